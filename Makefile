@@ -8,7 +8,7 @@
 # make dashboards docs  write dashboards and generated documents again
 # make pictures         run a cluster with faults for ten minutes and draw dashboards and console into docs/pictures
 # make cases            write the test cases in tests/captures again
-# make install          install as services under PREFIX (as root); EXTRAS=yes adds PostgreSQL, Parquet, S3 and OTLP
+# make install          install as services under PREFIX (as root); EXTRAS=yes adds PostgreSQL, Parquet, S3, OTLP and switches
 # make lock             pin the packages of make install, with hashes (deploy/requirements*.lock)
 # make clean            remove built files
 #
@@ -144,6 +144,7 @@ lock: $(VENV)/.ready-to-test
 	$(PIP) uv
 	$(LOCK) --output-file deploy/requirements.lock
 	$(LOCK) --extra postgresql --extra parquet --extra archive --extra otlp \
+		--extra otlp-grpc --extra switches \
 		--output-file deploy/requirements-extras.lock
 
 clean:
@@ -153,7 +154,7 @@ clean:
 
 $(VENV)/.ready-to-run: pyproject.toml
 	deploy/venv.sh "$(PYTHON)" "$(VENV)"
-	$(PIP) --editable .
+	$(PIP) --editable '.[switches]'
 	@touch $@
 
 $(VENV)/.ready-to-test: pyproject.toml

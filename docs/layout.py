@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 from wording import PACKAGES, ROOT
 
-MAX_MODULES = 642
+MAX_MODULES = 643
 """450, those of the diagnosis with its alerts, dashboards and benches, those of the console, its clients and its bench, those of several collectors, the follower of their records, their exchange, the copy of a ledger to PostgreSQL, the failures of a simulated cluster, the bench of several collectors, the evidence beyond a window, evidence that waits on disk, the claims of archived days with their recomputation, the logs, the delivery, the delivered frames and the live copies of an agent with several collectors, the bench of their failover, textfiles, the export by OTLP of agent and collector with its two protocols, its events and its bench, records of collectives with their logs and queries, switches with their protocols and their simulation, the rails of leaves, the stores of the archive, the receiver of NCCL Inspector's pushes with its sockets and the part that it shares with the collector, the retention of the audit log's entries, and the collectives of a simulated cluster with their records and score."""
 MAX_MODULE_LINES = 450
 IMPORT_LIMIT = 0.05

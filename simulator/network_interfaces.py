@@ -222,6 +222,8 @@ def _module(spec: NodeSpec, cable: fabric.Cable) -> dict[str, Json]:
     }
 
 
+LEAF = "leaf-"
+"""Start of the name of the leaf switch of a rail."""
 _NODES_OF_A_GROUP = 32
 _LARGEST_FRAME_BYTES = 9216
 _NUMBER = re.compile(r"(\d+)$")
@@ -248,7 +250,7 @@ def _node_number(name: str) -> int:
 
 def leaf_name(group: int, rail: int) -> str:
     """Return the name of the leaf switch of a rail in a group of nodes."""
-    return f"leaf-{group * MAX_GPUS + rail + 1}"
+    return f"{LEAF}{group * MAX_GPUS + rail + 1}"
 
 
 class LeafPort(NamedTuple):

@@ -74,6 +74,7 @@ class CollectorMetrics:
         plain = [
             (catalog.ENVELOPES, counts.envelopes),
             (catalog.FRAMES, counts.frames),
+            (catalog.SWITCH_FRAMES, counts.switch_frames),
             (catalog.DUPLICATES, counts.duplicates),
             (catalog.COPIES, counts.copies),
             (catalog.MISSING, self.core.received.count_missing()),

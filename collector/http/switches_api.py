@@ -142,11 +142,19 @@ def _ports(
             port["readings"].append({"metric": metric.name, **label, state: _json(metric, reading)})
     for (switch, name), link in own_links.items():
         if name in found:
-            host = _nic_values(hosts.get(link.nic[0], {}), link.nic[1])
+            of_node = hosts.get(link.nic[0], {})
+            host = _nic_values(of_node, link.nic[1])
             found[name]["link"] = _nic_document(link) | {
-                "counters": _compare(switch, name, values, host)
+                "switch_timestamp_ns": _timestamp_ns(snapshot, switch_reading.PORTS),
+                "host_timestamp_ns": _timestamp_ns(of_node, _NIC_STREAM),
+                "counters": _compare(switch, name, values, host),
             }
     return list(found.values())
+
+
+def _timestamp_ns(snapshot: switch_view.SwitchSnapshot, stream: str) -> int | None:
+    """Return the time of the last frame of a stream; None if there is none."""
+    return snapshot[stream].timestamp_ns if stream in snapshot else None
 
 
 def _nic_values(snapshot: switch_view.SwitchSnapshot, interface: str) -> Values:

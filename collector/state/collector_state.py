@@ -44,6 +44,8 @@ class IngestCounts:
 
     envelopes: int = 0
     frames: int = 0
+    switch_frames: int = 0
+    """Those of switches."""
     duplicates: int = 0
     copies: int = 0
     """Frames of live copies."""
@@ -223,6 +225,7 @@ class CollectorState:
             if not new_frames:
                 continue
             counts.frames += new_frames
+            counts.switch_frames += new_frames * envelope.node.startswith(fleets.SWITCH_PREFIX)
             counts.values += new_frames * schema.layout.columns
             if batch.events:
                 yield from self._record_events(record, envelope, batch)

@@ -19,6 +19,7 @@ NODE_AGE = _NODE.gauge("railscope_node_last_frame_age_seconds", "Time since the 
 NODE_CLOCK_OFFSET = _NODE.gauge("railscope_node_clock_offset_seconds", "Offset of the node's clock from the collector's when it sent its last frames, positive if it is ahead; network delay appears as a negative offset.", "collector, time of sending compared with time of arrival", scale=declare.NANO)
 ENVELOPES = _COLLECTOR.counter("railscope_collector_received_envelopes_total", "Envelopes of frames accepted from agents.", "collector")
 FRAMES = _COLLECTOR.counter("railscope_collector_received_frames_total", "Frames accepted, counted once each.", "collector")
+SWITCH_FRAMES = _COLLECTOR.counter("railscope_collector_received_switch_frames_total", "Frames of switches among the received frames.", "collector")
 COPIES = _COLLECTOR.counter("railscope_collector_copied_frames_total", "Frames of live copies received from agents that send to two collectors; they are not among the received frames.", "collector")
 DUPLICATES = _COLLECTOR.counter("railscope_collector_duplicate_frames_total", "Duplicate frames discarded.", "collector")
 MISSING = _COLLECTOR.gauge("railscope_collector_missing_frames", "Frames of an agent that no collector received, as far as the agent states it: inside its sequence, or at the end of an earlier run. A node counts for at most 10^9.", "collector")

@@ -18,13 +18,14 @@ from railscope.durable_files import lock_directory
 from railscope.service import run_in_thread
 from railscope.timestamps import SECOND_NS
 from simulator.demo import child
-from simulator.demo.cluster import DemoCluster
+from simulator.demo.cluster import MISSING_SWITCHES, DemoCluster
 from simulator.demo.faults import FaultChange, FaultRecord, FaultTarget, changes
+from simulator.demo.link_ends import ComparedLinks
 from simulator.demo.process import ProgramError
 from simulator.demo.report import DemoScreen, verdict
 from simulator.demo.watchers import Watchers, WatchersError
 
-REFRESH_SECONDS = 2.0
+REFRESH_SECONDS, COMPARE_SECONDS = 2.0, 1.0
 _SCHEDULERS = {
     "gpu-node-1": "slurm",
     "gpu-node-2": "kubernetes",
@@ -100,7 +101,9 @@ class DemoRun:
     _watchers: Watchers
     _seconds: int
     _screen: DemoScreen = field(default_factory=DemoScreen)
+    _links: ComparedLinks = field(default_factory=ComparedLinks)
     _stopped_by: signal.Signals | None = None
+    _was_suspended: bool = False
 
     async def run(self) -> bool:
         """Run until the end, or until a signal; return True if all checks passed."""
@@ -130,6 +133,8 @@ class DemoRun:
         screen.print(
             f"Starting {len(cluster.nodes)} simulated nodes with 8 GPUs and 8 rails each ..."
         )
+        if not cluster.has_switches:
+            screen.print(MISSING_SWITCHES)
         async with cluster:
             await run_in_thread(watchers.point_at, cluster.collector, cluster.metrics_endpoints)
             directions = f"{cluster.addresses()}\n\n{watchers.start_commands()}"
@@ -137,7 +142,7 @@ class DemoRun:
             await self._show(directions)
             shipped = await cluster.stop_agents()
             views = await cluster.stable_views()
-            good, report = verdict(cluster.node_names, shipped, views)
+            good, report = verdict(cluster.node_names, shipped, views, self._compared_links())
             screen.print(f"\n{report}\n\nAUDIT LOG")
             good = await cluster.check_audit_log() and good
             screen.print(f"\n{screen.summary(len(cluster.node_names), good=good)}")
@@ -152,18 +157,35 @@ class DemoRun:
         record = FaultRecord(self._cluster.directory / "faults.jsonl", started_wall_ns)
         elapsed = self._elapsed()
         end = elapsed + self._seconds if self._seconds else None
-        faults = asyncio.ensure_future(self._follow_faults(record))
+        tasks = {
+            asyncio.ensure_future(self._follow_faults(record)),
+            asyncio.ensure_future(self._compare_links(started_wall_ns)),
+        }
+        suspended_ns = _suspended_ns()
         try:
             while (end is None or self._elapsed() < end) and not self._screen.is_gone:
                 await asyncio.sleep(REFRESH_SECONDS)
-                if faults.done():
-                    faults.result()
+                for task in tasks:
+                    if task.done():
+                        task.result()
                 self._cluster.check_alive()
-                self._screen.draw(await self._cluster.views(), directions)
+                self._screen.draw(await self._cluster.views(), self._links, directions)
         finally:
-            faults.cancel()
-            await asyncio.wait({faults})
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
             record.close(self._elapsed())
+            self._was_suspended = _suspended_ns() - suspended_ns > SECOND_NS
+
+    def _compared_links(self) -> ComparedLinks | None:
+        """Return the comparison of links; none if this machine was suspended: node and switch then skip different steps."""
+        return None if self._was_suspended else self._links
+
+    async def _compare_links(self, started_wall_ns: int) -> None:
+        """Compare both ends of all links."""
+        while True:
+            self._links.add(await self._cluster.switches(), started_wall_ns)
+            await asyncio.sleep(COMPARE_SECONDS)
 
     def _elapsed(self) -> float:
         """Return seconds since the simulated nodes began, by the clock that they follow."""
@@ -183,6 +205,11 @@ class DemoRun:
                 cluster = self._cluster
                 switch = cluster.stop_agent if change.begins else cluster.restart_agent
                 await switch(change.fault.node)
+
+
+def _suspended_ns() -> int:
+    """Return the time for which this machine was suspended since its boot."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
 
 
 def _fault_message(change: FaultChange, target: FaultTarget) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import importlib.util
 import json
 import os
 import secrets
@@ -26,12 +27,18 @@ from railscope.untrusted_text import parse_toml
 from simulator.demo.faults import ROUND_SECONDS, plan_faults
 from simulator.demo.process import Program, run_to_end
 from simulator.live import LiveNode
+from simulator.network_interfaces import LEAF
 
 OWN_NODE = "own-node"
 HOST = "127.0.0.1"
 COLLECTOR_PORT, OWN_PORT = 19470, 19460
 """Ports used if they are free. Simulated nodes use the ports after that of this host."""
 _COLLECTOR = "collector"
+_SWITCHES_FILE = "switches.toml"
+MISSING_SWITCHES = (
+    "The switches are not simulated, and links have one end only: missing grpcio;"
+    " fix: pip install 'railscope[switches]'"
+)
 
 PUSH_SECONDS = "1"
 _SETTLE_SECONDS = 15.0
@@ -74,6 +81,8 @@ class DemoCluster:
     """Metrics endpoint of each agent as `host:port`, by node."""
     collector: str = ""
     """Address of the collector, as `host:port`."""
+    has_switches: bool = field(default_factory=lambda: importlib.util.find_spec("grpc") is not None)
+    """True if the leaf switches are simulated, which needs gRPC."""
     _tokens: dict[str, str] = field(default_factory=dict)
     _ended: list[Program] = field(default_factory=list)
 
@@ -91,6 +100,7 @@ class DemoCluster:
         booted_wall_ns = self._booted_wall_ns()
         for name in ("collector", "nodes", *(f"agent-{node}" for node in self.node_names)):
             shutil.rmtree(self.directory / name, ignore_errors=True)
+        (self.directory / _SWITCHES_FILE).unlink(missing_ok=True)
         (self.directory / "nodes").mkdir(parents=True)
         times = (booted_wall_ns, time.time_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME))
         for seed, (node, scheduler) in enumerate(self.schedulers.items()):
@@ -121,6 +131,13 @@ class DemoCluster:
             "RAILSCOPE_COLLECTOR_VIEW_REFRESH_SECONDS": "1",
             "RAILSCOPE_COLLECTOR_TENANTS_FILE": "tenants.csv",
         }
+        if self.has_switches:
+            environment["RAILSCOPE_COLLECTOR_SWITCHES__FILE"] = _SWITCHES_FILE
+        files = [str(self._file_of(node)) for node in self.schedulers]
+        options = ("--listen", f"{HOST}:0", "--file", _SWITCHES_FILE)
+        self._switches = Program(
+            "switches", ["simulate", "switches", *files, *options], self._environment()
+        )
         self._collector = Program(
             _COLLECTOR,
             f"collector run --listen {self._free_address(_COLLECTOR)} --state-directory collector"
@@ -129,6 +146,9 @@ class DemoCluster:
         )
         self._agents: dict[str, Program] = {}
         try:
+            if self.has_switches:
+                await self._switches.start(self.directory)
+                await self._switches.find_logged("switches served")
             await self._collector.start(self.directory)
             match = await self._collector.find_logged(r"collector_started .*address=(\S+:\d+)")
             self.collector = match[1]
@@ -184,11 +204,13 @@ class DemoCluster:
         """Stop all processes."""
         await self.stop_agents()
         await self._collector.stop()
+        await self._switches.stop()
         await self._session.close()
 
     def check_alive(self) -> None:
         """Raise ProgramError if any process has ended by itself."""
-        for program in (self._collector, *self._agents.values()):
+        switches = [self._switches] if self.has_switches else []
+        for program in (self._collector, *switches, *self._agents.values()):
             program.check_alive()
 
     async def stop_agent(self, name: str) -> None:
@@ -220,6 +242,14 @@ class DemoCluster:
                 raise
             views["incidents"] = {"rows": []}
         return views
+
+    async def switches(self) -> list[dict[str, Any]]:
+        """Return the leaf switches of the rails with their ports and links; none without switches."""
+        rows = (await self._get("/api/v1/switches"))["switches"] if self.has_switches else []
+        names = [row["switch"] for row in rows if row["switch"].startswith(LEAF)]
+        return list(
+            await asyncio.gather(*(self._get(f"/api/v1/switches/{name}") for name in names))
+        )
 
     async def stable_views(self) -> dict[str, Any]:
         """Return the views, computed after all received data."""

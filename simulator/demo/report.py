@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from railscope.timestamps import SECOND_NS, parse_timestamp
+from simulator.demo import link_ends
 
 GIGA = 1e9
 HOURS_NS = 3_600_000_000_000
@@ -32,9 +33,11 @@ _RAIL = (
 )
 
 
-def tables(views: dict[str, Any]) -> str:
-    """Cluster, nodes, rails and tenants."""
+def tables(views: dict[str, Any], paused_links: Sequence[Sequence[str]] = ()) -> str:
+    """Cluster, nodes, rails, both ends of paused links, and tenants."""
     parts = [_cluster(views), _nodes(views["nodes"]["rows"]), _rails(views["rails"]["rows"])]
+    if paused_links:
+        parts.append(_table(link_ends.TABLE_HEAD, paused_links))
     return "\n\n".join([*parts, account_table(views["account"])])
 
 
@@ -185,13 +188,15 @@ class DemoScreen:
         self._news.append(line)
         self.print(line)
 
-    def draw(self, views: dict[str, Any], footer: str) -> None:
-        """Show the views: all of them in a terminal, else only changes of the nodes."""
-        for text in self._incident_changes(views["incidents"]["rows"]):
+    def draw(self, views: dict[str, Any], links: link_ends.ComparedLinks, footer: str) -> None:
+        """Show the views: all of them in a terminal, else only changes of the nodes, and links that are paused."""
+        for text in (*self._incident_changes(views["incidents"]["rows"]), *links.news()):
             self.announce(text)
         if self._is_terminal:
             news = "\n".join(self._news)
-            self.print(f"{CLEAR}{tables(views)}\n\n{news and news + chr(10) * 2}{footer}")
+            self.print(
+                f"{CLEAR}{tables(views, links.rows())}\n\n{news and news + chr(10) * 2}{footer}"
+            )
             return
         for row in views["nodes"]["rows"]:
             state = "reporting" if row.get("railscope_node_reporting") else "stale"
@@ -226,15 +231,21 @@ def incident_text(row: Mapping[str, Any], state: str) -> str:
 
 
 def verdict(
-    nodes: Sequence[str], shipped: Sequence[Mapping[str, int]], views: Mapping[str, Any]
+    nodes: Sequence[str],
+    shipped: Sequence[Mapping[str, int]],
+    views: Mapping[str, Any],
+    links: link_ends.ComparedLinks | None = None,
 ) -> tuple[bool, str]:
     """Return True if a run succeeded, and a line-by-line report."""
     reporting = {row["node"] for row in views["nodes"]["rows"] if row["streams"]}
     stale = [node for node in nodes if node not in reporting]
     sent = sum(counts["shipped"] for counts in shipped)
     lost = sum(counts["dropped"] + counts["waiting"] for counts in shipped)
-    received = int(views["own"]["railscope_collector_received_frames_total"])
-    missing = int(views["own"]["railscope_collector_missing_frames"])
+    received, of_switches, missing = (
+        int(views["own"][f"railscope_collector_{name}"])
+        for name in ("received_frames_total", "received_switch_frames_total", "missing_frames")
+    )
+    received -= of_switches
     account = views["account"]
     parts = (int(account["held_ns"]), *unheld_ns(account).values())
     checks = [
@@ -250,6 +261,14 @@ def verdict(
             "the account does not balance",
         ),
     ]
+    if links and links.comparisons:
+        checks.append(
+            (
+                not links.differences,
+                f"both ends of {links.links} links count the same pauses ({links.comparisons} comparisons)",
+                f"the ends of links differ: {'; '.join(links.differences[:_MAX_SHOWN])}",
+            )
+        )
     lines = [account_table(account), ""]
     lines += [f"{'ok  ' if good else 'FAIL'}  {yes if good else no}" for good, yes, no in checks]
     return all(good for good, _, _ in checks), "\n".join(lines)

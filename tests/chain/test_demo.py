@@ -104,7 +104,7 @@ async def test_a_signal_stops_everything_in_order(tmp_path: Path, number: signal
     directory = tmp_path / "demo"
     async with demo(directory) as process:
         await read_until(process, STARTED)
-        assert len(processes_in(directory)) == 6
+        assert len(processes_in(directory)) == 7
         await stop_in_order(process, number, directory)
 
 
@@ -185,7 +185,7 @@ async def test_a_demo_ends_with_its_terminal(tmp_path: Path):
 async def test_a_demo_ends_well_and_a_second_one_in_its_directory_is_rejected(tmp_path: Path):
     directory = tmp_path / "demo"
     at_usual_ports = [part for part in DEMO if part != "--any-ports"]
-    async with demo(directory, *at_usual_ports, "--seconds", "8") as process:
+    async with demo(directory, *at_usual_ports, "--seconds", "16") as process:
         text = await read_until(process, "Starting 4 simulated nodes")
         second = await asyncio.create_subprocess_exec(
             *COMMAND, "--directory", str(directory), stdout=PIPE, stderr=STDOUT
@@ -197,6 +197,7 @@ async def test_a_demo_ends_well_and_a_second_one_in_its_directory_is_rejected(tm
         assert process.returncode == 0, text
     for line in ("every node reported (5 of them)", "no frame was lost", "the account balances"):
         assert f"ok    {line}" in text
+    assert re.search(r"^ok    both ends of \d+ links count the same pauses", text, re.MULTILINE)
     assert re.search(
         r"^SUMMARY: 5 nodes ran, 0 faults began, 0 incidents .*; all checks passed\.$",
         text,
@@ -206,6 +207,16 @@ async def test_a_demo_ends_well_and_a_second_one_in_its_directory_is_rejected(tm
         assert re.search(rf"^  \S*{program} .*{directory}/", text, re.MULTILINE), text
     agents = json.loads((directory / "prometheus/targets/agents.yml").read_text())
     assert len(agents) == 5
+
+
+async def test_a_demo_without_grpcio_states_it_and_runs_without_switches(tmp_path: Path):
+    directory = tmp_path / "demo"
+    start = "import runpy, sys; sys.modules['grpc'] = None; runpy.run_module('simulator.demo', run_name='__main__')"
+    async with demo(directory, sys.executable, "-c", start, "--any-ports") as process:
+        text = await read_until(process, STARTED)
+        assert "links have one end only: missing grpcio; fix: pip install 'railscope[switches]'" in text  # fmt: skip
+        assert len(processes_in(directory)) == 6
+        await stop_in_order(process, signal.SIGINT, directory)
 
 
 async def test_a_later_demo_starts_empty_and_ends_with_the_program_that_started_it(tmp_path: Path):
@@ -220,7 +231,7 @@ async def test_a_later_demo_starts_empty_and_ends_with_the_program_that_started_
     command = [sys.executable, "-c", start, *DEMO, "--end-with-parent"]
     async with demo(directory, *command) as parent:
         await read_until(parent, STARTED)
-        assert len(processes_in(directory)) == 6
+        assert len(processes_in(directory)) == 7
         assert not (directory / "collector/of-the-demo-before").exists()
         # A Prometheus that watched the demo before would see a reboot.
         assert booted in (directory / "nodes/gpu-node-1.toml").read_text().splitlines()

@@ -74,6 +74,8 @@ async def test_switches_with_ports_links_and_counters_of_both_ends(
         assert "link" not in other
         link = port["link"]
         assert (link["node"], link["interface"], link["rail"]) == ("n1", "eth0", "3")
+        assert link["switch_timestamp_ns"] > 0
+        assert link["host_timestamp_ns"] > 0
         counters = {(c["quantity"], c.get("priority")): c for c in link["counters"]}
         sent = counters["to_host_pfc_pause_frames", "3"]
         assert (sent["switch"], sent["host"]) == (1013, 1013)

@@ -1,0 +1,131 @@
+"""Both ends of links in the demo: what is compared, and what the terminal shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, strategies as st
+
+from railscope.timestamps import SECOND_NS
+from simulator.demo.link_ends import ComparedLinks
+from simulator.demo.report import DemoScreen, tables, verdict
+from tests.test_demo_table import ACCOUNT
+
+STARTED_NS = 10**18
+TO_SWITCH, TO_HOST = "to_switch_pfc_pause_frames", "to_host_pfc_pause_frames"
+VIEWS: dict[str, Any] = {
+    "cluster": {"rows": []}, "nodes": {"rows": []}, "rails": {"rows": []}, "account": ACCOUNT, "incidents": {"rows": []},
+}  # fmt: skip
+
+
+def at_ns(seconds: float) -> int:
+    return STARTED_NS + round(seconds * SECOND_NS)
+
+
+def switch(
+    nic_at: float,
+    nic: int | str,
+    polled_at: float,
+    port: int | str,
+    quantity: str = TO_SWITCH,
+) -> dict[str, Any]:
+    """Answer of the API for a switch with one link."""
+    other = {TO_SWITCH: TO_HOST, TO_HOST: TO_SWITCH}[quantity]
+    counters = [
+        {"quantity": "to_switch_bytes", "switch": 1, "host": 2},
+        {"quantity": quantity, "priority": "0", "switch": 1, "host": 2},
+        {"quantity": quantity, "priority": "3", "switch": port, "host": nic},
+        {"quantity": other, "priority": "3", "switch": 7, "host": 7},
+    ]
+    link = {
+        "node": "gpu-node-3", "interface": "ens4f0np0", "switch_timestamp_ns": at_ns(polled_at),
+        "host_timestamp_ns": at_ns(nic_at), "counters": counters,
+    }  # fmt: skip
+    return {
+        "switch": "leaf-4",
+        "ports": [{"port": "Ethernet8", "link": link}, {"port": "Ethernet12"}],
+    }
+
+
+def compared(per_second: int, quantity: str = TO_SWITCH, port_per_second: int = 0) -> ComparedLinks:
+    """Thirty seconds of a link; the NIC is read every second, and the port every 5 seconds."""
+    links = ComparedLinks()
+    for second in range(1, 31):
+        polled = second // 5 * 5
+        links.add(
+            [switch(second + 0.4, per_second * second, polled + 0.7, (port_per_second or per_second) * polled, quantity)],
+            STARTED_NS,
+        )  # fmt: skip
+    return links
+
+
+def shown(links: ComparedLinks) -> tuple[bool, str]:
+    counts = {"received_frames_total": 6, "received_switch_frames_total": 5, "missing_frames": 0}
+    own = {f"railscope_collector_{name}": count for name, count in counts.items()}
+    account = ACCOUNT | {"held_ns": "0", "capacity_ns": "1", "states": {"idle": "1"}}
+    sent = [{"shipped": 1, "dropped": 0, "waiting": 0}]
+    return verdict([], sent, VIEWS | {"own": own, "account": account}, links)
+
+
+def test_a_paused_link_is_shown_with_both_ends_over_the_same_time():
+    (row,) = compared(4000).rows()
+    assert row == [
+        "gpu-node-3 ens4f0np0", "leaf-4 Ethernet8", "NIC pauses switch", "5 s", "20,000", "20,000", "the receiver is slow",
+    ]  # fmt: skip
+    (row,) = compared(4000, TO_HOST).rows()
+    assert row[2:] == ["switch pauses NIC", "5 s", "20,000", "20,000", "there is congestion behind the switch"]  # fmt: skip
+    assert not compared(20).rows(), "a healthy link has a few pauses"
+    text = tables(VIEWS, compared(4000).rows())
+    assert "PAUSED LINK" in text
+    assert "PAUSED LINK" not in tables(VIEWS)
+
+
+def test_the_pauses_of_a_link_are_announced_once(capsys: Any):
+    links, screen = compared(4000), DemoScreen()
+    for _ in range(2):
+        screen.draw(VIEWS, links, "")
+    text = capsys.readouterr().out
+    assert text.count("PAUSED LINK") == 1
+    assert (
+        "gpu-node-3 ens4f0np0 - leaf-4 Ethernet8, NIC pauses switch: 20,000 pause frames at the NIC and 20,000 at the"
+        " port in 5 s; the receiver is slow"
+    ) in text
+
+
+def test_ends_that_differ_fail_the_check_of_the_demo():
+    good, text = shown(compared(4000))
+    assert good
+    assert "ok    both ends of 1 links count the same pauses (13 comparisons)" in text
+    good, text = shown(compared(4000, port_per_second=3999))
+    assert not good
+    assert "FAIL  the ends of links differ: gpu-node-3 ens4f0np0 - leaf-4 Ethernet8" in text
+
+
+def test_a_run_without_comparisons_has_no_check_of_links():
+    good, text = shown(ComparedLinks())
+    assert good
+    assert "both ends" not in text
+
+
+@given(st.integers(0, 10**6), st.sets(st.integers(1, 30)), st.floats(0, 0.99), st.floats(0, 0.99))
+def test_samples_at_any_times_never_make_equal_ends_differ(
+    per_second: int, missing: set[int], nic_phase: float, port_phase: float
+):
+    links = ComparedLinks()
+    for second in range(1, 31):
+        if second not in missing:
+            polled = second // 5 * 5
+            answer = switch(second + nic_phase, per_second * second, polled + port_phase, per_second * polled)  # fmt: skip
+            links.add([answer], STARTED_NS)
+    assert not links.differences
+
+
+def test_what_cannot_be_compared_is_left_out():
+    links = ComparedLinks()
+    for second in range(1, 31):
+        links.add([switch(second, "unsupported", second, 5)], STARTED_NS)
+    assert links.rows() == []
+    reset = ComparedLinks()
+    for second in range(1, 31):
+        reset.add([switch(second, 100 * (second % 20), second, 100 * second)], STARTED_NS)
+    assert not reset.differences
