@@ -27,7 +27,7 @@ def build_dashboard() -> Dashboard:
         "railscope-switches",
         "Is every switch read, and which of its ports and queues are congested?",
         SECTIONS,
-        console="/rails",
+        console="/switches/${switch:percentencode}",
         choices=CHOICES,
         tags=("switch",),
     )

@@ -23,6 +23,7 @@ from collector.console import (
     job_pages,
     page_rendering,
     page_table,
+    switch_pages,
     tenant_pages,
 )
 from collector.console.page_cache import PageCache, RenderedContent
@@ -104,6 +105,7 @@ class Console:
             {
                 **page_models(api),
                 **history.models(),
+                **switch_pages.SwitchPages(api, history.nodes, history.reading).models(),
                 **tenant_pages.TenantPages(api, statements).models(),
                 **statements.models(),
                 **audit_pages.AuditPages(audit.entries, audit.read_pool, audit_health).models(),

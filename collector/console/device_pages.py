@@ -18,6 +18,7 @@ from collector.console import PageProblemError, curves, incident_pages, page_tab
 from collector.diagnosis import entity_states
 from collector.fleet import schema_columns
 from collector.http import read_api
+from collector.switches import links
 from railscope import reading, wire
 from railscope.device_names import device_key
 from railscope.frame import NO_RAIL
@@ -78,6 +79,8 @@ class RailOfNode(msgspec.Struct, frozen=True):
     """UUID."""
     interface: str
     device: str
+    switch_port: tuple[str, str]
+    """Switch and port that the NIC is connected to; empty if they are not known."""
     readings: tuple[DeviceReading, ...]
 
 
@@ -200,10 +203,15 @@ class DevicePages:
             )
         missing = dict(core.received.missing_of_nodes()).get(name, 0)
         facts = node.agent_version, node.clock_offset_ns / SECOND_NS, missing
-        return await run_in_thread(self._make_node, name, frames, facts)
+        join = self.api.link_ends.take()
+        return await run_in_thread(self._make_node, name, frames, facts, join)
 
     def _make_node(
-        self, name: str, frames: list[_StreamReading], facts: tuple[str, float, int]
+        self,
+        name: str,
+        frames: list[_StreamReading],
+        facts: tuple[str, float, int],
+        join: Callable[[], links.JoinedLinks],
     ) -> NodePageModel:
         core, now_ns = self.api.core, self.api.wall_ns()
         row = next((each for each in self.api.node_rows() if each.name == name), None)
@@ -214,19 +222,23 @@ class DevicePages:
         urgent = incident_pages.worst_first(incidents)[:_MAX_INCIDENTS]
         events = [each for each in core.events if each.node == name]
         nodes = dict(core.fleet.nodes)
+        ports = {link.nic[1]: link.port for link in join().links.values() if link.nic[0] == name}
         return NodePageModel(
             now_ns,
             row,
             *facts,
             tuple((name, _LABELS.get(name, _NAMED[name].label)) for name in COLUMNS),
-            tuple(self._rails_of_node(row, frames)),
+            tuple(self._rails_of_node(row, frames, ports)),
             tuple(_stream_state(frame, now_ns) for frame in frames[:_MAX_STREAMS]),
             tuple(map(incident_pages.incident_row, urgent)),
             tuple(recent_events.event_rows(events, nodes, core.names_of, _MAX_EVENTS)),
         )
 
     def _rails_of_node(
-        self, row: entity_states.NodeRow, frames: list[_StreamReading]
+        self,
+        row: entity_states.NodeRow,
+        frames: list[_StreamReading],
+        ports: Mapping[str, links.Port],
     ) -> Iterator[RailOfNode]:
         """Yield the rails of a node, with the readings of the devices on them."""
         found: dict[tuple[int, str, int], list[float | str]] = defaultdict(list)
@@ -252,6 +264,7 @@ class DevicePages:
                 gpus.get(rail, ""),
                 nic.get("interface", ""),
                 nic.get("device", ""),
+                ports.get(nic.get("interface", ""), ("", "")),
                 tuple(_combined(rail, name, found) for name in COLUMNS),
             )
 

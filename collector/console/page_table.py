@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 from urllib.parse import quote, urlsplit
@@ -131,12 +132,16 @@ READERS = frozenset({Role.OPERATOR, Role.AUDITOR, Role.FINANCE})
 BILLING = frozenset({Role.AUDITOR, Role.FINANCE})
 AUDIT = frozenset({Role.AUDITOR})
 
+_detail = partial(Page, is_live=False, in_menu=False, reads_storage=True)
 PAGES: Collection[Page] = (
     Page("overview", "/", "Overview", RUNNING, TenantScope.OWN_DATA, MomentQuery),
     Page("nodes", "/nodes", "Nodes", RUNNING, query=NodesQuery),
     Page("node", "/nodes/{node}", "Node {node}", RUNNING, query=MomentQuery, in_menu=False),
     Page("rails", "/rails", "Rails", RUNNING),
     Page("rail", "/rails/{rail}", "Rail {rail}", RUNNING, query=MomentQuery, in_menu=False),
+    Page("switches", "/switches", "Switches", RUNNING, query=PageQuery),
+    _detail("switch", "/switches/{switch}", "Switch {switch}", RUNNING, query=PageQuery),
+    _detail("switch_port", "/switches/{switch}/ports/{port}", "Port {port} of {switch}", RUNNING),
     Page("incidents", "/incidents", "Incidents", RUNNING, TenantScope.OWN_DATA, IncidentsQuery),
     Page(
         "incident",
@@ -177,15 +182,12 @@ PAGES: Collection[Page] = (
         is_live=False,
         reads_storage=True,
     ),
-    Page(
+    _detail(
         "statement",
         "/statements/{tenant}/{period}",
         "Statement of {tenant} for {period}",
         BILLING,
         TenantScope.NAMED,
-        is_live=False,
-        in_menu=False,
-        reads_storage=True,
     ),
     Page(
         "billing",
@@ -196,24 +198,9 @@ PAGES: Collection[Page] = (
         is_live=False,
         reads_storage=True,
     ),
-    Page(
-        "billing_period",
-        "/billing/{period}",
-        "Billing of {period}",
-        BILLING,
-        query=PageQuery,
-        is_live=False,
-        in_menu=False,
-        reads_storage=True,
-    ),
-    Page(
-        "reconciliation",
-        "/billing/{period}/reconciliation",
-        "Reconciliation of {period}",
-        BILLING,
-        is_live=False,
-        in_menu=False,
-        reads_storage=True,
+    _detail("billing_period", "/billing/{period}", "Billing of {period}", BILLING, query=PageQuery),
+    _detail(
+        "reconciliation", "/billing/{period}/reconciliation", "Reconciliation of {period}", BILLING
     ),
     Page(
         "audit",
@@ -225,28 +212,16 @@ PAGES: Collection[Page] = (
         is_live=False,
         reads_storage=True,
     ),
-    Page(
-        "audit_record",
-        "/audit/{index}",
-        "Audit record {index}",
-        AUDIT,
-        TenantScope.OWN_DATA,
-        is_live=False,
-        in_menu=False,
-        reads_storage=True,
-    ),
+    _detail("audit_record", "/audit/{index}", "Audit record {index}", AUDIT, TenantScope.OWN_DATA),
     Page("railscope", "/railscope", "Railscope itself", RUNNING),
     *(
-        Page(
+        _detail(
             name,
             path,
             title,
             RUNNING,
             TenantScope.NAMED if name == "job_history" else TenantScope.NOTHING,
             HistoryQuery,
-            is_live=False,
-            in_menu=False,
-            reads_storage=True,
         )
         for name, path, title in (
             ("node_history", "/nodes/{node}/history", "History of node {node}"),
@@ -259,16 +234,7 @@ PAGES: Collection[Page] = (
             ),
         )
     ),
-    Page(
-        "runbook",
-        "/runbooks/{runbook}",
-        "Runbook {runbook}",
-        READERS,
-        TenantScope.SAME,
-        is_live=False,
-        in_menu=False,
-        reads_storage=True,
-    ),
+    _detail("runbook", "/runbooks/{runbook}", "Runbook {runbook}", READERS, TenantScope.SAME),
     Page("api", "/api", "API", READERS, TenantScope.SAME, is_live=False, in_menu=False),
 )
 """The first page that a role may read is the one after its sign-in."""
@@ -353,6 +319,9 @@ _DASHBOARDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "gpu": ("railscope-pair", ("node",)),
     "rails": ("railscope-rails", ()),
     "rail": ("railscope-rails", ("rail",)),
+    "switches": ("railscope-switches", ()),
+    "switch": ("railscope-switches", ("switch",)),
+    "switch_port": ("railscope-switches", ("switch",)),
     "incidents": ("railscope-incidents", ()),
     "incident": ("railscope-incidents", ()),
     "jobs": ("railscope-jobs", ()),

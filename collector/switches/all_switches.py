@@ -48,6 +48,10 @@ class AllSwitches:
         """Return the state of polls and of the receiver."""
         return chain(self.polling.cells(), self.receiver.cells())
 
+    def problems(self) -> dict[str, str]:
+        """Return the reason why each switch is not read, by name; empty for one that is read."""
+        return self.polling.problems() | self.receiver.problems()
+
     def reading_cells(self, core: CollectorState, ends: switch_view.LinkEnds) -> Iterator[ViewCell]:
         """Return the readings and links of all switches that report; iterating over them may block."""
         snapshots = self.polling.snapshots(core) | self.receiver.snapshots(core)

@@ -264,6 +264,18 @@ class OtlpReceiver:
             for result, count in pushes.results.items():
                 yield ViewCell(catalog.PUSHED_POINTS, (*key, result.value), count)
 
+    def problems(self) -> dict[str, str]:
+        """Return the reason why each switch is not read; empty for one that is read."""
+        now_ns, receives = self.wall_ns(), self.may_receive()
+        return {
+            each.settings.name: switch_view.ELSEWHERE
+            if not receives
+            else ""
+            if each.is_recent(each.pushes.last_ns, now_ns)
+            else f"no push for {_MISSED_PERIODS} periods"
+            for each in self.switches.values()
+        }
+
     def snapshots(self, core: CollectorState) -> dict[str, switch_view.SwitchSnapshot]:
         """Return the readings that are still pushed, of all switches."""
         now_ns, switches = self.wall_ns(), self.switches.values() if self.may_receive() else ()

@@ -206,6 +206,15 @@ class SwitchPolling:
             for reason, count in switch.failures.items():
                 yield ViewCell(catalog.POLL_FAILURES, (name, reason), count)
 
+    def problems(self) -> dict[str, str]:
+        """Return the reason why each switch is not read; empty for one that is read."""
+        if not self.may_poll():
+            return {each.name: switch_view.ELSEWHERE for each in self.configured}
+        return {
+            name: each.problem or ("" if each.polled_ns else "not polled yet")
+            for name, each in self.polled.items()
+        }
+
     def snapshots(self, core: CollectorState) -> dict[str, switch_view.SwitchSnapshot]:
         """Return the readings of each switch whose last poll succeeded."""
         is_shown = self.may_poll()

@@ -24,6 +24,9 @@ NEIGHBOUR_STREAM = "neighbour"
 """Stream of agents with the neighbours of NICs."""
 
 
+ELSEWHERE = "another collector reads the switches"
+
+
 class StreamSnapshot(NamedTuple):
     """Last frame of one stream of a node or switch."""
 
@@ -32,6 +35,10 @@ class StreamSnapshot(NamedTuple):
     values: list[int]
     codes: list[int]
     timestamp_ns: int
+
+    def readings_of(self, metric: Metric) -> dict[tuple[str, ...], Reading]:
+        """Return the readings of one metric by entity. Blocking."""
+        return {entity.key: value for of, entity, value in self.readings() if of is metric}
 
     def readings(self) -> Iterator[tuple[Metric, WireEntity, Reading]]:
         """Yield all readings of metrics in the catalog; counters are exact. Blocking."""

@@ -17,6 +17,8 @@ from support.incidents import NIC, incident
 
 from collector.access.credentials import Role, digest_token
 from collector.diagnosis.incident_table import ReportedIncident
+from railscope.catalog import cabling, entities, nic as nic_catalog
+from railscope.frame import Entity, Schema
 
 TOKENS = {role: f"token-of-{role}" for role in Role}
 PLACES = {
@@ -104,6 +106,42 @@ async def console(
         assert status == 200, reply
         await running.collector.refresher.refresh()
         yield running
+
+
+async def report_nic(
+    running: RunningCollector,
+    received: tuple[int, int],
+    port: str,
+    node: str = "n1",
+    token: str = "",
+) -> None:
+    """Send two frames of the NIC of a node at this port of leaf-07, a minute apart, in which it has received more bytes and pause frames."""
+    sent, paused = received
+    of_nic = Entity(entities.NIC, ("eth0",), {"rail": "0"})
+    facts = {"switch": "leaf-07", "switch_port": port}
+    neighbour = Entity(entities.NIC_NEIGHBOUR, ("eth0",), facts)
+    known = Schema("neighbour", ((cabling.NEIGHBOUR_KNOWN, of_nic),), (neighbour,))
+    priority = Entity(entities.NIC_PRIORITY, ("eth0", "3"))
+    columns = (
+        (nic_catalog.PFC_RECEIVED, priority),
+        (nic_catalog.PFC_RECEIVED_TIME, priority),
+        (nic_catalog.RECEIVED, of_nic),
+    )
+    columns = tuple(columns[i] for i in Schema.ordered(columns))
+    sender, counters = FrameSender(node, "run-2"), Schema("nic", columns)
+    frames = [*sender.frames(known, [[1]], at=0)]
+    for at, grown in ((0, 0), (60, 1)):
+        frames_received = 70 + paused * grown
+        row = {
+            nic_catalog.PFC_RECEIVED: frames_received,
+            nic_catalog.PFC_RECEIVED_TIME: frames_received,
+            nic_catalog.RECEIVED: 10**18 + sent * grown,
+        }
+        frames += sender.frames(counters, [[row[metric] for metric, _ in columns]], at=at)
+    headers = {"Authorization": f"Bearer {token or TOKENS[Role.NODE]}"}
+    body = sender.body(frames, schemas=True)
+    status, reply = await running.post(body, node=node, at=60, headers=headers)
+    assert status == 200, reply
 
 
 VOID = frozenset({"meta", "link", "input", "br", "img", "hr"})

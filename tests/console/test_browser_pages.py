@@ -13,9 +13,10 @@ from urllib.parse import quote
 
 import pytest
 import pytest_asyncio
-from console_site import TOKENS, incident_at, tokens_text
+from console_site import TOKENS, incident_at, report_nic, tokens_text
 from makers import FrameSender, gpu_schema
 from running_collector import RunningCollector, run_collector, settings_in
+from support import switch_readings
 from support.browser import Visitor, visiting
 from support.dashboards import DASHBOARDS
 from support.demo_months import copy_demo_months
@@ -24,13 +25,14 @@ from collector.access.credentials import Role, digest_token
 from collector.billing import billing_demo
 from collector.billing.period_closing import BillingBooks
 from collector.billing.tenant_statements import BillingReader
-from collector.config import DiagnosisSettings
+from collector.config import DiagnosisSettings, IngestLimits, SwitchesSettings
 from collector.console.page_table import PAGES, PAGES_BY_NAME, Page
 from collector.diagnosis.incident_table import IncidentTable
 from collector.fleet.view_cells import View, ViewCell
 from collector.http.access_control import TenantScope
 from collector.http.audit_api import EntrySelection
 from collector.ledger.ledger_store import Ledger
+from collector.switches.switch_reading import MAX_PORTS
 from collector.tables import metadata
 from collector.view_refresh import CollectorViews
 from dashboards import CONSOLE_URL
@@ -46,6 +48,7 @@ READERS = (Role.OPERATOR, Role.FINANCE, Role.AUDITOR, Role.TENANT)
 PARTS = {
     "node": "n1", "gpu": "GPU-n1-0", "rail": "0", "incident": "I1", "tenant": "vision", "source": "file",
     "workload": HOSTILE, "period": "2026-09", "runbook": "RailscopeIncident",
+    "switch": "leaf-07", "port": switch_readings.port_name(511),
 }  # fmt: skip
 CLAIMS = f"""tenant,gpu,from,to,workload
 vision,n1,2026-01-01T00:00:00Z,,"{HOSTILE}"
@@ -94,11 +97,15 @@ async def site(
     directory = tmp_path_factory.mktemp("site")
     (directory / "claims.csv").write_text(CLAIMS)
     (directory / "quotas.csv").write_text(QUOTAS)
+    cabling = [f"leaf-07,{switch_readings.port_name(n)},n1,eth{n}\n" for n in range(1, MAX_PORTS)]
+    (directory / "cabling.csv").write_text("switch,port,node,interface\n" + "".join(cabling))
     settings = settings_in(
         directory,
         claims_file=str(directory / "claims.csv"),
         quotas_file=str(directory / "quotas.csv"),
         diagnosis=DiagnosisSettings(enabled=False),
+        limits=IngestLimits(),
+        switches=SwitchesSettings(cabling_file=str(directory / "cabling.csv")),
     )
     nodes = [
         f'"{name}" = "{digest_token(f"token-{quote(name)}")}"' for name in ("n1", "n2", HOSTILE)
@@ -110,12 +117,19 @@ async def site(
 
     def prepare(running: RunningCollector) -> None:
         running.collector.billing = lambda: reader
+        switch_readings.configure(running, "leaf-07", "leaf-08")
 
     async with AsyncExitStack() as stack:
         stack.callback(ledger.close)
         running = await stack.enter_async_context(run_collector(settings, prepare))
         for node in ("n1", "n2", HOSTILE):
             await send_frames(running, node)
+        # The cabling file differs: it names n1.
+        token = f"token-{quote(HOSTILE)}"
+        await report_nic(running, (9, 9), PARTS["port"], HOSTILE, token)
+        for seconds_ago in (60, 0):
+            found = switch_readings.reading("leaf-07", MAX_PORTS, 60 - seconds_ago, "", HOSTILE)
+            await switch_readings.poll(running, "leaf-07", found, seconds_ago)
         running.collector.diagnosis.engine.table = incidents()
         await running.collector.refresher.refresh()
         visitors = {}
@@ -214,6 +228,7 @@ async def test_hostile_names_are_text(site: VisitedSite) -> None:
         f"/tenants/{quote(HOSTILE, safe='')}",
         "/tenants/vision",
         "/tenants",
+        "/switches/leaf-07",
     ):
         await auditor.open(path)
         assert HOSTILE in await auditor.page.inner_text("main"), path

@@ -57,6 +57,9 @@ PATHS = {  # roles of each page, repeated here by hand
     "/billing": "auditor finance",
     "/billing/2026-01": "auditor finance",
     "/billing/2026-01/reconciliation": "auditor finance",
+    "/switches": "operator auditor",
+    "/switches/leaf-07": "operator auditor",
+    "/switches/leaf-07/ports/Ethernet0": "operator auditor",
     "/audit": "auditor tenant",
     "/audit/99999999": "auditor tenant",
     "/railscope": "operator auditor",
@@ -65,7 +68,7 @@ PATHS = {  # roles of each page, repeated here by hand
 }
 
 STATUS = {
-    "/nodes/x": 404, "/nodes/x/gpus/7": 404, "/rails/x/history": 404,
+    "/switches/leaf-07": 404, "/switches/leaf-07/ports/Ethernet0": 404, "/nodes/x": 404, "/nodes/x/gpus/7": 404, "/rails/x/history": 404,
     "/jobs/vision/slurm/7/history": 404, "/jobs/speech/slurm/7/history": 404, "/incidents/x": 404, "/jobs/vision/slurm/7": 404, "/jobs/speech/slurm/7": 404, "/tenants/vision": 404,
     "/statements/vision/2026-01": 404, "/billing/2026-01": 404, "/billing/2026-01/reconciliation": 409, "/audit/99999999": 404,
 }  # fmt: skip
@@ -75,7 +78,9 @@ STATUS = {
 def test_every_page_has_roles_and_is_in_the_test() -> None:
     shapes = {
         re.sub(
-            r"(?<=/)(x|n1|0|vision|slurm|7|2026-01|99999999|RailscopeIncident)(?=/|$)", "*", path
+            r"(?<=/)(x|n1|0|vision|slurm|7|leaf-07|Ethernet0|2026-01|99999999|RailscopeIncident)(?=/|$)",
+            "*",
+            path,
         )
         for path in PATHS
     }
