@@ -272,6 +272,10 @@ class OtlpSettings(Struct, frozen=True, kw_only=True):
     """Seconds between two exports of metrics. An export contains the sources that were read since the last one."""
     detail: Literal["metrics", "basic", "standard", "full"] = "metrics"
     """Detail of the exported metrics: basic, standard, full, or metrics: those of the metrics endpoint."""
+    names: Literal["railscope", "hardware", "both"] = "railscope"
+    """Names of the exported metrics: railscope (those of the metrics endpoint), hardware (those of the OpenTelemetry conventions
+    for hardware, hw.*, where there is one) or both.
+    """
     events: bool = True
     """True if events are exported, as log records."""
     resource_attributes: dict[str, str] = {}

@@ -301,7 +301,7 @@ class Agent:
         exporter = otlp_exporter.OtlpExporter(
             configured,
             targets,
-            otlp_exporter.resource_attributes(self.node, self.host, configured),
+            otlp_exporter.resource_attributes(self.node, self.host, configured, self.environment),
             self.endpoint.fresh_frames,
             self.clock,
             stats,

@@ -41,10 +41,24 @@ class TextfileMetric(NamedTuple):
     unit: MetricUnit = MetricUnit.NONE
 
 
+class HardwareMetric(NamedTuple):
+    """Metric of the conventions for hardware."""
+
+    name: str
+    kind: MetricKind
+    help: str
+    resets: str
+    unit: MetricUnit
+    is_updowncounter: bool
+
+
+AnyMetric = declare.Metric | TextfileMetric | HardwareMetric
+
+
 class SeriesKey(NamedTuple):
     """Identity of a series: its metric and all labels."""
 
-    metric: declare.Metric | TextfileMetric
+    metric: AnyMetric
     labels: Labels
 
 
@@ -91,11 +105,12 @@ def attributes(labels: Iterable[tuple[str, str]]) -> list[common_pb2.KeyValue]:
     ]
 
 
-def add_metric(scope: metrics_pb2.ScopeMetrics, metric: declare.Metric | TextfileMetric) -> Any:
+def add_metric(scope: metrics_pb2.ScopeMetrics, metric: AnyMetric) -> Any:
     """Add a metric to a scope; return its points, which are of the type of its kind."""
     message = scope.metrics.add(name=metric.name, description=metric.help, unit=metric.unit.ucum)
-    if metric.kind is MetricKind.COUNTER:
-        message.sum.is_monotonic = True
+    is_counter = metric.kind is MetricKind.COUNTER
+    if is_counter or (isinstance(metric, HardwareMetric) and metric.is_updowncounter):
+        message.sum.is_monotonic = is_counter
         message.sum.aggregation_temporality = CUMULATIVE
         return message.sum.data_points
     if metric.kind is MetricKind.HISTOGRAM:
@@ -403,7 +418,7 @@ class TextfileMetrics:
         self.keys, self._points, self._values = [], [], []
 
     def _add_points(self, keys: list[SeriesKey], values: list[float], frame: Frame) -> None:
-        containers: dict[declare.Metric | TextfileMetric, Any] = {}
+        containers: dict[AnyMetric, Any] = {}
         for key, value in zip(keys, values, strict=True):
             container = containers.get(key.metric)
             if container is None:

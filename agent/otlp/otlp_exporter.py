@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from agent.config import OtlpSettings
 from agent.host import Clock, Host
-from agent.otlp import otlp_http, otlp_messages, otlp_sender
+from agent.otlp import otlp_http, otlp_messages, otlp_sender, otlp_target
 from agent.otlp.otlp_target import GRPC, LOGS, METRICS, OtlpTarget
 from agent.sampling.status import OtlpStats
 from railscope import __version__, service
@@ -33,7 +33,9 @@ COMPRESSED_AT_ONCE_BYTES = 512 << 10
 _NODE_NAME, _MACHINE_ID = "/proc/sys/kernel/hostname", "/etc/machine-id"
 
 
-def resource_attributes(node: str, host: Host, settings: OtlpSettings) -> dict[str, str]:
+def resource_attributes(
+    node: str, host: Host, settings: OtlpSettings, environment: Mapping[str, str]
+) -> dict[str, str]:
     """Return the attributes of the node and of the agent, by the conventions."""
     named = {"host.name": _NODE_NAME, "host.id": _MACHINE_ID}
     found = {"host.name": node}
@@ -45,6 +47,7 @@ def resource_attributes(node: str, host: Host, settings: OtlpSettings) -> dict[s
         "service.instance.id": node,
         "service.version": __version__,
         **{name: text for name, text in found.items() if text},
+        **otlp_target.environment_attributes(environment),
         **settings.resource_attributes,
     }
 
@@ -96,7 +99,7 @@ class OtlpExporter:
     def __post_init__(self) -> None:
         """Create a sender for each target."""
         self._messages = otlp_messages.MetricMessages(
-            self.resource, self.clock.now().wall_ns, self.selection
+            self.resource, self.clock.now().wall_ns, self.selection, self.settings.names
         )
         self._senders = {
             signal: otlp_sender.OtlpSender(

@@ -20,7 +20,7 @@ from opentelemetry.proto.logs.v1 import logs_pb2
 from opentelemetry.proto.metrics.v1 import metrics_pb2
 from opentelemetry.proto.resource.v1 import resource_pb2
 
-from agent.otlp import metric_points
+from agent.otlp import hardware_names, metric_points
 from agent.otlp.metric_points import CounterStarts, InfoMetric, NumberMetric, SeriesKey, attributes
 from railscope import __version__
 from railscope.catalog import INFO, declare, entities
@@ -64,7 +64,11 @@ class SourceMetrics:
 
     @classmethod
     def create(
-        cls, schema: Schema, selection: MetricSelection, starts: CounterStarts
+        cls,
+        schema: Schema,
+        selection: MetricSelection,
+        starts: CounterStarts,
+        names: str = "railscope",
     ) -> SourceMetrics:
         """Return the selected metrics of a schema, without points."""
         metrics: list[NumberMetric] = []
@@ -79,7 +83,12 @@ class SourceMetrics:
                 textfiles = [metric_points.TextfileMetrics(schema, starts)]
             else:
                 described = [schema.entities[member] for member in members]
-                metrics.append(metric_points.create_metric(metric, first, described, starts))
+                named = (metric, first, described, starts)
+                found = [] if names == "railscope" else hardware_names.hardware_points(*named)
+                is_replaced = found and all(points.is_complete for points in found)
+                if names != "hardware" or not is_replaced:
+                    metrics.append(metric_points.create_metric(*named))
+                metrics += found
             first += len(members)
         return cls(schema, [*metrics, *textfiles])
 
@@ -116,14 +125,17 @@ class MetricMessages:
         resource: Mapping[str, str],
         agent_start_ns: int,
         selection: MetricSelection = EVERYTHING,
+        names: str = "railscope",
     ) -> None:
-        self._selection = selection
+        self._selection, self._names = selection, names
         self._starts = CounterStarts(agent_start_ns)
         self._sources: dict[str, SourceMetrics] = {}
         self._schemas: list[Schema] = []
         of_node = metrics_pb2.ResourceMetrics(resource=resource_message(resource))
         self._resource = of_node.SerializeToString()
-        self._scope = metrics_pb2.ScopeMetrics(scope=scope_message()).SerializeToString()
+        schema_url = "" if names == "railscope" else hardware_names.SCHEMA_URL
+        scope = metrics_pb2.ScopeMetrics(scope=scope_message(), schema_url=schema_url)
+        self._scope = scope.SerializeToString()
 
     def build(self, frames: Iterable[Frame], now_ns: int) -> list[MessageBatch]:
         """Return requests with the readings since the last call, and the end of series that have none any more.
@@ -144,7 +156,7 @@ class MetricMessages:
                     ended |= dict.fromkeys(former.keys, frame.timestamp.wall_ns)
                     former.end()
                 self._sources[stream] = SourceMetrics.create(
-                    frame.schema, self._selection, self._starts
+                    frame.schema, self._selection, self._starts, self._names
                 )
             else:
                 former.schema = frame.schema  # an identical one makes the next comparison fast

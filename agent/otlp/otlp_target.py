@@ -155,6 +155,21 @@ def _headers(
     return headers
 
 
+def environment_attributes(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the attributes of the resource in OTEL_RESOURCE_ATTRIBUTES, as an operator of Kubernetes sets them.
+
+    If one is malformed, all are ignored, as the specification of resources requires.
+    """
+    found = {}
+    for entry in filter(str.strip, environment.get("OTEL_RESOURCE_ATTRIBUTES", "").split(",")):
+        name, separator, value = map(str.strip, entry.partition("="))
+        value = unquote(value)
+        if not (separator and name and name.isprintable() and value.isprintable()):
+            return {}
+        found[name] = value
+    return found
+
+
 def _tls_files(configured: OtlpSettings, environment: Mapping[str, str], signal: str) -> TlsFiles:
     """Return the files of a connection, of which a context can be created. Raises SettingsError."""
     found = [

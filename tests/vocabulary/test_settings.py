@@ -215,7 +215,7 @@ def test_every_setting_of_the_agent_is_described() -> None:
 
 _CHOICES = {
     "log_level": "debug", "metrics.detail": "full", "collector.order": "pod",
-    "otlp.detail": "full", "otlp.compression": "none", "otlp.protocol": "grpc", "collectives.ras": "monitor",
+    "otlp.detail": "full", "otlp.names": "both", "otlp.compression": "none", "otlp.protocol": "grpc", "collectives.ras": "monitor",
 }  # fmt: skip
 
 

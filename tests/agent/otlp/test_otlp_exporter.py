@@ -162,18 +162,26 @@ def test_the_resource_is_the_node_by_the_conventions() -> None:
         "service.instance.id": "n1",
         "service.version": __version__,
     }
-    attributes = otlp_exporter.resource_attributes("n1", host, OtlpSettings())
+    attributes = otlp_exporter.resource_attributes("n1", host, OtlpSettings(), {})
     assert attributes == base | {"host.name": "n1"}
     host.files = {"/proc/sys/kernel/hostname": "gpu1\n", "/etc/machine-id": "abc\n"}
-    assert otlp_exporter.resource_attributes("n1", host, OtlpSettings()) == base | {
+    assert otlp_exporter.resource_attributes("n1", host, OtlpSettings(), {}) == base | {
         "host.name": "gpu1",
         "host.id": "abc",
     }
-    assert otlp_exporter.resource_attributes("n1", host, settings) == base | {
+    texts = "k8s.node.name=gpu%2D1, k8s.cluster.name=b,"
+    environment = {"OTEL_RESOURCE_ATTRIBUTES": texts}
+    assert otlp_exporter.resource_attributes("n1", host, settings, environment) == base | {
         "host.name": "mine",
         "host.id": "abc",
+        "k8s.node.name": "gpu-1",
         "k8s.cluster.name": "a",
     }
+    for malformed in ("k8s.node.name=a,b", "=a", "a=%0A"):
+        environment = {"OTEL_RESOURCE_ATTRIBUTES": malformed}
+        found = otlp_exporter.resource_attributes("n1", host, OtlpSettings(), environment)
+        assert "k8s.node.name" not in found
+        assert found["host.name"] == "gpu1"
 
 
 def test_the_detail_is_that_of_the_metrics_endpoint_unless_it_is_set() -> None:
