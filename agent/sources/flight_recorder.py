@@ -183,11 +183,12 @@ class FlightRecorderSource(source.SourceWithoutResources):
         limit = round(self._settings.late_seconds * SECOND_NS)
         left = MAX_REPORTED
         for (job, name), records in sorted(groups.items()):
-            places = self._places.of_job(job)
+            is_shared = self._places.is_shared(job)
+            places = {} if is_shared else self._places.of_job(job)
             declared = {rank for record in records.values() for rank in record.group.ranks}
             is_whole = name == rank_verdicts.WHOLE_JOB
             here = {r for r in places if r in declared or (is_whole and not declared)}
-            verdicts = rank_verdicts.compare_ranks(records, declared, limit)
+            verdicts = {} if is_shared else rank_verdicts.compare_ranks(records, declared, limit)
             for rank in sorted({*records, *here})[:left]:
                 left -= 1
                 verdict = verdicts.get(rank, rank_verdicts.NO_RECORD)

@@ -137,6 +137,17 @@ class RankPlaces:
         found = named or of_user
         return found if len({listed.holder for listed in found.values()}) == 1 else {}
 
+    def is_shared(self, key: JobKey) -> bool:
+        """True if a directory names none of several jobs of its user: equal ranks of two jobs have the same files."""
+        job, user = key
+        ranked = [
+            listed
+            for listed in self.processes.values()
+            if listed.process.user == user and listed.process.rank is not None
+        ]
+        names = {frozenset(listed.process.jobs or listed.jobs) for listed in ranked}
+        return len(names) > 1 and not any(job and job in listed.jobs for listed in ranked)
+
     def of_job(self, key: JobKey) -> dict[int, dict[str, str]]:
         """Return the facts of the process of each rank of a job."""
         found = self.candidates(key)

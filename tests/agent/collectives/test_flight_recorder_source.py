@@ -175,6 +175,30 @@ def test_a_process_that_has_ended_still_owns_its_dump() -> None:
     assert node.last("collective_rank").schema.columns[0][1].facts["pid"] == str(PIDS[0])
 
 
+@pytest.mark.parametrize(
+    ("other", "states"),
+    [
+        ("70000", dict.fromkeys("0123", "unknown")),
+        (JOB, {"0": "waiting", "1": "waiting", "2": "late", "3": "waiting"}),
+    ],
+)
+def test_ranks_in_a_directory_that_two_jobs_of_a_user_share_are_unknown(
+    other: str, states: dict[str, str]
+) -> None:
+    files, flat = copy.deepcopy(FILES), {}
+    for file in files:
+        file["job"] = ""
+        key = call_key("job_files", "flight_recorder", (DIRECTORY, "", file["name"]))
+        flat[key] = CALLS[file_key(int(file["subject"]))]
+    flat[LIST] = {"files": files, "is_complete": True}
+    for pid in PIDS[2:]:
+        process = CALLS[f"job_files.process({pid})"] | {"jobs": [other]}
+        flat[f"job_files.process({pid})"] = process
+    node = Node(changes=flat)
+    assert node.states() == states
+    assert bool(node.events) is ("late" in states.values())
+
+
 def test_an_event_is_reported_once_and_again_for_another_collective() -> None:
     written_ns = CAPTURE.about.started_wall_ns
     began_ns = written_ns - SAME_TIME_NS - 9000 * STEP_NS
