@@ -7,7 +7,7 @@ of leases and of the collectors.
 from __future__ import annotations
 
 from collector.billing import tables as billing
-from collector.evidence import evidence_tables as evidence, first_receipts
+from collector.evidence import evidence_contents, evidence_tables as evidence, first_receipts
 from collector.jobs import imported_lists as jobs
 from collector.ledger import audit_outbox, head_chain, leases, membership
 from collector.ledger.schema import VERSION, metadata, schema_version
@@ -17,6 +17,7 @@ __all__ = [
     "audit_outbox",
     "billing",
     "evidence",
+    "evidence_contents",
     "first_receipts",
     "head_chain",
     "jobs",

@@ -8,6 +8,8 @@
   evidence_tables, evidence_store, evidence_records   facts in the ledger's database, audit records
   gpu_node_history, node_claims, claim_placement   the node and the claims that have a GPU, and when
   review_rules, review_decisions   evidence that is pending review, and its decisions
+  evidence_contents, node_parts   index of what parts contain, and parts of a node found by it
+  further_parts, loaded_facts   parts beyond a window that affect it, and all facts of a window
   gpu_evidence     facts in the form that metering reads
 
 Facts are sets: neither order nor repetition matters, so two collectors may record the same facts.

@@ -13,7 +13,7 @@ Files of claims (`claim_archive`) are written in the same way; their facts stay 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import NamedTuple
 from urllib.parse import quote
@@ -22,21 +22,28 @@ import msgspec
 import sqlalchemy as sa
 
 from collector import archive_stores
-from collector.evidence import EvidenceError, archive_files, evidence_tables, node_intervals
+from collector.evidence import (
+    archive_files,
+    evidence_contents,
+    evidence_records,
+    evidence_tables,
+    node_parts,
+)
 from collector.ledger import audit_outbox, head_chain, schema
-from collector.ledger.database import Database, UnusableLedgerError
+from collector.ledger.database import Database
 from railscope.audit.record import RecordActor, RecordData
-from railscope.timestamps import DAY_NS, FOREVER_NS, HOUR_NS, format_timestamp
+from railscope.timestamps import DAY_NS, HOUR_NS, format_timestamp
 
 MAX_FILE_BYTES = 8 << 20
 """Content of one file; a day of a larger pod is divided. Memory is about ten times as much meanwhile."""
 KEPT_REPORTS = 1346
 """Newest intervals of a node that stay in the database: the reports of two weeks, which metering may read
-before a window (`EvidenceStore.load`), and those at its edges.
+before a window (`EvidenceStore.load`), and those at its edges. Of older ones the last with each GPU, layout and
+counter stay.
 """
 RESTORED_NS = 30 * DAY_NS
 """Restored evidence is not deleted again for this long."""
-DELETED, RESTORED = "deleted", "restored"
+DELETED, RESTORED = evidence_tables.DELETED, evidence_tables.RESTORED
 INTERVALS, CLAIMS = "intervals", "claims"
 _LOCK = 0x7261_696C_6172_6368
 _intervals = evidence_tables.evidence_intervals
@@ -45,10 +52,6 @@ archived_facts = evidence_tables.archived_facts
 
 _IS_ARCHIVED = archived_facts.c.fact == _intervals.c.part
 _IS_LATE = sa.exists().where(evidence_tables.claim_end_trust.c.fact == _intervals.c.part)
-
-
-class ArchivedEvidenceError(EvidenceError, UnusableLedgerError):
-    """Evidence that is only in the archive; the message names its node, days and the remedy."""
 
 
 class EvidenceFile(NamedTuple):
@@ -77,37 +80,6 @@ class NodeRemoval(NamedTuple):
 def format_day(day: int) -> str:
     """Return the date of a day."""
     return format_timestamp(day * DAY_NS)[:10]
-
-
-def check_present(
-    connection: sa.Connection,
-    node: str,
-    intervals: Iterable[node_intervals.EvidenceInterval],
-    span: tuple[int, int],
-) -> None:
-    """Check that the intervals in and nearest to a window are all that were ever recorded.
-
-    Raises ArchivedEvidenceError if others were deleted from the database.
-    """
-    present = list(intervals)
-    first_ns = max((i.end_ns for i in present if i.end_ns < span[0]), default=0)
-    last_ns = min((i.start_ns for i in present if i.start_ns > span[1]), default=FOREVER_NS)
-    days = ((first_ns - HOUR_NS) // DAY_NS, last_ns // DAY_NS)
-    query = sa.select(removals, archives.c.day).join(archives)
-    query = query.where(archives.c.day.between(*days)).order_by(removals.c.number)
-    missing: dict[int, int] = {}
-    for row in connection.execute(query):
-        if node in _decode_nodes(row.nodes):
-            missing.pop(row.archive, None)
-            if row.action == DELETED:
-                missing[row.archive] = row.day
-    if missing:
-        period = f"{format_day(min(missing.values()))}..{format_day(max(missing.values()))}"
-        message = (
-            f"usage evidence of {node} from {period} is only in the archive; fix: "
-            f"railscope collector archive restore {period} --node {node}"
-        )
-        raise ArchivedEvidenceError(message)
 
 
 def _decode_nodes(text: str) -> list[str]:
@@ -140,6 +112,9 @@ class EvidenceArchive:
         self._pod_pattern = pod_pattern
         self._kept_reports, self._max_file_bytes = kept_reports, max_file_bytes
         self._actor = actor or RecordActor("collector", "archive")
+        self._quarantine = evidence_records.EvidenceQuarantine()
+        self._contents = evidence_contents.KnownContents()
+        self._index = evidence_contents.ContentsIndex()
 
     @property
     def store(self) -> archive_stores.ArchiveStore:
@@ -298,8 +273,19 @@ class EvidenceArchive:
         with self.database.transaction() as connection:
             return connection.execute(query.offset(self._kept_reports).limit(1)).scalar()
 
-    def find_deletable_days(self, node: str, end_day: int) -> list[int]:
-        """Return the days of a node before `end_day` with archived facts that can be deleted."""
+    def find_last_parts(self, node: str, before_ns: int) -> frozenset[str]:
+        """Return the parts of a node that stay in the database for any later day, however old they are."""
+        self._index.complete(self.database, [node], self._quarantine.interval)
+        with self.database.transaction() as connection:
+            source = node_parts.PartSource(
+                connection, self._quarantine, self._contents, self._index, is_partial=True
+            )
+            return frozenset(node_parts.find_last_parts(source, node, before_ns))
+
+    def find_deletable_days(
+        self, node: str, end_day: int, kept_parts: Iterable[str] = ()
+    ) -> list[int]:
+        """Return the days of a node before `end_day` with archived facts that can be deleted, other than some parts."""
         day = _intervals.c.start_ns // DAY_NS
         is_before = (_intervals.c.node == node, _intervals.c.start_ns < end_day * DAY_NS)
         query = (
@@ -308,10 +294,15 @@ class EvidenceArchive:
             .join_from(_intervals, archived_facts, _IS_ARCHIVED)
         )
         with self.database.transaction() as connection:
-            return sorted(connection.execute(query.where(*is_before, ~_IS_LATE)).scalars())
+            is_kept = _intervals.c.part.in_(sorted(kept_parts))
+            return sorted(
+                connection.execute(query.where(*is_before, ~_IS_LATE, ~is_kept)).scalars()
+            )
 
-    def delete_day(self, day: int, nodes: Iterable[str], now_ns: int) -> Iterator[int]:
-        """Delete a day's archived facts of these nodes; yield the facts of each step.
+    def delete_day(
+        self, day: int, nodes: Mapping[str, Iterable[str]], now_ns: int
+    ) -> Iterator[int]:
+        """Delete a day's archived facts of these nodes other than some parts; yield the facts of each step.
 
         Intervals with starts of boots that were reported late stay: they may wait for a decision.
         """
@@ -330,14 +321,18 @@ class EvidenceArchive:
                 for group in evidence_tables.group_items(parts):
                     yield self._delete_facts(number, node, group)
 
-    def _find_deletable(self, day: int, nodes: Iterable[str]) -> dict[int, dict[str, list[str]]]:
+    def _find_deletable(
+        self, day: int, nodes: Mapping[str, Iterable[str]]
+    ) -> dict[int, dict[str, list[str]]]:
         """Return a day's archived facts by file and node."""
         found: dict[int, dict[str, list[str]]] = {}
         query = sa.select(archived_facts.c.archive, _intervals.c.part)
         query = query.join_from(_intervals, archived_facts, _IS_ARCHIVED)
-        for node in sorted(nodes):
+        for node, kept_parts in sorted(nodes.items()):
+            is_kept = _intervals.c.part.in_(sorted(kept_parts))
             with self.database.transaction() as connection:
-                for row in connection.execute(query.where(_of_day(node, day), ~_IS_LATE)):
+                of_day = query.where(_of_day(node, day), ~_IS_LATE, ~is_kept)
+                for row in connection.execute(of_day):
                     found.setdefault(row.archive, {}).setdefault(node, []).append(row.part)
         return found
 
@@ -423,6 +418,7 @@ class EvidenceArchive:
         with self.database.transaction(writes=True) as connection:
             schema.lock(connection, _LOCK)
             evidence_tables.insert_new_rows(connection, _intervals, intervals)
+            evidence_contents.record_rows(connection, ((row.part, row.content) for row in rows))
             evidence_tables.insert_new_rows(connection, archived_facts, members)
             deleted = _find_deleted(connection, file)
             if deleted:

@@ -13,12 +13,14 @@ from sqlalchemy import Connection, func, select
 
 from collector.evidence import (
     claim_events,
-    evidence_archive,
+    evidence_contents,
     evidence_records,
     evidence_tables,
+    further_parts,
     gpu_evidence,
     loaded_facts,
     node_intervals,
+    node_parts,
 )
 from collector.ledger import audit_outbox, schema
 from collector.ledger.database import Database
@@ -46,6 +48,8 @@ class EncodedInterval(NamedTuple):
     content: bytes
     trusted_start_ns: int = 0
     """The latest trusted start of a boot that was reported late; 0 for none."""
+    contents: str = ""
+    """Subjects of its facts, for the index of contents."""
 
 
 def compress_interval(
@@ -67,9 +71,9 @@ def compress_interval(
     trusted_start_ns = max(
         (sighted.trusted_start_ns for sighted in interval.gpus.values()), default=0
     )
-    return EncodedInterval(
-        name, interval.node, interval.start_ns, interval.end_ns, gpus, packed, trusted_start_ns
-    )
+    edges = interval.node, interval.start_ns, interval.end_ns
+    contents = evidence_contents.PartContents.collect(interval).encode()
+    return EncodedInterval(name, *edges, gpus, packed, trusted_start_ns, contents)
 
 
 def _recording_ns(connection: Connection, wall_ns: Callable[[], int]) -> int:
@@ -89,7 +93,8 @@ class EvidenceStore:
     ) -> None:
         self._database = database
         self.quarantine = quarantine or evidence_records.EvidenceQuarantine()
-        self._contents = loaded_facts.KnownContents()
+        self._contents = evidence_contents.KnownContents()
+        self._index = evidence_contents.ContentsIndex()
 
     # Writing -----------------------------------------------------------------------------------
 
@@ -117,6 +122,8 @@ class EvidenceStore:
                 since[key] = min(first_ns, since.get(key, first_ns))
         with self._database.transaction(writes=True) as connection:
             recorded_ns = _recording_ns(connection, wall_ns)
+            self._index.begin(connection)
+            remember_contents = self._index.record(connection, intervals)
             rows = [
                 schema.to_row(
                     evidence_tables.evidence_intervals,
@@ -143,6 +150,7 @@ class EvidenceStore:
                 (evidence_tables.gpu_nodes, evidence_tables.find_new_homes(connection, since)),
             ):
                 evidence_tables.insert_new_rows(connection, table, new)
+        remember_contents()
 
     def write_contacts(self, found: node_intervals.Contacts) -> None:
         """Add first receipts of GPUs."""
@@ -243,6 +251,11 @@ class EvidenceStore:
         """
         nodes = sorted({node for gpu in gpus for node in homes_of.get(gpu, ())})
         window = (start_ns - evidence_tables.CONTEXT_NS, end_ns + evidence_tables.CONTEXT_NS)
+        homes = {gpu: set(homes_of.get(gpu, ())) for gpu in gpus}
+        with self._database.transaction() as connection:
+            homes |= read_placement_homes(connection, nodes)
+        nodes = sorted({node for gpu_nodes in homes.values() for node in gpu_nodes})
+        self._index.complete(self._database, nodes, self.quarantine.interval)
         with self._database.transaction() as connection:
             parts = {
                 node: {
@@ -255,28 +268,25 @@ class EvidenceStore:
                 for node in nodes
             }
             known_contacts = evidence_tables.read_contacts(connection, nodes)
-            source = loaded_facts.PartSource(connection, self.quarantine, self._contents)
+            source = node_parts.PartSource(
+                connection, self.quarantine, self._contents, self._index, is_partial
+            )
             decided = evidence_tables.read_decisions(connection)
-            beyond = loaded_facts.BeyondWindow(source, window, parts, known_contacts, decided)
-            found = [beyond.find(gpu, homes_of[gpu]) for gpu in gpus if homes_of.get(gpu)]
-            for node, further in (item for by_node in found for item in by_node.items()):
-                parts[node] |= further
+            beyond = further_parts.BeyondWindow(source, window, parts, known_contacts, decided)
+            found = {gpu: beyond.find(gpu, homes[gpu]) for gpu in sorted(homes) if homes[gpu]}
+            for further in found.values():
+                for node, further_intervals in further.by_node.items():
+                    parts[node] |= further_intervals
             intervals = {node: list(parts[node].values()) for node in nodes}
             if not is_partial:
                 for node in nodes:
-                    evidence_archive.check_present(connection, node, intervals[node], window)
-            span = (start_ns, end_ns)
-            requested_homes = {gpu: homes_of.get(gpu, set()) for gpu in gpus}
+                    evidence_contents.check_present(connection, node, intervals[node], window)
             loaded = loaded_facts.LoadedFacts(
-                intervals, {}, {}, requested_homes, self.quarantine, contacts=known_contacts
+                intervals, {}, {}, homes, self.quarantine, contacts=known_contacts
             )
-            loaded.read_claims(connection, [*gpus, *map(claim_events.unplaced_key, nodes)], span)
-            # A claim without a device is placed considering all claims in its node.
-            for node in filter(loaded.has_unplaced, nodes):
-                further_gpus = sorted(loaded.gpus_in(node) - requested_homes.keys())
-                for gpu in further_gpus:
-                    requested_homes.setdefault(gpu, set()).add(node)
-                loaded.read_claims(connection, further_gpus, span)
+            since_ns = {gpu: further.since_ns for gpu, further in found.items()}
+            keys = [*sorted(homes), *map(claim_events.unplaced_key, nodes)]
+            loaded.read_claims(connection, keys, (start_ns, end_ns), since_ns)
         return loaded
 
     def load_each(
@@ -285,7 +295,7 @@ class EvidenceStore:
         """Return a call per GPU that returns its facts: of all together or, if some are only in the archive, alone."""
         try:
             loaded = self.load(gpus, homes_of, start_ns, end_ns)
-        except evidence_archive.ArchivedEvidenceError:
+        except evidence_contents.ArchivedEvidenceError:
             return {gpu: partial(self.load, [gpu], homes_of, start_ns, end_ns) for gpu in gpus}
         return dict.fromkeys(gpus, lambda: loaded)
 
@@ -383,4 +393,18 @@ def read_homes(
     for home_query in queries:
         for gpu, node, first_ns in connection.execute(home_query):
             homes.setdefault(gpu, {})[node] = first_ns
+    return homes
+
+
+def read_placement_homes(connection: Connection, nodes: Iterable[str]) -> dict[str, set[str]]:
+    """Return all GPUs of those nodes that ever had claims without a device, each with its nodes."""
+    keys = {claim_events.unplaced_key(node): node for node in nodes}
+    homes: dict[str, set[str]] = {}
+    key, of = evidence_tables.reported_claims.c.gpu_uuid, evidence_tables.gpu_nodes.c
+    for few in evidence_tables.group_items(list(keys)):
+        claimed = connection.execute(select(key).where(key.in_(few)).distinct()).scalars()
+        gpus = select(of.gpu_uuid).where(of.node.in_([keys[each] for each in claimed]))
+        query = select(of.gpu_uuid, of.node).where(of.gpu_uuid.in_(gpus)).distinct()
+        for gpu, node in connection.execute(query):
+            homes.setdefault(gpu, set()).add(node)
     return homes

@@ -133,6 +133,7 @@ removals = sa.Table(
     sa.Index("evidence_removal_archive", "archive"),
 )
 """Nodes whose facts of a file were deleted, or restored; of each node, the newest row applies."""
+DELETED, RESTORED = "deleted", "restored"
 
 for _table in (
     archives,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from hashlib import sha256
+from operator import itemgetter
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -346,40 +349,39 @@ def counter_increments(
 ) -> dict[measures.CountedQuantity, measures.CounterIncrements]:
     """Return the increments of a GPU's counters and of the counters of the ports on its rail.
 
-    A node's readings count while the GPU is in that node.
+    A node's readings count while the GPU is in that node. Ports of different nodes, or of one before and after the GPU
+    was in another one, are different: no increment of a port is from a time without the GPU.
     """
     moved = {stay.node for stay in stays} != {interval.node for interval in intervals}
     moved |= len(stays) > 1
     since_ns = min((stay.start_ns for stay in stays), default=-FOREVER_NS)
-    readings: dict[CounterSubject, dict[tuple[str, str], dict[int, tuple[int, int, int]]]] = {}
-    rails = {
-        (interval.node, interval.boot): sighted.rail
-        for interval in sorted(
-            intervals, key=lambda interval: (interval.node, interval.boot, interval.number)
-        )
-        if (sighted := interval.gpus.get(gpu)) and sighted.rail != frame.NO_RAIL
-    }
+    readings: dict[_CounterInStay, dict[tuple[str, str], dict[int, tuple[int, int, int]]]] = {}
+    rails = _find_rails(gpu, intervals)
     for interval in intervals:
-        rail = rails.get((interval.node, interval.boot), frame.NO_RAIL)
+        rail = _rail_at(rails.get((interval.node, interval.boot), ()), interval.number)
         for series in interval.series.values():
             for column, counter in enumerate(series.counters):
                 if counter.gpu != gpu and (counter.gpu or counter.rail != rail):
                     continue
                 run = series.run if counter.measure in AGENT_MEASURES else ""
-                cells = readings.setdefault(counter, {}).setdefault((interval.boot, run), {})
                 for cell in series.cells.values():
                     value = int.from_bytes(
                         cell.values[8 * column : 8 * column + 8], "little", signed=True
                     )
-                    here = cell.timestamp_ns >= since_ns
-                    here &= not moved or _is_in(interval.node, stays, cell.timestamp_ns)
-                    if value >= 0 and here:
-                        number = cell.boot_ns // node_intervals.GRID_NS
-                        new = (cell.boot_ns, cell.timestamp_ns, value)
-                        cells[number] = min(new, cells.get(number, new))
-    rdma = {counter.measure for counter in readings if counter.rdma}
+                    if value < 0 or cell.timestamp_ns < since_ns:
+                        continue
+                    stay_ns = _find_stay(interval.node, stays, cell.timestamp_ns) if moved else 0
+                    if stay_ns is None:
+                        continue
+                    of_port = () if counter.gpu else (interval.node, stay_ns)
+                    runs = readings.setdefault(_CounterInStay(counter, *of_port), {})
+                    cells = runs.setdefault((interval.boot, run), {})
+                    number = cell.boot_ns // node_intervals.GRID_NS
+                    new = (cell.boot_ns, cell.timestamp_ns, value)
+                    cells[number] = min(new, cells.get(number, new))
+    rdma = {counter.measure for counter, *_ in readings if counter.rdma}
     increments_by_quantity: dict[measures.CountedQuantity, list[measures.CounterIncrements]] = {}
-    for counter, runs in sorted(readings.items()):
+    for (counter, *_), runs in sorted(readings.items()):
         if counter.gpu or counter.rdma or counter.measure not in rdma:
             increments_by_quantity.setdefault(counter.measure, []).append(
                 measures.compute_increments(_readings(runs))
@@ -387,8 +389,39 @@ def counter_increments(
     return {measure: _merge_increments(parts) for measure, parts in increments_by_quantity.items()}
 
 
-def _is_in(node: str, stays: Iterable[usage_evidence.NodeStay], timestamp_ns: int) -> bool:
-    return any(s.node == node and s.start_ns <= timestamp_ns < s.end_ns for s in stays)
+_Rails = Mapping[tuple[str, str], Sequence[tuple[int, int]]]
+
+
+def _find_rails(gpu: str, intervals: Iterable[node_intervals.EvidenceInterval]) -> _Rails:
+    """Return the rails of a GPU by node and boot, each with the number of its interval, in order."""
+    rails: dict[tuple[str, str], list[tuple[int, int]]] = {}
+    for interval in intervals:
+        if (sighted := interval.gpus.get(gpu)) and sighted.rail != frame.NO_RAIL:
+            key = interval.node, interval.boot
+            rails.setdefault(key, []).append((interval.number, sighted.rail))
+    return {key: sorted(set(pairs)) for key, pairs in rails.items()}
+
+
+def _rail_at(rails: Sequence[tuple[int, int]], number: int) -> int:
+    """Return the rail in an interval: as last reported up to it in the boot, or else as first reported after it."""
+    position = bisect_right(rails, number, key=itemgetter(0))
+    return rails[max(position - 1, 0)][1] if rails else frame.NO_RAIL
+
+
+class _CounterInStay(NamedTuple):
+    """A counter of a GPU, or one of a port in one node during one stay of the GPU."""
+
+    counter: CounterSubject
+    node: str = ""
+    stay_ns: int = 0
+
+
+def _find_stay(
+    node: str, stays: Iterable[usage_evidence.NodeStay], timestamp_ns: int
+) -> int | None:
+    """Return the start of the stay of a GPU in a node at a time; None if there is none."""
+    starts = (s.start_ns for s in stays if s.node == node and s.start_ns <= timestamp_ns < s.end_ns)
+    return next(starts, None)
 
 
 def _readings(

@@ -21,6 +21,7 @@ from collector.billing import period_completeness
 from collector.evidence import (
     claim_archive,
     evidence_archive,
+    evidence_contents,
     evidence_store,
     evidence_tables,
 )
@@ -33,8 +34,6 @@ _NODES_AT_ONCE = 16
 """The intervals of these nodes, of three days or more, are in the temporary database at once."""
 _MARGINS = (1, 16, 64, 256, 1024, 1 << 20)
 """Days around a day whose intervals are read: more where a node did not report, or a GPU is listed far away."""
-_MAX_USUAL_MARGIN = 16
-"""Beyond two weeks of reports, metering reads only the nearest interval (`loaded_facts.MAX_PARTS`)."""
 _RUN = "railscope collector archive run"
 
 
@@ -157,11 +156,11 @@ class _Recomputation:
                 evidence = period_completeness.DatabaseEvidence(store)
                 try:
                     differing = list(self._compare(evidence, gpus, revisions))
-                except evidence_archive.ArchivedEvidenceError:
+                except evidence_contents.ArchivedEvidenceError:
                     if margin == _MARGINS[-1]:
                         raise
                     continue
-            if not differing or margin >= _MAX_USUAL_MARGIN:
+            if not differing:
                 break
         return differing
 

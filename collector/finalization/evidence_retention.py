@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import structlog
@@ -79,6 +79,22 @@ def _find_read_days(archive: evidence_archive.EvidenceArchive, node: str, days: 
     start_ns = archive.find_report(node, after_ns, is_before=False)
     end_ns = FOREVER_NS if start_ns is None else start_ns
     return range(archive.find_last_kept_day(node, before_ns) or 0, end_ns // DAY_NS + 1)
+
+
+def _find_deletable(
+    archive: evidence_archive.EvidenceArchive, nodes: Mapping[str, int], end_day: int
+) -> tuple[dict[str, list[int]], dict[str, frozenset[str]]]:
+    """Return by node the days before a day that can be deleted, and the parts of them that stay."""
+    before_ns = end_day * DAY_NS - evidence_tables.CONTEXT_NS
+    deletable: dict[str, list[int]] = {}
+    kept_parts: dict[str, frozenset[str]] = {}
+    for node, oldest_ns in nodes.items():
+        last_day = archive.find_last_kept_day(node, before_ns) if oldest_ns < before_ns else None
+        if last_day is not None:
+            kept_parts[node] = archive.find_last_parts(node, before_ns)
+            days = archive.find_deletable_days(node, min(last_day, end_day), kept_parts[node])
+            deletable |= {node: days} if days else {}
+    return deletable, kept_parts
 
 
 def _write_claims(claims: claim_archive.ClaimArchive, day: int, now_ns: int) -> Iterator[str]:
@@ -240,30 +256,25 @@ class EvidenceRetention:
             return
         needed = find_first_needed_day(archive.database, self.settings.metering, now_ns)
         end_day = min(needed, now_ns // DAY_NS - keep_days)
-        before_ns = end_day * DAY_NS - evidence_tables.CONTEXT_NS
-        deletable: dict[str, list[int]] = {}
-        for node, oldest_ns in nodes.items():
-            if oldest_ns >= before_ns:
-                continue
-            last_day = archive.find_last_kept_day(node, before_ns)
-            if last_day is not None:
-                days = archive.find_deletable_days(node, min(last_day, end_day))
-                deletable |= {node: days} if days else {}
+        deletable, kept_parts = _find_deletable(archive, nodes, end_day)
         oldest_day = min(nodes.values(), default=now_ns) // DAY_NS
         missing_periods = (
             self._find_missing(archive, range(oldest_day, end_day)) if deletable else {}
         )
         by_day: dict[int, list[str]] = {}
         for node, days in deletable.items():
-            periods = [
-                _find_read_days(archive, node, period) for period in missing_periods.get(node, ())
-            ]
+            missing = missing_periods.get(node, ())
+            periods = [_find_read_days(archive, node, period) for period in missing]
+            for period in missing:
+                edge_ns = period.start * DAY_NS - evidence_tables.CONTEXT_NS
+                kept_parts[node] |= archive.find_last_parts(node, edge_ns)
             for day in days:
                 if not any(day in period for period in periods):
                     by_day.setdefault(day, []).append(node)
         for day, members in sorted(by_day.items()):
             yield from _write_claims(claims, day, now_ns)
-            for count in archive.delete_day(day, members, now_ns):
+            kept_on_day = {node: kept_parts[node] for node in members}
+            for count in archive.delete_day(day, kept_on_day, now_ns):
                 self.deleted += count
                 yield f"{evidence_archive.format_day(day)}: {count:,} facts deleted"
 

@@ -143,7 +143,7 @@ async def test_an_archive_without_claims_is_read_and_completed(archiving: Archiv
     archive, before = archiving.archive, archiving.facts()
     for day in range(DAY, DAY + DAYS - 1):
         assert list(archive.write_day(day, ["n1"], at(NOW))), "as an earlier release did"
-    assert sum(archive.delete_day(DAY, ["n1"], at(NOW))) == 97
+    assert sum(archive.delete_day(DAY, {"n1": ()}, at(NOW))) == 97
     (found,) = recomputed(archiving, DAY).problems
     assert found == (
         "the claims of 2026-09-04 are not in the archive; fix: railscope collector archive run"

@@ -23,13 +23,13 @@ from collector.archive_stores import ArchiveError
 from collector.billing import administration
 from collector.billing.period_closing import BillingBooks
 from collector.config import MeteringSettings
-from collector.evidence import loaded_facts
+from collector.evidence import node_parts
 from collector.evidence.evidence_archive import (
     INTERVALS,
     KEPT_REPORTS,
-    ArchivedEvidenceError,
     EvidenceArchive,
 )
+from collector.evidence.evidence_contents import ArchivedEvidenceError
 from collector.evidence.evidence_store import EvidenceStore
 from collector.evidence.evidence_tables import (
     archived_facts,
@@ -138,7 +138,7 @@ async def test_days_that_may_be_revised_are_metered_without_what_was_deleted(
         found = revision_of(archiving.site.stores.ledger, "GPU-0", DAY + day)
         assert found is not None
         assert entries == found.tiling.entries
-    assert KEPT_REPORTS > loaded_facts.MAX_PARTS
+    assert KEPT_REPORTS > node_parts.MAX_PARTS
 
 
 async def test_the_database_rejects_deletions_of_what_is_not_archived(

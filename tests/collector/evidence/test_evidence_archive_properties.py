@@ -15,7 +15,8 @@ from support.story import DAY, DAY_SECONDS, accept, at
 
 from collector.archive_stores import open_archive_store
 from collector.config import ArchiveSettings, CollectorSettings, MeteringSettings
-from collector.evidence.evidence_archive import ArchivedEvidenceError, EvidenceArchive
+from collector.evidence.evidence_archive import EvidenceArchive
+from collector.evidence.evidence_contents import ArchivedEvidenceError
 from collector.evidence.evidence_tables import evidence_intervals
 from collector.finalization import archived_days, ledger_days
 from collector.finalization.evidence_retention import EvidenceRetention

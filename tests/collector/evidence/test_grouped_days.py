@@ -41,6 +41,7 @@ COMPUTED = MeteringComputation("1", 0)
 STREAMS = {
     "gpu": gpus_of("GPU-0", "GPU-1"),
     "first": gpus_of("GPU-0"),
+    "second": gpus_of("GPU-1"),
     "host": host(),
     "rdma": ports_of(2),
     "whole": partitions_of("GPU-0"),
@@ -50,12 +51,12 @@ STREAMS = {
 quarters = st.integers(0, QUARTERS - 1)
 visits = st.lists(st.tuples(quarters, st.sampled_from(sorted(STREAMS))), max_size=12)
 claims = st.lists(
-    st.tuples(quarters, st.sampled_from(["GPU-0", "GPU-1"]), st.booleans()), max_size=2
+    st.tuples(quarters, st.sampled_from(["GPU-0", "GPU-1", ""]), st.booleans()), max_size=2
 )
 
 
 class Claim(NamedTuple):
-    """A claim of a node, in quarters of an hour."""
+    """A claim of a node, in quarters of an hour; without a GPU it is one of any GPU of the node."""
 
     quarter: int
     gpu: str
@@ -76,7 +77,8 @@ def write(
         started = 900 * claim.quarter
         ended = min(started + 900 * claim.length, 900 * QUARTERS)
         name, of_node = claim.name or f"job-{claim.quarter}", events[claim.node]
-        of_node.setdefault(started, []).append(claim_started(claim.gpu, name, started))
+        facts = {} if claim.gpu else {"count": "1"}
+        of_node.setdefault(started, []).append(claim_started(claim.gpu, name, started, **facts))
         if claim.is_ended:
             of_node.setdefault(ended, []).append(claim_ended(claim.gpu, name, ended))
     schemas: dict[tuple[int, str, int], Schema] = {
@@ -120,7 +122,7 @@ def compare_groups(site: FinalizingCollector) -> None:
         assert days_of(site, cuts) == together
 
 
-@fewer_examples(60)
+@fewer_examples(100)
 @given(visits, claims)
 @example([(0, "gpu"), (1, "host")], [(0, "GPU-0", False)])
 @example([(0, "gpu"), (200, "host"), (383, "gpu")], [(0, "GPU-0", False)])
@@ -157,7 +159,7 @@ claims_of_two = st.lists(
 verdicts = st.dictionaries(st.sampled_from(["n1", "n2"]), st.booleans())
 
 
-@fewer_examples(60)
+@fewer_examples(100)
 @given(visits_of_two, claims_of_two, verdicts)
 @example([(0, "first", 0), (0, "first", 1), (1, "host", 0)], [], {})
 @example([(0, "first", 0), (0, "first", 1), (1, "host", 0), (2, "host", 1)], [], {"n2": False})
