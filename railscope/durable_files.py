@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,6 +21,8 @@ from railscope import RailscopeError
 
 PARTIAL = ".partial"
 """Suffix of a file that is being written."""
+PARTIAL_NAME = re.compile(r".+[.][0-9a-f]{8}" + re.escape(PARTIAL))
+"""Names of such files: the name of the file, and a random number."""
 DAMAGED = ".damaged"
 """Suffix of a JSON file that could not be decoded."""
 LOCK_FILE = "lock"

@@ -24,7 +24,7 @@ from collector.audit import (
     tiles as tile_files,
 )
 from railscope.audit import merkle, signed_note
-from railscope.durable_files import LOCK_FILE, PARTIAL
+from railscope.durable_files import LOCK_FILE, PARTIAL_NAME
 
 
 class VerifyOutcome(IntEnum):
@@ -95,7 +95,6 @@ _TOP_FILES = frozenset(
     }
 )
 _TILE = re.compile(r"tile/(entries|[0-7])((?:/x[0-9]{3})*/[0-9]{3})(?:[.]p/([1-9][0-9]{0,2}))?")
-_TEMPORARY = re.compile(r".*[.][0-9a-f]{8}" + re.escape(PARTIAL))
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +180,7 @@ def check_foreign(
     )
     for path in _existing_files(directory):
         name = path.relative_to(directory).as_posix()
-        if _TEMPORARY.fullmatch(name):
+        if PARTIAL_NAME.fullmatch(name):
             continue  # being written, or left behind by a writer that was killed
         try:
             problem = _find_file_problem(path, name, tiles)

@@ -153,14 +153,17 @@ class EvidenceWriter:
         self, store: evidence_store.EvidenceStore, quiet_ns: int | None
     ) -> None:
         """Write claims, and the intervals that are due at a time; all of them if it is None."""
-        intervals = [
-            interval
-            for interval in self.book.intervals.by_key.values()
-            if interval.is_due(quiet_ns) and interval.key not in self.rejected
-        ]
         claims = [fact for fact in self.book.unwritten if fact not in self.rejected]
-        self._queued = {interval.key for interval in intervals}
+        intervals: list[evidence_memory.IntervalInMemory] = []
+        by_key = self.book.intervals.by_key
         try:
+            for keys in evidence_tables.group_items(list(by_key)):
+                await asyncio.sleep(0)  # there may be 50,000 of them
+                for key in keys:
+                    interval = by_key.get(key)
+                    if interval and interval.is_due(quiet_ns) and key not in self.rejected:
+                        intervals.append(interval)
+                        self._queued.add(key)
             for fact_group in list(evidence_tables.group_items(intervals)) or [[]]:
                 await self._write_accepted(store, fact_group, claims)
                 claims = []

@@ -51,7 +51,7 @@ STREAMS = {
 quarters = st.integers(0, QUARTERS - 1)
 visits = st.lists(st.tuples(quarters, st.sampled_from(sorted(STREAMS))), max_size=12)
 claims = st.lists(
-    st.tuples(quarters, st.sampled_from(["GPU-0", "GPU-1", ""]), st.booleans()), max_size=2
+    st.tuples(quarters, st.sampled_from(["GPU-0", "GPU-1"]), st.booleans()), max_size=2
 )
 
 

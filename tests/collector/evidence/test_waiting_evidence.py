@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -558,3 +560,60 @@ def test_files_return_what_was_written(found: list[tuple[str, int]], data: st.Da
         assert not again.damaged
         again.delete(file)
         assert not WaitingEvidence(Path(name), IngestLimits()).open()
+
+
+WRITER = """
+import os, sys
+from pathlib import Path
+from collector.config import IngestLimits
+from collector.evidence.waiting_evidence import WaitingEvidence
+waiting = WaitingEvidence(Path(sys.argv[1]), IngestLimits())
+waiting.open()
+while True:
+    waiting.write(["n1"], [os.urandom(16 << 20)], 1)
+"""
+
+
+def kill_while_writing(directory: Path) -> None:
+    """Kill a writer once it has begun with a file; it may have finished just before."""
+    with subprocess.Popen([sys.executable, "-P", "-c", WRITER, str(directory)]) as writer:
+        while not list(directory.glob("*.partial")):
+            assert writer.poll() is None
+        writer.kill()
+
+
+def test_unfinished_files_of_a_killed_writer_are_deleted_at_the_start(tmp_path: Path) -> None:
+    for _ in range(50):
+        kill_while_writing(tmp_path)
+        if unfinished := set(tmp_path.glob("*.partial")):
+            break
+    assert unfinished
+    other = [tmp_path / "notes.partial", tmp_path / "0000000001.evidence.copy.partial"]
+    for path in other:
+        path.write_bytes(b"x")
+    (link := tmp_path / "0000000001.evidence.0123abcd.partial").symlink_to(other[0])
+    (directory := tmp_path / "0000000002.evidence.0123abcd.partial").mkdir()
+    finished = set(tmp_path.glob("*.evidence"))
+    WaitingEvidence(tmp_path, IngestLimits()).open()
+    assert set(tmp_path.iterdir()) == {*finished, *other, link, directory}
+
+
+async def test_other_tasks_run_while_due_intervals_are_selected(site: FinalizingCollector) -> None:
+    await site.round(0)
+    for number in range(2000):
+        key = ("n1", "boot-1", number)
+        interval = EvidenceInterval(*key, at(0), at(1))
+        in_memory = IntervalInMemory(interval, touched_ns=at(10), since_ns=at(10))
+        site.core.evidence.intervals.by_key[key] = in_memory
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count_turns())
+    await site.finalizer._writer.write_evidence(site.stores.store, at(0))  # noqa: SLF001 - none is due
+    counting.cancel()
+    assert turns >= 4
