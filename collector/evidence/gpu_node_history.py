@@ -146,8 +146,9 @@ def find_sole_listing(listings: Iterable[KnownListing], until_ns: int) -> int | 
         other_periods = unite_periods(
             period for other, periods in occupied if other is not each for period in periods
         )
-        times = {t for span in each.observed for t in (span.first_ns, min(span.last_ns, until_ns))}
-        sole_ns += [t for t in times if t <= until_ns and not _contains(other_periods, t)]
+        earlier = (span for span in each.observed if span.first_ns <= until_ns)
+        times = {t for span in earlier for t in (span.first_ns, min(span.last_ns, until_ns))}
+        sole_ns += [t for t in times if not _contains(other_periods, t)]
     return max(sole_ns, default=None)
 
 

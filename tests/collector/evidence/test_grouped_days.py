@@ -184,6 +184,16 @@ verdicts = st.dictionaries(st.sampled_from(["n1", "n2"]), st.booleans())
     [Claim(0, "GPU-0", is_ended=False, name="a")],
     {},
 )
+@example(
+    [
+        *((quarter, "first", 0) for quarter in (28, 92, 308)),
+        *((quarter, "rdma", 0) for quarter in (101, 140, 221)),
+        (86, "first", 1),
+        (127, "rdma", 1),
+    ],
+    [Claim(259, "GPU-0", is_ended=False, node=1, length=100, name="b")],
+    {},
+)
 async def test_days_of_a_gpu_of_two_nodes_do_not_depend_on_the_days_metered_together(
     new_ledger_file: Path, visited: list, held: list[Claim], decided: dict[str, bool]
 ) -> None:
