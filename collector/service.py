@@ -390,7 +390,7 @@ class Collector:
                     self.cluster.run(), self.access.run(), self.tokens.watch(), self.entries.run(), self.log.run(),
                     self.checkpoints.run(), self._check_files(), self.files.watch(), self.finalizer.run(),
                     self.clock_records.run(), self.refresher.run(), self.sink.run(), self.remote_write.run(), self.retention.run(),
-                    self.switches.polling.run(), self.switches.receiver.run(),
+                    self.switches.run(),
                 ):  # fmt: skip
                     group.create_task(work)
         finally:

@@ -133,7 +133,7 @@ def test_two_lldpd_are_the_two_ends_of_one_link(directory: Path, subtype: str) -
                 live.close()
     port, nic = (SWITCH, SWITCH_PORT), (NODE, HOST_NIC)
     both = links.PortLink(port, nic, "3", ("host_lldp", "switch_lldp"))
-    assert links.join_links([host], [end]) == links.JoinedLinks({port: both}, [])
+    assert links.join_links([host], [end]) == links.JoinedLinks({port: both}, [], 1)
     assert (end.neighbour_port == HOST_NIC) == (subtype == "ifname")
     without_lldp = host._replace(switch="", switch_port="", chassis="")
     alone = both._replace(evidence=("switch_lldp",))

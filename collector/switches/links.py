@@ -94,6 +94,8 @@ class JoinedLinks(NamedTuple):
 
     links: Mapping[Port, PortLink]
     faults: Sequence[CablingFault]
+    nics: int = 0
+    """NICs whose switch is known; without any there is nothing that could be a fault."""
 
 
 Pair: TypeAlias = tuple[Port, Nic]
@@ -118,8 +120,9 @@ def join_links(
     join.add(HOST_LLDP, SEVERAL_HOSTS, _ports_of_hosts(nics, names), (of_switches, of_file))
     join.add(SWITCH_LLDP, ENDS_DIFFER, of_switches.items(), (of_file,))
     join.add(CABLING_FILE, FILE_DIFFERS, listed, ())
-    faults = [*map(join.with_link, join.faults), *join.wrong_rails(names)]
-    return JoinedLinks(dict(sorted(join.links.items())), sorted(faults))
+    places = join.switch_ports(names)
+    faults = [*map(join.with_link, join.faults), *_wrong_rails(places, nics)]
+    return JoinedLinks(dict(sorted(join.links.items())), sorted(faults), len(places))
 
 
 class _LinkJoin:
@@ -189,23 +192,26 @@ class _LinkJoin:
         is_stated = link is not None and link.nic == fault.stated
         return fault._replace(found=fault.stated, stated=fault.found) if is_stated else fault
 
-    def wrong_rails(self, names: _PortNames) -> Iterator[CablingFault]:
-        """Yield the NICs that end on a leaf of another rail."""
-        ports = {link.nic: port for port, link in self.links.items()}
+    def switch_ports(self, names: _PortNames) -> dict[Nic, Port]:
+        """Return the switch and port of each NIC: those of its link, or else as the switch announces itself to it."""
+        found = {link.nic: port for port, link in self.links.items()}
         for nic, host in self._nics.items():
-            if nic not in ports and (1, nic) not in self._undecided:
-                ports[nic] = (
-                    host_switch(host, names) or host.switch or host.chassis,
-                    host.switch_port,
-                )
-        ends = [
-            rail_cabling.RailEnd(nic, self._nics[nic].rail, port[0])
-            for nic, port in ports.items()
-            if nic in self._nics
-        ]
-        for wrong in rail_cabling.find_wrong_rails(ends):
-            nic = wrong.end.nic
-            yield CablingFault(WRONG_RAIL, ports[nic], nic, expected=wrong.leaves)
+            switch = host_switch(host, names) or host.switch or host.chassis
+            if switch and (1, nic) not in self._undecided:
+                found.setdefault(nic, (switch, host.switch_port))
+        return found
+
+
+def _wrong_rails(places: Mapping[Nic, Port], nics: Mapping[Nic, HostEnd]) -> Iterator[CablingFault]:
+    """Yield the NICs that end on a leaf of another rail."""
+    ends = (
+        rail_cabling.RailEnd(nic, nics[nic].rail, switch)
+        for nic, (switch, _) in places.items()
+        if nic in nics
+    )
+    for wrong in rail_cabling.find_wrong_rails(ends):
+        nic = wrong.end.nic
+        yield CablingFault(WRONG_RAIL, places[nic], nic, expected=wrong.leaves)
 
 
 def _agree(found: Nic, stated: Nic) -> bool:

@@ -5,6 +5,7 @@ Values are taken from the fleet on the event loop, as they change there; everyth
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -93,6 +94,14 @@ def link_cells(join: Callable[[], links.JoinedLinks], shown: Collection[str]) ->
     for link in join().links.values() if shown else ():
         if link.port[0] in shown:
             yield ViewCell(catalog.LINK_INFO, (*link.port, *link.nic, link.rail), 1)
+
+
+def fault_cells(join: Callable[[], links.JoinedLinks]) -> Iterator[ViewCell]:
+    """Yield the number of cabling faults of each kind, if the switch of any NIC is known. Blocking."""
+    joined = join()
+    counts = Counter(fault.kind for fault in joined.faults)
+    for kind in links.FAULT_KINDS if joined.nics or counts else ():
+        yield ViewCell(catalog.CABLING_FAULTS, (kind,), counts[kind])
 
 
 def in_units(metric: Metric, value: int) -> int | float:

@@ -14,6 +14,7 @@ _ALL_PRIORITIES = declare.MetricTable(entities.SWITCH_PORT, "IEEE8021-PFC-MIB ",
 _PRIORITY = declare.MetricTable(entities.SWITCH_PRIORITY, "CISCO-PFC-EXT-MIB ", resets=SINCE_START, detail=declare.BASIC)
 _QUEUE = declare.MetricTable(entities.SWITCH_QUEUE, "CISCO-SWITCH-QOS-MIB csqIfQosGroupStatsTable: ", resets=SINCE_START, detail=declare.BASIC)
 _NEIGHBOUR = declare.MetricTable(entities.SWITCH_NEIGHBOUR, "LLDP-MIB lldpRemTable", detail=declare.BASIC)
+_FAULT = declare.MetricTable(entities.CABLING_FAULT, "collector", detail=declare.BASIC)
 _LINK = declare.MetricTable(entities.SWITCH_LINK, "collector", detail=declare.BASIC)
 
 _CUMULUS_PORT = declare.MetricTable(entities.SWITCH_PORT, "Cumulus Linux nvswitch_interface_", resets=SINCE_START, detail=declare.BASIC)
@@ -53,6 +54,8 @@ QUEUE_BYTES = _QUEUE.counter("railscope_switch_queue_transmit_bytes_total", "Byt
 QUEUE_DROPPED_PACKETS = _QUEUE.counter("railscope_switch_queue_dropped_packets_total", "Unicast packets that a queue dropped.", "5")
 QUEUE_DROPPED_BYTES = _QUEUE.counter("railscope_switch_queue_dropped_bytes_total", "Bytes of the unicast packets that a queue dropped.", "6")
 NEIGHBOUR_INFO = _NEIGHBOUR.info("railscope_switch_neighbour_info", "Device that is connected to a switch port, as announced to the switch: usually a server and one of its NICs.")
+CABLING_FAULTS = _FAULT.gauge("railscope_cabling_faults", "Contradictions in the evidence of links, and NICs on leaves of other rails (wrong_rail), by kind; absent while the switch of no NIC is known.")
+CABLING_NOT_LOGGED = _FAULT.counter("railscope_cabling_changes_not_logged_total", "Cabling faults that appeared or disappeared without a log line, beyond 32 per minute.", about=entities.CLUSTER, resets="Counts from the start of the collector.")
 LINK_INFO = _LINK.info("railscope_switch_link_info", "Node, interface and rail of the NIC that a switch port is connected to, by LLDP of either end or the cabling file; absent for a port without a known NIC, and while the switch is not read.")
 NEIGHBOUR_KNOWN = _NEIGHBOUR.gauge("railscope_switch_neighbour_known", "1 if the device that is connected to a switch port is known to the switch, 0 otherwise.")
 

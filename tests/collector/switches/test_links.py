@@ -122,7 +122,7 @@ def test_less_certain_evidence_decides_between_two_servers_at_one_port(ends, row
 def test_mac_addresses_are_compared_in_any_notation(text):
     assert links.mac_address(text) == OWN
     found = joined([with_addresses(NIC, OWN)], [end("", text, chassis=text)])
-    assert found == links.JoinedLinks({PORT: links.PortLink(PORT, NIC, "3", ("switch_lldp",))}, [])
+    assert found[:2] == ({PORT: links.PortLink(PORT, NIC, "3", ("switch_lldp",))}, [])
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_address_of_two_interfaces_of_a_node_determines_the_node_only():
     found = joined(
         [with_addresses(NIC, OWN), with_addresses(("gpu-0001", "eth1"), OWN)], [end("", OWN)]
     )
-    assert found == links.JoinedLinks({}, [])
+    assert found[:2] == ({}, [])
 
 
 def test_mac_address_that_two_nodes_report_joins_none_and_is_a_fault_that_names_both():
@@ -239,6 +239,7 @@ def test_nic_on_a_leaf_of_another_rail_is_a_fault_without_any_switch():
             links.CablingFault("wrong_rail", ("leaf-0", "Ethernet2"), ("n2", "eth1"), expected=("leaf-1",)),
             links.CablingFault("wrong_rail", ("leaf-1", "Ethernet2"), ("n2", "eth0"), expected=("leaf-0",)),
         ],
+        nics=8,
     )  # fmt: skip
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 from makers import FrameSender
 from running_collector import RunningCollector, run_collector, settings_in
+from structlog.testing import capture_logs
 
 from collector.access.credentials import digest_token
 from collector.config import IngestLimits, SwitchesSettings
+from collector.switches import all_switches, links
 from railscope.catalog import cabling, entities, nic
 from railscope.frame import Entity, Schema
 from tests.support import snmpd
@@ -114,7 +117,12 @@ async def test_nic_on_a_leaf_of_another_rail_is_a_fault(tmp_path: Path):
     tokens.write_text(
         tokens.read_text().replace("n3 =", f'n4 = "{digest_token("token-n4")}"\nn3 =')
     )
-    async with run_collector(with_tokens, poll_on_request) as one:
+
+    def compare_often(one: RunningCollector) -> None:
+        one.collector.switches.compare_seconds = 0.01
+
+    async with run_collector(with_tokens, compare_often) as one:
+        assert "railscope_cabling_faults{" not in (await one.get("/metrics"))[1]
         usual = (("3", "leaf-3"), ("4", "leaf-4"))
         cables = {"n1": usual, "n2": usual, "n3": usual, "n4": (("3", "leaf-4"),)}
         for node, of_node in cables.items():
@@ -133,6 +141,35 @@ async def test_nic_on_a_leaf_of_another_rail_is_a_fault(tmp_path: Path):
             "kind": "wrong_rail", "switch": "leaf-4", "port": "n4", "found": found, "stated": none,
             "expected_leaves": ["leaf-3"],
         }  # fmt: skip
+        _, text = await one.get("/metrics")
+        assert 'railscope_cabling_faults{kind="wrong_rail"} 1\n' in text
+        assert 'railscope_cabling_faults{kind="ends_differ"} 0\n' in text
+        cabling_log = one.collector.switches.cabling_log
+        async with asyncio.timeout(60):
+            while not cabling_log.faults:  # noqa: ASYNC110 - a comparison has no event
+                await asyncio.sleep(0.01)
+        assert [fault.kind for fault in cabling_log.faults] == ["wrong_rail"]
+
+
+def test_changes_of_cabling_faults_are_logged_once_and_within_a_bound():
+    cabling_log = all_switches.CablingLog()
+    one, *more = (
+        links.CablingFault("ends_differ", ("leaf-07", f"p{n:02}"), ("n1", "eth0"), ("n2", "eth0"))
+        for n in range(all_switches.MAX_LOGGED + 2)
+    )
+    with capture_logs() as lines:
+        for faults in ([one], [one], [], [*more, one], [one, *more[1:]]):
+            cabling_log.compare(links.JoinedLinks({}, faults))
+    assert lines[0] == {
+        "event": "cabling_fault_found", "log_level": "warning", "kind": "ends_differ", "switch": "leaf-07", "port": "p00",
+        "found": "n1/eth0", "stated": "n2/eth0", "expected_leaves": "",
+    }  # fmt: skip
+    events = [line["event"] for line in lines]
+    assert events[1] == "cabling_fault_resolved"
+    assert events[2:-2] == ["cabling_fault_found"] * all_switches.MAX_LOGGED
+    assert lines[-2] == {"event": "cabling_changes_not_logged", "log_level": "warning", "count": 2, "advice": "/api/v1/links"}  # fmt: skip
+    assert (events[-1], lines[-1]["port"]) == ("cabling_fault_resolved", "p01")
+    assert cabling_log.not_logged == 2
 
 
 async def test_cabling_file_that_contradicts_lldp_is_a_fault(
