@@ -216,8 +216,8 @@ class SwitchPolling:
         }
 
     def snapshots(self, core: CollectorState) -> dict[str, switch_view.SwitchSnapshot]:
-        """Return the readings of each switch whose last poll succeeded."""
-        is_shown = self.may_poll()
-        polled = [name for name, each in self.polled.items() if is_shown and not each.problem]
+        """Return the readings of each switch whose last poll succeeded; stored ones of before a restart may be old."""
+        problems = self.problems()
+        polled = [name for name in self.polled if not problems[name]]
         nodes = {name: core.fleet.switches.get(SWITCH_PREFIX + name) for name in polled}
         return {name: switch_view.take_snapshot(core, node) for name, node in nodes.items()}

@@ -211,3 +211,17 @@ async def test_link_has_an_info_metric_while_its_switch_is_read(
         assert LINK.format(port="Ethernet0") not in text
         one.collector.switches.polling.polled["leaf-07"].problem = "no answer"
         assert "railscope_switch_link_info{" not in (await one.get("/metrics"))[1]
+
+
+async def test_stored_readings_have_no_metrics_after_a_restart_until_the_first_poll(
+    tmp_path: Path, agent: snmpd.SwitchAgent
+):
+    kept = settings(tmp_path, agent)
+    async with run_collector(kept, poll_on_request) as one:
+        await polled(one)
+    async with run_collector(kept, poll_on_request) as one:
+        (row,) = (await one.json("/api/v1/switches"))["switches"]
+        assert row["switch"] == "leaf-07", "the readings are stored"
+        assert "railscope_switch_port_up{" not in (await one.get("/metrics"))[1]
+        await polled(one)
+        assert "railscope_switch_port_up{" in (await one.get("/metrics"))[1]
