@@ -82,8 +82,12 @@ def test_a_paused_link_is_shown_with_both_ends_over_the_same_time():
 
 def test_the_pauses_of_a_link_are_announced_once(capsys: Any):
     links, screen = compared(4000), DemoScreen()
-    for _ in range(2):
+    screen.draw(VIEWS, links, "")
+    for second in range(31, 51):  # fewer pauses, then many again
+        count = 4000 * (30 if second < 40 else second)
+        links.add([switch(second, count, second, count)], STARTED_NS)
         screen.draw(VIEWS, links, "")
+    assert links.rows()
     text = capsys.readouterr().out
     assert text.count("PAUSED LINK") == 1
     assert (

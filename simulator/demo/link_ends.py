@@ -16,6 +16,8 @@ from railscope.timestamps import SECOND_NS
 
 MIN_FRAMES_PER_SECOND = 100
 """Pause frames from which a link is shown; a healthy one has a few."""
+QUIET_SECONDS = 120
+"""Seconds with few pauses after which further ones are announced again: traffic pauses for a checkpoint, too."""
 _PRIORITY = "3"
 _SECONDS_NEARBY = range(-3, 2)
 """Seconds around the time of a poll in which its counts may have been read: a poll takes 5 seconds at most."""
@@ -91,7 +93,8 @@ class ComparedLinks:
     comparisons: int = 0
     differences: list[str] = field(default_factory=list)
     _histories: dict[LinkDirection, _LinkHistory] = field(default_factory=dict)
-    _announced: set[LinkDirection] = field(default_factory=set)
+    _paused_at: dict[LinkDirection, int] = field(default_factory=dict)
+    """Second of the last many pauses of each link."""
 
     def add(self, switches: Iterable[Mapping[str, Any]], started_wall_ns: int) -> None:
         """Add answers of /api/v1/switches/SWITCH; the simulation began at this time."""
@@ -139,11 +142,13 @@ class ComparedLinks:
         }
 
     def news(self) -> list[str]:
-        """Return a text for each link with many pauses since the last call that had none before."""
-        paused = self.paused()
-        begun = [key for key in paused if key not in self._announced]
-        self._announced = set(paused)
-        return [_announcement(key, *paused[key]) for key in begun]
+        """Return a text for each link on which many pauses have begun since the last call."""
+        texts = []
+        for key, (first, last) in self.paused().items():
+            if last.second - self._paused_at.get(key, -QUIET_SECONDS) >= QUIET_SECONDS:
+                texts.append(_announcement(key, first, last))
+            self._paused_at[key] = last.second
+        return texts
 
     def rows(self) -> list[list[str]]:
         """Return the rows of the table of links with many pauses."""

@@ -9,13 +9,16 @@ import pytest
 
 from railscope.timestamps import SECOND_NS
 from simulator.live import (
+    MAX_START_STEPS,
     MAX_STEPS,
+    STEP_NS,
     LiveNode,
     LiveNodeFileError,
     LiveTimeline,
     PlannedFault,
     planned_occurrence,
     read_live_node,
+    start_model,
 )
 from simulator.node_hardware import build_node_hardware
 
@@ -114,6 +117,13 @@ def test_counters_begin_near_zero():
     assert timeline.result_at("calls", "nvml.nvmlDeviceGetTotalEnergyConsumption(0)", 0) == 0
     pressure = timeline.result_at("files", "/proc/pressure/io", 0)
     assert int(pressure.split("total=")[-1]) < 2 * ROUND * 1_000_000
+
+
+def test_a_start_after_many_hours_repeats_no_step_and_loads_the_drivers():
+    since_ns = (MAX_START_STEPS + 1) * STEP_NS
+    model = start_model(NODE, since_ns)
+    assert model.offset_ns == since_ns
+    assert all(cable.counters.sent.packets == 0 for cable in model.cables)
 
 
 def test_what_has_gone_is_not_kept():
