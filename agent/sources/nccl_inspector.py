@@ -102,6 +102,7 @@ class NcclInspectorSource(source.SourceWithoutResources):
         pushes: inspector_pushes.InspectorPushes | None = None,
     ) -> None:
         self._directory, self._listed = settings.nccl_inspector_directory, ""
+        self._listen = settings.nccl_inspector_listen
         self._places = places
         self._results = results
         self.pushes = pushes
@@ -114,24 +115,28 @@ class NcclInspectorSource(source.SourceWithoutResources):
 
     def probe(self, host: Host) -> source.ProbeResult:
         """Create columns if the directory exists, or if there is a receiver."""
-        subject = "NCCL Inspector"
+        subject, self._listed = "NCCL Inspector", ""
         finding = source.ProbeFinding.absent(subject, "switched off")
-        self._listed = ""
-        if self._directory:
-            try:
+        inputs = [f"pushes to {self._listen}"] * bool(self.pushes)
+        try:
+            if self._directory:
                 count = len(self._list(host).files)
-            except OSError as error:
-                if reading.reason_of(error) is reading.Absent.GONE:
-                    detail = f"{self._directory} does not exist"
-                    finding = source.ProbeFinding.absent(subject, detail)
-                else:
-                    finding = source.ProbeFinding.failed(subject, error, "run the agent as root")
-            else:
-                detail = f"{source.format_count(count, 'log')} in {self._directory}"
-                finding = source.ProbeFinding.supported(subject, detail)
                 self._listed = self._directory
-        if not self._listed and not self.pushes:
+                inputs.insert(0, f"{source.format_count(count, 'log')} in {self._directory}")
+        except OSError as error:
+            if reading.reason_of(error) is reading.Absent.GONE:
+                detail = f"{self._directory} does not exist"
+                finding = source.ProbeFinding.absent(subject, detail)
+            else:
+                finding = source.ProbeFinding.failed(subject, error, "run the agent as root")
+        else:
+            if inputs:
+                finding = source.ProbeFinding.supported(subject, ", ".join(inputs))
+        if not inputs:
             return source.ProbeResult(findings=(finding,))
+        return self._columns().result(finding)
+
+    def _columns(self) -> source.ColumnBuilder:
         columns = source.ColumnBuilder()
         for state in c.INSPECTOR_FILE_STATES:
             columns.add(c.INSPECTOR_FILES, frame.Entity(entities.INSPECTOR_FILE, (state,)))
@@ -149,7 +154,7 @@ class NcclInspectorSource(source.SourceWithoutResources):
             columns.add(c.INSPECTOR_REQUESTS, about)
         for result in c.INSPECTOR_POINT_RESULTS if self.pushes else ():
             columns.add(c.INSPECTOR_POINTS, frame.Entity(entities.INSPECTOR_POINT, (result,)))
-        return columns.result(finding)
+        return columns
 
     def _list(self, host: Host) -> JobFileListing:
         answer = host.call(JOB_FILES, "list_inspector", self._directory)

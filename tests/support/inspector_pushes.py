@@ -111,7 +111,7 @@ def push_body(points: Sequence[Point]) -> bytes:
 class PushedNode:
     """An agent's receiver, and the sources that read its pushes; this process is on a GPU."""
 
-    def __init__(self) -> None:
+    def __init__(self, directory: str = "") -> None:
         self.clock = ManualClock()
         self.host = LiveHost(Path("/"), self.clock)
         self.places = RankPlaces(
@@ -119,13 +119,17 @@ class PushedNode:
         )
         self.add_process(os.getpid())
         self.pushes = InspectorPushes(self.places)
-        settings, results = CollectiveSettings(), source_bases.ReportedReadings()
+        results, listen = source_bases.ReportedReadings(), "127.0.0.1:0"
+        settings = CollectiveSettings(
+            nccl_inspector_directory=directory, nccl_inspector_listen=listen
+        )
         inspector = nccl_inspector.NcclInspectorSource(settings, self.places, results, self.pushes)
         metrics = nccl_metrics.NcclMetricsSource(settings, self.places, self.pushes)
         self.totals = results
+        self.inspector = inspector
         self._inspector = SourceReader(inspector, self.host, ORIGIN)
         self._metrics = SourceReader(metrics, self.host, ORIGIN)
-        self.receiver = InspectorReceiver("127.0.0.1:0", self.pushes, self.host, lambda: 0.0)
+        self.receiver = InspectorReceiver(listen, self.pushes, self.host, lambda: 0.0)
 
     def add_process(self, pid: int, gpus: Sequence[int] = (0,), **facts: str) -> None:
         """Add a process of this user on GPUs."""

@@ -81,6 +81,18 @@ async def test_pushed_calls_have_the_totals_of_the_logs_without_ranks(tmp_path: 
         assert node.counts(c.INSPECTOR_POINTS) == {"stored": 3 * len(calls)}
 
 
+@pytest.mark.parametrize(
+    ("has_directory", "detail"),
+    [(False, "pushes to 127.0.0.1:0"), (True, "0 logs in {}, pushes to 127.0.0.1:0")],
+)
+def test_a_check_reports_directory_and_address(
+    tmp_path: Path, *, has_directory: bool, detail: str
+) -> None:
+    node = PushedNode(str(tmp_path) if has_directory else "")
+    (finding,) = node.inspector.probe(node.host).findings
+    assert finding.detail == detail.format(tmp_path)
+
+
 async def test_a_sender_is_found_by_its_socket_and_not_by_its_attributes() -> None:
     async with receiving_node() as node:
         node.places.processes.clear()
