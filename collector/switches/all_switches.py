@@ -47,7 +47,15 @@ class CablingLog:
             switch, port = fault.port
             found, stated = map("/".join, (fault.found, fault.stated))
             leaves = ", ".join(fault.expected)
-            write(event, kind=fault.kind, switch=switch, port=port, found=found, stated=stated, expected_leaves=leaves)  # fmt: skip
+            write(
+                event,
+                kind=fault.kind,
+                switch=switch,
+                port=port,
+                found=found,
+                stated=stated,
+                expected_leaves=leaves,
+            )
         if more := len(changes[MAX_LOGGED:]):
             self.not_logged += more
             log.warning("cabling_changes_not_logged", count=more, advice="/api/v1/links")
