@@ -17,6 +17,7 @@ _AGE = "time() - max by (switch) (railscope_switch_last_poll_timestamp_seconds)"
 _IDENTITY = {"switch": "Switch", "system_name": "System name", "description": "Description", "missing_tables": "Missing tables"}  # fmt: skip
 _NEIGHBOUR = {"switch": "Switch", "port": "Port", "system_name": "System name", "neighbour_port": "Port of the neighbour", "chassis": "Chassis"}  # fmt: skip
 _READ = {0: "not read", 1: "read"}
+_FAULTS = "max by (kind) (railscope_cabling_faults)"
 _STORMS = f"max by ({PORT}, queue) (railscope_switch_queue_pfc_watchdog_storm) == 1"
 
 
@@ -212,6 +213,9 @@ def _links() -> Iterator[panels.Panel]:
               panels.Column("Speed", query.build_query(speed))),
         panels.rows(602, "Neighbours", "Devices that the switch receives LLDP from, as they name themselves.", _NEIGHBOUR,
               panels.Column("Known", query.build_query(neighbours, query.COUNT), worst="lowest")),
+        panels.rows(603, "Cabling faults", "Of all switches, by kind; docs/switches.md explains them, and the console lists them with their ports.", {"kind": "Kind"},
+              panels.Column("Faults", query.build_query(_FAULTS, query.COUNT), panels.NONE_IS_GOOD, worst="highest")),
+        panels.lines(604, "Cabling faults over time", "Of all switches, by kind.", query.build_query(_FAULTS, query.COUNT, "{{kind}}"), span=12),
     )  # fmt: skip
 
 
@@ -227,6 +231,6 @@ SECTIONS = tuple(
         ("Which ports of the selected switch pause, are paused, or drop packets?", _ports),
         ("Which queues of the selected switch are congested?", _queues),
         ("Where does the PFC watchdog act?", _watchdog),
-        ("What is connected to the selected switch?", _links),
+        ("What is connected to the selected switch, and are cables where they should be?", _links),
     )
 )
