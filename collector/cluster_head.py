@@ -35,7 +35,7 @@ from collector.diagnosis.incident_table import IncidentTable
 from collector.finalization import followed_account, ledger_days
 from collector.fleet import view_cells
 from collector.ledger import database as databases, leases, membership
-from collector.live_diagnosis import diagnosis_engine, diagnosis_service
+from collector.live_diagnosis import diagnosis_service
 from collector.state import collector_state, feed_follower, record_feed
 from collector.workloads.job_readings import MeasureAverages
 from railscope import settings as setting_files
@@ -353,7 +353,7 @@ class ClusterHead:
             core=core,
             directory=directory / "diagnosis",
             jobs=lambda: live.roster.jobs() if live.is_ready else (),
-            queue=diagnosis_engine.BatchQueue(),
+            queue=diagnosis_service.BatchQueue(),
         )
         account = followed_account.FollowedAccount(
             core.evidence, live, self.open_stores, self.settings.metering, self.refresher.wall_ns

@@ -152,6 +152,7 @@ class Collector:
             self.clock.now_ns,
             lambda: self.live.roster.jobs() if self.live.is_ready else (),
             self.settings.diagnosis.thresholds,
+            lambda: self.switches.polling.cabling,
         )
         self.webhook = incident_webhook.IncidentWebhook(
             self.settings.diagnosis, lambda: self.diagnosis.table, self.diagnosis.engine.notified
@@ -389,8 +390,7 @@ class Collector:
                 for work in (
                     self.cluster.run(), self.access.run(), self.tokens.watch(), self.entries.run(), self.log.run(),
                     self.checkpoints.run(), self._check_files(), self.files.watch(), self.finalizer.run(),
-                    self.clock_records.run(), self.refresher.run(), self.sink.run(), self.remote_write.run(), self.retention.run(),
-                    self.switches.run(),
+                    self.clock_records.run(), self.refresher.run(), self.sink.run(), self.remote_write.run(), self.retention.run(), self.switches.run(),
                 ):  # fmt: skip
                     group.create_task(work)
         finally:

@@ -10,12 +10,19 @@ from pathlib import Path
 import yaml
 
 from collector.detector_thresholds import AdviceThresholds
+from collector.diagnosis import switch_advice, switch_evidence, switch_queues
 from collector.diagnosis.incident_classes import CLASSES, IncidentClass
 from collector.diagnosis.incident_report import incident_schema
 from collector.diagnosis.network_advice import BLOCK_MINUTES, BLOCKS
 from collector.diagnosis.ranking import EDGES
 from collector.diagnosis.settings_advice import MIN_MAJORITY
 from collector.diagnosis.signals import SIGNALS
+from railscope.timestamps import SECOND_NS
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in sorted(names))
+
 
 _THRESHOLDS = AdviceThresholds()
 _ROOT = Path(__file__).resolve().parent.parent
@@ -111,8 +118,32 @@ audit log, billing and the collector are never inhibited by an incident.
 """
 
 
+_SWITCH_EVIDENCE = f"""\
+Where the collector [reads switches](switches.md), the diagnosis of a running collector uses them; without them, its results are the same as before,
+and so are those of `railscope diagnose`. A switch whose last sample is older than three periods and 30 seconds is unknown: it
+confirms, contradicts and localises nothing.
+
+- **Both ends of a link.** The classes {_listed(switch_evidence.PAUSING_CLASSES)} rest on pauses that a NIC counts as sent, the classes
+  {_listed(switch_evidence.PAUSED_CLASSES)} on those that it counts as received. Evidence `switch_pauses_received` or `switch_pauses_sent` is the
+  increase of the counter of the same priority at the switch port, over {switch_evidence.COMPARED_NS // SECOND_NS} to {switch_evidence.MAX_COMPARED_NS // SECOND_NS} seconds; the threshold is the greatest one of the NIC in
+  the same time, as their samples are at other times, a counter of a switch may be {switch_evidence.COUNTER_AGE_NS // SECOND_NS} seconds old when it is read, and the clock of a
+  node is uncertain. If both agree within these bounds, the confidence is that of the strongest evidence of the class; if one end counts more than
+  {switch_evidence.DIFFERENT:.0f} times as much, it is the lowest of the class. Between the two (some devices also count the ends of pauses), after a reset, and
+  for a link that is new, nothing follows.
+- **Queues.** The cause of {_listed(switch_queues.LOCALISED)} is a leaf, or one of several. Its queues, and those of spines toward it, are compared with the queues of
+  the same number at ports of the same role, from the first finding on: marks, drops, pauses received per second, and occupancy. If exactly
+  one exceeds {switch_queues.FACTOR:.0f} times the median of at least {switch_queues.MIN_PEERS - 1} others and {switch_queues.RISE:.0f} times its own past, the cause is its leaf, with `port_switch`, `port` and
+  `queue`; otherwise the alternatives stay. A quantity counts if all of the leaves report it. The role of a port is "host" if
+  a NIC is linked to it, and "uplink" if it receives LLDP from a device without an agent. The queue of a priority has its number.
+- An `incast_receiver` is confirmed if the queue toward it stands out in the same way.
+- **PFC watchdog.** A storm that it detects is evidence `watchdog_storms` of `pfc_storm`: of the NIC at the port, if the node itself or the cabling
+  file states the link and the NIC counts pauses as well; of the port, if the NIC is not known or its counters are not. If the NIC
+  counts no pauses, there is no storm: a switch alone makes no NIC and no node the cause of an incident.
+"""
+
+
 _ADVICE = f"""\
-An advice is an incident of severity `info` about a state that lasts and costs. `gain` states what following it should gain, as a share of the time of
+An advice is an incident about a state that lasts and costs, of severity `info`; `headroom_low` is a warning. `gain` states what following it should gain, as a share of the time of
 the affected jobs and as GPU-seconds per hour, and how this was derived. All devices that it concerns are victims. Advice explains symptoms at most, and no baseline leaves its devices out.
 
 - `config_drift`: NICs with the same role, driver and board, GPUs with the same model and part number, and nodes are compared by their settings
@@ -133,6 +164,14 @@ the affected jobs and as GPU-seconds per hour, and how this was derived. All dev
   leaf is reported if {_THRESHOLDS.min_late_nics:.0%} of its NICs are paused {_THRESHOLDS.paused_per_marked:.0f} times as much as the packets of any receiver of the rail are marked, and {_THRESHOLDS.late_factor:.0f} times
   as much as on other rails, or for {_THRESHOLDS.certain_late_paused:.0%} of the time. A receiver without an agent may be the reason instead if it receives from most NICs of the leaf. Without any marks it is `ecn_inactive`, or a site without ECN. The gain is the
   share of paused time beyond that of other rails: an upper bound.
+  [Switches](#switches) show this themselves: over {switch_advice.MARKS_NS // SECOND_NS} seconds, a leaf sends at least {switch_advice.MIN_PAUSES:.0f} pause frames of a priority per second, and its queues
+  of this priority mark fewer packets. Or a queue has, in {switch_advice.MIN_DEEP_SHARE:.0%} of at least {switch_advice.MIN_DEEP_SAMPLES} samples, more than its port sends in
+  {switch_advice.DEEP_SECONDS * 1e6:.0f} µs (at the recommended thresholds, every packet is marked from there on), and marks less than {switch_advice.MARKS_PER_DEEP:.0%} of what this share implies. Depth, marks, packets and pauses
+  are those of the same switch and poll; marks that are not counted are unknown, not 0. The gain is the median share of time in which the leaf pauses its NICs: an upper bound.
+- `pause_counts_differ`: the two ends of a link count different numbers of pause frames, beyond what the times of their samples explain ([Switches](#switches)); one advice for each
+  switch, with both counts. The detector of pauses relies on these counters: a receiver that seems slow may be none, or one may be missed. The gain is unknown.
+- `headroom_low`: the watermark of the headroom of a priority group is above {switch_advice.MIN_HEADROOM_SHARE:.0%} of the size in its buffer profile, or a priority group dropped packets
+  although its port pauses the sender. A size that is not known gives no advice. A watermark lasts until the switch clears it. The gain is unknown: a full headroom loses packets.
 - `rail_imbalance`: rails that carry more than {_THRESHOLDS.max_rail_ratio} or less than {_THRESHOLDS.min_rail_ratio} of the median rail of a job, on {_THRESHOLDS.agreeing_nodes:.0%} of its nodes, in
   {BLOCKS} consecutive blocks of {BLOCK_MINUTES} minutes. The gain is the time that the busiest rail needs at line rate, less that of the mean rail: an upper
   bound. Unequal uplinks of a leaf do not show in the counters of hosts.
@@ -199,6 +238,10 @@ def page() -> str:
         *_SYMPTOMS.splitlines(),
         "",
         *_table(("class", "alerts", "same labels", "of"), _symptoms()),
+        "## Switches",
+        "",
+        *_SWITCH_EVIDENCE.splitlines(),
+        "",
         "## Advice",
         "",
         *_ADVICE.splitlines(),

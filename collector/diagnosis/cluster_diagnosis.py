@@ -25,6 +25,9 @@ from collector.diagnosis import (
     rank_events,
     settings_advice,
     step_period,
+    switch_advice,
+    switch_evidence,
+    switch_queues,
 )
 from collector.diagnosis.incidents import MAX_OPEN_PER_CAUSE_NODE, IncidentChange, IncidentTracker
 from collector.diagnosis.node_readings import Clock, FindSchema, NodeEvent, ReadingsCollector
@@ -90,6 +93,8 @@ class ClusterDiagnosis:
         self.has_receipts = False
         """True if receipts are recorded apart from samples."""
         self.drift = settings_advice.ConfigDrift()
+        self.switches = switch_evidence.SwitchEvidence()
+        self._queues = switch_queues.QueueLocaliser(self.switches)
         self._loads = network_advice.StandingLoads()
         self._progress: dict[JobKey, int] = {}
         self._pauses: dict[JobKey, int] = {}
@@ -126,6 +131,8 @@ class ClusterDiagnosis:
     def add(self, node: str, run: str, batch: Batch, find_schema: FindSchema, clock: Clock) -> None:
         """Add a batch of a node. Events that an agent reads again after its restart are ignored."""
         self.add_devices(node, (batch,), find_schema, clock)
+        if self.switches.follows(node):
+            self.switches.hosts.add(node, run, (batch,), find_schema, clock)
         for node_event in self.readings.add(node, run, batch, find_schema, clock):
             event, seen_keys = node_event.event, self._seen_events[node]
             key = (event.name, event.entity.key, event.boot_ns)
@@ -197,7 +204,9 @@ class ClusterDiagnosis:
                 del of_job[key]
         self._add_to_minute(view)
         with np.errstate(invalid="ignore", divide="ignore"):
-            changed = self.tracker.update(view, list(self._findings(view)))
+            self.switches.prepare(view)
+            found = self.switches.refine(list(self._findings(view)))
+            changed = self.tracker.update(view, self._queues.refine(view, found))
         if slot % findings.SLOTS_PER_MINUTE == findings.SLOTS_PER_MINUTE - 1:
             self.steps = self._find_steps(jobs, slot)
             gaps = {"job_gap": job_detectors.node_gaps(view)}
@@ -270,6 +279,9 @@ class ClusterDiagnosis:
             node_detectors.stale_nodes(view, self.contacts, has_receipts=self.has_receipts),
             node_detectors.wrong_clocks(view, self.contacts),
             self.drift.findings(view),
+            switch_advice.switch_findings(
+                view, self.switches
+            ),  # before what hosts show of the same leaf
             network_advice.late_marks(view),
             network_advice.wrong_cables(view),
             self._loads.findings(view),

@@ -19,11 +19,13 @@ from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.signals import ClusterSignals
 from collector.diagnosis.slot_ring import compress, decompress
 from collector.diagnosis.slot_sums import Floats
+from collector.diagnosis.switch_counters import SwitchQueue
 from collector.workloads.job_roster import JobKey
 from railscope.timestamps import SECOND_NS
 
 Flags: TypeAlias = NDArray[np.bool_]
 
+_MIN_CERTAINTY = 0.6
 SLOTS_PER_MINUTE = 6
 SLOT_NS = 60 * SECOND_NS // SLOTS_PER_MINUTE
 _MAX_BASELINE_MINUTES = 30
@@ -100,11 +102,22 @@ class Finding:
     parts: tuple[int, ...] = ()
     """Positions of the NICs or GPUs that a larger cause consists of."""
     detail: str = ""
-    subject: str = ""
+    subject: str | Cause = ""
     """Identity of an advice whose devices may change while it lasts; without it, the cause is the identity."""
     affected: tuple[Cause, ...] = ()
     """All entities that an advice concerns."""
     gain: ExpectedGain | None = None
+    queue: SwitchQueue | None = None
+    """Queue of a switch at which switches show the cause."""
+    is_confirmed: bool | None = None
+    """True if the other end of a link counts the same, False if it contradicts; None if it is unknown."""
+
+    def certainty(self, *, has_slow_jobs: bool) -> float:
+        """Return the certainty of the conclusion, from 0.6 to 1; the lowest one if it is contradicted."""
+        if self.is_confirmed is False:
+            return _MIN_CERTAINTY
+        strength = 1.0 if self.is_confirmed else min(1.0, self.strength)
+        return _MIN_CERTAINTY + 0.3 * strength + 0.1 * has_slow_jobs
 
 
 WORK_SIGNALS = frozenset(

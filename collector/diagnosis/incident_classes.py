@@ -53,6 +53,11 @@ class IncidentClass:
     is_advice: bool = False
     """True for a state that lasts and costs: no fault, and nothing that a baseline should leave out."""
 
+    @property
+    def max_gap(self) -> int:
+        """Distance of two evaluations that may count together; after a longer one the count starts again."""
+        return self.of_evaluations - self.min_evaluations + 1
+
 
 _HARD, _STRONG, _GROUP, _SYMPTOM = 1.0, 0.8, 0.6, 0.3
 _INFO, _WARNING, _CRITICAL = Severity.INFO, Severity.WARNING, Severity.CRITICAL
@@ -106,7 +111,9 @@ _ADVICE_ROWS = [
     ("config_drift", "Devices have other settings or versions than most of their peers.", _INFO, 12, 12, _HARD, "set what most of the peers have, or record the difference as intended"),
     ("switch_settings_mismatch", "NICs and their switch ports have different settings.", _INFO, 12, 12, _HARD, "set NIC and switch port alike"),
     ("cabling_fault", "NICs end on leaf switches of other rails.", _INFO, 12, 12, _HARD, "move the cables to the leaves of their rails, or correct the rails of the node"),
-    ("ecn_late", "A leaf switch pauses senders before it marks packets.", _INFO, 12, 14, _GROUP, "set the ECN thresholds of the switch below its PFC thresholds"),
+    ("ecn_late", "A leaf switch marks packets too late: it pauses senders before, or its queues grow deep.", _INFO, 12, 14, _GROUP, "set the ECN thresholds of the switch below its PFC thresholds"),
+    ("pause_counts_differ", "NICs and their switch ports count different numbers of pause frames.", _INFO, 12, 14, _HARD, "compare the counters at both ends; check drivers, the software of the switch, and PFC at both ends"),
+    ("headroom_low", "A switch port has used nearly all of its headroom: packets of a lossless priority may be lost.", _WARNING, 6, 8, _HARD, "raise the headroom of the port's buffer profile; check the length of its cable"),
     ("rail_imbalance", "Some rails of a job carry more or less than the others for half an hour.", _INFO, 6, 6, _GROUP, "check the list of NICs and the affinity of the job's ranks"),
     ("placement_oversubscribed", "A job crosses pods, is limited by the uplinks, and fits into one pod.", _INFO, 6, 6, _GROUP, "place the job in one pod when it starts again"),
 ]  # fmt: skip

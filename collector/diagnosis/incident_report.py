@@ -27,11 +27,13 @@ _LIMITS = {
     "leaf": "Hosts cannot distinguish a leaf switch from its uplinks and the spines behind it.",
     "link_transmit_errors": "A host does not count errors of the data that it sends: the switch port counts them.",
     "ecn_late": "Hosts cannot read the thresholds of the switch; their order follows from pause, and from marks at the receivers with an agent.",
+    "pause_counts_differ": "Counters alone do not determine the end that counts wrong; frames may also be lost on the cable.",
+    "headroom_low": "A watermark is the highest value since it was last cleared: the switch does not state its time.",
     "rail_imbalance": "Hosts cannot distinguish the uplinks of a leaf: the counters of the switch show unequal uplinks.",
     "incast_receiver": "Hosts cannot read the queue of the switch; it follows from marks and rates.",
     "nccl_hang": "Counters of hosts cannot determine the rank that did not enter the collective when all of them spin: flight recorders and NCCL's RAS subsystem do.",
 }  # fmt: skip
-"""Limits of the observation by hosts, by kind of cause or by class."""
+"""Limits of the observation, by kind of cause or by class."""
 
 
 class NicDocument(msgspec.Struct, frozen=True, tag_field="kind", tag="nic"):
@@ -65,13 +67,17 @@ class NodeDocument(msgspec.Struct, frozen=True, tag_field="kind", tag="node"):
 class LeafDocument(msgspec.Struct, frozen=True, tag_field="kind", tag="leaf"):
     """A leaf switch, or one of others that hosts cannot distinguish.
 
-    The name is empty if no NIC states it; pods are numbered in the order of their nodes.
+    The name is empty if no NIC states it; pods are numbered in the order of their nodes. If switches show the cause,
+    `port_switch`, `port` and `queue` name it: the switch may be a spine, and the queue is empty for a whole port.
     """
 
     switch: str
     pod: int | None
     rail: int | None
     alternatives: tuple[LeafDocument, ...] = msgspec.field(name="or", default=())
+    port_switch: str | msgspec.UnsetType = msgspec.UNSET
+    port: str | msgspec.UnsetType = msgspec.UNSET
+    queue: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class RackDocument(msgspec.Struct, frozen=True, tag_field="kind", tag="rack"):
@@ -207,7 +213,7 @@ def incident_document(
         lost_gpu_seconds=round(sum(incident.lost_gpu_seconds.values())),
         action=kind.action,
         detail=incident.detail,
-        limits=_LIMITS.get(kind.name, "") or _LIMITS.get(cause.kind, ""),
+        limits="" if incident.queue else _LIMITS.get(kind.name, "") or _LIMITS.get(cause.kind, ""),
         explained_by=incident.explained_by or None,
         gain=_gain(incident.gain) if incident.gain else None,
     )
@@ -231,7 +237,11 @@ def _entity(incident: Incident, devices: ClusterDevices, groups: PeerGroups) -> 
     entity = _device(cause, devices, groups)
     if isinstance(entity, LeafDocument):
         alternatives = tuple(_leaf(leaf, devices, groups) for leaf in incident.alternatives)
-        return msgspec.structs.replace(entity, alternatives=alternatives)
+        entity = msgspec.structs.replace(entity, alternatives=alternatives)
+        if incident.queue:
+            names = dict(zip(("port_switch", "port", "queue"), incident.queue, strict=True))
+            entity = msgspec.structs.replace(entity, **names)
+        return entity
     if isinstance(entity, NodeDocument):
         nics = [devices.nics[part] for part in parts if part < len(devices.nics)]
         interfaces = sorted(nic.interface for nic in nics if nic.node == cause.name)
@@ -330,6 +340,9 @@ def entity_text(entity: EntityDocument) -> str:
             rail = "" if entity.rail is None else f" of rail {entity.rail}"
             alternatives = (each.switch or "another leaf" for each in entity.alternatives)
             text = " or ".join((f"leaf {entity.switch}{rail}", *alternatives))
+            if entity.port:
+                queue = f" queue {entity.queue}" if entity.queue else ""
+                text += f", {entity.port_switch} {entity.port}{queue}"
         case RackDocument():
             text = f"rack {entity.rack}".rstrip() + f" of {', '.join(entity.nodes)}"
         case StorageDocument():

@@ -16,6 +16,7 @@ from collector.diagnosis.network_detectors import victims
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.ranking import REFUTED, CauseIndex, Reach, may_explain, reach_of
 from collector.diagnosis.signals import SIGNALS
+from collector.diagnosis.switch_counters import SwitchQueue
 from collector.workloads.job_roster import JobKey
 from railscope.timestamps import SECOND_NS
 
@@ -70,8 +71,10 @@ class Incident:
     tenant_nodes: dict[str, set[str]] = field(default_factory=dict)
     """Nodes of the jobs that the incident touches, by tenant."""
     last_slot: int = 0
-    subject: str = ""
+    subject: str | Cause = ""
     """Identity of a finding whose cause changes; empty if the cause is the identity."""
+    queue: SwitchQueue | None = None
+    """Queue at which the cause is; it stays when the switch no longer shows it."""
 
     @property
     def incident_class(self) -> IncidentClass:
@@ -201,7 +204,10 @@ class IncidentTracker:
             found = _Candidate(finding, reach, slot, onset_ns, deque(maxlen=REOPEN_SLOTS))
             self._candidates[key] = found
             self._of_nodes[reach.nodes] += 1
-        elif found.incident is None and slot - found.slots[-1] > _max_gap(finding):
+        elif (
+            found.incident is None
+            and slot - found.slots[-1] > CLASSES[finding.incident_class].max_gap
+        ):
             found.first_slot, found.onset_ns = slot, finding.onset_ns or self._onset(view, finding)
             found.slots.clear()
         if not found.slots or found.slots[-1] != slot:
@@ -285,9 +291,9 @@ class IncidentTracker:
     ) -> Incident:
         finding = candidate.finding
         text = f"{kind.name} {finding.subject or finding.cause} {candidate.onset_ns}"
-        incident_id = _identity(text)
-        if incident_id in self._ids:  # a state that has ended and returned states its onset again
-            incident_id = _identity(f"{text} {view.timestamp_ns}")
+        names = text, f"{text} {view.timestamp_ns}"  # of a state that returned, with its onset
+        ids = [hashlib.blake2b(each.encode(), digest_size=6).hexdigest() for each in names]
+        incident_id = ids[ids[0] in self._ids]
         self._ids.add(incident_id)
         return Incident(
             incident_id=incident_id,
@@ -314,7 +320,10 @@ class IncidentTracker:
         if candidate.severity.is_above(incident.severity):
             incident.severity = candidate.severity
             self._note(ChangeKind.ESCALATED, incident)
-        if finding.cause.kind == "leaf":
+        if finding.queue and incident.queue in {None, finding.queue}:
+            incident.queue, incident.cause = finding.queue, finding.cause
+            incident.subject, incident.alternatives = finding.subject, ()
+        elif finding.cause.kind == "leaf" and not incident.queue:
             # Which of several leaves comes first may change.
             other_leaves = {finding.cause.position, *finding.alternatives} - {
                 incident.cause.position
@@ -322,8 +331,9 @@ class IncidentTracker:
             incident.alternatives = tuple(sorted(other_leaves)) or incident.alternatives
         incident.last_slot = slot
         explained = not kind.is_advice and self._slow_jobs(view, incident)
-        certainty = 0.6 + 0.3 * min(1.0, finding.strength) + 0.1 * bool(explained)
-        incident.confidence = max(incident.confidence, round(kind.specificity * certainty, 3))
+        confidence = round(kind.specificity * finding.certainty(has_slow_jobs=bool(explained)), 3)
+        before = 0.0 if finding.is_confirmed is False else incident.confidence
+        incident.confidence = max(before, confidence)
 
     def _slow_jobs(self, view: DiagnosisView, incident: Incident) -> bool:
         for key in incident.reach.jobs:
@@ -426,21 +436,11 @@ def _add_tenants(view: DiagnosisView, incident: Incident) -> None:
             of_tenants.setdefault(tenant, set()).update(job.nodes)
 
 
-def _identity(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
-
-
-def _max_gap(finding: Finding) -> int:
-    """Return the distance of two evaluations that may count together; after a longer one the count starts again."""
-    kind = CLASSES[finding.incident_class]
-    return kind.of_evaluations - kind.min_evaluations + 1
-
-
 def _memory(candidate: _Candidate) -> int:
     """Return for how many slots a finding explains others: a report of the hardware outlasts its event, unless it has ended."""
-    if candidate.incident is None:
-        return _max_gap(candidate.finding) - 1
     kind = CLASSES[candidate.finding.incident_class]
+    if candidate.incident is None:
+        return kind.max_gap - 1
     return CLOSE_SLOTS if kind.specificity < 1 or kind.name in PASSING_CLASSES else REOPEN_SLOTS
 
 

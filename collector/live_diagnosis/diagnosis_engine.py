@@ -34,7 +34,8 @@ from collector.diagnosis.incident_table import IncidentTable, ReportedIncident
 from collector.diagnosis.incidents import Incident, IncidentChange
 from collector.diagnosis.jobs import PeerGroups
 from collector.diagnosis.rank_events import RANK_EVENTS
-from collector.fleet.fleet import characters_of
+from collector.diagnosis.switch_evidence import LinkedPort
+from collector.fleet.fleet import SWITCH_PREFIX
 from collector.workloads.job_roster import JobKey
 from railscope import durable_files, service
 from railscope.timestamps import HOUR_NS, SECOND_NS
@@ -49,7 +50,6 @@ KEPT_SLOTS, OPEN_SLOTS = 36, 8
 """Slots of readings, and those of them that are not compressed."""
 MAX_SLOTS_LATE = 6
 """Slots that are evaluated late; after a longer interruption the others are left out."""
-MAX_NODE_QUEUE_BYTES, MAX_QUEUE_BYTES = 8 << 20, 256 << 20
 MAX_SET_BACK_SLOTS = 24 * HOUR_NS // SLOT_NS
 """Slots by which the clock may be set back, and the incidents continue."""
 MAX_EVENT_AGE_NS = HOUR_NS
@@ -60,8 +60,6 @@ MAX_CURVED = 100
 MAX_PENDING = 10_000
 MAX_LOSSES = 10_000
 """Pairs of class and tenant with losses to dropped incidents; further ones are counted without the tenant."""
-ENVELOPE_BYTES = 1024
-"""Memory of a queued envelope, and of an event, in addition to their content."""
 MAX_INCIDENTS = 1000
 """Incidents that are kept; open ones always are."""
 BASELINES_EVERY_SLOTS = 60
@@ -79,39 +77,7 @@ class QueuedBatches(NamedTuple):
     received_ns: int
     offset_ns: int
     batches: Sequence[Batch]
-
-
-@dataclass(slots=True)
-class BatchQueue:
-    """New frames since the last evaluation, bounded for each node and for all."""
-
-    items: list[QueuedBatches] = field(default_factory=list)
-    dropped: int = 0
-    _bytes: int = 0
-    _bytes_of: Counter[str] = field(default_factory=Counter)
-
-    def put(self, item: QueuedBatches) -> None:
-        """Add the new batches of an envelope, unless the queue is full."""
-        size = ENVELOPE_BYTES + sum(map(_size_of, item.batches))
-        node_bytes = self._bytes_of[item.node] + size
-        if node_bytes > MAX_NODE_QUEUE_BYTES or self._bytes + size > MAX_QUEUE_BYTES:
-            self.dropped += 1
-            return
-        self._bytes += size
-        self._bytes_of[item.node] = node_bytes
-        self.items.append(item)
-
-    def take(self) -> list[QueuedBatches]:
-        """Return all items and forget them."""
-        taken, self.items = self.items, []
-        self._bytes = 0
-        self._bytes_of.clear()
-        return taken
-
-
-def _size_of(batch: Batch) -> int:
-    values = len(batch.base) + len(batch.steps) + len(batch.reasons) + 16 * batch.rows
-    return values + sum(ENVELOPE_BYTES + 4 * characters_of(event) for event in batch.events)
+    boot_id: str = ""
 
 
 @dataclass(slots=True)
@@ -277,7 +243,11 @@ class DiagnosisEngine:
     # Evaluation --------------------------------------------------------------------------------
 
     def process(
-        self, items: Iterable[QueuedBatches], jobs: Mapping[JobKey, Sequence[str]], now_ns: int
+        self,
+        items: Iterable[QueuedBatches],
+        jobs: Mapping[JobKey, Sequence[str]],
+        now_ns: int,
+        links: Sequence[LinkedPort] = (),
     ) -> list[IncidentChange]:
         """Add frames, evaluate the slots that have ended, save; return the changes. Blocking."""
         diagnosis = self._diagnosis
@@ -286,6 +256,7 @@ class DiagnosisEngine:
             diagnosis = self._set_back(diagnosis, now_ns)
         last_slot = diagnosis.readings.slot_of(now_ns - GRACE_NS) - 1
         diagnosis.begin(diagnosis.readings.slot_of(now_ns) + 1)
+        diagnosis.switches.set_links(links, now_ns)
         for item in items:
             self._add(diagnosis, item)
         diagnosis.readings.sample_slots.clear()
@@ -339,6 +310,11 @@ class DiagnosisEngine:
         def clock(wall_ns: int) -> int:
             return min(wall_ns - offset_ns, received_ns)
 
+        if item.node.startswith(SWITCH_PREFIX):
+            name, run = item.node.removeprefix(SWITCH_PREFIX), f"{item.run} {item.boot_id}"
+            add = diagnosis.switches.readings.add
+            self._attempt(item.node, lambda: add(name, run, item.batches, self.find_schema, clock))
+            return
         diagnosis.add_receipt(Receipt(received_ns, item.node, offset_ns))
         oldest_ns = received_ns + offset_ns - MAX_EVENT_AGE_NS
         add_devices = partial(

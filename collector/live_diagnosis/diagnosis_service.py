@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,14 +21,18 @@ from collector.audit.log_writer import LogWriteError
 from collector.detector_thresholds import DetectorThresholds
 from collector.diagnosis.incident_report import GpuDocument, IncidentDocument
 from collector.diagnosis.incident_table import IncidentTable, cause_labels
+from collector.diagnosis.incidents import IncidentChange
 from collector.diagnosis.saved_state import PendingRecord
-from collector.fleet.fleet import SeenEvent
+from collector.diagnosis.switch_evidence import LinkedPort
+from collector.fleet.fleet import SeenEvent, characters_of
 from collector.fleet.view_cells import ViewCell
 from collector.framelog.segment_files import FrameRecord
 from collector.ledger.audit_outbox import RecordDraft
-from collector.live_diagnosis.diagnosis_engine import BatchQueue, DiagnosisEngine, QueuedBatches
+from collector.live_diagnosis.diagnosis_engine import DiagnosisEngine, QueuedBatches
 from collector.state.collector_state import CollectorState
-from collector.workloads.job_roster import RunningJob
+from collector.switches.links import CABLING_FILE, HOST_LLDP, CabledLink, JoinedLinks
+from collector.switches.switch_view import LinkEnds
+from collector.workloads.job_roster import JobKey, RunningJob
 from railscope import service
 from railscope.audit.record import RecordActor, RecordData, RecordError, RecordSubject
 from railscope.catalog import incidents as catalog
@@ -39,12 +44,49 @@ log = structlog.get_logger(__name__)
 MAX_WAIT_SECONDS = 2.0
 """Time for which frames wait in the queue: a node sends more in 10 seconds than the diagnosis keeps of it."""
 
+MAX_NODE_QUEUE_BYTES, MAX_QUEUE_BYTES = 8 << 20, 256 << 20
+ENVELOPE_BYTES = 1024
+"""Memory of a queued envelope, and of an event, in addition to their content."""
+
 _RECORD_TYPES = {
     "opened": "evidence.incident_open",
     "reopened": "evidence.incident_open",
     "closed": "evidence.incident_close",
 }
 _UPDATE_TYPE = "evidence.incident_update"
+
+
+@dataclass(slots=True)
+class BatchQueue:
+    """New frames since the last evaluation, bounded for each node and for all."""
+
+    items: list[QueuedBatches] = field(default_factory=list)
+    dropped: int = 0
+    _bytes: int = 0
+    _bytes_of: Counter[str] = field(default_factory=Counter)
+
+    def put(self, item: QueuedBatches) -> None:
+        """Add the new batches of an envelope, unless the queue is full."""
+        size = ENVELOPE_BYTES + sum(map(_size_of, item.batches))
+        node_bytes = self._bytes_of[item.node] + size
+        if node_bytes > MAX_NODE_QUEUE_BYTES or self._bytes + size > MAX_QUEUE_BYTES:
+            self.dropped += 1
+            return
+        self._bytes += size
+        self._bytes_of[item.node] = node_bytes
+        self.items.append(item)
+
+    def take(self) -> list[QueuedBatches]:
+        """Return all items and forget them."""
+        taken, self.items = self.items, []
+        self._bytes = 0
+        self._bytes_of.clear()
+        return taken
+
+
+def _size_of(batch: Batch) -> int:
+    values = len(batch.base) + len(batch.steps) + len(batch.reasons) + 16 * batch.rows
+    return values + sum(ENVELOPE_BYTES + 4 * characters_of(event) for event in batch.events)
 
 
 @dataclass(slots=True)
@@ -58,15 +100,21 @@ class DiagnosisService:
     jobs: Callable[[], Iterable[RunningJob]]
     """Running jobs; none while they are unknown."""
     thresholds: DetectorThresholds = DetectorThresholds()
+    cabling: Callable[[], Sequence[CabledLink]] = tuple
     queue: BatchQueue = field(default_factory=BatchQueue)
     duration_ns: int = 0
     """Duration of the last evaluation, with the frames that were added since the one before."""
     opened_ns: int = 0
     _spent_ns: int = 0
     engine: DiagnosisEngine = field(init=False)
+    _ends: LinkEnds = field(init=False)
+    _links: tuple[JoinedLinks, Sequence[LinkedPort]] = field(
+        init=False, default_factory=lambda: (JoinedLinks({}, ()), ())
+    )
 
     def __post_init__(self) -> None:
         """Create the engine."""
+        self._ends = LinkEnds(self.core)
         self.engine = DiagnosisEngine(self.directory, self.core.schemas.read, self.thresholds)
 
     @property
@@ -90,7 +138,11 @@ class DiagnosisService:
         """Queue the new batches of an envelope."""
         received_ns = record.received_wall_ns
         offset_ns = record.sent.wall_ns - received_ns
-        self.queue.put(QueuedBatches(envelope.node, envelope.run, received_ns, offset_ns, batches))
+        self.queue.put(
+            QueuedBatches(
+                envelope.node, envelope.run, received_ns, offset_ns, batches, envelope.boot_id
+            )
+        )
 
     async def run(self) -> None:
         """Evaluate until cancelled."""
@@ -107,7 +159,7 @@ class DiagnosisService:
         started, evaluated_ns = time.perf_counter_ns(), self.table.timestamp_ns
         jobs = {job.key: [place.gpu for place in job.places] for job in self.jobs()}
         changes = await service.run_in_thread(
-            self.engine.process, self.queue.take(), jobs, self.wall_ns()
+            self._process, self.queue.take(), jobs, self.wall_ns(), self._take_links()
         )
         self._spent_ns += time.perf_counter_ns() - started
         if self.table.timestamp_ns != evaluated_ns:
@@ -129,6 +181,23 @@ class DiagnosisService:
                     node=facts["node"],
                     device=facts["device"],
                 )
+
+    def _take_links(self) -> Callable[[], JoinedLinks] | None:
+        """Return a function that joins the links as of now; None without switches."""
+        self._ends.cabling = self.cabling()
+        return self._ends.take() if self.core.fleet.switches else None
+
+    def _process(
+        self,
+        items: Sequence[QueuedBatches],
+        jobs: Mapping[JobKey, Sequence[str]],
+        now_ns: int,
+        join: Callable[[], JoinedLinks] | None,
+    ) -> list[IncidentChange]:
+        """Evaluate with the present links. Blocking."""
+        if join is not None and (joined := join()) is not self._links[0]:
+            self._links = joined, linked_ports(joined)
+        return self.engine.process(items, jobs, now_ns, self._links[1])
 
     async def record_changes(self) -> None:
         """Record pending changes in the audit log; those that it does not accept now are tried again."""
@@ -169,6 +238,14 @@ class DiagnosisService:
             last_ns = self.table.timestamp_ns or self.opened_ns
             age_ns = max(self.wall_ns() - last_ns, 0)
             yield ViewCell(catalog.EVALUATION_AGE, (), age_ns / SECOND_NS)
+
+
+def linked_ports(joined: JoinedLinks) -> Sequence[LinkedPort]:
+    """Return the links of switch ports and NICs, as the diagnosis uses them."""
+    return [
+        LinkedPort(*link.port, *link.nic, not {HOST_LLDP, CABLING_FILE}.isdisjoint(link.evidence))
+        for link in joined.links.values()
+    ]
 
 
 def _facts(document: IncidentDocument) -> dict[str, str]:

@@ -249,10 +249,10 @@ class CollectorState:
         envelope: Envelope,
         batches: Sequence[tuple[Batch, KnownSchema]],
     ) -> Iterator[None]:
-        """Pass new batches to their listeners and to the evidence; switches have no GPUs to meter or diagnose."""
+        """Pass new batches to their listeners and to the evidence; switches have no GPUs to meter."""
+        for take_batches in self.on_new_batches:
+            take_batches(record, envelope, [batch for batch, _ in batches])
         if envelope.node not in self.fleet.switches:
-            for take_batches in self.on_new_batches:
-                take_batches(record, envelope, [batch for batch, _ in batches])
             yield from self.evidence.steps(record.as_first_received, envelope, batches)
 
     def _apply_last_frame(

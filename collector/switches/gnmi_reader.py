@@ -245,6 +245,10 @@ class GnmiReader:
                 path = ("PERIODIC_WATERMARKS", "Ethernet*", "PriorityGroups")
                 found.groups = await _read_optional(session, "COUNTERS_DB", path)
                 found.pools = await _read_pools(session)
+                found.profile_names, found.profiles = [
+                    await _read_optional(session, "APPL_DB", (table,))
+                    for table in ("BUFFER_PG_TABLE", "BUFFER_PROFILE_TABLE")
+                ]
             if "neighbours" in due:
                 found.neighbours = await _read_optional(session, "APPL_DB", ("LLDP_ENTRY_TABLE",))
                 found.chassis = await _read_optional(

@@ -125,6 +125,9 @@ class SonicTables:
     pools: SonicTable | None = None
     neighbours: SonicTable | None = None
     chassis: SonicTable | None = None
+    profile_names: SonicTable = _NOT_REQUESTED
+    profiles: SonicTable = _NOT_REQUESTED
+    """Buffer profiles; the rows of `profile_names` are priority groups such as `Ethernet0:3-4`."""
 
 
 @dataclass(slots=True)
@@ -185,7 +188,11 @@ def make_reading(switch: str, tables: SonicTables, found_before: SwitchFacts) ->
         streams[WATCHDOG] = list(_watchdog_readings(ports, queues))
         if tables.groups and tables.pools:
             groups = _by_queue(tables.groups, names)
-            streams[WATERMARKS] = list(_watermark_readings(ports, queues, groups))
+            headroom = _by_queue(_headroom(tables.profile_names, tables.profiles), names)
+            streams[WATERMARKS] = [
+                *_watermark_readings(ports, queues, groups),
+                *_headroom_readings(ports, headroom),
+            ]
             streams[POOLS] = list(_pool_readings(switch, tables.pools))
     if tables.neighbours:
         streams[base.NEIGHBOURS] = list(_neighbour_readings(ports, tables.neighbours))
@@ -327,6 +334,27 @@ def _watermark_readings(
                 (metric, group),
                 groups.number(key, f"SAI_INGRESS_PRIORITY_GROUP_STAT_{suffix}"),
             )
+
+
+def _headroom(names: SonicTable, profiles: SonicTable) -> SonicTable:
+    """Return the sizes of headroom by priority group; releases before 202012 write a profile as [TABLE:NAME]."""
+    rows: dict[str, TableRow] = {}
+    for key in names.rows:
+        port, _, span = key.rpartition(":")
+        first, _, last = span.partition("-")
+        profile = names.text(key, "profile").strip("[]").rpartition(":")[2]
+        for number in base.PRIORITIES:
+            if first <= str(number) <= (last or first):
+                rows[f"{port}:{number}"] = {"xoff": profiles.rows.get(profile, {}).get("xoff")}
+    return SonicTable(rows, names.failure or profiles.failure)
+
+
+def _headroom_readings(
+    ports: Sequence[Entity], headroom: SonicTable
+) -> Iterator[tuple[Column, Reading]]:
+    for key, queue in _queue_entities(ports):
+        group = Entity(entities.SWITCH_PRIORITY_GROUP, queue.key)
+        yield (catalog.GROUP_HEADROOM, group), headroom.number(key, "xoff")
 
 
 def _pool_readings(switch: str, pools: SonicTable) -> Iterator[tuple[Column, Reading]]:

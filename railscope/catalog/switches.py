@@ -64,6 +64,7 @@ _SONIC_PRIORITY = declare.MetricTable(entities.SWITCH_PRIORITY, "SONiC COUNTERS_
 _SONIC_QUEUE = declare.MetricTable(entities.SWITCH_QUEUE, "SONiC COUNTERS_DB SAI_QUEUE_STAT_", resets=SINCE_START, detail=declare.BASIC)
 _WATCHDOG = declare.MetricTable(entities.SWITCH_QUEUE, "SONiC COUNTERS_DB PFC_WD_", resets=SINCE_START, detail=declare.BASIC)
 _GROUP = declare.MetricTable(entities.SWITCH_PRIORITY_GROUP, "SONiC COUNTERS_DB SAI_INGRESS_PRIORITY_GROUP_STAT_", detail=declare.BASIC)
+_PROFILE = declare.MetricTable(entities.SWITCH_PRIORITY_GROUP, "SONiC APPL_DB ", detail=declare.BASIC)
 _POOL = declare.MetricTable(entities.SWITCH_POOL, "SONiC COUNTERS_DB SAI_BUFFER_POOL_STAT_", detail=declare.BASIC)
 PAUSES_ENDED = _SONIC_PRIORITY.counter("railscope_switch_port_receive_pfc_pauses_ended_total", "Pauses of a priority by the server that ended.", "SAI_PORT_STAT_PFC_n_ON2OFF_RX_PKTS")
 ESTIMATED_PAUSE = _SONIC_PRIORITY.counter("railscope_switch_port_receive_pfc_pause_estimated_seconds_total", "Time for which the server paused a priority of the switch, estimated by software of the switch from polls of the pause state: not measured, and received pauses only.", "EST_PORT_STAT_PFC_n_RX_PAUSE_DURATION_US", scale=declare.MICRO)
@@ -78,6 +79,7 @@ WATCHDOG_RESTORED = _WATCHDOG.counter("railscope_switch_queue_pfc_watchdog_resto
 WATCHDOG_DROPPED = _WATCHDOG.counter("railscope_switch_queue_pfc_watchdog_dropped_packets_total", "Packets to send and received packets of its priority that the PFC watchdog dropped.", "QUEUE_STATS_TX_DROPPED_PACKETS, PFC_WD_QUEUE_STATS_RX_DROPPED_PACKETS")
 GROUP_SHARED_WATERMARK = _GROUP.gauge("railscope_switch_priority_group_shared_watermark_bytes", "Largest shared buffer that received packets of a priority group have occupied since the switch last cleared the watermark.", "SHARED_WATERMARK_BYTES")
 GROUP_HEADROOM_WATERMARK = _GROUP.gauge("railscope_switch_priority_group_headroom_watermark_bytes", "Largest headroom that a priority group has occupied since the switch last cleared the watermark; above 0, the port had to pause its sender.", "XOFF_ROOM_WATERMARK_BYTES")
+GROUP_HEADROOM = _PROFILE.gauge("railscope_switch_priority_group_headroom_bytes", "Headroom that the buffer profile of a priority group has for packets that arrive after a pause was sent.", "BUFFER_PG_TABLE profile, BUFFER_PROFILE_TABLE xoff")
 POOL_WATERMARK = _POOL.gauge("railscope_switch_pool_watermark_bytes", "Largest part of a buffer pool that was occupied since the switch last cleared the watermark.", "WATERMARK_BYTES")
 POOL_HEADROOM_WATERMARK = _POOL.gauge("railscope_switch_pool_headroom_watermark_bytes", "Largest part of the headroom of a buffer pool that was occupied since the switch last cleared the watermark.", "XOFF_ROOM_WATERMARK_BYTES")
 

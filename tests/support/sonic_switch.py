@@ -20,6 +20,7 @@ PORTS, STATES = ("COUNTERS_DB", "COUNTERS", "Ethernet*"), ("APPL_DB", "PORT_TABL
 QUEUES = (*PORTS, "Queues")
 GROUPS = ("COUNTERS_DB", "PERIODIC_WATERMARKS", "Ethernet*", "PriorityGroups")
 POOLS = ("COUNTERS_DB", "COUNTERS_BUFFER_POOL_NAME_MAP")
+PROFILE_NAMES, PROFILES = ("APPL_DB", "BUFFER_PG_TABLE"), ("APPL_DB", "BUFFER_PROFILE_TABLE")
 NEIGHBOURS, CHASSIS = ("APPL_DB", "LLDP_ENTRY_TABLE"), ("APPL_DB", "LLDP_LOC_CHASSIS")
 POOL_OID = "oid:0x18000000000b66"
 Row = dict[str, Any]
@@ -99,6 +100,15 @@ def sonic_tables(port_count: int = 2) -> dict[tuple[str, ...], Row]:
             }
             for number in numbers
             for group in range(8)
+        },
+        PROFILE_NAMES: {
+            "Ethernet0:0": {"profile": "ingress_lossy"},
+            "Ethernet0:3-4": {"profile": "pg_lossless_400000_5m"},
+            "Ethernet4:3": {"profile": "[BUFFER_PROFILE_TABLE:pg_lossless_400000_5m]"},
+        },
+        PROFILES: {
+            "ingress_lossy": {"size": "0"},
+            "pg_lossless_400000_5m": {"size": "4608", "xon": "4608", "xoff": "160000"},
         },
         POOLS: {"ingress_lossless_pool": POOL_OID},
         ("COUNTERS_DB", "PERIODIC_WATERMARKS", POOL_OID): {

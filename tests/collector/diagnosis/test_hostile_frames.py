@@ -28,7 +28,8 @@ from collector.diagnosis.incident_table import ReportedIncident
 from collector.diagnosis.incidents import Incident, IncidentTracker
 from collector.diagnosis.ranking import Reach
 from collector.live_diagnosis import diagnosis_engine
-from collector.live_diagnosis.diagnosis_engine import BatchQueue, DiagnosisEngine, QueuedBatches
+from collector.live_diagnosis.diagnosis_engine import DiagnosisEngine, QueuedBatches
+from collector.live_diagnosis.diagnosis_service import BatchQueue
 from railscope.timestamps import SECOND_NS
 from railscope.wire import Batch, WireEntity, WireEvent, WireSchema, schema_hash
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
@@ -13,64 +12,19 @@ import msgspec
 import numpy as np
 import pytest
 from running_collector import RunningCollector, run_collector, settings_in
+from support.arriving_frames import STEP_NS, ArrivingFrames
 
 from collector.access.credentials import digest_token
-from collector.commands.diagnose import MAX_ENVELOPE_BYTES
 from collector.config import DiagnosisSettings
 from collector.diagnosis.incident_classes import ChangeKind
 from collector.diagnosis.incident_report import JobDocument, NicDocument
 from collector.diagnosis.incidents import IncidentChange
-from collector.framelog import segment_files
 from collector.live_diagnosis import diagnosis_engine
-from collector.live_diagnosis.diagnosis_engine import BatchQueue, DiagnosisEngine, QueuedBatches
-from collector.live_diagnosis.diagnosis_service import DiagnosisService
+from collector.live_diagnosis.diagnosis_engine import DiagnosisEngine
+from collector.live_diagnosis.diagnosis_service import BatchQueue, DiagnosisService
 from collector.workloads.job_roster import JobGpu, JobHolding, JobKey, RunningJob
 from railscope.audit.record import decode_audit_record
-from railscope.envelopes import unpack
 from railscope.timestamps import SECOND_NS
-from railscope.wire import Envelope, WireSchema, schema_hash
-
-STEP_NS = 10 * SECOND_NS
-DELAY_NS = SECOND_NS // 5
-OFFSET_NS = -3 * SECOND_NS
-"""The nodes' clocks are behind the collector's."""
-
-
-@dataclass
-class ArrivingFrames:
-    """Frames of recorded nodes, as a collector receives them: one sample in each envelope."""
-
-    envelopes: list[tuple[int, Envelope]] = field(default_factory=list)
-    schemas: dict[bytes, WireSchema] = field(default_factory=dict)
-    jobs: dict[JobKey, list[str]] = field(default_factory=dict)
-
-    def read(self, frame_log: Path) -> None:
-        """Read the frame log of a collector."""
-        segment = segment_files.segment_path(frame_log / "frames", 1)
-        for _, record in segment_files.read_segment(segment, segment_files.FrameLogStats()):
-            envelope = unpack(record.body, MAX_ENVELOPE_BYTES)
-            self.schemas |= {schema_hash(schema): schema for schema in envelope.schemas}
-            received_ns = record.received_wall_ns - OFFSET_NS + DELAY_NS
-            self.envelopes.append((received_ns, envelope))
-            for event in (event for batch in envelope.batches for event in batch.events):
-                if event.name == "claim_start":
-                    facts = event.facts
-                    key = JobKey("physics", facts["source"], facts["workload"])
-                    self.jobs.setdefault(key, []).append(event.entity.key[0])
-        self.envelopes.sort(key=lambda each: each[0])
-
-    @property
-    def start_ns(self) -> int:
-        """Time of the first receipt."""
-        return self.envelopes[0][0]
-
-    def between(self, from_ns: int, to_ns: int) -> list[QueuedBatches]:
-        """Return what arrives in a time."""
-        return [
-            QueuedBatches(each.node, each.run, received_ns, OFFSET_NS - DELAY_NS, each.batches)
-            for received_ns, each in self.envelopes
-            if from_ns <= received_ns < to_ns
-        ]
 
 
 @pytest.fixture(scope="module")

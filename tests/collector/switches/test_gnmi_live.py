@@ -91,6 +91,10 @@ async def test_ports_priorities_queues_watermarks_and_neighbours_are_those_of_th
         ("queue_pfc_watchdog_dropped_packets_total", "Ethernet0", "4"): 34,
         ("priority_group_shared_watermark_bytes", "Ethernet4", "3"): 5003,
         ("priority_group_headroom_watermark_bytes", "Ethernet4", "3"): 603,
+        ("priority_group_headroom_bytes", "Ethernet0", "4"): 160_000,
+        ("priority_group_headroom_bytes", "Ethernet4", "3"): 160_000,
+        ("priority_group_headroom_bytes", "Ethernet4", "4"): Absent.UNSUPPORTED,
+        ("priority_group_headroom_bytes", "Ethernet0", "0"): Absent.UNSUPPORTED,
         ("pool_watermark_bytes", "ingress_lossless_pool"): 3000,
         ("pool_headroom_watermark_bytes", "ingress_lossless_pool"): 432_640,
         ("neighbour_known", "Ethernet0"): 1,
@@ -119,7 +123,7 @@ async def test_ports_priorities_queues_watermarks_and_neighbours_are_those_of_th
 
 async def test_what_a_switch_does_not_have_is_unsupported_and_named(tmp_path: Path):
     async with sonic.sonic_switch() as switch:
-        for path in (sonic.GROUPS, sonic.POOLS, sonic.NEIGHBOURS):
+        for path in (sonic.GROUPS, sonic.POOLS, sonic.PROFILES, sonic.NEIGHBOURS):
             del switch.tables[path]
         for row in (*switch.tables[sonic.QUEUES].values(), *switch.tables[sonic.PORTS].values()):
             for name in [n for n in row if "WRED" in n or n.startswith(("PFC_WD", "EST_"))]:
@@ -130,6 +134,7 @@ async def test_what_a_switch_does_not_have_is_unsupported_and_named(tmp_path: Pa
         ("queue_ecn_marked_packets_total", "Ethernet0", "3"),
         ("queue_pfc_watchdog_storm", "Ethernet0", "3"),
         ("port_receive_pfc_pause_estimated_seconds_total", "Ethernet0", "3"),
+        ("priority_group_headroom_bytes", "Ethernet0", "3"),
         ("priority_group_headroom_watermark_bytes", "Ethernet0", "3"),
         ("neighbour_known", "Ethernet0"),
     ):
@@ -155,7 +160,9 @@ async def test_each_group_is_read_in_its_period_and_the_switch_has_the_same_fact
             seen.append((set(switch.requests), facts(reading, "switch")))
     always = {sonic.PORTS, sonic.STATES}
     pools = {sonic.POOLS, ("COUNTERS_DB", "PERIODIC_WATERMARKS", sonic.POOL_OID)}
-    everything = {*always, sonic.QUEUES, sonic.GROUPS, *pools, sonic.NEIGHBOURS, sonic.CHASSIS}
+    profiles = {sonic.PROFILE_NAMES, sonic.PROFILES}
+    neighbours = {sonic.NEIGHBOURS, sonic.CHASSIS}
+    everything = {*always, sonic.QUEUES, sonic.GROUPS, *pools, *profiles, *neighbours}
     assert [requests for requests, _ in seen] == [
         everything,
         always,

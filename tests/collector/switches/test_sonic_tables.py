@@ -109,6 +109,7 @@ def full_reading(port_count: int = 2) -> SwitchReading:
         answers[path] for path in (sonic.PORTS, sonic.STATES, sonic.QUEUES, sonic.GROUPS)
     ]
     rows += [pools, answers[sonic.NEIGHBOURS], {"": answers[sonic.CHASSIS]}]
+    rows += [answers[sonic.PROFILE_NAMES], answers[sonic.PROFILES]]
     found = tables.SonicTables(*map(tables.SonicTable, rows))
     return tables.make_reading("leaf-07", found, tables.SwitchFacts())
 

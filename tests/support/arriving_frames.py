@@ -1,0 +1,66 @@
+"""Frames of recorded nodes, as a running collector receives them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agent.commands.replay import CaptureReplay
+from agent.config import AgentSettings
+from collector.commands.diagnose import MAX_ENVELOPE_BYTES
+from collector.framelog import segment_files
+from collector.live_diagnosis.diagnosis_engine import QueuedBatches
+from collector.workloads.job_roster import JobKey
+from railscope.envelopes import unpack
+from railscope.timestamps import SECOND_NS
+from railscope.wire import Envelope, WireSchema, schema_hash
+
+STEP_NS = 10 * SECOND_NS
+DELAY_NS = SECOND_NS // 5
+OFFSET_NS = -3 * SECOND_NS
+"""The nodes' clocks are behind the collector's."""
+
+
+@dataclass
+class ArrivingFrames:
+    """Frames of recorded nodes, as a collector receives them: one sample in each envelope."""
+
+    envelopes: list[tuple[int, Envelope]] = field(default_factory=list)
+    schemas: dict[bytes, WireSchema] = field(default_factory=dict)
+    jobs: dict[JobKey, list[str]] = field(default_factory=dict)
+
+    def read(self, frame_log: Path) -> None:
+        """Read the frame log of a collector."""
+        segment = segment_files.segment_path(frame_log / "frames", 1)
+        for _, record in segment_files.read_segment(segment, segment_files.FrameLogStats()):
+            self._add(unpack(record.body, MAX_ENVELOPE_BYTES), record.received_wall_ns)
+        self.envelopes.sort(key=lambda each: each[0])
+
+    def read_captures(self, captures: Path) -> None:
+        """Read the captures of nodes."""
+        for node in sorted(path for path in captures.iterdir() if path.is_dir()):
+            for envelope in CaptureReplay(node, AgentSettings()).envelopes(1):
+                self._add(envelope, envelope.batches[0].wall_ns[-1])
+        self.envelopes.sort(key=lambda each: each[0])
+
+    def _add(self, envelope: Envelope, sent_ns: int) -> None:
+        self.schemas |= {schema_hash(schema): schema for schema in envelope.schemas}
+        self.envelopes.append((sent_ns - OFFSET_NS + DELAY_NS, envelope))
+        for event in (event for batch in envelope.batches for event in batch.events):
+            if event.name == "claim_start":
+                facts = event.facts
+                key = JobKey("physics", facts["source"], facts["workload"])
+                self.jobs.setdefault(key, []).append(event.entity.key[0])
+
+    @property
+    def start_ns(self) -> int:
+        """Time of the first receipt."""
+        return self.envelopes[0][0]
+
+    def between(self, from_ns: int, to_ns: int) -> list[QueuedBatches]:
+        """Return what arrives in a time."""
+        return [
+            QueuedBatches(each.node, each.run, received_ns, OFFSET_NS - DELAY_NS, each.batches)
+            for received_ns, each in self.envelopes
+            if from_ns <= received_ns < to_ns
+        ]
