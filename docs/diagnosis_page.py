@@ -133,7 +133,8 @@ confirms, contradicts and localises nothing.
 - **Queues.** The cause of {_listed(switch_queues.LOCALISED)} is a leaf, or one of several. Its queues, and those of spines toward it, are compared with the queues of
   the same number at ports of the same role, from the first finding on: marks, drops, pauses received per second, and occupancy. If exactly
   one exceeds {switch_queues.FACTOR:.0f} times the median of at least {switch_queues.MIN_PEERS - 1} others and {switch_queues.RISE:.0f} times its own past, the cause is its leaf, with `port_switch`, `port` and
-  `queue`; otherwise the alternatives stay. A quantity counts if all of the leaves report it. The role of a port is "host" if
+  `queue`; otherwise the alternatives stay. A queue that the next switch pauses waits for the one there, and a queue of a spine toward a leaf counts as one with
+  that of the leaf toward this spine. A quantity counts if all of the leaves report it. The role of a port is "host" if
   a NIC is linked to it, and "uplink" if it receives LLDP from a device without an agent. The queue of a priority has its number.
 - An `incast_receiver` is confirmed if the queue toward it stands out in the same way.
 - **PFC watchdog.** A storm that it detects is evidence `watchdog_storms` of `pfc_storm`: of the NIC at the port, if the node itself or the cabling

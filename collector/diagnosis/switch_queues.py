@@ -131,8 +131,8 @@ class QueueLocaliser:
         ):
             return finding
         found = self._standing_out(view, names, roles, measures, first_ns)
-        fabric = self._fabric or _Fabric()
-        queues = [queue for queue in found if not fabric.is_other_end(queue, found)]
+        fabric, origins = self._fabric or _Fabric(), _origins(found)
+        queues = [queue for queue in origins if not fabric.is_other_end(queue, origins)]
         if len(queues) != 1:
             return finding
         queue = queues[0]
@@ -210,6 +210,16 @@ class QueueLocaliser:
                         )
                     )
         return found
+
+
+def _origins(found: Mapping[SwitchQueue, Sequence[findings.FindingEvidence]]) -> list[SwitchQueue]:
+    """Return the queues that the next switch or NIC does not pause: the others wait for one of these, if there is any."""
+    origins = [
+        queue
+        for queue, evidence in found.items()
+        if all(each.signal != "queue_pauses_received" for each in evidence)
+    ]
+    return origins or list(found)
 
 
 def _short(name: str) -> str:

@@ -1,0 +1,88 @@
+"""A simulated fabric with its switches: the collector polls them by gNMI, links their ports, and diagnoses both ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.diagnosed_cluster import diagnose_records, record_cluster
+
+from collector.diagnosis.incident_report import LeafDocument, NicDocument
+
+PODS = """
+seconds = 420
+step_seconds = 10
+seed = 5
+
+[cluster]
+pods = 2
+nodes_per_pod = 3
+uplinks = 0.8
+
+[[jobs]]
+name = "train"
+nodes = [0, 1, 2, 3, 4, 5]
+pattern = "all_to_all"
+rate = 0.7
+checkpoint_period_seconds = 0
+
+[[faults]]
+fault = "uplink_degraded"
+begin_seconds = 300
+strength = 0.9
+pods = [1]
+indices = [3]
+"""
+RECEIVER = """
+seconds = 400
+step_seconds = 10
+seed = 3
+
+[cluster]
+nodes_per_pod = 4
+
+[[jobs]]
+name = "train"
+nodes = [0, 1, 2]
+checkpoint_period_seconds = 0
+
+[[faults]]
+fault = "slow_receiver"
+begin_seconds = 300
+strength = 0.6
+nodes = [1]
+indices = [3]
+"""
+
+
+@pytest.mark.parametrize(
+    "switches", [("leaf-4", "leaf-12", "spine-4"), ()], ids=["with switches", "without switches"]
+)
+async def test_an_uplink_that_has_lost_capacity_is_named(
+    tmp_path: Path, switches: tuple[str, ...]
+) -> None:
+    (tmp_path / "scenario.toml").write_text(PODS)
+    records = await record_cluster(tmp_path / "scenario.toml", tmp_path / "captures", switches)
+    (document,) = await diagnose_records(records, tmp_path)
+    assert document.incident_class == "uplink_congested"
+    cause = document.cause
+    assert isinstance(cause, LeafDocument)
+    if switches:
+        assert (cause.switch, cause.alternatives) == ("leaf-12", ())
+        assert (cause.port_switch, cause.port, cause.queue) == ("leaf-12", "Ethernet256", "3")
+    else:
+        assert cause.alternatives
+        assert not cause.port
+
+
+async def test_both_ends_of_a_link_confirm_a_slow_receiver(tmp_path: Path) -> None:
+    (tmp_path / "scenario.toml").write_text(RECEIVER)
+    records = await record_cluster(tmp_path / "scenario.toml", tmp_path / "captures", ("leaf-4",))
+    (document,) = await diagnose_records(records, tmp_path)
+    assert document.incident_class == "slow_receiver"
+    assert isinstance(document.cause, NicDocument)
+    assert document.cause.node == "gpu-node-2"
+    (row,) = (each for each in document.evidence if each.signal == "switch_pauses_received")
+    assert row.value is not None
+    assert row.value > 1000
+    assert document.confidence >= 0.8 * 0.9

@@ -1,0 +1,153 @@
+"""A simulated cluster with its switches, diagnosed as a collector does: frames of nodes and polls of SONiC switches.
+
+Nodes and switches advance together in simulated time; the real reader of gNMI polls the switches, without a network.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections import defaultdict
+from collections.abc import AsyncIterator, Collection
+from pathlib import Path
+
+from support.audit import audit_log
+
+from agent.commands.replay import CaptureReplay
+from agent.config import AgentSettings
+from collector.audit.collector_records import AuditTrail
+from collector.diagnosis.incident_report import IncidentDocument
+from collector.fleet.schemas import StoredSchemas
+from collector.framelog.segment_files import FrameRecord
+from collector.live_diagnosis.diagnosis_service import DiagnosisService
+from collector.state.collector_state import CollectorState
+from collector.switches import gnmi_reader, switch_frames
+from collector.switches.switch_settings import ConfiguredSwitch, GnmiAccess
+from collector.workloads.job_roster import JobGpu, JobHolding, JobKey, RunningJob
+from railscope.capture import CaptureWriter
+from railscope.envelopes import open_body
+from railscope.frame import NodeTimestamp
+from railscope.timestamps import SECOND_NS
+from railscope.wire import SentAt, pack
+from simulator.cluster.captures import SampledCluster
+from simulator.cluster.cluster_switches import ClusterSwitches
+from simulator.cluster.scenario import read_scenario
+from simulator.gnmi_server import encode_answer
+from simulator.sonic_answers import FindAnswer
+
+_MAX_BYTES, _STEP_NS = 64 << 20, 10 * SECOND_NS
+_DELAY_NS = SECOND_NS // 10
+
+
+class _DirectSession:
+    """Answers of a simulated switch, as the reader of gNMI receives them."""
+
+    def __init__(self, find_answer: FindAnswer) -> None:
+        self._find_answer = find_answer
+
+    async def get(self, target: str, path: gnmi_reader.TablePath) -> bytes | None:
+        found = self._find_answer((target, *path))
+        return None if found is None else encode_answer(target, json.dumps(found).encode())
+
+
+class _PolledSwitch:
+    """A simulated switch with its reader, and the frames of its polls."""
+
+    def __init__(self, name: str, find_answer: FindAnswer) -> None:
+        self.seconds = 0.0
+
+        @contextlib.asynccontextmanager
+        async def connect(_: ConfiguredSwitch) -> AsyncIterator[gnmi_reader.GnmiSession]:
+            yield _DirectSession(find_answer)
+
+        switch = ConfiguredSwitch(
+            name=name,
+            host="127.0.0.1",
+            port=1,
+            gnmi=GnmiAccess(),
+            period_seconds=10.0,
+            timeout_seconds=1.0,
+        )
+        self._reader = gnmi_reader.GnmiReader(switch, lambda: self.seconds, connect)
+        self._frames = switch_frames.SwitchFrames(name, "run", has_narrow_counters=False)
+
+    async def poll(self, wall_ns: int, offset_ns: int) -> FrameRecord:
+        """Return the record of a poll at a time."""
+        self.seconds = offset_ns / SECOND_NS
+        stamp = NodeTimestamp(wall_ns, SECOND_NS + offset_ns, SECOND_NS // 100)
+        frames = self._frames.frames(await self._reader.read(), stamp)
+        body, sent = switch_frames.pack_frames(frames, stamp, with_schemas=True)
+        return FrameRecord(frames[0].origin.node, wall_ns, sent, body)
+
+
+async def record_cluster(
+    scenario: Path, directory: Path, switches: Collection[str]
+) -> list[FrameRecord]:
+    """Return what a collector receives of the nodes of a scenario, and of those of its switches that it polls."""
+    cluster = SampledCluster(read_scenario(scenario))
+    fabric = ClusterSwitches(cluster.model)
+    answers = fabric.answers()
+    polled = [_PolledSwitch(name, answers[name]) for name in switches]
+    started_ns = cluster.model.specs[0].started_wall_ns
+    records: list[FrameRecord] = []
+    nodes = list(cluster.metadata())
+    with contextlib.ExitStack() as stack:
+        writers = [
+            stack.enter_context(CaptureWriter(directory / about.node, about)) for about in nodes
+        ]
+        for offset_ns in cluster.offsets():
+            span = cluster.advance(offset_ns)
+            if offset_ns:
+                fabric.count(span)
+            for writer, moment in zip(writers, cluster.changes(), strict=True):
+                if moment is not None:
+                    writer.write(moment)
+            for switch in polled:
+                wall_ns = started_ns + offset_ns + _DELAY_NS
+                records.append(await switch.poll(wall_ns, offset_ns))
+    for about in nodes:
+        for envelope in CaptureReplay(directory / about.node, AgentSettings()).envelopes(1):
+            batch = envelope.batches[0]
+            sent = SentAt(batch.wall_ns[-1], batch.boot_ns[-1], envelope.boot_id)
+            received_ns = sent.wall_ns + _DELAY_NS
+            records.append(FrameRecord(envelope.node, received_ns, sent, pack(envelope)))
+    return sorted(records, key=lambda record: record.received_wall_ns)
+
+
+async def diagnose_records(records: list[FrameRecord], directory: Path) -> list[IncidentDocument]:
+    """Return the incidents of a collector that receives these records."""
+    core = CollectorState(StoredSchemas(directory / "schemas"))
+    core.schemas.open()
+    now_ns, jobs = records[0].received_wall_ns, defaultdict[JobKey, list[str]](list)
+    trail = AuditTrail(audit_log(directory / "audit"), "1.0", lambda: now_ns)
+    diagnosis = DiagnosisService(
+        core,
+        directory / "diagnosis",
+        trail,
+        lambda: now_ns,
+        lambda: [_running(key, gpus) for key, gpus in jobs.items()],
+    )
+    diagnosis.open()
+    core.on_new_batches.append(diagnosis.add)
+    for record in records:
+        while now_ns + _STEP_NS <= record.received_wall_ns:
+            now_ns += _STEP_NS
+            await diagnosis.evaluate()
+        opened = open_body(record.body, _MAX_BYTES)
+        core.schemas.put_all([core.schemas.recognize(content) for content in opened.schemas])
+        envelope = opened.decode_envelope()
+        for event in (event for batch in envelope.batches for event in batch.events):
+            if event.name == "claim_start":
+                key = JobKey("physics", event.facts["source"], event.facts["workload"])
+                jobs[key].append(event.entity.key[0])
+        core.accept(record, envelope)
+    assert diagnosis.engine.failures == 0
+    assert not core.counts.rejected
+    return [each.document for each in diagnosis.table.incidents]
+
+
+def _running(key: JobKey, gpus: list[str]) -> RunningJob:
+    places = (
+        JobGpu(gpu, n, JobHolding(key, "", 840, 0), is_alone=True) for n, gpu in enumerate(gpus)
+    )
+    return RunningJob(key, 0, tuple(places))
