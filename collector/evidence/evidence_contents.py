@@ -219,8 +219,9 @@ class ContentsIndex:
     ) -> None:
         of = evidence_tables.evidence_intervals.c
         with database.transaction(writes=True) as connection:
-            rows = connection.execute(sa.select(of.part, of.content).where(of.node == node))
-            intervals = (decode(row.part, row.content) for row in rows.yield_per(_ROWS_AT_ONCE))
+            query = sa.select(of.part, of.content).where(of.node == node)
+            rows = connection.execute(query.execution_options(yield_per=_ROWS_AT_ONCE))
+            intervals = (decode(row.part, row.content) for row in rows)
             self.record(connection, {_ReadPart.collect(each) for each in intervals if each})
             _insert_mark(connection, node)
         self._complete.add(node)
