@@ -191,7 +191,8 @@ class ViewApi:
 
     def __post_init__(self) -> None:
         """Create the cache of the ends of links, which are those of this state."""
-        self.link_ends = switch_view.LinkEnds(self.core, self.switches.polling.cabling)
+        cabling = self.switches.polling.cabling
+        self.link_ends = switch_view.LinkEnds(self.core, cabling, self.wall_ns)
         self.switches.take_links = self.link_ends.take  # of the head: that of all nodes
 
     def with_state(

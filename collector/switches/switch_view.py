@@ -5,6 +5,7 @@ Values are taken from the fleet on the event loop, as they change there; everyth
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,10 +20,13 @@ from collector.switches import links, switch_reading
 from railscope.catalog import INFO, METRICS, switches as catalog
 from railscope.catalog.declare import Metric, MetricKind
 from railscope.reading import PRESENT, REASONS, Absent, Reading, from_stored
+from railscope.timestamps import HOUR_NS
 from railscope.wire import WireEntity, WireSchema
 
 NEIGHBOUR_STREAM = "neighbour"
 """Stream of agents with the neighbours of NICs."""
+MAX_AGE_NS = HOUR_NS
+"""Age of the neighbours of a node above which they are ignored: another node may have its place."""
 
 
 ELSEWHERE = "another collector reads the switches"
@@ -123,6 +127,7 @@ class LinkEnds:
 
     core: CollectorState
     cabling: Sequence[links.CabledLink] = ()
+    wall_ns: Callable[[], int] = time.time_ns
     _hosts: dict[bytes, tuple[links.HostEnd, ...]] = field(default_factory=dict)
     _joined: tuple[_SchemasOfEnds, links.JoinedLinks] | None = None
 
@@ -140,13 +145,10 @@ class LinkEnds:
         return joined
 
     def _schemas(self) -> _SchemasOfEnds:
-        """Return the schemas of all nodes and switches, which change on the event loop."""
-        fleet = self.core.fleet
-        nodes = [
-            (name, node.rows[NEIGHBOUR_STREAM].schema)
-            for name, node in fleet.nodes.items()
-            if NEIGHBOUR_STREAM in node.rows
-        ]
+        """Return the schemas of nodes that report, and of all switches, which change on the event loop."""
+        fleet, oldest_ns = self.core.fleet, self.wall_ns() - MAX_AGE_NS
+        rows = ((name, node.rows.get(NEIGHBOUR_STREAM)) for name, node in fleet.nodes.items())
+        nodes = [(name, row.schema) for name, row in rows if row and row.timestamp_ns >= oldest_ns]
         switches = [
             (name.removeprefix(SWITCH_PREFIX), {s: row.schema for s, row in node.rows.items()})
             for name, node in fleet.switches.items()

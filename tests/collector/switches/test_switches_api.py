@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from structlog.testing import capture_logs
 
 from collector.access.credentials import digest_token
 from collector.config import IngestLimits, SwitchesSettings
-from collector.switches import all_switches, links
+from collector.switches import all_switches, links, switch_view
 from railscope.catalog import cabling, entities, nic
 from railscope.frame import Entity, Schema
+from railscope.timestamps import HOUR_NS
 from tests.support import snmpd
 
 ADDRESS = "02:bb:00:00:00:01"
@@ -170,6 +172,20 @@ def test_changes_of_cabling_faults_are_logged_once_and_within_a_bound():
     assert lines[-2] == {"event": "cabling_changes_not_logged", "log_level": "warning", "count": 2, "advice": "/api/v1/links"}  # fmt: skip
     assert (events[-1], lines[-1]["port"]) == ("cabling_fault_resolved", "p01")
     assert cabling_log.not_logged == 2
+
+
+async def test_node_that_has_not_reported_for_an_hour_has_no_link(
+    tmp_path: Path, agent: snmpd.SwitchAgent
+):
+    """Another node may have its place: both would be a fault."""
+    async with run_collector(settings(tmp_path, agent), poll_on_request) as one:
+        await polled(one)
+        await report_nic(one, "leaf-07", "Ethernet0")
+        core = one.collector.core
+        for hours, expected in ((0, ["n1"]), (1.1, [])):
+            now_ns = time.time_ns() + round(hours * HOUR_NS)
+            ends = switch_view.LinkEnds(core, wall_ns=lambda now_ns=now_ns: now_ns)
+            assert [link.nic[0] for link in ends.take()().links.values()] == expected
 
 
 async def test_cabling_file_that_contradicts_lldp_is_a_fault(
