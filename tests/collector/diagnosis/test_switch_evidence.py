@@ -366,3 +366,33 @@ def test_advice_follows_from_depth_marks_and_pauses_of_the_same_queue(
     for each in found:
         assert leaf_of(each)[0] == "leaf-2"
         assert each.gain is not None
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_nonsense_of_a_switch_makes_no_node_the_cause(
+    frames: ArrivingFrames, tmp_path: Path, seed: int
+) -> None:
+    """Huge, falling and random values of all quantities, and a link to the NIC of another leaf."""
+    draw = random.Random(seed)  # noqa: S311 - repeatable on purpose
+    switches = mirror(frames)
+    metrics = (
+        catalog.PFC_RECEIVED, catalog.PFC_SENT, catalog.QUEUE_PACKETS, catalog.QUEUE_MARKED_PACKETS,
+        catalog.QUEUE_DROPPED_PACKETS, catalog.QUEUE_OCCUPANCY, catalog.QUEUE_WATERMARK, catalog.WATCHDOG_DETECTED,
+        catalog.GROUP_HEADROOM_WATERMARK, catalog.GROUP_HEADROOM, catalog.GROUP_DROPPED,
+    )  # fmt: skip
+    for number in (1, 2, 9):
+        for metric in metrics:
+            bits = draw.choice((4, 12, 40, 62))
+            switches.amounts[metric, ("leaf-2", f"Ethernet1/{number}"), PRIORITY] = (
+                lambda _, bits=bits: draw.getrandbits(bits)
+            )
+    foreign = switches.links["leaf-3", "Ethernet1/1"]
+    switches.links["leaf-2", "Ethernet1/9"] = foreign._replace(
+        switch="leaf-2", port="Ethernet1/9", is_certain=False
+    )
+    polls = switches.polls(["leaf-2"], end_ns(frames, 290), 10)
+    found = diagnose(frames, switches, polls, tmp_path, 290)
+    assert len(found) <= 4
+    for each in found:
+        assert each.incident_class in {"ecn_late", "pause_counts_differ", "headroom_low"}
+        assert isinstance(each.cause, LeafDocument)
