@@ -7,6 +7,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from hashlib import sha256
+from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -358,7 +359,7 @@ def counter_increments(
     readings: dict[_CounterInStay, dict[tuple[str, str], dict[int, tuple[int, int, int]]]] = {}
     rails = _find_rails(gpu, intervals)
     for interval in intervals:
-        rail = _rail_at(rails.get((interval.node, interval.boot), ()), interval.number)
+        since, rail = _rail_at(rails.get((interval.node, interval.boot), ()), interval.number)
         for series in interval.series.values():
             for column, counter in enumerate(series.counters):
                 if counter.gpu != gpu and (counter.gpu or counter.rail != rail):
@@ -368,12 +369,10 @@ def counter_increments(
                     value = int.from_bytes(
                         cell.values[8 * column : 8 * column + 8], "little", signed=True
                     )
-                    if value < 0 or cell.timestamp_ns < since_ns:
-                        continue
                     stay_ns = _find_stay(interval.node, stays, cell.timestamp_ns) if moved else 0
-                    if stay_ns is None:
+                    if value < 0 or cell.timestamp_ns < since_ns or stay_ns is None:
                         continue
-                    of_port = () if counter.gpu else (interval.node, stay_ns)
+                    of_port = () if counter.gpu else (interval.node, stay_ns, since)
                     runs = readings.setdefault(_CounterInStay(counter, *of_port), {})
                     cells = runs.setdefault((interval.boot, run), {})
                     number = cell.boot_ns // node_intervals.GRID_NS
@@ -389,31 +388,34 @@ def counter_increments(
     return {measure: _merge_increments(parts) for measure, parts in increments_by_quantity.items()}
 
 
-_Rails = Mapping[tuple[str, str], Sequence[tuple[int, int]]]
-
-
-def _find_rails(gpu: str, intervals: Iterable[node_intervals.EvidenceInterval]) -> _Rails:
-    """Return the rails of a GPU by node and boot, each with the number of its interval, in order."""
+def _find_rails(
+    gpu: str, intervals: Iterable[node_intervals.EvidenceInterval]
+) -> dict[tuple[str, str], list[tuple[int, int]]]:
+    """Return the rails of a GPU by node and boot, each with the number of its first interval, in order."""
     rails: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for interval in intervals:
         if (sighted := interval.gpus.get(gpu)) and sighted.rail != frame.NO_RAIL:
             key = interval.node, interval.boot
             rails.setdefault(key, []).append((interval.number, sighted.rail))
-    return {key: sorted(set(pairs)) for key, pairs in rails.items()}
+    return {
+        key: [next(pairs) for _, pairs in groupby(sorted(found), key=itemgetter(1))]
+        for key, found in rails.items()
+    }
 
 
-def _rail_at(rails: Sequence[tuple[int, int]], number: int) -> int:
-    """Return the rail in an interval: as last reported up to it in the boot, or else as first reported after it."""
+def _rail_at(rails: Sequence[tuple[int, int]], number: int) -> tuple[int, int]:
+    """Return the rail in an interval, after its first one: as last reported up to it in the boot, or else after it."""
     position = bisect_right(rails, number, key=itemgetter(0))
-    return rails[max(position - 1, 0)][1] if rails else frame.NO_RAIL
+    return rails[max(position - 1, 0)] if rails else (0, frame.NO_RAIL)
 
 
 class _CounterInStay(NamedTuple):
-    """A counter of a GPU, or one of a port in one node during one stay of the GPU."""
+    """A counter of a GPU, or one of a port in one node during one stay of the GPU on one rail."""
 
     counter: CounterSubject
     node: str = ""
     stay_ns: int = 0
+    since_interval: int = 0
 
 
 def _find_stay(

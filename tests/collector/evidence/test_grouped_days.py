@@ -129,6 +129,9 @@ def compare_groups(site: FinalizingCollector) -> None:
 @example([(0, "gpu"), (0, "parts"), (5, "gpu")], [])
 @example([(0, "gpu"), (97, "gpu")], [(0, "GPU-0", True)])
 @example([(0, "gpu"), (100, "rdma"), (200, "host"), (300, "gpu"), (300, "rdma")], [])
+@example(
+    [(7, "gpu"), (140, "rdma"), (190, "second"), (218, "rdma"), (323, "gpu"), (345, "rdma")], []
+)
 async def test_days_do_not_depend_on_the_days_that_are_metered_together(
     new_ledger_file: Path, visited: list, held: list
 ) -> None:
