@@ -114,7 +114,7 @@ class DiagnosisService:
 
     def __post_init__(self) -> None:
         """Create the engine."""
-        self._ends = LinkEnds(self.core)
+        self._ends = LinkEnds(self.core, wall_ns=self.wall_ns)
         self.engine = DiagnosisEngine(self.directory, self.core.schemas.read, self.thresholds)
 
     @property
