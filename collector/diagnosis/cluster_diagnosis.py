@@ -29,7 +29,12 @@ from collector.diagnosis import (
     switch_evidence,
     switch_queues,
 )
-from collector.diagnosis.incidents import MAX_OPEN_PER_CAUSE_NODE, IncidentChange, IncidentTracker
+from collector.diagnosis.incidents import (
+    MAX_OPEN_PER_CAUSE_NODE,
+    Incident,
+    IncidentChange,
+    IncidentTracker,
+)
 from collector.diagnosis.node_readings import Clock, FindSchema, NodeEvent, ReadingsCollector
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.signals import ClusterSignals
@@ -323,15 +328,18 @@ class ClusterDiagnosis:
     def _unusual_devices(self, view: findings.DiagnosisView) -> dict[DeviceKind, findings.Flags]:
         """Return the devices whose last minute is not their baseline.
 
-        An open incident affects them, or their job started, ended or stood still in that minute.
+        An open incident affects them, or their job started, ended or stood still in that minute. A NIC whose incident
+        delays nothing is alone: its job has no other past than that with it.
         """
-        faults = [each for each in self.tracker.open if not each.incident_class.is_advice]
+        lasting = [each for each in self.tracker.open if not each.incident_class.is_advice]
+        faults = [each for each in lasting if not _is_harmless(each)]
         touched = {key for incident in faults for key in incident.reach.jobs}
         numbers = [number for number, job in enumerate(view.jobs) if job.key in touched]
         nics, gpus = np.isin(view.job_of_nic, numbers), np.isin(view.job_of_gpu, numbers)
         nodes = {name for job in view.jobs if job.key in touched for name in job.nodes}
         nodes |= {name for incident in faults for name in incident.reach.nodes}
         nics |= np.array([nic.node in nodes for nic in self.devices.nics], np.bool_)
+        nics[[each.cause.position for each in lasting if _is_harmless(each)]] = True
         nics |= self._minute[DeviceKind.NIC].interrupted
         gpus |= self._minute[DeviceKind.GPU].interrupted
         return {
@@ -340,6 +348,12 @@ class ClusterDiagnosis:
             DeviceKind.NODE: np.array([n in nodes for n in self.devices.node_names], np.bool_),
             DeviceKind.MOUNT: np.array([m.node in nodes for m in self.devices.mounts], np.bool_),
         }
+
+
+def _is_harmless(incident: Incident) -> bool:
+    """True for an incident of a NIC that is less severe than its class: it delays no other device."""
+    is_less = incident.incident_class.severity.is_above(incident.severity)
+    return incident.cause.kind == "nic" and is_less
 
 
 def _job_numbers(

@@ -12,6 +12,7 @@ from collector.detector_thresholds import NodeThresholds
 from collector.diagnosis import findings
 from collector.diagnosis.job_detectors import MIN_WAITING_USE, STALLED_SPEED
 from collector.diagnosis.quantities import DeviceKind
+from collector.diagnosis.slot_sums import mean_known
 from railscope.timestamps import SECOND_NS
 
 WORKING_SPEED = 0.3
@@ -19,6 +20,9 @@ MIN_EXCHANGE = 1e-3
 """Share of the line rate below which the nodes of a job exchange nothing."""
 ACTIVE_SLOTS = 12
 """Slots before the last receipt of a node in which its job must have exchanged data, to show by its end that it waits."""
+
+RECENT_SLOTS, RECENT_SECONDS = 2, 2 * 60 / findings.SLOTS_PER_MINUTE
+"""Window of what a job does now."""
 
 PROGRESS_SLOTS = 4
 """Slots after the last receipt of a node that is down in which its job may appear to make progress: two windows."""
@@ -116,7 +120,7 @@ def stale_nodes(
         elif (
             has_receipts
             and not stopped
-            and any(_works(state, contact.age_seconds(now_ns), thresholds) for state in states)
+            and any(_works(view, state, contact, thresholds) for state in states)
         ):
             yield findings.Finding("agent_partition", cause, (evidence,), onset_ns=onset_ns)
 
@@ -133,18 +137,33 @@ def _has_stopped(state: findings.JobState, stale_slot: float) -> bool:
 def _hangs(view: findings.DiagnosisView, state: findings.JobState) -> bool:
     """True if the stop of a job is none of its checkpoints: it lasts longer, or its NICs miss acknowledgements."""
     pause = view.signals.slot - state.progress_slot
-    if not state.utilization_now > MIN_WAITING_USE:  # a checkpoint, or its processes have ended
-        return pause > max(state.longest_pause_slots, findings.SLOTS_PER_MINUTE)
+    if (
+        not state.utilization_now > MIN_WAITING_USE
+    ):  # a checkpoint, or the job and its node have ended
+        return False
     timeouts = view.signals.table(DeviceKind.NIC, 1)["ack_timeouts"][state.job.nics]
     misses = findings.above(timeouts, view.thresholds.leaves.min_timeouts)
     return pause > state.longest_pause_slots or bool(misses.any())
 
 
-def _works(state: findings.JobState, age_seconds: float, thresholds: NodeThresholds) -> bool:
-    """True if a job continues without a node, or if nothing shows its progress for longer than a checkpoint."""
-    if np.isnan(state.exchange_now):
-        return state.speed > WORKING_SPEED or age_seconds > thresholds.longest_checkpoint_seconds
-    return bool(state.exchange_now > WORKING_SPEED)
+def _works(
+    view: findings.DiagnosisView,
+    state: findings.JobState,
+    contact: NodeContact,
+    thresholds: NodeThresholds,
+) -> bool:
+    """True if a job goes on without a node, or if nothing shows whether it does for longer than a checkpoint.
+
+    The node may have worked for a period after its last receipt: until the window is after that, traffic may be from before.
+    """
+    age_seconds = contact.age_seconds(view.timestamp_ns)
+    is_later = age_seconds > RECENT_SECONDS + contact.period_seconds
+    if not np.isnan(state.exchange_now):
+        return bool(state.exchange_now > (STALLED_SPEED if is_later else WORKING_SPEED))
+    sent = view.signals.table(DeviceKind.NIC, RECENT_SLOTS)["send"][state.job.nics]
+    exchanges = is_later and mean_known(sent) > MIN_EXCHANGE
+    is_over = age_seconds > thresholds.longest_checkpoint_seconds
+    return bool(exchanges or state.speed > WORKING_SPEED or is_over)
 
 
 def wrong_clocks(

@@ -294,8 +294,8 @@ def test_a_node_with_a_job_that_goes_on_after_all_is_separated() -> None:
     assert not separated.ended_ns
 
 
-def test_a_node_is_down_also_when_its_waiting_job_is_stopped() -> None:
-    """The GPUs of the other nodes are idle before the receipts are late: a watchdog has ended the processes."""
+def test_a_job_that_ends_with_its_node_leaves_the_node_unknown() -> None:
+    """The GPUs of the other nodes are idle when the receipts end: nothing shows if the node is down, and nothing goes on."""
 
     def stop(cluster: DrawnCluster, row: Row, since: int) -> None:
         if since >= 0:
@@ -304,6 +304,34 @@ def test_a_node_is_down_also_when_its_waiting_job_is_stopped() -> None:
             cluster.slow_job(row, job, 0.0)
             row.gpu["utilization"][job.nodes] = row.gpu["activity"][job.nodes] = 0.0
 
-    found = incidents_of(stop)
-    assert ("node_down", "node") in classes_of(found)
-    assert ("agent_partition", "node") not in classes_of(found)
+    assert not {"node_down", "agent_partition"} & {
+        name for name, _ in classes_of(incidents_of(stop))
+    }
+
+
+def test_a_node_that_works_is_separated_also_while_its_job_has_no_past() -> None:
+    """The job has begun a minute before: its traffic after the last receipt shows that it goes on."""
+
+    def cut(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since < -6:
+            cluster.slow_job(row, cluster.jobs[0], 0.0)
+            row.gpu["utilization"][cluster.jobs[0].nodes] = 0.0
+        if since >= 0:
+            row.cut_nodes.add(cluster.jobs[0].nodes[1])
+
+    (separated,) = incidents_of(cut, slots=ONSET + 6)
+    assert separated.class_name == "agent_partition"
+
+
+def test_a_harmless_incident_of_a_nic_leaves_the_past_of_its_job() -> None:
+    """Marks at one receiver that delay no other, from the beginning: a straggler of the job is found as without them."""
+
+    def marks_and_straggler(cluster: DrawnCluster, row: Row, since: int) -> None:
+        job = cluster.jobs[0]
+        if row.nic["send"][job.nodes[0], 2] > 0.02:  # while the job exchanges
+            row.nic["receive"][job.nodes[0], 2] = 0.45
+            row.nic["marked"][job.nodes[0], 2] = 0.02
+        if since >= 0:
+            cluster.slow_job(row, job, 0.6, (job.nodes[1], 3))
+
+    assert classes_of(incidents_of(marks_and_straggler)) == {("gpu_straggler", "gpu")}
