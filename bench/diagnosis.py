@@ -130,9 +130,8 @@ def outcome_of(
         period_seconds = max(each.period_seconds for each in diagnosis.contacts.values())
         deadline_seconds = goal_of(fault.incident_class).deadline_seconds
         limit_seconds = max(deadline_seconds, 4 * period_seconds) + 2 * SLOT_SECONDS
-        earliest_ns = (
-            onset_ns - SLOT_SECONDS * SECOND_NS
-        )  # the last frame before a silence may be lost
+        # The last frame before a silence may be lost.
+        earliest_ns = onset_ns - SLOT_SECONDS * SECOND_NS
         delays = [(i.detected_ns - onset_ns) / SECOND_NS for i in hits if i.onset_ns >= earliest_ns]
         found.delay_seconds = next((each for each in delays if each <= limit_seconds), None)
         best = max(reported, key=lambda incident: incident.confidence, default=None)

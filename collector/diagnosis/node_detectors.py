@@ -135,12 +135,13 @@ def _has_stopped(state: findings.JobState, stale_slot: float) -> bool:
 
 
 def _hangs(view: findings.DiagnosisView, state: findings.JobState) -> bool:
-    """True if the stop of a job is none of its checkpoints: it lasts longer, or its NICs miss acknowledgements."""
-    pause = view.signals.slot - state.progress_slot
-    if (
-        not state.utilization_now > MIN_WAITING_USE
-    ):  # a checkpoint, or the job and its node have ended
+    """True if the stop of a job is none of its checkpoints: it lasts longer, or its NICs miss acknowledgements.
+
+    Idle GPUs show nothing: it is a checkpoint, or the job and its node have ended.
+    """
+    if not state.utilization_now > MIN_WAITING_USE:
         return False
+    pause = view.signals.slot - state.progress_slot
     timeouts = view.signals.table(DeviceKind.NIC, 1)["ack_timeouts"][state.job.nics]
     misses = findings.above(timeouts, view.thresholds.leaves.min_timeouts)
     return pause > state.longest_pause_slots or bool(misses.any())
