@@ -439,10 +439,3 @@ def slow_jobs(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
 
 
 STALLED_SPEED, MIN_WAITING_USE = 0.1, 0.7
-
-
-def is_stalled(state: findings.JobState | None) -> bool:
-    """True if the ranks of a job wait and make no progress; those of a job that has ended are idle."""
-    if state is None or not state.utilization_now > MIN_WAITING_USE:
-        return False
-    return bool(state.exchange_now < STALLED_SPEED)
