@@ -8,7 +8,7 @@
 # make dashboards docs  write dashboards and generated documents again
 # make pictures         run a cluster with faults for ten minutes and draw dashboards and console into docs/pictures
 # make cases            write the test cases in tests/captures again
-# make install          install as services under PREFIX (as root); EXTRAS=yes adds PostgreSQL, Parquet, S3, OTLP and switches
+# make install          install as services under PREFIX (as root); EXTRAS=yes adds PostgreSQL, Parquet, S3, OTLP and switches, EXTRAS=no installs the agent only
 # make lock             pin the packages of make install, with hashes (deploy/requirements*.lock)
 # make clean            remove built files
 #
@@ -138,12 +138,14 @@ install:
 
 # For all Python versions and platforms, with the hash of every file.
 LOCK := $(VENV)/bin/uv pip compile --universal --generate-hashes --python-version 3.11 --no-header \
-	--no-annotate --quiet pyproject.toml deploy/build-requirements.txt
+	--no-annotate --quiet
 
 lock: $(VENV)/.ready-to-test
 	$(PIP) uv
-	$(LOCK) --output-file deploy/requirements.lock
-	$(LOCK) --extra postgresql --extra parquet --extra archive --extra otlp \
+	$(LOCK) deploy/build-requirements.txt --output-file deploy/requirements-build.lock
+	$(LOCK) pyproject.toml --output-file deploy/requirements-agent.lock
+	$(LOCK) pyproject.toml --extra collector --output-file deploy/requirements.lock
+	$(LOCK) pyproject.toml --extra postgresql --extra parquet --extra archive --extra otlp \
 		--extra otlp-grpc --extra switches \
 		--output-file deploy/requirements-extras.lock
 

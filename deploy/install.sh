@@ -18,20 +18,26 @@ for directory in "$prefix" "$configuration" "$units" "$binaries"; do
     fi
 done
 
-# Build from a copy, to keep the checkout clean.
-copy=$(mktemp -d)
-trap 'rm -rf "$copy"' EXIT INT TERM
+# Exactly the locked files are installed, by hash.
+case "${EXTRAS:-}" in
+    yes) lock=deploy/requirements-extras.lock ;; # also PostgreSQL, Parquet, S3, OTLP and switches
+    no) lock=deploy/requirements-agent.lock ;; # agent and command line
+    *) lock=deploy/requirements.lock ;; # also the collector
+esac
+build=$(mktemp -d)
+trap 'rm -rf "$build"' EXIT INT TERM
 cd "$source"
-cp -R pyproject.toml README.md LICENSE railscope agent collector dashboards "$copy"
+install_packages() { # DIRECTORY OPTIONS
+    directory=$1
+    shift
+    "$directory/bin/python" -m pip --disable-pip-version-check install --quiet "$@"
+}
+deploy/venv.sh "$python" "$build"
+install_packages "$build" --require-hashes --requirement deploy/requirements-build.lock
+"$build/bin/python" -m hatchling build --target wheel --directory "$build/dist" >/dev/null
 deploy/venv.sh "$python" "$prefix"
-# Install exactly the locked files, by hash; EXTRAS=yes adds PostgreSQL, Parquet, S3, OTLP and switches.
-lock=deploy/requirements.lock
-if [ "${EXTRAS:-}" = yes ]; then
-    lock=deploy/requirements-extras.lock
-fi
-pip="$prefix/bin/python -m pip --disable-pip-version-check install --quiet"
-$pip --require-hashes --requirement "$lock"
-$pip --no-deps --no-build-isolation "$copy"
+install_packages "$prefix" --require-hashes --requirement "$lock"
+install_packages "$prefix" --no-deps --force-reinstall "$build"/dist/*.whl
 
 deploy/install_files.sh "$prefix" "$configuration" "$units" "$binaries"
 if [ -d /run/systemd/system ]; then

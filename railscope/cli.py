@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from railscope import __version__
+from railscope import __version__, shipped_files
 from railscope.settings import SettingsError
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -33,6 +34,8 @@ _ON_DEMAND = {
     "tenants": ("railscope.client.commands", "tenants", "List the tenants of a running cluster."),
 }  # fmt: skip
 """Module, name and help of each command."""
+COLLECTOR_MODULES = frozenset(("aiohttp", "influxdb_client", "jinja2", "numpy", "sqlalchemy"))
+"""Modules of the extra `collector`, which commands load without a check of their own."""
 
 
 class _OnDemand(click.Group):
@@ -84,13 +87,45 @@ def catalog(form: str) -> None:
     click.echo(reference.render(form), nl=False)
 
 
+@root.command()
+@click.option(
+    "--to",
+    "directory",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIRECTORY",
+    help="Copy the files to this directory, which is created, and list those that were written.",
+)
+@click.option("--force", is_flag=True, help="Replace files of DIRECTORY that differ.")
+def files(*, directory: Path | None, force: bool) -> None:
+    """List or copy dashboards, alert rules, runbooks, systemd units, sample settings and Slurm scripts.
+
+    Each file is replaced atomically. If one in DIRECTORY differs, nothing is copied, unless --force is given.
+    """
+    if directory is None:
+        names = list(shipped_files.shipped_files())
+    else:
+        try:
+            names = shipped_files.copy_shipped_files(directory, replace=force)
+        except (shipped_files.DifferingFilesError, OSError) as error:
+            raise click.ClickException(str(error)) from error
+    for name in names:
+        click.echo(name)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; an invalid setting is reported in one line with exit status 2."""
+    """Run the command line; an invalid setting or a missing extra is one line with exit status 2."""
     try:
         root(arguments)
     except* SettingsError as errors:
         for error in _flat(errors):
             click.echo(f"railscope: {error}", err=True)
+        sys.exit(2)
+    except* ModuleNotFoundError as errors:
+        names = {str(getattr(error, "name", "")).partition(".")[0] for error in _flat(errors)}
+        if not names <= COLLECTOR_MODULES:
+            raise
+        message = f"missing {min(names)}, which this command requires; fix: pip install 'railscope[collector]'"
+        click.echo(f"railscope: {message}", err=True)
         sys.exit(2)
 
 

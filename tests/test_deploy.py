@@ -32,6 +32,7 @@ from collector.ledger.ledger_store import Ledger
 from collector.tables import metadata
 from railscope import settings
 from railscope.audit.record import RecordActor
+from railscope.cli import COLLECTOR_MODULES
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
@@ -424,25 +425,55 @@ def locked(name: str) -> dict[str, list[Requirement]]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("name", "extras"),
-    [
-        ("requirements.lock", ()),
-        (
-            "requirements-extras.lock",
-            ("postgresql", "parquet", "archive", "otlp", "otlp-grpc", "switches"),
-        ),
-    ],
-)
-def test_the_lock_pins_every_dependency_as_it_is_declared(name: str, extras: tuple[str, ...]):
-    pins = locked(name)
+def declared(*extras: str) -> Iterator[Requirement]:
+    """Yield the requirements of the program with these extras."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], "setuptools>=69", "wheel"]
+    for text in project["dependencies"]:
+        yield Requirement(text)
     for extra in extras:
-        wanted += project["optional-dependencies"][extra]
-    for text in wanted:
-        declared = Requirement(text)
-        found = pins[canonicalize_name(declared.name)]
-        for pin in found:
+        for text in project["optional-dependencies"][extra]:
+            requirement = Requirement(text)
+            own = canonicalize_name(requirement.name) == "railscope"
+            yield from declared(*requirement.extras) if own else [requirement]
+
+
+EXTRAS = {
+    "requirements-agent.lock": (),
+    "requirements.lock": ("collector",),
+    "requirements-extras.lock": (
+        "postgresql", "parquet", "archive", "otlp", "otlp-grpc", "switches"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_the_lock_pins_every_dependency_as_it_is_declared(name: str):
+    pins = locked(name)
+    for requirement in declared(*EXTRAS[name]):
+        for pin in pins[canonicalize_name(requirement.name)]:
             (version,) = (one.version for one in pin.specifier)
-            assert declared.specifier.contains(version), f"run make lock: {text}, locked {pin}"
+            assert requirement.specifier.contains(version), f"run make lock: {requirement}, {pin}"
+
+
+def test_the_agent_is_installed_without_the_packages_of_the_collector():
+    """A GPU server has no NumPy, no database library and no HTTP framework."""
+    of_collector = {canonicalize_name(one.name) for one in declared("collector")}
+    of_agent = {canonicalize_name(one.name) for one in declared()}
+    assert {name.replace("-", "_") for name in of_collector - of_agent} == COLLECTOR_MODULES
+    assert not (of_collector - of_agent) & set(locked("requirements-agent.lock"))
+
+
+def test_the_build_is_pinned_as_it_is_declared():
+    system = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    assert (DEPLOY / "build-requirements.txt").read_text().split() == system
+    assert set(locked("requirements-build.lock")) > {Requirement(one).name for one in system}
+
+
+@pytest.mark.parametrize("of", ["all", "test"])
+def test_an_extra_that_has_all_others_has_them(of: str):
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    others = set(extras) - {"all", "test"} - ({"pictures"} if of == "all" else set())
+    found = {str(one) for one in declared(of)}
+    assert {str(one) for one in declared(*others)} <= found

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -29,6 +28,7 @@ from collector.diagnosis import (
 from collector.diagnosis.incident_classes import CLASSES
 from collector.http import incidents_api, read_api
 from railscope.service import run_in_thread
+from railscope.shipped_files import shipped_files
 from railscope.timestamps import format_timestamp, parse_timestamp
 
 _MAX_SHOWN = 3
@@ -36,11 +36,10 @@ _RANKS = {"critical": 0, "warning": 1, "info": 2}
 MAX_TIMELINE, MAX_VICTIMS = 40, 100
 _CURVE_WIDTH = 640
 INCIDENT_RUNBOOK = "RailscopeIncident"
-_RUNBOOK_DIRECTORY = Path(__file__).parents[2] / "alerts" / "runbooks"
-RUNBOOKS = {
-    path.stem: page_table.page_path("runbook", path.stem)
-    for path in sorted(_RUNBOOK_DIRECTORY.glob("*.md"))
+_RUNBOOK_FILES = {
+    path.stem: path for path in shipped_files().values() if path.parent.name == "runbooks"
 }
+RUNBOOKS = {name: page_table.page_path("runbook", name) for name in _RUNBOOK_FILES}
 """Paths of the runbooks that are installed, by name."""
 
 
@@ -113,7 +112,7 @@ def read_runbook(name: str) -> RunbookModel:
     if name not in RUNBOOKS:
         message = f"unknown runbook {name[:100]!r}: expected the name of an alert"
         raise PageProblemError(HTTPStatus.NOT_FOUND, message)
-    text = (_RUNBOOK_DIRECTORY / f"{name}.md").read_text()
+    text = _RUNBOOK_FILES[name].read_text()
     return RunbookModel(name, page_rendering.parse_markdown(text, RUNBOOKS))
 
 
