@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from collector.detector_thresholds import AdviceThresholds
-from collector.diagnosis import switch_advice, switch_evidence, switch_queues
+from collector.diagnosis import switch_advice, switch_evidence, switch_links, switch_queues
 from collector.diagnosis.incident_classes import CLASSES, IncidentClass
 from collector.diagnosis.incident_report import incident_schema
 from collector.diagnosis.network_advice import BLOCK_MINUTES, BLOCKS
@@ -138,8 +138,15 @@ confirms, contradicts and localises nothing.
   a NIC is linked to it, and "uplink" if it receives LLDP from a device without an agent. The queue of a priority has its number.
 - An `incast_receiver` is confirmed if the queue toward it stands out in the same way.
 - **PFC watchdog.** A storm that it detects is evidence `watchdog_storms` of `pfc_storm`: of the NIC at the port, if the node itself or the cabling
-  file states the link and the NIC counts pauses as well; of the port, if the NIC is not known or its counters are not. If the NIC
+  file states the link and the NIC counts pauses as well; of the port, if the NIC is not known or its counters are not; for a port of a spine,
+  the cause is the leaf at the other end of its link. If the NIC
   counts no pauses, there is no storm: a switch alone makes no NIC and no node the cause of an incident.
+- **Ports without a known NIC.** Faults that no host counts; the cause is the leaf of the switch, or the one at the other end of the link, with the port.
+  `switch_link_errors`: at least {switch_links.MIN_ERRORS:g} errors per second (packets with errors or a wrong checksum, symbol errors, frames that FEC could not correct), in
+  several samples of {switch_links.WINDOW_NS // SECOND_NS} seconds, and {switch_links.FACTOR:.0f} times the median of the other such ports. Packets that the neighbour received corrupted at
+  its other ports count as forwarded: cut-through switches forward them. `switch_link_down`: the port of a leaf is down that faced a switch that is read while it was up, unless the port
+  is disabled at one of its ends. If all links of a switch are down, that is one incident. `leaf_loss`: a queue drops at least {switch_links.MIN_ERRORS:g} packets per second of a priority
+  of which the switch counts pauses. Links between switches without NICs have no leaf, and raise nothing.
 """
 
 

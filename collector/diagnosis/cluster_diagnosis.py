@@ -27,6 +27,7 @@ from collector.diagnosis import (
     step_period,
     switch_advice,
     switch_evidence,
+    switch_links,
     switch_queues,
 )
 from collector.diagnosis.incidents import (
@@ -99,6 +100,7 @@ class ClusterDiagnosis:
         """True if receipts are recorded apart from samples."""
         self.drift = settings_advice.ConfigDrift()
         self.switches = switch_evidence.SwitchEvidence()
+        self.switch_links = switch_links.SwitchLinks(self.switches)
         self._queues = switch_queues.QueueLocaliser(self.switches)
         self._loads = network_advice.StandingLoads()
         self._progress: dict[JobKey, int] = {}
@@ -284,9 +286,8 @@ class ClusterDiagnosis:
             node_detectors.stale_nodes(view, self.contacts, has_receipts=self.has_receipts),
             node_detectors.wrong_clocks(view, self.contacts),
             self.drift.findings(view),
-            switch_advice.switch_findings(
-                view, self.switches
-            ),  # before what hosts show of the same leaf
+            # Before what hosts show of the same leaf.
+            switch_advice.switch_findings(view, self.switch_links),
             network_advice.late_marks(view),
             network_advice.wrong_cables(view),
             self._loads.findings(view),
@@ -332,7 +333,7 @@ class ClusterDiagnosis:
         delays nothing is alone: its job has no other past than that with it.
         """
         lasting = [each for each in self.tracker.open if not each.incident_class.is_advice]
-        faults = [each for each in lasting if not _is_harmless(each)]
+        faults = [each for each in lasting if not (_is_harmless(each) or _is_unfelt(each))]
         touched = {key for incident in faults for key in incident.reach.jobs}
         numbers = [number for number, job in enumerate(view.jobs) if job.key in touched]
         nics, gpus = np.isin(view.job_of_nic, numbers), np.isin(view.job_of_gpu, numbers)
@@ -354,6 +355,11 @@ def _is_harmless(incident: Incident) -> bool:
     """True for an incident of a NIC that is less severe than its class: it delays no other device."""
     is_less = incident.incident_class.severity.is_above(incident.severity)
     return incident.cause.kind == "nic" and is_less
+
+
+def _is_unfelt(incident: Incident) -> bool:
+    """True for a fault of a link between switches that slows down no job: traffic takes the other links."""
+    return incident.class_name in switch_links.UNFELT_CLASSES and not incident.job_speeds
 
 
 def _job_numbers(

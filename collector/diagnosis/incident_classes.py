@@ -77,6 +77,8 @@ _ROWS = [
     ("leaf_loss", "A leaf switch loses packets that neither end counts.", _WARNING, 3, 5, _GROUP, "check drop counters, line modules and buffers of the switch"),
     ("uplink_congested", "Uplinks of a leaf switch carry too little.", _WARNING, 4, 6, _GROUP, "check the leaf's uplinks and the spines"),
     ("transport_retry", "A NIC retransmits far more than its peers.", _WARNING, 4, 6, _GROUP, "check adaptive retransmission of the NIC, and drops on its paths"),
+    ("switch_link_errors", "A link between switches, or to a device without an agent, corrupts packets.", _WARNING, 3, 4, _STRONG, "clean or replace the transceivers and the cable at the switch port"),
+    ("switch_link_down", "Links between switches are down that were up before.", _WARNING, 6, 6, _HARD, "check cables, transceivers and both switches; disable ports that are no longer used"),
     ("paused_unlocalised", "NICs are paused, and no host shows the cause.", _INFO, 12, 14, _SYMPTOM, "read queues and pause counters of the switch"),
     # Links
     ("transceiver_degraded", "A transceiver or cable corrupts received data.", _WARNING, 2, 3, _STRONG, "clean or replace the transceiver"),

@@ -43,6 +43,7 @@ _OWN_LINK = (
     *_LINK_FAILURES,
 )
 """Classes that lose only what one link carries: the peers of its node suffer, not all that share the rail."""
+_SWITCH_LINKS = ("switch_link_errors", "switch_link_down")
 _SHARED_FABRIC = (
     *_RECEIVERS,
     "incast_receiver",
@@ -52,6 +53,7 @@ _SHARED_FABRIC = (
     "lossless_broken",
     "leaf_loss",
     "uplink_congested",
+    *_SWITCH_LINKS,
     "link_speed_low",
 )
 _FABRIC = (*_SHARED_FABRIC, *_OWN_LINK)
@@ -62,12 +64,13 @@ EDGES: dict[str, dict[Relation, tuple[str, ...]]] = {
     "slow_receiver": {Relation.DEVICE: ("pfc_storm", "pcie_bound_receiver", "nic_lost"), Relation.NODE: ("host_bound_receiver",)},
     "pcie_bound_receiver": {Relation.DEVICE: ("pfc_storm", "nic_lost"), Relation.NODE: ("host_bound_receiver",)},
     "incast_receiver": {Relation.DEVICE: ("link_speed_low", "pcie_degraded"), Relation.RAIL: (*_RECEIVERS, "cnp_ignored", "ecn_inactive", "cnp_not_sent", "uplink_congested")},
-    "uplink_congested": {Relation.RAIL: (*_RECEIVERS, "incast_receiver", "ecn_inactive", "cnp_ignored", "cnp_not_sent", "link_speed_low", "leaf_loss"), Relation.PEERS: ("link_flap", *_LINK_FAILURES)},
+    "uplink_congested": {Relation.RAIL: (*_RECEIVERS, "incast_receiver", "ecn_inactive", "cnp_ignored", "cnp_not_sent", "link_speed_low", "leaf_loss", *_SWITCH_LINKS), Relation.PEERS: ("link_flap", *_LINK_FAILURES)},
     "transport_retry": {Relation.RAIL: _SHARED_FABRIC, Relation.PEERS: _OWN_LINK},
     "paused_unlocalised": {Relation.RAIL: (*_FABRIC, "ecn_late")},
-    "leaf_loss": {Relation.RAIL: ("lossless_broken",), Relation.PEERS: ("leaf_loss", "unprotected_traffic", "transceiver_degraded", "link_flap", *_LINK_FAILURES)},
+    "leaf_loss": {Relation.RAIL: ("lossless_broken", "pfc_storm", *_SWITCH_LINKS), Relation.PEERS: ("leaf_loss", "unprotected_traffic", "transceiver_degraded", "link_flap", *_LINK_FAILURES)},
     "lossless_broken": {Relation.RAIL: ("unprotected_traffic",)},
-    "link_transmit_errors": {Relation.NODE: ("unprotected_traffic", "link_flap", "transceiver_degraded"), Relation.RAIL: ("leaf_loss", "lossless_broken"), Relation.PEERS: ("transceiver_degraded", "link_flap", *_LINK_FAILURES)},
+    "switch_link_errors": {Relation.RAIL: ("switch_link_down",)},
+    "link_transmit_errors": {Relation.NODE: ("unprotected_traffic", "link_flap", "transceiver_degraded"), Relation.RAIL: ("leaf_loss", "lossless_broken", *_SWITCH_LINKS), Relation.PEERS: ("transceiver_degraded", "link_flap", *_LINK_FAILURES)},
     "ecn_late": {Relation.RAIL: _FABRIC},
     "rail_imbalance": {Relation.JOB: _FABRIC},
     "placement_oversubscribed": {Relation.JOB: ("uplink_congested", "link_speed_low", "ecn_late", "ecn_inactive")},

@@ -21,6 +21,7 @@ from collector.diagnosis.incident_classes import CLASSES
 from collector.diagnosis.incidents import Incident
 from collector.diagnosis.jobs import PeerGroups
 from collector.diagnosis.node_readings import NodeEvent
+from collector.diagnosis.switch_evidence import SwitchPort
 from collector.workloads.job_roster import JobKey
 
 VERSION = 1
@@ -68,6 +69,8 @@ class SavedDiagnosis(msgspec.Struct, kw_only=True):
     rank_events: list[NodeEvent] = []
     waits: list[tuple[JobKey, JobWait]] = []
     """Waits of all ranks of a job."""
+    switch_links: list[tuple[SwitchPort, str]] = []
+    """Ports with a link to another switch, and that switch."""
 
 
 class SavedBaselines(msgspec.Struct, kw_only=True):
@@ -150,5 +153,6 @@ def resume(
         if wait.lasts(saved.slot) and slot - saved.slot <= MAX_WAIT_SLOTS:
             wait.last_slot = slot
         diagnosis.waits[job] = wait
+    diagnosis.switch_links.far_switches.update(saved.switch_links)
     diagnosis.begin(slot)
     return diagnosis

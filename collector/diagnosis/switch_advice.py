@@ -7,7 +7,7 @@ of finding exists once for a switch.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +24,7 @@ from collector.diagnosis.switch_evidence import (
     SwitchPort,
     pause_evidence,
 )
+from collector.diagnosis.switch_links import SwitchLinks
 from railscope.timestamps import SECOND_NS
 
 WATCHDOG_NS = 45 * SECOND_NS
@@ -46,18 +47,18 @@ MIN_HEADROOM_SHARE = 0.9
 MAX_AFFECTED = 64
 
 
-def switch_findings(
-    view: findings.DiagnosisView, evidence: SwitchEvidence
-) -> Iterator[findings.Finding]:
+def switch_findings(view: findings.DiagnosisView, links: SwitchLinks) -> Iterator[findings.Finding]:
     """Yield what switches show by themselves, and by comparison with the NICs at the other ends of their links."""
+    evidence = links.evidence
     if not evidence.is_used:
         return
+    yield from links.find_faults(view)
     yield from _differing_pauses(view, evidence)
     leaves = evidence.leaves(view)
     for name, sender in evidence.readings.senders.items():
         if evidence.is_fresh(name, view.timestamp_ns):
             storms = _storms(name, sender, view.timestamp_ns)
-            yield from _watchdog(view, evidence, storms, leaves.get(name))
+            yield from _watchdog(view, links, storms, leaves)
             if name in leaves:
                 yield from _late_marks(view, (name, sender), leaves[name])
                 yield from _lost_headroom(view, (name, sender), leaves[name])
@@ -124,21 +125,25 @@ def _storms(name: str, sender: TrackedSender, now_ns: int) -> list[_DetectedStor
 
 def _watchdog(
     view: findings.DiagnosisView,
-    evidence: SwitchEvidence,
+    links: SwitchLinks,
     storms: list[_DetectedStorm],
-    leaf: int | None,
+    leaves: Mapping[str, int],
 ) -> Iterator[findings.Finding]:
     """Yield a storm of the NIC at the port, if it counts pauses as well; of the port, if the NIC is unknown.
+
+    A port of a spine is attributed to the leaf at the other end of its link.
 
     A NIC that counts no pauses contradicts its switch port.
     """
     pausing = view.signals.table(DeviceKind.NIC, findings.SLOTS_PER_MINUTE)["pausing_share"]
-    unknown = []
+    evidence = links.evidence
+    unknown: dict[int, list[_DetectedStorm]] = defaultdict(list)
     for storm in storms:
         port: SwitchPort = storm.queue[:2]
         nic = evidence.nic_of(view, port)
         if nic is None or np.isnan(pausing[nic]):
-            unknown.append(storm)
+            if (leaf := links.leaf_of(port, leaves)) is not None:
+                unknown[leaf].append(storm)
         elif evidence.links[port][0].is_certain and (
             pausing[nic] > view.thresholds.network.min_pausing
         ):
@@ -148,13 +153,14 @@ def _watchdog(
                 (_storm_evidence(storm),),
                 is_confirmed=True,
             )
-    if unknown and leaf is not None:
+    for leaf, found in unknown.items():
+        name = view.groups.leaf_names[leaf]
         yield findings.Finding(
             "pfc_storm",
-            findings.Cause("leaf", leaf, view.groups.leaf_names[leaf]),
-            tuple(map(_storm_evidence, unknown[:MAX_NAMED])),
-            subject=f"watchdog of {unknown[0].queue.switch}",
-            queue=unknown[0].queue,
+            findings.Cause("leaf", leaf, name),
+            tuple(map(_storm_evidence, found[:MAX_NAMED])),
+            subject=f"watchdog of {name} {found[0].queue.switch}",
+            queue=found[0].queue,
         )
 
 

@@ -48,6 +48,12 @@ SWITCH_QUANTITIES: Mapping[str, str] = {
     catalog.GROUP_HEADROOM.name: "headroom_size",
     catalog.GROUP_DROPPED.name: "group_drops",
     catalog.SPEED.name: "speed",
+    catalog.PORT_UP.name: "up",
+    catalog.PORT_ENABLED.name: "enabled",
+    catalog.RECEIVED_ERRORS.name: "errors",
+    catalog.FCS_ERRORS.name: "fcs_errors",
+    catalog.SYMBOL_ERRORS.name: "symbol_errors",
+    catalog.FEC_UNCORRECTABLE.name: "uncorrectable_frames",
 }
 """Metrics of switches that are used, and their names here."""
 HOST_QUANTITIES: Mapping[str, str] = {
@@ -257,13 +263,12 @@ class CounterTrack:
         return float(self._values[position] * self.columns.scales[position])
 
     def values_of(self, position: int, from_ns: int) -> list[float]:
-        """Return the values of a gauge in the samples since a time."""
-        found = {
-            steps.to_ns: float(steps.amounts[steps.positions == position].sum())
-            for steps in self._steps
-            if steps.to_ns > from_ns
-        }
-        return [found.get(to_ns, 0.0) for _, to_ns in self.samples if to_ns > from_ns]
+        """Return the values of a gauge, or the increases of a counter, in the samples since a time."""
+        found: dict[int, float] = defaultdict(float)
+        for steps in self._steps:
+            if steps.to_ns > from_ns:
+                found[steps.to_ns] += float(steps.amounts[steps.positions == position].sum())
+        return [found[to_ns] for _, to_ns in self.samples if to_ns > from_ns]
 
     def recent(self, from_ns: int, positions: Positions) -> Iterator[tuple[int, float]]:
         """Yield what has increased in the samples since a time, of these columns."""

@@ -137,6 +137,12 @@ class SwitchEvidence:
         sender = self.readings.senders.get(switch)
         return sender is not None and any(track.is_fresh(now_ns) for track in sender.tracks())
 
+    def switch_names(self) -> dict[str, str]:
+        """Return the switches that are read by the names under which they announce themselves, without a domain."""
+        senders = self.readings.senders
+        announced = {short_name(sender.system_name): name for name, sender in senders.items()}
+        return announced | {short_name(name): name for name in senders}
+
     def nic_of(self, view: DiagnosisView, port: SwitchPort) -> int | None:
         """Return the position of the NIC at a switch port."""
         link, _ = self.links.get(port, (None, 0))
@@ -204,6 +210,11 @@ class SwitchEvidence:
             return None
         counts = compare_counts(*here, *there, since_ns)
         return ComparedPauses(link, nic, is_from_nic, priority, *counts) if counts else None
+
+
+def short_name(name: str) -> str:
+    """Return the name of a device without its domain."""
+    return name.partition(".")[0].lower()
 
 
 def compare_counts(

@@ -17,7 +17,7 @@ import numpy as np
 from collector.diagnosis import findings
 from collector.diagnosis.slot_sums import Positions
 from collector.diagnosis.switch_counters import KEPT_NS, CounterTrack, SwitchQueue, TrackedSender
-from collector.diagnosis.switch_evidence import SwitchEvidence, SwitchPort
+from collector.diagnosis.switch_evidence import SwitchEvidence, SwitchPort, short_name
 from railscope.timestamps import SECOND_NS
 
 HOST, UPLINK = "host", "uplink"
@@ -70,12 +70,11 @@ class _Fabric:
 
 def _find_fabric(view: findings.DiagnosisView, evidence: SwitchEvidence) -> _Fabric:
     found, senders = _Fabric(), evidence.readings.senders
-    nodes = {_short(name) for name in view.devices.nodes}
-    switches = {_short(sender.system_name): name for name, sender in senders.items()}
-    switches |= {_short(name): name for name in senders}
+    nodes = {short_name(name) for name in view.devices.nodes}
+    switches = evidence.switch_names()
     for name, sender in senders.items():
         for port, neighbour in sender.neighbours.items():
-            short = _short(neighbour)
+            short = short_name(neighbour)
             if short not in nodes:
                 found.roles[name][port] = UPLINK
                 if other := switches.get(short):
@@ -105,7 +104,9 @@ class QueueLocaliser:
         refined, count = [], 0
         for finding in found:
             is_leaf = finding.incident_class in LOCALISED and finding.cause.kind == "leaf"
-            if self.evidence.is_used and is_leaf and count < MAX_LOCALISED:
+            if finding.queue:
+                refined.append(finding)
+            elif self.evidence.is_used and is_leaf and count < MAX_LOCALISED:
                 count += 1
                 refined.append(self._localise(view, finding))
             elif self.evidence.is_used and finding.incident_class == "incast_receiver":
@@ -220,10 +221,6 @@ def _origins(found: Mapping[SwitchQueue, Sequence[findings.FindingEvidence]]) ->
         if all(each.signal != "queue_pauses_received" for each in evidence)
     ]
     return origins or list(found)
-
-
-def _short(name: str) -> str:
-    return name.partition(".")[0].lower()
 
 
 def _values(

@@ -228,6 +228,7 @@ class DiagnosisEngine:
             pending=self.pending,
             rank_events=diagnosis.ranks.all(),
             waits=list(diagnosis.waits.items()),
+            switch_links=list(diagnosis.switch_links.far_switches.items()),
         )
 
     def save_all(self) -> None:

@@ -60,12 +60,15 @@ LINK_INFO = _LINK.info("railscope_switch_link_info", "Node, interface and rail o
 NEIGHBOUR_KNOWN = _NEIGHBOUR.gauge("railscope_switch_neighbour_known", "1 if the device that is connected to a switch port is known to the switch, 0 otherwise.")
 
 # Of SONiC by gNMI ----------------------------------------------------------------------------------
+_SONIC_PORT = declare.MetricTable(entities.SWITCH_PORT, "SONiC COUNTERS_DB ", resets=SINCE_START, detail=declare.BASIC)
 _SONIC_PRIORITY = declare.MetricTable(entities.SWITCH_PRIORITY, "SONiC COUNTERS_DB ", resets=SINCE_START, detail=declare.BASIC)
 _SONIC_QUEUE = declare.MetricTable(entities.SWITCH_QUEUE, "SONiC COUNTERS_DB SAI_QUEUE_STAT_", resets=SINCE_START, detail=declare.BASIC)
 _WATCHDOG = declare.MetricTable(entities.SWITCH_QUEUE, "SONiC COUNTERS_DB PFC_WD_", resets=SINCE_START, detail=declare.BASIC)
 _GROUP = declare.MetricTable(entities.SWITCH_PRIORITY_GROUP, "SONiC COUNTERS_DB SAI_INGRESS_PRIORITY_GROUP_STAT_", detail=declare.BASIC)
 _PROFILE = declare.MetricTable(entities.SWITCH_PRIORITY_GROUP, "SONiC APPL_DB ", detail=declare.BASIC)
 _POOL = declare.MetricTable(entities.SWITCH_POOL, "SONiC COUNTERS_DB SAI_BUFFER_POOL_STAT_", detail=declare.BASIC)
+FEC_CORRECTED = _SONIC_PORT.counter("railscope_switch_port_receive_fec_corrected_frames_total", "FEC frames received with errors that were corrected.", "SAI_PORT_STAT_IF_IN_FEC_CORRECTABLE_FRAMES")
+FEC_UNCORRECTABLE = _SONIC_PORT.counter("railscope_switch_port_receive_fec_uncorrectable_frames_total", "FEC frames received with errors that could not be corrected.", "SAI_PORT_STAT_IF_IN_FEC_NOT_CORRECTABLE_FRAMES")
 PAUSES_ENDED = _SONIC_PRIORITY.counter("railscope_switch_port_receive_pfc_pauses_ended_total", "Pauses of a priority by the server that ended.", "SAI_PORT_STAT_PFC_n_ON2OFF_RX_PKTS")
 ESTIMATED_PAUSE = _SONIC_PRIORITY.counter("railscope_switch_port_receive_pfc_pause_estimated_seconds_total", "Time for which the server paused a priority of the switch, estimated by software of the switch from polls of the pause state: not measured, and received pauses only.", "EST_PORT_STAT_PFC_n_RX_PAUSE_DURATION_US", scale=declare.MICRO)
 QUEUE_MARKED_PACKETS = _SONIC_QUEUE.counter("railscope_switch_queue_ecn_marked_packets_total", "Packets of a queue that the switch marked with ECN; SONiC counts them if its counter group WRED_ECN_QUEUE is enabled.", "WRED_ECN_MARKED_PACKETS; Cumulus Linux nvswitch_interface_tc_tx_ecn_marked_tc")

@@ -86,3 +86,12 @@ async def test_both_ends_of_a_link_confirm_a_slow_receiver(tmp_path: Path) -> No
     assert row.value is not None
     assert row.value > 1000
     assert document.confidence >= 0.8 * 0.9
+
+
+async def test_a_healthy_fabric_whose_switches_are_read_has_no_incident(tmp_path: Path) -> None:
+    """The uplinks are busy: they mark packets, and pause the leaves."""
+    healthy = PODS.partition("[[faults]]")[0]
+    (tmp_path / "scenario.toml").write_text(healthy)
+    switches = ("leaf-3", "leaf-4", "leaf-11", "leaf-12", "spine-3", "spine-4")
+    records = await record_cluster(tmp_path / "scenario.toml", tmp_path / "captures", switches)
+    assert await diagnose_records(records, tmp_path) == []

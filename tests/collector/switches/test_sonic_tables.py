@@ -219,9 +219,14 @@ def test_recorded_databases(name: str):
     read = values(tables.make_reading("leaf-07", tables.SonicTables(*made), facts))
     assert Absent.ERROR not in read.values()
     for port, row in ports.items():
-        expected = row.get("SAI_PORT_STAT_IF_IN_OCTETS")
-        received = read["port_receive_bytes_total", port]
-        assert received == (int(expected) if expected else Absent.UNSUPPORTED)
+        for field, metric in (
+            ("IF_IN_OCTETS", "bytes"),
+            ("IF_IN_FEC_CORRECTABLE_FRAMES", "fec_corrected_frames"),
+            ("IF_IN_FEC_NOT_CORRECTABLE_FRAMES", "fec_uncorrectable_frames"),
+        ):
+            expected = row.get(f"SAI_PORT_STAT_{field}")
+            received = read[f"port_receive_{metric}_total", port]
+            assert received == (int(expected) if expected else Absent.UNSUPPORTED)
     for key, row in queues.items():
         port, _, number = key.rpartition(":")
         if int(number) < 8 and port in ports and "SAI_QUEUE_STAT_PACKETS" in row:
