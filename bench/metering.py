@@ -157,7 +157,7 @@ def _bill(months: Sequence[GpuMonth]) -> tuple[float, float, int]:
 def _meter_usage(gpu_month: GpuMonth) -> list[usage.Usage]:
     """Meter a GPU's month, by the days that would be in the ledger."""
     gpu = MeteredGpu.compute(
-        gpu_month.evidence, {measures.CountedQuantity.ENERGY: gpu_month.counted}, SKU
+        gpu_month.evidence, {measures.CountedQuantity.ENERGY: gpu_month.counted}, [(0, SKU)]
     )
     return usage.usages_of_days(gpu.day(FIRST_DAY + day, COMPUTED) for day in range(DAYS))
 

@@ -85,7 +85,7 @@ def simulate_evidence() -> SimulatedEvidence:
     gpus = [_evidence(index) for index in range(GPUS)]
     energy = measures.CountedQuantity.ENERGY
     return SimulatedEvidence(
-        {gpu.gpu: AssembledGpu(gpu, {energy: _simulate_counter(gpu)}, SKU) for gpu in gpus}
+        {gpu.gpu: AssembledGpu(gpu, {energy: _simulate_counter(gpu)}, [(0, SKU)]) for gpu in gpus}
     )
 
 

@@ -10,7 +10,7 @@
   review_rules, review_decisions   evidence that is pending review, and its decisions
   evidence_contents, node_parts   index of what parts contain, and parts of a node found by it
   further_parts, loaded_facts   parts beyond a window that affect it, and all facts of a window
-  gpu_evidence     facts in the form that metering reads
+  gpu_evidence, gpu_counters   facts in the form that metering reads, and increments of counters
 
 Facts are sets: neither order nor repetition matters, so two collectors may record the same facts.
 """

@@ -58,17 +58,11 @@ class PartContents(msgspec.Struct, frozen=True, array_like=True):
     @classmethod
     def collect(cls, interval: node_intervals.EvidenceInterval) -> PartContents:
         """Return the contents of a part."""
-        counters = (
-            counter
-            for series in interval.series.values()
-            for column, counter in enumerate(series.counters)
-            if any(has_value(cell, column) for cell in series.cells.values())
-        )
         return cls(
             frozenset(interval.gpus),
             frozenset(interval.valueless),
             frozenset(interval.layouts),
-            frozenset(counters),
+            frozenset(node_intervals.read_counters(interval)),
         )
 
     def mentions(self, gpu: str) -> bool:
@@ -81,15 +75,6 @@ class PartContents(msgspec.Struct, frozen=True, array_like=True):
 
 
 NO_CONTENTS = PartContents()
-
-
-def has_value(cell: node_intervals.CounterReading, column: int) -> bool:
-    """True if a column of a reading has a value: no other number is negative."""
-    return cell.values[8 * column + 7] < _SIGN
-
-
-_SIGN = 0x80
-"""Highest bit of the last byte, as numbers are little-endian."""
 
 
 class KnownContents:

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from collector.evidence import (
-    evidence_contents,
     evidence_tables,
     gpu_node_history,
     node_intervals,
@@ -111,17 +110,13 @@ class BeyondWindow:
         counted = sorted(nodes - rejected or nodes)
         found: dict[str, node_parts.IntervalsByPart] = {node: {} for node in counted}
         since_ns = self.window[0]
-        continued = {node: self._find_continued(gpu, node) for node in counted}
-        own_counters = frozenset(
-            counter for each in continued.values() for counter in each if counter.gpu
-        )
         for node in counted:
             found[node] |= self._find_layout(gpu, node)
-            readings = self._before_window[node].find_nearest(continued[node] | own_counters)
+            readings = self._before_window[node].find_nearest(self._find_continued(gpu, node))
             found[node] |= readings
             if len(nodes) == 1:
                 for part in readings.values():
-                    found[node] |= node_parts.find_listings_beside(self.source, gpu, part)
+                    found[node] |= node_parts.find_listing_before(self.source, gpu, part)
             since_ns = min([since_ns, *(part.start_ns for part in readings.values())])
         searches = self._search_before(gpu, counted, since_ns if len(nodes) > 1 else self.window[0])
         for search in (*searches, *self._search_after(gpu, counted)):
@@ -232,7 +227,7 @@ def _find_first_readings(
             times = (
                 cell.timestamp_ns
                 for cell in series.cells.values()
-                if cell.timestamp_ns >= low_ns and evidence_contents.has_value(cell, column)
+                if cell.timestamp_ns >= low_ns and node_intervals.has_value(cell, column)
             )
             first_ns = min(times, default=None)
             if first_ns is not None:

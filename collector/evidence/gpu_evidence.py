@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from hashlib import sha256
-from itertools import groupby
-from operator import itemgetter
-from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
 from collector.evidence import (
     claim_events,
+    gpu_counters,
     gpu_node_history,
     node_claims,
     node_intervals,
@@ -23,10 +19,10 @@ from collector.evidence import (
 )
 from collector.files.device_files import Calendar, DeviceInventory, RetiredGpus
 from collector.files.tenancy_files import FileClaims, TenantMappings
-from collector.fleet.schema_columns import AGENT_MEASURES, CounterSubject, ReportedMigInstance
-from collector.ledger.day_metering import MeteredGpu
+from collector.fleet.schema_columns import ReportedMigInstance
+from collector.ledger import day_metering
 from collector.metering import evidence as usage_evidence, measures, placement, timeline, units
-from railscope import claim_terms, frame
+from railscope import claim_terms
 from railscope.timestamps import FOREVER_NS
 
 
@@ -49,21 +45,21 @@ class AdministratorInputs:
 
 
 class AssembledGpu(msgspec.Struct, frozen=True):
-    """Evidence of a GPU, increments of its counters, and its model."""
+    """Evidence of a GPU, increments of its counters, and its models."""
 
     evidence: usage_evidence.Evidence
     counted: dict[measures.CountedQuantity, measures.CounterIncrements]
-    sku: str
+    skus: day_metering.SkuHistory = ()
     profiles: dict[str, str] = {}
     """The MIG profiles of claims that have one."""
     places: gpu_node_history.GpuNodeHistory = gpu_node_history.GpuNodeHistory((), ())
     doubts: tuple[timeline.TimePiece[usage_evidence.ClockDoubt], ...] = ()
     """Evidence that was received while the collector's clock was suspect."""
 
-    def meter(self) -> MeteredGpu:
+    def meter(self) -> day_metering.MeteredGpu:
         """Return the GPU over all time, for metering of its days."""
-        return MeteredGpu.compute(
-            self.evidence, self.counted, self.sku, self.profiles, doubts=self.doubts
+        return day_metering.MeteredGpu.compute(
+            self.evidence, self.counted, self.skus, self.profiles, doubts=self.doubts
         )
 
 
@@ -196,8 +192,6 @@ def assemble_gpu(
 ) -> AssembledGpu:
     """Assemble everything about a GPU: evidence (with placed claims), counters, model."""
     evidence, history = placed or build_evidence(facts, files)
-    sighted = [interval.gpus[facts.gpu] for interval in intervals if facts.gpu in interval.gpus]
-    sku = max((gpu.sku for gpu in sighted), default="")
     profiles = {
         claim.id: claim.profile
         for claim in sorted(facts.claims, key=claim_events.first_report_key, reverse=True)
@@ -210,8 +204,8 @@ def assemble_gpu(
     doubts = tuple(sorted(set(_find_clock_doubts(facts.gpu, intervals, history.stays))))
     return AssembledGpu(
         evidence,
-        counter_increments(facts.gpu, intervals, history.stays),
-        sku,
+        gpu_counters.counter_increments(facts.gpu, intervals, history.stays),
+        tuple(gpu_node_history.find_skus(facts.gpu, intervals, history.stays)),
         mig_profiles,
         history,
         doubts,
@@ -338,113 +332,3 @@ def _sample_sightings(
         start, end = max(stay.start_ns, span.first_ns), min(stay.end_ns, span.last_ns)
         if start < end:
             yield usage_evidence.NodeSighting(usage_evidence.NodeEvidence.NODE_READY, start, end)
-
-
-# Counters ---------------------------------------------------------------------------------------
-
-
-def counter_increments(
-    gpu: str,
-    intervals: Sequence[node_intervals.EvidenceInterval],
-    stays: Sequence[usage_evidence.NodeStay] = (),
-) -> dict[measures.CountedQuantity, measures.CounterIncrements]:
-    """Return the increments of a GPU's counters and of the counters of the ports on its rail.
-
-    A node's readings count while the GPU is in that node. Ports of different nodes, or of one before and after the GPU
-    was in another one, are different: no increment of a port is from a time without the GPU.
-    """
-    moved = {stay.node for stay in stays} != {interval.node for interval in intervals}
-    moved |= len(stays) > 1
-    since_ns = min((stay.start_ns for stay in stays), default=-FOREVER_NS)
-    readings: dict[_CounterInStay, dict[tuple[str, str], dict[int, tuple[int, int, int]]]] = {}
-    rails = _find_rails(gpu, intervals)
-    for interval in intervals:
-        since, rail = _rail_at(rails.get((interval.node, interval.boot), ()), interval.number)
-        for series in interval.series.values():
-            for column, counter in enumerate(series.counters):
-                if counter.gpu != gpu and (counter.gpu or counter.rail != rail):
-                    continue
-                run = series.run if counter.measure in AGENT_MEASURES else ""
-                for cell in series.cells.values():
-                    value = int.from_bytes(
-                        cell.values[8 * column : 8 * column + 8], "little", signed=True
-                    )
-                    stay_ns = _find_stay(interval.node, stays, cell.timestamp_ns) if moved else 0
-                    if value < 0 or cell.timestamp_ns < since_ns or stay_ns is None:
-                        continue
-                    of_port = () if counter.gpu else (interval.node, stay_ns, since)
-                    runs = readings.setdefault(_CounterInStay(counter, *of_port), {})
-                    cells = runs.setdefault((interval.boot, run), {})
-                    number = cell.boot_ns // node_intervals.GRID_NS
-                    new = (cell.boot_ns, cell.timestamp_ns, value)
-                    cells[number] = min(new, cells.get(number, new))
-    rdma = {counter.measure for counter, *_ in readings if counter.rdma}
-    increments_by_quantity: dict[measures.CountedQuantity, list[measures.CounterIncrements]] = {}
-    for (counter, *_), runs in sorted(readings.items()):
-        if counter.gpu or counter.rdma or counter.measure not in rdma:
-            increments_by_quantity.setdefault(counter.measure, []).append(
-                measures.compute_increments(_readings(runs))
-            )
-    return {measure: _merge_increments(parts) for measure, parts in increments_by_quantity.items()}
-
-
-def _find_rails(
-    gpu: str, intervals: Iterable[node_intervals.EvidenceInterval]
-) -> dict[tuple[str, str], list[tuple[int, int]]]:
-    """Return the rails of a GPU by node and boot, each with the number of its first interval, in order."""
-    rails: dict[tuple[str, str], list[tuple[int, int]]] = {}
-    for interval in intervals:
-        if (sighted := interval.gpus.get(gpu)) and sighted.rail != frame.NO_RAIL:
-            key = interval.node, interval.boot
-            rails.setdefault(key, []).append((interval.number, sighted.rail))
-    return {
-        key: [next(pairs) for _, pairs in groupby(sorted(found), key=itemgetter(1))]
-        for key, found in rails.items()
-    }
-
-
-def _rail_at(rails: Sequence[tuple[int, int]], number: int) -> tuple[int, int]:
-    """Return the rail in an interval, after its first one: as last reported up to it in the boot, or else after it."""
-    position = bisect_right(rails, number, key=itemgetter(0))
-    return rails[max(position - 1, 0)] if rails else (0, frame.NO_RAIL)
-
-
-class _CounterInStay(NamedTuple):
-    """A counter of a GPU, or one of a port in one node during one stay of the GPU on one rail."""
-
-    counter: CounterSubject
-    node: str = ""
-    stay_ns: int = 0
-    since_interval: int = 0
-
-
-def _find_stay(
-    node: str, stays: Iterable[usage_evidence.NodeStay], timestamp_ns: int
-) -> int | None:
-    """Return the start of the stay of a GPU in a node at a time; None if there is none."""
-    starts = (s.start_ns for s in stays if s.node == node and s.start_ns <= timestamp_ns < s.end_ns)
-    return next(starts, None)
-
-
-def _readings(
-    runs: Mapping[tuple[str, str], Mapping[int, tuple[int, int, int]]],
-) -> Iterator[measures.CounterReadings]:
-    for (boot, run), cells in runs.items():
-        table = np.array(sorted(cells.values()), np.int64).reshape(-1, 3)
-        # The boot clock determines the order; transport delays may make wall timestamps decrease.
-        timestamps_ns = np.maximum.accumulate(table[:, 1])
-        yield measures.CounterReadings(boot, timestamps_ns, table[:, 2].copy(), run)
-
-
-def _merge_increments(parts: Sequence[measures.CounterIncrements]) -> measures.CounterIncrements:
-    """Merge the increments of several ports into one series."""
-    if len(parts) == 1:
-        return parts[0]
-    ends = np.concatenate([part.ends_ns for part in parts])
-    order = np.argsort(ends, kind="stable")
-    return measures.CounterIncrements(
-        np.concatenate([part.starts_ns for part in parts])[order],
-        ends[order],
-        np.concatenate([part.amounts for part in parts])[order],
-        np.concatenate([part.same for part in parts])[order],
-    )

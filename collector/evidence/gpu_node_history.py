@@ -314,6 +314,49 @@ def find_node_history(
     )
 
 
+class GpuDescription(NamedTuple):
+    """Rail and model of a GPU as a node reported them in an interval, from its first sample of the GPU on."""
+
+    first_ns: int
+    rail: int
+    sku: str
+
+
+def find_descriptions(
+    gpu: str, intervals: Iterable[node_intervals.EvidenceInterval]
+) -> dict[str, list[GpuDescription]]:
+    """Return the descriptions of a GPU by node, in order: one for each interval, also if it has several parts."""
+    found: dict[tuple[str, str, int], GpuDescription] = {}
+    for interval in intervals:
+        if (reported := interval.gpus.get(gpu)) and reported.spans:
+            key = interval.node, interval.boot, interval.number
+            part = GpuDescription(reported.spans[0].first_ns, reported.rail, reported.sku)
+            other = found.get(key, part)
+            first_ns = min(part.first_ns, other.first_ns)
+            rail, sku = max(part.rail, other.rail), max(part.sku, other.sku)
+            found[key] = GpuDescription(first_ns, rail, sku)
+    by_node: dict[str, list[GpuDescription]] = {}
+    for (node, *_), description in sorted(found.items(), key=itemgetter(1)):
+        by_node.setdefault(node, []).append(description)
+    return by_node
+
+
+def find_skus(
+    gpu: str,
+    intervals: Iterable[node_intervals.EvidenceInterval],
+    stays: Iterable[evidence.NodeStay],
+) -> list[tuple[int, str]]:
+    """Return the models of a GPU, each with its start: as last reported by the node that has it, or else as next."""
+    described = find_descriptions(gpu, intervals)
+    skus: list[tuple[int, str]] = []
+    for stay in stays:
+        models = [(first_ns, sku) for first_ns, _, sku in described.get(stay.node, ())]
+        start = bisect_right(models, stay.start_ns, key=itemgetter(0))
+        skus += ((stay.start_ns, sku) for _, sku in models[max(start - 1, 0) : max(start, 1)])
+        skus += (model for model in models[start:] if model[0] < stay.end_ns)
+    return skus
+
+
 def is_undecided(gpu: str, intervals: Iterable[node_intervals.EvidenceInterval]) -> bool:
     """True if intervals of a node neither list a GPU nor show that it has left the node."""
     reports: list[SampleSpan] = []

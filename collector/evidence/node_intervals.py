@@ -15,7 +15,7 @@ reports of the time offline are trusted for as long as `MAX_AGE_NS`.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from itertools import chain
 from types import MappingProxyType
@@ -295,6 +295,23 @@ class EvidenceInterval(msgspec.Struct, array_like=True):
             doubts=sorted(self.doubts),
             valueless=dict(sorted(self.valueless.items())),
         )
+
+
+def read_counters(interval: EvidenceInterval) -> Iterator[CounterSubject]:
+    """Yield the counters with a reading in an interval."""
+    for series in interval.series.values():
+        for column, counter in enumerate(series.counters):
+            if any(has_value(cell, column) for cell in series.cells.values()):
+                yield counter
+
+
+def has_value(cell: CounterReading, column: int) -> bool:
+    """True if a column of a reading has a value: no other number is negative."""
+    return cell.values[8 * column + 7] < _SIGN
+
+
+_SIGN = 0x80
+"""Highest bit of the last byte, as numbers are little-endian."""
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -217,17 +217,12 @@ class NodeParts:
         self._read = (self._read if keep else {}) | read
 
 
-def find_listings_beside(
+def find_listing_before(
     source: PartSource, gpu: str, interval: node_intervals.EvidenceInterval
 ) -> IntervalsByPart:
-    """Return the parts before and after a part that list a GPU: the rail of its ports is in them."""
-    if gpu in interval.gpus:
-        return {}
-    found: IntervalsByPart = {}
-    for edge_ns, is_before in ((interval.start_ns, True), (interval.end_ns, False)):
-        parts = NodeParts(source, interval.node, edge_ns, is_before)
-        found |= parts.find_first(lambda contents: gpu in contents.gpus)
-    return found
+    """Return the last part before a part that lists a GPU: readings count from the first listing on."""
+    before = NodeParts(source, interval.node, interval.start_ns, is_before=True)
+    return before.find_first(partial(_lists, gpu))
 
 
 def find_last_parts(source: PartSource, node: str, before_ns: int) -> set[str]:
@@ -242,7 +237,7 @@ def find_last_parts(source: PartSource, node: str, before_ns: int) -> set[str]:
         found |= before.find_first(partial(_lists, gpu)).keys()
         found |= before.find_first(partial(_has_layout, gpu)).keys()
         for interval in readings.values():
-            found |= find_listings_beside(source, gpu, interval).keys()
+            found |= find_listing_before(source, gpu, interval).keys()
     return found
 
 

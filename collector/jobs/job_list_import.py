@@ -331,8 +331,8 @@ class _NewestLists:
         }
         if as_observed:
             listed_evidence = as_observed_evidence(listed_evidence)
-        sku = models.pop() if models else ""
-        metered = day_metering.MeteredGpu.compute(listed_evidence, {}, sku, open_claims=unfinished)
+        skus = [(0, model) for model in models]
+        metered = day_metering.MeteredGpu.compute(listed_evidence, {}, skus, open_claims=unfinished)
         for day in part:
             yield metered.day(day, computed)
 

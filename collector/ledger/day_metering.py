@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import NamedTuple
+from itertools import chain
+from typing import NamedTuple, TypeAlias
 
 from msgspec.structs import replace
 
@@ -25,12 +26,16 @@ class MeteringComputation(NamedTuple):
     timestamp_ns: int
 
 
+SkuHistory: TypeAlias = Sequence[tuple[int, str]]
+"""Models of a GPU, each with the timestamp from which it was reported, in order."""
+
+
 @dataclass(frozen=True, slots=True)
 class MeteredGpu:
     """One GPU over all time: state that is computed once and shared by its days."""
 
     evidence: Evidence
-    sku: str
+    skus: SkuHistory
     _root: str
     _timeline: GpuTimeline
     _owners: measures.SlotOwners
@@ -47,7 +52,7 @@ class MeteredGpu:
         cls,
         evidence: Evidence,
         counted: Mapping[measures.CountedQuantity, measures.CounterIncrements],
-        sku: str = "",
+        skus: SkuHistory = (),
         profiles: Mapping[str, str] | None = None,
         open_claims: Collection[str] = (),
         doubts: Sequence[timeline.TimePiece[ClockDoubt]] = (),
@@ -74,7 +79,7 @@ class MeteredGpu:
             )
         return cls(
             evidence,
-            sku,
+            skus,
             evidence_root(evidence),
             GpuTimeline.compute(evidence),
             measures.find_owners(evidence),
@@ -103,6 +108,7 @@ class MeteredGpu:
         counted = (claim for claim in self.evidence.claims if claim.counted)
         named |= {claim.id for claim in counted if start_ns < claim.end_ns <= end_ns}
         ends = self._claim_ends(end_ns)
+        earlier = [sku for since_ns, sku in self.skus if since_ns < end_ns]
         return DayTiling(
             gpu=self.evidence.gpu,
             day=day,
@@ -110,7 +116,7 @@ class MeteredGpu:
             evidence_root=self._root,
             engine_version=computed.engine_version,
             computed_ns=computed.timestamp_ns,
-            sku=self.sku,
+            sku=next(chain(reversed(earlier), (sku for _, sku in self.skus)), ""),
             shares=tuple(
                 MeasuredShare(measure, share)
                 for measure, counted in sorted(self._counted.items())

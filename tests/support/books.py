@@ -108,20 +108,20 @@ def gpu(
         "sightings": (NodeSighting(NodeEvidence.SCHEDULER, START, FOREVER_NS),),
     }
     evidence = Evidence(name, claims=claims, releases=tuple(releases), **{**usual, **more})  # type: ignore[arg-type]
-    return AssembledGpu(evidence, {CountedQuantity.ENERGY: counted}, SKU)
+    return AssembledGpu(evidence, {CountedQuantity.ENERGY: counted}, [(0, SKU)])
 
 
 def without_counter(known: AssembledGpu) -> AssembledGpu:
     """Return the same GPU without an energy counter."""
     nothing: dict[CountedQuantity, CounterIncrements] = {}
-    return AssembledGpu(known.evidence, nothing, known.sku)
+    return AssembledGpu(known.evidence, nothing, known.skus)
 
 
 def released_gpu(known: AssembledGpu, claim_id: str, at: float) -> AssembledGpu:
     """Return the same GPU, with the end of a claim reported."""
     releases = (*known.evidence.releases, ClaimRelease(claim_id, hours(at)))
     evidence = msgspec.structs.replace(known.evidence, releases=releases)
-    return AssembledGpu(evidence, known.counted, known.sku)
+    return AssembledGpu(evidence, known.counted, known.skus)
 
 
 def evidence_of(*gpus: AssembledGpu) -> SimulatedEvidence:
@@ -135,7 +135,7 @@ def meter(ledger: Ledger, known: SimulatedEvidence, until: Period = THREE) -> No
     computed = MeteringComputation("1", (last_day + 1) * DAY_NS)
     days = range(FIRST_DAY, last_day + 1)
     gpus = [
-        MeteredGpu.compute(one.evidence, one.counted, one.sku, one.profiles, doubts=one.doubts)
+        MeteredGpu.compute(one.evidence, one.counted, one.skus, one.profiles, doubts=one.doubts)
         for one in known.assembled.values()
     ]
     ledger.write_days([each.day(day, computed) for each in gpus for day in days])

@@ -40,7 +40,9 @@ def job_days(
     """Yield the days of every GPU that the jobs name, by GPU and day."""
     for known in job_evidence(jobs).values():
         (stay,) = known.stays
-        metered = MeteredGpu.compute(as_observed_evidence(known) if as_observed else known, {}, sku)
+        metered = MeteredGpu.compute(
+            as_observed_evidence(known) if as_observed else known, {}, [(0, sku)]
+        )
         for day in range(stay.start_ns // DAY_NS, -(-stay.end_ns // DAY_NS)):
             yield metered.day(day, list_computation(7, as_observed=as_observed))
 

@@ -8,6 +8,7 @@ import weakref
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 
 from collector.account.account_sums import GpuTimeAccount
@@ -22,7 +23,7 @@ from collector.fleet.schemas import StoredSchemas
 from collector.framelog.segment_files import FrameRecord
 from collector.state.collector_state import CollectorState
 from railscope.catalog import METRICS, gpu, tenancy
-from railscope.catalog.entities import CLAIM, GPU, MIG, NODE, RDMA_PORT
+from railscope.catalog.entities import CLAIM, GPU, MIG, NIC, NODE, RDMA_PORT
 from railscope.envelopes import encode_batches
 from railscope.frame import Entity, Event, Frame, FrameOrigin, NodeTimestamp, Schema
 from railscope.wire import Envelope, SentAt, envelope, pack, to_wire_schema
@@ -53,9 +54,19 @@ def gpus_of(
 def ports_of(count: int) -> Schema:
     """Return bytes in and out of RDMA ports; port i is on rail i."""
     entities = [Entity(RDMA_PORT, (f"mlx5_{i}", "1"), {"rail": str(i)}) for i in range(count)]
-    names = ("railscope_rdma_receive_bytes_total", "railscope_rdma_transmit_bytes_total")
-    columns = [(METRICS[name], entity) for name in names for entity in entities]
-    return Schema("rdma", tuple(columns[i] for i in Schema.ordered(columns)))
+    return _traffic("rdma", entities)
+
+
+def interfaces_of(count: int) -> Schema:
+    """Return bytes in and out of the interfaces of NICs; interface i is on rail i."""
+    entities = [Entity(NIC, (f"eth{i}",), {"rail": str(i)}) for i in range(count)]
+    return _traffic("nic", entities)
+
+
+def _traffic(stream: str, entities: Iterable[Entity]) -> Schema:
+    names = (f"railscope_{stream}_{way}_bytes_total" for way in ("receive", "transmit"))
+    columns = [(METRICS[name], entity) for name, entity in product(names, entities)]
+    return Schema(stream, tuple(columns[i] for i in Schema.ordered(columns)))
 
 
 def host() -> Schema:

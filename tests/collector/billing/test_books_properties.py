@@ -127,7 +127,7 @@ def later(draw: st.DrawFn, known: SimulatedEvidence) -> SimulatedEvidence:
             evidence = msgspec.structs.replace(
                 evidence, claims=(*evidence.claims[1:], draw(claims(9)))
             )
-        found.append(AssembledGpu(evidence, one.counted, one.sku))
+        found.append(AssembledGpu(evidence, one.counted, one.skus))
     return evidence_of(*found)
 
 

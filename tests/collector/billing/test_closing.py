@@ -176,7 +176,7 @@ def test_days_that_were_not_over_when_they_were_computed_are_not_final(ledger):
 
     books = books_with(ledger, ALL)
     known = released_gpu(ALL.assembled["GPU-0"], RED.id, 59)
-    early = MeteredGpu.compute(known.evidence, known.counted, known.sku)
+    early = MeteredGpu.compute(known.evidence, known.counted, known.skus)
     day = START // DAY_NS + 2
     ledger.write(early.day(day, MeteringComputation("1", (day + 1) * DAY_NS - 1)))
     with pytest.raises(ClosingError, match=r"not final in the ledger: 1 GPU-day \(GPU-0 on"):

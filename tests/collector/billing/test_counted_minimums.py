@@ -54,7 +54,7 @@ def metered(gpus: Sequence[Sequence[MeteredClaim]], counts: Iterable[UnplacedCla
             (*claims, *placed.claims.get(name, ())),
             sample_spans=(BootSampleSpan("boot", -DAY_NS, (DAYS + 1) * DAY_NS),),
         )
-        one = MeteredGpu.compute(evidence, {}, "h100")
+        one = MeteredGpu.compute(evidence, {}, [(0, "h100")])
         ledger.write_days(
             [one.day(day, MeteringComputation("1", 0)) for day in range(-1, DAYS + 1)]
         )
@@ -139,7 +139,7 @@ def test_claims_of_one_id_on_two_nodes_are_two():
             name, (NodeStay(-DAY_NS, some[0].node),), tuple(some), sample_spans=(span,)
         )
         ledger.write_days(
-            [MeteredGpu.compute(known, {}, "h100").day(0, MeteringComputation("1", 0))]
+            [MeteredGpu.compute(known, {}, [(0, "h100")]).day(0, MeteringComputation("1", 0))]
         )
     (charges,) = billed(ledger, 0, 1)
     assert total(charges) == 4
@@ -194,7 +194,7 @@ def test_a_count_of_one_id_on_another_node_has_no_minimum_for_this_one():
         span = BootSampleSpan("boot", -DAY_NS, (DAYS + 1) * DAY_NS)
         stay = NodeStay(-FOREVER_NS, count.node)
         known = MeteredGpu.compute(
-            Evidence(name, (stay,), (*taken, *found), sample_spans=(span,)), {}, "h100"
+            Evidence(name, (stay,), (*taken, *found), sample_spans=(span,)), {}, [(0, "h100")]
         )
         ledger.write_days(
             [known.day(day, MeteringComputation("1", 0)) for day in range(-1, DAYS + 1)]

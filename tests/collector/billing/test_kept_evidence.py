@@ -85,7 +85,7 @@ def kept(url: str, directory: Path) -> Ledger:
         computed = MeteringComputation("1", at((day - DAY + 1) * DAY_SECONDS + 3600))
         for name in ("GPU-0", "GPU-1"):
             known = store.evidence(name, day * DAY_NS, (day + 1) * DAY_NS)
-            gpu = MeteredGpu.compute(known.evidence, known.counted, known.sku, known.profiles)
+            gpu = MeteredGpu.compute(known.evidence, known.counted, known.skus, known.profiles)
             ledger.write(gpu.day(day, computed))
     return ledger
 

@@ -41,7 +41,9 @@ def test_every_overlap_is_listed_with_the_seconds_it_moved(tmp_path):
         *thirds,
     )
     evidence = Evidence("GPU-1", (NodeStay(DAY * DAY_NS, "n1"),), claims=claims)
-    ledger.write(MeteredGpu.compute(evidence, {}, "sku").day(DAY, MeteringComputation("1", 1)))
+    ledger.write(
+        MeteredGpu.compute(evidence, {}, [(0, "sku")]).day(DAY, MeteringComputation("1", 1))
+    )
     ledger.close()
     day = "2024-10-04..2024-10-04"
     outcome = CliRunner().invoke(

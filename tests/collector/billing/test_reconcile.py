@@ -129,7 +129,7 @@ def test_energy_that_is_not_what_was_counted_is_found(ledger: Ledger) -> None:
     books = closed(ledger)
     red = ALL.assembled["GPU-0"]
     day = START // DAY_NS
-    wrong = MeteredGpu.compute(red.evidence, red.counted, SKU).day(
+    wrong = MeteredGpu.compute(red.evidence, red.counted, [(0, SKU)]).day(
         day, MeteringComputation("1", 2 * day * DAY_NS)
     )
     first, *rest = wrong.shares
@@ -220,7 +220,9 @@ def test_a_mig_instance_is_billed_by_its_profile(ledger: Ledger) -> None:
     part = MigInstanceSlots(compute_slices(0, 3), memory_slices(0, 4))
     small = claim("blue", 2, 12, compute=part.compute, memory=part.memory)
     whole = gpu("GPU-0", small, layouts=(PartitionLayout(START, "l1", (part,)),))
-    known = evidence_of(AssembledGpu(whole.evidence, whole.counted, SKU, {small.id: "3g.40gb"}))
+    known = evidence_of(
+        AssembledGpu(whole.evidence, whole.counted, [(0, SKU)], {small.id: "3g.40gb"})
+    )
     books = books_with(ledger, known, MIG_PRICES)
     (invoice,) = books.close(ONE, manager_after(ONE)).invoices
     time = [line.charge for line in invoice.lines if line.charge.kind == "usage"]
@@ -242,7 +244,7 @@ def test_a_share_of_a_mig_instance_is_billed_by_its_share(ledger: Ledger) -> Non
     profiles = {one.id: "3g.40gb" for one in shared}
     books = books_with(
         ledger,
-        evidence_of(AssembledGpu(whole.evidence, whole.counted, SKU, profiles)),
+        evidence_of(AssembledGpu(whole.evidence, whole.counted, [(0, SKU)], profiles)),
         MIG_PRICES,
     )
     invoices = books.close(ONE, manager_after(ONE)).invoices

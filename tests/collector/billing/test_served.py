@@ -100,7 +100,7 @@ def test_charges_so_far_have_the_finalized_days_only(ledger: Ledger):
     ):
         assert reader.month_charges() == before, "the next day is not finalized"
         computed = MeteringComputation("1", computed_ns)
-        metered = MeteredGpu.compute(known.evidence, known.counted, known.sku)
+        metered = MeteredGpu.compute(known.evidence, known.counted, known.skus)
         ledger.write(metered.day(last_day + 1, computed))
         assert reader.ledger_head() != head
     after = reader.month_charges()

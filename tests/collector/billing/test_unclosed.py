@@ -222,7 +222,7 @@ GRANULAR = PRICES.replace(
 
 def _metered(ledger: Ledger, days: range, *known: AssembledGpu) -> None:
     computed = MeteringComputation("1", (days.stop + 1) * DAY_NS)
-    gpus = [MeteredGpu.compute(one.evidence, {}, one.sku) for one in known]
+    gpus = [MeteredGpu.compute(one.evidence, {}, one.skus) for one in known]
     ledger.write_days([each.day(day, computed) for each in gpus for day in days])
 
 

@@ -151,7 +151,7 @@ async def test_the_ledger_computes_its_marks_again(site: FinalizingCollector):
     assert len(marks(site)) == 2
     known = site.stores.store.evidence("GPU-0", at(0), at(2 * DAY_SECONDS))
     gpu = MeteredGpu.compute(
-        known.evidence, known.counted, known.sku, known.profiles, doubts=known.doubts
+        known.evidence, known.counted, known.skus, known.profiles, doubts=known.doubts
     )
     for key, doubts in marks(site).items():
         assert gpu.day(key.day, MeteringComputation(ENGINE_VERSION, 0)).clock_suspect == doubts

@@ -213,7 +213,7 @@ def test_traffic_of_a_rail_is_that_of_its_gpu(core: CollectorState):
     ):
         expected = 120 * rate[f"railscope_rdma_{text}_bytes_total", "mlx5_1"]
         assert totals[AmountKey(measure, AmountAttribution.ATTRIBUTED, "alice")] == expected
-    assert known.sku == sku_of("NVIDIA H100 80GB HBM3") == "h100-80gb-hbm3"
+    assert [sku for _, sku in known.skus] == [sku_of("NVIDIA H100 80GB HBM3")] == ["h100-80gb-hbm3"]
 
 
 def test_what_a_restart_reads_again_is_as_it_was(core: CollectorState, tmp_path: Path):

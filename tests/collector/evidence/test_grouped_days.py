@@ -24,6 +24,7 @@ from support.story import (
     cut as partitions_of,
     gpus_of,
     host,
+    interfaces_of,
     ports_of,
 )
 
@@ -43,7 +44,9 @@ STREAMS = {
     "first": gpus_of("GPU-0"),
     "second": gpus_of("GPU-1"),
     "host": host(),
+    "renamed": gpus_of("GPU-0", model="NVIDIA Graphics Device"),
     "rdma": ports_of(2),
+    "nic": interfaces_of(2),
     "whole": partitions_of("GPU-0"),
     "parts": partitions_of("GPU-0", "3g.40gb", "4g.40gb"),
 }
@@ -132,6 +135,23 @@ def compare_groups(site: FinalizingCollector) -> None:
 @example(
     [(7, "gpu"), (140, "rdma"), (190, "second"), (218, "rdma"), (323, "gpu"), (345, "rdma")], []
 )
+@example(
+    [
+        *((quarter, "second") for quarter in (8, 100)),
+        *((quarter, "gpu") for quarter in (7, 9, 101)),
+        *((quarter, "rdma") for quarter in (7, 300)),
+    ],
+    [],
+)
+@example([(0, "renamed"), (110, "renamed"), (200, "first"), (300, "first"), (310, "first")], [])
+@example(
+    [
+        *((quarter, "gpu") for quarter in (0, 90, 110, 210)),
+        *((quarter, "nic") for quarter in (0, 80, 112)),
+        *((quarter, "rdma") for quarter in (10, 300)),
+    ],
+    [],
+)
 async def test_days_do_not_depend_on_the_days_that_are_metered_together(
     new_ledger_file: Path, visited: list, held: list
 ) -> None:
@@ -145,7 +165,10 @@ async def test_days_do_not_depend_on_the_days_that_are_metered_together(
 
 two_nodes = st.integers(0, 1)
 visits_of_two = st.lists(
-    st.tuples(quarters, st.sampled_from(["first", "host", "rdma"]), two_nodes), max_size=10
+    st.tuples(
+        quarters, st.sampled_from(["first", "host", "nic", "rdma", "renamed", "second"]), two_nodes
+    ),
+    max_size=10,
 )
 claims_of_two = st.lists(
     st.builds(
@@ -196,6 +219,15 @@ verdicts = st.dictionaries(st.sampled_from(["n1", "n2"]), st.booleans())
     ],
     [Claim(259, "GPU-0", is_ended=False, node=1, length=100, name="b")],
     {},
+)
+@example(
+    [
+        *((quarter, "first", 0) for quarter in (128, 265)),
+        *((quarter, "first", 1) for quarter in (54, 379)),
+        (147, "rdma", 1),
+    ],
+    [],
+    {"n1": False, "n2": False},
 )
 async def test_days_of_a_gpu_of_two_nodes_do_not_depend_on_the_days_metered_together(
     new_ledger_file: Path, visited: list, held: list[Claim], decided: dict[str, bool]

@@ -38,7 +38,7 @@ def metered(
     counted: dict[CountedQuantity, CounterIncrements] | None = None,
 ) -> DayTiling:
     """Result of metering of a day."""
-    gpu = MeteredGpu.compute(evidence, counted or {}, "h100-sxm")
+    gpu = MeteredGpu.compute(evidence, counted or {}, [(0, "h100-sxm")])
     return gpu.day(day, MeteringComputation(engine, (day + 1) * DAY_NS))
 
 

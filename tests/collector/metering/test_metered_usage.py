@@ -59,7 +59,7 @@ def days_of(case: MeteringCase, by_ns: int, *, counted: bool = True) -> list[Day
     found: dict[CountedQuantity, CounterIncrements] = (
         {CountedQuantity.ENERGY: compute_increments(runs)} if counted else {}
     )
-    gpu = MeteredGpu.compute(evidence, found, SKU)
+    gpu = MeteredGpu.compute(evidence, found, [(0, SKU)])
     return [gpu.day(day, MeteringComputation("1", 0)) for day in range(3)]
 
 
