@@ -10,12 +10,15 @@ until it is closed: ranks write one after the other, and may be on other nodes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
+from statistics import median
 
 from agent.collectives.inspector import InspectedCall
 from railscope.reading import SIGNED_LIMIT
+from railscope.timestamps import SECOND_NS
 
 SIZE_CLASSES = {
     "16KiB": 16 << 10,
@@ -28,6 +31,10 @@ SIZE_CLASSES = {
 LARGER = "larger"
 MIN_COMPARED = 100
 """Minimum number of compared collectives for a statement about a rank."""
+MAX_SLOW_SHARE = 0.7
+"""Bus bandwidth relative to the usual one, or to that of other communicators, below which the path is slow."""
+MIN_WINDOWS, MAX_WINDOWS, MIN_PEERS = 3, 15, 2
+"""Windows of the past, and other communicators, to compare with."""
 MIN_LAST_SHARE, MIN_LATE_SHARE = 0.8, 0.1
 """Minimum shares of the collectives at which a straggler arrives last, and of their durations for which the others wait."""
 
@@ -50,6 +57,42 @@ class CallTotals:
     bytes: int = 0
     duration_ns: int = 0
     bus_bytes: int = 0
+
+
+@dataclass(slots=True)
+class BandwidthHistory:
+    """Mean bus bandwidth of one kind and size class in bytes per second: now, and in the windows in which it was usual."""
+
+    now: float = 0.0
+    """0 if there were too few calls."""
+    is_slow: bool = False
+    _past: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_WINDOWS))
+    _before: CallTotals = field(default_factory=CallTotals)
+
+    @property
+    def usual(self) -> float:
+        """Median of the past; 0 if it is too short."""
+        return median(self._past) if len(self._past) >= MIN_WINDOWS else 0.0
+
+    def begin(self, totals: CallTotals) -> None:
+        """End a window with the present totals."""
+        calls = totals.calls - self._before.calls
+        duration_ns = totals.duration_ns - self._before.duration_ns
+        bus_bytes = totals.bus_bytes - self._before.bus_bytes
+        is_known = calls >= MIN_COMPARED and duration_ns > 0
+        self.now = bus_bytes * SECOND_NS / duration_ns if is_known else 0.0
+        self._before = replace(totals)
+
+    def judge(self, peers: Sequence[float]) -> float:
+        """Compare the window with the past and with those of other communicators; return the bandwidth to expect, 0 for none.
+
+        A slow window does not become part of the past.
+        """
+        expected = max(self.usual, median(peers) if len(peers) >= MIN_PEERS else 0.0)
+        self.is_slow = 0 < self.now < MAX_SLOW_SHARE * expected
+        if self.now and not self.is_slow:
+            self._past.append(self.now)
+        return expected
 
 
 @dataclass(slots=True)

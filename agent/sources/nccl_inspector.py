@@ -13,18 +13,18 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from types import MappingProxyType
 
 import msgspec
 
-from agent.collectives import communicator_totals, inspector
+from agent.collectives import inspector
 from agent.config import CollectiveSettings
 from agent.host import Host
 from agent.host.job_files import JOB_FILES, JobFile, JobFileListing, OpenedLog
 from agent.sampling import source
-from agent.sources import inspector_pushes, source_bases
+from agent.sources import followed_communicators, inspector_pushes, source_bases
 from agent.sources.rank_places import JobKey, RankPlaces
 from railscope import frame, reading
 from railscope.catalog import collectives as c, entities
@@ -41,8 +41,6 @@ MAX_JOB_ENTITIES, MAX_ENTITIES = 512, 2048
 """Maximum numbers of kinds and ranks of all communicators, of a job and of the node."""
 OPEN_READS = 2
 """Number of reads for which a comparison waits for other ranks."""
-WINDOW_NS = 60 * SECOND_NS
-"""Minimum time over which a rank is judged."""
 MAX_EVENTS = 64
 KEEP_NS = 900 * SECOND_NS
 """Time for which a communicator without new lines has series."""
@@ -69,23 +67,6 @@ class FollowedLog:
         return max(self.file.bytes - self.offset, 0)
 
 
-@dataclass(slots=True)
-class FollowedCommunicator:
-    """Totals of a communicator, the facts of its ranks, and the time of its last line on the boot clock.
-
-    `window` and `window_ns` are totals and time at the start of the current window, `straggler` is that of the last one.
-    """
-
-    totals: communicator_totals.CommunicatorTotals = field(
-        default_factory=communicator_totals.CommunicatorTotals
-    )
-    facts: dict[int, dict[str, str]] = field(default_factory=dict)
-    updated_ns: int = 0
-    window: dict[int, communicator_totals.ArrivalTotals] = field(default_factory=dict)
-    window_ns: int = 0
-    straggler: int | None = None
-
-
 class NcclInspectorSource(source.SourceWithoutResources):
     """Logs by state, and lines by state."""
 
@@ -108,10 +89,11 @@ class NcclInspectorSource(source.SourceWithoutResources):
         self.pushes = pushes
         """Pushes of the receiver; None without one."""
         self._logs: dict[tuple[str, str], FollowedLog] = {}
-        self._jobs: dict[JobKey, dict[str, FollowedCommunicator]] = {}
+        self._jobs: dict[JobKey, dict[str, followed_communicators.FollowedCommunicator]] = {}
         self._states: Counter[str] = Counter()
         self._lines: Counter[str] = Counter()
         self._skipped_bytes = self._replaced = self._dropped = self._reads = 0
+        self._slow_paths = followed_communicators.SlowPaths()
 
     def probe(self, host: Host) -> source.ProbeResult:
         """Create columns if the directory exists, or if there is a receiver."""
@@ -173,7 +155,11 @@ class NcclInspectorSource(source.SourceWithoutResources):
         now = host.clock.now()
         self._add_pushed_calls(now.boot_ns)
         self._close_comparisons(now.boot_ns)
-        into.events = list(islice(self._stragglers(now), MAX_EVENTS))
+        events = (
+            *followed_communicators.find_stragglers(self._jobs, now),
+            *self._slow_paths.find(self._jobs, now),
+        )
+        into.events = list(islice(events, MAX_EVENTS))
         self._results.readings = dict(self._readings())
         waiting = sum(followed.waiting_bytes for followed in self._logs.values())
         readings = [self._states[state] for state in c.INSPECTOR_FILE_STATES]
@@ -189,7 +175,7 @@ class NcclInspectorSource(source.SourceWithoutResources):
         for process, calls in (self.pushes.take_calls() if self.pushes else {}).items():
             of_job = self._jobs.setdefault(process.job, {})
             for name, call in calls:
-                communicator = of_job.get(name) or FollowedCommunicator()
+                communicator = of_job.get(name) or followed_communicators.FollowedCommunicator()
                 add = communicator.totals.add
                 is_added = add(call, None, self._reads, may_grow=False)
                 if not is_added and not self._is_full(process.job):
@@ -292,6 +278,7 @@ class NcclInspectorSource(source.SourceWithoutResources):
             communicator.updated_ns = now_ns
             names = source.nonempty_facts(communicator_name=printable(header.comm_name))
             communicator.facts[header.rank] = followed.facts | names
+            communicator.ranks = header.n_ranks
         self._lines += lines
         self._dropped += part.dropped
 
@@ -303,7 +290,7 @@ class NcclInspectorSource(source.SourceWithoutResources):
     ) -> str:
         """Add a call to its communicator; return the state of its line."""
         of_job = self._jobs.setdefault(followed.job, {})
-        communicator = of_job.get(header.id) or FollowedCommunicator()
+        communicator = of_job.get(header.id) or followed_communicators.FollowedCommunicator()
         if communicator.facts.get(header.rank, followed.facts)["pid"] != followed.facts["pid"]:
             return "conflict"
         totals, rank, ranks = communicator.totals, header.rank, header.n_ranks
@@ -334,36 +321,6 @@ class NcclInspectorSource(source.SourceWithoutResources):
                 if now_ns - communicator.updated_ns < KEEP_NS
             }
         self._jobs = {key: of_job for key, of_job in self._jobs.items() if of_job}
-
-    def _stragglers(self, now: frame.NodeTimestamp) -> Iterator[frame.Event]:
-        """Yield an event for each rank that has become a straggler of its communicator."""
-        for (job, user), of_job in self._jobs.items():
-            for name, communicator in of_job.items():
-                arrivals = communicator.totals.arrivals_since(communicator.window)
-                compared = max((rank.compared for rank in arrivals.values()), default=0)
-                communicator.window_ns = communicator.window_ns or now.boot_ns
-                if (
-                    now.boot_ns - communicator.window_ns < WINDOW_NS
-                    or compared < communicator_totals.MIN_COMPARED
-                ):
-                    continue
-                communicator.window = communicator.totals.copy_arrivals()
-                communicator.window_ns = now.boot_ns
-                before = communicator.straggler
-                communicator.straggler = next(
-                    (rank for rank, of_rank in arrivals.items() if of_rank.is_straggler), None
-                )
-                if (rank := communicator.straggler) is None or rank == before:
-                    continue
-                of_rank = arrivals[rank]
-                entity = frame.Entity(entities.COMMUNICATOR_RANK, (job, str(user), name, str(rank)))
-                facts = communicator.facts[rank] | {
-                    "compared": str(of_rank.compared),
-                    "last_arrivals": str(of_rank.last_arrivals),
-                    "late_milliseconds": str(of_rank.late_ns // 10**6),
-                    "late_percent": str(round(100 * of_rank.late_share)),
-                }
-                yield frame.Event(c.STRAGGLER_EVENT, entity, now.wall_ns, now.boot_ns, facts)
 
     def _readings(self) -> Iterator[tuple[frame.Entity, tuple[int, ...]]]:
         """Yield the readings of all communicators."""

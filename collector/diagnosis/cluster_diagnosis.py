@@ -212,7 +212,7 @@ class ClusterDiagnosis:
         self._add_to_minute(view)
         with np.errstate(invalid="ignore", divide="ignore"):
             self.switches.prepare(view)
-            found = self.switches.refine(list(self._findings(view)))
+            found = self.switches.refine(list(self.ranks.name_paths(view, self._findings(view))))
             changed = self.tracker.update(view, self._queues.refine(view, found))
         if slot % findings.SLOTS_PER_MINUTE == findings.SLOTS_PER_MINUTE - 1:
             self.steps = self._find_steps(jobs, slot)

@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from collector.diagnosis import findings
+from collector.diagnosis import findings, ranking
 from collector.diagnosis.jobs import ActiveJob
 from collector.diagnosis.node_readings import NodeEvent
 from railscope.timestamps import SECOND_NS
@@ -28,6 +28,7 @@ MAX_EVENTS_PER_NODE, MAX_NAMED, MAX_TEXT = 128, 4, 64
 STRAGGLER_NS = 900 * SECOND_NS
 """Time for which the report of a rank that arrives last supports that a job or its GPU is slow."""
 WAITING, STRAGGLER = "collective_waiting", "collective_straggler"
+SLOW_PATH = "collective_slow_path"
 _TEXTS = {
     "nccl_process_dead": "is considered dead by NCCL",
     "nccl_rank_dead": "is considered dead by NCCL",
@@ -40,7 +41,7 @@ _TEXTS = {
 }
 """Events that name a rank, those first that explain the others."""
 _ORDER = tuple(_TEXTS)
-RANK_EVENTS = frozenset((*_TEXTS, WAITING, STRAGGLER))
+RANK_EVENTS = frozenset((*_TEXTS, WAITING, STRAGGLER, SLOW_PATH))
 """Events that the diagnosis uses."""
 _KEY_PARTS = {
     "collective_rank": 4,
@@ -48,7 +49,10 @@ _KEY_PARTS = {
     "nccl_rank": 4,
     "nccl_job": 2,
     "collective_group": 3,
+    "communicator_call": 5,
 }
+PATH_CLASSES = frozenset({*ranking.FABRIC, "transport_retry", "paused_unlocalised", "pcie_degraded", "nvlink_errors", "job_slowdown"})  # fmt: skip
+"""Classes that a slow path between ranks supports."""
 
 
 class RankEvents:
@@ -95,6 +99,60 @@ class RankEvents:
                 evidence=(*finding.evidence, *(each for each, _ in named)),
                 detail="; ".join(filter(None, texts)),
             )
+
+    def name_paths(
+        self, view: findings.DiagnosisView, found: Iterable[findings.Finding]
+    ) -> Iterator[findings.Finding]:
+        """Yield findings, those of slow paths with the communicators of their jobs whose bandwidth is low."""
+        for finding in found:
+            paths = []
+            if self._events and finding.incident_class in PATH_CLASSES:
+                paths = list(self._slow_paths(view, finding))
+            if paths:
+                texts = [finding.detail, *(text for _, text in paths)]
+                finding = replace(  # noqa: PLW2901 - the others are passed on as they are
+                    finding,
+                    evidence=(*finding.evidence, *(each for each, _ in paths)),
+                    detail="; ".join(filter(None, texts)),
+                )
+            yield finding
+
+    def _slow_paths(
+        self, view: findings.DiagnosisView, finding: findings.Finding
+    ) -> Iterator[tuple[findings.FindingEvidence, str]]:
+        """Yield the communicators that are slowest, on the rails or the GPU of a finding.
+
+        The bandwidth of a job with a rank that arrives last does not show its path.
+        """
+        reach, since_ns = ranking.reach_of(view, finding), view.timestamp_ns - STRAGGLER_NS
+        rails = {rail for rail in reach.rails if rail}
+        gpus = set[str]()
+        if finding.cause.kind == "gpu":
+            gpus = {view.devices.gpus[finding.cause.position].index}
+        slow: list[NodeEvent] = []
+        for job in (job for job in view.jobs if job.key in reach.jobs):
+            events = self._of_job(view, job, since_ns)
+            if any(each.event.name == STRAGGLER for each in events):
+                continue
+            for node_event in (each for each in events if each.event.name == SLOW_PATH):
+                facts = node_event.event.facts
+                is_there = not gpus or node_event.node in reach.nodes
+                if is_there and all(
+                    not (places and facts.get(name)) or places & set(facts[name].split())
+                    for places, name in ((rails, "rails"), (gpus, "gpus"))
+                ):
+                    slow.append(node_event)
+        for node_event in sorted(slow, key=_percent)[:MAX_NAMED]:
+            communicator, kind, size = node_event.event.entity.key[2:]
+            name = _text(node_event, "communicator_name") or printable(communicator[:MAX_TEXT])
+            device = f"{node_event.node} {printable(kind[:MAX_TEXT])} up to {printable(size[:MAX_TEXT])} of communicator {name}"
+            found, expected = (
+                float(_number(node_event.event.facts.get(each, "")))
+                for each in ("bytes_per_second", "expected_bytes_per_second")
+            )
+            comparison = "usual bus bandwidth, or that of other communicators"
+            evidence = findings.FindingEvidence(SLOW_PATH, found, expected, comparison, device)
+            yield evidence, f"{device} has {_percent(node_event)}% of its usual bus bandwidth"
 
     def _named(
         self, view: findings.DiagnosisView, finding: findings.Finding
@@ -227,6 +285,10 @@ def _lag(node_event: NodeEvent) -> int:
 def _number(text: str) -> int:
     """Return a natural number in a text of an agent; 0 for anything else."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= 18 else 0  # noqa: PLR2004 - 64 bits
+
+
+def _percent(node_event: NodeEvent) -> int:
+    return _number(node_event.event.facts.get("percent", ""))
 
 
 def _rank_order(node_event: NodeEvent) -> tuple[int, int, str, tuple[str, ...]]:

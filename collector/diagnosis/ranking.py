@@ -56,7 +56,8 @@ _SHARED_FABRIC = (
     *_SWITCH_LINKS,
     "link_speed_low",
 )
-_FABRIC = (*_SHARED_FABRIC, *_OWN_LINK)
+FABRIC = (*_SHARED_FABRIC, *_OWN_LINK)
+"""Classes of the network whose effects are on other nodes."""
 _SLOW_GPUS = ("thermal_straggler", "hw_slowdown", "pcie_degraded", "nvlink_errors")
 
 EDGES: dict[str, dict[Relation, tuple[str, ...]]] = {
@@ -66,13 +67,13 @@ EDGES: dict[str, dict[Relation, tuple[str, ...]]] = {
     "incast_receiver": {Relation.DEVICE: ("link_speed_low", "pcie_degraded"), Relation.RAIL: (*_RECEIVERS, "cnp_ignored", "ecn_inactive", "cnp_not_sent", "uplink_congested")},
     "uplink_congested": {Relation.RAIL: (*_RECEIVERS, "incast_receiver", "ecn_inactive", "cnp_ignored", "cnp_not_sent", "link_speed_low", "leaf_loss", *_SWITCH_LINKS), Relation.PEERS: ("link_flap", *_LINK_FAILURES)},
     "transport_retry": {Relation.RAIL: _SHARED_FABRIC, Relation.PEERS: _OWN_LINK},
-    "paused_unlocalised": {Relation.RAIL: (*_FABRIC, "ecn_late")},
+    "paused_unlocalised": {Relation.RAIL: (*FABRIC, "ecn_late")},
     "leaf_loss": {Relation.RAIL: ("lossless_broken", "pfc_storm", *_SWITCH_LINKS), Relation.PEERS: ("leaf_loss", "unprotected_traffic", "transceiver_degraded", "link_flap", *_LINK_FAILURES)},
     "lossless_broken": {Relation.RAIL: ("unprotected_traffic",)},
     "switch_link_errors": {Relation.RAIL: ("switch_link_down",)},
     "link_transmit_errors": {Relation.NODE: ("unprotected_traffic", "link_flap", "transceiver_degraded"), Relation.RAIL: ("leaf_loss", "lossless_broken", *_SWITCH_LINKS), Relation.PEERS: ("transceiver_degraded", "link_flap", *_LINK_FAILURES)},
-    "ecn_late": {Relation.RAIL: _FABRIC},
-    "rail_imbalance": {Relation.JOB: _FABRIC},
+    "ecn_late": {Relation.RAIL: FABRIC},
+    "rail_imbalance": {Relation.JOB: FABRIC},
     "placement_oversubscribed": {Relation.JOB: ("uplink_congested", "link_speed_low", "ecn_late", "ecn_inactive")},
     "cnp_not_sent": {Relation.RAIL: ("ecn_inactive",)},
     "link_flap": {Relation.DEVICE: ("link_down", "nic_lost", "link_speed_low", "transceiver_degraded"), Relation.NODE: ("node_down",)},
@@ -84,7 +85,7 @@ EDGES: dict[str, dict[Relation, tuple[str, ...]]] = {
     "thermal_straggler": {Relation.DEVICE: ("gpu_lost",), Relation.NODE: ("hw_slowdown",)},
     "host_late": {Relation.JOB: (*_GPU_FAILURES, "storage_bound", "node_down")},
     "dataloader_stall": {Relation.JOB: (*_GPU_FAILURES, *_LINK_FAILURES, "storage_bound", "host_late", "nccl_hang")},
-    "job_slowdown": {Relation.JOB: (*_FABRIC, "ecn_late", *_GPU_FAILURES, *_SLOW_GPUS, "gpu_straggler", "storage_bound", "dataloader_stall", "host_late", "nccl_hang")},
+    "job_slowdown": {Relation.JOB: (*FABRIC, "ecn_late", *_GPU_FAILURES, *_SLOW_GPUS, "gpu_straggler", "storage_bound", "dataloader_stall", "host_late", "nccl_hang")},
     "ecc_uncorrectable": {Relation.DEVICE: ("row_remap", "gpu_lost")},
     "row_remap": {Relation.DEVICE: ("ecc_uncorrectable", "gpu_lost")},
     "xid_event": {Relation.DEVICE: _GPU_FAILURES[:3], Relation.NODE: ("gpu_lost", "gpu_unresponsive")},

@@ -56,6 +56,7 @@ RANK_LAST = _ARRIVAL.counter("railscope_nccl_rank_last_arrivals_total", "Compare
 RANK_SECONDS = _ARRIVAL.counter("railscope_nccl_rank_compared_seconds_total", "Durations of the compared collectives on this rank.", scale=declare.NANO)
 RANK_LATE = _ARRIVAL.counter("railscope_nccl_rank_late_seconds_total", "Time by which the rank arrived after the first rank of this node, over all compared collectives.", scale=declare.NANO)
 STRAGGLER_EVENT = declare.EventClass("collective_straggler", entities.COMMUNICATOR_RANK, "warning", "A rank arrives last at nearly all collectives of its communicator on this node, late by a large part of their duration.", _LOGS, ("communicator_name", "compared", "last_arrivals", "late_milliseconds", "late_percent", *_PLACE))
+SLOW_PATH_EVENT = declare.EventClass("collective_slow_path", entities.COMMUNICATOR_CALL, "warning", "The bus bandwidth of a communicator, for one kind and size class, is far below its usual one or that of the other communicators of its job with as many ranks; no rank of this node is late.", _LOGS, ("communicator_name", "bytes_per_second", "expected_bytes_per_second", "percent", "rails", "gpus", *HOLDER))
 
 _METRICS = "metrics files of NCCL Inspector, or its pushes"
 _GPU_CALL = declare.MetricTable(entities.NCCL_GPU_CALL, f"{_METRICS}, ", detail=declare.BASIC)

@@ -127,6 +127,31 @@ def test_the_rank_of_a_slow_gpu_arrives_last() -> None:
     assert int(facts["late_percent"]) > 20
 
 
+def test_a_slow_path_lowers_the_bandwidth_of_its_communicator_on_all_nodes() -> None:
+    plan = scenario(
+        job(), faults=(fault("slow_receiver", begin_seconds=260.0, strength=0.8),), seconds=400
+    )
+    found = replay(plan).named("collective_slow_path")
+    assert {node for node, *_ in found} == {"gpu-node-1", "gpu-node-2"}
+    for _, facts, key in found:
+        assert (facts["source"], key[3]) == ("slurm", "AllReduce")
+        assert facts["rails"] == "0 1 2 3 4 5 6 7"
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        job(checkpoint_period_seconds=60.0, checkpoint_seconds=20.0),
+        job(evaluation_period_seconds=90.0, evaluation_seconds=60.0),
+        job(uneven=0.3, pattern="pipeline"),
+        job(breaks=[(300.0, 40.0)]),
+    ],
+)
+def test_a_healthy_job_keeps_the_bandwidth_of_its_communicator(plan: JobPlan) -> None:
+    found = replay(scenario(plan, seconds=600))
+    assert not [e for _, e in found.events if e.event_class.name.startswith(("collective", "nccl"))]
+
+
 @pytest.mark.parametrize(
     "plan",
     [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -408,3 +408,74 @@ def test_a_rank_that_is_last_at_half_of_the_collectives_is_not_reported(tmp_path
         run_minute(node, first, late=2, calls=48)
         run_minute(node, first + 60, late=1, calls=48)
     assert node.events == []
+
+
+def run_windows(node: InspectorDirectory, times_us: Mapping[str, Sequence[int]]) -> None:
+    """Let communicators of one job make calls for a minute each, of these durations."""
+    sequence = 0
+    for durations in zip(*times_us.values(), strict=True):
+        for _ in range(13):
+            for communicator, time_us in zip(times_us, durations, strict=True):
+                about = {"header": header(0, 4, communicator), "metadata": metadata("v4.0", 100)}
+                made = [
+                    collective(n, 8 << 20, time_us + n % 3) for n in range(sequence, sequence + 10)
+                ]
+                node.append(0, text(*(about | {"coll_perf": body} for body in made)))
+            sequence += 10
+            node.read()
+
+
+def slow_paths(node: InspectorDirectory) -> list[tuple[str, str]]:
+    assert all(event.event_class is c.SLOW_PATH_EVENT for event in node.events)
+    return [(event.entity.key[2], event.facts["percent"]) for event in node.events]
+
+
+def test_a_bandwidth_far_below_that_of_the_past_is_reported_once(tmp_path: Path) -> None:
+    node = InspectorDirectory(tmp_path)
+    run_windows(node, {"0xa1": [250, 251, 250, 250, 500, 500, 500]})
+    ((_, percent),) = slow_paths(node)
+    assert 50 <= int(percent) <= 60
+    (event,) = node.events
+    assert event.entity.key == ("", str(os.geteuid()), "0xa1", "AllReduce", "64MiB")
+    assert event.facts["gpus"] == "0"
+    usual = int(event.facts["expected_bytes_per_second"])
+    assert usual == pytest.approx(2 * (8 << 20) / 251e-6, rel=0.01)
+    assert set(event.facts) <= set(c.SLOW_PATH_EVENT.facts)
+    run_windows(node, {"0xa1": [250, 250, 600]})
+    assert len(slow_paths(node)) == 2
+
+
+def test_a_bandwidth_far_below_that_of_the_other_communicators_is_reported_without_a_past(
+    tmp_path: Path,
+) -> None:
+    node = InspectorDirectory(tmp_path)
+    run_windows(node, {"0xa1": [250, 250], "0xa2": [260, 260], "0xa3": [500, 500]})
+    ((communicator, _),) = slow_paths(node)
+    assert communicator == "0xa3"
+
+
+@pytest.mark.parametrize(
+    "times_us",
+    [
+        {"0xa1": [250, 250, 250, 300, 250]},
+        {"0xa1": [250, 500, 500, 500]},
+        {"0xa1": [250, 250], "0xa2": [500, 500]},
+        {"0xa1": [250, 250, 250, 250, 90]},
+    ],
+    ids=["little slower", "short past", "one other communicator", "faster"],
+)
+def test_a_bandwidth_without_clear_evidence_is_not_reported(
+    times_us: dict[str, list[int]], tmp_path: Path
+) -> None:
+    node = InspectorDirectory(tmp_path)
+    run_windows(node, times_us)
+    assert slow_paths(node) == []
+
+
+def test_a_rank_that_arrives_last_is_reported_in_place_of_the_path(tmp_path: Path) -> None:
+    node = InspectorDirectory(tmp_path)
+    for first in range(1, 5000, 1000):
+        run_minute(node, first, late=9, late_us=0)
+    for first in range(5001, 8000, 1000):
+        run_minute(node, first, late=2, late_us=900)
+    assert [event.event_class for event in node.events] == [c.STRAGGLER_EVENT]

@@ -217,3 +217,51 @@ def test_events_of_a_node_are_bounded_and_forgotten() -> None:
     assert len(ranks.of_node("node-1")) == MAX_EVENTS_PER_NODE
     ranks.add((), KEEP_NS + 1)
     assert ranks.of_node("node-1") == []
+
+
+def slow_path(
+    node: int, rails: str = "2", percent: str = "40", **facts: str
+) -> tuple[int, WireEvent]:
+    key = ("4711", "1000", "0xa1", "AllReduce", "64MiB")
+    numbers = {"bytes_per_second": "40000000000", "expected_bytes_per_second": "100000000000"}
+    about = CLAIM | numbers | {"rails": rails, "gpus": rails, "percent": percent}
+    entity = WireEntity("communicator_call", key)
+    return node, WireEvent("collective_slow_path", 0, entity, START_NS, 0, about | facts)
+
+
+def pausing(cluster: DrawnCluster, row: Row, _: int) -> None:
+    """A NIC of rail 2 pauses its switch port, and its job is slow."""
+    cluster.slow_job(row, cluster.jobs[0], 0.6)
+    row.nic["pausing"][JOB.nodes[1], 2] = 0.2
+
+
+def test_a_slow_receiver_has_the_evidence_of_communicators_on_its_rail() -> None:
+    events = [slow_path(0), slow_path(2, rails="0 1"), slow_path(1, rails="1 2", percent="30")]
+    found = incidents(pausing, *events)["slow_receiver"]
+    paths = [each for each in evidence(found) if each[0] == "collective_slow_path"]
+    device = "AllReduce up to 64MiB of communicator 0xa1"
+    assert paths == [
+        ("collective_slow_path", 4e10, f"{name(1)} {device}"),
+        ("collective_slow_path", 4e10, f"{name(0)} {device}"),
+    ]
+    assert f"{name(1)} {device} has 30% of its usual bus bandwidth" in found.detail
+
+
+def test_paths_of_jobs_with_a_late_rank_and_of_other_jobs_are_ignored() -> None:
+    for events in (
+        [slow_path(0), straggler(1, 10, 2)],
+        [slow_path(0, workload="other"), slow_path(0, source="")],
+    ):
+        found = incidents(pausing, *events)["slow_receiver"]
+        assert "collective_slow_path" not in {signal for signal, *_ in evidence(found)}
+
+
+def nvlink(cluster: DrawnCluster, row: Row, _: int) -> None:
+    cluster.slow_job(row, cluster.jobs[0], 0.7)
+    row.gpu["nvlink_errors"][JOB.nodes[1], 2] = 5.0
+
+
+def test_errors_of_an_nvlink_have_the_evidence_of_communicators_on_its_gpu() -> None:
+    found = incidents(nvlink, slow_path(1), slow_path(0))["nvlink_errors"]
+    devices = [device for signal, _, device in evidence(found) if signal == "collective_slow_path"]
+    assert devices == [f"{name(1)} AllReduce up to 64MiB of communicator 0xa1"]
