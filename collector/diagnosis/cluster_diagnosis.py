@@ -46,8 +46,8 @@ from railscope.wire import Batch
 
 SLOT_SECONDS = findings.SLOT_NS // SECOND_NS
 WINDOW_SLOTS = 3
-MAX_PAUSE_SLOTS = 18
-"""Longest pause of a job that is remembered: a longer one was none of its own."""
+MAX_START_SLOTS = 30
+"""Slots after a start of the collector in which its running jobs may be unknown."""
 MAX_SEEN_EVENTS = 4096
 """Events of a node by which repeated ones are recognized."""
 
@@ -103,10 +103,8 @@ class ClusterDiagnosis:
         self.switch_links = switch_links.SwitchLinks(self.switches)
         self._queues = switch_queues.QueueLocaliser(self.switches)
         self._loads = network_advice.StandingLoads()
-        self._progress: dict[JobKey, int] = {}
-        self._pauses: dict[JobKey, int] = {}
-        self._exchanges: dict[JobKey, int] = {}
-        self.waits: dict[JobKey, findings.JobWait] = defaultdict(findings.JobWait)
+        self.job_histories: dict[JobKey, findings.JobHistory] = {}
+        self._resumed_jobs_until = 0
         self.baselines = findings.Baselines()
         self._minute = defaultdict[DeviceKind, job_groups.JobMinute](job_groups.JobMinute)
         self.view: findings.DiagnosisView | None = None
@@ -125,6 +123,13 @@ class ClusterDiagnosis:
         """Begin slots up to one: readings of later ones are ignored."""
         for sums in self.devices.sums.values():
             sums.advance(slot)
+
+    def resume_jobs(
+        self, histories: Iterable[tuple[JobKey, findings.JobHistory]], slot: int
+    ) -> None:
+        """Continue the histories of jobs; those that do not run end once the running jobs are known."""
+        self.job_histories.update(histories)
+        self._resumed_jobs_until = slot + MAX_START_SLOTS
 
     def add_devices(
         self, node: str, batches: Iterable[Batch], find_schema: FindSchema, clock: Clock
@@ -200,15 +205,11 @@ class ClusterDiagnosis:
             now_ns,
             self.thresholds,
             recent,
-            self.waits,
         )
         view.job_of_nic = _job_numbers(jobs, len(self.devices.nics), gpus=False)
         view.job_of_gpu = _job_numbers(jobs, len(self.devices.gpus), gpus=True)
         view.states = {job.key: _job_state(view, job) for job in jobs}
         self._add_progress(view, slot)
-        for of_job in (self._progress, self._pauses, self._exchanges, self.waits):
-            for key in of_job.keys() - view.states.keys():
-                del of_job[key]
         self._add_to_minute(view)
         with np.errstate(invalid="ignore", divide="ignore"):
             self.switches.prepare(view)
@@ -224,15 +225,15 @@ class ClusterDiagnosis:
 
     def _add_progress(self, view: findings.DiagnosisView, slot: int) -> None:
         for key, state in view.states.items():
-            if state.exchange_now >= job_detectors.STALLED_SPEED:
-                pause = slot - self._progress.get(key, slot) - 1
-                self._pauses[key] = min(max(pause, self._pauses.get(key, 0)), MAX_PAUSE_SLOTS)
-                self._progress[key] = slot
-            state.longest_pause_slots = self._pauses.get(key, 0)
-            state.progress_slot = self._progress.get(key, -1)
-            if state.exchange >= node_detectors.MIN_EXCHANGE:
-                self._exchanges[key] = slot
-            state.exchange_slot = self._exchanges.get(key, -1)
+            state.history = self.job_histories.setdefault(key, state.history)
+            state.history.add(
+                slot,
+                progresses=state.exchange_now >= job_detectors.STALLED_SPEED,
+                exchanges=state.exchange >= node_detectors.MIN_EXCHANGE,
+            )
+        if slot >= self._resumed_jobs_until:
+            for key in self.job_histories.keys() - view.states.keys():
+                del self.job_histories[key]
 
     def _find_steps(
         self, jobs: Iterable[job_groups.ActiveJob], slot: int

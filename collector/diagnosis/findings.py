@@ -218,46 +218,6 @@ class Baselines:
 
 
 @dataclass(slots=True)
-class JobState:
-    """State of a job at one evaluation, relative to its own past; 1 is as before, NaN unknown."""
-
-    job: ActiveJob
-    slow_speed: float
-    """Speed below which the job is slow."""
-    exchange: float = np.nan
-    """Share of the line rate that its NICs send, in the last minute."""
-    activity: float = np.nan
-    exchange_change: float = np.nan
-    utilization_change: float = np.nan
-    activity_change: float = np.nan
-    power_change: float = np.nan
-    nvlink_change: float = np.nan
-    exchange_now: float = np.nan
-    """As `exchange_change`, over the last 20 seconds."""
-    utilization_now: float = np.nan
-    """Mean over the last 20 seconds."""
-
-    progress_slot: int = -1
-    """Last slot in which the job made progress."""
-    longest_pause_slots: int = 0
-    """Longest time without progress from which the job continued."""
-    exchange_slot: int = -1
-    """Last slot in whose minute its NICs sent data; -1 for none."""
-
-    @property
-    def speed(self) -> float:
-        """Progress relative to the past, by the data that the ranks exchange per second: a step exchanges the same amount."""
-        changes = [self.exchange_change, self.nvlink_change]
-        known_values = [change for change in changes if not np.isnan(change)]
-        return max(known_values, default=np.nan)  # what slows the steps lowers both
-
-    @property
-    def is_slow(self) -> bool:
-        """True if the job progresses more slowly than before."""
-        return bool(self.speed < self.slow_speed)
-
-
-@dataclass(slots=True)
 class JobWait:
     """Waits of all ranks of a job, as behind a checkpoint: the present one, and the longest that ended; in slots."""
 
@@ -280,6 +240,73 @@ class JobWait:
 
 
 _MAX_WAIT_GAP = 3
+MAX_PAUSE_SLOTS = 18
+"""Longest pause of a job that is remembered: a longer one was none of its own."""
+
+
+@dataclass(slots=True)
+class JobHistory:
+    """Progress, pauses and waits of a job over all evaluations, in slots; -1 for none.
+
+    Slots of a pause are those that were evaluated: an interruption of the diagnosis shows no pause.
+    """
+
+    progress_slot: int = -1
+    """Last slot in which the job made progress."""
+    pause_slots: int = 0
+    """Slots without progress since then."""
+    longest_pause_slots: int = 0
+    """Longest time without progress from which the job continued."""
+    exchange_slot: int = -1
+    """Last slot in whose minute its NICs sent data."""
+    wait: JobWait = field(default_factory=JobWait)
+
+    def add(self, slot: int, *, progresses: bool, exchanges: bool) -> None:
+        """Add a slot."""
+        if exchanges:
+            self.exchange_slot = slot
+        if not progresses:
+            self.pause_slots += 1
+            return
+        if self.progress_slot >= 0:
+            pause = min(self.pause_slots, MAX_PAUSE_SLOTS)
+            self.longest_pause_slots = max(self.longest_pause_slots, pause)
+        self.progress_slot, self.pause_slots = slot, 0
+
+
+@dataclass(slots=True)
+class JobState:
+    """State of a job at one evaluation, relative to its own past; 1 is as before, NaN unknown."""
+
+    job: ActiveJob
+    slow_speed: float
+    """Speed below which the job is slow."""
+    exchange: float = np.nan
+    """Share of the line rate that its NICs send, in the last minute."""
+    activity: float = np.nan
+    exchange_change: float = np.nan
+    utilization_change: float = np.nan
+    activity_change: float = np.nan
+    power_change: float = np.nan
+    nvlink_change: float = np.nan
+    exchange_now: float = np.nan
+    """As `exchange_change`, over the last 20 seconds."""
+    utilization_now: float = np.nan
+    """Mean over the last 20 seconds."""
+
+    history: JobHistory = field(default_factory=JobHistory)
+
+    @property
+    def speed(self) -> float:
+        """Progress relative to the past, by the data that the ranks exchange per second: a step exchanges the same amount."""
+        changes = [self.exchange_change, self.nvlink_change]
+        known_values = [change for change in changes if not np.isnan(change)]
+        return max(known_values, default=np.nan)  # what slows the steps lowers both
+
+    @property
+    def is_slow(self) -> bool:
+        """True if the job progresses more slowly than before."""
+        return bool(self.speed < self.slow_speed)
 
 
 @dataclass(slots=True)
@@ -295,8 +322,6 @@ class DiagnosisView:
     thresholds: DetectorThresholds = DetectorThresholds()
     events: Sequence[NodeEvent] = ()
     """Events of the last window."""
-    waits: dict[JobKey, JobWait] = field(default_factory=dict)
-    """Waits of all ranks of a job, over all evaluations."""
     job_of_nic: NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
     job_of_gpu: NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
 

@@ -409,7 +409,7 @@ def hung_jobs(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         )
         if not quiet or (spins & idle_work).mean() < thresholds.majority or _stores(view, job):
             continue
-        wait = view.waits[job.key]
+        wait = view.states[job.key].history.wait
         if wait.add(view.signals.slot) > thresholds.wait_factor * wait.longest:
             missing = job.gpus[~spins & (gpu["utilization"][job.gpus] < 0.05)]  # noqa: PLR2004 - never launched
             evidence = findings.FindingEvidence(

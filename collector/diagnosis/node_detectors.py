@@ -128,10 +128,10 @@ def stale_nodes(
 def _has_stopped(state: findings.JobState, stale_slot: float) -> bool:
     """True if a job makes no progress since a node stopped; one without a past if it stopped to exchange data then."""
     is_idle = np.isnan(state.exchange_now) and state.exchange < MIN_EXCHANGE
-    was_active = state.exchange_slot >= max(stale_slot - ACTIVE_SLOTS, 0)
+    was_active = state.history.exchange_slot >= max(stale_slot - ACTIVE_SLOTS, 0)
     is_waiting = is_idle and was_active and state.utilization_now > MIN_WAITING_USE
     has_stopped = is_waiting or state.exchange_now < STALLED_SPEED
-    return bool(has_stopped and state.progress_slot < stale_slot + PROGRESS_SLOTS)
+    return bool(has_stopped and state.history.progress_slot < stale_slot + PROGRESS_SLOTS)
 
 
 def _hangs(view: findings.DiagnosisView, state: findings.JobState) -> bool:
@@ -141,10 +141,10 @@ def _hangs(view: findings.DiagnosisView, state: findings.JobState) -> bool:
     """
     if not state.utilization_now > MIN_WAITING_USE:
         return False
-    pause = view.signals.slot - state.progress_slot
     timeouts = view.signals.table(DeviceKind.NIC, 1)["ack_timeouts"][state.job.nics]
     misses = findings.above(timeouts, view.thresholds.leaves.min_timeouts)
-    return pause > state.longest_pause_slots or bool(misses.any())
+    is_longer = state.history.pause_slots > state.history.longest_pause_slots
+    return is_longer or bool(misses.any())
 
 
 def _works(

@@ -169,7 +169,7 @@ class RankEvents:
         if finding.incident_class != "nccl_hang":
             since_ns = view.timestamp_ns - STRAGGLER_NS
             return stragglers(self._of_job(view, job, since_ns), since_ns)
-        wait = view.waits[job.key]
+        wait = view.states[job.key].history.wait
         waited_ns = (view.signals.slot - wait.first_slot + 1) * findings.SLOT_NS
         of_job = self._of_job(view, job, view.timestamp_ns - waited_ns - BEFORE_NS)
         return explain_hang(of_job, job.nodes)

@@ -16,7 +16,7 @@ from collector.detector_thresholds import DetectorThresholds
 from collector.diagnosis.cluster_diagnosis import ClusterDiagnosis
 from collector.diagnosis.devices import ClusterGpu, ClusterMount, ClusterNic
 from collector.diagnosis.evidence_curves import EvidenceCurve
-from collector.diagnosis.findings import JobWait
+from collector.diagnosis.findings import JobHistory
 from collector.diagnosis.incident_classes import CLASSES
 from collector.diagnosis.incidents import Incident
 from collector.diagnosis.jobs import PeerGroups
@@ -67,8 +67,8 @@ class SavedDiagnosis(msgspec.Struct, kw_only=True):
     """Class, tenant and GPU-seconds lost to dropped incidents."""
     pending: list[PendingRecord] = []
     rank_events: list[NodeEvent] = []
-    waits: list[tuple[JobKey, JobWait]] = []
-    """Waits of all ranks of a job."""
+    jobs: list[tuple[JobKey, JobHistory]] = []
+    """Pauses and waits of jobs."""
     switch_links: list[tuple[SwitchPort, str]] = []
     """Ports with a link to another switch, and that switch."""
 
@@ -148,11 +148,11 @@ def resume(
     diagnosis.groups = PeerGroups(diagnosis.devices, list(saved.leaf_names))
     diagnosis.tracker.resume([each.incident for each in saved.incidents], slot)
     diagnosis.ranks.add(saved.rank_events, diagnosis.end_of(slot))
-    for job, wait in saved.waits:
+    for _, history in saved.jobs:
         # A job that waited until the state was saved is taken to have waited on, as its incident lasts on.
-        if wait.lasts(saved.slot) and slot - saved.slot <= MAX_WAIT_SLOTS:
-            wait.last_slot = slot
-        diagnosis.waits[job] = wait
+        if history.wait.lasts(saved.slot) and slot - saved.slot <= MAX_WAIT_SLOTS:
+            history.wait.last_slot = slot
+    diagnosis.resume_jobs(saved.jobs, slot)
     diagnosis.switch_links.far_switches.update(saved.switch_links)
     diagnosis.begin(slot)
     return diagnosis

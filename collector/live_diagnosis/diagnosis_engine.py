@@ -227,7 +227,7 @@ class DiagnosisEngine:
             lost_seconds=[(*key, seconds) for key, seconds in self._dropped_seconds.items()],
             pending=self.pending,
             rank_events=diagnosis.ranks.all(),
-            waits=list(diagnosis.waits.items()),
+            jobs=list(diagnosis.job_histories.items()),
             switch_links=list(diagnosis.switch_links.far_switches.items()),
         )
 
