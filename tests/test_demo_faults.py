@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 import pytest
+import yaml
 
+from collector.diagnosis.incident_classes import CLASSES
 from simulator.demo.faults import (
     FAULTS,
     ROUND_SECONDS,
@@ -19,7 +22,7 @@ from simulator.demo.faults import (
 )
 from simulator.live import LiveNode
 from simulator.node_hardware import build_node_hardware
-from tests.support.alert_rules import RULES, rules_of
+from tests.support.alert_rules import RULES
 from tests.support.demo_alerts import (
     AlertFiring,
     RecordedFault,
@@ -31,6 +34,11 @@ from tests.support.demo_alerts import (
 EACH_FAULT = pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 NODE = LiveNode("gpu-node-1", 0, "slurm", 0, 10**18, 10**12, round_seconds=ROUND_SECONDS)
 QUIET_SECONDS = 60
+SCRAPE_SECONDS = 15
+
+
+def in_seconds(duration: str) -> int:
+    return int(duration[:-1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[duration[-1]]
 
 
 @EACH_FAULT
@@ -41,9 +49,18 @@ def test_a_fault_lasts_until_its_alerts_fire_and_they_resolve_within_its_round(f
 
 
 @EACH_FAULT
-def test_a_fault_names_alerts_that_there_are(fault: DemoFault):
-    names = {rule["alert"] for path in RULES for rule in rules_of(path) if "alert" in rule}
-    assert set(fault.alerts) <= names
+def test_the_alerts_of_a_fault_can_fire_within_its_time(fault: DemoFault):
+    """A rule needs a scrape, an evaluation of its group, and its `for`, which begins with the evaluation."""
+    seconds: dict[str, float] = {}
+    for path in RULES:
+        for group in yaml.load(path.read_text(), yaml.CSafeLoader)["groups"]:
+            for rule in (rule for rule in group["rules"] if "alert" in rule):
+                needed = in_seconds(group["interval"]) + in_seconds(rule["for"])
+                earlier = seconds.get(rule["alert"], needed)
+                seconds[rule["alert"]] = min(earlier, needed)
+    for alert in fault.alerts:
+        assert seconds[alert] + SCRAPE_SECONDS <= fault.within_seconds
+    assert fault.incident in {"", *CLASSES}
 
 
 def test_faults_begin_one_after_the_other_and_come_again():
@@ -112,6 +129,9 @@ def test_each_round_has_fresh_faults():
 # The comparison ---------------------------------------------------------------------------------
 
 FAULT = RecordedFault("f", "n1", 100.0, 200.0, frozenset({"A"}), 60.0, 30.0)
+DIAGNOSED = replace(FAULT, alerts=frozenset[str](), incident="link_down", device="eth3")
+PAGE = AlertFiring("RailscopeIncident", "n1", 150, 900, "7", "link_down", "eth3")
+REACH = AlertFiring("RailscopeIncidentReach", "n1", 140, 1200, "7")
 
 
 @pytest.mark.parametrize(
@@ -153,6 +173,46 @@ def test_what_does_not_fit_is_found(firings: list[AlertFiring], now: float, wron
     assert len(found) == len(wrong)
     for problem, terms in zip(found, wrong, strict=True):
         assert problem.startswith(terms)
+
+
+@pytest.mark.parametrize(
+    ("firings", "wrong"),
+    [
+        ([PAGE, REACH, replace(REACH, node="n2", incident="")], []),
+        ([], ["f: RailscopeIncident did not fire"]),
+        (
+            [PAGE, replace(PAGE, incident_class="nic_lost")],
+            ["RailscopeIncident nic_lost (n1) fired"],
+        ),
+        ([PAGE, replace(PAGE, device="eth4")], ["RailscopeIncident link_down (n1) fired for"]),
+        ([PAGE, replace(PAGE, node="n2")], ["RailscopeIncident link_down (n2) fired for"]),
+        ([PAGE, replace(REACH, incident="8")], ["RailscopeIncidentReach (n1) fired for"]),
+        ([PAGE, replace(REACH, begin=110)], ["RailscopeIncidentReach (n1) fired for"]),
+        ([PAGE, replace(REACH, incident="", end=1300)], ["RailscopeIncidentReach (n1) fired"]),
+        (
+            [replace(PAGE, end=1000), REACH],
+            ["f: RailscopeIncident did", "RailscopeIncident link", "RailscopeIncidentReach (n1)"],
+        ),
+    ],
+)
+def test_an_alert_on_an_incident_belongs_to_the_fault_of_its_class_and_cause(
+    firings: list[AlertFiring], wrong: list[str]
+):
+    found = alert_mismatches([DIAGNOSED], firings, 1300)
+    assert len(found) == len(wrong)
+    for problem, terms in zip(found, wrong, strict=True):
+        assert problem.startswith(terms)
+
+
+def test_an_alert_on_an_incident_of_a_fault_without_one_is_found():
+    assert alert_mismatches([FAULT], [AlertFiring("A", "n1", 150, 220), PAGE], 1000)
+
+
+def test_the_same_incident_in_two_rounds_is_one_alert():
+    again = replace(DIAGNOSED, begin=900.0, end=1000.0)
+    assert not alert_mismatches([DIAGNOSED, again], [replace(PAGE, end=1700)], 2000)
+    later = replace(again, begin=1000.0)
+    assert alert_mismatches([DIAGNOSED, later], [replace(PAGE, end=1700)], 2000)
 
 
 def test_a_series_with_a_gap_is_two_alerts():

@@ -29,7 +29,8 @@ class DemoFault:
 
     `within_seconds` is the time from its start until all of its alerts fire: the rules' own minutes, and
     one more for scrapes, evaluations and the first counts. `resolved_within_seconds` is the time from its
-    end until none of them fires: the range of the rules, and a minute.
+    end until none of them fires: the range of the rules, and a minute. `incident` is the class of the
+    incident that the diagnosis opens, empty without one; its own alert is not in `alerts`.
     """
 
     name: str
@@ -41,6 +42,7 @@ class DemoFault:
     within_seconds: int
     resolved_within_seconds: int
     text: str
+    incident: str = ""
 
     @property
     def plan(self) -> live.PlannedFault:
@@ -153,6 +155,7 @@ class FaultRecord:
             "alerts": list(fault.alerts),
             "within_seconds": fault.within_seconds,
             "resolved_within_seconds": fault.resolved_within_seconds,
+            "incident": fault.incident,
             **target.names,
         }
         with self._path.open("a", encoding="utf-8") as lines:
