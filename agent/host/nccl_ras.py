@@ -339,7 +339,7 @@ class RasCalls:
     def _accepting_process(self, connected: socket.socket, pids: Iterable[int]) -> int:
         """Return the process that has the other end of a connection; 0 if it is none of these."""
         server, client = connected.getpeername()[:2], connected.getsockname()[:2]
-        _, inode = self._sockets.find_socket(connected.family, server, client)
+        _, inode = self._sockets.find_socket(server, client)
         return next((pid for pid in pids if self._sockets.has_socket(pid, inode)), 0)
 
 

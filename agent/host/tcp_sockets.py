@@ -6,6 +6,7 @@ The kernel lists the other end of a connection on loopback, whatever the process
 from __future__ import annotations
 
 import errno
+import ipaddress
 import os
 import re
 import socket
@@ -20,6 +21,8 @@ TCP_SOCKETS = "tcp_sockets"
 MAX_DESCRIPTORS = 16_384
 """Maximum number of descriptors of a process among which a socket is searched."""
 _LISTENING = b"0A"
+_MAPPED = "::ffff:"
+"""Prefix of IPv4 addresses in sockets of IPv6 (RFC 4291, section 2.5.5.2)."""
 
 
 class TcpSocketCalls:
@@ -38,9 +41,7 @@ class TcpSocketCalls:
         if function != "owners" or not self._live:
             raise OSError(errno.ENODEV, "processes are not available in a copied tree")
         address, port, peer, peer_port, *pids = arguments
-        family = socket.AF_INET6 if ":" in str(address) else socket.AF_INET
-        local, remote = (str(address), int(port)), (str(peer), int(peer_port))
-        user, inode = self.find_socket(family, local, remote)
+        user, inode = self.find_socket((str(address), int(port)), (str(peer), int(peer_port)))
         return [user, *(int(pid) for pid in pids if self.has_socket(int(pid), inode))] * bool(inode)
 
     def listening_users(self, family: int, address: str, port: int) -> Iterable[int]:
@@ -53,13 +54,17 @@ class TcpSocketCalls:
             if fields[3] == _LISTENING and fields[1] in {local, wildcard}
         )
 
-    def find_socket(
-        self, family: int, local: tuple[str, int], remote: tuple[str, int]
-    ) -> tuple[int, int]:
-        """Return user and inode of a connected socket; the inode is 0 if no process has it."""
-        ends = [_endpoint(family, *local), _endpoint(family, *remote)]
-        found = (fields for fields in self._connections(family) if fields[1:3] == ends)
-        return next(((int(fields[7]), int(fields[9])) for fields in found), (0, 0))
+    def find_socket(self, local: tuple[str, int], remote: tuple[str, int]) -> tuple[int, int]:
+        """Return user and inode of a connected socket; the inode is 0 if no process has it.
+
+        A socket of IPv6 with a connection of IPv4 is listed with mapped addresses, whichever family its peer has.
+        """
+        for family, hosts in _listed_forms(local[0], remote[0]):
+            ends = [_endpoint(family, hosts[0], local[1]), _endpoint(family, hosts[1], remote[1])]
+            for fields in self._connections(family):
+                if fields[1:3] == ends:
+                    return int(fields[7]), int(fields[9])
+        return 0, 0
 
     def has_socket(self, pid: int, inode: int) -> bool:
         """True if a process has a socket; False as well if it has ended, or its descriptors may not be read."""
@@ -80,6 +85,17 @@ class TcpSocketCalls:
         name = "tcp6" if family == socket.AF_INET6 else "tcp"
         for line in self._files.read(f"/proc/self/net/{name}").splitlines()[1:]:
             yield line.split()
+
+
+def _listed_forms(*hosts: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the families of sockets that may have these addresses, with the addresses as they are listed there."""
+    addresses = [ipaddress.ip_address(host.partition("%")[0]) for host in hosts]
+    plain = [str(getattr(each, "ipv4_mapped", None) or each) for each in addresses]
+    if any(":" in host for host in plain):
+        yield socket.AF_INET6, plain
+    else:
+        yield socket.AF_INET, plain
+        yield socket.AF_INET6, [_MAPPED + host for host in plain]
 
 
 def _endpoint(family: int, address: str, port: int) -> bytes:

@@ -160,12 +160,12 @@ class PushedNode:
         return {e.key[0]: int(n) for found, e, n in readings if found is metric and n}  # type: ignore[arg-type]
 
     async def post(
-        self, body: bytes, path: str = "/v1/metrics", **headers: str
+        self, body: bytes, path: str = "/v1/metrics", host: str = "127.0.0.1", **headers: str
     ) -> tuple[int, bytes]:
         """Send a request of this process; return status and body of the response."""
         given = {"Content-Type": "application/json"}
         given |= {name.replace("_", "-"): text for name, text in headers.items()}
-        host, port = self.receiver.address
+        _, port = self.receiver.address
         async with (
             aiohttp.ClientSession() as session,
             session.post(

@@ -319,6 +319,36 @@ def test_the_process_at_the_other_end_is_known_until_it_closes(
         accepted.close()
 
 
+@pytest.mark.parametrize("server_address", ["127.0.0.1", "::ffff:127.0.0.1"])
+@pytest.mark.parametrize("client_address", ["127.0.0.1", "::ffff:127.0.0.1"])
+def test_a_process_with_an_ipv4_connection_is_known_whichever_family_its_socket_has(
+    server_address: str, client_address: str
+) -> None:
+    calls = TcpSocketCalls(LiveHost(Path("/")))
+    families = [
+        socket.AF_INET6 if ":" in each else socket.AF_INET
+        for each in (server_address, client_address)
+    ]
+    with (
+        socket.create_server(
+            (server_address, 0), family=families[0], dualstack_ipv6=":" in server_address
+        ) as server,
+        socket.socket(families[1]) as client,
+    ):
+        client.connect((client_address, server.getsockname()[1]))
+        accepted, peer = server.accept()
+        with accepted:
+            ends = (*peer[:2], *accepted.getsockname()[:2])
+            assert calls.call("owners", *ends, 1, os.getpid()) == [os.geteuid(), os.getpid()]
+
+
+async def test_a_push_of_a_socket_of_ipv6_to_an_ipv4_address_is_that_of_its_process() -> None:
+    async with receiving_node() as node:
+        body = push_body(report_points(bandwidth=1))
+        assert await node.post(body, host="[::ffff:127.0.0.1]") == (200, b"{}")
+        assert node.counts(c.INSPECTOR_REQUESTS) == {"stored": 1}
+
+
 async def test_an_agent_receives_on_loopback_only(tmp_path: Path) -> None:
     def agent(listen: str) -> Agent:
         collectives = CollectiveSettings(nccl_inspector_listen=listen)
