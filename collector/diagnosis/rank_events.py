@@ -11,8 +11,9 @@ GPU of the rank: what processes report about themselves assigns nothing to the j
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from collector.diagnosis import findings, ranking
 from collector.diagnosis.jobs import ActiveJob
@@ -172,7 +173,7 @@ class RankEvents:
         wait = view.states[job.key].history.wait
         waited_ns = (view.signals.slot - wait.first_slot + 1) * findings.SLOT_NS
         of_job = self._of_job(view, job, view.timestamp_ns - waited_ns - BEFORE_NS)
-        return explain_hang(of_job, job.nodes)
+        return explain_hang(of_job, job.nodes, len(job.gpus))
 
     def _of_job(
         self, view: findings.DiagnosisView, job: ActiveJob, since_ns: int
@@ -203,27 +204,90 @@ def _job_of(view: findings.DiagnosisView, node_event: NodeEvent) -> ActiveJob | 
 
 
 def explain_hang(
-    events: Sequence[NodeEvent], nodes: Sequence[str]
+    events: Sequence[NodeEvent], nodes: Sequence[str], ranks: int = 0
 ) -> list[tuple[findings.FindingEvidence, str]]:
-    """Return the ranks that did not arrive, or else the nodes that are behind, each with a sentence."""
-    return [*_blamed_ranks(events)] or [*_last_nodes(events, nodes)]
+    """Return the ranks that did not arrive, or else the nodes that are behind, each with a sentence.
+
+    `ranks` is the number of ranks of the job.
+    """
+    return [*_blamed_ranks(events, ranks)] or [*_last_nodes(events, nodes)]
 
 
-def _blamed_ranks(events: Iterable[NodeEvent]) -> Iterator[tuple[findings.FindingEvidence, str]]:
-    """Yield the ranks that are the cause by their own events, the last one of all nodes first.
+def _blamed_ranks(
+    events: Iterable[NodeEvent], ranks: int
+) -> Iterator[tuple[findings.FindingEvidence, str]]:
+    """Yield the ranks that are the cause by their own events, the last one of all nodes first, each once.
 
     A late rank that waits in another collective is not the cause, unless all late ranks do.
     """
     named = [node_event for node_event in events if node_event.event.name in _TEXTS]
     causes = [each for each in named if not each.event.facts.get("waits_in")] or named
-    for node_event in sorted(causes, key=_rank_order)[:MAX_NAMED]:
-        name, device = node_event.event.name, _rank_name(node_event)
+    places = _RankPlaces.from_events(named, ranks)
+    found: dict[str, tuple[NodeEvent, str]] = {}
+    for node_event in sorted(causes, key=_rank_order):
+        key, device = places.find(node_event)
+        found.setdefault(key, (node_event, device))
+    for node_event, device in list(found.values())[:MAX_NAMED]:
+        name = node_event.event.name
         collective = f"{_text(node_event, 'collective')} {_text(node_event, 'sequence')}".strip()
         text = f"{_TEXTS[name]} {collective}" if name == "collective_late" else _TEXTS[name]
         evidence = findings.FindingEvidence(
             name, float(_lag(node_event)), 0.0, "collectives behind other ranks", device
         )
         yield evidence, f"{device} {text}"
+
+
+class _RankPlaces(NamedTuple):
+    """Events of the nodes of ranks, by rank of the job, and nodes by their addresses.
+
+    The node of rank 0 reports the ranks of all nodes by NCCL's RAS subsystem, with an address in place of the name, and no GPU.
+    In the communicator of all ranks, a rank has the number that it has in the dumps of flight recorders.
+    """
+
+    local: Mapping[str, NodeEvent]
+    nodes: Mapping[str, str]
+    ranks: int
+
+    @classmethod
+    def from_events(cls, events: Iterable[NodeEvent], ranks: int) -> _RankPlaces:
+        """Return the places that events of a job contain; an event of two nodes about one rank is ambiguous."""
+        dumped: dict[str, list[NodeEvent]] = defaultdict(list)
+        remote, nodes = [], {}
+        for node_event in events:
+            event = node_event.event
+            if event.entity.kind == "collective_rank":
+                dumped[event.entity.key[3]].append(node_event)
+            elif host := _text(node_event, "host"):
+                if _text(node_event, "gpu"):
+                    nodes[host] = node_event.node
+                else:
+                    remote.append((host, node_event))
+        local = {
+            rank: found[0] for rank, found in dumped.items() if len({e.node for e in found}) == 1
+        }
+        places = cls(local, nodes, ranks)
+        for host, node_event in remote:
+            if place := places.dumped_by(node_event):
+                nodes.setdefault(host, place.node)
+        return places
+
+    def dumped_by(self, node_event: NodeEvent) -> NodeEvent | None:
+        """Return the event of the node of a rank that RAS reports from another node."""
+        event = node_event.event
+        is_of_all = event.entity.kind == "nccl_rank" and event.facts.get("size") == str(self.ranks)
+        return self.local.get(event.entity.key[3]) if is_of_all else None
+
+    def find(self, node_event: NodeEvent) -> tuple[str, str]:
+        """Return the identity of a rank, which is that of its GPU if it is known, and its name."""
+        facts = node_event.event.facts
+        if not facts.get("gpu"):
+            place = self.dumped_by(node_event)
+            if place is not None and place.event.facts.get("gpu"):
+                node_event, facts = place, place.event.facts
+            else:
+                name = _rank_name(node_event, self.nodes.get(_text(node_event, "host"), ""))
+                return name, name
+        return facts["gpu"], _rank_name(node_event)
 
 
 def stragglers(
@@ -252,8 +316,8 @@ def stragglers(
     ]
 
 
-def _rank_name(node_event: NodeEvent) -> str:
-    """Return node, rank, GPU and rail of a rank, as far as they are known."""
+def _rank_name(node_event: NodeEvent, host_node: str = "") -> str:
+    """Return node, rank, GPU and rail of a rank, as far as they are known; `host_node` is that of its address."""
     key = node_event.event.entity.key
     is_rank = len(key) == _KEY_PARTS["nccl_rank"]
     rank = f"rank {printable(key[3])}" if is_rank else f"process {_text(node_event, 'pid')}"
@@ -263,7 +327,9 @@ def _rank_name(node_event: NodeEvent) -> str:
         if (text := _text(node_event, fact))
     ]
     is_local = bool(_text(node_event, "gpu"))
-    node = node_event.node if is_local else _text(node_event, "host") or node_event.node
+    node = node_event.node
+    if not is_local:
+        node = host_node or _text(node_event, "host") or node
     return f"{node} {rank}" + (f" ({', '.join(place)})" if place else "")
 
 

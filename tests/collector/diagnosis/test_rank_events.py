@@ -26,6 +26,7 @@ from railscope.wire import WireEntity, WireEvent
 SLOTS, ONSET, REPORTED = 44, 26, 34
 CLUSTER = DrawnCluster(9, 1, 6, benign=False)
 JOB = CLUSTER.jobs[0]
+RANKS = 8 * len(JOB.nodes)
 CLAIM = {"source": "slurm", "workload": JOB.name, "owner": f"tenant-{JOB.name}"}
 GROUP = ("4711", "1000", "0")
 KINDS = {4: "collective_rank", 3: "collective_group", 2: "nccl_job"}
@@ -118,6 +119,42 @@ def test_a_dead_process_comes_before_late_ranks() -> None:
         ("nccl_process_dead", 0.0, "10.0.0.9 process 77"),
         ("nccl_rank_late", 4.0, "10.0.0.8 rank 3"),
     ]
+
+
+def of_ras(event_name: str, rank: int, size: int = RANKS, **facts: str) -> tuple[int, WireEvent]:
+    """Return an event of the node of rank 0 about a rank of any node."""
+    key = ("4711", "1000", "0xa1", str(rank))
+    return 0, event(event_name, *key, **({"size": str(size)} | facts))
+
+
+def test_a_rank_of_another_node_is_named_once_by_its_node() -> None:
+    remote = of_ras("nccl_rank_late", 10, host="10.0.0.2", lag="1")
+    assert evidence(hung(remote, late(1, 10, 4999))) == [
+        ("collective_late", 1.0, f"{name(1)} rank 10 (GPU 2, rail 2)")
+    ]
+    dead = of_ras("nccl_rank_dead", 10, host="10.0.0.2")
+    assert evidence(hung(dead, late(1, 10, 4999))) == [
+        ("nccl_rank_dead", 0.0, f"{name(1)} rank 10 (GPU 2, rail 2)")
+    ]
+
+
+def test_an_address_is_replaced_by_the_node_of_another_rank_that_has_it() -> None:
+    ranks = [of_ras("nccl_rank_missing", rank, host="10.0.0.2") for rank in (10, 11)]
+    named = [device for *_, device in evidence(hung(*ranks, late(1, 10, 4999)))]
+    assert named == [f"{name(1)} rank 10 (GPU 2, rail 2)", f"{name(1)} rank 11"]
+
+
+def test_a_rank_of_this_node_is_named_once() -> None:
+    place = {"gpu": gpu_uuid(JOB.nodes[0], 2), "gpu_index": "2", "rail": "2"}
+    both = hung(of_ras("nccl_rank_late", 1, 4, host="10.0.0.1", lag="1", **place), late(0, 2, 4999))
+    assert evidence(both) == [("collective_late", 1.0, f"{name(0)} rank 2 (GPU 2, rail 2)")]
+
+
+def test_ranks_of_other_communicators_and_of_two_nodes_stay_apart() -> None:
+    remote = of_ras("nccl_rank_late", 10, 8, host="10.0.0.2", lag="1")
+    assert len(evidence(hung(remote, late(1, 10, 4999)))) == 2
+    remote = of_ras("nccl_rank_late", 10, host="10.0.0.2", lag="1")
+    assert len(evidence(hung(remote, late(1, 10, 4999), late(2, 10, 4999)))) == 3
 
 
 def test_the_node_without_a_waiting_rank_is_named_if_most_others_wait() -> None:
