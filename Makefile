@@ -8,6 +8,7 @@
 # make dashboards docs  write dashboards and generated documents again
 # make pictures         run a cluster with faults for ten minutes and draw dashboards and console into docs/pictures
 # make cases            write the test cases in tests/captures again
+# make packages         wheel, source distribution, .deb, .rpm, SBOMs and checksums of the last commit, in dist
 # make install          install as services under PREFIX (as root); EXTRAS=yes adds PostgreSQL, Parquet, S3, OTLP and switches, EXTRAS=no installs the agent only
 # make lock             pin the packages of make install, with hashes (deploy/requirements*.lock)
 # make clean            remove built files
@@ -33,7 +34,7 @@ VALIDATOR := $(CURDIR)/.venv-validator
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help lock demo cluster test quick thorough check bench dashboards docs pictures cases install clean servers validator vendored
+.PHONY: help packages lock demo cluster test quick thorough check bench dashboards docs pictures cases install clean servers validator vendored
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -88,6 +89,7 @@ check: $(VENV)/.ready-to-test
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
 	$(VENV)/bin/mypy docs/generate.py docs/passages.py docs/wording.py docs/layout.py
+	$(VENV)/bin/mypy deploy/packages/build.py
 	$(VENV)/bin/lint-imports
 	$(PY) docs/generate.py --check
 	$(PY) docs/wording.py
@@ -133,6 +135,10 @@ servers:
 validator:
 	@tests/setup_validator.sh "$(PYTHON)" "$(VALIDATOR)"
 
+packages: $(VENV)/.ready-to-test
+	@tests/setup_servers.sh rpm
+	$(PY) deploy/packages/build.py --to dist
+
 install:
 	deploy/install.sh "$(PYTHON)" "$(PREFIX)" "$(CONFIGURATION)" "$(UNITS)" "$(BINARIES)"
 
@@ -150,7 +156,7 @@ lock: $(VENV)/.ready-to-test
 		--output-file deploy/requirements-extras.lock
 
 clean:
-	rm -rf $(VENV) $(VALIDATOR) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	rm -rf $(VENV) $(VALIDATOR) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 	  .import_linter_cache .grimp_cache .demo
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -24,6 +24,10 @@ want ip iproute2
 want tmux tmux
 want snmpd snmpd
 want lldpd lldpd
+want rpmbuild rpm
+want lintian lintian
+want rpmlint rpmlint
+want mmdebstrap mmdebstrap
 # Debian keeps the programs of a PostgreSQL server out of PATH.
 PATH="$PATH:/usr/sbin:$(echo /usr/lib/postgresql/*/bin | tr ' ' :)"
 want initdb postgresql

@@ -20,7 +20,15 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 
 def test_every_file_of_the_checkout_is_listed():
-    command = ["git", "-C", str(ROOT), "ls-files", *DIRECTORIES, "deploy/*.toml", "deploy/*.csv"]
+    command = [
+        "git",
+        "-C",
+        str(ROOT),
+        "ls-files",
+        *DIRECTORIES,
+        ":(glob)deploy/*.toml",
+        ":(glob)deploy/*.csv",
+    ]
     tracked = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     listed = run("files").stdout.split()
     assert listed == sorted([*tracked, "deploy/alertmanager.yml"])

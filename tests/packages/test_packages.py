@@ -1,0 +1,292 @@
+"""Wheel, source distribution, .deb and .rpm: built twice, checked, installed in an empty environment and a fresh root."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+import tarfile
+import venv
+from pathlib import Path
+
+import pytest
+from support.packages import ROOT, FreshRoot, build_packages, dependencies, require
+
+CAPTURE = ROOT / "tests/captures/hgx-h100-idle"
+COLLECTOR_COMMANDS = ("bill", "collector", "simulate")
+FORMS = ("railscope-*.whl", "railscope-*.tar.gz", "railscope*.cdx.json",
+         *(f"railscope-{name}{end}" for name in ("agent", "collector", "common") for end in ("_*.deb", "-*.rpm")))  # fmt: skip
+LARGE = ("railscope-collector", "SHA256SUMS")
+
+
+def one(directory: Path, pattern: str) -> Path:
+    (path,) = directory.glob(pattern)
+    return path
+
+
+def test_the_source_distribution_builds_the_same_files(built: Path, tmp_path: Path):
+    with tarfile.open(one(built, "*.tar.gz")) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (source,) = tmp_path.iterdir()
+    before = {path: path.stat().st_mtime_ns for path in source.rglob("*")}
+    build_packages(source, tmp_path / "again", "--without-collector")
+    assert {path: path.stat().st_mtime_ns for path in source.rglob("*")} == before, (
+        "a build leaves nothing in the source tree"
+    )
+    first = {path.name for path in built.iterdir() if not path.name.startswith(LARGE)}
+    assert {path.name for path in (tmp_path / "again").iterdir()} == {*first, "SHA256SUMS"}
+    for name in first:
+        assert (tmp_path / "again" / name).read_bytes() == (built / name).read_bytes(), name
+
+
+@pytest.mark.thorough
+def test_a_second_build_of_all_packages_is_equal(built: Path, tmp_path: Path):
+    build_packages(ROOT, tmp_path / "again")
+    sums = (tmp_path / "again/SHA256SUMS").read_text()
+    assert sums == (built / "SHA256SUMS").read_text()
+
+
+def test_the_checksums_are_those_of_all_files(built: Path):
+    lines = (built / "SHA256SUMS").read_text().splitlines()
+    sums = {name: digest for digest, name in (line.split("  ") for line in lines)}
+    files = {path.name: path for path in built.iterdir() if path.name != "SHA256SUMS"}
+    assert all(any(path.match(form) for path in files.values()) for form in FORMS)
+    assert sums == {
+        name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "lock"), [("railscope", "agent"), ("railscope-collector", "extras")]
+)
+def test_the_bill_of_materials_has_every_locked_package(built: Path, name: str, lock: str):
+    bill = json.loads(one(built, f"{name}-[0-9]*.cdx.json").read_text())
+    found = {
+        (part["name"].replace("_", "-").replace(".", "-").lower(), part["version"])
+        for part in bill["components"]
+    }
+    lines = (ROOT / f"deploy/requirements-{lock}.lock").read_text().splitlines()
+    pins = [
+        line.split()[0].split("==")
+        for line in lines
+        if "==" in line and "version >= '3.12'" not in line
+    ]
+    assert found == {
+        *((name, version) for name, version in pins),
+        ("railscope", bill["metadata"]["component"]["version"]),
+    }
+
+
+# Wheel -------------------------------------------------------------------------------------------
+
+
+def test_the_wheel_alone_is_the_agent_and_the_command_line(built: Path, tmp_path: Path):
+    """With exactly the locked packages, outside the checkout, without any extra."""
+    venv.create(tmp_path / "venv")
+    installed = ["--python", str(tmp_path / "venv/bin/python")]
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", *installed]
+    locked = ["--require-hashes", "--requirement", str(ROOT / "deploy/requirements-agent.lock")]
+    wheel = ["--no-deps", str(one(built, "*.whl"))]
+    for arguments in (["install", *locked], ["install", *wheel], ["check"]):
+        subprocess.run([*pip, *arguments], capture_output=True, check=True)
+
+    def railscope(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(tmp_path / "venv/bin/railscope"), *arguments],
+            cwd=tmp_path,
+            env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    assert "agent" in railscope("--help").stdout
+    read = railscope("agent", "once", "--replay", str(CAPTURE))
+    assert "railscope_gpu_info{" in read.stdout
+    checkout = [sys.executable, "-P", "-m", "railscope", "files"]
+    listed = subprocess.run(checkout, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert railscope("files").stdout == listed
+    assert railscope("files", "--to", "copy").stdout == listed
+    assert (tmp_path / "copy/deploy/slurm/prolog.sh").stat().st_mode & 0o111
+    for command in COLLECTOR_COMMANDS:
+        outcome = railscope(command, "--help")
+        assert (outcome.returncode, outcome.stdout) == (2, "")
+        (line,) = outcome.stderr.splitlines()
+        assert line.endswith(
+            ", which this command requires; fix: pip install 'railscope[collector]'"
+        )
+
+
+# Debian and RPM ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["agent", "common", pytest.param("collector", marks=pytest.mark.thorough)],
+)
+def test_lintian_finds_nothing_but_what_is_listed(built: Path, name: str):
+    require("lintian", "lintian")
+    command = ["lintian", "--allow-root", "--fail-on", "error,warning"]
+    file = str(one(built, f"railscope-{name}_*.deb"))
+    outcome = subprocess.run([*command, file], capture_output=True, text=True, check=False)
+    assert (outcome.returncode, outcome.stdout) == (0, "")
+
+
+def test_rpmlint_finds_nothing_but_what_is_listed(built: Path):
+    require("rpmlint", "rpmlint")
+    settings = str(ROOT / "deploy/packages/rpmlint.toml")
+    files = [str(one(built, f"railscope-{name}-*.rpm")) for name in ("agent", "common")]
+    command = ["rpmlint", "--config", settings, *files]
+    outcome = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert outcome.returncode == 0, outcome.stdout
+    assert " 0 errors, 0 warnings" in outcome.stdout
+
+
+def test_the_rpm_packages_have_the_files_of_the_debian_packages(built: Path):
+    def paths(*command: str) -> set[str]:
+        return set(
+            subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+        )
+
+    for name in ("agent", "collector", "common"):
+        listing = paths("dpkg-deb", "--contents", str(one(built, f"railscope-{name}_*.deb")))
+        in_deb = {line.split(maxsplit=5)[5].partition(" -> ")[0].lstrip(".") for line in listing}
+        in_deb = {path for path in in_deb if not path.endswith("/")}
+        in_rpm = paths(
+            "rpm", "--query", "--package", "--list", str(one(built, f"railscope-{name}-*.rpm"))
+        )
+        own = {
+            path for path in in_deb if "/lintian/" in path or path.endswith("changelog.Debian.gz")
+        }
+        assert in_deb - own <= in_rpm
+        assert len(own) == 2
+
+
+def later(deb: Path, directory: Path) -> Path:
+    """Return a package as the next version, with other sample settings of the agent."""
+    tree = directory / deb.stem
+    subprocess.run(["dpkg-deb", "--raw-extract", str(deb), str(tree)], check=True)
+    control = tree / "DEBIAN/control"
+    control.write_text(control.read_text().replace("-1\n", "-2\n").replace("-1)", "-2)"))
+    if (settings := tree / "etc/railscope/agent.toml").exists():
+        settings.write_text(settings.read_text() + "# of the next version\n")
+    file = directory / f"{deb.stem}.deb"
+    subprocess.run(
+        ["dpkg-deb", "-Zzstd", "-z1", "--build", str(tree), str(file)],
+        capture_output=True,
+        check=True,
+    )
+    return file
+
+
+@pytest.fixture(name="root", scope="module")
+def _root(built: Path, tmp_path_factory: pytest.TempPathFactory) -> FreshRoot:
+    """A root with exactly what the packages depend on; each test leaves it as it was."""
+    if os.geteuid() != 0:
+        pytest.skip("only root may install packages")
+    require("mmdebstrap", "mmdebstrap")
+    needed = {name for deb in built.glob("*.deb") for name in dependencies(deb)}
+    path = tmp_path_factory.mktemp("fresh") / "root"
+    return FreshRoot(path, *needed, "dash", "coreutils", "systemd")
+
+
+def test_debian_packages_are_installed_upgraded_removed_and_purged(
+    built: Path, root: FreshRoot, tmp_path: Path
+):
+    debs = [one(built, f"railscope-{name}_*.deb") for name in ("common", "agent", "collector")]
+    fresh = root.paths()
+
+    other = root.path / "opt/railscope/pyvenv.cfg"
+    other.parent.mkdir(parents=True)
+    other.write_text("of make install\n")
+    with pytest.raises(subprocess.CalledProcessError) as raised:
+        root.dpkg("--install", debs[0])
+    assert b"fix: remove /opt/railscope" in raised.value.stderr
+    assert other.read_text() == "of make install\n"
+    shutil.rmtree(root.path / "opt")
+
+    root.dpkg("--install", *debs)
+
+    def railscope(*arguments: str) -> str:
+        outcome = root.run("railscope", *arguments)
+        assert outcome.returncode == 0, outcome.stderr
+        return outcome.stdout
+
+    assert "railscope, version" in railscope("--version")
+    railscope("collector", "check")
+    shutil.copytree(CAPTURE, root.path / "capture")
+    assert "railscope_gpu_info{" in railscope("agent", "once", "--replay", "/capture")
+    shutil.rmtree(root.path / "capture")
+    assert (root.path / "usr/share/railscope").readlink() == Path(
+        "/opt/railscope/lib/python3.11/site-packages/railscope/files"
+    )
+    for unit in ("railscope-agent", "railscope-collector"):
+        assert root.run("systemctl", "is-enabled", unit).stdout == "disabled\n"
+
+    settings = root.path / "etc/railscope/agent.toml"
+    settings.write_text('node = "mine"\n')
+    state = root.path / "var/lib/private/railscope-agent/spool"
+    state.mkdir(parents=True)
+    (root.path / "etc/railscope/collector.token").write_text("secret\n")
+    root.run("systemctl", "enable", "railscope-agent")
+    root.dpkg("--remove", "railscope-collector")
+    root.dpkg("--install", *(later(deb, tmp_path) for deb in debs[:2]))
+    assert settings.read_text() == 'node = "mine"\n'
+    assert state.is_dir()
+    assert root.run("systemctl", "is-enabled", "railscope-agent").stdout == "enabled\n"
+    assert "railscope, version" in railscope("--version")
+
+    root.dpkg("--remove", "railscope-agent", "railscope-common")
+    assert not (root.path / "opt/railscope").exists()
+    assert settings.exists()
+    assert state.is_dir()
+    assert not list((root.path / "etc/systemd/system").rglob("railscope*"))
+    root.dpkg("--purge", "railscope-agent", "railscope-collector", "railscope-common")
+    left = root.paths() - fresh
+    assert {path for path in left if "railscope" in path} == set()
+
+
+def test_rpm_packages_are_installed_and_removed(built: Path, root: FreshRoot):
+    fresh = root.paths()
+    files = [one(built, f"railscope-{name}-*.rpm") for name in ("common", "agent", "collector")]
+    root.rpm("--install", *files)
+    assert root.run("railscope", "collector", "check").returncode == 0
+    assert root.run("systemctl", "is-enabled", "railscope-agent").stdout == "disabled\n"
+    root.run("systemctl", "enable", "railscope-agent")
+    names = [f"railscope-{name}" for name in ("agent", "collector", "common")]
+    root.rpm("--verify", *names)
+    root.rpm("--erase", *names)
+    assert {path for path in root.paths() - fresh if "railscope" in path} == set()
+
+
+# Versions and licences ---------------------------------------------------------------------------
+
+BUILD = runpy.run_path(str(ROOT / "deploy/packages/build.py"), run_name="packages_build")
+
+
+def test_a_candidate_is_a_version_before_the_release():
+    for candidate in ("1.2.0.dev3", "1.2.0a1", "1.2.0b2", "1.2.0rc1"):
+        version = BUILD["distribution_version"](candidate)
+        subprocess.run(["dpkg", "--compare-versions", version, "lt", "1.2.0"], check=True)
+
+
+@pytest.mark.parametrize(
+    ("stated", "is_accepted"),
+    [
+        ([{"license": {"id": "MIT"}}], True),
+        ([{"license": {"name": "License :: OSI Approved :: BSD License"}}], True),
+        ([{"expression": "Apache-2.0 OR (BSD-3-Clause AND MIT)"}], True),
+        ([{"expression": "MIT AND GPL-3.0-only"}], False),
+        ([{"license": {"id": "MIT"}}, {"license": {"id": "AGPL-3.0-only"}}], False),
+        ([], False),
+        (None, False),
+    ],
+)
+def test_a_licence_that_was_not_accepted_fails_the_build(stated: object, is_accepted: bool):  # noqa: FBT001 - a case
+    problem = BUILD["licence_problem"]({"name": "something", "licenses": stated})
+    assert (problem == "") is is_accepted
+    assert is_accepted or problem.startswith("licence of something: ")
