@@ -191,8 +191,6 @@ class NodeThresholds(Struct, frozen=True, kw_only=True):
     """Frames of a node that may be missing."""
     min_stale_seconds: Annotated[float, Meta(gt=0)] = 15.0
     """Seconds without frames after which a node may be stale."""
-    longest_checkpoint_seconds: Amount = 60.0
-    """Age of the last frames at which the job of a node that is down waits for it, even after a checkpoint."""
     max_clock_offset_seconds: Annotated[float, Meta(gt=0)] = 0.05
     """Difference of a node's clock from that of the others."""
     critical_clock_offset_seconds: Annotated[float, Meta(gt=0)] = 2.0

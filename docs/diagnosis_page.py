@@ -62,6 +62,12 @@ warning: slow_receiver: NIC ens4f0np0 of gpu-node-2 (mlx5_5, 0000:5e:00.0, rail 
    GPU no longer waits for the remapping of a row. `node_down` and `agent_partition` are conclusions from the same silence: if the job
    goes on after all, or stops, the later one ends and explains the other.
 
+A node that the collector does not receive from is judged by the other nodes of its jobs. It is `node_down` if they exchange no data over
+their NICs while their GPUs are busy, for longer than in any pause of the job before, or with missed acknowledgements; and `agent_partition` if
+they exchange data after the last frame of the node. Otherwise it has no incident, and the alert `RailscopeNodeStale` pages: a
+node whose jobs have no other node, whose jobs exchange nothing over NICs, or whose job ended with it. Ports of switches are not
+used for it.
+
 The speed of a job is the data that it exchanges per second, relative to its past, over NICs or over NVLink, whichever changed
 less: each step exchanges the same amount over both, on all nodes. If the nodes change differently, each works for itself, as in a
 rollout, and their waits show no fault.

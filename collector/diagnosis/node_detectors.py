@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from collector.detector_thresholds import NodeThresholds
-from collector.diagnosis import findings
-from collector.diagnosis.job_detectors import MIN_WAITING_USE, STALLED_SPEED
+from collector.diagnosis import findings, job_detectors
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.slot_sums import mean_known
 from railscope.timestamps import SECOND_NS
@@ -91,8 +90,13 @@ def stale_nodes(
 ) -> Iterator[findings.Finding]:
     """Yield nodes without receipts: down if their jobs wait for them, separated if their jobs continue.
 
+    The evidence is what the other nodes of a job report. The node is down if they exchange no data while their GPUs are busy, for
+    longer than in any pause before, or with missed acknowledgements. It is separated if they exchange data after its last
+    receipt. Otherwise it stays unknown, however long: it has no job on other nodes too, the nodes of the job exchange nothing
+    over their NICs, or the job has ended with it. The alert on the node remains then.
+
     `has_receipts` means that receipts are recorded apart from samples: without them a node that stops reporting is
-    unknown. A node without a job stays unknown: no job shows if the node works.
+    unknown.
     """
     thresholds = view.thresholds.nodes
     now_ns = view.timestamp_ns
@@ -101,7 +105,11 @@ def stale_nodes(
         return
     for name in stale:
         contact = contacts[name]
-        states = [state for state in view.states.values() if name in state.job.nodes]
+        states = [
+            state
+            for state in view.states.values()
+            if name in state.job.nodes and len(state.job.nodes) > 1
+        ]
         evidence = findings.FindingEvidence(
             "receipt_age_seconds",
             contact.age_seconds(now_ns),
@@ -117,11 +125,7 @@ def stale_nodes(
         stopped = [state for state in states if _has_stopped(state, stale_slot)]
         if any(_hangs(view, state) for state in stopped):
             yield findings.Finding("node_down", cause, (evidence,), onset_ns=onset_ns)
-        elif (
-            has_receipts
-            and not stopped
-            and any(_works(view, state, contact, thresholds) for state in states)
-        ):
+        elif has_receipts and not stopped and any(_works(view, state, contact) for state in states):
             yield findings.Finding("agent_partition", cause, (evidence,), onset_ns=onset_ns)
 
 
@@ -129,8 +133,8 @@ def _has_stopped(state: findings.JobState, stale_slot: float) -> bool:
     """True if a job makes no progress since a node stopped; one without a past if it stopped to exchange data then."""
     is_idle = np.isnan(state.exchange_now) and state.exchange < MIN_EXCHANGE
     was_active = state.history.exchange_slot >= max(stale_slot - ACTIVE_SLOTS, 0)
-    is_waiting = is_idle and was_active and state.utilization_now > MIN_WAITING_USE
-    has_stopped = is_waiting or state.exchange_now < STALLED_SPEED
+    is_waiting = is_idle and was_active and state.utilization_now > job_detectors.MIN_WAITING_USE
+    has_stopped = is_waiting or state.exchange_now < job_detectors.STALLED_SPEED
     return bool(has_stopped and state.history.progress_slot < stale_slot + PROGRESS_SLOTS)
 
 
@@ -139,7 +143,7 @@ def _hangs(view: findings.DiagnosisView, state: findings.JobState) -> bool:
 
     Idle GPUs show nothing: it is a checkpoint, or the job and its node have ended.
     """
-    if not state.utilization_now > MIN_WAITING_USE:
+    if not state.utilization_now > job_detectors.MIN_WAITING_USE:
         return False
     timeouts = view.signals.table(DeviceKind.NIC, 1)["ack_timeouts"][state.job.nics]
     misses = findings.above(timeouts, view.thresholds.leaves.min_timeouts)
@@ -147,24 +151,19 @@ def _hangs(view: findings.DiagnosisView, state: findings.JobState) -> bool:
     return is_longer or bool(misses.any())
 
 
-def _works(
-    view: findings.DiagnosisView,
-    state: findings.JobState,
-    contact: NodeContact,
-    thresholds: NodeThresholds,
-) -> bool:
-    """True if a job goes on without a node, or if nothing shows whether it does for longer than a checkpoint.
+def _works(view: findings.DiagnosisView, state: findings.JobState, contact: NodeContact) -> bool:
+    """True if a job goes on without a node: its other nodes exchange data.
 
     The node may have worked for a period after its last receipt: until the window is after that, traffic may be from before.
     """
     age_seconds = contact.age_seconds(view.timestamp_ns)
     is_later = age_seconds > RECENT_SECONDS + contact.period_seconds
     if not np.isnan(state.exchange_now):
-        return bool(state.exchange_now > (STALLED_SPEED if is_later else WORKING_SPEED))
+        return bool(
+            state.exchange_now > (job_detectors.STALLED_SPEED if is_later else WORKING_SPEED)
+        )
     sent = view.signals.table(DeviceKind.NIC, RECENT_SLOTS)["send"][state.job.nics]
-    exchanges = is_later and mean_known(sent) > MIN_EXCHANGE
-    is_over = age_seconds > thresholds.longest_checkpoint_seconds
-    return bool(exchanges or state.speed > WORKING_SPEED or is_over)
+    return bool(is_later and mean_known(sent) > MIN_EXCHANGE)
 
 
 def wrong_clocks(

@@ -20,10 +20,14 @@ NODES = 6
 
 
 def incidents_of(
-    change: Callable[[DrawnCluster, Row, int], None], slots: int = SLOTS, pods: int = 1
+    change: Callable[[DrawnCluster, Row, int], None],
+    slots: int = SLOTS,
+    pods: int = 1,
+    job_nodes: int = NODES,
 ) -> list[Incident]:
     """Return the incidents of a cluster whose readings are changed from the onset on."""
     cluster = DrawnCluster(9, pods, NODES, benign=False)
+    del cluster.jobs[0].nodes[job_nodes:]
     feed = DrawnFeed(cluster, slots)
     for slot in range(slots):
         row = cluster.draw()
@@ -294,19 +298,43 @@ def test_a_node_with_a_job_that_goes_on_after_all_is_separated() -> None:
     assert not separated.ended_ns
 
 
-def test_a_job_that_ends_with_its_node_leaves_the_node_unknown() -> None:
+@pytest.mark.parametrize("begin", [-ONSET, -6])
+def test_a_job_that_ends_with_its_node_leaves_the_node_unknown(begin: int) -> None:
     """The GPUs of the other nodes are idle when the receipts end: nothing shows if the node is down, and nothing goes on."""
 
     def stop(cluster: DrawnCluster, row: Row, since: int) -> None:
+        job = cluster.jobs[0]
         if since >= 0:
-            job = cluster.jobs[0]
             row.stale_nodes.add(job.nodes[1])
+        if since < begin or since >= 0:
             cluster.slow_job(row, job, 0.0)
             row.gpu["utilization"][job.nodes] = row.gpu["activity"][job.nodes] = 0.0
 
     assert not {"node_down", "agent_partition"} & {
         name for name, _ in classes_of(incidents_of(stop))
     }
+
+
+@pytest.mark.parametrize("is_down", [True, False])
+def test_a_node_whose_jobs_have_no_other_node_is_unknown(*, is_down: bool) -> None:
+    """No other node shows if it works: its own readings are from before its last receipt."""
+
+    def cut(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            (row.stale_nodes if is_down else row.cut_nodes).add(cluster.jobs[0].nodes[0])
+
+    assert not incidents_of(cut, job_nodes=1)
+
+
+def test_nodes_that_exchange_nothing_show_nothing_of_a_stale_one() -> None:
+    """Replicas of a service: the others go on, if one of them is down or not."""
+
+    def stop(cluster: DrawnCluster, row: Row, since: int) -> None:
+        row.nic["send"][:] = row.nic["receive"][:] = 0.0
+        if since >= 0:
+            row.stale_nodes.add(cluster.jobs[0].nodes[1])
+
+    assert not incidents_of(stop)
 
 
 def test_a_node_that_works_is_separated_also_while_its_job_has_no_past() -> None:
