@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from support.packages import ROOT, FreshRoot, build_packages, dependencies, require
 
+pytestmark = pytest.mark.timeout(900)  # the first of these tests builds all packages
 CAPTURE = ROOT / "tests/captures/hgx-h100-idle"
 COLLECTOR_COMMANDS = ("bill", "collector", "simulate")
 FORMS = ("railscope-*.whl", "railscope-*.tar.gz", "railscope*.cdx.json",
