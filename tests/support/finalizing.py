@@ -26,6 +26,7 @@ from collector.files.device_files import DeviceInventory
 from collector.finalization.day_finalizer import DayFinalizer
 from collector.finalization.ledger_days import MeteringStores
 from collector.framelog.segment_files import StateFiles
+from collector.ledger import leases
 from collector.ledger.database import Database
 from collector.ledger.ledger_store import Ledger
 from collector.state.collector_state import CollectorState
@@ -34,6 +35,8 @@ from railscope.audit.record import RecordActor
 from railscope.timestamps import DAY_NS
 
 SETTINGS = MeteringSettings(quiet_seconds=60, finalize_delay_seconds=3600)
+LEASE_SECONDS = 600.0
+"""Longer than any round: no task renews the lease during one."""
 
 
 class FinalizingCollector:
@@ -66,6 +69,7 @@ class FinalizingCollector:
             wall_ns=lambda: at(self.now),
             decided=self._decided,
             waiting=self.waiting,
+            lease=leases.Lease(leases.FINALIZATION, seconds=LEASE_SECONDS),
         )
 
     def _decided(self, decisions: ReviewDecisions) -> None:
