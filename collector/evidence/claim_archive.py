@@ -202,16 +202,11 @@ def _read_node(
         ),
         {*gpus_of_node, claim_events.unplaced_key(node)},
     )
-    nodes_of: dict[str, set[str]] = {}
-    for row in homes:
-        nodes_of.setdefault(row.gpu_uuid, set()).add(row.node)
-    shared = {gpu for gpu, nodes in nodes_of.items() if len(nodes) > 1}
-    namesakes = _read_all(
+    claims = _read_all(
         connection,
-        lambda few: of.select_namesakes(few).with_only_columns(*of.reported_claims.c),
-        {(row.gpu_uuid, row.claim_id) for row in claims if row.gpu_uuid in shared},
+        lambda few: of.select_reports(few).with_only_columns(*of.reported_claims.c),
+        {(row.gpu_uuid, row.claim_id) for row in claims},
     )
-    claims = list({row.fact: row for row in (*claims, *namesakes)}.values())
     named = {(row.gpu_uuid, row.node, row.claim_id) for row in claims}
     key = sa.tuple_(of.claim_ends.c.gpu_uuid, of.claim_ends.c.node, of.claim_ends.c.claim_id)
     ends = _read_all(connection, lambda few: sa.select(of.claim_ends).where(key.in_(few)), named)

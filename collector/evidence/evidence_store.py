@@ -272,7 +272,12 @@ class EvidenceStore:
                 connection, self.quarantine, self._contents, self._index, is_partial
             )
             decided = evidence_tables.read_decisions(connection)
-            beyond = further_parts.BeyondWindow(source, window, parts, known_contacts, decided)
+            counts_ns = loaded_facts.find_counts(
+                connection, self.quarantine, nodes, (start_ns, end_ns)
+            )
+            beyond = further_parts.BeyondWindow(
+                source, window, parts, known_contacts, decided, counts_ns
+            )
             found = {gpu: beyond.find(gpu, homes[gpu]) for gpu in sorted(homes) if homes[gpu]}
             for further in found.values():
                 for node, further_intervals in further.by_node.items():
@@ -285,8 +290,7 @@ class EvidenceStore:
                 intervals, {}, {}, homes, self.quarantine, contacts=known_contacts
             )
             since_ns = {gpu: further.since_ns for gpu, further in found.items()}
-            keys = [*sorted(homes), *map(claim_events.unplaced_key, nodes)]
-            loaded.read_claims(connection, keys, (start_ns, end_ns), since_ns)
+            loaded.read_claims(connection, nodes, (start_ns, end_ns), since_ns)
         return loaded
 
     def load_each(

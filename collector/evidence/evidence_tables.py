@@ -227,8 +227,8 @@ def select_claims(
     )
 
 
-def select_namesakes(ids: Sequence[tuple[str, str]]) -> Any:
-    """Return a query for all claims with some ids, by GPU and id."""
+def select_reports(ids: Sequence[tuple[str, str]]) -> Any:
+    """Return a query for all reports of claims with some ids, by GPU and id."""
     key = sa.tuple_(reported_claims.c.gpu_uuid, reported_claims.c.claim_id)
     return sa.select(reported_claims.c.fact, reported_claims.c.content).where(key.in_(ids))
 

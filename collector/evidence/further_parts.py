@@ -80,6 +80,8 @@ class BeyondWindow:
     """The parts of each node in and around the window."""
     contacts: node_intervals.Contacts
     decisions: review_rules.ReviewDecisions
+    counts_ns: Mapping[str, int]
+    """Time by node since which placement of its claims without a device is to be exact."""
     _before: dict[str, node_parts.NodeParts] = field(default_factory=dict)
     _after: dict[str, node_parts.NodeParts] = field(default_factory=dict)
     _before_window: dict[str, node_parts.NodeParts] = field(default_factory=dict)
@@ -114,11 +116,12 @@ class BeyondWindow:
             found[node] |= self._find_layout(gpu, node)
             readings = self._before_window[node].find_nearest(self._find_continued(gpu, node))
             found[node] |= readings
-            if len(nodes) == 1:
-                for part in readings.values():
-                    found[node] |= node_parts.find_listing_before(self.source, gpu, part)
             since_ns = min([since_ns, *(part.start_ns for part in readings.values())])
         searches = self._search_before(gpu, counted, since_ns if len(nodes) > 1 else self.window[0])
+        since_ns = min([since_ns, *(self.counts_ns.get(node, since_ns) for node in counted)])
+        if len(nodes) == 1 and since_ns < self.window[0]:
+            (node,) = nodes
+            found[node] |= node_parts.find_first_listing(self.source, gpu, node)
         for search in (*searches, *self._search_after(gpu, counted)):
             found[search.further.node] |= search.added
         return FurtherFacts(found, since_ns)

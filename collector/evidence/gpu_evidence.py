@@ -133,7 +133,7 @@ def build_evidence(
         layouts=tuple(_build_layouts(facts.layouts)),
         outages=tuple(files.calendar.outages(facts.gpu, stays)),
         reservations=tuple(files.calendar.reservations(facts.gpu, stays)),
-        sightings=tuple(sorted(set(_find_sightings(facts, ends, history)))),
+        sightings=tuple(sorted(set(_find_sightings(facts, ends, history, home)))),
     )
     return evidence, history
 
@@ -291,12 +291,16 @@ def layout_id(parts: Sequence[ReportedMigInstance]) -> str:
 
 
 def _find_sightings(
-    facts: node_claims.GpuFacts, ends: claim_events.Ends, history: gpu_node_history.GpuNodeHistory
+    facts: node_claims.GpuFacts,
+    ends: claim_events.Ends,
+    history: gpu_node_history.GpuNodeHistory,
+    home: str,
 ) -> Iterator[usage_evidence.NodeSighting]:
     """Yield independent evidence that the node was running.
 
     The sources are other streams of the node, and the scheduler: its claim counts for as long as it
-    lasted, or, without a reported end, until the last report of the node that reported it.
+    lasted, or, without a reported end, until the last report of the node that reported it. It counts
+    while the GPU is in the node, and in `home` also before that.
     """
     last_reports: dict[str, int] = {}
     for node, spans in facts.reports.items():
@@ -317,12 +321,25 @@ def _find_sightings(
         if claim.authority is claim_terms.ClaimAuthority.SCHEDULER:
             until = ends.get((claim.node, claim.id), last_reports.get(claim.node, claim.start_ns))
             free = [(gap.trusted_ns, gap.until_ns) for gap in gaps.get((claim.node, claim.id), ())]
+            free += _find_absence(history.stays, claim.node, home)
             if start_ns < until:
                 held_time = timeline.TimePiece(
                     start_ns, until, usage_evidence.NodeEvidence.SCHEDULER
                 )
                 for start, end, node_evidence in timeline.subtract_spans(held_time, free):
                     yield usage_evidence.NodeSighting(node_evidence, start, end)
+
+
+def _find_absence(
+    stays: Sequence[usage_evidence.NodeStay], node: str, home: str
+) -> gpu_node_history.Periods:
+    """Return the time in which a GPU is not in a node; before the first stay it is in its home."""
+    first_ns = min((stay.start_ns for stay in stays), default=FOREVER_NS)
+    there = [(stay.start_ns, stay.end_ns) for stay in stays if stay.node == node]
+    there += [(-FOREVER_NS, first_ns)] if node == home else []
+    return gpu_node_history.subtract_periods(
+        [(-FOREVER_NS, FOREVER_NS)], gpu_node_history.unite_periods(there)
+    )
 
 
 def _sample_sightings(

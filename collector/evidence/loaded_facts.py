@@ -20,6 +20,7 @@ from collector.evidence import (
     node_claims,
     node_intervals,
 )
+from railscope.timestamps import DAY_NS
 
 
 class LoadedFacts(NamedTuple):
@@ -59,27 +60,40 @@ class LoadedFacts(NamedTuple):
     def read_claims(
         self,
         connection: sa.Connection,
-        gpus: Sequence[str],
+        nodes: Sequence[str],
         span: tuple[int, int],
         since_ns: Mapping[str, int],
     ) -> None:
-        """Add the claims of GPUs that may have been in force in a window, and their ends.
+        """Add the claims of GPUs and nodes that may have been in force in a window, and their ends.
 
         Also those since the last reading of a GPU's counters before the window, in `since_ns`: it is the start of an
-        increment in the window, whose amount belongs to a claim only if that lasted.
+        increment in the window, whose amount belongs to a claim only if that lasted. In a node with claims without a
+        device, those since the midnight before it: the claims of a day determine where it places them.
         """
+        of_node: dict[str, int] = {}
+        for gpu, first_ns in since_ns.items():
+            for node in self.homes[gpu]:
+                of_node[node] = min(first_ns, of_node.get(node, first_ns))
+        midnight_ns = {node: first_ns - first_ns % DAY_NS for node, first_ns in of_node.items()}
+        usual_ns = span[0] - evidence_tables.CONTEXT_NS
         by_start: dict[int, list[str]] = {}
-        for key in gpus:
-            usual_ns = span[0] - evidence_tables.CONTEXT_NS
-            first_ns = since_ns.get(key, usual_ns)
-            if not claim_events.is_gpu(key):
-                node = claim_events.node_of_key(key)
-                of_node = (ns for gpu, ns in since_ns.items() if node in self.homes.get(gpu, ()))
-                first_ns = min(of_node, default=usual_ns)
-            by_start.setdefault(min(first_ns, usual_ns), []).append(key)
+        for node in nodes:
+            start_ns = midnight_ns.get(node, usual_ns)
+            by_start.setdefault(start_ns, []).append(claim_events.unplaced_key(node))
+        self._read_claims_from(connection, by_start, span[1])
+        by_start.clear()
+        for gpu, homes in self.homes.items():
+            placed_ns = [midnight_ns[node] for node in homes if self.has_unplaced(node)]
+            start_ns = min([usual_ns, *placed_ns, since_ns.get(gpu, usual_ns)])
+            by_start.setdefault(start_ns, []).append(gpu)
+        self._read_claims_from(connection, by_start, span[1])
+
+    def _read_claims_from(
+        self, connection: sa.Connection, by_start: Mapping[int, Sequence[str]], end_ns: int
+    ) -> None:
         for start_ns, keys in by_start.items():
-            for few in evidence_tables.group_items(keys):
-                self._read_claims(connection, few, (start_ns, span[1]))
+            for few in evidence_tables.group_items(sorted(keys)):
+                self._read_claims(connection, few, (start_ns, end_ns))
 
     def _read_claims(
         self, connection: sa.Connection, gpu_group: Sequence[str], span: tuple[int, int]
@@ -87,7 +101,7 @@ class LoadedFacts(NamedTuple):
         for row in connection.execute(evidence_tables.select_claims(gpu_group, *span)):
             if claim := self.quarantine.claim(row.fact, row.content):
                 self.claims.setdefault(claim.gpu, []).append(claim)
-        self._read_namesakes(connection, gpu_group)
+        self._read_other_reports(connection, gpu_group)
         pairs = [
             (claim.gpu, claim.node, claim.id)
             for gpu in gpu_group
@@ -99,15 +113,39 @@ class LoadedFacts(NamedTuple):
                 end = claim_events.ReportedEnd(*key, row.trusted_from_ns)
                 self.ended.setdefault(end.gpu, []).append(end)
 
-    def _read_namesakes(self, connection: sa.Connection, gpus: Sequence[str]) -> None:
-        """Add claims of any time with the ids of those that were read, on GPUs of several nodes: names depend on them."""
-        shared = [gpu for gpu in gpus if len(self.homes.get(gpu, ())) > 1]
-        ids = sorted({(gpu, claim.id) for gpu in shared for claim in self.claims.get(gpu, ())})
+    def _read_other_reports(self, connection: sa.Connection, gpus: Sequence[str]) -> None:
+        """Add all reports with the ids of claims that were read: one with a later start may be the one that counts.
+
+        On GPUs of several nodes the names of claims depend on those of other nodes.
+        """
+        reports = {gpu: set(self.claims.get(gpu, ())) for gpu in gpus}
+        ids = sorted({(gpu, claim.id) for gpu in gpus for claim in reports[gpu]})
         for few in evidence_tables.group_items(ids):
-            for row in connection.execute(evidence_tables.select_namesakes(few)):
+            for row in connection.execute(evidence_tables.select_reports(few)):
                 claim = self.quarantine.claim(row.fact, row.content)
-                if claim and claim not in self.claims[claim.gpu]:
+                if claim and claim not in reports[claim.gpu]:
                     self.claims[claim.gpu].append(claim)
 
     def _intervals(self, gpu: str) -> list[node_intervals.EvidenceInterval]:
         return [c for node in sorted(self.homes.get(gpu, ())) for c in self.intervals.get(node, ())]
+
+
+def find_counts(
+    connection: sa.Connection,
+    quarantine: evidence_records.EvidenceQuarantine,
+    nodes: Sequence[str],
+    span: tuple[int, int],
+) -> dict[str, int]:
+    """Return by node the midnight before the start of claims without a device in a window.
+
+    They are on a day where the claims of that day place them, and end on each GPU that they ever held.
+    """
+    midnights_ns: dict[str, int] = {}
+    for few in evidence_tables.group_items([*map(claim_events.unplaced_key, nodes)]):
+        for row in connection.execute(evidence_tables.select_claims(few, *span)):
+            if claim := quarantine.claim(row.fact, row.content):
+                midnight_ns = claim.start_ns - claim.start_ns % DAY_NS
+                midnights_ns[claim.node] = min(
+                    midnight_ns, midnights_ns.get(claim.node, midnight_ns)
+                )
+    return midnights_ns

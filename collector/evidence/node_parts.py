@@ -217,16 +217,16 @@ class NodeParts:
         self._read = (self._read if keep else {}) | read
 
 
-def find_listing_before(
-    source: PartSource, gpu: str, interval: node_intervals.EvidenceInterval
-) -> IntervalsByPart:
-    """Return the last part before a part that lists a GPU: readings count from the first listing on."""
-    before = NodeParts(source, interval.node, interval.start_ns, is_before=True)
-    return before.find_first(partial(_lists, gpu))
+def find_first_listing(source: PartSource, gpu: str, node: str) -> IntervalsByPart:
+    """Return the first part of a node that lists a GPU."""
+    return NodeParts(source, node, 0, is_before=False).find_first(partial(_lists, gpu))
 
 
 def find_last_parts(source: PartSource, node: str, before_ns: int) -> set[str]:
-    """Return the parts of a node that metering of any day from a timestamp on may read from before it, of any age."""
+    """Return the parts of a node that metering of any day from a timestamp on may read from before it, of any age.
+
+    The first part that lists a GPU is one of them.
+    """
     before = NodeParts(source, node, before_ns, is_before=True)
     all_contents = before.find_all_contents()
     counters = frozenset(counter for each in all_contents for counter in each.counters)
@@ -236,8 +236,7 @@ def find_last_parts(source: PartSource, node: str, before_ns: int) -> set[str]:
     for gpu in gpus:
         found |= before.find_first(partial(_lists, gpu)).keys()
         found |= before.find_first(partial(_has_layout, gpu)).keys()
-        for interval in readings.values():
-            found |= find_listing_before(source, gpu, interval).keys()
+        found |= find_first_listing(source, gpu, node).keys()
     return found
 
 

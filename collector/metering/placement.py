@@ -2,7 +2,8 @@
 
 Each claim is assigned to assumed devices at each time. After the placed claims of a time, whole
 GPUs take GPUs without a placed claim of the same or a higher authority: first those that another
-provider names for the same workload, then free ones, of these first the one held just before.
+provider names for the same workload, then free ones, of these first the one held just before on that
+day (UTC). So the placement of a day depends on nothing before it.
 Fractions take the remainders, split if needed. Precedence decides which claims fit; the order of the GPUs
 determines positions. Claims that do not fit are excess. The time of each tenant is the same for every
 placement that fits.
@@ -22,7 +23,7 @@ from msgspec.structs import replace
 
 from collector.metering import evidence, holders
 from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
-from railscope.timestamps import FOREVER_NS
+from railscope.timestamps import DAY_NS, FOREVER_NS
 
 
 class UnplacedClaim(msgspec.Struct, frozen=True, order=True, gc=False):
@@ -160,7 +161,7 @@ def _to_placed_claim(claim: evidence.MeteredClaim) -> evidence.MeteredClaim:
 
 
 def _place_in_order(gpus: Sequence[PlacementGpu], unplaced: Iterable[UnplacedClaim]) -> Placement:
-    """Place counts; each time continues the previous one, so that a claim stays where it is."""
+    """Place counts; each time of a day continues the previous one, so that a claim stays where it is."""
     pieces = _join_parts(unplaced)
     counts = sorted(pieces, key=_precedence, reverse=True)
     runs: dict[tuple[str, _GrantedShare], list[tuple[int, int]]] = {}
@@ -168,7 +169,7 @@ def _place_in_order(gpus: Sequence[PlacementGpu], unplaced: Iterable[UnplacedCla
     granted: dict[str, list[_GrantedShare]] = {}
     until_ns = -FOREVER_NS
     for start_ns, end_ns, present_gpus, in_force in _divide_time(gpus, counts):
-        if start_ns == until_ns:
+        if start_ns == until_ns and start_ns % DAY_NS:
             lasting = frozenset(in_force)
             for gpu_ in present_gpus:
                 gpu_.before = lasting.intersection(part.claim for part in granted.get(gpu_.gpu, ()))
@@ -232,6 +233,7 @@ def _divide_time(
 ) -> Iterator[tuple[int, int, list[_GpuOccupancy], list[UnplacedClaim]]]:
     """Yield spans in which nothing changes and a count is in force: the GPUs present, and the counts.
 
+    A span that contains a midnight is divided at the first one: further ones change nothing.
     Nothing changes if the subject that begins is equal to the one that ends, such as the next part
     of a claim.
     """
@@ -242,8 +244,10 @@ def _divide_time(
             edges.setdefault(end_ns, Counter())[item] -= 1
     now: Counter[_HoldStart] = Counter()
     times = sorted(time_ns for time_ns, changes in edges.items() if any(changes.values()))
-    for time_ns, until_ns in pairwise(times):
-        for begun, change in edges[time_ns].items():
+    midnights = {time_ns - time_ns % DAY_NS + DAY_NS for time_ns in times[:-1]}
+    within = (midnight_ns for midnight_ns in midnights if midnight_ns < times[-1])
+    for time_ns, until_ns in pairwise(sorted({*times, *within})):
+        for begun, change in edges.get(time_ns, {}).items():
             now[begun] += change
             if not now[begun]:
                 del now[begun]

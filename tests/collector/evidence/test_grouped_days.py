@@ -53,9 +53,6 @@ STREAMS = {
 
 quarters = st.integers(0, QUARTERS - 1)
 visits = st.lists(st.tuples(quarters, st.sampled_from(sorted(STREAMS))), max_size=12)
-claims = st.lists(
-    st.tuples(quarters, st.sampled_from(["GPU-0", "GPU-1"]), st.booleans()), max_size=2
-)
 
 
 class Claim(NamedTuple):
@@ -67,6 +64,23 @@ class Claim(NamedTuple):
     node: int = 0
     length: int = 8
     name: str = ""
+    delay: int = 0
+    """The stated start, after the report."""
+
+
+claims = st.lists(
+    st.builds(
+        Claim,
+        quarters,
+        st.sampled_from(["GPU-0", "GPU-1", ""]),
+        st.booleans(),
+        node=st.just(0),
+        length=st.integers(1, 200),
+        name=st.sampled_from(["", "a"]),
+        delay=st.sampled_from([0, 0, 100]),
+    ),
+    max_size=4,
+)
 
 
 def write(
@@ -81,6 +95,7 @@ def write(
         ended = min(started + 900 * claim.length, 900 * QUARTERS)
         name, of_node = claim.name or f"job-{claim.quarter}", events[claim.node]
         facts = {} if claim.gpu else {"count": "1"}
+        facts["start_ns"] = str(at(started + 900 * claim.delay))
         of_node.setdefault(started, []).append(claim_started(claim.gpu, name, started, **facts))
         if claim.is_ended:
             of_node.setdefault(ended, []).append(claim_ended(claim.gpu, name, ended))
@@ -127,10 +142,10 @@ def compare_groups(site: FinalizingCollector) -> None:
 
 @fewer_examples(100)
 @given(visits, claims)
-@example([(0, "gpu"), (1, "host")], [(0, "GPU-0", False)])
-@example([(0, "gpu"), (200, "host"), (383, "gpu")], [(0, "GPU-0", False)])
+@example([(0, "gpu"), (1, "host")], [Claim(0, "GPU-0", is_ended=False)])
+@example([(0, "gpu"), (200, "host"), (383, "gpu")], [Claim(0, "GPU-0", is_ended=False)])
 @example([(0, "gpu"), (0, "parts"), (5, "gpu")], [])
-@example([(0, "gpu"), (97, "gpu")], [(0, "GPU-0", True)])
+@example([(0, "gpu"), (97, "gpu")], [Claim(0, "GPU-0", is_ended=True)])
 @example([(0, "gpu"), (100, "rdma"), (200, "host"), (300, "gpu"), (300, "rdma")], [])
 @example(
     [(7, "gpu"), (140, "rdma"), (190, "second"), (218, "rdma"), (323, "gpu"), (345, "rdma")], []
@@ -152,12 +167,23 @@ def compare_groups(site: FinalizingCollector) -> None:
     ],
     [],
 )
+@example(
+    [(quarter, "gpu") for quarter in (0, 80, 170, 260, 370)],
+    [
+        Claim(2, "GPU-0", is_ended=False, name="a", delay=150),
+        Claim(6, "GPU-0", is_ended=False, name="a"),
+    ],
+)
+@example(
+    [(quarter, "gpu") for quarter in (0, 80, 170, 260, 370)],
+    [Claim(2, "GPU-0", is_ended=True, length=40), Claim(6, "", is_ended=False)],
+)
 async def test_days_do_not_depend_on_the_days_that_are_metered_together(
-    new_ledger_file: Path, visited: list, held: list
+    new_ledger_file: Path, visited: list, held: list[Claim]
 ) -> None:
     with tempfile.TemporaryDirectory() as name:
         reports = [(quarter, stream, 0) for quarter, stream in visited]
-        site = write(Path(name), new_ledger_file, reports, [Claim(*claim) for claim in held])
+        site = write(Path(name), new_ledger_file, reports, held)
         await site.round(DAYS * DAY_SECONDS + 7200, everything=True)
         compare_groups(site)
         site.finalizer.close()
@@ -174,12 +200,13 @@ claims_of_two = st.lists(
     st.builds(
         Claim,
         quarters,
-        st.just("GPU-0"),
+        st.sampled_from(["GPU-0", "GPU-0", ""]),
         st.booleans(),
         two_nodes,
         st.integers(1, 200),
         st.sampled_from("ab"),
-    ),
+        st.sampled_from([0, 0, 100]),
+    ).filter(lambda claim: claim.gpu or not claim.is_ended),
     max_size=3,
 )
 verdicts = st.dictionaries(st.sampled_from(["n1", "n2"]), st.booleans())
