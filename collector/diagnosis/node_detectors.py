@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,13 +35,20 @@ MAX_DELAY_RATIO = 3.0
 """Error of an offset relative to the variation of the delays, which few receipts show in part only."""
 
 
+class ClockOffset(NamedTuple):
+    """Difference of a node's clock from the collector's, positive if it is ahead, with the time of its receipt."""
+
+    received_ns: int
+    seconds: float
+
+
 @dataclass(slots=True)
 class NodeContact:
     """Receipts of a node: the last one, their usual distance, and the offsets of its clock."""
 
     last_received_ns: int = 0
     period_seconds: float = 5.0
-    offsets_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_OFFSETS))
+    offsets: deque[ClockOffset] = field(default_factory=lambda: deque(maxlen=_MAX_OFFSETS))
     count: int = 0
 
     def add(self, received_ns: int, offset_ns: int | None) -> None:
@@ -51,7 +59,7 @@ class NodeContact:
         self.count += 1
         self.last_received_ns = max(self.last_received_ns, received_ns)
         if offset_ns is not None:
-            self.offsets_seconds.append(offset_ns / SECOND_NS)
+            self.offsets.append(ClockOffset(received_ns, offset_ns / SECOND_NS))
 
     @property
     def offset_seconds(self) -> float:
@@ -59,15 +67,25 @@ class NodeContact:
 
         A delay of a receipt makes a clock appear behind: the second highest offset has the least delay, except one.
         """
-        offset = float(np.median(list(self.offsets_seconds)[-3:]))
-        return max(offset, min(sorted(self.offsets_seconds)[-2], 0.0))
+        seconds = [offset.seconds for offset in self.offsets]
+        offset = float(np.median(seconds[-3:]))
+        return max(offset, min(sorted(seconds)[-2], 0.0))
 
     @property
     def delay_seconds(self) -> float:
         """Variation of the delay of the last receipts, of five except the extreme ones: an offset of that size may be a delay."""
-        ordered = sorted(self.offsets_seconds)
+        ordered = sorted(offset.seconds for offset in self.offsets)
         margin = int(len(ordered) == _MAX_OFFSETS)
         return ordered[-1 - margin] - ordered[margin]
+
+    def wrong_since_ns(self, usual_seconds: float, max_error_seconds: float) -> int:
+        """Return the time of the first of the last receipts that all differ from the usual offset; 0 if the last one does not."""
+        since_ns = 0
+        for offset in reversed(self.offsets):
+            if abs(offset.seconds - usual_seconds) <= max_error_seconds:
+                break
+            since_ns = offset.received_ns
+        return since_ns
 
     def age_seconds(self, now_ns: int) -> float:
         """Return the time since the last receipt."""
@@ -171,13 +189,14 @@ def wrong_clocks(
 ) -> Iterator[findings.Finding]:
     """Yield nodes with a clock that differs from those of the others; one receipt alone proves nothing.
 
-    A busy host, network or collector delays some receipts more than others: its clocks do not differ.
+    A busy host, network or collector delays some receipts more than others: its clocks do not differ. A delay makes a
+    clock appear behind: delays of a node itself do not explain that its clock is ahead of the others.
     """
     thresholds = view.thresholds.nodes
     recent = {
         name: contact
         for name, contact in contacts.items()
-        if len(contact.offsets_seconds) >= 3  # noqa: PLR2004 - the median of three ignores one
+        if len(contact.offsets) >= 3  # noqa: PLR2004 - the median of three ignores one
         and not contact.is_stale(view.timestamp_ns, thresholds)
     }
     if not recent:
@@ -185,13 +204,12 @@ def wrong_clocks(
     offsets = {name: contact.offset_seconds for name, contact in recent.items()}
     usual = float(np.median(list(offsets.values()))) if len(offsets) > 2 else 0.0  # noqa: PLR2004 - a majority
     usual_delay = float(np.median([contact.delay_seconds for contact in recent.values()]))
+    limit = thresholds.max_clock_offset_seconds
     for name, offset in offsets.items():
-        error = abs(offset - usual)
-        delay = max(recent[name].delay_seconds, usual_delay)
-        if error > thresholds.max_clock_offset_seconds + MAX_DELAY_RATIO * delay:
-            evidence = findings.FindingEvidence(
-                "clock_offset", offset, thresholds.max_clock_offset_seconds, "other nodes", name
-            )
+        contact, error = recent[name], abs(offset - usual)
+        own_delay = contact.delay_seconds if offset < usual else 0.0
+        if error > limit + MAX_DELAY_RATIO * max(own_delay, usual_delay):
+            evidence = findings.FindingEvidence("clock_offset", offset, limit, "other nodes", name)
             severity = "critical" if error > thresholds.critical_clock_offset_seconds else ""
             yield findings.Finding(
                 "clock_skew",
@@ -199,4 +217,5 @@ def wrong_clocks(
                 (evidence,),
                 severity=severity,
                 detail=view.devices.nodes[name].name,
+                onset_ns=contact.wrong_since_ns(usual, limit),
             )

@@ -30,7 +30,7 @@ from collector.diagnosis.ranking import Reach
 from collector.live_diagnosis import diagnosis_engine
 from collector.live_diagnosis.diagnosis_engine import DiagnosisEngine, QueuedBatches
 from collector.live_diagnosis.diagnosis_service import BatchQueue
-from railscope.timestamps import SECOND_NS
+from railscope.timestamps import SECOND_NS, format_timestamp
 from railscope.wire import Batch, WireEntity, WireEvent, WireSchema, schema_hash
 
 START_NS = 1_700_000_000 * SECOND_NS
@@ -150,6 +150,28 @@ def test_uneven_delays_of_a_busy_collector_leave_the_clocks_alone(feed: HostileF
         found |= {each.title for each in feed.documents}
         assert number >= 30 or not found
     assert found == {"clock_skew: node n5"}
+
+
+@pytest.mark.parametrize(("error_seconds", "needed_slots"), [(0.5, 3), (-0.5, 5)])
+def test_a_clock_that_is_set_wrong_is_found_from_its_first_receipt_on(
+    feed: HostileFeed, error_seconds: float, needed_slots: int
+) -> None:
+    """A delay explains only a clock that is behind, which needs more receipts."""
+
+    def report(error_ns: int) -> None:
+        for number in range(4):
+            feed.send(f"n{number}", offset_ns=error_ns if number == 3 else 0)
+        feed.evaluate()
+
+    for _ in range(8):
+        report(0)
+    assert not feed.documents
+    since_ns = feed.now_ns
+    for _ in range(needed_slots):
+        report(round(error_seconds * SECOND_NS))
+    (found,) = feed.documents
+    assert found.title == "clock_skew: node n3"
+    assert found.onset == format_timestamp(since_ns)
 
 
 def test_the_clock_of_a_node_that_does_not_report_is_unknown(feed: HostileFeed) -> None:
