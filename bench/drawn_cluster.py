@@ -37,6 +37,8 @@ class DrawnJob:
     rate: float
     activity: float
     kind: str = "training"
+    hangs: bool = field(default=False, kw_only=True)
+    """True in a collective that does not end, so that no other phase begins."""
 
 
 @dataclass(slots=True)

@@ -273,6 +273,7 @@ def hang(cluster: DrawnCluster) -> DrawnFault:
     job = cluster.jobs[0]
 
     def effect(_: DrawnCluster, row: Row, __: int) -> None:
+        job.hangs = True
         shape = (len(job.nodes), GPUS)
         for name, value in (
             ("utilization", 1.0),

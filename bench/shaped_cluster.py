@@ -147,6 +147,9 @@ class ShapedJob(drawn_cluster.DrawnJob):
     # Phases ------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
+        if self.hangs:
+            self.phase = "work"
+            return
         self.phase_seconds -= 1
         if self.phase != "work":
             if self.phase_seconds <= 0:

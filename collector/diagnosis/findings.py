@@ -219,11 +219,15 @@ class Baselines:
 
 @dataclass(slots=True)
 class JobWait:
-    """Waits of all ranks of a job, as behind a checkpoint: the present one, and the longest that ended; in slots."""
+    """Waits of all ranks of a job, as behind a checkpoint: the present one, and the longest that ended; in slots.
+
+    A wait goes on while the job stores data, but these slots do not count: storage explains them.
+    """
 
     first_slot: int = 0
     last_slot: int = -9
     longest: int = 0
+    storing: int = 0
 
     def lasts(self, slot: int) -> bool:
         """True if the wait has not ended before a slot."""
@@ -233,10 +237,19 @@ class JobWait:
         """Add a slot in which all ranks wait; return the length of the wait."""
         if not self.lasts(slot):
             if self.last_slot >= 0:
-                self.longest = max(self.longest, self.last_slot - self.first_slot + 1)
-            self.first_slot = slot
+                self.longest = max(self.longest, self._length(self.last_slot))
+            self.first_slot, self.storing = slot, 0
         self.last_slot = slot
-        return slot - self.first_slot + 1
+        return self._length(slot)
+
+    def add_storing(self, slot: int) -> None:
+        """Add a slot in which all ranks wait while the job stores data; a wait does not begin with it."""
+        if self.lasts(slot):
+            self.storing += slot - self.last_slot
+            self.last_slot = slot
+
+    def _length(self, slot: int) -> int:
+        return slot - self.first_slot + 1 - self.storing
 
 
 _MAX_WAIT_GAP = 3

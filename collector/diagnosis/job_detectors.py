@@ -407,10 +407,12 @@ def hung_jobs(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
             and not findings.above(nic["send"][job.nics], thresholds.hung_exchange).any()
             and not findings.above(gpu["nvlink"][job.gpus], HUNG_NVLINK).any()
         )
-        if not quiet or (spins & idle_work).mean() < thresholds.majority or _stores(view, job):
+        if not quiet or (spins & idle_work).mean() < thresholds.majority:
             continue
         wait = view.states[job.key].history.wait
-        if wait.add(view.signals.slot) > thresholds.wait_factor * wait.longest:
+        if _stores(view, job):
+            wait.add_storing(view.signals.slot)
+        elif wait.add(view.signals.slot) > thresholds.wait_factor * wait.longest:
             missing = job.gpus[~spins & (gpu["utilization"][job.gpus] < 0.05)]  # noqa: PLR2004 - never launched
             evidence = findings.FindingEvidence(
                 "activity",
