@@ -198,7 +198,7 @@ def jobs_without_input(view: findings.DiagnosisView) -> Iterator[findings.Findin
             continue
         progress = _progress(view, job)
         starves = not progress < max(MIN_PROGRESS, PROGRESS_SHARE * usual) and not progress > 1
-        if starves and has_common_steps(view, job):
+        if starves and (has_common_steps(view, job) or has_common_steps(view, job, INPUT_SLOTS)):
             evidence = findings.FindingEvidence(
                 "utilization", usual, thresholds.max_input, "relative to its past", job.key.workload
             )
