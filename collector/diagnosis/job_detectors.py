@@ -186,21 +186,16 @@ def jobs_without_input(view: findings.DiagnosisView) -> Iterator[findings.Findin
         if not computes or len(known_values) < thresholds.majority * len(job.gpus):
             continue
         usual = slot_sums.median(known_values)
-        # Few readings of moments differ although the ranks wait alike.
-        count = float(np.median(readings[job.gpus]))
-        tolerance = MAX_RANK_DEVIATION + 2 * np.sqrt(
-            max(usual * (1 - usual), 0.0) / max(count, 1.0)
-        )
-        if count > MIN_READINGS:
-            tolerance = MAX_RANK_DEVIATION
-        alike = np.mean(np.abs(known_values - usual) <= tolerance) >= 0.9  # noqa: PLR2004 - nearly all ranks
-        if not thresholds.min_input < usual < thresholds.max_input or not alike:
+        is_loss_of_gaps = SMALL_LOSS * usual < view.states[job.key].speed < MAX_STARVED_SPEED
+        highest = MAX_SMALL_INPUT if is_loss_of_gaps else thresholds.max_input
+        alike = _are_alike(known_values, usual, float(np.median(readings[job.gpus])))
+        if not thresholds.min_input < usual < highest or not alike:
             continue
         progress = _progress(view, job)
         starves = not progress < max(MIN_PROGRESS, PROGRESS_SHARE * usual) and not progress > 1
         if starves and (has_common_steps(view, job) or has_common_steps(view, job, INPUT_SLOTS)):
             evidence = findings.FindingEvidence(
-                "utilization", usual, thresholds.max_input, "relative to its past", job.key.workload
+                "utilization", usual, highest, "relative to its past", job.key.workload
             )
             # Without counters of what a job exchanges, a phase of other work has the same readings; on one node, a service
             # with less load has.
@@ -210,10 +205,22 @@ def jobs_without_input(view: findings.DiagnosisView) -> Iterator[findings.Findin
             )
 
 
+def _are_alike(values: slot_sums.Floats, usual: float, count: float) -> bool:
+    """True if nearly all ranks wait as much as usual; few readings of moments differ although they do."""
+    tolerance = MAX_RANK_DEVIATION
+    if count <= MIN_READINGS:
+        tolerance += 2 * float(np.sqrt(max(usual * (1 - usual), 0.0) / max(count, 1.0)))
+    return bool(np.mean(np.abs(values - usual) <= tolerance) >= MIN_ALIKE)
+
+
+MIN_ALIKE = 0.9
 MIN_PROGRESS, PROGRESS_SHARE = 0.12, 0.25
 """Starved steps still end: a job exchanges less as its ranks are used less; in other phases it exchanges next to nothing, or more
 than before, as after its start.
 """
+
+MAX_SMALL_INPUT, SMALL_LOSS, MAX_STARVED_SPEED = 0.88, 0.75, 0.95
+"""Limit of utilization for jobs that slow down as much as their gaps explain: other phases exchange far less, or as before."""
 
 MIN_READINGS = 4.0
 

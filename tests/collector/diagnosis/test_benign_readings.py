@@ -125,6 +125,22 @@ def test_a_healthy_cluster_has_no_incident(
     assert not classes_of(incidents_of(change))
 
 
+@pytest.mark.parametrize(
+    ("speed", "expected"), [(0.83, {("dataloader_stall", "job")}), (1.0, set()), (0.4, set())]
+)
+def test_small_gaps_show_missing_input_if_the_job_loses_as_much(
+    speed: float, expected: set[tuple[str, str]]
+) -> None:
+    """In another phase, as an evaluation, a job exchanges as much as before, or far less."""
+
+    def gaps(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            row.gpu["utilization"][cluster.jobs[0].nodes] *= 0.83
+            cluster.slow_job(row, cluster.jobs[0], speed)
+
+    assert classes_of(incidents_of(gaps)) == expected
+
+
 def test_a_job_without_input_is_found_after_four_minutes() -> None:
     def input_is_late(cluster: DrawnCluster, row: Row, since: int) -> None:
         if since >= 26 - ONSET:
