@@ -16,8 +16,8 @@ from pathlib import Path
 import click
 from wording import PACKAGES, ROOT
 
-MAX_MODULES = 657
-"""450, those of the diagnosis with its alerts, dashboards and benches, those of the console, its clients and its bench, those of several collectors, the follower of their records, their exchange, the copy of a ledger to PostgreSQL, the failures of a simulated cluster, the bench of several collectors, the evidence beyond a window with the index of its contents, the counters of GPUs and ports, evidence that waits on disk, the claims of archived days with their recomputation, the logs, the delivery, the delivered frames and the live copies of an agent with several collectors, the bench of their failover, textfiles, the export by OTLP of agent and collector with its two protocols, its events, the conventions for hardware and its bench, records of collectives with their logs and queries, switches with their dashboards, pages, protocols, simulation and evidence in the diagnosis, the rails of leaves, the stores of the archive, the receiver of NCCL Inspector's pushes with its sockets and the part that it shares with the collector, the retention of the audit log's entries, the collectives of a simulated cluster with their records and score, the files that accompany an installation, the faults of links between switches, and the bandwidths of communicators."""
+MAX_MODULES = 658
+"""Raised only by a change whose subject is in no module yet: others belong where their subject is."""
 MAX_MODULE_LINES = 450
 IMPORT_LIMIT = 0.05
 """Share of the lines that imports must stay below."""

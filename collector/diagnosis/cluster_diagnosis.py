@@ -16,6 +16,7 @@ from collector.diagnosis import (
     findings,
     gpu_detectors,
     job_detectors,
+    job_steps,
     jobs as job_groups,
     leaf_detectors,
     link_detectors,
@@ -384,7 +385,7 @@ def _job_state(view: findings.DiagnosisView, job: job_groups.ActiveJob) -> findi
     past = mean_known(view.base(DeviceKind.NIC, "send")[job.nics])
     if past > 0.001:  # noqa: PLR2004 - a job that exchanges nothing has no such measure
         state.exchange_change = state.exchange / past
-        low = mean_known(view.base(DeviceKind.NIC, "send", job_detectors.LOW_QUANTILE)[job.nics])
+        low = mean_known(view.base(DeviceKind.NIC, "send", job_steps.LOW_QUANTILE)[job.nics])
         state.slow_speed = min(state.slow_speed, 1 - 2 * (1 - low / past))
         state.exchange_now = (
             mean_known(view.signals.table(DeviceKind.NIC, 2)["send"][job.nics]) / past

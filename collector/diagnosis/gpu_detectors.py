@@ -6,13 +6,14 @@ multiprocessors. So the slow GPU is the *busier* one: its activity stays, while 
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from collector.diagnosis import findings
-from collector.diagnosis.job_detectors import has_common_steps, is_steady
+from collector.diagnosis.job_steps import MAX_GAP_SPREAD, has_common_steps, is_steady
 from collector.diagnosis.jobs import MAD_SCALE, ActiveJob
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.slot_sums import Floats, mean_known, means_known, median, median_known
@@ -237,6 +238,8 @@ def _peer_clocks(view: findings.DiagnosisView) -> Floats:
 
 
 MIN_JOB_GPUS = 4
+MIN_EXPLAINED, EXTREME_RATIO = 0.5, 1.5
+"""Share of the fall of its peers that a straggler leaves out, as it works while they wait; and a margin above the extreme value of noise."""
 MAX_STRAGGLING_NODES = 0.25
 """Share of the nodes of a job that may have a straggler at once: what one rank of each node does alone is by design."""
 
@@ -247,8 +250,6 @@ def gpu_stragglers(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         state = view.states.get(job.key)
         if state is None or len(job.gpus) < MIN_JOB_GPUS or not _may_have_straggler(state):
             continue
-        if not has_common_steps(view, job):
-            continue
         for signal in ("activity", "power"):
             base = view.base(DeviceKind.GPU, signal)[job.gpus]
             back = range(findings.SLOTS_PER_MINUTE + 1)
@@ -256,9 +257,16 @@ def gpu_stragglers(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
             changes = np.stack([table[signal][job.gpus] / base for table in tables])
             if np.isnan(means_known(changes[:-1])).mean() > 0.5:  # noqa: PLR2004 - most of them unknown
                 continue
-            if is_steady(view, job, signal):
+            if is_steady(view, job, signal) and _fell_alike(view, job, changes[:-1]):
                 yield from _outliers(view, job, changes, signal)
             break
+
+
+def _fell_alike(view: findings.DiagnosisView, job: ActiveJob, slots: Floats) -> bool:
+    """True if the GPUs of a job take common steps, also steps of which a minute shows few: most of them fell by as much."""
+    means = means_known(slots)
+    spread = MAD_SCALE * median_known(np.abs(means - median_known(means)))
+    return spread <= MAX_GAP_SPREAD or has_common_steps(view, job)
 
 
 def _may_have_straggler(state: findings.JobState) -> bool:
@@ -279,7 +287,9 @@ def _outliers(
         return
     excess = _excess(view, job, slots)
     deviation = MAD_SCALE * median_known(np.abs(excess - median_known(excess)))
-    limit = max(thresholds.min_excess, thresholds.straggler_deviations * deviation)
+    # Of many GPUs, some deviate by more: the largest of n normal values is near sqrt(2 ln n) deviations.
+    deviations = EXTREME_RATIO * math.sqrt(2 * math.log(len(gpus)))
+    limit = max(thresholds.min_excess, max(thresholds.straggler_deviations, deviations) * deviation)
     hit = np.flatnonzero(findings.above(excess, limit))
     nodes = len(np.unique(view.groups.gpu_node[gpus[hit]]))
     if not len(hit) or len(hit) > max(1, thresholds.max_stragglers * len(gpus)):
@@ -287,6 +297,8 @@ def _outliers(
     if nodes > max(1, MAX_STRAGGLING_NODES * len(job.nodes)):
         return
     worst = float(excess[hit].max())
+    if worst < MIN_EXPLAINED * (1 - usual):
+        return  # it waits nearly as much as the others
     for index in hit.tolist():
         # A second GPU counts if it is as busy as the first: of two slow ones the lesser waits too.
         if excess[index] >= worst - max(thresholds.min_excess, 2 * deviation):

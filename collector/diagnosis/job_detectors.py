@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from collector.diagnosis import findings, slot_sums
+from collector.diagnosis import findings, job_steps, slot_sums
 from collector.diagnosis.jobs import MIN_PEERS, ActiveJob
 from collector.diagnosis.quantities import DeviceKind
 
@@ -39,7 +39,11 @@ def slow_storage(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
             latency, thresholds.min_latency_seconds
         )
     slow &= ~_is_busy(view, "reads") & ~_is_busy(view, "writes")
-    waiting_jobs = [job for job in view.jobs if _job_waits(view, job)]
+    waiting_jobs = [
+        job
+        for job in view.jobs
+        if slow.any() and _job_waits(view, job) and not _waited_before(view, job, slow)
+    ]
     # A job of one node may be a service with less load, unless most of them wait.
     of_one_node = [job for job in view.jobs if len(job.nodes) == 1]
     count = sum(len(job.nodes) == 1 for job in waiting_jobs)
@@ -97,7 +101,9 @@ def _job_waits(view: findings.DiagnosisView, job: ActiveJob) -> bool:
     The load of a service varies, and alternating phases differ: their work shows no wait.
     """
     thresholds = view.thresholds.jobs
-    if not is_steady(view, job, "utilization") or not has_common_steps(view, job):
+    if not job_steps.is_steady(view, job, "utilization") or not job_steps.has_common_steps(
+        view, job
+    ):
         return False
     used = view.signals.table(DeviceKind.GPU, findings.SLOTS_PER_MINUTE)["utilization"]
     base = _low_use(view)
@@ -109,9 +115,42 @@ def _job_waits(view: findings.DiagnosisView, job: ActiveJob) -> bool:
     return thresholds.min_input < change < thresholds.max_input or is_slow
 
 
+HISTORY_SLOTS, MAX_LATE_SLOTS = 24, 3
+"""Slots that show which began first; of what has lasted for longer, nothing shows it."""
+
+
+def _waited_before(view: findings.DiagnosisView, job: ActiveJob, slow: findings.Flags) -> bool:
+    """True if a job waited well before the mounts of its nodes became slower: they are not the reason.
+
+    Slots without operations leave a mount as it is; those without utilization show no wait.
+    """
+    mounts = [
+        p for p, mount in enumerate(view.devices.mounts) if slow[p] and mount.node in job.nodes
+    ]
+    usual = {
+        name: np.maximum(view.base(DeviceKind.MOUNT, name)[mounts], 1e-4) for name in _LATENCIES
+    }
+    base, limit = _low_use(view)[job.gpus], np.sqrt(view.thresholds.jobs.latency_factor)
+    waits, is_slow = 0, bool(mounts)
+    for back in range(HISTORY_SLOTS):
+        used = view.signals.table(DeviceKind.GPU, 1, back)["utilization"][job.gpus]
+        if not slot_sums.median_known(used / base) < view.thresholds.jobs.max_input:
+            break
+        table = view.signals.table(DeviceKind.MOUNT, 1, back)
+        ratios = np.concatenate([table[name][mounts] / usual[name] for name in _LATENCIES])
+        is_slow = is_slow and not slot_sums.median_known(ratios) < limit
+        waits = 0 if is_slow else waits + 1
+    return bool(mounts) and waits > MAX_LATE_SLOTS
+
+
+_LATENCIES = ("read_latency", "write_latency")
+
+
 def _nodes_waiting_for_storage(view: findings.DiagnosisView, job: ActiveJob) -> list[str]:
     """Return the nodes of a job with idle GPUs while tasks wait for I/O: of a job that is too young for a past."""
-    nodes, past = _node_means(view, job, view.base(DeviceKind.GPU, "utilization", LOW_QUANTILE))
+    nodes, past = _node_means(
+        view, job, view.base(DeviceKind.GPU, "utilization", job_steps.LOW_QUANTILE)
+    )
     used = _node_means(view, job, view.signals.gpu["utilization"])[1]
     hit = np.isnan(past) & (used < MIN_BUSY_USE) & _waits_for_io(view, nodes)
     return [view.devices.node_names[node] for node in nodes[hit].tolist()]
@@ -120,51 +159,8 @@ def _nodes_waiting_for_storage(view: findings.DiagnosisView, job: ActiveJob) -> 
 MAX_LOSS_FACTOR, LOSS_NOISE = 3.0, 0.1
 """Loss of speed, relative to the gaps in the work of a rank, beyond which they do not explain it: a step takes longer by its gap."""
 
-MAX_STEP_SPREAD = 0.06
-
-
-def has_common_steps(
-    view: findings.DiagnosisView, job: ActiveJob, window_slots: int = findings.SLOTS_PER_MINUTE
-) -> bool:
-    """True unless nodes of a job work for themselves, as replicas of a service, or between phases of training.
-
-    All nodes take the same steps, so what slows the steps lowers the exchange over NICs, or over NVLink, alike on all nodes.
-    """
-    spreads = list[float]()
-    for kind, name, positions, nodes in (
-        (DeviceKind.NIC, "send", job.nics, view.groups.nic_node),
-        (DeviceKind.GPU, "nvlink", job.gpus, view.groups.gpu_node),
-    ):
-        now = view.signals.table(kind, window_slots)[name][positions]
-        past = view.base(kind, name)[positions]
-        both = ~np.isnan(now + past)
-        sums, usual = (
-            np.bincount(nodes[positions][both], each[both]).astype(np.float64)
-            for each in (now, past)
-        )
-        if usual.any():
-            changes = sums[usual > 0] / usual[usual > 0]
-            spreads.append(float(np.std(changes)) / max(float(np.mean(changes)), 1e-9))
-    return min(spreads, default=0.0) < MAX_STEP_SPREAD
-
-
-def is_steady(view: findings.DiagnosisView, job: ActiveJob, signal: str) -> bool:
-    """True if a signal of a job's GPUs hardly varied between most minutes, as in a synchronous job.
-
-    After few minutes, most of them must be like the highest one; after two, both.
-    """
-    ratios = [
-        slot_sums.median_known(
-            np.divide(*(view.base(DeviceKind.GPU, signal, q)[job.gpus] for q in quantiles))
-        )
-        for quantiles in ((LOW_QUANTILE, 0.7), (0.5, 1.0), (0.0, 1.0))
-    ]
-    ratio = next((ratio for ratio in ratios if not np.isnan(ratio)), np.nan)
-    return bool(ratio >= view.thresholds.jobs.steady)
-
-
 MAX_RANK_DEVIATION = 0.12
-MIN_USE, LOW_QUANTILE = 0.8, 0.3
+MIN_USE = 0.8
 """Utilization of a job that trains in most minutes; that of a service, or of alternating phases, varies."""
 
 INPUT_SLOTS = 2
@@ -193,7 +189,10 @@ def jobs_without_input(view: findings.DiagnosisView) -> Iterator[findings.Findin
             continue
         progress = _progress(view, job)
         starves = not progress < max(MIN_PROGRESS, PROGRESS_SHARE * usual) and not progress > 1
-        if starves and (has_common_steps(view, job) or has_common_steps(view, job, INPUT_SLOTS)):
+        if starves and (
+            job_steps.has_common_steps(view, job)
+            or job_steps.has_common_steps(view, job, INPUT_SLOTS)
+        ):
             evidence = findings.FindingEvidence(
                 "utilization", usual, highest, "relative to its past", job.key.workload
             )
@@ -276,7 +275,7 @@ def late_hosts(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     for job in view.jobs:
         # Without steps, as between phases of training, nodes may do different work.
         has_steps = not view.states[job.key].speed < MIN_LATE_SPEED
-        if len(job.nodes) < 2 or not has_steps or not is_steady(view, job, "utilization"):  # noqa: PLR2004 - other nodes to compare with
+        if len(job.nodes) < 2 or not has_steps or not job_steps.is_steady(view, job, "utilization"):  # noqa: PLR2004 - other nodes to compare with
             continue
         nodes, before = _node_means(view, job, past)
         used = np.stack([_node_means(view, job, values)[1] for values in slots])
@@ -305,11 +304,11 @@ def late_hosts(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         hit &= ~(speed < 1 + MAX_LOSS_FACTOR * gap - LOSS_NOISE)
         if len(job.nodes) < MIN_PEERS:  # of two nodes, neither is the usual one
             hit &= has_reason
-        if not has_common_steps(view, job):  # or long ones, of which a minute shows few
+        if not job_steps.has_common_steps(view, job):  # or long ones, of which a minute shows few
             hit &= has_reason
         # The minute after a change of phase contains both; with enough readings, a shorter window decides.
         count_now = float(np.median(readings[job.gpus]))
-        if count_now >= MIN_WINDOW_READINGS and not has_common_steps(
+        if count_now >= MIN_WINDOW_READINGS and not job_steps.has_common_steps(
             view, job, view.signals.window
         ):
             hit &= has_reason
@@ -328,7 +327,7 @@ def late_hosts(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
 
 def _low_use(view: findings.DiagnosisView) -> slot_sums.Floats:
     """Return a utilization that each GPU had in most minutes; after few, the usual one; after two, the lower."""
-    low = view.base(DeviceKind.GPU, "utilization", LOW_QUANTILE)
+    low = view.base(DeviceKind.GPU, "utilization", job_steps.LOW_QUANTILE)
     for quantile in (0.5, 0.0):
         low = np.where(np.isnan(low), view.base(DeviceKind.GPU, "utilization", quantile), low)
     return low
@@ -438,7 +437,7 @@ def slow_jobs(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield jobs that are slower than before: symptoms, which other findings explain."""
     for state in view.states.values():
         works = state.utilization_change > MIN_BUSY_USE
-        if state.is_slow and works and has_common_steps(view, state.job):
+        if state.is_slow and works and job_steps.has_common_steps(view, state.job):
             evidence = findings.FindingEvidence(
                 "send", state.speed, 1.0, "relative to its past", state.job.key.workload
             )

@@ -141,6 +141,49 @@ def test_small_gaps_show_missing_input_if_the_job_loses_as_much(
     assert classes_of(incidents_of(gaps)) == expected
 
 
+def test_storage_that_becomes_slow_while_a_job_already_waits_is_not_the_cause() -> None:
+    def input_is_late(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            row.gpu["utilization"][cluster.jobs[0].nodes] *= 0.6
+            cluster.slow_job(row, cluster.jobs[0], 0.6)
+        if since >= 8:
+            row.mount["latency"] *= 12
+
+    assert classes_of(incidents_of(input_is_late, 76)) == {("dataloader_stall", "job")}
+
+
+def test_equal_gaps_of_all_ranks_show_common_steps_that_are_longer_than_a_minute() -> None:
+    """Nodes that are sampled at other moments of a step then differ in what they exchange."""
+
+    def input_is_late(cluster: DrawnCluster, row: Row, since: int) -> None:
+        nodes = cluster.jobs[0].nodes
+        if since >= 0:
+            row.gpu["utilization"][nodes] *= 0.5
+            cluster.slow_job(row, cluster.jobs[0], 0.5)
+            shares = 1 + 0.3 * np.sin(since + np.arange(len(nodes)))[:, None]
+            for device, names in ((row.nic, ("send", "receive")), (row.gpu, ("nvlink",))):
+                for name in names:
+                    device[name][nodes] *= shares
+
+    assert classes_of(incidents_of(input_is_late)) == {("dataloader_stall", "job")}
+
+
+@pytest.mark.parametrize(("lead", "expected"), [(0.1, set()), (0.5, {("gpu_straggler", "gpu")})])
+def test_a_gpu_that_waits_nearly_as_much_as_its_peers_is_no_straggler(
+    lead: float, expected: set[tuple[str, str]]
+) -> None:
+    def slower(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            node = cluster.jobs[0].nodes[0]
+            before = {name: row.gpu[name][node, 0] for name in ("activity", "power")}
+            cluster.slow_job(row, cluster.jobs[0], 0.5)
+            for name, value in before.items():
+                fallen = row.gpu[name][node, 0]
+                row.gpu[name][node, 0] = fallen + 2 * lead * (value - fallen)
+
+    assert classes_of(incidents_of(slower)) == expected
+
+
 def test_a_job_without_input_is_found_after_four_minutes() -> None:
     def input_is_late(cluster: DrawnCluster, row: Row, since: int) -> None:
         if since >= 26 - ONSET:

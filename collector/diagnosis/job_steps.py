@@ -1,0 +1,70 @@
+"""Steps of a job: whether its nodes take them together, and whether its work was steady before."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from collector.diagnosis import findings, slot_sums
+from collector.diagnosis.jobs import ActiveJob
+from collector.diagnosis.quantities import DeviceKind
+
+LOW_QUANTILE = 0.3
+"""Quantile of the past that most minutes exceed."""
+MAX_STEP_SPREAD = 0.06
+MAX_GAP_SPREAD, MAX_USE_WITH_GAPS, ALIKE_QUANTILE = 0.03, 0.9, 0.9
+"""Spread of the utilization of nearly all ranks, while they wait, that is no coincidence."""
+
+
+def has_common_steps(
+    view: findings.DiagnosisView, job: ActiveJob, window_slots: int = findings.SLOTS_PER_MINUTE
+) -> bool:
+    """True unless nodes of a job work for themselves, as replicas of a service, or between phases of training.
+
+    All nodes take the same steps, so what slows the steps lowers the exchange over NICs, or over NVLink, alike on all nodes.
+    Steps that are longer than the window show it less than equal gaps of all ranks do.
+    """
+    if _has_equal_gaps(view, job, window_slots):
+        return True
+    spreads = list[float]()
+    for kind, name, positions, nodes in (
+        (DeviceKind.NIC, "send", job.nics, view.groups.nic_node),
+        (DeviceKind.GPU, "nvlink", job.gpus, view.groups.gpu_node),
+    ):
+        now = view.signals.table(kind, window_slots)[name][positions]
+        past = view.base(kind, name)[positions]
+        both = ~np.isnan(now + past)
+        sums, usual = (
+            np.bincount(nodes[positions][both], each[both]).astype(np.float64)
+            for each in (now, past)
+        )
+        if usual.any():
+            changes = sums[usual > 0] / usual[usual > 0]
+            spreads.append(float(np.std(changes)) / max(float(np.mean(changes)), 1e-9))
+    return min(spreads, default=0.0) < MAX_STEP_SPREAD
+
+
+def _has_equal_gaps(view: findings.DiagnosisView, job: ActiveJob, window_slots: int) -> bool:
+    """True if all ranks of a job on several nodes were busy before, and wait equally long now."""
+    used = view.signals.table(DeviceKind.GPU, window_slots)["utilization"][job.gpus]
+    changes = used / view.base(DeviceKind.GPU, "utilization")[job.gpus]
+    changes = changes[~np.isnan(changes)]
+    if len(job.nodes) < 2 or len(changes) < ALIKE_QUANTILE * len(job.gpus):  # noqa: PLR2004 - nodes to compare
+        return False
+    usual = slot_sums.median(changes)
+    spread = float(np.quantile(np.abs(changes - usual), ALIKE_QUANTILE))
+    return usual < MAX_USE_WITH_GAPS and spread <= MAX_GAP_SPREAD * usual
+
+
+def is_steady(view: findings.DiagnosisView, job: ActiveJob, signal: str) -> bool:
+    """True if a signal of a job's GPUs hardly varied between most minutes, as in a synchronous job.
+
+    After few minutes, most of them must be like the highest one; after two, both.
+    """
+    ratios = [
+        slot_sums.median_known(
+            np.divide(*(view.base(DeviceKind.GPU, signal, q)[job.gpus] for q in quantiles))
+        )
+        for quantiles in ((LOW_QUANTILE, 0.7), (0.5, 1.0), (0.0, 1.0))
+    ]
+    ratio = next((ratio for ratio in ratios if not np.isnan(ratio)), np.nan)
+    return bool(ratio >= view.thresholds.jobs.steady)
