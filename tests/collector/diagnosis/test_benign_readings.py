@@ -9,6 +9,7 @@ import pytest
 
 from bench.drawn_cluster import DrawnCluster, DrawnFeed, Row, gpu_uuid
 from bench.drawn_faults import slow_receiver
+from collector.diagnosis.findings import JobWait
 from collector.diagnosis.incidents import Incident
 from collector.diagnosis.node_detectors import NodeContact
 from collector.workloads.job_roster import JobKey
@@ -422,3 +423,26 @@ def test_a_harmless_incident_of_a_nic_leaves_the_past_of_its_job() -> None:
             cluster.slow_job(row, job, 0.6, (job.nodes[1], 3))
 
     assert classes_of(incidents_of(marks_and_straggler)) == {("gpu_straggler", "gpu")}
+
+
+@pytest.mark.parametrize(
+    ("slots", "length", "longest"),
+    [
+        ("wwwww ssss www", 8, 0),
+        ("wwwww xxxx ww", 2, 5),
+        ("sss ww", 2, 0),
+        ("ww ssssssssss xxxx w", 1, 2),
+        ("ww x w", 4, 0),
+    ],
+)
+def test_a_wait_goes_on_without_the_slots_in_which_the_job_stores(
+    slots: str, length: int, longest: int
+) -> None:
+    """Slots: waits, stores, works (x)."""
+    wait, found = JobWait(), 0
+    for slot, state in enumerate(slots.replace(" ", "")):
+        if state == "w":
+            found = wait.add(slot)
+        elif state == "s":
+            wait.add_storing(slot)
+    assert (found, wait.longest) == (length, longest)
