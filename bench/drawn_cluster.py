@@ -95,6 +95,11 @@ class DrawnCluster:
         """Return the job of a node."""
         return next((job for job in self.jobs if node in job.nodes), None)
 
+    def used_rails(self, node: int) -> list[int]:
+        """Return the rails on which the job of a node exchanges data."""
+        del node
+        return list(range(RAILS))
+
     def noise(self, share: float, shape: tuple[int, ...]) -> Floats:
         """Return factors with this share of log-normal noise."""
         return self.rng.lognormal(0.0, share, shape)

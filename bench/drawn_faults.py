@@ -28,8 +28,10 @@ def _log_uniform(cluster: DrawnCluster, low: float, high: float) -> float:
 
 
 def _place(cluster: DrawnCluster) -> tuple[int, int]:
-    """Return a node of the first job, and the index of a device."""
-    return int(cluster.rng.choice(cluster.jobs[0].nodes)), int(cluster.rng.integers(RAILS))
+    """Return a node of the first job, and the index of a device on a rail that the node uses: others show nothing."""
+    node = int(cluster.rng.choice(cluster.jobs[0].nodes))
+    rails = cluster.used_rails(node)
+    return node, rails[int(cluster.rng.integers(len(rails)))]
 
 
 def _leaf(cluster: DrawnCluster, node: int) -> slice:

@@ -380,6 +380,12 @@ class ShapedCluster(drawn_cluster.DrawnCluster):
         """Return the job of a node."""
         return next((job for job in self.shaped_jobs if node in job.nodes), None)
 
+    def used_rails(self, node: int) -> list[int]:
+        """Return the rails on which the job of a node exchanges data; all for a job that uses none."""
+        job = self.job_of(node)
+        used = [] if job is None else np.flatnonzero(job.nic_shares[job.nodes.index(node)]).tolist()
+        return used or super().used_rails(node)
+
     def draw(self) -> drawn_cluster.Row:
         """Return the readings of the next second."""
         jobs, self.jobs = self.jobs, []
