@@ -115,8 +115,7 @@ def _job_waits(view: findings.DiagnosisView, job: ActiveJob) -> bool:
     return thresholds.min_input < change < thresholds.max_input or is_slow
 
 
-HISTORY_SLOTS, MAX_LATE_SLOTS = 24, 3
-"""Slots that show which began first; of what has lasted for longer, nothing shows it."""
+MAX_LATE_SLOTS = 3
 
 
 def _waited_before(view: findings.DiagnosisView, job: ActiveJob, slow: findings.Flags) -> bool:
@@ -130,17 +129,14 @@ def _waited_before(view: findings.DiagnosisView, job: ActiveJob, slow: findings.
     usual = {
         name: np.maximum(view.base(DeviceKind.MOUNT, name)[mounts], 1e-4) for name in _LATENCIES
     }
-    base, limit = _low_use(view)[job.gpus], np.sqrt(view.thresholds.jobs.latency_factor)
-    waits, is_slow = 0, bool(mounts)
-    for back in range(HISTORY_SLOTS):
-        used = view.signals.table(DeviceKind.GPU, 1, back)["utilization"][job.gpus]
-        if not slot_sums.median_known(used / base) < view.thresholds.jobs.max_input:
-            break
+    limit = np.sqrt(view.thresholds.jobs.latency_factor)
+    slots = job_steps.waiting_slots(view, job, 0.0, view.thresholds.jobs.max_input)
+    for back in range(slots if mounts else 0):
         table = view.signals.table(DeviceKind.MOUNT, 1, back)
         ratios = np.concatenate([table[name][mounts] / usual[name] for name in _LATENCIES])
-        is_slow = is_slow and not slot_sums.median_known(ratios) < limit
-        waits = 0 if is_slow else waits + 1
-    return bool(mounts) and waits > MAX_LATE_SLOTS
+        if slot_sums.median_known(ratios) < limit:
+            return slots - back > MAX_LATE_SLOTS
+    return False
 
 
 _LATENCIES = ("read_latency", "write_latency")
@@ -199,8 +195,11 @@ def jobs_without_input(view: findings.DiagnosisView) -> Iterator[findings.Findin
             # Without counters of what a job exchanges, a phase of other work has the same readings; on one node, a service
             # with less load has.
             severity = "info" if np.isnan(progress) or len(job.nodes) == 1 else ""
+            cause = findings.Cause("job", job=job.key)
+            slots = job_steps.waiting_slots(view, job, thresholds.min_input, highest)
+            onset_ns = view.timestamp_ns - max(slots - 1, 0) * findings.SLOT_NS
             yield findings.Finding(
-                "dataloader_stall", findings.Cause("job", job=job.key), (evidence,), 1.0, severity
+                "dataloader_stall", cause, (evidence,), 1.0, severity, onset_ns=onset_ns
             )
 
 

@@ -68,3 +68,21 @@ def is_steady(view: findings.DiagnosisView, job: ActiveJob, signal: str) -> bool
     ]
     ratio = next((ratio for ratio in ratios if not np.isnan(ratio)), np.nan)
     return bool(ratio >= view.thresholds.jobs.steady)
+
+
+HISTORY_SLOTS = 24
+
+
+def waiting_slots(
+    view: findings.DiagnosisView, job: ActiveJob, lowest: float, highest: float
+) -> int:
+    """Return for how many of the last slots the usual GPU of a job was used by a share of its past between two limits.
+
+    At most HISTORY_SLOTS: when a longer wait began is unknown. Slots without utilization end a wait.
+    """
+    base = view.base(DeviceKind.GPU, "utilization")[job.gpus]
+    for back in range(HISTORY_SLOTS):
+        used = view.signals.table(DeviceKind.GPU, 1, back)["utilization"][job.gpus]
+        if not lowest < slot_sums.median_known(used / base) < highest:
+            return back
+    return HISTORY_SLOTS
