@@ -12,7 +12,7 @@ LOW_QUANTILE = 0.3
 """Quantile of the past that most minutes exceed."""
 MAX_STEP_SPREAD = 0.06
 MAX_GAP_SPREAD, MAX_USE_WITH_GAPS, ALIKE_QUANTILE = 0.03, 0.9, 0.9
-"""Spread of the utilization of nearly all ranks, while they wait, that is no coincidence."""
+"""Limits for gaps that are equal by their cause: spread of the utilization of nearly all ranks, relative to it."""
 
 
 def has_common_steps(

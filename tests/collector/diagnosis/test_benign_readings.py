@@ -170,7 +170,7 @@ def test_equal_gaps_of_all_ranks_show_common_steps_that_are_longer_than_a_minute
 
 
 @pytest.mark.parametrize(("lead", "expected"), [(0.1, set()), (0.5, {("gpu_straggler", "gpu")})])
-def test_a_gpu_that_waits_nearly_as_much_as_its_peers_is_no_straggler(
+def test_a_gpu_that_waits_nearly_as_much_as_its_peers_does_not_straggle(
     lead: float, expected: set[tuple[str, str]]
 ) -> None:
     def slower(cluster: DrawnCluster, row: Row, since: int) -> None:
