@@ -227,7 +227,12 @@ async def start(
         "RAILSCOPE_AGENT_PERIOD_SECONDS__LINK": "1",
         "RAILSCOPE_AGENT_PERIOD_SECONDS__NIC_SETTINGS": "2",
     }
-    agents = await asyncio.gather(*(site.agent(spec.node, **settings) for spec in SPECS))
+    listen = {
+        "n1": {"RAILSCOPE_AGENT_COLLECTIVES__NCCL_INSPECTOR_LISTEN": f"127.0.0.1:{free_port()}"}
+    }
+    agents = await asyncio.gather(
+        *(site.agent(spec.node, **settings, **listen.get(spec.node, {})) for spec in SPECS)
+    )
     return dict(zip((spec.node for spec in SPECS), agents, strict=True))
 
 

@@ -12,6 +12,7 @@ import sys
 import tarfile
 import venv
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 from support.packages import ROOT, FreshRoot, build_packages, dependencies, require
@@ -83,6 +84,15 @@ def test_the_bill_of_materials_has_every_locked_package(built: Path, name: str, 
 
 
 # Wheel -------------------------------------------------------------------------------------------
+
+
+def test_the_wheel_has_every_file_of_its_modules(built: Path):
+    with ZipFile(one(built, "*.whl")) as wheel:
+        carried = set(wheel.namelist())
+    command = ["git", "-C", str(ROOT), "ls-files", "agent", "collector", "railscope", "simulator"]
+    tracked = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert len(tracked) > 500
+    assert set(tracked) <= carried
 
 
 def test_the_wheel_alone_is_the_agent_and_the_command_line(built: Path, tmp_path: Path):

@@ -1,11 +1,10 @@
 """Data tables of counters: every name in them has a meaning, and they are part of the package."""
 
-import tomllib
 from pathlib import Path
 
 import pytest
 
-from simulator import NodeSpec, data
+from simulator import NodeSpec
 from simulator.driver_counters import ETHTOOL, RDMA, CounterTable, port_values
 from simulator.node_model import NodeModel
 
@@ -56,15 +55,3 @@ def test_counters_saturate_or_wrap_as_their_table_declares():
     )
     shown = table.show({"v": (1 << 32) + 300})
     assert shown == {"narrow": 255, "wide": (1 << 32) + 300, "wrapping": 300}
-
-
-def test_the_package_carries_every_data_file():
-    carried = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    directory = Path(data.__file__).parent
-    matched = {
-        path
-        for pattern in carried["package-data"]["simulator"]
-        for path in directory.parent.glob(pattern)
-    }
-    files = {path for path in directory.iterdir() if path.is_file() and path.suffix != ".py"}
-    assert matched == files

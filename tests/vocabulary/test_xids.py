@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections import Counter
 from pathlib import Path
 
@@ -137,15 +136,6 @@ def test_tables_cannot_be_changed() -> None:
         xids()[1] = xid(1)  # type: ignore[index]
     with pytest.raises(AttributeError):
         xid(79).severity = "nonfatal"  # type: ignore[misc]
-
-
-def test_an_installation_brings_the_tables_along() -> None:
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    package = ROOT / "railscope"
-    shipped = {
-        path for form in declared["package-data"]["railscope"] for path in package.glob(form)
-    }
-    assert package / "catalog" / "xids.toml" in shipped
 
 
 # Recovery actions ------------------------------------------------------------------------------

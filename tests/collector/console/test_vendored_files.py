@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from fnmatch import fnmatch
 from hashlib import sha256
 from pathlib import Path
-from tomllib import loads
 
 import collector.console
 
@@ -42,11 +40,3 @@ def test_the_notice_and_the_makefile_state_the_version_of_the_file() -> None:
     )
     assert f"uPlot {version} " in (ROOT / "NOTICE").read_text()
     assert f"uplot@{version}\n" in (ROOT / "Makefile").read_text()
-
-
-def test_static_files_are_data_of_the_package() -> None:
-    setup = loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    patterns = setup["package-data"]["collector"]
-    for path in (PACKAGE / "static").rglob("*.*"):
-        name = str(path.relative_to(PACKAGE.parent))
-        assert any(fnmatch(name, pattern.replace("**/", "")) for pattern in patterns), name
