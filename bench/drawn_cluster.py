@@ -26,6 +26,12 @@ LINE_BYTES = 50e9
 FULL_STOP_FRAMES = 400e9 / (65_535 * 512)
 SPIN_ACTIVITY, SPIN_WATTS, IDLE_WATTS = 0.15, 240.0, 75.0
 START_NS = 1_760_000_000 * SECOND_NS
+COUNTED = (
+    "send", "receive", "pausing", "paused", "pausing_frames", "paused_frames", "storms",
+    "notifies", "ignores", "order", "timeouts", "naks", "discards", "uncorrected", "downs",
+    "unprotected", "adaptive",
+)  # fmt: skip
+"""Readings of a NIC that are 0 without a fault."""
 
 
 @dataclass(slots=True)
@@ -107,28 +113,7 @@ class DrawnCluster:
     def draw(self) -> Row:
         """Return the readings of the next slot, without faults."""
         shape, nodes = (self.nodes, RAILS), (self.nodes,)
-        nic = {
-            name: np.zeros(shape)
-            for name in (
-                "send",
-                "receive",
-                "pausing",
-                "paused",
-                "pausing_frames",
-                "paused_frames",
-                "storms",
-                "notifies",
-                "ignores",
-                "order",
-                "timeouts",
-                "naks",
-                "discards",
-                "uncorrected",
-                "downs",
-                "unprotected",
-                "adaptive",
-            )
-        }
+        nic = {name: np.zeros(shape) for name in COUNTED}
         nic |= {
             "marked": self.marked * self.noise(0.5, shape),
             "bit_errors": self.bit_errors * self.noise(0.1, shape),
