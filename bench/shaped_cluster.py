@@ -15,15 +15,8 @@ from bench import drawn_cluster
 from collector.diagnosis.slot_sums import Floats
 
 KINDS = (
-    "dense",
-    "sharded",
-    "pipeline",
-    "experts",
-    "reinforcement",
-    "inference",
-    "single",
-    "notebook",
-)
+    "dense", "sharded", "pipeline", "experts", "reinforcement", "inference", "single", "notebook",
+)  # fmt: skip
 SYNCHRONOUS = frozenset({"dense", "sharded", "pipeline", "experts"})
 
 
