@@ -35,7 +35,7 @@ MAX_DELAY_RATIO = 3.0
 """Error of an offset relative to the variation of the delays, which few receipts show in part only."""
 
 
-class ClockOffset(NamedTuple):
+class DatedOffset(NamedTuple):
     """Difference of a node's clock from the collector's, positive if it is ahead, with the time of its receipt."""
 
     received_ns: int
@@ -48,7 +48,7 @@ class NodeContact:
 
     last_received_ns: int = 0
     period_seconds: float = 5.0
-    offsets: deque[ClockOffset] = field(default_factory=lambda: deque(maxlen=_MAX_OFFSETS))
+    offsets: deque[DatedOffset] = field(default_factory=lambda: deque(maxlen=_MAX_OFFSETS))
     count: int = 0
 
     def add(self, received_ns: int, offset_ns: int | None) -> None:
@@ -59,7 +59,7 @@ class NodeContact:
         self.count += 1
         self.last_received_ns = max(self.last_received_ns, received_ns)
         if offset_ns is not None:
-            self.offsets.append(ClockOffset(received_ns, offset_ns / SECOND_NS))
+            self.offsets.append(DatedOffset(received_ns, offset_ns / SECOND_NS))
 
     @property
     def offset_seconds(self) -> float:
