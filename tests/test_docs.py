@@ -155,6 +155,13 @@ def test_files_that_are_named_are_there(page: Path):
 
 
 @EACH_PAGE
+def test_tests_that_are_named_are_there(page: Path):
+    """A file of tests and the name of one, as pytest takes them."""
+    for file, name in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text()):
+        assert f"def {name}(" in (ROOT / file).read_text(), f"{file}::{name}"
+
+
+@EACH_PAGE
 def test_commands_that_are_shown_exist(page: Path):
     whole = (block[1].replace("\\\n", " ") for block in blocks(page, "sh"))
     shown = [line for text in whole for line in text.splitlines()]
@@ -266,6 +273,34 @@ def test_metrics_that_are_named_are_declared(page: Path):
     spans = re.findall(r"`(railscope_[\w.*]+)", page.read_text())
     names = {SUFFIXES.sub("", span) for span in spans if not PREFIX.search(span)}
     assert {name for name in names if name not in KNOWN and "*" not in name} == set()
+
+
+def test_the_example_of_capacity_follows_from_the_costs():
+    """Figures of one node, times nodes and days, to two digits."""
+    costs = (DOCS / "costs.md").read_text()
+    (prometheus,) = re.findall(r"^\| `basic` \| 1 \|(.*)\|$", costs, re.MULTILINE)
+    (collector,) = re.findall(r"^\| 1 \| [\d.]+ cores \|(.*)\|$", costs, re.MULTILINE)
+    (log,) = re.findall(r"^\| frame log \| ([\d.]+) GB", costs, re.MULTILINE)
+    numbers = re.compile(r"(?<![\w.])[\d.,]*\d")
+    series, memory, disk, _, cores = (
+        float(found.replace(",", "")) for found in numbers.findall(prometheus)
+    )
+    _, network, own_cores, own_memory = map(float, numbers.findall(collector))
+    page = (DOCS / "capacity.md").read_text()
+    shown = page.partition("<!-- example: 250 nodes, 30 days -->")[2].partition("<!-- end")[0]
+    figures = [
+        float(numbers.findall(row)[0].replace(",", ""))
+        for row in re.findall(r"^\| [^|]+ \|( [\d].*)\|$", shown, re.MULTILINE)
+    ]
+    expected = [
+        250 * series, 250 * memory, 250 * disk * 30, 250 * cores, 250 * own_cores,
+        250 * own_memory, 250 * network, 20, 250 * 1.16e-3 * 30,
+    ]  # fmt: skip
+    assert figures == [pytest.approx(number, rel=0.05) for number in expected]
+    days = re.findall(r"20 GiB, ([\d.]+) days", shown)
+    assert [float(found) for found in days] == [
+        pytest.approx(20 * 1.024**3 / (250 * float(log)), rel=0.03)
+    ]
 
 
 # Following the page on adding ------------------------------------------------------------------
