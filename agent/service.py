@@ -18,6 +18,7 @@ from agent.config import AgentSettings
 from agent.endpoint import claims_endpoint, inspector_receiver
 from agent.endpoint.metrics_endpoint import MetricsEndpoint, configured_selection
 from agent.health.gpu_facts import GpuLifetimeFile
+from agent.health.node_health import NodeHealth
 from agent.host import Clock, Host
 from agent.machine_sources import assign_periods, machine_sources
 from agent.otlp import otlp_target
@@ -132,6 +133,7 @@ class Agent:
         self._tls = server_connections.server_tls(
             self.settings.tls.certificate_file, self.settings.tls.key_file
         )
+        self.health = NodeHealth(lambda: self.sampler.statuses)
         self._shipper: Shipper | None = None
         self._exporter: OtlpExporter | None = None
         self.receiver: inspector_receiver.InspectorReceiver | None = None
@@ -143,7 +145,7 @@ class Agent:
                 )
         self._tenancy = next(s for s in self.sampler.sources if isinstance(s, tenancy.ClaimSource))
         self._claims = claims_endpoint.ClaimsEndpoint(
-            self.settings.tenancy, self._state, self._tenancy, self.host.clock
+            self.settings.tenancy, self._state, self._tenancy, self.host.clock, self.health
         )
 
     def _sources(self) -> list[Source]:
@@ -173,6 +175,7 @@ class Agent:
 
     def _publish(self, frame: Frame) -> None:
         self.on_frame(frame)
+        self.health.observe(frame)
         if self._exporter:
             self._exporter.record_events(frame)
         if self._shipper and is_shipped(frame):

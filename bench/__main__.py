@@ -8,7 +8,7 @@ import sys
 import click
 
 BENCHES = (
-    "agent", "agent_fabric", "agent_gpu", "otlp", "replay", "audit", "metering", "tenants", "jobs", "export",
+    "agent", "agent_fabric", "agent_gpu", "health", "otlp", "replay", "audit", "metering", "tenants", "jobs", "export",
     "collector", "console", "scale", "failover", "dashboards", "cardinality",
 )  # fmt: skip
 

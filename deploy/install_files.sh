@@ -68,8 +68,8 @@ done
 for runbook in alerts/runbooks/*.md; do
     put "$runbook" "$share/runbooks/$(basename "$runbook")"
 done
-for script in deploy/slurm/*.sh; do
-    put "$script" "$share/slurm/$(basename "$script")"
+for file in deploy/slurm/*.sh deploy/nagios/*.cfg deploy/node-problem-detector/*; do
+    put "$file" "$share/${file#deploy/}"
 done
 for dropin in deploy/systemd/*.conf; do
     put "$dropin" "$share/systemd/$(basename "$dropin")"

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from railscope import __version__, shipped_files
+from railscope import __version__
 from railscope.settings import SettingsError
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -24,6 +24,7 @@ _ON_DEMAND = {
     "demo": ("simulator.demo.__main__", "demo", "Run a collector, agents and simulated nodes with faults, as `make demo` does."),
     "diagnose": ("collector.commands.diagnose", "diagnose", "Find cause, victims and evidence of faults in captures or a frame log."),
     "gpus": ("railscope.client.commands", "gpus", "List the GPUs of all nodes with rail and NIC, worst first."),
+    "health": ("agent.commands.health", "health", "Report the health of this node, or of a job's GPUs and NICs, for schedulers."),
     "incidents": ("railscope.client.commands", "incidents", "List the incidents of a running cluster, worst first."),
     "jobs": ("railscope.client.commands", "jobs", "List the running jobs of a cluster, worst first."),
     "nodes": ("railscope.client.commands", "nodes", "List the nodes of a running cluster, worst first."),
@@ -101,6 +102,8 @@ def files(*, directory: Path | None, force: bool) -> None:
 
     Each file is replaced atomically. If one in DIRECTORY differs, nothing is copied, unless --force is given.
     """
+    from railscope import shipped_files  # noqa: PLC0415 - only this command needs it
+
     if directory is None:
         names = list(shipped_files.shipped_files())
     else:

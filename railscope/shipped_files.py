@@ -20,6 +20,8 @@ PATTERNS = (
     "deploy/*.toml",
     "deploy/*.csv",
     "deploy/*.yml",
+    "deploy/nagios/*.cfg",
+    "deploy/node-problem-detector/*.*",
     "deploy/prometheus/*.yml",
     "deploy/prometheus/targets/*.yml",
     "deploy/slurm/*.sh",

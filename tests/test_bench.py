@@ -47,6 +47,7 @@ FIGURES = {
         "gpu_activity",
         "nvlink_signal",
     ),
+    "health": ("interpreter alone", "for a job, with an agent", "without an agent"),
     "otlp": ("kept objects / new objects", "kept objects / metrics endpoint", "gzip, in addition"),
     "agent_fabric": (
         "CPU per counter, agent / plain exporter, 4 per second",

@@ -134,7 +134,15 @@ def test_a_copy_of_the_settings_without_the_rules_is_found_to_be_wrong(tmp_path:
 
 def test_dashboards_runbooks_and_scripts_are_installed(root: Path):
     share = root / "opt/rs/share/railscope"
-    for of in ("dashboards", "runbooks", "slurm", "systemd", "provisioning"):
+    for of in (
+        "dashboards",
+        "runbooks",
+        "slurm",
+        "systemd",
+        "provisioning",
+        "nagios",
+        "node-problem-detector",
+    ):
         assert any((share / of).rglob("*.*")), of
     assert (share / "slurm/prolog.sh").stat().st_mode & 0o111
     assert f"{root}/opt/rs/bin/railscope" in (share / "slurm/prolog.sh").read_text()

@@ -15,7 +15,7 @@ from http import HTTPStatus
 
 from agent.config import AgentSettings
 from agent.health import health_findings
-from agent.health.node_facts import NIC_RULES, SOURCES, AbsentSources, NodeHealthFacts
+from agent.health.node_facts import NIC_RULES, AbsentSources, NodeHealthFacts
 from agent.health.setting_rules import GPU_SETTING_RULES
 from agent.host import recorded_host
 from agent.sampling.governor import Governor, create_governor, format_percent
@@ -24,7 +24,6 @@ from agent.sampling.source import ProbeFinding, ProbeVerdict, format_count
 from agent.sampling.status import UNSUPPORTED, SourceState
 from agent.service import Agent
 from agent.shipping import collector_choice, collector_client
-from agent.sources.agent_state import latest_frame
 from agent.topology.network import NetworkScanner
 from agent.topology.rails import parse_rail_rules
 from railscope import __version__
@@ -157,10 +156,6 @@ def _metrics_findings(url: str, exposition: str) -> list[ProbeFinding]:
     return findings
 
 
-_ABSENT_BY_VERDICT = {
-    ProbeVerdict.DENIED: Absent.DENIED,
-    ProbeVerdict.BROKEN: Absent.ERROR,
-}
 _MARKS = {
     ProbeVerdict.SUPPORTED: "ok     ",
     ProbeVerdict.ABSENT: "absent ",
@@ -246,17 +241,7 @@ def _readings(status: SourceState) -> list[ProbeFinding]:
 
 def _node_health(agent: Agent, node_facts: NodeHealthFacts) -> list[ProbeFinding]:
     """Return the findings about the NICs, and about settings of GPUs that differ from those of their peers."""
-    now_ns = agent.host.clock.now().boot_ns
-    latest = {name: latest_frame(agent.sampler.statuses.get(name), now_ns) for name in SOURCES}
-    absent = AbsentSources(
-        {name: frame for name, frame in latest.items() if isinstance(frame, Absent)},
-        {
-            status.source.name: reason
-            for status in agent.sampler.statuses.values()
-            for finding in status.findings
-            if (reason := _ABSENT_BY_VERDICT.get(finding.verdict))
-        },
-    )
+    absent = AbsentSources.from_statuses(agent.sampler.statuses, agent.host.clock.now().boot_ns)
     scanner = NetworkScanner(parse_rail_rules(agent.settings.topology))
     node_facts.add_gpu_paths(scanner.scan(agent.host))
     nics, gpus = node_facts.nics(absent), node_facts.gpus(absent)

@@ -1,8 +1,9 @@
-"""API of `railscope claim`: HTTP and JSON over a Unix socket that only root may use.
+"""API of `railscope claim` and `railscope health`: HTTP and JSON over a Unix socket that only root may use.
 
     POST /v1/claims            start a claim: {"id", "gpus": [...], "tenant" or "owner", "workload", ...}
     POST /v1/claims/ID/end     end a claim: {} or {"end": RFC 3339}
     GET  /v1/claims            all claims in force, from every claim provider
+    GET  /v1/health            health verdict on all devices; of a job: ?job=ID, or ?job=ID&gpu=/dev/nvidia0&gpu=...
 
 Status 200 means that the change is on disk. Repeating a request changes nothing.
 """
@@ -19,13 +20,14 @@ from datetime import datetime
 from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import unquote
+from urllib.parse import parse_qs, unquote
 
 import msgspec
 import structlog
 
 from agent.config import CLAIMS_PATH, CLAIMS_SOCKET, TenancySettings
 from agent.endpoint import EndpointError
+from agent.health.node_health import NodeHealth
 from agent.host import Clock
 from agent.sources.tenancy import ClaimSource
 from agent.tenancy import TenancyError, claims, command_claims, devices as naming
@@ -38,12 +40,14 @@ from railscope import (
     timestamps,
     untrusted_text,
 )
+from railscope.health_verdict import HEALTH_PATH, NodeVerdict, unknown_verdict
 from railscope.http_server import HttpServer, HttpServerRequest, HttpServerResponse
-from railscope.settings import SettingsError, read_named_file
+from railscope.settings import MAX_QUOTED, SettingsError, read_named_file
 
 log = structlog.get_logger(__name__)
 
 MAX_BODY_BYTES = 64 << 10
+MAX_JOB_GPUS = 256
 _END = re.compile(rf"{CLAIMS_PATH}/([^/]+)/end")
 _RETRY_NS = 2_000_000_000
 _MAX_FUTURE_NS = 60 * timestamps.SECOND_NS
@@ -94,9 +98,15 @@ class ClaimsEndpoint:
     """Serves the claims of one agent until closed."""
 
     def __init__(
-        self, settings: TenancySettings, state: Path, tenancy: ClaimSource, clock: Clock
+        self,
+        settings: TenancySettings,
+        state: Path,
+        tenancy: ClaimSource,
+        clock: Clock,
+        health: NodeHealth,
     ) -> None:
         """Raises SettingsError for a setting that cannot work."""
+        self._health = health
         self._is_required = bool(settings.socket)
         self._path = Path(settings.socket) if settings.socket else state / CLAIMS_SOCKET
         self._listen = settings.listen
@@ -171,6 +181,9 @@ class ClaimsEndpoint:
 
     async def _answer(self, request: HttpServerRequest) -> HttpServerResponse:
         end = _END.fullmatch(request.path)
+        if request.path == HEALTH_PATH and request.method in {"GET", "HEAD"}:
+            content = msgspec.json.encode(self._judge(request.query))
+            return HttpServerResponse(content, "application/json")
         if request.path == CLAIMS_PATH and request.method in {"GET", "HEAD"}:
             return _json_response({"claims": self._in_force()})
         if request.path == CLAIMS_PATH and request.method == "POST":
@@ -189,9 +202,48 @@ class ClaimsEndpoint:
         status = HTTPStatus.METHOD_NOT_ALLOWED if is_known else HTTPStatus.NOT_FOUND
         message = (
             f"unknown request {request.method} {request.path}: expected GET or "
-            f"POST {CLAIMS_PATH}, or POST {CLAIMS_PATH}/ID/end"
+            f"POST {CLAIMS_PATH}, POST {CLAIMS_PATH}/ID/end, or GET {HEALTH_PATH}"
         )
         raise _RequestRejectedError(message, status)
+
+    def _judge(self, query: str) -> NodeVerdict:
+        """Return the verdict on all devices of the node, or on those of one job."""
+        try:
+            parameters = parse_qs(query, strict_parsing=bool(query), max_num_fields=MAX_JOB_GPUS)
+        except ValueError as error:
+            message = f"invalid query: expected at most {MAX_JOB_GPUS} parameters NAME=VALUE"
+            raise _RequestRejectedError(message, HTTPStatus.BAD_REQUEST) from error
+        job, names = parameters.pop("job", [""])[-1], parameters.pop("gpu", [])
+        if parameters:
+            message = f"unknown parameter {min(parameters)[:MAX_QUOTED]!r}: expected job or gpu"
+            raise _RequestRejectedError(message, HTTPStatus.BAD_REQUEST)
+        now_ns = self._clock.now().boot_ns
+        if not (job or names):
+            return self._health.judge(now_ns, None, "")
+        gpus = {self._whole_gpu(name) for name in names} if names else self._gpus_of_job(job)
+        problem = f"no claim of job {job} on this node" if not gpus else ""
+        if "" in gpus:
+            problem = f"the GPUs of job {job} are not known"
+        if problem:
+            return unknown_verdict(problem, job)
+        return self._health.judge(now_ns, gpus, job)
+
+    def _whole_gpu(self, name: str) -> str:
+        """Return the UUID of the GPU with a device file; empty if it is unknown, or if a number may be that of a MIG device."""
+        devices = self._tenancy.devices
+        device = naming.find_device(name, devices)
+        has_parts = any(gpu.parts for gpu in devices.present)
+        return device.gpu if device and not has_parts else ""
+
+    def _gpus_of_job(self, job: str) -> set[str]:
+        """Return the UUIDs of the GPUs that a job holds or shares; empty for a GPU that its claim does not name."""
+        active = (each.claim for each in self._tenancy.active_claims if each.is_claim)
+        started = (claim for claim in self._tenancy.commands.node_claims if claim.end_ns is None)
+        return {
+            claim.gpu
+            for claim in (*active, *started)
+            if job in {":".join(claim.owning_workload), claim.owning_workload[1]}
+        }
 
     def _claim(self, start: ClaimStartRequest) -> command_claims.CommandClaim:
         if not start.tenant and not start.owner:

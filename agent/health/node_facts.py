@@ -14,6 +14,7 @@ from agent.health import rule, source_readings
 from agent.health.nic_link_rules import LINK_RULES, PCIE_RULES
 from agent.health.nic_traffic_rules import TRAFFIC_RULES
 from agent.health.setting_rules import GPU_PATH, GPU_SETTING_RULES, NIC_SETTING_RULES
+from agent.sampling import source, status
 from agent.topology.network import NodeNetwork
 from agent.topology.pci import pci_distance
 from railscope.catalog import entities
@@ -36,9 +37,12 @@ SOURCES = (
     rule.SETTINGS,
 )
 """Sources of facts."""
-_METRICS = source_readings.metrics_of_rules((*NIC_RULES, *GPU_SETTING_RULES))
 _NOT_JUDGED = frozenset({"management", "bridge", "virtual_function"})
 _JUDGED_WITHOUT_RDMA = frozenset({"compute", "storage"})
+_ABSENT_BY_VERDICT = {
+    source.ProbeVerdict.DENIED: Absent.DENIED,
+    source.ProbeVerdict.BROKEN: Absent.ERROR,
+}
 _SETTINGS = (entities.NIC_SETTINGS, entities.GPU_SETTINGS)
 
 
@@ -49,11 +53,29 @@ class AbsentSources:
     whole: Mapping[str, Absent] = field(default_factory=dict)
     partial: Mapping[str, Absent] = field(default_factory=dict)
 
+    @classmethod
+    def from_statuses(
+        cls, statuses: Mapping[str, status.SourceState], now_ns: int
+    ) -> AbsentSources:
+        """Return those of a running agent."""
+        latest = {name: status.latest_frame(statuses.get(name), now_ns) for name in SOURCES}
+        return cls(
+            {name: frame for name, frame in latest.items() if isinstance(frame, Absent)},
+            {
+                name: reason
+                for name, state in statuses.items()
+                for finding in state.findings
+                if (reason := _ABSENT_BY_VERDICT.get(finding.verdict))
+            },
+        )
+
 
 class NodeHealthFacts:
     """Facts about every NIC and GPU seen so far, as of the last frames."""
 
-    def __init__(self) -> None:
+    def __init__(self, rules: Iterable[rule.HealthRule] = (*NIC_RULES, *GPU_SETTING_RULES)) -> None:
+        """Collect the facts that these rules use."""
+        self._metrics = source_readings.metrics_of_rules(rules)
         self._sources: dict[str, source_readings.SourceReadings] = {}
         self.devices: dict[source_readings.DeviceName, Entity] = {}
         """All devices with their names, those that have left among them."""
@@ -65,10 +87,15 @@ class NodeHealthFacts:
         stream = frame.schema.stream
         if stream not in SOURCES:
             return
-        source = self._sources.setdefault(stream, source_readings.SourceReadings(_METRICS))
-        if source.frame is None or source.frame.schema is not frame.schema:
+        readings = self._sources.setdefault(stream, source_readings.SourceReadings(self._metrics))
+        if readings.frame is None or readings.frame.schema is not frame.schema:
             self._add_entities(frame.schema.entities)
-        source.add(frame)
+        readings.add(frame)
+
+    def drop_readings(self, stream: str) -> None:
+        """Drop the current readings of a source, which are stale; devices and earlier counters are kept."""
+        if stream in self._sources:
+            self._sources[stream].add(None)
 
     def _add_entities(self, found: Iterable[Entity]) -> None:
         for entity in found:
@@ -149,7 +176,7 @@ class NodeHealthFacts:
             labels |= self._labels[name]
             settings |= self._settings.get(name, {})
         readings, changes = source_readings.merge_source_facts(
-            source.facts_of_device(name) for name in parts for source in self._sources.values()
+            each.facts_of_device(name) for name in parts for each in self._sources.values()
         )
         absent = {
             name: reason

@@ -78,6 +78,20 @@ class SourceState:
         return self.frame if now_boot_ns - self.frame.timestamp.boot_ns <= limit_ns else None
 
 
+def latest_frame(status: SourceState | None, now_ns: int) -> Frame | Absent:
+    """Latest frame of a source, or its absence reason."""
+    if status is None or status.state == UNSUPPORTED:
+        return Absent.UNSUPPORTED
+    if status.state == STARTING:
+        return Absent.NOT_DUE
+    if frame := status.fresh_frame(now_ns):
+        return frame
+    if status.is_overdue or status.frame:
+        return Absent.TIMEOUT
+    denied = any(finding.verdict is ProbeVerdict.DENIED for finding in status.findings)
+    return Absent.DENIED if denied else Absent.ERROR
+
+
 @dataclass(slots=True)
 class SourceGrader:
     """Grades sources after each read. A state change is logged once and becomes an event."""

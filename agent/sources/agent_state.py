@@ -327,7 +327,7 @@ class GpuVerdictSource(base.SourceWithoutResources):
 
     def _collect_facts(self, now_ns: int) -> None:
         statuses = self._statuses()
-        latest = {name: latest_frame(statuses.get(name), now_ns) for name in SOURCES}
+        latest = {name: states.latest_frame(statuses.get(name), now_ns) for name in SOURCES}
         self._facts.update(latest, now_ns)
 
     def _load_state(self) -> int:
@@ -374,17 +374,3 @@ class GpuVerdictSource(base.SourceWithoutResources):
             nvidia_action=", ".join(verdict.nvidia),
         )
         return [Event(h.GPU_HEALTH_EVENT, gpu, now.wall_ns, now.boot_ns, facts)]
-
-
-def latest_frame(status: states.SourceState | None, now_ns: int) -> Frame | Absent:
-    """Latest frame of a source, or its absence reason."""
-    if status is None or status.state == states.UNSUPPORTED:
-        return Absent.UNSUPPORTED
-    if status.state == states.STARTING:
-        return Absent.NOT_DUE
-    if frame := status.fresh_frame(now_ns):
-        return frame
-    if status.is_overdue or status.frame:
-        return Absent.TIMEOUT
-    denied = any(finding.verdict is base.ProbeVerdict.DENIED for finding in status.findings)
-    return Absent.DENIED if denied else Absent.ERROR

@@ -11,12 +11,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from support.tenancy import NODE, PolledTenancy, cut, node
 
 from agent.config import TenancySettings
 from agent.endpoint.claims_endpoint import ClaimsEndpoint
+from agent.health.node_health import NodeHealth
 
 
 class UnixSocketConnection(http.client.HTTPConnection):
@@ -53,13 +54,26 @@ class ServedEndpoint:
         self.looked = PolledTenancy(self.host)
         self.looked.tenancy.remember(directory, NODE)
         self.endpoint = ClaimsEndpoint(
-            settings or TenancySettings(), directory, self.looked.tenancy, self.host.clock
+            settings or TenancySettings(),
+            directory,
+            self.looked.tenancy,
+            self.host.clock,
+            NodeHealth(dict),
         )
         self.path = directory / "claims.sock"
 
 
+class Served(Protocol):
+    """Something with a claims endpoint."""
+
+    endpoint: ClaimsEndpoint
+
+
+ServedT = TypeVar("ServedT", bound=Served)
+
+
 @contextmanager
-def serving(served: ServedEndpoint) -> Iterator[ServedEndpoint]:
+def serving(served: ServedT) -> Iterator[ServedT]:
     started: queue.Queue[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = queue.Queue()
 
     async def serve() -> None:

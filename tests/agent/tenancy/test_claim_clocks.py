@@ -12,6 +12,7 @@ from support.tenancy import LISTED, NODE, PolledTenancy, node, pod, uuid
 
 from agent.config import TenancySettings
 from agent.endpoint.claims_endpoint import ClaimsEndpoint, ClaimStartRequest
+from agent.health.node_health import NodeHealth
 from agent.tenancy.claims import MAX_OFFSETS, ClockHistory
 from collector.evidence.claim_events import (
     ReportedClaim,
@@ -74,7 +75,11 @@ class ClockStepNode:
         self.looked = PolledTenancy(self.host, TenancySettings(slurm_job_directory="/run/jobs"))
         self.looked.tenancy.remember(self.directory, NODE)
         self.endpoint = ClaimsEndpoint(
-            TenancySettings(), self.directory, self.looked.tenancy, self.host.clock
+            TenancySettings(),
+            self.directory,
+            self.looked.tenancy,
+            self.host.clock,
+            NodeHealth(dict),
         )
 
     def wait(self, seconds: int) -> None:

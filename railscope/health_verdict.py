@@ -1,0 +1,138 @@
+"""Health verdict on a node, or on the devices of one job, in the forms that schedulers and monitoring systems expect.
+
+The agent derives the verdict; `railscope health` formats it. Both ends of the agent's socket use these types. This module
+imports little: a prolog waits for the command.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+HEALTH_PATH = "/v1/health"
+HealthState = Literal["healthy", "degraded", "failed", "unknown"]
+HEALTHY: HealthState = "healthy"
+DEGRADED: HealthState = "degraded"
+FAILED: HealthState = "failed"
+UNKNOWN: HealthState = "unknown"
+ORDER: Sequence[HealthState] = (FAILED, UNKNOWN, DEGRADED, HEALTHY)
+"""All states; the verdict on several devices is the first that one of them has."""
+PREFIX = "railscope: "
+"""Prefix of reasons in the records of a scheduler: only nodes with it are resumed."""
+MAX_REASON = 80
+"""Maximum length of a reason; node-problem-detector cuts longer ones."""
+FORMATS = ("text", "json", "nagios", "npd")
+_STATUSES = {HEALTHY: 0, DEGRADED: 1, FAILED: 2, UNKNOWN: 3}
+"""Exit statuses of text and json, and of Nagios plugins: OK, WARNING, CRITICAL, UNKNOWN."""
+_NAGIOS = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
+_NPD_STATUSES = {HEALTHY: 0, DEGRADED: 0, FAILED: 1, UNKNOWN: 2}
+"""Exit statuses of custom plugins of node-problem-detector: no problem, problem, unknown."""
+
+
+class DeviceVerdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Health of one GPU or NIC."""
+
+    kind: Literal["GPU", "NIC"]
+    name: str
+    """UUID of a GPU, interface of a NIC; empty for all GPUs, if the agent has no verdict on them."""
+    state: HealthState
+    index: str = ""
+    pci_address: str = ""
+    rail: str = ""
+    reasons: tuple[str, ...] = ()
+    """Reasons of the rules whose fault is present, those of the state first; for an unknown device the absent facts."""
+    action: str = ""
+    """Most severe recommended action."""
+
+    def describe(self) -> str:
+        """Name the first reason and the device: `gpu_lost GPU 3 0000:4b:00.0`."""
+        names = [*self.reasons[:1], self.kind, self.index or self.name, self.pci_address]
+        return " ".join(filter(None, names))
+
+
+class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """Verdict on all devices of a node, or on those of one job."""
+
+    state: HealthState
+    reason: str
+    """At most 80 characters, with the prefix."""
+    action: str = ""
+    """Most severe recommended action of all devices."""
+    job: str = ""
+    gpus: int = 0
+    nics: int = 0
+    devices: tuple[DeviceVerdict, ...] = ()
+    """Devices that are not healthy, the worst first."""
+
+    def count(self, state: HealthState) -> int:
+        """Return the number of devices in a state other than healthy."""
+        return sum(device.state == state for device in self.devices)
+
+
+def unknown_verdict(problem: str, job: str = "") -> NodeVerdict:
+    """Return the verdict if nothing is known about the devices, with the reason."""
+    return NodeVerdict(state=UNKNOWN, reason=limit_reason(f"unknown: {problem}"), job=job)
+
+
+def node_verdict(
+    devices: Sequence[DeviceVerdict], actions_by_severity: Sequence[str], job: str = ""
+) -> NodeVerdict:
+    """Return the verdict on these devices."""
+    worst = sorted(
+        (device for device in devices if device.state != HEALTHY),
+        key=lambda device: ORDER.index(device.state),
+    )
+    named = [device.kind for device in devices if device.name]
+    numbers = {kind: named.count(kind) for kind in ("GPU", "NIC")}
+    actions = [device.action for device in worst if device.action in actions_by_severity]
+    action = max(actions, key=actions_by_severity.index, default="")
+    if worst:
+        more = f" +{len(worst) - 1} more" if len(worst) > 1 else ""
+        advice = f": {action}" if action else ""
+        reason = limit_reason(f"{worst[0].describe()}{more}{advice}")
+    elif named:
+        reason = limit_reason(f"healthy GPUs: {numbers['GPU']}, healthy NICs: {numbers['NIC']}")
+    else:
+        reason = limit_reason("no GPU and no NIC to judge")
+    return NodeVerdict(
+        state=worst[0].state if worst else HEALTHY,
+        reason=reason,
+        action=action,
+        job=job,
+        gpus=numbers["GPU"],
+        nics=numbers["NIC"],
+        devices=tuple(worst),
+    )
+
+
+def limit_reason(text: str) -> str:
+    """Return a reason with the prefix, printable ASCII only, cut to the maximum length."""
+    printable = re.sub(r"[^ -~]", "?", f"{PREFIX}{text}")
+    return printable if len(printable) <= MAX_REASON else f"{printable[: MAX_REASON - 3]}..."
+
+
+def format_verdict(verdict: NodeVerdict, form: str) -> tuple[str, int]:
+    """Return the text of a verdict in one of the formats, and the exit status that its receiver expects."""
+    status = _STATUSES[verdict.state]
+    match form:
+        case "json":
+            return msgspec.json.format(msgspec.json.encode(verdict)).decode(), status
+        case "nagios":
+            counts = " ".join(f"{state}={verdict.count(state)}" for state in ORDER[:-1])
+            text = verdict.reason.replace("|", "/")
+            label = f"RAILSCOPE {_NAGIOS[status]} - {text}"
+            return f"{label} | gpus={verdict.gpus} nics={verdict.nics} {counts}", status
+        case "npd":
+            return verdict.reason, _NPD_STATUSES[verdict.state]
+    summary = verdict.reason.removeprefix(PREFIX).removeprefix(f"{UNKNOWN}: ")
+    lines = [f"{verdict.state}: {summary}"]
+    for device in verdict.devices:
+        names = [device.kind, device.index, device.name, device.pci_address]
+        rail = f" on rail {device.rail}" if device.rail else ""
+        reasons = ", ".join(device.reasons) or "no reading"
+        advice = f"; action: {device.action}" if device.action else ""
+        lines.append(f"  {' '.join(filter(None, names))}{rail}: {device.state}: {reasons}{advice}")
+    return "\n".join(lines), status

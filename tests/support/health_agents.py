@@ -1,0 +1,48 @@
+"""An agent that has read a capture to its end, and answers on its socket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from support.cases import CASES
+from support.claim_requests import ask, serving
+
+from agent.commands.check import CaptureWalk
+from agent.config import AgentSettings, TenancySettings
+from agent.endpoint.claims_endpoint import ClaimsEndpoint
+from agent.service import Agent
+from agent.sources.tenancy import ClaimSource
+from railscope.capture import read_capture
+
+
+class ReadCapture:
+    """An agent at the end of a capture, with its socket in a directory."""
+
+    def __init__(self, name: str, directory: Path) -> None:
+        walk = CaptureWalk(read_capture(CASES / name))
+        self.agent = Agent(AgentSettings(), walk.host, walk.host.node)
+        tenancy = next(s for s in self.agent.sampler.sources if isinstance(s, ClaimSource))
+        directory.mkdir(exist_ok=True)
+        tenancy.remember(directory, walk.host.node)
+        asyncio.run(walk.read(self.agent))
+        self.endpoint = ClaimsEndpoint(
+            TenancySettings(), directory, tenancy, walk.host.clock, self.agent.health
+        )
+        self.path = directory / "claims.sock"
+
+    def claim(self, job: str, *gpus: str) -> None:
+        """Start a claim of a Slurm job."""
+        body = {"id": f"slurm-{job}", "gpus": gpus, "owner": "me", "workload": f"slurm:{job}"}
+        status, answer = ask(self.path, "POST", "/v1/claims", body)
+        assert status == 200, answer
+
+
+@contextmanager
+def answering(name: str, directory: Path) -> Iterator[ReadCapture]:
+    """Serve the agent of a capture."""
+    served = ReadCapture(name, directory)
+    with serving(served):
+        yield served
