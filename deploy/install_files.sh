@@ -74,5 +74,10 @@ done
 for dropin in deploy/systemd/*.conf; do
     put "$dropin" "$share/systemd/$(basename "$dropin")"
 done
+# Beside the command, where shells find the files of commands in /usr/local/bin and /usr/bin.
+data=$(dirname "$binaries")/share
+put deploy/completions/railscope.bash "$data/bash-completion/completions/railscope"
+put deploy/completions/_railscope "$data/zsh/site-functions/_railscope"
+put deploy/completions/railscope.fish "$data/fish/vendor_completions.d/railscope.fish"
 mkdir -p "$binaries"
 ln -sfn "$prefix/bin/railscope" "$binaries/railscope"

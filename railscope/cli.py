@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -37,6 +39,9 @@ _ON_DEMAND = {
 """Module, name and help of each command."""
 COLLECTOR_MODULES = frozenset(("aiohttp", "influxdb_client", "jinja2", "numpy", "sqlalchemy"))
 """Modules of the extra `collector`, which commands load without a check of their own."""
+COMPLETION_VARIABLE = "_RAILSCOPE_COMPLETE"
+"""Environment variable of the completion scripts of shells, as click names it."""
+_COMPLETION_TABLE = Path(__file__).with_name("completion.json")
 
 
 class _OnDemand(click.Group):
@@ -73,7 +78,7 @@ def format_option(*formats: str) -> Callable[[_Command], _Command]:
     )
 
 
-@click.group(cls=_OnDemand)
+@click.group(cls=_OnDemand, context_settings={"help_option_names": ["--help", "-h"]})
 @click.version_option(__version__, prog_name="railscope")
 def root() -> None:
     """Telemetry of a GPU training cluster: GPU, PCIe, RoCE and tenants on one clock."""
@@ -98,7 +103,7 @@ def catalog(form: str) -> None:
 )
 @click.option("--force", is_flag=True, help="Replace files of DIRECTORY that differ.")
 def files(*, directory: Path | None, force: bool) -> None:
-    """List or copy dashboards, alert rules, runbooks, systemd units, sample settings and Slurm scripts.
+    """List or copy dashboards, alert rules, runbooks, units, sample settings, Slurm scripts and shell completion.
 
     Each file is replaced atomically. If one in DIRECTORY differs, nothing is copied, unless --force is given.
     """
@@ -115,10 +120,34 @@ def files(*, directory: Path | None, force: bool) -> None:
         click.echo(name)
 
 
+def completion_tree() -> click.Command:
+    """Return the commands with the options of the generated table: completion imports none of their modules."""
+    commands: dict[str, click.Command] = {}
+    for path, entry in json.loads(_COMPLETION_TABLE.read_text()).items():
+        parent, _, name = path.rpartition(" ")
+        kind = click.Group if entry["is_group"] else click.Command
+        parameters = [_completion_parameter(**parameter) for parameter in entry["parameters"]]
+        commands[path] = kind(name, params=parameters, help=entry["help"])
+        if isinstance(group := commands.get(parent), click.Group):
+            group.add_command(commands[path])
+    commands["railscope"].context_settings = root.context_settings
+    return commands["railscope"]
+
+
+def _completion_parameter(
+    names: list[str], value: str | list[str] = "text", about: str = "", *, multiple: bool = False
+) -> click.Parameter:
+    types = {"file": click.Path(), "directory": click.Path(file_okay=False)}
+    kind = click.Choice(value) if isinstance(value, list) else types.get(value)
+    if not names[0].startswith("-"):
+        return click.Argument(names, type=kind, nargs=-1 if multiple else 1)
+    return click.Option(names, type=kind, is_flag=value == "flag", multiple=multiple, help=about)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; an invalid setting or a missing extra is one line with exit status 2."""
     try:
-        root(arguments)
+        (completion_tree() if COMPLETION_VARIABLE in os.environ else root)(arguments)
     except* SettingsError as errors:
         for error in _flat(errors):
             click.echo(f"railscope: {error}", err=True)

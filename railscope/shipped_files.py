@@ -1,4 +1,4 @@
-"""Files that accompany the programs: dashboards, alert rules, runbooks, units, samples and scripts.
+"""Files that accompany the programs: dashboards, alert rules, runbooks, units, samples, scripts, shell completion.
 
 An installed package has them in its directory `files`, a checkout below its root, at the same paths.
 """
@@ -20,6 +20,7 @@ PATTERNS = (
     "deploy/*.toml",
     "deploy/*.csv",
     "deploy/*.yml",
+    "deploy/completions/*",
     "deploy/nagios/*.cfg",
     "deploy/node-problem-detector/*.*",
     "deploy/prometheus/*.yml",

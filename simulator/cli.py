@@ -64,7 +64,7 @@ class _DefaultGroup(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Add the name of the default command."""
-        if args and args[0] not in {*self.commands, "--help"}:
+        if args and args[0] not in {*self.commands, *ctx.help_option_names}:
             args = ["node", *args]
         return super().parse_args(ctx, args)
 

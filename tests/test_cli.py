@@ -68,6 +68,7 @@ def test_a_ledger_that_is_named_needs_no_installed_settings(tmp_path: Path):
 def test_every_command_explains_itself(arguments: tuple[str, ...]):
     outcome = CliRunner().invoke(railscope, [*arguments, "--help"])
     assert outcome.exit_code == 0
+    assert CliRunner().invoke(railscope, [*arguments, "-h"]).stdout == outcome.stdout
     usage, _, explanation = outcome.stdout.partition("\n\n")
     assert usage.startswith("Usage:")
     assert explanation.strip()

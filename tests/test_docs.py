@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 import click
+import man_pages
 import pytest
 import yaml
 from click.testing import CliRunner, Result
@@ -40,7 +41,7 @@ def _generator() -> ModuleType:
 
 
 GENERATE = _generator()
-COMMANDS: dict[str, click.Command] = GENERATE.commands()
+COMMANDS: dict[str, click.Command] = man_pages.commands()
 
 
 def generate(*options: str) -> Result:
@@ -93,12 +94,12 @@ def test_every_page_on_metrics_is_in_the_index():
     assert set(re.findall(r"\]\((\w+\.md)\)", index)) == pages
 
 
-@pytest.mark.parametrize("program", GENERATE.PROGRAMS)
+@pytest.mark.parametrize("program", man_pages.PROGRAMS)
 def test_every_setting_is_documented_with_a_variable_that_works(program: str):
     page = (DOCS / "configuration.md").read_text()
-    kind, prefix = GENERATE.PROGRAMS[program]
+    kind, prefix = man_pages.PROGRAMS[program]
     for key, entry in settings.fields(kind):
-        variable = GENERATE.variable(prefix, key)
+        variable = man_pages.variable(prefix, key)
         (row,) = [line for line in page.splitlines() if f"`{variable}`" in line]
         assert entry.description in row
         assert entry.description.endswith("."), key
@@ -193,7 +194,7 @@ def test_settings_of_the_agent_that_are_shown_are_known(page: str, tmp_path: Pat
         r"^ *```toml\n(.*?)^ *```$", (DOCS / page).read_text(), re.DOTALL | re.MULTILINE
     )
     assert examples
-    kind, prefix = GENERATE.PROGRAMS["agent"]
+    kind, prefix = man_pages.PROGRAMS["agent"]
     unit = (ROOT / "deploy/systemd/railscope-agent.service").read_text()
     for number, example in enumerate(examples):
         file = tmp_path / f"{number}.toml"
@@ -243,7 +244,7 @@ def test_the_packages_that_are_listed_are_those_of_the_import_contracts(package:
     assert first == sorted(first)
 
 
-SETTINGS = {key for kind, _ in GENERATE.PROGRAMS.values() for key, _ in settings.fields(kind)}
+SETTINGS = {key for kind, _ in man_pages.PROGRAMS.values() for key, _ in settings.fields(kind)}
 NOT_SETTINGS = re.compile(
     r"(tenancy|billing)\.(?!\w+_(file|url|seconds)$)"  # types of audit records
     r"|audit\.key$|ledger\.(known|sqlite)$"  # files

@@ -155,6 +155,17 @@ def test_the_command_of_the_runbooks_is_on_the_path(root: Path):
     assert (root / "bin/railscope").readlink() == root / "opt/rs/bin/railscope"
 
 
+def test_the_completion_of_each_shell_is_installed_beside_the_command(root: Path):
+    for name, installed in {
+        "railscope.bash": "bash-completion/completions/railscope",
+        "_railscope": "zsh/site-functions/_railscope",
+        "railscope.fish": "fish/vendor_completions.d/railscope.fish",
+    }.items():
+        assert (root / "share" / installed).read_text() == (
+            ROOT / "deploy/completions" / name
+        ).read_text()
+
+
 def test_what_the_administrator_changed_stays(tmp_path: Path):
     assert install(tmp_path) == ""
     agent, rules = tmp_path / "etc/rs/agent.toml", tmp_path / "etc/rs/prometheus/rules/gpu.yml"

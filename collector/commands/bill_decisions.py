@@ -265,7 +265,7 @@ class _PriceCommands(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Insert `check` if the first argument is not a command."""
-        if args and args[0] not in self.commands and args[0] != "--help":
+        if args and args[0] not in {*self.commands, *ctx.help_option_names}:
             args = ["check", *args]
         return super().parse_args(ctx, args)
 

@@ -28,6 +28,11 @@ ROOT = Path(__file__).parents[2]
 RECIPES = Path(__file__).parent
 PYTHON = "3.11"
 SITE = f"opt/railscope/lib/python{PYTHON}/site-packages"
+COMPLETIONS = {
+    "railscope.bash": "usr/share/bash-completion/completions/railscope",
+    "_railscope": "usr/share/zsh/vendor-completions/_railscope",
+    "railscope.fish": "usr/share/fish/vendor_completions.d/railscope.fish",
+}
 MAINTAINER = "Railscope maintainers <maintainers@railscope.example>"
 DEBIAN_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 MIN_GLIBC_MINOR = 17
@@ -129,7 +134,7 @@ def install_locked(lock: Path, target: Path) -> None:
 
 
 def stage_common(root: Path, source: Path, wheel: Path) -> None:
-    """Create the environment of the agent and the command line."""
+    """Create the environment of the agent and the command line, with man pages and completion."""
     install_locked(source / "deploy/requirements-agent.lock", root / SITE)
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(root / SITE)
@@ -144,6 +149,10 @@ def stage_common(root: Path, source: Path, wheel: Path) -> None:
     ):
         (root / link).parent.mkdir(parents=True, exist_ok=True)
         (root / link).symlink_to(target)
+    for name, installed in COMPLETIONS.items():
+        put(root / installed, (source / "deploy/completions" / name).read_bytes())
+    generate = (sys.executable, "-B", source / "docs/man_pages.py", "--to", root / "usr/share/man")
+    run("env", f"PYTHONPATH={source}", *generate, cwd=source)
 
 
 def stage_collector(root: Path, source: Path, common: Path) -> None:

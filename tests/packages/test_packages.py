@@ -14,6 +14,7 @@ import venv
 from pathlib import Path
 from zipfile import ZipFile
 
+import man_pages
 import pytest
 from support.packages import ROOT, FreshRoot, build_packages, dependencies, require
 
@@ -175,6 +176,16 @@ def test_the_rpm_packages_have_the_files_of_the_debian_packages(built: Path):
         }
         assert in_deb - own <= in_rpm
         assert len(own) == 2
+
+
+def test_the_command_has_man_pages_and_completion(built: Path):
+    command = ["dpkg-deb", "--contents", str(one(built, "railscope-common_*.deb"))]
+    listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    paths = {line.split()[5].removeprefix("./") for line in listing.splitlines()}
+    assert {
+        path for path in paths if path.startswith("usr/share/man/man") and path.endswith(".gz")
+    } == {f"usr/share/man/man{name[-1]}/{name}.gz" for name in man_pages.pages()}
+    assert set(BUILD["COMPLETIONS"].values()) <= paths
 
 
 def later(deb: Path, directory: Path) -> Path:

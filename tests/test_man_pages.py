@@ -1,0 +1,108 @@
+"""Man pages: complete, and without warnings of the real tools."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import man_pages
+import pytest
+
+from railscope import settings
+from railscope.catalog import EVENTS, METRICS
+
+ROOT = Path(__file__).parent.parent
+
+
+def plain(text: str) -> str:
+    """Return a page without its escapes."""
+    for escape, letter in {
+        r"\fB": "",
+        r"\fR": "",
+        r"\(aq": "'",
+        r"\-": "-",
+        r"\:": "",
+        r"\e": "\\",
+    }.items():
+        text = text.replace(escape, letter)
+    return text
+
+
+PAGES = {name: plain(text) for name, text in man_pages.pages().items()}
+
+
+def test_every_command_and_each_of_its_options_has_an_entry():
+    commands = man_pages.commands()
+    assert {f"{name.replace(' ', '-')}.1" for name in commands} == {
+        name for name in PAGES if name.endswith(".1")
+    }
+    for name, command in commands.items():
+        page = PAGES[f"{name.replace(' ', '-')}.1"]
+        assert f"\n.SH SYNOPSIS\n{name}" in page
+        assert "\n.TP\n-h, --help\n" in page
+        for option in command.params:
+            if isinstance(option, click.Option):
+                assert f"\n.TP\n{'/'.join([*option.opts, *option.secondary_opts])}" in page
+            else:
+                assert str(option.human_readable_name) in page
+        if isinstance(command, click.Group):
+            assert all(
+                f"\n.TP\n{one}\n" in page for one in commands if one.rpartition(" ")[0] == name
+            )
+
+
+def test_every_setting_metric_and_event_has_an_entry():
+    for program, (kind, _) in man_pages.PROGRAMS.items():
+        page = PAGES[f"railscope-{program}.toml.5"]
+        for key, _ in settings.fields(kind):
+            section, _, name = key.rpartition(".")
+            head = f"\n.SS [{section}]" if section else "\n.SH SETTINGS"
+            entries = page.partition(head)[2].partition("\n.S")[0]
+            assert f"\n.TP\n{name}\n" in entries, key
+    assert all(f"\n.TP\n{name}\n" in PAGES["railscope-metrics.7"] for name in (*METRICS, *EVENTS))
+
+
+@pytest.fixture(name="target", scope="module")
+def _target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("man")
+    (target / "man1").mkdir()
+    (target / "man1/railscope-removed.1.gz").write_bytes(b"")
+    subprocess.run([sys.executable, "-P", ROOT / "docs/man_pages.py", "--to", target], check=True)
+    return target
+
+
+def test_the_script_writes_all_pages_and_removes_those_of_former_commands(target: Path):
+    written = {
+        path.name: gzip.decompress(path.read_bytes()).decode() for path in target.glob("*/*")
+    }
+    assert written == {f"{name}.gz": text for name, text in man_pages.pages().items()}
+
+
+@pytest.mark.parametrize(
+    ("tool", "package", "arguments"),
+    [
+        ("man", "man-db", ["--warnings", "--local-file"]),
+        ("mandoc", "mandoc", ["-T", "lint", "-W", "warning"]),
+    ],
+)
+def test_no_page_has_a_warning(tmp_path: Path, tool: str, package: str, arguments: list[str]):
+    if shutil.which(tool) is None:
+        pytest.skip(f"{tool} is missing: install the Debian package {package}")
+    for name, text in man_pages.pages().items():
+        (tmp_path / name).write_text(text)
+    files = sorted(map(str, tmp_path.iterdir()))
+    assert len(files) > 70
+    done = subprocess.run(
+        [tool, *arguments, *files],
+        env=os.environ | {"LC_ALL": "C.UTF-8", "MANWIDTH": "80", "MANPAGER": "cat"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == ""
+    assert ("railscope collector token" in done.stdout) if tool == "man" else (done.stdout == "")
