@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -49,6 +49,8 @@ SLOT_SECONDS = findings.SLOT_NS // SECOND_NS
 WINDOW_SLOTS = 3
 MAX_START_SLOTS = 30
 """Slots after a start of the collector in which its running jobs may be unknown."""
+ENDED_SLOTS = 6
+"""Slots for which a job that has ended is remembered: a fault that ended it is concluded afterwards."""
 MAX_SEEN_EVENTS = 4096
 """Events of a node by which repeated ones are recognized."""
 
@@ -118,6 +120,7 @@ class ClusterDiagnosis:
         self._events: list[NodeEvent] = []
         self._seen_events: dict[str, dict[EventKey, None]] = defaultdict(dict)
         self._recent: deque[list[NodeEvent]] = deque(maxlen=WINDOW_SLOTS)
+        self._ended: deque[list[findings.EndedJob]] = deque(maxlen=ENDED_SLOTS)
         self._receipts: list[Receipt] = []
 
     def begin(self, slot: int) -> None:
@@ -197,6 +200,7 @@ class ClusterDiagnosis:
         running = self.claims.jobs_at(now_ns) if running_jobs is None else running_jobs
         jobs = job_groups.active_jobs(self.devices, self.groups, running)
         recent = [node_event for of_slot in self._recent for node_event in of_slot]
+        ended_jobs = self._ended_jobs({job.key for job in jobs})
         view = self.view = findings.DiagnosisView(
             signals,
             self.groups,
@@ -206,6 +210,7 @@ class ClusterDiagnosis:
             now_ns,
             self.thresholds,
             recent,
+            ended_jobs,
         )
         view.job_of_nic = _job_numbers(jobs, len(self.devices.nics), gpus=False)
         view.job_of_gpu = _job_numbers(jobs, len(self.devices.gpus), gpus=True)
@@ -223,6 +228,13 @@ class ClusterDiagnosis:
             self._minute = defaultdict(job_groups.JobMinute)
         signals.clear()
         return changed
+
+    def _ended_jobs(self, running: Container[JobKey]) -> list[findings.EndedJob]:
+        if self.view is not None:
+            end_ns = self.view.timestamp_ns + self.slot_ns
+            ended = (job for job in self.view.jobs if job.key not in running)
+            self._ended.append([findings.EndedJob(job, end_ns) for job in ended])
+        return [each for slot in self._ended for each in slot if each.job.key not in running]
 
     def _add_progress(self, view: findings.DiagnosisView, slot: int) -> None:
         for key, state in view.states.items():

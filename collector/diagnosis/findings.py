@@ -322,6 +322,13 @@ class JobState:
         return bool(self.speed < self.slow_speed)
 
 
+class EndedJob(NamedTuple):
+    """A job that ended within the last minute, and the latest time at which it can have ended."""
+
+    job: ActiveJob
+    end_ns: int
+
+
 @dataclass(slots=True)
 class DiagnosisView:
     """Input of the detectors at one evaluation."""
@@ -335,6 +342,7 @@ class DiagnosisView:
     thresholds: DetectorThresholds = DetectorThresholds()
     events: Sequence[NodeEvent] = ()
     """Events of the last window."""
+    ended_jobs: Sequence[EndedJob] = ()
     job_of_nic: NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
     job_of_gpu: NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
 

@@ -325,10 +325,8 @@ class IncidentTracker:
             incident.subject, incident.alternatives = finding.subject, ()
         elif finding.cause.kind == "leaf" and not incident.queue:
             # Which of several leaves comes first may change.
-            other_leaves = {finding.cause.position, *finding.alternatives} - {
-                incident.cause.position
-            }
-            incident.alternatives = tuple(sorted(other_leaves)) or incident.alternatives
+            leaves = {finding.cause.position, *finding.alternatives} - {incident.cause.position}
+            incident.alternatives = tuple(sorted(leaves)) or incident.alternatives
         incident.last_slot = slot
         explained = not kind.is_advice and self._slow_jobs(view, incident)
         confidence = round(kind.specificity * finding.certainty(has_slow_jobs=bool(explained)), 3)
@@ -417,16 +415,17 @@ def _index(found: Iterable[_Candidate]) -> CauseIndex[_Candidate]:
 
 
 def _add_tenants(view: DiagnosisView, incident: Incident) -> None:
-    """Add the tenants whose jobs an incident touches: slow ones, and those on its devices and victims."""
+    """Add the tenants whose jobs an incident touches: slow ones, those on its devices and victims, and those it ended."""
     cause, nics = incident.cause, view.devices.nics
     touched = {*incident.job_speeds, cause.job}
     nodes = {nics[position].node for position in incident.victim_nics}
-    for number, job in enumerate(view.jobs):
+    ended = [each.job for each in view.ended_jobs if each.end_ns > incident.onset_ns]
+    is_host = cause.kind in {"nic", "node", "rack"}
+    for number, job in enumerate((*view.jobs, *ended)):
+        is_holder = is_host and not incident.reach.nodes.isdisjoint(job.nodes)
         if cause.kind == "gpu":
-            is_holder = view.job_of_gpu[cause.position] == number
-        else:
-            is_host = cause.kind in {"nic", "node", "rack"}
-            is_holder = is_host and not incident.reach.nodes.isdisjoint(job.nodes)
+            is_holder = bool(view.job_of_gpu[cause.position] == number)
+            is_holder |= number >= len(view.jobs) and cause.position in job.gpus
         if is_holder and len(incident.holders) < MAX_JOBS:
             incident.holders.add(job.key)
         tenant, of_tenants = job.key.tenant, incident.tenant_nodes

@@ -111,6 +111,26 @@ def test_an_error_with_its_remap_is_one_incident(xid: str, found: str) -> None:
     assert [each.class_name for each in feed.diagnosis.tracker.incidents] == [found]
 
 
+@pytest.mark.parametrize("last_slot", [48, 49, 50])
+def test_a_job_that_a_fault_ended_is_its_victim_but_none_that_ended_before(last_slot: int) -> None:
+    """The error is reported at the start of slot 50, and concluded when the job has ended."""
+    cluster = DrawnCluster(SEED, 1, 6, benign=False)
+    feed = DrawnFeed(cluster, 60)
+    for slot in range(60):
+        row = cluster.draw()
+        if slot == 50:
+            entity = WireEntity("xid", ("0000:02:00.0", "48"))
+            row.events.append((1, WireEvent("xid", 0, entity, 0, 0, {})))
+        if slot >= 50:
+            row.gpu["ecc"][1, 2] = 1
+        feed.put(slot, row)
+        feed.diagnosis.arrange()
+        jobs = feed.diagnosis.claims.jobs_at(feed.diagnosis.end_of(slot))
+        feed.diagnosis.evaluate(slot, jobs if slot <= last_slot else {})
+    (incident,) = feed.diagnosis.tracker.incidents
+    assert [job.workload for job in incident.holders] == ["101"] * (last_slot >= 49)
+
+
 @pytest.mark.parametrize(
     ("key", "found"),
     [
