@@ -55,7 +55,8 @@ class NodeContact:
         """Add a receipt; `offset_ns` is the node's clock minus the collector's, None if it is unknown."""
         if self.count:
             step = (received_ns - self.last_received_ns) / SECOND_NS
-            self.period_seconds += (min(step, 10 * self.period_seconds) - self.period_seconds) / 8
+            change = min(step, 10 * self.period_seconds) - self.period_seconds
+            self.period_seconds += change / min(self.count, 8)  # the mean of the first ones
         self.count += 1
         self.last_received_ns = max(self.last_received_ns, received_ns)
         if offset_ns is not None:

@@ -9,6 +9,7 @@ import pytest
 
 from bench.drawn_cluster import DrawnCluster, DrawnFeed, Row, gpu_uuid
 from bench.drawn_faults import slow_receiver
+from collector.detector_thresholds import DetectorThresholds
 from collector.diagnosis.findings import JobWait
 from collector.diagnosis.incidents import Incident
 from collector.diagnosis.node_detectors import NodeContact
@@ -310,6 +311,16 @@ def test_delayed_receipts_leave_the_offset_of_a_clock() -> None:
         behind.add(at_ns, round(-0.3 * SECOND_NS))
     assert delayed.offset_seconds == pytest.approx(-0.002)
     assert behind.offset_seconds == pytest.approx(-0.3)
+
+
+def test_the_distance_of_receipts_is_known_from_the_second_one() -> None:
+    """An agent that sends every 15 seconds is stale after three missing receipts, also if only four came before."""
+    contact = NodeContact()
+    for second in (5, 19, 34, 49):
+        contact.add(second * SECOND_NS, None)
+    limits = DetectorThresholds().nodes
+    assert not contact.is_stale(90 * SECOND_NS, limits)
+    assert contact.is_stale(97 * SECOND_NS, limits)
 
 
 def test_a_node_is_not_down_if_its_job_went_on_without_it() -> None:
