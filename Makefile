@@ -6,6 +6,7 @@
 # make check            lint, types, layers, wording, generated files
 # make bench            measure
 # make dashboards docs  write dashboards and generated documents again
+# make site             build the documentation as a website in site
 # make pictures         run a cluster with faults for ten minutes and draw dashboards and console into docs/pictures
 # make cases            write the test cases in tests/captures again
 # make packages         wheel, source distribution, .deb, .rpm, SBOMs and checksums of the last commit, in dist
@@ -34,7 +35,7 @@ VALIDATOR := $(CURDIR)/.venv-validator
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help packages lock demo cluster test quick thorough check bench dashboards docs pictures cases install clean servers validator vendored
+.PHONY: help packages lock demo cluster test quick thorough check bench dashboards docs site pictures cases install clean servers validator vendored
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -88,7 +89,7 @@ check: $(VENV)/.ready-to-test
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
-	$(VENV)/bin/mypy docs/generate.py docs/passages.py docs/wording.py docs/layout.py
+	$(VENV)/bin/mypy docs/generate.py docs/passages.py docs/wording.py docs/layout.py docs/website.py
 	$(VENV)/bin/mypy deploy/packages/build.py
 	$(VENV)/bin/lint-imports
 	$(PY) docs/generate.py --check
@@ -104,6 +105,9 @@ dashboards: $(VENV)/.ready-to-test
 
 docs: $(VENV)/.ready-to-test dashboards
 	$(PY) docs/generate.py
+
+site: $(VENV)/.ready-to-build-site
+	$(PY) docs/website.py --to site
 
 pictures: $(VENV)/.ready-to-test servers
 	$(PY) -m dashboards.pictures.site --seconds $(PICTURE_SECONDS) --to docs/pictures
@@ -156,7 +160,7 @@ lock: $(VENV)/.ready-to-test
 		--output-file deploy/requirements-extras.lock
 
 clean:
-	rm -rf $(VENV) $(VALIDATOR) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	rm -rf $(VENV) $(VALIDATOR) dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 	  .import_linter_cache .grimp_cache .demo
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -168,4 +172,9 @@ $(VENV)/.ready-to-run: pyproject.toml
 $(VENV)/.ready-to-test: pyproject.toml
 	deploy/venv.sh "$(PYTHON)" "$(VENV)"
 	$(PIP) --editable '.[test]'
-	@touch $@ $(VENV)/.ready-to-run
+	@touch $@ $(VENV)/.ready-to-run $(VENV)/.ready-to-build-site
+
+$(VENV)/.ready-to-build-site: pyproject.toml
+	deploy/venv.sh "$(PYTHON)" "$(VENV)"
+	$(PIP) --editable '.[site]'
+	@touch $@

@@ -361,7 +361,7 @@ def test_a_script_can_be_run(script: str):
 
 def test_every_target_of_the_makefile_has_its_tools():
     """No program outside .venv is used."""
-    for target in ("demo", "check", "test", "bench", "dashboards", "docs"):
+    for target in ("demo", "check", "test", "bench", "dashboards", "docs", "site"):
         outcome = subprocess.run(
             ["make", "--no-print-directory", "-n", "-B", target, "SECONDS=1"],
             env={name: value for name, value in os.environ.items() if "MAKE" not in name},
@@ -474,6 +474,6 @@ def test_an_extra_that_has_all_others_has_them(of: str):
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]
-    others = set(extras) - {"all", "test"} - ({"pictures"} if of == "all" else set())
+    others = set(extras) - {"all", "test"} - ({"pictures", "site"} if of == "all" else set())
     found = {str(one) for one in declared(of)}
     assert {str(one) for one in declared(*others)} <= found

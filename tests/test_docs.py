@@ -17,6 +17,7 @@ from types import ModuleType
 import click
 import man_pages
 import pytest
+import website
 import yaml
 from click.testing import CliRunner, Result
 
@@ -216,6 +217,14 @@ def anchors(page: Path) -> set[str]:
     """Anchors of the headings of a page, as GitHub derives them."""
     titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_every_page_has_a_place_in_the_navigation_of_the_website():
+    """One that another page of its directory lists needs none."""
+    placed = [page.rpartition("<")[2] for pages in website.NAVIGATION.values() for page in pages]
+    pages = {f"docs/{page.stem}" for page in DOCS.glob("*.md")} | {"README", "CHANGELOG"}
+    assert pages - {place.removesuffix(">") for place in placed} == set()
+    assert len(placed) == len(set(placed))
 
 
 def test_every_page_is_in_the_index():
