@@ -20,6 +20,8 @@ PATTERNS = (
     "deploy/*.toml",
     "deploy/*.csv",
     "deploy/*.yml",
+    "deploy/ansible/*.yml",
+    "deploy/ansible/roles/*/*/*.yml",
     "deploy/completions/*",
     "deploy/nagios/*.cfg",
     "deploy/node-problem-detector/*.*",

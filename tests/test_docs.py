@@ -272,7 +272,9 @@ def test_settings_that_are_named_are_known(page: Path):
     assert set(re.findall(r"`(\w+_file)(?=[` ])", text)) <= keys
 
 
-KNOWN = {*METRICS, *EVENTS, *rollups()}
+ROLE = "".join(path.read_text() for path in (ROOT / "deploy/ansible").rglob("*.yml"))
+KNOWN = {*METRICS, *EVENTS, *rollups(), *re.findall(r"railscope_token\w*", ROLE)}
+"""Metrics, and the Ansible role with its variables."""
 SUFFIXES = re.compile(r"_(bucket|count|sum)$")
 PREFIX = re.compile(r"(_|\.|\*)$")
 """An ellipsis or an asterisk behind a name stands for several metrics."""

@@ -41,7 +41,7 @@ import secrets
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
@@ -148,6 +148,17 @@ def section_name(credential: Credential) -> str:
 def quote_key(name: str) -> str:
     """Return a name as a key of the file."""
     return json.dumps(name, ensure_ascii=False)
+
+
+def format_entry(name: str, token: str, days: int | None, max_authority: int | None) -> str:
+    """Return the line of a token in the tokens file; `days` from now it expires."""
+    value, options = json.dumps(digest_token(token)), ""
+    if days:
+        until = datetime.now(UTC).replace(microsecond=0) + timedelta(days=days)
+        options += f", until = {timestamps.format_datetime(until)}"
+    if max_authority:
+        options += f", {_MAX_AUTHORITY} = {max_authority}"
+    return f"{quote_key(name)} = " + (f"{{ token = {value}{options} }}" if options else value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
-from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
 from collector import clock, tables
-from collector.access import credentials
+from collector.access import credentials, node_tokens
 from collector.audit import ledger_check
 from collector.commands import archive, collector_check
 from collector.config import PREFIX, CollectorSettings
 from collector.evidence import waiting_evidence
 from collector.framelog.segment_files import accept_loss
 from collector.ledger import database, database_copy
-from railscope import convert_errors, service, settings, timestamps
+from railscope import convert_errors, service, settings
 
 config_option = click.option(
     "--config",
@@ -66,14 +64,66 @@ def check_command(config: Path | None) -> None:
     help="Highest authority of claims that the node reports with this token: 1 process, 2 node plugin, "
     f"3 scheduler. Default: {credentials.MAX_AUTHORITY}.",
 )
-@click.argument("name")
-def token(role: str, tenant: str, days: int | None, max_authority: int | None, name: str) -> None:
-    """Create a token for NAME, and the line for the tokens file. A node's NAME is that of the node."""
+@click.option(
+    "--nodes",
+    "nodes_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Names of nodes, one per line: create the tokens of all of them.",
+)
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="With --nodes: directory of the token files NODE.token, which only their owner may read.",
+)
+@click.option(
+    "--tokens-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="With --nodes: tokens file that gets the entries. Default: that of the settings.",
+)
+@click.option(
+    "--revoke-unlisted",
+    is_flag=True,
+    help="With --nodes: remove entries and token files of nodes that are not listed.",
+)
+@config_option
+@click.argument("name", required=False)
+def token(  # noqa: PLR0913, PLR0917 - flags
+    role: str,
+    tenant: str,
+    days: int | None,
+    max_authority: int | None,
+    nodes_file: Path | None,
+    output: Path | None,
+    tokens_file: Path | None,
+    revoke_unlisted: bool,  # noqa: FBT001 - flag
+    config: Path | None,
+    name: str | None,
+) -> None:
+    """Create a token for NAME, and the line for the tokens file. A node's NAME is that of the node.
+
+    With --nodes and --output, create the tokens of many nodes, and add their entries to the tokens file. A node
+    that has a token keeps it; entries of nodes that are not listed are reported, and removed with
+    --revoke-unlisted. Invalid input changes nothing.
+    """
     if bool(tenant) is not (role == credentials.Role.TENANT):
         message = "--tenant and --role tenant: expected both or neither"
         raise click.UsageError(message)
     if max_authority and role != credentials.Role.NODE:
         message = "--max-authority: expected --role node as well"
+        raise click.UsageError(message)
+
+    def entry(name: str, new_token: str) -> str:
+        return credentials.format_entry(name, new_token, days, max_authority)
+
+    if name is None:
+        if nodes_file is None or output is None or role != credentials.Role.NODE:
+            message = "expected NAME, or --nodes and --output with --role node"
+            raise click.UsageError(message)
+        file = tokens_file or Path(load_settings(config).tokens_file)
+        _create_node_tokens(nodes_file, output, file, entry, is_revoking=revoke_unlisted)
+        return
+    if nodes_file or output or tokens_file or revoke_unlisted:
+        message = "--nodes, --output, --tokens-file, --revoke-unlisted: expected no NAME"
         raise click.UsageError(message)
     if not all(map(credentials.is_name, (name, *([tenant] if tenant else [])))):
         message = "invalid name: expected printable text in Unicode NFC"
@@ -82,16 +132,32 @@ def token(role: str, tenant: str, days: int | None, max_authority: int | None, n
     click.echo(f"token (for {name} only): {new_token}")
     section = credentials.section_name(credentials.Credential(name, credentials.Role(role), tenant))
     click.echo(f"line for the tokens file, section [{section}]:")
-    value = json.dumps(credentials.digest_token(new_token))
-    options = ""
-    if days:
-        until = datetime.now(UTC).replace(microsecond=0) + timedelta(days=days)
-        options += f", until = {timestamps.format_datetime(until)}"
-    if max_authority:
-        options += f", max_authority = {max_authority}"
-    if options:
-        value = f"{{ token = {value}{options} }}"
-    click.echo(f"{credentials.quote_key(name)} = {value}")
+    click.echo(entry(name, new_token))
+
+
+def _create_node_tokens(
+    nodes_file: Path,
+    output: Path,
+    tokens_file: Path,
+    entry: Callable[[str, str], str],
+    *,
+    is_revoking: bool,
+) -> None:
+    failures = (credentials.TokensFileError, UnicodeDecodeError, OSError)
+    with convert_errors(failures, click.ClickException):
+        with convert_errors(
+            credentials.TokensFileError, credentials.TokensFileError, f"{nodes_file}: "
+        ):
+            names = node_tokens.parse_node_names(nodes_file.read_text(encoding="utf-8"))
+        outcome = node_tokens.create_node_tokens(
+            names, output, tokens_file, entry, is_revoking=is_revoking
+        )
+    click.echo(f"created: {len(outcome.created)} tokens in {output}; kept: {len(outcome.existing)}")
+    for name in outcome.without_file:
+        click.echo(f"{name}: kept its entry in {tokens_file}, whose token is not in {output}")
+    for name in outcome.unlisted:
+        state = "removed" if is_revoking else "kept; fix: --revoke-unlisted removes it"
+        click.echo(f"{name}: not in {nodes_file}: {state}")
 
 
 @click.command(name="accept-loss")

@@ -1,0 +1,221 @@
+"""`railscope collector token --nodes`: tokens of many nodes, and their entries in the tokens file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from hypothesis import given, settings as hypothesis_settings, strategies as st
+from support.command_line import run
+
+from collector.access import credentials
+from collector.access.node_tokens import create_node_tokens, parse_node_names
+from railscope.settings import read_named_file
+
+SAMPLE = Path(__file__).parents[3] / "deploy/tokens.toml"
+OTHERS = '[operators]\nprometheus = "sha256:' + "1" * 64 + '"\n'
+
+
+class Site:
+    """List of nodes, directory and tokens file of an administrator."""
+
+    def __init__(self, directory: Path) -> None:
+        self.nodes, self.output = directory / "nodes.txt", directory / "tokens"
+        self.file = directory / "tokens.toml"
+
+    def create(self, *nodes: str, options: tuple[str, ...] = ()) -> Result:
+        self.nodes.write_text("# nodes\n\n" + "".join(f"{name}\n" for name in nodes))
+        places = ("--output", str(self.output), "--tokens-file", str(self.file))
+        return run("collector", "token", "--nodes", str(self.nodes), *places, *options)
+
+    def contents(self) -> dict[str, tuple[bytes, int]]:
+        paths = [*self.output.glob("*"), self.file]
+        return {
+            path.name: (path.read_bytes(), path.stat().st_mtime_ns)
+            for path in paths
+            if path.exists()
+        }
+
+    def holders(self) -> dict[str, str]:
+        """Node of each token file, as the collector authenticates it."""
+        entries = credentials.load_credentials(self.file).entries
+        found = {}
+        for path in self.output.glob("*"):
+            digest = credentials.digest_token(read_named_file("token_file", str(path)))
+            found[path.name] = entries[credentials.CredentialKey("token", digest)].credential.name
+        return found
+
+
+@pytest.fixture(name="site")
+def _site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def test_every_node_gets_a_token_that_the_collector_accepts(site: Site):
+    site.file.write_bytes(SAMPLE.read_bytes())
+    site.file.chmod(0o640)
+    outcome = site.create("gpu-001", "gpu-002", "Zoë 3")
+    assert outcome.stdout == f"created: 3 tokens in {site.output}; kept: 0\n"
+    assert site.holders() == {f"{name}.token": name for name in ("gpu-001", "gpu-002", "Zoë 3")}
+    assert {path.stat().st_mode & 0o777 for path in site.output.iterdir()} == {0o600}
+    assert site.output.stat().st_mode & 0o777 == 0o700
+    assert site.file.stat().st_mode & 0o777 == 0o640
+    before, after = SAMPLE.read_text().splitlines(), site.file.read_text().splitlines()
+    assert [line for line in after if line in before] == before, "comments and order are kept"
+
+
+def test_a_second_run_changes_nothing(site: Site):
+    site.create("a", "b")
+    before = site.contents()
+    outcome = site.create("a", "b")
+    assert outcome.stdout == f"created: 0 tokens in {site.output}; kept: 2\n"
+    assert site.contents() == before
+
+
+def test_a_node_is_added_and_the_others_keep_their_tokens(site: Site):
+    site.file.write_text(OTHERS)
+    site.create("a", "b")
+    before = site.contents()
+    assert "created: 1" in site.create("a", "c", "b").stdout
+    after = site.contents()
+    assert {name: after[name] for name in ("a.token", "b.token")} == {
+        name: before[name] for name in ("a.token", "b.token")
+    }
+    assert set(site.holders().values()) == {"a", "b", "c"}
+    assert len(credentials.load_credentials(site.file).entries) == 4
+
+
+def test_a_node_that_left_is_reported_and_removed_on_request_only(site: Site):
+    site.file.write_text(OTHERS)
+    site.create("a", "b")
+    before = site.contents()
+    outcome = site.create("a")
+    assert f"b: not in {site.nodes}: kept; fix: --revoke-unlisted removes it\n" in outcome.stdout
+    assert site.contents() == before
+    outcome = site.create("a", options=("--revoke-unlisted",))
+    assert f"b: not in {site.nodes}: removed\n" in outcome.stdout
+    assert site.holders() == {"a.token": "a"}
+    assert len(credentials.load_credentials(site.file).entries) == 2
+
+
+def test_an_interrupted_run_is_completed(site: Site):
+    """The token files are written first."""
+    site.create("a", "b")
+    tokens = {path.name: path.read_text() for path in site.output.iterdir()}
+    site.file.unlink()
+    assert "created: 0" in site.create("a", "b").stdout
+    assert {path.name: path.read_text() for path in site.output.iterdir()} == tokens
+    assert site.holders() == {"a.token": "a", "b.token": "b"}
+
+
+def test_a_token_made_by_hand_is_kept(site: Site):
+    site.file.write_text(f"[nodes]\na = '{credentials.digest_token('secret')}'\n")
+    outcome = site.create("a", "b")
+    assert (
+        f"a: kept its entry in {site.file}, whose token is not in {site.output}\n" in outcome.stdout
+    )
+    assert site.holders() == {"b.token": "b"}
+
+
+def test_a_token_file_that_others_may_read_is_restricted(site: Site):
+    site.create("a")
+    (site.output / "a.token").chmod(0o644)
+    site.create("a")
+    assert (site.output / "a.token").stat().st_mode & 0o777 == 0o600
+
+
+def test_options_of_one_token_apply_to_all(site: Site):
+    site.create("a", "b", options=("--max-authority", "2", "--days", "30"))
+    entries = credentials.load_credentials(site.file).entries.values()
+    assert [(entry.credential.max_authority, bool(entry.until_ns)) for entry in entries] == [
+        (2, True)
+    ] * 2
+
+
+@pytest.mark.parametrize(
+    ("nodes", "problem"),
+    [
+        (("a", "b/c"), "line 4: invalid node name 'b/c'"),
+        (("..",), "line 3: invalid node name '..'"),
+        (("a", "e\u0301"), "line 4: invalid node name"),
+        (("a\x1b",), "line 3: invalid node name"),
+        (("x" * 201,), "line 3: invalid node name"),
+        (("a", "b", "a"), "line 5: node a is also in line 3"),
+        ((), "no node: expected one name per line"),
+    ],
+)
+def test_invalid_names_change_nothing(site: Site, nodes: tuple[str, ...], problem: str):
+    outcome = site.create(*nodes)
+    assert outcome.exit_code == 1
+    (line,) = outcome.stderr.splitlines()
+    assert line.startswith(f"Error: {site.nodes}: {problem}")
+    assert site.contents() == {}
+    assert not site.output.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[nodes\n", "invalid TOML"),
+        ("nodes = {}\n", "the section [nodes] cannot be changed"),
+        ("[nodes]\na = 1\n", "[nodes] a: invalid digest"),
+        (f"[nodes]\na = '{credentials.digest_token('other')}'\n", "not the token of a in"),
+    ],
+)
+def test_a_tokens_file_that_does_not_fit_is_not_changed(site: Site, text: str, problem: str):
+    site.output.mkdir()
+    (site.output / "a.token").write_text("secret\n")
+    site.file.write_text(text)
+    before = site.contents()
+    outcome = site.create("a", "b")
+    assert outcome.exit_code == 1
+    assert problem in outcome.stderr
+    assert site.contents() == before
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--nodes", "x"),
+        ("--output", "x"),
+        ("--nodes", "x", "--output", "y", "--role", "operator"),
+        ("--nodes", "x", "--output", "y", "gpu-1"),
+        ("--revoke-unlisted", "gpu-1"),
+        (),
+    ],
+    ids=" ".join,
+)
+def test_other_combinations_of_options_are_rejected(arguments: tuple[str, ...]):
+    outcome = run("collector", "token", *arguments)
+    assert outcome.exit_code == 2
+    assert "expected" in outcome.stderr
+
+
+NAMES = st.lists(
+    st.text("ab-é.#'\"\\= ", min_size=1, max_size=4).map(str.strip), unique=True, max_size=6
+)
+
+
+@hypothesis_settings(deadline=None)
+@given(runs=st.lists(st.tuples(NAMES, st.booleans()), min_size=1, max_size=4))
+def test_after_any_runs_the_listed_nodes_have_their_tokens(
+    tmp_path_factory: pytest.TempPathFactory, runs: list[tuple[list[str], bool]]
+):
+    site = Site(tmp_path_factory.mktemp("site"))
+    site.file.write_text(OTHERS)
+    for listed, is_revoking in runs:
+        try:
+            names = parse_node_names("\n".join(listed))
+        except credentials.TokensFileError:
+            continue
+        had = {} if not site.output.exists() else site.holders()
+
+        def entry(name: str, token: str) -> str:
+            return credentials.format_entry(name, token, None, None)
+
+        outcome = create_node_tokens(names, site.output, site.file, entry, is_revoking=is_revoking)
+        has = site.holders()
+        assert {*names} <= {*has.values()} <= {*names, *had.values()}
+        assert not is_revoking or {*names} == {*has.values()}
+        assert set(outcome.created) == {*names} - {*had.values()}
