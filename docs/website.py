@@ -40,10 +40,10 @@ NAVIGATION: Mapping[str, tuple[str, ...]] = {
         "docs/network", "docs/switches", "docs/host", "docs/topology", "docs/tenancy", "docs/schedulers",
         "docs/collectives", "docs/jobs", "docs/costs",
     ),
-    "Develop": ("docs/developer", "docs/architecture", "bench/README", "CHANGELOG"),
+    "Develop": ("docs/developer", "docs/architecture", "bench/README", "CONTRIBUTING", "SECURITY", "CHANGELOG"),
 }  # fmt: skip
 """Pages by reader, in the order of reading."""
-PAGES = ("README.md", "CHANGELOG.md", "docs/*.md", "bench/README.md")
+PAGES = ("*.md", "docs/*.md", "bench/README.md")
 LISTED = ("alerts/runbooks/*.md", "docs/metrics/*.md")
 """Pages that a page of NAVIGATION links to; with each of them, the navigation of every page would take most of the time."""
 SETTINGS = {

@@ -32,7 +32,7 @@ from passages import (
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("agent", "collector", "railscope", "simulator", "bench", "dashboards", "docs")
-DOCUMENTS = ("README.md", "CHANGELOG.md", "docs/**/*.md", "bench/*.md", "alerts/runbooks/*.md")
+DOCUMENTS = ("*.md", "docs/**/*.md", "bench/*.md", "alerts/runbooks/*.md")
 SAMPLES = ("deploy/**/*", "alerts/rules/*.yml", "alerts/*.yml", "Makefile", "pyproject.toml")
 """Further files whose comments are checked."""
 ALERTS = ("alerts/rules/*.yml",)

@@ -26,9 +26,10 @@ from railscope.catalog import EVENTS, METRICS, SUBJECT_OF, rollups
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+PROJECT = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
+PAGES = [*PROJECT, ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
 RUNBOOKS = sorted((ROOT / "alerts" / "runbooks").glob("*.md"))
-BY_HAND = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *RUNBOOKS]
+BY_HAND = [*PROJECT, *sorted(DOCS.glob("*.md")), *RUNBOOKS]
 EACH_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
@@ -179,7 +180,7 @@ def test_commands_that_are_shown_exist(page: Path):
 
 def _exists(arguments: list[str], line: str) -> None:
     name = "railscope"
-    while arguments and isinstance(COMMANDS[name], click.Group):
+    while arguments and isinstance(COMMANDS[name], click.Group) and arguments[0][0] != "-":
         name, arguments = f"{name} {arguments[0]}", arguments[1:]
         assert name in COMMANDS, line
     known = {option for param in COMMANDS[name].params for option in param.opts}
