@@ -107,7 +107,7 @@ class ProgramDirectory:
 
     async def collector(self, *more: str, **environment: str) -> Program:
         """Start a collector and wait until it listens."""
-        program = ForkedProgram(
+        program = self._program(
             "collector",
             [
                 "collector",
@@ -121,13 +121,13 @@ class ProgramDirectory:
                 "--allow-anonymous-read",
                 *more,
             ],
-            {**os.environ, "RAILSCOPE_COLLECTOR_VIEW_REFRESH_SECONDS": "0.2", **environment},
+            {"RAILSCOPE_COLLECTOR_VIEW_REFRESH_SECONDS": "0.2", **environment},
         )
         return await self._start(program, "collector_started")
 
     async def agent(self, node: str, *more: str, path: str = "", **environment: str) -> Program:
         """Start an agent that replays a capture, and wait until it serves its metrics."""
-        program = ForkedProgram(
+        program = self._program(
             f"agent of {node}",
             [
                 "agent",
@@ -145,7 +145,6 @@ class ProgramDirectory:
                 *more,
             ],
             {
-                **os.environ,
                 "RAILSCOPE_AGENT_COLLECTOR__TOKEN": f"token-{node}",
                 "RAILSCOPE_AGENT_COLLECTOR__PUSH_SECONDS": "0.5",
                 "RAILSCOPE_AGENT_COLLECTOR__MAX_RETRY_SECONDS": "0.5",
@@ -153,6 +152,12 @@ class ProgramDirectory:
             },
         )
         return await self._start(program, "agent_started")
+
+    @staticmethod
+    def _program(name: str, arguments: list[str], environment: dict[str, str]) -> Program:
+        """Return a program of this checkout, which is forked, or of the tree that PYTHONPATH names."""
+        kind = Program if "PYTHONPATH" in environment else ForkedProgram
+        return kind(name, arguments, {**os.environ, **environment})
 
     async def _start(self, program: Program, event: str) -> Program:
         self.programs.append(program)

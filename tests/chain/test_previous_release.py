@@ -1,0 +1,150 @@
+"""Agents and collectors of the previous release with those of this checkout, its captures and its state."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import aiohttp
+import pytest
+from chain_support import ProgramDirectory, wait_until
+from support.once_per_run import once_per_run
+from test_crash import frames_of_runs, identities
+
+from collector.access.credentials import digest_token
+
+ROOT = Path(__file__).parents[2]
+RELEASES = tomllib.loads((ROOT / "RELEASES.toml").read_text())["release"]
+PREVIOUS = max(RELEASES, key=lambda release: release["date"])
+NODE = "gpu-1"
+CAPTURE = "tests/captures/hgx-h100-load"
+GPUS = 2
+FRAMES = 50
+SPOOLED = 3
+RUNS = 2
+pytestmark = pytest.mark.timeout(600)
+
+
+def extract(target: Path, clone: Path = ROOT) -> None:
+    """Write the tree of the previous release."""
+    archive = ["git", "-C", str(clone), "archive", PREVIOUS["commit"]]
+    made = subprocess.run(archive, capture_output=True, check=False)
+    if made.returncode:
+        pytest.fail(
+            f"cannot read release {PREVIOUS['version']}: {made.stderr.decode().strip()}: "
+            "expected a clone with its history; fix: git fetch --unshallow"
+        )
+    target.mkdir()
+    subprocess.run(["tar", "-x", "-C", str(target)], input=made.stdout, check=True)
+
+
+@pytest.fixture(name="previous", scope="module")
+def _previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return once_per_run(tmp_path_factory, "previous-release", extract)
+
+
+@pytest.fixture(autouse=True)
+def _node(site: ProgramDirectory, previous: Path) -> None:
+    """A node with a capture of the previous release, which programs of both read."""
+    (site.directory / NODE).symlink_to(previous / CAPTURE)
+    (site.directory / "tokens.toml").write_text(
+        f'[nodes]\n"{NODE}" = "{digest_token(f"token-{NODE}")}"\n'
+    )
+
+
+async def metrics(url: str) -> dict[str, float]:
+    """Return the metrics of an endpoint by name and labels."""
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as response:
+        text = await response.text()
+    samples = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+    return {name: float(value) for name, _, value in samples}
+
+
+async def wait_until_received(site: ProgramDirectory) -> None:
+    """Wait until the collector has received frames and shows the GPUs; none was rejected or lost."""
+
+    async def has_received() -> bool:
+        rows = (await site.get("/api/v1/nodes"))["rows"]
+        received = (await metrics(site.url))["railscope_collector_received_frames_total"]
+        return bool(rows) and rows[0]["gpus"] == GPUS and received >= FRAMES
+
+    await wait_until(has_received, f"the collector has {FRAMES} frames of the node", 0.5)
+    found = await metrics(site.url)
+    rejected = {name for name in found if name.startswith("railscope_collector_rejected_envelopes")}
+    assert rejected <= {'railscope_collector_rejected_envelopes_total{reason="unknown_schema"}'}
+    assert found["railscope_collector_missing_frames"] == 0
+    assert found[f'railscope_node_reporting{{node="{NODE}"}}'] == 1
+
+
+def test_a_clone_without_history_is_an_error_that_names_the_fix(tmp_path: Path):
+    subprocess.run(["git", "init", "--quiet", str(tmp_path / "clone")], check=True)
+    with pytest.raises(pytest.fail.Exception, match="fix: git fetch --unshallow"):
+        extract(tmp_path / "tree", tmp_path / "clone")
+
+
+@pytest.mark.parametrize("older", ["agent", "collector"])
+async def test_an_agent_and_a_collector_of_two_releases_work_together(
+    site: ProgramDirectory, previous: Path, older: str
+):
+    tree = {older: {"PYTHONPATH": str(previous)}}
+    await site.collector(**tree.get("collector", {}))
+    await site.agent(NODE, **tree.get("agent", {}))
+    await wait_until_received(site)
+
+
+async def test_the_state_of_the_previous_release_is_read(site: ProgramDirectory, previous: Path):
+    """Frame log, ledger and audit log of the collector, and frames in the spool of the agent."""
+    collector = await site.collector(PYTHONPATH=str(previous))
+    agent = await site.agent(NODE, PYTHONPATH=str(previous))
+    await wait_until_received(site)
+    await collector.stop()
+    spool = site.directory / f"state-{NODE}/spool"
+
+    async def has_spooled() -> bool:
+        return len(list(spool.glob("*.envelope"))) >= SPOOLED
+
+    await wait_until(has_spooled, "the agent has spooled frames", 0.2)
+    await agent.stop()
+    waiting = set(spool.glob("*.envelope"))
+    assert len(waiting) >= SPOOLED
+
+    collector = await site.collector()
+    agent = await site.agent(NODE)
+
+    async def has_sent() -> bool:
+        return not any(path.exists() for path in waiting)
+
+    await wait_until(has_sent, "the agent has sent the frames of the previous release", 0.2)
+    await wait_until_received(site)
+    await agent.stop()
+    await collector.stop()
+    runs = frames_of_runs(identities(site))
+    assert len({run for _, run, _ in runs}) == RUNS
+    for sequences in runs.values():
+        assert sequences == set(range(1, max(sequences) + 1))
+    log = ["audit", "verify", "collector/audit", "--key", "collector/audit/key.pub"]
+    verified = railscope(
+        *log, "--ledger", "sqlite:///collector/ledger.sqlite", directory=site.directory
+    )
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+
+
+@pytest.mark.parametrize("capture", ["hgx-h100-load", "gb200-tray", "pods-on-mig", "slurm-job"])
+def test_captures_of_the_previous_release_are_replayed(previous: Path, capture: str):
+    done = railscope("agent", "once", "--replay", str(previous / "tests/captures" / capture))
+    assert done.returncode == 0, done.stderr
+    assert "railscope_gpu_info{" in done.stdout
+
+
+def railscope(*arguments: str, directory: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "railscope", *arguments],
+        cwd=directory,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
