@@ -10,6 +10,7 @@
 # make pictures         run a cluster with faults for ten minutes and draw dashboards and console into docs/pictures
 # make cases            write the test cases in tests/captures again
 # make packages         wheel, source distribution, .deb, .rpm, SBOMs and checksums of the last commit, in dist
+# make release          VERSION=1.2.3: build twice, test, date the changelog, commit and tag; DRY_RUN=yes changes nothing
 # make install          install as services under PREFIX (as root); EXTRAS=yes adds PostgreSQL, Parquet, S3, OTLP and switches, EXTRAS=no installs the agent only
 # make lock             pin the packages of make install, with hashes (deploy/requirements*.lock)
 # make clean            remove built files
@@ -35,7 +36,7 @@ VALIDATOR := $(CURDIR)/.venv-validator
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help packages lock demo cluster test quick thorough check bench dashboards docs site pictures cases install clean servers validator vendored
+.PHONY: help packages release lock demo cluster test quick thorough check bench dashboards docs site pictures cases install clean servers validator vendored
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -90,7 +91,7 @@ check: $(VENV)/.ready-to-test
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
 	$(VENV)/bin/mypy docs/generate.py docs/passages.py docs/wording.py docs/layout.py docs/website.py
-	$(VENV)/bin/mypy deploy/packages/build.py
+	$(VENV)/bin/mypy deploy/packages/build.py deploy/packages/release.py
 	$(VENV)/bin/lint-imports
 	$(PY) docs/generate.py --check
 	$(PY) docs/wording.py
@@ -142,6 +143,10 @@ validator:
 packages: $(VENV)/.ready-to-test
 	@tests/setup_servers.sh rpm
 	$(PY) deploy/packages/build.py --to dist
+
+release: $(VENV)/.ready-to-test
+	@for package in rpm lintian rpmlint mmdebstrap; do tests/setup_servers.sh $$package; done
+	$(PY) deploy/packages/release.py --to dist $(if $(DRY_RUN),--dry-run) "$(VERSION)"
 
 install:
 	deploy/install.sh "$(PYTHON)" "$(PREFIX)" "$(CONFIGURATION)" "$(UNITS)" "$(BINARIES)"

@@ -45,9 +45,13 @@ def test_the_version_is_released():
 
 
 def renamed_events() -> list[tuple[str, list[str], list[str]]]:
-    """Return the rows of the unreleased table of log events: program, earlier names, present names."""
-    unreleased = (ROOT / "CHANGELOG.md").read_text().split("\n## [")[1]
-    rows = re.findall(r"^  \| (agent|collector) \| (.*) \| (.*) \|$", unreleased, re.MULTILINE)
+    """Return the rows of the first table of log events: program, earlier names, present names."""
+    sections = (ROOT / "CHANGELOG.md").read_text().split("\n## [")
+    found = (
+        re.findall(r"^  \| (agent|collector) \| (.*) \| (.*) \|$", section, re.MULTILINE)
+        for section in sections
+    )
+    rows = next(filter(None, found), [])
     return [
         (program, *(re.findall(r"`(\w+)`", cell) for cell in cells)) for program, *cells in rows
     ]

@@ -18,7 +18,7 @@ from collector.access.credentials import digest_token
 
 ROOT = Path(__file__).parents[2]
 RELEASES = tomllib.loads((ROOT / "RELEASES.toml").read_text())["release"]
-PREVIOUS = max(RELEASES, key=lambda release: release["date"])
+PREVIOUS = RELEASES[-1]
 NODE = "gpu-1"
 CAPTURE = "tests/captures/hgx-h100-load"
 GPUS = 2

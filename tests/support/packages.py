@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-EPOCH = "1700000000"
+EPOCH = os.environ.get("SOURCE_DATE_EPOCH") or "1700000000"
 
 
 def require(program: str, package: str) -> None:
