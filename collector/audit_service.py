@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import secrets
 import time
-from asyncio import TaskGroup
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,17 +26,19 @@ from collector.audit import (
 from collector.config import CollectorSettings
 from collector.console.audit_pages import AuditHealth, witness_rows
 from collector.fleet.view_cells import ViewCell
+from collector.framelog import segment_files
 from collector.http import audit_api
 from collector.http.witness_api import WitnessApi
 from collector.ledger import head_chain, membership
 from collector.ledger.database import Database
 from collector.state.state_checkpointer import StateCheckpointer
-from railscope import __version__
+from railscope import __version__, service
 from railscope.audit.record import RecordError, RecordSource
 from railscope.catalog import collector as c
 from railscope.settings import SettingsError
 
 RECORDER_STATE_FILE = "observed"
+_CHECK_FILES_SECONDS = 86_400.0
 
 
 @dataclass(slots=True)
@@ -149,7 +151,16 @@ class AuditService:
         """Hold the state directory, by its opened log, in a shared database. Raises DirectoryInUseError."""
         await self.holder.begin(self.trail.log.genesis())
 
-    def start(self, outer: TaskGroup, group: TaskGroup) -> None:
+    async def check_files(
+        self, state_files: segment_files.StateFiles, names: Callable[[], set[str]]
+    ) -> None:
+        """Compare the state directory with its expected files, every day, until cancelled."""
+        while True:
+            await asyncio.sleep(_CHECK_FILES_SECONDS)
+            if lost := await service.run_in_thread(state_files.find_new_losses, names):
+                await self.trail.log.append(self.trail.draft_missing_files(lost))
+
+    def start(self, outer: asyncio.TaskGroup, group: asyncio.TaskGroup) -> None:
         """Run until cancelled; the writer of the log ends with the outer group, after all others."""
         outer.create_task(self.trail.run())
         checks = (self.guard, self.periodic_verification, self.watch, self.holder, self.retention)

@@ -34,7 +34,7 @@ from collector.inventory.comparison import InventoryWatch
 from collector.ledger import ledger_store
 from collector.ledger.database import LedgerProbe, SharedDatabase, UnusableLedgerError, ledger_url
 from collector.live_diagnosis.diagnosis_service import DiagnosisService
-from collector.sinks import incident_webhook, influx, remote_write
+from collector.sinks import incident_webhook, influx, remote_write, slurm_drain
 from collector.state.collector_state import CollectorState
 from collector.state.state_checkpointer import CheckpointSchedule, StateCheckpointer
 from collector.switches import all_switches
@@ -45,8 +45,6 @@ from railscope.catalog.collector import DAMAGED_EVIDENCE, LOST_FILES
 from railscope.catalog.incidents import WEBHOOK_FAILURES
 
 log = structlog.get_logger(__name__)
-
-_CHECK_FILES_SECONDS = 86_400.0
 
 
 @dataclass
@@ -165,6 +163,9 @@ class Collector:
             self.diagnosis,
             self.database.open,
             self._metering_stores,
+        )
+        self.drainer = slurm_drain.SlurmDrainer(
+            self.settings.slurm, self.trail, self.clock.now_ns, leads=self.cluster.leads
         )
         self.reading = ReadPool()
         self.quarantine = evidence_records.EvidenceQuarantine()
@@ -359,9 +360,10 @@ class Collector:
                 table=lambda: self.cluster.notified,
                 delivered=state.diagnosis.engine.notified,
             )
-            state.work.append(self.webhook.run)
+            state.work += (self.webhook.run, self.drainer.with_views(all_nodes).run)
 
         self.cluster.prepare = prepare
+        self.drainer = self.drainer.with_views(api)
         routing = web_server.ClusterRouting(self.cluster)
         routed = routing.route(handlers, api.handlers(), CLUSTER_PAGES)
         max_bytes = self.settings.limits.body_bytes
@@ -387,25 +389,16 @@ class Collector:
                 if self.cluster.diagnoses_alone:
                     group.create_task(self.diagnosis.run())
                     group.create_task(self.webhook.run())
+                    group.create_task(self.drainer.run())
                 for work in (
                     self.cluster.run(), self.access.run(), self.tokens.watch(), self.entries.run(), self.log.run(),
-                    self.checkpoints.run(), self._check_files(), self.files.watch(), self.finalizer.run(),
+                    self.checkpoints.run(), self.audit.check_files(self.state_files, lambda: self.core.schemas.file_names), self.files.watch(), self.finalizer.run(),
                     self.clock_records.run(), self.refresher.run(), self.sink.run(), self.remote_write.run(), self.retention.run(), self.switches.run(),
                 ):  # fmt: skip
                     group.create_task(work)
         finally:
             await server.close()
             await self.ledger_probe.close()
-
-    async def _check_files(self) -> None:
-        """Compare the state directory with its expected files, every day, until cancelled."""
-        while True:
-            await asyncio.sleep(_CHECK_FILES_SECONDS)
-            lost = await service.run_in_thread(
-                self.state_files.find_new_losses, lambda: self.core.schemas.file_names
-            )
-            if lost:
-                await self.trail.log.append(self.trail.draft_missing_files(lost))
 
     def _read_files(self) -> None:
         """Read the administrators' files. Blocking; raises SettingsError."""

@@ -32,7 +32,7 @@ from railscope.timestamps import SECOND_NS
 
 MAX_JOBS = 5000
 _SUMMED = ("cluster", "rail", "tenant")
-_FAILED = next(value for value, name in GPU_HEALTH.states.items() if name == "failed")
+_UNKNOWN, _, _, _FAILED = GPU_HEALTH.states
 _CELLS_PER_TURN = 16
 _ROWS_PER_SLICE = 128
 """Rows of a block after which other tasks get a turn."""
@@ -56,6 +56,8 @@ class CollectorViews:
     jobs: RunningJobs = field(default_factory=RunningJobs)
     failed_gpus: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """GPUs that have failed by the verdict of their agent: names in words by node and UUID."""
+    unjudged_nodes: frozenset[str] = frozenset()
+    """Nodes with a GPU whose verdict is unknown."""
     gpus: ListedReadings = field(default_factory=ListedReadings)
     extent: ClusterExtent | None = None
     """Collectors whose nodes the views contain; None of one that shows its own nodes only."""
@@ -117,12 +119,13 @@ class ViewRefresher:
             await self.positions.refresh(turns.yield_if_due)
         gathered, gpus = GatheredReadings(), ListedReadings(dict(self.core.gpus_by_node))
         failed: dict[str, dict[str, str]] = {}
+        unjudged: set[str] = set()
         for block in self.core.fleet.blocks():
             table = self.positions.find(block) if account else None
             fresh_rows = self.core.fleet.fresh_rows(block, fresh_from_ns, now_ns)
             for start in range(0, len(fresh_rows), _ROWS_PER_SLICE):
                 rows = fresh_rows[start : start + _ROWS_PER_SLICE]
-                self._add_failed(failed, block, rows)
+                self._add_failed(failed, unjudged, block, rows)
                 fresh = find_fresh_rows(block, rows)
                 if fresh:
                     rollups.add(fresh)
@@ -162,23 +165,32 @@ class ViewRefresher:
             found,
             jobs,
             failed,
+            frozenset(unjudged),
             gpus,
             self.extent(),
         )
         return self.views
 
     def _add_failed(
-        self, failed: dict[str, dict[str, str]], block: SheetBlock, rows: npt.NDArray[np.intp]
+        self,
+        failed: dict[str, dict[str, str]],
+        unjudged: set[str],
+        block: SheetBlock,
+        rows: npt.NDArray[np.intp],
     ) -> None:
-        """Add the GPUs of rows of a block that have failed."""
+        """Add the GPUs of rows of a block that have failed, and the nodes of those whose verdict is unknown."""
         columns = block.layout.health
         if not len(columns):
             return
-        for row, column in np.argwhere(block.values_at(rows, columns) == _FAILED).tolist():
+        values = block.values_at(rows, columns)
+        for row, column in np.argwhere((values == _FAILED) | (values == _UNKNOWN)).tolist():
             index, position = int(rows[row]), int(columns[column])
             name = block.nodes[index]
             node = self.core.fleet.nodes.get(name or "")
             if node is None or block.reasons_of(index)[position] != PRESENT:
+                continue
+            if values[row, column] == _UNKNOWN:
+                unjudged.add(node.name)
                 continue
             schema = self.core.schemas.read(node.rows[block.layout.stream].schema)
             member = next(member for at, _, member in columns_of(schema) if at == position)

@@ -1,1 +1,16 @@
-"""Sinks: exporters that write views to other systems."""
+"""Sinks: exporters that write views to other systems, and changes of other systems."""
+
+from __future__ import annotations
+
+MAX_PROBLEM_LENGTH = 200
+
+
+class SinkError(Exception):
+    """A write that the receiver did not accept: a rejected one would be rejected again, another one is repeated."""
+
+    def __init__(
+        self, problem: str, *, is_rejected: bool = False, retry_seconds: float = 0.0
+    ) -> None:
+        super().__init__(problem[:MAX_PROBLEM_LENGTH])
+        self.is_rejected = is_rejected
+        self.retry_seconds = retry_seconds

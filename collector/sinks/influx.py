@@ -16,7 +16,8 @@ from typing import Any
 
 from collector.config import InfluxSettings
 from collector.fleet.view_cells import View, ViewCell
-from collector.sinks.queued_writer import QueuedBatch, QueuedWriter, SinkError
+from collector.sinks import SinkError
+from collector.sinks.queued_writer import QueuedBatch, QueuedWriter
 from collector.view_refresh import CollectorViews
 from railscope.http_responses import bound_responses
 from railscope.service import run_in_thread

@@ -10,23 +10,13 @@ from typing import NamedTuple
 
 import structlog
 
+from collector.sinks import SinkError
+
 log = structlog.get_logger(__name__)
 
 MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 30.0
 MAX_RETRY_AFTER_SECONDS = 300.0
 """Longest wait that a server may request."""
-MAX_PROBLEM_LENGTH = 200
-
-
-class SinkError(Exception):
-    """A batch that the server did not accept: a rejected one would be rejected again, another one is repeated."""
-
-    def __init__(
-        self, problem: str, *, is_rejected: bool = False, retry_seconds: float = 0.0
-    ) -> None:
-        super().__init__(problem[:MAX_PROBLEM_LENGTH])
-        self.is_rejected = is_rejected
-        self.retry_seconds = retry_seconds
 
 
 class QueuedBatch(NamedTuple):

@@ -30,9 +30,10 @@ import structlog
 from collector.config import CollectorSettings, RemoteWriteSettings
 from collector.fleet.fleet import RecentEvents
 from collector.fleet.view_cells import ViewCell, label_names
+from collector.sinks import MAX_PROBLEM_LENGTH, SinkError
 from collector.sinks.otlp_events import OtlpEventQueue, OtlpEventsFormat
 from collector.sinks.otlp_format import OtlpMetricsFormat
-from collector.sinks.queued_writer import MAX_PROBLEM_LENGTH, QueuedBatch, QueuedWriter, SinkError
+from collector.sinks.queued_writer import QueuedBatch, QueuedWriter
 from collector.state.collector_state import CollectorState
 from railscope import __version__, exposition, http_responses, server_connections, settings
 from railscope.catalog import collector as catalog

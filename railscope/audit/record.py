@@ -24,7 +24,7 @@ FAMILIES = {
     "tenancy": "assign release transfer conflict unclaimed_use rogue_process scrub",
     "device": "mig ecc clocks power_limit compute_mode sharing firmware driver reset retire",
     "network": "pfc ecn dscp mtu buffer nic_firmware link_admin",
-    "node": "boot join cordon drain reimage",
+    "node": "boot join cordon drain resume reimage",
     "identity": "enrol_request enrol_approve enrol_reject rotate revoke duplicate expired attest",
     "access": "login token role denied cross_tenant break_glass",
     "admin": "config retention backup restore upgrade rule_change silence",

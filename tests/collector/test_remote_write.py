@@ -25,7 +25,7 @@ from support.otlp_decoding import DecodedMetrics
 
 from collector.config import RemoteWriteSettings
 from collector.fleet.view_cells import ViewCell, label_names
-from collector.sinks.queued_writer import MAX_PROBLEM_LENGTH
+from collector.sinks import MAX_PROBLEM_LENGTH
 from collector.sinks.remote_write import (
     STALE_MARKER,
     ImportTextFormat,

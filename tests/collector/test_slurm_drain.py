@@ -1,0 +1,349 @@
+"""Draining in Slurm: nodes that are drained and resumed, the limits, and the records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, strategies as st
+from makers import FrameSender
+from running_collector import run_collector, settings_in
+from support.audit import audit_log, running_log, verified_records
+
+from collector.audit.collector_records import AuditTrail
+from collector.config import SlurmSettings
+from collector.diagnosis.entity_states import NodeRow
+from collector.sinks.slurm_drain import (
+    NODES,
+    SlurmCommandError,
+    SlurmDrainer,
+    SlurmNode,
+    parse_nodes,
+    run_program,
+)
+from railscope.catalog.entities import GPU
+from railscope.catalog.gpu_health import GPU_HEALTH
+from railscope.frame import Entity, Schema
+from railscope.settings import SettingsError
+from railscope.timestamps import HOUR_NS, SECOND_NS
+
+OWN = "railscope: incident 4f: GPU 3 failed"
+ON = SlurmSettings(resume=True)
+
+
+def row(name: str, state: str, *incidents: str) -> NodeRow:
+    reason = "GPU 3 failed" if state == "failed" else ""
+    return NodeRow(name, state, reason, None, 1.0, 8, "........", incidents)
+
+
+@dataclass
+class SimulatedSlurm:
+    """Nodes that `scontrol` changes, with a clock, the rows of the collector, and its drainer."""
+
+    directory: Path
+    settings: SlurmSettings = ON
+    nodes: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """State and reason by node."""
+    rows: list[NodeRow] = field(default_factory=list)
+    now_ns: int = 100 * HOUR_NS
+    reason_ns: dict[str, int] = field(default_factory=dict)
+    commands: list[tuple[str, ...]] = field(default_factory=list)
+    problem: str = ""
+    leads: bool = True
+    unjudged: Iterable[str] = ()
+
+    def __post_init__(self) -> None:
+        self.trail = AuditTrail(audit_log(self.directory), "1.0", lambda: self.now_ns)
+        self.drainer = SlurmDrainer(
+            self.settings,
+            self.trail,
+            lambda: self.now_ns,
+            rows=lambda: self.rows,
+            unjudged=lambda: list(self.unjudged),
+            leads=lambda: self.leads,
+            run_program=self.run,
+        )
+
+    def run(self, command: Sequence[str]) -> str:
+        if tuple(command) == NODES:
+            lines = (
+                f"{name}|{state}|{self.reason_ns.get(name, 0) // SECOND_NS or 'Unknown'}|{reason}\n"
+                for name, (state, reason) in self.nodes.items()
+            )
+            return "".join(lines) * 2
+        if self.problem:
+            raise SlurmCommandError(self.problem)
+        self.commands.append(tuple(command))
+        name = command[2].removeprefix("NodeName=")
+        is_drain = command[3] == "State=DRAIN"
+        reason = command[4].removeprefix("Reason=") if is_drain else "none"
+        self.nodes[name] = ("drained" if is_drain else "idle", reason)
+        self.reason_ns[name] = self.now_ns
+        return ""
+
+    async def pass_time(self, seconds: float, step: float = 15.0) -> None:
+        for _ in range(round(seconds / step)):
+            self.now_ns += round(step * SECOND_NS)
+            await self.drainer.attempt()
+
+    def fail(self, *names: str) -> None:
+        self.rows = [
+            row(each.name, "failed", "4f") if each.name in names else each for each in self.rows
+        ]
+
+    def heal(self) -> None:
+        self.rows = [row(each.name, "healthy") for each in self.rows]
+
+    @property
+    def drained(self) -> list[str]:
+        return [name for name, (state, _) in self.nodes.items() if state == "drained"]
+
+
+def cluster(directory: Path, number: int = 4, settings: SlurmSettings = ON) -> SimulatedSlurm:
+    names = [f"n{i}" for i in range(number)]
+    nodes = dict.fromkeys(names, ("idle", "none"))
+    return SimulatedSlurm(directory, settings, nodes, [row(name, "healthy") for name in names])
+
+
+async def test_a_failed_node_is_drained_and_resumed_with_records(tmp_path: Path):
+    slurm = cluster(tmp_path)
+    async with running_log(slurm.trail.log):
+        slurm.fail("n2")
+        await slurm.pass_time(60)
+        assert slurm.drained == [], "not before it has failed for a minute"
+        await slurm.pass_time(15)
+        assert slurm.nodes["n2"] == ("drained", OWN)
+        assert slurm.commands == [
+            ("scontrol", "update", "NodeName=n2", "State=DRAIN", f"Reason={OWN}")
+        ]
+        slurm.heal()
+        await slurm.pass_time(600)
+        assert slurm.drained == ["n2"], "not before it has been healthy for ten minutes"
+        await slurm.pass_time(15)
+        assert slurm.drained == []
+        assert slurm.commands[1:] == [("scontrol", "update", "NodeName=n2", "State=RESUME")]
+    found = [(r.type, r.obj.node, r.out, r.data["reason"]) for r in verified_records(tmp_path)]
+    assert found == [("node.drain", "n2", "done", OWN), ("node.resume", "n2", "done", OWN)]
+
+
+async def test_by_default_nodes_are_not_resumed(tmp_path: Path):
+    slurm = cluster(tmp_path, settings=SlurmSettings())
+    async with running_log(slurm.trail.log):
+        slurm.nodes["n1"] = ("drained", OWN)
+        await slurm.pass_time(3600)
+    assert slurm.commands == []
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        ("drained", "maintenance"),
+        ("drained", "Prolog error"),
+        ("drained", " by railscope: x"),
+        ("down", OWN),
+        ("idle", OWN),
+        ("maint", OWN),
+    ],
+)
+async def test_only_own_drains_are_resumed(tmp_path: Path, state: str, reason: str):
+    slurm = cluster(tmp_path)
+    async with running_log(slurm.trail.log):
+        slurm.nodes["n1"] = (state, reason)
+        await slurm.pass_time(1200)
+    assert slurm.commands == []
+
+
+@pytest.mark.parametrize("state", ["unknown", "degraded"])
+async def test_other_states_neither_drain_nor_resume(tmp_path: Path, state: str):
+    slurm = cluster(tmp_path)
+    async with running_log(slurm.trail.log):
+        slurm.nodes["n1"] = ("drained", OWN)
+        slurm.rows = [row(name, state) for name in slurm.nodes]
+        await slurm.pass_time(1200)
+    assert slurm.commands == []
+
+
+async def test_a_node_with_an_unjudged_gpu_is_not_resumed(tmp_path: Path):
+    slurm = cluster(tmp_path)
+    async with running_log(slurm.trail.log):
+        slurm.nodes["n1"], slurm.unjudged = ("drained", OWN), ["n1"]
+        await slurm.pass_time(1200)
+        assert slurm.commands == []
+        slurm.unjudged = ()
+        await slurm.pass_time(660)
+        assert slurm.drained == []
+
+
+@pytest.mark.parametrize(
+    "state", ["drained", "draining", "down", "idle*", "maint", "drained*", "future"]
+)
+async def test_a_node_that_is_not_available_stays_as_it_is(tmp_path: Path, state: str):
+    slurm = cluster(tmp_path)
+    async with running_log(slurm.trail.log):
+        slurm.nodes["n1"] = (state, "by hand")
+        slurm.fail("n1")
+        await slurm.pass_time(300)
+    assert slurm.commands == []
+
+
+async def test_a_node_that_an_operator_resumes_is_not_drained_for_the_same_failure(tmp_path: Path):
+    slurm = cluster(tmp_path)
+    async with running_log(slurm.trail.log):
+        slurm.fail("n1")
+        await slurm.pass_time(75)
+        assert slurm.drained == ["n1"]
+        slurm.nodes["n1"] = ("idle", "none")
+        await slurm.pass_time(7200)
+        assert slurm.drained == []
+        slurm.heal()
+        await slurm.pass_time(30)
+        slurm.fail("n1")
+        await slurm.pass_time(75)
+        assert slurm.drained == ["n1"]
+
+
+async def test_a_defect_of_the_check_drains_few_nodes_per_hour_and_never_most(tmp_path: Path):
+    settings = SlurmSettings(max_drained_ratio_per_hour=0.02, max_drained_ratio=0.05)
+    slurm = cluster(tmp_path, 200, settings)
+    async with running_log(slurm.trail.log):
+        slurm.fail(*slurm.nodes)
+        for hour, expected in enumerate((4, 8, 10, 10)):
+            await slurm.pass_time(3600, 60)
+            assert len(slurm.drained) == expected, hour
+
+
+async def test_drains_before_a_restart_count_even_if_they_are_resumed(tmp_path: Path):
+    slurm = cluster(tmp_path, 100)
+    async with running_log(slurm.trail.log):
+        for name in ("n1", "n2"):
+            slurm.nodes[name], slurm.reason_ns[name] = ("drained", OWN), slurm.now_ns
+        slurm.fail("n3")
+        await slurm.pass_time(3500)
+        resumes = [command[2:] for command in slurm.commands]
+        assert resumes == [("NodeName=n1", "State=RESUME"), ("NodeName=n2", "State=RESUME")]
+        await slurm.pass_time(300)
+        assert slurm.drained == ["n3"]
+
+
+async def test_a_small_cluster_may_drain_one_node(tmp_path: Path):
+    slurm = cluster(tmp_path, 3)
+    async with running_log(slurm.trail.log):
+        slurm.fail("n0", "n1", "n2")
+        await slurm.pass_time(7200)
+    assert slurm.drained == ["n0"]
+
+
+async def test_what_slurm_rejects_is_recorded_and_tried_again(tmp_path: Path):
+    slurm = cluster(tmp_path)
+    async with running_log(slurm.trail.log):
+        slurm.problem = "scontrol: exit status 1: Invalid user id"
+        slurm.fail("n1")
+        await slurm.pass_time(75)
+        assert slurm.drained == []
+        slurm.problem = ""
+        await slurm.pass_time(3600)
+        assert slurm.drained == ["n1"], "the attempt counts against the limit of the hour"
+    outcomes = [(record.type, record.out) for record in verified_records(tmp_path)]
+    assert outcomes == [("node.drain", "done"), ("node.drain", "failed"), ("node.drain", "done")]
+
+
+async def test_without_the_audit_log_nothing_is_drained(tmp_path: Path):
+    slurm = cluster(tmp_path)
+    async with running_log(slurm.trail.log):
+        await slurm.pass_time(15)
+    slurm.fail("n1")
+    await slurm.pass_time(300)
+    assert slurm.commands == []
+
+
+async def test_a_collector_that_does_not_lead_drains_nothing(tmp_path: Path):
+    slurm = cluster(tmp_path)
+    async with running_log(slurm.trail.log):
+        slurm.leads = False
+        slurm.fail("n1")
+        await slurm.pass_time(300)
+        assert slurm.commands == []
+        slurm.leads = True
+        await slurm.pass_time(60)
+        assert slurm.commands == [], "the time is counted from the beginning of its term"
+        await slurm.pass_time(15)
+        assert slurm.drained == ["n1"]
+
+
+def test_nodes_are_parsed_and_names_checked():
+    found = parse_nodes(
+        "n1|idle|Unknown|none\nn2|drained*|1764000000|railscope: a|b\nn1|idle|Unknown|none\n"
+    )
+    assert found == {
+        "n1": SlurmNode("n1", "idle", "none"),
+        "n2": SlurmNode("n2", "drained*", "railscope: a|b", 1764000000 * SECOND_NS),
+    }
+    for name in ("", "n[1-9]", "a b", "--all", "x" * 300):
+        with pytest.raises(SlurmCommandError, match="invalid node"):
+            parse_nodes(f"{name}|idle|Unknown|none\n")
+
+
+@given(st.text())
+def test_any_output_is_parsed_or_rejected(text: str):
+    try:
+        found = parse_nodes(text)
+    except SlurmCommandError:
+        return
+    assert all(node.name == name for name, node in found.items())
+
+
+PROGRAMS: list[tuple[Callable[[Path], Sequence[str]], str]] = [
+    (lambda directory: [str(directory / "none")], "cannot run"),
+    (
+        lambda _: ["sh", "-c", "echo Invalid user id >&2; exit 1"],
+        "sh: exit status 1: Invalid user id",
+    ),
+]
+
+
+@pytest.mark.parametrize(("command", "problem"), PROGRAMS)
+def test_a_program_that_fails_is_reported(
+    tmp_path: Path, command: Callable[[Path], Sequence[str]], problem: str
+):
+    with pytest.raises(SlurmCommandError, match=problem):
+        run_program(command(tmp_path))
+    assert run_program(["sh", "-c", "echo $SLURM_TIME_FORMAT"]) == "%s\n"
+
+
+async def test_the_states_are_those_of_the_running_collector(tmp_path: Path):
+    gpus = [Entity(GPU, (f"GPU-{i}",), {"rail": str(i), "index": str(i)}) for i in range(2)]
+    verdicts = Schema("gpu_verdict", tuple((GPU_HEALTH, gpu) for gpu in gpus))
+    sender, commands = FrameSender(), list[Sequence[str]]()
+
+    def run_recorded(command: Sequence[str]) -> str:
+        commands.append(command)
+        return "n1|idle|Unknown|none\n"
+
+    async with run_collector(settings_in(tmp_path)) as running:
+        await running.post(sender.body(sender.frames(verdicts, [[3, 0]], at=100), schemas=True))
+        await running.collector.refresher.refresh()
+        drainer = replace(
+            running.collector.drainer,
+            settings=SlurmSettings(failed_seconds=0),
+            run_program=run_recorded,
+        )
+        assert await drainer.attempt()
+        assert list(drainer.unjudged()) == ["n1"]
+    assert commands[0] == NODES
+    assert commands[1][:4] == ("scontrol", "update", "NodeName=n1", "State=DRAIN")
+    assert commands[1][4].startswith("Reason=railscope: GPU 0 failed")
+    records = verified_records(tmp_path / "state/audit")
+    assert [r.obj.node for r in records if r.type == "node.drain"] == ["n1"]
+
+
+def test_draining_without_the_programs_of_slurm_is_rejected(tmp_path: Path):
+    trail = AuditTrail(audit_log(tmp_path), "1.0", lambda: 0)
+    with pytest.raises(SettingsError, match="sinfo and scontrol"):
+        SlurmDrainer(
+            SlurmSettings(drain=True),
+            trail,
+            lambda: 0,
+            find_program={"sinfo": "/usr/bin/sinfo"}.get,
+        )
