@@ -221,8 +221,8 @@ def _settings_page(program: str) -> str:
 
 def _metrics_page() -> str:
     lines = _head("railscope-metrics", 7, "metrics and events of Railscope")
-    lines += [".SH DESCRIPTION", *_text("Metrics of agent and collector by subject, and events of agents. "
-              "`railscope catalog` prints labels, origin and roll-ups as well.")]  # fmt: skip
+    about = "Metrics of agent and collector by subject, and events of agents. `railscope catalog` prints labels too."
+    lines += [".SH DESCRIPTION", *_text(about)]
     by_subject = sorted(
         catalog.METRICS.values(), key=lambda metric: catalog.SUBJECT_OF[metric.name]
     )
