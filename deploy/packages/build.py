@@ -33,6 +33,8 @@ COMPLETIONS = {
     "_railscope": "usr/share/zsh/vendor-completions/_railscope",
     "railscope.fish": "usr/share/fish/vendor_completions.d/railscope.fish",
 }
+ZSH_DIRECTORIES = ("zsh/vendor-completions", "zsh/site-functions")
+"""Directories of completions in Debian and in distributions of RPM packages."""
 MAINTAINER = "Railscope maintainers <maintainers@railscope.example>"
 DEBIAN_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 MIN_GLIBC_MINOR = 17
@@ -240,7 +242,7 @@ def write_rpm(package: Package, root: Path, version: str, target: Path, epoch: i
     """Write an RPM package of a tree."""
     listed = []
     for path in sorted(root.rglob("*")):
-        name = f"/{path.relative_to(root)}"
+        name = f"/{path.relative_to(root)}".replace(*ZSH_DIRECTORIES)
         if path.is_dir() and not path.is_symlink():
             if name.startswith(
                 ("/opt/railscope", "/etc/railscope", f"/usr/share/doc/{package.name}")
