@@ -35,6 +35,10 @@ want mandoc mandoc
 # Debian keeps the programs of a PostgreSQL server out of PATH.
 PATH="$PATH:/usr/sbin:$(echo /usr/lib/postgresql/*/bin | tr ' ' :)"
 want initdb postgresql
+want slurmctld slurmctld
+want slurmd slurmd
+want scontrol slurm-client
+want munged munge
 if [ -z "$only" ] && [ ! -e /usr/include/stdlib.h ]; then
     missing="$missing libc6-dev"
 fi

@@ -40,6 +40,8 @@ _DRAINED = frozenset({"drained", "draining"})
 _STATE_MARKS = "*~#!%$@^-+"
 """Marks after a state, such as that of a node that does not respond; a node with one is not available."""
 _NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
+_QUOTES = re.compile(r"[\"'\\|]")
+"""Characters that scontrol or the output of sinfo treats specially."""
 _ENVIRONMENT = ("PATH", "SLURM_CONF", "SLURM_CONF_SERVER")
 """Variables of the collector that Slurm's programs get."""
 _DRAIN_TYPE, _RESUME_TYPE = "node.drain", "node.resume"
@@ -271,7 +273,7 @@ class SlurmDrainer:
 def _describe(row: NodeRow) -> str:
     """Return the reason for Slurm: the first incident, and the reason of the state."""
     incident = f"incident {row.incidents[0]}: " if row.incidents else ""
-    return limit_reason(f"{incident}{row.reason}")
+    return limit_reason(_QUOTES.sub("", f"{incident}{row.reason}"))
 
 
 def _command(decision: DrainDecision) -> Iterator[str]:

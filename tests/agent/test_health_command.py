@@ -6,7 +6,6 @@ import json
 import shutil
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from support.claim_requests import ask
-from support.health_agents import ReadCapture, answering
+from support.health_agents import ReadCapture, answering, install_scripts
 
 from railscope.cli import root
 
@@ -204,26 +203,13 @@ def test_a_usage_error_has_the_status_of_unknown(arguments: list[str]):
     assert CliRunner().invoke(root, ["health", *arguments]).exit_code == 3
 
 
-def install(prefix: Path, tmp_path: Path, path: Path) -> Path:
-    """Install the files with settings for this agent; return the directory of the scripts."""
-    directories = [prefix, tmp_path / "etc", tmp_path / "units", tmp_path / "bin"]
-    subprocess.run([ROOT / "deploy/install_files.sh", *directories], check=True)
-    (tmp_path / "etc/agent.toml").write_text(f'[tenancy]\nsocket = "{path}"\n')
-    (prefix / "bin").mkdir(exist_ok=True)
-    program = prefix / "bin/railscope"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m railscope "$@"\n')
-    program.chmod(0o755)
-    return prefix / "share/railscope"
-
-
 def test_scripts_of_the_schedulers(failed: ReadCapture, tmp_path: Path):
-    share = install(tmp_path / "opt", tmp_path, failed.path)
+    share = install_scripts(tmp_path, failed.path)
 
     def script(name: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        known = {"PYTHONPATH": str(ROOT), "RAILSCOPE_CONFIGURATION": str(tmp_path / "etc")}
         return subprocess.run(
             [share / name],
-            env={**known, **environment},
+            env=environment,
             capture_output=True,
             text=True,
             check=False,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +18,8 @@ from agent.endpoint.claims_endpoint import ClaimsEndpoint
 from agent.service import Agent
 from agent.sources.tenancy import ClaimSource
 from railscope.capture import read_capture
+
+ROOT = Path(__file__).parents[2]
 
 
 class ReadCapture:
@@ -46,3 +50,22 @@ def answering(name: str, directory: Path) -> Iterator[ReadCapture]:
     served = ReadCapture(name, directory)
     with serving(served):
         yield served
+
+
+def install_scripts(directory: Path, socket: Path) -> Path:
+    """Install the shipped files with settings for the agent of a socket; return the directory of the scripts."""
+    prefix = directory / "opt"
+    directories = [prefix, *(directory / name for name in ("etc", "units", "links"))]
+    subprocess.run([ROOT / "deploy/install_files.sh", *directories], check=True)
+    write_settings(directory, socket)
+    program = prefix / "bin/railscope"
+    program.parent.mkdir()
+    variables = f"PYTHONPATH={ROOT} RAILSCOPE_CONFIGURATION={directory}/etc"
+    program.write_text(f'#!/bin/sh\n{variables} exec {sys.executable} -P -m railscope "$@"\n')
+    program.chmod(0o755)
+    return prefix / "share/railscope"
+
+
+def write_settings(directory: Path, socket: Path) -> None:
+    """Write the settings of the installed scripts."""
+    (directory / "etc/agent.toml").write_text(f'[tenancy]\nsocket = "{socket}"\n')

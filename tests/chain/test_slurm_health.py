@@ -1,0 +1,140 @@
+"""Health checks and draining with a real Slurm: its prolog, its HealthCheckProgram, sinfo and scontrol."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from support.audit import audit_log, running_log, verified_records
+from support.health_agents import answering, install_scripts, write_settings
+from support.slurm_cluster import SlurmCluster, running_slurm, wait_until
+
+from collector.audit.collector_records import AuditTrail
+from collector.config import SlurmSettings
+from collector.diagnosis.entity_states import NodeRow
+from collector.sinks.slurm_drain import NODES, SlurmDrainer, parse_nodes, run_program
+
+GPUS = 4
+
+
+@dataclass
+class CheckedCluster:
+    """A Slurm whose scripts query an agent, and the directory of the scripts' settings."""
+
+    slurm: SlurmCluster
+    directory: Path
+    sockets: dict[str, Path] = field(default_factory=dict)
+
+    def use(self, capture: str) -> None:
+        """Have the scripts query the agent of a capture."""
+        write_settings(self.directory, self.sockets[capture])
+
+    def resume(self) -> None:
+        self.slurm.run("scontrol", "update", f"NodeName={self.slurm.node}", "State=RESUME")
+        wait_until(lambda: self.slurm.state()[0] in {"idle", "mixed"}, "the node is not resumed")
+
+    def log(self) -> str:
+        """Return what the scripts have written to the system log."""
+        file = self.directory / "log"
+        return file.read_text() if file.exists() else ""
+
+
+@pytest.fixture(name="cluster", scope="module")
+def _cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CheckedCluster]:
+    directory = tmp_path_factory.mktemp("cluster")
+    with (
+        answering("hgx-h100-load", directory / "healthy") as healthy,
+        answering("lost-gpu", directory / "failed") as failed,
+    ):
+        share = install_scripts(directory, healthy.path)
+        recorder = directory / "programs/logger"
+        recorder.parent.mkdir()
+        recorder.write_text(f'#!/bin/sh\necho "$@" >> {directory}/log\n')
+        recorder.chmod(0o755)
+        for script in ("prolog_health.sh", "health_check.sh"):
+            file = share / "slurm" / script
+            file.write_text(file.read_text().replace("PATH=", f"PATH={recorder.parent}:", 1))
+        more = (
+            f"Prolog={share}/slurm/prolog_health.sh",
+            "PrologFlags=Alloc",
+            f"HealthCheckProgram={share}/slurm/health_check.sh",
+            "HealthCheckInterval=1",
+            "HealthCheckNodeState=ANY",
+        )
+        with running_slurm(directory / "slurm", GPUS, more) as slurm:
+            sockets = {"healthy": healthy.path, "failed": failed.path, "none": directory / "none"}
+            yield CheckedCluster(slurm, directory, sockets)
+
+
+@pytest.mark.parametrize(
+    ("agent", "gpus"), [("healthy", 2), ("failed", 1), ("failed", 0), ("none", 4)]
+)
+def test_a_job_starts_unless_one_of_its_gpus_has_failed(
+    cluster: CheckedCluster, agent: str, gpus: int
+):
+    cluster.use(agent)
+    job = cluster.slurm.submit(gpus)
+    wait_until(lambda: cluster.slurm.output(job) == "done\n", f"job {job} does not end")
+    assert cluster.slurm.state()[0] not in {"drained", "draining"}
+
+
+def test_a_job_with_a_failed_gpu_is_rejected_and_the_node_drained(cluster: CheckedCluster):
+    cluster.use("failed")
+    job = cluster.slurm.submit(GPUS)
+    wait_until(lambda: cluster.slurm.state()[0] == "drained", "the node is not drained")
+    assert cluster.slurm.state() == ("drained", "Prolog error")
+    assert cluster.slurm.output(job) == ""
+    line = f"-t railscope-prolog -p daemon.err -- job {job}: failed: gpu_lost GPU 3 0000:61:00.0: reboot"
+    assert line in cluster.log()
+    cluster.slurm.run("scancel", job)
+    cluster.use("healthy")
+    cluster.resume()
+
+
+def test_the_health_check_logs_failed_devices_and_drains_nothing(cluster: CheckedCluster):
+    cluster.use("failed")
+    line = "-t railscope-health -p daemon.err -- failed: gpu_lost GPU 3 0000:61:00.0: reboot"
+    wait_until(lambda: line in cluster.log(), "the health check does not run")
+    assert cluster.slurm.state()[0] == "idle"
+    cluster.use("healthy")
+
+
+async def test_the_collector_drains_and_resumes_the_node(cluster: CheckedCluster, tmp_path: Path):
+    slurm, rows, now_ns = cluster.slurm, list[NodeRow](), [0]
+
+    def run(command: Sequence[str]) -> str:
+        return run_program(["env", f"SLURM_CONF={slurm.environment['SLURM_CONF']}", *command])
+
+    def set_state(state: str, reason: str = "") -> None:
+        rows[:] = [
+            NodeRow(slurm.node, state, reason, None, 1.0, GPUS, "....", ("4f",) if reason else ())
+        ]
+
+    trail = AuditTrail(audit_log(tmp_path), "1.0", lambda: now_ns[0])
+    settings = SlurmSettings(resume=True, failed_seconds=0, healthy_seconds=0)
+    drainer = SlurmDrainer(settings, trail, lambda: now_ns[0], rows=lambda: rows, run_program=run)
+    async with running_log(trail.log):
+        set_state("healthy")
+        assert await drainer.attempt()
+        assert slurm.state() == ("idle", "none")
+        set_state("failed", "GPU 3 failed; its NIC | and 'quotes' \"$(reboot)\"")
+        assert await drainer.attempt()
+        drained = parse_nodes(run(NODES))[slurm.node]
+        assert drained.is_own_drain
+        reason = "railscope: incident 4f: GPU 3 failed; its NIC  and quotes $(reboot)"
+        assert drained.reason == reason
+        assert drained.reason_ns > 1_700_000_000 * 10**9
+        set_state("unknown")
+        assert await drainer.attempt()
+        assert slurm.state()[0] == "drained"
+        set_state("healthy")
+        assert await drainer.attempt()
+        wait_until(lambda: slurm.state()[0] == "idle", "the node is not resumed")
+        slurm.run("scontrol", "update", f"NodeName={slurm.node}", "State=DRAIN", "Reason=by hand")
+        assert await drainer.attempt()
+        assert slurm.state() == ("drained", "by hand")
+        cluster.resume()
+    types = [record.type for record in verified_records(tmp_path)]
+    assert types == ["node.drain", "node.resume"]
