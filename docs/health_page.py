@@ -25,7 +25,8 @@ _SECOND_NS = 10**9
 INTRODUCTION = f"""\
 A running agent derives a health state for every GPU from the latest readings of its sources. `railscope agent check` judges
 GPUs, NICs and their settings by the rules below: it prints each device that is not healthy with the reasons and their values,
-and its exit status is 1 if one is degraded or has failed. Neither resets anything.
+and its exit status is 1 if one is degraded or has failed. Neither resets anything. [Health for schedulers](schedulers.md) describes `railscope health`, which answers
+from the readings of the running agent, and what may drain a node.
 
 Metrics of a running agent:
 
