@@ -237,9 +237,9 @@ class SlurmSettings(Struct, frozen=True, kw_only=True):
     resume: bool = False
     """Resume nodes with such a reason once they are healthy again."""
     max_drained_ratio_per_hour: Annotated[float, Meta(gt=0, le=1)] = 0.02
-    """Maximum share of Slurm's nodes that are drained within an hour, but at least one node."""
+    """Maximum share of Slurm's nodes with an agent that are drained within an hour, but at least one node."""
     max_drained_ratio: Annotated[float, Meta(gt=0, le=1)] = 0.1
-    """Maximum share of Slurm's nodes that are drained at the same time, but at least one node."""
+    """Maximum share of Slurm's nodes with an agent that are drained at the same time, but at least one node."""
     failed_seconds: Annotated[float, Meta(ge=0, le=MAX_SECONDS)] = 60.0
     """Time for which a node must have failed before it is drained."""
     healthy_seconds: Annotated[float, Meta(ge=0, le=MAX_SECONDS)] = 600.0

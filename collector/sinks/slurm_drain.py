@@ -218,7 +218,7 @@ class SlurmDrainer:
             for row, node, state, lasted_ns in listed
             if state == HEALTHY and node.is_own_drain and lasted_ns >= healthy_ns
         ]
-        allowed = self._count_allowed(nodes, now_ns)
+        allowed = self._count_allowed(nodes, len(listed), now_ns)
         if len(to_drain) > allowed:
             waiting = len(to_drain) - allowed
             message = f"limit of drains reached: {waiting} failed nodes wait, such as {to_drain[allowed].node}"
@@ -234,15 +234,18 @@ class SlurmDrainer:
             is_unjudged = row.state == HEALTHY and row.name in unjudged
             yield row.name, UNKNOWN if is_unjudged else row.state
 
-    def _count_allowed(self, nodes: Mapping[str, SlurmNode], now_ns: int) -> int:
-        """Return how many nodes may be drained now, by the limit per hour and by that of all drained nodes."""
+    def _count_allowed(self, nodes: Mapping[str, SlurmNode], total: int, now_ns: int) -> int:
+        """Return how many nodes may be drained now, by the limit per hour and by that of all drained nodes.
+
+        The limits are shares of the nodes that the collector judges: Slurm may have many more without GPUs.
+        """
         from_ns = now_ns - HOUR_NS
         own_drains = [node for node in nodes.values() if node.is_own_drain]
         earlier = {node.name: node.reason_ns for node in own_drains}
         times_ns = {**earlier, **self._drained_ns}.items()
         self._drained_ns = {name: at_ns for name, at_ns in times_ns if at_ns > from_ns}
         ratios = (self.settings.max_drained_ratio_per_hour, self.settings.max_drained_ratio)
-        per_hour, at_once = (max(1, int(len(nodes) * ratio)) for ratio in ratios)
+        per_hour, at_once = (max(1, int(total * ratio)) for ratio in ratios)
         return max(0, min(per_hour - len(self._drained_ns), at_once - len(own_drains)))
 
     async def _act(self, decision: DrainDecision) -> None:

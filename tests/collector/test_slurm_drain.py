@@ -214,6 +214,16 @@ async def test_a_defect_of_the_check_drains_few_nodes_per_hour_and_never_most(tm
             assert len(slurm.drained) == expected, hour
 
 
+async def test_nodes_without_an_agent_do_not_raise_the_limits(tmp_path: Path):
+    slurm = cluster(tmp_path, 20)
+    slurm.nodes |= {f"cpu{i}": ("idle", "none") for i in range(2000)}
+    async with running_log(slurm.trail.log):
+        slurm.fail(*slurm.nodes)
+        for hour, expected in enumerate((1, 2, 2)):
+            await slurm.pass_time(3600, 60)
+            assert len(slurm.drained) == expected, hour
+
+
 async def test_drains_before_a_restart_count_even_if_they_are_resumed(tmp_path: Path):
     slurm = cluster(tmp_path, 100)
     async with running_log(slurm.trail.log):
