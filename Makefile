@@ -5,11 +5,11 @@
 # make thorough         tests marked thorough; properties of money, audit and damaged answers with more examples
 # make check            lint, types, layers, wording, generated files
 # make bench            measure
-# make dashboards docs  write dashboards and generated documents again
+# make dashboards docs  write dashboards, Kubernetes manifests and generated documents again
 # make site             build the documentation as a website in site
 # make pictures         run a cluster with faults for ten minutes and draw dashboards and console into docs/pictures
 # make cases            write the test cases in tests/captures again
-# make packages         wheel, source distribution, .deb, .rpm, SBOMs and checksums of the last commit, in dist
+# make packages         wheel, source distribution, .deb, .rpm, container image, Helm chart, SBOMs and checksums of the last commit, in dist
 # make release          VERSION=1.2.3: build twice, test, date the changelog, commit and tag; DRY_RUN=yes changes nothing
 # make install          install as services under PREFIX (as root); EXTRAS=yes adds PostgreSQL, Parquet, S3, OTLP and switches, EXTRAS=no installs the agent only
 # make lock             pin the packages of make install, with hashes (deploy/requirements*.lock)
@@ -33,6 +33,7 @@ unexport PYTHONDONTWRITEBYTECODE
 VENV := $(CURDIR)/.venv
 PY := $(VENV)/bin/python
 VALIDATOR := $(CURDIR)/.venv-validator
+HELM := $(CURDIR)/.helm
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet
 
 .DEFAULT_GOAL := help
@@ -91,18 +92,20 @@ check: $(VENV)/.ready-to-test
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
 	$(VENV)/bin/mypy docs/generate.py docs/passages.py docs/wording.py docs/layout.py docs/website.py
-	$(VENV)/bin/mypy deploy/packages/build.py deploy/packages/release.py
+	$(VENV)/bin/mypy deploy/packages/build.py deploy/packages/manifests.py deploy/packages/release.py
 	$(VENV)/bin/lint-imports
 	$(PY) docs/generate.py --check
 	$(PY) docs/wording.py
 	$(PY) docs/layout.py
 	$(PY) -m dashboards --check
+	$(PY) deploy/packages/manifests.py --check
 
 bench: $(VENV)/.ready-to-test servers
 	$(PY) -m bench
 
 dashboards: $(VENV)/.ready-to-test
 	$(PY) -m dashboards
+	$(PY) deploy/packages/manifests.py
 
 docs: $(VENV)/.ready-to-test dashboards
 	$(PY) docs/generate.py
@@ -132,9 +135,10 @@ vendored: $(VENV)/.ready-to-test
 		&& cp $(GNMI_PROTOS:%=package/%) . && cp package/gnmi_proto-*/LICENSE gnmi.LICENSE \
 		&& rm -r package && sha256sum gnmi* > SHA256SUMS
 
-# The servers that the tests use; reports those that it cannot install.
-servers:
+# The servers, Helm and kubectl that the tests use; reports those that it cannot install.
+servers: $(VENV)/.ready-to-test
 	@tests/setup_servers.sh
+	@$(PY) tests/setup_helm.py $(HELM)
 
 # The official validator of FOCUS exports, which the tests run; reports the reason if it is unavailable.
 validator:
@@ -165,7 +169,7 @@ lock: $(VENV)/.ready-to-test
 		--output-file deploy/requirements-extras.lock
 
 clean:
-	rm -rf $(VENV) $(VALIDATOR) dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	rm -rf $(VENV) $(VALIDATOR) $(HELM) dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 	  .import_linter_cache .grimp_cache .demo
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

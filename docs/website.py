@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 NAVIGATION: Mapping[str, tuple[str, ...]] = {
     "Introduction": ("docs/introduction", "Overview <README>", "docs/comparison", "docs/glossary"),
     "Install": (
-        "docs/operator", "docs/capacity", "docs/availability", "docs/compatibility", "docs/security",
+        "docs/operator", "docs/kubernetes", "docs/capacity", "docs/availability", "docs/compatibility", "docs/security",
     ),
     "On call": (
         "docs/terminal", "docs/console", "docs/diagnosis", "docs/alerts",

@@ -1,4 +1,4 @@
-"""Files that accompany the programs: dashboards, alert rules, runbooks, units, samples, scripts, shell completion.
+"""Files that accompany the programs: dashboards, alert rules, runbooks, units, manifests, samples, scripts, shell completion.
 
 An installed package has them in its directory `files`, a checkout below its root, at the same paths.
 """
@@ -16,6 +16,7 @@ PATTERNS = (
     "alerts/rules/*.yml",
     "alerts/runbooks/*.md",
     "dashboards/generated/*.json",
+    "dashboards/generated/*.yaml",
     "dashboards/provisioning/*/*.yml",
     "deploy/*.toml",
     "deploy/*.csv",
@@ -23,6 +24,8 @@ PATTERNS = (
     "deploy/ansible/*.yml",
     "deploy/ansible/roles/*/*/*.yml",
     "deploy/completions/*",
+    "deploy/kubernetes/*.*",
+    "deploy/kubernetes/monitoring/*.yaml",
     "deploy/nagios/*.cfg",
     "deploy/node-problem-detector/*.*",
     "deploy/prometheus/*.yml",

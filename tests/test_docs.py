@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 import click
+import kubernetes_objects
 import man_pages
 import pytest
 import website
@@ -268,7 +269,8 @@ def test_settings_that_are_named_are_known(page: Path):
     sections = {key.rpartition(".")[0] for key in SETTINGS} - {""}
     dotted = re.findall(r"`(\w+\.\w+)(?=[` ])", text)
     named = {name for name in dotted if name.partition(".")[0] in sections}
-    assert {name for name in named if not NOT_SETTINGS.match(name)} <= SETTINGS
+    of_chart = {value.key for value in kubernetes_objects.VALUES}
+    assert {name for name in named if not NOT_SETTINGS.match(name)} <= SETTINGS | of_chart
     keys = {key.rpartition(".")[2] for key in SETTINGS}
     assert set(re.findall(r"`(\w+_file)(?=[` ])", text)) <= keys
 

@@ -11,7 +11,8 @@ from railscope.shipped_files import shipped_files
 
 ROOT = Path(__file__).parent.parent
 DIRECTORIES = ("alerts/rules", "alerts/runbooks", "dashboards/generated", "dashboards/provisioning",
-               "deploy/ansible", "deploy/completions", "deploy/nagios", "deploy/node-problem-detector", "deploy/prometheus",
+               "deploy/ansible", "deploy/completions", "deploy/kubernetes", "deploy/nagios", "deploy/node-problem-detector",
+               "deploy/prometheus",
                "deploy/slurm", "deploy/systemd")  # fmt: skip
 
 

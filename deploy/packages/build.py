@@ -1,8 +1,8 @@
-"""`python deploy/packages/build.py --to DIRECTORY`: wheel, source distribution, .deb, .rpm, SBOMs and checksums.
+"""`python deploy/packages/build.py --to DIRECTORY`: wheel, source distribution, .deb, .rpm, image, Helm chart, SBOMs, checksums.
 
 Equal sources give equal files. The program is built from the last commit, or from a directory. Debian and RPM
 packages have a virtual environment of Python 3.11 in /opt/railscope with exactly the locked packages; they are
-for the machine type that builds them. dpkg-deb and rpmbuild are needed.
+for the machine type that builds them. dpkg-deb, rpmbuild and, for the container image, apt-get of Debian 12 are needed.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
+import manifests
+import oci_image
 
 ROOT = Path(__file__).parents[2]
 RECIPES = Path(__file__).parent
@@ -282,8 +284,17 @@ def write_rpm(package: Package, root: Path, version: str, target: Path, epoch: i
 # SBOMs and checksums -----------------------------------------------------------------------------
 
 
-def write_sbom(name: str, version: str, trees: Sequence[Path], target: Path) -> None:
-    """Write the CycloneDX bill of materials of what trees install; fail on a licence that is not accepted."""
+def write_sbom(
+    name: str,
+    version: str,
+    trees: Sequence[Path],
+    target: Path,
+    base: Sequence[dict[str, str]] = (),
+) -> None:
+    """Write the CycloneDX bill of materials of what trees install, and of a base.
+
+    Fails on a licence that is not accepted. Those of the base are in its files /usr/share/doc/*/copyright.
+    """
     with tempfile.TemporaryDirectory() as directory:
         environment = Path(directory)
         site = environment / f"lib/python{PYTHON}/site-packages"
@@ -304,6 +315,7 @@ def write_sbom(name: str, version: str, trees: Sequence[Path], target: Path) -> 
     ]
     if problems:
         raise click.ClickException("; ".join(problems))
+    content["components"] += base
     content["metadata"]["component"] = {
         "type": "application",
         "name": name,
@@ -345,8 +357,15 @@ def write_checksums(target: Path) -> None:
     put(target / "SHA256SUMS", "".join(lines))
 
 
-def build(source: Path, target: Path, work: Path, epoch: int, packages: Sequence[Package]) -> None:
+def build(
+    source: Path,
+    target: Path,
+    work: Path,
+    origin: oci_image.ImageOrigin,
+    packages: Sequence[Package],
+) -> None:
     """Build everything of a source tree."""
+    epoch = origin.epoch
     os.environ |= {"SOURCE_DATE_EPOCH": str(epoch), "PYTHONHASHSEED": "0", "TZ": "UTC"}
     os.umask(0o022)
     run(sys.executable, "-m", "hatchling", "build", "--directory", target, cwd=source)
@@ -363,9 +382,13 @@ def build(source: Path, target: Path, work: Path, epoch: int, packages: Sequence
         finish_tree(package, root, source, epoch)
         write_deb(package, root, distribution_version(version), target, epoch)
         write_rpm(package, root, distribution_version(version), target, epoch)
+    manifests.write_chart(source, version, target, epoch)
     write_sbom("railscope", version, [trees[COMMON.name]], target)
     if COLLECTOR in packages:
-        write_sbom("railscope-collector", version, list(trees.values()), target)
+        everything = list(trees.values())
+        write_sbom("railscope-collector", version, everything, target)
+        base = oci_image.write_image(everything, version, origin, work, target)
+        write_sbom("railscope-image", version, everything, target, base)
     write_checksums(target)
 
 
@@ -382,9 +405,13 @@ def build(source: Path, target: Path, work: Path, epoch: int, packages: Sequence
     type=click.Path(path_type=Path, exists=True),
     help="Source tree. Default: the last commit.",
 )
-@click.option("--without-collector", is_flag=True, help="Leave out the package of the collector.")
+@click.option(
+    "--without-collector",
+    is_flag=True,
+    help="Leave out the package of the collector and the image.",
+)
 def main(*, target: Path, source: Path | None, without_collector: bool) -> None:
-    """Build wheel, source distribution, .deb, .rpm, SBOMs and checksums."""
+    """Build wheel, source distribution, .deb, .rpm, container image, Helm chart, SBOMs and checksums."""
     if sys.version_info[:2] != tuple(map(int, PYTHON.split("."))):
         message = f"Python {platform.python_version()}: expected {PYTHON}, for which the packages are compiled"
         raise click.ClickException(message)
@@ -395,13 +422,15 @@ def main(*, target: Path, source: Path | None, without_collector: bool) -> None:
         os.environ.get("SOURCE_DATE_EPOCH") or run("git", "log", "-1", "--format=%ct", cwd=ROOT)
     )
     with tempfile.TemporaryDirectory() as directory:
-        work = Path(directory)
+        work, revision = Path(directory), ""
         if source is None:
+            revision = run("git", "rev-parse", "HEAD", cwd=ROOT).strip()
             source = work / "source"
             source.mkdir()
             run("git", "archive", "--output", work / "source.tar", "HEAD", cwd=ROOT)
             shutil.unpack_archive(work / "source.tar", source, filter="data")
-        build(source.resolve(), target.resolve(), work, epoch, packages)
+        origin = oci_image.ImageOrigin(revision, epoch)
+        build(source.resolve(), target.resolve(), work, origin, packages)
     for path in sorted(target.iterdir()):
         click.echo(path)
 

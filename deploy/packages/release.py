@@ -75,6 +75,7 @@ def commit_version(tree: Path, version: str, date: str) -> str:
     ):
         path = tree / name
         path.write_text(re.sub(pattern, text, path.read_text(), count=1, flags=re.MULTILINE))
+    run(sys.executable, "-B", tree / "deploy/packages/manifests.py", cwd=tree)
     git("commit", "--quiet", "--all", "--message", f"release: version {version}", tree=tree)
     return git("rev-parse", "HEAD", tree=tree)
 

@@ -1,0 +1,254 @@
+"""Container image: its layout, its contents, and agent and collector run in it without rights on a read-only root."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import oci_image
+import pytest
+import yaml
+from support.image_root import ImageSandbox, UnpackedImage
+from support.packages import ROOT, require
+
+import agent.config
+import collector.config
+
+pytestmark = pytest.mark.timeout(900)  # the first of these tests builds all packages
+CAPTURE = ROOT / "tests/captures/hgx-h100-idle"
+NODE = "gpu-001"
+TOKENS = "/run/credentials/railscope-collector.service"
+NODE_TOKEN = "/run/credentials/railscope-agent.service/collector.token"  # noqa: S105 - a path
+SCRAPE = """\
+import sys, time, urllib.error, urllib.request
+
+url, token, wanted = sys.argv[1:]
+end = time.monotonic() + 90
+while True:
+    try:
+        request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
+        with urllib.request.urlopen(request, timeout=10) as response:
+            text = response.read().decode()
+        problem = text
+    except (OSError, urllib.error.HTTPError) as error:
+        text, problem = "", str(error)
+    if text and wanted in text:
+        break
+    if time.monotonic() > end:
+        sys.exit(f"{url}: {wanted!r} not found: {problem[-2000:]}")
+    time.sleep(0.2)
+print(text)
+"""
+"""Requests a document until it contains a text."""
+
+
+@pytest.fixture(name="image", scope="module")
+def _image(built: Path, tmp_path_factory: pytest.TempPathFactory) -> UnpackedImage:
+    if os.geteuid() != 0:
+        pytest.skip("only root may unpack an image with its owners")
+    (archive,) = built.glob("railscope-*-oci.tar")
+    return UnpackedImage(archive, tmp_path_factory.mktemp("image"))
+
+
+def test_the_archive_is_an_oci_layout(image: UnpackedImage):
+    assert image.document("oci-layout") == {"imageLayoutVersion": "1.0.0"}
+    for blob in image.blobs.rglob("*"):
+        if blob.is_file():
+            assert hashlib.sha256(blob.read_bytes()).hexdigest() == blob.name
+    layers = image.manifest["layers"]
+    for layer, digest in zip(layers, image.configuration["rootfs"]["diff_ids"], strict=True):
+        with gzip.open(image.path(layer)) as plain:
+            assert hashlib.file_digest(plain, "sha256").hexdigest() == digest.removeprefix("sha256:")  # type: ignore[arg-type]  # fmt: skip
+    (docker,) = json.loads((image.blobs.parent / "manifest.json").read_text())
+    assert docker["Layers"] == [f"blobs/sha256/{image.path(layer).name}" for layer in layers]
+    labels = image.configuration["config"]["Labels"]
+    assert {"title", "version", "licenses", "created"} <= {
+        name.removeprefix("org.opencontainers.image.") for name in labels
+    }
+
+
+def test_the_image_has_the_ports_user_and_directories_of_the_programs(image: UnpackedImage):
+    config = image.configuration["config"]
+    kinds = (agent.config.AgentSettings, collector.config.CollectorSettings)
+    listened = {kind().listen.rpartition(":")[2] for kind in kinds}
+    assert config["ExposedPorts"].keys() == {f"{port}/tcp" for port in listened}
+    assert config["Volumes"].keys() == {kind().state_directory for kind in kinds}
+    assert config["User"] == "65532:65532"
+    for directory in config["Volumes"]:
+        state = (image.root / directory.lstrip("/")).stat()
+        assert (state.st_uid, state.st_mode & 0o777) == (65532, 0o700)
+
+
+def test_the_image_has_no_shell_no_package_manager_and_no_caches(image: UnpackedImage):
+    programs = {path.name for path in (image.root / "usr/bin").iterdir()}
+    assert programs == {"python3.11", "railscope"}
+    names = {path.name for path in image.root.rglob("*") if path.is_dir()}
+    assert not names & {"pip", "ensurepip", "lists", "archives"}
+    assert not list((image.root / "var").rglob("*cache*"))
+    special = [path for path in image.root.rglob("*") if path.lstat().st_mode & 0o6000]
+    assert special == []
+
+
+def test_the_dockerfile_agrees_with_the_image(image: UnpackedImage):
+    text = (ROOT / "deploy/packages/Dockerfile").read_text().replace("\\\n", " ")
+    config = image.configuration["config"]
+    found = dict(re.findall(r"^(USER|ENTRYPOINT|CMD|EXPOSE|VOLUME|ENV) (.+)$", text, re.MULTILINE))
+    assert found["USER"] == config["User"]
+    assert json.loads(found["ENTRYPOINT"]) == config["Entrypoint"]
+    assert json.loads(found["CMD"]) == config["Cmd"]
+    assert {f"{port}/tcp" for port in found["EXPOSE"].split()} == config["ExposedPorts"].keys()
+    assert set(found["VOLUME"].split()) == config["Volumes"].keys()
+    assert set(found["ENV"].split()) <= set(config["Env"])
+    for path in re.findall(r"deploy/requirements-\w+\.lock", text):
+        assert (ROOT / path).exists()
+    copied = [name for line in re.findall(r"^COPY (?!--)(.+) \S+$", text, re.MULTILINE) for name in line.split()]  # fmt: skip
+    assert all((ROOT / name).exists() for name in copied)
+
+
+def test_the_bill_of_materials_of_the_image_has_its_debian_packages(
+    image: UnpackedImage, built: Path
+):
+    (file,) = built.glob("railscope-image-*.cdx.json")
+    components = json.loads(file.read_text())["components"]
+    debian = {c["name"]: c["version"] for c in components if c["purl"].startswith("pkg:deb/")}
+    status = image.root / "var/lib/dpkg/status.d"
+    assert debian.keys() == {path.name for path in status.iterdir()} == set(oci_image.BASE_PACKAGES)
+    for name, version in debian.items():
+        assert f"\nVersion: {version}\n" in (status / name).read_text()
+        assert (image.root / "usr/share/doc" / name / "copyright").exists()
+    (other,) = built.glob("railscope-collector-[0-9]*.cdx.json")
+    python = {c["name"] for c in json.loads(other.read_text())["components"]}
+    assert {c["name"] for c in components} == {*python, *debian}
+
+
+def test_a_layer_does_not_depend_on_times_owners_and_order(tmp_path: Path):
+    digests = set()
+    for number, names in enumerate((["b", "a/c"], ["a/c", "b"])):
+        tree = tmp_path / f"tree-{number}"
+        for name in names:
+            oci_image.write(tree / name, f"content of {name}\n")
+            (tree / name).chmod(0o644)
+        (tree / "link").symlink_to("b")
+        os.utime(tree / "b", (number, number))
+        if os.geteuid() == 0:
+            os.chown(tree / "b", number, number)
+        blobs = tmp_path / f"blobs-{number}"
+        blobs.mkdir()
+        oci_image.OciArchive(blobs, 1_700_000_000).add_layer([tree], "test")
+        digests |= {path.name for path in blobs.iterdir()}
+    assert len(digests) == 1
+
+
+# Running -----------------------------------------------------------------------------------------
+
+
+def containers() -> dict[str, dict[str, object]]:
+    found = {}
+    for program in ("agent", "collector"):
+        text = (ROOT / f"deploy/kubernetes/{program}.yaml").read_text()
+        for item in yaml.load_all(text, yaml.CSafeLoader):
+            if item["kind"] in {"DaemonSet", "StatefulSet"}:
+                (found[program],) = item["spec"]["template"]["spec"]["containers"]
+    return found
+
+
+def environment_of(container: dict[str, object]) -> dict[str, str]:
+    entries = container["env"]
+    assert isinstance(entries, list)
+    return {entry["name"]: entry.get("value", NODE) for entry in entries}
+
+
+def owned(path: Path, text: str | None = None) -> Path:
+    if text is None:
+        path.mkdir()
+    else:
+        path.write_text(text)
+    os.chown(path, 65532, 65532)
+    path.chmod(0o700 if text is None else 0o400)
+    return path
+
+
+@pytest.fixture(name="sandbox")
+def _sandbox(image: UnpackedImage, tmp_path: Path) -> Iterator[ImageSandbox]:
+    """The image with the mounts of the manifests, and a tokens file for the node and Prometheus."""
+    require("ip", "iproute2")
+    digest = {name: hashlib.sha256(f"token-of-{name}".encode()).hexdigest() for name in (NODE, "prometheus")}  # fmt: skip
+    tokens = (
+        f'[operators]\nprometheus = "sha256:{digest["prometheus"]}"\n'
+        f'[nodes]\n{NODE} = "sha256:{digest[NODE]}"\n'
+    )
+    settings = tmp_path / "settings"
+    settings.mkdir()
+    for program in ("agent", "collector"):
+        text = (ROOT / f"deploy/kubernetes/{program}.yaml").read_text()
+        for item in yaml.load_all(text, yaml.CSafeLoader):
+            for name, content in item.get("data", {}).items():
+                (settings / name).write_text(content)
+    (tmp_path / "hosts").write_text("127.0.0.1 localhost railscope-collector\n")
+    tmp_path.chmod(0o755)
+    mounts = {
+        "/etc/railscope": settings,
+        "/etc/hosts": tmp_path / "hosts",
+        f"{TOKENS}/tokens.toml": owned(tmp_path / "tokens.toml", tokens),
+        NODE_TOKEN: owned(tmp_path / "node.token", f"token-of-{NODE}"),
+        str(Path(NODE_TOKEN).with_name("metrics.token")): owned(tmp_path / "metrics.token", "secret"),
+        "/var/lib/railscope-agent": owned(tmp_path / "agent"),
+        "/var/lib/railscope-collector": owned(tmp_path / "collector"),
+        "/tmp": owned(tmp_path / "tmp"),  # noqa: S108 - of the image
+        "/proc": Path("/proc"),
+        "/dev": Path("/dev"),
+        "/capture": CAPTURE,
+    }  # fmt: skip
+    with image.sandbox(mounts) as sandbox:
+        yield sandbox
+
+
+def test_agent_and_collector_run_in_the_image_as_the_manifests_start_them(
+    sandbox: ImageSandbox, tmp_path: Path
+):
+    """User 65532 without capabilities, a read-only root; default ports; the agent replays a capture."""
+    python = ("/opt/railscope/bin/python", "-I", "-c")
+    written = "import pathlib; pathlib.Path('/usr/x').write_text('')"
+    with pytest.raises(AssertionError, match=r"Read-only file system|Permission denied"):
+        sandbox.run(*python, written)
+    status = sandbox.run(*python, "print(open('/proc/self/status').read())")
+    assert "\nUid:\t65532\t65532\t65532\t65532\n" in status
+    assert "\nCapEff:\t0000000000000000\n" in status
+    assert "\nNoNewPrivs:\t1\n" in status
+
+    def scrape(url: str, token: str, wanted: str) -> str:
+        return sandbox.run(*python, SCRAPE, url, token, wanted)
+
+    described = containers()
+    programs = {
+        name: sandbox.started(
+            *map(str, described[name]["args"]),  # type: ignore[call-overload]
+            *(["--replay", "/capture"] if name == "agent" else []),
+            environment=environment_of(described[name]),
+            log=tmp_path / f"{name}.log",
+        )
+        for name in ("collector", "agent")
+    }
+    with programs["collector"], programs["agent"]:
+        for container in described.values():
+            (port,) = container["ports"]  # type: ignore[misc,attr-defined]
+            for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
+                get = container[kind]["httpGet"]  # type: ignore[index]
+                assert get["port"] == port["name"]
+                scrape(f"http://127.0.0.1:{port['containerPort']}{get['path']}", "", "")
+        of_agent = scrape("http://127.0.0.1:9469/metrics", "secret", "railscope_gpu_info{")
+        assert "railscope_agent_dropped_frames_total" in of_agent
+        token = "token-of-prometheus"  # noqa: S105 - of this test
+        scrape("http://127.0.0.1:9470/metrics", token, "railscope_rail_sum_gpu_power_watts")
+        scrape("http://127.0.0.1:9470/api/v1/nodes", token, f'"{NODE}"')
+    logs = [(tmp_path / f"{name}.log").read_text() for name in programs]
+    assert not [line for text in logs for line in text.splitlines() if " error " in line]
+
+
+def test_the_image_reports_its_version(sandbox: ImageSandbox):
+    assert "railscope, version" in sandbox.run("railscope", "--version")
