@@ -26,7 +26,7 @@ NAVIGATION: Mapping[str, tuple[str, ...]] = {
         "docs/operator", "docs/kubernetes", "docs/capacity", "docs/availability", "docs/compatibility", "docs/security",
     ),
     "On call": (
-        "docs/terminal", "docs/console", "docs/diagnosis", "docs/alerts",
+        "docs/on-call", "docs/terminal", "docs/console", "docs/diagnosis", "docs/alerts",
         "alerts/runbooks/index",
     ),
     "Finance": (

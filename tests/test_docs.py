@@ -290,6 +290,12 @@ def test_metrics_that_are_named_are_declared(page: Path):
     assert {name for name in names if name not in KNOWN and "*" not in name} == set()
 
 
+def test_the_page_for_operators_on_call_has_each_class_of_incident_once():
+    runbook = (ROOT / "alerts/runbooks/RailscopeIncident.md").read_text()
+    linked = re.findall(r"RailscopeIncident\.md#(\w+)\)", (DOCS / "on-call.md").read_text())
+    assert sorted(linked) == sorted(re.findall(r"^### (\w+)$", runbook, re.MULTILINE))
+
+
 def test_the_example_of_capacity_follows_from_the_costs():
     """Figures of one node, times nodes and days, to two digits."""
     costs = (DOCS / "costs.md").read_text()
