@@ -243,7 +243,7 @@ def every_passage(root: Path) -> Iterator[Passage]:
     )
     for patterns, read in readers:
         for path in sorted({path for pattern in patterns for path in root.glob(pattern)}):
-            if path.is_file():
+            if path.is_file() and path.suffix != ".pyc":
                 name, text = str(path.relative_to(root)), path.read_text()
                 yield from read(name, text)
                 yield from lanes(name, text)

@@ -367,3 +367,10 @@ def test_files_without_a_repository_are_checked_without_commits(tmp_path: Path) 
     found, (note,) = wording.check(tmp_path, "0" * 40)
     assert found == []
     assert note == "commit subjects were not checked: no Git repository"
+
+
+def test_compiled_modules_are_not_read(tmp_path: Path) -> None:
+    compiled = tmp_path / "deploy/packages/__pycache__/build.cpython-311.pyc"
+    compiled.parent.mkdir(parents=True)
+    compiled.write_bytes(b"\xa7\r\r\n")
+    assert list(wording.every_passage(tmp_path)) == []
