@@ -12,27 +12,9 @@ import pytest
 from chain_support import ProgramDirectory, wait_until
 from support.command_line import run
 from support.forked_program import ForkedProgram
+from support.scenarios import SLOW_RECEIVER
 
-SCENARIO = """
-seconds = 400
-step_seconds = 10
-seed = 3
-
-[cluster]
-nodes_per_pod = 4
-
-[[jobs]]
-name = "train"
-nodes = [0, 1, 2]
-checkpoint_period_seconds = 0
-
-[[faults]]
-fault = "slow_receiver"
-begin_seconds = 300
-strength = 0.6
-nodes = [1]
-indices = [3]
-
+PARTITION = """
 [[faults]]
 fault = "node_partition"
 begin_seconds = 100
@@ -68,7 +50,7 @@ async def start_simulator(site: ProgramDirectory, scenario: str, *options: str) 
 
 async def test_history_is_loaded_and_diagnosed(site: ProgramDirectory) -> None:
     """The collector starts after the simulator, with the tokens that it has written."""
-    simulator = await start_simulator(site, SCENARIO, "--speed", "maximum")
+    simulator = await start_simulator(site, SLOW_RECEIVER + PARTITION, "--speed", "maximum")
     simulated = site.directory / "simulated"
     await simulator.find_logged("collector_unreachable")
     shutil.copy(simulated / "tokens.toml", site.directory)

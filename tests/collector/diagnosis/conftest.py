@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.once_per_run import once_per_run
+from support.scenarios import SLOW_RECEIVER
 
 from agent.commands.replay import CaptureReplay
 from agent.config import AgentSettings
@@ -20,27 +21,6 @@ from railscope.wire import SentAt, pack
 from simulator.cluster.captures import write_cluster
 from simulator.cluster.scenario import read_scenario
 
-SCENARIO = """
-seconds = 400
-step_seconds = 10
-seed = 3
-
-[cluster]
-nodes_per_pod = 4
-
-[[jobs]]
-name = "train"
-nodes = [0, 1, 2]
-checkpoint_period_seconds = 0
-
-[[faults]]
-fault = "slow_receiver"
-begin_seconds = 300
-strength = 0.6
-nodes = [1]
-indices = [3]
-"""
-
 
 @pytest.fixture(scope="session")
 def captures(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -48,7 +28,7 @@ def captures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def write(directory: Path) -> None:
         directory.mkdir()
-        (directory / "scenario.toml").write_text(SCENARIO)
+        (directory / "scenario.toml").write_text(SLOW_RECEIVER)
         write_cluster(read_scenario(directory / "scenario.toml"), directory / "captures")
 
     return once_per_run(tmp_path_factory, "cluster", write) / "captures"

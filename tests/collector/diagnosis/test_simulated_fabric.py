@@ -6,53 +6,9 @@ from pathlib import Path
 
 import pytest
 from support.diagnosed_cluster import diagnose_records, record_cluster
+from support.scenarios import SLOW_RECEIVER, UPLINK_DEGRADED
 
 from collector.diagnosis.incident_report import LeafDocument, NicDocument
-
-PODS = """
-seconds = 420
-step_seconds = 10
-seed = 5
-
-[cluster]
-pods = 2
-nodes_per_pod = 3
-uplinks = 0.8
-
-[[jobs]]
-name = "train"
-nodes = [0, 1, 2, 3, 4, 5]
-pattern = "all_to_all"
-rate = 0.7
-checkpoint_period_seconds = 0
-
-[[faults]]
-fault = "uplink_degraded"
-begin_seconds = 300
-strength = 0.9
-pods = [1]
-indices = [3]
-"""
-RECEIVER = """
-seconds = 400
-step_seconds = 10
-seed = 3
-
-[cluster]
-nodes_per_pod = 4
-
-[[jobs]]
-name = "train"
-nodes = [0, 1, 2]
-checkpoint_period_seconds = 0
-
-[[faults]]
-fault = "slow_receiver"
-begin_seconds = 300
-strength = 0.6
-nodes = [1]
-indices = [3]
-"""
 
 
 @pytest.mark.parametrize(
@@ -61,7 +17,7 @@ indices = [3]
 async def test_an_uplink_that_has_lost_capacity_is_named(
     tmp_path: Path, switches: tuple[str, ...]
 ) -> None:
-    (tmp_path / "scenario.toml").write_text(PODS)
+    (tmp_path / "scenario.toml").write_text(UPLINK_DEGRADED + "pods = [1]\n")
     records = await record_cluster(tmp_path / "scenario.toml", tmp_path / "captures", switches)
     (document,) = await diagnose_records(records, tmp_path)
     assert document.incident_class == "uplink_congested"
@@ -76,7 +32,7 @@ async def test_an_uplink_that_has_lost_capacity_is_named(
 
 
 async def test_both_ends_of_a_link_confirm_a_slow_receiver(tmp_path: Path) -> None:
-    (tmp_path / "scenario.toml").write_text(RECEIVER)
+    (tmp_path / "scenario.toml").write_text(SLOW_RECEIVER)
     records = await record_cluster(tmp_path / "scenario.toml", tmp_path / "captures", ("leaf-4",))
     (document,) = await diagnose_records(records, tmp_path)
     assert document.incident_class == "slow_receiver"
@@ -90,7 +46,7 @@ async def test_both_ends_of_a_link_confirm_a_slow_receiver(tmp_path: Path) -> No
 
 async def test_a_healthy_fabric_whose_switches_are_read_has_no_incident(tmp_path: Path) -> None:
     """The uplinks are busy: they mark packets, and pause the leaves."""
-    healthy = PODS.partition("[[faults]]")[0]
+    healthy = UPLINK_DEGRADED.partition("[[faults]]")[0]
     (tmp_path / "scenario.toml").write_text(healthy)
     switches = ("leaf-3", "leaf-4", "leaf-11", "leaf-12", "spine-3", "spine-4")
     records = await record_cluster(tmp_path / "scenario.toml", tmp_path / "captures", switches)

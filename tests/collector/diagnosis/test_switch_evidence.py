@@ -11,6 +11,7 @@ import pytest
 from support.arriving_frames import DELAY_NS, OFFSET_NS, STEP_NS, ArrivingFrames
 from support.mirrored_switches import PRIORITY, Amount, Amounts, MirroredSwitches
 from support.once_per_run import once_per_run
+from support.scenarios import UPLINK_DEGRADED
 
 from collector.diagnosis.incident_report import IncidentDocument, LeafDocument, NicDocument
 from collector.live_diagnosis.diagnosis_engine import DiagnosisEngine, QueuedBatches
@@ -20,30 +21,6 @@ from simulator.cluster.captures import write_cluster
 from simulator.cluster.scenario import read_scenario
 
 ONSET_SECONDS = 300
-PODS = """
-seconds = 420
-step_seconds = 10
-seed = 5
-
-[cluster]
-pods = 2
-nodes_per_pod = 3
-uplinks = 0.8
-
-[[jobs]]
-name = "train"
-nodes = [0, 1, 2, 3, 4, 5]
-pattern = "all_to_all"
-rate = 0.7
-checkpoint_period_seconds = 0
-
-[[faults]]
-fault = "uplink_degraded"
-begin_seconds = 300
-strength = 0.9
-pods = [0]
-indices = [3]
-"""
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +36,7 @@ def pods(tmp_path_factory: pytest.TempPathFactory) -> ArrivingFrames:
 
     def write(directory: Path) -> None:
         directory.mkdir()
-        (directory / "scenario.toml").write_text(PODS)
+        (directory / "scenario.toml").write_text(UPLINK_DEGRADED + "pods = [0]\n")
         write_cluster(read_scenario(directory / "scenario.toml"), directory / "captures")
 
     found = ArrivingFrames()
