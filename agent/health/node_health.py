@@ -19,11 +19,13 @@ from railscope.reading import Absent, Reading
 from railscope.timestamps import SECOND_NS
 
 NIC_RULES = (*PCIE_RULES, *LINK_RULES)
-GPU_SOURCE = "gpu_verdict"
+GPU_SOURCE, DEVICE_SOURCE = "gpu_verdict", "gpu_device"
 ADD_PERIOD_NS = 10 * SECOND_NS
 """Time between two frames of a source whose counters are followed: every frame would cost more than the verdict needs."""
 _RULES = {each.reason: each for each in RULES}
 _ACTIONS = h.GPU_ACTION.states
+_UNREADABLE = ("unbound", "other_driver")
+"""States of GPUs of this node of which nothing can be read; those of virtual machines are not its own."""
 
 
 class NodeHealth:
@@ -51,7 +53,10 @@ class NodeHealth:
             found = _judge_gpus(frame)
         else:
             found = [] if frame is Absent.UNSUPPORTED else [_unjudged_gpu(frame.label, index="all")]
-        if gpus is not None:
+        if gpus is None:
+            devices = latest_frame(statuses.get(DEVICE_SOURCE), now_ns)
+            found += _unreadable_gpus(devices) if isinstance(devices, Frame) else ()
+        else:
             judged = {gpu.name for gpu in found}
             found = [gpu for gpu in found if gpu.name in gpus]
             found += [_unjudged_gpu("gone", name=gpu) for gpu in sorted(set(gpus) - judged)]
@@ -130,11 +135,29 @@ def _judge_gpu(gpu: Entity, readings: Mapping[str, Reading]) -> verdicts.DeviceV
     )
 
 
-def _unjudged_gpu(problem: str, name: str = "", index: str = "") -> verdicts.DeviceVerdict:
+def _unreadable_gpus(frame: Frame) -> list[verdicts.DeviceVerdict]:
+    """Return the verdicts on GPUs on the PCI bus that the NVIDIA driver does not own, as if it is not loaded."""
+    names = h.GPU_DEVICE_STATE.states
+    return [
+        _unjudged_gpu(names[reading], pci_address=entity.key[0])
+        for metric, entity, reading in frame.readings()
+        if metric.name == h.GPU_DEVICE_STATE.name
+        and not isinstance(reading, Absent)
+        and names[reading] in _UNREADABLE
+    ]
+
+
+def _unjudged_gpu(
+    problem: str, name: str = "", index: str = "", pci_address: str = ""
+) -> verdicts.DeviceVerdict:
     """Return the verdict on a GPU, or all, without readings."""
-    reasons = (f"no_verdict ({problem})",)
     return verdicts.DeviceVerdict(
-        kind="GPU", name=name, state=verdicts.UNKNOWN, index=index, reasons=reasons
+        kind="GPU",
+        name=name,
+        state=verdicts.UNKNOWN,
+        index=index,
+        pci_address=pci_address,
+        reasons=(f"no_verdict ({problem})",),
     )
 
 

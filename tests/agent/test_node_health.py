@@ -23,8 +23,8 @@ VERDICTS = {
     "lost-gpu": ("failed", "gpu_lost GPU 3 0000:61:00.0: reboot"),
     "hung-gpu": ("failed", "xid_fatal GPU 3 0000:61:00.0: reboot"),
     "pending-row-remap": ("degraded", "recovery_drain GPU 0 0000:1b:00.0: reset_gpu"),
-    "nic-lost": ("failed", "nic_lost NIC ens4f0np0 0000:5e:00.0 +1 more: reboot"),
-    "hgx-h100-roce-idle": ("unknown", "no_verdict (error) GPU all"),
+    "nic-lost": ("failed", "nic_lost NIC ens4f0np0 0000:5e:00.0 +5 more: reboot"),
+    "hgx-h100-roce-idle": ("unknown", "no_verdict (error) GPU all +8 more"),
     "h200-mig": ("healthy", "healthy GPUs: 1, healthy NICs: 0"),
 }
 
@@ -34,6 +34,16 @@ def test_each_capture_has_its_verdict(name: str, tmp_path: Path):
     agent = ReadCapture(name, tmp_path).agent
     verdict = agent.health.judge(agent.clock.now().boot_ns, None, "")
     assert (verdict.state, verdict.reason.removeprefix("railscope: ")) == VERDICTS[name]
+
+
+def test_gpus_that_no_driver_owns_are_unknown(tmp_path: Path):
+    """As after a start without the driver: nothing of them can be read."""
+    agent = ReadCapture("nic-lost", tmp_path).agent
+    verdict = agent.health.judge(agent.clock.now().boot_ns, None, "")
+    unbound = [gpu for gpu in verdict.devices if gpu.reasons == ("no_verdict (unbound)",)]
+    assert len(unbound) == 4
+    assert {(gpu.kind, gpu.state) for gpu in unbound} == {("GPU", "unknown")}
+    assert len({gpu.pci_address for gpu in unbound} - {""}) == 4
 
 
 def test_readings_that_are_too_old_are_unknown(tmp_path: Path):
