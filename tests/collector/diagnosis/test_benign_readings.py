@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bench.drawn_cluster import DrawnCluster, DrawnFeed, Row, gpu_uuid
-from bench.drawn_faults import slow_receiver
+from bench.drawn_faults import slow_gpu, slow_receiver
 from collector.detector_thresholds import DetectorThresholds
 from collector.diagnosis.findings import JobWait
 from collector.diagnosis.incidents import Incident
@@ -311,6 +311,21 @@ def test_delayed_receipts_leave_the_offset_of_a_clock() -> None:
         behind.add(at_ns, round(-0.3 * SECOND_NS))
     assert delayed.offset_seconds == pytest.approx(-0.002)
     assert behind.offset_seconds == pytest.approx(-0.3)
+
+
+@pytest.mark.parametrize("length", [2, 30])
+def test_a_straggler_makes_the_others_wait_longer_than_20_seconds(length: int) -> None:
+    """A busy expert does not; the mean of a minute would show both in six evaluations."""
+    faults = []
+
+    def delay(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since == 0:
+            faults.append(slow_gpu(cluster))
+        if 0 <= since < length:
+            faults[0].effect(cluster, row, since)
+
+    found = [incident.class_name for incident in incidents_of(delay)]
+    assert bool(found) == (length > 2)
 
 
 def test_the_distance_of_receipts_is_known_from_the_second_one() -> None:
