@@ -97,16 +97,39 @@ def test_every_drop_in_of_the_units_is_installed(root: Path):
     assert {path.name for path in installed.glob("*.conf")} == named
 
 
-def test_slurms_scripts_use_the_settings_that_are_installed(root: Path, tmp_path: Path):
-    share = root / "opt/rs/share/railscope/slurm"
-    (tmp_path / "railscope").write_text('#!/bin/sh\necho "$@" >"$0.said"\n')
-    (tmp_path / "railscope").chmod(0o755)
-    for script, verb in (("prolog.sh", "start"), ("epilog.sh", "end")):
-        environment = {"PATH": "/usr/bin:/bin", "RAILSCOPE": str(tmp_path / "railscope")}
-        subprocess.run([share / script], env=environment, capture_output=True, check=False)
-        printed = (tmp_path / "railscope.said").read_text().split()
-        assert printed[:2] == ["claim", verb]
-        assert printed[-2:] == ["--config", f"{root}/etc/rs/agent.toml"]
+@pytest.mark.parametrize(
+    ("script", "command", "variables"),
+    [
+        ("prolog", "claim start", {"ID", "GPUS", "ACCOUNT", "USER"}),
+        ("epilog", "claim end", {"ID"}),
+        ("prolog_health", "health", {"ID", "GPUS"}),
+        ("health_check", "health", set()),
+    ],
+)
+def test_slurms_scripts_use_what_is_installed_and_of_the_environment_only_the_job(
+    tmp_path: Path, script: str, command: str, variables: set[str]
+):
+    install(tmp_path)
+    program = tmp_path / "opt/rs/bin/railscope"
+    program.parent.mkdir(exist_ok=True)
+    program.write_text(
+        '#!/bin/sh\necho "$@" >"$0.arguments"\ncat /proc/$$/environ >"$0.variables"\n'
+    )
+    program.chmod(0o755)
+    job = {f"SLURM_JOB_{name}": f"7 {name}" for name in ("ID", "GPUS", "ACCOUNT", "USER")}
+    others = ("RAILSCOPE", "RAILSCOPE_AGENT_TENANCY__SOCKET", "PYTHONPATH", "SLURM_CONF", "PATH")
+    environment = job | {name: str(tmp_path / "other") for name in others}
+    file = tmp_path / f"opt/rs/share/railscope/slurm/{script}.sh"
+    subprocess.run([file], env=environment, capture_output=True, check=True)
+    arguments = program.with_name("railscope.arguments").read_text()
+    assert arguments.startswith(command)
+    assert arguments.endswith(f" --config {tmp_path}/etc/rs/agent.toml\n")
+    given = program.with_name("railscope.variables").read_text().strip("\0").split("\0")
+    passed = {name: job[name] for name in job if name.removeprefix("SLURM_JOB_") in variables}
+    assert dict(each.split("=", 1) for each in given) == {
+        "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+        **passed,
+    }
 
 
 def test_prometheus_finds_every_rule_where_it_is_installed(root: Path):

@@ -9,7 +9,6 @@
 # It takes nothing from its environment.
 
 PATH=/usr/sbin:/usr/bin:/sbin:/bin
-export PATH
 railscope=/opt/railscope/bin/railscope
 settings=/etc/railscope/agent.toml
 
@@ -18,7 +17,7 @@ if [ -e "$settings" ]; then
     set -- --config "$settings"
 fi
 
-verdict=$("$railscope" health --format text "$@" 2>/dev/null)
+verdict=$(env -i PATH="$PATH" "$railscope" health --format text "$@" 2>/dev/null)
 case $verdict in
 failed:*) logger -t railscope-health -p daemon.err -- "$verdict" ;;
 esac

@@ -6,8 +6,10 @@
 #
 # A job must not wait for its claim: if the agent does not answer within two seconds, or rejects the
 # claim, the job starts nevertheless. The agent then detects the job by its control group, seconds later.
+# Of its environment it uses the number, GPUs, account and user of the job, which slurmd sets.
 
-railscope=${RAILSCOPE:-/opt/railscope/bin/railscope}
+PATH=/usr/sbin:/usr/bin:/sbin:/bin
+railscope=/opt/railscope/bin/railscope
 settings=/etc/railscope/agent.toml
 
 set --
@@ -15,5 +17,7 @@ if [ -e "$settings" ]; then
     set -- --config "$settings"
 fi
 
-"$railscope" claim start --from-slurm --timeout-seconds 2 "$@" 2>&1 | logger -t railscope-prolog
+env -i PATH="$PATH" SLURM_JOB_ID="$SLURM_JOB_ID" SLURM_JOB_GPUS="$SLURM_JOB_GPUS" \
+    SLURM_JOB_ACCOUNT="$SLURM_JOB_ACCOUNT" SLURM_JOB_USER="$SLURM_JOB_USER" \
+    "$railscope" claim start --from-slurm --timeout-seconds 2 "$@" 2>&1 | logger -t railscope-prolog
 exit 0

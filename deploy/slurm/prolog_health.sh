@@ -8,7 +8,6 @@
 # Of its environment it uses the number of the job and those of its GPUs, which slurmd sets.
 
 PATH=/usr/sbin:/usr/bin:/sbin:/bin
-export PATH
 railscope=/opt/railscope/bin/railscope
 settings=/etc/railscope/agent.toml
 
@@ -17,7 +16,8 @@ if [ -e "$settings" ]; then
     set -- --config "$settings"
 fi
 
-verdict=$("$railscope" health --from-slurm --timeout-seconds 2 "$@" 2>/dev/null)
+verdict=$(env -i PATH="$PATH" SLURM_JOB_ID="$SLURM_JOB_ID" SLURM_JOB_GPUS="$SLURM_JOB_GPUS" \
+    "$railscope" health --from-slurm --timeout-seconds 2 "$@" 2>/dev/null)
 status=$?
 case $status:$verdict in
 2:failed:*)
