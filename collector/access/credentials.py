@@ -41,7 +41,7 @@ import secrets
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
@@ -150,17 +150,6 @@ def quote_key(name: str) -> str:
     return json.dumps(name, ensure_ascii=False)
 
 
-def format_entry(name: str, token: str, days: int | None, max_authority: int | None) -> str:
-    """Return the line of a token in the tokens file; `days` from now it expires."""
-    value, options = json.dumps(digest_token(token)), ""
-    if days:
-        until = datetime.now(UTC).replace(microsecond=0) + timedelta(days=days)
-        options += f", until = {timestamps.format_datetime(until)}"
-    if max_authority:
-        options += f", {_MAX_AUTHORITY} = {max_authority}"
-    return f"{quote_key(name)} = " + (f"{{ token = {value}{options} }}" if options else value)
-
-
 @dataclass(frozen=True, slots=True)
 class CredentialKey:
     """Proof of a credential: a token's digest, a certificate's, or a certificate's common name."""
@@ -197,6 +186,23 @@ class Credentials:
     entries: Mapping[CredentialKey, CredentialEntry] = field(default_factory=dict)
     revoked: frozenset[str] = frozenset()
     """Digests of certificates that are revoked before they expire."""
+
+
+def format_entry(name: str, entries: Mapping[CredentialKey, CredentialEntry]) -> str:
+    """Return the line of a name in the tokens file, with all of its keys."""
+    text = ", ".join(_format_key(key, entry) for key, entry in entries.items())
+    return f"{quote_key(name)} = " + (text if len(entries) == 1 else f"[{text}]")
+
+
+def _format_key(key: CredentialKey, entry: CredentialEntry) -> str:
+    options = {key.kind: json.dumps(key.value, ensure_ascii=False)}
+    if entry.until_ns is not None:
+        options["until"] = timestamps.format_timestamp(entry.until_ns)
+    if entry.credential.max_authority != MAX_AUTHORITY:
+        options[_MAX_AUTHORITY] = str(entry.credential.max_authority)
+    if options.keys() == {"token"}:
+        return options["token"]
+    return f"{{ {', '.join(f'{option} = {text}' for option, text in options.items())} }}"
 
 
 class TokensFileError(ValueError):

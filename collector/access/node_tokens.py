@@ -1,26 +1,44 @@
 """Tokens of many nodes: a file for each node, and their entries in the tokens file.
 
-A run that was interrupted is completed by the next one: token files are written before the tokens file, and
-a token file without an entry gets one.
+A new token is written to `NODE.new`, its digest to the tokens file, and then the file is renamed to `NODE.token`. A run
+that was interrupted is completed by the next one. A token file without an entry is therefore a revoked token, and never
+gets an entry again.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from collector.access import credentials
-from railscope import convert_errors, durable_files, untrusted_text
+from railscope import convert_errors, durable_files, timestamps, untrusted_text
 
-SUFFIX = ".token"
+SUFFIX, NEW_SUFFIX = ".token", ".new"
+RENEWAL_DAYS = 30
+"""Days before its expiry from which on a token is reported and renewed."""
 _MAX_NAME_BYTES = 200
 """Maximum length of a node's name in UTF-8, so that the temporary name of its file is valid."""
 _TOKEN = re.compile(r"[\x21-\x7e]+")
 _NODES_HEADER = re.compile(r"^[ \t]*\[[ \t]*nodes[ \t]*\][ \t]*(?:#.*)?$", re.MULTILINE)
 _HEADER = re.compile(r"^[ \t]*\[", re.MULTILINE)
+_Entries = Mapping[credentials.CredentialKey, credentials.CredentialEntry]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTokenOptions:
+    """Options of the tokens of nodes."""
+
+    until_ns: int | None = None
+    """Expiry of new tokens; None for never."""
+    max_authority: int | None = None
+    """Limit of new tokens; None for that of the node's other tokens."""
+    is_renewing: bool = False
+    """Create another token for a node whose token has expired or expires soon."""
+    is_revoking: bool = False
+    """Remove entries and token files of nodes that are not listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +46,17 @@ class NodeTokens:
     """Result of the creation of tokens: names of nodes."""
 
     created: tuple[str, ...]
-    """Nodes with a new token."""
+    """Nodes with their first token."""
+    renewed: tuple[str, ...]
+    """Nodes with a further token; the former one stays valid until it expires."""
     existing: tuple[str, ...]
-    """Nodes whose token file and entry exist; the entry of some may have been added."""
+    """Other nodes whose token file and entry exist."""
     without_file: tuple[str, ...]
     """Nodes with an entry in the tokens file and no token file, such as a token created by hand: kept."""
+    without_entry: tuple[str, ...]
+    """Nodes whose token file has no entry: the token was revoked."""
+    until_ns: Mapping[str, int]
+    """Expiry of the tokens that have expired or expire soon, also of those that were renewed."""
     unlisted: tuple[str, ...]
     """Nodes with an entry that the list of nodes does not have."""
 
@@ -71,62 +95,68 @@ def create_node_tokens(
     names: Sequence[str],
     directory: Path,
     tokens_file: Path,
-    format_entry: Callable[[str, str], str],
-    *,
-    is_revoking: bool = False,
+    options: NodeTokenOptions,
+    now_ns: int,
 ) -> NodeTokens:
-    """Create the missing tokens of nodes, and their entries; `format_entry` returns the line of a name and token.
-
-    With `is_revoking`, entries and token files of nodes that are not listed are removed. Raises TokensFileError
-    before any change, and OSError.
-    """
+    """Create the missing tokens of nodes, and their entries. Raises TokensFileError before any change, and OSError."""
     tokens_file = tokens_file.resolve()
     text = tokens_file.read_text(encoding="utf-8") if tokens_file.exists() else ""
     present = credentials.parse_credentials(text)
-    keys_by_node: dict[str, set[credentials.CredentialKey]] = {}
+    by_node: dict[str, dict[credentials.CredentialKey, credentials.CredentialEntry]] = {}
     for key, entry in present.entries.items():
         if entry.credential.role is credentials.Role.NODE:
-            keys_by_node.setdefault(entry.credential.name, set()).add(key)
-    stored = dict(_read_tokens(directory, names))
-    for name, token in stored.items():
-        key = credentials.CredentialKey("token", credentials.digest_token(token))
-        if key not in keys_by_node.get(name, {key}):
-            message = f"{directory / (name + SUFFIX)}: not the token of {name} in {tokens_file}; fix: remove the file or the entry"
-            raise credentials.TokensFileError(message)
-    created = {
-        name: credentials.generate_token()
+            by_node.setdefault(entry.credential.name, {})[key] = entry
+    pending = _read_keys(directory, names, NEW_SUFFIX)
+    published = {name: key for name, key in pending.items() if key in by_node.get(name, {})}
+    stored = _read_keys(directory, names, SUFFIX) | published
+    until_ns = {
+        name: end
         for name in names
-        if name not in stored and name not in keys_by_node
+        if (end := _expiry_ns(by_node.get(name, {}), stored.get(name))) is not None
+        and end < now_ns + RENEWAL_DAYS * timestamps.DAY_NS
     }
-    added = {name: token for name, token in (stored | created).items() if name not in keys_by_node}
-    unlisted = sorted(keys_by_node.keys() - set(names))
-    removed = unlisted if is_revoking else []
-    lines = "".join(f"{format_entry(name, token)}\n" for name, token in added.items())
-    changed = _edited(text, lines, removed)
-    _check_edit(present, changed, lines, removed)
+    renewed = tuple(until_ns) if options.is_renewing else ()
+    created = tuple(name for name in names if name not in stored and name not in by_node)
+    tokens = {name: credentials.generate_token() for name in (*created, *renewed)}
+    unlisted = sorted(by_node.keys() - set(names))
+    removed = unlisted if options.is_revoking else []
+    lines = "".join(
+        f"{_format_line(name, token, by_node.get(name, {}), options, now_ns)}\n"
+        for name, token in tokens.items()
+    )
+    changed = _edited(text, lines, [*removed, *renewed])
+    _check_edit(present, changed, lines, [*removed, *renewed])
     durable_files.make_directory(directory)
     for name in stored:
-        _restrict(directory / (name + SUFFIX))
-    for name, token in created.items():
-        _replace(directory / (name + SUFFIX), f"{token}\n".encode(), 0o600)
+        _restrict(directory / (name + (NEW_SUFFIX if name in published else SUFFIX)))
+    for name, token in tokens.items():
+        _replace(directory / (name + NEW_SUFFIX), f"{token}\n".encode(), 0o600)
     durable_files.sync_directory(directory)
     if changed != text:
         _replace(tokens_file, changed.encode(), None)
         durable_files.sync_directory(tokens_file.parent)
-    for name in removed:
-        if _is_file_name(name):
-            (directory / (name + SUFFIX)).unlink(missing_ok=True)
+    _publish(directory, {*published, *tokens}, removed)
+    without_entry = tuple(n for n, key in stored.items() if key not in by_node.get(n, {}))
     return NodeTokens(
-        created=tuple(created),
-        existing=tuple(stored),
-        without_file=tuple(name for name in names if name in keys_by_node and name not in stored),
+        created=created,
+        renewed=renewed,
+        existing=tuple(name for name in stored if name not in {*without_entry, *renewed}),
+        without_file=tuple(
+            name for name in names if name in by_node and name not in {*stored, *renewed}
+        ),
+        without_entry=without_entry,
+        until_ns=until_ns,
         unlisted=tuple(unlisted),
     )
 
 
-def _read_tokens(directory: Path, names: Collection[str]) -> Iterator[tuple[str, str]]:
+def _read_keys(
+    directory: Path, names: Iterable[str], suffix: str
+) -> dict[str, credentials.CredentialKey]:
+    """Return the keys of the token files that exist. Raises TokensFileError, OSError."""
+    keys = {}
     for name in names:
-        path = directory / (name + SUFFIX)
+        path = directory / (name + suffix)
         try:
             token = path.read_text(encoding="ascii").strip()
         except FileNotFoundError:
@@ -136,7 +166,40 @@ def _read_tokens(directory: Path, names: Collection[str]) -> Iterator[tuple[str,
         if not _TOKEN.fullmatch(token):
             message = f"{path}: expected one token; fix: remove the file"
             raise credentials.TokensFileError(message)
-        yield name, token
+        keys[name] = credentials.CredentialKey("token", credentials.digest_token(token))
+    return keys
+
+
+def _expiry_ns(entries: _Entries, key: credentials.CredentialKey | None) -> int | None:
+    """Return the expiry of a node's token: of a key, or else of the one that expires last; None for never."""
+    tokens = [each for each in entries if each.kind == "token"] if key is None else [key]
+    ends = [entries[each].until_ns for each in tokens if each in entries]
+    finite = [end for end in ends if end is not None]
+    return max(finite) if finite and len(finite) == len(ends) else None
+
+
+def _format_line(
+    name: str, token: str, present: _Entries, options: NodeTokenOptions, now_ns: int
+) -> str:
+    """Return the line of a node with a new token, which keeps the keys that have not expired."""
+    limits = [entry.credential.max_authority for entry in present.values()]
+    limit = options.max_authority or min(limits, default=credentials.MAX_AUTHORITY)
+    holder = credentials.Credential(name, credentials.Role.NODE, max_authority=limit)
+    key = credentials.CredentialKey("token", credentials.digest_token(token))
+    valid = {each: entry for each, entry in present.items() if not entry.is_expired(now_ns)}
+    return credentials.format_entry(
+        name, {**valid, key: credentials.CredentialEntry(holder, options.until_ns)}
+    )
+
+
+def _publish(directory: Path, published: Iterable[str], removed: Iterable[str]) -> None:
+    """Rename new token files, and delete those of removed nodes."""
+    for name in published:
+        (directory / (name + NEW_SUFFIX)).rename(directory / (name + SUFFIX))
+    for name in filter(_is_file_name, removed):
+        for suffix in (SUFFIX, NEW_SUFFIX):
+            (directory / (name + suffix)).unlink(missing_ok=True)
+    durable_files.sync_directory(directory)
 
 
 def _edited(text: str, lines: str, removed: Collection[str]) -> str:

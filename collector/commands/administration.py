@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from collector.config import PREFIX, CollectorSettings
 from collector.evidence import waiting_evidence
 from collector.framelog.segment_files import accept_loss
 from collector.ledger import database, database_copy
-from railscope import convert_errors, service, settings
+from railscope import convert_errors, service, settings, timestamps
 
 config_option = click.option(
     "--config",
@@ -85,6 +86,12 @@ def check_command(config: Path | None) -> None:
     is_flag=True,
     help="With --nodes: remove entries and token files of nodes that are not listed.",
 )
+@click.option(
+    "--renew",
+    is_flag=True,
+    help="With --nodes: create another token for each node whose token has expired, or expires within "
+    f"{node_tokens.RENEWAL_DAYS} days.",
+)
 @config_option
 @click.argument("name", required=False)
 def token(  # noqa: PLR0913, PLR0917 - flags
@@ -96,6 +103,7 @@ def token(  # noqa: PLR0913, PLR0917 - flags
     output: Path | None,
     tokens_file: Path | None,
     revoke_unlisted: bool,  # noqa: FBT001 - flag
+    renew: bool,  # noqa: FBT001 - flag
     config: Path | None,
     name: str | None,
 ) -> None:
@@ -103,7 +111,8 @@ def token(  # noqa: PLR0913, PLR0917 - flags
 
     With --nodes and --output, create the tokens of many nodes, and add their entries to the tokens file. A node
     that has a token keeps it; entries of nodes that are not listed are reported, and removed with
-    --revoke-unlisted. Invalid input changes nothing.
+    --revoke-unlisted. Invalid input changes nothing. Exit status 1 if a listed node has no valid token, as its token was
+    revoked or has expired.
     """
     if bool(tenant) is not (role == credentials.Role.TENANT):
         message = "--tenant and --role tenant: expected both or neither"
@@ -112,36 +121,38 @@ def token(  # noqa: PLR0913, PLR0917 - flags
         message = "--max-authority: expected --role node as well"
         raise click.UsageError(message)
 
-    def entry(name: str, new_token: str) -> str:
-        return credentials.format_entry(name, new_token, days, max_authority)
-
+    now_ns = time.time_ns() // timestamps.SECOND_NS * timestamps.SECOND_NS
+    until_ns = now_ns + days * timestamps.DAY_NS if days else None
     if name is None:
         if nodes_file is None or output is None or role != credentials.Role.NODE:
             message = "expected NAME, or --nodes and --output with --role node"
             raise click.UsageError(message)
         file = tokens_file or Path(load_settings(config).tokens_file)
-        _create_node_tokens(nodes_file, output, file, entry, is_revoking=revoke_unlisted)
+        options = node_tokens.NodeTokenOptions(until_ns, max_authority, renew, revoke_unlisted)
+        _create_node_tokens(nodes_file, output, file, options, now_ns)
         return
-    if nodes_file or output or tokens_file or revoke_unlisted:
-        message = "--nodes, --output, --tokens-file, --revoke-unlisted: expected no NAME"
+    if nodes_file or output or tokens_file or revoke_unlisted or renew:
+        message = "--nodes, --output, --tokens-file, --revoke-unlisted, --renew: expected no NAME"
         raise click.UsageError(message)
     if not all(map(credentials.is_name, (name, *([tenant] if tenant else [])))):
         message = "invalid name: expected printable text in Unicode NFC"
         raise click.UsageError(message)
     new_token = credentials.generate_token()
     click.echo(f"token (for {name} only): {new_token}")
-    section = credentials.section_name(credentials.Credential(name, credentials.Role(role), tenant))
-    click.echo(f"line for the tokens file, section [{section}]:")
-    click.echo(entry(name, new_token))
+    holder = credentials.Credential(
+        name, credentials.Role(role), tenant, max_authority or credentials.MAX_AUTHORITY
+    )
+    click.echo(f"line for the tokens file, section [{credentials.section_name(holder)}]:")
+    key = credentials.CredentialKey("token", credentials.digest_token(new_token))
+    click.echo(credentials.format_entry(name, {key: credentials.CredentialEntry(holder, until_ns)}))
 
 
 def _create_node_tokens(
     nodes_file: Path,
     output: Path,
     tokens_file: Path,
-    entry: Callable[[str, str], str],
-    *,
-    is_revoking: bool,
+    options: node_tokens.NodeTokenOptions,
+    now_ns: int,
 ) -> None:
     failures = (credentials.TokensFileError, UnicodeDecodeError, OSError)
     with convert_errors(failures, click.ClickException):
@@ -149,15 +160,30 @@ def _create_node_tokens(
             credentials.TokensFileError, credentials.TokensFileError, f"{nodes_file}: "
         ):
             names = node_tokens.parse_node_names(nodes_file.read_text(encoding="utf-8"))
-        outcome = node_tokens.create_node_tokens(
-            names, output, tokens_file, entry, is_revoking=is_revoking
-        )
-    click.echo(f"created: {len(outcome.created)} tokens in {output}; kept: {len(outcome.existing)}")
+        outcome = node_tokens.create_node_tokens(names, output, tokens_file, options, now_ns)
+    renewed = f"; renewed: {len(outcome.renewed)}" if options.is_renewing else ""
+    counts = f"{renewed}; kept: {len(outcome.existing)}"
+    click.echo(f"created: {len(outcome.created)} tokens in {output}{counts}")
     for name in outcome.without_file:
         click.echo(f"{name}: kept its entry in {tokens_file}, whose token is not in {output}")
     for name in outcome.unlisted:
-        state = "removed" if is_revoking else "kept; fix: --revoke-unlisted removes it"
+        state = "removed" if options.is_revoking else "kept; fix: --revoke-unlisted removes it"
         click.echo(f"{name}: not in {nodes_file}: {state}")
+    has_invalid = False
+    for name, until_ns in outcome.until_ns.items():
+        is_expired = until_ns <= now_ns
+        end = f"{'expired' if is_expired else 'expires'} at {timestamps.format_timestamp(until_ns)}"
+        if name in outcome.renewed:
+            click.echo(f"{name}: renewed; its former token {end}")
+        else:
+            has_invalid = has_invalid or is_expired
+            click.echo(f"{name}: its token {end}; fix: --renew creates another one", err=is_expired)
+    for name in outcome.without_entry:
+        file = output / (name + node_tokens.SUFFIX)
+        message = f"{name}: revoked: the token in {file} has no entry in {tokens_file}; fix: remove the node from {nodes_file}, or delete the file for a new token"
+        click.echo(message, err=True)
+    if has_invalid or outcome.without_entry:
+        sys.exit(1)
 
 
 @click.command(name="accept-loss")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ from hypothesis import given, settings as hypothesis_settings, strategies as st
 from support.command_line import run
 
 from collector.access import credentials
-from collector.access.node_tokens import create_node_tokens, parse_node_names
+from collector.access.node_tokens import NodeTokenOptions, create_node_tokens, parse_node_names
+from railscope import timestamps
 from railscope.settings import read_named_file
 
 SAMPLE = Path(__file__).parents[3] / "deploy/tokens.toml"
@@ -100,13 +102,77 @@ def test_a_node_that_left_is_reported_and_removed_on_request_only(site: Site):
 
 
 def test_an_interrupted_run_is_completed(site: Site):
-    """The token files are written first."""
+    """Each state that an end of the program may leave: new token files are published last."""
     site.create("a", "b")
     tokens = {path.name: path.read_text() for path in site.output.iterdir()}
-    site.file.unlink()
-    assert "created: 0" in site.create("a", "b").stdout
+    (site.output / "a.token").rename(site.output / "a.new")
+    outcome = site.create("a", "b")
+    assert "created: 0" in outcome.stdout
     assert {path.name: path.read_text() for path in site.output.iterdir()} == tokens
-    assert site.holders() == {"a.token": "a", "b.token": "b"}
+    (site.output / "c.new").write_text("without-an-entry\n")
+    assert "created: 1" in site.create("a", "b", "c").stdout
+    assert site.holders() == {"a.token": "a", "b.token": "b", "c.token": "c"}
+
+
+def test_a_revoked_token_never_comes_back(site: Site):
+    site.create("a", "b", "c")
+    lines = site.file.read_text().splitlines(keepends=True)
+    site.file.write_text("".join(line for line in lines if not line.startswith('"b"')))
+    before = site.contents()
+    outcome = site.create("a", "b", "c")
+    assert outcome.exit_code == 1
+    assert outcome.stdout == f"created: 0 tokens in {site.output}; kept: 2\n"
+    (line,) = outcome.stderr.splitlines()
+    assert line.startswith(f"b: revoked: the token in {site.output / 'b.token'} has no entry")
+    assert f"fix: remove the node from {site.nodes}, or delete the file for a new token" in line
+    assert site.create("a", "b", "c", options=("--renew",)).exit_code == 1
+    assert site.contents() == before
+    (site.output / "b.token").unlink()
+    assert site.create("a", "b", "c").exit_code == 0
+    assert site.contents()["b.token"] != before["b.token"]
+    assert set(site.holders().values()) == {"a", "b", "c"}
+
+
+def expiring(name: str, days: float, options: str = "") -> tuple[str, str]:
+    """A token that expires some days from now, and its line."""
+    token = f"token-of-{name}"
+    end = timestamps.format_timestamp(time.time_ns() + int(days * timestamps.DAY_NS))
+    digest = credentials.digest_token(token)
+    return token, f'{name} = {{ token = "{digest}", until = {end}{options} }}\n'
+
+
+def test_tokens_that_expire_are_reported_and_renewed(site: Site):
+    site.output.mkdir()
+    text = ""
+    for name, days in {"a": -1, "b": 29, "c": 31, "d": -1}.items():
+        token, line = expiring(name, days, ", max_authority = 2")
+        text += line
+        if name != "d":
+            (site.output / f"{name}.token").write_text(token)
+    site.file.write_text(f"{OTHERS}[nodes]\n{text}")
+    before = site.contents()
+    outcome = site.create(*"abcd")
+    assert outcome.exit_code == 1
+    assert site.contents() == before
+    expired = [line.partition(" at ")[0] for line in outcome.stderr.splitlines()]
+    assert expired == ["a: its token expired", "d: its token expired"]
+    assert "b: its token expires at" in outcome.stdout
+    assert "c: its token" not in outcome.output
+
+    outcome = site.create(*"abcd", options=("--renew", "--days", "90"))
+    assert outcome.exit_code == 0
+    assert f"created: 0 tokens in {site.output}; renewed: 3; kept: 1\n" in outcome.stdout
+    assert "b: renewed; its former token expires at" in outcome.stdout
+    entries = credentials.load_credentials(site.file).entries
+    count = dict.fromkeys("abcd", 0)
+    for entry in entries.values():
+        if entry.credential.role is credentials.Role.NODE:
+            count[entry.credential.name] += 1
+            assert entry.credential.max_authority == 2
+            assert not entry.is_expired(time.time_ns())
+    assert count == {"a": 1, "b": 2, "c": 1, "d": 1}
+    assert len(site.holders()) == 4
+    assert site.create(*"abcd").exit_code == 0
 
 
 def test_a_token_made_by_hand_is_kept(site: Site):
@@ -160,7 +226,7 @@ def test_invalid_names_change_nothing(site: Site, nodes: tuple[str, ...], proble
         ("[nodes\n", "invalid TOML"),
         ("nodes = {}\n", "the section [nodes] cannot be changed"),
         ("[nodes]\na = 1\n", "[nodes] a: invalid digest"),
-        (f"[nodes]\na = '{credentials.digest_token('other')}'\n", "not the token of a in"),
+        ("[nodes]\nc = [\n]\nc = 1\n", "invalid TOML"),
     ],
 )
 def test_a_tokens_file_that_does_not_fit_is_not_changed(site: Site, text: str, problem: str):
@@ -182,6 +248,7 @@ def test_a_tokens_file_that_does_not_fit_is_not_changed(site: Site, text: str, p
         ("--nodes", "x", "--output", "y", "--role", "operator"),
         ("--nodes", "x", "--output", "y", "gpu-1"),
         ("--revoke-unlisted", "gpu-1"),
+        ("--renew", "gpu-1"),
         (),
     ],
     ids=" ".join,
@@ -210,11 +277,8 @@ def test_after_any_runs_the_listed_nodes_have_their_tokens(
         except credentials.TokensFileError:
             continue
         had = {} if not site.output.exists() else site.holders()
-
-        def entry(name: str, token: str) -> str:
-            return credentials.format_entry(name, token, None, None)
-
-        outcome = create_node_tokens(names, site.output, site.file, entry, is_revoking=is_revoking)
+        options = NodeTokenOptions(is_revoking=is_revoking)
+        outcome = create_node_tokens(names, site.output, site.file, options, time.time_ns())
         has = site.holders()
         assert {*names} <= {*has.values()} <= {*names, *had.values()}
         assert not is_revoking or {*names} == {*has.values()}
