@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +39,13 @@ _ROWS_PER_SLICE = 128
 """Rows of a block after which other tasks get a turn."""
 
 
+class GpuVerdicts(NamedTuple):
+    """Numbers of GPUs of a node: those with a verdict other than unknown, and those that its agent lists."""
+
+    judged: int = 0
+    listed: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class CollectorViews:
     """All views as of one point in time."""
@@ -56,8 +64,8 @@ class CollectorViews:
     jobs: RunningJobs = field(default_factory=RunningJobs)
     failed_gpus: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """GPUs that have failed by the verdict of their agent: names in words by node and UUID."""
-    unjudged_nodes: frozenset[str] = frozenset()
-    """Nodes with a GPU whose verdict is unknown."""
+    gpu_verdicts: Mapping[str, GpuVerdicts] = field(default_factory=dict)
+    """Numbers of GPUs by node; a node without fresh verdicts is not in it."""
     gpus: ListedReadings = field(default_factory=ListedReadings)
     extent: ClusterExtent | None = None
     """Collectors whose nodes the views contain; None of one that shows its own nodes only."""
@@ -119,13 +127,13 @@ class ViewRefresher:
             await self.positions.refresh(turns.yield_if_due)
         gathered, gpus = GatheredReadings(), ListedReadings(dict(self.core.gpus_by_node))
         failed: dict[str, dict[str, str]] = {}
-        unjudged: set[str] = set()
+        verdicts: dict[str, GpuVerdicts] = {}
         for block in self.core.fleet.blocks():
             table = self.positions.find(block) if account else None
             fresh_rows = self.core.fleet.fresh_rows(block, fresh_from_ns, now_ns)
             for start in range(0, len(fresh_rows), _ROWS_PER_SLICE):
                 rows = fresh_rows[start : start + _ROWS_PER_SLICE]
-                self._add_failed(failed, unjudged, block, rows)
+                self._add_verdicts(failed, verdicts, block, rows)
                 fresh = find_fresh_rows(block, rows)
                 if fresh:
                     rollups.add(fresh)
@@ -165,32 +173,32 @@ class ViewRefresher:
             found,
             jobs,
             failed,
-            frozenset(unjudged),
+            verdicts,
             gpus,
             self.extent(),
         )
         return self.views
 
-    def _add_failed(
+    def _add_verdicts(
         self,
         failed: dict[str, dict[str, str]],
-        unjudged: set[str],
+        verdicts: dict[str, GpuVerdicts],
         block: SheetBlock,
         rows: npt.NDArray[np.intp],
     ) -> None:
-        """Add the GPUs of rows of a block that have failed, and the nodes of those whose verdict is unknown."""
+        """Add the GPUs of rows of a block that have failed, and the numbers of GPUs with a verdict."""
         columns = block.layout.health
         if not len(columns):
             return
-        values = block.values_at(rows, columns)
-        for row, column in np.argwhere((values == _FAILED) | (values == _UNKNOWN)).tolist():
-            index, position = int(rows[row]), int(columns[column])
-            name = block.nodes[index]
-            node = self.core.fleet.nodes.get(name or "")
-            if node is None or block.reasons_of(index)[position] != PRESENT:
-                continue
-            if values[row, column] == _UNKNOWN:
-                unjudged.add(node.name)
+        values, reasons = block.values_at(rows, columns), block.reasons
+        is_present = reasons is None or reasons[rows[:, np.newaxis], columns] == PRESENT
+        judged = np.count_nonzero((values != _UNKNOWN) & is_present, axis=1).tolist()
+        for index, count in zip(rows.tolist(), judged, strict=True):
+            verdicts[block.nodes[index] or ""] = GpuVerdicts(count, len(columns))
+        for row, column in np.argwhere((values == _FAILED) & is_present).tolist():
+            position = int(columns[column])
+            node = self.core.fleet.nodes.get(block.nodes[int(rows[row])] or "")
+            if node is None:
                 continue
             schema = self.core.schemas.read(node.rows[block.layout.stream].schema)
             member = next(member for at, _, member in columns_of(schema) if at == position)

@@ -108,10 +108,11 @@ def node_verdict(
     )
 
 
-def limit_reason(text: str) -> str:
-    """Return a reason with the prefix, printable ASCII only, cut to the maximum length."""
+def limit_reason(text: str, suffix: str = "") -> str:
+    """Return a reason with prefix and suffix, printable ASCII only, cut to the maximum length."""
     printable = re.sub(r"[^ -~]", "?", f"{PREFIX}{text}")
-    return printable if len(printable) <= MAX_REASON else f"{printable[: MAX_REASON - 3]}..."
+    longest = MAX_REASON - len(suffix)
+    return (printable if len(printable) <= longest else f"{printable[: longest - 3]}...") + suffix
 
 
 def format_verdict(verdict: NodeVerdict, form: str) -> tuple[str, int]:

@@ -1,8 +1,9 @@
 """Draining of failed nodes in Slurm, and resuming them, by `sinfo` and `scontrol`; off unless an administrator enables it.
 
 The collector decides, not the nodes: only it can keep to a limit for the whole cluster. It decides from the states of nodes that its
-console shows. Slurm is the memory: a node is drained only if it is available, and resumed only if the prefix of its reason
-is that of this program. Each decision is an audit record, which is durable before Slurm is changed.
+console shows. Slurm is the memory: a node is drained only if it is available, and resumed only if its reason has the prefix
+of this program and states the number of GPUs, of which each must have a verdict again. Each decision is an audit record, which is
+durable before Slurm is changed.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
@@ -34,12 +35,20 @@ log = structlog.get_logger(__name__)
 
 PERIOD_SECONDS = 15.0
 COMMAND_SECONDS = 10.0
-NODES = ("sinfo", "--noheader", "--Node", "--format=%N|%T|%H|%E")
+MAX_WAIT_SECONDS = 3600.0
+"""Maximum time between two attempts of a change that Slurm rejects."""
+MAX_REJECTED = 10
+"""Rejected changes of a kind after which the others wait for the next attempt: each may take COMMAND_SECONDS."""
+NODES = ("sinfo", "--all", "--noheader", "--Node", "--format=%N|%T|%H|%E")
 _AVAILABLE = frozenset({"idle", "mixed", "allocated", "completing", "planned", "reserved"})
 _DRAINED = frozenset({"drained", "draining"})
-_STATE_MARKS = "*~#!%$@^-+"
-"""Marks after a state, such as that of a node that does not respond; a node with one is not available."""
-_NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
+_ACCEPTING_MARKS, _OTHER_MARKS = "@-+", "*~#!%$^"
+"""Marks after a state, by sinfo(1). A node accepts jobs, or will, although a reboot is pending (`@`), although it is planned for a job
+(`-`), or although one of its jobs is completing (`+`). It does not respond, is powered down or up, is in maintenance or reboots with the
+others.
+"""
+_NODE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,252})\|([a-z_]+[^a-z|]*)\|([0-9]*|Unknown)\|(.*)")
+_GPUS = re.compile(r" \[([0-9]{1,4}) GPUs\]\Z")
 _QUOTES = re.compile(r"[\"'\\|]")
 """Characters that scontrol or the output of sinfo treats specially."""
 _ENVIRONMENT = ("PATH", "SLURM_CONF", "SLURM_CONF_SERVER")
@@ -60,9 +69,26 @@ class SlurmNode(NamedTuple):
     reason_ns: int = 0
 
     @property
+    def is_available(self) -> bool:
+        """True if it accepts jobs, or will without a change by an administrator."""
+        return self.state.rstrip(_ACCEPTING_MARKS) in _AVAILABLE
+
+    @property
+    def has_own_reason(self) -> bool:
+        """True if this program drained it, also if it is in another state now, such as down during a reboot."""
+        return self.reason.startswith(PREFIX) and not self.is_available
+
+    @property
     def is_own_drain(self) -> bool:
         """True if this program drained it, and its reason has not been replaced since."""
-        return self.state.rstrip(_STATE_MARKS) in _DRAINED and self.reason.startswith(PREFIX)
+        is_drained = self.state.rstrip(_ACCEPTING_MARKS + _OTHER_MARKS) in _DRAINED
+        return is_drained and self.reason.startswith(PREFIX)
+
+    @property
+    def gpus(self) -> int:
+        """Number of GPUs that it had when this program drained it; 0 if the reason does not state it."""
+        found = _GPUS.search(self.reason)
+        return int(found[1]) if found else 0
 
 
 class NodeViews(Protocol):
@@ -84,19 +110,26 @@ class DrainDecision(NamedTuple):
     reason: str
 
 
-def parse_nodes(output: str) -> dict[str, SlurmNode]:
-    """Return the nodes of the output of `sinfo` by name; a node is listed once per partition."""
+def parse_nodes(output: str) -> tuple[dict[str, SlurmNode], list[str]]:
+    """Return the nodes of the output of `sinfo` by name, and the lines that are of no node.
+
+    A node is listed once per partition. A reason may contain line breaks. Raises SlurmCommandError for output without a node.
+    """
     nodes: dict[str, SlurmNode] = {}
-    for line in output.splitlines():
-        name, _, rest = line.partition("|")
-        state, _, rest = rest.partition("|")
-        timestamp, _, reason = rest.partition("|")
-        if not _NODE_NAME.fullmatch(name):
-            message = f"invalid node {name[:40]!r} in the output of sinfo: expected {NODES[-1]}"
-            raise SlurmCommandError(message)
-        reason_ns = int(timestamp) * SECOND_NS if timestamp.isdecimal() else 0
-        nodes[name] = SlurmNode(name, state.strip(), reason.strip(), reason_ns)
-    return nodes
+    other_lines: list[str] = []
+    for line in filter(None, output.split("\n")):
+        if found := _NODE.fullmatch(line):
+            name, state, timestamp, reason = found.groups()
+            reason_ns = int(timestamp) * SECOND_NS if timestamp.isdecimal() else 0
+            nodes.setdefault(name, SlurmNode(name, state, reason.strip(), reason_ns))
+        else:
+            other_lines.append(line)
+    if other_lines and not nodes:
+        message = (
+            f"invalid node {other_lines[0][:40]!r} in the output of sinfo: expected {NODES[-1]}"
+        )
+        raise SlurmCommandError(message)
+    return nodes, other_lines
 
 
 def run_program(command: Sequence[str]) -> str:
@@ -122,6 +155,13 @@ def run_program(command: Sequence[str]) -> str:
     return done.stdout.decode(errors="replace")
 
 
+class RejectedChange(NamedTuple):
+    """Attempts in a row that Slurm rejected, and the time of the next one."""
+
+    attempts: int
+    next_ns: int
+
+
 @dataclass(slots=True)
 class SlurmDrainer:
     """Drains nodes that have failed, and resumes those that have recovered."""
@@ -131,18 +171,25 @@ class SlurmDrainer:
     wall_ns: Callable[[], int]
     rows: Callable[[], Sequence[NodeRow]] = tuple
     """Returns the states of all nodes. Blocking."""
-    unjudged: Callable[[], Collection[str]] = tuple
-    """Returns the nodes with a GPU whose verdict is unknown."""
+    verdicts: Callable[[], Mapping[str, view_refresh.GpuVerdicts]] = dict
+    """Returns the numbers of GPUs with a verdict, by node."""
     leads: Callable[[], bool] = lambda: True
     """True if this collector decides for the cluster."""
     run_program: Callable[[Sequence[str]], str] = run_program
     find_program: Callable[[str], str | None] = shutil.which
-    _since: dict[str, tuple[str, int]] = field(default_factory=dict)
+    _since: dict[str, tuple[str, int]] = field(init=False, default_factory=dict)
     """State of each node, and the time since which it has it."""
-    _drained_ns: dict[str, int] = field(default_factory=dict)
+    _gpus: dict[str, int] = field(init=False, default_factory=dict)
+    """GPUs of each node: the most that were listed since it was healthy."""
+    _drained_ns: dict[str, int] = field(init=False, default_factory=dict)
     """Times of the drains within the last hour, with those that Slurm has from before a restart."""
-    _drained_failures: dict[str, int] = field(default_factory=dict)
+    _drained_failures: dict[str, int] = field(init=False, default_factory=dict)
     """Start of the failure for which each node was drained: one that an operator resumes stays as it is."""
+    _rejected: dict[tuple[str, bool], RejectedChange] = field(init=False, default_factory=dict)
+    """Changes that Slurm rejected and that are still due, by node and whether it is to be drained."""
+    _unrecorded: list[DrainDecision] = field(init=False, default_factory=list)
+    """Repeated changes that Slurm accepted and that are not in the audit log yet."""
+    _other_lines: list[str] = field(init=False, default_factory=list)
     _problem: str = ""
     _is_limited: bool = False
 
@@ -154,7 +201,7 @@ class SlurmDrainer:
 
     def with_views(self, api: NodeViews) -> SlurmDrainer:
         """Return one that decides from these views."""
-        return replace(self, rows=api.node_rows, unjudged=lambda: api.views().unjudged_nodes)
+        return replace(self, rows=api.node_rows, verdicts=lambda: api.views().gpu_verdicts)
 
     async def run(self) -> None:
         """Decide periodically until cancelled; return immediately if draining is not enabled."""
@@ -181,58 +228,93 @@ class SlurmDrainer:
         if not self.leads():
             self._since.clear()
             return
+        await self._record_repeated()
         rows = await service.run_in_thread(self.rows)
-        nodes = parse_nodes(await service.run_in_thread(self.run_program, NODES))
-        for decision in self.decide(rows, nodes, self.wall_ns()):
-            if self.leads():
-                await self._act(decision)
+        nodes, other_lines = parse_nodes(await service.run_in_thread(self.run_program, NODES))
+        if other_lines != self._other_lines:
+            log.warning("slurm_lines_skipped", lines=len(other_lines), first=other_lines[:1])
+        self._other_lines = other_lines
+        for decisions, allowed in self.decide(rows, nodes, self.wall_ns()):
+            accepted = rejected = 0
+            for decision in decisions:
+                if accepted == allowed or rejected == MAX_REJECTED or not self.leads():
+                    break
+                is_accepted = await self._act(decision)
+                accepted, rejected = accepted + is_accepted, rejected + (not is_accepted)
 
     def decide(
         self, rows: Sequence[NodeRow], nodes: Mapping[str, SlurmNode], now_ns: int
-    ) -> list[DrainDecision]:
-        """Return what is to be done now, within the limits; the longest failed nodes first."""
-        before = self._since
-        self._since = {
-            name: before[name] if before.get(name, ("",))[0] == state else (state, now_ns)
-            for name, state in self._states(rows)
-        }
+    ) -> list[tuple[Sequence[DrainDecision], int]]:
+        """Return the nodes to be drained now and those to be resumed, each with the number of allowed changes.
+
+        The longest failed nodes are first, and those last whose change Slurm rejected before.
+        """
+        failed_ns, healthy_ns = (
+            round(seconds * SECOND_NS)
+            for seconds in (self.settings.failed_seconds, self.settings.healthy_seconds)
+        )
+        self._update_states(rows, nodes, now_ns, healthy_ns)
         listed = [
             (row, nodes[row.name], self._since[row.name][0], now_ns - self._since[row.name][1])
             for row in rows
             if row.name in nodes
         ]
-        failed_ns, healthy_ns = (
-            round(seconds * SECOND_NS)
-            for seconds in (self.settings.failed_seconds, self.settings.healthy_seconds)
-        )
         to_drain = [
-            DrainDecision(row.name, drains=True, reason=_describe(row))
+            DrainDecision(row.name, drains=True, reason=_describe(row, self._gpus[row.name]))
             for row, node, state, lasted_ns in sorted(listed, key=lambda each: -each[3])
             if state == FAILED
-            and node.state in _AVAILABLE
+            and node.is_available
             and lasted_ns >= failed_ns
             and self._drained_failures.get(row.name) != self._since[row.name][1]
         ]
         to_resume = [
-            DrainDecision(row.name, drains=False, reason=node.reason)
+            DrainDecision(row.name, drains=False, reason=limit_reason(node.reason[len(PREFIX) :]))
             for row, node, state, lasted_ns in listed
-            if state == HEALTHY and node.is_own_drain and lasted_ns >= healthy_ns
+            if self.settings.resume
+            and state == HEALTHY
+            and node.is_own_drain
+            and lasted_ns >= healthy_ns
         ]
+        due = {each[:2] for each in (*to_drain, *to_resume)}
+        self._rejected = {key: each for key, each in self._rejected.items() if key in due}
         allowed = self._count_allowed(nodes, len(listed), now_ns)
-        if len(to_drain) > allowed:
-            waiting = len(to_drain) - allowed
-            message = f"limit of drains reached: {waiting} failed nodes wait, such as {to_drain[allowed].node}"
-            if not self._is_limited:
-                log.error("slurm_drain_limited", problem=message)
-        self._is_limited = len(to_drain) > allowed
-        return [*to_drain[:allowed], *(to_resume if self.settings.resume else ())]
+        waiting = [each.node for each in to_drain if each[:2] not in self._rejected][allowed:]
+        if waiting and not self._is_limited:
+            message = (
+                f"limit of drains reached: {len(waiting)} failed nodes wait, such as {waiting[0]}"
+            )
+            log.error("slurm_drain_limited", problem=message)
+        self._is_limited = bool(waiting)
+        return [
+            (self._order(to_drain, now_ns), allowed),
+            (self._order(to_resume, now_ns), len(to_resume)),
+        ]
 
-    def _states(self, rows: Sequence[NodeRow]) -> Iterator[tuple[str, str]]:
-        """Yield the state of each node; one with a GPU whose verdict is unknown is not healthy."""
-        unjudged = set(self.unjudged())
+    def _update_states(
+        self, rows: Sequence[NodeRow], nodes: Mapping[str, SlurmNode], now_ns: int, healthy_ns: int
+    ) -> None:
+        """Update the state of each node. One is not healthy while a GPU, such as one that it had before the drain, has no verdict."""
+        verdicts, before, gpus = self.verdicts(), self._since, self._gpus
+        self._since, self._gpus = {}, {}
         for row in rows:
-            is_unjudged = row.state == HEALTHY and row.name in unjudged
-            yield row.name, UNKNOWN if is_unjudged else row.state
+            name, state, node = row.name, row.state, nodes.get(row.name)
+            found = verdicts.get(name, view_refresh.GpuVerdicts())
+            is_judged = found.judged == found.listed
+            if node and node.is_own_drain:
+                is_judged &= 0 < node.gpus <= found.judged
+            if state == HEALTHY and not is_judged:
+                state = UNKNOWN
+            since_ns = before[name][1] if before.get(name, ("",))[0] == state else now_ns
+            self._since[name] = state, since_ns
+            has_recovered = state == HEALTHY and now_ns - since_ns >= healthy_ns
+            earlier = 0 if has_recovered else gpus.get(name, 0)
+            self._gpus[name] = max(row.gpus, found.listed, earlier)
+
+    def _order(self, decisions: Sequence[DrainDecision], now_ns: int) -> list[DrainDecision]:
+        """Return the decisions that may be attempted now; those last that Slurm rejected before."""
+        never = RejectedChange(0, now_ns)
+        due = [each for each in decisions if self._rejected.get(each[:2], never).next_ns <= now_ns]
+        return sorted(due, key=lambda each: self._rejected.get(each[:2], never).attempts)
 
     def _count_allowed(self, nodes: Mapping[str, SlurmNode], total: int, now_ns: int) -> int:
         """Return how many nodes may be drained now, by the limit per hour and by that of all drained nodes.
@@ -240,28 +322,49 @@ class SlurmDrainer:
         The limits are shares of the nodes that the collector judges: Slurm may have many more without GPUs.
         """
         from_ns = now_ns - HOUR_NS
-        own_drains = [node for node in nodes.values() if node.is_own_drain]
-        earlier = {node.name: node.reason_ns for node in own_drains}
+        drained = [node for node in nodes.values() if node.has_own_reason]
+        earlier = {node.name: node.reason_ns for node in drained}
         times_ns = {**earlier, **self._drained_ns}.items()
         self._drained_ns = {name: at_ns for name, at_ns in times_ns if at_ns > from_ns}
         ratios = (self.settings.max_drained_ratio_per_hour, self.settings.max_drained_ratio)
         per_hour, at_once = (max(1, int(total * ratio)) for ratio in ratios)
-        return max(0, min(per_hour - len(self._drained_ns), at_once - len(own_drains)))
+        return max(0, min(per_hour - len(self._drained_ns), at_once - len(drained)))
 
-    async def _act(self, decision: DrainDecision) -> None:
-        """Record a decision, then change Slurm; a change that Slurm rejects is recorded too."""
-        await self._record(decision, "done")
-        if decision.drains:
-            self._drained_ns[decision.node] = self.wall_ns()
-        change = "drain" if decision.drains else "resume"
-        log.warning("slurm_node_changed", node=decision.node, change=change, reason=decision.reason)
+    async def _act(self, decision: DrainDecision) -> bool:
+        """Record a decision, then change Slurm; false if Slurm rejects it, which is recorded once.
+
+        A repetition has its record already. It is recorded again when Slurm accepts it.
+        """
+        key = decision[:2]
+        earlier = self._rejected.get(key)
+        if earlier is None:
+            await self._record(decision, "done")
         try:
             await service.run_in_thread(self.run_program, tuple(_command(decision)))
-        except SlurmCommandError:
-            await self._record(decision, "failed")
-            raise
+        except SlurmCommandError as error:
+            attempts = earlier.attempts if earlier else 0
+            wait_seconds = min(PERIOD_SECONDS * 2 ** min(attempts, 10), MAX_WAIT_SECONDS)
+            next_ns = self.wall_ns() + round(wait_seconds * SECOND_NS)
+            self._rejected[key] = RejectedChange(attempts + 1, next_ns)
+            if earlier is None:
+                log.error("slurm_change_rejected", node=decision.node, problem=str(error))
+                await self._record(decision, "failed")
+            return False
+        change = "drain" if decision.drains else "resume"
+        log.warning("slurm_node_changed", node=decision.node, change=change, reason=decision.reason)
         if decision.drains:
+            self._drained_ns[decision.node] = self.wall_ns()
             self._drained_failures[decision.node] = self._since[decision.node][1]
+        if earlier:
+            del self._rejected[key]
+            self._unrecorded.append(decision)
+            await self._record_repeated()
+        return True
+
+    async def _record_repeated(self) -> None:
+        while self._unrecorded:
+            await self._record(self._unrecorded[0], "done")
+            del self._unrecorded[0]
 
     async def _record(self, decision: DrainDecision, outcome: str) -> None:
         type_ = _DRAIN_TYPE if decision.drains else _RESUME_TYPE
@@ -273,10 +376,10 @@ class SlurmDrainer:
         )
 
 
-def _describe(row: NodeRow) -> str:
-    """Return the reason for Slurm: the first incident, and the reason of the state."""
+def _describe(row: NodeRow, gpus: int) -> str:
+    """Return the reason for Slurm: the first incident, the reason of the state, and the number of GPUs."""
     incident = f"incident {row.incidents[0]}: " if row.incidents else ""
-    return limit_reason(_QUOTES.sub("", f"{incident}{row.reason}"))
+    return limit_reason(_QUOTES.sub("", f"{incident}{row.reason}"), f" [{gpus} GPUs]")
 
 
 def _command(decision: DrainDecision) -> Iterator[str]:

@@ -15,6 +15,7 @@ from collector.audit.collector_records import AuditTrail
 from collector.config import SlurmSettings
 from collector.diagnosis.entity_states import NodeRow
 from collector.sinks.slurm_drain import NODES, SlurmDrainer, parse_nodes, run_program
+from collector.view_refresh import GpuVerdicts
 
 GPUS = 4
 
@@ -114,17 +115,26 @@ async def test_the_collector_drains_and_resumes_the_node(cluster: CheckedCluster
 
     trail = AuditTrail(audit_log(tmp_path), "1.0", lambda: now_ns[0])
     settings = SlurmSettings(resume=True, failed_seconds=0, healthy_seconds=0)
-    drainer = SlurmDrainer(settings, trail, lambda: now_ns[0], rows=lambda: rows, run_program=run)
+    verdicts = {slurm.node: GpuVerdicts(GPUS, GPUS)}
+    drainer = SlurmDrainer(
+        settings,
+        trail,
+        lambda: now_ns[0],
+        rows=lambda: rows,
+        verdicts=lambda: verdicts,
+        run_program=run,
+    )
     async with running_log(trail.log):
         set_state("healthy")
         assert await drainer.attempt()
         assert slurm.state() == ("idle", "none")
         set_state("failed", "GPU 3 failed; its NIC | and 'quotes' \"$(reboot)\"")
         assert await drainer.attempt()
-        drained = parse_nodes(run(NODES))[slurm.node]
+        drained = parse_nodes(run(NODES))[0][slurm.node]
         assert drained.is_own_drain
-        reason = "railscope: incident 4f: GPU 3 failed; its NIC  and quotes $(reboot)"
+        reason = "railscope: incident 4f: GPU 3 failed; its NIC  and quotes $(reboot) [4 GPUs]"
         assert drained.reason == reason
+        assert drained.gpus == GPUS
         assert drained.reason_ns > 1_700_000_000 * 10**9
         set_state("unknown")
         assert await drainer.attempt()
@@ -132,9 +142,11 @@ async def test_the_collector_drains_and_resumes_the_node(cluster: CheckedCluster
         set_state("healthy")
         assert await drainer.attempt()
         wait_until(lambda: slurm.state()[0] == "idle", "the node is not resumed")
-        slurm.run("scontrol", "update", f"NodeName={slurm.node}", "State=DRAIN", "Reason=by hand")
+        by_hand = "by hand\nfor maintenance"
+        change = ("State=DRAIN", f"Reason={by_hand}")
+        slurm.run("scontrol", "update", f"NodeName={slurm.node}", *change)
         assert await drainer.attempt()
-        assert slurm.state() == ("drained", "by hand")
+        assert slurm.state() == ("drained", by_hand)
         cluster.resume()
     types = [record.type for record in verified_records(tmp_path)]
     assert types == ["node.drain", "node.resume"]

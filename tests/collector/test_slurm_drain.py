@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
-from makers import FrameSender
+from makers import FrameSender, gpu_schema
+from msgspec.structs import replace as replace_row
 from running_collector import run_collector, settings_in
 from support.audit import audit_log, running_log, verified_records
 
 from collector.audit.collector_records import AuditTrail
 from collector.config import SlurmSettings
 from collector.diagnosis.entity_states import NodeRow
+from collector.diagnosis.incident_table import IncidentTable
 from collector.sinks.slurm_drain import (
+    MAX_REJECTED,
     NODES,
     SlurmCommandError,
     SlurmDrainer,
@@ -23,13 +28,16 @@ from collector.sinks.slurm_drain import (
     parse_nodes,
     run_program,
 )
+from collector.view_refresh import GpuVerdicts
 from railscope.catalog.entities import GPU
 from railscope.catalog.gpu_health import GPU_HEALTH
 from railscope.frame import Entity, Schema
+from railscope.health_verdict import MAX_REASON
+from railscope.reading import PRESENT, Absent
 from railscope.settings import SettingsError
 from railscope.timestamps import HOUR_NS, SECOND_NS
 
-OWN = "railscope: incident 4f: GPU 3 failed"
+OWN = "railscope: incident 4f: GPU 3 failed [8 GPUs]"
 ON = SlurmSettings(resume=True)
 
 
@@ -50,9 +58,14 @@ class SimulatedSlurm:
     now_ns: int = 100 * HOUR_NS
     reason_ns: dict[str, int] = field(default_factory=dict)
     commands: list[tuple[str, ...]] = field(default_factory=list)
+    attempts: list[tuple[int, str]] = field(default_factory=list)
+    """Times and nodes of all changes, also those that are rejected."""
     problem: str = ""
+    rejects: Callable[[str], bool] = bool
+    """Rejects changes of these nodes while there is a problem."""
     leads: bool = True
-    unjudged: Iterable[str] = ()
+    verdicts: dict[str, GpuVerdicts] = field(default_factory=dict)
+    """Numbers of GPUs of nodes that do not have 8 with a verdict."""
 
     def __post_init__(self) -> None:
         self.trail = AuditTrail(audit_log(self.directory), "1.0", lambda: self.now_ns)
@@ -61,7 +74,7 @@ class SimulatedSlurm:
             self.trail,
             lambda: self.now_ns,
             rows=lambda: self.rows,
-            unjudged=lambda: list(self.unjudged),
+            verdicts=lambda: {row.name: GpuVerdicts(8, 8) for row in self.rows} | self.verdicts,
             leads=lambda: self.leads,
             run_program=self.run,
         )
@@ -73,10 +86,11 @@ class SimulatedSlurm:
                 for name, (state, reason) in self.nodes.items()
             )
             return "".join(lines) * 2
-        if self.problem:
+        name = command[2].removeprefix("NodeName=")
+        self.attempts.append((self.now_ns, name))
+        if self.problem and self.rejects(name):
             raise SlurmCommandError(self.problem)
         self.commands.append(tuple(command))
-        name = command[2].removeprefix("NodeName=")
         is_drain = command[3] == "State=DRAIN"
         reason = command[4].removeprefix("Reason=") if is_drain else "none"
         self.nodes[name] = ("drained" if is_drain else "idle", reason)
@@ -145,6 +159,9 @@ async def test_by_default_nodes_are_not_resumed(tmp_path: Path):
         ("down", OWN),
         ("idle", OWN),
         ("maint", OWN),
+        ("drained", "railscope: GPU 3 failed"),
+        ("drained", f"{OWN}, wait for its replacement"),
+        ("drained", OWN.replace("8", "0")),
     ],
 )
 async def test_only_own_drains_are_resumed(tmp_path: Path, state: str, reason: str):
@@ -165,19 +182,58 @@ async def test_other_states_neither_drain_nor_resume(tmp_path: Path, state: str)
     assert slurm.commands == []
 
 
-async def test_a_node_with_an_unjudged_gpu_is_not_resumed(tmp_path: Path):
+@pytest.mark.parametrize(
+    "verdicts",
+    [GpuVerdicts(7, 8), GpuVerdicts(7, 7), GpuVerdicts(0, 8), GpuVerdicts(8, 9), GpuVerdicts()],
+)
+async def test_a_node_without_a_verdict_on_each_gpu_that_it_had_is_not_resumed(
+    tmp_path: Path, verdicts: GpuVerdicts
+):
     slurm = cluster(tmp_path)
     async with running_log(slurm.trail.log):
-        slurm.nodes["n1"], slurm.unjudged = ("drained", OWN), ["n1"]
+        slurm.nodes["n1"], slurm.verdicts = ("drained", OWN), {"n1": verdicts}
         await slurm.pass_time(1200)
         assert slurm.commands == []
-        slurm.unjudged = ()
-        await slurm.pass_time(660)
+        slurm.verdicts = {}
+        await slurm.pass_time(600)
+        assert slurm.drained == ["n1"], "not before they have been healthy for ten minutes"
+        await slurm.pass_time(15)
         assert slurm.drained == []
 
 
+async def test_the_reason_has_the_number_of_gpus_before_the_failure(tmp_path: Path):
+    slurm = cluster(tmp_path)
+    async with running_log(slurm.trail.log):
+        await slurm.pass_time(30)
+        slurm.verdicts = {"n1": GpuVerdicts(6, 7)}
+        slurm.rows[1] = replace_row(slurm.rows[1], gpus=7)
+        await slurm.pass_time(30)
+        slurm.fail("n1")
+        slurm.rows[1] = replace_row(slurm.rows[1], gpus=6, reason="x" * 100)
+        await slurm.pass_time(75)
+        state, reason = slurm.nodes["n1"]
+    assert state == "drained"
+    assert reason == f"railscope: incident 4f: {'x' * 44}... [8 GPUs]"
+    assert len(reason) == MAX_REASON
+
+
 @pytest.mark.parametrize(
-    "state", ["drained", "draining", "down", "idle*", "maint", "drained*", "future"]
+    "base", ["idle", "mixed", "allocated", "completing", "planned", "reserved"]
+)
+@pytest.mark.parametrize("mark", ["", "-", "+", "@"])
+async def test_a_node_that_accepts_jobs_or_will_is_drained(tmp_path: Path, base: str, mark: str):
+    slurm = cluster(tmp_path)
+    async with running_log(slurm.trail.log):
+        slurm.nodes["n1"] = (base + mark, "none")
+        slurm.fail("n1")
+        await slurm.pass_time(75)
+    assert slurm.drained == ["n1"]
+
+
+@pytest.mark.parametrize(
+    "state",
+    ["drained", "draining", "down", "maint", "drained*", "future", "draining@", "reboot^", "fail"]
+    + [f"mixed{mark}" for mark in "*~#!%$^"],
 )
 async def test_a_node_that_is_not_available_stays_as_it_is(tmp_path: Path, state: str):
     slurm = cluster(tmp_path)
@@ -245,18 +301,92 @@ async def test_a_small_cluster_may_drain_one_node(tmp_path: Path):
     assert slurm.drained == ["n0"]
 
 
-async def test_what_slurm_rejects_is_recorded_and_tried_again(tmp_path: Path):
+@pytest.mark.parametrize("state", ["down", "down*", "powering_down", "reboot^", "idle*"])
+async def test_a_drained_node_in_another_state_counts_as_drained(tmp_path: Path, state: str):
+    slurm = cluster(tmp_path)
+    async with running_log(slurm.trail.log):
+        slurm.nodes["n0"] = (state, OWN)
+        slurm.fail("n1")
+        await slurm.pass_time(7200, 60)
+        assert slurm.commands == []
+        slurm.nodes["n0"] = ("idle", OWN)
+        await slurm.pass_time(60)
+        assert slurm.drained == ["n1"]
+
+
+async def test_what_slurm_rejects_is_recorded_once_and_tried_again_at_growing_intervals(
+    tmp_path: Path,
+):
     slurm = cluster(tmp_path)
     async with running_log(slurm.trail.log):
         slurm.problem = "scontrol: exit status 1: Invalid user id"
         slurm.fail("n1")
-        await slurm.pass_time(75)
+        await slurm.pass_time(5 * 3600)
         assert slurm.drained == []
+        times_ns = [at_ns for at_ns, _ in slurm.attempts]
+        waits = [(after - before) // SECOND_NS for before, after in pairwise(times_ns)]
+        assert waits == [15, 30, 60, 120, 240, 480, 960, 1920, 3600, 3600, 3600]
         slurm.problem = ""
         await slurm.pass_time(3600)
-        assert slurm.drained == ["n1"], "the attempt counts against the limit of the hour"
+        assert slurm.drained == ["n1"]
     outcomes = [(record.type, record.out) for record in verified_records(tmp_path)]
     assert outcomes == [("node.drain", "done"), ("node.drain", "failed"), ("node.drain", "done")]
+
+
+async def test_a_rejected_node_delays_no_other_and_uses_no_limit(tmp_path: Path):
+    slurm = cluster(tmp_path)
+    async with running_log(slurm.trail.log):
+        slurm.problem, slurm.rejects = "Invalid node name", lambda name: name in {"n0", "n2"}
+        slurm.fail("n0")
+        await slurm.pass_time(15)
+        slurm.fail("n0", "n1")
+        slurm.nodes["n2"] = slurm.nodes["n3"] = ("drained", OWN)
+        slurm.settings = slurm.drainer.settings = SlurmSettings(resume=True, max_drained_ratio=0.8)
+        await slurm.pass_time(60)
+        assert [name for _, name in slurm.attempts] == ["n0"]
+        await slurm.pass_time(15)
+        assert slurm.nodes["n1"][0] == "drained"
+        await slurm.pass_time(600)
+        assert slurm.nodes["n3"][0] == "idle", "resumed after n2 was rejected"
+        assert [name for _, name in slurm.attempts][:4] == ["n0", "n1", "n2", "n3"]
+        slurm.problem = ""
+        await slurm.pass_time(7200)
+        assert slurm.nodes["n0"][0] == "drained"
+        assert slurm.nodes["n2"][0] == "idle"
+
+
+async def test_a_slurm_that_rejects_everything_is_not_queried_for_every_node_at_once(
+    tmp_path: Path,
+):
+    slurm = cluster(tmp_path, 200, SlurmSettings(max_drained_ratio_per_hour=1, max_drained_ratio=1))
+    async with running_log(slurm.trail.log):
+        slurm.problem = "Invalid user id"
+        slurm.fail(*slurm.nodes)
+        await slurm.pass_time(4 * 3600)
+        per_attempt = Counter(at_ns for at_ns, _ in slurm.attempts)
+        assert max(per_attempt.values()) == MAX_REJECTED
+        assert {name for _, name in slurm.attempts} == slurm.nodes.keys()
+    assert len(list(verified_records(tmp_path))) == 400, "two for each node"
+
+
+async def test_a_repeated_change_is_recorded_once_the_audit_log_accepts_it(tmp_path: Path):
+    slurm = cluster(tmp_path / "first")
+    slurm.problem = "Invalid user id"
+    async with running_log(slurm.trail.log):
+        slurm.fail("n1")
+        await slurm.pass_time(75)
+    slurm.problem = ""
+    await slurm.pass_time(60)
+    assert slurm.drained == ["n1"]
+    slurm.fail("n1", "n2")
+    await slurm.pass_time(7200)
+    assert slurm.drained == ["n1"], "nothing else is changed before it is recorded"
+    slurm.drainer.trail = AuditTrail(audit_log(tmp_path / "other"), "1.0", lambda: slurm.now_ns)
+    async with running_log(slurm.drainer.trail.log):
+        await slurm.pass_time(15)
+    outcomes = [record.out for record in verified_records(tmp_path / "first")]
+    assert outcomes == ["done", "failed"]
+    assert [record.out for record in verified_records(tmp_path / "other")] == ["done"]
 
 
 async def test_without_the_audit_log_nothing_is_drained(tmp_path: Path):
@@ -282,26 +412,40 @@ async def test_a_collector_that_does_not_lead_drains_nothing(tmp_path: Path):
         assert slurm.drained == ["n1"]
 
 
-def test_nodes_are_parsed_and_names_checked():
-    found = parse_nodes(
+def test_nodes_are_parsed_and_other_lines_are_skipped():
+    found, others = parse_nodes(
         "n1|idle|Unknown|none\nn2|drained*|1764000000|railscope: a|b\nn1|idle|Unknown|none\n"
+        "n3|drained|1764000000|line one\nsecond line\n\nn4|mixed-|Unknown|none\n"
     )
     assert found == {
         "n1": SlurmNode("n1", "idle", "none"),
         "n2": SlurmNode("n2", "drained*", "railscope: a|b", 1764000000 * SECOND_NS),
+        "n3": SlurmNode("n3", "drained", "line one", 1764000000 * SECOND_NS),
+        "n4": SlurmNode("n4", "mixed-", "none"),
     }
+    assert others == ["second line"]
     for name in ("", "n[1-9]", "a b", "--all", "x" * 300):
         with pytest.raises(SlurmCommandError, match="invalid node"):
             parse_nodes(f"{name}|idle|Unknown|none\n")
 
 
+async def test_a_reason_with_line_breaks_delays_no_other_node(tmp_path: Path):
+    slurm = cluster(tmp_path)
+    async with running_log(slurm.trail.log):
+        slurm.nodes["cpu7"] = ("drained", "first line\nsecond line\nn1|drained|1|third")
+        slurm.fail("n1")
+        await slurm.pass_time(75)
+    assert slurm.nodes["n1"][0] == "drained"
+
+
 @given(st.text())
 def test_any_output_is_parsed_or_rejected(text: str):
     try:
-        found = parse_nodes(text)
+        found, others = parse_nodes(text)
     except SlurmCommandError:
         return
     assert all(node.name == name for name, node in found.items())
+    assert all(line in text for line in others)
 
 
 PROGRAMS: list[tuple[Callable[[Path], Sequence[str]], str]] = [
@@ -322,30 +466,66 @@ def test_a_program_that_fails_is_reported(
     assert run_program(["sh", "-c", "echo $SLURM_TIME_FORMAT"]) == "%s\n"
 
 
-async def test_the_states_are_those_of_the_running_collector(tmp_path: Path):
-    gpus = [Entity(GPU, (f"GPU-{i}",), {"rail": str(i), "index": str(i)}) for i in range(2)]
-    verdicts = Schema("gpu_verdict", tuple((GPU_HEALTH, gpu) for gpu in gpus))
+VERDICTS = Schema(
+    "gpu_verdict",
+    tuple(
+        (GPU_HEALTH, Entity(GPU, (f"GPU-{i}",), {"rail": f"{i}", "index": f"{i}"})) for i in "01"
+    ),
+)
+HEALTHY, FAILED, UNKNOWN, GONE = 1, 3, 0, Absent.GONE.value
+
+
+async def commands_of(
+    directory: Path, schema: Schema, verdicts: Sequence[int], reasons: bytes, node: str
+) -> list[Sequence[str]]:
+    """Return the commands of a collector with one node, which Slurm has as given."""
     sender, commands = FrameSender(), list[Sequence[str]]()
 
     def run_recorded(command: Sequence[str]) -> str:
         commands.append(command)
-        return "n1|idle|Unknown|none\n"
+        return node
 
-    async with run_collector(settings_in(tmp_path)) as running:
-        await running.post(sender.body(sender.frames(verdicts, [[3, 0]], at=100), schemas=True))
-        await running.collector.refresher.refresh()
-        drainer = replace(
-            running.collector.drainer,
-            settings=SlurmSettings(failed_seconds=0),
-            run_program=run_recorded,
-        )
+    async with run_collector(settings_in(directory)) as running:
+        one = running.collector
+        frames = sender.frames(schema, [verdicts], at=100, reasons=reasons)
+        status, _ = await running.post(sender.body(frames, schemas=True))
+        assert status == 200
+        one.diagnosis.engine.table = IncidentTable(one.clock.now_ns())
+        await one.refresher.refresh()
+        settings = SlurmSettings(resume=True, failed_seconds=0, healthy_seconds=0)
+        drainer = replace(one.drainer, settings=settings, run_program=run_recorded)
         assert await drainer.attempt()
-        assert list(drainer.unjudged()) == ["n1"]
     assert commands[0] == NODES
-    assert commands[1][:4] == ("scontrol", "update", "NodeName=n1", "State=DRAIN")
-    assert commands[1][4].startswith("Reason=railscope: GPU 0 failed")
+    return commands[1:]
+
+
+async def test_the_states_are_those_of_the_running_collector(tmp_path: Path):
+    (command,) = await commands_of(
+        tmp_path, VERDICTS, [FAILED, UNKNOWN], b"", "n1|idle|Unknown|none\n"
+    )
+    change = ("State=DRAIN", "Reason=railscope: GPU 0 failed [2 GPUs]")
+    assert command == ("scontrol", "update", "NodeName=n1", *change)
     records = verified_records(tmp_path / "state/audit")
     assert [r.obj.node for r in records if r.type == "node.drain"] == ["n1"]
+
+
+@pytest.mark.parametrize(
+    ("schema", "verdicts", "reasons", "changes"),
+    [
+        (VERDICTS, [HEALTHY, HEALTHY], b"", ["State=RESUME"]),
+        (VERDICTS, [HEALTHY, UNKNOWN], b"", []),
+        (VERDICTS, [HEALTHY, HEALTHY], bytes((PRESENT, GONE)), []),
+        (Schema("gpu_verdict", VERDICTS.columns[:1]), [HEALTHY], b"", []),
+        (gpu_schema("n1"), [50, 60, 1000, 2000, 10, 20], b"", []),
+    ],
+    ids=["healthy", "unknown", "gone", "one GPU fewer", "no verdicts"],
+)
+async def test_a_node_is_resumed_with_a_verdict_on_each_gpu_that_it_had(
+    tmp_path: Path, schema: Schema, verdicts: Sequence[int], reasons: bytes, changes: Sequence[str]
+):
+    node = "n1|drained|1764000000|railscope: GPU 0 failed [2 GPUs]\n"
+    commands = await commands_of(tmp_path, schema, verdicts, reasons, node)
+    assert [command[-1] for command in commands] == changes
 
 
 def test_draining_without_the_programs_of_slurm_is_rejected(tmp_path: Path):
