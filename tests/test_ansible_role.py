@@ -30,8 +30,9 @@ class Nodes:
         (directory / "inventory").write_text("".join(hosts))
         (directory / "bin").mkdir()
         systemctl = directory / "bin/systemctl"
-        systemctl.write_text(f'#!/bin/sh\necho "$@" >>{directory}/restarts\n')
+        systemctl.write_text(f'#!/bin/sh\necho "$@" >>{directory}/restarts\nexit $STATUS\n')
         systemctl.chmod(0o755)
+        self.restart_status = 0
 
     def create_tokens(self) -> None:
         (self.directory / "nodes.txt").write_text("\n".join(NODES))
@@ -52,6 +53,7 @@ class Nodes:
             "ANSIBLE_HOME": str(self.directory / "ansible"),
             "ANSIBLE_NOCOLOR": "1",
             "LC_ALL": "C.UTF-8",
+            "STATUS": str(self.restart_status),
         }
         command = [program, "-i", self.directory / "inventory", PLAYBOOK, "--diff"]
         done = subprocess.run(
@@ -105,6 +107,17 @@ def test_every_node_gets_its_token_and_a_second_run_changes_nothing(nodes: Nodes
         "gpu-002": True,
     }
     assert nodes.restarts() == len(NODES) + 1
+
+
+@pytest.mark.parametrize(("status", "failed"), [(5, 0), (1, 1)])
+def test_a_node_without_the_unit_of_the_agent_gets_its_token(
+    nodes: Nodes, status: int, failed: int
+):
+    """As on a node of Kubernetes; 5 is the exit status of systemctl for a missing unit."""
+    nodes.create_tokens()
+    nodes.restart_status = status
+    assert {of["failed"] for of in nodes.play().values()} == {failed}
+    assert (nodes.directory / "gpu-002/collector.token").exists()
 
 
 def test_a_node_without_a_token_fails_alone(nodes: Nodes):

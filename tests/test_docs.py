@@ -14,8 +14,8 @@ import tomllib
 from pathlib import Path
 from types import ModuleType
 
+import chart_values
 import click
-import kubernetes_objects
 import man_pages
 import pytest
 import website
@@ -269,7 +269,7 @@ def test_settings_that_are_named_are_known(page: Path):
     sections = {key.rpartition(".")[0] for key in SETTINGS} - {""}
     dotted = re.findall(r"`(\w+\.\w+)(?=[` ])", text)
     named = {name for name in dotted if name.partition(".")[0] in sections}
-    of_chart = {value.key for value in kubernetes_objects.VALUES}
+    of_chart = {value.key for value in chart_values.VALUES}
     assert {name for name in named if not NOT_SETTINGS.match(name)} <= SETTINGS | of_chart
     keys = {key.rpartition(".")[2] for key in SETTINGS}
     assert set(re.findall(r"`(\w+_file)(?=[` ])", text)) <= keys

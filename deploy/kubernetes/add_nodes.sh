@@ -1,67 +1,93 @@
 #!/bin/sh
-# add_nodes.sh NODE...: creates tokens for nodes that have none, in the Secrets railscope-nodes (the tokens) and
-# railscope-collector (their digests, tokens.toml) of the namespace railscope.
+# add_nodes.sh DIRECTORY [OPTION]...: creates tokens for nodes that have none: DIRECTORY/NODE.token for each node, and their
+# digests in tokens.toml of the Secret railscope-collector. No Secret contains the token of a node.
 #
-# The first call also creates the tokens of the metrics endpoints, in railscope-metrics. Other keys of the Secrets are
-# kept. KUBECTL replaces `kubectl --namespace railscope`.
+# Standard input has all nodes, as `kubectl get nodes --output name` prints them. Options are those of `railscope collector
+# token --nodes`, such as --revoke-unlisted and --renew. The first call also creates the tokens of the metrics endpoints, in
+# the Secrets railscope-agent-metrics and railscope-collector-metrics. KUBECTL replaces `kubectl --namespace railscope`.
 set -eu
 umask 077
 
 kubectl=${KUBECTL:-kubectl --namespace railscope}
-directory=$(mktemp -d)
-trap 'rm -rf "$directory"' EXIT
+directory=${1:?expected a directory}
+shift
+mkdir -p "$directory"
+work=$(mktemp -d "$directory/.add_nodes.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+mkdir "$work/tokens"
+sed 's|^node/||' >"$work/nodes"
 
-# Write each key of a Secret to a file of a directory.
-fetch() { # SECRET
-    mkdir "$directory/$1"
-    template='{{range $key, $value := .data}}{{$key}} {{$value}}{{"\n"}}{{end}}'
-    $kubectl get secret "$1" --ignore-not-found --output "go-template=$template" >"$directory/keys"
-    while read -r key value; do
-        echo "$value" | base64 -d >"$directory/$1/$key"
-    done <"$directory/keys"
+# Write a Secret, or a change of one, with one key to $work/object.
+describe() { # METADATA KEY FILE
+    printf '{"apiVersion": "v1", "kind": "Secret", "metadata": {%s}, "data": {"%s": "%s"}}' \
+        "$1" "$2" "$(base64 <"$3" | tr -d '\n')" >"$work/object"
 }
 
-# Server-side, so that no annotation has a copy of the Secret.
-store() { # SECRET
-    $kubectl create secret generic "$1" --from-file="$directory/$1" --dry-run=client --output yaml |
-        $kubectl apply --server-side --force-conflicts --filename -
+create() { # SECRET KEY FILE
+    describe "\"name\": \"$1\"" "$2" "$3"
+    $kubectl create --validate=false --filename "$work/object"
 }
 
-new_token() { # FILE
-    head -c 32 /dev/urandom | base64 | tr '+/' '-_' | tr -d '=\n' >"$1"
+is_missing() { # SECRET
+    [ -z "$($kubectl get secret "$1" --ignore-not-found --output name)" ]
 }
 
-entry() { # NAME FILE
-    echo "\"$1\" = \"sha256:$(sha256sum <"$2" | cut -d ' ' -f 1)\""
-}
-
-for secret in railscope-nodes railscope-collector railscope-metrics; do
-    fetch "$secret"
-done
-nodes=$directory/railscope-nodes
-tokens=$directory/railscope-collector/tokens.toml
-metrics=$directory/railscope-metrics
-if [ ! -e "$metrics/agent.token" ]; then
-    new_token "$metrics/agent.token"
+if is_missing railscope-agent-metrics; then
+    head -c 32 /dev/urandom | base64 | tr -d '=\n' >"$work/token"
+    create railscope-agent-metrics token "$work/token"
 fi
-if [ ! -e "$tokens" ]; then
-    new_token "$metrics/collector.token"
-    { echo '[operators]' && entry prometheus "$metrics/collector.token" && echo && echo '[nodes]'; } >"$tokens"
+
+$kubectl get secret railscope-collector --ignore-not-found \
+    --output 'jsonpath={.metadata.resourceVersion}{"\n"}{.data.tokens\.toml}{"\n"}' >"$work/secret"
+version=$(sed -n 1p "$work/secret")
+sed -n 2p "$work/secret" | base64 -d >"$work/before"
+cp "$work/before" "$work/tokens.toml"
+
+# Without its Secret, a new token of Prometheus replaces the entry of the former one.
+collector_metrics=
+if is_missing railscope-collector-metrics; then
+    collector_metrics=railscope-collector-metrics
+    railscope collector token --role operator $collector_metrics >"$work/created"
+    sed -n 's/^token (.*): //p' "$work/created" | tr -d '\n' >"$work/token"
+    {
+        grep -q '^\[operators\]' "$work/before" || echo '[operators]'
+        cat "$work/before"
+    } | awk -v name="\"$collector_metrics\"" -v line="$(tail -n 1 "$work/created")" '
+        /^\[/ { is_operator = $1 == "[operators]" }
+        !(is_operator && $1 == name)
+        /^\[operators\]/ { print line }' >"$work/tokens.toml"
 fi
-if [ "$(grep '^\[' "$tokens" | tail -n 1)" != '[nodes]' ]; then
-    echo "add_nodes.sh: tokens.toml: expected [nodes] as the last section; fix: move it to the end" >&2
-    exit 1
+
+# Tokens are published after their digests: NODE.new is a token of an interrupted run, which this one completes or replaces.
+for file in "$directory"/*.token "$directory"/*.new; do
+    if [ -e "$file" ]; then cp -p "$file" "$work/tokens"; fi
+done
+status=0
+railscope collector token --nodes "$work/nodes" --output "$work/tokens" --tokens-file "$work/tokens.toml" "$@" \
+    >"$work/report" 2>&1 || status=$?
+sed "s|$work/tokens.toml|tokens.toml of railscope-collector|g; s|$work/nodes|standard input|g; s|$work/tokens|$directory|g" \
+    "$work/report" >&2
+if ! grep -q '^created: ' "$work/report"; then exit "$status"; fi
+
+rm -f "$directory"/*.new
+for file in "$directory"/*.token; do
+    if [ ! -e "$work/tokens/${file##*/}" ]; then rm -f "$file"; fi
+done
+for file in "$work"/tokens/*.token; do
+    name=${file##*/}
+    if ! cmp -s "$file" "$directory/$name"; then mv "$file" "$directory/${name%.token}.new"; fi
+done
+if [ -z "$version" ]; then
+    create railscope-collector tokens.toml "$work/tokens.toml"
+elif ! cmp -s "$work/before" "$work/tokens.toml"; then
+    # With the version, the change is rejected if another one was made since.
+    describe "\"resourceVersion\": \"$version\"" tokens.toml "$work/tokens.toml"
+    $kubectl patch secret railscope-collector --type merge --patch-file "$work/object"
 fi
-for node in "$@"; do
-    node=${node#node/}
-    if [ ! -e "$nodes/$node" ]; then
-        new_token "$nodes/$node"
-        pattern=$(echo "$node" | sed 's/\./\\./g')
-        sed -i "/^\"\{0,1\}$pattern\"\{0,1\} = /d" "$tokens" # of a token that was deleted
-        entry "$node" "$nodes/$node" >>"$tokens"
-    fi
+for file in "$directory"/*.new; do
+    if [ -e "$file" ]; then mv "$file" "${file%.new}.token"; fi
 done
-# First the digests: a token that the collector does not have is rejected.
-for secret in railscope-collector railscope-metrics railscope-nodes; do
-    store "$secret"
-done
+if [ -n "$collector_metrics" ]; then
+    create $collector_metrics token "$work/token"
+fi
+exit "$status"

@@ -1,133 +1,29 @@
-"""Description of the Kubernetes objects of agent and collector, and of the values of their Helm chart."""
+"""Description of the Kubernetes objects of agent and collector."""
 
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+from chart_values import (
+    COLLECTOR_CREDENTIALS,
+    DEFAULTS,
+    IMAGE,
+    VERSION,
+    Substitution,
+    chart_file,
+    each,
+    value,
+)
 
-_PROGRAM = Path(__file__).parents[2] / "railscope/__init__.py"
-VERSION = re.findall(r'^__version__ = "(.*)"$', _PROGRAM.read_text(), re.MULTILINE)[0]
-"""Of this tree, which may be another one than the installed version."""
 NAMESPACE = "railscope"
 AGENT_PORT, COLLECTOR_PORT = 9469, 9470
 AGENT_CREDENTIALS = "/run/credentials/railscope-agent.service"
-COLLECTOR_CREDENTIALS = "/run/credentials/railscope-collector.service"
-"""As systemd names them, so that settings apply to both."""
+METRICS_CREDENTIALS = "/run/credentials/railscope-agent-metrics"
 AGENT, COLLECTOR = "railscope-agent", "railscope-collector"
-
-
-# Values ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class ChartValue:
-    """One value of the chart, by its dotted key."""
-
-    key: str
-    default: Any
-    description: str
-    type: str | tuple[str, ...] = "string"
-    """Of JSON Schema."""
-
-
-VALUES = (
-    ChartValue("image.repository", "railscope", "Registry and repository of the image, such as registry.example/railscope."),
-    ChartValue("image.tag", VERSION, "Tag of the image."),
-    ChartValue("image.pullPolicy", "IfNotPresent", "Always, IfNotPresent or Never."),
-    ChartValue("image.pullSecrets", [], "Secrets of the registry: [{name: NAME}].", "array"),
-    ChartValue("metricsSecret", "railscope-metrics", "Secret with the tokens of metrics endpoints: agent.token and collector.token."),
-    ChartValue("agent.settings", '[collector]\nurl = "http://railscope-collector:9470"\n', "Settings file of the agents (agent.toml)."),
-    ChartValue("agent.resources", {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
-               "Resources of an agent, which keeps itself within 3 % of a core and 96 MiB.", "object"),
-    ChartValue("agent.nodeSelector", {"nvidia.com/gpu.present": "true"}, "Labels of the nodes that run an agent.", "object"),
-    ChartValue("agent.affinity", {}, "Further rules for these nodes.", "object"),
-    ChartValue("agent.tolerations", [{"operator": "Exists"}], "Taints that an agent tolerates: all, to report faulty nodes too.", "array"),
-    ChartValue("agent.priorityClassName", "system-node-critical", "Priority class of the agents.", ("string", "null")),
-    ChartValue("agent.runtimeClassName", "nvidia",
-               "Runtime class that gives containers the driver. null: the default runtime does.", ("string", "null")),
-    ChartValue("agent.maxUnavailable", "10%", "Agents that an update replaces at a time.", ("string", "integer")),
-    ChartValue("agent.capabilities", [], "Capabilities of the agent, such as NET_RAW for LLDP (docs/kubernetes.md).", "array"),
-    ChartValue("agent.stateDirectory", "/var/lib/railscope-agent", "Directory of the node for the spool."),
-    ChartValue("agent.podResourcesDirectory", "/var/lib/kubelet/pod-resources", "Directory of the node with the kubelet's socket."),
-    ChartValue("agent.extraVolumes", [], "Further volumes of an agent.", "array"),
-    ChartValue("agent.extraVolumeMounts", [], "Where the agent mounts them.", "array"),
-    ChartValue("agent.tokensSecret", "railscope-nodes", "Secret with the token of each node, by the name of the node."),
-    ChartValue("collector.settings", "# See docs/configuration.md.\n", "Settings file of the collector (collector.toml)."),
-    ChartValue("collector.files", {}, "Administrators' files by name, which are in /etc/railscope: tenants.csv and others.", "object"),
-    ChartValue("collector.resources", {"requests": {"cpu": "500m", "memory": "1Gi"}, "limits": {"memory": "4Gi"}},
-               "Resources of the collector (docs/costs.md).", "object"),
-    ChartValue("collector.storage", "50Gi", "Size of the volume: frame log (20 GiB), waiting evidence (4 GiB), ledger."),
-    ChartValue("collector.storageClassName", None, "Storage class of the volume. null: that of the cluster.", ("string", "null")),
-    ChartValue("collector.nodeSelector", {}, "Labels of the nodes that may run the collector.", "object"),
-    ChartValue("collector.affinity", {}, "Further rules for these nodes.", "object"),
-    ChartValue("collector.tolerations", [], "Taints that the collector tolerates.", "array"),
-    ChartValue("collector.priorityClassName", None, "Priority class of the collector.", ("string", "null")),
-    ChartValue("collector.maxUnavailable", 1,
-               "Collectors that a drain may stop at a time; with 0 the drain waits until the pod is deleted.", ("string", "integer")),
-    ChartValue("collector.networkPolicyFrom", [],
-               "Peers that may connect to the collector, as in a NetworkPolicy. Empty: all. Agents have the addresses of their nodes.", "array"),
-    ChartValue("collector.extraVolumes", [], "Further volumes of the collector.", "array"),
-    ChartValue("collector.extraVolumeMounts", [], "Where the collector mounts them.", "array"),
-    ChartValue("collector.secret", "railscope-collector",
-               f"Secret with tokens.toml and other secrets of the collector, which are in {COLLECTOR_CREDENTIALS}."),
-    ChartValue("monitoring.enabled", default=False, description="PodMonitor, ServiceMonitor, PrometheusRule and dashboards.", type="boolean"),
-    ChartValue("monitoring.labels", {}, "Labels by which the Prometheus operator selects monitors and rules.", "object"),
-    ChartValue("monitoring.interval", "15s", "Scrape interval."),
-    ChartValue("monitoring.dashboardLabels", {"grafana_dashboard": "1"}, "Labels by which Grafana's sidecar selects dashboards.", "object"),
-)  # fmt: skip
-DEFAULTS = {value.key: value.default for value in VALUES}
-
-
-@dataclass(frozen=True)
-class Substitution:
-    """A value in a manifest: its default in the manifests, its substitution in the chart."""
-
-    default: Any
-    template: str
-
-    def in_chart(self, line: str, marker: str) -> str:
-        """Return the lines of the chart for a line with the marker of this substitution."""
-        return line.replace(marker, self.template)
-
-
-class Splice(Substitution):
-    """Entry of a list that stands for all entries of a value."""
-
-    def in_chart(self, line: str, marker: str) -> str:
-        """Return lines that repeat this one for each entry."""
-        indent = line[: line.index("-")]
-        body = line.replace(marker, "{{ toJson . }}")
-        return f"{indent}{{{{- range {self.template} }}}}\n{body}\n{indent}{{{{- end }}}}"
-
-
-def value(key: str) -> Substitution:
-    """Return the substitution of a value."""
-    return Substitution(DEFAULTS[key], f"{{{{ toJson .Values.{key} }}}}")
-
-
-def each(key: str) -> Splice:
-    """Return the substitution of all entries of a list."""
-    return Splice(DEFAULTS[key], f".Values.{key}")
-
-
-def chart_file(name: str, content: Any) -> Substitution:
-    """Return the substitution of a file of the chart, which contains JSON."""
-    return Substitution(content, f'{{{{ .Files.Get "{name}" }}}}')
-
-
-IMAGE = Substitution(
-    f"{DEFAULTS['image.repository']}:{DEFAULTS['image.tag']}",
-    '"{{ .Values.image.repository }}:{{ .Values.image.tag }}"',
-)
-
-
-# Description -------------------------------------------------------------------------------------
 
 
 def labels(component: str) -> dict[str, str]:
@@ -194,7 +90,7 @@ def security(**added: Any) -> dict[str, Any]:
 
 
 def host_path(name: str, path: Any, kind: str) -> dict[str, Any]:
-    """Return a volume of a directory of the node."""
+    """Return a volume of a file or directory of the node."""
     return {"name": name, "hostPath": {"path": path, "type": kind}}
 
 
@@ -208,7 +104,7 @@ def agent_objects() -> list[dict[str, Any]]:
         "env": [
             {"name": "RAILSCOPE_AGENT_NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
             {"name": "RAILSCOPE_AGENT_COLLECTOR__TOKEN_FILE", "value": f"{AGENT_CREDENTIALS}/collector.token"},
-            {"name": "RAILSCOPE_AGENT_METRICS_TOKEN_FILE", "value": f"{AGENT_CREDENTIALS}/metrics.token"},
+            {"name": "RAILSCOPE_AGENT_METRICS_TOKEN_FILE", "value": f"{METRICS_CREDENTIALS}/token"},
             {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"},
             {"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "utility"},
         ],
@@ -220,9 +116,8 @@ def agent_objects() -> list[dict[str, Any]]:
         "securityContext": security(add=value("agent.capabilities")),
         "volumeMounts": [
             {"name": "settings", "mountPath": "/etc/railscope", "readOnly": True},
-            {"name": "tokens", "mountPath": f"{AGENT_CREDENTIALS}/collector.token",
-             "subPathExpr": "$(RAILSCOPE_AGENT_NODE)", "readOnly": True},
-            {"name": "metrics", "mountPath": f"{AGENT_CREDENTIALS}/metrics.token", "subPath": "agent.token", "readOnly": True},
+            {"name": "token", "mountPath": f"{AGENT_CREDENTIALS}/collector.token", "readOnly": True},
+            {"name": "metrics", "mountPath": METRICS_CREDENTIALS, "readOnly": True},
             {"name": "state", "mountPath": "/var/lib/railscope-agent"},
             {"name": "pod-resources", "mountPath": "/var/lib/kubelet/pod-resources", "readOnly": True},
             {"name": "pod-logs", "mountPath": "/var/log/pods", "readOnly": True},
@@ -248,8 +143,9 @@ def agent_objects() -> list[dict[str, Any]]:
         "containers": [container],
         "volumes": [
             {"name": "settings", "configMap": {"name": AGENT}},
-            {"name": "tokens", "secret": {"secretName": value("agent.tokensSecret"), "defaultMode": 0o400}},
-            {"name": "metrics", "secret": {"secretName": value("metricsSecret"), "defaultMode": 0o400}},
+            # In a Secret of all nodes, root on each node could read the tokens of the others, whatever its containers mount.
+            host_path("token", value("agent.tokenFile"), "File"),
+            {"name": "metrics", "secret": {"secretName": value("agent.metricsSecret"), "defaultMode": 0o400}},
             host_path("state", value("agent.stateDirectory"), "DirectoryOrCreate"),
             host_path("pod-resources", value("agent.podResourcesDirectory"), "Directory"),
             host_path("pod-logs", "/var/log/pods", "Directory"),
@@ -412,8 +308,8 @@ def monitoring_metadata(name: str) -> dict[str, Any]:
 def monitor_objects() -> list[dict[str, Any]]:
     """Return the objects that let the Prometheus operator scrape agents and collector."""
 
-    def endpoint(port: str, key: str) -> dict[str, Any]:
-        credentials = {"name": value("metricsSecret"), "key": key}
+    def endpoint(port: str, secret: str) -> dict[str, Any]:
+        credentials = {"name": value(secret), "key": "token"}
         return {
             "port": port,
             "interval": value("monitoring.interval"),
@@ -431,7 +327,7 @@ def monitor_objects() -> list[dict[str, Any]]:
             "selector": selector(AGENT),
             "jobLabel": "app.kubernetes.io/name",
             "podMetricsEndpoints": [
-                {**endpoint("metrics", "agent.token"), "relabelings": [node, left_out]}
+                {**endpoint("metrics", "agent.metricsSecret"), "relabelings": [node, left_out]}
             ],
         },
     }
@@ -444,7 +340,7 @@ def monitor_objects() -> list[dict[str, Any]]:
             "jobLabel": "app.kubernetes.io/name",
             "endpoints": [
                 {
-                    **endpoint("http", "collector.token"),
+                    **endpoint("http", "collector.metricsSecret"),
                     "honorLabels": True,
                     "relabelings": [left_out],
                 }

@@ -196,7 +196,7 @@ def _sandbox(image: UnpackedImage, tmp_path: Path) -> Iterator[ImageSandbox]:
         "/etc/hosts": tmp_path / "hosts",
         f"{TOKENS}/tokens.toml": owned(tmp_path / "tokens.toml", tokens),
         NODE_TOKEN: owned(tmp_path / "node.token", f"token-of-{NODE}"),
-        str(Path(NODE_TOKEN).with_name("metrics.token")): owned(tmp_path / "metrics.token", "secret"),
+        "/run/credentials/railscope-agent-metrics/token": owned(tmp_path / "metrics.token", "secret"),
         "/var/lib/railscope-agent": owned(tmp_path / "agent"),
         "/var/lib/railscope-collector": owned(tmp_path / "collector"),
         "/tmp": owned(tmp_path / "tmp"),  # noqa: S108 - of the image

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import base64
 import gzip
-import hashlib
 import json
 import re
 import subprocess
 import tarfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,11 @@ import kubernetes_validate
 import manifests
 import pytest
 import yaml
-from kubernetes_objects import VALUES, ChartValue
+from chart_values import VALUES, ChartValue
 from support.packages import ROOT
 
 import agent.config
 import collector.config
-from collector.access.credentials import parse_credentials
 from railscope import __version__, settings
 
 HELM, KUBECTL = ROOT / ".helm/helm", ROOT / ".helm/kubectl"
@@ -184,6 +182,33 @@ def test_rules_and_dashboards_are_those_of_the_repository(applied: Objects):
         assert data == {path.name: path.read_text()}
 
 
+def test_the_documented_network_policy_is_valid(chart: Path, tmp_path: Path):
+    page = (ROOT / "docs/kubernetes.md").read_text()
+    (block,) = [text for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "networkPolicyFrom" in text]  # fmt: skip
+    (tmp_path / "values.yaml").write_text(block)
+    rendered = parse(
+        run(HELM, "template", "railscope", chart, "--values", tmp_path / "values.yaml")
+    )
+    policy = rendered["NetworkPolicy", "railscope-collector"]
+    kubernetes_validate.validate(policy, NEWEST, strict=True)
+    (rule,) = policy["spec"]["ingress"]
+    assert [set(peer) for peer in rule["from"]] == [{"ipBlock"}, {"namespaceSelector"}]
+    assert len(rule["ports"]) == 1
+
+
+def test_the_documented_container_has_both_tokens():
+    """Without them the collector rejects its frames, and its metrics are open."""
+    text = (ROOT / "docs/kubernetes.md").read_text().partition("docker run ")[2].partition("```")[0]
+    kind, prefix = PROGRAMS["agent"]
+    environment = dict(re.findall(r"--env (\w+)=(\S+)", text))
+    loaded: Any = settings.load(kind, file=None, environment=environment, prefix=prefix)
+    targets = set(
+        re.findall(r"--mount type=bind,readonly,source=/etc/railscope/\S+,target=(\S+)", text)
+    )
+    assert {loaded.collector.token_file, loaded.metrics_token_file} == targets
+    assert len(targets) == 2
+
+
 def test_objects_and_release_are_within_the_limits_of_kubernetes(chart: Path, rendered: Objects):
     sizes = {key: len(json.dumps(item).encode()) for key, item in rendered.items()}
     assert max(sizes.values()) < MAX_APPLIED_BYTES, sizes
@@ -269,93 +294,17 @@ def test_scraped_jobs_are_those_of_the_alerts(applied: Objects):
     assert len(matched) == 1, "one Service is scraped"
 
 
-# Tokens ------------------------------------------------------------------------------------------
-
-CLUSTER = """\
-#!{python}
-import base64, json, pathlib, sys
-
-secrets = pathlib.Path(__file__).parent
-arguments = sys.argv[1:]
-if arguments[:2] == ["get", "secret"]:
-    file = secrets / f"{{arguments[2]}}.json"
-    for key, value in (json.loads(file.read_text()) if file.exists() else {{}}).items():
-        print(key, value)
-elif arguments[:3] == ["create", "secret", "generic"]:
-    directory = next(a.partition("=")[2] for a in arguments if a.startswith("--from-file="))
-    data = {{p.name: base64.b64encode(p.read_bytes()).decode() for p in pathlib.Path(directory).iterdir()}}
-    print(json.dumps({{"name": arguments[3], "data": data}}))
-else:
-    assert arguments[:2] == ["apply", "--server-side"], arguments
-    item = json.load(sys.stdin)
-    (secrets / f"{{item['name']}}.json").write_text(json.dumps(item["data"]))
-"""
-"""A program with the commands of kubectl that the script uses, and Secrets in files."""
-
-
-@pytest.fixture(name="add_nodes")
-def _add_nodes(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    program = tmp_path / "kubectl"
-    program.write_text(CLUSTER.format(python="/usr/bin/env python3"))
-    program.chmod(0o755)
-
-    def add(*nodes: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [str(ROOT / "deploy/kubernetes/add_nodes.sh"), *nodes],
-            env={"KUBECTL": str(program), "PATH": "/usr/bin:/bin"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-    return add
-
-
-def secret(directory: Path, name: str) -> dict[str, str]:
-    data = json.loads((directory / f"railscope-{name}.json").read_text())
-    return {key: base64.b64decode(text).decode() for key, text in data.items()}
-
-
-def test_nodes_get_tokens_that_the_collector_accepts(
-    add_nodes: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+def test_no_node_gets_the_token_of_another_node_or_of_an_operator(
+    rendered: Objects, applied: Objects
 ):
-    assert add_nodes("node/gpu-001", "gpu-002.example").returncode == 0
-    nodes = secret(tmp_path, "nodes")
-    assert nodes.keys() == {"gpu-001", "gpu-002.example"}
-    first = secret(tmp_path, "collector")["tokens.toml"]
-    of_prometheus = secret(tmp_path, "metrics")
-    assert of_prometheus.keys() == {"agent.token", "collector.token"}
-    tokens = {**nodes, "prometheus": of_prometheus["collector.token"]}
-    expected = {name: f"sha256:{hashlib.sha256(text.encode()).hexdigest()}" for name, text in tokens.items()}  # fmt: skip
-    assert re.findall(r'^"(.+)" = "(.+)"$', first, re.MULTILINE) == [
-        (name, expected[name]) for name in ("prometheus", "gpu-001", "gpu-002.example")
-    ]
-    parse_credentials(first)
-
-    assert add_nodes("gpu-002.example", "gpu-003").returncode == 0
-    assert secret(tmp_path, "nodes").items() > nodes.items()
-    assert secret(tmp_path, "metrics") == of_prometheus
-    second = secret(tmp_path, "collector")["tokens.toml"]
-    assert second.startswith(first)
-    assert second.count("\n") == first.count("\n") + 1
-
-    removed = {key: text for key, text in secret(tmp_path, "nodes").items() if key != "gpu-001"}
-    (tmp_path / "railscope-nodes.json").write_text(
-        json.dumps({key: base64.b64encode(text.encode()).decode() for key, text in removed.items()})
-    )
-    assert add_nodes("gpu-001").returncode == 0
-    third = secret(tmp_path, "collector")["tokens.toml"]
-    parse_credentials(third)
-    assert third.count("\n") == second.count("\n")
-    assert expected["gpu-001"] not in third, "the token that was deleted is replaced"
-
-
-def test_a_tokens_file_in_another_order_is_kept(
-    add_nodes: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-):
-    text = base64.b64encode(b"[nodes]\n[operators]\n").decode()
-    (tmp_path / "railscope-collector.json").write_text(json.dumps({"tokens.toml": text}))
-    outcome = add_nodes("gpu-001")
-    assert outcome.returncode == 1
-    assert "fix: move it to the end" in outcome.stderr
-    assert secret(tmp_path, "collector") == {"tokens.toml": "[nodes]\n[operators]\n"}
+    """Root on a node reads every Secret that a pod of the node mounts, whole, whatever its containers see."""
+    for objects in (rendered, applied):
+        spec = pod(objects, "agent")["spec"]
+        secrets = [v["secret"]["secretName"] for v in spec["volumes"] if "secret" in v]
+        assert secrets == ["railscope-agent-metrics"]
+        assert "secret" not in json.dumps(spec["containers"]).lower()
+        (token,) = [v["hostPath"] for v in spec["volumes"] if v["name"] == "token"]
+        assert token == {"path": "/etc/railscope/collector.token", "type": "File"}
+        scraped = objects["ServiceMonitor", "railscope-collector"]["spec"]["endpoints"][0]
+        secret = scraped["authorization"]["credentials"]["name"]
+        assert secret not in json.dumps([pod(objects, program) for program in PROGRAMS])

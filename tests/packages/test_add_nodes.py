@@ -1,0 +1,303 @@
+"""Tokens of the nodes of a Kubernetes cluster: add_nodes.sh with kubectl and an API server that has Secrets only."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.packages import ROOT
+
+from collector.access.credentials import Role, digest_token, parse_credentials
+
+KUBECTL = ROOT / ".helm/kubectl"
+SECRETS = "/api/v1/namespaces/railscope/secrets"
+OPERATORS = f'[operators]\n"gpu-001" = "{digest_token("a person")}"\n'
+DISCOVERY = {
+    "/api": {"kind": "APIVersions", "versions": ["v1"]},
+    "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": []},
+    "/api/v1": {
+        "kind": "APIResourceList",
+        "groupVersion": "v1",
+        "resources": [
+            {"name": "secrets", "singularName": "secret", "namespaced": True, "kind": "Secret",
+             "verbs": ["get", "create", "patch"]}
+        ],
+    },
+}  # fmt: skip
+
+
+class SecretServer(ThreadingHTTPServer):
+    """API server with Secrets: objects have versions, and a patch of another version is rejected."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), SecretRequest)
+        self.secrets: dict[str, dict[str, Any]] = {}
+        self.version = 0
+        self.before_patch: list[Callable[[], None]] = []
+        """Changes by others, each made once before a patch is applied."""
+
+    def store(self, name: str, data: dict[str, str]) -> dict[str, Any]:
+        self.version += 1
+        metadata = {"name": name, "namespace": "railscope", "resourceVersion": str(self.version)}
+        self.secrets[name] = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data}  # fmt: skip
+        return self.secrets[name]
+
+    def put_text(self, name: str, **texts: str) -> None:
+        data = {key: base64.b64encode(text.encode()).decode() for key, text in texts.items()}
+        self.store(name, data)
+
+    def text(self, name: str, key: str) -> str:
+        return base64.b64decode(self.secrets[name]["data"][key]).decode()
+
+
+class SecretRequest(BaseHTTPRequestHandler):
+    """Request to the API server."""
+
+    server: SecretServer
+
+    def _answer(self, status: int, content: object) -> None:
+        body = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _reject(self, code: int, reason: str) -> None:
+        status = {"kind": "Status", "apiVersion": "v1", "status": "Failure"}
+        self._answer(code, {**status, "reason": reason, "message": reason, "code": code})
+
+    def _content(self) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        return content
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        name = path.removeprefix(f"{SECRETS}/")
+        found = DISCOVERY.get(path) or self.server.secrets.get(name)
+        if found:
+            self._answer(200, found)
+        else:
+            self._reject(404, "NotFound")
+
+    def do_POST(self) -> None:
+        item = self._content()
+        name = item["metadata"]["name"]
+        if name in self.server.secrets:
+            self._reject(409, "AlreadyExists")
+        else:
+            self._answer(201, self.server.store(name, item["data"]))
+
+    def do_PATCH(self) -> None:
+        name = self.path.partition("?")[0].removeprefix(f"{SECRETS}/")
+        patch = {"metadata": {}, **self._content()}
+        assert self.headers["Content-Type"] == "application/merge-patch+json"
+        while self.server.before_patch:
+            self.server.before_patch.pop()()
+        present = self.server.secrets[name]
+        expected = patch["metadata"].get("resourceVersion")
+        if expected in {None, present["metadata"]["resourceVersion"]}:
+            self._answer(200, self.server.store(name, present["data"] | patch["data"]))
+        else:
+            self._reject(409, "Conflict")
+
+    def log_message(self, *_: object) -> None:
+        """Write no log."""
+
+
+class KubernetesSite:
+    """Directory of an administrator, and the cluster."""
+
+    def __init__(self, directory: Path, server: SecretServer) -> None:
+        self.server = server
+        self.tokens = directory / "tokens"
+        program = [KUBECTL, "--server", f"http://127.0.0.1:{server.server_port}", "--namespace", "railscope"]  # fmt: skip
+        self.environment = {
+            "KUBECTL": " ".join(map(str, [*program, "--cache-dir", directory / "cache"])),
+            "HOME": str(directory),
+            "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
+            "PYTHONPATH": str(ROOT),
+        }
+
+    def add(self, *nodes: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+        outcome = subprocess.run(
+            [str(ROOT / "deploy/kubernetes/add_nodes.sh"), str(self.tokens), *options],
+            input="".join(f"node/{name}\n" for name in nodes),
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert not list(self.tokens.glob(".*"))
+        return outcome
+
+    def tokens_toml(self) -> str:
+        return self.server.text("railscope-collector", "tokens.toml")
+
+    def accepted(self) -> dict[str, str]:
+        """Names of the token files, and the nodes as which the collector accepts them."""
+        entries = {
+            key.value: entry.credential
+            for key, entry in parse_credentials(self.tokens_toml()).entries.items()
+        }
+        found = {}
+        for path in self.tokens.iterdir():
+            credential = entries[digest_token(path.read_text().strip())]
+            assert credential.role is Role.NODE
+            assert path.stat().st_mode & 0o777 == 0o600
+            found[path.name] = credential.name
+        return found
+
+
+@pytest.fixture(name="site")
+def _site(tmp_path: Path) -> Iterator[KubernetesSite]:
+    if not KUBECTL.exists():
+        pytest.skip("kubectl is missing: run `make servers`")
+    with SecretServer() as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield KubernetesSite(tmp_path, server)
+        server.shutdown()
+        thread.join()
+
+
+def of_prometheus(site: KubernetesSite) -> str:
+    """Token of Prometheus at the collector; it is an operator's."""
+    token = site.server.text("railscope-collector-metrics", "token")
+    (credential,) = [
+        entry.credential
+        for key, entry in parse_credentials(site.tokens_toml()).entries.items()
+        if key.value == digest_token(token)
+    ]
+    assert credential.role is Role.OPERATOR
+    return token
+
+
+def test_nodes_get_tokens_that_the_collector_accepts_and_no_secret_has(site: KubernetesSite):
+    outcome = site.add("gpu-001", "gpu-002.example")
+    assert outcome.returncode == 0, outcome.stderr
+    assert f"created: 2 tokens in {site.tokens}; kept: 0\n" in outcome.stderr
+    assert site.accepted() == {"gpu-001.token": "gpu-001", "gpu-002.example.token": "gpu-002.example"}  # fmt: skip
+    assert site.server.secrets.keys() == {"railscope-collector", "railscope-agent-metrics", "railscope-collector-metrics"}  # fmt: skip
+    assert site.server.secrets["railscope-collector"]["data"].keys() == {"tokens.toml"}
+    prometheus = of_prometheus(site)
+    assert len({prometheus, site.server.text("railscope-agent-metrics", "token")}) == 2
+
+    before = {path.name: path.read_text() for path in site.tokens.iterdir()}
+    assert site.add("gpu-001", "gpu-002.example", "gpu-003").returncode == 0
+    assert len(site.accepted()) == 3
+    after = {path.name: path.read_text() for path in site.tokens.iterdir()}
+    assert after.items() > before.items()
+    assert of_prometheus(site) == prometheus
+
+
+def test_other_entries_and_other_keys_are_kept(site: KubernetesSite):
+    """Of people, also with the name of a node; and a token of Prometheus is created where people were added first."""
+    site.server.put_text(
+        "railscope-collector", **{"tokens.toml": f"[nodes]\n{OPERATORS}", "ledger-url": "x"}
+    )
+    assert site.add("gpu-001").returncode == 0
+    assert site.accepted() == {"gpu-001.token": "gpu-001"}
+    assert OPERATORS.splitlines()[1] in site.tokens_toml().splitlines()
+    assert site.server.text("railscope-collector", "ledger-url") == "x"
+    former = of_prometheus(site)
+    del site.server.secrets["railscope-collector-metrics"]
+    assert site.add("gpu-001").returncode == 0
+    assert of_prometheus(site) != former
+    entries = parse_credentials(site.tokens_toml()).entries
+    assert digest_token(former) not in {key.value for key in entries}
+    assert len(entries) == 3
+
+
+def test_nodes_that_left_are_removed_on_request(site: KubernetesSite):
+    site.add("gpu-001", "gpu-002")
+    assert "gpu-002: not in standard input: kept" in site.add("gpu-001").stderr
+    assert len(site.accepted()) == 2
+    assert site.add("gpu-001", options=("--revoke-unlisted",)).returncode == 0
+    assert site.accepted() == {"gpu-001.token": "gpu-001"}
+    assert "gpu-002" not in site.tokens_toml()
+
+
+def test_a_revoked_token_is_reported_and_never_comes_back(site: KubernetesSite):
+    site.add("gpu-001", "gpu-002")
+    lines = site.tokens_toml().splitlines(keepends=True)
+    text = "".join(line for line in lines if not line.startswith('"gpu-002"'))
+    site.server.put_text("railscope-collector", **{"tokens.toml": text})
+    outcome = site.add("gpu-001", "gpu-002", "gpu-003")
+    assert outcome.returncode == 1
+    assert (
+        f"gpu-002: revoked: the token in {site.tokens}/gpu-002.token has no entry" in outcome.stderr
+    )
+    (site.tokens / "gpu-002.token").unlink()
+    assert site.accepted() == {"gpu-001.token": "gpu-001", "gpu-003.token": "gpu-003"}
+
+
+def test_a_change_by_others_in_between_is_never_overwritten(site: KubernetesSite):
+    site.add("gpu-001")
+    revoked = "\n".join(
+        line for line in site.tokens_toml().splitlines() if not line.startswith('"gpu-001"')
+    )
+    server = site.server
+    server.before_patch.append(
+        lambda: server.put_text("railscope-collector", **{"tokens.toml": f"{revoked}\n"})
+    )
+    outcome = site.add("gpu-001", "gpu-002")
+    assert outcome.returncode == 1
+    assert "Conflict" in outcome.stderr
+    assert site.tokens_toml() == f"{revoked}\n"
+    assert not (site.tokens / "gpu-002.token").exists()
+    (site.tokens / "gpu-001.token").unlink()
+    assert site.add("gpu-002").returncode == 0
+    assert site.accepted() == {"gpu-002.token": "gpu-002"}
+
+
+def test_an_interrupted_run_is_completed(site: KubernetesSite):
+    site.add("gpu-001")
+    (site.tokens / "gpu-001.token").rename(site.tokens / "gpu-001.new")
+    before = (site.tokens / "gpu-001.new").read_text()
+    assert site.add("gpu-001").returncode == 0
+    assert site.accepted() == {"gpu-001.token": "gpu-001"}
+    assert (site.tokens / "gpu-001.token").read_text() == before
+
+
+def test_the_url_of_the_database_is_stored_as_documented(site: KubernetesSite, tmp_path: Path):
+    """Without its password in the arguments of a program, and beside the other keys."""
+    site.add("gpu-001")
+    page = (ROOT / "docs/kubernetes.md").read_text()
+    (block,) = [text for text in re.findall(r"```sh\n(.*?)```", page, re.DOTALL) if "ledger-url" in text]  # fmt: skip
+    url = "postgresql://railscope:p$w@db.example/railscope?sslmode=verify-full"
+    subprocess.run(
+        ["sh", "-eu", "-c", block.replace("kubectl --namespace railscope", "$KUBECTL")],
+        input=f"{url}\n",
+        env=site.environment,
+        cwd=tmp_path,
+        text=True,
+        check=True,
+    )
+    assert site.server.text("railscope-collector", "ledger-url").strip() == url
+    assert len(site.accepted()) == 1
+    assert not (tmp_path / "ledger-url").exists()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "text", "problem"),
+    [(("a/b",), "", "invalid node name"), ((), "", "no node"), (("a",), "[operators]\nx = 1\n", "invalid digest")],
+)  # fmt: skip
+def test_invalid_input_changes_nothing(
+    site: KubernetesSite, nodes: tuple[str, ...], text: str, problem: str
+):
+    site.server.put_text("railscope-collector", **{"tokens.toml": text})
+    outcome = site.add(*nodes)
+    assert outcome.returncode == 1
+    assert problem in outcome.stderr
+    assert site.tokens_toml() == text
+    assert not list(site.tokens.iterdir())
