@@ -360,10 +360,11 @@ class Collector:
                 table=lambda: self.cluster.notified,
                 delivered=state.diagnosis.engine.notified,
             )
-            state.work += (self.webhook.run, self.drainer.with_views(all_nodes).run)
+            self.drainer = self.drainer.with_views(all_nodes, state.diagnosis.engine.drains)
+            state.work += (self.webhook.run, self.drainer.run)
 
         self.cluster.prepare = prepare
-        self.drainer = self.drainer.with_views(api)
+        self.drainer = self.drainer.with_views(api, self.diagnosis.engine.drains)
         routing = web_server.ClusterRouting(self.cluster)
         routed = routing.route(handlers, api.handlers(), CLUSTER_PAGES)
         max_bytes = self.settings.limits.body_bytes

@@ -71,6 +71,8 @@ class SavedDiagnosis(msgspec.Struct, kw_only=True):
     """Pauses and waits of jobs."""
     switch_links: list[tuple[SwitchPort, str]] = []
     """Ports with a link to another switch, and that switch."""
+    drains: dict[str, int] = {}
+    """Nodes drained in Slurm whose failure has not ended, with the time."""
 
 
 class SavedBaselines(msgspec.Struct, kw_only=True):
@@ -131,6 +133,7 @@ def set_back(saved: SavedDiagnosis, by_ns: int) -> None:
         incident.onset_ns -= by_ns
         incident.detected_ns -= by_ns
         incident.ended_ns -= by_ns if incident.ended_ns else 0
+    saved.drains = {node: drained_ns - by_ns for node, drained_ns in saved.drains.items()}
     saved.rank_events = [
         node_event._replace(timestamp_ns=node_event.timestamp_ns - by_ns)
         for node_event in saved.rank_events

@@ -92,6 +92,8 @@ class DiagnosisEngine:
     """Changes that are not in the audit log yet."""
     notified: dict[str, str] = field(default_factory=dict)
     """State of which the webhook was notified, by incident."""
+    drains: dict[str, int] = field(default_factory=dict)
+    """Nodes drained in Slurm whose failure has not ended, with the time; saved with the incidents."""
     history: GroupHistory = field(default_factory=GroupHistory)
     failures: int = 0
     log_limit: service.LogRateLimit = field(default_factory=service.LogRateLimit)
@@ -195,6 +197,7 @@ class DiagnosisEngine:
         self._dropped_seconds = {(name, tenant): n for name, tenant, n in saved.lost_seconds}
         self.pending = list(saved.pending)
         self.notified |= {each.incident.incident_id: each.notified for each in saved.incidents}
+        self.drains |= saved.drains
         self._curves = {each.incident.incident_id: each.curves for each in saved.incidents}
 
     def save(self) -> None:
@@ -229,6 +232,7 @@ class DiagnosisEngine:
             rank_events=diagnosis.ranks.all(),
             jobs=list(diagnosis.job_histories.items()),
             switch_links=list(diagnosis.switch_links.far_switches.items()),
+            drains=dict(self.drains),
         )
 
     def save_all(self) -> None:

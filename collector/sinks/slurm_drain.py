@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
@@ -173,18 +173,19 @@ class SlurmDrainer:
     """Returns the states of all nodes. Blocking."""
     verdicts: Callable[[], Mapping[str, view_refresh.GpuVerdicts]] = dict
     """Returns the numbers of GPUs with a verdict, by node."""
+    drains: MutableMapping[str, int] = field(default_factory=dict)
+    """Nodes drained whose failure has not ended, with the time: one that an operator resumes is not drained again."""
     leads: Callable[[], bool] = lambda: True
     """True if this collector decides for the cluster."""
     run_program: Callable[[Sequence[str]], str] = run_program
     find_program: Callable[[str], str | None] = shutil.which
+    period_seconds: float = PERIOD_SECONDS
     _since: dict[str, tuple[str, int]] = field(init=False, default_factory=dict)
     """State of each node, and the time since which it has it."""
     _gpus: dict[str, int] = field(init=False, default_factory=dict)
     """GPUs of each node: the most that were listed since it was healthy."""
     _drained_ns: dict[str, int] = field(init=False, default_factory=dict)
-    """Times of the drains within the last hour, with those that Slurm has from before a restart."""
-    _drained_failures: dict[str, int] = field(init=False, default_factory=dict)
-    """Start of the failure for which each node was drained: one that an operator resumes stays as it is."""
+    """Times of the drains within the last hour, with those from before a restart."""
     _rejected: dict[tuple[str, bool], RejectedChange] = field(init=False, default_factory=dict)
     """Changes that Slurm rejected and that are still due, by node and whether it is to be drained."""
     _unrecorded: list[DrainDecision] = field(init=False, default_factory=list)
@@ -199,16 +200,18 @@ class SlurmDrainer:
             message = "invalid slurm.drain: expected the programs sinfo and scontrol in PATH; fix: install Slurm's client"
             raise setting_files.SettingsError(message)
 
-    def with_views(self, api: NodeViews) -> SlurmDrainer:
-        """Return one that decides from these views."""
-        return replace(self, rows=api.node_rows, verdicts=lambda: api.views().gpu_verdicts)
+    def with_views(self, api: NodeViews, drains: MutableMapping[str, int]) -> SlurmDrainer:
+        """Return one that decides from these views, and continues with the drains of the collector before it."""
+        return replace(
+            self, rows=api.node_rows, verdicts=lambda: api.views().gpu_verdicts, drains=drains
+        )
 
     async def run(self) -> None:
         """Decide periodically until cancelled; return immediately if draining is not enabled."""
         if not self.settings.drain:
             return
         while True:
-            await asyncio.sleep(PERIOD_SECONDS)
+            await asyncio.sleep(self.period_seconds)
             await self.attempt()
 
     async def attempt(self) -> bool:
@@ -265,7 +268,7 @@ class SlurmDrainer:
             if state == FAILED
             and node.is_available
             and lasted_ns >= failed_ns
-            and self._drained_failures.get(row.name) != self._since[row.name][1]
+            and row.name not in self.drains
         ]
         to_resume = [
             DrainDecision(row.name, drains=False, reason=limit_reason(node.reason[len(PREFIX) :]))
@@ -296,6 +299,8 @@ class SlurmDrainer:
         """Update the state of each node. One is not healthy while a GPU, such as one that it had before the drain, has no verdict."""
         verdicts, before, gpus = self.verdicts(), self._since, self._gpus
         self._since, self._gpus = {}, {}
+        for name in self.drains.keys() - nodes.keys() - {row.name for row in rows}:
+            del self.drains[name]
         for row in rows:
             name, state, node = row.name, row.state, nodes.get(row.name)
             found = verdicts.get(name, view_refresh.GpuVerdicts())
@@ -307,6 +312,10 @@ class SlurmDrainer:
             since_ns = before[name][1] if before.get(name, ("",))[0] == state else now_ns
             self._since[name] = state, since_ns
             has_recovered = state == HEALTHY and now_ns - since_ns >= healthy_ns
+            if has_recovered:
+                self.drains.pop(name, None)
+            elif node and node.has_own_reason:  # also if it was drained before the last save
+                self.drains.setdefault(name, node.reason_ns)
             earlier = 0 if has_recovered else gpus.get(name, 0)
             self._gpus[name] = max(row.gpus, found.listed, earlier)
 
@@ -324,7 +333,7 @@ class SlurmDrainer:
         from_ns = now_ns - HOUR_NS
         drained = [node for node in nodes.values() if node.has_own_reason]
         earlier = {node.name: node.reason_ns for node in drained}
-        times_ns = {**earlier, **self._drained_ns}.items()
+        times_ns = {**earlier, **self.drains, **self._drained_ns}.items()
         self._drained_ns = {name: at_ns for name, at_ns in times_ns if at_ns > from_ns}
         ratios = (self.settings.max_drained_ratio_per_hour, self.settings.max_drained_ratio)
         per_hour, at_once = (max(1, int(total * ratio)) for ratio in ratios)
@@ -353,8 +362,7 @@ class SlurmDrainer:
         change = "drain" if decision.drains else "resume"
         log.warning("slurm_node_changed", node=decision.node, change=change, reason=decision.reason)
         if decision.drains:
-            self._drained_ns[decision.node] = self.wall_ns()
-            self._drained_failures[decision.node] = self._since[decision.node][1]
+            self._drained_ns[decision.node] = self.drains[decision.node] = self.wall_ns()
         if earlier:
             del self._rejected[key]
             self._unrecorded.append(decision)

@@ -244,20 +244,44 @@ async def test_a_node_that_is_not_available_stays_as_it_is(tmp_path: Path, state
     assert slurm.commands == []
 
 
-async def test_a_node_that_an_operator_resumes_is_not_drained_for_the_same_failure(tmp_path: Path):
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_a_node_that_an_operator_resumes_is_not_drained_before_it_has_recovered(
+    tmp_path: Path, *, restarts: bool
+):
     slurm = cluster(tmp_path)
     async with running_log(slurm.trail.log):
         slurm.fail("n1")
         await slurm.pass_time(75)
         assert slurm.drained == ["n1"]
         slurm.nodes["n1"] = ("idle", "none")
-        await slurm.pass_time(7200)
-        assert slurm.drained == []
+        for state, seconds in (("unknown", 15), ("degraded", 1200), ("healthy", 585)):
+            slurm.rows[1] = row("n1", state)
+            await slurm.pass_time(seconds)
+            if restarts:
+                slurm.drainer = replace(slurm.drainer)
+            slurm.fail("n1")
+            await slurm.pass_time(1200)
+            assert slurm.drained == [], state
         slurm.heal()
-        await slurm.pass_time(30)
+        await slurm.pass_time(615)
         slurm.fail("n1")
         await slurm.pass_time(75)
         assert slurm.drained == ["n1"]
+
+
+async def test_a_drain_before_a_restart_without_saved_state_is_respected_too(tmp_path: Path):
+    slurm = cluster(tmp_path)
+    async with running_log(slurm.trail.log):
+        slurm.nodes["n1"] = ("down*", OWN)
+        slurm.rows[1] = row("n1", "unknown")
+        await slurm.pass_time(15)
+        slurm.nodes["n1"] = ("idle", "none")
+        slurm.fail("n1")
+        await slurm.pass_time(1200)
+        assert slurm.drained == []
+        del slurm.nodes["n1"], slurm.rows[1]
+        await slurm.pass_time(15)
+    assert slurm.drainer.drains == {}
 
 
 async def test_a_defect_of_the_check_drains_few_nodes_per_hour_and_never_most(tmp_path: Path):
@@ -291,6 +315,19 @@ async def test_drains_before_a_restart_count_even_if_they_are_resumed(tmp_path: 
         assert resumes == [("NodeName=n1", "State=RESUME"), ("NodeName=n2", "State=RESUME")]
         await slurm.pass_time(300)
         assert slurm.drained == ["n3"]
+
+
+async def test_a_drain_of_an_earlier_collector_counts_for_an_hour_after_an_operator_resumed(
+    tmp_path: Path,
+):
+    slurm = cluster(tmp_path)
+    async with running_log(slurm.trail.log):
+        slurm.drainer.drains["n0"] = slurm.now_ns
+        slurm.fail("n0", "n1")
+        await slurm.pass_time(3585)
+        assert slurm.commands == []
+        await slurm.pass_time(15)
+        assert slurm.drained == ["n1"]
 
 
 async def test_a_small_cluster_may_drain_one_node(tmp_path: Path):
@@ -526,6 +563,14 @@ async def test_a_node_is_resumed_with_a_verdict_on_each_gpu_that_it_had(
     node = "n1|drained|1764000000|railscope: GPU 0 failed [2 GPUs]\n"
     commands = await commands_of(tmp_path, schema, verdicts, reasons, node)
     assert [command[-1] for command in commands] == changes
+
+
+async def test_drains_survive_a_restart_of_the_collector(tmp_path: Path):
+    for drains in ({}, {"n1": 5}):
+        async with run_collector(settings_in(tmp_path)) as running:
+            drainer = running.collector.drainer
+            assert drainer.drains == drains
+            drainer.drains["n1"] = 5
 
 
 def test_draining_without_the_programs_of_slurm_is_rejected(tmp_path: Path):

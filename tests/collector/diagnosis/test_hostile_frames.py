@@ -287,6 +287,8 @@ def test_a_state_of_the_future_is_set_aside(feed: HostileFeed) -> None:
 def test_incidents_continue_after_the_clock_was_set_back(
     feed: HostileFeed, *, restarts: bool
 ) -> None:
+    feed.engine.drains["n1"] = feed.now_ns
+    drained_ns = feed.now_ns - 3600 * SECOND_NS
     feed.send("n1", [gpu("a")], [xid(("0000:a", "79"), feed.now_ns)])
     assert (ChangeKind.OPENED, "gpu_lost") in feed.evaluate(2)
     (before,) = feed.documents
@@ -298,6 +300,7 @@ def test_incidents_continue_after_the_clock_was_set_back(
     assert after.id == before.id
     assert after.detected < before.detected
     assert changes == [(ChangeKind.CLOSED, "gpu_lost")]
+    assert 0 <= feed.engine.drains["n1"] - drained_ns < 60 * SECOND_NS
 
 
 def test_a_state_that_cannot_be_written_does_not_end_the_evaluation(feed: HostileFeed) -> None:
