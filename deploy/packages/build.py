@@ -29,7 +29,14 @@ import oci_image
 ROOT = Path(__file__).parents[2]
 RECIPES = Path(__file__).parent
 PYTHON = "3.11"
-SITE = f"opt/railscope/lib/python{PYTHON}/site-packages"
+SITE_PACKAGES = f"lib/python{PYTHON}/site-packages"
+SITE = f"opt/railscope/{SITE_PACKAGES}"
+SHARED = {
+    "dashboards": "dashboards/generated",
+    "runbooks": "alerts/runbooks",
+    **{name: f"deploy/{name}" for name in ("nagios", "node-problem-detector", "slurm", "systemd")},
+}
+"""Directories of files in the place where `make install` has them, which documentation and samples name."""
 COMPLETIONS = {
     "railscope.bash": "usr/share/bash-completion/completions/railscope",
     "_railscope": "usr/share/zsh/vendor-completions/_railscope",
@@ -153,6 +160,10 @@ def stage_common(root: Path, source: Path, wheel: Path) -> None:
     ):
         (root / link).parent.mkdir(parents=True, exist_ok=True)
         (root / link).symlink_to(target)
+    share = root / "opt/railscope/share/railscope"
+    share.mkdir(parents=True)
+    for name, directory in SHARED.items():
+        (share / name).symlink_to(Path("../..") / SITE_PACKAGES / "railscope/files" / directory)
     for name, installed in COMPLETIONS.items():
         put(root / installed, (source / "deploy/completions" / name).read_bytes())
     generate = (sys.executable, "-B", source / "docs/man_pages.py", "--to", root / "usr/share/man")

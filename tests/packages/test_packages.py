@@ -247,6 +247,13 @@ def test_debian_packages_are_installed_upgraded_removed_and_purged(
     assert (root.path / "usr/share/railscope").readlink() == Path(
         "/opt/railscope/lib/python3.11/site-packages/railscope/files"
     )
+    pages = [*(ROOT / "docs").glob("*.md"), *(ROOT / "deploy").glob("*/*.json")]
+    text = "".join(page.read_text() for page in pages)
+    named = set(re.findall(r"/opt/railscope/share/railscope/[\w/.-]*\w", text))
+    assert len(named) >= 4
+    for path in named:
+        assert (root.path / path.lstrip("/")).exists(), path
+        assert root.run("test", "-x", path).returncode == 0, path
     for unit in ("railscope-agent", "railscope-collector"):
         assert root.run("systemctl", "is-enabled", unit).stdout == "disabled\n"
 
