@@ -70,6 +70,18 @@ def make_dirty(clone: Clone) -> None:
     (clone.path / "new.txt").write_text("new\n")
 
 
+def change_readme(clone: Clone) -> None:
+    (clone.path / "README.md").write_text("changed\n")
+
+
+def make_target(clone: Clone) -> None:
+    """The home of a person, with a build below it."""
+    clone.dist.mkdir()
+    (clone.dist / "SHA256SUMS").write_text("0  railscope.whl\n")
+    (clone.dist / "railscope.whl").touch()
+    (clone.dist / "thesis.tex").touch()
+
+
 def make_tag(clone: Clone) -> None:
     clone.git("tag", f"v{VERSION}")
 
@@ -89,6 +101,8 @@ def make_empty_section(clone: Clone) -> None:
             VERSION,
             "uncommitted changes: 1 files, such as new.txt; fix: commit or remove them",
         ),
+        (change_readme, VERSION, "uncommitted changes: 1 files, such as README.md; fix:"),
+        (make_target, VERSION, "DIRECTORY has files of no build, such as thesis.tex: expected"),
         (make_tag, VERSION, f"tag v{VERSION} exists: expected a new version"),
         (make_empty_section, VERSION, "section Unreleased of CHANGELOG.md is empty"),
         (
@@ -106,8 +120,31 @@ def test_what_cannot_be_released_changes_nothing(clone: Clone, prepare, version:
     before = clone.state()
     outcome = clone.release(version)
     assert outcome.returncode == 1
-    assert outcome.stderr.startswith(f"Error: {problem}")
+    expected = problem.replace("DIRECTORY", str(clone.dist))
+    assert outcome.stderr.startswith(f"Error: {expected}")
     assert clone.state() == before
+
+
+def test_files_of_an_earlier_build_are_replaced_and_without_them_nothing_is_tagged(clone: Clone):
+    """The directory of an earlier build is accepted; a copy that fails changes no branch and no tag."""
+    make_target(clone)
+    (clone.dist / "thesis.tex").unlink()
+    before = clone.git("for-each-ref", "--format=%(refname) %(objectname)")
+    script = (
+        "import sys; from pathlib import Path; import release\n"
+        "release.check_target(Path(sys.argv[1]))\n"
+        "release.publish(Path('missing'), Path(sys.argv[1]), '9.0.0', 'HEAD', 'HEAD')"
+    )
+    outcome = subprocess.run(
+        [sys.executable, "-c", script, str(clone.dist)],
+        cwd=clone.path / "deploy/packages",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "FileNotFoundError" in outcome.stderr
+    assert "missing" in outcome.stderr
+    assert clone.git("for-each-ref", "--format=%(refname) %(objectname)") == before
 
 
 @pytest.mark.thorough

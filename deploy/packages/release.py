@@ -29,7 +29,18 @@ _VERSION_LINE = re.compile(r'^__version__ = "(.*)"$', re.MULTILINE)
 
 def git(*arguments: str | Path, tree: Path = ROOT) -> str:
     """Run git; return its output."""
-    return run("git", "-C", tree, *arguments).strip()
+    return run("git", "-C", tree, *arguments).rstrip("\n")
+
+
+def check_target(target: Path) -> None:
+    """Raise ClickException if a directory has files that no earlier build wrote: they would be removed."""
+    sums = target / "SHA256SUMS"
+    lines = sums.read_text().splitlines() if sums.is_file() else []
+    built = {sums.name, *(line.partition("  ")[2] for line in lines)}
+    others = {path.name for path in target.iterdir()} - built if target.exists() else set()
+    if others:
+        message = f"{target} has files of no build, such as {min(others)}: expected a new or empty directory, or an earlier build"
+        raise click.ClickException(message)
 
 
 def check_release(version: str) -> None:
@@ -118,6 +129,15 @@ def run_tests(tree: Path, built: Path, epoch: str) -> None:
         raise click.ClickException(message)
 
 
+def publish(built: Path, target: Path, version: str, released: str, recorded: str) -> None:
+    """Copy the files, then change branch and tag: without the files there is no release."""
+    if target.exists():
+        shutil.rmtree(target)
+    shutil.copytree(built, target)
+    git("merge", "--quiet", "--ff-only", recorded)
+    git("tag", "--annotate", f"v{version}", released, "--message", f"Railscope {version}")
+
+
 @click.command()
 @click.argument("version")
 @click.option(
@@ -125,7 +145,7 @@ def run_tests(tree: Path, built: Path, epoch: str) -> None:
     "target",
     required=True,
     type=click.Path(path_type=Path),
-    help="Directory of the built files, created empty.",
+    help="Directory of the built files: a new or empty one, or that of an earlier build, which is replaced.",
 )
 @click.option(
     "--dry-run",
@@ -135,6 +155,7 @@ def run_tests(tree: Path, built: Path, epoch: str) -> None:
 def main(*, version: str, target: Path, dry_run: bool) -> None:
     """Build, test, commit and tag VERSION from the last commit."""
     check_release(version)
+    check_target(target)
     date = datetime.now(UTC).date().isoformat()
     with working_tree() as tree:
         released = commit_version(tree, version, date)
@@ -144,10 +165,7 @@ def main(*, version: str, target: Path, dry_run: bool) -> None:
         check_equal(first, build(tree, tree.parent / "again"))
         recorded = commit_record(tree, version, date, released)
         if not dry_run:
-            git("merge", "--quiet", "--ff-only", recorded)
-            git("tag", "--annotate", f"v{version}", released, "--message", f"Railscope {version}")
-            shutil.rmtree(target, ignore_errors=True)
-            shutil.copytree(built, target)
+            publish(built, target, version, released, recorded)
     for name, digest in first.items():
         click.echo(f"{digest}  {name}")
     done = (
