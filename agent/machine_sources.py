@@ -22,6 +22,7 @@ from agent.sources import (
     rdma,
     source_bases,
     textfile,
+    worker_server,
 )
 from agent.sources.network import BondSource, LinkSource, ProtocolSource
 from agent.sources.nic_counters import LinkErrorSource, NicSource
@@ -49,7 +50,10 @@ def machine_sources(settings: AgentSettings, xids: XidMatcher | None = None) -> 
     pushes = None
     if settings.collectives.nccl_inspector_listen:
         pushes = inspector_pushes.InspectorPushes(places)
-    ras_places = rank_places.RankPlaces(gpus, lists, claims.claims_of_process)
+    ras_places, server_places = (
+        rank_places.RankPlaces(gpus, lists, claims.claims_of_process) for _ in range(2)
+    )
+    served = flight_recorder.ServedDumps()
     bursts = settings.bursts
     burst_sampling: list[Source] = [
         nic_burst.NicBurstSource(bursts.window_seconds, bursts.interfaces.split(), wiring),
@@ -89,7 +93,8 @@ def machine_sources(settings: AgentSettings, xids: XidMatcher | None = None) -> 
         EdacSource(),
         KernelLogStream(matcher),
         claims,
-        flight_recorder.FlightRecorderSource(settings.collectives, places, ranks),
+        worker_server.WorkerServerSource(settings.collectives, server_places, served),
+        flight_recorder.FlightRecorderSource(settings.collectives, places, ranks, served),
         flight_recorder.CollectiveRankSource(ranks),
         nccl_inspector.NcclInspectorSource(settings.collectives, places, communicators, pushes),
         nccl_inspector.CommunicatorSource(communicators),

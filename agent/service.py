@@ -35,6 +35,7 @@ from agent.sources import (
     nic_counters,
     rdma,
     tenancy,
+    worker_server,
 )
 from agent.sources.agent_state import GpuVerdictSource, SelfMetricsSource
 from agent.sources.nvidia.processes import GpuProcessSource
@@ -58,7 +59,7 @@ UNSHIPPED_SOURCES = {
 }  # fmt: skip
 """Sources that are not shipped: every job would add a schema that all collectors have to store."""
 DERIVED_SOURCES = (
-    tenancy.ClaimSource.name, ranks.FlightRecorderSource.name, ranks.CollectiveRankSource.name,
+    tenancy.ClaimSource.name, worker_server.WorkerServerSource.name, ranks.FlightRecorderSource.name, ranks.CollectiveRankSource.name,
     nccl_inspector.NcclInspectorSource.name, nccl_inspector.CommunicatorSource.name,
     nccl_metrics.NcclMetricsSource.name,
     nccl_ras.NcclRasSource.name, nccl_ras.NcclRankSource.name, GpuVerdictSource.name, SelfMetricsSource.name,

@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 from agent.commands.claim import AgentClient
 from agent.host.kubelet import call_kubelet
 from agent.host.kubelet_pods import read_pod_list
+from agent.host.live_host import LiveHost
 from agent.shipping.collector_client import HttpClient
 from collector.config import InfluxSettings, RemoteWriteSettings
 from collector.fleet.view_cells import View, ViewCell
@@ -132,6 +133,13 @@ def test_the_agent_reads_pods_from_the_kubelet_within_bounds(url: str) -> None:
 def test_the_agent_reads_devices_from_the_kubelet_within_bounds(unix: Path) -> None:
     with pytest.raises(OSError):  # noqa: PT011 - which one it is depends on the answer
         call_kubelet(str(unix), "List", b"", SECONDS, MAX_BYTES)
+
+
+def test_the_agent_queries_worker_servers_within_bounds(unix: Path, tmp_path: Path) -> None:
+    unix.rename(tmp_path / "rank_0.sock")
+    arguments = round(SECONDS * 1000), str(tmp_path), "", "rank_0.sock"
+    with pytest.raises(OSError):  # noqa: PT011 - which one it is depends on the answer
+        LiveHost().call("worker_server", "dump", *arguments)
 
 
 def claims_asked_for(where: str) -> None:

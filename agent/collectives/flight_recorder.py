@@ -1,7 +1,7 @@
 """Dumps of PyTorch's flight recorder: the last collectives of one rank, by process group.
 
 Source: pytorch/pytorch torch/csrc/distributed/c10d/FlightRecorder.hpp and FlightRecorderDetail.hpp. A dump is a pickle
-(`TORCH_FR_DUMP_TEMP_FILE`) or JSON (`fr_trace_json` of the worker server). JSON has texts in place of the integers of
+(`TORCH_FR_DUMP_TEMP_FILE`) or JSON (`dump_nccl_trace_json` and `fr_trace_json` of the worker server). JSON has texts in place of the integers of
 `pg_status`, 0 in place of unknown times, and no stacks. `pg_status` has the local number of a group as key, `pg_config`
 its name. Entries of Gloo remain `scheduled`: only `pg_status` has their progress, and the ranks of its groups are not recorded.
 
@@ -79,6 +79,26 @@ class FlightRecorderDump(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def parse_dump(content: bytes) -> FlightRecorderDump:
     """Parse a dump, as pickle or JSON. Raises CollectiveFormatError."""
+    return FlightRecorderDump(list(_groups(_decode(content))))
+
+
+def parse_progress(content: bytes) -> dict[str, tuple[int, int]]:
+    """Parse the last enqueued and the last completed collective of each group, by its local number, of a dump in any extent.
+
+    Raises CollectiveFormatError.
+    """
+    statuses = _mapping(_decode(content).get("pg_status"))
+    return {
+        _text(group): (
+            _integer(status.get("last_enqueued_collective"), UNKNOWN),
+            _integer(status.get("last_completed_collective"), UNKNOWN),
+        )
+        for group, status in islice(statuses.items(), MAX_GROUPS)
+        if isinstance(status, dict)
+    }
+
+
+def _decode(content: bytes) -> dict[str, Any]:
     if content[:1] == b"{":
         try:
             dump = msgspec.json.decode(content)
@@ -94,7 +114,7 @@ def parse_dump(content: bytes) -> FlightRecorderDump:
     if not version.startswith("2."):
         message = f"flight recorder version {version!r}: expected 2.x"
         raise CollectiveFormatError(message)
-    return FlightRecorderDump(list(_groups(dump)))
+    return dump
 
 
 def _groups(dump: dict[str, Any]) -> Iterator[RecordedGroup]:

@@ -105,7 +105,8 @@ class Host(Protocol):
         ("lldp"). Owners of devices are read from the "kubelet", and users, containers and virtual
         machines from "owner" (agent/host/owners.py). Files of other programs, which may be hostile, are
         "textfile" (agent/host/textfiles.py) and "job_files" (agent/host/job_files.py); processes that answer
-        about their collectives are "nccl_ras" (agent/host/nccl_ras.py).
+        about their collectives are "nccl_ras" (agent/host/nccl_ras.py) and "worker_server"
+        (agent/host/worker_servers.py).
         """
         ...
 

@@ -30,6 +30,7 @@ MAX_JOB_ENTRIES = 2048
 """Maximum number of entries of one job in it, so that a job cannot hide the files of others."""
 MAX_DUMP_BYTES = 8 << 20
 _RANK_FILE = re.compile(r".{0,200}?(?<!\d)(\d{1,7})(?:\.(?:json|pickle|pkl))?", re.DOTALL)
+_SOCKET_FILE = re.compile(r".{0,200}?(?<!\d)(\d{1,7})\.sock", re.DOTALL)
 _INSPECTOR_FILE = re.compile(r".{1,200}-pid([1-9]\d{0,9})\.log", re.DOTALL | re.ASCII)
 _METRICS_FILE = re.compile(r"nccl_inspector_metrics_([A-Za-z0-9-]{1,64})\.prom", re.DOTALL)
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -133,6 +134,7 @@ class JobFileCalls:
         self._max_entries = max_entries
         self._functions: dict[str, Callable[..., object]] = {
             "list": partial(self._list, pattern=_RANK_FILE),
+            "list_sockets": partial(self._list, pattern=_SOCKET_FILE),
             "list_inspector": partial(self._list, pattern=_INSPECTOR_FILE),
             "list_inspector_metrics": partial(self._list, pattern=_METRICS_FILE),
             "flight_recorder": self._flight_recorder,
@@ -145,6 +147,7 @@ class JobFileCalls:
         """Return the answer of a call. Raises OSError.
 
         job_files.list(directory)                              dumps of ranks in it and in its directories
+        job_files.list_sockets(directory)                      sockets of worker servers, likewise
         job_files.list_inspector(directory)                    logs of NCCL Inspector, likewise
         job_files.list_inspector_metrics(directory)            metrics files of NCCL Inspector, likewise
         job_files.flight_recorder(directory, job, name)        a dump; EBADMSG if malformed, EFBIG if too large
@@ -201,13 +204,7 @@ class JobFileCalls:
         self, directory: str, job: str, name: str
     ) -> Iterator[tuple[int, os.stat_result]]:
         """Open a regular file of a job. Raises OSError; with EINVAL for anything else."""
-        if "/" in job + name or job in {".", ".."}:
-            raise OSError(errno.EINVAL, "expected names without a slash")
-        with _opened(os.open(self._files.real(directory), _DIRECTORY)) as top:
-            descriptor = (
-                os.open(job, _DIRECTORY | os.O_NOFOLLOW, dir_fd=top) if job else os.dup(top)
-            )
-        with _opened(descriptor) as parent:
+        with self.opened_parent(directory, job, name) as parent:
             # A device that a job placed there may react to being opened.
             if not stat.S_ISREG(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
                 raise OSError(errno.EINVAL, "not a regular file")
@@ -217,6 +214,18 @@ class JobFileCalls:
             if not stat.S_ISREG(status.st_mode):
                 raise OSError(errno.EINVAL, "not a regular file")
             yield opened, status
+
+    @contextmanager
+    def opened_parent(self, directory: str, job: str, name: str) -> Iterator[int]:
+        """Open the directory of a file of a job, following no link of the job. Raises OSError."""
+        if "/" in job + name or job in {".", ".."}:
+            raise OSError(errno.EINVAL, "expected names without a slash")
+        with _opened(os.open(self._files.real(directory), _DIRECTORY)) as top:
+            descriptor = (
+                os.open(job, _DIRECTORY | os.O_NOFOLLOW, dir_fd=top) if job else os.dup(top)
+            )
+        with _opened(descriptor) as parent:
+            yield parent
 
     def _process(self, pid: int) -> RankProcess | None:
         status = self._files.read(f"/proc/{pid}/status")

@@ -35,6 +35,7 @@ from agent.host import (
     owners,
     tcp_sockets,
     textfiles,
+    worker_servers,
 )
 from railscope.capture import Json
 from railscope.frame import NodeTimestamp
@@ -332,12 +333,17 @@ class LiveHost(files.RootedFiles):
         self._network = network_calls.NetworkCalls(self.clock)
         self._ras = nccl_ras.RasCalls(self, live=self._live)
         owner = owners.OwnerCalls(self, live=self._live)
+        jobs = job_files.JobFileCalls(self)
+        sockets = tcp_sockets.TcpSocketCalls(self, live=self._live)
         self._file_calls: dict[str, Callable[..., Json]] = {
             **{name: partial(owner.call, name) for name in owners.HOST_INTERFACES},
             textfiles.HOST_INTERFACE: textfiles.TextfileCalls(self.real, self.clock).call,
-            job_files.JOB_FILES: job_files.JobFileCalls(self).call,
+            job_files.JOB_FILES: jobs.call,
             nccl_ras.NCCL_RAS: self._ras.call,
-            tcp_sockets.TCP_SOCKETS: tcp_sockets.TcpSocketCalls(self, live=self._live).call,
+            tcp_sockets.TCP_SOCKETS: sockets.call,
+            worker_servers.WORKER_SERVERS: worker_servers.WorkerServerCalls(
+                jobs, sockets, live=self._live
+            ).call,
         }
 
     @cached_property

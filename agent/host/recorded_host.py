@@ -365,8 +365,8 @@ class SteppedHost:
 
 
 _SETTINGS = ("netlink.dcb(", "netlink.fec(", "netlink.pause(")
-_JOB_FILES = "job_files."
-"""Calls about files that jobs write: each part of a log has a key of its own, and none is a device."""
+_JOB_FILES = ("job_files.", "worker_server.")
+"""Calls about jobs: each part of a log and each server has a key of its own, and none is a device."""
 _COUNTS = {"statistics", "requests", "indications"}
 """Members of these answers about settings that are counters."""
 

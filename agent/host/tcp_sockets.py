@@ -11,7 +11,7 @@ import os
 import re
 import socket
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 
 from agent.host.files import RootedFiles
@@ -21,6 +21,8 @@ TCP_SOCKETS = "tcp_sockets"
 MAX_DESCRIPTORS = 16_384
 """Maximum number of descriptors of a process among which a socket is searched."""
 _LISTENING = b"0A"
+_SOCKET = re.compile(r"socket:\[(\d+)\]")
+"""Target of the link of a descriptor (proc_pid_fd(5))."""
 _MAPPED = "::ffff:"
 """Prefix of IPv4 addresses in sockets of IPv6 (RFC 4291, section 2.5.5.2)."""
 
@@ -46,13 +48,32 @@ class TcpSocketCalls:
 
     def listening_users(self, family: int, address: str, port: int) -> Iterable[int]:
         """Return the users of the sockets that listen on an address, or on all addresses."""
-        local = _endpoint(family, address, port)
-        wildcard = re.sub(rb"\w+(?=:)", lambda match: b"0" * len(match[0]), local)
-        return (
-            int(fields[7])
-            for fields in self._connections(family)
-            if fields[3] == _LISTENING and fields[1] in {local, wildcard}
-        )
+        return (int(fields[7]) for fields in self._listening(family, address, {port}))
+
+    def listening_processes(self, ports: Collection[int], pids: Iterable[int]) -> dict[int, int]:
+        """Return which of these processes listens on 127.0.0.1 or on all addresses, by port."""
+        found: dict[int, int] = {}
+        by_inode = {
+            int(fields[9]): int(fields[1].rpartition(b":")[2], 16)
+            for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::"))
+            for fields in self._listening(family, address, ports)
+        }
+        for pid in pids:
+            for inode in by_inode.keys() & set(self._inodes(pid)):
+                found.setdefault(by_inode[inode], pid)
+        return found
+
+    def _listening(
+        self, family: int, address: str, ports: Collection[int]
+    ) -> Iterator[list[bytes]]:
+        accepted = {
+            _endpoint(family, host, port)
+            for host in (address, "::" if family == socket.AF_INET6 else "0.0.0.0")  # noqa: S104 - searched, not bound
+            for port in ports
+        }
+        for fields in self._connections(family):
+            if fields[3] == _LISTENING and fields[1] in accepted:
+                yield fields
 
     def find_socket(self, local: tuple[str, int], remote: tuple[str, int]) -> tuple[int, int]:
         """Return user and inode of a connected socket; the inode is 0 if no process has it.
@@ -68,18 +89,21 @@ class TcpSocketCalls:
 
     def has_socket(self, pid: int, inode: int) -> bool:
         """True if a process has a socket; False as well if it has ended, or its descriptors may not be read."""
-        target = f"socket:[{inode}]"
+        return inode in self._inodes(pid)
+
+    def _inodes(self, pid: int) -> Iterator[int]:
+        """Yield the sockets of a process."""
         try:
             with os.scandir(self._files.real(f"/proc/{pid}/fd")) as entries:
                 for entry in islice(entries, MAX_DESCRIPTORS):
                     try:
-                        if os.readlink(entry.path) == target:  # noqa: PTH115 - many of them
-                            return True
+                        target = os.readlink(entry.path)  # noqa: PTH115 - many of them
                     except FileNotFoundError:
                         continue  # closed since
+                    if match := _SOCKET.fullmatch(target):
+                        yield int(match[1])
         except OSError:
-            return False
-        return False
+            return
 
     def _connections(self, family: int) -> Iterator[list[bytes]]:
         name = "tcp6" if family == socket.AF_INET6 else "tcp"

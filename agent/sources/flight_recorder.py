@@ -18,9 +18,9 @@ from types import MappingProxyType
 
 import msgspec
 
+from agent.collective_settings import CollectiveSettings
 from agent.collectives import flight_recorder as recorder, rank_verdicts
 from agent.collectives.rank_verdicts import RankRecord, RankState, RankVerdict
-from agent.config import CollectiveSettings
 from agent.host import Host
 from agent.host.job_files import JOB_FILES, JobFile, JobFileListing, OpenedDump
 from agent.sampling import source
@@ -50,6 +50,7 @@ _EVENTS = {
     RankState.WAITING: c.WAIT_EVENT,
 }
 FileKey = tuple[str, str]
+ServedDump = tuple[JobFile, recorder.FlightRecorderDump]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,25 @@ class RankReport:
     entity: frame.Entity
     verdict: RankVerdict
     record: RankRecord | None
+
+
+@dataclass(slots=True)
+class ServedDumps:
+    """Dumps of the worker servers of jobs that stand still, each as if it were a file that was written when it was requested."""
+
+    dumps: tuple[ServedDump, ...] = ()
+
+
+def list_files(host: Host, function: str, settings: CollectiveSettings) -> JobFileListing:
+    """Return the files of jobs; none without their directory if worker servers may have ports instead. Raises OSError."""
+    directory = settings.flight_recorder_directory
+    try:
+        answer = host.call(JOB_FILES, function, directory) if directory else {}
+    except FileNotFoundError:
+        if not settings.worker_servers:
+            raise
+        answer = {}
+    return msgspec.convert(answer, JobFileListing)
 
 
 class FlightRecorderSource(source.SourceWithoutResources):
@@ -74,20 +94,22 @@ class FlightRecorderSource(source.SourceWithoutResources):
         settings: CollectiveSettings,
         places: RankPlaces,
         results: source_bases.ReportedReadings,
+        served: ServedDumps,
     ) -> None:
         self._settings = settings
         self._places = places
         self._results = results
+        self._served = served
         self._reports: tuple[RankReport, ...] = ()
         self._dumps: dict[FileKey, tuple[JobFile, recorder.FlightRecorderDump | str]] = {}
         """Each file as read, with its content or the reason why that is not usable."""
         self._reported: set[tuple[str, ...]] = set()
 
     def probe(self, host: Host) -> source.ProbeResult:
-        """Create columns if the directory of dumps exists."""
+        """Create columns if the directory of dumps exists, or worker servers are requested."""
         directory = self._settings.flight_recorder_directory
         subject = "flight recorder"
-        if not directory:
+        if not directory and not self._settings.worker_servers:
             return source.ProbeResult(
                 findings=(source.ProbeFinding.absent(subject, "switched off"),)
             )
@@ -110,8 +132,7 @@ class FlightRecorderSource(source.SourceWithoutResources):
         return columns.result(source.ProbeFinding.supported(subject, detail))
 
     def _list(self, host: Host) -> JobFileListing:
-        answer = host.call(JOB_FILES, "list", self._settings.flight_recorder_directory)
-        return msgspec.convert(answer, JobFileListing)
+        return list_files(host, "list", self._settings)
 
     def read(self, host: Host, into: source.RowBuilder) -> None:
         """Read new dumps, compare the ranks of each process group, and report what is new."""
@@ -173,9 +194,10 @@ class FlightRecorderSource(source.SourceWithoutResources):
     def _compare(self) -> Iterator[RankReport]:
         """Yield the state of each rank that has a dump, or a process on this node, in each group of its job."""
         groups: dict[tuple[JobKey, str], dict[int, RankRecord]] = {}
-        for file, dump in reversed(
-            self._dumps.values()
-        ):  # of several dumps of a rank, the newest counts
+        found = sorted(
+            (*self._dumps.values(), *self._served.dumps), key=lambda dump: dump[0].modified_ns
+        )
+        for file, dump in found:  # of several dumps of a rank, the newest counts
             if not isinstance(dump, str):
                 for group in dump.groups:
                     of_group = groups.setdefault(((file.job, file.user), group.name), {})

@@ -19,8 +19,8 @@ from types import MappingProxyType
 
 import msgspec
 
+from agent.collective_settings import CollectiveSettings
 from agent.collectives import inspector
-from agent.config import CollectiveSettings
 from agent.host import Host
 from agent.host.job_files import JOB_FILES, JobFile, JobFileListing, OpenedLog
 from agent.sampling import source

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from agent.collective_settings import CollectiveSettings
 from agent.collectives.inspector_metrics import InspectorMetrics
-from agent.config import CollectiveSettings
 from agent.host import Host
 from agent.host.job_files import JOB_FILES, JobFile, JobFileListing, OpenedMetrics
 from agent.sampling import source

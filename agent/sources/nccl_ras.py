@@ -18,9 +18,9 @@ from types import MappingProxyType
 
 import msgspec
 
+from agent.collective_settings import CollectiveSettings
 from agent.collectives import ras_answers, ras_verdicts
 from agent.collectives.ras_verdicts import NcclRankState, NcclRankVerdict
-from agent.config import CollectiveSettings
 from agent.host import Host
 from agent.host.nccl_ras import ANSWERED, NCCL_RAS, PROTOCOL, NcclProcess, RasAnswer
 from agent.sampling import source

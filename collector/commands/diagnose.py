@@ -53,7 +53,7 @@ _LENGTH_BYTES = 4
 _SOURCES = (
     "gpu", "gpu_activity", "gpu_health", "gpu_device", "gpu_pcie", "gpu_event", "nvlink", "rdma",
     "gpu_sharing", "nic", "link", "link_errors", "nic_settings", "neighbour", "pcie", "host", "nfs", "lustre",
-    "kernel", "tenancy", "flight_recorder", "nccl_inspector", "nccl_ras",
+    "kernel", "tenancy", "worker_server", "flight_recorder", "nccl_inspector", "nccl_ras",
 )  # fmt: skip
 """Sources of the metrics that the diagnosis uses."""
 

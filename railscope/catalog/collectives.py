@@ -8,8 +8,11 @@ _RANK = declare.MetricTable(entities.COLLECTIVE_RANK, _DUMPS, detail=declare.BAS
 RANK_STATES = {0: "unknown", 1: "running", 2: "waiting", 3: "late", 4: "mismatched", 5: "stuck"}
 FILE_STATES = ("read", "waiting", "owner", "outdated", "malformed", "too_large", "irregular", "unreadable", "excess")
 """`waiting` is read later; `owner`: no process of the owner is on a GPU of this node."""
+SERVER_STATES = ("answered", "young", "owner", "irregular", "denied", "unreachable", "status", "timeout", "too_large", "malformed", "excess")
+"""`young` is queried later; `owner`: the job of its process is not known, or another user or process answered."""
 
 FLIGHT_RECORDER_FILES = _RANK.gauge("railscope_flight_recorder_files", "Dumps of flight recorders in the configured directory, by what the agent did with them.", about=entities.FLIGHT_RECORDER_FILE)
+FLIGHT_RECORDER_SERVERS = _RANK.gauge("railscope_flight_recorder_servers", "Worker servers of PyTorch that the agent found, by result of the last request; absent without collectives.worker_servers.", about=entities.FLIGHT_RECORDER_SERVER)
 COLLECTIVE_RANKS = _RANK.gauge("railscope_collective_ranks", "Ranks of process groups by state; a rank of several groups counts in each. A rank without a usable dump is unknown.", about=entities.COLLECTIVE_STATE)
 RANK_INFO = _RANK.info("railscope_collective_rank_info", "Identity of this rank: process, GPU, NIC, rail, holder of the GPU, and the collective that it has not entered or not completed.")
 RANK_STATE = _RANK.state("railscope_collective_rank_state", "State of the rank in its process group as of its dump: late if other ranks wait in a collective that it has not entered, mismatched if it entered another one, stuck if all ranks entered and none completed it.", states=RANK_STATES)

@@ -110,6 +110,7 @@ PORT_MODULE = EntityKind("port_module", ("pci_address", "module"))
 AER_MESSAGE = EntityKind("aer_message", ("pci_address", "severity"))
 
 FLIGHT_RECORDER_FILE = EntityKind("flight_recorder_file", ("state",), part_of=NODE)
+FLIGHT_RECORDER_SERVER = EntityKind("flight_recorder_server", ("state",), part_of=NODE)
 COLLECTIVE_STATE = EntityKind("collective_state", ("state",), part_of=NODE)
 COLLECTIVE_GROUP = EntityKind("collective_group", ("job_directory", "user", "group"))
 """Process group of a job: `job_directory` has its dumps, `user` the number of their owner."""

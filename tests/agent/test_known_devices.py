@@ -46,6 +46,8 @@ WITHOUT_COLUMNS = {
     ("kernel", "mig"),
     ("tenancy", "whole"),  # no claim provider is set
     ("tenancy", "mig"),
+    ("worker_server", "whole"),  # it is off by default
+    ("worker_server", "mig"),
     ("flight_recorder", "whole"),  # no job has written a dump
     ("flight_recorder", "mig"),
     ("collective_rank", "whole"),

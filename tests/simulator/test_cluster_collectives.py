@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
+from agent.collective_settings import CollectiveSettings
 from agent.commands.replay import ReplayedNode
-from agent.config import AgentSettings, CollectiveSettings
+from agent.config import AgentSettings
 from railscope.frame import Event
 from simulator.cluster import collective_records, scoring
 from simulator.cluster.captures import SampledCluster, write_cluster

@@ -19,9 +19,9 @@ from support.clock import ManualClock
 from support.flight_recorders import USER, job_of
 from support.reading import ORIGIN
 
+from agent.collective_settings import CollectiveSettings
 from agent.collectives.inspector import parse_part
 from agent.collectives.inspector_metrics import parse_metrics
-from agent.config import CollectiveSettings
 from agent.gpus import inventory, process_lists
 from agent.host.job_files import (
     JobFile,

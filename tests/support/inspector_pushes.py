@@ -16,7 +16,7 @@ from support.clock import ManualClock
 from support.inspector_logs import COMMUNICATOR, gpu_uuid
 from support.reading import ORIGIN
 
-from agent.config import CollectiveSettings
+from agent.collective_settings import CollectiveSettings
 from agent.endpoint.inspector_receiver import InspectorReceiver
 from agent.gpus import inventory, process_lists
 from agent.host.job_files import RankProcess

@@ -12,9 +12,10 @@ import pytest
 from support.cases import capture_of
 from support.flight_recorders import DIRECTORY, SAME_TIME_NS, STEP_NS, USER, dump, entry, pickled
 
+from agent.collective_settings import CollectiveSettings
 from agent.collectives.flight_recorder import parse_dump
 from agent.commands.check import CaptureWalk
-from agent.config import AgentSettings, CollectiveSettings
+from agent.config import AgentSettings
 from agent.host.job_files import OpenedDump
 from agent.host.recorded_host import call_key
 from agent.service import Agent, is_shipped

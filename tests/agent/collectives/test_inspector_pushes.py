@@ -36,8 +36,9 @@ from support.inspector_pushes import (
 from support.textfiles import page_of
 from test_nccl_metrics import MetricsDirectory
 
+from agent.collective_settings import CollectiveSettings
 from agent.collectives.inspector import MAX_BANDWIDTH_GBS
-from agent.config import AgentSettings, CollectiveSettings
+from agent.config import AgentSettings
 from agent.endpoint.inspector_receiver import InspectorReceiver
 from agent.host.live_host import LiveHost
 from agent.host.tcp_sockets import TcpSocketCalls

@@ -24,9 +24,9 @@ from support.inspector_logs import (
 from support.reading import ORIGIN
 from support.textfiles import page_of
 
+from agent.collective_settings import CollectiveSettings
 from agent.collectives.communicator_totals import MIN_COMPARED
 from agent.collectives.inspector import MAX_PART_BYTES
-from agent.config import CollectiveSettings
 from agent.host import HostWrapper, Json
 from agent.host.job_files import MAX_JOB_ENTRIES
 from agent.host.recorded_host import SteppedHost

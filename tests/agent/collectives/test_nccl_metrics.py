@@ -12,9 +12,9 @@ from support.reading import ORIGIN
 from support.shared import capture_path
 from support.textfiles import page_of
 
+from agent.collective_settings import CollectiveSettings
 from agent.collectives import CollectiveFormatError
 from agent.collectives.inspector_metrics import InspectorMetrics, ReportedCalls, parse_metrics
-from agent.config import CollectiveSettings
 from agent.host.recorded_host import SteppedHost
 from agent.host.recording_host import RecordingHost
 from agent.sampling.source_reader import SourceReader

@@ -15,9 +15,10 @@ import pytest
 from support import ras_servers as ras
 from support.cases import capture_of
 
+from agent.collective_settings import CollectiveSettings
 from agent.collectives import ras_answers
 from agent.commands.check import CaptureWalk
-from agent.config import AgentSettings, CollectiveSettings
+from agent.config import AgentSettings
 from agent.host import HostWrapper, Json
 from agent.host.live_host import LiveHost
 from agent.host.nccl_ras import NcclProcess, RasAnswer

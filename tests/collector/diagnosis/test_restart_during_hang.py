@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from support.arriving_frames import ArrivingFrames
 
+from agent.collective_settings import CollectiveSettings
 from agent.commands.replay import CaptureReplay
-from agent.config import AgentSettings, CollectiveSettings
+from agent.config import AgentSettings
 from collector.live_diagnosis.diagnosis_engine import DiagnosisEngine, QueuedBatches
 from collector.workloads.job_roster import JobKey
 from railscope.timestamps import SECOND_NS
