@@ -1,4 +1,4 @@
-"""Detectors of jobs and their hosts: storage, input, late hosts, hangs; and nodes that do not report.
+"""Detectors of jobs and their hosts: input, late hosts, hangs.
 
 Phases of a job (start, checkpoint, evaluation, requeue) change its readings as faults do. A checkpoint ends
 within 90 seconds, in an evaluation the GPUs go on computing, and a requeue leaves them idle.
@@ -6,154 +6,13 @@ within 90 seconds, in an evaluation the GPUs go on computing, and a requeue leav
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 
 import numpy as np
 
-from collector.diagnosis import findings, job_steps, slot_sums
+from collector.diagnosis import findings, job_steps, slot_sums, storage_detectors
 from collector.diagnosis.jobs import MIN_PEERS, ActiveJob
 from collector.diagnosis.quantities import DeviceKind
-
-
-def slow_storage(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
-    """Yield servers, or single clients, with a latency of many times their own past while their jobs wait.
-
-    A client that does more than usual, as for a checkpoint or a start, causes its latency itself.
-    """
-    thresholds = view.thresholds.jobs
-    mounts = view.devices.mounts
-    if not mounts:
-        return
-    mount = view.signals.mount
-    slow = np.zeros(len(mounts), np.bool_)
-    used = np.zeros(len(mounts), np.bool_)
-    change = np.full(len(mounts), np.nan)
-    for operation in ("read", "write"):
-        latency = mount[f"{operation}_latency"]
-        baseline = np.maximum(view.base(DeviceKind.MOUNT, f"{operation}_latency"), 1e-4)
-        used |= ~np.isnan(latency)
-        ratio = latency / baseline
-        change = np.fmax(change, ratio)
-        slow |= findings.above(ratio, thresholds.latency_factor) & findings.above(
-            latency, thresholds.min_latency_seconds
-        )
-    slow &= ~_is_busy(view, "reads") & ~_is_busy(view, "writes")
-    waiting_jobs = [
-        job
-        for job in view.jobs
-        if slow.any() and _job_waits(view, job) and not _waited_before(view, job, slow)
-    ]
-    # A job of one node may be a service with less load, unless most of them wait.
-    of_one_node = [job for job in view.jobs if len(job.nodes) == 1]
-    count = sum(len(job.nodes) == 1 for job in waiting_jobs)
-    many_wait = count >= thresholds.majority * len(of_one_node)
-    waiting = {
-        name for job in waiting_jobs if many_wait or len(job.nodes) > 1 for name in job.nodes
-    }
-    waiting |= {name for job in view.jobs for name in _nodes_waiting_for_storage(view, job)}
-    waits = np.array([each.node in waiting for each in mounts])
-    by_server: dict[str, list[int]] = defaultdict(list)
-    for position, each in enumerate(mounts):
-        by_server[each.server].append(position)
-    for server, positions in by_server.items():
-        clients = [p for p in positions if used[p]]
-        hit = [p for p in clients if slow[p]]
-        if not hit or not waits[hit].any():
-            continue
-        evidence = tuple(
-            findings.FindingEvidence(
-                "read_latency",
-                float(np.fmax(mount["read_latency"], mount["write_latency"])[p]),
-                float(change[p]),
-                "times its past",
-                f"{mounts[p].node} {mounts[p].export}",
-            )
-            for p in hit[:4]
-        )
-        # Clients that are slower alike have a slow server, even if some of them are below the limit.
-        usual = float(np.nanmedian(change[clients]))
-        if len(hit) >= thresholds.majority * len(clients) or usual > np.sqrt(
-            thresholds.latency_factor
-        ):
-            yield findings.Finding(
-                "storage_bound", findings.Cause("storage", name=server), evidence, parts=tuple(hit)
-            )
-        else:
-            for node in sorted({mounts[p].node for p in hit if waits[p]}):
-                yield findings.Finding("storage_bound", findings.Cause("node", name=node), evidence)
-
-
-MIN_BUSY_OPERATIONS = 5.0
-
-
-def _is_busy(view: findings.DiagnosisView, signal: str) -> findings.Flags:
-    """Return the mounts with many more operations than usual."""
-    usual = np.nan_to_num(view.base(DeviceKind.MOUNT, signal))
-    return findings.above(
-        view.signals.mount[signal], view.thresholds.jobs.busy_factor * usual + MIN_BUSY_OPERATIONS
-    )
-
-
-def _job_waits(view: findings.DiagnosisView, job: ActiveJob) -> bool:
-    """True if a node of a job has gaps in its work; a job that has ended, or starts, is idle.
-
-    The load of a service varies, and alternating phases differ: their work shows no wait.
-    """
-    thresholds = view.thresholds.jobs
-    if not job_steps.is_steady(view, job, "utilization") or not job_steps.has_common_steps(
-        view, job
-    ):
-        return False
-    used = view.signals.table(DeviceKind.GPU, findings.SLOTS_PER_MINUTE)["utilization"]
-    base = _low_use(view)
-    changes = _node_means(view, job, used)[1] / _node_means(view, job, base)[1]
-    change = float("nan") if np.isnan(changes).all() else float(np.nanmin(changes))
-    speed: float = view.states[job.key].speed
-    lowest = 1 + MAX_LOSS_FACTOR * (change - 1) - LOSS_NOISE
-    is_slow = change < 0.95 and lowest < speed < 0.9  # noqa: PLR2004 - beyond the noise of a minute
-    return thresholds.min_input < change < thresholds.max_input or is_slow
-
-
-MAX_LATE_SLOTS = 3
-
-
-def _waited_before(view: findings.DiagnosisView, job: ActiveJob, slow: findings.Flags) -> bool:
-    """True if a job waited well before the mounts of its nodes became slower: they are not the reason.
-
-    Slots without operations leave a mount as it is; those without utilization show no wait.
-    """
-    mounts = [
-        p for p, mount in enumerate(view.devices.mounts) if slow[p] and mount.node in job.nodes
-    ]
-    usual = {
-        name: np.maximum(view.base(DeviceKind.MOUNT, name)[mounts], 1e-4) for name in _LATENCIES
-    }
-    limit = np.sqrt(view.thresholds.jobs.latency_factor)
-    slots = job_steps.waiting_slots(view, job, 0.0, view.thresholds.jobs.max_input)
-    for back in range(slots if mounts else 0):
-        table = view.signals.table(DeviceKind.MOUNT, 1, back)
-        ratios = np.concatenate([table[name][mounts] / usual[name] for name in _LATENCIES])
-        if slot_sums.median_known(ratios) < limit:
-            return slots - back > MAX_LATE_SLOTS
-    return False
-
-
-_LATENCIES = ("read_latency", "write_latency")
-
-
-def _nodes_waiting_for_storage(view: findings.DiagnosisView, job: ActiveJob) -> list[str]:
-    """Return the nodes of a job with idle GPUs while tasks wait for I/O: of a job that is too young for a past."""
-    nodes, past = _node_means(
-        view, job, view.base(DeviceKind.GPU, "utilization", job_steps.LOW_QUANTILE)
-    )
-    used = _node_means(view, job, view.signals.gpu["utilization"])[1]
-    hit = np.isnan(past) & (used < MIN_BUSY_USE) & _waits_for_io(view, nodes)
-    return [view.devices.node_names[node] for node in nodes[hit].tolist()]
-
-
-MAX_LOSS_FACTOR, LOSS_NOISE = 3.0, 0.1
-"""Loss of speed, relative to the gaps in the work of a rank, beyond which they do not explain it: a step takes longer by its gap."""
 
 MAX_RANK_DEVIATION = 0.12
 MIN_USE = 0.8
@@ -249,7 +108,7 @@ def node_gaps(view: findings.DiagnosisView) -> slot_sums.Floats:
     gaps = np.full(len(view.devices.node_names), np.nan)
     values = view.signals.table(DeviceKind.GPU, findings.SLOTS_PER_MINUTE)["utilization"]
     for job in view.jobs:
-        nodes, used = _node_means(view, job, values)
+        nodes, used = job_steps.node_means(view, job, values)
         gaps[nodes] = used - _medians_of_others(used)
     return gaps
 
@@ -266,7 +125,7 @@ def late_hosts(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         thresholds.min_gap,
         thresholds.gap_factor * (view.base(DeviceKind.NODE, "job_gap", 0.5) - low),
     )
-    past = _low_use(view)
+    past = job_steps.low_use(view)
     pressed = _is_pressed(view)
     sums, slot = view.devices.sums[DeviceKind.GPU], view.signals.slot
     slots = sums.history("utilization", slot, LATE_SLOTS)
@@ -276,8 +135,8 @@ def late_hosts(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         has_steps = not view.states[job.key].speed < MIN_LATE_SPEED
         if len(job.nodes) < 2 or not has_steps or not job_steps.is_steady(view, job, "utilization"):  # noqa: PLR2004 - other nodes to compare with
             continue
-        nodes, before = _node_means(view, job, past)
-        used = np.stack([_node_means(view, job, values)[1] for values in slots])
+        nodes, before = job_steps.node_means(view, job, past)
+        used = np.stack([job_steps.node_means(view, job, values)[1] for values in slots])
         if np.isnan(used).all():
             continue
         usual = np.stack([_medians_of_others(row) for row in used])
@@ -300,7 +159,7 @@ def late_hosts(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         # All ranks wait for a late host, so the job slows down as much; replicas of a service do not.
         speed = view.states[job.key].speed
         hit &= has_reason | ~(speed > 1 + gap / 2)
-        hit &= ~(speed < 1 + MAX_LOSS_FACTOR * gap - LOSS_NOISE)
+        hit &= ~(speed < 1 + job_steps.MAX_LOSS_FACTOR * gap - job_steps.LOSS_NOISE)
         if len(job.nodes) < MIN_PEERS:  # of two nodes, neither is the usual one
             hit &= has_reason
         if not job_steps.has_common_steps(view, job):  # or long ones, of which a minute shows few
@@ -324,32 +183,11 @@ def late_hosts(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
             yield findings.Finding("host_late", findings.Cause("node", name=name), evidence)
 
 
-def _low_use(view: findings.DiagnosisView) -> slot_sums.Floats:
-    """Return a utilization that each GPU had in most minutes; after few, the usual one; after two, the lower."""
-    low = view.base(DeviceKind.GPU, "utilization", job_steps.LOW_QUANTILE)
-    for quantile in (0.5, 0.0):
-        low = np.where(np.isnan(low), view.base(DeviceKind.GPU, "utilization", quantile), low)
-    return low
-
-
 def _is_pressed(view: findings.DiagnosisView) -> findings.Flags:
     """Return the nodes whose tasks wait for processors more than usual."""
     usual = np.nan_to_num(view.base(DeviceKind.NODE, "cpu_pressure"))
     return findings.above(
         view.signals.node["cpu_pressure"], view.thresholds.jobs.min_pressure + 2 * usual
-    )
-
-
-def _node_means(
-    view: findings.DiagnosisView, job: ActiveJob, values: slot_sums.Floats
-) -> tuple[slot_sums.Positions, slot_sums.Floats]:
-    """Return the nodes of a job, and the mean of each node's GPUs."""
-    of_job = values[job.gpus]
-    nodes, places = np.unique(view.groups.gpu_node[job.gpus], return_inverse=True)
-    present = ~np.isnan(of_job)
-    sums = np.bincount(places[present], of_job[present], len(nodes)).astype(np.float64)
-    return nodes, slot_sums.divide(
-        sums, np.bincount(places[present], minlength=len(nodes)).astype(float)
     )
 
 
@@ -369,23 +207,18 @@ def _medians_of_others(values: slot_sums.Floats) -> slot_sums.Floats:
     return medians
 
 
-HUNG_NVLINK, MIN_BUSY_USE, MIN_STORING = 1e9, 0.9, 0.1
+HUNG_NVLINK = 1e9
 
 
 def _stores(view: findings.DiagnosisView, job: ActiveJob) -> bool:
     """True if a node of a job writes or reads much more than usual: its ranks wait for a checkpoint."""
     mounts = [p for p, mount in enumerate(view.devices.mounts) if mount.node in job.nodes]
-    if (_is_busy(view, "writes") | _is_busy(view, "reads"))[mounts].any():
+    if (storage_detectors.is_busy(view, "writes") | storage_detectors.is_busy(view, "reads"))[
+        mounts
+    ].any():
         return True
     nodes = [view.devices.nodes[name].position for name in job.nodes]
-    return bool(_waits_for_io(view, np.array(nodes)).any())
-
-
-def _waits_for_io(view: findings.DiagnosisView, nodes: slot_sums.Positions) -> findings.Flags:
-    """Return which nodes have tasks that wait for I/O much more than usual."""
-    usual = np.nan_to_num(view.base(DeviceKind.NODE, "io_pressure"))[nodes]
-    pressure = view.signals.node["io_pressure"][nodes]
-    return findings.above(pressure, MIN_STORING + view.thresholds.jobs.busy_factor * usual)
+    return bool(storage_detectors.waits_for_io(view, np.array(nodes)).any())
 
 
 def hung_jobs(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
@@ -394,7 +227,7 @@ def hung_jobs(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     gpu, nic = view.signals.gpu, view.signals.nic
     base = view.base(DeviceKind.GPU, "activity")
     for job in view.jobs:
-        spins = findings.above(gpu["utilization"][job.gpus], MIN_BUSY_USE)
+        spins = findings.above(gpu["utilization"][job.gpus], job_steps.MIN_BUSY_USE)
         activity = gpu["activity"][job.gpus]
         idle_work = (activity < thresholds.hung_activity) & (
             activity < 0.6 * np.nan_to_num(base[job.gpus])
@@ -435,7 +268,7 @@ def hung_jobs(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
 def slow_jobs(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield jobs that are slower than before: symptoms, which other findings explain."""
     for state in view.states.values():
-        works = state.utilization_change > MIN_BUSY_USE
+        works = state.utilization_change > job_steps.MIN_BUSY_USE
         if state.is_slow and works and job_steps.has_common_steps(view, state.job):
             evidence = findings.FindingEvidence(
                 "send", state.speed, 1.0, "relative to its past", state.job.key.workload

@@ -86,3 +86,30 @@ def waiting_slots(
         if not lowest < slot_sums.median_known(used / base) < highest:
             return back
     return HISTORY_SLOTS
+
+
+MAX_LOSS_FACTOR, LOSS_NOISE = 3.0, 0.1
+"""Loss of speed, relative to the gaps in the work of a rank, beyond which they do not explain it: a step takes longer by its gap."""
+
+MIN_BUSY_USE = 0.9
+
+
+def low_use(view: findings.DiagnosisView) -> slot_sums.Floats:
+    """Return a utilization that each GPU had in most minutes; after few, the usual one; after two, the lower."""
+    low = view.base(DeviceKind.GPU, "utilization", LOW_QUANTILE)
+    for quantile in (0.5, 0.0):
+        low = np.where(np.isnan(low), view.base(DeviceKind.GPU, "utilization", quantile), low)
+    return low
+
+
+def node_means(
+    view: findings.DiagnosisView, job: ActiveJob, values: slot_sums.Floats
+) -> tuple[slot_sums.Positions, slot_sums.Floats]:
+    """Return the nodes of a job, and the mean of each node's GPUs."""
+    of_job = values[job.gpus]
+    nodes, places = np.unique(view.groups.gpu_node[job.gpus], return_inverse=True)
+    present = ~np.isnan(of_job)
+    sums = np.bincount(places[present], of_job[present], len(nodes)).astype(np.float64)
+    return nodes, slot_sums.divide(
+        sums, np.bincount(places[present], minlength=len(nodes)).astype(float)
+    )

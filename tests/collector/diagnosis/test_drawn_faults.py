@@ -236,6 +236,21 @@ def test_a_slow_file_server_explains_no_job_that_does_not_use_it() -> None:
     assert roots == {"storage_bound", "dataloader_stall"}
 
 
+def test_a_slow_file_server_is_not_the_reason_for_a_late_host() -> None:
+    cluster = DrawnCluster(SEED, 1, 8, benign=False)
+    late, feed = FAULTS["host_late"](cluster), DrawnFeed(cluster, 90)
+    for slot in range(90):
+        row = cluster.draw()
+        if slot >= 50:
+            late.effect(cluster, row, slot - 50)
+            row.mount["latency"] *= 8
+        feed.put(slot, row)
+        feed.diagnosis.arrange()
+        feed.diagnosis.evaluate(slot)
+    roots = {i.class_name for i in feed.diagnosis.tracker.incidents if not i.explained_by}
+    assert roots == {"host_late"}
+
+
 def test_pause_without_a_cause_is_reported_as_such() -> None:
     cluster = DrawnCluster(SEED, 1, 6, benign=False)
     feed = DrawnFeed(cluster, 90)

@@ -1,0 +1,180 @@
+"""Detector of slow storage: servers, or single clients, that jobs wait for."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+import numpy as np
+
+from collector.diagnosis import findings, job_steps, slot_sums
+from collector.diagnosis.jobs import ActiveJob
+from collector.diagnosis.quantities import DeviceKind
+
+
+def slow_storage(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
+    """Yield servers, or single clients, with a latency of many times their own past while their jobs wait.
+
+    A client that does more than usual, as for a checkpoint or a start, causes its latency itself.
+    """
+    thresholds = view.thresholds.jobs
+    mounts = view.devices.mounts
+    if not mounts:
+        return
+    mount = view.signals.mount
+    slow = np.zeros(len(mounts), np.bool_)
+    used = np.zeros(len(mounts), np.bool_)
+    change = np.full(len(mounts), np.nan)
+    for operation in ("read", "write"):
+        latency = mount[f"{operation}_latency"]
+        baseline = np.maximum(view.base(DeviceKind.MOUNT, f"{operation}_latency"), 1e-4)
+        used |= ~np.isnan(latency)
+        ratio = latency / baseline
+        change = np.fmax(change, ratio)
+        slow |= findings.above(ratio, thresholds.latency_factor) & findings.above(
+            latency, thresholds.min_latency_seconds
+        )
+    slow &= ~is_busy(view, "reads") & ~is_busy(view, "writes")
+    waiting_jobs = [
+        job
+        for job in view.jobs
+        if slow.any() and _job_waits(view, job, slow) and not _waited_before(view, job, slow)
+    ]
+    # A job of one node may be a service with less load, unless most of them wait.
+    of_one_node = [job for job in view.jobs if len(job.nodes) == 1]
+    count = sum(len(job.nodes) == 1 for job in waiting_jobs)
+    many_wait = count >= thresholds.majority * len(of_one_node)
+    waiting = {
+        name for job in waiting_jobs if many_wait or len(job.nodes) > 1 for name in job.nodes
+    }
+    waiting |= {name for job in view.jobs for name in _nodes_waiting_for_storage(view, job)}
+    waits = np.array([each.node in waiting for each in mounts])
+    by_server: dict[str, list[int]] = defaultdict(list)
+    for position, each in enumerate(mounts):
+        by_server[each.server].append(position)
+    for server, positions in by_server.items():
+        clients = [p for p in positions if used[p]]
+        hit = [p for p in clients if slow[p]]
+        if not hit or not waits[hit].any():
+            continue
+        evidence = tuple(
+            findings.FindingEvidence(
+                "read_latency",
+                float(np.fmax(mount["read_latency"], mount["write_latency"])[p]),
+                float(change[p]),
+                "times its past",
+                f"{mounts[p].node} {mounts[p].export}",
+            )
+            for p in hit[:4]
+        )
+        # Clients that are slower alike have a slow server, even if some of them are below the limit.
+        usual = float(np.nanmedian(change[clients]))
+        if len(hit) >= thresholds.majority * len(clients) or usual > np.sqrt(
+            thresholds.latency_factor
+        ):
+            yield findings.Finding(
+                "storage_bound", findings.Cause("storage", name=server), evidence, parts=tuple(hit)
+            )
+        else:
+            for node in sorted({mounts[p].node for p in hit if waits[p]}):
+                yield findings.Finding("storage_bound", findings.Cause("node", name=node), evidence)
+
+
+MIN_BUSY_OPERATIONS = 5.0
+
+
+def is_busy(view: findings.DiagnosisView, signal: str) -> findings.Flags:
+    """Return the mounts with many more operations than usual."""
+    usual = np.nan_to_num(view.base(DeviceKind.MOUNT, signal))
+    return findings.above(
+        view.signals.mount[signal], view.thresholds.jobs.busy_factor * usual + MIN_BUSY_OPERATIONS
+    )
+
+
+def _job_waits(view: findings.DiagnosisView, job: ActiveJob, slow: findings.Flags) -> bool:
+    """True if the nodes of a job that use slow mounts have gaps in their work; a job that has ended, or starts, is idle.
+
+    Gaps of few of them have another reason, as a late host. The load of a service varies, and alternating phases differ: their
+    work shows no wait.
+    """
+    thresholds = view.thresholds.jobs
+    if not job_steps.is_steady(view, job, "utilization") or not job_steps.has_common_steps(
+        view, job
+    ):
+        return False
+    used = view.signals.table(DeviceKind.GPU, findings.SLOTS_PER_MINUTE)["utilization"]
+    nodes, now = job_steps.node_means(view, job, used)
+    changes = now / job_steps.node_means(view, job, job_steps.low_use(view))[1]
+    change = _median_by_weight(changes, _operations(view, slow)[nodes])
+    speed: float = view.states[job.key].speed
+    lowest = 1 + job_steps.MAX_LOSS_FACTOR * (change - 1) - job_steps.LOSS_NOISE
+    is_slow = change < 0.95 and lowest < speed < 0.9  # noqa: PLR2004 - beyond the noise of a minute
+    return thresholds.min_input < change < thresholds.max_input or is_slow
+
+
+def _operations(view: findings.DiagnosisView, slow: findings.Flags) -> slot_sums.Floats:
+    """Return the operations per second of each node on slow mounts: the usual ones, or those of now if these are more."""
+    mounts = np.flatnonzero(slow)
+    nodes = [view.devices.nodes[view.devices.mounts[p].node].position for p in mounts.tolist()]
+    rates = np.zeros(len(mounts))
+    for name in ("reads", "writes"):
+        usual = view.base(DeviceKind.MOUNT, name)
+        rates += np.nan_to_num(np.fmax(view.signals.mount[name], usual)[mounts])
+    return np.bincount(nodes, rates, len(view.devices.node_names)).astype(np.float64)
+
+
+def _median_by_weight(values: slot_sums.Floats, weights: slot_sums.Floats) -> float:
+    """Return the value below which half of the weight lies; NaN without any. Unknown values are ignored."""
+    ordered = np.argsort(values)
+    ordered = ordered[~np.isnan(values[ordered]) & (weights[ordered] > 0)]
+    if not len(ordered):
+        return float("nan")
+    sums = np.cumsum(weights[ordered])
+    return float(values[ordered[np.searchsorted(sums, sums[-1] / 2)]])
+
+
+MAX_LATE_SLOTS = 3
+
+
+def _waited_before(view: findings.DiagnosisView, job: ActiveJob, slow: findings.Flags) -> bool:
+    """True if a job waited well before the mounts of its nodes became slower: they are not the reason.
+
+    Slots without operations leave a mount as it is; those without utilization show no wait.
+    """
+    mounts = [
+        p for p, mount in enumerate(view.devices.mounts) if slow[p] and mount.node in job.nodes
+    ]
+    usual = {
+        name: np.maximum(view.base(DeviceKind.MOUNT, name)[mounts], 1e-4) for name in _LATENCIES
+    }
+    limit = np.sqrt(view.thresholds.jobs.latency_factor)
+    slots = job_steps.waiting_slots(view, job, 0.0, view.thresholds.jobs.max_input)
+    for back in range(slots if mounts else 0):
+        table = view.signals.table(DeviceKind.MOUNT, 1, back)
+        ratios = np.concatenate([table[name][mounts] / usual[name] for name in _LATENCIES])
+        if slot_sums.median_known(ratios) < limit:
+            return slots - back > MAX_LATE_SLOTS
+    return False
+
+
+_LATENCIES = ("read_latency", "write_latency")
+
+
+def _nodes_waiting_for_storage(view: findings.DiagnosisView, job: ActiveJob) -> list[str]:
+    """Return the nodes of a job with idle GPUs while tasks wait for I/O: of a job that is too young for a past."""
+    nodes, past = job_steps.node_means(
+        view, job, view.base(DeviceKind.GPU, "utilization", job_steps.LOW_QUANTILE)
+    )
+    used = job_steps.node_means(view, job, view.signals.gpu["utilization"])[1]
+    hit = np.isnan(past) & (used < job_steps.MIN_BUSY_USE) & waits_for_io(view, nodes)
+    return [view.devices.node_names[node] for node in nodes[hit].tolist()]
+
+
+MIN_STORING = 0.1
+
+
+def waits_for_io(view: findings.DiagnosisView, nodes: slot_sums.Positions) -> findings.Flags:
+    """Return which nodes have tasks that wait for I/O much more than usual."""
+    usual = np.nan_to_num(view.base(DeviceKind.NODE, "io_pressure"))[nodes]
+    pressure = view.signals.node["io_pressure"][nodes]
+    return findings.above(pressure, MIN_STORING + view.thresholds.jobs.busy_factor * usual)
