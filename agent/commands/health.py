@@ -80,7 +80,7 @@ class _HealthCommand(click.Command):
     type=click.FloatRange(min=0.01, max=60),
     default=2.0,
     show_default=True,
-    help="Maximum time for the answer of the agent.",
+    help="Maximum time of the command, until it has the answer of the agent.",
 )
 def health(*, job: str, from_slurm: bool, form: str, **agent: Any) -> None:
     """Report whether the GPUs and NICs of this node, or those of a job, are healthy, with the recommended action.
@@ -109,6 +109,7 @@ def _ask(
     path: str | None,
     timeout_seconds: float,
 ) -> verdicts.NodeVerdict:
+    started = time.monotonic()
     parameters: list[tuple[str, str]] = []
     if slurm is not None:
         job, devices = read_slurm_job(slurm)
@@ -127,7 +128,7 @@ def _ask(
     target = (
         f"{verdicts.HEALTH_PATH}?{urlencode(parameters)}" if parameters else verdicts.HEALTH_PATH
     )
-    return query_agent(path, target, timeout_seconds)
+    return query_agent(path, target, timeout_seconds, started)
 
 
 def read_slurm_job(environment: Mapping[str, str]) -> tuple[str, Sequence[str]]:
@@ -142,15 +143,17 @@ def read_slurm_job(environment: Mapping[str, str]) -> tuple[str, Sequence[str]]:
     return f"slurm:{job}", [f"/dev/nvidia{number}" for number in gpus.split(",") if number]
 
 
-def query_agent(path: str, target: str, seconds: float) -> verdicts.NodeVerdict:
-    """Return the verdict that an agent answers on its socket. Raises RailscopeError."""
+def query_agent(path: str, target: str, seconds: float, started: float) -> verdicts.NodeVerdict:
+    """Return the verdict that an agent answers on its socket, in the time since the start. Raises RailscopeError."""
+    until = started + seconds
     request = f"GET {target} HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n"
     try:
         with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(seconds)
+            connection.settimeout(_remaining(until))
             connection.connect(path)
+            connection.settimeout(_remaining(until))
             connection.sendall(request.encode("ascii"))
-            answer = _receive(connection, time.monotonic() + seconds)
+            answer = _receive(connection, until)
     except TimeoutError as error:
         message = f"no answer from the agent within {seconds:g} s"
         raise _HealthQueryError(message) from error
@@ -172,14 +175,20 @@ def query_agent(path: str, target: str, seconds: float) -> verdicts.NodeVerdict:
         raise _HealthQueryError(message) from error
 
 
+def _remaining(until: float) -> float:
+    """Return the seconds until a time of the monotonic clock. Raises TimeoutError after it."""
+    if (remaining := until - time.monotonic()) <= 0:
+        raise TimeoutError
+    return remaining
+
+
 def _receive(connection: socket.socket, until: float) -> bytes:
     """Return everything up to the end of the connection. Raises TimeoutError, OSError, RailscopeError."""
     answer = bytearray()
+    connection.settimeout(_remaining(until))
     while received := connection.recv(READ_BYTES):
         answer += received
-        if (remaining := until - time.monotonic()) <= 0:
-            raise TimeoutError
-        connection.settimeout(remaining)
+        connection.settimeout(_remaining(until))
         if len(answer) > MAX_ANSWER_BYTES:
             message = f"answer of more than {MAX_ANSWER_BYTES} bytes"
             raise _HealthQueryError(message)

@@ -17,6 +17,8 @@ from click.testing import CliRunner, Result
 from support.claim_requests import ask
 from support.health_agents import ReadCapture, answering, install_scripts
 
+from agent.commands.health import query_agent
+from railscope import RailscopeError
 from railscope.cli import root
 
 ROOT = Path(__file__).parents[2]
@@ -179,6 +181,16 @@ def test_a_broken_agent_is_unknown(
     assert outcome.exit_code == 3
     assert outcome.stdout.startswith(f"unknown: {problem}")
     assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize("seconds_left", [-1, 0.2])
+def test_the_timeout_applies_to_the_whole_query(tmp_path: Path, seconds_left: float):
+    """Connection, request and answer have no time of their own."""
+    with listening(tmp_path / "s", until_closed) as path:
+        started = time.monotonic()
+        with pytest.raises(RailscopeError, match="no answer from the agent within 60 s"):
+            query_agent(str(path), "/health", 60, started - 60 + seconds_left)
+    assert time.monotonic() - started < 30
 
 
 def test_no_agent_or_invalid_settings_are_unknown(tmp_path: Path):
