@@ -97,6 +97,25 @@ def test_the_wheel_has_every_file_of_its_modules(built: Path):
     assert set(tracked) <= carried
 
 
+def test_the_context_of_the_dockerfile_is_what_the_wheel_is_built_of(built: Path, tmp_path: Path):
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    assert lines[1] == "*"
+    given = {path for line in lines if line[0] == "!" for path in ROOT.glob(line[1:])}
+    command = ["git", "-C", str(ROOT), "ls-files"]
+    tracked = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")
+    context = tmp_path / "context"
+    for path in (ROOT / name for name in tracked):
+        if {path, *path.parents} & given:
+            (context / path.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, context / path.relative_to(ROOT))
+    assert not {".git", ".venv", "tests"} & {path.name for path in context.iterdir()}
+    assert not (context / "deploy/packages").exists()
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory"]
+    subprocess.run([*build, str(tmp_path)], cwd=context, capture_output=True, check=True)
+    with ZipFile(one(tmp_path, "*.whl")) as wheel, ZipFile(one(built, "*.whl")) as expected:
+        assert set(wheel.namelist()) == set(expected.namelist())
+
+
 def test_the_wheel_alone_is_the_agent_and_the_command_line(built: Path, tmp_path: Path):
     """With exactly the locked packages, outside the checkout, without any extra."""
     venv.create(tmp_path / "venv")
