@@ -314,6 +314,7 @@ class Collector:
                 *self.retention.cells(),
                 *self.cluster.cells(),
                 *self.switches.cells(),
+                *self.drainer.cells(),
                 view_cells.ViewCell(WEBHOOK_FAILURES, (), self.webhook.failures),
                 view_cells.ViewCell(LOST_FILES, (), len(self.state_files.damage)),
                 view_cells.ViewCell(DAMAGED_EVIDENCE, (), len(self.quarantine.rows)),

@@ -24,10 +24,12 @@ from collector.audit import log_writer
 from collector.audit.collector_records import AuditTrail
 from collector.config import SlurmSettings
 from collector.diagnosis.entity_states import FAILED, HEALTHY, UNKNOWN, NodeRow
+from collector.fleet.view_cells import ViewCell
 from collector.ledger.audit_outbox import RecordDraft
 from collector.sinks import SinkError
 from railscope import service, settings as setting_files
 from railscope.audit import record
+from railscope.catalog import collector as catalog
 from railscope.health_verdict import PREFIX, limit_reason
 from railscope.timestamps import HOUR_NS, SECOND_NS
 
@@ -191,8 +193,11 @@ class SlurmDrainer:
     _unrecorded: list[DrainDecision] = field(init=False, default_factory=list)
     """Repeated changes that Slurm accepted and that are not in the audit log yet."""
     _other_lines: list[str] = field(init=False, default_factory=list)
+    failures: int = 0
+    """Attempts that failed."""
+    _waiting: dict[str, int] = field(init=False, default_factory=dict)
+    """Numbers of failed nodes that are not drained, by reason."""
     _problem: str = ""
-    _is_limited: bool = False
 
     def __post_init__(self) -> None:
         """Check that the programs exist. Raises SettingsError."""
@@ -224,7 +229,15 @@ class SlurmDrainer:
         if problem and problem != self._problem:
             log.error("slurm_drain_failed", problem=problem)
         self._problem = problem
+        self.failures += bool(problem)
         return not problem
+
+    def cells(self) -> Iterator[ViewCell]:
+        """Yield the metrics of draining; none if it is not enabled, or another collector decides."""
+        if self.settings.drain and self.leads():
+            yield ViewCell(catalog.SLURM_FAILURES, (), self.failures)
+            for reason, number in (*self._waiting.items(), ("rejected", len(self._rejected))):
+                yield ViewCell(catalog.SLURM_WAITING, (reason,), number)
 
     async def decide_and_act(self) -> None:
         """Decide once. Raises SlurmCommandError, LogWriteError, RecordError."""
@@ -262,13 +275,15 @@ class SlurmDrainer:
             for row in rows
             if row.name in nodes
         ]
+        failed = [
+            row
+            for row, node, state, lasted_ns in sorted(listed, key=lambda each: -each[3])
+            if state == FAILED and node.is_available and lasted_ns >= failed_ns
+        ]
         to_drain = [
             DrainDecision(row.name, drains=True, reason=_describe(row, self._gpus[row.name]))
-            for row, node, state, lasted_ns in sorted(listed, key=lambda each: -each[3])
-            if state == FAILED
-            and node.is_available
-            and lasted_ns >= failed_ns
-            and row.name not in self.drains
+            for row in failed
+            if row.name not in self.drains
         ]
         to_resume = [
             DrainDecision(row.name, drains=False, reason=limit_reason(node.reason[len(PREFIX) :]))
@@ -282,12 +297,12 @@ class SlurmDrainer:
         self._rejected = {key: each for key, each in self._rejected.items() if key in due}
         allowed = self._count_allowed(nodes, len(listed), now_ns)
         waiting = [each.node for each in to_drain if each[:2] not in self._rejected][allowed:]
-        if waiting and not self._is_limited:
+        if waiting and not self._waiting.get("limit"):
             message = (
                 f"limit of drains reached: {len(waiting)} failed nodes wait, such as {waiting[0]}"
             )
             log.error("slurm_drain_limited", problem=message)
-        self._is_limited = bool(waiting)
+        self._waiting = {"limit": len(waiting), "resumed": len(failed) - len(to_drain)}
         return [
             (self._order(to_drain, now_ns), allowed),
             (self._order(to_resume, now_ns), len(to_resume)),

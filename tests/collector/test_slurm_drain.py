@@ -426,6 +426,35 @@ async def test_a_repeated_change_is_recorded_once_the_audit_log_accepts_it(tmp_p
     assert [record.out for record in verified_records(tmp_path / "other")] == ["done"]
 
 
+def cells_of(slurm: SimulatedSlurm) -> dict[str, float]:
+    """Return the metrics of a drainer: nodes that wait by reason, and failures."""
+    return {"".join(cell.labels) or "failures": cell.value for cell in slurm.drainer.cells()}
+
+
+async def test_metrics_count_nodes_that_wait_and_failures(tmp_path: Path):
+    slurm = cluster(tmp_path)
+    assert cells_of(slurm) == {}, "draining is not enabled"
+    slurm.drainer.settings = SlurmSettings(drain=True)
+    async with running_log(slurm.trail.log):
+        slurm.fail("n0", "n1", "n2")
+        slurm.problem, slurm.rejects = "Invalid node name", lambda name: name == "n2"
+        await slurm.pass_time(90)
+        assert slurm.drained == ["n0"]
+        found = {"failures": 0, "limit": 2, "resumed": 0, "rejected": 0}
+        assert cells_of(slurm) == found
+        slurm.nodes["n0"] = ("idle", "none")
+        await slurm.pass_time(7200)
+        found |= {"limit": 0, "resumed": 2, "rejected": 1}
+        slurm.nodes["n1"] = ("idle", "none")
+        await slurm.pass_time(15)
+        assert cells_of(slurm) == found
+        slurm.nodes = {"": ("idle", "none")}
+        await slurm.pass_time(45)
+        assert cells_of(slurm) == found | {"failures": 3}
+        slurm.leads = False
+        assert cells_of(slurm) == {}
+
+
 async def test_without_the_audit_log_nothing_is_drained(tmp_path: Path):
     slurm = cluster(tmp_path)
     async with running_log(slurm.trail.log):
