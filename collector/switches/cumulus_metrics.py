@@ -78,6 +78,8 @@ RULES: Mapping[str, MetricRule] = {
         "if_out_ucast_pkts": _SENT, "if_out_multicast_pkts": _SENT, "if_out_broadcast_pkts": _SENT,
         "dot3_in_pause_frames": MetricRule(catalog.PAUSE_RECEIVED), "dot3_out_pause_frames": MetricRule(catalog.PAUSE_SENT),
         "dot3_stats_fcs_errors": MetricRule(catalog.FCS_ERRORS), "dot3_stats_symbol_errors": MetricRule(catalog.SYMBOL_ERRORS),
+        "phy_stats_phy_corrected_bits": MetricRule(catalog.CORRECTED),
+        "phy_stats_phy_symbol_errors": MetricRule(catalog.UNCORRECTED_SYMBOLS),
         "sp_rx_pause": _priority(catalog.PFC_RECEIVED), "sp_tx_pause": _priority(catalog.PFC_SENT),
         "sp_rx_pause_duration": _priority(catalog.PFC_RECEIVED_TIME), "sp_tx_pause_duration": _priority(catalog.PFC_SENT_TIME),
         "sp_rx_pause_transition": _priority(catalog.PFC_RECEIVED_TRANSITIONS),
