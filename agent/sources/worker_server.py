@@ -126,6 +126,9 @@ class WorkerServerSource(source.SourceWithoutResources):
     ) -> None:
         self._settings = settings
         self._ports = parse_ports(settings.worker_ports)
+        if self._ports and not settings.worker_servers:
+            message = "invalid collectives.worker_ports: expected worker_servers = true with it, or no ports"
+            raise railscope_settings.SettingsError(message)
         self._places = places
         self._served = served
         self._servers: dict[Endpoint, WorkerServer] = {}

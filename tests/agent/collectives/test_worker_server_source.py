@@ -284,6 +284,12 @@ def test_other_ports_are_an_error_that_names_the_setting(text: str) -> None:
         parse_ports(text)
 
 
+def test_ports_that_would_not_be_read_are_an_error() -> None:
+    settings = AgentSettings(collectives=CollectiveSettings(worker_ports="26000"))
+    with pytest.raises(SettingsError, match="expected worker_servers = true"):
+        Agent(settings, CaptureWalk(HANG).host, HANG.about.node)
+
+
 class SocketsOnNode(HostWrapper):
     """The node of the capture, whose job has sockets in a directory of this machine."""
 
