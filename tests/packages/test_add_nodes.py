@@ -165,6 +165,8 @@ def _site(tmp_path: Path) -> Iterator[KubernetesSite]:
     with SecretServer() as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
+        for name in ("agent", "collector"):
+            server.put_text(f"railscope-{name}-metrics", token="secret")  # noqa: S106
         yield KubernetesSite(tmp_path, server)
         server.shutdown()
         thread.join()
@@ -183,6 +185,7 @@ def of_prometheus(site: KubernetesSite) -> str:
 
 
 def test_nodes_get_tokens_that_the_collector_accepts_and_no_secret_has(site: KubernetesSite):
+    site.server.secrets.clear()
     outcome = site.add("gpu-001", "gpu-002.example")
     assert outcome.returncode == 0, outcome.stderr
     assert f"created: 2 tokens in {site.tokens}; kept: 0\n" in outcome.stderr
@@ -202,6 +205,7 @@ def test_nodes_get_tokens_that_the_collector_accepts_and_no_secret_has(site: Kub
 
 def test_other_entries_and_other_keys_are_kept(site: KubernetesSite):
     """Of people, also with the name of a node; and a token of Prometheus is created where people were added first."""
+    site.server.secrets.clear()
     site.server.put_text(
         "railscope-collector", **{"tokens.toml": f"[nodes]\n{OPERATORS}", "ledger-url": "x"}
     )
