@@ -14,6 +14,7 @@ shift
 mkdir -p "$directory"
 work=$(mktemp -d "$directory/.add_nodes.XXXXXX")
 trap 'rm -rf "$work"' EXIT
+trap 'exit 1' HUP INT TERM
 mkdir "$work/tokens"
 sed 's|^node/||' >"$work/nodes"
 

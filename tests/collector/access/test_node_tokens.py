@@ -259,6 +259,17 @@ def test_other_combinations_of_options_are_rejected(arguments: tuple[str, ...]):
     assert "expected" in outcome.stderr
 
 
+def test_a_token_that_was_replaced_by_hand_is_reported_for_its_node_only(site: Site):
+    site.create("a")
+    site.file.write_text(f"[nodes]\na = '{credentials.digest_token('another')}'\n")
+    outcome = site.create("a", "b")
+    assert outcome.exit_code == 1
+    assert outcome.stderr.startswith("a: revoked: ")
+    (site.output / "a.token").unlink()
+    assert site.holders() == {"b.token": "b"}
+    assert site.create("a", "b").exit_code == 0
+
+
 NAMES = st.lists(
     st.text("ab-é.#'\"\\= ", min_size=1, max_size=4).map(str.strip), unique=True, max_size=6
 )
@@ -283,3 +294,53 @@ def test_after_any_runs_the_listed_nodes_have_their_tokens(
         assert {*names} <= {*has.values()} <= {*names, *had.values()}
         assert not is_revoking or {*names} == {*has.values()}
         assert set(outcome.created) == {*names} - {*had.values()}
+
+
+STEPS = st.one_of(
+    st.tuples(st.just("run"), st.sets(st.sampled_from("abc"), min_size=1)),
+    st.tuples(st.just("interrupt"), st.sets(st.sampled_from("abc"), min_size=1)),
+    st.tuples(st.just("revoke"), st.sets(st.sampled_from("abc"))),
+    st.tuples(st.just("delete"), st.sets(st.sampled_from("abc"))),
+)
+
+
+def accepted_digests(site: Site) -> dict[str, str]:
+    entries = credentials.parse_credentials(site.file.read_text()).entries
+    return {key.value: entry.credential.name for key, entry in entries.items()}
+
+
+@hypothesis_settings(deadline=None)
+@given(steps=st.lists(STEPS, max_size=8), is_stored=st.booleans())
+def test_no_sequence_of_runs_and_interruptions_restores_a_revoked_token(
+    tmp_path_factory: pytest.TempPathFactory,
+    steps: list[tuple[str, set[str]]],
+    is_stored: bool,  # noqa: FBT001
+):
+    """An interruption leaves new files before or after the tokens file was written."""
+    site = Site(tmp_path_factory.mktemp("site"))
+    site.file.touch()
+    revoked: set[str] = set()
+    for step, nodes in steps:
+        before = site.file.read_text()
+        if step == "revoke":
+            former, lines = accepted_digests(site), before.splitlines(keepends=True)
+            removed = tuple(f'"{name}"' for name in nodes)
+            site.file.write_text("".join(line for line in lines if not line.startswith(removed)))
+            revoked |= {digest for digest in former if digest not in accepted_digests(site)}
+        elif step == "delete":
+            for name in nodes:
+                (site.output / f"{name}.token").unlink(missing_ok=True)
+        else:
+            names = sorted(nodes)
+            outcome = create_node_tokens(names, site.output, site.file, NodeTokenOptions(), time.time_ns())  # fmt: skip
+            present = accepted_digests(site)
+            for name in {*outcome.created, *outcome.existing}:
+                token = (site.output / f"{name}.token").read_text().strip()
+                assert present[credentials.digest_token(token)] == name
+            assert {*names} == {*outcome.created, *outcome.existing, *outcome.without_file, *outcome.without_entry}  # fmt: skip
+            if step == "interrupt":
+                for name in outcome.created:
+                    (site.output / f"{name}.token").rename(site.output / f"{name}.new")
+                if not is_stored:
+                    site.file.write_text(before)
+        assert not revoked & accepted_digests(site).keys()
