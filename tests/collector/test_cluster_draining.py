@@ -104,6 +104,10 @@ async def test_only_the_head_drains_and_the_next_one_respects_what_an_operator_r
         queries = len(slurm.queries)
         await until_true(lambda: len(slurm.queries) > queries + 10)
         assert set(slurm.queries) == {"a"}
+        for name, number in (("a", 1), ("b", 0)):
+            _, metrics = await collectors[name].get("/metrics")
+            resumed = 'railscope_collector_slurm_waiting_nodes{reason="resumed"} 1\n'
+            assert metrics.count(resumed) == number, name
         await first.aclose()
         await report_failure(collectors["b"], "n3")
         await until_true(lambda: len(slurm.changes) == 3)

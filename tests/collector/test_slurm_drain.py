@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 from makers import FrameSender, gpu_schema
 from msgspec.structs import replace as replace_row
 from running_collector import run_collector, settings_in
@@ -424,6 +426,67 @@ async def test_a_repeated_change_is_recorded_once_the_audit_log_accepts_it(tmp_p
     outcomes = [record.out for record in verified_records(tmp_path / "first")]
     assert outcomes == ["done", "failed"]
     assert [record.out for record in verified_records(tmp_path / "other")] == ["done"]
+
+
+PER_HOUR, AT_ONCE = 1, 2
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(("failed", "failed", "healthy", "unknown", "resume", "reject", "accept")),
+        st.integers(0, 7),
+        st.sampled_from((1, 3, 12, 50)),
+    ),
+    min_size=5,
+    max_size=30,
+)
+
+
+@settings(deadline=None, max_examples=50)
+@given(STEPS)
+def test_limits_and_recovery_hold_for_any_course(steps: list[tuple[str, int, int]]):
+    with TemporaryDirectory() as directory:
+        asyncio.run(check_course(Path(directory), steps))
+
+
+async def check_course(directory: Path, steps: Sequence[tuple[str, int, int]]) -> None:
+    """Change states of nodes, and check each change that the drainer makes."""
+    slurm = cluster(
+        directory,
+        8,
+        SlurmSettings(
+            resume=True, max_drained_ratio_per_hour=PER_HOUR / 8, max_drained_ratio=AT_ONCE / 8
+        ),
+    )
+    rejected, drained_ns = set[str](), dict[str, list[int]]()
+    slurm.problem, slurm.rejects = "rejected", rejected.__contains__
+    healthy_ns, recovered = dict.fromkeys(slurm.nodes, 0), set(slurm.nodes)
+    async with running_log(slurm.trail.log):
+        for kind, number, polls in steps:
+            name = f"n{number}"
+            if kind in {"reject", "accept"}:
+                (rejected.add if kind == "reject" else rejected.discard)(name)
+            elif kind == "resume":
+                slurm.nodes[name] = ("idle", "none")
+            else:
+                slurm.rows[number] = row(name, kind)
+            for _ in range(polls):
+                made = len(slurm.commands)
+                await slurm.pass_time(60, 60)
+                for each in slurm.rows:
+                    is_healthy = each.state == "healthy"
+                    healthy_ns[each.name] = healthy_ns[each.name] + 60 if is_healthy else 0
+                    if healthy_ns[each.name] > 600:
+                        recovered.add(each.name)
+                for command in slurm.commands[made:]:
+                    changed = command[2].removeprefix("NodeName=")
+                    if command[3] == "State=RESUME":
+                        assert healthy_ns[changed] > 600
+                        continue
+                    assert changed in recovered, "drained again before it has recovered"
+                    recovered.discard(changed)
+                    drained_ns.setdefault(changed, []).append(slurm.now_ns)
+                    recent = [n for n, at in drained_ns.items() if max(at) > slurm.now_ns - HOUR_NS]
+                    assert len(recent) <= PER_HOUR
+                    assert len(slurm.drained) <= AT_ONCE
 
 
 def cells_of(slurm: SimulatedSlurm) -> dict[str, float]:
