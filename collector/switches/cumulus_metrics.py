@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
-from collector.switches.switch_reading import PORTS, PRIORITY, QUEUES
+from collector.switches.switch_reading import NEIGHBOURS, PORTS, PRIORITY, QUEUES
 from railscope import otlp_metrics
 from railscope.catalog import declare, entities, switches as catalog
 from railscope.frame import Column, Entity
@@ -89,12 +89,14 @@ RULES: Mapping[str, MetricRule] = {
         "pg_rx_buffer_discard": _group(catalog.GROUP_DROPPED),
         "pg_rx_shared_buffer_discard": _group(catalog.GROUP_SHARED_DROPPED),
     }.items()
-}  # fmt: skip
+} | {"nvswitch_lldp_neighbor_info": MetricRule(catalog.NEIGHBOUR_KNOWN, NEIGHBOURS)}  # fmt: skip
 PARTS: Mapping[str, int] = {
     rule.metric.name: rule.parts for rule in RULES.values() if rule.parts > 1
 }
 """Number of pushed metrics whose sum a metric is."""
-_KINDS = {PORTS: entities.SWITCH_PORT, PRIORITY: entities.SWITCH_PRIORITY, QUEUES: entities.SWITCH_QUEUE, GROUPS: entities.SWITCH_PRIORITY_GROUP}  # fmt: skip
+_KINDS = {PORTS: entities.SWITCH_PORT, PRIORITY: entities.SWITCH_PRIORITY, QUEUES: entities.SWITCH_QUEUE, GROUPS: entities.SWITCH_PRIORITY_GROUP, NEIGHBOURS: entities.SWITCH_NEIGHBOUR}  # fmt: skip
+_NEIGHBOUR = {"system_name": "system_name", "chassis": "chassis_id", "neighbour_port": "port_id", "port_description": "port_description"}  # fmt: skip
+"""Attributes with the facts of a neighbour."""
 
 
 def find_column(switch: str, rule: MetricRule, attributes: Mapping[str, str]) -> Column | None:
@@ -108,7 +110,9 @@ def find_column(switch: str, rule: MetricRule, attributes: Mapping[str, str]) ->
         if number not in rule.numbers:
             return None
         key.append(number)
-    return rule.metric, Entity(_KINDS[rule.stream], tuple(key))
+    facts = {fact: attributes.get(name, "") for fact, name in _NEIGHBOUR.items()}
+    is_neighbour = rule.stream == NEIGHBOURS
+    return rule.metric, Entity(_KINDS[rule.stream], tuple(key), facts if is_neighbour else {})
 
 
 def read_value(rule: MetricRule, point: otlp_metrics.MetricPoint) -> Reading | PointResult:

@@ -1,7 +1,7 @@
 """Pushes of a switch: data points by OTLP, and the readings and frames that they become.
 
 A push may have a part of the columns that the switch has sent before; the others have the reason "not due". A column
-that has not been sent for an hour ends. Values have the time at which they arrived; the switch's own time orders them,
+that has not been sent for an hour ends, a neighbour after five minutes: a cable may have been moved. Values have the time at which they arrived; the switch's own time orders them,
 so that a repeated request, or one that was overtaken, changes nothing.
 """
 
@@ -29,6 +29,7 @@ REJECTED = (PointResult.INVALID, PointResult.INEXACT, PointResult.LIMIT)
 """Results that are reported to the sender: an old point was stored before, and an unmapped one is dropped on purpose."""
 MAX_OFFSET_NS = 60 * SECOND_NS
 FORGOTTEN_NS = HOUR_NS
+_NEIGHBOUR_FORGOTTEN_NS = 300 * SECOND_NS
 _REPLACED_NS = 300 * SECOND_NS
 """A column that was not accepted for this time is accepted with any time: the clock of the switch was set back."""
 ColumnKey = tuple[str, tuple[str, ...]]
@@ -133,7 +134,8 @@ class SwitchPushes:
             and now.boot_ns < before.boot_ns + _REPLACED_NS
         ):
             return PointResult.OLD
-        column = before.column if before else column
+        if before and before.column == column:
+            column = before.column  # an identical one makes comparisons of schemas fast
         return key, PushedColumn(
             point.name, column, rule.stream, value, point.timestamp_ns, now.boot_ns
         )
@@ -167,7 +169,7 @@ class SwitchPushes:
             stream: [] for stream in streams_of_push
         }
         for key, pushed in (self.columns | columns).items():
-            if pushed.stream in streams_of_push and now.boot_ns - pushed.boot_ns < FORGOTTEN_NS:
+            if pushed.stream in streams_of_push and _is_kept(pushed, now):
                 value = pushed.value if key in columns else Absent.NOT_DUE
                 streams[pushed.stream].append((pushed.column, value))
         if streams_of_push:
@@ -189,9 +191,7 @@ class SwitchPushes:
         added = []
         self.columns.update(push.columns)
         self.columns = {
-            key: pushed
-            for key, pushed in self.columns.items()
-            if now.boot_ns - pushed.boot_ns < FORGOTTEN_NS
+            key: pushed for key, pushed in self.columns.items() if _is_kept(pushed, now)
         }
         self.results += push.results
         for name, count in push.unmapped.items():
@@ -204,3 +204,10 @@ class SwitchPushes:
         if push.columns:
             self.offset_ns, self.last_ns = push.offset_ns, now.wall_ns
         return added
+
+
+def _is_kept(pushed: PushedColumn, now: NodeTimestamp) -> bool:
+    """True if a column was sent recently."""
+    is_neighbour = pushed.stream == switch_reading.NEIGHBOURS
+    limit_ns = _NEIGHBOUR_FORGOTTEN_NS if is_neighbour else FORGOTTEN_NS
+    return now.boot_ns - pushed.boot_ns < limit_ns

@@ -31,6 +31,12 @@ def queue(name: str, value: float, number: int = 3, **more: Any) -> Pushed:
     return Pushed(name, value, attributes=(("tc", str(number)),), **more)
 
 
+def neighbour(port: str, **facts: str) -> Pushed:
+    """Return a neighbour by LLDP, with attributes of its own."""
+    attributes = {"chassis_id_type": "mac", "port_id_type": "mac", "system_description": "Linux"}
+    return Pushed("nvswitch_lldp_neighbor_info", 1, port, tuple((attributes | facts).items()))
+
+
 def _attributes(pairs: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
     return [{"key": key, "value": {"stringValue": value}} for key, value in pairs]
 
@@ -39,7 +45,7 @@ def document(values: Iterable[Pushed], host: str = "leaf-08") -> dict[str, Any]:
     """Return a request as a JSON document."""
     metrics = [
         {
-            "name": PREFIX + pushed.name,
+            "name": pushed.name if pushed.name.startswith("nvswitch_") else PREFIX + pushed.name,
             "gauge": {
                 "dataPoints": [
                     {

@@ -139,6 +139,21 @@ async def test_errors_and_discards_have_64_bits_and_a_fall_is_a_reset(tmp_path):
         assert 'railscope_switch_pushed_resets_total{switch="leaf-08"} 2\n' in text
 
 
+async def test_pushed_neighbours_are_those_of_the_ports(tmp_path):
+    async with receiving(tmp_path) as (one, receiver):
+        neighbour = cumulus.neighbour("swp1", system_name="gpu-0001", port_id="02:aa:00:00:00:01")
+        pushed = [
+            each._replace(timestamp_ns=time.time_ns())
+            for each in (neighbour, cumulus.Pushed("oper_state", 1))
+        ]
+        await post(receiver, cumulus.protobuf_body(pushed))
+        (port,) = (await one.json("/api/v1/switches/leaf-08"))["ports"]
+        assert port["neighbour"]["system_name"] == "gpu-0001"
+        assert port["neighbour"]["neighbour_port"] == "02:aa:00:00:00:01"
+        _, text = await one.get("/metrics")
+        assert 'railscope_switch_neighbour_known{switch="leaf-08",port="swp1"} 1\n' in text
+
+
 async def test_unknown_sender_is_rejected_before_its_body_is_read(tmp_path):
     async with receiving(tmp_path) as (_, receiver):
         reader, writer = await asyncio.open_connection(

@@ -215,11 +215,46 @@ def test_other_names_and_times_of_the_sender_are_reported():
     assert not decode(pushes, at(0), host="").has_other_name
 
 
-def test_all_metrics_of_the_table_are_counters_or_the_two_gauges():
+def test_all_metrics_of_the_table_are_counters_or_the_three_gauges():
     gauges = {
         rule.metric.name for rule in cumulus_metrics.RULES.values() if rule.metric.kind != "counter"
     }
-    assert gauges == {"railscope_switch_port_up", "railscope_switch_port_speed_bytes_per_second"}
+    assert gauges == {
+        "railscope_switch_port_up",
+        "railscope_switch_port_speed_bytes_per_second",
+        "railscope_switch_neighbour_known",
+    }
+
+
+def neighbours(pushes: SwitchPushes, pushed: list[Pushed], at_seconds: int) -> dict[str, Any]:
+    """Return the facts of the neighbours after a push, by port."""
+    later = [
+        each._replace(timestamp_ns=START_NS + at_seconds * SECOND_NS)
+        for each in (*pushed, Pushed("oper_state", 1))
+    ]
+    decoded = decode(pushes, later, at_seconds)
+    pushes.keep(decoded, timestamp(at_seconds))
+    part = decoded.reading.streams.get("switch_neighbours", [])
+    return {entity.key[1]: dict(entity.facts) for (_, entity), _ in part}
+
+
+def test_neighbours_are_those_that_the_switch_received_last():
+    pushes, mac = new_pushes(), "94:6d:ae:ab:00:42"
+    server = cumulus.neighbour("swp1", system_name="gpu-0001", chassis_id=mac, port_id=mac)
+    other = cumulus.neighbour("swp2", system_name="gpu-0002", port_id="eth\u202e0")
+    moved = cumulus.neighbour("swp1", system_name="gpu-0003", port_description="ens3f0np0")
+    facts = {"chassis": mac, "neighbour_port": mac, "port_description": ""}
+    of_other = {
+        "system_name": "gpu-0002", "chassis": "", "neighbour_port": "eth\\u202e0", "port_description": "",
+    }  # fmt: skip
+    of_moved = {
+        "system_name": "gpu-0003", "chassis": "", "neighbour_port": "", "port_description": "ens3f0np0",
+    }  # fmt: skip
+    found = neighbours(pushes, [server, other], 0)
+    assert found == {"swp1": {"system_name": "gpu-0001", **facts}, "swp2": of_other}
+    assert neighbours(pushes, [moved], 10) == {"swp1": of_moved, "swp2": of_other}
+    assert neighbours(pushes, [moved], 299) == {"swp1": of_moved, "swp2": of_other}
+    assert neighbours(pushes, [moved], 300) == {"swp1": of_moved}
 
 
 def test_sample_of_cumulus():
