@@ -102,6 +102,19 @@ def test_the_health_check_logs_failed_devices_and_drains_nothing(cluster: Checke
     cluster.use("healthy")
 
 
+def test_nodes_of_hidden_partitions_are_listed(cluster: CheckedCluster):
+    slurm = cluster.slurm
+
+    def hide(setting: str) -> None:
+        for partition in ("main", "other"):
+            slurm.run("scontrol", "update", f"PartitionName={partition}", f"Hidden={setting}")
+
+    hide("YES")
+    nodes, _ = parse_nodes(slurm.run(*NODES))
+    hide("NO")
+    assert nodes.keys() == {slurm.node}
+
+
 async def test_the_collector_drains_and_resumes_the_node(cluster: CheckedCluster, tmp_path: Path):
     slurm, rows, now_ns = cluster.slurm, list[NodeRow](), [0]
 
