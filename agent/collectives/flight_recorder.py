@@ -24,6 +24,8 @@ from railscope.reading import SIGNED_LIMIT
 from railscope.untrusted_text import DECODING_ERRORS, printable
 
 MAX_ENTRIES, MAX_GROUPS = 20_000, 256
+MAX_JSON_VALUES = 1_000_000
+"""A dump of 8 MiB has 520,000, counted by what separates them; the 2,790,000 empty lists of a hostile one take 184 MiB."""
 MAX_COLLECTIVES = 64
 """Maximum number of collectives of a group in the result."""
 MAX_FRAMES, MAX_TENSORS, MAX_DIMENSIONS, MAX_RANKS = 16, 16, 8, 1 << 16
@@ -100,6 +102,9 @@ def parse_progress(content: bytes) -> dict[str, tuple[int, int]]:
 
 def _decode(content: bytes) -> dict[str, Any]:
     if content[:1] == b"{":
+        if sum(map(content.count, (b",", b"[", b"{"))) > MAX_JSON_VALUES:
+            message = f"more than {MAX_JSON_VALUES} values in JSON"
+            raise CollectiveFormatError(message)
         try:
             dump = msgspec.json.decode(content)
         except DECODING_ERRORS as error:

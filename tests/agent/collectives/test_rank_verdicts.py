@@ -231,6 +231,7 @@ def test_sizes_of_a_hostile_dump_are_bounded() -> None:
         (b'{"version": "2.10", "entries": {}}', "expected a dictionary with a list"),
         (b"[" * 100_000, "opcode"),
         (b'{"entries": ' + b"[" * 100_000, "invalid JSON"),
+        (b'{"version": "2.10", "a": [' + b"[]," * 500_000 + b"1]}", "more than 1000000 values"),
         (pickled([1]), "expected a dictionary"),
     ],
 )

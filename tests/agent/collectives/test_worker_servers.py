@@ -112,8 +112,18 @@ def test_a_pickle_is_not_loaded(tmp_path: Path) -> None:
         b'{"version": "2.10", "a": ' + b"[" * 1_000_000 + b"]" * 1_000_000 + b"}",
         b'{"version": "2.10", "a": ' + b'{"a":' * 500_000 + b"1" + b"}" * 500_001,
         b'{"version": "\xff"}',
+        b'{"version": "2.10", "a": [' + b"[]," * 2_700_000 + b"1]}",
     ],
-    ids=["empty", "cut", "version", "shape", "nested lists", "nested objects", "not UTF-8"],
+    ids=[
+        "empty",
+        "cut",
+        "version",
+        "shape",
+        "nested lists",
+        "nested objects",
+        "not UTF-8",
+        "lists",
+    ],
 )
 def test_other_content_is_malformed(tmp_path: Path, content: bytes) -> None:
     assert ask_once(tmp_path, http_answer(content)).errno == errno.EBADMSG
