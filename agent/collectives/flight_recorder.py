@@ -7,11 +7,17 @@ its name. Entries of Gloo remain `scheduled`: only `pg_status` has their progres
 
 Of each group remain the last collective that completed and the first ones that did not. Point-to-point operations are
 left out: their order differs between ranks.
+
+A small file can contain a large value many times: entries refer to groups by name, and values of a pickle to each other. So
+texts and ranks are bounded by the memory of the result.
 """
 
 from __future__ import annotations
 
+import functools
 import re
+import sys
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
@@ -30,6 +36,9 @@ MAX_COLLECTIVES = 64
 """Maximum number of collectives of a group in the result."""
 MAX_FRAMES, MAX_TENSORS, MAX_DIMENSIONS, MAX_RANKS = 16, 16, 8, 1 << 16
 MAX_TEXT = 256
+MAX_RESULT_BYTES = 8 << 20
+"""Maximum memory of a parsed dump: 233,000 ranks in all of its groups, or 2,500 incomplete collectives with stacks of 3 KiB."""
+_RANK_BYTES, _COLLECTIVE_BYTES, _GROUP_BYTES = 36, 256, 512
 UNKNOWN = -1
 """Sequence number of a group in which no collective was recorded."""
 _RANK_LIST = re.compile(r"\[([\d, ]{0,500000})\]")
@@ -52,6 +61,11 @@ class RecordedCollective(msgspec.Struct, frozen=True, omit_defaults=True):
         """Kind without the backend: `all_reduce` of `nccl:all_reduce`."""
         return self.kind.rpartition(":")[2]
 
+    @property
+    def memory_bytes(self) -> int:
+        """Estimated memory."""
+        return _COLLECTIVE_BYTES + _text_bytes(self.kind, self.shapes, self.types, *self.stack)
+
 
 class RecordedGroup(msgspec.Struct, frozen=True, omit_defaults=True):
     """A process group of a rank, with the sequence numbers of its last collectives; `ranks` is empty if not recorded."""
@@ -72,16 +86,36 @@ class RecordedGroup(msgspec.Struct, frozen=True, omit_defaults=True):
         """Collective with the lowest number that has not completed."""
         return next((c for c in self.collectives if c.sequence > self.completed), None)
 
+    @property
+    def memory_bytes(self) -> int:
+        """Estimated memory."""
+        ranks_bytes = _GROUP_BYTES + _RANK_BYTES * len(self.ranks)
+        texts_bytes = _text_bytes(self.name, self.description)
+        return ranks_bytes + texts_bytes + sum(c.memory_bytes for c in self.collectives)
+
 
 class FlightRecorderDump(msgspec.Struct, frozen=True, omit_defaults=True):
     """Process groups of one rank, in the order of their first collective."""
 
     groups: list[RecordedGroup] = []
 
+    @property
+    def memory_bytes(self) -> int:
+        """Estimated memory."""
+        return sum(group.memory_bytes for group in self.groups)
+
 
 def parse_dump(content: bytes) -> FlightRecorderDump:
     """Parse a dump, as pickle or JSON. Raises CollectiveFormatError."""
-    return FlightRecorderDump(list(_groups(_decode(content))))
+    groups: list[RecordedGroup] = []
+    remaining_bytes = MAX_RESULT_BYTES
+    for group in _groups(_decode(content)):
+        remaining_bytes -= group.memory_bytes
+        if remaining_bytes < 0:
+            message = f"more than {MAX_RESULT_BYTES} bytes of ranks and texts in its groups"
+            raise CollectiveFormatError(message)
+        groups.append(group)
+    return FlightRecorderDump(groups)
 
 
 def parse_progress(content: bytes) -> dict[str, tuple[int, int]]:
@@ -127,32 +161,34 @@ def _groups(dump: dict[str, Any]) -> Iterator[RecordedGroup]:
     entries: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for entry in islice(dump.get("entries", ()), MAX_ENTRIES):
         if isinstance(entry, dict) and not entry.get("is_p2p"):
-            name, description = [*map(_text, _items(entry.get("process_group"), 2)), "", ""][:2]
+            name, description = [*map(_cut, _items(entry.get("process_group"), 2)), "", ""][:2]
             key = str(_integer(entry.get("pg_id"))), name, description
             if key in entries or len(entries) < MAX_GROUPS:
                 entries.setdefault(key, []).append(entry)
+    parse_ranks = functools.cache(_ranks)  # groups of a pickle may have one text
     for (number, name, description), of_group in entries.items():
         status, config = _mapping(statuses.get(number)), _mapping(configs.get(name))
-        collectives = {c.sequence: c for c in map(_collective, reversed(of_group))}
-        recorded = [c.sequence for c in collectives.values() if c.state == "completed"]
+        by_sequence = {_integer(e.get("collective_seq_id")): e for e in reversed(of_group)}
+        recorded = [n for n, entry in by_sequence.items() if entry.get("state") == "completed"]
         completed = max(
             [_integer(status.get("last_completed_collective"), UNKNOWN), *recorded],
         )
         enqueued = _integer(status.get("last_enqueued_collective"), UNKNOWN)
+        ranks = config.get("ranks")
         yield RecordedGroup(
-            name,
-            description,
-            _ranks(config.get("ranks")),
-            max([enqueued, *collectives]),
+            printable(name),
+            printable(description),
+            parse_ranks(ranks) if isinstance(ranks, str) else [],
+            max([enqueued, *by_sequence]),
             completed,
-            _around(sorted(collectives.values(), key=lambda c: c.sequence), completed),
+            [_collective(by_sequence[n]) for n in _around(sorted(by_sequence), completed)],
         )
 
 
-def _around(ordered: list[RecordedCollective], completed: int) -> list[RecordedCollective]:
-    """Return the last completed collective and the first ones that are not completed."""
-    done = [c for c in ordered if c.sequence <= completed]
-    return done[-1:] + ordered[len(done) : len(done) + MAX_COLLECTIVES - 1]
+def _around(ordered: list[int], completed: int) -> list[int]:
+    """Return the last completed collective and the first ones that are not completed, by sequence number."""
+    done = bisect_right(ordered, completed)
+    return ordered[max(done - 1, 0) : done + MAX_COLLECTIVES - 1]
 
 
 def _collective(entry: dict[str, Any]) -> RecordedCollective:
@@ -180,9 +216,9 @@ def _shapes(sizes: object) -> str:
     return " ".join(f"[{', '.join(shape)}]" for shape in shapes)
 
 
-def _ranks(text: object) -> list[int]:
+def _ranks(text: str) -> list[int]:
     """Parse `[0, 1, 2]`; empty if it is anything else."""
-    match = _RANK_LIST.fullmatch(text) if isinstance(text, str) else None
+    match = _RANK_LIST.fullmatch(text)
     numbers = match[1].replace(" ", "").split(",") if match else []
     ranks = {int(number) for number in numbers[:MAX_RANKS] if 0 < len(number) < len(str(1 << 31))}
     return sorted(rank for rank in ranks if rank < MAX_RANKS)
@@ -196,8 +232,16 @@ def _mapping(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def _cut(value: object) -> str:
+    return value[:MAX_TEXT] if isinstance(value, str) else ""
+
+
 def _text(value: object) -> str:
-    return printable(value[:MAX_TEXT]) if isinstance(value, str) else ""
+    return printable(_cut(value))
+
+
+def _text_bytes(*texts: str) -> int:
+    return sum(map(sys.getsizeof, texts))
 
 
 def _integer(value: object, default: int = 0) -> int:

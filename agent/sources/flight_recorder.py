@@ -13,7 +13,7 @@ from __future__ import annotations
 import errno
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import msgspec
@@ -32,6 +32,8 @@ from railscope.timestamps import SECOND_NS
 
 MAX_DUMPS = 1024
 """Maximum number of dumps that are kept and compared: eight jobs of 128 ranks on a node."""
+MAX_KEPT_BYTES = 32 << 20
+"""Memory of the dumps that are kept, of files and of worker servers each."""
 MAX_READ_BYTES = 8 << 20
 """Bytes of dumps read at one time, twice those of eight ranks; the others are read next time."""
 MAX_REPORTED = 1024
@@ -49,7 +51,8 @@ _EVENTS = {
     RankState.STUCK: c.STUCK_EVENT,
     RankState.WAITING: c.WAIT_EVENT,
 }
-FileKey = tuple[str, str]
+DumpKey = tuple[int | str, ...]
+"""Directory and name of a file, or endpoint of a worker server."""
 ServedDump = tuple[JobFile, recorder.FlightRecorderDump]
 
 
@@ -67,6 +70,25 @@ class ServedDumps:
     """Dumps of the worker servers of jobs that stand still, each as if it were a file that was written when it was requested."""
 
     dumps: tuple[ServedDump, ...] = ()
+
+
+@dataclass(slots=True)
+class DumpMemory:
+    """Memory of the dumps of each user, within one limit for all."""
+
+    sizes: dict[int, list[tuple[DumpKey, int]]] = field(default_factory=dict)
+    """Key and bytes of the dumps of each user, in the order in which they were added."""
+    used_bytes: Counter[int] = field(default_factory=Counter)
+
+    def add(self, user: int, key: DumpKey, dump: recorder.FlightRecorderDump) -> Iterator[DumpKey]:
+        """Add a dump; yield those to drop: the last ones of the user with most bytes, until the others fit."""
+        self.sizes.setdefault(user, []).append((key, dump.memory_bytes))
+        self.used_bytes[user] += dump.memory_bytes
+        while self.used_bytes.total() > MAX_KEPT_BYTES:
+            largest = self.used_bytes.most_common(1)[0][0]
+            dropped, size = self.sizes[largest].pop()
+            self.used_bytes[largest] -= size
+            yield dropped
 
 
 def list_files(host: Host, function: str, settings: CollectiveSettings) -> JobFileListing:
@@ -101,7 +123,7 @@ class FlightRecorderSource(source.SourceWithoutResources):
         self._results = results
         self._served = served
         self._reports: tuple[RankReport, ...] = ()
-        self._dumps: dict[FileKey, tuple[JobFile, recorder.FlightRecorderDump | str]] = {}
+        self._dumps: dict[DumpKey, tuple[JobFile, recorder.FlightRecorderDump | str]] = {}
         """Each file as read, with its content or the reason why that is not usable."""
         self._reported: set[tuple[str, ...]] = set()
 
@@ -154,6 +176,7 @@ class FlightRecorderSource(source.SourceWithoutResources):
         now_ns = host.clock.now().wall_ns
         users, before, self._dumps = self._places.users, self._dumps, {}
         states: Counter[str] = Counter()
+        memory = DumpMemory()
         remaining_bytes = MAX_READ_BYTES
         for file in sorted(files, key=lambda file: -file.modified_ns):
             key = file.job, file.name
@@ -166,10 +189,13 @@ class FlightRecorderSource(source.SourceWithoutResources):
             elif not state:
                 remaining_bytes -= file.bytes
                 self._dumps[key] = file, self._read_dump(host, file)
-            if not state:
-                content = self._dumps[key][1]
-                state = content if isinstance(content, str) else "read"
-            states[state] += 1
+            if state:
+                states[state] += 1
+            elif not isinstance(content := self._dumps[key][1], str):
+                for dropped in memory.add(file.user, key, content):
+                    self._dumps[dropped] = self._dumps[dropped][0], "excess"
+        contents = (content for _, content in self._dumps.values())
+        states.update(content if isinstance(content, str) else "read" for content in contents)
         return states
 
     def _rejection(self, file: JobFile, age_ns: int, users: set[int]) -> str:

@@ -180,10 +180,15 @@ class WorkerServerSource(source.SourceWithoutResources):
             server = servers.get(endpoint) or WorkerServer(job, rank, endpoint, began_ns)
             self._servers[endpoint] = server
             jobs.setdefault(job, []).append(server)
-        dumps: list[flight_recorder.ServedDump] = []
+        dumps: dict[Endpoint, flight_recorder.ServedDump] = {}
+        memory = flight_recorder.DumpMemory()
         for of_job in sorted(jobs.values(), key=lambda of_job: min(s.queried_ns for s in of_job)):
-            dumps += self._query_job(host, of_job)
-        self._served.dumps = tuple(dumps)
+            for server, dump in self._query_job(host, of_job):
+                dumps[server.endpoint] = dump
+                for dropped in memory.add(server.job[1], server.endpoint, dump[1]):
+                    del dumps[dropped]
+                    self._servers[dropped].state = "excess"
+        self._served.dumps = tuple(dumps.values())
         states.update(server.state for server in self._servers.values())
         into.put_readings(0, [states[state] for state in c.SERVER_STATES])
         self._log_changes(before)
@@ -213,7 +218,7 @@ class WorkerServerSource(source.SourceWithoutResources):
 
     def _query_job(
         self, host: Host, servers: list[WorkerServer]
-    ) -> Iterator[flight_recorder.ServedDump]:
+    ) -> Iterator[tuple[WorkerServer, flight_recorder.ServedDump]]:
         """Query the servers of a job; yield the dumps of its ranks if it stands still."""
         # Those that did not answer come last: a rank that is stopped must not hide the others.
         servers.sort(key=lambda server: (server.state == _TIMEOUT, server.queried_ns))
@@ -228,7 +233,7 @@ class WorkerServerSource(source.SourceWithoutResources):
             requested_ns = host.clock.now().wall_ns
             answer = self._query(host, "dump", server, servers)
             if answer and answer.dump is not None:
-                yield _as_file(server, requested_ns), answer.dump
+                yield server, (_as_file(server, requested_ns), answer.dump)
 
     def _query(
         self, host: Host, function: str, server: WorkerServer, of_job: list[WorkerServer]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, strategies as st
 from support.cases import capture_of
 from support.flight_recorders import DIRECTORY, SAME_TIME_NS, STEP_NS, USER, dump, entry, pickled
 
@@ -250,6 +252,49 @@ def test_dumps_beyond_the_bytes_of_one_read_are_read_next_time() -> None:
         for f in (first, last)
     ]
     assert states == [[2, 2], [4, 0]]
+
+
+LARGE = flight_recorder.recorder.RecordedGroup(
+    "9",
+    completed=1,
+    collectives=[
+        flight_recorder.recorder.RecordedCollective(1, "nccl:x", stack=["f" * 10_000_000])
+    ],
+)
+"""A group without an incomplete collective whose memory is a third of the limit."""
+
+
+def test_the_oldest_dumps_beyond_the_memory_of_all_are_dropped_and_counted() -> None:
+    changes: dict[str, Any] = {}
+    for rank in range(4):
+        answer = copy.deepcopy(CALLS[file_key(rank)])
+        answer["dump"]["groups"].append(msgspec.to_builtins(LARGE))
+        changes[file_key(rank)] = answer
+    node = Node({}, {}, changes=changes)
+    assert node.files == {"read": 3, "excess": 1}
+    assert node.states()["0"] == "unknown"
+    assert [event.entity.key[3] for event in node.events] == ["2"]
+
+
+TEXTS = {mebibytes: "x" * (mebibytes << 20) for mebibytes in (0, 1, 4, 15)}
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(sorted(TEXTS))), max_size=40))
+def test_only_users_with_more_than_their_share_lose_dumps(added: list[tuple[int, int]]) -> None:
+    memory = flight_recorder.DumpMemory()
+    kept: dict[tuple[int | str, ...], int] = {}
+    sizes: Counter[int] = Counter()
+    for number, (user, mebibytes) in enumerate(added):
+        collective = flight_recorder.recorder.RecordedCollective(1, TEXTS[mebibytes])
+        group = flight_recorder.recorder.RecordedGroup("0", collectives=[collective])
+        dump = flight_recorder.recorder.FlightRecorderDump([group])
+        kept[(user, number)] = dump.memory_bytes
+        sizes[user] += dump.memory_bytes
+        for dropped in memory.add(user, (user, number), dump):
+            del kept[dropped]
+    assert sum(kept.values()) <= flight_recorder.MAX_KEPT_BYTES
+    lost = {user for number, (user, _) in enumerate(added) if (user, number) not in kept}
+    assert all(sizes[user] > flight_recorder.MAX_KEPT_BYTES / len(sizes) for user in lost)
 
 
 def test_a_node_without_the_directory_has_no_such_metrics() -> None:

@@ -224,6 +224,35 @@ def test_sizes_of_a_hostile_dump_are_bounded() -> None:
     assert len(msgspec.json.encode(parsed)) < 2_000_000
 
 
+def in_groups(number: int, **changes: Any) -> list[dict[str, Any]]:
+    """Return an incomplete collective of each of these groups, all of the same name."""
+    return [entry(1, 0, is_completed=False, pg_id=n, **changes) for n in range(number)]
+
+
+def test_ranks_that_many_groups_share_are_counted_for_each_of_them() -> None:
+    content = dump(range(flight_recorder.MAX_RANKS), 1, 0, 0)
+    parsed = parse_dump(json.dumps(content | {"entries": in_groups(3)}).encode())
+    assert [len(group.ranks) for group in parsed.groups] == [flight_recorder.MAX_RANKS] * 3
+    hostile = json.dumps(content | {"entries": in_groups(flight_recorder.MAX_GROUPS)}).encode()
+    assert len(hostile) < 1 << 20
+    with pytest.raises(CollectiveFormatError, match="more than 8388608 bytes of ranks and texts"):
+        parse_dump(hostile)
+
+
+def test_stacks_that_many_collectives_of_a_pickle_share_are_counted_for_each_of_them() -> None:
+    frames = [{"name": "n" * 256, "filename": "f" * 256, "line": 1}] * flight_recorder.MAX_FRAMES
+    entries = [
+        entry(number, 0, is_completed=False, frames=frames, pg_id=group)
+        for group in range(32)
+        for number in range(1, flight_recorder.MAX_COLLECTIVES + 1)
+    ]
+    hostile = pickled(dump([], 1, 0, 0, entries=entries))
+    assert len(hostile) < 1 << 20
+    with pytest.raises(CollectiveFormatError, match="more than 8388608 bytes of ranks and texts"):
+        parse_dump(hostile)
+    assert len(parse_dump(pickled(dump([], 1, 0, 0, entries=entries[:512]))).groups) == 8
+
+
 @pytest.mark.parametrize(
     ("content", "problem"),
     [

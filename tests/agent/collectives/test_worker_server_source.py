@@ -19,7 +19,7 @@ from support.flight_recorders import DIRECTORY, SAME_TIME_NS, STEP_NS, USER, dum
 from support.worker_servers import NCCL, SUMMARY, PytorchServer, http_answer
 
 from agent.collective_settings import CollectiveSettings
-from agent.collectives.flight_recorder import parse_dump
+from agent.collectives.flight_recorder import RecordedCollective, RecordedGroup, parse_dump
 from agent.commands.check import CaptureWalk
 from agent.config import AgentSettings
 from agent.host import HostWrapper, Json
@@ -248,6 +248,19 @@ def test_the_number_of_servers_of_a_job_is_bounded() -> None:
     node = Node(first=HUNG | many, minutes=1)
     assert len(node.asked) == worker_server.MAX_SERVERS_PER_JOB
     assert node.servers["excess"] == 8
+
+
+def test_the_last_dumps_beyond_the_memory_of_all_are_dropped_and_counted() -> None:
+    collective = RecordedCollective(1, "nccl:x", stack=["f" * 10_000_000])
+    large = msgspec.to_builtins(
+        RecordedGroup("9", enqueued=1, completed=1, collectives=[collective])
+    )
+    answers = dumps(5000, 5000, 4999, 5000)
+    for answer in answers.values():
+        answer["dump"]["groups"].append(large)
+    node = Node(first=HUNG | answers)
+    assert node.servers == {"answered": 3, "excess": 1}
+    assert node.ranks["unknown"] == 1
 
 
 def test_a_port_is_that_of_the_rank_of_the_process_that_listens() -> None:
