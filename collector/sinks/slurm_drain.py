@@ -44,13 +44,16 @@ MAX_REJECTED = 10
 NODES = ("sinfo", "--all", "--noheader", "--Node", "--format=%N|%T|%H|%E")
 _AVAILABLE = frozenset({"idle", "mixed", "allocated", "completing", "planned", "reserved"})
 _DRAINED = frozenset({"drained", "draining"})
-_ACCEPTING_MARKS, _OTHER_MARKS = "@-+", "*~#!%$^"
+_ACCEPTING_MARKS = "@-+"
 """Marks after a state, by sinfo(1). A node accepts jobs, or will, although a reboot is pending (`@`), although it is planned for a job
-(`-`), or although one of its jobs is completing (`+`). It does not respond, is powered down or up, is in maintenance or reboots with the
-others.
+(`-`), or although one of its jobs is completing (`+`). With the others it does not respond (`*`), is powered down or up, is in maintenance
+or reboots.
 """
 _NODE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,252})\|([a-z_]+[^a-z|]*)\|([0-9]*|Unknown)\|(.*)")
-_GPUS = re.compile(r" \[([0-9]{1,4}) GPUs\]\Z")
+_GPUS = re.compile(
+    r" \[([0-9]{1,4}) GPUs\](?: : reboot (?:requested|issued|complete|timed out))*\Z"
+)
+"""Number of GPUs at the end of a reason, to which `scontrol reboot` appends the progress of the reboot."""
 _QUOTES = re.compile(r"[\"'\\|]")
 """Characters that scontrol or the output of sinfo treats specially."""
 _ENVIRONMENT = ("PATH", "SLURM_CONF", "SLURM_CONF_SERVER")
@@ -82,9 +85,11 @@ class SlurmNode(NamedTuple):
 
     @property
     def is_own_drain(self) -> bool:
-        """True if this program drained it, and its reason has not been replaced since."""
-        is_drained = self.state.rstrip(_ACCEPTING_MARKS + _OTHER_MARKS) in _DRAINED
-        return is_drained and self.reason.startswith(PREFIX)
+        """True if this program drained it, its reason has not been replaced since, and its state has no mark.
+
+        Slurm cancels the pending reboot (`@`) of a node that is resumed.
+        """
+        return self.state in _DRAINED and self.reason.startswith(PREFIX)
 
     @property
     def gpus(self) -> int:
@@ -196,7 +201,7 @@ class SlurmDrainer:
     failures: int = 0
     """Attempts that failed."""
     _waiting: dict[str, int] = field(init=False, default_factory=dict)
-    """Numbers of failed nodes that are not drained, by reason."""
+    """Numbers of failed nodes that are not drained, and of healthy ones that are not resumed, by reason."""
     _problem: str = ""
 
     def __post_init__(self) -> None:
@@ -302,7 +307,15 @@ class SlurmDrainer:
                 f"limit of drains reached: {len(waiting)} failed nodes wait, such as {waiting[0]}"
             )
             log.error("slurm_drain_limited", problem=message)
-        self._waiting = {"limit": len(waiting), "resumed": len(failed) - len(to_drain)}
+        unverified = sum(
+            self.settings.resume and row.state == HEALTHY != state and node.is_own_drain
+            for row, node, state, _ in listed
+        )
+        self._waiting = {
+            "limit": len(waiting),
+            "resumed": len(failed) - len(to_drain),
+            "unverified": unverified,
+        }
         return [
             (self._order(to_drain, now_ns), allowed),
             (self._order(to_resume, now_ns), len(to_resume)),
@@ -320,7 +333,7 @@ class SlurmDrainer:
             name, state, node = row.name, row.state, nodes.get(row.name)
             found = verdicts.get(name, view_refresh.GpuVerdicts())
             is_judged = found.judged == found.listed
-            if node and node.is_own_drain:
+            if node and node.has_own_reason:
                 is_judged &= 0 < node.gpus <= found.judged
             if state == HEALTHY and not is_judged:
                 state = UNKNOWN

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from support.audit import audit_log, running_log, verified_records
 from support.health_agents import answering, install_scripts, write_settings
 from support.slurm_cluster import SlurmCluster, running_slurm, wait_until
@@ -15,7 +16,7 @@ from support.slurm_cluster import SlurmCluster, running_slurm, wait_until
 from collector.audit.collector_records import AuditTrail
 from collector.config import SlurmSettings
 from collector.diagnosis.entity_states import NodeRow
-from collector.sinks.slurm_drain import NODES, SlurmDrainer, parse_nodes, run_program
+from collector.sinks.slurm_drain import NODES, SlurmDrainer, SlurmNode, parse_nodes, run_program
 from collector.view_refresh import GpuVerdicts
 
 GPUS = 4
@@ -64,6 +65,7 @@ def _cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CheckedCluste
             f"HealthCheckProgram={share}/slurm/health_check.sh",
             "HealthCheckInterval=1",
             "HealthCheckNodeState=ANY",
+            "RebootProgram=/bin/true",
         )
         with running_slurm(directory / "slurm", GPUS, more) as slurm:
             sockets = {"healthy": healthy.path, "failed": failed.path, "none": directory / "none"}
@@ -124,51 +126,99 @@ def test_nodes_of_hidden_partitions_are_listed(cluster: CheckedCluster):
     assert nodes.keys() == {slurm.node}
 
 
+class NodeDrainer:
+    """The collector's drainer with the node of a cluster, whose state is given."""
+
+    def __init__(self, slurm: SlurmCluster, directory: Path) -> None:
+        self.slurm = slurm
+        self.trail = AuditTrail(audit_log(directory), "1.0", lambda: 0)
+        self.row = NodeRow(slurm.node, "healthy", "", None, 1.0, GPUS, "....", ())
+        self.drainer = SlurmDrainer(
+            SlurmSettings(resume=True, failed_seconds=0, healthy_seconds=0),
+            self.trail,
+            lambda: 0,
+            rows=lambda: [self.row],
+            verdicts=lambda: {slurm.node: GpuVerdicts(GPUS, GPUS)},
+            run_program=self.run,
+        )
+
+    def run(self, command: Sequence[str]) -> str:
+        conf = self.slurm.environment["SLURM_CONF"]
+        return run_program(["env", f"SLURM_CONF={conf}", *command])
+
+    async def attempt(self, state: str, reason: str = "") -> None:
+        """Decide with this state of the node."""
+        incidents = ("4f",) if reason else ()
+        self.row = replace(self.row, state=state, reason=reason, incidents=incidents)
+        assert await self.drainer.attempt()
+
+    def node(self) -> SlurmNode:
+        """Return the node as Slurm has it."""
+        return parse_nodes(self.run(NODES))[0][self.slurm.node]
+
+
 async def test_the_collector_drains_and_resumes_the_node(cluster: CheckedCluster, tmp_path: Path):
-    slurm, rows, now_ns = cluster.slurm, list[NodeRow](), [0]
-
-    def run(command: Sequence[str]) -> str:
-        return run_program(["env", f"SLURM_CONF={slurm.environment['SLURM_CONF']}", *command])
-
-    def set_state(state: str, reason: str = "") -> None:
-        rows[:] = [
-            NodeRow(slurm.node, state, reason, None, 1.0, GPUS, "....", ("4f",) if reason else ())
-        ]
-
-    trail = AuditTrail(audit_log(tmp_path), "1.0", lambda: now_ns[0])
-    settings = SlurmSettings(resume=True, failed_seconds=0, healthy_seconds=0)
-    verdicts = {slurm.node: GpuVerdicts(GPUS, GPUS)}
-    drainer = SlurmDrainer(
-        settings,
-        trail,
-        lambda: now_ns[0],
-        rows=lambda: rows,
-        verdicts=lambda: verdicts,
-        run_program=run,
-    )
-    async with running_log(trail.log):
-        set_state("healthy")
-        assert await drainer.attempt()
+    slurm, collector = cluster.slurm, NodeDrainer(cluster.slurm, tmp_path)
+    async with running_log(collector.trail.log):
+        await collector.attempt("healthy")
         assert slurm.state() == ("idle", "none")
-        set_state("failed", "GPU 3 failed; its NIC | and 'quotes' \"$(reboot)\"")
-        assert await drainer.attempt()
-        drained = parse_nodes(run(NODES))[0][slurm.node]
+        await collector.attempt("failed", "GPU 3 failed; its NIC | and 'quotes' \"$(reboot)\"")
+        drained = collector.node()
         assert drained.is_own_drain
         reason = "railscope: incident 4f: GPU 3 failed; its NIC  and quotes $(reboot) [4 GPUs]"
         assert drained.reason == reason
         assert drained.gpus == GPUS
         assert drained.reason_ns > 1_700_000_000 * 10**9
-        set_state("unknown")
-        assert await drainer.attempt()
+        await collector.attempt("unknown")
         assert slurm.state()[0] == "drained"
-        set_state("healthy")
-        assert await drainer.attempt()
+        await collector.attempt("healthy")
         wait_until(lambda: slurm.state()[0] == "idle", "the node is not resumed")
         by_hand = "by hand\nfor maintenance"
         change = ("State=DRAIN", f"Reason={by_hand}")
         slurm.run("scontrol", "update", f"NodeName={slurm.node}", *change)
-        assert await drainer.attempt()
+        await collector.attempt("healthy")
         assert slurm.state() == ("drained", by_hand)
         cluster.resume()
+    types = [record.type for record in verified_records(tmp_path)]
+    assert types == ["node.drain", "node.resume"]
+
+
+async def test_the_collector_does_not_cancel_a_pending_reboot(
+    cluster: CheckedCluster, tmp_path: Path
+):
+    slurm, collector = cluster.slurm, NodeDrainer(cluster.slurm, tmp_path)
+    cluster.use("healthy")
+    job = slurm.submit(1, "sleep 600")
+    wait_until(lambda: slurm.state()[0] in {"mixed", "allocated"}, f"job {job} does not start")
+    async with running_log(collector.trail.log):
+        await collector.attempt("failed", "GPU 3 failed")
+        assert slurm.state()[0] == "draining"
+        slurm.run("scontrol", "reboot", "ASAP", slurm.node)
+        for _ in range(2):
+            await collector.attempt("healthy")
+            assert slurm.state() == ("draining@", "railscope: incident 4f: GPU 3 failed [4 GPUs]")
+    slurm.run("scontrol", "cancel_reboot", slurm.node)
+    slurm.run("scancel", job)
+    wait_until(lambda: slurm.state()[0] in {"drained", "idle"}, f"job {job} does not end")
+    if slurm.state()[0] == "drained":
+        cluster.resume()
+
+
+async def test_a_drained_node_is_resumed_after_a_reboot_by_slurm(
+    cluster: CheckedCluster, tmp_path: Path
+):
+    slurm, collector = cluster.slurm, NodeDrainer(cluster.slurm, tmp_path)
+    async with running_log(collector.trail.log):
+        await collector.attempt("failed", "GPU 3 failed")
+        slurm.run("scontrol", "reboot", slurm.node)
+        reason = "railscope: incident 4f: GPU 3 failed [4 GPUs] : reboot issued"
+        wait_until(lambda: slurm.state()[1] == reason, "the node does not reboot")
+        await collector.attempt("healthy")
+        assert not collector.node().is_available
+        slurm.finish_reboot()
+        wait_until(lambda: slurm.state()[0] == "drained", "the node does not register")
+        assert collector.node().gpus == GPUS
+        await collector.attempt("healthy")
+        wait_until(lambda: slurm.state()[0] == "idle", "the node is not resumed")
     types = [record.type for record in verified_records(tmp_path)]
     assert types == ["node.drain", "node.resume"]

@@ -144,6 +144,19 @@ async def test_a_failed_node_is_drained_and_resumed_with_records(tmp_path: Path)
     assert found == [("node.drain", "n2", "done", OWN), ("node.resume", "n2", "done", OWN)]
 
 
+@pytest.mark.parametrize("progress", ["requested", "issued", "complete", "timed out"])
+async def test_a_node_that_slurm_rebooted_is_resumed(tmp_path: Path, progress: str):
+    slurm = cluster(tmp_path)
+    async with running_log(slurm.trail.log):
+        slurm.nodes["n1"] = ("drained", f"{OWN} : reboot {progress}")
+        slurm.verdicts = {"n1": GpuVerdicts(7, 7)}
+        await slurm.pass_time(1200)
+        assert slurm.commands == [], "a GPU has not returned"
+        slurm.verdicts = {}
+        await slurm.pass_time(615)
+    assert slurm.commands == [("scontrol", "update", "NodeName=n1", "State=RESUME")]
+
+
 async def test_by_default_nodes_are_not_resumed(tmp_path: Path):
     slurm = cluster(tmp_path, settings=SlurmSettings())
     async with running_log(slurm.trail.log):
@@ -163,6 +176,7 @@ async def test_by_default_nodes_are_not_resumed(tmp_path: Path):
         ("maint", OWN),
         ("drained", "railscope: GPU 3 failed"),
         ("drained", f"{OWN}, wait for its replacement"),
+        ("drained", f"{OWN} : reboot again"),
         ("drained", OWN.replace("8", "0")),
     ],
 )
@@ -172,6 +186,21 @@ async def test_only_own_drains_are_resumed(tmp_path: Path, state: str, reason: s
         slurm.nodes["n1"] = (state, reason)
         await slurm.pass_time(1200)
     assert slurm.commands == []
+
+
+@pytest.mark.parametrize("base", ["drained", "draining"])
+@pytest.mark.parametrize("mark", "@^$*~#!%")
+async def test_a_drained_node_with_a_mark_is_not_resumed_before_the_mark_has_gone(
+    tmp_path: Path, base: str, mark: str
+):
+    slurm = cluster(tmp_path)
+    async with running_log(slurm.trail.log):
+        slurm.nodes["n1"] = (base + mark, OWN)
+        await slurm.pass_time(1200)
+        assert slurm.commands == []
+        slurm.nodes["n1"] = (base, OWN)
+        await slurm.pass_time(15)
+    assert slurm.commands == [("scontrol", "update", "NodeName=n1", "State=RESUME")]
 
 
 @pytest.mark.parametrize("state", ["unknown", "degraded"])
@@ -503,7 +532,7 @@ async def test_metrics_count_nodes_that_wait_and_failures(tmp_path: Path):
         slurm.problem, slurm.rejects = "Invalid node name", lambda name: name == "n2"
         await slurm.pass_time(90)
         assert slurm.drained == ["n0"]
-        found = {"failures": 0, "limit": 2, "resumed": 0, "rejected": 0}
+        found = {"failures": 0, "limit": 2, "resumed": 0, "unverified": 0, "rejected": 0}
         assert cells_of(slurm) == found
         slurm.nodes["n0"] = ("idle", "none")
         await slurm.pass_time(7200)
@@ -516,6 +545,33 @@ async def test_metrics_count_nodes_that_wait_and_failures(tmp_path: Path):
         assert cells_of(slurm) == found | {"failures": 3}
         slurm.leads = False
         assert cells_of(slurm) == {}
+
+
+@pytest.mark.parametrize("resume", [True, False])
+@pytest.mark.parametrize(
+    ("node", "verdicts", "number"),
+    [
+        (("drained", OWN), GpuVerdicts(7, 7), 1),
+        (("drained", OWN), GpuVerdicts(8, 9), 1),
+        (("draining", f"{OWN}, wait"), GpuVerdicts(8, 8), 1),
+        (("drained", "railscope: GPU 3 failed"), GpuVerdicts(8, 8), 1),
+        (("drained", OWN), GpuVerdicts(8, 8), 0),
+        (("draining@", OWN), GpuVerdicts(7, 7), 0),
+        (("drained", "by hand"), GpuVerdicts(7, 7), 0),
+    ],
+)
+async def test_metrics_count_healthy_nodes_that_stay_drained(
+    tmp_path: Path, *, resume: bool, node: tuple[str, str], verdicts: GpuVerdicts, number: int
+):
+    slurm = cluster(tmp_path)
+    slurm.drainer.settings = SlurmSettings(drain=True, resume=resume)
+    async with running_log(slurm.trail.log):
+        slurm.nodes["n1"], slurm.verdicts = node, {"n1": verdicts}
+        await slurm.pass_time(15)
+        assert cells_of(slurm)["unverified"] == number * resume
+        slurm.fail("n1")
+        await slurm.pass_time(15)
+        assert cells_of(slurm)["unverified"] == 0, "it is not healthy"
 
 
 async def test_without_the_audit_log_nothing_is_drained(tmp_path: Path):

@@ -52,6 +52,29 @@ class SlurmCluster:
     def __init__(self, directory: Path, node: str) -> None:
         self.directory, self.node = directory, node
         self.environment = {**os.environ, "PATH": PATH, "SLURM_CONF": str(directory / "slurm.conf")}
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, program: str, *options: str) -> None:
+        """Start a program of Slurm that is stopped at the end."""
+        with (self.directory / f"{program}.log").open("ab") as log:
+            self.processes[program] = subprocess.Popen(
+                (program, *options),
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def stop(self, program: str) -> None:
+        """Stop a program and wait for its end."""
+        process = self.processes.pop(program)
+        process.terminate()
+        process.wait(timeout=START_SECONDS)
+
+    def finish_reboot(self) -> None:
+        """Have the node register as after a reboot."""
+        self.stop("slurmd")
+        self.start("slurmd", "-D", "-b")
 
     def run(self, *command: str) -> str:
         """Run a command of Slurm that must succeed; return its output."""
@@ -72,11 +95,11 @@ class SlurmCluster:
         state, _, reason = line.partition("|")
         return state, reason
 
-    def submit(self, gpus: int) -> str:
+    def submit(self, gpus: int, script: str = "echo done") -> str:
         """Submit a job; return its ID."""
         gres = f"--gres=gpu:{gpus}" if gpus else "--ntasks=1"
         return self.run(
-            "sbatch", "--parsable", gres, "--output=job-%j.txt", "--wrap", "echo done"
+            "sbatch", "--parsable", gres, "--output=job-%j.txt", "--wrap", script
         ).strip()
 
     def output(self, job: str) -> str:
@@ -117,32 +140,18 @@ def running_slurm(directory: Path, gpus: int, more: Sequence[str]) -> Iterator[S
         (directory / name).mkdir()
     cluster = SlurmCluster(directory, node)
     munge = [f"--{name}-file={directory}/munge.{name}" for name in ("key", "pid", "log", "seed")]
-    commands = (
-        ("munged", "--foreground", "--force", f"--socket={directory}/munge.sock", *munge),
-        ("slurmctld", "-D"),
-        ("slurmd", "-D"),
-    )
-    processes: list[subprocess.Popen[bytes]] = []
     try:
-        for command in commands:
-            with (directory / f"{command[0]}.log").open("wb") as log:
-                processes.append(
-                    subprocess.Popen(
-                        command,
-                        env=cluster.environment,
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=log,
-                    )
-                )
-            if command[0] == "munged":
-                wait_until((directory / "munge.sock").exists, "munged has no socket")
+        cluster.start(
+            "munged", "--foreground", "--force", f"--socket={directory}/munge.sock", *munge
+        )
+        wait_until((directory / "munge.sock").exists, "munged has no socket")
+        cluster.start("slurmctld", "-D")
+        cluster.start("slurmd", "-D")
         wait_until(lambda: _is_idle(cluster), "the node does not register")
         yield cluster
     finally:
-        for process in reversed(processes):
-            process.terminate()
-            process.wait(timeout=START_SECONDS)
+        for program in reversed(tuple(cluster.processes)):
+            cluster.stop(program)
 
 
 def _is_idle(cluster: SlurmCluster) -> bool:
