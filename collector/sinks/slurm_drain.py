@@ -23,7 +23,7 @@ from collector import view_refresh
 from collector.audit import log_writer
 from collector.audit.collector_records import AuditTrail
 from collector.config import SlurmSettings
-from collector.diagnosis.entity_states import FAILED, HEALTHY, UNKNOWN, NodeRow
+from collector.diagnosis.entity_states import DEGRADED, FAILED, HEALTHY, UNKNOWN, NodeRow
 from collector.fleet.view_cells import ViewCell
 from collector.ledger.audit_outbox import RecordDraft
 from collector.sinks import SinkError
@@ -181,7 +181,9 @@ class SlurmDrainer:
     verdicts: Callable[[], Mapping[str, view_refresh.GpuVerdicts]] = dict
     """Returns the numbers of GPUs with a verdict, by node."""
     drains: MutableMapping[str, int] = field(default_factory=dict)
-    """Nodes drained whose failure has not ended, with the time: one that an operator resumes is not drained again."""
+    """Nodes drained whose failure has not ended, with the time: one that an operator resumes is not drained again. A failure has ended
+    when the node has been healthy or degraded for `healthy_seconds`.
+    """
     leads: Callable[[], bool] = lambda: True
     """True if this collector decides for the cluster."""
     run_program: Callable[[Sequence[str]], str] = run_program
@@ -189,6 +191,8 @@ class SlurmDrainer:
     period_seconds: float = PERIOD_SECONDS
     _since: dict[str, tuple[str, int]] = field(init=False, default_factory=dict)
     """State of each node, and the time since which it has it."""
+    _usable_ns: dict[str, int] = field(init=False, default_factory=dict)
+    """Time since which each node that is healthy or degraded has been one of these."""
     _gpus: dict[str, int] = field(init=False, default_factory=dict)
     """GPUs of each node: the most that were listed since it was healthy."""
     _drained_ns: dict[str, int] = field(init=False, default_factory=dict)
@@ -248,6 +252,7 @@ class SlurmDrainer:
         """Decide once. Raises SlurmCommandError, LogWriteError, RecordError."""
         if not self.leads():
             self._since.clear()
+            self._usable_ns.clear()
             return
         await self._record_repeated()
         rows = await service.run_in_thread(self.rows)
@@ -325,8 +330,13 @@ class SlurmDrainer:
         self, rows: Sequence[NodeRow], nodes: Mapping[str, SlurmNode], now_ns: int, healthy_ns: int
     ) -> None:
         """Update the state of each node. One is not healthy while a GPU, such as one that it had before the drain, has no verdict."""
-        verdicts, before, gpus = self.verdicts(), self._since, self._gpus
-        self._since, self._gpus = {}, {}
+        verdicts, before, gpus, usable_ns = (
+            self.verdicts(),
+            self._since,
+            self._gpus,
+            self._usable_ns,
+        )
+        self._since, self._gpus, self._usable_ns = {}, {}, {}
         for name in self.drains.keys() - nodes.keys() - {row.name for row in rows}:
             del self.drains[name]
         for row in rows:
@@ -339,12 +349,15 @@ class SlurmDrainer:
                 state = UNKNOWN
             since_ns = before[name][1] if before.get(name, ("",))[0] == state else now_ns
             self._since[name] = state, since_ns
-            has_recovered = state == HEALTHY and now_ns - since_ns >= healthy_ns
-            if has_recovered:
+            is_usable = is_judged and state in {HEALTHY, DEGRADED}
+            if is_usable:
+                self._usable_ns[name] = usable_ns.get(name, now_ns)
+            if is_usable and now_ns - self._usable_ns[name] >= healthy_ns:
                 self.drains.pop(name, None)
             elif node and node.has_own_reason:  # also if it was drained before the last save
                 self.drains.setdefault(name, node.reason_ns)
-            earlier = 0 if has_recovered else gpus.get(name, 0)
+            is_healthy = state == HEALTHY and now_ns - since_ns >= healthy_ns
+            earlier = 0 if is_healthy else gpus.get(name, 0)
             self._gpus[name] = max(row.gpus, found.listed, earlier)
 
     def _order(self, decisions: Sequence[DrainDecision], now_ns: int) -> list[DrainDecision]:

@@ -285,7 +285,7 @@ async def test_a_node_that_an_operator_resumes_is_not_drained_before_it_has_reco
         await slurm.pass_time(75)
         assert slurm.drained == ["n1"]
         slurm.nodes["n1"] = ("idle", "none")
-        for state, seconds in (("unknown", 15), ("degraded", 1200), ("healthy", 585)):
+        for state, seconds in (("unknown", 1200), ("degraded", 600), ("healthy", 600)):
             slurm.rows[1] = row("n1", state)
             await slurm.pass_time(seconds)
             if restarts:
@@ -298,6 +298,25 @@ async def test_a_node_that_an_operator_resumes_is_not_drained_before_it_has_reco
         slurm.fail("n1")
         await slurm.pass_time(75)
         assert slurm.drained == ["n1"]
+
+
+@pytest.mark.parametrize("course", [["degraded"], ["degraded", "healthy"]])
+@pytest.mark.parametrize("is_judged", [True, False])
+async def test_a_node_that_an_operator_resumed_and_that_stays_degraded_is_drained_after_a_new_failure(
+    tmp_path: Path, course: list[str], *, is_judged: bool
+):
+    slurm = cluster(tmp_path)
+    async with running_log(slurm.trail.log):
+        slurm.fail("n1")
+        await slurm.pass_time(75)
+        slurm.nodes["n1"] = ("idle", "none")
+        slurm.verdicts = {} if is_judged else {"n1": GpuVerdicts(7, 8)}
+        for state in course * 14:
+            slurm.rows[1] = row("n1", state)
+            await slurm.pass_time(300)
+        slurm.fail("n1")
+        await slurm.pass_time(75)
+        assert slurm.drained == (["n1"] if is_judged else [])
 
 
 async def test_a_drain_before_a_restart_without_saved_state_is_respected_too(tmp_path: Path):
@@ -460,7 +479,9 @@ async def test_a_repeated_change_is_recorded_once_the_audit_log_accepts_it(tmp_p
 PER_HOUR, AT_ONCE = 1, 2
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(("failed", "failed", "healthy", "unknown", "resume", "reject", "accept")),
+        st.sampled_from(
+            ("failed", "failed", "healthy", "degraded", "unknown", "resume", "reject", "accept")
+        ),
         st.integers(0, 7),
         st.sampled_from((1, 3, 12, 50)),
     ),
@@ -487,7 +508,8 @@ async def check_course(directory: Path, steps: Sequence[tuple[str, int, int]]) -
     )
     rejected, drained_ns = set[str](), dict[str, list[int]]()
     slurm.problem, slurm.rejects = "rejected", rejected.__contains__
-    healthy_ns, recovered = dict.fromkeys(slurm.nodes, 0), set(slurm.nodes)
+    healthy_seconds, usable_seconds = (dict.fromkeys(slurm.nodes, 0) for _ in range(2))
+    recovered = set(slurm.nodes)
     async with running_log(slurm.trail.log):
         for kind, number, polls in steps:
             name = f"n{number}"
@@ -501,14 +523,17 @@ async def check_course(directory: Path, steps: Sequence[tuple[str, int, int]]) -
                 made = len(slurm.commands)
                 await slurm.pass_time(60, 60)
                 for each in slurm.rows:
-                    is_healthy = each.state == "healthy"
-                    healthy_ns[each.name] = healthy_ns[each.name] + 60 if is_healthy else 0
-                    if healthy_ns[each.name] > 600:
+                    for seconds, states in (
+                        (healthy_seconds, {"healthy"}),
+                        (usable_seconds, {"healthy", "degraded"}),
+                    ):
+                        seconds[each.name] = seconds[each.name] + 60 if each.state in states else 0
+                    if usable_seconds[each.name] > 600:
                         recovered.add(each.name)
                 for command in slurm.commands[made:]:
                     changed = command[2].removeprefix("NodeName=")
                     if command[3] == "State=RESUME":
-                        assert healthy_ns[changed] > 600
+                        assert healthy_seconds[changed] > 600
                         continue
                     assert changed in recovered, "drained again before it has recovered"
                     recovered.discard(changed)
