@@ -90,7 +90,7 @@ def check_command(config: Path | None) -> None:
     "--renew",
     is_flag=True,
     help="With --nodes: create another token for each node whose token has expired, or expires within "
-    f"{node_tokens.RENEWAL_DAYS} days.",
+    f"{node_tokens.RENEWAL_DAYS} days; also needs --days, with more days than these.",
 )
 @config_option
 @click.argument("name", required=False)
@@ -119,6 +119,10 @@ def token(  # noqa: PLR0913, PLR0917 - flags
         raise click.UsageError(message)
     if max_authority and role != credentials.Role.NODE:
         message = "--max-authority: expected --role node as well"
+        raise click.UsageError(message)
+
+    if renew and (days or 0) <= node_tokens.RENEWAL_DAYS:
+        message = f"--renew: expected --days above {node_tokens.RENEWAL_DAYS} as well, else the new tokens never expire or are renewed by each run"
         raise click.UsageError(message)
 
     now_ns = time.time_ns() // timestamps.SECOND_NS * timestamps.SECOND_NS
@@ -177,7 +181,10 @@ def _create_node_tokens(
             click.echo(f"{name}: renewed; its former token {end}")
         else:
             has_invalid = has_invalid or is_expired
-            click.echo(f"{name}: its token {end}; fix: --renew creates another one", err=is_expired)
+            click.echo(
+                f"{name}: its token {end}; fix: --renew --days DAYS creates another one",
+                err=is_expired,
+            )
     for name in outcome.without_entry:
         file = output / (name + node_tokens.SUFFIX)
         message = f"{name}: revoked: the token in {file} has no entry in {tokens_file}; fix: remove the node from {nodes_file}, or delete the file for a new token"

@@ -125,7 +125,7 @@ def test_a_revoked_token_never_comes_back(site: Site):
     (line,) = outcome.stderr.splitlines()
     assert line.startswith(f"b: revoked: the token in {site.output / 'b.token'} has no entry")
     assert f"fix: remove the node from {site.nodes}, or delete the file for a new token" in line
-    assert site.create("a", "b", "c", options=("--renew",)).exit_code == 1
+    assert site.create("a", "b", "c", options=("--renew", "--days", "90")).exit_code == 1
     assert site.contents() == before
     (site.output / "b.token").unlink()
     assert site.create("a", "b", "c").exit_code == 0
@@ -172,7 +172,9 @@ def test_tokens_that_expire_are_reported_and_renewed(site: Site):
             assert not entry.is_expired(time.time_ns())
     assert count == {"a": 1, "b": 2, "c": 1, "d": 1}
     assert len(site.holders()) == 4
-    assert site.create(*"abcd").exit_code == 0
+    before = site.contents()
+    assert site.create(*"abcd", options=("--renew", "--days", "31")).exit_code == 0
+    assert site.contents() == before
 
 
 def test_a_token_made_by_hand_is_kept(site: Site):
@@ -248,7 +250,9 @@ def test_a_tokens_file_that_does_not_fit_is_not_changed(site: Site, text: str, p
         ("--nodes", "x", "--output", "y", "--role", "operator"),
         ("--nodes", "x", "--output", "y", "gpu-1"),
         ("--revoke-unlisted", "gpu-1"),
-        ("--renew", "gpu-1"),
+        ("--renew", "--days", "90", "gpu-1"),
+        ("--renew", "--nodes", "x", "--output", "y"),
+        ("--renew", "--days", "30", "--nodes", "x", "--output", "y"),
         (),
     ],
     ids=" ".join,
