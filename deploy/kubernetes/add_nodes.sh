@@ -29,11 +29,13 @@ create() { # SECRET KEY FILE
     $kubectl create --validate=false --filename "$work/object"
 }
 
-is_missing() { # SECRET
-    [ -z "$($kubectl get secret "$1" --ignore-not-found --output name)" ]
+# Print the name of a Secret that exists. Call it in an assignment: in a condition, a failed request would not end the script.
+find_secret() { # SECRET
+    $kubectl get secret "$1" --ignore-not-found --output name
 }
 
-if is_missing railscope-agent-metrics; then
+found=$(find_secret railscope-agent-metrics)
+if [ -z "$found" ]; then
     head -c 32 /dev/urandom | base64 | tr -d '=\n' >"$work/token"
     create railscope-agent-metrics token "$work/token"
 fi
@@ -46,7 +48,8 @@ cp "$work/before" "$work/tokens.toml"
 
 # Without its Secret, a new token of Prometheus replaces the entry of the former one.
 collector_metrics=
-if is_missing railscope-collector-metrics; then
+found=$(find_secret railscope-collector-metrics)
+if [ -z "$found" ]; then
     collector_metrics=railscope-collector-metrics
     railscope collector token --role operator $collector_metrics >"$work/created"
     sed -n 's/^token (.*): //p' "$work/created" | tr -d '\n' >"$work/token"
@@ -59,24 +62,33 @@ if is_missing railscope-collector-metrics; then
         /^\[operators\]/ { print line }' >"$work/tokens.toml"
 fi
 
-# Tokens are published after their digests: NODE.new is a token of an interrupted run, which this one completes or replaces.
-for file in "$directory"/*.token "$directory"/*.new; do
+# Tokens are published after their digests: NODE.new is a token of an interrupted run. With an entry it is published here,
+# without one it is replaced.
+for file in "$directory"/*.new; do
+    if [ -e "$file" ] && grep -q "$(tr -d '[:space:]' <"$file" | sha256sum | cut -c 1-64)" "$work/before"; then
+        mv "$file" "${file%.new}.token"
+    fi
+done
+for file in "$directory"/*.token; do
     if [ -e "$file" ]; then cp -p "$file" "$work/tokens"; fi
 done
 status=0
 railscope collector token --nodes "$work/nodes" --output "$work/tokens" --tokens-file "$work/tokens.toml" "$@" \
     >"$work/report" 2>&1 || status=$?
-sed "s|$work/tokens.toml|tokens.toml of railscope-collector|g; s|$work/nodes|standard input|g; s|$work/tokens|$directory|g" \
-    "$work/report" >&2
-if ! grep -q '^created: ' "$work/report"; then exit "$status"; fi
+report() {
+    sed "s|$work/tokens.toml|tokens.toml of railscope-collector|g; s|$work/nodes|standard input|g; s|$work/tokens|$directory|g" \
+        "$work/report" >&2
+}
+if ! grep -q '^created: ' "$work/report"; then
+    report
+    exit "$status"
+fi
 
+# Until the Secret is changed, token files are neither deleted nor replaced: their entries may remain.
 rm -f "$directory"/*.new
-for file in "$directory"/*.token; do
-    if [ ! -e "$work/tokens/${file##*/}" ]; then rm -f "$file"; fi
-done
 for file in "$work"/tokens/*.token; do
     name=${file##*/}
-    if ! cmp -s "$file" "$directory/$name"; then mv "$file" "$directory/${name%.token}.new"; fi
+    if [ -e "$file" ] && ! cmp -s "$file" "$directory/$name"; then cp -p "$file" "$directory/${name%.token}.new"; fi
 done
 if [ -z "$version" ]; then
     create railscope-collector tokens.toml "$work/tokens.toml"
@@ -88,6 +100,10 @@ fi
 for file in "$directory"/*.new; do
     if [ -e "$file" ]; then mv "$file" "${file%.new}.token"; fi
 done
+for file in "$directory"/*.token; do
+    if [ ! -e "$work/tokens/${file##*/}" ]; then rm -f "$file"; fi
+done
+report
 if [ -n "$collector_metrics" ]; then
     create $collector_metrics token "$work/token"
 fi

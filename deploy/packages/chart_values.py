@@ -9,9 +9,9 @@ from typing import Any
 
 _PROGRAM = Path(__file__).parents[2] / "railscope/__init__.py"
 VERSION = re.findall(r'^__version__ = "(.*)"$', _PROGRAM.read_text(), re.MULTILINE)[0]
-"""Of this tree, which may be another one than the installed version."""
+"""Version of this tree, which may be another one than the installed version."""
 COLLECTOR_CREDENTIALS = "/run/credentials/railscope-collector.service"
-"""As systemd names it, so that settings apply to both."""
+"""Directory of the collector's secrets: that of systemd, so that the same settings apply to services and pods."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class ChartValue:
     default: Any
     description: str
     type: str | tuple[str, ...] = "string"
-    """Of JSON Schema."""
+    """Type or types by JSON Schema."""
 
 
 VALUES = (
@@ -44,7 +44,7 @@ VALUES = (
     ChartValue("agent.stateDirectory", "/var/lib/railscope-agent", "Directory of the node for the spool."),
     ChartValue("agent.podResourcesDirectory", "/var/lib/kubelet/pod-resources", "Directory of the node with the kubelet's socket."),
     ChartValue("agent.extraVolumes", [], "Further volumes of an agent.", "array"),
-    ChartValue("agent.extraVolumeMounts", [], "Where the agent mounts them.", "array"),
+    ChartValue("agent.extraVolumeMounts", [], "Mounts of these volumes in an agent.", "array"),
     ChartValue("agent.tokenFile", "/etc/railscope/collector.token", "File of the node with its token. The agent starts when it exists."),
     ChartValue("agent.metricsSecret", "railscope-agent-metrics", "Secret with the token of the agents' metrics endpoints, under the key token."),
     ChartValue("collector.settings", "# See docs/configuration.md.\n", "Settings file of the collector (collector.toml)."),
@@ -62,11 +62,11 @@ VALUES = (
     ChartValue("collector.networkPolicyFrom", [],
                "Peers that may connect to the collector, as in a NetworkPolicy. Empty: all. Agents have the addresses of their nodes.", "array"),
     ChartValue("collector.extraVolumes", [], "Further volumes of the collector.", "array"),
-    ChartValue("collector.extraVolumeMounts", [], "Where the collector mounts them.", "array"),
+    ChartValue("collector.extraVolumeMounts", [], "Mounts of these volumes in the collector.", "array"),
     ChartValue("collector.secret", "railscope-collector",
                f"Secret with tokens.toml and other secrets of the collector, which are in {COLLECTOR_CREDENTIALS}."),
     ChartValue("collector.metricsSecret", "railscope-collector-metrics",
-               "Secret with the token of Prometheus at the collector, under the key token. No pod mounts it."),
+               "Secret with the token of Prometheus at the collector, under the key token. No pod of the chart mounts it."),
     ChartValue("monitoring.enabled", default=False, description="PodMonitor, ServiceMonitor, PrometheusRule and dashboards.", type="boolean"),
     ChartValue("monitoring.labels", {}, "Labels by which the Prometheus operator selects monitors and rules.", "object"),
     ChartValue("monitoring.interval", "15s", "Scrape interval."),

@@ -44,6 +44,8 @@ class SecretServer(ThreadingHTTPServer):
         self.version = 0
         self.before_patch: list[Callable[[], None]] = []
         """Changes by others, each made once before a patch is applied."""
+        self.unreadable: set[str] = set()
+        """Secrets of which each read fails."""
 
     def store(self, name: str, data: dict[str, str]) -> dict[str, Any]:
         self.version += 1
@@ -84,7 +86,9 @@ class SecretRequest(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         name = path.removeprefix(f"{SECRETS}/")
         found = DISCOVERY.get(path) or self.server.secrets.get(name)
-        if found:
+        if name in self.server.unreadable:
+            self._reject(500, "InternalError")
+        elif found:
             self._answer(200, found)
         else:
             self._reject(404, "NotFound")
@@ -231,6 +235,42 @@ def test_nodes_that_left_are_removed_on_request(site: KubernetesSite):
     assert "gpu-002" not in site.tokens_toml()
 
 
+def test_token_files_are_deleted_after_their_entries_only(site: KubernetesSite):
+    site.add("gpu-001", "gpu-002")
+    before = {path.name: path.read_text() for path in site.tokens.iterdir()}
+    server, text = site.server, site.tokens_toml()
+    changed = f"{text}\n# changed by others\n"
+    server.before_patch.append(
+        lambda: server.put_text("railscope-collector", **{"tokens.toml": changed})
+    )
+    outcome = site.add("gpu-001", options=("--revoke-unlisted",))
+    assert outcome.returncode == 1
+    assert "Conflict" in outcome.stderr
+    assert "removed" not in outcome.stderr
+    assert site.tokens_toml() == changed
+    assert {path.name: path.read_text() for path in site.tokens.iterdir()} == before
+    outcome = site.add("gpu-001", options=("--revoke-unlisted",))
+    assert outcome.returncode == 0
+    assert "gpu-002: not in standard input: removed" in outcome.stderr
+    assert site.accepted() == {"gpu-001.token": "gpu-001"}
+
+
+@pytest.mark.parametrize("name", ["railscope-agent-metrics", "railscope-collector", "railscope-collector-metrics"])  # fmt: skip
+def test_a_secret_that_cannot_be_read_is_not_taken_for_a_missing_one(
+    site: KubernetesSite, name: str
+):
+    site.server.secrets.clear()
+    site.add("gpu-001")
+    before = dict(site.server.secrets)
+    files = {path.name: path.read_text() for path in site.tokens.iterdir()}
+    site.server.unreadable = {name}
+    outcome = site.add("gpu-001", "gpu-002")
+    assert outcome.returncode == 1
+    assert "InternalError" in outcome.stderr
+    assert site.server.secrets == before
+    assert {path.name: path.read_text() for path in site.tokens.iterdir()} == files
+
+
 def test_a_revoked_token_is_reported_and_never_comes_back(site: KubernetesSite):
     site.add("gpu-001", "gpu-002")
     lines = site.tokens_toml().splitlines(keepends=True)
@@ -273,14 +313,85 @@ def test_an_interrupted_run_is_completed(site: KubernetesSite):
     assert (site.tokens / "gpu-001.token").read_text() == before
 
 
+def test_a_token_of_an_interrupted_run_is_kept_by_a_run_for_another_node(site: KubernetesSite):
+    site.add("gpu-001")
+    (site.tokens / "gpu-001.token").rename(site.tokens / "gpu-001.new")
+    (site.tokens / "gpu-002.new").write_text("without-an-entry\n")
+    before = (site.tokens / "gpu-001.new").read_text()
+    assert site.add("gpu-003").returncode == 0
+    assert site.accepted() == {"gpu-001.token": "gpu-001", "gpu-003.token": "gpu-003"}
+    assert (site.tokens / "gpu-001.token").read_text() == before
+
+
+def documented(text: str) -> str:
+    """The commands of the page that contain a text, with the kubectl of the tests."""
+    page = (ROOT / "docs/kubernetes.md").read_text()
+    (block,) = [each for each in re.findall(r"```sh\n(.*?)```", page, re.DOTALL) if text in each]
+    return str(block).replace("kubectl --namespace railscope", "$KUBECTL")
+
+
+def test_a_node_that_was_reinstalled_gets_another_token_as_documented(site: KubernetesSite):
+    nodes = ("gpu-001", "gpu-002", "gpu-003")
+    site.add(*nodes)
+    before = {path.name: path.read_text() for path in site.tokens.iterdir()}
+    for path in site.tokens.iterdir():
+        path.unlink()
+    outcome = site.add(*nodes)
+    assert outcome.returncode == 0
+    assert "gpu-003: kept its entry" in outcome.stderr
+    commands = documented("grep -vx node/gpu-003")
+    nodes_of_cluster = "kubectl get nodes -l nvidia.com/gpu.present=true -o name"
+    assert commands.count(nodes_of_cluster) == 2
+    listed = f"printf 'node/%s\\n' {' '.join(nodes)}"
+    script = commands.replace(nodes_of_cluster, listed).replace(
+        "~/railscope-tokens", str(site.tokens)
+    )
+    subprocess.run(
+        ["sh", "-eu", "-c", script],
+        env=site.environment,
+        cwd=ROOT / "deploy/kubernetes",
+        capture_output=True,
+        check=True,
+    )
+    assert site.accepted() == {"gpu-003.token": "gpu-003"}
+    assert (site.tokens / "gpu-003.token").read_text() != before["gpu-003.token"]
+    entries = parse_credentials(site.tokens_toml()).entries.values()
+    assert {entry.credential.name for entry in entries} == {*nodes}
+
+
+def test_the_command_that_stores_a_token_ends_while_its_input_stays_open(tmp_path: Path):
+    """`kubectl debug` never closes the standard input of the container."""
+    tokens, host = tmp_path / "railscope-tokens", tmp_path / "host"
+    (host / "etc").mkdir(parents=True)
+    tokens.mkdir()
+    (tokens / "gpu-001.token").write_text("token-of-a-node\n")
+    script = tmp_path / "kubectl"
+    script.write_text(
+        "#!/bin/sh\n"
+        f"if [ $1 = delete ]; then exit; fi; cd {tmp_path}\n"
+        'while [ "$1" != -- ]; do shift; done; shift\n'
+        'mkfifo input; exec 3<>input; cat >&3; exec "$@" <input\n'
+    )
+    script.chmod(0o755)
+    commands = documented("kubectl --namespace railscope debug").replace("/host/", f"{host}/")
+    subprocess.run(
+        ["sh", "-eu", "-c", commands],
+        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "KUBECTL": str(script)},
+        timeout=60,
+        check=True,
+    )
+    (path,) = (host / "etc/railscope").iterdir()
+    assert path.name == "collector.token"
+    assert path.read_text() == "token-of-a-node\n"
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
 def test_the_url_of_the_database_is_stored_as_documented(site: KubernetesSite, tmp_path: Path):
     """Without its password in the arguments of a program, and beside the other keys."""
     site.add("gpu-001")
-    page = (ROOT / "docs/kubernetes.md").read_text()
-    (block,) = [text for text in re.findall(r"```sh\n(.*?)```", page, re.DOTALL) if "ledger-url" in text]  # fmt: skip
     url = "postgresql://railscope:p$w@db.example/railscope?sslmode=verify-full"
     subprocess.run(
-        ["sh", "-eu", "-c", block.replace("kubectl --namespace railscope", "$KUBECTL")],
+        ["sh", "-eu", "-c", documented("ledger-url")],
         input=f"{url}\n",
         env=site.environment,
         cwd=tmp_path,
