@@ -1,4 +1,4 @@
-"""Files that jobs write for the agent, and what is known of their processes.
+"""Files that jobs write for the agent, and users, ranks, jobs and starts of their processes.
 
 Jobs name, replace, grow and remove these files at any time. Links are not followed, nothing but regular files is opened,
 opening never waits, and the number of entries and of bytes is bounded. The owner is that of the opened file.
@@ -22,6 +22,7 @@ import msgspec
 from agent.collectives import CollectiveFormatError, flight_recorder, inspector, inspector_metrics
 from agent.host.files import RootedFiles
 from railscope.capture import Json
+from railscope.timestamps import SECOND_NS
 
 JOB_FILES = "job_files"
 MAX_ENTRIES = 16_384
@@ -41,6 +42,8 @@ RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 """Variables with the rank, in order of precedence: one launcher may start another."""
 JOB_VARIABLES = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID")
 MAX_RANK_DIGITS, MAX_JOB_NAME = 7, 128
+_START_FIELD = 22 - 3
+"""Index of `starttime` after the name of the program, which can contain spaces and brackets."""
 _USER = re.compile(rb"^Uid:\s+(\d{1,10})\s", re.MULTILINE)
 _OWN_PID = re.compile(rb"^NSpid:(?:\s+\d{1,10})*\s+(\d{1,10})$", re.MULTILINE)
 
@@ -48,16 +51,19 @@ _OWN_PID = re.compile(rb"^NSpid:(?:\s+\d{1,10})*\s+(\d{1,10})$", re.MULTILINE)
 class RankProcess(msgspec.Struct, frozen=True, omit_defaults=True):
     """User of a process as the agent's namespace numbers it, its rank, and the names of its job.
 
-    `own_pid` is the number of the process in its own namespace; 0 if unknown.
+    `own_pid` is the number of the process in its own namespace, `started_ns` its start on the boot clock; 0 if unknown.
     """
 
     user: int
     rank: int | None = None
     jobs: list[str] = []
     own_pid: int = 0
+    started_ns: int = 0
 
 
-def parse_rank_process(status: bytes, environment: bytes) -> RankProcess | None:
+def parse_rank_process(
+    status: bytes, environment: bytes, started_ns: int = 0
+) -> RankProcess | None:
     """Parse /proc/PID/status and /proc/PID/environ (proc(5)); None if the status has no user."""
     user = _USER.search(status)
     if user is None:
@@ -71,7 +77,11 @@ def parse_rank_process(status: bytes, environment: bytes) -> RankProcess | None:
     jobs = [variables[name][:MAX_JOB_NAME] for name in JOB_VARIABLES if variables.get(name)]
     own_pid = _OWN_PID.search(status)
     return RankProcess(
-        int(user[1]), int(ranks[0]) if ranks else None, jobs, int(own_pid[1]) if own_pid else 0
+        int(user[1]),
+        int(ranks[0]) if ranks else None,
+        jobs,
+        int(own_pid[1]) if own_pid else 0,
+        started_ns,
     )
 
 
@@ -153,7 +163,7 @@ class JobFileCalls:
         job_files.flight_recorder(directory, job, name)        a dump; EBADMSG if malformed, EFBIG if too large
         job_files.inspector_log(directory, job, name, offset)  part of a log from an offset
         job_files.inspector_metrics(directory, job, name)      metrics; EBADMSG if incomplete, EFBIG if too large
-        job_files.process(pid)                                 user, rank and names of the job of a process
+        job_files.process(pid)                                 user, rank, names of the job, and start of a process
         """
         return msgspec.to_builtins(self._functions[function](*arguments))
 
@@ -227,13 +237,19 @@ class JobFileCalls:
         with _opened(descriptor) as parent:
             yield parent
 
+    def started_ns(self, pid: int) -> int:
+        """Return the start of a process on the boot clock (proc_pid_stat(5)). Raises OSError."""
+        fields = self._files.read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+        return int(fields[_START_FIELD]) * (SECOND_NS // os.sysconf("SC_CLK_TCK"))
+
     def _process(self, pid: int) -> RankProcess | None:
+        started_ns = self.started_ns(pid)
         status = self._files.read(f"/proc/{pid}/status")
         try:
             environment = self._files.read(f"/proc/{pid}/environ")
         except PermissionError:
             environment = b""  # its user is known nevertheless
-        return parse_rank_process(status, environment)
+        return parse_rank_process(status, environment, started_ns)
 
 
 @contextmanager

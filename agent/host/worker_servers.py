@@ -7,7 +7,8 @@ numbers of the last collectives only, and copies no record. Source: pytorch/pyto
 and FlightRecorder.cpp.
 
 Tenants control these processes. A socket is connected to without following a link, and an answer counts if the kernel names the owner of
-the socket, or the process that listens on the port, at the other end. Every request has one deadline, answers are bounded,
+the socket at the other end; that of a port, if it names the user of the process that listens, and the process has the connection and its
+former start: the number of one that has ended can be that of another tenant's. Every request has one deadline, answers are bounded,
 redirects are not followed, and only JSON is parsed.
 """
 
@@ -71,7 +72,7 @@ class WorkerServerCalls:
 
         worker_server.listeners(ports, *pids)                       [port, process] for each of these processes that listens
         worker_server.progress(timeout_ms, directory, job, name)    WorkerAnswer of a socket
-        worker_server.progress(timeout_ms, port, pid)               WorkerAnswer of a process
+        worker_server.progress(timeout_ms, port, pid, user, started_ns)  WorkerAnswer of a process
         worker_server.dump(timeout_ms, ...)                         likewise, with the dump
 
         EPERM: another user or process answered; EPROTO: another status; EBADMSG: malformed; EMSGSIZE: too large;
@@ -154,13 +155,13 @@ class WorkerServerCalls:
         self, connection: HTTPConnection, deadline: float, endpoint: list[int | str]
     ) -> Callable[[], None]:
         """Connect, and return a check that the endpoint is what it has to be, for the time after it has answered."""
-        if len(endpoint) == 2:  # noqa: PLR2004 - port and process
-            port, pid = map(int, endpoint)
+        if isinstance(endpoint[0], int):
+            port, pid, user, started_ns = map(int, endpoint)
             connection.sock = socket.socket(socket.AF_INET)
             self._remaining(deadline, connection.sock)
             connection.sock.connect((_LOOPBACK, port))
             ends = (_LOOPBACK, port), connection.sock.getsockname()[:2]
-            return lambda: self._check_process(pid, *ends)
+            return lambda: self._check_process((pid, user, started_ns), *ends)
         connection.sock = socket.socket(socket.AF_UNIX)
         self._remaining(deadline, connection.sock)
         directory, job, name = map(str, endpoint)
@@ -180,14 +181,19 @@ class WorkerServerCalls:
             raise OSError(errno.EPERM, "another user than its owner listens")
         return lambda: None
 
-    def _check_process(self, pid: int, server: tuple[str, int], client: tuple[str, int]) -> None:
-        _, inode = self._sockets.find_socket(server, client)
-        if not self._sockets.has_socket(pid, inode):
-            raise OSError(errno.EPERM, f"another process than {pid} answered")
+    def _check_process(
+        self, process: tuple[int, int, int], server: tuple[str, int], client: tuple[str, int]
+    ) -> None:
+        pid, user, started_ns = process
+        found, inode = self._sockets.find_socket(server, client)
+        if found != user or not self._sockets.has_socket(pid, inode):
+            raise OSError(errno.EPERM, f"another process than {pid} of user {user} answered")
+        if self._files.started_ns(pid) != started_ns:
+            raise OSError(errno.EPERM, f"process {pid} was started after it was on a GPU")
 
 
 def format_endpoint(*endpoint: int | str) -> str:
     """Return the name of a worker server for messages: its path, or its port and process."""
-    if len(endpoint) == 2:  # noqa: PLR2004 - port and process
+    if isinstance(endpoint[0], int):
         return f"{_LOOPBACK}:{endpoint[0]} of process {endpoint[1]}"
     return printable("/".join(str(part) for part in endpoint if part != ""))

@@ -80,19 +80,23 @@ class RankPlaces:
         now_ns = host.clock.now().boot_ns
         processes = dict(self.processes)  # replaced as a whole: it is read on several threads
         by_pid: dict[int, list[inventory.GpuDevice]] = {}
+        listed_ns: dict[int, int] = {}
         for gpu in self.gpus.gpus.values():
             listed = self.lists.get(gpu.entity.key[0])
-            for pid in listed.processes if listed else ():
+            if listed is None:
+                continue
+            for pid in listed.processes:
                 by_pid.setdefault(pid, []).append(gpu)
+                listed_ns[pid] = min(listed.listed.boot_ns, listed_ns.get(pid, now_ns))
         for pid, gpus in by_pid.items():
             try:
                 answer = host.call(JOB_FILES, "process", pid)
             except OSError:
                 continue  # it has ended
-            if answer is not None:
+            process = msgspec.convert(answer, RankProcess | None)
+            if process and process.started_ns <= listed_ns[pid]:  # not another one of this number
                 place = self._place(host, gpus[0]) if len(gpus) == 1 else {}
                 facts = place | self._holder(pid) | {"pid": str(pid)}
-                process = msgspec.convert(answer, RankProcess)
                 uuids = frozenset(gpu.entity.key[0] for gpu in gpus)
                 processes[pid] = SeenProcess(process, facts, now_ns, uuids)
         recent = sorted(processes.items(), key=lambda item: item[1].seen_ns)[-MAX_PROCESSES:]

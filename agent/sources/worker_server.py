@@ -4,7 +4,7 @@ Each server is queried once per period for the numbers of its last collectives. 
 was not completed at two requests in succession, with no other one in between, the dumps of the ranks of the job are
 requested; never those of a job that advances. It is off by default: a worker that copies its records delays its next collective.
 
-A server is that of a job as a file is: by the owner of its socket, or by the process that listens on its port. Requests are
+A server is that of a job as a file is: by the owner of its socket, or by the process on a GPU that listens on its port. Requests are
 made one after the other. Jobs take turns, and one whose servers do not answer delays others by two timeouts only.
 """
 
@@ -60,12 +60,12 @@ _REMEDIES = {
     _UNREACHABLE: "remove the socket of the process that has ended",
 }
 Endpoint = tuple[int | str, ...]
-"""Directory, job and name of a socket; or port and process."""
+"""Directory, job and name of a socket; or port, process, its user and its start."""
 
 
 @dataclass(slots=True)
 class WorkerServer:
-    """A worker server of a rank, and what is remembered of its answers."""
+    """A worker server of a rank, and the results of its last requests."""
 
     job: rank_places.JobKey
     rank: str
@@ -205,16 +205,16 @@ class WorkerServerSource(source.SourceWithoutResources):
                 yield (file.job, file.user), file.subject, (directory, file.job, file.name)
             else:
                 states["owner"] += 1
-        if not self._ports:
+        pids = sorted(p for p, s in self._places.processes.items() if s.seen_ns >= self._began_ns)
+        if not self._ports or not pids:
             return
         ports = " ".join(map(str, self._ports))
-        pids = sorted(self._places.processes)
         for port, pid in host.call(worker_servers.WORKER_SERVERS, "listeners", ports, *pids):
-            job, rank = self._places.job_of(pid), self._places.processes[pid].process.rank
-            if job is None or rank is None:
+            job, process = self._places.job_of(pid), self._places.processes[pid].process
+            if job is None or process.rank is None:
                 states["owner"] += 1
             else:
-                yield job, str(rank), (port, pid)
+                yield job, str(process.rank), (port, pid, process.user, process.started_ns)
 
     def _query_job(
         self, host: Host, servers: list[WorkerServer]

@@ -178,6 +178,13 @@ def test_a_process_that_has_ended_still_owns_its_dump() -> None:
     assert node.last("collective_rank").schema.columns[0][1].facts["pid"] == str(PIDS[0])
 
 
+def test_a_process_that_started_after_the_list_with_its_number_is_not_the_rank() -> None:
+    key = f"job_files.process({PIDS[2]})"
+    (event,) = Node(changes={key: CALLS[key] | {"started_ns": 1 << 62}}).events
+    assert event.entity.key[3] == "2"
+    assert "pid" not in event.facts
+
+
 @pytest.mark.parametrize(
     ("other", "states"),
     [

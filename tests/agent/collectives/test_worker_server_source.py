@@ -263,22 +263,34 @@ def test_the_last_dumps_beyond_the_memory_of_all_are_dropped_and_counted() -> No
     assert node.ranks["unknown"] == 1
 
 
-def test_a_port_is_that_of_the_rank_of_the_process_that_listens() -> None:
+def served_ports() -> dict[str, Json]:
+    """Return the calls of a node whose processes listen on ports 26000 to 26003 in place of sockets."""
     ports = {26000 + rank: pid for rank, pid in enumerate(PIDS)}
     found = call_key("worker_server", "listeners", (" ".join(map(str, ports)), *PIDS))
     answers: dict[str, Json] = {found: [list(pair) for pair in ports.items()]}
     for rank, (port, pid) in enumerate(ports.items()):
         for function in ("progress", "dump"):
-            at = call_key("worker_server", function, (TIMEOUT_MS, port, pid))
+            at = call_key("worker_server", function, (TIMEOUT_MS, port, pid, USER, 0))
             answers[at] = HUNG[key(function, rank)]
     gone: dict[str, Json] = {
         name: {"error": ["os", errno.ENOENT]} for name in (*NO_FILES, *SOCKETS)
     }
-    node = Node(first=answers | gone, worker_ports="26000-26003")
+    return answers | gone
+
+
+def test_a_port_is_that_of_the_rank_of_the_process_that_listens() -> None:
+    node = Node(first=served_ports(), worker_ports="26000-26003")
     (event,) = node.events
     assert event.entity.key == (JOB, str(USER), "0", "2")
     assert event.facts["pid"] == str(PIDS[2])
     assert node.servers == {"answered": 4}
+
+
+def test_a_process_that_is_no_longer_on_a_gpu_is_not_connected_to() -> None:
+    lists: dict[str, Json] = {key: [] for key in CALLS if "RunningProcesses" in key}
+    node = Node(lists, first=served_ports(), minutes=3, worker_ports="26000-26003")
+    assert not [name for name in node.asked if name.startswith("progress")]
+    assert node.servers == {}
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,12 @@ def ask(directory: Path, function: str = "dump", timeout_ms: int = LIMIT_MS) -> 
     return LiveHost().call("worker_server", function, timeout_ms, str(directory), "", "rank_0.sock")
 
 
+def identity(pid: int) -> tuple[int, int, int]:
+    """Return number, user and start of a process as the agent records them."""
+    process = LiveHost().call("job_files", "process", pid)
+    return pid, process["user"], process["started_ns"]
+
+
 def ask_once(directory: Path, answer: bytes | None, timeout_ms: int = LIMIT_MS) -> OSError:
     """Return the error of a request that a server answers in this way."""
     with (
@@ -148,7 +154,7 @@ def test_a_worker_that_does_not_answer_ends_with_a_timeout(tmp_path: Path) -> No
 def test_any_bytes_end_with_an_error(content: bytes) -> None:
     with PytorchServer({NCCL: content}).running() as server:
         with pytest.raises(OSError) as failure:  # noqa: PT011 - which one it is depends on the bytes
-            LiveHost().call("worker_server", "dump", 200, server.port, OWN)
+            LiveHost().call("worker_server", "dump", 200, server.port, *identity(OWN))
         assert failure.value.errno in {errno.EBADMSG, errno.ETIMEDOUT, errno.EPROTO}
 
 
@@ -218,12 +224,35 @@ def test_a_port_is_that_of_the_process_which_listens_and_answers() -> None:
         assert host.call("worker_server", "listeners", ports, other.pid) == []
         found = host.call("worker_server", "listeners", ports, other.pid, OWN)
         assert found == [[server.port, OWN]]
-        answer = host.call("worker_server", "progress", LIMIT_MS, server.port, OWN)
+        place = server.port, *identity(OWN)
+        answer = host.call("worker_server", "progress", LIMIT_MS, *place)
         assert answer["progress"] == {"0": (5000, 4999)}
+        place = server.port, *identity(other.pid)
         with pytest.raises(PermissionError, match=f"another process than {other.pid}"):
-            host.call("worker_server", "progress", LIMIT_MS, server.port, other.pid)
+            host.call("worker_server", "progress", LIMIT_MS, *place)
         assert other.stdin is not None
         other.stdin.close()
+
+
+@pytest.mark.parametrize(
+    ("user", "later_ns", "problem"),
+    [
+        (1, 0, "another process than .* of user .* answered"),
+        (0, -(10**9), "was started after it was on a GPU"),
+    ],
+    ids=["another user", "a former process of this number"],
+)
+def test_a_process_that_has_the_number_of_a_former_one_does_not_answer_for_it(
+    user: int, later_ns: int, problem: str
+) -> None:
+    pid, owner, started_ns = identity(OWN)
+    place = pid, owner + user, started_ns + later_ns
+    with (
+        PytorchServer(ANSWERS).running() as server,
+        pytest.raises(PermissionError, match=problem) as failure,
+    ):
+        LiveHost().call("worker_server", "progress", LIMIT_MS, server.port, *place)
+    assert failure.value.errno == errno.EPERM
 
 
 def test_a_copied_tree_has_no_servers(tmp_path: Path) -> None:
