@@ -75,7 +75,9 @@ def _outages(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield links that came back, links that stay down, and NICs that are gone."""
     thresholds = view.thresholds.links
     now, earlier = view.signals.nic, view.signals.table(DeviceKind.NIC, BEFORE_SLOTS, 1)
-    counted = now["link_downs"]
+    outages = view.signals.table(DeviceKind.NIC, OUTAGE_SLOTS)["link_downs"]
+    was_down = _was_down(view)
+    counted = np.where(was_down, outages, now["link_downs"])
     downs = findings.above(counted, 0.5)
     is_up = now["link_up"] > 0
     groups, nodes = view.groups, len(view.devices.node_names)
@@ -88,7 +90,8 @@ def _outages(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         evidence = findings.FindingEvidence(
             "link_downs", float(counted[position]), 0.0, "limit", view.nic_name(position)
         )
-        onset_ns = _first_down_ns(view, position)
+        slots = OUTAGE_SLOTS if was_down[position] else view.signals.window
+        onset_ns = _first_down_ns(view, position, slots)
         yield findings.Finding(
             "link_flap", findings.Cause("nic", position), (evidence,), onset_ns=onset_ns
         )
@@ -125,9 +128,20 @@ def _outages(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     yield from _lost_nics(view)
 
 
-def _first_down_ns(view: findings.DiagnosisView, position: int) -> int:
-    """Return the end of the first slot of the window in which a link went down."""
+OUTAGE_SLOTS = 10
+"""Slots in which a link that is up again may have gone down: those after which it is reported as down, and a window."""
+
+
+def _was_down(view: findings.DiagnosisView) -> findings.Flags:
+    """Return the links that were down in a slot of the window."""
     tables = [view.signals.table(DeviceKind.NIC, 1, back) for back in range(view.signals.window)]
+    found: findings.Flags = np.any([table["link_up"] == 0 for table in tables], axis=0)
+    return found
+
+
+def _first_down_ns(view: findings.DiagnosisView, position: int, slots: int) -> int:
+    """Return the end of the first of the last slots in which a link went down."""
+    tables = [view.signals.table(DeviceKind.NIC, 1, back) for back in range(slots)]
     counted = [back for back, table in enumerate(tables) if table["link_downs"][position] > 0]
     return view.timestamp_ns - max(counted, default=0) * findings.SLOT_NS
 

@@ -25,7 +25,8 @@ RECENT_SLOTS, RECENT_SECONDS = 2, 2 * 60 / findings.SLOTS_PER_MINUTE
 """Window of what a job does now."""
 
 PROGRESS_SLOTS = 4
-"""Slots after the last receipt of a node that is down in which its job may appear to make progress: two windows."""
+"""Slots after the end of a node in which its job may appear to make progress: two windows."""
+SLOTS_PER_SECOND = findings.SLOTS_PER_MINUTE / 60
 
 LOST_SECONDS = 86_400.0
 """Age of the last receipt from which on a node counts as removed, and its clock as unknown."""
@@ -139,22 +140,27 @@ def stale_nodes(
         cause = findings.Cause("node", name=name)
         # The first receipt that is missing was due one period after the last.
         onset_ns = contact.last_received_ns + round(contact.period_seconds * SECOND_NS)
-        slots = contact.age_seconds(now_ns) * findings.SLOTS_PER_MINUTE / 60
+        slots = contact.age_seconds(now_ns) * SLOTS_PER_SECOND
         stale_slot = view.signals.slot - slots
-        stopped = [state for state in states if _has_stopped(state, stale_slot)]
+        # A period after its last receipt it may still have worked, and readings of the others show that a period later.
+        last_slot = stale_slot + PROGRESS_SLOTS + 2 * contact.period_seconds * SLOTS_PER_SECOND
+        stopped = [state for state in states if _has_stopped(state, stale_slot, last_slot)]
         if any(_hangs(view, state) for state in stopped):
             yield findings.Finding("node_down", cause, (evidence,), onset_ns=onset_ns)
         elif has_receipts and not stopped and any(_works(view, state, contact) for state in states):
             yield findings.Finding("agent_partition", cause, (evidence,), onset_ns=onset_ns)
 
 
-def _has_stopped(state: findings.JobState, stale_slot: float) -> bool:
-    """True if a job makes no progress since a node stopped; one without a past if it stopped to exchange data then."""
+def _has_stopped(state: findings.JobState, stale_slot: float, last_slot: float) -> bool:
+    """True if a job makes no progress since a node stopped; one without a past if it stopped to exchange data then.
+
+    It may appear to make progress until before the last slot.
+    """
     is_idle = np.isnan(state.exchange_now) and state.exchange < MIN_EXCHANGE
     was_active = state.history.exchange_slot >= max(stale_slot - ACTIVE_SLOTS, 0)
     is_waiting = is_idle and was_active and state.utilization_now > job_detectors.MIN_WAITING_USE
     has_stopped = is_waiting or state.exchange_now < job_detectors.STALLED_SPEED
-    return bool(has_stopped and state.history.progress_slot < stale_slot + PROGRESS_SLOTS)
+    return bool(has_stopped and state.history.progress_slot < last_slot)
 
 
 def _hangs(view: findings.DiagnosisView, state: findings.JobState) -> bool:

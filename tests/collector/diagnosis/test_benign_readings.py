@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from bench.drawn_cluster import DrawnCluster, DrawnFeed, Row, gpu_uuid
+from bench.drawn_cluster import START_NS, DrawnCluster, DrawnFeed, Row, gpu_uuid
 from bench.drawn_faults import slow_gpu, slow_receiver
 from collector.detector_thresholds import DetectorThresholds
-from collector.diagnosis.findings import JobWait
+from collector.diagnosis.findings import SLOT_NS, JobWait
 from collector.diagnosis.incidents import Incident
 from collector.diagnosis.node_detectors import NodeContact
 from collector.workloads.job_roster import JobKey
@@ -235,6 +235,17 @@ def test_a_link_that_is_down_at_a_sample_flaps_as_well() -> None:
     assert (incident.class_name, incident.cause.position) == ("link_flap", 10)
 
 
+@pytest.mark.parametrize("down_slots", [0, 2, 3, 4, 5])
+def test_a_link_that_returns_before_it_is_reported_as_down_flaps(down_slots: int) -> None:
+    def outage(_: DrawnCluster, row: Row, since: int) -> None:
+        row.nic["downs"][1, 2] = since == 0
+        row.nic["up"][1, 2] = not 0 <= since < down_slots
+
+    (incident,) = incidents_of(outage, ONSET + 12)
+    assert (incident.class_name, incident.cause.position) == ("link_flap", 10)
+    assert 0 <= incident.onset_ns - START_NS - ONSET * SLOT_NS <= SLOT_NS
+
+
 def test_a_slow_receiver_remains_one_when_its_pcie_link_is_unread() -> None:
     def receiver(cluster: DrawnCluster, row: Row, since: int) -> None:
         if since >= 0:
@@ -367,6 +378,22 @@ def test_a_node_is_not_down_if_its_job_is_in_a_checkpoint_like_those_before() ->
 
     found = incidents_of(cut)
     assert classes_of(found) == {("agent_partition", "node")}
+
+
+def test_a_node_is_down_although_long_periods_show_its_job_at_work_for_some_time() -> None:
+    """It ends almost a period after its last receipt, and the others show what they did in the period before."""
+
+    def end(cluster: DrawnCluster, row: Row, since: int) -> None:
+        job = cluster.jobs[0]
+        if since % 3:
+            row.cut_nodes.update(range(NODES))
+        if since >= 0:
+            row.stale_nodes.add(job.nodes[1])
+        if since > 0:
+            cluster.slow_job(row, job, 0.0)
+            row.nic["timeouts"][job.nodes] += 0.5
+
+    assert classes_of(incidents_of(end)) == {("node_down", "node")}
 
 
 def test_a_node_with_a_job_that_goes_on_after_all_is_separated() -> None:
