@@ -224,7 +224,10 @@ class ClusterDiagnosis:
             changed = self.tracker.update(view, self._queues.refine(view, found))
         if slot % findings.SLOTS_PER_MINUTE == findings.SLOTS_PER_MINUTE - 1:
             self.steps = self._find_steps(jobs, slot)
-            gaps = {"job_gap": job_detectors.node_gaps(view)}
+            gaps = {
+                "job_gap": job_detectors.node_gaps(view),
+                "gpu_excess": gpu_detectors.node_excess(view),
+            }
             self.baselines.add_minute(signals, self._unusual_devices(view), gaps)
             self._minute = defaultdict(job_groups.JobMinute)
         signals.clear()

@@ -289,7 +289,11 @@ def _outliers(
     deviation = MAD_SCALE * median_known(np.abs(excess - median_known(excess)))
     # Of many GPUs, some deviate by more: the largest of n normal values is near sqrt(2 ln n) deviations.
     deviations = EXTREME_RATIO * math.sqrt(2 * math.log(len(gpus)))
-    limit = max(thresholds.min_excess, max(thresholds.straggler_deviations, deviations) * deviation)
+    limit = max(
+        thresholds.min_excess,
+        max(thresholds.straggler_deviations, deviations) * deviation,
+        EXTREME_RATIO * _past_excess(view, job),
+    )
     hit = np.flatnonzero(findings.above(excess, limit))
     nodes = len(np.unique(view.groups.gpu_node[gpus[hit]]))
     if not len(hit) or len(hit) > max(1, thresholds.max_stragglers * len(gpus)):
@@ -312,6 +316,39 @@ def _outliers(
                 (evidence,),
                 float(min(1.0, 1.5 - usual)),
             )
+
+
+UNKNOWN_EXCESS = 0.1
+"""Excess that may be usual for a job whose past is too short to show it."""
+
+
+def _past_excess(view: findings.DiagnosisView, job: ActiveJob) -> float:
+    """Return the largest excess of a GPU in a minute before, on the usual node of a job: busy experts change places."""
+    nodes = np.unique(view.groups.gpu_node[job.gpus])
+    usual = median_known(view.base(DeviceKind.NODE, "gpu_excess", 1.0)[nodes])
+    return UNKNOWN_EXCESS if np.isnan(usual) else usual
+
+
+def node_excess(view: findings.DiagnosisView) -> Floats:
+    """Return, for each node, by how much the busiest GPU of a job exceeded the others there, relative to their past, in the last minute.
+
+    Zero where a job has too few GPUs on the node to compare.
+    """
+    found = np.full(len(view.devices.node_names), np.nan)
+    table = view.signals.table(DeviceKind.GPU, findings.SLOTS_PER_MINUTE)
+    for job in view.jobs:
+        for signal in ("activity", "power"):
+            changes = table[signal][job.gpus] / view.base(DeviceKind.GPU, signal)[job.gpus]
+            of_node = view.groups.gpu_node[job.gpus]
+            if not np.isnan(changes).all():
+                break
+        for node in np.unique(of_node):
+            members = changes[of_node == node]
+            if np.isnan(members).all():
+                continue
+            excess = np.nanmax(members) - median_known(members)
+            found[node] = np.fmax(found[node], excess if len(members) >= MIN_JOB_GPUS else 0.0)
+    return found
 
 
 def _excess(view: findings.DiagnosisView, job: ActiveJob, slots: Floats) -> Floats:

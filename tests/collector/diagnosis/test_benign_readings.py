@@ -218,6 +218,20 @@ def test_a_straggler_is_found_soon_after_a_restart(*, has_claims: bool) -> None:
     assert classes_of(found) == {("gpu_straggler", "gpu")}
 
 
+@pytest.mark.parametrize(("speed", "found"), [(0.9, set()), (0.8, {("gpu_straggler", "gpu")})])
+def test_experts_that_take_turns_to_be_busy_are_not_slow(
+    speed: float, found: set[tuple[str, str]]
+) -> None:
+    """Routing gives another GPU more work every two minutes, and one of them some more in the end; all wait for it."""
+
+    def route(cluster: DrawnCluster, row: Row, since: int) -> None:
+        turn, job = (since + ONSET) // 12, cluster.jobs[0]
+        busy = job.nodes[turn % len(job.nodes)], turn % 8
+        cluster.slow_job(row, job, 0.93 if turn < 10 else speed, busy)
+
+    assert classes_of(incidents_of(route, 132)) == found
+
+
 def test_a_leaf_with_all_links_down_is_one_incident() -> None:
     def leaf_is_down(_: DrawnCluster, row: Row, since: int) -> None:
         if since >= 0:
