@@ -35,6 +35,11 @@ from support.command_line import refusal, run
         ('[remote_write]\nurl = "http://h"\nheaders = { Host = "x" }', "remote_write.headers"),
         ('[remote_write]\nurl = "http://h"\nlabels = { "a-b" = "x" }', "remote_write.labels"),
         ('[remote_write]\nformat = "json"', "one of remote_write, victoriametrics"),
+        ("[slurm]\nresume = true", "expected slurm.drain = true"),
+        (
+            "[slurm]\ndrain = true\n[diagnosis]\nenabled = false",
+            "expected diagnosis.enabled = true",
+        ),
     ],
 )
 def test_a_collector_that_cannot_work_does_not_start(tmp_path: Path, text: str, expected: str):
@@ -60,11 +65,11 @@ def test_an_agent_that_cannot_work_does_not_start(tmp_path: Path, text: str):
     assert "expected" in line
 
 
-def checked(directory: Path, text: str) -> tuple[int, dict[str, str]]:
+def checked(directory: Path, text: str, **environment: str) -> tuple[int, dict[str, str]]:
     """Exit status and lines of `collector check`, by what each is about."""
     file = directory / "collector.toml"
     file.write_text(text)
-    outcome = run("collector", "check", "--config", str(file))
+    outcome = run("collector", "check", "--config", str(file), **environment)
     assert not outcome.stderr, outcome.stderr
     _, *lines = outcome.stdout.splitlines()
     return outcome.exit_code, {line[8:].partition(": ")[0]: line for line in lines}
@@ -100,15 +105,41 @@ def test_check_names_everything_that_is_wrong_at_once(tmp_path: Path):
         f'[billing]\nseller_file = "{tmp_path}/seller.toml"\n'
         f'[tls]\ncertificate_file = "{tmp_path}/absent.pem"\n'
         '[influx]\nurl = "http://127.0.0.1:9"\n'
-        '[remote_write]\nurl = "http://127.0.0.1:9"\n',
+        '[remote_write]\nurl = "http://127.0.0.1:9"\n'
+        "[slurm]\nresume = true\n",
     )
     assert status == 1
     broken = {what for what, line in lines.items() if line.startswith("BROKEN")}
     assert broken == {
         "listen", "tls", "tokens_file", "claims_file", "calendar_file", "billing.seller_file",
-        "ledger", "audit.key_file", "influx", "remote_write",
+        "ledger", "audit.key_file", "influx", "remote_write", "slurm",
     }  # fmt: skip
     assert "line 2" in lines["claims_file"]
+
+
+@pytest.mark.parametrize(
+    ("sinfo", "expected"),
+    [
+        (r"printf 'n1|idle|Unknown|none\nn2|idle|Unknown|none\n'", "ok      slurm: sinfo lists 2"),
+        ("echo no route to slurmctld >&2; exit 1", "BROKEN  slurm: sinfo: exit status 1: no route"),
+        ("echo 'n1 idle'", "BROKEN  slurm: invalid node 'n1 idle'"),
+        ("true", "BROKEN  slurm: no node"),
+        ("", "BROKEN  slurm: invalid slurm.drain: expected the programs sinfo and scontrol"),
+    ],
+)
+def test_check_runs_sinfo_once(tmp_path: Path, sinfo: str, expected: str):
+    (tmp_path / "tokens.toml").write_text("[nodes]\n")
+    for name in ("sinfo", "scontrol") if sinfo else ():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{sinfo}\n")
+        (tmp_path / name).chmod(0o755)
+    status, lines = checked(
+        tmp_path,
+        f'listen = "127.0.0.1:0"\nstate_directory = "{tmp_path}/state"\n'
+        f'tokens_file = "{tmp_path}/tokens.toml"\n[slurm]\ndrain = true\n',
+        PATH=str(tmp_path),
+    )
+    assert lines["slurm"].startswith(expected)
+    assert status == expected.startswith("BROKEN")
 
 
 def test_check_warns_of_nodes_that_the_inventory_does_not_list(tmp_path: Path):

@@ -28,7 +28,7 @@ from collector.evidence import archive_files, evidence_store
 from collector.files import seller_file
 from collector.ledger import database as probe
 from collector.ledger.database import Database, UnusableLedgerError, check_file, ledger_url
-from collector.sinks import influx
+from collector.sinks import SinkError, influx, slurm_drain
 from collector.sinks.remote_write import RemoteWriteSink
 from collector.switches.otlp_receiver import OtlpReceiver
 from collector.switches.switch_polling import SwitchPolling
@@ -88,6 +88,7 @@ def _run_checks(settings: CollectorSettings, directory: Path) -> Iterator[CheckR
     yield _run_check(
         "remote_write", lambda: asyncio.run(RemoteWriteSink.from_settings(settings).probe())
     )
+    yield _run_check("slurm", lambda: _check_slurm(settings))
     yield _run_check("switches", lambda: _check_switches(settings))
     yield _run_check("otlp_receiver", lambda: _check_otlp_receiver(settings, running=running))
 
@@ -96,7 +97,13 @@ def _run_check(subject: str, examine: Callable[[], str]) -> CheckResult:
     """Run one check; an error that it can raise is its result."""
     try:
         return CheckResult(subject, passed=True, detail=examine())
-    except (SettingsError, UnusableLedgerError, archive_stores.ArchiveError, OSError) as error:
+    except (
+        SettingsError,
+        UnusableLedgerError,
+        archive_stores.ArchiveError,
+        SinkError,
+        OSError,
+    ) as error:
         return CheckResult(subject, passed=False, detail=str(error))
 
 
@@ -210,6 +217,17 @@ def _check_ledger(settings: CollectorSettings, directory: Path) -> str:
             return f"{url.render_as_string()} will be created at the first start"
         probe.commit_probe(database)
         return f"{database.name} is writable"
+
+
+def _check_slurm(settings: CollectorSettings) -> str:
+    slurm_drain.check_settings(settings)
+    if not settings.slurm.drain:
+        return "off: no slurm.drain"
+    nodes, _ = slurm_drain.parse_nodes(slurm_drain.run_program(slurm_drain.NODES))
+    if not nodes:
+        message = "no node in the output of sinfo: expected those of slurm.conf"
+        raise SettingsError(message)
+    return f"sinfo lists {len(nodes)} nodes"
 
 
 def _check_switches(settings: CollectorSettings) -> str:

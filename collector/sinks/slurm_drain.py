@@ -22,7 +22,7 @@ import structlog
 from collector import view_refresh
 from collector.audit import log_writer
 from collector.audit.collector_records import AuditTrail
-from collector.config import SlurmSettings
+from collector.config import CollectorSettings, SlurmSettings
 from collector.diagnosis.entity_states import DEGRADED, FAILED, HEALTHY, UNKNOWN, NodeRow
 from collector.fleet.view_cells import ViewCell
 from collector.ledger.audit_outbox import RecordDraft
@@ -162,6 +162,21 @@ def run_program(command: Sequence[str]) -> str:
     return done.stdout.decode(errors="replace")
 
 
+def check_settings(
+    settings: CollectorSettings, find_program: Callable[[str], str | None] = shutil.which
+) -> None:
+    """Check that draining has an effect, and that the programs exist. Raises SettingsError."""
+    drain, message = settings.slurm.drain, ""
+    if settings.slurm.resume and not drain:
+        message = "invalid slurm.resume without draining: expected slurm.drain = true"
+    elif drain and not settings.diagnosis.enabled:
+        message = "invalid slurm.drain without the diagnosis: expected diagnosis.enabled = true"
+    elif drain and not all(map(find_program, ("sinfo", "scontrol"))):
+        message = "invalid slurm.drain: expected the programs sinfo and scontrol in PATH; fix: install Slurm's client"
+    if message:
+        raise setting_files.SettingsError(message)
+
+
 class RejectedChange(NamedTuple):
     """Attempts in a row that Slurm rejected, and the time of the next one."""
 
@@ -187,7 +202,6 @@ class SlurmDrainer:
     leads: Callable[[], bool] = lambda: True
     """True if this collector decides for the cluster."""
     run_program: Callable[[Sequence[str]], str] = run_program
-    find_program: Callable[[str], str | None] = shutil.which
     period_seconds: float = PERIOD_SECONDS
     _since: dict[str, tuple[str, int]] = field(init=False, default_factory=dict)
     """State of each node, and the time since which it has it."""
@@ -207,12 +221,6 @@ class SlurmDrainer:
     _waiting: dict[str, int] = field(init=False, default_factory=dict)
     """Numbers of failed nodes that are not drained, and of healthy ones that are not resumed, by reason."""
     _problem: str = ""
-
-    def __post_init__(self) -> None:
-        """Check that the programs exist. Raises SettingsError."""
-        if self.settings.drain and not all(map(self.find_program, ("sinfo", "scontrol"))):
-            message = "invalid slurm.drain: expected the programs sinfo and scontrol in PATH; fix: install Slurm's client"
-            raise setting_files.SettingsError(message)
 
     def with_views(self, api: NodeViews, drains: MutableMapping[str, int]) -> SlurmDrainer:
         """Return one that decides from these views, and continues with the drains of the collector before it."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from support.audit import audit_log, running_log, verified_records
+from support.command_line import run
 from support.health_agents import answering, install_scripts, write_settings
 from support.slurm_cluster import SlurmCluster, running_slurm, wait_until
 
@@ -124,6 +125,14 @@ def test_nodes_of_hidden_partitions_are_listed(cluster: CheckedCluster):
     nodes, _ = parse_nodes(slurm.run(*AS_OTHER_USER, *NODES))
     hide("NO")
     assert nodes.keys() == {slurm.node}
+
+
+def test_the_check_of_the_collector_runs_sinfo(cluster: CheckedCluster, tmp_path: Path):
+    file = tmp_path / "collector.toml"
+    file.write_text(f'state_directory = "{tmp_path}/state"\n[slurm]\ndrain = true\n')
+    environment = {name: cluster.slurm.environment[name] for name in ("PATH", "SLURM_CONF")}
+    outcome = run("collector", "check", "--config", str(file), **environment)
+    assert "ok      slurm: sinfo lists 1 nodes\n" in outcome.stdout
 
 
 class NodeDrainer:

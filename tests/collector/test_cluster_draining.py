@@ -66,7 +66,6 @@ class SharedSlurm:
                     max_drained_ratio=1,
                 ),
                 run_program=self.run_by(name),
-                find_program=str,
                 period_seconds=0.1,
             )
 

@@ -18,7 +18,7 @@ from running_collector import run_collector, settings_in
 from support.audit import audit_log, running_log, verified_records
 
 from collector.audit.collector_records import AuditTrail
-from collector.config import SlurmSettings
+from collector.config import CollectorSettings, SlurmSettings
 from collector.diagnosis.entity_states import NodeRow
 from collector.diagnosis.incident_table import IncidentTable
 from collector.sinks.slurm_drain import (
@@ -27,6 +27,7 @@ from collector.sinks.slurm_drain import (
     SlurmCommandError,
     SlurmDrainer,
     SlurmNode,
+    check_settings,
     parse_nodes,
     run_program,
 )
@@ -746,12 +747,13 @@ async def test_drains_survive_a_restart_of_the_collector(tmp_path: Path):
             drainer.drains["n1"] = 5
 
 
-def test_draining_without_the_programs_of_slurm_is_rejected(tmp_path: Path):
-    trail = AuditTrail(audit_log(tmp_path), "1.0", lambda: 0)
+@pytest.mark.parametrize("missing", ["sinfo", "scontrol"])
+def test_draining_without_the_programs_of_slurm_is_rejected(missing: str):
+    def find_program(name: str) -> str | None:
+        return None if name == missing else f"/usr/bin/{name}"
+
+    configured = CollectorSettings(slurm=SlurmSettings(drain=True, resume=True))
+    check_settings(configured, str)
+    check_settings(CollectorSettings(), find_program)
     with pytest.raises(SettingsError, match="sinfo and scontrol"):
-        SlurmDrainer(
-            SlurmSettings(drain=True),
-            trail,
-            lambda: 0,
-            find_program={"sinfo": "/usr/bin/sinfo"}.get,
-        )
+        check_settings(configured, find_program)
