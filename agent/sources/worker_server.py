@@ -1,19 +1,21 @@
 """Worker servers of PyTorch on this node: dumps of flight recorders while a job stands still, before its watchdog writes files.
 
 Each server is queried once per period for the numbers of its last collectives. Only if a group of a job has a collective that
-was not completed at two requests in succession, with no other one in between, the dumps of the ranks of the job are
+was not completed at two requests in succession, and no group of the job advanced in between, the dumps of the ranks of the job are
 requested; never those of a job that advances. It is off by default: a worker that copies its records delays its next collective.
 
 A server is that of a job as a file is: by the owner of its socket, or by the process on a GPU that listens on its port. Requests are
-made one after the other. Jobs take turns, and one whose servers do not answer delays others by two timeouts only.
+made one after the other. The time of a period and the places for servers are shared by users, and those of a user by its jobs: servers that
+are slow, silent or many take those of their own job, and the time of one request more.
 """
 
 from __future__ import annotations
 
 import errno
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import msgspec
 import structlog
@@ -59,6 +61,8 @@ _REMEDIES = {
     "too_large": "decrease TORCH_FR_BUFFER_SIZE",
     _UNREACHABLE: "remove the socket of the process that has ended",
 }
+Key = TypeVar("Key", int, rank_places.JobKey)
+"""User or job."""
 Endpoint = tuple[int | str, ...]
 """Directory, job and name of a socket; or port, process, its user and its start."""
 
@@ -71,20 +75,48 @@ class WorkerServer:
     rank: str
     endpoint: Endpoint
     first_seen_ns: int
+    file: JobFile | None = None
+    """The socket as listed; None of a port."""
     queried_ns: int = 0
     state: str = "excess"
     problem: str = ""
     progress: dict[str, tuple[int, int]] = field(default_factory=dict)
+    has_answered: bool = False
     is_still: bool = False
     """True if a group did not complete its last collective, nor enter another one, since the request before."""
+    has_advanced: bool = False
+    """True if a group entered or completed another collective since the request before."""
 
     def update(self, progress: dict[str, tuple[int, int]]) -> None:
         """Compare the progress of the groups with that of the last answer."""
+        before, self.progress = self.progress, progress
         self.is_still = any(
-            enqueued > completed and self.progress.get(group) == (enqueued, completed)
+            enqueued > completed and before.get(group) == (enqueued, completed)
             for group, (enqueued, completed) in progress.items()
         )
-        self.progress = progress
+        self.has_advanced = any(
+            numbers != before.get(group, numbers) for group, numbers in progress.items()
+        )
+
+
+def select_servers(found: Iterable[WorkerServer]) -> list[WorkerServer]:
+    """Return at most 256 servers, the places shared by users; of a user those that have answered first, shared by jobs."""
+    by_answer = sorted(found, key=lambda server: not server.has_answered)
+    by_job = _in_turn(by_answer, lambda server: server.job, MAX_SERVERS_PER_JOB)
+    by_job.sort(key=lambda server: not server.has_answered)
+    return _in_turn(by_job, lambda server: server.job[1], MAX_SERVERS)[:MAX_SERVERS]
+
+
+def _in_turn(
+    servers: Iterable[WorkerServer], group: Callable[[WorkerServer], object], limit: int
+) -> list[WorkerServer]:
+    """Return the first server of each group, then the second one of each, and so on up to a limit."""
+    counts: Counter[object] = Counter()
+    by_turn: dict[int, list[WorkerServer]] = {}
+    for server in servers:
+        counts[group(server)] += 1
+        by_turn.setdefault(counts[group(server)], []).append(server)
+    return [server for turn in sorted(by_turn) if turn <= limit for server in by_turn[turn]]
 
 
 def parse_ports(text: str) -> list[int]:
@@ -132,6 +164,10 @@ class WorkerServerSource(source.SourceWithoutResources):
         self._places = places
         self._served = served
         self._servers: dict[Endpoint, WorkerServer] = {}
+        self._refused: dict[Endpoint, JobFile] = {}
+        """Sockets of processes that have ended, which are not connected to again."""
+        self._turns: dict[rank_places.JobKey | int, int] = {}
+        """Time of the last turn of each job and user on the boot clock."""
         self._began_ns = self._until_ns = 0
 
     def probe(self, host: Host) -> source.ProbeResult:
@@ -162,59 +198,80 @@ class WorkerServerSource(source.SourceWithoutResources):
             return
         began_ns = self._began_ns = host.clock.now().boot_ns
         spare_seconds = _READ_SHARE * self.period_seconds - self._settings.worker_timeout_seconds
-        self._until_ns = began_ns + round(spare_seconds * SECOND_NS)
+        until_ns = began_ns + round(spare_seconds * SECOND_NS)
         self._places.update(host)
         before = {endpoint: server.state for endpoint, server in self._servers.items()}
         states: Counter[str] = Counter()
-        jobs: dict[rank_places.JobKey, list[WorkerServer]] = {}
+        users: dict[int, dict[rank_places.JobKey, list[WorkerServer]]] = {}
         servers, self._servers = self._servers, {}
         try:
             found = list(self._find(host, states))
         except OSError:
             self._served.dumps = ()
             raise
-        for job, rank, endpoint in found:
-            if len(self._servers) >= MAX_SERVERS or len(jobs.get(job, ())) >= MAX_SERVERS_PER_JOB:
-                states["excess"] += 1
-                continue
-            server = servers.get(endpoint) or WorkerServer(job, rank, endpoint, began_ns)
-            self._servers[endpoint] = server
-            jobs.setdefault(job, []).append(server)
+        pairs = ((servers.get(server.endpoint, server), server) for server in found)
+        selected = select_servers(
+            former if former.file == server.file else server for former, server in pairs
+        )
+        states["excess"] += len(found) - len(selected)
+        for server in selected:
+            self._servers[server.endpoint] = server
+            users.setdefault(server.job[1], {}).setdefault(server.job, []).append(server)
         dumps: dict[Endpoint, flight_recorder.ServedDump] = {}
         memory = flight_recorder.DumpMemory()
-        for of_job in sorted(jobs.values(), key=lambda of_job: min(s.queried_ns for s in of_job)):
-            for server, dump in self._query_job(host, of_job):
-                dumps[server.endpoint] = dump
-                for dropped in memory.add(server.job[1], server.endpoint, dump[1]):
-                    del dumps[dropped]
-                    self._servers[dropped].state = "excess"
+        for user, user_until_ns in self._take_turns(host, users, until_ns):
+            for job, job_until_ns in self._take_turns(host, users[user], user_until_ns):
+                self._until_ns = job_until_ns
+                for server, dump in self._query_job(host, users[user][job]):
+                    dumps[server.endpoint] = dump
+                    for dropped in memory.add(user, server.endpoint, dump[1]):
+                        del dumps[dropped]
+                        self._servers[dropped].state = "excess"
+        jobs = {job for of_user in users.values() for job in of_user}
+        self._turns = {key: turn for key, turn in self._turns.items() if key in jobs | users.keys()}
         self._served.dumps = tuple(dumps.values())
         states.update(server.state for server in self._servers.values())
         into.put_readings(0, [states[state] for state in c.SERVER_STATES])
         self._log_changes(before)
 
-    def _find(
-        self, host: Host, states: Counter[str]
-    ) -> Iterator[tuple[rank_places.JobKey, str, Endpoint]]:
-        """Yield job, rank and endpoint of each server of a process on a GPU; count the others."""
+    def _take_turns(
+        self, host: Host, keys: Iterable[Key], until_ns: int
+    ) -> Iterator[tuple[Key, int]]:
+        """Yield users or jobs, longest without a turn first, each with the end of an equal share of the time that is left."""
+        waiting = sorted(keys, key=lambda key: self._turns.get(key, 0))
+        for position, key in enumerate(waiting):
+            now_ns = host.clock.now().boot_ns
+            if now_ns <= until_ns:
+                self._turns[key] = now_ns
+            yield key, now_ns + (until_ns - now_ns) // (len(waiting) - position)
+
+    def _find(self, host: Host, states: Counter[str]) -> Iterator[WorkerServer]:
+        """Yield the server of each process on a GPU; count the others."""
         directory, users = self._settings.flight_recorder_directory, self._places.users
         listing = flight_recorder.list_files(host, "list_sockets", self._settings)
         states["excess"] += not listing.is_complete
+        refused, self._refused = self._refused, {}
         for file in listing.files:
-            if file.user in users:
-                yield (file.job, file.user), file.subject, (directory, file.job, file.name)
-            else:
+            endpoint: Endpoint = directory, file.job, file.name
+            if file.user not in users:
                 states["owner"] += 1
+            elif refused.get(endpoint) == file:
+                self._refused[endpoint] = file
+                states[_UNREACHABLE] += 1
+            else:
+                job = file.job, file.user
+                yield WorkerServer(job, file.subject, endpoint, self._began_ns, file)
         pids = sorted(p for p, s in self._places.processes.items() if s.seen_ns >= self._began_ns)
         if not self._ports or not pids:
             return
         ports = " ".join(map(str, self._ports))
         for port, pid in host.call(worker_servers.WORKER_SERVERS, "listeners", ports, *pids):
-            job, process = self._places.job_of(pid), self._places.processes[pid].process
-            if job is None or process.rank is None:
+            job_of_pid, process = self._places.job_of(pid), self._places.processes[pid].process
+            if job_of_pid is None or process.rank is None:
                 states["owner"] += 1
             else:
-                yield job, str(process.rank), (port, pid, process.user, process.started_ns)
+                endpoint = port, pid, process.user, process.started_ns
+                yield WorkerServer(job_of_pid, str(process.rank), endpoint, self._began_ns)
 
     def _query_job(
         self, host: Host, servers: list[WorkerServer]
@@ -225,7 +282,7 @@ class WorkerServerSource(source.SourceWithoutResources):
         for server in servers:
             answer = self._query(host, "progress", server, servers)
             server.update(answer.progress if answer else {})
-        if not any(server.is_still for server in servers):
+        if any(s.has_advanced for s in servers) or not any(s.is_still for s in servers):
             return
         for server in servers:
             if server.state != _ANSWERED:
@@ -256,8 +313,10 @@ class WorkerServerSource(source.SourceWithoutResources):
         except OSError as error:
             server.state = _FAILURES.get(error.errno or 0, _UNREACHABLE)
             server.problem = error.strerror or str(error)
+            if server.file and error.errno == errno.ECONNREFUSED:
+                self._refused[server.endpoint] = server.file
             return None
-        server.state = _ANSWERED
+        server.state, server.has_answered = _ANSWERED, True
         return msgspec.convert(answer, worker_servers.WorkerAnswer)
 
     def _log_changes(self, before: dict[Endpoint, str]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, strategies as st
 from structlog.testing import capture_logs
 from support.cases import capture_of
 from support.flight_recorders import DIRECTORY, SAME_TIME_NS, STEP_NS, USER, dump, pickled
@@ -25,11 +26,11 @@ from agent.config import AgentSettings
 from agent.host import HostWrapper, Json
 from agent.host.job_files import JobFile, JobFileListing
 from agent.host.live_host import LiveHost
-from agent.host.recorded_host import RecordedHost, call_key
+from agent.host.recorded_host import RecordedClock, RecordedHost, call_key
 from agent.host.recording_host import RecordingHost
 from agent.service import Agent
 from agent.sources import worker_server
-from agent.sources.worker_server import parse_ports
+from agent.sources.worker_server import WorkerServer, parse_ports
 from railscope.capture import Capture, CaptureMoment
 from railscope.catalog import collectives as c
 from railscope.frame import Event, Frame
@@ -45,9 +46,9 @@ TIMEOUT_MS = 2000
 BEGAN_NS = HANG.about.started_wall_ns - SAME_TIME_NS - 5000 * STEP_NS
 
 
-def socket_file(rank: int, user: int = USER) -> JobFile:
-    name = f"rank_{rank}.sock"
-    return JobFile(JOB, name, str(rank), user, 0, 0, 100 + rank, is_regular=False)
+def socket_file(rank: int, user: int = USER, job: str = JOB, kind: str = "rank") -> JobFile:
+    name = f"{kind}_{rank}.sock"
+    return JobFile(job, name, str(rank), user, 0, 0, 100 + rank, is_regular=False)
 
 
 def listing(*files: JobFile) -> dict[str, Json]:
@@ -55,8 +56,8 @@ def listing(*files: JobFile) -> dict[str, Json]:
     return {f"job_files.list_sockets({DIRECTORY})": content}
 
 
-def key(function: str, rank: int) -> str:
-    arguments = (TIMEOUT_MS, DIRECTORY, JOB, f"rank_{rank}.sock")
+def key(function: str, rank: int, job: str = JOB, kind: str = "rank") -> str:
+    arguments = (TIMEOUT_MS, DIRECTORY, job, f"{kind}_{rank}.sock")
     return call_key("worker_server", function, arguments)
 
 
@@ -83,7 +84,7 @@ HUNG = numbers(5000, 5000, 4999, 5000) | dumps(5000, 5000, 4999, 5000)
 
 
 class AskedHost(HostWrapper):
-    """A host that notes the requests to workers."""
+    """A host that notes the requests to workers; those with `slow` in their name take 1.9 s."""
 
     def __init__(self, host: RecordedHost, asked: list[str]) -> None:
         super().__init__(host)
@@ -92,6 +93,9 @@ class AskedHost(HostWrapper):
     def call(self, host_interface: str, function: str, *arguments: int | str) -> Json:
         if host_interface == "worker_server":
             self._asked.append(f"{function} {arguments[-1]}")
+            if "slow" in str(arguments[-1]):
+                assert isinstance(self.clock, RecordedClock)
+                self.clock.go_to(self.clock.offset_ns + 19 * SECOND_NS // 10)
         return self._host.call(host_interface, function, *arguments)
 
     def read(self, path: str) -> bytes:
@@ -180,6 +184,18 @@ def test_a_job_that_advances_or_waits_for_nothing_is_never_asked_for_records() -
     assert idle.ranks == {}
 
 
+def test_a_job_of_which_a_group_hangs_while_another_advances_is_not_asked_for_records() -> None:
+    def progress(step: int) -> dict[str, Json]:
+        hung, other = {"0": [5000, 4999]}, {"1": [step, step - 1]}
+        return {key("progress", rank): {"progress": hung} for rank in range(3)} | {
+            key("progress", 3): {"progress": other}
+        }
+
+    node = Node(*(progress(step) for step in range(9, 12)), first=HUNG | progress(8), minutes=6)
+    first = next(n for n, name in enumerate(node.asked) if name.startswith("dump"))
+    assert first == 4 * 4, "after the first request that found no progress"
+
+
 def test_dumps_are_forgotten_when_the_job_advances() -> None:
     node = Node({}, {}, numbers(*[5001] * 4, completed=5000), minutes=3)
     assert len(node.events) == 1
@@ -248,6 +264,84 @@ def test_the_number_of_servers_of_a_job_is_bounded() -> None:
     node = Node(first=HUNG | many, minutes=1)
     assert len(node.asked) == worker_server.MAX_SERVERS_PER_JOB
     assert node.servers["excess"] == 8
+
+
+@pytest.mark.parametrize("user", [USER, USER + 1])
+@pytest.mark.parametrize("is_renamed", [False, True])
+def test_a_job_whose_workers_answer_slowly_leaves_time_for_others(
+    user: int, *, is_renamed: bool
+) -> None:
+    """One whose sockets remain, and one with a new socket in each period."""
+    of_user = {
+        f"job_files.process({pid})": CALLS[f"job_files.process({pid})"] | {"user": user}
+        for pid in PIDS[3:]
+    }
+    sockets = [*map(socket_file, range(3))]
+    answer: Json = {"progress": {"0": [5000, 4999]}}
+    moments: list[dict[str, Json]] = []
+    for minute in range(6):
+        ranks = [31 + minute * is_renamed, *range(31)]
+        slow = [socket_file(rank, user, "slow", "slow") for rank in ranks]
+        answers = {key("progress", rank, "slow", "slow"): answer for rank in ranks}
+        moments.append(listing(*slow, *sockets) | answers)
+    node = Node(*moments[1:], first=HUNG | of_user | moments[0], minutes=5)
+    requests = Counter(node.asked)
+    assert [requests[f"progress rank_{rank}.sock"] for rank in range(3)] == [5] * 3
+    assert any("slow" in name for name in requests)
+
+
+def test_sockets_of_ended_processes_are_asked_once_and_leave_places_for_others() -> None:
+    ended = [
+        (f"ended{number}", rank)
+        for number in range(40)
+        for rank in range(8)
+    ]  # fmt: skip
+    dead = [socket_file(rank, USER, job, "dead") for job, rank in ended]
+    refused: dict[str, Json] = {
+        key("progress", rank, job, "dead"): {"error": ["os", errno.ECONNREFUSED]}
+        for job, rank in ended
+    }
+    node = Node(first=HUNG | refused | listing(*dead, *map(socket_file, range(4))), minutes=5)
+    requests = Counter(node.asked)
+    assert [requests[f"progress rank_{rank}.sock"] for rank in range(4)] == [5] * 4
+    assert sum(number for name, number in requests.items() if "dead" in name) == len(ended)
+    assert node.servers == {"answered": 4, "unreachable": len(ended)}
+
+
+def server_of(user: int, job: int, number: int, *, has_answered: bool) -> WorkerServer:
+    place = DIRECTORY, str(job), f"rank_{number}.sock"
+    return WorkerServer((str(job), user), str(number), place, 0, has_answered=has_answered)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(0, 20), st.booleans()),
+        max_size=600,
+    )
+)
+def test_users_share_the_places_and_servers_that_answered_come_first(
+    found: list[tuple[int, int, int, bool]],
+) -> None:
+    servers = [
+        server_of(user, job, number, has_answered=has_answered)
+        for user, job, number, has_answered in found
+    ]
+    selected = worker_server.select_servers(servers)
+    assert len(selected) <= worker_server.MAX_SERVERS
+    of_job = Counter(server.job for server in selected)
+    assert max(of_job.values(), default=0) <= worker_server.MAX_SERVERS_PER_JOB
+    of_user = Counter(server.job[1] for server in selected)
+    for user in {server.job[1] for server in servers}:
+        jobs = Counter(server.job for server in servers if server.job[1] == user)
+        eligible = sum(min(n, worker_server.MAX_SERVERS_PER_JOB) for n in jobs.values())
+        assert of_user[user] >= min(eligible, worker_server.MAX_SERVERS // 4)
+
+
+def test_new_servers_do_not_replace_those_that_have_answered() -> None:
+    new = [server_of(1, job, n, has_answered=False) for job in range(40) for n in range(8)]
+    running = [server_of(1, 99, n, has_answered=True) for n in range(8)]
+    selected = worker_server.select_servers([*new, *running])
+    assert sum(server.has_answered for server in selected) == len(running)
 
 
 def test_the_last_dumps_beyond_the_memory_of_all_are_dropped_and_counted() -> None:
