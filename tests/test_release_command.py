@@ -125,26 +125,86 @@ def test_what_cannot_be_released_changes_nothing(clone: Clone, prepare, version:
     assert clone.state() == before
 
 
-def test_files_of_an_earlier_build_are_replaced_and_without_them_nothing_is_tagged(clone: Clone):
-    """The directory of an earlier build is accepted; a copy that fails changes no branch and no tag."""
-    make_target(clone)
-    (clone.dist / "thesis.tex").unlink()
-    before = clone.git("for-each-ref", "--format=%(refname) %(objectname)")
-    script = (
-        "import sys; from pathlib import Path; import release\n"
-        "release.check_target(Path(sys.argv[1]))\n"
-        "release.publish(Path('missing'), Path(sys.argv[1]), '9.0.0', 'HEAD', 'HEAD')"
-    )
-    outcome = subprocess.run(
-        [sys.executable, "-c", script, str(clone.dist)],
-        cwd=clone.path / "deploy/packages",
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+class BuiltRelease:
+    """A release that was built, with the directory of an earlier build as its target."""
+
+    def __init__(self, clone: Clone, directory: Path) -> None:
+        self.clone, self.built = clone, directory / "built"
+        make_target(clone)
+        (clone.dist / "thesis.tex").unlink()
+        self.built.mkdir()
+        (self.built / "new.whl").touch()
+        self.released = self._commit("HEAD")
+        self.recorded = self._commit(self.released)
+        self.before = self.state()
+
+    def _commit(self, parent: str) -> str:
+        return self.clone.git("commit-tree", "HEAD^{tree}", "-p", parent, "-m", "release: test")
+
+    def publish(self) -> subprocess.CompletedProcess[str]:
+        script = (
+            "import sys; from pathlib import Path; import release\n"
+            "release.check_target(Path(sys.argv[2]))\n"
+            "release.publish(Path(sys.argv[1]), Path(sys.argv[2]), '9.0.0', *sys.argv[3:])"
+        )
+        places = (str(self.built), str(self.clone.dist))
+        return subprocess.run(
+            [sys.executable, "-c", script, *places, self.released, self.recorded],
+            cwd=self.clone.path / "deploy/packages",
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def state(self) -> tuple[str, list[str], list[str]]:
+        """Return branches and tags, files of the target, and the directories beside it."""
+        refs = self.clone.git("for-each-ref", "--format=%(refname) %(objectname)")
+        beside = sorted(path.name for path in self.clone.dist.parent.iterdir())
+        return refs, sorted(path.name for path in self.clone.dist.iterdir()), beside
+
+
+@pytest.fixture(name="built")
+def _built(clone: Clone, tmp_path: Path) -> BuiltRelease:
+    return BuiltRelease(clone, tmp_path)
+
+
+def test_files_of_an_earlier_build_are_replaced_with_the_tag(built: BuiltRelease):
+    outcome = built.publish()
+    assert outcome.returncode == 0, outcome.stderr
+    assert built.clone.git("rev-parse", "HEAD") == built.recorded
+    assert built.clone.git("rev-parse", "v9.0.0^{commit}") == built.released
+    assert built.state()[1:] == (["new.whl"], built.before[2])
+
+
+def test_a_copy_that_fails_changes_no_branch_no_tag_and_no_file(built: BuiltRelease):
+    (built.built / "new.whl").unlink()
+    built.built.rmdir()
+    outcome = built.publish()
     assert "FileNotFoundError" in outcome.stderr
-    assert "missing" in outcome.stderr
-    assert clone.git("for-each-ref", "--format=%(refname) %(objectname)") == before
+    assert built.state()[:2] == built.before[:2]
+
+
+def test_a_branch_that_has_changed_since_keeps_the_earlier_build(built: BuiltRelease):
+    built.clone.commit("README.md", "changed\n")
+    before = built.state()
+    outcome = built.publish()
+    assert f"HEAD is {built.clone.git('rev-parse', 'HEAD')}: expected" in outcome.stderr
+    assert built.state() == before
+
+
+def test_a_file_that_a_merge_would_overwrite_keeps_the_earlier_build(built: BuiltRelease):
+    """HEAD is the commit that was built, and the merge fails."""
+    (built.clone.path / "README.md").write_text("changed by the release\n")
+    built.clone.git("add", "README.md")
+    tree = built.clone.git("write-tree")
+    built.recorded = built.clone.git(
+        "commit-tree", tree, "-p", built.released, "-m", "release: test"
+    )
+    built.clone.git("reset", "--quiet")
+    (built.clone.path / "README.md").write_text("changed by a person\n")
+    outcome = built.publish()
+    assert "overwritten by merge" in outcome.stderr
+    assert built.state() == built.before
 
 
 @pytest.mark.thorough

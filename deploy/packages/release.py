@@ -130,12 +130,23 @@ def run_tests(tree: Path, built: Path, epoch: str) -> None:
 
 
 def publish(built: Path, target: Path, version: str, released: str, recorded: str) -> None:
-    """Copy the files, then change branch and tag: without the files there is no release."""
-    if target.exists():
-        shutil.rmtree(target)
-    shutil.copytree(built, target)
-    git("merge", "--quiet", "--ff-only", recorded)
-    git("tag", "--annotate", f"v{version}", released, "--message", f"Railscope {version}")
+    """Copy the files, change branch and tag, then replace the target: without the files there is no release.
+
+    The former files remain if the branch has changed since. Raises ClickException.
+    """
+    if (head := git("rev-parse", "HEAD")) != git("rev-parse", f"{released}^"):
+        message = f"HEAD is {head}: expected the commit that was built; nothing was released; fix: run the command again"
+        raise click.ClickException(message)
+    target = target.resolve()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as directory:
+        copy = Path(directory) / "copy"
+        shutil.copytree(built, copy)
+        git("merge", "--quiet", "--ff-only", recorded)
+        git("tag", "--annotate", f"v{version}", released, "--message", f"Railscope {version}")
+        if target.exists():
+            target.rename(Path(directory) / "former")
+        copy.rename(target)
 
 
 @click.command()
