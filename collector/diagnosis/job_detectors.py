@@ -42,8 +42,12 @@ def jobs_without_input(view: findings.DiagnosisView) -> Iterator[findings.Findin
         alike = _are_alike(known_values, usual, float(np.median(readings[job.gpus])))
         if not thresholds.min_input < usual < highest or not alike:
             continue
-        progress = _progress(view, job)
-        starves = not progress < max(MIN_PROGRESS, PROGRESS_SHARE * usual) and not progress > 1
+        progress = _progress(view, job, INPUT_SLOTS)
+        # Two slots show a part of long steps, with or without their exchange.
+        starves = any(
+            not each < max(MIN_PROGRESS, PROGRESS_SHARE * usual) and not each > 1
+            for each in (progress, _progress(view, job, findings.SLOTS_PER_MINUTE))
+        )
         if starves and (
             job_steps.has_common_steps(view, job)
             or job_steps.has_common_steps(view, job, INPUT_SLOTS)
@@ -82,13 +86,13 @@ MAX_SMALL_INPUT, SMALL_LOSS, MAX_STARVED_SPEED = 0.88, 0.75, 0.95
 MIN_READINGS = 4.0
 
 
-def _progress(view: findings.DiagnosisView, job: ActiveJob) -> float:
+def _progress(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> float:
     """Return what a job exchanges, relative to its past; starved steps still end, and those of a checkpoint do not."""
     for kind, name, positions in (
         (DeviceKind.NIC, "send", job.nics),
         (DeviceKind.GPU, "nvlink", job.gpus),
     ):
-        table = view.signals.table(kind, INPUT_SLOTS)
+        table = view.signals.table(kind, slots)
         past = np.nansum(view.base(kind, name)[positions])
         if past > 0 and not np.isnan(table[name][positions]).all():
             return float(np.nansum(table[name][positions]) / past)

@@ -153,6 +153,7 @@ def _losses(
     if (
         len(affected) >= MIN_MEMBERS
         and len(affected) >= thresholds.loss_share * len(positions)
+        and _lasts(view, affected)
         and _is_lost(view, affected)
         and not _has_one_sender(view, affected)
     ):
@@ -167,6 +168,15 @@ def _losses(
             for p in affected[:4].tolist()
         )
         yield findings.Finding("leaf_loss", cause, rates, parts=tuple(affected.tolist()))
+
+
+def _lasts(view: findings.DiagnosisView, affected: Positions) -> bool:
+    """True if most NICs lose packets in several slots of two minutes: overlapping windows show one burst several times."""
+    count = np.zeros(len(affected))
+    for back in range(2 * findings.SLOTS_PER_MINUTE):
+        table = view.signals.table(DeviceKind.NIC, 1, back)
+        count += findings.above(np.fmax(table["out_of_order"], table["naks"])[affected], 0.0)
+    return bool(np.median(count) > 1)
 
 
 def _is_lost(view: findings.DiagnosisView, affected: Positions) -> bool:

@@ -108,10 +108,17 @@ def nodes_generate_samples(cluster: DrawnCluster, row: Row, since: int) -> None:
             row.nic[name][nodes] *= 0.4 * load
 
 
+def packets_below_a_leaf_are_lost_once(_: DrawnCluster, row: Row, since: int) -> None:
+    """As where a path of the fabric changes: three windows contain the one burst."""
+    if since == 0:
+        row.nic["naks"][:, 3] = row.nic["order"][:, 3] = 10.0
+
+
 @pytest.mark.parametrize(
     "change",
     [
         nodes_generate_samples,
+        packets_below_a_leaf_are_lost_once,
         rails_of_two_speeds,
         a_driver_is_loaded_again,
         cables_with_many_corrected_errors,
@@ -166,6 +173,22 @@ def test_equal_gaps_of_all_ranks_show_common_steps_that_are_longer_than_a_minute
             for device, names in ((row.nic, ("send", "receive")), (row.gpu, ("nvlink",))):
                 for name in names:
                     device[name][nodes] *= shares
+
+    assert classes_of(incidents_of(input_is_late)) == {("dataloader_stall", "job")}
+
+
+def test_steps_of_which_two_slots_show_the_exchange_or_none_show_missing_input() -> None:
+    """Every fourth slot has all of the exchange of a step of 40 seconds."""
+
+    def input_is_late(cluster: DrawnCluster, row: Row, since: int) -> None:
+        nodes = cluster.jobs[0].nodes
+        factor = 3.6 if since % 4 == 0 else 0.05
+        if since >= 0:
+            row.gpu["utilization"][nodes] *= 0.6
+            factor *= 0.6
+        for device, names in ((row.nic, ("send", "receive")), (row.gpu, ("nvlink",))):
+            for name in names:
+                device[name][nodes] *= factor
 
     assert classes_of(incidents_of(input_is_late)) == {("dataloader_stall", "job")}
 
