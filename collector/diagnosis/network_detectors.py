@@ -189,11 +189,15 @@ def _congests(view: findings.DiagnosisView, position: int) -> bool:
     thresholds = view.thresholds.network
     if view.signals.nic["receive"][position] > thresholds.line_receive:
         return True
-    leaf, job = view.groups.nic_leaf[position], int(view.job_of_nic[position])
+    groups, job = view.groups, int(view.job_of_nic[position])
     if job >= 0 and view.states[view.jobs[job].key].is_slow:
         return True
+    of_rail = groups.nic_rail == groups.nic_rail[position]
+    if findings.above(view.signals.nic["pausing_share"][of_rail], thresholds.min_pausing).any():
+        return False  # the peers are victims of the NIC that pauses its switch port
+    leaf = groups.nic_leaf[position]
     return leaf >= 0 and bool(
-        victims(view)[view.groups.leaves[leaf]].mean() >= thresholds.min_paused_peers
+        victims(view)[groups.leaves[leaf]].mean() >= thresholds.min_paused_peers
     )
 
 

@@ -349,6 +349,19 @@ def test_a_link_that_is_down_explains_losses_of_its_own_job(place: int, *, is_pe
     assert ("leaf_loss" in found and not found["leaf_loss"].explained_by) is not is_peer
 
 
+def test_a_busy_receiver_has_no_victims_while_another_nic_pauses_the_leaf() -> None:
+    """The job of the busy receiver is as fast as before."""
+
+    def both(_: DrawnCluster, row: Row, since: int) -> None:
+        if since >= -10:
+            row.nic["receive"][1, 3], row.nic["marked"][1, 3] = 0.5, 0.05
+        if since >= 0:
+            row.nic["pausing"][0, 3] = 0.2
+            row.nic["paused"][1:NODES, 3] += 0.1
+
+    assert classes_of(incidents_of(both)) == {("slow_receiver", "nic")}
+
+
 def test_delayed_receipts_leave_the_offset_of_a_clock() -> None:
     """The receipts of one node are late, as after a lost packet: its clock appears to be behind."""
     delayed, behind = NodeContact(), NodeContact()
