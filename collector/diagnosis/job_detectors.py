@@ -6,7 +6,8 @@ within 90 seconds, in an evaluation the GPUs go on computing, and a requeue leav
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -117,23 +118,23 @@ def node_gaps(view: findings.DiagnosisView) -> slot_sums.Floats:
     return gaps
 
 
+class _NodeGaps(NamedTuple):
+    """Utilization of the nodes of a job, and the median of the job's others, in the last minute; shape (slots, nodes)."""
+
+    nodes: slot_sums.Positions
+    used: slot_sums.Floats
+    usual: slot_sums.Floats
+
+
 def late_hosts(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield the node of a job with GPUs that have gaps in their work while those of other nodes have none.
 
     Utilization is a reading of one moment: a node is late if most moments of a minute show it, and the nodes of its job
-    hardly differed before. Replicas of a service differ with their load: a job that was not steady is unknown.
+    hardly differed before. Replicas of a service differ with their load: a job that was not steady is unknown. Tasks that
+    wait for processors explain a gap, also a small one, and one that the job has time for.
     """
-    thresholds = view.thresholds.jobs
-    low = view.base(DeviceKind.NODE, "job_gap", 0.1)
-    limits = low - np.fmax(
-        thresholds.min_gap,
-        thresholds.gap_factor * (view.base(DeviceKind.NODE, "job_gap", 0.5) - low),
-    )
-    past = job_steps.low_use(view)
-    pressed = _is_pressed(view)
-    sums, slot = view.devices.sums[DeviceKind.GPU], view.signals.slot
-    slots = sums.history("utilization", slot, LATE_SLOTS)
-    readings = sums.weight("utilization", slot, view.signals.window)
+    pressed, past = _is_pressed(view), job_steps.low_use(view)
+    slots = view.devices.sums[DeviceKind.GPU].history("utilization", view.signals.slot, LATE_SLOTS)
     for job in view.jobs:
         # Without steps, as between phases of training, nodes may do different work.
         has_steps = not view.states[job.key].speed < MIN_LATE_SPEED
@@ -143,48 +144,63 @@ def late_hosts(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         used = np.stack([job_steps.node_means(view, job, values)[1] for values in slots])
         if np.isnan(used).all():
             continue
-        usual = np.stack([_medians_of_others(row) for row in used])
-        count = (~np.isnan(used - usual)).sum(axis=0)
-        # Tasks that wait for processors explain a gap, also a small one, and one that the job has time for.
+        gaps = _NodeGaps(nodes, used, np.stack([_medians_of_others(row) for row in used]))
         has_reason = pressed[nodes]
-        min_gap = np.where(has_reason, PRESSED_GAP_SHARE, 1.0) * thresholds.min_gap
-        limit = np.where(has_reason, -min_gap, np.fmin(limits[nodes], -min_gap))
-        late = used - usual < limit
-        late &= (usual > STEADY_USE) & (used > 0.05)  # noqa: PLR2004 - the others work, and it still does
-        hit = (count >= LATE_SLOTS / 2) & (late.sum(axis=0) >= thresholds.late_share * count)
-        hit &= has_reason | findings.above(_medians_of_others(before), STEADY_USE)
-        # Readings of moments vary: the mean of few of them must differ by more.
-        with np.errstate(invalid="ignore"):
-            deviation = float(np.nanstd(used - slot_sums.means_known(used)))
-            gap = slot_sums.means_known(used - usual)
-        hit &= gap < -np.fmax(
-            min_gap, thresholds.late_deviations * deviation / np.sqrt(np.fmax(count, 1))
-        )
+        hit = _have_gaps(view, gaps, has_reason)
         # All ranks wait for a late host, so the job slows down as much; replicas of a service do not.
-        speed = view.states[job.key].speed
-        hit &= has_reason | ~(speed > 1 + gap / 2)
+        speed, gap = view.states[job.key].speed, slot_sums.means_known(gaps.used - gaps.usual)
         hit &= ~(speed < 1 + job_steps.MAX_LOSS_FACTOR * gap - job_steps.LOSS_NOISE)
-        if len(job.nodes) < MIN_PEERS:  # of two nodes, neither is the usual one
-            hit &= has_reason
-        if not job_steps.has_common_steps(view, job):  # or long ones, of which a minute shows few
-            hit &= has_reason
-        # The minute after a change of phase contains both; with enough readings, a shorter window decides.
-        count_now = float(np.median(readings[job.gpus]))
-        if count_now >= MIN_WINDOW_READINGS and not job_steps.has_common_steps(
-            view, job, view.signals.window
-        ):
-            hit &= has_reason
-        for index in np.flatnonzero(hit).tolist():
-            name = view.devices.node_names[nodes[index]]
-            pressure = view.signals.node["cpu_pressure"][nodes[index]]
-            use, peer_use = float(np.nanmean(used[:, index])), float(np.nanmean(usual[:, index]))
-            evidence = (
-                findings.FindingEvidence(
-                    "utilization", use, peer_use, "other nodes of the job", name
-                ),
-                findings.FindingEvidence("cpu_pressure", float(pressure), 0.0, "limit", name),
-            )
-            yield findings.Finding("host_late", findings.Cause("node", name=name), evidence)
+        is_alone = findings.above(_medians_of_others(before), STEADY_USE) & ~(speed > 1 + gap / 2)
+        hit &= has_reason | (is_alone & _shows_late_nodes(view, job))
+        yield from _late_nodes(view, gaps, np.flatnonzero(hit).tolist())
+
+
+def _have_gaps(
+    view: findings.DiagnosisView, gaps: _NodeGaps, has_reason: findings.Flags
+) -> findings.Flags:
+    """Return the nodes that are used less than the others, and than before, in most slots."""
+    thresholds = view.thresholds.jobs
+    low = view.base(DeviceKind.NODE, "job_gap", 0.1)[gaps.nodes]
+    spread = view.base(DeviceKind.NODE, "job_gap", 0.5)[gaps.nodes] - low
+    own_limit = low - np.fmax(thresholds.min_gap, thresholds.gap_factor * spread)
+    min_gap = np.where(has_reason, PRESSED_GAP_SHARE, 1.0) * thresholds.min_gap
+    limit = np.where(has_reason, -min_gap, np.fmin(own_limit, -min_gap))
+    late = gaps.used - gaps.usual < limit
+    late &= (gaps.usual > STEADY_USE) & (gaps.used > 0.05)  # noqa: PLR2004 - the others work, and it still does
+    count = (~np.isnan(gaps.used - gaps.usual)).sum(axis=0)
+    hit = (count >= LATE_SLOTS / 2) & (late.sum(axis=0) >= thresholds.late_share * count)
+    # Readings of moments vary: the mean of few of them must differ by more.
+    with np.errstate(invalid="ignore"):
+        deviation = float(np.nanstd(gaps.used - slot_sums.means_known(gaps.used)))
+    noise = thresholds.late_deviations * deviation / np.sqrt(np.fmax(count, 1))
+    found: findings.Flags = hit & (
+        slot_sums.means_known(gaps.used - gaps.usual) < -np.fmax(min_gap, noise)
+    )
+    return found
+
+
+def _shows_late_nodes(view: findings.DiagnosisView, job: ActiveJob) -> bool:
+    """True if gaps alone show a late node: of two nodes, neither is the usual one, and nodes must take common steps."""
+    if len(job.nodes) < MIN_PEERS or not job_steps.has_common_steps(view, job):
+        return False
+    # The minute after a change of phase contains both; with enough readings, a shorter window decides.
+    sums, window = view.devices.sums[DeviceKind.GPU], view.signals.window
+    count = float(np.median(sums.weight("utilization", view.signals.slot, window)[job.gpus]))
+    return count < MIN_WINDOW_READINGS or job_steps.has_common_steps(view, job, window)
+
+
+def _late_nodes(
+    view: findings.DiagnosisView, gaps: _NodeGaps, late: Iterable[int]
+) -> Iterator[findings.Finding]:
+    for index in late:
+        name = view.devices.node_names[gaps.nodes[index]]
+        pressure = float(view.signals.node["cpu_pressure"][gaps.nodes[index]])
+        use, peer_use = (float(np.nanmean(each[:, index])) for each in (gaps.used, gaps.usual))
+        evidence = (
+            findings.FindingEvidence("utilization", use, peer_use, "other nodes of the job", name),
+            findings.FindingEvidence("cpu_pressure", pressure, 0.0, "limit", name),
+        )
+        yield findings.Finding("host_late", findings.Cause("node", name=name), evidence)
 
 
 def _is_pressed(view: findings.DiagnosisView) -> findings.Flags:
