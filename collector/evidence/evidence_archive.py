@@ -304,9 +304,12 @@ class EvidenceArchive:
     ) -> Iterator[int]:
         """Delete a day's archived facts of these nodes other than some parts; yield the facts of each step.
 
-        Intervals with starts of boots that were reported late stay: they may wait for a decision.
+        Each file is read again first: the store may have lost or changed it since. Intervals with starts of
+        boots that were reported late stay: they may wait for a decision.
         """
+        files = {file.number: file for file in self.files(day, day + 1, kind=INTERVALS)}
         for number, facts in sorted(self._find_deletable(day, nodes).items()):
+            self.read(files[number])
             recent_ns = now_ns - RESTORED_NS
             with self.database.transaction(writes=True) as connection:
                 schema.lock(connection, _LOCK)

@@ -269,6 +269,30 @@ async def test_a_changed_or_missing_file_is_reported_and_nothing_of_it_is_restor
     assert "evidence.restore" not in archiving.records()
 
 
+@pytest.mark.parametrize("is_lost", [True, False])
+async def test_nothing_is_deleted_whose_file_was_lost_or_changed_since(
+    archiving: ArchivingCollector, *, is_lost: bool
+):
+    before = archiving.facts()
+    keeping = ArchivingCollector(archiving.site, archiving.directory, delete_after_days=0)
+    assert await keeping.retention.attempt()
+    keeping.retention.close()
+    contents = {path: path.read_bytes() for path in archiving.directory.rglob("*.parquet")}
+    for path in changed_files(archiving.directory):
+        if is_lost:
+            path.unlink()
+    with capture_logs() as lines:
+        assert not await archiving.retention.attempt()
+    problem = "missing file" if is_lost else "was changed: SHA-256"
+    assert problem in lines[-1]["problem"]
+    assert archiving.facts() == before
+    assert "evidence.delete" not in archiving.records()
+    for path, content_ in contents.items():
+        path.write_bytes(content_)
+    assert await archiving.retention.attempt()
+    assert archiving.facts() < before
+
+
 async def test_the_commands_list_verify_and_restore_and_bills_name_what_is_missing(
     archiving: ArchivingCollector, tmp_path: Path
 ):
