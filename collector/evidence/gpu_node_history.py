@@ -222,9 +222,11 @@ def _owned_periods(listing: NodeListing) -> Periods:
 
 
 def _reported_periods(listing: NodeListing) -> Periods:
-    """Return the same time, up to the last report of the GPU."""
-    last_ns = max((span.last_ns for span in listing.listed), default=-FOREVER_NS) + 1
-    return [(start, min(end, last_ns)) for start, end in _owned_periods(listing) if start < last_ns]
+    """Return the same time, of each period up to the last report of the GPU in it."""
+    ends = sorted(span.last_ns + 1 for span in listing.listed)
+    return [
+        (start, ends[bisect_right(ends, end) - 1]) for start, end in _owned_periods(listing)
+    ]
 
 
 def _split_by_expectation(listing: NodeListing) -> tuple[Periods, Periods]:
