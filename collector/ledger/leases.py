@@ -255,7 +255,10 @@ class Lease:
                 connection.execute(new.values(name=self.name, holder="", epoch=0))
             is_free: Any = sa.true()
             if is_server:
-                is_free = sa.or_(rows.c.expires_at.is_(None), rows.c.expires_at <= _clock())
+                # No renewal expires later: the clock of the database was ahead, as that of a former primary.
+                latest = _clock() + timedelta(seconds=max(self.seconds, LEASE_SECONDS))
+                expires_at = rows.c.expires_at
+                is_free = sa.or_(expires_at.is_(None), expires_at <= _clock(), expires_at > latest)
             if self.place:
                 is_free = sa.or_(is_free, rows.c.holder.endswith(_PLACE + self.place))
             query = sa.select(rows).where(named, is_free).with_for_update(skip_locked=True)

@@ -28,7 +28,7 @@ HEAD = "head"
 """Lease of the collector that shows the nodes of all."""
 REMOVED_SECONDS = 86_400
 NAME_SECONDS = 10.0
-"""Time without a renewal after which another collector may have the name, with another URL."""
+"""Time without a renewal after which another collector may have the name, with another URL or on another host."""
 MAX_NODES_BYTES = 16 << 20
 
 rows = sa.Table(
@@ -196,16 +196,20 @@ def exchange(
         values["nodes"] = nodes
     age = sa.extract("epoch", clock - rows.c.seen_at)
     with database.transaction(writes=True) as connection:
-        other = sa.select(rows.c.url).where(
+        host = member.holder.partition(":")[0] + ":"
+        is_restart = sa.and_(
+            rows.c.url == member.url, rows.c.holder.startswith(host, autoescape=True)
+        )
+        other = sa.select(rows.c.url, rows.c.holder).where(
             rows.c.name == member.name,
             rows.c.holder != member.holder,
-            rows.c.url != member.url,
-            age < NAME_SECONDS,
+            ~is_restart,
+            age.between(-NAME_SECONDS, NAME_SECONDS),
         )
-        if url := connection.execute(other).scalar():
+        if row := connection.execute(other).first():
             message = (
-                f"collector {url} has the name {member.name} too: expected a name for each collector;"
-                " fix: set cluster.name"
+                f"collector {row.url} on {row.holder.partition(':')[0]} has the name {member.name} too: expected a"
+                " name and a URL for each collector; fix: set cluster.name and cluster.advertised_url"
             )
             raise NameInUseError(message)
         values["clock_ns"] = wall_ns()  # just before the database's: a transaction may have waited

@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import sqlalchemy as sa
 from aiohttp import web
 from makers import SECOND
 from running_collector import run_collector
@@ -132,15 +134,26 @@ def test_two_collectors_on_one_machine_have_different_names(tmp_path: Path):
 
 def test_a_name_that_another_running_collector_has_is_an_error(database: str):
     shared = databases.SharedDatabase(database, metadata)
-    own = membership.ClusterMember("a", "http://one:1", "holder-1", 0.0)
-    other = membership.ClusterMember("a", "http://two:1", "holder-2", 0.0)
+    own = membership.ClusterMember("a", "http://one:1", "host-1:5:d00d", 0.0)
+    renamed = own._replace(url="http://two:1", holder="host-1:6:beef")
+    copied = own._replace(holder="host-2:5:cafe")
     try:
         membership.exchange(shared.open(), own, b"", time.time_ns)
-        with pytest.raises(membership.NameInUseError, match="http://one:1 has the name a too"):
-            membership.exchange(shared.open(), other, b"", time.time_ns)
-        restarted = own._replace(holder="holder-3")
+        for other in (renamed, copied):
+            with pytest.raises(
+                membership.NameInUseError, match="http://one:1 on host-1 has the name a too"
+            ):
+                membership.exchange(shared.open(), other, b"", time.time_ns)
+        restarted = own._replace(holder="host-1:7:f00d")
         found = membership.exchange(shared.open(), restarted, b"", time.time_ns)
         assert [each.url for each in found.members] == ["http://one:1"]
+        for seconds in (-3600, 3600):  # it ended, or the clock of the database was ahead
+            with shared.open().transaction(writes=True) as connection:
+                seen_at = membership.rows.c.seen_at + timedelta(seconds=seconds)
+                connection.execute(sa.update(membership.rows).values(seen_at=seen_at))
+            moved = copied if seconds < 0 else restarted._replace(holder="host-3:1:abcd")
+            found = membership.exchange(shared.open(), moved, b"", time.time_ns)
+            assert [each.holder for each in found.members] == [moved.holder]
     finally:
         shared.close()
 

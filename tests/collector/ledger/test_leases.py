@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -93,6 +94,19 @@ def test_one_holds_it_until_it_expires_and_the_other_takes_the_next_epoch(databa
     ]
     assert (first.term, first.changes) == (None, 2)
     assert first.take(database) is None
+
+
+def test_it_is_taken_if_the_clock_of_the_database_was_ahead(database: Database):
+    """As after the promotion of a standby, whose clock is behind that of the former primary."""
+    lost, other = leases.Lease(NAME), leases.Lease(NAME)
+    term = taken(lost, database)
+    with database.transaction(writes=True) as connection:
+        ahead = CLOCK + timedelta(hours=1)
+        connection.execute(sa.update(leases.rows).values(expires_at=ahead))
+    check(term, database)
+    assert taken(other, database).epoch == 2
+    with pytest.raises(leases.LostLeaseError, match="taken by another collector"):
+        check(term, database)
 
 
 def test_a_write_of_an_earlier_term_fails_though_its_process_holds_the_lease_again(
