@@ -164,6 +164,7 @@ class Collector:
             self.database.open,
             self._metering_stores,
         )
+        self.clock.peer_offsets_ns = lambda: self.cluster.members.leads_over(self.cluster.name)
         slurm_drain.check_settings(self.settings)
         self.drainer = slurm_drain.SlurmDrainer(
             self.settings.slurm, self.trail, self.clock.now_ns, leads=self.cluster.leads

@@ -162,6 +162,11 @@ class ClusterMembers(NamedTuple):
         leads_ns = {member.name: member.clock_lead_ns for member in self.members}
         return leads_ns[name] - leads_ns[other] if {name, other} <= leads_ns.keys() else 0
 
+    def leads_over(self, name: str) -> list[int]:
+        """Return the lead of the clock of each other collector that is present over that of one, in nanoseconds."""
+        present = (each for each in self.members if abs(each.age_seconds) < NAME_SECONDS)
+        return [self.lead_ns(each.name, name) for each in present if each.name != name]
+
 
 def encode_nodes(nodes: Mapping[str, int]) -> bytes:
     """Encode the nodes of a collector."""
@@ -217,6 +222,10 @@ def exchange(
         if not connection.execute(changed).rowcount:
             new = {"name": member.name, "nodes": b""} | values
             connection.execute(schema.insert_new(connection, rows).values(**new))
+        seconds = (wall_ns() - values["clock_ns"]) / timestamps.SECOND_NS
+        if seconds > NAME_SECONDS:  # the difference of the clocks would contain it
+            message = f"the database responded after {seconds:.0f} s: expected at most {NAME_SECONDS:g} s"
+            raise UnusableLedgerError(message)
         written_seconds = sa.extract("epoch", rows.c.seen_at)
         columns = [c for c in rows.c if c is not rows.c.nodes]
         known_nodes = rows.c.nodes if reads_nodes else sa.literal(b"").label("nodes")

@@ -307,6 +307,27 @@ async def test_the_use_of_quotas_counts_a_node_once_that_changed_its_collector(
         assert "quota_used_gpu_time_seconds" in await quota_use(two["a"])
 
 
+async def test_a_head_without_nodes_holds_back_if_its_clock_is_not_that_of_the_others(
+    tmp_path: Path, database: str
+):
+    """It would finalize days early, and search what the others record from a later time on."""
+    nodes = {name: ReportingNode(name) for name in NODES}
+
+    def set_ahead(one: RunningCollector) -> None:
+        one.collector.clock.wall_ns = lambda: time.time_ns() + 600 * SECOND
+
+    async with contextlib.AsyncExitStack() as stack:
+        settings = {name: settings_of(tmp_path, name, database) for name in "ab"}
+        other = await stack.enter_async_context(run_collector(settings["b"]))
+        await report(nodes, dict.fromkeys(NODES, other))
+        head = await stack.enter_async_context(run_collector(settings["a"], set_ahead))
+        await until_true(lambda: head.collector.clock.problem)
+        assert "of all 1 other collectors" in head.collector.clock.problem
+        await until_true(lambda: other.collector.finalizer.lease.term)
+        assert not head.collector.finalizer.lease.term
+        assert not other.collector.clock.hold_reason
+
+
 async def test_other_collectors_refer_to_the_head(tmp_path: Path, database: str):
     nodes = {name: ReportingNode(name) for name in NODES}
     async with running(tmp_path, database, ["a", "b"]) as two:

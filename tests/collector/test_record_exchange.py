@@ -168,6 +168,13 @@ def test_the_difference_of_two_clocks_is_measured_by_the_clock_of_the_database(d
         assert found.lead_ns("b", "a") == pytest.approx(3600 * SECOND, abs=2 * SECOND)
         assert found.lead_ns("a", "b") == -found.lead_ns("b", "a")
         assert found.lead_ns("a", "c") == 0, "not present"
+        assert found.leads_over("a") == [found.lead_ns("b", "a")]
+        assert found.leads_over("b") == [found.lead_ns("a", "b")]
+        absent = [each._replace(age_seconds=60.0) for each in found.members if each.name == "b"]
+        assert found._replace(members=absent).leads_over("a") == []
+        times = iter([time.time_ns() - 11 * SECOND, time.time_ns()])
+        with pytest.raises(databases.UnusableLedgerError, match="responded after 11 s"):
+            membership.exchange(shared.open(), member, b"", lambda: next(times))
     finally:
         shared.close()
 
