@@ -275,8 +275,12 @@ class EvidenceStore:
             counts_ns = loaded_facts.find_counts(
                 connection, self.quarantine, nodes, (start_ns, end_ns)
             )
+            shared = [gpu for gpu in sorted(homes) if len(homes[gpu]) > 1]
+            starts_ns = loaded_facts.find_starts(
+                connection, self.quarantine, shared, (start_ns, end_ns)
+            )
             beyond = further_parts.BeyondWindow(
-                source, window, parts, known_contacts, decided, counts_ns
+                source, window, parts, known_contacts, decided, counts_ns, starts_ns
             )
             found = {gpu: beyond.find(gpu, homes[gpu]) for gpu in sorted(homes) if homes[gpu]}
             for further in found.values():

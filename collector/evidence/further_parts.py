@@ -5,7 +5,8 @@ have a reading in the window. After it, it is the next part that lists the GPU. 
 all of them, so no other part is read.
 
 Of a GPU that several nodes reported, parts are read back to a time at which one of the nodes listed it and no other
-had it: earlier reports do not affect where it is after that time.
+had it: earlier reports do not affect where it is after that time. That is before the start of each claim in the window:
+time under review divides a claim, and its parts have names by their order.
 """
 
 from __future__ import annotations
@@ -82,6 +83,8 @@ class BeyondWindow:
     decisions: review_rules.ReviewDecisions
     counts_ns: Mapping[str, int]
     """Time by node since which placement of its claims without a device is to be exact."""
+    starts_ns: Mapping[str, int]
+    """First start of the claims in the window, by GPU of several nodes."""
     _before: dict[str, node_parts.NodeParts] = field(default_factory=dict)
     _after: dict[str, node_parts.NodeParts] = field(default_factory=dict)
     _before_window: dict[str, node_parts.NodeParts] = field(default_factory=dict)
@@ -117,7 +120,10 @@ class BeyondWindow:
             readings = self._before_window[node].find_nearest(self._find_continued(gpu, node))
             found[node] |= readings
             since_ns = min([since_ns, *(part.start_ns for part in readings.values())])
-        searches = self._search_before(gpu, counted, since_ns if len(nodes) > 1 else self.window[0])
+        low_ns = self.window[0]
+        if len(nodes) > 1:
+            low_ns = min(since_ns, self.starts_ns.get(gpu, since_ns))
+        searches = self._search_before(gpu, counted, low_ns)
         since_ns = min([since_ns, *(self.counts_ns.get(node, since_ns) for node in counted)])
         if len(nodes) == 1 and since_ns < self.window[0]:
             (node,) = nodes

@@ -149,3 +149,18 @@ def find_counts(
                     midnight_ns, midnights_ns.get(claim.node, midnight_ns)
                 )
     return midnights_ns
+
+
+def find_starts(
+    connection: sa.Connection,
+    quarantine: evidence_records.EvidenceQuarantine,
+    gpus: Sequence[str],
+    span: tuple[int, int],
+) -> dict[str, int]:
+    """Return by GPU the first start of the claims on it that may have been in force in a window."""
+    starts_ns: dict[str, int] = {}
+    for few in evidence_tables.group_items(gpus):
+        for row in connection.execute(evidence_tables.select_claims(few, *span)):
+            if claim := quarantine.claim(row.fact, row.content):
+                starts_ns[claim.gpu] = min(claim.start_ns, starts_ns.get(claim.gpu, claim.start_ns))
+    return starts_ns

@@ -261,6 +261,11 @@ verdicts = st.dictionaries(st.sampled_from(["n1", "n2"]), st.booleans())
     [Claim(0, "GPU-0", is_ended=False, length=1, name="a")],
     {},
 )
+@example(
+    [(0, "first", 1), (1, "first", 0), (1, "first", 1), (2, "host", 1), (3, "first", 0)],
+    [Claim(0, "GPU-0", is_ended=False, length=1, name="a")],
+    {},
+)
 async def test_days_of_a_gpu_of_two_nodes_do_not_depend_on_the_days_metered_together(
     new_ledger_file: Path, visited: list, held: list[Claim], decided: dict[str, bool]
 ) -> None:
