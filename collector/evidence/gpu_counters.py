@@ -40,11 +40,11 @@ def counter_increments(
         for counter in node_intervals.read_counters(interval)
         if counter.rdma
     }
-    for interval in intervals:
-        rails = described.get(interval.node, ())
+    for key, all_series in _merge_parts(intervals).items():
+        node, boot, _ = key
+        rails = described.get(node, ())
         own_rails = {each.rail for each in rails}
-        key = interval.node, interval.boot, interval.number
-        for series in interval.series.values():
+        for series in all_series.values():
             for column, counter in enumerate(series.counters):
                 if counter.gpu != gpu and (counter.gpu or counter.rail not in own_rails):
                     continue
@@ -54,11 +54,11 @@ def counter_increments(
                     value = int.from_bytes(
                         cell.values[8 * column : 8 * column + 8], "little", signed=True
                     )
-                    stay_ns = _find_stay(interval.node, stays, cell.timestamp_ns) if moved else 0
+                    stay_ns = _find_stay(node, stays, cell.timestamp_ns) if moved else 0
                     if value < 0 or cell.timestamp_ns < since_ns or stay_ns is None:
                         continue
-                    in_stay = _CounterInStay(counter, interval.node, stay_ns)
-                    cells = readings.setdefault(in_stay, {}).setdefault((interval.boot, run), {})
+                    in_stay = _CounterInStay(counter, node, stay_ns)
+                    cells = readings.setdefault(in_stay, {}).setdefault((boot, run), {})
                     number = cell.boot_ns // node_intervals.GRID_NS
                     counts = bool(counter.gpu) or (
                         _rail_at(rails, cell.timestamp_ns) == counter.rail
@@ -70,6 +70,30 @@ def counter_increments(
     for (counter, *_), runs in sorted(readings.items()):
         increments_by_quantity.setdefault(counter.measure, []).append(_compute_increments(runs))
     return {measure: _merge_increments(parts) for measure, parts in increments_by_quantity.items()}
+
+
+_IntervalKey: TypeAlias = tuple[str, str, int]
+"""Node, boot, and number of the interval."""
+
+
+def _merge_parts(
+    intervals: Iterable[node_intervals.EvidenceInterval],
+) -> dict[_IntervalKey, dict[str, node_intervals.CounterSeries]]:
+    """Return the series of each interval: of a cell in several parts of it, the first reading.
+
+    A part of a collector that received some of the frames has later readings, which count only if they are the first.
+    """
+    merged: dict[_IntervalKey, dict[str, node_intervals.CounterSeries]] = {}
+    for interval in intervals:
+        of_interval = merged.setdefault((interval.node, interval.boot, interval.number), {})
+        for name, series in interval.series.items():
+            other = of_interval.setdefault(name, series)
+            if other is not series:
+                joined = node_intervals.CounterSeries(series.run, series.counters, {**other.cells})
+                of_interval[name] = joined
+                for number, cell in series.cells.items():
+                    joined.offer(number, cell)
+    return merged
 
 
 _Reading: TypeAlias = tuple[int, int, int, bool]

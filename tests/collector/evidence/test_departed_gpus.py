@@ -16,16 +16,21 @@ from test_grouped_days import DAYS, Claim, compare_groups, write
 from collector.evidence.evidence_contents import content_days, contents_table
 from collector.evidence.evidence_records import EvidenceQuarantine
 from collector.evidence.evidence_store import EvidenceStore, compress_interval
+from collector.evidence.gpu_counters import counter_increments
 from collector.evidence.gpu_evidence import AdministratorInputs
 from collector.evidence.node_intervals import (
     INTERVAL_NS,
+    CounterReading,
+    CounterSeries,
     EvidenceInterval,
     ReportedGpu,
     SampleSpan,
     encode_interval,
 )
 from collector.finalization import archived_days
+from collector.fleet.schema_columns import CounterSubject
 from collector.ledger.database import Database
+from collector.metering.evidence import NodeStay
 from collector.metering.measures import CountedQuantity
 from collector.metering.tiling import SlotState
 from collector.tables import metadata
@@ -184,3 +189,27 @@ async def test_what_is_needed_of_a_gpu_that_left_is_not_deleted(url: str, tmp_pa
         recomputed = archived_days.recompute_day(archiving.archive, site.stores.ledger, day)
         assert (recomputed.equal, recomputed.problems) == (2, [])
     site.finalizer.close()
+
+
+def counted_part(*seconds: int) -> EvidenceInterval:
+    """Part of an interval with readings of the energy of GPU-0, each the first one that a collector has of 30 seconds."""
+    counters = (CounterSubject(CountedQuantity.ENERGY, "GPU-0"),)
+    cells = {
+        second // 30: CounterReading(
+            at(second) - at(0), at(second), second.to_bytes(8, "little", signed=True)
+        )
+        for second in seconds
+    }
+    spans = [SampleSpan(at(seconds[0]), at(seconds[-1]))]
+    gpus = {"GPU-0": ReportedGpu(at(0), 0, spans=spans)}
+    series = {"gpu": CounterSeries("run", counters, cells)}
+    return EvidenceInterval("n1", "boot", 0, at(0), at(200), gpus, series=series)
+
+
+def test_a_collector_with_some_of_the_frames_adds_no_reading_of_a_gpu_that_arrives() -> None:
+    """The first reading of the 30 seconds in which a GPU arrives is from before, also if one collector lacks it."""
+    whole, some = counted_part(95, 125, 155), counted_part(110, 140, 155)
+    stays = [NodeStay(at(0), "n2", at(100)), NodeStay(at(100), "n1", FOREVER_NS)]
+    for parts in ([whole], [whole, some], [some, whole]):
+        found = counter_increments("GPU-0", parts, stays)[CountedQuantity.ENERGY]
+        assert (found.starts_ns.tolist(), found.amounts.tolist()) == ([at(125)], [30])
