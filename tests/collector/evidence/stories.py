@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 from support.story import (
     DAY,
+    SECOND,
     Envelopes,
     NodeReporter,
     claim_ended,
@@ -119,7 +122,12 @@ def runs_of(draw, node, gpus, boots):
             uncertainty_ns=draw(st.sampled_from([None, 0, 1_000_000_000])),
         )
         shift = number * (LAST + 300)
-        events = draw(claim_events(gpus, shift))
+        drawn = draw(claim_events(gpus, shift)).items()
+        booted_ns = reporter.booted_at * SECOND
+        events = {
+            second: [replace(event, boot_ns=event.boot_ns - booted_ns) for event in reported]
+            for second, reported in drawn
+        }
         frames = []
         for schema in draw(st.sampled_from([(gpus_of(*gpus),), (gpus_of(*gpus), ports_of(2))])):
             times = sorted({s + shift for s in draw(visits())} | events.keys())
