@@ -103,7 +103,12 @@ class Collector:
         find_seller(self.settings.billing.seller_file, ())  # raises SettingsError
         self.files = administrator_files.AdministratorFiles.from_settings(self.settings)
         self.audit.observed.tenant_of = self._find_tenant
-        self.clock = clock.CollectorClock(self.directory, self._node_offsets, wall_ns=self.wall_ns)
+        self.clock = clock.CollectorClock(
+            self.directory,
+            self._node_offsets,
+            wall_ns=self.wall_ns,
+            peer_offsets_ns=lambda: self.cluster.members.leads_over(self.cluster.name),
+        )
         self.audit.retention.clock = self.clock
         self.clock_records = collector_records.ClockRecords(self.trail, self.clock, self.reload)
         self.checkpointer.reason_to_withhold = lambda: self.clock.hold_reason
@@ -164,7 +169,6 @@ class Collector:
             self.database.open,
             self._metering_stores,
         )
-        self.clock.peer_offsets_ns = lambda: self.cluster.members.leads_over(self.cluster.name)
         slurm_drain.check_settings(self.settings)
         self.drainer = slurm_drain.SlurmDrainer(
             self.settings.slurm, self.trail, self.clock.now_ns, leads=self.cluster.leads
@@ -426,8 +430,7 @@ class Collector:
             self.clock.defect = self.state_files.damage.get(clock.FILE, "")
         damage = self.state_files.damage
         if clock.FILE not in damage and (state := clock.read_state(self.directory)):
-            deltas_ns = {step.since_ns: step.delta_ns for step in state.corrections}
-            self.checkpointer.corrections = deltas_ns
+            self.checkpointer.corrections = {s.since_ns: s.delta_ns for s in state.corrections}
         if not self.database.is_embedded:
             self.core.evidence.first_age_ns = node_intervals.LATE_NS
         self.checkpointer.restore(self.log.stats)

@@ -224,9 +224,7 @@ def _owned_periods(listing: NodeListing) -> Periods:
 def _reported_periods(listing: NodeListing) -> Periods:
     """Return the same time, of each period up to the last report of the GPU in it."""
     ends = sorted(span.last_ns + 1 for span in listing.listed)
-    return [
-        (start, ends[bisect_right(ends, end) - 1]) for start, end in _owned_periods(listing)
-    ]
+    return [(start, ends[bisect_right(ends, end) - 1]) for start, end in _owned_periods(listing)]
 
 
 def _split_by_expectation(listing: NodeListing) -> tuple[Periods, Periods]:

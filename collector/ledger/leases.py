@@ -257,8 +257,8 @@ class Lease:
             if is_server:
                 # No renewal expires later: the clock of the database was ahead, as that of a former primary.
                 latest = _clock() + timedelta(seconds=max(self.seconds, LEASE_SECONDS))
-                expires_at = rows.c.expires_at
-                is_free = sa.or_(expires_at.is_(None), expires_at <= _clock(), expires_at > latest)
+                expiry = rows.c.expires_at
+                is_free = sa.or_(expiry.is_(None), expiry <= _clock(), expiry > latest)
             if self.place:
                 is_free = sa.or_(is_free, rows.c.holder.endswith(_PLACE + self.place))
             query = sa.select(rows).where(named, is_free).with_for_update(skip_locked=True)

@@ -224,7 +224,9 @@ def exchange(
             connection.execute(schema.insert_new(connection, rows).values(**new))
         seconds = (wall_ns() - values["clock_ns"]) / timestamps.SECOND_NS
         if seconds > NAME_SECONDS:  # the difference of the clocks would contain it
-            message = f"the database responded after {seconds:.0f} s: expected at most {NAME_SECONDS:g} s"
+            message = (
+                f"the database responded after {seconds:.0f} s: expected at most {NAME_SECONDS:g} s"
+            )
             raise UnusableLedgerError(message)
         written_seconds = sa.extract("epoch", rows.c.seen_at)
         columns = [c for c in rows.c if c is not rows.c.nodes]
