@@ -199,12 +199,13 @@ class CollectorClock:
         if any(map(_is_near, offsets_ns)) and not contradicted:
             state.since_ns = state.since_ns if state.problem else 0
             state.is_unconfirmed = False
+        accepted = self.directory / ACCEPTED_FILE
+        if state.hold_reason and accepted.exists():
+            accepted.unlink(missing_ok=True)
+            self._accept(state, drift_ns if state.problem else 0, boot_ns)
+            return
         if state.problem:
-            accepted = self.directory / ACCEPTED_FILE
-            if accepted.exists():
-                accepted.unlink(missing_ok=True)
-                self._accept(state, drift_ns, boot_ns)
-            elif abs(drift_ns) <= MAX_STEP_NS and not contradicted:
+            if abs(drift_ns) <= MAX_STEP_NS and not contradicted:
                 self._trust(state, "the wall clock returned", boot_ns)
             return
         if contradicted:

@@ -212,20 +212,20 @@ def accept_loss_command(config: Path | None) -> None:
 @config_option
 @click.confirmation_option(prompt="Is the wall clock of this machine correct now?")
 def accept_clock_command(config: Path | None) -> None:
-    """Make the running collector accept the current wall clock after it was found suspect."""
+    """Make the running collector accept the current wall clock after it was found suspect, or while no node confirms it."""
     directory = service.state_directory(load_settings(config))
     try:
         state = clock.read_state(directory)
     except clock.ClockFileError as error:
         message = f"{error}; fix: restore the file, or run `railscope collector accept-loss`"
         raise click.ClickException(message) from error
-    if state is None or not state.problem:
-        message = "nothing to accept: the clock is not suspect"
+    if state is None or not state.hold_reason:
+        message = "nothing to accept: the clock is neither suspect nor unconfirmed"
         raise click.ClickException(message)
     (directory / clock.ACCEPTED_FILE).touch()
     click.echo(
-        "accepted; the running collector applies it within seconds; it was suspect: "
-        f"{state.problem}"
+        "accepted; the running collector applies it within seconds; it was suspect or unconfirmed: "
+        f"{state.hold_reason}"
     )
 
 

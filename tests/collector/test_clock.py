@@ -168,6 +168,19 @@ def test_one_node_that_agrees_confirms_the_clock_of_a_small_cluster(tmp_path: Pa
     assert not agent.hold_reason, "a confirmed clock is not contradicted by one node"
 
 
+def test_an_administrator_confirms_the_clock_of_a_collector_without_nodes(tmp_path: Path):
+    machine = rebooted(tmp_path, off_ns=40 * DAY_NS, error_ns=0)
+    agent = machine.started()
+    machine.boot_ns += 2 * SECOND_NS
+    assert agent.hold_reason
+    (tmp_path / clock.ACCEPTED_FILE).touch()
+    machine.boot_ns += 2 * SECOND_NS
+    assert not agent.hold_reason
+    assert not agent.is_replaced, "no frame gets another timestamp"
+    assert not (tmp_path / clock.ACCEPTED_FILE).exists()
+    assert not machine.started().hold_reason
+
+
 def test_a_short_reboot_needs_no_confirmation(tmp_path: Path):
     agent = rebooted(tmp_path, off_ns=600 * SECOND_NS, error_ns=0).started()
     assert not agent.hold_reason
