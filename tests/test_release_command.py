@@ -125,6 +125,22 @@ def test_what_cannot_be_released_changes_nothing(clone: Clone, prepare, version:
     assert clone.state() == before
 
 
+@pytest.mark.parametrize("name", ["dist", "dist/thesis.tex"])
+def test_a_build_replaces_no_files_but_those_of_an_earlier_build(clone: Clone, name: str):
+    make_target(clone)
+    before = sorted(clone.dist.parent.iterdir()), sorted(clone.dist.iterdir())
+    script = str(clone.path / "deploy/packages/build.py")
+    outcome = subprocess.run(
+        [sys.executable, script, "--to", str(clone.dist.parent / name)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert outcome.returncode == 1
+    assert "expected a new or empty directory, or an earlier build" in outcome.stderr
+    assert (sorted(clone.dist.parent.iterdir()), sorted(clone.dist.iterdir())) == before
+
+
 class BuiltRelease:
     """A release that was built, with the directory of an earlier build as its target."""
 

@@ -18,7 +18,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -124,6 +125,36 @@ def put(path: Path, content: str | bytes, mode: int = 0o644) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     path.chmod(mode)
+
+
+def check_target(target: Path) -> None:
+    """Raise ClickException if a directory has files that no earlier build wrote: they would be removed."""
+    if target.exists() and not target.is_dir():
+        message = (
+            f"{target} is not a directory: expected a new or empty directory, or an earlier build"
+        )
+        raise click.ClickException(message)
+    sums = target / "SHA256SUMS"
+    lines = sums.read_text().splitlines() if sums.is_file() else []
+    built = {sums.name, *(line.partition("  ")[2] for line in lines)}
+    others = {path.name for path in target.iterdir()} - built if target.exists() else set()
+    if others:
+        message = f"{target} has files of no build, such as {min(others)}: expected a new or empty directory, or an earlier build"
+        raise click.ClickException(message)
+
+
+@contextmanager
+def replaced(target: Path) -> Iterator[Path]:
+    """Yield an empty directory beside a target, which replaces it afterwards; not after an error."""
+    target = target.resolve()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as directory:
+        new = Path(directory) / "new"
+        new.mkdir()
+        yield new
+        if target.exists():
+            target.rename(Path(directory) / "former")
+        new.rename(target)
 
 
 # Trees -------------------------------------------------------------------------------------------
@@ -409,7 +440,7 @@ def build(
     "target",
     required=True,
     type=click.Path(path_type=Path),
-    help="Directory, created empty.",
+    help="Directory of the built files: a new or empty one, or that of an earlier build, which is replaced.",
 )
 @click.option(
     "--source",
@@ -426,13 +457,12 @@ def main(*, target: Path, source: Path | None, without_collector: bool) -> None:
     if sys.version_info[:2] != tuple(map(int, PYTHON.split("."))):
         message = f"Python {platform.python_version()}: expected {PYTHON}, for which the packages are compiled"
         raise click.ClickException(message)
-    shutil.rmtree(target, ignore_errors=True)
-    target.mkdir(parents=True)
+    check_target(target)
     packages = [package for package in PACKAGES if not (without_collector and package is COLLECTOR)]
     epoch = int(
         os.environ.get("SOURCE_DATE_EPOCH") or run("git", "log", "-1", "--format=%ct", cwd=ROOT)
     )
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory() as directory, replaced(target) as built:
         work, revision = Path(directory), ""
         if source is None:
             revision = run("git", "rev-parse", "HEAD", cwd=ROOT).strip()
@@ -441,7 +471,7 @@ def main(*, target: Path, source: Path | None, without_collector: bool) -> None:
             run("git", "archive", "--output", work / "source.tar", "HEAD", cwd=ROOT)
             shutil.unpack_archive(work / "source.tar", source, filter="data")
         origin = oci_image.ImageOrigin(revision, epoch)
-        build(source.resolve(), target.resolve(), work, origin, packages)
+        build(source.resolve(), built, work, origin, packages)
     for path in sorted(target.iterdir()):
         click.echo(path)
 

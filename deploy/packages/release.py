@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import click
-from build import ROOT, run
+from build import ROOT, check_target, replaced, run
 from packaging.version import Version
 
 TESTS = ("tests/test_releases.py", "tests/test_project_files.py", "tests/packages")
@@ -30,17 +30,6 @@ _VERSION_LINE = re.compile(r'^__version__ = "(.*)"$', re.MULTILINE)
 def git(*arguments: str | Path, tree: Path = ROOT) -> str:
     """Run git; return its output."""
     return run("git", "-C", tree, *arguments).rstrip("\n")
-
-
-def check_target(target: Path) -> None:
-    """Raise ClickException if a directory has files that no earlier build wrote: they would be removed."""
-    sums = target / "SHA256SUMS"
-    lines = sums.read_text().splitlines() if sums.is_file() else []
-    built = {sums.name, *(line.partition("  ")[2] for line in lines)}
-    others = {path.name for path in target.iterdir()} - built if target.exists() else set()
-    if others:
-        message = f"{target} has files of no build, such as {min(others)}: expected a new or empty directory, or an earlier build"
-        raise click.ClickException(message)
 
 
 def check_release(version: str) -> None:
@@ -137,16 +126,10 @@ def publish(built: Path, target: Path, version: str, released: str, recorded: st
     if (head := git("rev-parse", "HEAD")) != git("rev-parse", f"{released}^"):
         message = f"HEAD is {head}: expected the commit that was built; nothing was released; fix: run the command again"
         raise click.ClickException(message)
-    target = target.resolve()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as directory:
-        copy = Path(directory) / "copy"
-        shutil.copytree(built, copy)
+    with replaced(target) as new:
+        shutil.copytree(built, new, dirs_exist_ok=True)
         git("merge", "--quiet", "--ff-only", recorded)
         git("tag", "--annotate", f"v{version}", released, "--message", f"Railscope {version}")
-        if target.exists():
-            target.rename(Path(directory) / "former")
-        copy.rename(target)
 
 
 @click.command()
