@@ -251,11 +251,14 @@ def write_deb(package: Package, root: Path, version: str, target: Path, epoch: i
     size = sum(path.lstat().st_size for path in root.rglob("*") if not path.is_dir()) // 1024
     control = root / "DEBIAN"
     own = [f"{name} (= {version}-1)" if name == COMMON.name else name for name in package.depends]
+    # Files of an earlier version may be in another of the packages.
+    others = [f"{each.name} (<< {version}-1)" for each in PACKAGES if each is not package]
     put(
         control / "control",
         f"Package: {package.name}\nSource: railscope\nVersion: {version}-1\nArchitecture: {architecture}\n"
         f"Maintainer: {MAINTAINER}\nInstalled-Size: {size}\nSection: admin\nPriority: optional\n"
-        f"Depends: {', '.join((*own, *package.debian_libraries))}\nDescription: {package.summary}\n"
+        f"Depends: {', '.join((*own, *package.debian_libraries))}\n"
+        f"Replaces: {', '.join(others)}\nDescription: {package.summary}\n"
         " Railscope observes GPU clusters with rail-optimized RDMA networks,\n"
         " attributes GPUs to tenants and jobs, and meters their use.\n",
     )

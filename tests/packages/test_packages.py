@@ -17,13 +17,15 @@ from zipfile import ZipFile
 
 import man_pages
 import pytest
-from support.packages import ROOT, FreshRoot, build_packages, dependencies, require
+from support.packages import EPOCH, ROOT, FreshRoot, build_packages, dependencies, require
 
 pytestmark = pytest.mark.timeout(900)  # the first of these tests builds all packages
 CAPTURE = ROOT / "tests/captures/hgx-h100-idle"
 COLLECTOR_COMMANDS = ("bill", "collector", "simulate")
 FORMS = ("railscope-*.whl", "railscope-*.tar.gz", "railscope-*.tgz", "railscope-*-oci.tar", "railscope*.cdx.json",
          *(f"railscope-{name}{end}" for name in ("agent", "collector", "common") for end in ("_*.deb", "-*.rpm")))  # fmt: skip
+BUILD = runpy.run_path(str(ROOT / "deploy/packages/build.py"), run_name="packages_build")
+SITE = BUILD["SITE"]
 LARGE = re.compile(r"railscope-(?:collector|image)|.*-oci\.tar$|SHA256SUMS")
 
 
@@ -156,10 +158,13 @@ def test_the_wheel_alone_is_the_agent_and_the_command_line(built: Path, tmp_path
 # Debian and RPM ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+EACH_PACKAGE = pytest.mark.parametrize(
     "name",
     ["agent", "common", pytest.param("collector", marks=pytest.mark.thorough)],
 )
+
+
+@EACH_PACKAGE
 def test_lintian_finds_nothing_but_what_is_listed(built: Path, name: str):
     require("lintian", "lintian")
     command = ["lintian", "--allow-root", "--fail-on", "error,warning"]
@@ -168,11 +173,11 @@ def test_lintian_finds_nothing_but_what_is_listed(built: Path, name: str):
     assert (outcome.returncode, outcome.stdout) == (0, "")
 
 
-def test_rpmlint_finds_nothing_but_what_is_listed(built: Path):
+@EACH_PACKAGE
+def test_rpmlint_finds_nothing_but_what_is_listed(built: Path, name: str):
     require("rpmlint", "rpmlint")
     settings = str(ROOT / "deploy/packages/rpmlint.toml")
-    files = [str(one(built, f"railscope-{name}-*.rpm")) for name in ("agent", "common")]
-    command = ["rpmlint", "--config", settings, *files]
+    command = ["rpmlint", "--config", settings, str(one(built, f"railscope-{name}-*.rpm"))]
     outcome = subprocess.run(command, capture_output=True, text=True, check=False)
     assert outcome.returncode == 0, outcome.stdout
     assert " 0 errors, 0 warnings" in outcome.stdout
@@ -208,14 +213,27 @@ def test_the_command_has_man_pages_and_completion(built: Path):
     assert set(BUILD["COMPLETIONS"].values()) <= paths
 
 
-def later(deb: Path, directory: Path) -> Path:
-    """Return a package as the next version, with other sample settings of the agent."""
+MOVED = f"{SITE}/jinja2/__init__.py"
+"""File of the collector, which is in another package in the next version."""
+
+
+def extract(deb: Path, directory: Path) -> Path:
+    """Return the tree of a package, with other sample settings of the agent and a file of another package."""
     tree = directory / deb.stem
     subprocess.run(["dpkg-deb", "--raw-extract", str(deb), str(tree)], check=True)
-    control = tree / "DEBIAN/control"
-    control.write_text(control.read_text().replace("-1\n", "-2\n").replace("-1)", "-2)"))
     if (settings := tree / "etc/railscope/agent.toml").exists():
         settings.write_text(settings.read_text() + "# of the next version\n")
+    if (tree / SITE).exists():
+        (tree / MOVED).parent.mkdir()
+        (tree / MOVED).write_text("moved\n")
+    return tree
+
+
+def later(deb: Path, directory: Path) -> Path:
+    """Return a package as the next version."""
+    tree = extract(deb, directory)
+    control = tree / "DEBIAN/control"
+    control.write_text(control.read_text().replace("-1\n", "-2\n").replace("-1)", "-2)"))
     file = directory / f"{deb.stem}.deb"
     subprocess.run(
         ["dpkg-deb", "-Zzstd", "-z1", "--build", str(tree), str(file)],
@@ -282,8 +300,9 @@ def test_debian_packages_are_installed_upgraded_removed_and_purged(
     state.mkdir(parents=True)
     (root.path / "etc/railscope/collector.token").write_text("secret\n")
     root.run("systemctl", "enable", "railscope-agent")
-    root.dpkg("--remove", "railscope-collector")
     root.dpkg("--install", *(later(deb, tmp_path) for deb in debs[:2]))
+    root.dpkg("--remove", "railscope-collector")
+    assert (root.path / MOVED).read_text() == "moved\n"
     assert settings.read_text() == 'node = "mine"\n'
     assert state.is_dir()
     assert root.run("systemctl", "is-enabled", "railscope-agent").stdout == "enabled\n"
@@ -299,7 +318,9 @@ def test_debian_packages_are_installed_upgraded_removed_and_purged(
     assert {path for path in left if "railscope" in path} == set()
 
 
-def test_rpm_packages_are_installed_and_removed(built: Path, root: FreshRoot):
+def test_rpm_packages_are_installed_upgraded_and_removed(
+    built: Path, root: FreshRoot, tmp_path: Path
+):
     fresh = root.paths()
     files = [one(built, f"railscope-{name}-*.rpm") for name in ("common", "agent", "collector")]
     root.rpm("--install", *files)
@@ -308,13 +329,31 @@ def test_rpm_packages_are_installed_and_removed(built: Path, root: FreshRoot):
     root.run("systemctl", "enable", "railscope-agent")
     names = [f"railscope-{name}" for name in ("agent", "collector", "common")]
     root.rpm("--verify", *names)
+
+    settings = root.path / "etc/railscope/agent.toml"
+    settings.write_text('node = "mine"\n')
+    state = root.path / "var/lib/private/railscope-agent/spool"
+    state.mkdir(parents=True)
+    tree = extract(one(built, "railscope-agent_*.deb"), tmp_path)
+    shutil.rmtree(tree / "DEBIAN")
+    BUILD["write_rpm"](BUILD["AGENT"], tree, "99.0.0", tmp_path, int(EPOCH))
+    root.rpm("--upgrade", one(tmp_path, "*.rpm"))
+    assert settings.read_text() == 'node = "mine"\n'
+    new = settings.with_name("agent.toml.rpmnew")
+    assert new.read_text().endswith("# of the next version\n")
+    assert root.run("systemctl", "is-enabled", "railscope-agent").stdout == "enabled\n"
+
     root.rpm("--erase", *names)
-    assert {path for path in root.paths() - fresh if "railscope" in path} == set()
+    assert state.is_dir()
+    assert not list((root.path / "etc/systemd/system").rglob("railscope*"))
+    settings.with_name("agent.toml.rpmsave").unlink()
+    new.unlink()
+    shutil.rmtree(root.path / "var/lib/private")
+    left = {path for path in root.paths() - fresh if "railscope" in path}
+    assert left <= {"etc/railscope"}
 
 
 # Versions and licences ---------------------------------------------------------------------------
-
-BUILD = runpy.run_path(str(ROOT / "deploy/packages/build.py"), run_name="packages_build")
 
 
 def test_a_candidate_is_a_version_before_the_release():
