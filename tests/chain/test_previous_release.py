@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from chain_support import ProgramDirectory, wait_until
 from support.once_per_run import once_per_run
 from test_crash import frames_of_runs, identities
 
+from agent.config import SourcePeriods
 from collector.access.credentials import digest_token
 
 ROOT = Path(__file__).parents[2]
@@ -139,11 +141,48 @@ def test_captures_of_the_previous_release_are_replayed(previous: Path, capture: 
     assert "railscope_gpu_info{" in done.stdout
 
 
-def railscope(*arguments: str, directory: Path = ROOT) -> subprocess.CompletedProcess[str]:
+SETTINGS = """
+import agent.config, collector.config, msgspec
+def names(type_):
+    for field in msgspec.structs.fields(type_):
+        yield field.name
+        if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+            yield from names(field.type)
+print(*names(agent.config.AgentSettings), *names(collector.config.CollectorSettings))
+"""
+
+
+def stable_names(tree: Path) -> set[str]:
+    """Return metrics, events and settings of a release."""
+    catalog = json.loads(railscope("catalog", "--format", "json", tree=tree).stdout)
+    settings = subprocess.run(
+        [sys.executable, "-P", "-c", SETTINGS],
+        env=os.environ | {"PYTHONPATH": str(tree)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    listed = {each["name"] for kind in ("metrics", "events") for each in catalog[kind]}
+    return listed | set(settings.stdout.split())
+
+
+def test_the_changelog_names_what_the_previous_release_had(previous: Path):
+    """Periods of former sources are named by the rejection of the setting."""
+    before, now = stable_names(previous), stable_names(ROOT)
+    assert before & now
+    file = ROOT / "CHANGELOG.md"
+    changes = file.read_text().partition("## [Unreleased]\n")[2].partition("\n## [")[0]
+    gone = before - now - set(SourcePeriods.renamed)
+    assert {name for name in gone if f"{name}`" not in changes} == set()
+
+
+def railscope(
+    *arguments: str, directory: Path = ROOT, tree: Path = ROOT
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-P", "-m", "railscope", *arguments],
         cwd=directory,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": str(tree)},
         capture_output=True,
         text=True,
         check=False,
