@@ -214,9 +214,8 @@ def load_credentials(path: Path) -> Credentials:
     try:
         return parse_credentials(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        message = (
-            f"missing tokens_file {path}; fix: create it with `railscope collector token NODE`"
-        )
+        fix = "`railscope collector token --nodes FILE --output DIRECTORY`"
+        message = f"missing tokens_file {path}; fix: create it with {fix}"
         raise settings.SettingsError(message) from None
     except (OSError, UnicodeDecodeError) as error:
         message = f"cannot read tokens_file {path}: {error}"
