@@ -169,7 +169,7 @@ lock: $(VENV)/.ready-to-test
 		--output-file deploy/requirements-extras.lock
 
 clean:
-	rm -rf $(VENV) $(VALIDATOR) $(HELM) dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	rm -rf $(VENV) $(VALIDATOR) $(HELM) dist .dist.* site .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 	  .import_linter_cache .grimp_cache .demo
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
