@@ -158,10 +158,11 @@ def query_agent(path: str, target: str, seconds: float, started: float) -> verdi
         message = f"no answer from the agent within {seconds:g} s"
         raise _HealthQueryError(message) from error
     except PermissionError as error:
-        message = "permission denied by the agent's socket; fix: run as root"
+        message = f"permission denied by the agent's socket {path}; fix: run as root"
         raise _HealthQueryError(message) from error
     except OSError as error:
-        message = f"no response from the agent: {error.strerror or error}"
+        reason = error.strerror or error
+        message = f"no response from the agent at {path}: {reason}; fix: start the agent, or name its --socket"
         raise _HealthQueryError(message) from error
     head, _, body = answer.partition(b"\r\n\r\n")
     if head.split()[1:2] != [b"200"]:
