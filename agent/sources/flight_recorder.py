@@ -14,6 +14,7 @@ import errno
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from types import MappingProxyType
 
 import msgspec
@@ -25,7 +26,7 @@ from agent.host import Host
 from agent.host.job_files import JOB_FILES, JobFile, JobFileListing, OpenedDump
 from agent.sampling import source
 from agent.sources import source_bases
-from agent.sources.rank_places import JobKey, RankPlaces
+from agent.sources.rank_places import JobKey, RankPlaces, in_turns_of_jobs
 from railscope import frame, reading
 from railscope.catalog import collectives as c, entities
 from railscope.timestamps import SECOND_NS
@@ -125,6 +126,8 @@ class FlightRecorderSource(source.SourceWithoutResources):
         self._reports: tuple[RankReport, ...] = ()
         self._dumps: dict[DumpKey, tuple[JobFile, recorder.FlightRecorderDump | str]] = {}
         """Each file as read, with its content or the reason why that is not usable."""
+        self._read_ns: dict[JobKey | int, int] = {}
+        """Time of the last read of a dump of each job and user on the boot clock."""
         self._reported: set[tuple[str, ...]] = set()
 
     def probe(self, host: Host) -> source.ProbeResult:
@@ -164,8 +167,9 @@ class FlightRecorderSource(source.SourceWithoutResources):
         self._places.update(host)
         states = self._read_dumps(host, listing.files)
         states["excess"] += not listing.is_complete
-        self._reports = tuple(self._compare())
-        self._results.readings = {r.entity: _rank_readings(r) for r in self._reports}
+        self._reports = tuple(islice(self._compare(), MAX_REPORTED))
+        by_group = sorted(self._reports, key=lambda report: report.entity.key[:3])
+        self._results.readings = {report.entity: _rank_readings(report) for report in by_group}
         by_state = Counter(report.verdict.state for report in self._reports)
         into.put_readings(0, [states[state] for state in c.FILE_STATES])
         into.put_readings(len(c.FILE_STATES), [by_state[state] for state in RankState])
@@ -173,14 +177,14 @@ class FlightRecorderSource(source.SourceWithoutResources):
 
     def _read_dumps(self, host: Host, files: Iterable[JobFile]) -> Counter[str]:
         """Read the files that are new or have changed; return the number of files by state."""
-        now_ns = host.clock.now().wall_ns
+        now = host.clock.now()
         users, before, self._dumps = self._places.users, self._dumps, {}
         states: Counter[str] = Counter()
         memory = DumpMemory()
         remaining_bytes = MAX_READ_BYTES
-        for file in sorted(files, key=lambda file: -file.modified_ns):
+        for file in self._in_turns(files):
             key = file.job, file.name
-            age_ns = now_ns - file.modified_ns
+            age_ns = now.wall_ns - file.modified_ns
             state = self._rejection(file, age_ns, users)
             if not state and key in before and before[key][0] == file:
                 self._dumps[key] = before[key]
@@ -188,6 +192,7 @@ class FlightRecorderSource(source.SourceWithoutResources):
                 state = "waiting" if file.bytes <= MAX_READ_BYTES else "too_large"
             elif not state:
                 remaining_bytes -= file.bytes
+                self._read_ns[file.job, file.user] = self._read_ns[file.user] = now.boot_ns
                 self._dumps[key] = file, self._read_dump(host, file)
             if state:
                 states[state] += 1
@@ -197,6 +202,16 @@ class FlightRecorderSource(source.SourceWithoutResources):
         contents = (content for _, content in self._dumps.values())
         states.update(content if isinstance(content, str) else "read" for content in contents)
         return states
+
+    def _in_turns(self, files: Iterable[JobFile]) -> Iterator[JobFile]:
+        """Yield files in turns of users and jobs, the one that was read longest ago first; those of a job newest first."""
+        jobs: dict[JobKey, list[JobFile]] = {}
+        for file in sorted(files, key=lambda file: -file.modified_ns):
+            jobs.setdefault((file.job, file.user), []).append(file)
+        keys = {key for job in jobs for key in (job, job[1])}
+        self._read_ns = {key: read_ns for key, read_ns in self._read_ns.items() if key in keys}
+        order = sorted(jobs, key=lambda job: [self._read_ns.get(key, 0) for key in (job[1], job)])
+        return in_turns_of_jobs({job: jobs[job] for job in order})
 
     def _rejection(self, file: JobFile, age_ns: int, users: set[int]) -> str:
         """Return the state of a file that is not read."""
@@ -218,27 +233,34 @@ class FlightRecorderSource(source.SourceWithoutResources):
         return opened.dump if opened.user == file.user else "owner"
 
     def _compare(self) -> Iterator[RankReport]:
-        """Yield the state of each rank that has a dump, or a process on this node, in each group of its job."""
-        groups: dict[tuple[JobKey, str], dict[int, RankRecord]] = {}
+        """Yield the states of ranks in turns of users and jobs."""
+        jobs: dict[JobKey, dict[str, dict[int, RankRecord]]] = {}
         found = sorted(
             (*self._dumps.values(), *self._served.dumps), key=lambda dump: dump[0].modified_ns
         )
         for file, dump in found:  # of several dumps of a rank, the newest counts
             if not isinstance(dump, str):
+                of_job = jobs.setdefault((file.job, file.user), {})
                 for group in dump.groups:
-                    of_group = groups.setdefault(((file.job, file.user), group.name), {})
+                    of_group = of_job.setdefault(group.name, {})
                     of_group[int(file.subject)] = RankRecord(group, file.modified_ns)
+        return in_turns_of_jobs(
+            {job: self._compare_job(job, groups) for job, groups in sorted(jobs.items())}
+        )
+
+    def _compare_job(
+        self, job: JobKey, groups: dict[str, dict[int, RankRecord]]
+    ) -> Iterator[RankReport]:
+        """Yield the state of each rank of a job that has a dump, or a process on this node, in each group."""
         limit = round(self._settings.late_seconds * SECOND_NS)
-        left = MAX_REPORTED
-        for (job, name), records in sorted(groups.items()):
-            is_shared = self._places.is_shared(job)
-            places = {} if is_shared else self._places.of_job(job)
+        is_shared = self._places.is_shared(job)
+        places = {} if is_shared else self._places.of_job(job)
+        for name, records in sorted(groups.items()):
             declared = {rank for record in records.values() for rank in record.group.ranks}
             is_whole = name == rank_verdicts.WHOLE_JOB
             here = {r for r in places if r in declared or (is_whole and not declared)}
             verdicts = {} if is_shared else rank_verdicts.compare_ranks(records, declared, limit)
-            for rank in sorted({*records, *here})[:left]:
-                left -= 1
+            for rank in sorted({*records, *here}):
                 verdict = verdicts.get(rank, rank_verdicts.NO_RECORD)
                 collective = verdict.collective
                 facts = places.get(rank, {}) | source.nonempty_facts(

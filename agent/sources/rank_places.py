@@ -7,8 +7,11 @@ belong to several holders is attributed to none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -26,6 +29,28 @@ FindClaims = Callable[[int], tuple[NodeClaim, ...]]
 """Claims that cover a process."""
 JobKey = tuple[str, int]
 """Directory of the files, and their owner."""
+Item = TypeVar("Item")
+
+
+def in_turns(parts: Iterable[Iterable[Item]]) -> Iterator[Item]:
+    """Yield the first item of each part, then the second one of each, and so on."""
+    waiting = deque(map(iter, parts))
+    while waiting:
+        part = waiting.popleft()
+        for item in islice(part, 1):
+            yield item
+            waiting.append(part)
+
+
+def in_turns_of_jobs(jobs: Mapping[Any, Iterable[Item]]) -> Iterator[Item]:
+    """Yield items in turns of the users, those of a user in turns of its jobs; keys are a name, the user and anything else.
+
+    With it, no user and no job takes more than its share of a limit while others need theirs.
+    """
+    users: dict[int, list[Iterable[Item]]] = {}
+    for key, items in jobs.items():
+        users.setdefault(key[1], []).append(items)
+    return in_turns(map(in_turns, users.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,13 +167,13 @@ class RankPlaces:
         return found if len({listed.holder for listed in found.values()}) == 1 else {}
 
     def is_shared(self, key: JobKey) -> bool:
-        """True if a directory names none of several jobs of its user: equal ranks of two jobs have the same files."""
+        """True if a directory names none of several jobs of its user: equal ranks of two jobs have the same files.
+
+        Processes without a rank do not count, unless no environment of the user could be read: then claims separate the jobs.
+        """
         job, user = key
-        ranked = [
-            listed
-            for listed in self.processes.values()
-            if listed.process.user == user and listed.process.rank is not None
-        ]
+        of_user = [listed for listed in self.processes.values() if listed.process.user == user]
+        ranked = [listed for listed in of_user if listed.process.rank is not None] or of_user
         names = {frozenset(listed.process.jobs or listed.jobs) for listed in ranked}
         return len(names) > 1 and not any(job and job in listed.jobs for listed in ranked)
 

@@ -111,12 +111,10 @@ def _in_turn(
     servers: Iterable[WorkerServer], group: Callable[[WorkerServer], object], limit: int
 ) -> list[WorkerServer]:
     """Return the first server of each group, then the second one of each, and so on up to a limit."""
-    counts: Counter[object] = Counter()
-    by_turn: dict[int, list[WorkerServer]] = {}
+    groups: dict[object, list[WorkerServer]] = {}
     for server in servers:
-        counts[group(server)] += 1
-        by_turn.setdefault(counts[group(server)], []).append(server)
-    return [server for turn in sorted(by_turn) if turn <= limit for server in by_turn[turn]]
+        groups.setdefault(group(server), []).append(server)
+    return list(rank_places.in_turns(of_group[:limit] for of_group in groups.values()))
 
 
 def parse_ports(text: str) -> list[int]:

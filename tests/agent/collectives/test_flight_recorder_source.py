@@ -15,13 +15,14 @@ from support.cases import capture_of
 from support.flight_recorders import DIRECTORY, SAME_TIME_NS, STEP_NS, USER, dump, entry, pickled
 
 from agent.collective_settings import CollectiveSettings
+from agent.collectives import flight_recorder as recorder
 from agent.collectives.flight_recorder import parse_dump
 from agent.commands.check import CaptureWalk
 from agent.config import AgentSettings
-from agent.host.job_files import OpenedDump
+from agent.host.job_files import OpenedDump, RankProcess
 from agent.host.recorded_host import call_key
 from agent.service import Agent, is_shipped
-from agent.sources import flight_recorder
+from agent.sources import flight_recorder, rank_places
 from railscope.capture import Capture, CaptureMoment
 from railscope.catalog import collectives as c
 from railscope.frame import Event, Frame
@@ -209,6 +210,21 @@ def test_ranks_in_a_directory_that_two_jobs_of_a_user_share_are_unknown(
     assert bool(node.events) is ("late" in states.values())
 
 
+@pytest.mark.parametrize(("other", "is_shared"), [("70000", True), (JOB, False)])
+def test_claims_separate_jobs_that_share_a_directory_if_no_environment_can_be_read(
+    other: str, *, is_shared: bool
+) -> None:
+    seen = {
+        pid: rank_places.SeenProcess(
+            RankProcess(USER), {"source": "slurm", "workload": workload}, SECOND_NS
+        )
+        for pid, workload in enumerate((JOB, other))
+    }
+    places = rank_places.RankPlaces(None, None, None, seen)  # type: ignore[arg-type]
+    assert places.is_shared(("", USER)) is is_shared
+    assert not places.is_shared((JOB, USER))
+
+
 def test_an_event_is_reported_once_and_again_for_another_collective() -> None:
     written_ns = CAPTURE.about.started_wall_ns
     began_ns = written_ns - SAME_TIME_NS - 9000 * STEP_NS
@@ -261,12 +277,56 @@ def test_dumps_beyond_the_bytes_of_one_read_are_read_next_time() -> None:
     assert states == [[2, 2], [4, 0]]
 
 
-LARGE = flight_recorder.recorder.RecordedGroup(
+HOSTILE = "00-hostile"
+
+
+def with_dumps_of(
+    job: str, count: int, *, groups: int = 1, user: int = USER, **changes: Any
+) -> dict[str, Any]:
+    """Return the files of the node and newer dumps of another job, each with a wait in every group."""
+    collective = recorder.RecordedCollective(5, "nccl:all_reduce", created_ns=1)
+    group = recorder.RecordedGroup("0", enqueued=5, completed=4, collectives=[collective])
+    dump = recorder.FlightRecorderDump(
+        [msgspec.structs.replace(group, name=f"g{number}") for number in range(groups)]
+    )
+    files, calls = copy.deepcopy(FILES), dict[str, Any]()
+    for rank in range(count):
+        name, modified_ns = f"rank_{rank}", FILES[0]["modified_ns"] + SECOND_NS
+        other = {"job": job, "name": name, "subject": str(rank), "user": user, "inode": 9000 + rank}
+        files.append(FILES[0] | other | {"modified_ns": modified_ns} | changes)
+        key = call_key("job_files", "flight_recorder", (DIRECTORY, job, name))
+        calls[key] = msgspec.to_builtins(OpenedDump(user, modified_ns, dump))
+    return calls | {LIST: {"files": files, "is_complete": True}}
+
+
+def test_groups_of_one_job_do_not_hide_the_late_rank_of_another() -> None:
+    node = Node(changes=with_dumps_of(HOSTILE, 5, groups=256))
+    assert node.ranks == {"waiting": 1023, "late": 1}
+    assert ("late", JOB) in {(e.event_class.name[11:], e.entity.key[0]) for e in node.events}
+
+
+def test_number_of_dumps_of_one_job_does_not_hide_those_of_another() -> None:
+    node = Node(changes=with_dumps_of(HOSTILE, flight_recorder.MAX_DUMPS))
+    assert node.files == {"read": flight_recorder.MAX_DUMPS, "excess": 4}
+    assert node.ranks["late"] == 1
+
+
+def test_dump_that_fills_each_read_leaves_the_next_one_to_other_jobs() -> None:
+    changes = with_dumps_of(HOSTILE, 1, bytes=flight_recorder.MAX_READ_BYTES)
+    rewritten = []
+    for number in range(3):
+        files = copy.deepcopy(changes[LIST]["files"])
+        files[-1]["modified_ns"] += number + 1
+        rewritten.append({LIST: {"files": files, "is_complete": True}})
+    node = Node(*rewritten, changes=changes)
+    *_, fourth, _ = [f for f in node.frames if f.schema.stream == "flight_recorder"]
+    assert [n for m, _, n in fourth.readings() if m is c.FLIGHT_RECORDER_FILES][0] == 5
+
+
+LARGE = recorder.RecordedGroup(
     "9",
     completed=1,
-    collectives=[
-        flight_recorder.recorder.RecordedCollective(1, "nccl:x", stack=["f" * 10_000_000])
-    ],
+    collectives=[recorder.RecordedCollective(1, "nccl:x", stack=["f" * 10_000_000])],
 )
 """A group without an incomplete collective whose memory is a third of the limit."""
 
@@ -292,9 +352,9 @@ def test_only_users_with_more_than_their_share_lose_dumps(added: list[tuple[int,
     kept: dict[tuple[int | str, ...], int] = {}
     sizes: Counter[int] = Counter()
     for number, (user, mebibytes) in enumerate(added):
-        collective = flight_recorder.recorder.RecordedCollective(1, TEXTS[mebibytes])
-        group = flight_recorder.recorder.RecordedGroup("0", collectives=[collective])
-        dump = flight_recorder.recorder.FlightRecorderDump([group])
+        collective = recorder.RecordedCollective(1, TEXTS[mebibytes])
+        group = recorder.RecordedGroup("0", collectives=[collective])
+        dump = recorder.FlightRecorderDump([group])
         kept[(user, number)] = dump.memory_bytes
         sizes[user] += dump.memory_bytes
         for dropped in memory.add(user, (user, number), dump):
