@@ -11,9 +11,10 @@ Ranks have columns of their own on the metrics endpoint only, as those of flight
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from types import MappingProxyType
 
 import msgspec
@@ -34,6 +35,8 @@ MIN_AGE_NS = 60 * SECOND_NS
 MIN_INTERVAL_NS = 15 * SECOND_NS
 MAX_REPORTED = 1024
 MAX_EVENTS, MAX_LATE_EVENTS = 64, 8
+MAX_WAITING_EVENTS = 256
+"""Events of a job that wait for the next reads."""
 MAX_DEAD = 1024
 FIRST_SAFE_VERSION = (2, 27, 8)
 """In earlier versions a query may crash the job while communicators are created, or corrupt its memory (2.24 to 2.27.7)."""
@@ -98,6 +101,18 @@ class RasJob:
     """Ranks that the last answer did not contain."""
     reported: set[tuple[str, ...]] = field(default_factory=set)
     dead: set[tuple[str, int]] = field(default_factory=set)
+    events: deque[frame.Event] = field(default_factory=deque)
+    """Events that were not sent yet."""
+
+    def take_events(self) -> Iterator[frame.Event]:
+        """Remove and yield the events that were not sent yet."""
+        while self.events:
+            yield self.events.popleft()
+
+    def shown_reports(self) -> list[NcclRankReport]:
+        """Return the reports of the metrics endpoint, those of ranks that do not run first."""
+        shown = [report for report in self.reports if _is_shown(report)]
+        return sorted(shown, key=lambda report: report.verdict.state is NcclRankState.RUNNING)
 
     @property
     def entity_key(self) -> tuple[str, str]:
@@ -167,16 +182,19 @@ class NcclRasSource(source.SourceWithoutResources):
         self._places.update(host)
         states = self._find_jobs(host, began_ns)
         for job in sorted(self._jobs.values(), key=lambda job: job.queried_ns):
-            into.events += self._query_job(host, job, began_ns)
+            found = self._query_job(host, job, began_ns)
+            job.events += found[: MAX_WAITING_EVENTS - len(job.events)]
             states[job.state] += len(job.processes)
-        reports = [report for job in self._jobs.values() for report in job.reports]
-        ranks = Counter(report.verdict.state for report in reports)
+        ranks = Counter(r.verdict.state for job in self._jobs.values() for r in job.reports)
         ranks[NcclRankState.UNKNOWN] += sum(job.unknown for job in self._jobs.values())
-        del into.events[MAX_EVENTS:]
-        shown = [report for report in reports if _is_shown(report)]
-        shown.sort(key=lambda report: report.verdict.state is NcclRankState.RUNNING)
+        taken = {key: job.take_events() for key, job in self._jobs.items()}
+        into.events = list(islice(rank_places.in_turns_of_jobs(taken), MAX_EVENTS))
+        shown = rank_places.in_turns_of_jobs(
+            {key: job.shown_reports() for key, job in self._jobs.items()}
+        )
+        by_job = sorted(islice(shown, MAX_REPORTED), key=lambda report: report.entity.key[:2])
         self._results.readings = {
-            report.entity: _rank_readings(report.verdict) for report in shown[:MAX_REPORTED]
+            report.entity: _rank_readings(report.verdict) for report in by_job
         }
         into.put_readings(0, [states[state] for state in c.NCCL_PROCESS_STATES])
         into.put_readings(len(c.NCCL_PROCESS_STATES), [ranks[state] for state in NcclRankState])

@@ -320,7 +320,7 @@ def test_dump_that_fills_each_read_leaves_the_next_one_to_other_jobs() -> None:
         rewritten.append({LIST: {"files": files, "is_complete": True}})
     node = Node(*rewritten, changes=changes)
     *_, fourth, _ = [f for f in node.frames if f.schema.stream == "flight_recorder"]
-    assert [n for m, _, n in fourth.readings() if m is c.FLIGHT_RECORDER_FILES][0] == 5
+    assert next(n for m, _, n in fourth.readings() if m is c.FLIGHT_RECORDER_FILES) == 5
 
 
 LARGE = recorder.RecordedGroup(

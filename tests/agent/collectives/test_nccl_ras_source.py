@@ -6,6 +6,7 @@ import asyncio
 import copy
 import dataclasses
 import os
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -425,6 +426,33 @@ def test_many_late_ranks_are_a_bounded_number_of_events_and_series() -> None:
     assert node.ranks == {"waiting": 1, "late": 1499}
     assert len(node.events) == 8
     assert len(node.entities()) == 1024
+
+
+def test_events_and_series_of_one_job_do_not_displace_those_of_another() -> None:
+    """A job with 1,500 dead ranks is queried before one with a single one."""
+    hostile, own = PIDS[:1], PIDS[1:]
+    absent = [ras.missing(n, -1, is_dead=True, host="10.20.1.1") for n in range(1, 1500)]
+    single = ras.communicator(
+        [ras.rank(1, 11), ras.rank(2, 12)], [ras.missing(0, 13, is_dead=True)]
+    )
+    ranks = {pid: {"user": USER, "rank": n, "jobs": [JOB]} for n, pid in enumerate(own)}
+    changed: dict[str, Json] = {
+        **{f"job_files.process({pid})": process for pid, process in ranks.items()},
+        f"job_files.process({PIDS[0]})": {"user": USER - 1, "rank": 0, "jobs": ["1"]},
+        ras_key("events", *hostile, user=USER - 1): MONITORED[EVENTS],
+        ras_key("query", *hostile, user=USER - 1): answer(
+            ras.communicator([ras.rank(0, 10)], absent)
+        ),
+        ras_key("events", *own): MONITORED[EVENTS],
+        ras_key("query", *own): answer(single, pid=own[0]),
+    }
+    node = Node({}, {}, first=changed)
+    users = Counter(event.entity.key[1] for event in node.events)
+    assert users == {str(USER - 1): 63, str(USER): 1}
+    shown = [f for f in node.frames if f.schema.stream == "nccl_rank"][-1].schema.columns
+    assert {str(USER), str(USER - 1)} == {entity.key[1] for _, entity in shown}
+    later_node = Node({}, {}, {}, {}, first=changed)
+    assert len(later_node.events) == 3 * 64
 
 
 def test_queries_end_before_the_period_does() -> None:
