@@ -73,7 +73,7 @@ class RankEvents:
                 of_node.pop(key, None)
                 of_node[key] = node_event
                 if len(of_node) > MAX_EVENTS_PER_NODE:
-                    del of_node[next(iter(of_node))]
+                    _drop_one(of_node)
         for node, of_node in list(self._events.items()):
             for key in [k for k, e in of_node.items() if now_ns - e.timestamp_ns > KEEP_NS]:
                 del of_node[key]
@@ -185,6 +185,16 @@ class RankEvents:
             for node_event in self.of_node(node)
             if node_event.timestamp_ns >= since_ns and _job_of(view, node_event) is job
         ]
+
+
+def _drop_one(events: dict[tuple[str, ...], NodeEvent]) -> None:
+    """Remove the oldest event of the holder that has most of them: one job does not displace the events of others."""
+    holders = {
+        key: tuple(each.event.facts.get(name, "") for name in ("source", "workload"))
+        for key, each in events.items()
+    }
+    (largest, _), *_ = Counter(holders.values()).most_common(1)
+    del events[next(key for key, holder in holders.items() if holder == largest)]
 
 
 def _job_of(view: findings.DiagnosisView, node_event: NodeEvent) -> ActiveJob | None:

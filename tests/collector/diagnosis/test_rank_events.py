@@ -256,6 +256,20 @@ def test_events_of_a_node_are_bounded_and_forgotten() -> None:
     assert ranks.of_node("node-1") == []
 
 
+def test_events_of_one_job_do_not_displace_those_of_another_on_its_node() -> None:
+    ranks, now_ns = RankEvents(), START_NS + SECOND_NS
+    own = [late(0, rank, 4999)[1] for rank in range(4)]
+    many = [
+        late(0, rank, 4999, workload="another")[1] for rank in range(100, MAX_EVENTS_PER_NODE + 300)
+    ]
+    for each in (*own, *many):
+        ranks.add([NodeEvent(START_NS, "node", each)], now_ns)
+    kept = [each.event for each in ranks.of_node("node")]
+    assert len(kept) == MAX_EVENTS_PER_NODE
+    assert kept[:4] == own
+    assert kept[4:] == many[4 - MAX_EVENTS_PER_NODE :]
+
+
 def slow_path(
     node: int, rails: str = "2", percent: str = "40", **facts: str
 ) -> tuple[int, WireEvent]:
