@@ -299,6 +299,7 @@ async def test_kind_of_readings_that_is_not_pushed_any_more_is_absent(tmp_path):
             while SERIES in text:
                 state = cumulus.Pushed("oper_state", 1, timestamp_ns=time.time_ns())
                 assert (await post(receiver, cumulus.protobuf_body([state])))[0] == 200
+                await asyncio.sleep(0.05)  # a collector accepts 50 envelopes per second of a switch
                 _, text = await one.get("/metrics")
                 assert 'railscope_switch_port_up{switch="leaf-08",port="swp1"} 1\n' in text
         assert 'railscope_switch_up{switch="leaf-08"} 1\n' in text
