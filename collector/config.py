@@ -197,6 +197,10 @@ class RemoteWriteSettings(Struct, frozen=True, kw_only=True):
     """URL that events and incidents are exported to as log records of OTLP, such as http://HOST:4318/v1/logs; the extra otlp is
     required. Empty: none are exported.
     """
+    otlp_protocol: Literal["http/protobuf", "grpc"] = "http/protobuf"
+    """Protocol of format otlp and of events_url. grpc: both have no path, such as http://HOST:4317; the extra otlp-grpc is
+    required.
+    """
     token_file: str = ""
     """File that contains the bearer token. Empty: none is sent."""
     user: str = ""

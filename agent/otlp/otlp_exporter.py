@@ -13,7 +13,7 @@ from agent.host import Clock, Host
 from agent.otlp import otlp_http, otlp_messages, otlp_sender, otlp_target
 from agent.otlp.otlp_target import GRPC, LOGS, METRICS, OtlpTarget
 from agent.sampling.status import OtlpStats
-from railscope import __version__, service
+from railscope import __version__, server_connections, service
 from railscope.catalog.declare import MetricDetail
 from railscope.exposition import MetricSelection
 from railscope.frame import Frame
@@ -64,19 +64,54 @@ def _compress(body: bytes) -> bytes:
     return gzip.compress(body, GZIP_LEVEL)
 
 
+class GrpcTransport:
+    """Connection to the receiver of one signal over gRPC."""
+
+    def __init__(self, target: OtlpTarget) -> None:
+        """Read the certificates. Raises OSError, and ImportError without its packages."""
+        from railscope.otlp_calls import OtlpCalls  # noqa: PLC0415 - gRPC takes 10 MiB
+
+        pem = server_connections.client_pem(*target.tls_files) if target.tls_files else None
+        self._calls = OtlpCalls(
+            target.signal,
+            target.url,
+            pem,
+            target.headers,
+            target.timeout_seconds,
+            "railscope-agent",
+            "otlp",
+            target.is_compressed,
+        )
+
+    async def send(self, body: bytes) -> otlp_sender.OtlpResult:
+        """Return the result of a request. Raises RetryLaterError without a final one."""
+        from railscope.otlp_calls import OtlpCallError  # noqa: PLC0415 - as above
+
+        try:
+            response = await self._calls.send(body)
+        except OtlpCallError as error:
+            if error.is_repeated:
+                raise otlp_sender.RetryLaterError(str(error), error.wait_seconds) from error
+            return otlp_sender.OtlpResult(problem=str(error))
+        return otlp_sender.decode_success(response)
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._calls.close()
+
+
 def _transport(target: OtlpTarget, clock: Clock) -> otlp_sender.OtlpTransport:
     """Return the connection to a target. Raises SettingsError if the package of its protocol is missing."""
     if target.protocol != GRPC:
         return otlp_http.HttpTransport(target, lambda: clock.now().wall_ns / SECOND_NS)
     try:
-        from agent.otlp.otlp_grpc import GrpcTransport  # noqa: PLC0415 - gRPC takes 10 MiB
+        return GrpcTransport(target)
     except ImportError as error:
         message = (
             "missing grpcio, which the export by OTLP over gRPC requires; fix: pip install 'railscope[otlp-grpc]', or set"
             " otlp.protocol to http/protobuf and the endpoint to the port for HTTP"
         )
         raise SettingsError(message) from error
-    return GrpcTransport(target)
 
 
 @dataclass(slots=True)

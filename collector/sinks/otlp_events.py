@@ -1,4 +1,4 @@
-"""Events that the collector has received, and its incidents, as log records of OTLP over HTTP.
+"""Events that the collector has received, and its incidents, as log records of OTLP.
 
 The records are those of the agents' own export, with the node as an attribute: facts that identify a tenant's process are left out,
 because a receiver does not restrict access as the collector does.
@@ -7,7 +7,6 @@ because a receiver does not restrict access as the collector does.
 from __future__ import annotations
 
 import asyncio
-import gzip
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -41,10 +40,10 @@ class OtlpEventsFormat:
     headers: ClassVar = otlp_format.OtlpMetricsFormat.headers
     repeated_statuses: ClassVar[Collection[int]] = otlp_format.OtlpMetricsFormat.repeated_statuses
 
-    def __init__(self, resource: Mapping[str, str]) -> None:
+    def __init__(self, resource: Mapping[str, str], *, is_compressed: bool = True) -> None:
         setting = "remote_write.events_url"
         self._service = otlp_format.import_messages("collector.logs.v1.logs_service_pb2", setting)
-        self._resource = resource
+        self._resource, self._is_compressed = resource, is_compressed
 
     def encode(self, events: Iterable[SeenEvent], now_ns: int) -> bytes:
         """Return the body of a request; events without a time of receipt were recorded by the collector now."""
@@ -65,7 +64,7 @@ class OtlpEventsFormat:
             record.body.string_value = body
             for name, text in attributes.items():
                 record.attributes.add(key=name).value.string_value = text
-        return gzip.compress(request.SerializeToString(), compresslevel=1, mtime=0)
+        return otlp_format.serialize(request, is_compressed=self._is_compressed)
 
     def rejected_samples(self, body: bytes) -> tuple[int, str]:
         """Return the number of rejected records in a successful response, and its message."""

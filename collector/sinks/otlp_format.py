@@ -1,4 +1,4 @@
-"""The collector's metrics as requests of OTLP over HTTP, for receivers of OpenTelemetry.
+"""The collector's metrics as requests of OTLP, for receivers of OpenTelemetry.
 
 Names and labels are those of the metrics endpoint. Labels that all series share describe the resource: the translation to
 Prometheus makes `job` and `instance` of service name and instance again.
@@ -8,14 +8,30 @@ from __future__ import annotations
 
 import gzip
 import struct
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from contextlib import asynccontextmanager
 from importlib import import_module
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
-from railscope import __version__, settings
+from collector.config import RemoteWriteSettings
+from collector.sinks import MAX_PROBLEM_LENGTH, SinkError
+from railscope import __version__, server_connections, settings
 from railscope.catalog.declare import Metric, MetricKind
+from railscope.service import run_in_thread
 from railscope.untrusted_text import printable
 
+METRICS, LOGS = "metrics", "logs"
+Call = Callable[[bytes], Awaitable[bytes]]
+"""Sends one request, and returns the response. Raises SinkError."""
 RESOURCE_NAMES = {"job": "service.name", "instance": "service.instance.id"}
 _MILLISECOND_NS = 1_000_000
 _MESSAGES = "opentelemetry.proto"
@@ -39,11 +55,68 @@ def decode_error() -> type[Exception]:
     return error
 
 
+def serialize(request: Any, *, is_compressed: bool) -> bytes:
+    """Return the body of a request; gRPC compresses it itself."""
+    body: bytes = request.SerializeToString()
+    return gzip.compress(body, compresslevel=1, mtime=0) if is_compressed else body
+
+
 def add_resource(message: Any, labels: Mapping[str, str]) -> None:
     """Add the labels that all series share to a message, as attributes of its resource."""
     for name, text in labels.items():
         attribute = message.resource.attributes.add(key=RESOURCE_NAMES.get(name, name))
         attribute.value.string_value = text
+
+
+def check_grpc(configured: RemoteWriteSettings) -> None:
+    """Raise SettingsError if OTLP over gRPC is not possible with the settings."""
+    if configured.url and configured.format != "otlp":
+        message = "invalid remote_write.otlp_protocol 'grpc': expected format otlp with it"
+        raise settings.SettingsError(message)
+    for name in ("url", "events_url"):
+        url = getattr(configured, name)
+        if urlsplit(url).path.strip("/"):
+            message = f"invalid remote_write.{name} {url!r}: expected a URL without a path for gRPC, such as http://HOST:4317"
+            raise settings.SettingsError(message)
+    try:
+        import_module("railscope.otlp_calls")
+    except ImportError as error:
+        message = "missing grpcio, which remote_write.otlp_protocol grpc requires; fix: pip install 'railscope[otlp-grpc]'"
+        raise settings.SettingsError(message) from error
+
+
+@asynccontextmanager
+async def grpc_connection(
+    configured: RemoteWriteSettings,
+    signal: str,
+    url: str,
+    headers: Mapping[str, str],
+    timeout_seconds: float,
+) -> AsyncIterator[Call]:
+    """Yield the function that sends a request to a receiver over gRPC; it connects with the first one."""
+    from railscope import otlp_calls  # noqa: PLC0415 - loads the extra otlp-grpc
+
+    metadata = {name: text for name, text in headers.items() if name.lower() != "user-agent"}
+    pem = None
+    if url.startswith("https:"):
+        pem = await run_in_thread(server_connections.client_pem, configured.ca_file, "", "")
+    names = "railscope-collector", "remote_write"
+    calls = otlp_calls.OtlpCalls(signal, url, pem, metadata, timeout_seconds, *names)
+
+    async def call(body: bytes) -> bytes:
+        try:
+            return await calls.send(body)
+        except otlp_calls.OtlpCallError as error:
+            is_final = not error.is_repeated
+            problem = str(error)[:MAX_PROBLEM_LENGTH]
+            raise SinkError(
+                problem, is_rejected=is_final, retry_seconds=error.wait_seconds
+            ) from error
+
+    try:
+        yield call
+    finally:
+        await calls.close()
 
 
 class OtlpMetricsFormat:
@@ -62,6 +135,7 @@ class OtlpMetricsFormat:
         self._service = import_messages("collector.metrics.v1.metrics_service_pb2", setting)
         self._metrics_pb = import_messages("metrics.v1.metrics_pb2", setting)
         self.resource: Mapping[str, str] = {}
+        self.is_compressed = True
         self._stale_marker = stale_marker
         self._metrics: dict[str, Metric] = {}
 
@@ -94,7 +168,7 @@ class OtlpMetricsFormat:
                 point.flags = self._metrics_pb.DATA_POINT_FLAGS_NO_RECORDED_VALUE_MASK
             else:
                 (point.as_double,) = struct.unpack("<d", value)
-        return gzip.compress(request.SerializeToString(), compresslevel=1, mtime=0)
+        return serialize(request, is_compressed=self.is_compressed)
 
     def _add_metric(self, scope: Any, metric: Metric) -> Any:
         message = scope.metrics.add(

@@ -17,7 +17,16 @@ import ssl
 import struct
 import time
 from base64 import b64encode
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Sequence,
+)
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from http import HTTPStatus
@@ -30,9 +39,9 @@ import structlog
 from collector.config import CollectorSettings, RemoteWriteSettings
 from collector.fleet.fleet import RecentEvents
 from collector.fleet.view_cells import ViewCell, label_names
-from collector.sinks import MAX_PROBLEM_LENGTH, SinkError
+from collector.sinks import MAX_PROBLEM_LENGTH, SinkError, otlp_format
 from collector.sinks.otlp_events import OtlpEventQueue, OtlpEventsFormat
-from collector.sinks.otlp_format import OtlpMetricsFormat
+from collector.sinks.otlp_format import LOGS, METRICS, OtlpMetricsFormat
 from collector.sinks.queued_writer import QueuedBatch, QueuedWriter
 from collector.state.collector_state import CollectorState
 from railscope import __version__, exposition, http_responses, server_connections, settings
@@ -58,6 +67,9 @@ _OWN_HEADERS = {
     "transfer-encoding", "user-agent", "x-prometheus-remote-write-version",
 }  # fmt: skip
 
+_GRPC = "grpc"
+Send = Callable[[bytes], Awaitable[int]]
+"""Writes one request, and returns the number of its samples or events that were rejected. Raises SinkError."""
 Sample = tuple[bytes, bytes]
 """Encoded series, and its value in 8 bytes."""
 
@@ -254,11 +266,14 @@ class RemoteWriteSink:
                 self.headers = _headers(configured)
                 ca_file = configured.ca_file
                 self._tls = server_connections.client_tls("remote_write.ca_file", ca_file)
+        if configured.otlp_protocol == _GRPC:
+            otlp_format.check_grpc(configured)
         if configured.url:
             self._encoder()
         if url := configured.events_url:
             events = self.core.events if self.core else RecentEvents()
-            encoder = OtlpEventsFormat(self._labels())
+            is_compressed = configured.otlp_protocol != _GRPC
+            encoder = OtlpEventsFormat(self._labels(), is_compressed=is_compressed)
             self.events = OtlpEventQueue(url, encoder, lambda: events, time.time_ns)
 
     async def run(self) -> None:
@@ -270,13 +285,13 @@ class RemoteWriteSink:
                 tasks.create_task(self._write_events(self.events))
 
     async def _write_events(self, events: OtlpEventQueue) -> None:
-        async with self._session(events.format) as session:
-            await events.run(partial(self._send, session, events.format, events.url))
+        async with self._connected(events.format, events.url) as send:
+            await events.run(send)
 
     async def _write_samples(self) -> None:
         encoder, last_ns, url = self._encoder(), 0, self.settings.url
-        async with self._session(encoder.format) as session, asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.writer.run(partial(self._send, session, encoder.format, url)))
+        async with self._connected(encoder.format, url) as send, asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.writer.run(send))
             while True:
                 await asyncio.sleep(self.settings.period_seconds)
                 timestamp_ns, cells = self.cells()
@@ -300,9 +315,8 @@ class RemoteWriteSink:
         configured = self.settings
         if events := self.events:
             try:
-                async with self._session(events.format) as session:
-                    body = events.format.encode((), time.time_ns())
-                    await self._send(session, events.format, events.url, body)
+                async with self._connected(events.format, events.url) as send:
+                    await send(events.format.encode((), time.time_ns()))
             except SinkError as error:
                 message = f"cannot write to remote_write.events_url {events.url}: {error}"
                 raise settings.SettingsError(message) from error
@@ -314,8 +328,8 @@ class RemoteWriteSink:
         sample = series, struct.pack("<d", 1.0)
         body = encoder.format.encode_samples((sample,), time.time_ns() // MILLISECOND_NS)
         try:
-            async with self._session(encoder.format) as session:
-                is_rejected = bool(await self._send(session, encoder.format, configured.url, body))
+            async with self._connected(encoder.format, configured.url) as send:
+                is_rejected = bool(await send(body))
         except SinkError as error:
             message = f"cannot write to remote_write.url {self.settings.url}: {error}"
             raise settings.SettingsError(message) from error
@@ -343,12 +357,38 @@ class RemoteWriteSink:
         sample_format = FORMATS[self.settings.format]()
         if isinstance(sample_format, OtlpMetricsFormat):
             sample_format.resource, labels = labels, {}
+            sample_format.is_compressed = self.settings.otlp_protocol != _GRPC
         return SampleEncoder(sample_format, labels, largest)
 
-    def _session(self, sample_format: RequestFormat) -> aiohttp.ClientSession:
+    @asynccontextmanager
+    async def _connected(self, request_format: RequestFormat, url: str) -> AsyncIterator[Send]:
+        """Yield the function that writes to a server; it connects with the first request."""
+        if self.settings.otlp_protocol == _GRPC:
+            signal = LOGS if isinstance(request_format, OtlpEventsFormat) else METRICS
+            target = signal, url, self.headers, self.timeout_seconds
+            async with otlp_format.grpc_connection(self.settings, *target) as call:
+                yield partial(self._call, call, request_format, url)
+            return
         timeout = aiohttp.ClientTimeout(total=self.timeout_seconds)
-        headers = sample_format.headers | self.headers
-        return aiohttp.ClientSession(headers=headers, timeout=timeout)
+        headers = request_format.headers | self.headers
+        async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
+            yield partial(self._send, session, request_format, url)
+
+    async def _call(
+        self, call: otlp_format.Call, request_format: RequestFormat, url: str, body: bytes
+    ) -> int:
+        """Write one request over gRPC, as `_send` does over HTTP."""
+        return self._count_rejected(request_format, url, await call(body))
+
+    def _count_rejected(self, request_format: RequestFormat, url: str, response: bytes) -> int:
+        rejected, message = request_format.rejected_samples(response)
+        if rejected or message:
+            problem = message[:MAX_PROBLEM_LENGTH]
+            name = self.writer.name
+            log.warning(
+                "sink_samples_rejected", sink=name, url=url, problem=problem, entries=rejected
+            )
+        return rejected
 
     async def _send(
         self, session: aiohttp.ClientSession, sample_format: RequestFormat, url: str, body: bytes
@@ -363,16 +403,7 @@ class RemoteWriteSink:
             problem = printable(str(error)) or type(error).__name__
             raise SinkError(problem) from error
         if HTTPStatus.OK <= response.status < HTTPStatus.MULTIPLE_CHOICES:
-            rejected, message = sample_format.rejected_samples(text)
-            if rejected or message:
-                log.warning(
-                    "sink_samples_rejected",
-                    sink=self.writer.name,
-                    url=url,
-                    problem=message[:MAX_PROBLEM_LENGTH],
-                    entries=rejected,
-                )
-            return rejected
+            return self._count_rejected(sample_format, url, text)
         words = text[:MAX_PROBLEM_BYTES].decode(errors="replace").split()
         raise SinkError(
             f"{response.status} {printable(' '.join(words)) or response.reason or ''}".strip(),

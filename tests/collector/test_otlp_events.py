@@ -10,15 +10,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc
+import msgspec
 import pytest
 from makers import START_BOOT_NS, START_WALL_NS, FrameSender, gpu_schema
 from opentelemetry.proto.collector.logs.v1 import logs_service_pb2
 from opentelemetry.proto.logs.v1 import logs_pb2
 from running_collector import RunningCollector, run_collector, settings_in
+from support.otlp_grpc_server import GrpcAnswer, otlp_grpc_server
 from support.otlp_server import PROTOBUF, OtlpServer, ScriptedAnswer, otlp_server
 
 from collector.config import RemoteWriteSettings
 from collector.fleet.fleet import MAX_EVENTS, EventPosition, RecentEvents, SeenEvent
+from collector.sinks import SinkError
 from collector.sinks.otlp_events import OtlpEventQueue, OtlpEventsFormat
 from collector.sinks.remote_write import RemoteWriteSink
 from railscope.catalog import EVENTS, entities
@@ -192,3 +196,57 @@ async def test_a_check_sends_a_request_without_events():
     assert (len(server.requests), server.records) == (2, [])
     with pytest.raises(SettingsError, match="events_url"):
         RemoteWriteSink(RemoteWriteSettings(events_url="ftp://h"))
+
+
+async def test_metrics_and_events_are_exported_over_grpc(tmp_path: Path):
+    async with otlp_grpc_server() as server:
+        url = f"http://127.0.0.1:{server.port}"
+        written = RemoteWriteSettings(
+            url=url, format="otlp", events_url=url, otlp_protocol="grpc", period_seconds=0.1
+        )
+        headers = {"X-Scope-OrgID": "railscope"}
+        written = msgspec.structs.replace(written, headers=headers)
+        async with run_collector(settings_in(tmp_path, remote_write=written)) as one:
+            await one.post(xid(FrameSender(), 1), at=1)
+            async with asyncio.timeout(20):
+                while not (server.records and server.metrics.samples):
+                    await server.received(len(server.metadata) + 1)
+    assert server.records == 1
+    assert {call["x-scope-orgid"] for call in server.metadata} == {"railscope"}
+    assert all(
+        str(call["user-agent"]).startswith("railscope-collector/") for call in server.metadata
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "is_rejected", "seconds"),
+    [
+        (grpc.StatusCode.INVALID_ARGUMENT, True, 0),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, False, 7),
+    ],
+)
+async def test_status_of_grpc_rejects_or_repeats_a_request(
+    code, *, is_rejected: bool, seconds: float
+):
+    async with otlp_grpc_server() as server:
+        server.script.append(GrpcAnswer(code, "no", wait_seconds=seconds or None))
+        url = f"http://127.0.0.1:{server.port}"
+        sink = RemoteWriteSink(RemoteWriteSettings(events_url=url, otlp_protocol="grpc"))
+        assert sink.events
+        async with sink._connected(sink.events.format, url) as send:  # noqa: SLF001 - the queue's function
+            with pytest.raises(SinkError, match=code.name) as raised:
+                await send(b"")
+            assert (raised.value.is_rejected, raised.value.retry_seconds) == (is_rejected, seconds)
+            assert await send(b"") == 0
+
+
+@pytest.mark.parametrize(
+    ("chosen", "problem"),
+    [
+        ({"url": "http://h:4317"}, "expected format otlp"),
+        ({"events_url": "http://h:4318/v1/logs"}, "expected a URL without a path"),
+    ],
+)
+def test_settings_that_grpc_does_not_permit_are_errors(chosen: dict[str, str], problem: str):
+    with pytest.raises(SettingsError, match=problem):
+        RemoteWriteSink(RemoteWriteSettings(otlp_protocol="grpc", **chosen))

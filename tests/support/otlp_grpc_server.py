@@ -15,8 +15,7 @@ from google.rpc import error_details_pb2, status_pb2
 from opentelemetry.proto.collector.logs.v1 import logs_service_pb2
 from support.otlp_decoding import DecodedMetrics
 
-from agent.otlp.otlp_grpc import METHODS
-from agent.otlp.otlp_target import LOGS, METRICS
+from railscope.otlp_calls import LOGS, METHODS, METRICS
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ from support.reading import ORIGIN
 
 from agent.config import OtlpSettings
 from agent.host.live_host import LiveClock
-from agent.otlp.otlp_exporter import OtlpExporter
-from agent.otlp.otlp_grpc import GrpcTransport
+from agent.otlp.otlp_exporter import GrpcTransport, OtlpExporter
 from agent.otlp.otlp_sender import OtlpResult, OtlpSender, RetryLaterError
 from agent.otlp.otlp_target import LOGS, METRICS, otlp_targets
 from agent.sampling.status import OtlpStats
