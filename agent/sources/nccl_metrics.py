@@ -12,16 +12,17 @@ from __future__ import annotations
 import errno
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import islice
 
 import msgspec
 
 from agent.collective_settings import CollectiveSettings
-from agent.collectives.inspector_metrics import InspectorMetrics
+from agent.collectives.inspector_metrics import InspectorMetrics, ReportedCalls
 from agent.host import Host
 from agent.host.job_files import JOB_FILES, JobFile, JobFileListing, OpenedMetrics
 from agent.sampling import source
 from agent.sources import inspector_pushes
-from agent.sources.rank_places import JobKey, RankPlaces
+from agent.sources.rank_places import JobKey, RankPlaces, in_turns_of_jobs
 from railscope import frame, reading
 from railscope.catalog import collectives as c, entities
 from railscope.timestamps import SECOND_NS
@@ -151,26 +152,28 @@ class NcclMetricsSource(source.SourceWithoutResources):
     def _report(self, now_ns: int) -> Counter[str]:
         """Compute the readings; return the number of lines by state."""
         lines: Counter[str] = Counter()
-        of_job: Counter[JobKey] = Counter()
+        of_jobs: dict[JobKey, list[tuple[frame.Entity, ReportedCalls]]] = {}
         self._readings = {}
         for job, gpu, metrics in self._found(now_ns):
             lines.update(metrics.lines)
             key = gpu, job[0], str(job[1])
-            for report in metrics.reports:
-                if of_job[job] >= MAX_JOB_REPORTS or of_job.total() >= MAX_REPORTS:
-                    lines["excess"] += 1
-                    continue
-                of_job[job] += 1
-                entity = frame.Entity(entities.NCCL_GPU_CALL, (*key, *report.key))
-                if report.bus_bytes_per_second is not None:
-                    self._readings[c.REPORTED_BANDWIDTH, entity] = report.bus_bytes_per_second
-                if report.duration_ns is not None:
-                    self._readings[c.REPORTED_DURATION, entity] = report.duration_ns
+            of_jobs.setdefault(job, []).extend(
+                (frame.Entity(entities.NCCL_GPU_CALL, (*key, *report.key)), report)
+                for report in metrics.reports
+            )
             of_gpu = frame.Entity(entities.NCCL_GPU, key)
             if metrics.calls is not None:
                 self._readings[c.REPORTED_CALLS, of_gpu] = metrics.calls
             if metrics.dropped is not None:
                 self._readings[c.REPORTED_DROPPED, of_gpu] = metrics.dropped
+        within = {job: reports[:MAX_JOB_REPORTS] for job, reports in of_jobs.items()}
+        shown = list(islice(in_turns_of_jobs(within), MAX_REPORTS))
+        lines["excess"] += sum(map(len, of_jobs.values())) - len(shown)
+        for entity, report in sorted(shown, key=lambda each: each[0].key):
+            if report.bus_bytes_per_second is not None:
+                self._readings[c.REPORTED_BANDWIDTH, entity] = report.bus_bytes_per_second
+            if report.duration_ns is not None:
+                self._readings[c.REPORTED_DURATION, entity] = report.duration_ns
         return lines
 
     def _found(self, now_ns: int) -> Iterator[tuple[JobKey, str, InspectorMetrics]]:

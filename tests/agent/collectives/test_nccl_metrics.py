@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from agent.host.recorded_host import SteppedHost
 from agent.host.recording_host import RecordingHost
 from agent.sampling.source_reader import SourceReader
 from agent.service import is_shipped
-from agent.sources import nccl_metrics
+from agent.sources import inspector_pushes, nccl_metrics
 from railscope.capture import CaptureMetadata
 from railscope.catalog import collectives as c
 from railscope.frame import Frame
@@ -242,3 +243,21 @@ def test_a_replay_has_the_series_of_the_node(tmp_path: Path) -> None:
         == (node.states, node.bandwidths)
         == ({"read": 1}, {"DP Group 0": 3 * 10**9})
     )
+
+
+def test_jobs_of_one_user_do_not_displace_the_reports_of_another(tmp_path: Path) -> None:
+    node = MetricsDirectory(tmp_path)
+    pushes = inspector_pushes.InspectorPushes(node.places)
+    for number, user, count in (*((n, 1000, 512) for n in range(4)), (4, 1001, 3)):
+        reports = [
+            ReportedCalls((f"{number}-{each}", *KEY[1:]), 10**9, 10**6) for each in range(count)
+        ]
+        push = inspector_pushes.InspectorPush(InspectorMetrics(reports), [], Counter())
+        process = inspector_pushes.PushingProcess(number, (f"job-{number}", user), gpu_uuid(number))
+        pushes.add(process, push, node.clock.now().boot_ns)
+    node.metrics = nccl_metrics.NcclMetricsSource(node.settings, node.places, pushes)
+    node.reader = SourceReader(node.metrics, node.host, ORIGIN)
+    node.find()
+    names = Counter(name.partition("-")[0] for name in node.bandwidths)
+    assert names == {"0": 512, "1": 511, "2": 511, "3": 511, "4": 3}
+    assert node.by_state(c.METRICS_LINES)["excess"] == 3
