@@ -245,8 +245,11 @@ class OtlpReceiver:
 
     def cells(self) -> Iterator[ViewCell]:
         """Yield the state of the receiver, and of each switch that pushes to it."""
-        for result, count in self.requests.items():
-            yield ViewCell(catalog.OTLP_REQUESTS, (result,), count)
+        is_on = self.settings.listen or self.settings.grpc_listen
+        for result in (
+            dict.fromkeys((*catalog.OTLP_REQUEST_RESULTS, *self.requests)) if is_on else ()
+        ):
+            yield ViewCell(catalog.OTLP_REQUESTS, (result,), self.requests[result])
         now_ns = self.wall_ns()
         for switch in self.switches.values() if self.may_receive() else ():
             pushes, key = switch.pushes, (switch.settings.name,)

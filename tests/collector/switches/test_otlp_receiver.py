@@ -30,6 +30,7 @@ from support.cumulus_pushes import priority
 from collector.config import CollectorSettings, IngestLimits, OtlpReceiverSettings, SwitchesSettings
 from collector.service import Collector
 from collector.switches import otlp_receiver
+from railscope.catalog import switches as catalog
 from railscope.otlp_metrics import JSON, PROTOBUF
 from railscope.settings import SettingsError
 
@@ -281,6 +282,8 @@ async def test_switch_that_stops_pushing_is_down_and_its_readings_are_absent(tmp
     async with receiving(tmp_path) as (one, receiver):
         _, text = await one.get("/metrics")
         assert "railscope_switch_up" not in text, "it may still begin"
+        for result in catalog.OTLP_REQUEST_RESULTS:
+            assert f'railscope_collector_otlp_requests_total{{result="{result}"}} 0\n' in text
         await post(receiver, cumulus.protobuf_body(value()))
         now_ns = time.time_ns() + 16_000_000_000
         receiver.wall_ns = lambda: now_ns
