@@ -161,8 +161,7 @@ def query_agent(path: str, target: str, seconds: float, started: float) -> verdi
         message = f"permission denied by the agent's socket {path}; fix: run as root"
         raise _HealthQueryError(message) from error
     except OSError as error:
-        reason = error.strerror or error
-        message = f"no response from the agent at {path}: {reason}; fix: start the agent, or name its --socket"
+        message = f"no response at {path}: {error.strerror or error}"
         raise _HealthQueryError(message) from error
     head, _, body = answer.partition(b"\r\n\r\n")
     if head.split()[1:2] != [b"200"]:
