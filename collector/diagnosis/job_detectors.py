@@ -16,8 +16,10 @@ from collector.diagnosis.jobs import MIN_PEERS, ActiveJob
 from collector.diagnosis.quantities import DeviceKind
 
 MAX_RANK_DEVIATION = 0.12
-MIN_USE = 0.8
-"""Utilization of a job that trains in most minutes; that of a service, or of alternating phases, varies."""
+MIN_USE, MIN_HIGH_USE = 0.8, 0.92
+"""Utilization of a job that trains, in most minutes and usually: ranks that wait for others spin. That of a service follows its
+load, and that of alternating phases varies.
+"""
 
 INPUT_SLOTS = 2
 """Slots over which utilization counts: a longer window would mix a short checkpoint with the work around it."""
@@ -34,7 +36,9 @@ def jobs_without_input(view: findings.DiagnosisView) -> Iterator[findings.Findin
     for job in view.jobs:
         changes = gpu["utilization"][job.gpus] / baseline[job.gpus]
         known_values = changes[~np.isnan(changes)]
-        computes = findings.above(past[job.gpus], MIN_USE).mean() > thresholds.majority
+        trains = findings.above(past[job.gpus], MIN_USE)
+        trains &= findings.above(baseline[job.gpus], MIN_HIGH_USE)
+        computes = trains.mean() > thresholds.majority
         if not computes or len(known_values) < thresholds.majority * len(job.gpus):
             continue
         usual = slot_sums.median(known_values)

@@ -84,6 +84,16 @@ def a_service_has_less_load(cluster: DrawnCluster, row: Row, since: int) -> None
         row.nic[name][nodes] *= load
 
 
+def a_busy_service_has_less_load(cluster: DrawnCluster, row: Row, since: int) -> None:
+    """Its load is balanced, so that its replicas have the same; ranks of a training job spin while they wait."""
+    nodes = cluster.jobs[0].nodes
+    load = 0.86 if since < 0 else 0.73
+    for name in ("utilization", "activity", "nvlink"):
+        row.gpu[name][nodes] *= load
+    for name in ("send", "receive"):
+        row.nic[name][nodes] *= load
+
+
 def a_job_begins_to_exchange(cluster: DrawnCluster, row: Row, since: int) -> None:
     """Its start keeps the GPUs busy; then its steps exchange, and leave gaps."""
     nodes = cluster.jobs[0].nodes
@@ -125,6 +135,7 @@ def packets_below_a_leaf_are_lost_once(_: DrawnCluster, row: Row, since: int) ->
         switches_that_spray_packets,
         ranks_wait_for_a_checkpoint,
         a_service_has_less_load,
+        a_busy_service_has_less_load,
         a_job_begins_to_exchange,
     ],
 )
