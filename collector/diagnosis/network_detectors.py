@@ -276,8 +276,10 @@ def _by_node(  # noqa: PLR0913, PLR0917 - parts of a finding
             findings.FindingEvidence(signal, float(values[p]), limit, "limit", view.nic_name(p))
             for p in positions.tolist()
         ]
+        # Settings are those of a node: of two NICs in use, both show it.
+        enough = min(MIN_SOCKET_NICS, max(in_use, 2))
         if (
-            len(positions) >= MIN_SOCKET_NICS
+            len(positions) >= enough
             and len(positions) >= view.thresholds.network.node_share * in_use
         ):
             cause = findings.Cause("node", name=view.devices.node_names[node])

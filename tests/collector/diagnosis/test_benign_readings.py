@@ -332,6 +332,17 @@ def test_racks_of_two_pods_are_two_causes() -> None:
     assert [(each.class_name, len(each.parts)) for each in found] == [("hw_slowdown", 16)] * 2
 
 
+def test_a_setting_of_both_nics_that_a_node_uses_is_one_cause() -> None:
+    def sends_no_notifications(_: DrawnCluster, row: Row, since: int) -> None:
+        for signal in ("send", "receive"):
+            row.nic[signal][:, 2:] = 0.0
+        row.nic["marked"][:] = 0.01
+        if since >= 0:
+            row.nic["notifies"][1] = -1
+
+    assert classes_of(incidents_of(sends_no_notifications)) == {("cnp_not_sent", "node")}
+
+
 def test_a_link_that_is_up_again_explains_no_later_loss() -> None:
     def flap_and_loss(_: DrawnCluster, row: Row, since: int) -> None:
         row.nic["downs"][1, 2] = since == 0
