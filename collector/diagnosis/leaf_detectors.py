@@ -17,6 +17,8 @@ from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.slot_sums import Floats, Positions, divide, mean_known, median_known
 
 MIN_MEMBERS = 3
+ONE_SENDER_SHARE = 0.8
+"""Share of the missing packets of one sender beyond which those of the others are the few that healthy links lose."""
 
 
 def faulty_leaves(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
@@ -191,10 +193,11 @@ def _is_lost(view: findings.DiagnosisView, affected: Positions) -> bool:
 
 
 def _has_one_sender(view: findings.DiagnosisView, affected: Positions) -> bool:
-    """True if the receivers report all missing packets to one NIC: its link corrupts them, not the switch."""
+    """True if the receivers report nearly all missing packets to one NIC: its link corrupts them, not the switch."""
     rails, naks = view.groups.nic_rail, view.signals.nic["naks"]
     senders = np.isin(rails, rails[affected]) & loaded_nics(view) & ~np.isnan(naks)
-    return int(senders.sum()) > MIN_MEMBERS and int((naks[senders] > 0).sum()) == 1
+    reports = naks[senders]
+    return len(reports) > MIN_MEMBERS and bool(reports.max() > ONE_SENDER_SHARE * reports.sum())
 
 
 def congested_uplinks(view: findings.DiagnosisView) -> Iterator[findings.Finding]:

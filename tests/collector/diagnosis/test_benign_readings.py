@@ -343,6 +343,17 @@ def test_a_setting_of_both_nics_that_a_node_uses_is_one_cause() -> None:
     assert classes_of(incidents_of(sends_no_notifications)) == {("cnp_not_sent", "node")}
 
 
+def test_few_losses_of_healthy_links_hide_no_link_that_corrupts_what_it_sends() -> None:
+    def losses(cluster: DrawnCluster, row: Row, since: int) -> None:
+        job = cluster.jobs[0]
+        row.nic["naks"][job.nodes[2], 2] = 0.2
+        if since >= 0:
+            row.nic["naks"][job.nodes[0], 2] = 20.0
+            row.nic["order"][job.nodes[1:], 2] = 4.0
+
+    assert classes_of(incidents_of(losses)) == {("link_transmit_errors", "nic")}
+
+
 def test_a_link_that_is_up_again_explains_no_later_loss() -> None:
     def flap_and_loss(_: DrawnCluster, row: Row, since: int) -> None:
         row.nic["downs"][1, 2] = since == 0
