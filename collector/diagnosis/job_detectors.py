@@ -17,8 +17,8 @@ from collector.diagnosis.quantities import DeviceKind
 
 MAX_RANK_DEVIATION = 0.12
 MIN_USE, MIN_HIGH_USE = 0.8, 0.92
-"""Utilization of a job that trains, in most minutes and usually: ranks that wait for others spin. That of a service follows its
-load, and that of alternating phases varies.
+"""Utilization of a job that trains in most minutes; that of a service, or of alternating phases, varies. Ranks that wait for others
+spin: a job of which small gaps count has no others, as a busy service with less load has.
 """
 
 INPUT_SLOTS = 2
@@ -36,13 +36,13 @@ def jobs_without_input(view: findings.DiagnosisView) -> Iterator[findings.Findin
     for job in view.jobs:
         changes = gpu["utilization"][job.gpus] / baseline[job.gpus]
         known_values = changes[~np.isnan(changes)]
-        trains = findings.above(past[job.gpus], MIN_USE)
-        trains &= findings.above(baseline[job.gpus], MIN_HIGH_USE)
-        computes = trains.mean() > thresholds.majority
+        computes = findings.above(past[job.gpus], MIN_USE).mean() > thresholds.majority
         if not computes or len(known_values) < thresholds.majority * len(job.gpus):
             continue
         usual = slot_sums.median(known_values)
         is_loss_of_gaps = SMALL_LOSS * usual < view.states[job.key].speed < MAX_STARVED_SPEED
+        spins = findings.above(baseline[job.gpus], MIN_HIGH_USE)
+        is_loss_of_gaps &= bool(spins.mean() > thresholds.majority)
         highest = MAX_SMALL_INPUT if is_loss_of_gaps else thresholds.max_input
         alike = _are_alike(known_values, usual, float(np.median(readings[job.gpus])))
         if not thresholds.min_input < usual < highest or not alike:
