@@ -15,7 +15,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
-from railscope import __version__
+from railscope import RailscopeError, __version__
 from railscope.timestamps import SECOND_NS
 from railscope.untrusted_text import printable
 
@@ -41,7 +41,7 @@ _OPTIONS = (
 )
 
 
-class OtlpCallError(Exception):
+class OtlpCallError(RailscopeError):
     """A request without success: whether it may be repeated, after a wait if the receiver has requested one."""
 
     def __init__(self, problem: str, *, is_repeated: bool, wait_seconds: float = 0.0) -> None:
