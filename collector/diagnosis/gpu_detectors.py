@@ -13,10 +13,17 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from collector.diagnosis import findings
-from collector.diagnosis.job_steps import MAX_GAP_SPREAD, has_common_steps, is_steady
+from collector.diagnosis.job_steps import MAX_GAP_SPREAD, has_common_steps, is_steady_for_half
 from collector.diagnosis.jobs import MAD_SCALE, ActiveJob
 from collector.diagnosis.quantities import DeviceKind
-from collector.diagnosis.slot_sums import Floats, mean_known, means_known, median, median_known
+from collector.diagnosis.slot_sums import (
+    Floats,
+    divide,
+    mean_known,
+    means_known,
+    median,
+    median_known,
+)
 from railscope.catalog.xids import xid
 from railscope.reading import Absent
 
@@ -257,7 +264,7 @@ def gpu_stragglers(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
             changes = np.stack([table[signal][job.gpus] / base for table in tables])
             if np.isnan(means_known(changes[:-1])).mean() > 0.5:  # noqa: PLR2004 - most of them unknown
                 continue
-            if is_steady(view, job, signal) and _fell_alike(view, job, changes[:-1]):
+            if is_steady_for_half(view, job, signal) and _fell_alike(view, job, changes[:-1]):
                 yield from _outliers(view, job, changes, signal)
             break
 
@@ -338,7 +345,7 @@ def node_excess(view: findings.DiagnosisView) -> Floats:
     table = view.signals.table(DeviceKind.GPU, findings.SLOTS_PER_MINUTE)
     for job in view.jobs:
         for signal in ("activity", "power"):
-            changes = table[signal][job.gpus] / view.base(DeviceKind.GPU, signal)[job.gpus]
+            changes = divide(table[signal][job.gpus], view.base(DeviceKind.GPU, signal)[job.gpus])
             of_node = view.groups.gpu_node[job.gpus]
             if not np.isnan(changes).all():
                 break

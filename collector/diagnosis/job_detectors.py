@@ -44,7 +44,7 @@ def jobs_without_input(view: findings.DiagnosisView) -> Iterator[findings.Findin
         spins = findings.above(baseline[job.gpus], MIN_HIGH_USE)
         is_loss_of_gaps &= bool(spins.mean() > thresholds.majority)
         highest = MAX_SMALL_INPUT if is_loss_of_gaps else thresholds.max_input
-        alike = _are_alike(known_values, usual, float(np.median(readings[job.gpus])))
+        alike = are_alike(known_values, usual, float(np.median(readings[job.gpus])))
         if not thresholds.min_input < usual < highest or not alike:
             continue
         progress = _progress(view, job, INPUT_SLOTS)
@@ -60,9 +60,8 @@ def jobs_without_input(view: findings.DiagnosisView) -> Iterator[findings.Findin
             evidence = findings.FindingEvidence(
                 "utilization", usual, highest, "relative to its past", job.key.workload
             )
-            # Without counters of what a job exchanges, a phase of other work has the same readings; on one node, a service
-            # with less load has.
-            severity = "info" if np.isnan(progress) or len(job.nodes) == 1 else ""
+            # Without counters of what a job exchanges, a phase of other work has the same readings.
+            severity = "info" if np.isnan(progress) or _may_serve(view, job) else ""
             cause = findings.Cause("job", job=job.key)
             slots = job_steps.waiting_slots(view, job, thresholds.min_input, highest)
             onset_ns = view.timestamp_ns - max(slots - 1, 0) * findings.SLOT_NS
@@ -71,7 +70,21 @@ def jobs_without_input(view: findings.DiagnosisView) -> Iterator[findings.Findin
             )
 
 
-def _are_alike(values: slot_sums.Floats, usual: float, count: float) -> bool:
+MAX_SERVING_USE, MAX_SERVING_SEND = 0.95, 0.1
+"""Limits of services: their GPUs wait for requests, and their nodes exchange little. The ranks of training spin, or exchange much."""
+
+
+def _may_serve(view: findings.DiagnosisView, job: ActiveJob) -> bool:
+    """True if a job may be a service, which has the readings of missing input when it has less load."""
+    if len(job.nodes) == 1:
+        return True
+    use = slot_sums.median_known(view.base(DeviceKind.GPU, "utilization")[job.gpus])
+    sent = view.base(DeviceKind.NIC, "send")[job.nics]
+    sent = sent[findings.above(sent, view.thresholds.jobs.hung_exchange)]
+    return use < MAX_SERVING_USE and slot_sums.mean_known(sent) < MAX_SERVING_SEND
+
+
+def are_alike(values: slot_sums.Floats, usual: float, count: float) -> bool:
     """True if nearly all ranks wait as much as usual; few readings of moments differ although they do."""
     tolerance = MAX_RANK_DEVIATION
     if count <= MIN_READINGS:
@@ -88,7 +101,8 @@ than before, as after its start.
 MAX_SMALL_INPUT, SMALL_LOSS, MAX_STARVED_SPEED = 0.88, 0.75, 0.95
 """Limit of utilization for jobs that slow down as much as their gaps explain: other phases exchange far less, or as before."""
 
-MIN_READINGS = 4.0
+MIN_READINGS = 10.0
+"""Readings of a usual GPU beyond which their mean shows its waits: NVML reports the last second or less, a moment of a step."""
 
 
 def _progress(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> float:

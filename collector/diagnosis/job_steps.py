@@ -55,19 +55,34 @@ def _has_equal_gaps(view: findings.DiagnosisView, job: ActiveJob, window_slots: 
     return usual < MAX_USE_WITH_GAPS and spread <= MAX_GAP_SPREAD * usual
 
 
+_MAJORITY_QUANTILES, _HALF_QUANTILES, _RANGE_QUANTILES = (LOW_QUANTILE, 0.7), (0.5, 1.0), (0.0, 1.0)
+"""Quantiles of the past: of most minutes, of half of them and the highest, of the lowest and the highest."""
+
+
 def is_steady(view: findings.DiagnosisView, job: ActiveJob, signal: str) -> bool:
     """True if a signal of a job's GPUs hardly varied between most minutes, as in a synchronous job.
 
     After few minutes, most of them must be like the highest one; after two, both.
     """
     ratios = [
-        slot_sums.median_known(
-            np.divide(*(view.base(DeviceKind.GPU, signal, q)[job.gpus] for q in quantiles))
-        )
-        for quantiles in ((LOW_QUANTILE, 0.7), (0.5, 1.0), (0.0, 1.0))
+        _steadiness(view, job, signal, quantiles)
+        for quantiles in (_MAJORITY_QUANTILES, _HALF_QUANTILES, _RANGE_QUANTILES)
     ]
     ratio = next((ratio for ratio in ratios if not np.isnan(ratio)), np.nan)
     return bool(ratio >= view.thresholds.jobs.steady)
+
+
+def is_steady_for_half(view: findings.DiagnosisView, job: ActiveJob, signal: str) -> bool:
+    """True if a signal hardly varied in half of the minutes, or more: frequent checkpoints are in the others."""
+    ratio = _steadiness(view, job, signal, _HALF_QUANTILES)
+    return ratio >= view.thresholds.jobs.steady or is_steady(view, job, signal)
+
+
+def _steadiness(
+    view: findings.DiagnosisView, job: ActiveJob, signal: str, quantiles: tuple[float, float]
+) -> float:
+    low, high = (view.base(DeviceKind.GPU, signal, each)[job.gpus] for each in quantiles)
+    return slot_sums.median_known(slot_sums.divide(low, high))
 
 
 HISTORY_SLOTS = 24

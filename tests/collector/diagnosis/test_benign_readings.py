@@ -12,6 +12,7 @@ from bench.drawn_faults import slow_gpu, slow_receiver
 from collector.detector_thresholds import DetectorThresholds
 from collector.diagnosis.findings import SLOT_NS, JobWait
 from collector.diagnosis.incidents import Incident
+from collector.diagnosis.job_detectors import are_alike
 from collector.diagnosis.node_detectors import NodeContact
 from collector.workloads.job_roster import JobKey
 from railscope.timestamps import SECOND_NS
@@ -94,6 +95,16 @@ def a_busy_service_has_less_load(cluster: DrawnCluster, row: Row, since: int) ->
         row.nic[name][nodes] *= load
 
 
+def a_service_has_far_less_load(cluster: DrawnCluster, row: Row, since: int) -> None:
+    """Its nodes hardly exchange; those of training do."""
+    nodes = cluster.jobs[0].nodes
+    load = 0.93 if since < 0 else 0.6
+    for name in ("utilization", "activity", "nvlink"):
+        row.gpu[name][nodes] *= load
+    for name in ("send", "receive"):
+        row.nic[name][nodes] *= 0.2 * load
+
+
 def a_job_begins_to_exchange(cluster: DrawnCluster, row: Row, since: int) -> None:
     """Its start keeps the GPUs busy; then its steps exchange, and leave gaps."""
     nodes = cluster.jobs[0].nodes
@@ -136,6 +147,7 @@ def packets_below_a_leaf_are_lost_once(_: DrawnCluster, row: Row, since: int) ->
         ranks_wait_for_a_checkpoint,
         a_service_has_less_load,
         a_busy_service_has_less_load,
+        a_service_has_far_less_load,
         a_job_begins_to_exchange,
     ],
 )
@@ -186,6 +198,32 @@ def test_equal_gaps_of_all_ranks_show_common_steps_that_are_longer_than_a_minute
                     device[name][nodes] *= shares
 
     assert classes_of(incidents_of(input_is_late)) == {("dataloader_stall", "job")}
+
+
+@pytest.mark.parametrize(("readings", "expected"), [(5.0, True), (20.0, False)])
+def test_few_readings_of_moments_differ_although_ranks_wait_alike(
+    readings: float, *, expected: bool
+) -> None:
+    used = np.repeat([0.2, 0.4, 0.6], 8)
+    assert are_alike(used, 0.4, readings) is expected
+
+
+def test_a_straggler_is_found_in_a_job_that_often_stores_its_state() -> None:
+    """Checkpoints of a minute, every 5 minutes, are in 40 % of the minutes."""
+    faults = []
+
+    def slow(cluster: DrawnCluster, row: Row, since: int) -> None:
+        nodes = cluster.jobs[0].nodes
+        if since == 0:
+            faults.append(slow_gpu(cluster))
+        if since >= 0:
+            faults[0].effect(cluster, row, since)
+        elif since % 30 in range(7, 13):
+            row.gpu["activity"][nodes] *= 0.2
+            row.gpu["power"][nodes] *= 0.4
+            row.nic["send"][nodes] *= 0.01
+
+    assert ("gpu_straggler", "gpu") in classes_of(incidents_of(slow))
 
 
 def test_steps_of_which_two_slots_show_the_exchange_or_none_show_missing_input() -> None:
