@@ -252,6 +252,23 @@ class JobWait:
         return slot - self.first_slot + 1 - self.storing
 
 
+@dataclass(slots=True)
+class StorageWait:
+    """Evaluations in which a job waited for slow storage, since its storage is slow."""
+
+    count: int = 0
+    last_slot: int = -9
+
+    def add(self, slot: int, *, waits: bool, is_slow: bool) -> bool:
+        """Add a slot; return True if the job has waited for a minute or more, and its storage is still slow."""
+        if slot - self.last_slot > SLOTS_PER_MINUTE:
+            self.count = 0
+        if is_slow:
+            self.last_slot = slot
+        self.count += waits
+        return is_slow and self.count >= SLOTS_PER_MINUTE
+
+
 _MAX_WAIT_GAP = 3
 MAX_PAUSE_SLOTS = 18
 """Longest pause of a job that is remembered: a longer one was none of its own."""
@@ -273,6 +290,7 @@ class JobHistory:
     exchange_slot: int = -1
     """Last slot in whose minute its NICs sent data."""
     wait: JobWait = field(default_factory=JobWait)
+    storage: StorageWait = field(default_factory=StorageWait)
 
     def add(self, slot: int, *, progresses: bool, exchanges: bool) -> None:
         """Add a slot."""

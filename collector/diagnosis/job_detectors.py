@@ -120,6 +120,7 @@ def _progress(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> float
 
 STEADY_USE = 0.8
 LATE_SLOTS = 6
+MIN_ALONE_SHARE = 0.6
 MIN_WINDOW_READINGS = 6.0
 MIN_LATE_SPEED = 0.3
 PRESSED_GAP_SHARE = 0.5
@@ -156,12 +157,11 @@ def late_hosts(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     for job in view.jobs:
         # Without steps, as between phases of training, nodes may do different work.
         has_steps = not view.states[job.key].speed < MIN_LATE_SPEED
-        if len(job.nodes) < 2 or not has_steps or not job_steps.is_steady(view, job, "utilization"):  # noqa: PLR2004 - other nodes to compare with
+        is_steady_job = job_steps.is_steady_for_half(view, job, "utilization")
+        if len(job.nodes) < 2 or not has_steps or not is_steady_job:  # noqa: PLR2004 - other nodes to compare with
             continue
         nodes, before = job_steps.node_means(view, job, past)
         used = np.stack([job_steps.node_means(view, job, values)[1] for values in slots])
-        if np.isnan(used).all():
-            continue
         gaps = _NodeGaps(nodes, used, np.stack([_medians_of_others(row) for row in used]))
         has_reason = pressed[nodes]
         hit = _have_gaps(view, gaps, has_reason)
@@ -169,7 +169,8 @@ def late_hosts(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         speed, gap = view.states[job.key].speed, slot_sums.means_known(gaps.used - gaps.usual)
         hit &= ~(speed < 1 + job_steps.MAX_LOSS_FACTOR * gap - job_steps.LOSS_NOISE)
         is_alone = findings.above(_medians_of_others(before), STEADY_USE) & ~(speed > 1 + gap / 2)
-        hit &= has_reason | (is_alone & _shows_late_nodes(view, job))
+        is_alone &= job_steps.is_steady(view, job, "utilization") and _shows_late_nodes(view, job)
+        hit &= has_reason | is_alone
         yield from _late_nodes(view, gaps, np.flatnonzero(hit).tolist())
 
 
@@ -183,17 +184,22 @@ def _have_gaps(
     own_limit = low - np.fmax(thresholds.min_gap, thresholds.gap_factor * spread)
     min_gap = np.where(has_reason, PRESSED_GAP_SHARE, 1.0) * thresholds.min_gap
     limit = np.where(has_reason, -min_gap, np.fmin(own_limit, -min_gap))
-    late = gaps.used - gaps.usual < limit
-    late &= (gaps.usual > STEADY_USE) & (gaps.used > 0.05)  # noqa: PLR2004 - the others work, and it still does
-    count = (~np.isnan(gaps.used - gaps.usual)).sum(axis=0)
-    hit = (count >= LATE_SLOTS / 2) & (late.sum(axis=0) >= thresholds.late_share * count)
+    # Readings during which the others do not work either, as in a checkpoint, show no gap.
+    differences = np.where(gaps.usual > STEADY_USE, gaps.used - gaps.usual, np.nan)
+    late = (differences < limit) & (gaps.used > 0.05)  # noqa: PLR2004 - it still works
+    if np.isnan(differences).all():
+        return np.zeros(len(gaps.nodes), np.bool_)
+    count, late_count = (~np.isnan(differences)).sum(axis=0), late.sum(axis=0)
+    # In long steps some readings of moments miss the gap: fewer suffice where no other node has one.
+    is_alone = (late_count == late_count.sum()) & (late_count >= LATE_SLOTS / 2)
+    share = np.where(is_alone, MIN_ALONE_SHARE, thresholds.late_share)
+    hit = (count >= LATE_SLOTS / 2) & (late_count >= share * count)
     # Readings of moments vary: the mean of few of them must differ by more.
+    means = slot_sums.means_known(differences)
     with np.errstate(invalid="ignore"):
-        deviation = float(np.nanstd(gaps.used - slot_sums.means_known(gaps.used)))
+        deviation = float(np.nanstd(differences - means))
     noise = thresholds.late_deviations * deviation / np.sqrt(np.fmax(count, 1))
-    found: findings.Flags = hit & (
-        slot_sums.means_known(gaps.used - gaps.usual) < -np.fmax(min_gap, noise)
-    )
+    found: findings.Flags = hit & (means < -np.fmax(min_gap, noise))
     return found
 
 
@@ -218,7 +224,14 @@ def _late_nodes(
             findings.FindingEvidence("utilization", use, peer_use, "other nodes of the job", name),
             findings.FindingEvidence("cpu_pressure", pressure, 0.0, "limit", name),
         )
-        yield findings.Finding("host_late", findings.Cause("node", name=name), evidence)
+        differences = gaps.used[:, index] - gaps.usual[:, index]
+        first = int(np.argmax(differences < np.nanmean(differences) / 2))
+        yield findings.Finding(
+            "host_late",
+            findings.Cause("node", name=name),
+            evidence,
+            onset_ns=view.timestamp_ns - (len(differences) - 1 - first) * findings.SLOT_NS,
+        )
 
 
 def _is_pressed(view: findings.DiagnosisView) -> findings.Flags:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from collector.diagnosis import findings
+from collector.diagnosis import findings, job_steps
 from collector.diagnosis.network_detectors import loaded_nics, victims
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.slot_sums import Floats, Positions, divide, mean_known, median_known
@@ -257,7 +257,10 @@ def _crossing(view: findings.DiagnosisView) -> tuple[findings.Flags, bool]:
     for job in view.jobs:
         if len(np.unique(view.groups.nic_pod[job.nics])) > 1:
             crosses[job.nics] = True
-            is_slow |= bool(view.states[job.key].speed < view.thresholds.leaves.uplink_speed)
+            state = view.states[job.key]
+            # Ranks that wait for the network spin; those of a checkpoint have gaps.
+            spins = not state.utilization_change < job_steps.MIN_BUSY_USE
+            is_slow |= spins and bool(state.speed < view.thresholds.leaves.uplink_speed)
     return crosses, is_slow
 
 

@@ -15,31 +15,19 @@ from collector.diagnosis.quantities import DeviceKind
 def slow_storage(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield servers, or single clients, with a latency of many times their own past while their jobs wait.
 
-    A client that does more than usual, as for a checkpoint or a start, causes its latency itself.
+    A client that does more than usual, as for a checkpoint or a start, causes its latency itself. A job that has waited
+    for a minute waits until its storage is as before: checkpoints and evaluations hide that, and its past contains it.
     """
     thresholds = view.thresholds.jobs
     mounts = view.devices.mounts
     if not mounts:
         return
     mount = view.signals.mount
-    slow = np.zeros(len(mounts), np.bool_)
-    used = np.zeros(len(mounts), np.bool_)
-    change = np.full(len(mounts), np.nan)
-    for operation in ("read", "write"):
-        latency = mount[f"{operation}_latency"]
-        baseline = np.maximum(view.base(DeviceKind.MOUNT, f"{operation}_latency"), 1e-4)
-        used |= ~np.isnan(latency)
-        ratio = latency / baseline
-        change = np.fmax(change, ratio)
-        slow |= findings.above(ratio, thresholds.latency_factor) & findings.above(
-            latency, thresholds.min_latency_seconds
-        )
-    slow &= ~is_busy(view, "reads") & ~is_busy(view, "writes")
-    waiting_jobs = [
-        job
-        for job in view.jobs
-        if slow.any() and _job_waits(view, job, slow) and not _waited_before(view, job, slow)
-    ]
+    change, is_slow = _latency_changes(view)
+    slow = is_slow & ~is_busy(view, "reads") & ~is_busy(view, "writes")
+    used = ~np.isnan(change)
+    waiting_jobs, lasting = _waiting_jobs(view, slow, is_slow)
+    slow[lasting] = True
     # A job of one node may be a service with less load, unless most of them wait.
     of_one_node = [job for job in view.jobs if len(job.nodes) == 1]
     count = sum(len(job.nodes) == 1 for job in waiting_jobs)
@@ -48,14 +36,14 @@ def slow_storage(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         name for job in waiting_jobs if many_wait or len(job.nodes) > 1 for name in job.nodes
     }
     waiting |= {name for job in view.jobs for name in _nodes_waiting_for_storage(view, job)}
-    waits = np.array([each.node in waiting for each in mounts])
+    is_waiting = np.array([each.node in waiting for each in mounts])
     by_server: dict[str, list[int]] = defaultdict(list)
     for position, each in enumerate(mounts):
         by_server[each.server].append(position)
     for server, positions in by_server.items():
         clients = [p for p in positions if used[p]]
         hit = [p for p in clients if slow[p]]
-        if not hit or not waits[hit].any():
+        if not hit or not is_waiting[hit].any():
             continue
         evidence = tuple(
             findings.FindingEvidence(
@@ -76,8 +64,44 @@ def slow_storage(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
                 "storage_bound", findings.Cause("storage", name=server), evidence, parts=tuple(hit)
             )
         else:
-            for node in sorted({mounts[p].node for p in hit if waits[p]}):
+            for node in sorted({mounts[p].node for p in hit if is_waiting[p]}):
                 yield findings.Finding("storage_bound", findings.Cause("node", name=node), evidence)
+
+
+def _waiting_jobs(
+    view: findings.DiagnosisView, slow: findings.Flags, is_slow: findings.Flags
+) -> tuple[list[ActiveJob], list[int]]:
+    """Return the jobs that wait for slow storage, and the mounts for which some of them have waited longer."""
+    mounts_of: dict[str, list[int]] = defaultdict(list)
+    for position in np.flatnonzero(is_slow).tolist():
+        mounts_of[view.devices.mounts[position].node].append(position)
+    waiting, lasting = list[ActiveJob](), list[int]()
+    for job in view.jobs:
+        own = [p for node in job.nodes for p in mounts_of.get(node, ())]
+        waits = bool(slow.any() and _job_waits(view, job, slow))
+        waits &= not _waited_before(view, job, slow)
+        storage = view.states[job.key].history.storage
+        if storage.add(view.signals.slot, waits=waits, is_slow=bool(own)):
+            lasting += own
+            waits = True
+        if waits:
+            waiting.append(job)
+    return waiting, lasting
+
+
+def _latency_changes(view: findings.DiagnosisView) -> tuple[slot_sums.Floats, findings.Flags]:
+    """Return the latency of each mount relative to its past, and whether it is slow by that."""
+    thresholds = view.thresholds.jobs
+    change = np.full(len(view.devices.mounts), np.nan)
+    is_slow = np.zeros(len(change), np.bool_)
+    for name in _LATENCIES:
+        latency = view.signals.mount[name]
+        ratio = latency / np.maximum(view.base(DeviceKind.MOUNT, name), 1e-4)
+        change = np.fmax(change, ratio)
+        is_slow |= findings.above(ratio, thresholds.latency_factor) & findings.above(
+            latency, thresholds.min_latency_seconds
+        )
+    return change, is_slow
 
 
 MIN_BUSY_OPERATIONS = 5.0
