@@ -365,9 +365,12 @@ class CollectorSettings(Struct, frozen=True, kw_only=True):
     """GPUs of a job are compared by exponentially weighted means with this time constant; choose
     several steps of the job.
     """
-    pod_job_pattern: str = r"(?P<job>.+)-(?:master|worker|launcher|chief|ps|evaluator)-\d+"
+    pod_job_pattern: str = (
+        r"(?P<job>.+?)(?:-(?:master|worker|launcher|chief|ps|evaluator)-\d+"
+        r"|(?:-\d+)+-[bcdfghjklmnpqrstvwxz2456789]{5})"
+    )
     """Pods of a namespace are one job if their names match this regular expression with the same
-    value of its group `job`. Empty: each pod is a job.
+    value of its group `job`. Empty: each pod is a job. By default, names of Kubeflow, of indexed jobs and of JobSet.
     """
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """debug, info, warning or error."""

@@ -22,6 +22,7 @@ import click
 import msgspec
 
 from collector.commands import administration
+from collector.config import CollectorSettings
 from collector.detector_thresholds import DetectorThresholds
 from collector.diagnosis.cluster_diagnosis import (
     SLOT_SECONDS,
@@ -30,12 +31,13 @@ from collector.diagnosis.cluster_diagnosis import (
     Receipt,
 )
 from collector.diagnosis.incident_report import describe, incident_document
-from collector.diagnosis.jobs import PeerGroups, TenantOf, owner_as_tenant
+from collector.diagnosis.jobs import ClaimedGpus, PeerGroups, owner_as_tenant
 from collector.files import tenancy_files
 from collector.files.watched_file import FileError
 from collector.fleet.schema_files import SchemaFiles, decode_schema
 from collector.fleet.sheets import check_batch
 from collector.framelog import segment_files
+from collector.workloads.job_roster import compile_pattern
 from railscope import cli, timestamps
 from railscope.envelopes import unpack
 from railscope.untrusted_text import TomlError, parse_toml
@@ -131,7 +133,7 @@ def diagnose(  # noqa: PLR0913, PLR0917 - options
     if (captures is None) == (frame_log is None):
         message = "expected either --captures or --frame-log"
         raise click.UsageError(message)
-    site = _site(config) if config else _Site()
+    site = _site(config)
     if captures:
         diagnosis = _diagnose_captures(captures, site)
     else:
@@ -145,15 +147,16 @@ def diagnose(  # noqa: PLR0913, PLR0917 - options
 
 
 class _Site(NamedTuple):
-    """Tenants and thresholds of a site, by the settings of its collector."""
+    """Claims with the tenants and jobs of a site, and its thresholds, by the settings of its collector."""
 
-    tenant_of: TenantOf = owner_as_tenant
-    thresholds: DetectorThresholds = DetectorThresholds()
+    claims: ClaimedGpus
+    thresholds: DetectorThresholds
 
 
-def _site(config: Path) -> _Site:
-    """Return the tenants of owners, and the thresholds. Raises SettingsError, DiagnoseError."""
-    settings = administration.load_settings(config, {})
+def _site(config: Path | None) -> _Site:
+    """Return claims with the tenants of owners, and the thresholds. Raises SettingsError, DiagnoseError."""
+    settings = administration.load_settings(config, {}) if config else CollectorSettings()
+    pods = compile_pattern(settings.pod_job_pattern)
     file, mappings = settings.tenants_file, tenancy_files.TenantMappings()
     try:
         if file:
@@ -161,7 +164,8 @@ def _site(config: Path) -> _Site:
     except (OSError, UnicodeDecodeError, FileError) as error:
         message = f"cannot read tenants_file {file}: {error}"
         raise DiagnoseError(message) from error
-    return _Site(mappings.find_tenant, settings.diagnosis.thresholds)
+    tenant_of = mappings.find_tenant if config else owner_as_tenant
+    return _Site(ClaimedGpus(tenant_of, pods), settings.diagnosis.thresholds)
 
 
 def _time(text: str, default: int) -> int:

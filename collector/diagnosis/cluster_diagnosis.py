@@ -79,7 +79,7 @@ class ClusterDiagnosis:
         self,
         first_ns: int,
         slots: int,
-        tenant_of: job_groups.TenantOf = job_groups.owner_as_tenant,
+        claims: job_groups.ClaimedGpus | None = None,
         thresholds: DetectorThresholds = DetectorThresholds(),
         open_slots: int | None = None,
     ) -> None:
@@ -95,7 +95,7 @@ class ClusterDiagnosis:
         self.readings = ReadingsCollector(
             self.devices, step_period.TrafficTraces(seconds), first_ns, self.slot_ns
         )
-        self.claims = job_groups.ClaimedGpus(tenant_of)
+        self.claims = claims or job_groups.ClaimedGpus()
         self.tracker = IncidentTracker(first_ns, self.slot_ns)
         self.contacts: dict[str, node_detectors.NodeContact] = {}
         self.on_fault: Callable[[str, Exception], None] | None = None

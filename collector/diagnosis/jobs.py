@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from collector.diagnosis.devices import ClusterDevices
 from collector.diagnosis.node_readings import NodeEvent
 from collector.diagnosis.slot_sums import Floats, Positions, median
 from collector.fleet import rail_cabling
-from collector.workloads.job_roster import JobKey
+from collector.workloads.job_roster import NO_PODS, JobKey, job_of_pod
 
 Flags: TypeAlias = NDArray[np.bool_]
 
@@ -43,8 +44,11 @@ def owner_as_tenant(source: str, owner: str, timestamp_ns: int) -> str:
 class ClaimedGpus:
     """Claims of all GPUs over time, from the events of their nodes."""
 
-    def __init__(self, tenant_of: TenantOf = owner_as_tenant) -> None:
-        self._tenant_of = tenant_of
+    def __init__(
+        self, tenant_of: TenantOf = owner_as_tenant, pods: re.Pattern[str] = NO_PODS
+    ) -> None:
+        """`pods` matches the names of pods, whose group `job` names their job."""
+        self._tenant_of, self._pods = tenant_of, pods
         self._spans: dict[str, dict[str, _ClaimSpan]] = defaultdict(dict)
         self.ignored_claims = 0
 
@@ -67,7 +71,7 @@ class ClaimedGpus:
                 facts.get("source", ""),
                 facts.get("workload", ""),
             )
-            spans[claim] = _ClaimSpan(job, node_event.timestamp_ns)
+            spans[claim] = _ClaimSpan(job_of_pod(job, self._pods), node_event.timestamp_ns)
         elif event.name == "claim_end" and claim in spans:
             spans[claim].end_ns = node_event.timestamp_ns
 

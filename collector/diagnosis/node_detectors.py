@@ -145,10 +145,14 @@ def stale_nodes(
         # A period after its last receipt it may still have worked, and readings of the others show that a period later.
         last_slot = stale_slot + PROGRESS_SLOTS + 2 * contact.period_seconds * SLOTS_PER_SECOND
         stopped = [state for state in states if _has_stopped(state, stale_slot, last_slot)]
-        if any(_hangs(view, state) for state in stopped):
+        if any(_hangs(view, state, stale_slot) for state in stopped):
             yield findings.Finding("node_down", cause, (evidence,), onset_ns=onset_ns)
         elif has_receipts and not stopped and any(_works(view, state, contact) for state in states):
-            yield findings.Finding("agent_partition", cause, (evidence,), onset_ns=onset_ns)
+            is_restart = contact.age_seconds(now_ns) <= thresholds.max_restart_seconds
+            severity = "info" if is_restart else ""
+            yield findings.Finding(
+                "agent_partition", cause, (evidence,), severity=severity, onset_ns=onset_ns
+            )
 
 
 def _has_stopped(state: findings.JobState, stale_slot: float, last_slot: float) -> bool:
@@ -163,16 +167,19 @@ def _has_stopped(state: findings.JobState, stale_slot: float, last_slot: float) 
     return bool(has_stopped and state.history.progress_slot < last_slot)
 
 
-def _hangs(view: findings.DiagnosisView, state: findings.JobState) -> bool:
+def _hangs(view: findings.DiagnosisView, state: findings.JobState, stale_slot: float) -> bool:
     """True if the stop of a job is none of its checkpoints: it lasts longer, or its NICs miss acknowledgements.
 
-    Idle GPUs show nothing: it is a checkpoint, or the job and its node have ended.
+    Idle GPUs show nothing: it is a checkpoint, or the job and its node have ended. Neither does a job that had stopped
+    well before the node: it hangs for another reason.
     """
     if not state.utilization_now > job_detectors.MIN_WAITING_USE:
         return False
     timeouts = view.signals.table(DeviceKind.NIC, 1)["ack_timeouts"][state.job.nics]
     misses = findings.above(timeouts, view.thresholds.leaves.min_timeouts)
-    is_longer = state.history.pause_slots > state.history.longest_pause_slots
+    history = state.history
+    is_longer = history.pause_slots > history.longest_pause_slots
+    is_longer &= max(history.progress_slot, history.exchange_slot) >= stale_slot - ACTIVE_SLOTS
     return is_longer or bool(misses.any())
 
 

@@ -109,20 +109,25 @@ def _job(gpu: str, tenant: str, claim: MeteredClaim) -> JobKey:
     return JobKey(tenant, source, workload)
 
 
+def job_of_pod(key: JobKey, pods: re.Pattern[str]) -> JobKey:
+    """Return the job of a pod: names of pods of one job differ only outside the group `job`. Other jobs are returned as they are.
+
+    The kubelet names pods and not their owners; controllers derive the names of pods from that of the job
+    (kubeflow/trainer v1: pkg/core/job.go, GenGeneralName; kubernetes: pkg/controller/job/indexed_job_utils.go,
+    podGenerateNameWithIndex, and the suffix of staging/src/k8s.io/apimachinery/pkg/util/rand/rand.go).
+    """
+    namespace, slash, pod = key.workload.partition("/")
+    match = pods.fullmatch(pod) if slash and key.source == KUBERNETES else None
+    return key._replace(workload=f"{namespace}/{match['job']}") if match else key
+
+
 def join_pod_holdings(
     gpu_holdings: tuple[JobHolding, ...], pods: re.Pattern[str]
 ) -> tuple[JobHolding, ...]:
-    """Join holdings of pods of one job: their names differ only outside the group `job`.
-
-    The kubelet names pods and not their owners; controllers derive the names of pods from that of
-    the job (kubeflow/trainer v1: pkg/core/job.go, GenGeneralName).
-    """
+    """Join holdings of pods of one job."""
     jobs: dict[JobKey, JobHolding] = {}
     for holding in gpu_holdings:
-        tenant, source, workload = holding.job
-        namespace, slash, pod = workload.partition("/")
-        match = pods.fullmatch(pod) if slash and source == KUBERNETES else None
-        job = JobKey(tenant, source, f"{namespace}/{match['job']}") if match else holding.job
+        job = job_of_pod(holding.job, pods)
         before = jobs.get(job, holding._replace(units=0))
         start_ns = min(before.start_ns, holding.start_ns)
         jobs[job] = JobHolding(job, holding.node, before.units + holding.units, start_ns)

@@ -620,3 +620,72 @@ def test_a_wait_goes_on_without_the_slots_in_which_the_job_stores(
         elif state == "s":
             wait.add_storing(slot)
     assert (found, wait.longest) == (length, longest)
+
+
+def test_an_agent_that_restarts_is_no_warning() -> None:
+    """The job of its node goes on; a minute later it would be one."""
+
+    def restart(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if 0 <= since < 5:
+            row.cut_nodes.add(cluster.jobs[0].nodes[1])
+
+    assert not incidents_of(restart)
+
+
+def test_a_node_that_stops_long_after_its_job_did_not_stop_it() -> None:
+    def hang(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= -10:
+            cluster.slow_job(row, cluster.jobs[0], 0.0)
+        if 10 <= since < 14:
+            row.cut_nodes.add(cluster.jobs[0].nodes[1])
+
+    assert ("node_down", "node") not in classes_of(incidents_of(hang))
+
+
+@pytest.mark.parametrize("has_pressure", [True, False])
+def test_a_late_host_is_found_although_some_readings_of_moments_miss_its_gaps(
+    *, has_pressure: bool
+) -> None:
+    """Two of six readings show a moment in which the steps go on: four nodes, and a checkpoint of all ranks amid."""
+
+    def launch_late(cluster: DrawnCluster, row: Row, since: int) -> None:
+        job, node = cluster.jobs[0], cluster.jobs[0].nodes[1]
+        if since >= 0:
+            cluster.slow_job(row, job, 0.8)
+            row.node["pressure"][node] += 0.2 * has_pressure
+            if since % 3:
+                row.gpu["utilization"][node] *= 0.7
+        if 8 <= since < 10:
+            row.gpu["utilization"][job.nodes] *= 0.2
+
+    assert classes_of(incidents_of(launch_late)) == {("host_late", "node")}
+
+
+def test_slow_storage_is_one_incident_through_checkpoints_and_evaluations() -> None:
+    """A checkpoint writes, and an evaluation keeps the GPUs busier; the storage is slow in both."""
+
+    def slow_down(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since < 0:
+            return
+        for job in cluster.jobs:
+            row.gpu["utilization"][job.nodes] *= 0.6
+            cluster.slow_job(row, job, 0.6)
+        row.mount["latency"] *= 25
+        if 20 <= since < 34:
+            row.mount["operations"] *= 20
+
+    incidents = incidents_of(slow_down, ONSET + 60)
+    assert [(each.class_name, each.ended_ns) for each in incidents] == [("storage_bound", 0)]
+
+
+def test_a_checkpoint_is_no_congested_uplink() -> None:
+    """Few pauses are left of its burst while the job exchanges little, and has gaps."""
+
+    def store(cluster: DrawnCluster, row: Row, since: int) -> None:
+        cluster.jobs[0].nodes = list(range(2 * NODES))
+        if since >= 0:
+            cluster.slow_job(row, cluster.jobs[0], 0.4)
+            row.gpu["utilization"][: 2 * NODES] *= 0.5
+            row.nic["paused"][:, 3] = 0.02
+
+    assert ("uplink_congested", "leaf") not in classes_of(incidents_of(store, ONSET + 8, pods=2))

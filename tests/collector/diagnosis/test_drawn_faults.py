@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -15,9 +16,10 @@ from bench.drawn_faults import FAULTS
 from collector.diagnosis.cluster_diagnosis import ClusterDiagnosis
 from collector.diagnosis.devices import MAX_DEVICES_PER_NODE
 from collector.diagnosis.incident_classes import CLASSES
-from collector.diagnosis.jobs import MAX_CLAIMS_PER_GPU, PeerGroups
+from collector.diagnosis.jobs import MAX_CLAIMS_PER_GPU, ClaimedGpus, PeerGroups
 from collector.diagnosis.node_readings import NodeEvent
 from collector.diagnosis.ranking import EDGES
+from collector.workloads.job_roster import JobKey
 from railscope.wire import WireEntity, WireEvent
 
 SEED = 9
@@ -109,6 +111,19 @@ def test_an_error_with_its_remap_is_one_incident(xid: str, found: str) -> None:
         feed.diagnosis.arrange()
         feed.diagnosis.evaluate(slot)
     assert [each.class_name for each in feed.diagnosis.tracker.incidents] == [found]
+
+
+def test_pods_of_one_job_are_one_job() -> None:
+    claims = ClaimedGpus(pods=re.compile(r"(?P<job>.+)-worker-\d+"))
+    for number, pod in enumerate(("bert-worker-0", "bert-worker-1", "api-0")):
+        entity = WireEntity("claim", (f"GPU-{number}", f"claim-{number}"))
+        facts = {"source": "kubernetes", "owner": "team", "workload": f"team/{pod}"}
+        event = WireEvent("claim_start", 0, entity, 0, 0, facts)
+        claims.add(NodeEvent(10, f"node-{number}", event))
+    assert claims.jobs_at(20) == {
+        JobKey("team", "kubernetes", "team/bert"): ["GPU-0", "GPU-1"],
+        JobKey("team", "kubernetes", "team/api-0"): ["GPU-2"],
+    }
 
 
 @pytest.mark.parametrize("last_slot", [48, 49, 50])

@@ -15,7 +15,7 @@ from collector.config import CollectorSettings
 from collector.evidence.gpu_evidence import AdministratorInputs
 from collector.files import tenancy_files
 from collector.view_refresh import ViewRefresher
-from collector.workloads.job_roster import compile_pattern
+from collector.workloads.job_roster import JobKey, compile_pattern, job_of_pod
 from collector.workloads.job_view import RunningJobs
 from railscope.catalog import account as catalog, gpu as gpu_catalog
 from railscope.catalog.entities import GPU
@@ -293,3 +293,23 @@ def test_a_pattern_that_cannot_work_is_rejected(setting: str):
 def test_without_a_pattern_each_pod_is_a_job():
     assert not compile_pattern("").fullmatch("bert-worker-0")
     assert not compile_pattern("").fullmatch("")
+
+
+@pytest.mark.parametrize(
+    ("pod", "job"),
+    [
+        ("bert-worker-0", "bert"),
+        ("bert-2-master-0", "bert-2"),
+        ("llama-11-x7k2p", "llama"),
+        ("gpt-workers-0-3-bcd49", "gpt-workers"),
+        ("api-7d9f8b6c5d-x7k2p", "api-7d9f8b6c5d-x7k2p"),
+        ("cache-0", "cache-0"),
+        ("run-2024-tests", "run-2024-tests"),
+    ],
+)
+def test_pods_of_a_controller_have_the_name_of_its_job(pod: str, job: str) -> None:
+    """Replicas of a deployment, and of a stateful set, may be services: each is a job."""
+    key = JobKey("team", "kubernetes", f"default/{pod}")
+    assert job_of_pod(key, POD_JOBS).workload == f"default/{job}"
+    slurm = JobKey("team", "slurm", f"default/{pod}")
+    assert job_of_pod(slurm, POD_JOBS) is slurm
