@@ -24,50 +24,90 @@ spin: a job of which small gaps count has no others, as a busy service with less
 INPUT_SLOTS = 2
 """Slots over which utilization counts: a longer window would mix a short checkpoint with the work around it."""
 
+MOMENT_SLOTS, MAX_MOMENTS = 4, 3.0
+"""Slots over which few readings of moments count, which miss the gaps of long steps, or the work; the exchange must be even then."""
+
+
+class _InputWait(NamedTuple):
+    """Usual utilization of the ranks of a job relative to their past, its limit, and the progress of the job."""
+
+    usual: float
+    limit: float
+    progress: float
+
 
 def jobs_without_input(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield jobs of which all ranks wait alike, and not for storage."""
     thresholds = view.thresholds.jobs
-    gpu = view.signals.table(DeviceKind.GPU, INPUT_SLOTS)
-    baseline = view.base(DeviceKind.GPU, "utilization")
     past = view.base(DeviceKind.GPU, "utilization", 0.5)
-    sums = view.devices.sums[DeviceKind.GPU]
-    readings = sums.weight("utilization", view.signals.slot, INPUT_SLOTS)
     for job in view.jobs:
-        changes = gpu["utilization"][job.gpus] / baseline[job.gpus]
-        known_values = changes[~np.isnan(changes)]
-        computes = findings.above(past[job.gpus], MIN_USE).mean() > thresholds.majority
-        if not computes or len(known_values) < thresholds.majority * len(job.gpus):
+        if findings.above(past[job.gpus], MIN_USE).mean() <= thresholds.majority:
             continue
-        usual = slot_sums.median(known_values)
-        is_loss_of_gaps = SMALL_LOSS * usual < view.states[job.key].speed < MAX_STARVED_SPEED
-        spins = findings.above(baseline[job.gpus], MIN_HIGH_USE)
-        is_loss_of_gaps &= bool(spins.mean() > thresholds.majority)
-        highest = MAX_SMALL_INPUT if is_loss_of_gaps else thresholds.max_input
-        alike = are_alike(known_values, usual, float(np.median(readings[job.gpus])))
-        if not thresholds.min_input < usual < highest or not alike:
-            continue
-        progress = _progress(view, job, INPUT_SLOTS)
-        # Two slots show a part of long steps, with or without their exchange.
-        starves = any(
-            not each < max(MIN_PROGRESS, PROGRESS_SHARE * usual) and not each > 1
-            for each in (progress, _progress(view, job, findings.SLOTS_PER_MINUTE))
-        )
-        if starves and (
-            job_steps.has_common_steps(view, job)
-            or job_steps.has_common_steps(view, job, INPUT_SLOTS)
-        ):
+        wait = _input_wait(view, job, INPUT_SLOTS)
+        if not wait and _has_few_readings(view, job) and _exchanges_evenly(view, job):
+            wait = _input_wait(view, job, MOMENT_SLOTS)
+        if wait:
             evidence = findings.FindingEvidence(
-                "utilization", usual, highest, "relative to its past", job.key.workload
+                "utilization", wait.usual, wait.limit, "relative to its past", job.key.workload
             )
             # Without counters of what a job exchanges, a phase of other work has the same readings.
-            severity = "info" if np.isnan(progress) or _may_serve(view, job) else ""
+            severity = "info" if np.isnan(wait.progress) or _may_serve(view, job) else ""
             cause = findings.Cause("job", job=job.key)
-            slots = job_steps.waiting_slots(view, job, thresholds.min_input, highest)
+            slots = job_steps.waiting_slots(view, job, thresholds.min_input, wait.limit)
             onset_ns = view.timestamp_ns - max(slots - 1, 0) * findings.SLOT_NS
             yield findings.Finding(
                 "dataloader_stall", cause, (evidence,), 1.0, severity, onset_ns=onset_ns
             )
+
+
+def _input_wait(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> _InputWait | None:
+    """Return how much all ranks of a job waited in the last slots, while its steps went on; None if they did not."""
+    thresholds = view.thresholds.jobs
+    baseline = view.base(DeviceKind.GPU, "utilization")[job.gpus]
+    used = view.signals.table(DeviceKind.GPU, slots)["utilization"][job.gpus]
+    changes = used / baseline
+    changes = changes[~np.isnan(changes)]
+    if len(changes) < thresholds.majority * len(job.gpus):
+        return None
+    count = _reading_count(view, job, slots)
+    is_usual_shown = slots == INPUT_SLOTS
+    usual = slot_sums.median(changes) if is_usual_shown else slot_sums.mean_known(changes)
+    is_loss_of_gaps = SMALL_LOSS * usual < view.states[job.key].speed < MAX_STARVED_SPEED
+    spins = findings.above(baseline, MIN_HIGH_USE)
+    is_loss_of_gaps &= bool(spins.mean() > thresholds.majority)
+    limit = MAX_SMALL_INPUT if is_loss_of_gaps else thresholds.max_input
+    if not thresholds.min_input < usual < limit or not are_alike(changes, usual, count):
+        return None
+    progress = _progress(view, job, slots)
+    # Two slots show a part of long steps, with or without their exchange.
+    lowest = max(MIN_PROGRESS, PROGRESS_SHARE * usual)
+    minute = _progress(view, job, findings.SLOTS_PER_MINUTE)
+    starves = any(not each < lowest and not each > 1 for each in (progress, minute))
+    has_steps = job_steps.has_common_steps(view, job)
+    has_steps = has_steps or job_steps.has_common_steps(view, job, slots)
+    return _InputWait(usual, limit, progress) if starves and has_steps else None
+
+
+def _reading_count(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> float:
+    sums = view.devices.sums[DeviceKind.GPU]
+    return float(np.median(sums.weight("utilization", view.signals.slot, slots)[job.gpus]))
+
+
+def _has_few_readings(view: findings.DiagnosisView, job: ActiveJob) -> bool:
+    return _reading_count(view, job, INPUT_SLOTS) <= MAX_MOMENTS
+
+
+MAX_UNEVEN = 2.0
+
+
+def _exchanges_evenly(view: findings.DiagnosisView, job: ActiveJob) -> bool:
+    """True if a job exchanged less than before, and alike, in both halves of the last slots: it was in no checkpoint."""
+    changes = [
+        _progress(view, job, INPUT_SLOTS, before) for before in range(0, MOMENT_SLOTS, INPUT_SLOTS)
+    ]
+    return min(changes) > MIN_PROGRESS and max(changes) < min(
+        MAX_STARVED_SPEED, MAX_UNEVEN * min(changes)
+    )
 
 
 MAX_SERVING_USE, MAX_SERVING_SEND = 0.95, 0.1
@@ -105,13 +145,13 @@ MIN_READINGS = 10.0
 """Readings of a usual GPU beyond which their mean shows its waits: NVML reports the last second or less, a moment of a step."""
 
 
-def _progress(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> float:
+def _progress(view: findings.DiagnosisView, job: ActiveJob, slots: int, before: int = 0) -> float:
     """Return what a job exchanges, relative to its past; starved steps still end, and those of a checkpoint do not."""
     for kind, name, positions in (
         (DeviceKind.NIC, "send", job.nics),
         (DeviceKind.GPU, "nvlink", job.gpus),
     ):
-        table = view.signals.table(kind, slots)
+        table = view.signals.table(kind, slots, before)
         past = np.nansum(view.base(kind, name)[positions])
         if past > 0 and not np.isnan(table[name][positions]).all():
             return float(np.nansum(table[name][positions]) / past)

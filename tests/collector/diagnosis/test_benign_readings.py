@@ -690,3 +690,19 @@ def test_a_checkpoint_is_no_congested_uplink(used: float) -> None:
 
     found = classes_of(incidents_of(store, ONSET + 8, 2, 2 * NODES))
     assert (("uplink_congested", "leaf") in found) == (used == 1)
+
+
+@pytest.mark.parametrize(("speeds", "found"), [((0.5, 0.5), True), ((1.0, 0.03), False)])
+def test_moments_show_missing_input_if_the_exchange_is_even(
+    speeds: tuple[float, float], *, found: bool
+) -> None:
+    """Readings follow the steps for a while: all are busy, or all idle. A checkpoint stops the exchange for a time."""
+
+    def input_is_late(cluster: DrawnCluster, row: Row, since: int) -> None:
+        job = cluster.jobs[0]
+        if since >= 0:
+            cluster.slow_job(row, job, speeds[since // 3 % 2])
+            row.gpu["utilization"][job.nodes] *= since // 2 % 2
+
+    classes = classes_of(incidents_of(input_is_late))
+    assert (("dataloader_stall", "job") in classes) == found
