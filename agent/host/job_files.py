@@ -26,7 +26,7 @@ from railscope.timestamps import SECOND_NS
 
 JOB_FILES = "job_files"
 MAX_ENTRIES = 16_384
-"""Maximum number of directory entries of one listing."""
+"""Maximum number of directory entries of one listing; users share what their jobs have, and the jobs of a user its share."""
 MAX_JOB_ENTRIES = 2048
 """Maximum number of entries of one job in it, so that a job cannot hide the files of others."""
 MAX_DUMP_BYTES = 8 << 20
@@ -169,23 +169,31 @@ class JobFileCalls:
 
     def _list(self, directory: str, pattern: re.Pattern[str]) -> JobFileListing:
         found: list[JobFile] = []
-        remaining, is_complete = self._max_entries, True
         with _opened(os.open(self._files.real(directory), _DIRECTORY)) as top:
-            entries = list(_entries(top, remaining))
-            remaining -= len(entries)
+            entries = list(_entries(top, self._max_entries))
+            remaining = self._max_entries - len(entries)
+            is_complete = remaining > 0
             found += _job_files("", entries, pattern)
+            users: dict[int, list[str]] = {}
             for job, status in entries:
-                if stat.S_ISDIR(status.st_mode) and remaining > 0:
+                if stat.S_ISDIR(status.st_mode):
+                    users.setdefault(status.st_uid, []).append(job)
+            # Users with few jobs first: what they leave is for the others.
+            ordered = sorted(users.values(), key=len)
+            for users_left, jobs in zip(range(len(ordered), 0, -1), ordered, strict=True):
+                of_user = remaining // users_left
+                remaining -= of_user
+                for jobs_left, job in zip(range(len(jobs), 0, -1), jobs, strict=True):
+                    limit = min(of_user // jobs_left, MAX_JOB_ENTRIES)
                     try:
-                        descriptor = os.open(job, _DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
+                        inner = _directory_entries(top, job, limit)
                     except OSError:
                         continue  # removed, replaced by a link, or private
-                    with _opened(descriptor) as of_job:
-                        inner = list(_entries(of_job, min(remaining, MAX_JOB_ENTRIES)))
-                    is_complete &= len(inner) < MAX_JOB_ENTRIES
-                    remaining -= len(inner)
+                    is_complete &= len(inner) < limit
+                    of_user -= len(inner)
                     found += _job_files(job, inner, pattern)
-        return JobFileListing(found, is_complete and remaining > 0)
+                remaining += of_user
+        return JobFileListing(found, is_complete)
 
     def _flight_recorder(self, directory: str, job: str, name: str) -> OpenedDump:
         with self._opened_file(directory, job, name) as (opened, status):
@@ -268,6 +276,13 @@ def _entries(directory: int, limit: int) -> Iterator[tuple[str, os.stat_result]]
                 yield entry.name, entry.stat(follow_symlinks=False)
             except FileNotFoundError:
                 continue  # removed since
+
+
+def _directory_entries(top: int, job: str, limit: int) -> list[tuple[str, os.stat_result]]:
+    """Return at most `limit` entries of the directory of a job. Raises OSError, also for a link."""
+    descriptor = os.open(job, _DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
+    with _opened(descriptor) as of_job:
+        return list(_entries(of_job, limit))
 
 
 def _job_files(

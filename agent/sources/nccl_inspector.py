@@ -12,7 +12,7 @@ to store. The numbers of files and lines are sent to the collector.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from types import MappingProxyType
@@ -25,7 +25,7 @@ from agent.host import Host
 from agent.host.job_files import JOB_FILES, JobFile, JobFileListing, OpenedLog
 from agent.sampling import source
 from agent.sources import followed_communicators, inspector_pushes, source_bases
-from agent.sources.rank_places import JobKey, RankPlaces
+from agent.sources.rank_places import JobKey, RankPlaces, in_turns_of_jobs
 from railscope import frame, reading
 from railscope.catalog import collectives as c, entities
 from railscope.timestamps import SECOND_NS
@@ -36,9 +36,9 @@ MAX_READ_BYTES, MAX_READ_LINES = 4 << 20, 10_000
 MAX_BEHIND_BYTES = 4 << 20
 """Bytes of a log that may wait; older ones are skipped, so that all ranks of a job are read at the same place."""
 MAX_JOBS, MAX_LOGS = 32, 128
-"""Maximum numbers of jobs, and of logs of a job."""
+"""Maximum numbers of jobs, which users share, and of logs of a job."""
 MAX_JOB_ENTITIES, MAX_ENTITIES = 512, 2048
-"""Maximum numbers of kinds and ranks of all communicators, of a job and of the node."""
+"""Maximum numbers of kinds and ranks of all communicators, of a job and of the node; users and their jobs share those of the node."""
 OPEN_READS = 2
 """Number of reads for which a comparison waits for other ranks."""
 MAX_EVENTS = 64
@@ -188,7 +188,10 @@ class NcclInspectorSource(source.SourceWithoutResources):
         """Find the logs to read, and where their next lines begin."""
         before, self._logs = self._logs, {}
         logs_of_job: Counter[JobKey] = Counter()
+        of_jobs: dict[JobKey, list[JobFile]] = {}
         for file in sorted(files, key=lambda file: (file.job, file.name)):
+            of_jobs.setdefault((file.job, file.user), []).append(file)
+        for file in in_turns_of_jobs(of_jobs):
             job = file.job, file.user
             followed = before.get((file.job, file.name))
             facts = self._places.of_own_pid(job, int(file.subject))
@@ -303,12 +306,32 @@ class NcclInspectorSource(source.SourceWithoutResources):
         return "read"
 
     def _is_full(self, job: JobKey) -> bool:
-        """True if a job, or the node, may have no more kinds and ranks."""
+        """True if a job may have no more kinds and ranks: because of its limit, or as no other one has to make room for it."""
         sizes = {
             key: sum(other.totals.size for other in of_job.values())
             for key, of_job in self._jobs.items()
         }
-        return sizes[job] >= MAX_JOB_ENTITIES or sum(sizes.values()) >= MAX_ENTITIES
+        if sizes[job] >= MAX_JOB_ENTITIES:
+            return True
+        return sum(sizes.values()) >= MAX_ENTITIES and not self._make_room(job, sizes)
+
+    def _make_room(self, job: JobKey, sizes: Mapping[JobKey, int]) -> bool:
+        """Drop the oldest communicator of the largest job of the user with most kinds and ranks; False if that has not more than its share.
+
+        Users have equal shares, and so have the jobs of a user.
+        """
+        users: Counter[int] = Counter()
+        for (_, user), size in sizes.items():
+            users[user] += size
+        largest = max(sizes, key=lambda key: (users[key[1]], key[1] == job[1], sizes[key]))
+        is_own = largest[1] == job[1]
+        excess = sizes[largest] - sizes[job] if is_own else users[largest[1]] - users[job[1]]
+        of_largest = self._jobs[largest]
+        oldest = min(of_largest, key=lambda name: of_largest[name].updated_ns)
+        if largest == job or excess < of_largest[oldest].totals.size:
+            return False
+        del of_largest[oldest]
+        return True
 
     def _close_comparisons(self, now_ns: int) -> None:
         """Compare the ranks in older collectives, and forget the communicators of jobs that have ended."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,23 @@ def test_the_number_of_entries_is_bounded(tmp_path: Path) -> None:
     calls = job_files.JobFileCalls(RootedFiles(Path("/")), max_entries=10)
     answer = calls.call("list", str(tmp_path))
     assert len(answer["files"]) == 9
+    assert not answer["is_complete"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another user")
+def test_users_and_their_jobs_share_the_entries(tmp_path: Path) -> None:
+    counts = {"a0": 100, "a1": 100, "a2": 3, "a3": 100, "b0": 8, "c0": 2}
+    for job, count in counts.items():
+        (tmp_path / job).mkdir()
+        os.chown(tmp_path / job, 1000 + "abc".index(job[0]), -1)
+        for number in range(count):
+            (tmp_path / job / f"rank_{number}").touch()
+    calls = job_files.JobFileCalls(RootedFiles(Path("/")), max_entries=60 + len(counts))
+    answer = calls.call("list", str(tmp_path))
+    found = Counter(file["job"] for file in answer["files"])
+    assert (found["b0"], found["c0"], found["a2"]) == (8, 2, 3)
+    assert min(found[job] for job in ("a0", "a1", "a3")) >= 12
+    assert found.total() <= 60
     assert not answer["is_complete"]
 
 

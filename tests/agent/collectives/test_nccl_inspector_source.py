@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -283,18 +284,66 @@ def test_lines_after_skipped_ones_do_not_belong_to_the_communicator_before(tmp_p
 
 def test_the_numbers_of_communicators_and_kinds_are_bounded_for_each_job(tmp_path: Path) -> None:
     node = InspectorDirectory(tmp_path)
-    lines = [
-        {
-            "header": header(0, communicator=f"0x{number:x}"),
-            "metadata": metadata("v4.0", own_pid(0)),
-            "coll_perf": collective(1, 64, 2),
-        }
-        for number in range(nccl_inspector.MAX_JOB_ENTITIES)
-    ]
-    node.append(0, text(*lines))
+    node.append(0, many_communicators(0, nccl_inspector.MAX_JOB_ENTITIES))
     node.read()
     assert len(node.totals) == nccl_inspector.MAX_JOB_ENTITIES
     assert node.lines == {"read": 256, "excess": 256}
+
+
+def many_communicators(rank: int, count: int) -> bytes:
+    return text(
+        *(
+            {
+                "header": header(0, communicator=f"0x{number:x}"),
+                "metadata": metadata("v4.0", own_pid(rank)),
+                "coll_perf": collective(1, 64, 2),
+            }
+            for number in range(1, count + 1)
+        )
+    )
+
+
+def entities_of_jobs(node: InspectorDirectory) -> Counter[str]:
+    return Counter(entity.key[0] for entity in node.results.readings)
+
+
+@pytest.mark.parametrize("user", [os.geteuid(), 1234])
+def test_one_job_or_user_with_all_kinds_and_ranks_frees_entries_for_others(
+    user: int, tmp_path: Path
+) -> None:
+    if os.geteuid() not in {0, user}:
+        pytest.skip("only root can give a log to another user")
+    jobs = nccl_inspector.MAX_ENTITIES // nccl_inspector.MAX_JOB_ENTITIES
+    for job in map(str, range(jobs)):
+        (tmp_path / job).mkdir()
+        path = tmp_path / job / f"gpu-node-1-pid{own_pid(0)}.log"
+        path.write_bytes(many_communicators(0, nccl_inspector.MAX_JOB_ENTITIES))
+    node = InspectorDirectory(tmp_path, job="other")
+    node.read(2)
+    assert entities_of_jobs(node).total() == nccl_inspector.MAX_ENTITIES
+    node.append(1, many_communicators(1, 200))
+    os.chown(node.log(1), user, -1)
+    node.add_process(4001, own_pid(1), user)
+    node.read(2)
+    of_jobs = entities_of_jobs(node)
+    assert of_jobs["other"] == 400
+    assert of_jobs.total() == nccl_inspector.MAX_ENTITIES
+    assert min(of_jobs.values()) >= 400
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a log to another user")
+def test_a_user_with_logs_of_many_jobs_does_not_hide_those_of_others(tmp_path: Path) -> None:
+    node = InspectorDirectory(tmp_path, job="z")
+    for number in range(nccl_inspector.MAX_JOBS):
+        path = tmp_path / f"{number}" / f"gpu-node-1-pid{own_pid(0)}.log"
+        path.parent.mkdir()
+        path.write_bytes(whole_lines(0, straggling(0, 1)))
+    node.append(1, whole_lines(1, straggling(1, 3)))
+    os.chown(node.log(1), 1234, -1)
+    node.add_process(4001, own_pid(1), user=1234)
+    node.read()
+    assert node.files == {"read": nccl_inspector.MAX_JOBS, "excess": 1}
+    assert f"{COMMUNICATOR} 1" in node.totals
 
 
 def test_the_number_of_logs_of_a_job_is_bounded(tmp_path: Path) -> None:
