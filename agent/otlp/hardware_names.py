@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 from opentelemetry.proto.metrics.v1 import metrics_pb2
 
-from agent.otlp import metric_points
-from agent.otlp.metric_points import HardwareMetric, Labels, SeriesKey
+from railscope import otlp_points
 from railscope.catalog import declare, gpu, gpu_health, host, nic
 from railscope.catalog.declare import MetricKind, MetricUnit
 from railscope.frame import Entity
+from railscope.otlp_points import HardwareMetric, Labels, SeriesKey
 
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
 """Version of the conventions."""
@@ -122,7 +122,7 @@ for _each in _names():
     NAMES.setdefault(_each.metric.name, []).append(_each)
 
 
-class HardwarePoints(metric_points.NumberMetric):
+class HardwarePoints(otlp_points.NumberMetric):
     """Points of a metric under a name of the conventions; entities without attributes have none."""
 
     def __init__(
@@ -130,11 +130,11 @@ class HardwarePoints(metric_points.NumberMetric):
         name: HardwareName,
         first: int,
         entities: Sequence[Entity],
-        starts: metric_points.CounterStarts,
+        starts: otlp_points.CounterStarts,
     ) -> None:
         super().__init__(name.metric, first, entities, starts)
         self._scope = metrics_pb2.ScopeMetrics()
-        self._container = metric_points.add_metric(self._scope, name.hardware)
+        self._container = otlp_points.add_metric(self._scope, name.hardware)
         found = [name.attributes_of(entity) for entity in entities]
         self._columns = [SeriesKey(name.hardware, attributes or ()) for attributes in found]
         self.is_complete = all(attributes is not None for attributes in found)
@@ -168,7 +168,7 @@ def hardware_points(
     metric: declare.Metric,
     first: int,
     entities: Sequence[Entity],
-    starts: metric_points.CounterStarts,
+    starts: otlp_points.CounterStarts,
 ) -> list[HardwarePoints]:
     """Return the points of a metric under its names of the conventions; none if it has no name."""
     points = StatusPoints if metric.kind is MetricKind.STATE else HardwarePoints

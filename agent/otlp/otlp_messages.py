@@ -9,30 +9,42 @@ it: these may identify a tenant's program, and a receiver does not restrict acce
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from opentelemetry.proto.collector.logs.v1 import logs_service_pb2
-from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2
-from opentelemetry.proto.common.v1 import common_pb2
 from opentelemetry.proto.logs.v1 import logs_pb2
 from opentelemetry.proto.metrics.v1 import metrics_pb2
-from opentelemetry.proto.resource.v1 import resource_pb2
 
-from agent.otlp import hardware_names, metric_points
-from agent.otlp.metric_points import CounterStarts, InfoMetric, NumberMetric, SeriesKey, attributes
-from railscope import __version__
+from agent.otlp import hardware_names
+from railscope import otlp_points
 from railscope.catalog import INFO, declare, entities
+from railscope.catalog.declare import MetricKind
 from railscope.exposition import EVERYTHING, MetricSelection
 from railscope.frame import Event, Frame, Schema
+from railscope.otlp_points import (
+    AnyMetric,
+    CounterHistory,
+    CounterStarts,
+    InfoMetric,
+    NumberMetric,
+    SeriesKey,
+    TextfileMetric,
+    add_metric,
+    attributes,
+    resource_message,
+    scope_message,
+    set_number,
+)
+from railscope.textfile_series import TextfileTemplate
 
-SCOPE = "railscope"
 MAX_BODY_BYTES = 4 << 20
 """Size before compression above which an export is divided into several requests."""
 LogRecord = logs_pb2.LogRecord
 RECORDS_PER_REQUEST = 500
-NO_RECORDED_VALUE = metrics_pb2.DATA_POINT_FLAGS_NO_RECORDED_VALUE_MASK
 
 
 class MessageBatch(NamedTuple):
@@ -42,14 +54,77 @@ class MessageBatch(NamedTuple):
     size: int
 
 
-def resource_message(resource: Mapping[str, str]) -> resource_pb2.Resource:
-    """Return the resource with its attributes."""
-    return resource_pb2.Resource(attributes=attributes(resource.items()))
+_LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"')
+_ESCAPES = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
 
 
-def scope_message() -> common_pb2.InstrumentationScope:
-    """Return the scope of all signals."""
-    return common_pb2.InstrumentationScope(name=SCOPE, version=__version__)
+@lru_cache(maxsize=8192)
+def textfile_key(type_: str, help_: str, series: str) -> SeriesKey:
+    """Return the identity of a series of a textfile.
+
+    A counter whose name does not end in `_total` would be renamed by the translation to Prometheus: it is a gauge, as
+    are the samples of histograms and summaries, each under its own name.
+    """
+    name, _, labels = series.partition("{")
+    is_counter = type_ == "counter" and name.endswith("_total")
+    kind = MetricKind.COUNTER if is_counter else MetricKind.GAUGE
+    pairs = (
+        (label, re.sub(r"\\.", lambda match: _ESCAPES.get(match[0], match[0]), text))
+        for label, text in _LABEL.findall(labels)
+    )
+    return SeriesKey(TextfileMetric(name, kind, help_), tuple(pairs))
+
+
+class TextfileMetrics:
+    """Points of the series of textfiles of a schema."""
+
+    def __init__(self, schema: Schema, starts: CounterStarts) -> None:
+        self._template, self._starts = TextfileTemplate(schema), starts
+        self._scope, self._points = metrics_pb2.ScopeMetrics(), list[Any]()
+        self._values: list[float] = []
+        self.keys: list[SeriesKey] = []
+        """Series that have a point."""
+
+    def update(self, frame: Frame) -> bytes:
+        """Set the points to the values of a frame; return the serialized metrics, empty without points."""
+        samples = list(self._template.samples(frame))
+        keys = [textfile_key(each.type, each.help, each.series) for each in samples]
+        values = [float(each.value) for each in samples]
+        read_ns = frame.timestamp.wall_ns
+        if keys != self.keys:
+            self.end()
+            self._add_points(keys, values, frame)
+        for key, point, sample, value, last in zip(
+            keys, self._points, samples, values, self._values, strict=True
+        ):
+            point.time_unix_nano = read_ns
+            if key.metric.kind is MetricKind.COUNTER:
+                start_ns = read_ns if value < last else point.start_time_unix_nano
+                point.start_time_unix_nano = min(start_ns, read_ns)
+            is_integer = sample.value.removeprefix("-").isdecimal()
+            set_number(point, int(sample.value) if is_integer else value)
+        self._values = values
+        return self._scope.SerializeToString() if keys else b""
+
+    def end(self) -> None:
+        """Remove all points, and store the histories of their counters."""
+        for key, point, value in zip(self.keys, self._points, self._values, strict=True):
+            if key.metric.kind is MetricKind.COUNTER:
+                self._starts.save(key, CounterHistory(point.start_time_unix_nano, value))
+        self._scope.Clear()
+        self.keys, self._points, self._values = [], [], []
+
+    def _add_points(self, keys: list[SeriesKey], values: list[float], frame: Frame) -> None:
+        containers: dict[AnyMetric, Any] = {}
+        for key, value in zip(keys, values, strict=True):
+            container = containers.get(key.metric)
+            if container is None:
+                container = containers[key.metric] = add_metric(self._scope, key.metric)
+            point = container.add(attributes=attributes(key.labels))
+            if key.metric.kind is MetricKind.COUNTER:
+                point.start_time_unix_nano = self._starts.start_ns(key, value, frame, 0)
+            self._points.append(point)
+        self.keys, self._values = keys, values
 
 
 @dataclass(slots=True)
@@ -57,7 +132,7 @@ class SourceMetrics:
     """Metrics of one source, in its present schema."""
 
     schema: Schema
-    metrics: list[NumberMetric | metric_points.TextfileMetrics]
+    metrics: list[NumberMetric | TextfileMetrics]
     infos: list[InfoMetric] = field(default_factory=list)
     frame: Frame | None = None
     """Last exported frame; None if the source has ended."""
@@ -72,7 +147,7 @@ class SourceMetrics:
     ) -> SourceMetrics:
         """Return the selected metrics of a schema, without points."""
         metrics: list[NumberMetric] = []
-        textfiles: list[metric_points.TextfileMetrics] = []
+        textfiles: list[TextfileMetrics] = []
         first = 0
         for metric, members in schema.groups:
             if metric.kind is declare.MetricKind.INFO or not selection.contains(
@@ -80,14 +155,14 @@ class SourceMetrics:
             ):
                 pass
             elif metric.about is entities.TEXTFILE_SERIES:
-                textfiles = [metric_points.TextfileMetrics(schema, starts)]
+                textfiles = [TextfileMetrics(schema, starts)]
             else:
                 described = [schema.entities[member] for member in members]
                 named = (metric, first, described, starts)
                 found = [] if names == "railscope" else hardware_names.hardware_points(*named)
                 is_replaced = found and all(points.is_complete for points in found)
                 if names != "hardware" or not is_replaced:
-                    metrics.append(metric_points.create_metric(*named))
+                    metrics.append(otlp_points.create_metric(*named))
                 metrics += found
             first += len(members)
         return cls(schema, [*metrics, *textfiles])
@@ -131,11 +206,8 @@ class MetricMessages:
         self._starts = CounterStarts(agent_start_ns)
         self._sources: dict[str, SourceMetrics] = {}
         self._schemas: list[Schema] = []
-        of_node = metrics_pb2.ResourceMetrics(resource=resource_message(resource))
-        self._resource = of_node.SerializeToString()
         schema_url = "" if names == "railscope" else hardware_names.SCHEMA_URL
-        scope = metrics_pb2.ScopeMetrics(scope=scope_message(), schema_url=schema_url)
-        self._scope = scope.SerializeToString()
+        self._envelope = otlp_points.RequestEnvelope(resource, schema_url)
 
     def build(self, frames: Iterable[Frame], now_ns: int) -> list[MessageBatch]:
         """Return requests with the readings since the last call, and the end of series that have none any more.
@@ -204,45 +276,22 @@ class MetricMessages:
             if key not in present:
                 by_metric.setdefault(key.metric, []).append((key, time_ns))
         for metric, keys in by_metric.items():
-            scope = metrics_pb2.ScopeMetrics()
-            points = metric_points.add_metric(scope, metric)
-            for key, time_ns in keys:
-                points.add(
-                    attributes=attributes(key.labels),
-                    time_unix_nano=time_ns,
-                    flags=NO_RECORDED_VALUE,
-                )
-            yield MessageBatch(scope.SerializeToString(), len(keys))
+            labels, times_ns = zip(*((key.labels, time_ns) for key, time_ns in keys), strict=True)
+            points = otlp_points.MetricPoints(metric, labels)
+            yield MessageBatch(points.end(times_ns), len(keys))
 
     def _requests(self, metrics: Iterable[MessageBatch]) -> Iterator[MessageBatch]:
         """Yield requests with serialized metrics, each within the bound."""
-        contents, length, size = [self._scope], len(self._scope), 0
+        contents, length, size = list[bytes](), 0, 0
         for content, points in metrics:
             if size and length + len(content) > MAX_BODY_BYTES:
-                yield MessageBatch(self._request(contents, length), size)
-                contents, length, size = [self._scope], len(self._scope), 0
+                yield MessageBatch(self._envelope.request(contents), size)
+                contents, length, size = [], 0, 0
             contents.append(content)
             length += len(content)
             size += points
         if size:
-            yield MessageBatch(self._request(contents, length), size)
-
-    def _request(self, contents: Sequence[bytes], length: int) -> bytes:
-        """Return a request with the contents of a scope; they are copied once."""
-        of_scope = _embedded_head(metrics_pb2.ResourceMetrics.SCOPE_METRICS_FIELD_NUMBER, length)
-        number = metrics_service_pb2.ExportMetricsServiceRequest.RESOURCE_METRICS_FIELD_NUMBER
-        of_node = _embedded_head(number, len(self._resource) + len(of_scope) + length)
-        return b"".join((of_node, self._resource, of_scope, *contents))
-
-
-def _embedded_head(number: int, length: int) -> bytes:
-    """Return the head of a field that contains a serialized message: tag, and length in groups of seven bits."""
-    head = bytearray(((number << 3) | 2,))
-    while length > 0x7F:  # noqa: PLR2004 - seven bits in each byte
-        head.append((length & 0x7F) | 0x80)
-        length >>= 7
-    head.append(length)
-    return bytes(head)
+            yield MessageBatch(self._envelope.request(contents), size)
 
 
 def event_record(event: Event, observed_ns: int) -> LogRecord:

@@ -7,7 +7,6 @@ Prometheus makes `job` and `instance` of service name and instance again.
 from __future__ import annotations
 
 import gzip
-import struct
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -19,13 +18,13 @@ from collections.abc import (
 )
 from contextlib import asynccontextmanager
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlsplit
 
 from collector.config import RemoteWriteSettings
 from collector.sinks import MAX_PROBLEM_LENGTH, SinkError
-from railscope import __version__, server_connections, settings
-from railscope.catalog.declare import Metric, MetricKind
+from railscope import server_connections, settings
+from railscope.catalog.declare import Metric
 from railscope.service import run_in_thread
 from railscope.untrusted_text import printable
 
@@ -119,10 +118,29 @@ async def grpc_connection(
         await calls.close()
 
 
+OtlpLabels = tuple[tuple[str, str], ...]
+
+
+class OtlpSeries(NamedTuple):
+    """Identity of a series: its metric and its labels."""
+
+    name: str
+    metric: Metric
+    labels: OtlpLabels
+
+
+class _KeptPoints(NamedTuple):
+    """Series of one metric in a request, and their messages."""
+
+    series: list[OtlpSeries]
+    points: Any
+
+
 class OtlpMetricsFormat:
     """`ExportMetricsServiceRequest` in protobuf, compressed. Raises SettingsError without its extra.
 
-    Starts of counters are unknown and left out; a counter that falls has been reset.
+    Starts of counters are unknown and left out; a counter that falls has been reset. The messages of metrics with the same series as
+    in the requests of the last timestamp are kept.
     """
 
     headers: ClassVar = {"Content-Type": "application/x-protobuf", "Content-Encoding": "gzip"}
@@ -130,55 +148,63 @@ class OtlpMetricsFormat:
     repeated_statuses: ClassVar[Collection[int]] = (429, 502, 503, 504)
     """Of the specification of the protocol."""
 
-    def __init__(self, stale_marker: bytes) -> None:
+    def __init__(self) -> None:
         setting = "remote_write.format otlp"
         self._service = import_messages("collector.metrics.v1.metrics_service_pb2", setting)
-        self._metrics_pb = import_messages("metrics.v1.metrics_pb2", setting)
-        self.resource: Mapping[str, str] = {}
+        self._points: Any = import_module("railscope.otlp_points")
         self.is_compressed = True
-        self._stale_marker = stale_marker
-        self._metrics: dict[str, Metric] = {}
+        self.set_resource({})
+        self._timestamp_ms = 0
+        self._before: dict[tuple[str, OtlpLabels], _KeptPoints] = {}
+        self.kept_points: dict[tuple[str, OtlpLabels], _KeptPoints] = {}
+        """Messages of the present timestamp, by name and labels of their first series."""
 
-    def encode_series(self, metric: Metric, labels: Iterable[tuple[str, str]]) -> bytes:
-        """Return the name of the metric, and a point with the labels."""
-        self._metrics[metric.name] = metric
-        point = self._metrics_pb.NumberDataPoint()
-        for name, value in labels:
-            point.attributes.add(key=name).value.string_value = value
-        encoded: bytes = metric.name.encode() + b"\0" + point.SerializeToString()
-        return encoded
+    def set_resource(self, labels: Mapping[str, str]) -> None:
+        """Set the labels that all series share."""
+        resource = {RESOURCE_NAMES.get(name, name): text for name, text in labels.items()}
+        self._envelope = self._points.RequestEnvelope(resource)
 
-    def encode_samples(self, samples: Sequence[tuple[bytes, bytes]], timestamp_ms: int) -> bytes:
+    def encode_series(self, metric: Metric, labels: Iterable[tuple[str, str]]) -> OtlpSeries:
+        """Return the identity of a series."""
+        return OtlpSeries(metric.name, metric, tuple(labels))
+
+    def encode_samples(
+        self, samples: Sequence[tuple[OtlpSeries, float | None]], timestamp_ms: int
+    ) -> bytes:
         """Return the body of a request; a series that has ended gets a point without a value."""
-        request = self._service.ExportMetricsServiceRequest()
-        resource = request.resource_metrics.add()
-        add_resource(resource, self.resource)
-        scope = resource.scope_metrics.add()
-        scope.scope.name, scope.scope.version = "railscope", __version__
-        points: dict[str, Any] = {}
+        if timestamp_ms != self._timestamp_ms:
+            self._timestamp_ms, self._before, self.kept_points = timestamp_ms, self.kept_points, {}
+        time_ns = timestamp_ms * _MILLISECOND_NS
+        present: dict[str, tuple[list[OtlpSeries], list[float]]] = {}
+        ended: dict[str, list[OtlpSeries]] = {}
         for series, value in samples:
-            encoded_name, _, labels = series.partition(b"\0")
-            name = encoded_name.decode()
-            if name not in points:
-                points[name] = self._add_metric(scope, self._metrics[name])
-            point = points[name].add()
-            point.ParseFromString(labels)
-            point.time_unix_nano = timestamp_ms * _MILLISECOND_NS
-            if value == self._stale_marker:
-                point.flags = self._metrics_pb.DATA_POINT_FLAGS_NO_RECORDED_VALUE_MASK
-            else:
-                (point.as_double,) = struct.unpack("<d", value)
-        return serialize(request, is_compressed=self.is_compressed)
+            if value is None:
+                ended.setdefault(series.name, []).append(series)
+                continue
+            if series.name not in present:
+                present[series.name] = [], []
+            of_metric, numbers = present[series.name]
+            of_metric.append(series)
+            numbers.append(value)
+        contents = [self._keep(*each, time_ns) for each in present.values()]
+        for of_metric in ended.values():
+            points = self._new_points(of_metric)
+            contents.append(points.end([time_ns] * len(of_metric)))
+        body: bytes = self._envelope.request(contents)
+        return gzip.compress(body, compresslevel=1, mtime=0) if self.is_compressed else body
 
-    def _add_metric(self, scope: Any, metric: Metric) -> Any:
-        message = scope.metrics.add(
-            name=metric.name, description=metric.help, unit=metric.unit.ucum
-        )
-        if metric.kind is not MetricKind.COUNTER:
-            return message.gauge.data_points
-        message.sum.is_monotonic = True
-        message.sum.aggregation_temporality = self._metrics_pb.AGGREGATION_TEMPORALITY_CUMULATIVE
-        return message.sum.data_points
+    def _keep(self, series: list[OtlpSeries], numbers: list[float], time_ns: int) -> bytes:
+        """Return the serialized metric of series, and keep its messages."""
+        key = series[0].name, series[0].labels
+        former = self._before.pop(key, None)
+        is_same = former is not None and former.series == series
+        points = former.points if former and is_same else self._new_points(series)
+        self.kept_points[key] = _KeptPoints(series, points)
+        content: bytes = points.set_numbers(numbers, time_ns)
+        return content
+
+    def _new_points(self, series: Sequence[OtlpSeries]) -> Any:
+        return self._points.MetricPoints(series[0].metric, [each.labels for each in series])
 
     def rejected_samples(self, body: bytes) -> tuple[int, str]:
         """Return the number of rejected points in a successful response, and its message."""

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from http import HTTPStatus
 from importlib import import_module
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import aiohttp
 import structlog
@@ -70,8 +70,8 @@ _OWN_HEADERS = {
 _GRPC = "grpc"
 Send = Callable[[bytes], Awaitable[int]]
 """Writes one request, and returns the number of its samples or events that were rejected. Raises SinkError."""
-Sample = tuple[bytes, bytes]
-"""Encoded series, and its value in 8 bytes."""
+Sample = tuple[Any, float | None]
+"""Series as its format encodes it, and its value; None if it has ended."""
 
 
 class RequestFormat(Protocol):
@@ -90,7 +90,7 @@ class SampleFormat(RequestFormat, Protocol):
 
     has_stale_markers: ClassVar[bool]
 
-    def encode_series(self, metric: Metric, labels: Iterable[tuple[str, str]]) -> bytes:
+    def encode_series(self, metric: Metric, labels: Iterable[tuple[str, str]]) -> Any:
         """Encode name and labels; labels are sorted and have values."""
 
     def encode_samples(self, samples: Sequence[Sample], timestamp_ms: int) -> bytes:
@@ -140,7 +140,7 @@ class WriteRequestFormat(WholeRequests):
         timestamp = b"\x10" + _varint(timestamp_ms % (1 << 64))
         head = b"\x12" + _varint(9 + len(timestamp)) + b"\x09"
         message = b"".join(
-            _field(b"\x0a", series + head + value + timestamp) for series, value in samples
+            _field(b"\x0a", series + head + _double(value) + timestamp) for series, value in samples
         )
         return bytes(self._snappy.compress(message, asbytes=True))
 
@@ -161,17 +161,20 @@ class ImportTextFormat(WholeRequests):
     def encode_samples(self, samples: Sequence[Sample], timestamp_ms: int) -> bytes:
         """Return compressed lines."""
         end = b" %d\n" % timestamp_ms
-        lines = (
-            series + repr(struct.unpack("<d", value)[0]).encode() + end for series, value in samples
-        )
+        lines = (series + repr(value).encode() + end for series, value in samples)
         return gzip.compress(b"".join(lines), compresslevel=1, mtime=0)
 
 
 FORMATS: dict[str, Callable[[], SampleFormat]] = {
     "remote_write": WriteRequestFormat,
     "victoriametrics": ImportTextFormat,
-    "otlp": partial(OtlpMetricsFormat, STALE_MARKER),
+    "otlp": OtlpMetricsFormat,
 }
+
+
+def _double(value: float | None) -> bytes:
+    """Return a value in 8 bytes, or the marker of a series that has ended."""
+    return STALE_MARKER if value is None else struct.pack("<d", value)
 
 
 def _field(tag: bytes, content: bytes) -> bytes:
@@ -197,26 +200,26 @@ class SampleEncoder:
     labels: dict[str, str]
     """Labels of all series that do not have them."""
     max_samples: int = SAMPLES_PER_WRITE
-    _series: dict[tuple[str, tuple[str, ...]], bytes] = field(default_factory=dict)
+    _series: dict[tuple[str, tuple[str, ...]], Any] = field(default_factory=dict)
     """Encoded series of the last period."""
 
     def encode(self, timestamp_ns: int, cells: Iterable[ViewCell]) -> list[QueuedBatch]:
         """Return requests with one sample of each cell; zeros of sparse metrics are omitted."""
-        series: dict[tuple[str, tuple[str, ...]], bytes] = {}
-        samples = []
+        series: dict[tuple[str, tuple[str, ...]], Any] = {}
+        samples: list[Sample] = []
         for cell in cells:
             key = cell.metric.name, cell.labels
             if key in series or (cell.metric.sparse and not cell.value):
                 continue
             encoded = series[key] = self._series.get(key) or self._encode_series(cell)
-            samples.append((encoded, struct.pack("<d", cell.value)))
+            samples.append((encoded, cell.value))
         if self.format.has_stale_markers:
             ended = (encoded for key, encoded in self._series.items() if key not in series)
-            samples += [(encoded, STALE_MARKER) for encoded in ended]
+            samples += [(encoded, None) for encoded in ended]
         self._series = series
         return list(self._batches(samples, timestamp_ns // MILLISECOND_NS))
 
-    def _encode_series(self, cell: ViewCell) -> bytes:
+    def _encode_series(self, cell: ViewCell) -> Any:
         labels = self.labels | dict(zip(label_names(cell.metric), cell.labels, strict=True))
         present = sorted((name, value) for name, value in labels.items() if value)
         return self.format.encode_series(cell.metric, present)
@@ -325,8 +328,7 @@ class RemoteWriteSink:
             return accepted or "off: no remote_write.url"
         encoder = self._encoder()
         series = encoder.format.encode_series(CHECK, sorted(encoder.labels.items()))
-        sample = series, struct.pack("<d", 1.0)
-        body = encoder.format.encode_samples((sample,), time.time_ns() // MILLISECOND_NS)
+        body = encoder.format.encode_samples(((series, 1.0),), time.time_ns() // MILLISECOND_NS)
         try:
             async with self._connected(encoder.format, configured.url) as send:
                 is_rejected = bool(await send(body))
@@ -356,7 +358,8 @@ class RemoteWriteSink:
         largest = min(SAMPLES_PER_WRITE, self.settings.max_buffered_samples)
         sample_format = FORMATS[self.settings.format]()
         if isinstance(sample_format, OtlpMetricsFormat):
-            sample_format.resource, labels = labels, {}
+            sample_format.set_resource(labels)
+            labels = {}
             sample_format.is_compressed = self.settings.otlp_protocol != _GRPC
         return SampleEncoder(sample_format, labels, largest)
 

@@ -26,6 +26,7 @@ from support.otlp_decoding import DecodedMetrics
 from collector.config import RemoteWriteSettings
 from collector.fleet.view_cells import ViewCell, label_names
 from collector.sinks import MAX_PROBLEM_LENGTH
+from collector.sinks.otlp_format import OtlpMetricsFormat
 from collector.sinks.remote_write import (
     STALE_MARKER,
     ImportTextFormat,
@@ -222,6 +223,27 @@ def test_points_of_otlp_are_the_samples_and_end_with_their_series():
     assert received.resources[0] == {
         "service.name": "railscope-collector", "service.instance.id": "c1:9470", "site": "x",
     }  # fmt: skip
+
+
+def test_messages_of_otlp_are_kept_and_leave_with_their_series():
+    encoder, received = otlp_encoder(max_samples=2), DecodedMetrics()
+    assert isinstance(encoder.format, OtlpMetricsFormat)
+    name, written = catalog.NODE_UP.name, catalog.REMOTE_WRITTEN.name
+    kept: set[int] = set()
+    messages = []
+    for second in range(1, 5):
+        own = ViewCell(catalog.REMOTE_WRITTEN, (), float(second))
+        for batch in encoder.encode(second * 10**9, [*(up(n, second / 4) for n in "abc"), own]):
+            received.add(gzip.decompress(batch.body))
+        messages += [each.points for each in encoder.format.kept_points.values()]
+        kept |= {id(points) for points in messages}
+    assert len(messages) == 4 * len(kept) == 12
+    assert received.samples == {
+        **{(name, frozenset({("node", node)})): 1.0 for node in "abc"},
+        (written, frozenset()): 4.0,
+    }
+    encoder.encode(5 * 10**9, [own])
+    assert [key[0] for key in encoder.format.kept_points] == [written]
 
 
 def test_names_of_otlp_are_those_of_the_metrics_endpoint_for_every_metric():

@@ -23,9 +23,9 @@ from support.textfiles import TextfileDirectory, page_of
 from agent.commands.check import find_read_offsets
 from agent.config import AgentSettings, MetricsSettings
 from agent.host.recorded_host import RecordedClock, RecordedHost
-from agent.otlp import metric_points
 from agent.otlp.otlp_messages import MetricMessages
 from agent.service import Agent
+from railscope import otlp_points
 from railscope.catalog import METRICS, declare, entities
 from railscope.catalog.declare import MetricKind
 from railscope.exposition import EVERYTHING, ExpositionTemplate, TextFormat
@@ -154,7 +154,7 @@ def _page(*frames: Frame) -> str:
 def test_names_and_units_result_in_the_names_of_the_catalog() -> None:
     for declared in METRICS.values():
         message_scope = metrics_pb2.ScopeMetrics()
-        metric_points.add_metric(message_scope, declared).add()
+        otlp_points.add_metric(message_scope, declared).add()
         assert prometheus_name(message_scope.metrics[0]) == declared.name
 
 
@@ -163,7 +163,7 @@ def test_kinds_are_those_of_the_data_model() -> None:
     info = next(each for each in METRICS.values() if each.kind is MetricKind.INFO)
     histogram = next(each for each in METRICS.values() if each.kind is MetricKind.HISTOGRAM)
     for declared in (COUNTER, GAUGE, STATE, info, histogram):
-        metric_points.add_metric(scope, declared).add()
+        otlp_points.add_metric(scope, declared).add()
     counter, *gauges, of_info, of_histogram = scope.metrics
     assert counter.sum.is_monotonic
     assert {

@@ -1,31 +1,35 @@
-"""Points of one metric as messages of OTLP that are kept between exports.
+"""Points of one metric as messages of OTLP that are kept between exports, and the requests that contain them.
 
 An export replaces times and numbers: to build all objects for it would cost several times as much. Series, labels and
-values are those of the metrics endpoint (railscope/exposition.py).
+values are those of the metrics endpoint (railscope/exposition.py). Each metric is serialized as a `ScopeMetrics` without its
+scope: protobuf merges messages that are concatenated.
+
+It loads protobuf: a program imports this module only if its settings select OTLP.
 """
 
 from __future__ import annotations
 
-import re
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2
 from opentelemetry.proto.common.v1 import common_pb2
 from opentelemetry.proto.metrics.v1 import metrics_pb2
+from opentelemetry.proto.resource.v1 import resource_pb2
 
-from railscope import reading
+from railscope import __version__, reading
 from railscope.catalog import declare
 from railscope.catalog.declare import MetricKind, MetricUnit
-from railscope.frame import Entity, Frame, Schema
-from railscope.textfile_series import TextfileTemplate
+from railscope.frame import Entity, Frame
 
 MAX_HISTORIES = 10_000
 _LARGE = 1 << 32
 """Smallest number whose product with a scale may exceed 64 bits."""
+SCOPE = "railscope"
+NO_RECORDED_VALUE = metrics_pb2.DATA_POINT_FLAGS_NO_RECORDED_VALUE_MASK
 CUMULATIVE = metrics_pb2.AGGREGATION_TEMPORALITY_CUMULATIVE
 
 Labels = tuple[tuple[str, str], ...]
@@ -103,6 +107,45 @@ def attributes(labels: Iterable[tuple[str, str]]) -> list[common_pb2.KeyValue]:
         common_pb2.KeyValue(key=name, value=common_pb2.AnyValue(string_value=text))
         for name, text in labels
     ]
+
+
+def resource_message(resource: Mapping[str, str]) -> resource_pb2.Resource:
+    """Return the resource with its attributes."""
+    return resource_pb2.Resource(attributes=attributes(resource.items()))
+
+
+def scope_message() -> common_pb2.InstrumentationScope:
+    """Return the scope of all signals."""
+    return common_pb2.InstrumentationScope(name=SCOPE, version=__version__)
+
+
+class RequestEnvelope:
+    """Serialized resource and scope of requests with metrics."""
+
+    def __init__(self, resource: Mapping[str, str], schema_url: str = "") -> None:
+        of_resource = metrics_pb2.ResourceMetrics(resource=resource_message(resource))
+        self._resource = of_resource.SerializeToString()
+        scope = metrics_pb2.ScopeMetrics(scope=scope_message(), schema_url=schema_url)
+        self._scope = scope.SerializeToString()
+
+    def request(self, metrics: Iterable[bytes]) -> bytes:
+        """Return a request with serialized metrics; they are copied once."""
+        contents = self._scope, *metrics
+        length = sum(map(len, contents))
+        of_scope = _embedded_head(metrics_pb2.ResourceMetrics.SCOPE_METRICS_FIELD_NUMBER, length)
+        number = metrics_service_pb2.ExportMetricsServiceRequest.RESOURCE_METRICS_FIELD_NUMBER
+        of_resource = _embedded_head(number, len(self._resource) + len(of_scope) + length)
+        return b"".join((of_resource, self._resource, of_scope, *contents))
+
+
+def _embedded_head(number: int, length: int) -> bytes:
+    """Return the head of a field that contains a serialized message: tag, and length in groups of seven bits."""
+    head = bytearray(((number << 3) | 2,))
+    while length > 0x7F:  # noqa: PLR2004 - seven bits in each byte
+        head.append((length & 0x7F) | 0x80)
+        length >>= 7
+    head.append(length)
+    return bytes(head)
 
 
 def add_metric(scope: metrics_pb2.ScopeMetrics, metric: AnyMetric) -> Any:
@@ -339,92 +382,39 @@ def create_metric(
     return _CLASSES.get(metric.kind, NumberMetric)(metric, first, entities, starts)
 
 
-class InfoMetric:
+class MetricPoints:
+    """Points of series whose labels and times do not depend on their values."""
+
+    def __init__(self, metric: AnyMetric, series: Iterable[Labels]) -> None:
+        self._scope = metrics_pb2.ScopeMetrics()
+        container = add_metric(self._scope, metric)
+        self._points = [container.add(attributes=attributes(labels)) for labels in series]
+
+    def set_numbers(self, numbers: Iterable[float], time_ns: int) -> bytes:
+        """Set numbers and time of the points; return the serialized metric."""
+        for point, number in zip(self._points, numbers, strict=True):
+            point.as_double = number
+            point.time_unix_nano = time_ns
+        return self._scope.SerializeToString()
+
+    def end(self, times_ns: Iterable[int]) -> bytes:
+        """Set times and no value, which ends the series; return the serialized metric."""
+        for point, time_ns in zip(self._points, times_ns, strict=True):
+            point.time_unix_nano, point.flags = time_ns, NO_RECORDED_VALUE
+        return self._scope.SerializeToString()
+
+
+class InfoMetric(MetricPoints):
     """Points of the facts of a source's entities: always 1."""
 
     def __init__(self, metric: declare.Metric, keys: Sequence[SeriesKey]) -> None:
+        super().__init__(metric, [key.labels for key in keys])
         self.keys = keys
-        self._scope = metrics_pb2.ScopeMetrics()
-        container = add_metric(self._scope, metric)
-        self._points = [
-            container.add(attributes=attributes(key.labels), as_int=1) for key in self.keys
-        ]
+        for point in self._points:
+            point.as_int = 1
 
     def update(self, frame: Frame) -> bytes:
         """Set the time of the points; return the serialized metric."""
         for point in self._points:
             point.time_unix_nano = frame.timestamp.wall_ns
         return self._scope.SerializeToString()
-
-
-_LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"')
-_ESCAPES = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
-
-
-@lru_cache(maxsize=8192)
-def textfile_key(type_: str, help_: str, series: str) -> SeriesKey:
-    """Return the identity of a series of a textfile.
-
-    A counter whose name does not end in `_total` would be renamed by the translation to Prometheus: it is a gauge, as
-    are the samples of histograms and summaries, each under its own name.
-    """
-    name, _, labels = series.partition("{")
-    is_counter = type_ == "counter" and name.endswith("_total")
-    kind = MetricKind.COUNTER if is_counter else MetricKind.GAUGE
-    pairs = (
-        (label, re.sub(r"\\.", lambda match: _ESCAPES.get(match[0], match[0]), text))
-        for label, text in _LABEL.findall(labels)
-    )
-    return SeriesKey(TextfileMetric(name, kind, help_), tuple(pairs))
-
-
-class TextfileMetrics:
-    """Points of the series of textfiles of a schema."""
-
-    def __init__(self, schema: Schema, starts: CounterStarts) -> None:
-        self._template, self._starts = TextfileTemplate(schema), starts
-        self._scope, self._points = metrics_pb2.ScopeMetrics(), list[Any]()
-        self._values: list[float] = []
-        self.keys: list[SeriesKey] = []
-        """Series that have a point."""
-
-    def update(self, frame: Frame) -> bytes:
-        """Set the points to the values of a frame; return the serialized metrics, empty without points."""
-        samples = list(self._template.samples(frame))
-        keys = [textfile_key(each.type, each.help, each.series) for each in samples]
-        values = [float(each.value) for each in samples]
-        read_ns = frame.timestamp.wall_ns
-        if keys != self.keys:
-            self.end()
-            self._add_points(keys, values, frame)
-        for key, point, sample, value, last in zip(
-            keys, self._points, samples, values, self._values, strict=True
-        ):
-            point.time_unix_nano = read_ns
-            if key.metric.kind is MetricKind.COUNTER:
-                start_ns = read_ns if value < last else point.start_time_unix_nano
-                point.start_time_unix_nano = min(start_ns, read_ns)
-            is_integer = sample.value.removeprefix("-").isdecimal()
-            set_number(point, int(sample.value) if is_integer else value)
-        self._values = values
-        return self._scope.SerializeToString() if keys else b""
-
-    def end(self) -> None:
-        """Remove all points, and store the histories of their counters."""
-        for key, point, value in zip(self.keys, self._points, self._values, strict=True):
-            if key.metric.kind is MetricKind.COUNTER:
-                self._starts.save(key, CounterHistory(point.start_time_unix_nano, value))
-        self._scope.Clear()
-        self.keys, self._points, self._values = [], [], []
-
-    def _add_points(self, keys: list[SeriesKey], values: list[float], frame: Frame) -> None:
-        containers: dict[AnyMetric, Any] = {}
-        for key, value in zip(keys, values, strict=True):
-            container = containers.get(key.metric)
-            if container is None:
-                container = containers[key.metric] = add_metric(self._scope, key.metric)
-            point = container.add(attributes=attributes(key.labels))
-            if key.metric.kind is MetricKind.COUNTER:
-                point.start_time_unix_nano = self._starts.start_ns(key, value, frame, 0)
-            self._points.append(point)
-        self.keys, self._values = keys, values
