@@ -1,4 +1,4 @@
-"""Table of a score: precision, recall and delay by class, healthy runs, and the ranks that incidents name."""
+"""Table of a score: precision, recall and delay by class, healthy runs, and the ranks and paths that incidents name."""
 
 from __future__ import annotations
 
@@ -92,15 +92,16 @@ def table(outcomes: Sequence[RunOutcome]) -> Iterator[str]:
 
 
 def _rank_lines(outcomes: Sequence[RunOutcome]) -> Iterator[str]:
-    """Yield the share of faults whose rank is named, by class, and the number of ranks that are named without a fault."""
+    """Yield the share of faults whose rank or path is named, by class, and the number of ranks that are named without a fault."""
     if not any(outcome.has_collectives for outcome in outcomes):
         return
     named: dict[str, list[bool]] = {}
     for fault in (fault for outcome in outcomes for fault in outcome.faults):
-        if fault.is_rank_named is not None:
-            named.setdefault(fault.incident_class, []).append(fault.is_rank_named)
-    for name, of_class in sorted(named.items()):
-        yield f"rank named, {name}: {_share(sum(of_class), len(of_class))} of {len(of_class)}"
+        for label, is_named in (("rank", fault.is_rank_named), ("path", fault.is_path_named)):
+            if is_named is not None:
+                named.setdefault(f"{label} named, {fault.incident_class}", []).append(is_named)
+    for label, of_class in sorted(named.items()):
+        yield f"{label}: {_share(sum(of_class), len(of_class))} of {len(of_class)}"
     runs = sum(bool(outcome.false_ranks) for outcome in outcomes)
     yield f"ranks named without a fault: in {runs} of {len(outcomes)} runs"
 

@@ -85,6 +85,8 @@ class FaultOutcome:
     ranked_first: bool = False
     is_rank_named: bool | None = None
     """True if an incident names the rank on the device; None if collectives cannot determine it."""
+    is_path_named: bool | None = None
+    """True if an incident names a communicator with a low bandwidth; None for a fault that is not of a path."""
 
 
 @dataclass(slots=True)
@@ -110,6 +112,7 @@ class RunOutcome:
             + ("missed" if fault.delay_seconds is None else f"after {fault.delay_seconds:.0f} s")
             + ("" if fault.ranked_first else ", not ranked first")
             + {True: ", rank named", False: ", rank not named", None: ""}[fault.is_rank_named]
+            + {True: ", path named", False: ", path not named", None: ""}[fault.is_path_named]
             for fault in self.faults
         ]
         found += [f"false {name}" for name in self.false_classes]
@@ -231,6 +234,9 @@ def compare(
         if truth["class"] in _CLASSES_OF_RANKS and truth.get("ranks"):
             ranks = {rank for _, each in named for rank in _named_ranks(each)}
             fault.is_rank_named = not ranks.isdisjoint(truth["ranks"])
+        if truth["class"] in _CLASSES_OF_PATHS:
+            signals = {item["signal"] for _, each in named for item in each.get("evidence", ())}
+            fault.is_path_named = "collective_slow_path" in signals
         outcome.faults.append(fault)
     correct_ranks = {rank for truth in truths for rank in truth.get("ranks", ())}
     all_ranks = {rank for incident in incidents for rank in _named_ranks(incident)}
@@ -247,6 +253,8 @@ def compare(
 
 _CLASSES_OF_RANKS = {"nccl_hang", "gpu_straggler", "thermal_straggler"}
 """Classes of faults on a GPU whose rank its job's collectives show."""
+_CLASSES_OF_PATHS = {"link_speed_low", "nvlink_errors", "pcie_bound_receiver", "pfc_storm", "slow_receiver", "uplink_congested"}  # fmt: skip
+"""Classes of faults of a path, which lower the bandwidth of collectives."""
 _RANK = re.compile(r" rank (\d+)")
 
 

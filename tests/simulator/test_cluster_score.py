@@ -229,6 +229,20 @@ def test_the_table_has_the_share_of_ranks_that_are_named() -> None:
     assert named.line().startswith("run, with collectives: gpu_straggler after 40 s, rank named")
 
 
+def test_the_table_has_the_share_of_paths_that_are_named() -> None:
+    slow = truth(NIC, name="slow_receiver")
+    path = [{"signal": "collective_slow_path", "device": "n1 AllReduce up to 64MiB"}]
+    named, plain = (
+        outcome_of([slow], [incident(NIC, "slow_receiver", evidence=evidence)])
+        for evidence in (path, [])
+    )
+    named.has_collectives = plain.has_collectives = True
+    assert any(
+        line.startswith("path named, slow_receiver: 0.500 (") for line in table([named, plain])
+    )
+    assert plain.line().endswith("path not named")
+
+
 def test_training_jobs_leave_records_and_services_do_not() -> None:
     plan = with_collectives(draw_scenario(HEALTHY, 3))
     assert plan.jobs
