@@ -295,7 +295,7 @@ class ClusterDiagnosis:
             gpu_detectors.xid_events(view),
             gpu_detectors.reported_gpu_faults(view),
             self.ranks.name_ranks(view, gpu_detectors.slow_clocks(view)),
-            self.ranks.name_ranks(view, gpu_detectors.gpu_stragglers(view)),
+            self.ranks.late_gpus(view, gpu_detectors.gpu_stragglers(view)),
             storage_detectors.slow_storage(view),
             job_detectors.jobs_without_input(view),
             job_detectors.late_hosts(view),

@@ -251,11 +251,16 @@ MAX_STRAGGLING_NODES = 0.25
 """Share of the nodes of a job that may have a straggler at once: what one rank of each node does alone is by design."""
 
 
+def max_straggling_nodes(job: ActiveJob) -> float:
+    """Return the number of nodes of a job that may have a straggler at once."""
+    return max(1, MAX_STRAGGLING_NODES * len(job.nodes))
+
+
 def gpu_stragglers(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield the GPUs of a job with an activity that stayed, while that of the others fell."""
     for job in view.jobs:
         state = view.states.get(job.key)
-        if state is None or len(job.gpus) < MIN_JOB_GPUS or not _may_have_straggler(state):
+        if state is None or len(job.gpus) < MIN_JOB_GPUS or not may_have_straggler(state):
             continue
         for signal in ("activity", "power"):
             base = view.base(DeviceKind.GPU, signal)[job.gpus]
@@ -276,7 +281,8 @@ def _fell_alike(view: findings.DiagnosisView, job: ActiveJob, slots: Floats) -> 
     return spread <= MAX_GAP_SPREAD or has_common_steps(view, job)
 
 
-def _may_have_straggler(state: findings.JobState) -> bool:
+def may_have_straggler(state: findings.JobState) -> bool:
+    """True if a job is slower than before, and its GPUs run as long and do less."""
     # GPUs without a measure of activity show waits by their power.
     change = state.power_change if np.isnan(state.activity_change) else state.activity_change
     works = state.utilization_change > 0.9 and change < 0.985  # noqa: PLR2004 - fell, and still runs
@@ -305,7 +311,7 @@ def _outliers(
     nodes = len(np.unique(view.groups.gpu_node[gpus[hit]]))
     if not len(hit) or len(hit) > max(1, thresholds.max_stragglers * len(gpus)):
         return
-    if nodes > max(1, MAX_STRAGGLING_NODES * len(job.nodes)):
+    if nodes > max_straggling_nodes(job):
         return
     worst = float(excess[hit].max())
     if worst < MIN_EXPLAINED * (1 - usual):

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from collector.diagnosis import findings, ranking
+from collector.diagnosis import findings, gpu_detectors, ranking
 from collector.diagnosis.jobs import ActiveJob
 from collector.diagnosis.node_readings import NodeEvent
 from railscope.timestamps import SECOND_NS
@@ -28,6 +28,8 @@ BEFORE_NS = 60 * SECOND_NS
 MAX_EVENTS_PER_NODE, MAX_NAMED, MAX_TEXT = 128, 4, 64
 STRAGGLER_NS = 900 * SECOND_NS
 """Time for which the report of a rank that arrives last supports that a job or its GPU is slow."""
+CONFIRM_NS, WINDOW_NS = 180 * SECOND_NS, 60 * SECOND_NS
+"""Time after the report of such a rank within which its job must be slower than before, and the time that the report is about."""
 WAITING, STRAGGLER = "collective_waiting", "collective_straggler"
 SLOW_PATH = "collective_slow_path"
 _TEXTS = {
@@ -45,13 +47,8 @@ _ORDER = tuple(_TEXTS)
 RANK_EVENTS = frozenset((*_TEXTS, WAITING, STRAGGLER, SLOW_PATH))
 """Events that the diagnosis uses."""
 _KEY_PARTS = {
-    "collective_rank": 4,
-    "communicator_rank": 4,
-    "nccl_rank": 4,
-    "nccl_job": 2,
-    "collective_group": 3,
-    "communicator_call": 5,
-}
+    "collective_rank": 4, "communicator_rank": 4, "nccl_rank": 4, "nccl_job": 2, "collective_group": 3, "communicator_call": 5,
+}  # fmt: skip
 PATH_CLASSES = frozenset({*ranking.FABRIC, "transport_retry", "paused_unlocalised", "pcie_degraded", "nvlink_errors", "job_slowdown"})  # fmt: skip
 """Classes that a slow path between ranks supports."""
 
@@ -61,6 +58,8 @@ class RankEvents:
 
     def __init__(self) -> None:
         self._events: dict[str, dict[tuple[str, ...], NodeEvent]] = defaultdict(dict)
+        self._confirmed: set[tuple[str, ...]] = set()
+        """Reports of stragglers whose job was slower than before: nodes and keys."""
 
     def add(self, events: Iterable[NodeEvent], now_ns: int) -> None:
         """Add new events, and forget old ones."""
@@ -100,6 +99,46 @@ class RankEvents:
                 evidence=(*finding.evidence, *(each for each, _ in named)),
                 detail="; ".join(filter(None, texts)),
             )
+
+    def late_gpus(
+        self, view: findings.DiagnosisView, found: Iterable[findings.Finding]
+    ) -> Iterator[findings.Finding]:
+        """Yield findings of stragglers, with their ranks; in slower jobs without one, the GPU of a rank that arrives last.
+
+        Counters of GPUs do not show a GPU that is a little slower, or one of a job whose stages are uneven.
+        """
+        found_gpus = set[int]()
+        for finding in self.name_ranks(view, found):
+            found_gpus.add(finding.cause.position)
+            yield finding
+        self._confirmed &= {_report_key(node_event) for node_event in self.all()}
+        for job in view.jobs if self._events else ():
+            if found_gpus.isdisjoint(job.gpus.tolist()):
+                yield from self._late_gpus(view, job)
+
+    def _late_gpus(
+        self, view: findings.DiagnosisView, job: ActiveJob
+    ) -> Iterator[findings.Finding]:
+        state = view.states.get(job.key)
+        if state is None or not gpu_detectors.may_have_straggler(state):
+            return
+        reports: dict[int, NodeEvent] = {}
+        for node_event in self._of_job(view, job, view.timestamp_ns - STRAGGLER_NS):
+            node = view.devices.nodes.get(node_event.node)
+            gpu = node.gpus.get(node_event.event.facts.get("gpu", "")) if node else None
+            if node_event.event.name != STRAGGLER or gpu not in job.gpus:
+                continue
+            key = _report_key(node_event)
+            if view.timestamp_ns - node_event.timestamp_ns <= CONFIRM_NS:
+                self._confirmed.add(key)
+            if key in self._confirmed and gpu is not None:
+                reports[gpu] = node_event
+        if len({e.node for e in reports.values()}) > gpu_detectors.max_straggling_nodes(job):
+            return
+        for gpu, node_event in reports.items():
+            ((evidence, text),) = stragglers([node_event], 0)
+            onset_ns, cause = node_event.timestamp_ns - WINDOW_NS, findings.Cause("gpu", gpu)
+            yield findings.Finding("gpu_straggler", cause, (evidence,), 0.0, "", onset_ns, detail=text)  # fmt: skip
 
     def name_paths(
         self, view: findings.DiagnosisView, found: Iterable[findings.Finding]
@@ -185,6 +224,10 @@ class RankEvents:
             for node_event in self.of_node(node)
             if node_event.timestamp_ns >= since_ns and _job_of(view, node_event) is job
         ]
+
+
+def _report_key(node_event: NodeEvent) -> tuple[str, ...]:
+    return node_event.node, *node_event.event.entity.key, str(node_event.timestamp_ns)
 
 
 def _drop_one(events: dict[tuple[str, ...], NodeEvent]) -> None:

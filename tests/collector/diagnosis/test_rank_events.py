@@ -220,6 +220,29 @@ def test_an_old_report_of_a_straggler_is_ignored() -> None:
     assert not stragglers(ranks.of_node(name(node)), 1, gpu_uuid(JOB.nodes[1], 2))
 
 
+def slow_without_outlier(cluster: DrawnCluster, row: Row, _: int) -> None:
+    cluster.slow_job(row, cluster.jobs[0], 0.85)
+
+
+def test_a_rank_that_arrives_last_in_a_job_that_became_slower_is_a_straggler() -> None:
+    found = incidents(slow_without_outlier, straggler(1, 10, 2))["gpu_straggler"]
+    assert (found.cause.kind, found.cause.position) == ("gpu", 8 * JOB.nodes[1] + 2)
+    assert [each.signal for each in found.evidence] == ["collective_straggler"]
+    assert "gpu_straggler" not in incidents(slow_without_outlier)
+
+
+def test_a_late_rank_without_a_new_slowdown_or_on_many_nodes_is_none() -> None:
+    late_rank = straggler(1, 10, 2)
+    assert "gpu_straggler" not in incidents(lambda *_: None, late_rank)
+    assert "gpu_straggler" not in incidents(slow_without_outlier, late_rank, slot=4)
+    of_nodes = [straggler(node, 8 * node, 0) for node in range(len(JOB.nodes))]
+    assert "gpu_straggler" not in incidents(slow_without_outlier, *of_nodes)
+    node, other = straggler(1, 10, 2)
+    facts = dict(other.facts) | {"source": "kubernetes", "workload": "x/y", "gpu": "GPU-0"}
+    foreign = WireEvent(other.name, 0, other.entity, START_NS, 0, facts)
+    assert "gpu_straggler" not in incidents(slow_without_outlier, (node, foreign))
+
+
 FACTS = ("sequence", "last_sequence", "lag", "source", "gpu", "host", "collective", "waits_in")
 
 
