@@ -12,7 +12,7 @@ to store. The numbers of files and lines are sent to the collector.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from types import MappingProxyType
@@ -90,6 +90,8 @@ class NcclInspectorSource(source.SourceWithoutResources):
         """Pushes of the receiver; None without one."""
         self._logs: dict[tuple[str, str], FollowedLog] = {}
         self._jobs: dict[JobKey, dict[str, followed_communicators.FollowedCommunicator]] = {}
+        self._sizes: Counter[JobKey] = Counter()
+        """Numbers of kinds and ranks of each job."""
         self._states: Counter[str] = Counter()
         self._lines: Counter[str] = Counter()
         self._skipped_bytes = self._replaced = self._dropped = self._reads = 0
@@ -179,7 +181,9 @@ class NcclInspectorSource(source.SourceWithoutResources):
                 add = communicator.totals.add
                 is_added = add(call, None, self._reads, may_grow=False)
                 if not is_added and not self._is_full(process.job):
+                    before = communicator.totals.size
                     is_added = add(call, None, self._reads)
+                    self._sizes[process.job] += communicator.totals.size - before
                     of_job[name] = communicator
                 communicator.updated_ns = now_ns
                 self._lines["read" if is_added else "excess"] += 1
@@ -300,37 +304,39 @@ class NcclInspectorSource(source.SourceWithoutResources):
         if not totals.add(call, rank, self._reads, ranks=ranks, may_grow=False):
             if self._is_full(followed.job):
                 return "excess"
+            before = totals.size
             totals.add(call, rank, self._reads, ranks=ranks)
+            self._sizes[followed.job] += totals.size - before
             communicator.facts.setdefault(rank, followed.facts)
             of_job[header.id] = communicator
         return "read"
 
     def _is_full(self, job: JobKey) -> bool:
         """True if a job may have no more kinds and ranks: because of its limit, or as no other one has to make room for it."""
-        sizes = {
-            key: sum(other.totals.size for other in of_job.values())
-            for key, of_job in self._jobs.items()
-        }
-        if sizes[job] >= MAX_JOB_ENTITIES:
+        if self._sizes[job] >= MAX_JOB_ENTITIES:
             return True
-        return sum(sizes.values()) >= MAX_ENTITIES and not self._make_room(job, sizes)
+        return self._sizes.total() >= MAX_ENTITIES and not self._make_room(job)
 
-    def _make_room(self, job: JobKey, sizes: Mapping[JobKey, int]) -> bool:
+    def _make_room(self, job: JobKey) -> bool:
         """Drop the oldest communicator of the largest job of the user with most kinds and ranks; False if that has not more than its share.
 
         Users have equal shares, and so have the jobs of a user.
         """
-        users: Counter[int] = Counter()
+        users, sizes = Counter[int](), self._sizes
         for (_, user), size in sizes.items():
             users[user] += size
         largest = max(sizes, key=lambda key: (users[key[1]], key[1] == job[1], sizes[key]))
         is_own = largest[1] == job[1]
         excess = sizes[largest] - sizes[job] if is_own else users[largest[1]] - users[job[1]]
+        if largest == job or excess <= 1:
+            return False
         of_largest = self._jobs[largest]
         oldest = min(of_largest, key=lambda name: of_largest[name].updated_ns)
-        if largest == job or excess < of_largest[oldest].totals.size:
+        size = of_largest[oldest].totals.size
+        if excess < size:
             return False
         del of_largest[oldest]
+        self._sizes[largest] -= size
         return True
 
     def _close_comparisons(self, now_ns: int) -> None:
@@ -344,6 +350,12 @@ class NcclInspectorSource(source.SourceWithoutResources):
                 if now_ns - communicator.updated_ns < KEEP_NS
             }
         self._jobs = {key: of_job for key, of_job in self._jobs.items() if of_job}
+        self._sizes = Counter(
+            {
+                key: sum(communicator.totals.size for communicator in of_job.values())
+                for key, of_job in self._jobs.items()
+            }
+        )
 
     def _readings(self) -> Iterator[tuple[frame.Entity, tuple[int, ...]]]:
         """Yield the readings of all communicators."""
