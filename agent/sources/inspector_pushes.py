@@ -38,8 +38,8 @@ MAX_AGE_NS = 300 * SECOND_NS
 MAX_REPORTS = 512
 """Combinations of communicator, kind and size of a push."""
 MAX_PROCESSES = 256
-MAX_CALLS, MAX_NODE_CALLS = 5000, 20_000
-"""Calls of a process, and of all, that wait to be read."""
+MAX_CALLS, MAX_NODE_CALLS, JOB_CALLS = 5000, 20_000, 2000
+"""Calls of a process, and of all, that wait to be read; and of a job, whatever those of others have left."""
 STORED, UNMAPPED, INVALID, EXCESS, AMBIGUOUS = c.INSPECTOR_POINT_RESULTS
 _CALL_VALUES = {
     "nccl_bus_bandwidth_gbs": "bandwidth", "nccl_p2p_bus_bandwidth_gbs": "bandwidth",
@@ -112,12 +112,13 @@ def _calls(
     calls: dict[tuple[str, ...], dict[str, float]], points: Counter[str]
 ) -> Iterator[PushedCall]:
     for (communicator, kind, sequence, size, _), values in calls.items():
-        duration_ns = round(values.get("time", -1) * _MICROSECOND_NS)
-        bandwidth = values.get("bandwidth", -1)
-        if not (0 <= duration_ns <= MAX_DURATION_NS and 0 <= bandwidth <= MAX_BANDWIDTH_GBS):
+        time_ns, bandwidth = values.get("time", -1) * _MICROSECOND_NS, values.get("bandwidth", -1)
+        # The product is infinite for the largest numbers.
+        if not (0 <= time_ns <= MAX_DURATION_NS and 0 <= bandwidth <= MAX_BANDWIDTH_GBS):
             points[STORED] -= len(values)
             points[INVALID] += len(values)
             continue
+        duration_ns = round(time_ns)
         bus_bytes = round(bandwidth * duration_ns)
         numbers = int(sequence), int(size), duration_ns, bus_bytes
         call = InspectedCall(-1, kind, *numbers, is_compared=False)
@@ -184,12 +185,10 @@ class InspectorPushes:
         points = Counter(push.points)
         with self._lock:
             waiting = self._calls.get(process, [])
-            total = sum(map(len, self._calls.values()))
-            excess = max(
-                len(waiting) + len(push.calls) - MAX_CALLS,
-                total + len(push.calls) - MAX_NODE_CALLS,
-            )
-            if push.calls and excess > 0:
+            total, count = sum(map(len, self._calls.values())), len(push.calls)
+            of_job = sum(len(c) for each, c in self._calls.items() if each.job == process.job)
+            is_full = total + count > MAX_NODE_CALLS and of_job + count > JOB_CALLS
+            if push.calls and (is_full or len(waiting) + count > MAX_CALLS):
                 message = f"too many calls wait: expected at most {MAX_CALLS} of a process"
                 raise otlp_metrics.OtlpRejectedError(
                     message, HTTPStatus.SERVICE_UNAVAILABLE, "busy"

@@ -40,11 +40,15 @@ from agent.collective_settings import CollectiveSettings
 from agent.collectives.inspector import MAX_BANDWIDTH_GBS
 from agent.config import AgentSettings
 from agent.endpoint.inspector_receiver import InspectorReceiver
+from agent.gpus.inventory import GpuInventory
+from agent.gpus.process_lists import ProcessLists
 from agent.host.live_host import LiveHost
 from agent.host.tcp_sockets import TcpSocketCalls
 from agent.service import Agent
 from agent.sources import inspector_pushes
-from agent.sources.inspector_pushes import MAX_REPORTS, decode_push
+from agent.sources.inspector_pushes import MAX_REPORTS, PushingProcess, decode_push
+from agent.sources.rank_places import RankPlaces
+from agent.topology.network import NetworkScanner
 from railscope import otlp_metrics
 from railscope.catalog import collectives as c
 from railscope.otlp_metrics import MetricPoint, MetricsRequest, ResourcePoints
@@ -247,6 +251,39 @@ async def test_calls_that_wait_are_bounded_and_accepted_after_a_read() -> None:
         assert (await node.post(body))[0] == 200
         assert node.counts(c.INSPECTOR_LINES) == {"read": 6000}
         assert node.counts(c.INSPECTOR_REQUESTS) == {"stored": 3, "busy": 1}
+
+
+def waiting_calls(count: int) -> inspector_pushes.InspectorPush:
+    attributes = {"comm_id": "0x1", "collective": "AllReduce", "coll_msg_size_bytes": "64"}
+    points = [
+        MetricPoint(name, "gauge", attributes | {"coll_sn": str(number)}, 0, 1.0)
+        for number in range(count)
+        for name in ("nccl_collective_exec_time_microseconds", "nccl_bus_bandwidth_gbs")
+    ]
+    return decode_push(MetricsRequest([ResourcePoints({}, points)]))
+
+
+def test_calls_of_one_job_leave_places_for_those_of_another() -> None:
+    places = RankPlaces(GpuInventory(NetworkScanner()), ProcessLists(), lambda _: ())
+    pushes = inspector_pushes.InspectorPushes(places)
+    many, few = waiting_calls(inspector_pushes.MAX_CALLS), waiting_calls(1500)
+    for pid in range(4):
+        pushes.add(PushingProcess(pid, ("1", 1000), ""), many, 0)
+    other = PushingProcess(9, ("2", 1000), "")
+    pushes.add(other, few, 0)
+    for process in (other, PushingProcess(5, ("1", 1000), "")):
+        with pytest.raises(otlp_metrics.OtlpRejectedError, match="too many calls wait"):
+            pushes.add(process, few, 0)
+    assert [len(calls) for calls in pushes.take_calls().values()] == [5000] * 4 + [1500]
+
+
+@pytest.mark.parametrize("number", [1e308, 1.7e308, 1e300])
+def test_a_time_beyond_all_bounds_is_invalid(number: float) -> None:
+    attributes = {"comm_id": "0x1", "collective": "AllReduce", "coll_sn": "1"}
+    attributes["coll_msg_size_bytes"] = "64"
+    point = MetricPoint("nccl_collective_exec_time_microseconds", "gauge", attributes, 0, number)
+    push = decode_push(MetricsRequest([ResourcePoints({}, [point])]))
+    assert (push.calls, push.points["invalid"]) == ([], 1)
 
 
 async def test_the_official_exporter_is_answered_in_protobuf() -> None:
