@@ -77,12 +77,12 @@ def _waiting_jobs(
         mounts_of[view.devices.mounts[position].node].append(position)
     waiting, lasting = list[ActiveJob](), list[int]()
     for job in view.jobs:
-        own = [p for node in job.nodes for p in mounts_of.get(node, ())]
+        job_mounts = [p for node in job.nodes for p in mounts_of.get(node, ())]
         waits = bool(slow.any() and _job_waits(view, job, slow))
         waits &= not _waited_before(view, job, slow)
         storage = view.states[job.key].history.storage
-        if storage.add(view.signals.slot, waits=waits, is_slow=bool(own)):
-            lasting += own
+        if storage.add(view.signals.slot, waits=waits, is_slow=bool(job_mounts)):
+            lasting += job_mounts
             waits = True
         if waits:
             waiting.append(job)
