@@ -622,7 +622,7 @@ def test_a_wait_goes_on_without_the_slots_in_which_the_job_stores(
     assert (found, wait.longest) == (length, longest)
 
 
-def test_an_agent_that_restarts_is_no_warning() -> None:
+def test_a_restart_of_an_agent_raises_only_info() -> None:
     """The job of its node goes on; a minute later it would be one."""
 
     def restart(cluster: DrawnCluster, row: Row, since: int) -> None:
@@ -646,7 +646,7 @@ def test_a_node_that_stops_long_after_its_job_did_not_stop_it() -> None:
 def test_a_late_host_is_found_although_some_readings_of_moments_miss_its_gaps(
     *, has_pressure: bool
 ) -> None:
-    """Two of six readings show a moment in which the steps go on: four nodes, and a checkpoint of all ranks amid."""
+    """Two of six readings show a moment in which the steps go on: four nodes, and all ranks write a checkpoint."""
 
     def launch_late(cluster: DrawnCluster, row: Row, since: int) -> None:
         job, node = cluster.jobs[0], cluster.jobs[0].nodes[1]
@@ -679,7 +679,7 @@ def test_slow_storage_is_one_incident_through_checkpoints_and_evaluations() -> N
 
 
 @pytest.mark.parametrize("used", [0.5, 1.0])
-def test_a_checkpoint_is_no_congested_uplink(used: float) -> None:
+def test_a_checkpoint_does_not_congest_uplinks(used: float) -> None:
     """Few pauses are left of its burst while the job exchanges little, and has gaps."""
 
     def store(cluster: DrawnCluster, row: Row, since: int) -> None:
