@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -47,6 +48,33 @@ class ArchiveStore(ArchiveReader, Protocol):
 
     def probe(self) -> str:
         """Check that the store is usable, without writing; return a description."""
+
+
+@dataclass(slots=True)
+class FileFailures:
+    """Files that failed, while the others continue: those of a round in a store, or none without one."""
+
+    store: ArchiveStore | None = None
+    problems: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def isolate(self) -> Iterator[None]:
+        """Record a failed file. Raises its ArchiveError without a store, or if that cannot be used at all."""
+        try:
+            yield
+        except ArchiveError as error:
+            if self.store is None:
+                raise
+            self.store.probe()
+            self.problems.append(str(error))
+
+    def check(self) -> None:
+        """Raise ArchiveError if a file failed."""
+        if len(self.problems) > 1:
+            message = f"{len(self.problems):,} files failed, the first of them: {self.problems[0]}"
+            raise ArchiveError(message)
+        for problem in self.problems:
+            raise ArchiveError(problem)
 
 
 class DirectoryStore:

@@ -162,7 +162,10 @@ class ClaimArchive(NamedTuple):
                     connection, day, node, _read_node(connection, day, node, gpus[node])
                 )
 
+        failures = len(self.archive.failures.problems)
         yield from self.archive.write_files(kind, day, gpus, read_node, now_ns)
+        if len(self.archive.failures.problems) > failures:
+            return  # without the last row the day is not complete, and is written again
 
         def read_files(node: str, day: int) -> list[archive_files.EvidenceRow]:
             with self.archive.database.transaction(is_snapshot=True) as connection:

@@ -18,7 +18,6 @@ from hashlib import sha256
 from typing import NamedTuple
 from urllib.parse import quote
 
-import msgspec
 import sqlalchemy as sa
 
 from collector import archive_stores
@@ -82,14 +81,6 @@ def format_day(day: int) -> str:
     return format_timestamp(day * DAY_NS)[:10]
 
 
-def _decode_nodes(text: str) -> list[str]:
-    return msgspec.json.decode(text, type=list[str])
-
-
-def _encode_nodes(nodes: Iterable[str]) -> str:
-    return msgspec.json.encode(sorted(nodes)).decode()
-
-
 def _of_day(node: str, day: int) -> sa.ColumnElement[bool]:
     start_ns = _intervals.c.start_ns
     within = (start_ns >= day * DAY_NS, start_ns < (day + 1) * DAY_NS)
@@ -107,8 +98,10 @@ class EvidenceArchive:
         actor: RecordActor | None = None,
         kept_reports: int = KEPT_REPORTS,
         max_file_bytes: int = MAX_FILE_BYTES,
+        failures: archive_stores.FileFailures | None = None,
     ) -> None:
         self.database, self._store = database, store
+        self.failures = failures or archive_stores.FileFailures()
         self._pod_pattern = pod_pattern
         self._kept_reports, self._max_file_bytes = kept_reports, max_file_bytes
         self._actor = actor or RecordActor("collector", "archive")
@@ -157,10 +150,12 @@ class EvidenceArchive:
                 rows += new
                 size += sum(len(row.content) for row in new)
                 if size >= self._max_file_bytes:
-                    yield self._write_file(kind, day, pod, rows, now_ns)
+                    with self.failures.isolate():
+                        yield self._write_file(kind, day, pod, rows, now_ns)
                     rows, size = [], 0
             if rows:
-                yield self._write_file(kind, day, pod, rows, now_ns)
+                with self.failures.isolate():
+                    yield self._write_file(kind, day, pod, rows, now_ns)
 
     def find_due_days(self, days: range, seen_ns: int | None) -> list[int]:
         """Return those of the days that may have facts in no file, in order.
@@ -202,20 +197,16 @@ class EvidenceArchive:
         """Publish a file, verify it, and record it and its facts; return the number of facts."""
         facts = sha256("\n".join(sorted(row.part for row in rows)).encode()).hexdigest()
         name = f"day={format_day(day)}/pod={pod}/{kind}-{facts[:32]}.parquet"
-        self.store.create(name, archive_files.encode_file(rows))
-        content = self.store.read(name)
-        if not archive_files.contains_facts(content, rows):
-            message = (
-                f"{self.store.location}/{name} does not contain what was written; fix: check the "
-                "store, and move the file away"
-            )
-            raise archive_stores.ArchiveError(message)
+        written = archive_files.encode_file(rows)
+        self.store.create(name, written)
+        content = self.store.read(name, 2 * len(written))
+        archive_files.check_written(f"{self.store.location}/{name}", content, written, rows)
         file = {
             "name": name,
             "kind": kind,
             "day": day,
             "pod": pod,
-            "nodes": _encode_nodes({row.node for row in rows}),
+            "nodes": archive_files.encode_nodes({row.node for row in rows}),
             "location": self.store.location,
             "sha256": sha256(content).hexdigest(),
             "size_bytes": len(content),
@@ -309,20 +300,26 @@ class EvidenceArchive:
         """
         files = {file.number: file for file in self.files(day, day + 1, kind=INTERVALS)}
         for number, facts in sorted(self._find_deletable(day, nodes).items()):
-            self.read(files[number])
-            recent_ns = now_ns - RESTORED_NS
-            with self.database.transaction(writes=True) as connection:
-                schema.lock(connection, _LOCK)
-                removed = read_removals(connection, number)
-                for node, removal in removed.items():
-                    if removal.action == RESTORED and removal.recorded_ns > recent_ns:
-                        facts.pop(node, None)
-                new = [n for n in facts if n not in removed or removed[n].action != DELETED]
-                if new:
-                    self._record_removal(connection, number, DELETED, new, now_ns)
-            for node, parts in facts.items():
-                for group in evidence_tables.group_items(parts):
-                    yield self._delete_facts(number, node, group)
+            with self.failures.isolate():
+                self.read(files[number])
+                yield from self._delete_of_file(number, facts, now_ns)
+
+    def _delete_of_file(
+        self, number: int, facts: dict[str, list[str]], now_ns: int
+    ) -> Iterator[int]:
+        recent_ns = now_ns - RESTORED_NS
+        with self.database.transaction(writes=True) as connection:
+            schema.lock(connection, _LOCK)
+            removed = read_removals(connection, number)
+            for node, removal in removed.items():
+                if removal.action == RESTORED and removal.recorded_ns > recent_ns:
+                    facts.pop(node, None)
+            new = [n for n in facts if n not in removed or removed[n].action != DELETED]
+            if new:
+                self._record_removal(connection, number, DELETED, new, now_ns)
+        for node, parts in facts.items():
+            for group in evidence_tables.group_items(parts):
+                yield self._delete_facts(number, node, group)
 
     def _find_deletable(
         self, day: int, nodes: Mapping[str, Iterable[str]]
@@ -357,7 +354,7 @@ class EvidenceArchive:
         now_ns: int,
     ) -> None:
         number = _next_number(connection, removals)
-        row = {"archive": archive, "action": action, "nodes": _encode_nodes(nodes)}
+        row = {"archive": archive, "action": action, "nodes": archive_files.encode_nodes(nodes)}
         connection.execute(removals.insert().values(number=number, recorded_ns=now_ns, **row))
         name = connection.execute(
             sa.select(archives.c.name).where(archives.c.number == archive)
@@ -377,7 +374,9 @@ class EvidenceArchive:
             query = query.where(archives.c.kind == kind)
         with self.database.transaction() as connection:
             found = [
-                schema.from_row(EvidenceFile, row, nodes=tuple(_decode_nodes(row.nodes)))
+                schema.from_row(
+                    EvidenceFile, row, nodes=tuple(archive_files.decode_nodes(row.nodes))
+                )
                 for row in connection.execute(query.order_by(archives.c.day, archives.c.number))
             ]
         return [file for file in found if not node or node in file.nodes]
@@ -435,7 +434,7 @@ def read_removals(connection: sa.Connection, archive: int) -> dict[str, NodeRemo
     return {
         node: NodeRemoval(row.action, row.recorded_ns)
         for row in connection.execute(query)
-        for node in _decode_nodes(row.nodes)
+        for node in archive_files.decode_nodes(row.nodes)
     }
 
 

@@ -120,7 +120,8 @@ class EvidenceRetention:
     failures: int = 0
     archived_until: int | None = None
     """First day that is not archived completely; None before the first round."""
-    is_failing: bool = False
+    problem: str = ""
+    """Reason why the last round failed, also in part; empty if it did not."""
     idle_reason: str = ""
     """Reason for which the last round did nothing; empty if there was none."""
     missing_days: int = 0
@@ -149,7 +150,7 @@ class EvidenceRetention:
             await call_database(self.close)
 
     async def attempt(self) -> bool:
-        """Archive and delete what is due; false if it failed, which is logged once.
+        """Archive and delete what is due; false if it failed, which is logged when the problem changes.
 
         Any exception is caught: the collector must continue to receive frames.
         """
@@ -163,14 +164,14 @@ class EvidenceRetention:
             problem = str(fault)
             if not isinstance(fault, expected):
                 problem = f"{type(fault).__name__}: {fault}"
-            if not self.is_failing:
+            if problem != self.problem:
                 advice = "evidence stays in the database, and is archived later"
                 log.error("evidence_archive_failed", problem=problem, advice=advice)
-            self.is_failing = True
+            self.problem = problem
             return False
-        if self.is_failing:
+        if self.problem:
             log.info("evidence_archive_resumed")
-        self.is_failing = False
+        self.problem = ""
         return True
 
     def close(self) -> None:
@@ -178,7 +179,11 @@ class EvidenceRetention:
         self._lease.release()
 
     def steps(self) -> Iterator[str]:
-        """Archive what is due, then delete what is due; yield the result of each file or transaction."""
+        """Archive what is due, then delete what is due; yield the result of each file or transaction.
+
+        A file that fails stops no other one: its facts stay, and the next round tries it again. Raises ArchiveError at
+        the end for these files, or at once if the store cannot be used.
+        """
         self.idle_reason = ""
         if self._store is None or self._is_held():
             self.idle_reason = "no archive is configured, or the clock is suspect"
@@ -198,6 +203,7 @@ class EvidenceRetention:
             pattern,
             kept_reports=self.kept_reports,
             max_file_bytes=self.max_file_bytes,
+            failures=archive_stores.FileFailures(self._store),
         )
         with database.transaction() as connection:
             nodes = find_nodes(connection)
@@ -207,38 +213,54 @@ class EvidenceRetention:
         days = archive.find_due_days(range(oldest_day, end_day), seen_ns)
         first_day = now_ns // DAY_NS - self.settings.metering.max_revision_age_days - 2
         claim_days = claims.find_due_days(days, range(first_day, end_day), seen_ns)
-        for line in self._archive(claims, nodes, days, claim_days, now_ns):
-            yield line
-            if self._lease.take(database) != term or self._is_held():
-                return
-        self.archived_until = end_day
+        self.archived_until = min(days, default=end_day)
+        failures = archive.failures.problems
+        for day in sorted({*days, *claim_days}):
+            nodes_of_day = nodes if day in days else {}
+            for line in self._archive(
+                claims, nodes_of_day, day, now_ns, has_claims=day in claim_days
+            ):
+                yield line
+                if self._lease.take(database) != term or self._is_held():
+                    return
+            if failures:
+                # Later days are not searched for what was recorded before: first of all, this one is.
+                self._store_progress(database, term, 0)
+            elif day in days:
+                self.archived_until = day + 1
+        processed_ns = 0 if failures else now_ns - _MARGIN_NS
+        if not failures:
+            self.archived_until = end_day
         yield from self._delete(claims, nodes, now_ns)
         self._lease.take(database)
+        self._store_progress(database, term, processed_ns)
+        archive.failures.check()
+
+    def _store_progress(
+        self, database: Database, term: leases.LeaseTerm, processed_ns: int
+    ) -> None:
         try:
-            term.store_progress(database, now_ns - _MARGIN_NS)
-            self._processed = (term.epoch, now_ns - _MARGIN_NS)
+            term.store_progress(database, processed_ns)
+            self._processed = (term.epoch, processed_ns)
         except leases.LostLeaseError:
             log.info("archive_progress_not_stored", advice="the holder does the same again")
 
     def _archive(
         self,
         claims: claim_archive.ClaimArchive,
-        nodes: dict[str, int],
-        days: list[int],
-        claim_days: set[int],
+        nodes: Mapping[str, int],
+        day: int,
         now_ns: int,
+        *,
+        has_claims: bool,
     ) -> Iterator[str]:
-        """Archive days; the claims of each last, so that a day with claims is complete."""
-        self.archived_until = min(days, default=now_ns // DAY_NS)
-        for day in sorted({*days, *claim_days}):
-            if day in days:
-                for count in claims.archive.write_day(day, nodes, now_ns):
-                    self.archived += count
-                    yield f"{evidence_archive.format_day(day)}: {count:,} facts archived"
-            if day in claim_days:
-                yield from _write_claims(claims, day, now_ns)
-            if day in days:
-                self.archived_until = max(self.archived_until, day + 1)
+        """Archive a day of nodes; the claims last, and not if a file failed: with claims, a day is complete."""
+        failures = len(claims.archive.failures.problems)
+        for count in claims.archive.write_day(day, nodes, now_ns):
+            self.archived += count
+            yield f"{evidence_archive.format_day(day)}: {count:,} facts archived"
+        if has_claims and len(claims.archive.failures.problems) == failures:
+            yield from _write_claims(claims, day, now_ns)
 
     def _is_held(self) -> bool:
         return bool(self.clock and self.clock.hold_reason)
@@ -272,7 +294,10 @@ class EvidenceRetention:
                 if not any(day in period for period in periods):
                     by_day.setdefault(day, []).append(node)
         for day, members in sorted(by_day.items()):
+            failures = len(archive.failures.problems)
             yield from _write_claims(claims, day, now_ns)
+            if len(archive.failures.problems) > failures:
+                continue
             kept_on_day = {node: kept_parts[node] for node in members}
             for count in archive.delete_day(day, kept_on_day, now_ns):
                 self.deleted += count

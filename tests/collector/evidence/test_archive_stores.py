@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+import sys
+import tracemalloc
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from support import s3_server
 from support.disk import enlarge, small_file_system
@@ -19,11 +23,17 @@ from collector.archive_stores import (
 from collector.config import ArchiveSettings
 from collector.evidence.archive_files import (
     EvidenceRow,
+    check_written,
     compile_pod_pattern,
     decode_file,
     encode_file,
 )
 from railscope.settings import SettingsError
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 NAME = "day=2026-01-31/pod=a%2Fb/intervals-0.parquet"
 ROWS = [
@@ -76,6 +86,47 @@ def test_rows_are_the_same_after_reading():
     assert encode_file(ROWS) == content
     with pytest.raises(ArchiveError, match="invalid Parquet file"):
         decode_file(content[:-20])
+
+
+def intact_row(number: int, level: int = 3) -> EvidenceRow:
+    content = b"fact %d" % number * 400
+    packed = zstd.compress(content, level)
+    return EvidenceRow(sha256(content).hexdigest(), f"n{number}", number, number + 1, 0, packed)
+
+
+def test_a_file_that_another_version_compressed_is_accepted():
+    rows, other = ([intact_row(n, level) for n in range(3)] for level in (3, -50))
+    assert encode_file(rows) != encode_file(other)
+    check_written("x", encode_file(other), encode_file(rows), rows)
+    for found in (other[:2], [*other[:2], intact_row(4)], [*other, intact_row(4)]):
+        with pytest.raises(ArchiveError, match="x does not contain what was written"):
+            check_written("x", encode_file(found), encode_file(rows), rows)
+    with pytest.raises(ArchiveError, match="invalid Parquet file"):
+        check_written("x", encode_file(rows)[:-20], encode_file(rows), rows)
+
+
+@pytest.mark.parametrize("field", ["node", "content", "rows"])
+def test_a_file_that_would_take_much_memory_is_rejected_before_it_takes_it(field: str):
+    row, size = intact_row(1), 64 << 20
+    if field == "rows":
+        bomb = encode_file([row._replace(content=b"")] * 400_000)
+    elif field == "node":
+        bomb = encode_file([row._replace(node="n" * size)])
+    else:
+        bomb = encode_file([row._replace(content=zstd.compress(bytes(size)))])
+    assert len(bomb) < size >> 3
+    pool = pa.system_memory_pool()
+    before = pa.default_memory_pool()
+    pa.set_memory_pool(pool)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ArchiveError, match="x does not contain what was written"):
+            check_written("x", bomb, encode_file([row]), [row])
+        taken = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+        pa.set_memory_pool(before)
+    assert taken + pool.max_memory() < size >> 3
 
 
 def test_a_directory_that_is_not_mounted_is_not_created(tmp_path: Path):

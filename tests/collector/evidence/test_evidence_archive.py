@@ -19,11 +19,12 @@ from support.finalizing import FinalizingCollector, content
 from support.metered import revision_of, tile
 from support.story import DAY, DAY_SECONDS, NodeReporter, accept, at, gpus_of
 
-from collector.archive_stores import ArchiveError
+from collector.archive_stores import MAX_FILE_BYTES, ArchiveError, ArchiveStore
 from collector.billing import administration
 from collector.billing.period_closing import BillingBooks
 from collector.config import MeteringSettings
 from collector.evidence import node_parts
+from collector.evidence.claim_archive import ClaimArchive
 from collector.evidence.evidence_archive import (
     INTERVALS,
     KEPT_REPORTS,
@@ -291,6 +292,97 @@ async def test_nothing_is_deleted_whose_file_was_lost_or_changed_since(
         path.write_bytes(content_)
     assert await archiving.retention.attempt()
     assert archiving.facts() < before
+
+
+class DamagedStore:
+    """A store that fails for files of one day."""
+
+    def __init__(self, store: ArchiveStore, day: str) -> None:
+        self._store, self.location, self.probe = store, store.location, store.probe
+        self.day, self.reads = f"day={day}/", 0
+
+    def create(self, name: str, content: bytes) -> None:
+        if not name.startswith(self.day):
+            self._store.create(name, content)
+
+    def read(self, name: str, max_bytes: int = MAX_FILE_BYTES) -> bytes:
+        self.reads += 1
+        return self._store.read(name, max_bytes)
+
+
+@pytest.mark.parametrize("is_restarted", [True, False])
+async def test_a_file_that_cannot_be_written_stops_no_other_one_and_is_tried_again(
+    archiving: ArchivingCollector, *, is_restarted: bool
+):
+    before, retention = archiving.facts(), archiving.retention
+    store = retention._store  # noqa: SLF001 - replaced by one with a fault
+    assert store is not None
+    retention._store = DamagedStore(store, "2026-09-05")  # noqa: SLF001 - as above
+    with capture_logs() as lines:
+        assert not await retention.attempt()
+        assert not await retention.attempt()
+    failed = [line["problem"] for line in lines if line["event"] == "evidence_archive_failed"]
+    assert len(failed) == 1
+    assert "missing file" in failed[0]
+    assert "day=2026-09-05" in failed[0]
+    assert {file.day - DAY for file in archiving.files()} == {0, 2, 3}
+    assert {row[2] // DAY_NS for row in before - archiving.facts()} == {DAY}  # type: ignore[operator]
+    unarchived = {cell.metric.name: cell.value for cell in retention.cells()}
+    assert unarchived["railscope_collector_evidence_unarchived_days"] == 3
+    assert retention.failures == 2
+    retention.close()
+    if is_restarted:
+        archiving.retention = archiving.begin()
+    else:
+        retention._store = store  # noqa: SLF001 - repaired
+    assert await archiving.retention.attempt()
+    assert {file.day - DAY for file in archiving.files()} == {0, 1, 2, 3}
+    assert {row[2] // DAY_NS for row in before - archiving.facts()} == {DAY, DAY + 1}  # type: ignore[operator]
+    claims = ClaimArchive(archiving.archive)
+    assert all(claims.is_complete(DAY + day) for day in range(4))
+    archiving.restore_all()
+    assert archiving.facts() == before
+    archiving.check_audit()
+
+
+async def test_a_changed_file_keeps_the_evidence_of_no_other_day_from_being_deleted(
+    archiving: ArchivingCollector,
+):
+    before = archiving.facts()
+    keeping = ArchivingCollector(archiving.site, archiving.directory, delete_after_days=0)
+    assert await keeping.retention.attempt()
+    keeping.retention.close()
+    of_day = archiving.directory / "day=2026-09-04"
+    contents = {path: path.read_bytes() for path in of_day.rglob("*.parquet")}
+    assert list(changed_files(of_day)) == sorted(contents)
+    with capture_logs() as lines:
+        assert not await archiving.retention.attempt()
+    assert "was changed: SHA-256" in lines[-1]["problem"]
+    assert {row[2] // DAY_NS for row in before - archiving.facts()} == {DAY + 1}  # type: ignore[operator]
+    for path, content_ in contents.items():
+        path.write_bytes(content_)
+    assert await archiving.retention.attempt()
+    assert {row[2] // DAY_NS for row in before - archiving.facts()} == {DAY, DAY + 1}  # type: ignore[operator]
+
+
+async def test_a_store_that_cannot_be_used_ends_the_round_at_its_first_file(
+    archiving: ArchivingCollector,
+):
+    retention = archiving.retention
+    assert retention._store is not None  # noqa: SLF001 - replaced by one with a fault
+    damaged = DamagedStore(retention._store, "2026-09-04")  # noqa: SLF001 - as above
+    retention._store = damaged  # noqa: SLF001 - as above
+
+    def probe() -> str:
+        message = "cannot use the archive"
+        raise ArchiveError(message)
+
+    damaged.probe = probe
+    with capture_logs() as lines:
+        assert not await retention.attempt()
+    assert lines[-1]["problem"] == "cannot use the archive"
+    assert damaged.reads == 1
+    assert archiving.files() == []
 
 
 async def test_the_commands_list_verify_and_restore_and_bills_name_what_is_missing(
