@@ -277,7 +277,11 @@ class _GroupReadings:
         counters = self.pattern.counters
         for number, (new, last) in enumerate(zip(group, self.last, strict=True)):
             stream = new.stream
-            stream.run, stream.boot_ns, stream.values = new.run, new.batch.boot_ns[-1], last.copy()
+            stream.run, stream.boot_ns = new.run, new.batch.boot_ns[-1]
+            if stream.values is None:
+                stream.values = last.copy()
+            else:
+                stream.values[:] = last
             codes = None if self.codes is None else self.codes[number, :counters, -1]
             stream.present = None if codes is None else codes == PRESENT
 

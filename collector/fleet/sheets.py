@@ -174,7 +174,9 @@ class SheetBlock:
         self._sheet = sheet
         # Zeros take no memory until they are written; an unused row is not read.
         self._values = np.zeros((rows, len(layout.viewed)), np.int64)
-        self._packed_rows: list[bytes] = [b""] * rows
+        # Changed in place: new objects among those of envelopes would divide the free memory of thousands of nodes
+        # into pieces of as many sizes, among which the allocator searches.
+        self._packed_rows = [bytearray() for _ in range(rows)]
         self._rates = np.zeros((rows, len(layout.counters)), np.float32)
         self._reasons: Codes | None = None
         """None while no value of any row is absent."""
@@ -191,7 +193,7 @@ class SheetBlock:
         values[self.layout.viewed] = self._values[index]
         columns = self.layout.packed_columns
         width = (len(columns) + 7) // 8
-        if packed := self._packed_rows[index]:
+        if packed := bytes(self._packed_rows[index]):
             size, content = packed[0], np.frombuffer(packed, np.uint8, offset=1)
             is_set = np.unpackbits(content[:width], count=len(columns)).astype(np.bool_)
             nonzero = np.zeros((np.count_nonzero(is_set), BYTES_PER_VALUE), np.uint8)
@@ -245,7 +247,7 @@ class SheetBlock:
             for row, packed in zip(
                 rows.tolist(), _pack(values.take(self.layout.packed_columns, axis=1)), strict=True
             ):
-                self._packed_rows[row] = packed
+                self._packed_rows[row][:] = packed
         if codes is not None and self._reasons is None:
             self._reasons = np.zeros((len(self.nodes), self.layout.columns), np.uint8)
         if self._reasons is not None:
