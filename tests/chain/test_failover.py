@@ -167,3 +167,47 @@ async def test_a_collector_is_lost_with_its_disk(site: ProgramDirectory, tmp_pat
             assert sequences == set(range(1, max(sequences) + 1)), f"a hole in {run}"
         assert agent.find(r"agent_stopped .*dropped_frames=0")
         await second.stop()
+
+
+async def test_frames_wait_while_all_collectors_drain_and_while_one_drains_during_their_replay(
+    site: ProgramDirectory,
+) -> None:
+    """No collector accepts frames; the one that then receives what waited drains before it has all of it."""
+    site.prepare({"n1": "training"})
+    pair = CollectorPair(site)
+    draining = {"RAILSCOPE_COLLECTOR_DRAIN_SECONDS": "3600"}
+    first = await pair.start_first(**draining)
+    second = await pair.second.collector("--state-directory", "other", **draining)
+    agent = await pair.agent("n1", COLLECTOR__FAILOVER_SECONDS="1")
+    await pair.receives(0)
+    for collector in (first, second):
+        collector.signal(signal.SIGTERM)
+    await agent.find_logged("collector_unreachable .*is draining")
+    await wait_until(lambda: _holds(lambda: waits(site, "n1")), "frames wait in the spool")
+    before = sum(map(len, pair.frames()))
+    await wait_until(lambda: _holds(lambda: waits(site, "n1", 2)), "more frames wait")
+    assert sum(map(len, pair.frames())) == before, "none of them accepts frames"
+    for collector in (first, second):
+        collector.signal(signal.SIGTERM)
+        assert await collector.wait_for_end() == 0
+
+    first = await pair.start_first(**draining)
+    await wait_until(
+        lambda: _holds(lambda: sum(map(len, pair.frames())) > before), "what waited is sent"
+    )
+    first.signal(signal.SIGTERM)
+    second = await pair.start_second()
+    await pair.receives(1)
+    first.kill()
+    await first.wait_for_end()
+    await pair.receives(1)
+    await agent.stop()
+    assert agent.find(r"agent_stopped .*dropped_frames=0 waiting_envelopes=0")
+    await second.stop()
+    for run, sequences in frames_of_runs(set.union(*pair.frames())).items():
+        assert sequences == set(range(1, max(sequences) + 1)), f"a hole in {run}"
+
+
+def waits(site: ProgramDirectory, node: str, count: int = 1) -> bool:
+    """True if as many envelopes wait in the spool of an agent."""
+    return len(list((site.directory / f"state-{node}" / "spool").glob("*.envelope"))) >= count
