@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from hypothesis import given, strategies as st
 from ledger_days import LATER, a_day, ledger_hours
 from structlog.testing import capture_logs
-from support.disk import memory_directory
+from support.disk import enlarge, memory_directory, small_file_system
 from support.examples import fewer_examples
 from support.finalizing import FinalizingCollector, content
 from support.story import DAY, NodeReporter, accept, at, gpus_of
@@ -134,6 +134,59 @@ async def test_the_ledger_is_complete_after_a_long_outage_and_a_restart(
     assert ledger_hours(site) == ledger_hours(undisturbed)
     for each in (site, undisturbed):
         each.finalizer.close()
+
+
+@pytest.mark.parametrize("is_bound", [True, False])
+async def test_the_ledger_is_complete_after_restarts_with_a_full_disk_and_without_a_database(
+    tmp_path: Path, database: DatabaseServer, *, is_bound: bool
+):
+    """The disk, or its bound, is full before the database responds; a collector continues in this state."""
+    undisturbed = FinalizingCollector(tmp_path / "two", f"sqlite:///{tmp_path / 'ledger'}")
+    accept(undisturbed.core, a_day(NodeReporter()))
+    await undisturbed.round(LATER)
+    kibibytes = 4096 if is_bound else 64
+    with small_file_system(tmp_path / "small", kibibytes) as directory:
+        site = WaitingCollector(directory / "one", database.url("ledger")).begin()
+        site.limits = IngestLimits(
+            pending_evidence_intervals=4, waiting_evidence_bytes=20_000 if is_bound else 1 << 30
+        )
+        site.waiting.limits = site.limits
+        envelopes = a_day(NodeReporter())
+        await site.round(-100)
+        position, _ = site.acknowledge()
+        database.kill()
+        with capture_logs() as logs:
+            for now in range(0, LATER, QUARTER):
+                arrived = [each for each in envelopes if each[0].received_wall_ns < at(now)]
+                accept(site.core, arrived)
+                del envelopes[: len(arrived)]
+                assert not await site.attempt(now)
+                if now % (6 * HOUR) == 0:
+                    # without any space a collector serves what it has, and does not begin
+                    kibibytes += 8
+                    enlarge(directory, kibibytes)
+                    site.restart(site.checkpoint())
+                    site.begin()
+        events = {line["event"] for line in logs}
+        assert ("waiting_evidence_share_used" if is_bound else "evidence_move_failed") in events
+        assert site.on_disk > 10, "what was written before stays"
+        assert site.in_memory > 10, "the rest is in memory"
+        assert site.acknowledge()[1] <= position
+        assert not site.waiting.damaged
+        database.start()
+        database.execute("UPDATE collector_lease SET expires_at = NULL", "ledger")
+        accept(site.core, envelopes)
+        await site.round(LATER)
+        assert (site.on_disk, site.waiting.sizes) == (0, {})
+        await site.round(LATER + HOUR, everything=True)
+        last, stored = site.acknowledge()
+        assert stored >= last - 1
+        assert content(site.stores.ledger, range(DAY, DAY + 1)) == content(
+            undisturbed.stores.ledger, range(DAY, DAY + 1)
+        )
+        assert ledger_hours(site) == ledger_hours(undisturbed)
+        for each in (site, undisturbed):
+            each.finalizer.close()
 
 
 class PausedStore(EvidenceStore):
