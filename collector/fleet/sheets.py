@@ -247,7 +247,10 @@ class SheetBlock:
             for row, packed in zip(
                 rows.tolist(), _pack(values.take(self.layout.packed_columns, axis=1)), strict=True
             ):
-                self._packed_rows[row][:] = packed
+                packed_row = self._packed_rows[row]
+                # First at its end: an assignment of less to all of it would move its start.
+                del packed_row[len(packed) :]
+                packed_row[:] = packed
         if codes is not None and self._reasons is None:
             self._reasons = np.zeros((len(self.nodes), self.layout.columns), np.uint8)
         if self._reasons is not None:

@@ -316,3 +316,18 @@ def test_columns_that_no_view_reads_keep_their_values(rows: list[list[int]]):
         assert place.block.values_of(place.index).tolist() == numbers
         viewed = place.block.values_at(np.array([place.index]), layout.viewed)
         assert viewed.tolist() == [[numbers[column] for column in layout.viewed]]
+
+
+def test_another_frame_of_a_node_does_not_move_what_is_kept_of_it():
+    """New objects among the short-lived ones of envelopes divide the free memory of thousands of nodes."""
+    layout, fleet, addresses = make_layout(UNKNOWN), Fleet(), set()
+    for at in range(8, 28):
+        for node in ("n1", "n2"):
+            numbers = [*[2**62 + at] * (21 - at % 8), *[0] * (at % 8), *make_row(at, at)]
+            times = {"first_boot_ns": at * SECOND, "last_boot_ns": at * SECOND}
+            fleet.apply(update(node, layout, numbers, numbers, **times))
+        place = fleet.nodes["n1"].rows["test"]
+        assert place.block.values_of(place.index).tolist()[:21] == numbers[:21]
+        packed = place.block._packed_rows[place.index]  # noqa: SLF001 - where it is kept
+        addresses.add(np.frombuffer(packed, np.uint8).ctypes.data)
+    assert len(addresses) == 1
