@@ -191,7 +191,7 @@ class NodeThresholds(Struct, frozen=True, kw_only=True):
     """Frames of a node that may be missing."""
     min_stale_seconds: Annotated[float, Meta(gt=0)] = 15.0
     """Seconds without frames after which a node may be stale."""
-    max_restart_seconds: Annotated[float, Meta(ge=0)] = 60.0
+    max_restart_seconds: Annotated[float, Meta(ge=0)] = 90.0
     """Seconds without frames that a restart of the agent may explain: a separated node is reported as `info` until then."""
     max_clock_offset_seconds: Annotated[float, Meta(gt=0)] = 0.05
     """Difference of a node's clock from that of the others."""

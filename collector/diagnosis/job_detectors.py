@@ -111,7 +111,10 @@ def _exchanges_evenly(view: findings.DiagnosisView, job: ActiveJob) -> bool:
 
 
 MAX_SERVING_USE, MAX_SERVING_SEND = 0.95, 0.1
-"""Limits of services: their GPUs wait for requests, and their nodes exchange little. The ranks of training spin, or exchange much."""
+MAX_BUSY_SERVING_USE, MAX_SERVING_STEADINESS = 0.98, 0.985
+"""Limits of services: their GPUs wait for requests, and their nodes exchange little. The ranks of training spin, or exchange much; the
+load of a service that is nearly as busy varies.
+"""
 
 
 def _may_serve(view: findings.DiagnosisView, job: ActiveJob) -> bool:
@@ -121,7 +124,9 @@ def _may_serve(view: findings.DiagnosisView, job: ActiveJob) -> bool:
     use = slot_sums.median_known(view.base(DeviceKind.GPU, "utilization")[job.gpus])
     sent = view.base(DeviceKind.NIC, "send")[job.nics]
     sent = sent[findings.above(sent, view.thresholds.jobs.hung_exchange)]
-    return use < MAX_SERVING_USE and slot_sums.mean_known(sent) < MAX_SERVING_SEND
+    varies = job_steps.steadiness(view, job, "utilization") < MAX_SERVING_STEADINESS
+    max_use = MAX_BUSY_SERVING_USE if varies else MAX_SERVING_USE
+    return use < max_use and slot_sums.mean_known(sent) < MAX_SERVING_SEND
 
 
 def are_alike(values: slot_sums.Floats, usual: float, count: float) -> bool:

@@ -60,16 +60,20 @@ _MAJORITY_QUANTILES, _HALF_QUANTILES, _RANGE_QUANTILES = (LOW_QUANTILE, 0.7), (0
 
 
 def is_steady(view: findings.DiagnosisView, job: ActiveJob, signal: str) -> bool:
-    """True if a signal of a job's GPUs hardly varied between most minutes, as in a synchronous job.
+    """True if a signal of a job's GPUs hardly varied between most minutes, as in a synchronous job."""
+    return steadiness(view, job, signal) >= view.thresholds.jobs.steady
 
-    After few minutes, most of them must be like the highest one; after two, both.
+
+def steadiness(view: findings.DiagnosisView, job: ActiveJob, signal: str) -> float:
+    """Return the least of a signal of a job's GPUs in most minutes, relative to the highest in most minutes; NaN if unknown.
+
+    After few minutes, most of them are compared with the highest one; after two, both.
     """
-    ratios = [
+    ratios = (
         _steadiness(view, job, signal, quantiles)
         for quantiles in (_MAJORITY_QUANTILES, _HALF_QUANTILES, _RANGE_QUANTILES)
-    ]
-    ratio = next((ratio for ratio in ratios if not np.isnan(ratio)), np.nan)
-    return bool(ratio >= view.thresholds.jobs.steady)
+    )
+    return next((ratio for ratio in ratios if not np.isnan(ratio)), np.nan)
 
 
 def is_steady_for_half(view: findings.DiagnosisView, job: ActiveJob, signal: str) -> bool:

@@ -623,7 +623,7 @@ def test_a_wait_goes_on_without_the_slots_in_which_the_job_stores(
 
 
 def test_a_restart_of_an_agent_raises_only_info() -> None:
-    """The job of its node goes on; a minute later it would be one."""
+    """The job of its node goes on; after 90 seconds it would be a warning."""
 
     def restart(cluster: DrawnCluster, row: Row, since: int) -> None:
         if 0 <= since < 5:
