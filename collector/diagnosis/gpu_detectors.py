@@ -113,10 +113,10 @@ def reported_gpu_faults(view: findings.DiagnosisView) -> Iterator[findings.Findi
     yield from _gpu_findings(view, "nvlink_errors", often, "nvlink_errors")
     busy = findings.above(gpu["utilization"], 0.1)
     narrow = findings.above(1.0 - gpu["pcie_width"], 0.01) & ~_is_usual(view, gpu["pcie_width"])
-    yield from _gpu_findings(view, "pcie_degraded", narrow, "pcie_width")
+    yield from _gpu_findings(view, "pcie_degraded", narrow, "pcie_width", limit=1.0)
     slow = findings.above(1.0 - gpu["pcie_generation"], 0.01) & busy
     slow &= ~_is_usual(view, gpu["pcie_generation"])
-    yield from _gpu_findings(view, "pcie_degraded", slow, "pcie_generation")
+    yield from _gpu_findings(view, "pcie_degraded", slow, "pcie_generation", limit=1.0)
 
 
 def _is_usual(view: findings.DiagnosisView, values: Floats) -> findings.Flags:
@@ -138,10 +138,11 @@ def _gpu_findings(  # noqa: PLR0913, PLR0917 - parts of a finding
     signal: str,
     severity: str = "",
     strength: float = 1.0,
+    limit: float = 0.0,
 ) -> Iterator[findings.Finding]:
     for position in np.flatnonzero(hit).tolist():
         value = float(view.signals.gpu[signal][position])
-        evidence = findings.FindingEvidence(signal, value, 0.0, "limit", view.gpu_name(position))
+        evidence = findings.FindingEvidence(signal, value, limit, "limit", view.gpu_name(position))
         yield findings.Finding(
             name, findings.Cause("gpu", position), (evidence,), strength, severity
         )
