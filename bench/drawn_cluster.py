@@ -137,6 +137,7 @@ class DrawnCluster:
             "remap": np.zeros(shape),
             "ecc": np.zeros(shape),
             "temperature": np.full(shape, 32.0),
+            "width": np.full(shape, 16.0),
         }
         node = {"cpu": np.full(nodes, 0.02), "pressure": np.zeros(nodes)}
         mount = {"latency": 0.002 * self.noise(0.25, nodes), "operations": np.full(nodes, 20.0)}
@@ -381,6 +382,8 @@ class DrawnFeed:
             self._add(DeviceKind.GPU, quantity, slot, gpu[name].ravel() * SLOT_SECONDS, seconds)
         self._add(DeviceKind.GPU, "uncorrected_errors", slot, gpu["ecc"].ravel(), seconds)
         self._add(DeviceKind.GPU, "remap_pending", slot, gpu["remap"].ravel(), here * 1.0)
+        self._add(DeviceKind.GPU, "width", slot, gpu["width"].ravel(), here * 1.0)
+        self._add(DeviceKind.GPU, "width_expected", slot, np.full(here.shape, 16.0), here * 1.0)
 
     def _add(self, kind: DeviceKind, name: str, slot: int, values: Floats, weights: Floats) -> None:
         sums = self.diagnosis.devices.sums[kind]

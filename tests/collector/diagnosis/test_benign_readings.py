@@ -706,3 +706,13 @@ def test_moments_show_missing_input_if_the_exchange_is_even(
 
     classes = classes_of(incidents_of(input_is_late))
     assert (("dataloader_stall", "job") in classes) == found
+
+
+def test_a_gpu_with_fewer_lanes_has_them_since_the_first_reading_that_shows_it() -> None:
+    def narrow(_: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            row.gpu["width"][1, 2] = 8
+
+    (incident,) = incidents_of(narrow)
+    assert incident.class_name == "pcie_degraded"
+    assert incident.onset_ns == START_NS + (ONSET + 1) * SLOT_NS
