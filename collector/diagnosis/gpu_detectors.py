@@ -13,11 +13,17 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from collector.diagnosis import findings
-from collector.diagnosis.job_steps import MAX_GAP_SPREAD, has_common_steps, is_steady_for_half
+from collector.diagnosis.job_steps import (
+    MAX_GAP_SPREAD,
+    MIN_BUSY_USE,
+    has_common_steps,
+    is_steady_for_half,
+)
 from collector.diagnosis.jobs import MAD_SCALE, ActiveJob
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.slot_sums import (
     Floats,
+    Positions,
     divide,
     mean_known,
     means_known,
@@ -258,10 +264,14 @@ def max_straggling_nodes(job: ActiveJob) -> float:
 
 
 def gpu_stragglers(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
-    """Yield the GPUs of a job with an activity that stayed, while that of the others fell."""
+    """Yield the GPUs of a job with an activity that stayed, while that of the others fell; or else with a lower clock."""
     for job in view.jobs:
         state = view.states.get(job.key)
         if state is None or len(job.gpus) < MIN_JOB_GPUS or not may_have_straggler(state):
+            continue
+        slower = list(_slower_clocks(view, job))
+        if slower:
+            yield from slower
             continue
         for signal in ("activity", "power"):
             base = view.base(DeviceKind.GPU, signal)[job.gpus]
@@ -273,6 +283,36 @@ def gpu_stragglers(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
             if is_steady_for_half(view, job, signal) and _fell_alike(view, job, changes[:-1]):
                 yield from _outliers(view, job, changes, signal)
             break
+
+
+def _slower_clocks(view: findings.DiagnosisView, job: ActiveJob) -> Iterator[findings.Finding]:
+    """Yield the few GPUs of a job with a clock below those of the others and their own before, for no reason that they report."""
+    thresholds, gpu = view.thresholds.gpus, view.signals.gpu
+    clocks = gpu["clock"][job.gpus]
+    usual = np.fmin(view.base(DeviceKind.GPU, "clock")[job.gpus], median_known(clocks))
+    use = gpu["utilization"][job.gpus]
+    works = ~(use < MIN_BUSY_USE * median_known(use))  # an idle GPU may lower its clock
+    slower = job.gpus[(clocks < thresholds.slow_clock * usual) & works]
+    shares = [gpu[name][slower] for name in _LIMITS]
+    is_limited = np.any([findings.above(share, thresholds.min_limited) for share in shares])
+    if is_limited or not _are_few(view, job, slower):
+        return
+    for position in slower.tolist():
+        values = float(gpu["clock"][position]), float(median_known(clocks))
+        evidence = findings.FindingEvidence(
+            "clock", *values, "other GPUs of the job", view.gpu_name(position)
+        )
+        yield findings.Finding("gpu_straggler", findings.Cause("gpu", position), (evidence,))
+
+
+_LIMITS = ("thermal_share", "power_brake_share", "slowdown_share")
+
+
+def _are_few(view: findings.DiagnosisView, job: ActiveJob, gpus: Positions) -> bool:
+    """True if so few GPUs of a job, and on so few nodes, may be stragglers at once."""
+    nodes = len(np.unique(view.groups.gpu_node[gpus]))
+    max_gpus = max(1, view.thresholds.gpus.max_stragglers * len(job.gpus))
+    return len(gpus) <= max_gpus and nodes <= max_straggling_nodes(job)
 
 
 def _fell_alike(view: findings.DiagnosisView, job: ActiveJob, slots: Floats) -> bool:
@@ -309,10 +349,7 @@ def _outliers(
         EXTREME_RATIO * _past_excess(view, job),
     )
     hit = np.flatnonzero(findings.above(excess, limit))
-    nodes = len(np.unique(view.groups.gpu_node[gpus[hit]]))
-    if not len(hit) or len(hit) > max(1, thresholds.max_stragglers * len(gpus)):
-        return
-    if nodes > max_straggling_nodes(job):
+    if not len(hit) or not _are_few(view, job, gpus[hit]):
         return
     worst = float(excess[hit].max())
     if worst < MIN_EXPLAINED * (1 - usual):
