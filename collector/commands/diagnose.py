@@ -241,6 +241,7 @@ def _diagnose_captures(directory: Path, site: _Site) -> ClusterDiagnosis:
         message = f"no frames in the captures of {directory}: expected at least one moment"
         raise DiagnoseError(message)
     _add_receipts(diagnosis, clocks)
+    diagnosis.has_captures = True
     _evaluate(diagnosis, slots)
     return diagnosis
 
@@ -414,6 +415,7 @@ def _diagnose_frame_log(state: Path, span: tuple[int, int], site: _Site) -> Clus
     for _, envelopes in sorted(by_node.items()):
         _add(diagnosis, clocks, _NodeFrames(envelopes, known_schemas.get))
     _add_receipts(diagnosis, clocks)
+    diagnosis.has_captures = True
     _evaluate(diagnosis, slots)
     return diagnosis
 

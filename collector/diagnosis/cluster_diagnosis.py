@@ -102,6 +102,8 @@ class ClusterDiagnosis:
         """Receives the defect of a detector, by its name, so that the others continue; without it, it is raised."""
         self.has_receipts = False
         """True if receipts are recorded apart from samples."""
+        self.has_captures = False
+        """True if samples are present even if the collector did not receive them."""
         self.drift = settings_advice.ConfigDrift()
         self.switches = switch_evidence.SwitchEvidence()
         self.switch_links = switch_links.SwitchLinks(self.switches)
@@ -301,7 +303,12 @@ class ClusterDiagnosis:
             job_detectors.late_hosts(view),
             self.ranks.name_ranks(view, job_detectors.hung_jobs(view)),
             self.ranks.name_ranks(view, job_detectors.slow_jobs(view)),
-            node_detectors.stale_nodes(view, self.contacts, has_receipts=self.has_receipts),
+            node_detectors.stale_nodes(
+                view,
+                self.contacts,
+                self.readings.sample_slots if self.has_captures else None,
+                has_receipts=self.has_receipts,
+            ),
             node_detectors.wrong_clocks(view, self.contacts),
             self.drift.findings(view),
             # Before what hosts show of the same leaf.

@@ -15,7 +15,7 @@ import numpy as np
 from collector.diagnosis import findings
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.signals import SignalTable
-from collector.diagnosis.slot_sums import Floats, Positions
+from collector.diagnosis.slot_sums import Floats, Positions, median_known
 
 MIN_SOCKET_NICS = 3
 
@@ -148,6 +148,7 @@ def incast_receivers(view: findings.DiagnosisView) -> Iterator[findings.Finding]
     baseline = view.base(DeviceKind.NIC, "receive")
     baseline = baseline + 2 * np.nan_to_num(view.variation(DeviceKind.NIC, "receive"))
     usual = np.fmax(np.nan_to_num(received), np.nan_to_num(baseline))
+    usual = np.fmax(usual, _received_by_job(view))
     limit = np.fmax(thresholds.min_incast_marked, thresholds.incast_marks_factor * usual_marked)
     hit = (
         use
@@ -182,6 +183,15 @@ def incast_receivers(view: findings.DiagnosisView) -> Iterator[findings.Finding]
             float(min(1.0, nic["receive"][position])),
             "" if _congests(view, position) else "info",
         )
+
+
+def _received_by_job(view: findings.DiagnosisView) -> Floats:
+    """Return what the usual NIC of its job receives, for each NIC: all NICs of an all-to-all exchange receive as much."""
+    usual = np.zeros(len(view.signals.nic))
+    for job in view.jobs:
+        received = view.signals.nic["receive"][job.nics]
+        usual[job.nics] = np.nan_to_num(median_known(received))
+    return usual
 
 
 def _congests(view: findings.DiagnosisView, position: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -106,7 +106,11 @@ class NodeContact:
 
 
 def stale_nodes(
-    view: findings.DiagnosisView, contacts: Mapping[str, NodeContact], *, has_receipts: bool
+    view: findings.DiagnosisView,
+    contacts: Mapping[str, NodeContact],
+    sample_slots: Mapping[str, Collection[int]] | None = None,
+    *,
+    has_receipts: bool,
 ) -> Iterator[findings.Finding]:
     """Yield nodes without receipts: down if their jobs wait for them, separated if their jobs continue.
 
@@ -116,7 +120,8 @@ def stale_nodes(
     over their NICs, or the job has ended with it. The alert on the node remains then.
 
     `has_receipts` means that receipts are recorded apart from samples: without them a node that stops reporting is
-    unknown.
+    unknown. `sample_slots` are the slots with samples of each node that has a capture, whether or not the collector
+    received them: an agent that is separated goes on sampling, and one that restarts, or whose capture has ended, does not.
     """
     thresholds = view.thresholds.nodes
     now_ns = view.timestamp_ns
@@ -148,8 +153,11 @@ def stale_nodes(
         if any(_hangs(view, state, stale_slot) for state in stopped):
             yield findings.Finding("node_down", cause, (evidence,), onset_ns=onset_ns)
         elif has_receipts and not stopped and any(_works(view, state, contact) for state in states):
-            is_restart = contact.age_seconds(now_ns) <= thresholds.max_restart_seconds
-            severity = "info" if is_restart else ""
+            may_restart = contact.age_seconds(now_ns) <= thresholds.max_restart_seconds
+            if sample_slots is not None:
+                sampled = (s for s in sample_slots.get(name, ()) if s <= view.signals.slot)
+                may_restart = max(sampled, default=0) <= stale_slot + 1
+            severity = "info" if may_restart else ""
             yield findings.Finding(
                 "agent_partition", cause, (evidence,), severity=severity, onset_ns=onset_ns
             )

@@ -733,3 +733,17 @@ def test_a_gpu_with_a_lower_clock_than_before_and_than_its_peers_straggles(
             row.gpu["clock"][nodes] = clocks.reshape(len(nodes), -1)
 
     assert classes_of(incidents_of(slow_clock)) == found
+
+
+def test_a_job_of_which_all_nics_receive_more_has_no_incast() -> None:
+    """Its exchange is all-to-all; the NICs of another job below the same leaves receive less."""
+
+    def exchange(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            nodes = cluster.jobs[0].nodes
+            cluster.slow_job(row, cluster.jobs[0], 0.8)
+            row.nic["receive"][nodes] = 0.95
+            row.nic["marked"][nodes[0], 3] = 0.05
+
+    found = classes_of(incidents_of(exchange, job_nodes=2))
+    assert ("incast_receiver", "nic") not in found

@@ -356,3 +356,25 @@ def test_claims_beyond_the_limit_of_a_gpu_are_reported() -> None:
         event = WireEvent("claim_start", 0, entity, number, 0, facts)
         diagnosis.claims.add(NodeEvent(number, "n1", event))
     assert list(diagnosis.exceeded_limits()) == ["1 claims ignored: expected at most 64 of a GPU"]
+
+
+@pytest.mark.parametrize(("is_sampled", "severity"), [(True, "warning"), (False, "info")])
+def test_a_node_with_a_capture_is_separated_if_its_agent_samples_on(
+    *, is_sampled: bool, severity: str
+) -> None:
+    """A capture that ends, and an agent that restarts, have no samples: they show nothing about the network."""
+    cluster = DrawnCluster(SEED, 1, 6, benign=False)
+    fault, feed = FAULTS["agent_partition"](cluster), DrawnFeed(cluster, 50)
+    feed.diagnosis.has_captures = True
+    for slot in range(50):
+        row = cluster.draw()
+        if slot >= 20:
+            fault.effect(cluster, row, slot - 20)
+        for node in feed.diagnosis.contacts:
+            if is_sampled or slot < 20:
+                feed.diagnosis.readings.sample_slots[node].add(slot)
+        feed.put(slot, row)
+        feed.diagnosis.arrange()
+        feed.diagnosis.evaluate(slot)
+    (incident,) = feed.diagnosis.tracker.incidents
+    assert (incident.class_name, incident.severity) == ("agent_partition", severity)
