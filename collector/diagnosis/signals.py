@@ -59,6 +59,12 @@ def _sum_known(rows: Floats) -> Floats:
     return found
 
 
+def _rdma_rate(w: WindowSums, way: str) -> Floats:
+    """RDMA bytes per second, `sent` or `received`; irdma counts them by version of IP (hw/irdma/verbs.c)."""
+    by_version = np.stack([w.rate(f"ipv{version}_{way}_bytes") for version in (4, 6)])
+    return _first_known(w.rate(f"rdma_{way}_bytes", f"port_{way}_bytes"), _sum_known(by_version))
+
+
 def _line_rate(w: WindowSums) -> Floats:
     """Bytes per second of the link; the expected speed while it is down."""
     rate = w.last("link_speed", "port_rate")
@@ -115,15 +121,17 @@ class Signal:
     formula: Callable[[WindowSums], Floats]
 
 
+_PACKETS = ("roce_received_packets", "port_received_packets", "udp_received_packets")
+
 _NIC = [
-    ("receive", "ratio", "Received RDMA bytes, relative to the line rate [Rr].", lambda w: divide(w.rate("rdma_received_bytes", "port_received_bytes"), _line_rate(w))),
-    ("send", "ratio", "Sent RDMA bytes, relative to the line rate [Rt].", lambda w: divide(w.rate("rdma_sent_bytes", "port_sent_bytes"), _line_rate(w))),
+    ("receive", "ratio", "Received RDMA bytes, relative to the line rate [Rr].", lambda w: divide(_rdma_rate(w, "received"), _line_rate(w))),
+    ("send", "ratio", "Sent RDMA bytes, relative to the line rate [Rt].", lambda w: divide(_rdma_rate(w, "sent"), _line_rate(w))),
     ("pausing_share", "ratio", "Share of time in which the NIC pauses its switch port [Pt].", lambda w: _pause_share(w, ("pausing_seconds", "global_pausing_seconds"), ("pause_frames_sent", "global_pause_frames_sent"))),
     ("paused_share", "ratio", "Share of time in which the switch pauses the NIC [Pr].", lambda w: _pause_share(w, ("paused_seconds", "global_paused_seconds"), ("pause_frames_received", "global_pause_frames_received"))),
     ("pause_frames", "per second", "Pause frames sent and received [Ft + Fr].", lambda w: w.rate("pause_frames_sent", "global_pause_frames_sent") + w.rate("pause_frames_received", "global_pause_frames_received")),
     ("pausing_frames", "ratio", "Pause frames sent, relative to the rate that stops a priority completely [Ft].", lambda w: _full_stop(w, w.rate("pause_frames_sent", "global_pause_frames_sent"))),
     ("pause_storms", "events", "Pause storms that the NIC reports [St].", lambda w: w.total("storm_warnings", "storm_errors")),
-    ("marked_share", "ratio", "Marked packets, relative to those received [M].", lambda w: divide(w.total("marked_packets"), _first_known(w.total("roce_received_packets"), w.total("port_received_packets")))),
+    ("marked_share", "ratio", "Marked packets, relative to those received [M].", lambda w: divide(w.total("marked_packets"), reduce(_first_known, map(w.total, _PACKETS)))),
     ("marks", "per second", "Marked packets received.", lambda w: w.rate("marked_packets")),
     ("notifications_sent", "per second", "Congestion notifications sent as receiver [Cn].", lambda w: w.rate("notifications_sent")),
     ("notifications_handled", "per second", "Congestion notifications handled as sender, or received if the driver counts only these; without those of slow restart [Cr].", lambda w: np.fmax(w.rate("notifications_handled", "notifications_received") - np.nan_to_num(w.rate("slow_restart_notifications")), 0)),

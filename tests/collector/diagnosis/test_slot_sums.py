@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import given, strategies as st
 
 from collector.diagnosis.quantities import QUANTITIES, DeviceKind
+from collector.diagnosis.signals import SIGNALS, WindowSums
 from collector.diagnosis.slot_sums import SlotSums
 
 STEPS = st.lists(
@@ -113,3 +114,28 @@ def test_every_quantity_has_a_metric_of_the_catalog() -> None:
     from railscope.catalog import METRICS  # noqa: PLC0415 - only this test needs it
 
     assert not [quantity.name for quantity in QUANTITIES.values() if quantity.metric not in METRICS]
+
+
+def test_bytes_that_a_driver_counts_by_version_of_ip_are_what_the_nic_sends() -> None:
+    """irdma has no counter of all bytes; a NIC that has one is not counted twice."""
+    sums = SlotSums(DeviceKind.NIC, 4, 4)
+    for _ in range(2):
+        sums.add_device()
+    sums.advance(0)
+    for name, values in (
+        ("ipv4_sent_bytes", [300.0, 300.0]),
+        ("ipv6_sent_bytes", [200.0, 200.0]),
+        ("rdma_sent_bytes", [np.nan, 500.0]),
+        ("port_rate", [100.0, 100.0]),
+    ):
+        known = ~np.isnan(values)
+        sums.add(
+            np.full(2, sums.index[name]),
+            np.array([0]),
+            np.arange(2)[None],
+            np.nan_to_num(values)[None],
+            10.0 * known[None],
+        )
+    sums.settle(0)
+    sent = SIGNALS[DeviceKind.NIC]["send"].formula(WindowSums(sums, 0, 1))
+    assert sent.tolist() == [0.5, 0.5]
