@@ -267,11 +267,12 @@ def gpu_stragglers(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield the GPUs of a job with an activity that stayed, while that of the others fell; or else with a lower clock."""
     for job in view.jobs:
         state = view.states.get(job.key)
-        if state is None or len(job.gpus) < MIN_JOB_GPUS or not may_have_straggler(state):
+        if state is None or len(job.gpus) < MIN_JOB_GPUS:
             continue
-        slower = list(_slower_clocks(view, job))
-        if slower:
-            yield from slower
+        is_slow = may_have_straggler(state)
+        slower = list(_slower_clocks(view, job, "" if is_slow else "info"))
+        yield from slower
+        if slower or not is_slow:
             continue
         for signal in ("activity", "power"):
             base = view.base(DeviceKind.GPU, signal)[job.gpus]
@@ -285,8 +286,13 @@ def gpu_stragglers(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
             break
 
 
-def _slower_clocks(view: findings.DiagnosisView, job: ActiveJob) -> Iterator[findings.Finding]:
-    """Yield the few GPUs of a job with a clock below those of the others and their own before, for no reason that they report."""
+def _slower_clocks(
+    view: findings.DiagnosisView, job: ActiveJob, severity: str
+) -> Iterator[findings.Finding]:
+    """Yield the few GPUs of a job with a clock below those of the others and their own before, for no reason that they report.
+
+    A job that has time for it, as in a stage with less work, is not slower: then `severity` is `info`.
+    """
     thresholds, gpu = view.thresholds.gpus, view.signals.gpu
     clocks = gpu["clock"][job.gpus]
     usual = np.fmin(view.base(DeviceKind.GPU, "clock")[job.gpus], median_known(clocks))
@@ -302,7 +308,9 @@ def _slower_clocks(view: findings.DiagnosisView, job: ActiveJob) -> Iterator[fin
         evidence = findings.FindingEvidence(
             "clock", *values, "other GPUs of the job", view.gpu_name(position)
         )
-        yield findings.Finding("gpu_straggler", findings.Cause("gpu", position), (evidence,))
+        yield findings.Finding(
+            "gpu_straggler", findings.Cause("gpu", position), (evidence,), severity=severity
+        )
 
 
 _LIMITS = ("thermal_share", "power_brake_share", "slowdown_share")
