@@ -47,6 +47,7 @@ class Cause(NamedTuple):
 
 
 CHANGE = "change of peers"
+EVENT = "event"
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,7 @@ def xid_events(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
             continue
         is_fatal = not name and xid(number).severity == "fatal"
         evidence = findings.FindingEvidence(
-            f"xid {number}", 1.0, 0.0, "event", view.gpu_name(position)
+            f"xid {number}", 1.0, 0.0, findings.EVENT, view.gpu_name(position)
         )
         yield findings.Finding(
             name or "xid_event",

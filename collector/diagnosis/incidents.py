@@ -10,7 +10,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from collector.diagnosis.findings import Cause, DiagnosisView, Evidence, ExpectedGain, Finding
+from collector.diagnosis.findings import (
+    EVENT,
+    Cause,
+    DiagnosisView,
+    Evidence,
+    ExpectedGain,
+    Finding,
+)
 from collector.diagnosis.incident_classes import CLASSES, ChangeKind, IncidentClass, Severity
 from collector.diagnosis.network_detectors import victims
 from collector.diagnosis.quantities import DeviceKind
@@ -440,7 +447,8 @@ def _memory(candidate: _Candidate) -> int:
     kind = CLASSES[candidate.finding.incident_class]
     if candidate.incident is None:
         return kind.max_gap - 1
-    return CLOSE_SLOTS if kind.specificity < 1 or kind.name in PASSING_CLASSES else REOPEN_SLOTS
+    is_report = kind.specificity >= 1 or candidate.finding.evidence[0].comparison == EVENT
+    return REOPEN_SLOTS if is_report and kind.name not in PASSING_CLASSES else CLOSE_SLOTS
 
 
 def _rank(candidate: _Candidate) -> tuple[float, float, int, str]:

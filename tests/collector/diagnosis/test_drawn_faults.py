@@ -113,6 +113,24 @@ def test_an_error_with_its_remap_is_one_incident(xid: str, found: str) -> None:
     assert [each.class_name for each in feed.diagnosis.tracker.incidents] == [found]
 
 
+def test_a_job_that_hangs_after_an_error_of_its_gpu_is_a_victim() -> None:
+    """No counter shows a link that is down: the report of the driver explains what begins well after it."""
+    cluster = DrawnCluster(SEED, 1, 6, benign=False)
+    hang, feed = FAULTS["nccl_hang"](cluster), DrawnFeed(cluster, 100)
+    for slot in range(100):
+        row = cluster.draw()
+        if slot == 50:
+            entity = WireEntity("xid", ("0000:02:00.0", "74"))
+            row.events.append((cluster.jobs[0].nodes[1], WireEvent("xid", 0, entity, 0, 0, {})))
+        if slot >= 55:
+            hang.effect(cluster, row, slot - 55)
+        feed.put(slot, row)
+        feed.diagnosis.arrange()
+        feed.diagnosis.evaluate(slot)
+    roots = [i.class_name for i in feed.diagnosis.tracker.incidents if not i.explained_by]
+    assert roots == ["nvlink_errors"]
+
+
 def test_pods_of_one_job_are_one_job() -> None:
     claims = ClaimedGpus(pods=re.compile(r"(?P<job>.+)-worker-\d+"))
     for number, pod in enumerate(("bert-worker-0", "bert-worker-1", "api-0")):
