@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -252,8 +253,10 @@ def _peer_clocks(view: findings.DiagnosisView) -> Floats:
 
 
 MIN_JOB_GPUS = 4
-MIN_EXPLAINED, EXTREME_RATIO = 0.5, 1.5
-"""Share of the fall of its peers that a straggler leaves out, as it works while they wait; and a margin above the extreme value of noise."""
+MIN_EXPLAINED = MappingProxyType({"activity": 0.5, "power": 0.33})
+"""Share of the fall of its peers that a straggler leaves out, as it works while they wait; a GPU that does less draws less power."""
+EXTREME_RATIO = 1.5
+"""Margin above the extreme value of noise."""
 MAX_STRAGGLING_NODES = 0.25
 """Share of the nodes of a job that may have a straggler at once: what one rank of each node does alone is by design."""
 
@@ -360,7 +363,7 @@ def _outliers(
     if not len(hit) or not _are_few(view, job, gpus[hit]):
         return
     worst = float(excess[hit].max())
-    if worst < MIN_EXPLAINED * (1 - usual):
+    if worst < MIN_EXPLAINED[signal] * (1 - usual):
         return  # it waits nearly as much as the others
     for index in hit.tolist():
         # A second GPU counts if it is as busy as the first: of two slow ones the lesser waits too.

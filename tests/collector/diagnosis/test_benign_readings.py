@@ -753,3 +753,21 @@ def test_a_job_of_which_all_nics_receive_more_has_no_incast() -> None:
 
     found = classes_of(incidents_of(exchange, job_nodes=2))
     assert ("incast_receiver", "nic") not in found
+
+
+@pytest.mark.parametrize(("lead", "expected"), [(0.2, set()), (0.42, {("gpu_straggler", "gpu")})])
+def test_a_gpu_that_draws_less_power_than_before_straggles_if_its_peers_draw_far_less(
+    lead: float, expected: set[tuple[str, str]]
+) -> None:
+    """GPUs without a measure of activity: a slow one does less work per second, and does not wait."""
+
+    def slower(cluster: DrawnCluster, row: Row, since: int) -> None:
+        row.gpu["activity"][:] = np.nan
+        if since >= 0:
+            node = cluster.jobs[0].nodes[0]
+            before = row.gpu["power"][node, 0]
+            cluster.slow_job(row, cluster.jobs[0], 0.6)
+            fallen = row.gpu["power"][node, 0]
+            row.gpu["power"][node, 0] = fallen + lead * (before - fallen)
+
+    assert classes_of(incidents_of(slower)) == expected
