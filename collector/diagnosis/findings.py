@@ -66,6 +66,11 @@ class FindingEvidence:
         """True if the value is a change relative to that of peers, not a value of the signal."""
         return self.comparison == CHANGE
 
+    @property
+    def is_event(self) -> bool:
+        """True if a driver reported it once, and no reading shows how long it lasts."""
+        return self.comparison == EVENT
+
 
 Evidence: TypeAlias = tuple[FindingEvidence, ...]
 """Evidence of one finding; the first one determines its onset."""

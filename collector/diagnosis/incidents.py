@@ -10,14 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from collector.diagnosis.findings import (
-    EVENT,
-    Cause,
-    DiagnosisView,
-    Evidence,
-    ExpectedGain,
-    Finding,
-)
+from collector.diagnosis.findings import Cause, DiagnosisView, Evidence, ExpectedGain, Finding
 from collector.diagnosis.incident_classes import CLASSES, ChangeKind, IncidentClass, Severity
 from collector.diagnosis.network_detectors import victims
 from collector.diagnosis.quantities import DeviceKind
@@ -447,7 +440,7 @@ def _memory(candidate: _Candidate) -> int:
     kind = CLASSES[candidate.finding.incident_class]
     if candidate.incident is None:
         return kind.max_gap - 1
-    is_report = kind.specificity >= 1 or candidate.finding.evidence[0].comparison == EVENT
+    is_report = kind.specificity >= 1 or candidate.finding.evidence[0].is_event
     return REOPEN_SLOTS if is_report and kind.name not in PASSING_CLASSES else CLOSE_SLOTS
 
 
