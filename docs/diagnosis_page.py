@@ -64,7 +64,9 @@ warning: slow_receiver: NIC ens4f0np0 of gpu-node-2 (mlx5_5, 0000:5e:00.0, rail 
 
 A node that the collector does not receive from is judged by the other nodes of its jobs. It is `node_down` if they exchange no data over
 their NICs while their GPUs are busy, for longer than in any pause of the job before, or with missed acknowledgements; and `agent_partition` if
-they exchange data after the last frame of the node. Otherwise it has no incident, and the alert `RailscopeNodeStale` pages: a
+they exchange data after the last frame of the node. Until 90 seconds after that frame (`max_restart_seconds`) the severity is `info`, as its agent
+may be restarting; in captures, it is a warning if the node went on sampling, and `info` if its capture has no samples from then on.
+Otherwise it has no incident, and the alert `RailscopeNodeStale` pages: a
 node whose jobs have no other node, whose jobs exchange nothing over NICs, or whose job ended with it. Ports of switches are not
 used for it.
 
