@@ -13,6 +13,7 @@ from collector.detector_thresholds import NodeThresholds
 from collector.diagnosis import findings, job_detectors
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.slot_sums import mean_known
+from collector.workloads.job_roster import JobKey
 from railscope.timestamps import SECOND_NS
 
 WORKING_SPEED = 0.3
@@ -128,13 +129,15 @@ def stale_nodes(
     stale = [name for name, contact in contacts.items() if contact.is_stale(now_ns, thresholds)]
     if len(stale) > max(1, 0.5 * len(contacts)):
         return
+    stopped = {name: _stopped_jobs(view, name, contacts[name]) for name in stale}
+    first_ns: dict[JobKey, int] = {}
+    for name, states in stopped.items():
+        for state in states:
+            last_ns = contacts[name].last_received_ns
+            first_ns[state.job.key] = min(first_ns.get(state.job.key, last_ns), last_ns)
     for name in stale:
         contact = contacts[name]
-        states = [
-            state
-            for state in view.states.values()
-            if name in state.job.nodes and len(state.job.nodes) > 1
-        ]
+        period_ns = round(contact.period_seconds * SECOND_NS)
         evidence = findings.FindingEvidence(
             "receipt_age_seconds",
             contact.age_seconds(now_ns),
@@ -144,23 +147,51 @@ def stale_nodes(
         )
         cause = findings.Cause("node", name=name)
         # The first receipt that is missing was due one period after the last.
-        onset_ns = contact.last_received_ns + round(contact.period_seconds * SECOND_NS)
-        slots = contact.age_seconds(now_ns) * SLOTS_PER_SECOND
-        stale_slot = view.signals.slot - slots
-        # A period after its last receipt it may still have worked, and readings of the others show that a period later.
-        last_slot = stale_slot + PROGRESS_SLOTS + 2 * contact.period_seconds * SLOTS_PER_SECOND
-        stopped = [state for state in states if _has_stopped(state, stale_slot, last_slot)]
-        if any(_hangs(view, state, stale_slot) for state in stopped):
+        onset_ns = contact.last_received_ns + period_ns
+        # A node that stops well after another one of its job did not stop the job.
+        may_be_cause = (
+            state
+            for state in stopped[name]
+            if contact.last_received_ns <= first_ns[state.job.key] + 2 * period_ns
+        )
+        if any(_hangs(view, state, _stale_slot(view, contact)) for state in may_be_cause):
             yield findings.Finding("node_down", cause, (evidence,), onset_ns=onset_ns)
-        elif has_receipts and not stopped and any(_works(view, state, contact) for state in states):
+        elif has_receipts and not stopped[name] and _goes_on(view, name, contact):
             may_restart = contact.age_seconds(now_ns) <= thresholds.max_restart_seconds
             if sample_slots is not None:
                 sampled = (s for s in sample_slots.get(name, ()) if s <= view.signals.slot)
-                may_restart = max(sampled, default=0) <= stale_slot + 1
+                may_restart = max(sampled, default=0) <= _stale_slot(view, contact) + 1
             severity = "info" if may_restart else ""
             yield findings.Finding(
                 "agent_partition", cause, (evidence,), severity=severity, onset_ns=onset_ns
             )
+
+
+def _stale_slot(view: findings.DiagnosisView, contact: NodeContact) -> float:
+    """Return the slot of the last receipt of a node."""
+    return view.signals.slot - contact.age_seconds(view.timestamp_ns) * SLOTS_PER_SECOND
+
+
+def _shared_jobs(view: findings.DiagnosisView, name: str) -> Iterator[findings.JobState]:
+    """Yield the jobs of a node that other nodes have too."""
+    for state in view.states.values():
+        if name in state.job.nodes and len(state.job.nodes) > 1:
+            yield state
+
+
+def _stopped_jobs(
+    view: findings.DiagnosisView, name: str, contact: NodeContact
+) -> list[findings.JobState]:
+    """Return the jobs that make no progress since a node stopped."""
+    stale_slot = _stale_slot(view, contact)
+    # A period after its last receipt it may still have worked, and readings of the others show that a period later.
+    last_slot = stale_slot + PROGRESS_SLOTS + 2 * contact.period_seconds * SLOTS_PER_SECOND
+    states = _shared_jobs(view, name)
+    return [state for state in states if _has_stopped(state, stale_slot, last_slot)]
+
+
+def _goes_on(view: findings.DiagnosisView, name: str, contact: NodeContact) -> bool:
+    return any(_works(view, state, contact) for state in _shared_jobs(view, name))
 
 
 def _has_stopped(state: findings.JobState, stale_slot: float, last_slot: float) -> bool:

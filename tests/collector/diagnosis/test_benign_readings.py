@@ -581,7 +581,7 @@ def test_a_node_that_works_is_separated_also_while_its_job_has_no_past() -> None
         if since >= 0:
             row.cut_nodes.add(cluster.jobs[0].nodes[1])
 
-    (separated,) = incidents_of(cut, slots=ONSET + 6)
+    (separated,) = incidents_of(cut, slots=ONSET + 12)
     assert separated.class_name == "agent_partition"
 
 
@@ -771,3 +771,16 @@ def test_a_gpu_that_draws_less_power_than_before_straggles_if_its_peers_draw_far
             row.gpu["power"][node, 0] = fallen + lead * (before - fallen)
 
     assert classes_of(incidents_of(slower)) == expected
+
+
+def test_an_agent_that_restarts_after_another_node_has_stopped_the_job_is_not_down() -> None:
+    def stop(cluster: DrawnCluster, row: Row, since: int) -> None:
+        job = cluster.jobs[0]
+        if since >= 0:
+            row.stale_nodes.add(job.nodes[1])
+            cluster.slow_job(row, job, 0.0)
+        if 5 <= since < 10:
+            row.cut_nodes.add(job.nodes[2])
+
+    (incident,) = incidents_of(stop)
+    assert (incident.class_name, incident.cause.name) == ("node_down", "node-0001")
