@@ -136,9 +136,9 @@ class RankEvents:
         if len({e.node for e in reports.values()}) > gpu_detectors.max_straggling_nodes(job):
             return
         for gpu, node_event in reports.items():
-            ((evidence, text),) = stragglers([node_event], 0)
+            ((each, text),) = stragglers([node_event], 0)
             onset_ns, cause = node_event.timestamp_ns - WINDOW_NS, findings.Cause("gpu", gpu)
-            yield findings.Finding("gpu_straggler", cause, (evidence,), 0.0, "", onset_ns, detail=text)  # fmt: skip
+            yield findings.Finding("gpu_straggler", cause, (each,), 0.0, "", onset_ns, detail=text)
 
     def name_paths(
         self, view: findings.DiagnosisView, found: Iterable[findings.Finding]
