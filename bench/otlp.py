@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 from bench import harness
 from railscope.catalog import METRICS, declare
@@ -55,7 +56,10 @@ def frames(schema: Schema) -> Iterator[Frame]:
         values = array("q", (value + 1 + position % 7 for position, value in enumerate(values)))
 
 
-def milliseconds(work: Callable[[Frame], object], reads: Iterator[Frame], rounds: int) -> float:
+Read = TypeVar("Read")
+
+
+def milliseconds(work: Callable[[Read], object], reads: Iterator[Read], rounds: int) -> float:
     """Return the median of the processor time per read, after one that is not counted."""
     work(next(reads))
     costs = []
@@ -67,7 +71,7 @@ def milliseconds(work: Callable[[Frame], object], reads: Iterator[Frame], rounds
 
 
 def collector_cost(rounds: int) -> float:
-    """Return the median of the processor time of the collector's request with as many points, in milliseconds."""
+    """Return the median of the processor time of the collector's request with as many samples, in milliseconds."""
     from collector.sinks.otlp_format import OtlpMetricsFormat  # noqa: PLC0415 - after the agent's, whose memory is measured
 
     built = OtlpMetricsFormat()
@@ -77,11 +81,11 @@ def collector_cost(rounds: int) -> float:
         for metric, entity in node_schema().columns
     ]
 
-    def build(read: Frame) -> None:
-        numbers = map(float, read.values)
-        built.encode_samples(list(zip(series, numbers, strict=True)), read.sequence)
-
-    return milliseconds(build, frames(node_schema()), rounds)
+    reads = (
+        (list(zip(series, map(float, read.values), strict=True)), read.sequence)
+        for read in frames(node_schema())
+    )
+    return milliseconds(lambda read: built.encode_samples(*read), reads, rounds)
 
 
 @harness.benchmark("Export by OTLP", full=ROUNDS, quick=QUICK_ROUNDS)
