@@ -289,6 +289,10 @@ def gpu_stragglers(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
             break
 
 
+MAX_SLOWER_CLOCK = 0.9
+"""Share of the usual clock: GPUs of one model differ by less under the same limit of power."""
+
+
 def _slower_clocks(
     view: findings.DiagnosisView, job: ActiveJob, severity: str
 ) -> Iterator[findings.Finding]:
@@ -298,10 +302,10 @@ def _slower_clocks(
     """
     thresholds, gpu = view.thresholds.gpus, view.signals.gpu
     clocks = gpu["clock"][job.gpus]
-    usual = np.fmin(view.base(DeviceKind.GPU, "clock")[job.gpus], median_known(clocks))
+    usual = np.minimum(view.base(DeviceKind.GPU, "clock")[job.gpus], median_known(clocks))
     use = gpu["utilization"][job.gpus]
     works = ~(use < MIN_BUSY_USE * median_known(use))  # an idle GPU may lower its clock
-    slower = job.gpus[(clocks < thresholds.slow_clock * usual) & works]
+    slower = job.gpus[(clocks < MAX_SLOWER_CLOCK * usual) & works]
     shares = [gpu[name][slower] for name in _LIMITS]
     is_limited = np.any([findings.above(share, thresholds.min_limited) for share in shares])
     if is_limited or not _are_few(view, job, slower):

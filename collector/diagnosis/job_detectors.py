@@ -111,9 +111,9 @@ def _exchanges_evenly(view: findings.DiagnosisView, job: ActiveJob) -> bool:
 
 
 MAX_SERVING_USE, MAX_SERVING_SEND = 0.95, 0.1
-MAX_BUSY_SERVING_USE, MAX_SERVING_STEADINESS = 0.98, 0.985
+MAX_BUSY_SERVING_USE, MAX_SERVING_STEADINESS, MAX_VARYING_STEADINESS = 0.98, 0.985, 0.6
 """Limits of services: their GPUs wait for requests, and their nodes exchange little. The ranks of training spin, or exchange much; the
-load of a service that is nearly as busy varies.
+load of a service that is nearly as busy varies; one that varies far more than with checkpoints is a service, however busy.
 """
 
 
@@ -124,8 +124,10 @@ def _may_serve(view: findings.DiagnosisView, job: ActiveJob) -> bool:
     use = slot_sums.median_known(view.base(DeviceKind.GPU, "utilization")[job.gpus])
     sent = view.base(DeviceKind.NIC, "send")[job.nics]
     sent = sent[findings.above(sent, view.thresholds.jobs.hung_exchange)]
-    varies = job_steps.steadiness(view, job, "utilization") < MAX_SERVING_STEADINESS
-    max_use = MAX_BUSY_SERVING_USE if varies else MAX_SERVING_USE
+    steadiness = job_steps.steadiness(view, job, "utilization")
+    max_use = MAX_BUSY_SERVING_USE if steadiness < MAX_SERVING_STEADINESS else MAX_SERVING_USE
+    if steadiness < MAX_VARYING_STEADINESS:
+        max_use = np.inf
     return use < max_use and slot_sums.mean_known(sent) < MAX_SERVING_SEND
 
 

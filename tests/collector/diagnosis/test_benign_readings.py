@@ -105,6 +105,25 @@ def a_service_has_far_less_load(cluster: DrawnCluster, row: Row, since: int) -> 
         row.nic[name][nodes] *= 0.2 * load
 
 
+def a_gpu_has_a_lower_clock_from_the_beginning(cluster: DrawnCluster, row: Row, since: int) -> None:
+    """Its chip draws more power at the same clock; later its job becomes slower, for another reason."""
+    row.gpu["clock"][cluster.jobs[0].nodes[1], 2] *= 0.88
+    if since >= 0:
+        cluster.slow_job(row, cluster.jobs[0], 0.9)
+    elif since < 20 - ONSET:
+        cluster.slow_job(row, cluster.jobs[0], 0.9 if since % 2 else 1.0)
+
+
+def a_saturated_service_has_less_load(cluster: DrawnCluster, row: Row, since: int) -> None:
+    """Its load was high for most of the time, and far lower for some."""
+    nodes = cluster.jobs[0].nodes
+    load = 1.0 if since < 0 and since // 6 % 3 else 0.4
+    for name in ("utilization", "activity", "nvlink"):
+        row.gpu[name][nodes] *= load
+    for name in ("send", "receive"):
+        row.nic[name][nodes] *= 0.2 * load
+
+
 def a_job_begins_to_exchange(cluster: DrawnCluster, row: Row, since: int) -> None:
     """Its start keeps the GPUs busy; then its steps exchange, and leave gaps."""
     nodes = cluster.jobs[0].nodes
@@ -148,6 +167,8 @@ def packets_below_a_leaf_are_lost_once(_: DrawnCluster, row: Row, since: int) ->
         a_service_has_less_load,
         a_busy_service_has_less_load,
         a_service_has_far_less_load,
+        a_gpu_has_a_lower_clock_from_the_beginning,
+        a_saturated_service_has_less_load,
         a_job_begins_to_exchange,
     ],
 )
