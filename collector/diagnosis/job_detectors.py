@@ -40,12 +40,17 @@ def jobs_without_input(view: findings.DiagnosisView) -> Iterator[findings.Findin
     """Yield jobs of which all ranks wait alike, and not for storage."""
     thresholds = view.thresholds.jobs
     past = view.base(DeviceKind.GPU, "utilization", 0.5)
+    sums, slot = view.devices.sums[DeviceKind.GPU], view.signals.slot
+    counts = {
+        slots: sums.weight("utilization", slot, slots) for slots in (INPUT_SLOTS, MOMENT_SLOTS)
+    }
     for job in view.jobs:
         if findings.above(past[job.gpus], MIN_USE).mean() <= thresholds.majority:
             continue
-        wait = _input_wait(view, job, INPUT_SLOTS)
-        if not wait and _has_few_readings(view, job) and _exchanges_evenly(view, job):
-            wait = _input_wait(view, job, MOMENT_SLOTS)
+        few, more = (float(np.median(counts[slots][job.gpus])) for slots in counts)
+        wait = _input_wait(view, job, INPUT_SLOTS, few)
+        if not wait and few <= MAX_MOMENTS and _exchanges_evenly(view, job):
+            wait = _input_wait(view, job, MOMENT_SLOTS, more)
         if wait:
             evidence = findings.FindingEvidence(
                 "utilization", wait.usual, wait.limit, "relative to its past", job.key.workload
@@ -60,7 +65,9 @@ def jobs_without_input(view: findings.DiagnosisView) -> Iterator[findings.Findin
             )
 
 
-def _input_wait(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> _InputWait | None:
+def _input_wait(
+    view: findings.DiagnosisView, job: ActiveJob, slots: int, count: float
+) -> _InputWait | None:
     """Return how much all ranks of a job waited in the last slots, while its steps went on; None if they did not."""
     thresholds = view.thresholds.jobs
     baseline = view.base(DeviceKind.GPU, "utilization")[job.gpus]
@@ -69,7 +76,6 @@ def _input_wait(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> _In
     changes = changes[~np.isnan(changes)]
     if len(changes) < thresholds.majority * len(job.gpus):
         return None
-    count = _reading_count(view, job, slots)
     is_usual_shown = slots == INPUT_SLOTS
     usual = slot_sums.median(changes) if is_usual_shown else slot_sums.mean_known(changes)
     is_loss_of_gaps = SMALL_LOSS * usual < view.states[job.key].speed < MAX_STARVED_SPEED
@@ -86,15 +92,6 @@ def _input_wait(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> _In
     has_steps = job_steps.has_common_steps(view, job)
     has_steps = has_steps or job_steps.has_common_steps(view, job, slots)
     return _InputWait(usual, limit, progress) if starves and has_steps else None
-
-
-def _reading_count(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> float:
-    sums = view.devices.sums[DeviceKind.GPU]
-    return float(np.median(sums.weight("utilization", view.signals.slot, slots)[job.gpus]))
-
-
-def _has_few_readings(view: findings.DiagnosisView, job: ActiveJob) -> bool:
-    return _reading_count(view, job, INPUT_SLOTS) <= MAX_MOMENTS
 
 
 MAX_UNEVEN = 2.0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -109,7 +110,7 @@ class NodeContact:
 def stale_nodes(
     view: findings.DiagnosisView,
     contacts: Mapping[str, NodeContact],
-    sample_slots: Mapping[str, Collection[int]] | None = None,
+    sample_slots: Mapping[str, AbstractSet[int]] | None = None,
     *,
     has_receipts: bool,
 ) -> Iterator[findings.Finding]:
@@ -159,8 +160,11 @@ def stale_nodes(
         elif has_receipts and not stopped[name] and _goes_on(view, name, contact):
             may_restart = contact.age_seconds(now_ns) <= thresholds.max_restart_seconds
             if sample_slots is not None:
-                sampled = (s for s in sample_slots.get(name, ()) if s <= view.signals.slot)
-                may_restart = max(sampled, default=0) <= _stale_slot(view, contact) + 1
+                first = max(
+                    math.floor(_stale_slot(view, contact)) + 2, view.signals.slot - ACTIVE_SLOTS
+                )
+                recent = range(first, view.signals.slot + 1)
+                may_restart = sample_slots.get(name, frozenset()).isdisjoint(recent)
             severity = "info" if may_restart else ""
             yield findings.Finding(
                 "agent_partition", cause, (evidence,), severity=severity, onset_ns=onset_ns

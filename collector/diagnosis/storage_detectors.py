@@ -78,8 +78,8 @@ def _waiting_jobs(
     waiting, lasting = list[ActiveJob](), list[int]()
     for job in view.jobs:
         job_mounts = [p for node in job.nodes for p in mounts_of.get(node, ())]
-        waits = bool(slow.any() and _job_waits(view, job, slow))
-        waits &= not _waited_before(view, job, slow)
+        may_wait = bool(slow.any()) and _job_waits(view, job, slow)
+        waits = may_wait and not _waited_before(view, job, slow)
         storage = view.states[job.key].history.storage
         if storage.add(view.signals.slot, waits=waits, is_slow=bool(job_mounts)):
             lasting += job_mounts
