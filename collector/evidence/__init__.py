@@ -2,6 +2,7 @@
 
   node_intervals   facts from a node's frames of 15 minutes, and its receipts
   claim_events     facts from claim events, and the ends of claims
+  boot_starts      starts of boots on GPUs, which end claims that they do not report
   batch_facts      facts from one batch, and bounds on facts in memory
   evidence_memory, evidence_book   facts in memory, fed by the state of the collector
   waiting_evidence   facts on disk while the database is unavailable

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 
 from collector.evidence import EvidenceError
-from collector.evidence.gpu_node_history import GpuPresence
+from collector.evidence.boot_starts import BootStart
 from railscope import claim_terms, timestamps, wire
 from railscope.catalog import tenancy
 
@@ -298,7 +298,7 @@ Ends = Mapping[tuple[str, str], int]
 def find_ends(
     reported: Collection[ReportedClaim],
     ended: Iterable[ReportedEnd],
-    presences: Iterable[GpuPresence],
+    boots: Iterable[BootStart],
 ) -> Ends:
     """Return the ends of a GPU's claims: as reported, or at a later boot that did not report the claim.
 
@@ -310,7 +310,7 @@ def find_ends(
     ends: dict[tuple[str, str], int] = {}
     for key, _, trusted_end_ns in _reported_ends(reported, ended):
         ends[key] = min(trusted_end_ns, ends.get(key, trusted_end_ns))
-    for key, boot in _find_ending_boots(reported, presences):
+    for key, boot in _find_ending_boots(reported, boots):
         ends[key] = min(boot.trusted_ns, ends.get(key, timestamps.FOREVER_NS))
     return ends
 
@@ -334,13 +334,6 @@ def _reported_ends(
             yield key, claim.end_ns, max(claim.end_ns, claim.trusted_from_ns)
 
 
-class _BootStart(NamedTuple):
-    """Start of a boot: its first sample, and the time from which it is trusted."""
-
-    first_ns: int
-    trusted_ns: int
-
-
 class ClaimGap(NamedTuple):
     """Time in which a claim does not hold: a boot began without it, and a late report restored it."""
 
@@ -352,44 +345,40 @@ class ClaimGap(NamedTuple):
 
 
 def _find_ending_boots(
-    reported: Iterable[ReportedClaim], presences: Iterable[GpuPresence]
-) -> Iterator[tuple[tuple[str, str], _BootStart]]:
+    reported: Iterable[ReportedClaim], boots: Iterable[BootStart]
+) -> Iterator[tuple[tuple[str, str], BootStart]]:
     """Yield the starts of later boots in which claims were not reported, by node and id."""
-    for key, begin, until_ns in _find_later_boots(reported, presences):
+    for key, begin, until_ns in _find_later_boots(reported, boots):
         if until_ns == timestamps.FOREVER_NS:
             yield key, begin
 
 
 def find_gaps(
-    reported: Iterable[ReportedClaim], presences: Iterable[GpuPresence]
+    reported: Iterable[ReportedClaim], boots: Iterable[BootStart]
 ) -> dict[tuple[str, str], list[ClaimGap]]:
     """Return the gaps of claims by node and id.
 
     A report of a claim that a boot had already ended holds nothing before its own horizon.
     """
     gaps: dict[tuple[str, str], list[ClaimGap]] = {}
-    for key, begin, until_ns in _find_later_boots(reported, presences):
+    for key, begin, until_ns in _find_later_boots(reported, boots):
         if begin.first_ns < until_ns < timestamps.FOREVER_NS:
-            gaps.setdefault(key, []).append(ClaimGap(*begin, until_ns))
+            gaps.setdefault(key, []).append(ClaimGap(begin.first_ns, begin.trusted_ns, until_ns))
     return gaps
 
 
 def _find_later_boots(
-    reported: Iterable[ReportedClaim], presences: Iterable[GpuPresence]
-) -> Iterator[tuple[tuple[str, str], _BootStart, int]]:
+    reported: Iterable[ReportedClaim], boots: Iterable[BootStart]
+) -> Iterator[tuple[tuple[str, str], BootStart, int]]:
     """Yield the starts of boots after the first report of claims, by node and id of the claim.
 
     Each has the lowest horizon of the reports in that boot or after its start, which show that the
     claim outlasted it: FOREVER_NS if there is none.
     """
-    began: dict[str, dict[str, _BootStart]] = {}
-    for presence in presences:
-        if presence.spans:
-            first_ns = min(span.first_ns for span in presence.spans)
-            boots = began.setdefault(presence.node, {})
-            begin = _BootStart(first_ns, presence.trusted_start_ns or first_ns)
-            earliest = boots.get(presence.boot, begin)
-            boots[presence.boot] = _BootStart(*map(min, begin, earliest))
+    began: dict[str, dict[str, BootStart]] = {}
+    for start in boots:
+        of_node = began.setdefault(start.node, {})
+        of_node[start.boot] = start.earliest(of_node.get(start.boot, start))
     reports: dict[tuple[str, str], list[ReportedClaim]] = {}
     for claim in reported:
         if claim.boot:
@@ -409,13 +398,13 @@ def _find_later_boots(
 def find_untrusted_ends(
     reported: Collection[ReportedClaim],
     ended: Iterable[ReportedEnd],
-    presences: Iterable[GpuPresence],
+    boots: Iterable[BootStart],
     ends: Ends,
 ) -> Ends:
     """Return the ends that claims would have had, had these ends not been reported late."""
     freed: dict[tuple[str, str], int] = {}
     candidates = [(key, timestamp_ns) for key, timestamp_ns, _ in _reported_ends(reported, ended)]
-    candidates += [(key, begin.first_ns) for key, begin in _find_ending_boots(reported, presences)]
+    candidates += [(key, begin.first_ns) for key, begin in _find_ending_boots(reported, boots)]
     for key, timestamp_ns in candidates:
         if timestamp_ns < ends.get(key, -timestamps.FOREVER_NS):
             freed[key] = min(timestamp_ns, freed.get(key, timestamp_ns))

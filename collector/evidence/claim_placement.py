@@ -194,11 +194,10 @@ class ClaimPlacer:
         if cached is None:
             gpus = sorted(set(self.source.gpus_in(node)), key=lambda gpu: self._position(gpu, node))
             node_gpus = [self._evidence_and_history(gpu) for gpu in gpus]
-            presences = [
-                p for gpu in gpus for p in self.source.facts(gpu).presences if p.node == node
-            ]
-            facts = replace(self.source.facts(claim_events.unplaced_key(node)), presences=presences)
-            ends = claim_events.find_ends(facts.claims, facts.ended, facts.presences)
+            boots = [b for gpu in gpus for b in self.source.facts(gpu).boots if b.node == node]
+            unplaced = self.source.facts(claim_events.unplaced_key(node))
+            facts = replace(unplaced, further_boots=boots)
+            ends = claim_events.find_ends(facts.claims, facts.ended, facts.boots)
             counts = gpu_evidence.find_deviceless_claims(
                 facts, ends, self.files.tenants, self.files.decisions
             )

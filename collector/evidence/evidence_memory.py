@@ -13,6 +13,7 @@ import structlog
 
 from collector.evidence import (
     batch_facts,
+    boot_starts,
     claim_events,
     evidence_records,
     gpu_node_history,
@@ -69,7 +70,8 @@ class GpuMemory(msgspec.Struct):
 
         Claims that are unwritten stay. Return the node and id of each removed claim.
         """
-        ends = claim_events.find_ends(self.claims, self.ended, self.presences.values())
+        boots = list(boot_starts.BootStart.collect(self.presences.values()))
+        ends = claim_events.find_ends(self.claims, self.ended, boots)
         gone = {claim for claim, end_ns in ends.items() if end_ns < before_ns} - set(unwritten)
         for node in self.nodes:
             self._forget_node(node, before_ns)

@@ -6,12 +6,13 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import structlog
 from sqlalchemy import Connection, func, select
 
 from collector.evidence import (
+    boot_starts,
     claim_events,
     evidence_contents,
     evidence_records,
@@ -50,6 +51,8 @@ class EncodedInterval(NamedTuple):
     """The latest trusted start of a boot that was reported late; 0 for none."""
     contents: str = ""
     """Subjects of its facts, for the index of contents."""
+    boots: tuple[boot_starts.RecordedBoot, ...] = ()
+    """Starts of its boot on its GPUs."""
 
 
 def compress_interval(
@@ -73,7 +76,8 @@ def compress_interval(
     )
     edges = interval.node, interval.start_ns, interval.end_ns
     contents = evidence_contents.PartContents.collect(interval).encode()
-    return EncodedInterval(name, *edges, gpus, packed, trusted_start_ns, contents)
+    boots = boot_starts.RecordedBoot.collect(interval)
+    return EncodedInterval(name, *edges, gpus, packed, trusted_start_ns, contents, boots)
 
 
 def _recording_ns(connection: Connection, wall_ns: Callable[[], int]) -> int:
@@ -83,6 +87,16 @@ def _recording_ns(connection: Connection, wall_ns: Callable[[], int]) -> int:
     """
     schema.limit_idle_time(connection)
     return wall_ns()
+
+
+def _find_new_boots(
+    connection: Connection, boots: Iterable[boot_starts.RecordedBoot], recorded_ns: int
+) -> list[dict[str, Any]]:
+    """Return rows for starts of boots that were not recorded as early."""
+    recorded_boots: list[boot_starts.RecordedBoot] = []
+    for few in evidence_tables.group_items(sorted({boot.key for boot in boots})):
+        recorded_boots += boot_starts.read_starts(connection.execute(boot_starts.select_known(few)))
+    return boot_starts.lower_rows(recorded_boots, boots, recorded_ns)
 
 
 class EvidenceStore:
@@ -142,8 +156,10 @@ class EvidenceStore:
                 ends.append(row)
                 if fact.trusted_from_ns:
                     trust.append({"fact": row["fact"], "trusted_from_ns": fact.trusted_from_ns})
+            boots = [boot for interval in intervals for boot in interval.boots]
             for table, new in (
                 (evidence_tables.evidence_intervals, rows),
+                (boot_starts.boot_starts, _find_new_boots(connection, boots, recorded_ns)),
                 (evidence_tables.reported_claims, starts),
                 (evidence_tables.claim_ends, ends),
                 (evidence_tables.claim_end_trust, trust),
@@ -295,7 +311,7 @@ class EvidenceStore:
             )
             since_ns = {gpu: further.since_ns for gpu, further in found.items()}
             loaded.read_claims(connection, nodes, (start_ns, end_ns), since_ns)
-        return loaded
+            return loaded._replace(boots=loaded.read_boots(connection, end_ns))
 
     def load_each(
         self, gpus: Sequence[str], homes_of: dict[str, set[str]], start_ns: int, end_ns: int

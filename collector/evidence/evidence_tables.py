@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 import sqlalchemy as sa
 
-from collector.evidence import claim_events, node_intervals, review_rules
+from collector.evidence import boot_starts, claim_events, node_intervals, review_rules
 from collector.files import device_files, tenancy_files
 from collector.ledger import schema
 from collector.ledger.schema import insert_new, integers, make_append_only, metadata, texts, to_row
@@ -429,8 +429,8 @@ def _find_interval_changes(connection: sa.Connection, condition: Any) -> Iterato
         yield EvidenceChange(row.part, row.node, "", start_ns, row.end_ns)
 
 
-_SINCE = (reported_claims.c.start_ns, claim_ends.c.instant_ns)
-"""Times from which claims and their ends change the days of a GPU."""
+_SINCE = (reported_claims.c.start_ns, claim_ends.c.instant_ns, boot_starts.boot_starts.c.first_ns)
+"""Times from which claims, their ends, and boots that end claims change the days of a GPU."""
 
 
 def _find_gpu_changes(

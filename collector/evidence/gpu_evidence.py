@@ -101,7 +101,7 @@ def build_evidence(
     """Return the evidence of a GPU for metering, and its places."""
     placed = node_claims.find_reviewed_history(facts, files.expected)
     history = placed.history
-    ends = claim_events.find_ends(facts.claims, facts.ended, facts.presences)
+    ends = claim_events.find_ends(facts.claims, facts.ended, facts.boots)
     nodes = {stay.node for stay in history.stays}
     active_claims = list(files.claims.claims_on_gpu(facts.gpu, nodes))
     home = find_first_node(facts, history)
@@ -110,9 +110,9 @@ def build_evidence(
     parts = node_claims.resolve_claims(reported, ends, files.tenants, files.expected, reserved)
     shown = node_claims.claimed_time_under_review(parts, history, active_claims)
     served = node_claims.find_service(facts.gpu, history.stays, placed.excess, files.expected)
-    served = node_claims.subtract_stays(served, shown)
+    served = gpu_node_history.subtract_stays(served, shown)
     extra = (
-        *node_claims.subtract_stays(
+        *gpu_node_history.subtract_stays(
             node_claims.find_claimed_absence(parts, history.stays, served, home), shown
         ),
         *shown,
@@ -166,7 +166,7 @@ def find_claims_under_review(
     facts: node_claims.GpuFacts, files: AdministratorInputs
 ) -> list[node_claims.ClaimPart]:
     """Return the parts of claims on a GPU that are pending review."""
-    ends = claim_events.find_ends(facts.claims, facts.ended, facts.presences)
+    ends = claim_events.find_ends(facts.claims, facts.ended, facts.boots)
     reported = facts
     if claim_events.is_gpu(facts.gpu):
         placed = node_claims.find_reviewed_history(facts, files.expected)
@@ -314,7 +314,7 @@ def _find_sightings(
     for presence in facts.presences:
         last = max((span.last_ns for span in presence.spans), default=-FOREVER_NS)
         last_reports[presence.node] = max(last, last_reports.get(presence.node, -FOREVER_NS))
-    gaps = claim_events.find_gaps(facts.claims, facts.presences)
+    gaps = claim_events.find_gaps(facts.claims, facts.boots)
     for claim in facts.claims:
         # A late report proves nothing about the time before it.
         start_ns = max(claim.start_ns, claim.trusted_from_ns)

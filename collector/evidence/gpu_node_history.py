@@ -202,6 +202,18 @@ def subtract_periods(periods: Iterable[Period], taken: Sequence[Period]) -> Peri
     return remaining
 
 
+def subtract_stays(
+    stays: Iterable[evidence.NodeStay], shown: Iterable[evidence.NodeStay]
+) -> tuple[evidence.NodeStay, ...]:
+    """Return `stays` minus the time covered by `shown`."""
+    gone = unite_periods((stay.start_ns, stay.end_ns) for stay in shown)
+    return tuple(
+        evidence.NodeStay(start, stay.node, end)
+        for stay in stays
+        for start, end in subtract_periods([(stay.start_ns, stay.end_ns)], gone)
+    )
+
+
 def intersect_periods(periods: Sequence[Period], other_periods: Sequence[Period]) -> Periods:
     """Return the time that is in both; both in order and disjoint."""
     return subtract_periods(periods, subtract_periods(periods, other_periods))

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
 import sqlalchemy as sa
 
 from collector.evidence import (
+    boot_starts,
     claim_events,
     claim_placement,
     evidence_records,
@@ -33,6 +35,8 @@ class LoadedFacts(NamedTuple):
     quarantine: evidence_records.EvidenceQuarantine
     version: int = 0
     contacts: node_intervals.Contacts = node_intervals.NO_CONTACTS
+    boots: Mapping[str, list[boot_starts.BootStart]] = {}
+    """Starts of boots by GPU, since the first report of the claims that they may end."""
 
     def assemble(
         self, gpu: str, files: gpu_evidence.AdministratorInputs
@@ -47,7 +51,8 @@ class LoadedFacts(NamedTuple):
     def facts(self, gpu: str) -> node_claims.GpuFacts:
         """Return the facts about one of the GPUs, or about other GPUs of their nodes."""
         claims, ended = self.claims.get(gpu, ()), self.ended.get(gpu, ())
-        return gpu_evidence.collect_facts(gpu, self._intervals(gpu), claims, ended, self.contacts)
+        facts = gpu_evidence.collect_facts(gpu, self._intervals(gpu), claims, ended, self.contacts)
+        return msgspec.structs.replace(facts, further_boots=self.boots.get(gpu, ()))
 
     def gpus_in(self, node: str) -> set[str]:
         """Return the GPUs that were seen in a node."""
@@ -125,6 +130,36 @@ class LoadedFacts(NamedTuple):
                 claim = self.quarantine.claim(row.fact, row.content)
                 if claim and claim not in reports[claim.gpu]:
                     self.claims[claim.gpu].append(claim)
+
+    def read_boots(
+        self, connection: sa.Connection, end_ns: int
+    ) -> dict[str, list[boot_starts.BootStart]]:
+        """Return by GPU the boots since the first report of its claims, or of those of its nodes without a device."""
+        since_ns: dict[str, int] = {}
+        keys: set[tuple[str, str, str]] = set()
+        for gpu, homes in self.homes.items():
+            names = [gpu, *map(claim_events.unplaced_key, homes)]
+            reported = (
+                claim for name in names for claim in self.claims.get(name, ()) if claim.boot
+            )
+            if (
+                first_ns := min((claim.reported_ns for claim in reported), default=None)
+            ) is not None:
+                since_ns[gpu] = first_ns
+                keys.update(
+                    (gpu, part.node, part.boot) for part in self._intervals(gpu) if gpu in part.gpus
+                )
+        found: set[boot_starts.RecordedBoot] = set()
+        for few in evidence_tables.group_items(sorted(keys)):
+            found.update(boot_starts.read_starts(connection.execute(boot_starts.select_known(few))))
+        for few in evidence_tables.group_items(sorted(since_ns)):
+            earliest_ns = min(since_ns[gpu] for gpu in few)
+            query = boot_starts.select_later(few, earliest_ns, end_ns + evidence_tables.CONTEXT_NS)
+            found.update(boot_starts.read_starts(connection.execute(query)))
+        boots: dict[str, list[boot_starts.BootStart]] = {}
+        for boot in sorted(found):
+            boots.setdefault(boot.gpu, []).append(boot.start)
+        return boots
 
     def _intervals(self, gpu: str) -> list[node_intervals.EvidenceInterval]:
         return [c for node in sorted(self.homes.get(gpu, ())) for c in self.intervals.get(node, ())]

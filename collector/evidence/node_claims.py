@@ -14,6 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from collector.evidence import claim_events, gpu_node_history, node_intervals, review_rules
+from collector.evidence.boot_starts import BootStart
 from collector.files.tenancy_files import TenantMappings
 from collector.metering import evidence, timeline, units
 from railscope.claim_terms import MAX_NODE_AUTHORITY, ClaimAuthority, parse_share
@@ -43,6 +44,13 @@ class GpuFacts(msgspec.Struct, frozen=True):
     """Claims that hold nothing, and whose names no other claim has: of nodes in which the GPU was at another time."""
     disputed: Mapping[str, Sequence[timeline.TimePiece[str]]] = {}
     """Time by node in which claims are under review because several nodes report the GPU."""
+    further_boots: Sequence[BootStart] = ()
+    """Starts of boots that may have no presence here."""
+
+    @property
+    def boots(self) -> list[BootStart]:
+        """Return the starts of all boots."""
+        return [*BootStart.collect(self.presences), *self.further_boots]
 
 
 class ClaimPart(NamedTuple):
@@ -66,8 +74,8 @@ def resolve_claims(
     Each part has a unique name, which is none of `reserved`: equal names are one claim with one
     end, and a node must not be able to end the claim of another node by its choice of an id.
     """
-    gaps = claim_events.find_gaps(facts.claims, facts.presences)
-    freed = claim_events.find_untrusted_ends(facts.claims, facts.ended, facts.presences, ends)
+    gaps = claim_events.find_gaps(facts.claims, facts.boots)
+    freed = claim_events.find_untrusted_ends(facts.claims, facts.ended, facts.boots, ends)
     excess: dict[str, list[timeline.TimePiece[str]]] = {}
     names = ClaimNames(reserved)
     all_parts: list[ClaimPart] = []
@@ -414,23 +422,11 @@ def claimed_time_under_review(
     return tuple(claimed_stays)
 
 
-def subtract_stays(
-    stays: Iterable[evidence.NodeStay], shown: Iterable[evidence.NodeStay]
-) -> tuple[evidence.NodeStay, ...]:
-    """Return `stays` minus the time covered by `shown`."""
-    gone = gpu_node_history.unite_periods((stay.start_ns, stay.end_ns) for stay in shown)
-    return tuple(
-        evidence.NodeStay(start, stay.node, end)
-        for stay in stays
-        for start, end in gpu_node_history.subtract_periods([(stay.start_ns, stay.end_ns)], gone)
-    )
-
-
 def _claimed_under_review(
     facts: GpuFacts, history: gpu_node_history.GpuNodeHistory
 ) -> dict[str, gpu_node_history.Periods]:
     """By node under review, return the time of its claims that would be billed."""
-    ends = claim_events.find_ends(facts.claims, facts.ended, facts.presences)
+    ends = claim_events.find_ends(facts.claims, facts.ended, facts.boots)
     periods_by_node: dict[str, gpu_node_history.Periods] = {}
     for key, claim in claim_events.select_first_reports(facts.claims).items():
         start_ns = max(claim.start_ns, claim.trusted_from_ns)

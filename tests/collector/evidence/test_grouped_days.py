@@ -89,7 +89,7 @@ def write(
     """Write the evidence of two nodes to a database: a visit is five minutes of one stream of a node."""
     shutil.copyfile(file, directory / "ledger.db")
     site = FinalizingCollector(directory / "one", f"sqlite:///{directory / 'ledger.db'}")
-    events: list[dict[int, list]] = [{}, {}]
+    events: list[dict[int, list]] = [{}, {}, {}, {}]
     for claim in held:
         started = 900 * claim.quarter
         ended = min(started + 900 * claim.length, 900 * QUARTERS)
@@ -100,12 +100,17 @@ def write(
         if claim.is_ended:
             of_node.setdefault(ended, []).append(claim_ended(claim.gpu, name, ended))
     schemas: dict[tuple[int, str, int], Schema] = {
-        (second, "host", node): STREAMS["host"] for node in (0, 1) for second in events[node]
+        (second, "host", node): STREAMS["host"] for node in range(4) for second in events[node]
     }
     for quarter, stream, node in visited:
         for second in range(900 * quarter, 900 * quarter + 301, 30):
             schemas[second, STREAMS[stream].stream, node] = STREAMS[stream]
-    nodes = [NodeReporter(), NodeReporter("n2", "boot-2", "run-2")]
+    nodes = [
+        NodeReporter(),
+        NodeReporter("n2", "boot-2", "run-2"),
+        NodeReporter("n1", "boot-3", "run-3", booted_at=-400_000),
+        NodeReporter("n1", "boot-4", "run-4", booted_at=-500_000),
+    ]
     for second, stream, node in sorted(schemas):
         happened = events[node] if stream == "host" else None
         frames = nodes[node].frames(schemas[second, stream, node], [second], events=happened)
@@ -186,6 +191,46 @@ async def test_days_do_not_depend_on_the_days_that_are_metered_together(
         site = write(Path(name), new_ledger_file, reports, held)
         await site.round(DAYS * DAY_SECONDS + 7200, everything=True)
         compare_groups(site)
+        site.finalizer.close()
+
+
+boots_of_one = st.sampled_from([0, 2, 3])
+
+
+@fewer_examples(100)
+@given(
+    st.lists(
+        st.tuples(quarters, st.sampled_from(["gpu", "first", "host"]), boots_of_one), max_size=12
+    ),
+    st.lists(
+        st.builds(
+            Claim,
+            quarters,
+            st.sampled_from(["GPU-0", "GPU-0", ""]),
+            st.just(value=False),
+            boots_of_one,
+            name=st.sampled_from("ab"),
+        ),
+        max_size=4,
+    ),
+)
+@example(
+    [(0, "gpu", 0), (50, "gpu", 2), *((quarter, "gpu", 0) for quarter in range(51, 350, 40))],
+    [Claim(2, "GPU-0", is_ended=False)],
+)
+@example(
+    [(0, "gpu", 2), *((quarter, "gpu", 0) for quarter in range(1, 350, 40)), (300, "gpu", 2)],
+    [Claim(2, "GPU-0", is_ended=False)],
+)
+async def test_days_of_boots_at_the_same_time_do_not_depend_on_the_days_metered_together(
+    new_ledger_file: Path, visited: list, held: list[Claim]
+) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        site = write(Path(name), new_ledger_file, visited, held)
+        await site.round(DAYS * DAY_SECONDS + 7200, everything=True)
+        together = [tiling.entries for tiling in days_of(site, [])]
+        for cuts in ([1, 2, 3], [2], [1, 3]):
+            assert [tiling.entries for tiling in days_of(site, cuts)] == together
         site.finalizer.close()
 
 

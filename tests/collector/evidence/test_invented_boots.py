@@ -166,3 +166,13 @@ async def test_people_decide_about_the_begin_of_a_late_boot(
     assert (
         find_pending_evidence(site.stores.store, site.stores.ledger.database, at(now + 120)) == []
     )
+
+
+async def test_a_late_boot_changes_all_days_since_it_began(site: FinalizingCollector):
+    accept(site.core, honest())
+    now = 4 * DAY_SECONDS + 2 * HOUR
+    await site.round(now, everything=True)
+    assert alice_hours(site) == {"observed": 22 + 24 + 24 + 7}
+    accept(site.core, invented(1, 40 * HOUR))
+    await site.round(now + 7200, everything=True)
+    assert alice_hours(site) == {"observed": 22 + 16, "review": 8 + 24 + 7}

@@ -25,6 +25,7 @@ from support.story import (
     gpus_of,
 )
 
+from collector.evidence.boot_starts import BootStart
 from collector.evidence.claim_events import (
     ClaimGap,
     ReportedClaim,
@@ -38,8 +39,6 @@ from collector.evidence.claim_events import (
 )
 from collector.evidence.claim_placement import ClaimPlacer
 from collector.evidence.gpu_evidence import AdministratorInputs
-from collector.evidence.gpu_node_history import GpuPresence
-from collector.evidence.node_intervals import SampleSpan
 from collector.evidence.review_rules import ReviewDecisions, ReviewKind, ReviewSubject
 from collector.metering.units import Tiling
 from collector.state.collector_state import CollectorState
@@ -197,7 +196,7 @@ def report_second(second: int, boot: str, horizon: int, **facts: int) -> Reporte
 
 def test_a_gap_is_from_the_boot_to_the_least_horizon_of_what_outlasted_it():
     first, revived = report_second(5, "boot-1", 0), report_second(900, "boot-2", 600)
-    boots = [GpuPresence("n1", "boot-2", at(100), [SampleSpan(at(100), at(999))], at(200))]
+    boots = [BootStart("n1", "boot-2", at(100), at(200))]
     assert find_gaps([first], boots) == {}
     assert find_ends([first], [], boots) == {("n1", "job"): at(200)}
     assert find_gaps([first, revived], boots) == {
