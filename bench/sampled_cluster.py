@@ -75,7 +75,10 @@ class AgentTimes:
         for number in np.flatnonzero(draws > 1 - NODE_RESTARTS).tolist():
             job = self._cluster.job_of(number)
             if job is None or (job.phase == "down" and not job.claimed):
-                self._silent_until[number] = second + rng.uniform(100, 500)
+                silence = rng.uniform(100, 500)
+                self._silent_until[number] = second + silence
+                if job is not None:  # it cannot run before its node does
+                    job.phase_seconds = max(job.phase_seconds, silence)
                 self.restarted[number] = self.is_first[number] = True
         gaps = rng.random(self._cluster.nodes) < GAPS
         self._silent_until[gaps] = second + rng.uniform(

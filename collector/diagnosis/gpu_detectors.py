@@ -289,8 +289,8 @@ def gpu_stragglers(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
             break
 
 
-MAX_SLOWER_CLOCK = 0.9
-"""Share of the usual clock: GPUs of one model differ by less under the same limit of power."""
+MAX_SLOWER_CLOCK, CLOCK_SLOTS = 0.9, 4
+"""Share of the usual clock: GPUs of one model differ by less under the same limit of power. All readings of these slots show it."""
 
 
 def _slower_clocks(
@@ -298,14 +298,23 @@ def _slower_clocks(
 ) -> Iterator[findings.Finding]:
     """Yield the few GPUs of a job with a clock below those of the others and their own before, for no reason that they report.
 
-    A job that has time for it, as in a stage with less work, is not slower: then `severity` is `info`.
+    A job that has time for it, as in a stage with less work, is not slower: then `severity` is `info`. Readings of moments
+    without work, in which the clock is low, are more of the few ones of some windows: lost utilization or a higher
+    reading shows that.
     """
     thresholds, gpu = view.thresholds.gpus, view.signals.gpu
     clocks = gpu["clock"][job.gpus]
     usual = np.minimum(view.base(DeviceKind.GPU, "clock")[job.gpus], median_known(clocks))
     use = gpu["utilization"][job.gpus]
+    usual = usual * np.fmin(use / view.base(DeviceKind.GPU, "utilization")[job.gpus], 1.0)
     works = ~(use < MIN_BUSY_USE * median_known(use))  # an idle GPU may lower its clock
-    slower = job.gpus[(clocks < MAX_SLOWER_CLOCK * usual) & works]
+    is_slower = (clocks < MAX_SLOWER_CLOCK * usual) & works
+    if not is_slower.any():
+        return
+    tables = (view.signals.table(DeviceKind.GPU, 1, back) for back in range(CLOCK_SLOTS))
+    readings = np.stack([table["clock"][job.gpus] for table in tables])
+    is_slower &= ((readings < MAX_SLOWER_CLOCK * usual) | np.isnan(readings)).all(axis=0)
+    slower = job.gpus[is_slower & ((~np.isnan(readings)).sum(axis=0) > 1)]
     shares = [gpu[name][slower] for name in _LIMITS]
     is_limited = np.any([findings.above(share, thresholds.min_limited) for share in shares])
     if is_limited or not _are_few(view, job, slower):

@@ -302,7 +302,7 @@ def _medians_of_others(values: slot_sums.Floats) -> slot_sums.Floats:
     return medians
 
 
-HUNG_NVLINK = 1e9
+HUNG_NVLINK, MAX_HUNG_ACTIVITY = 1e9, 0.7
 
 
 def _stores(view: findings.DiagnosisView, job: ActiveJob) -> bool:
@@ -324,9 +324,9 @@ def hung_jobs(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     for job in view.jobs:
         spins = findings.above(gpu["utilization"][job.gpus], job_steps.MIN_BUSY_USE)
         activity = gpu["activity"][job.gpus]
-        idle_work = (activity < thresholds.hung_activity) & (
-            activity < 0.6 * np.nan_to_num(base[job.gpus])
-        )
+        # Ranks of one stage may usually work little: all ranks together work less than before.
+        change = slot_sums.mean_known(activity) / slot_sums.mean_known(base[job.gpus])
+        idle_work = (activity < thresholds.hung_activity) & (change < MAX_HUNG_ACTIVITY)
         if np.isnan(activity).all():
             power = gpu["power"][job.gpus]
             idle_work = power < 0.55 * view.base(DeviceKind.GPU, "power")[job.gpus]

@@ -200,7 +200,8 @@ def _congests(view: findings.DiagnosisView, position: int) -> bool:
     if view.signals.nic["receive"][position] > thresholds.line_receive:
         return True
     groups, job = view.groups, int(view.job_of_nic[position])
-    if job >= 0 and view.states[view.jobs[job].key].is_slow:
+    has_past = not np.isnan(view.base(DeviceKind.NIC, "receive")[position])
+    if has_past and job >= 0 and view.states[view.jobs[job].key].is_slow:
         return True
     of_rail = groups.nic_rail == groups.nic_rail[position]
     if findings.above(view.signals.nic["pausing_share"][of_rail], thresholds.min_pausing).any():

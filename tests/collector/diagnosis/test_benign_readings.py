@@ -800,3 +800,48 @@ def test_an_agent_that_restarts_after_another_node_has_stopped_the_job_is_not_do
 
     (incident,) = incidents_of(stop)
     assert (incident.class_name, incident.cause.name) == ("node_down", "node-0001")
+
+
+@pytest.mark.parametrize(
+    ("clock", "use", "every", "expected"),
+    [(0.4, 1.0, 2, set()), (0.85, 0.92, 1, set()), (0.85, 1.0, 1, {("gpu_straggler", "gpu")})],
+)
+def test_moments_without_work_show_no_low_clock(
+    clock: float, use: float, every: int, expected: set[tuple[str, str]]
+) -> None:
+    def moments(cluster: DrawnCluster, row: Row, since: int) -> None:
+        job = cluster.jobs[0]
+        if since >= 0:
+            cluster.slow_job(row, job, 0.85)
+            if since % every == 0:
+                row.gpu["clock"][job.nodes[0], 0] *= clock
+            row.gpu["utilization"][job.nodes[0], 0] *= use
+
+    assert classes_of(incidents_of(moments)) == expected
+
+
+def test_a_job_hangs_although_ranks_of_one_stage_usually_work_little() -> None:
+    def hang(cluster: DrawnCluster, row: Row, since: int) -> None:
+        nodes = cluster.jobs[0].nodes
+        row.gpu["activity"][nodes[:4]] = 0.24
+        if since >= 0:
+            for name, value in (("utilization", 1.0), ("activity", 0.15), ("nvlink", 0.0)):
+                row.gpu[name][nodes] = value
+            row.nic["send"][nodes] = row.nic["receive"][nodes] = 0.0
+
+    assert ("nccl_hang", "job") in classes_of(incidents_of(hang))
+
+
+@pytest.mark.parametrize("has_past", [True, False])
+def test_a_nic_without_a_past_receives_no_more_than_before(*, has_past: bool) -> None:
+    def exchange(cluster: DrawnCluster, row: Row, since: int) -> None:
+        nodes = cluster.jobs[0].nodes
+        if since < 0 and not has_past:
+            row.nic["receive"][nodes[0], 3] = np.nan
+        if since >= 0:
+            cluster.slow_job(row, cluster.jobs[0], 0.8)
+            row.nic["receive"][nodes[0], 3] = 0.7
+            row.nic["marked"][nodes[0], 3] = 0.05
+
+    found = classes_of(incidents_of(exchange, slots=ONSET + 10))
+    assert (("incast_receiver", "nic") in found) == has_past
