@@ -218,6 +218,8 @@ def _hangs(view: findings.DiagnosisView, state: findings.JobState, stale_slot: f
     """
     if not state.utilization_now > job_detectors.MIN_WAITING_USE:
         return False
+    if job_detectors.stores(view, state.job):
+        return False
     timeouts = view.signals.table(DeviceKind.NIC, 1)["ack_timeouts"][state.job.nics]
     misses = findings.above(timeouts, view.thresholds.leaves.min_timeouts)
     history = state.history

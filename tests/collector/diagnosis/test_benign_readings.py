@@ -845,3 +845,17 @@ def test_a_nic_without_a_past_receives_no_more_than_before(*, has_past: bool) ->
 
     found = classes_of(incidents_of(exchange, slots=ONSET + 10))
     assert (("incast_receiver", "nic") in found) == has_past
+
+
+def test_a_node_is_not_down_if_its_job_stores_its_state_for_the_first_time() -> None:
+    def store(cluster: DrawnCluster, row: Row, since: int) -> None:
+        nodes = cluster.jobs[0].nodes
+        if 0 <= since < 8:
+            for name, value in (("utilization", 1.0), ("activity", 0.15), ("nvlink", 0.0)):
+                row.gpu[name][nodes] = value
+            row.nic["send"][nodes] = row.nic["receive"][nodes] = 0.0
+            row.mount["operations"][nodes[0]] = 400.0
+            row.mount["latency"][nodes[0]] *= 20
+            row.stale_nodes.add(nodes[1])
+
+    assert not classes_of(incidents_of(store))
