@@ -157,9 +157,9 @@ class ClusterDevices:
                 nic = self.nics[node.nics[entity.key[0]]]
                 nic.switch = entity.facts.get("switch", "") or entity.facts.get("chassis", "")
                 nic.switch_port = entity.facts.get("switch_port", "")
-            elif entity.kind == "rdma_port" and entity.facts.get("interface"):
+            elif entity.kind == "rdma_port" and (name := _nic_name(node, entity)):
                 facts = {**entity.facts, "rdma_device": entity.key[0]}
-                self._add_nic(node, WireEntity("nic", (facts["interface"],), facts))
+                self._add_nic(node, WireEntity("nic", (name,), facts))
             elif entity.kind == "gpu":
                 self._add_gpu(node, entity)
             elif entity.kind == "pcie":
@@ -253,6 +253,15 @@ class ClusterDevices:
             node.mounts[key] = self.sums[DeviceKind.MOUNT].add_device()
             self.mounts.append(ClusterMount(node.name, server, key))
         return node.mounts[key]
+
+
+def _nic_name(node: ClusterNode, port: WireEntity) -> str:
+    """Return the name of a port's NIC: its interface, or its RDMA device if it never had one, as EFA; empty for none of the fabric."""
+    interface, device = port.facts.get("interface", ""), port.key[0]
+    is_named = device in node.by_rdma_device and device not in node.nics
+    if interface or is_named or port.facts.get("role", "") not in {"compute", "storage"}:
+        return interface
+    return device
 
 
 def _with_short_facts(entity: WireEntity) -> WireEntity:

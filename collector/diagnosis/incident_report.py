@@ -37,7 +37,7 @@ _LIMITS = {
 
 
 class NicDocument(msgspec.Struct, frozen=True, tag_field="kind", tag="nic"):
-    """A NIC with all of its names."""
+    """A NIC with all of its names; an adapter without an interface, such as EFA, has the name of its RDMA device."""
 
     node: str
     interface: str

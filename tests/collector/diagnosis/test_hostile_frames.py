@@ -224,6 +224,21 @@ def test_long_facts_are_cut() -> None:
     assert len(devices.gpus[0].model) == 128
 
 
+def rdma_port(device: str, interface: str, role: str) -> WireEntity:
+    return WireEntity("rdma_port", (device, "1"), {"interface": interface, "role": role})
+
+
+def test_an_adapter_without_an_interface_is_a_nic_named_by_its_rdma_device() -> None:
+    """EFA adapters have none; a pod may take the interface of another one, which the port then no longer states."""
+    devices = ClusterDevices(4, 4)
+    node = devices.node("n1")
+    devices.add_entities(node, [rdma_port("rdmap24s0", "", "compute"), rdma_port("x", "", "")])
+    devices.add_entities(node, [rdma_port("mlx5_0", "eth0", "compute")])
+    devices.add_entities(node, [rdma_port("mlx5_0", "", "compute")])
+    named = [(nic.interface, nic.device) for nic in devices.nics]
+    assert named == [("rdmap24s0", "rdmap24s0"), ("eth0", "mlx5_0")]
+
+
 def test_invented_names_of_leaves_do_not_exclude_later_ones() -> None:
     devices = ClusterDevices(4, 4)
     nic, other = (ClusterNic(name, "eth0", rail="0", switch="leaf0") for name in ("n1", "n2"))
