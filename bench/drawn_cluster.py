@@ -141,6 +141,7 @@ class DrawnCluster:
         }
         node = {"cpu": np.full(nodes, 0.02), "pressure": np.zeros(nodes)}
         mount = {"latency": 0.002 * self.noise(0.25, nodes), "operations": np.full(nodes, 20.0)}
+        mount |= {"writes": np.zeros(nodes), "write_latency": 3 * mount["latency"]}
         row = Row(nic, gpu, node, mount)
         row.offsets = dict(
             enumerate((self.offset_seconds + self.rng.normal(0, 2e-4, nodes)).tolist())
@@ -285,11 +286,14 @@ class DrawnFeed:
             ("cpu_pressure_seconds", row.node["pressure"] * SLOT_SECONDS, seconds),
         ):
             self._add(DeviceKind.NODE, name, slot, np.asarray(values, np.float64), weights)
-        operations = row.mount["operations"] * SLOT_SECONDS
-        self._add(DeviceKind.MOUNT, "read_operations", slot, operations, seconds)
-        self._add(
-            DeviceKind.MOUNT, "read_seconds", slot, operations * row.mount["latency"], seconds
-        )
+        for name, rate, latency in (
+            ("read", "operations", "latency"),
+            ("write", "writes", "write_latency"),
+        ):
+            operations = row.mount[rate] * SLOT_SECONDS
+            self._add(DeviceKind.MOUNT, f"{name}_operations", slot, operations, seconds)
+            durations = operations * row.mount[latency]
+            self._add(DeviceKind.MOUNT, f"{name}_seconds", slot, durations, seconds)
         self._put_receipts(slot, row)
 
     def _put_receipts(self, slot: int, row: Row) -> None:

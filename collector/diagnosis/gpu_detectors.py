@@ -261,9 +261,9 @@ MAX_STRAGGLING_NODES = 0.25
 """Share of the nodes of a job that may have a straggler at once: what one rank of each node does alone is by design."""
 
 
-def max_straggling_nodes(job: ActiveJob) -> float:
+def max_straggling_nodes(job: ActiveJob) -> int:
     """Return the number of nodes of a job that may have a straggler at once."""
-    return max(1, MAX_STRAGGLING_NODES * len(job.nodes))
+    return math.ceil(MAX_STRAGGLING_NODES * len(job.nodes))
 
 
 def gpu_stragglers(view: findings.DiagnosisView) -> Iterator[findings.Finding]:

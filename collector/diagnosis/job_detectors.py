@@ -305,17 +305,6 @@ def _medians_of_others(values: slot_sums.Floats) -> slot_sums.Floats:
 HUNG_NVLINK, MAX_HUNG_ACTIVITY = 1e9, 0.7
 
 
-def stores(view: findings.DiagnosisView, job: ActiveJob) -> bool:
-    """True if a node of a job writes or reads much more than usual: its ranks wait for a checkpoint."""
-    mounts = [p for p, mount in enumerate(view.devices.mounts) if mount.node in job.nodes]
-    if (storage_detectors.is_busy(view, "writes") | storage_detectors.is_busy(view, "reads"))[
-        mounts
-    ].any():
-        return True
-    nodes = [view.devices.nodes[name].position for name in job.nodes]
-    return bool(storage_detectors.waits_for_io(view, np.array(nodes)).any())
-
-
 def hung_jobs(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield jobs with ranks that spin in a collective: busy without work, and nothing moves."""
     thresholds = view.thresholds.jobs
@@ -343,7 +332,7 @@ def hung_jobs(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         if not quiet or (spins & idle_work).mean() < thresholds.majority:
             continue
         wait = view.states[job.key].history.wait
-        if stores(view, job):
+        if storage_detectors.stores(view, job):
             wait.add_storing(view.signals.slot)
         elif wait.add(view.signals.slot) > thresholds.wait_factor * wait.longest:
             missing = job.gpus[~spins & (gpu["utilization"][job.gpus] < 0.05)]  # noqa: PLR2004 - never launched

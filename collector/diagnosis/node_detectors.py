@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from collector.detector_thresholds import NodeThresholds
-from collector.diagnosis import findings, job_detectors
+from collector.diagnosis import findings, job_detectors, storage_detectors
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.slot_sums import mean_known
 from collector.workloads.job_roster import JobKey
@@ -218,7 +218,7 @@ def _hangs(view: findings.DiagnosisView, state: findings.JobState, stale_slot: f
     """
     if not state.utilization_now > job_detectors.MIN_WAITING_USE:
         return False
-    if job_detectors.stores(view, state.job):
+    if storage_detectors.stores(view, state.job):
         return False
     timeouts = view.signals.table(DeviceKind.NIC, 1)["ack_timeouts"][state.job.nics]
     misses = findings.above(timeouts, view.thresholds.leaves.min_timeouts)

@@ -17,15 +17,15 @@ def slow_storage(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
 
     A client that does more than usual, as for a checkpoint or a start, causes its latency itself. A job that has waited
     for a minute waits until its storage is as before: checkpoints and evaluations hide that, and its past contains it.
+    A checkpoint that takes far longer than those before waits, too.
     """
     thresholds = view.thresholds.jobs
     mounts = view.devices.mounts
     if not mounts:
         return
-    mount = view.signals.mount
-    change, is_slow = _latency_changes(view)
+    changes, is_slow = _latency_changes(view)
+    change = np.fmax.reduce(changes)
     slow = is_slow & ~is_busy(view, "reads") & ~is_busy(view, "writes")
-    used = ~np.isnan(change)
     waiting_jobs, lasting = _waiting_jobs(view, slow, is_slow)
     slow[lasting] = True
     # A job of one node may be a service with less load, unless most of them wait.
@@ -41,22 +41,16 @@ def slow_storage(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     for position, each in enumerate(mounts):
         by_server[each.server].append(position)
     for server, positions in by_server.items():
-        clients = [p for p in positions if used[p]]
-        hit = [p for p in clients if slow[p]]
+        hit = [p for p in positions if slow[p]]
         if not hit or not is_waiting[hit].any():
             continue
-        evidence = tuple(
-            findings.FindingEvidence(
-                "read_latency",
-                float(np.fmax(mount["read_latency"], mount["write_latency"])[p]),
-                float(change[p]),
-                "times its past",
-                f"{mounts[p].node} {mounts[p].export}",
-            )
-            for p in hit[:4]
-        )
-        # Clients that are slower alike have a slow server, even if some of them are below the limit.
-        usual = float(np.nanmedian(change[clients]))
+        # Clients that only read show nothing of slow writes.
+        slow_kinds = (changes[:, hit] > thresholds.latency_factor).any(axis=1)
+        shown = np.logical_or.reduce(~np.isnan(changes[slow_kinds]))
+        clients = [p for p in positions if shown[p]]
+        evidence = tuple(_latency_evidence(view, p, changes[:, p]) for p in hit[:4])
+        # Clients that are slower alike have a slow server, even if some of them are below the limit; one of two is not.
+        usual = float(np.quantile(change[clients], 0.5, method="lower"))
         if len(hit) >= thresholds.majority * len(clients) or usual > np.sqrt(
             thresholds.latency_factor
         ):
@@ -66,6 +60,18 @@ def slow_storage(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         else:
             for node in sorted({mounts[p].node for p in hit if is_waiting[p]}):
                 yield findings.Finding("storage_bound", findings.Cause("node", name=node), evidence)
+
+
+def _latency_evidence(
+    view: findings.DiagnosisView, position: int, changes: slot_sums.Floats
+) -> findings.FindingEvidence:
+    """Return the latency of a mount that differs most from its past."""
+    mount, kind = view.devices.mounts[position], int(np.nanargmax(changes))
+    value = float(view.signals.mount[_LATENCIES[kind]][position])
+    name = f"{mount.node} {mount.export}"
+    return findings.FindingEvidence(
+        _LATENCIES[kind], value, float(changes[kind]), "times its past", name
+    )
 
 
 def _waiting_jobs(
@@ -80,6 +86,9 @@ def _waiting_jobs(
         job_mounts = [p for node in job.nodes for p in mounts_of.get(node, ())]
         may_wait = bool(slow.any()) and _job_waits(view, job, slow)
         waits = may_wait and not _waited_before(view, job, slow)
+        if job_mounts and _stores_longer(view, job):
+            lasting += job_mounts
+            waits = True
         storage = view.states[job.key].history.storage
         if storage.add(view.signals.slot, waits=waits, is_slow=bool(job_mounts)):
             lasting += job_mounts
@@ -89,19 +98,41 @@ def _waiting_jobs(
     return waiting, lasting
 
 
+MIN_PAUSE_SLOTS = 2
+"""Length of a checkpoint that shorter ones are taken to have: slots may miss them."""
+
+
+def _stores_longer(view: findings.DiagnosisView, job: ActiveJob) -> bool:
+    """True if a job stores its state for longer than ever before, on mounts to which it has written as much in the past."""
+    history = view.states[job.key].history
+    longest = max(history.longest_pause_slots, MIN_PAUSE_SLOTS)
+    if history.pause_slots <= view.thresholds.jobs.wait_factor * longest:
+        return False
+    writes = view.signals.mount["writes"]
+    # The past has means of minutes, of which a checkpoint may be one slot.
+    past = findings.SLOTS_PER_MINUTE * view.base(DeviceKind.MOUNT, "writes", 0.9)
+    has_written = is_busy(view, "writes") & (writes <= past)
+    return any(has_written[p] for p, m in enumerate(view.devices.mounts) if m.node in job.nodes)
+
+
+def stores(view: findings.DiagnosisView, job: ActiveJob) -> bool:
+    """True if a node of a job writes or reads much more than usual: its ranks wait for a checkpoint."""
+    mounts = [p for p, mount in enumerate(view.devices.mounts) if mount.node in job.nodes]
+    if (is_busy(view, "writes") | is_busy(view, "reads"))[mounts].any():
+        return True
+    nodes = [view.devices.nodes[name].position for name in job.nodes]
+    return bool(waits_for_io(view, np.array(nodes)).any())
+
+
 def _latency_changes(view: findings.DiagnosisView) -> tuple[slot_sums.Floats, findings.Flags]:
-    """Return the latency of each mount relative to its past, and whether it is slow by that."""
+    """Return the latencies of each mount relative to its past, shape (kinds, mounts), and whether it is slow by one."""
     thresholds = view.thresholds.jobs
-    change = np.full(len(view.devices.mounts), np.nan)
-    is_slow = np.zeros(len(change), np.bool_)
-    for name in _LATENCIES:
-        latency = view.signals.mount[name]
-        ratio = latency / np.maximum(view.base(DeviceKind.MOUNT, name), 1e-4)
-        change = np.fmax(change, ratio)
-        is_slow |= findings.above(ratio, thresholds.latency_factor) & findings.above(
-            latency, thresholds.min_latency_seconds
-        )
-    return change, is_slow
+    latencies = np.stack([view.signals.mount[name] for name in _LATENCIES])
+    usual = np.stack([view.base(DeviceKind.MOUNT, name) for name in _LATENCIES])
+    changes: slot_sums.Floats = latencies / np.maximum(usual, 1e-4)
+    is_slow = findings.above(changes, thresholds.latency_factor)
+    is_slow &= findings.above(latencies, thresholds.min_latency_seconds)
+    return changes, np.logical_or.reduce(is_slow)
 
 
 MIN_BUSY_OPERATIONS = 5.0

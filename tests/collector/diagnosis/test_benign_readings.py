@@ -859,3 +859,52 @@ def test_a_node_is_not_down_if_its_job_stores_its_state_for_the_first_time() -> 
             row.stale_nodes.add(nodes[1])
 
     assert not classes_of(incidents_of(store))
+
+
+@pytest.mark.parametrize(("clients", "cause"), [(1, "node"), (2, "storage")])
+def test_one_slow_client_of_two_is_no_slow_server(clients: int, cause: str) -> None:
+    def slow_down(cluster: DrawnCluster, row: Row, since: int) -> None:
+        job = cluster.jobs[0]
+        row.mount["operations"][[n for n in range(NODES) if n not in job.nodes]] = 0.0
+        if since >= 0:
+            row.gpu["utilization"][job.nodes] *= 0.6
+            cluster.slow_job(row, job, 0.6)
+            row.mount["latency"][job.nodes[:clients]] *= 15
+
+    assert classes_of(incidents_of(slow_down, job_nodes=2)) == {("storage_bound", cause)}
+
+
+@pytest.mark.parametrize(
+    ("latency", "expected"), [(25.0, {("storage_bound", "storage")}), (2.0, set())]
+)
+def test_a_checkpoint_that_takes_longer_than_those_before_waits_for_slow_storage(
+    latency: float, expected: set[tuple[str, str]]
+) -> None:
+    def store(cluster: DrawnCluster, row: Row, since: int) -> None:
+        nodes = cluster.jobs[0].nodes
+        if since >= 0 or since % 12 == 0:
+            for name in ("utilization", "activity", "nvlink"):
+                row.gpu[name][nodes] = 0.0
+            row.gpu["power"][nodes] = 120.0
+            row.nic["send"][nodes] = row.nic["receive"][nodes] = 0.0
+            row.mount["writes"][nodes] = 200.0
+        if since >= 0:
+            row.mount["write_latency"][nodes] *= latency
+
+    assert classes_of(incidents_of(store)) == expected
+
+
+@pytest.mark.parametrize(("nodes", "count"), [(2, 2), (3, 0)])
+def test_gpus_of_few_nodes_of_a_job_straggle_at_once(nodes: int, count: int) -> None:
+    """What one GPU of most nodes does is its part of the work."""
+
+    def slow_down(cluster: DrawnCluster, row: Row, since: int) -> None:
+        members = cluster.jobs[0].nodes
+        if since >= 0:
+            before = {name: row.gpu[name].copy() for name in ("activity", "power")}
+            cluster.slow_job(row, cluster.jobs[0], 0.7)
+            for name, values in before.items():
+                row.gpu[name][members[:nodes], 0] = values[members[:nodes], 0]
+
+    found = incidents_of(slow_down, pods=2, job_nodes=7)
+    assert sum(each.class_name == "gpu_straggler" for each in found) == count
