@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from collector.switches import snmp_tables as tables
 from collector.switches.snmp_tables import Index, Rows, SnmpValue
@@ -25,8 +26,8 @@ MAX_ROWS, MAX_BYTES = 60_000, 8 << 20
 """Values of one poll, and their size: 512 ports have up to 38,000 values of 8 bytes, and some texts."""
 MAX_INDEX = 32
 """Numbers in the index of a row."""
-_REPETITIONS = 32
-"""Rows of one response: as many as fit in a datagram that is not fragmented."""
+_REPETITIONS, _FEW_REPETITIONS = 32, 12
+"""Rows of one response: numbers that fit in a datagram that is not fragmented, and texts of 255 bytes that fit in the 4,080 bytes that the library receives."""
 _ATTEMPTS = 2
 _PANIC = "PanicException"
 """Exception of a library in Rust, which is no `Exception`, for a state that it does not handle."""
@@ -102,6 +103,7 @@ class GufoSession:
 
     def __init__(self, session: Any, error: type[Exception]) -> None:
         self._session, self._error = session, error
+        self._repetitions = _REPETITIONS
 
     async def refresh(self) -> None:
         """Determine the engine of an agent with SNMP version 3. Raises SwitchReadError."""
@@ -112,8 +114,28 @@ class GufoSession:
         return await self._request(lambda: self._session.get_many(oids))
 
     async def walk(self, oid: str) -> AsyncIterator[tuple[str, SnmpValue]]:
-        """Yield the objects below an OID. Raises SwitchReadError."""
-        rows = self._session.getbulk(oid, _REPETITIONS)
+        """Yield the objects below an OID. Raises SwitchReadError.
+
+        After a response that cannot be decoded, and may be too long, this and further walks request fewer rows at a time.
+        """
+        count = 0
+        while True:
+            position = 0
+            try:
+                async for row in self._rows(oid):
+                    position += 1
+                    if position > count:
+                        count = position
+                        yield row
+            except SwitchReadError as error:
+                if error.reason != "error" or self._repetitions == _FEW_REPETITIONS:
+                    raise
+                self._repetitions = _FEW_REPETITIONS
+            else:
+                return
+
+    async def _rows(self, oid: str) -> AsyncIterator[tuple[str, SnmpValue]]:
+        rows = self._session.getbulk(oid, self._repetitions)
         while True:
             try:
                 row = await self._request(rows.__anext__)
@@ -180,6 +202,9 @@ def _user(snmp: Any, credential: SnmpCredential) -> Any:
 
 NEIGHBOUR_SECONDS = 60.0
 """Least time between two reads of neighbours, which change when cables do."""
+MAX_EMPTY_POLLS = 3
+"""Polls in which it is an error that a column has no rows which had some: the library returns none if the switch has an error."""
+Walk: TypeAlias = Callable[[str], Awaitable[Rows]]
 
 
 @dataclass(slots=True)
@@ -191,38 +216,55 @@ class SnmpReader:
     open: Callable[[ConfiguredSwitch], Awaitable[SnmpSession]] = open_session
     _neighbours_at: float | None = None
     """Time of the last read of neighbours."""
+    _empty_polls: dict[str, int] = field(default_factory=dict)
+    """Polls since the last one with rows, by column that had some."""
 
     async def read(self) -> SwitchReading:
         """Return the current readings. Raises SwitchReadError."""
-        session, budget = await self.open(self.switch), WalkBudget()
+        session = await self.open(self.switch)
+        walk = partial(walk_column, session, budget=WalkBudget())
         scalars = await session.get(list(tables.SCALARS.values()))
         named = {name: scalars[oid] for name, oid in tables.SCALARS.items() if oid in scalars}
-        interfaces = {
-            name: await walk_column(session, oid, budget) for name, oid in tables.IF_COLUMNS.items()
-        }
+        interfaces = await self._read_fixed(walk, tables.IF_COLUMNS)
         vendor = self.switch.tables
         queues = tables.QUEUE_COLUMNS.get(vendor)
         found = tables.SwitchTables(
             named,
             tables.TableRows(interfaces),
-            await _read_table(session, tables.PFC_COLUMNS, budget),
-            await _read_table(session, tables.PRIORITY_COLUMNS[vendor], budget),
-            await _read_table(session, {"queues": queues} if queues else {}, budget),
+            await _read_table(self._read_fixed(walk, tables.PFC_COLUMNS)),
+            await _read_table(self._read_fixed(walk, tables.PRIORITY_COLUMNS[vendor])),
+            await _read_table(self._read_fixed(walk, {"queues": queues} if queues else {})),
         )
         now_seconds = self.monotonic()
         if self._neighbours_at is None or now_seconds >= self._neighbours_at + NEIGHBOUR_SECONDS:
             self._neighbours_at = now_seconds
-            found.neighbours = await _read_table(session, tables.NEIGHBOUR_COLUMNS, budget)
+            found.neighbours = await _read_table(_read_columns(walk, tables.NEIGHBOUR_COLUMNS))
         return await service.run_in_thread(tables.make_reading, self.switch.name, found)
 
+    async def _read_fixed(self, walk: Walk, columns: Mapping[str, str]) -> dict[str, Rows]:
+        """Return the rows of a table that usually keeps them. Raises SwitchReadError."""
+        rows, empty = await _read_columns(walk, columns), list[str]()
+        for name, oid in columns.items():
+            if rows[name]:
+                self._empty_polls[oid] = 0
+            elif oid in self._empty_polls:
+                self._empty_polls[oid] += 1
+                empty += [oid] * (self._empty_polls[oid] <= MAX_EMPTY_POLLS)
+        if empty:
+            message = f"no rows of {', '.join(empty)}: expected some, as before"
+            raise SwitchReadError(message)
+        return rows
 
-async def _read_table(
-    session: SnmpSession, columns: Mapping[str, str], budget: WalkBudget
-) -> tables.TableRows:
+
+async def _read_columns(walk: Walk, columns: Mapping[str, str]) -> dict[str, Rows]:
+    """Return the rows of each column. Raises SwitchReadError."""
+    return {name: await walk(oid) for name, oid in columns.items()}
+
+
+async def _read_table(rows: Awaitable[Mapping[str, Rows]]) -> tables.TableRows:
     """Return a table that is not essential: a failure concerns it alone."""
     try:
-        rows = {name: await walk_column(session, oid, budget) for name, oid in columns.items()}
+        return tables.TableRows(await rows)
     except SwitchReadError as error:
         is_timeout = error.reason == "timeout"
         return tables.TableRows(failure=Absent.TIMEOUT if is_timeout else Absent.ERROR)
-    return tables.TableRows(rows)

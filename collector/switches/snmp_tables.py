@@ -7,7 +7,7 @@ others could, has the reason of that failure.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -73,7 +73,8 @@ _CHASSIS_MAC, _PORT_MAC, _MAC_BYTES = 4, 3, 6
 _EGRESS = 2
 _NEIGHBOUR_INDEX = 3
 """Time of the last change, local port, number."""
-_UP, _UNKNOWN = 1, 4
+_IS_UP = {1: 1, 2: 0, 3: 0, 5: 0, 6: 0, 7: 0}
+"""Statuses of an interface (RFC 2863) as 1 for up and 0 for down; 4 is unknown."""
 QUEUE_STATISTICS: Mapping[int, declare.Metric] = {
     1: catalog.QUEUE_PACKETS, 2: catalog.QUEUE_BYTES, 5: catalog.QUEUE_DROPPED_PACKETS, 6: catalog.QUEUE_DROPPED_BYTES,
 }  # fmt: skip
@@ -189,9 +190,11 @@ def _switch(switch: str, tables: SwitchTables, port_count: int) -> base.StreamRe
 
 
 def _ports(switch: str, interfaces: TableRows) -> Iterator[tuple[Index, Entity]]:
-    """Yield the Ethernet ports by index; their names are unique."""
+    """Yield the Ethernet ports by index; their names are unique. Raises SwitchReadError."""
     types = interfaces.column("ifType")
     indexes = [index for index, kind in types.items() if kind in _ETHERNET and len(index) == 1]
+    _check_last_row("ifType", types, interfaces.column("ifDescr"))
+    _check_last_row("ifName", interfaces.column("ifName"), indexes)
     names = {i: interfaces.text("ifName", i) or interfaces.text("ifDescr", i) for i in indexes}
     counts, used = Counter(names.values()), set[str]()
     for index, name in names.items():
@@ -208,6 +211,13 @@ def _ports(switch: str, interfaces: TableRows) -> Iterator[tuple[Index, Entity]]
             unique += f"#{index[0]}"
         used.add(unique)
         yield index, Entity(entities.SWITCH_PORT, (switch, unique), facts)
+
+
+def _check_last_row(name: str, rows: Rows, expected: Collection[Index]) -> None:
+    """Raise SwitchReadError if a column ends early: the library returns the rows before an error of the switch."""
+    if rows and expected and max(rows) < max(expected):
+        message = f"{name} ends early: expected a row of each interface"
+        raise base.SwitchReadError(message)
 
 
 def _port_readings(ports: Mapping[Index, Entity], tables: SwitchTables) -> base.StreamReadings:
@@ -233,7 +243,7 @@ def _port_readings(ports: Mapping[Index, Entity], tables: SwitchTables) -> base.
 def _status(value: Reading) -> Reading:
     if isinstance(value, Absent):
         return value
-    return Absent.ERROR if value == _UNKNOWN else int(value == _UP)
+    return _IS_UP.get(value, Absent.ERROR)
 
 
 def _packets(interfaces: TableRows, direction: str, index: Index) -> Reading:

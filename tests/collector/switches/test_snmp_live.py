@@ -12,11 +12,11 @@ from running_collector import RunningCollector, logged_envelopes, run_collector,
 
 from collector.config import IngestLimits, SwitchesSettings
 from collector.switches import switch_settings
-from collector.switches.snmp_reader import SnmpReader
-from collector.switches.switch_reading import SwitchReadError, SwitchReading
+from collector.switches.snmp_reader import MAX_EMPTY_POLLS, SnmpReader
+from collector.switches.switch_reading import PORTS, SwitchReadError, SwitchReading
 from railscope.catalog.collector import NODES
 from railscope.reading import Absent
-from tests.support import snmpd
+from tests.support import snmp_objects, snmpd
 
 
 def configured(agent: snmpd.SwitchAgent, **more: str) -> switch_settings.ConfiguredSwitch:
@@ -83,6 +83,36 @@ async def test_what_a_switch_does_not_have_is_unsupported_and_named(agent: snmpd
     assert found["neighbour_known", "Ethernet0"] is Absent.UNSUPPORTED
     (switch,) = {entity for (_, entity), _ in reading.streams["switch"]}
     assert switch.facts["missing_tables"] == "IEEE8021-PFC-MIB, PFC by priority, queues, LLDP-MIB"
+
+
+async def test_long_texts_of_many_ports_are_read_in_several_responses(agent: snmpd.SwitchAgent):
+    names = {index: f"TO-SERVER-{index}-".ljust(255, "x") for index in range(11, 60)}
+    for index, text in names.items():
+        agent.objects.add_port(index, f"Ethernet{index}")
+        agent.objects.add(f"{snmp_objects.IFX}.18.{index}", "string", text)
+    agent.write()
+    reading = await read(configured(agent))
+    facts = {entity.key[1]: entity.facts for (_, entity), _ in reading.streams[PORTS]}
+    assert {f"Ethernet{index}": text for index, text in names.items()}.items() <= {
+        name: of["alias"] for name, of in facts.items()
+    }.items()
+
+
+async def test_table_that_is_empty_for_once_is_an_error_and_unsupported_if_it_remains_empty(
+    agent: snmpd.SwitchAgent,
+):
+    reader = SnmpReader(configured(agent, tables="sonic"), time.monotonic)
+    sent = "port_transmit_pfc_pause_frames_total", "Ethernet0", "3"
+    assert values(await reader.read())[sent] == 1013
+    objects = dict(agent.objects.objects)
+    for oid in [oid for oid in objects if oid.startswith(snmp_objects.CISCO_PFC)]:
+        del agent.objects.objects[oid]
+    agent.write()
+    later = [values(await reader.read())[sent] for _ in range(MAX_EMPTY_POLLS + 1)]
+    assert later == [*[Absent.ERROR] * MAX_EMPTY_POLLS, Absent.UNSUPPORTED]
+    agent.objects.objects = objects
+    agent.write()
+    assert values(await reader.read())[sent] == 1013
 
 
 async def test_version_3_with_authentication_and_privacy(agent: snmpd.SwitchAgent):

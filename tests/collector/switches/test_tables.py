@@ -72,6 +72,16 @@ def test_switch_without_ports_is_an_error_with_a_remedy():
         tables.make_reading("leaf-07", tables.SwitchTables({}, of({})))
 
 
+def test_column_that_ends_early_is_an_error_and_no_port_is_gone_or_has_another_name():
+    columns = dict(ports(3).columns)
+    names = {(n,): f"etp{n}".encode() for n in range(1, 4)}
+    for column in ("ifType", "ifName"):
+        cut = {index: columns[column][index] for index in [(1,), (2,)]}
+        found = tables.SwitchTables({}, of(columns | {"ifDescr": names, column: cut}))
+        with pytest.raises(SwitchReadError, match=f"{column} ends early"):
+            tables.make_reading("leaf-07", found)
+
+
 def test_ports_beyond_the_limit_are_counted_and_not_read():
     reading = tables.make_reading("leaf-07", tables.SwitchTables({}, ports(MAX_PORTS + 3)))
     values = {metric: value for (metric, _), value in reading.streams[SWITCH]}
@@ -91,7 +101,10 @@ def test_long_and_unprintable_texts_are_cut_and_escaped():
 
 
 @pytest.mark.parametrize(
-    ("status", "value"), [(1, 1), (2, 0), (7, 0), (4, Absent.ERROR), (b"up", Absent.ERROR), (None, Absent.UNSUPPORTED)]
+    ("status", "value"), [
+        (1, 1), (2, 0), (7, 0), (4, Absent.ERROR), (0, Absent.ERROR), (99, Absent.ERROR), (b"up", Absent.ERROR),
+        (None, Absent.UNSUPPORTED),
+    ]
 )  # fmt: skip
 def test_state_of_a_port(status, value):
     rows = ports(1, **({} if status is None else {"ifOperStatus": status}))
