@@ -189,7 +189,7 @@ def make_reading(switch: str, tables: SonicTables, found_before: SwitchFacts) ->
         streams[WATCHDOG] = list(_watchdog_readings(ports, queues))
         if tables.groups and tables.pools:
             groups = _by_queue(tables.groups, names)
-            headroom = _by_queue(_headroom(tables.profile_names, tables.profiles), names)
+            headroom = _headroom(_by_queue(tables.profile_names, names), tables.profiles, ports)
             streams[WATERMARKS] = [
                 *_watermark_readings(ports, queues, groups),
                 *_headroom_readings(ports, headroom),
@@ -337,17 +337,20 @@ def _watermark_readings(
             )
 
 
-def _headroom(names: SonicTable, profiles: SonicTable) -> SonicTable:
+def _headroom(groups: SonicTable, profiles: SonicTable, ports: Sequence[Entity]) -> SonicTable:
     """Return the sizes of headroom by priority group; releases before 202012 write a profile as [TABLE:NAME]."""
     rows: dict[str, TableRow] = {}
-    for key in names.rows:
+    names = {port.key[1] for port in ports}
+    for key in groups.rows:
         port, _, span = key.rpartition(":")
+        if port not in names:
+            continue  # a hostile switch may name many, with eight groups each
         first, _, last = span.partition("-")
-        profile = names.text(key, "profile").strip("[]").rpartition(":")[2]
+        profile = groups.text(key, "profile").strip("[]").rpartition(":")[2]
         for number in base.PRIORITIES:
             if first <= str(number) <= (last or first):
                 rows[f"{port}:{number}"] = {"xoff": profiles.rows.get(profile, {}).get("xoff")}
-    return SonicTable(rows, names.failure or profiles.failure)
+    return SonicTable(rows, groups.failure or profiles.failure)
 
 
 def _headroom_readings(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from support.shared import capture_path
 
 from collector.switches import gnmi_reader, sonic_tables as tables, switch_frames
 from collector.switches.switch_reading import SwitchReadError, SwitchReading
+from railscope.catalog import switches as catalog
 from railscope.catalog.declare import MetricKind
 from railscope.frame import NodeTimestamp, Schema
 from railscope.reading import Absent, Reading
@@ -118,6 +120,27 @@ def test_largest_switch_fits_in_the_schemas():
     for name, part in full_reading(600).streams.items():
         Schema(name, tuple(column for column, _ in part))
         assert len(part) <= 20_000, name
+
+
+def test_priority_groups_of_unknown_ports_take_no_memory():
+    empty = tables.SonicTable()
+    ports = tables.SonicTable({"Ethernet0": {}})
+    groups = {f"Ethernet{4 * number}:0-7": {"profile": "p"} for number in range(20_000)}
+    found = tables.SonicTables(ports, queues=empty, groups=empty, pools=empty)
+    found.profile_names = tables.SonicTable(groups)
+    found.profiles = tables.SonicTable({"p": {"xoff": "160000"}})
+    tracemalloc.start()
+    try:
+        reading = tables.make_reading("leaf-07", found, tables.SwitchFacts())
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert [
+        value
+        for (metric, _), value in reading.streams[tables.WATERMARKS]
+        if metric is catalog.GROUP_HEADROOM
+    ] == [160_000] * 8
+    assert peak_bytes < 10 << 20
 
 
 def test_watermarks_and_occupancy_are_gauges_and_what_counts_is_a_counter():
