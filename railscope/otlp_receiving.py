@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
@@ -38,6 +38,8 @@ class SenderLimit:
     """Limit of the requests of one sender: one at a time, some that wait, and a rate."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    unread: int = 0
+    """Requests whose body is awaited."""
     waiting: int = 0
     allowance: float = 0.0
     counted_at: float = float("-inf")
@@ -52,21 +54,35 @@ class SenderLimit:
             raise OtlpRejectedError(message, HTTPStatus.TOO_MANY_REQUESTS, "rate")
         self.allowance -= 1
 
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Await the body of a request. Raises OtlpRejectedError if too many are awaited."""
+        _check_waiting(self.unread)
+        self.unread += 1
+        try:
+            yield
+        finally:
+            self.unread -= 1
+
     @asynccontextmanager
     async def turn(self, turns: asyncio.Semaphore) -> AsyncIterator[None]:
         """Wait for the earlier requests of the sender, and for one of the turns of all senders.
 
         Raises OtlpRejectedError if too many requests wait.
         """
-        if self.waiting >= MAX_WAITING:
-            message = f"too many requests at a time: expected at most {MAX_WAITING}"
-            raise OtlpRejectedError(message, HTTPStatus.SERVICE_UNAVAILABLE, "busy")
+        _check_waiting(self.waiting)
         self.waiting += 1
         try:
             async with self.lock, turns:
                 yield
         finally:
             self.waiting -= 1
+
+
+def _check_waiting(count: int) -> None:
+    if count >= MAX_WAITING:
+        message = f"too many requests at a time: expected at most {MAX_WAITING}"
+        raise OtlpRejectedError(message, HTTPStatus.SERVICE_UNAVAILABLE, "busy")
 
 
 @dataclass(slots=True)

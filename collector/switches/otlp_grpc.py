@@ -18,13 +18,15 @@ from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 
 from collector import config
+from collector.switches import switch_settings
 from railscope import otlp_metrics, otlp_receiving, server_connections, service
 from railscope.settings import SettingsError
 
 if TYPE_CHECKING:
     from collector.switches.otlp_receiver import OtlpReceiver
 
-MAX_CALLS = 64
+MAX_CALLS = switch_settings.MAX_SWITCHES
+"""Calls of all senders: an exporter does not repeat one that is rejected because of this limit."""
 _DETAILS = "grpc-status-details-bin"
 _CODES = {
     HTTPStatus.FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
@@ -39,15 +41,23 @@ _OPTIONS = (
     ("grpc.so_reuseport", 0),  # an address in use is an error, not a shared one
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.max_connection_idle_ms", 300_000),
 )
 
 
 @asynccontextmanager
-async def grpc_listener(receiver: OtlpReceiver) -> AsyncIterator[int]:
+async def grpc_listener(receiver: OtlpReceiver, max_connections: int) -> AsyncIterator[int]:
     """Serve on the configured address; the value is the port. Raises SettingsError."""
     settings = receiver.settings
     server_connections.split_address(settings.grpc_listen)
-    server = grpc.aio.server(maximum_concurrent_rpcs=MAX_CALLS, options=_OPTIONS)
+    # Anyone may open connections: they must not take the file descriptors of the collector.
+    connections = server_connections.ServerConnections.within_descriptors(max_connections, 1)
+    handshake_seconds = server_connections.HANDSHAKE_SECONDS
+    limits = (
+        ("grpc.max_allowed_incoming_connections", connections.max_connections),
+        ("grpc.server_handshake_timeout_ms", round(handshake_seconds * 1000)),
+    )
+    server = grpc.aio.server(maximum_concurrent_rpcs=MAX_CALLS, options=(*_OPTIONS, *limits))
     name, _, method = otlp_metrics.METRICS_METHOD.strip("/").partition("/")
     handler: grpc.RpcMethodHandler[bytes, bytes]
     handler = grpc.stream_unary_rpc_method_handler(_Export(receiver).handle)
@@ -91,8 +101,9 @@ class _Export:
         """Return the response to a call, or abort it."""
         peer = peer_address(context.peer())
         try:
-            self._receiver.check_sender(peer)
-            body = await self._read(context)
+            limit = self._receiver.check_sender(peer)
+            with limit.reading():
+                body = await self._read(context)
             rejected, problem = await self._receiver.receive(peer, body, otlp_metrics.PROTOBUF)
         except otlp_metrics.OtlpRejectedError as error:
             self._receiver.endpoint.count_rejection(error, peer)

@@ -170,7 +170,7 @@ class OtlpReceiver:
         """Serve until cancelled. Raises SettingsError and OSError."""
         from collector.switches import otlp_grpc  # noqa: PLC0415 - loads the extra otlp-grpc
 
-        async with otlp_grpc.grpc_listener(self) as self.grpc_port:
+        async with otlp_grpc.grpc_listener(self, MAX_CONNECTIONS) as self.grpc_port:
             self.is_listening_grpc.set()
             address = self.settings.grpc_listen.rpartition(":")[0]
             log.info(
@@ -186,13 +186,17 @@ class OtlpReceiver:
     ) -> tuple[int, str]:
         return await self.receive(request.peer, request.body, media_type, encoding)
 
-    def check_sender(self, peer: str) -> None:
-        """Raise OtlpRejectedError for an unknown sender, one that sends too often, or if no request is accepted."""
+    def check_sender(self, peer: str) -> otlp_receiving.SenderLimit:
+        """Return the limit of a sender.
+
+        Raises OtlpRejectedError for an unknown sender, one that sends too often, or if no request is accepted.
+        """
         switch = self._find_switch(peer)
         if not self.may_receive():
             message = "another collector receives"
             raise OtlpRejectedError(message, HTTPStatus.SERVICE_UNAVAILABLE, "storage")
         switch.limit.count_request(self.monotonic(), self.settings.requests_per_second)
+        return switch.limit
 
     def _find_switch(self, peer: str) -> PushingSwitch:
         switch = self.switches.get(switch_settings.canonical_address(peer))

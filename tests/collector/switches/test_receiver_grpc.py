@@ -22,7 +22,8 @@ from support.cumulus_pushes import priority
 from test_otlp_receiver import SERIES, TABLE, settings_with, wait_for_failure
 
 from collector.switches import otlp_grpc, otlp_receiver
-from railscope import otlp_metrics
+from railscope import otlp_metrics, server_connections
+from railscope.otlp_receiving import MAX_WAITING
 
 
 @asynccontextmanager
@@ -115,6 +116,44 @@ async def test_garbage_is_final_and_a_zip_bomb_is_not_unpacked(tmp_path):
         error = await rejection(receiver, bytes(64 << 20), grpc.Compression.Gzip)
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert await export(receiver, cumulus.protobuf_body(value())) == b""
+
+
+async def ended(tasks: set[asyncio.Task[Any]], count: int) -> set[asyncio.Task[Any]]:
+    """Return the tasks that have ended, once there are so many."""
+    async with asyncio.timeout(30):
+        while len(done := {task for task in tasks if task.done()}) < count:
+            await asyncio.wait(tasks - done, return_when=asyncio.FIRST_COMPLETED)
+    return done
+
+
+async def test_calls_of_one_sender_without_a_message_are_bounded(tmp_path):
+    async def silent() -> AsyncIterator[bytes]:
+        await asyncio.get_running_loop().create_future()
+        yield b""
+
+    async with receiving(tmp_path) as (_, receiver):
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{receiver.grpc_port}") as channel:
+            call: Any = channel.stream_unary(otlp_metrics.METRICS_METHOD)
+            calls = {asyncio.ensure_future(call(silent()).code()) for _ in range(MAX_WAITING + 3)}
+            assert {each.result() for each in await ended(calls, 3)} == {
+                grpc.StatusCode.UNAVAILABLE
+            }
+            assert receiver.requests == {"busy": 3}
+        await ended(calls, len(calls))
+        assert await export(receiver, cumulus.protobuf_body(value())) == b""
+
+
+async def test_connections_are_bounded_and_end_without_a_handshake(tmp_path, monkeypatch):
+    monkeypatch.setattr(otlp_receiver, "MAX_CONNECTIONS", 3)
+    monkeypatch.setattr(server_connections, "HANDSHAKE_SECONDS", 3.0)
+    async with receiving(tmp_path) as (_, receiver):
+        opened = [await asyncio.open_connection("127.0.0.1", receiver.grpc_port) for _ in range(10)]
+        reads = {asyncio.ensure_future(reader.read()) for reader, _ in opened}
+        assert len(await ended(reads, 7)) == 7
+        await ended(reads, 10)
+        assert await export(receiver, cumulus.protobuf_body(value())) == b""
+        for _, writer in opened:
+            writer.close()
 
 
 async def test_tls_with_the_certificate_of_the_settings(tmp_path):
