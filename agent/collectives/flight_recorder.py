@@ -159,7 +159,7 @@ def _decode(content: bytes) -> dict[str, Any]:
 def _groups(dump: dict[str, Any]) -> Iterator[RecordedGroup]:
     statuses, configs = _mapping(dump.get("pg_status")), _mapping(dump.get("pg_config"))
     entries: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
-    for entry in islice(dump.get("entries", ()), MAX_ENTRIES):
+    for entry in dump.get("entries", [])[-MAX_ENTRIES:]:  # the last ones are the newest
         if isinstance(entry, dict) and not entry.get("is_p2p"):
             name, description = [*map(_cut, _items(entry.get("process_group"), 2)), "", ""][:2]
             key = str(_integer(entry.get("pg_id"))), name, description

@@ -267,3 +267,11 @@ def test_stacks_that_many_collectives_of_a_pickle_share_are_counted_for_each_of_
 def test_dumps_of_another_form_are_rejected(content: bytes, problem: str) -> None:
     with pytest.raises(CollectiveFormatError, match=problem):
         parse_dump(content)
+
+
+def test_the_newest_collectives_of_a_long_dump_count() -> None:
+    count = flight_recorder.MAX_ENTRIES + 5
+    entries = [{"collective_seq_id": n, "process_group": ["0", ""]} for n in range(count)]
+    content = json.dumps({"version": "2.10", "entries": entries}).encode()
+    (group,) = parse_dump(content).groups
+    assert group.enqueued == count - 1
