@@ -79,8 +79,8 @@ class RequestChecks(NamedTuple):
 
     check_head: HeadCheck | None = None
     body_seconds: float = BODY_SECONDS
-    on_invalid: Callable[[HTTPStatus, str], None] = lambda _status, _problem: None
-    """Called with the status of each response to an invalid request, and the problem."""
+    on_invalid: Callable[[HTTPStatus, str, str], None] = lambda _status, _problem, _peer: None
+    """Called with the status of each response to an invalid request, the problem, and the address of the client."""
 
 
 NO_CHECKS = RequestChecks()
@@ -230,6 +230,11 @@ class _HttpConversation:
                 request, check_head = self._served(event), self._checks.check_head
                 if check_head and (rejection := await check_head(request)):
                     return rejection
+                if max_bytes is not None and self._state.they_are_waiting_for_100_continue:
+                    go_on = h11.InformationalResponse(
+                        status_code=HTTPStatus.CONTINUE, reason=b"Continue", headers=[]
+                    )
+                    self._writer.write(self._state.send(go_on) or b"")
                 limit.reschedule(asyncio.get_running_loop().time() + self._checks.body_seconds)
             elif isinstance(event, h11.Data) and max_bytes is not None:
                 body += event.data
@@ -279,7 +284,7 @@ class _HttpConversation:
         """Send the error for an invalid request, unless a response has been started."""
         if self._state.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
             status = HTTPStatus(error.error_status_hint)
-            self._checks.on_invalid(status, str(error))
+            self._checks.on_invalid(status, str(error), self._peer)
             response = HttpServerResponse.text(str(error), status)
             await self._send("GET", response, response.body, {"Connection": "close"})
             if status in {HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.REQUEST_TIMEOUT}:

@@ -159,9 +159,9 @@ class OtlpEndpoint:
         )
         return http_server.HttpServerResponse(body, media_type, error.status, headers)
 
-    def _count_invalid(self, status: HTTPStatus, problem: str) -> None:
+    def _count_invalid(self, status: HTTPStatus, problem: str, peer: str) -> None:
         reason = _INVALID.get(status, "format")
-        self.count_rejection(OtlpRejectedError(problem, status, reason), "")
+        self.count_rejection(OtlpRejectedError(problem, status, reason), peer)
 
     def count_rejection(self, error: OtlpRejectedError, sender: str) -> None:
         """Count and log a rejected request."""

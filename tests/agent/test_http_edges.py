@@ -28,8 +28,8 @@ def respond(request: HttpServerRequest) -> HttpServerResponse:
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[int]:
-    server = HttpServer(respond)
+async def serving(max_body_bytes: int | None = None) -> AsyncIterator[int]:
+    server = HttpServer(respond, max_body_bytes)
     _, port = await server.start("127.0.0.1:0", None)
     try:
         yield port
@@ -76,6 +76,18 @@ async def test_odd_requests_get_a_clear_answer_and_an_end(request_: bytes, statu
         assert b"200 OK" in await exchange(port, GET + b"Connection: close\r\n\r\n"), (
             "others are served"
         )
+
+
+async def test_a_client_that_waits_for_permission_to_send_its_body_gets_it():
+    head = b"POST / HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n"
+    async with serving(max_body_bytes=3) as port, asyncio.timeout(30):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head)
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(b"abc")
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 OK\r\n")
+        writer.close()
+        await writer.wait_closed()
 
 
 async def test_gzip_only_for_clients_that_accept_it():

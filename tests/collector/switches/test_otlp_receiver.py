@@ -204,6 +204,15 @@ async def test_hostile_bodies_are_rejected_and_the_next_request_is_accepted(
         assert (await post(receiver, cumulus.protobuf_body(value())))[0] == 200
 
 
+async def test_sender_of_an_invalid_request_is_logged(tmp_path, capsys):
+    async with receiving(tmp_path) as (_, receiver):
+        reader, writer = await asyncio.open_connection("127.0.0.1", receiver.port)
+        writer.write(b"POST /v1/metrics HTTP/1.1\r\nHost: a\r\nContent-Length: -5\r\n\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 400 ")
+        writer.close()
+        assert "reason=format repetitions=0 sender=127.0.0.1" in capsys.readouterr().out
+
+
 async def test_problem_is_a_status_in_the_encoding_of_the_request(tmp_path):
     async with receiving(tmp_path) as (_, receiver):
         _, body, headers = await post(receiver, b"{", f"{JSON}; charset=utf-8")
