@@ -130,7 +130,7 @@ class SwitchPushes:
             return value
         if (
             before
-            and point.timestamp_ns <= before.timestamp_ns
+            and 0 < point.timestamp_ns <= before.timestamp_ns  # 0: the sender states no time
             and now.boot_ns < before.boot_ns + _REPLACED_NS
         ):
             return PointResult.OLD

@@ -153,6 +153,14 @@ def test_switch_whose_clock_was_set_back_is_accepted_again_after_five_minutes():
     assert push(pushes, at(1, 8), 310)[PFC] == 8
 
 
+def test_points_of_a_sender_that_states_no_time_count_as_they_arrive():
+    pushes = new_pushes()
+    for seconds, value in ((0, 5), (30, 6), (60, 6)):
+        pushed = [priority("sp_rx_pause", value, timestamp_ns=0)]
+        assert push(pushes, pushed, seconds)[PFC] == value
+    assert pushes.results == {PointResult.STORED: 3}
+
+
 def test_the_newest_of_several_points_is_taken():
     pushes = new_pushes()
     found = push(pushes, [*at(2, 9), *at(1, 8)], 2)
