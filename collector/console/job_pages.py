@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
-from collector.console import PageProblemError, incident_pages, page_table
+from collector.console import PageProblemError, incident_pages, page_table, recent_events
 from collector.http import incidents_api, read_api
 from collector.workloads import job_roster, job_view
 from railscope.service import run_in_thread
 
-_MAX_INCIDENTS = 10
+_MAX_INCIDENTS, _MAX_EVENTS = 10, 20
 _COPIED = (
     "tenant", "source", "workload", "start_ns", "gpus", "nodes", "stale_gpus", "shared_gpus",
     "state", "reason", "incidents",
@@ -72,6 +72,8 @@ class JobModel(msgspec.Struct, frozen=True):
     page: int
     pages: int
     incidents: tuple[incident_pages.IncidentRow, ...]
+    events: tuple[recent_events.EventRow, ...]
+    """Newest events about the ranks of its collectives."""
 
 
 def job_row(document: Mapping[str, Any]) -> JobRow:
@@ -156,4 +158,18 @@ class JobPages:
             page=request.query.page,
             pages=pages,
             incidents=tuple(map(incident_pages.incident_row, urgent)),
+            events=tuple(self._rank_events(job)),
         )
+
+    def _rank_events(self, job: job_roster.RunningJob) -> list[recent_events.EventRow]:
+        """Return the events of its nodes about its collectives, whose holder is the one of its claim."""
+        core, holder = self.api.core, job.key._asdict()
+        nodes = {place.holding.node for place in job.places}
+        events = [
+            each
+            for each in core.events
+            if each.node in nodes
+            and each.event.name.startswith(recent_events.OF_COLLECTIVES)
+            and all(each.event.facts.get(name, "") == text for name, text in holder.items())
+        ]
+        return recent_events.event_rows(events, dict(core.fleet.nodes), core.names_of, _MAX_EVENTS)

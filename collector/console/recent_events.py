@@ -19,8 +19,17 @@ _AREAS = {
     "xid": "GPU", "sxid": "GPU", "gpu": "GPU", "link": "link", "nic": "NIC", "port": "link", "pcie": "PCIe",
     "slot": "PCIe", "claim": "claim", "unclaimed": "claim", "source": "agent", "governor": "agent",
     "gap": "agent", "device": "agent", "audit": "audit", "incident": "incident", "out": "node", "peer": "GPU",
+    "collective": "job", "nccl": "job",
 }  # fmt: skip
 """Area of an event by the first word of its name."""
+OF_COLLECTIVES = ("collective_", "nccl_")
+"""Prefixes of events about ranks and collectives of jobs."""
+_OF_RANKS = frozenset({"collective_rank", "communicator_rank", "nccl_rank"})
+_COLLECTIVE_FACTS = (
+    "collective", "sequence", "waiting_ranks", "waited_seconds", "waits_in", "gpu_index", "interface", "rails", "host",
+    "late_percent", "percent", "detail", "stack",
+)  # fmt: skip
+"""Facts of events about collectives in the order of their importance: long texts are cut."""
 
 
 class EventRow(msgspec.Struct, frozen=True):
@@ -83,6 +92,8 @@ def _row(
     device = names.get("interface") or names.get("index", "")
     if device and names.get("kind") == "gpu":
         device = f"GPU {device}"
+    if event.entity.kind in _OF_RANKS and event.entity.key:
+        device = f"rank {event.entity.key[-1]}"
     return EventRow(
         timestamp_ns,
         seen_event.node,
@@ -104,6 +115,9 @@ def _text(name: str, facts: Mapping[str, str]) -> str:
         change = f"{facts.get('before') or 'none'} → {facts.get('after') or 'none'}"
         reason = facts.get("problem") or facts.get("why") or facts.get("reasons", "")
         return " ".join(filter(None, (subject, change, f"({reason})" if reason else "")))
+    if name.startswith(OF_COLLECTIVES):
+        stated = [(fact.replace("_", " "), facts.get(fact)) for fact in _COLLECTIVE_FACTS]
+        return ", ".join(f"{words} {text}" for words, text in stated if text)
     if workload := facts.get("workload"):
         return f"{facts.get('source', '')} {workload} of {facts.get('tenant') or facts.get('owner') or 'no tenant'}"
     for fact in ("meaning", "message"):

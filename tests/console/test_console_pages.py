@@ -276,6 +276,34 @@ async def test_console_api_and_terminal_have_the_same_states_of_jobs(
         assert (f"is unknown: {reason}." in html.unescape(text)) == (state == "unknown")
 
 
+async def test_a_job_has_the_events_about_its_ranks_and_those_of_no_other(tmp_path: Path) -> None:
+    def rank_event(node: str, workload: str, rank: str, name: str = "collective_late") -> SeenEvent:
+        entity = WireEntity("collective_rank", (workload, "1000", "0", rank))
+        facts = {"collective": "all_reduce", "sequence": "417", "shapes": "[8]", "gpu_index": "2"}
+        facts |= {"waiting_ranks": "0-1 3", "stack": HOSTILE}
+        facts |= {"source": "slurm", "workload": workload, "tenant": "vision"}
+        return SeenEvent(node, "boot", WireEvent(name, 0, entity, NOW_NS, NOW_NS, facts))
+
+    key = JobKey("vision", "slurm", "7")
+    holding = JobHolding(key, "a", GPU_CAPACITY, NOW_NS)
+    job = RunningJob(key, 0, (JobGpu("GPU-a-0", 0, holding, is_alone=False),))
+    api = fleet(tmp_path, ["a", "b"], []).pages.api
+    for event in (
+        rank_event("a", "7", "2"), rank_event("b", "7", "3"), rank_event("a", "8", "4"), rank_event("a", "7", "5", "xid"),
+    ):  # fmt: skip
+        api.core.events.add(event)
+    views = replace(api.views(), jobs=RunningJobs(NOW_NS, (job,)))
+    api = replace(api, views=lambda: views)
+    own = Credential("board", Role.TENANT, "vision")
+    text, model = await page_of(
+        Fleet(FleetPages(api), page_models(api)), "job", own, tenant="vision", source="slurm", workload="7"
+    )  # fmt: skip
+    assert [(row.node, row.area, row.device) for row in model.events] == [("a", "job", "rank 2")]
+    shown = "collective all_reduce, sequence 417, waiting ranks 0-1 3, gpu index 2, stack "
+    assert f"collective_late: {shown}{HOSTILE}" in html.unescape(text)
+    assert "<img" not in text
+
+
 async def test_the_overview_states_since_when_incidents_are_not_known(tmp_path: Path) -> None:
     found = fleet(tmp_path, ["n1"], [incident_at("n1", 0)], diagnosed_ns=NOW_NS - 600 * SECOND_NS)
     text, model = await page_of(found, "overview")
