@@ -54,6 +54,10 @@ class SenderLimit:
             raise OtlpRejectedError(message, HTTPStatus.TOO_MANY_REQUESTS, "rate")
         self.allowance -= 1
 
+    def charge(self, requests: float) -> None:
+        """Count a request as several, if its decoding took as much of the processor as they may."""
+        self.allowance -= max(requests - 1, 0)
+
     @contextmanager
     def reading(self) -> Iterator[None]:
         """Await the body of a request. Raises OtlpRejectedError if too many are awaited."""

@@ -27,6 +27,8 @@ SETTING = "collectives.nccl_inspector_listen"
 MAX_CONNECTIONS, MAX_SENDERS = 16, 256
 PROCESS_RATE, NODE_RATE = 2.0, 20.0
 """Requests per second of a process, and of all: the search for a sender takes milliseconds."""
+PROCESS_SHARE = 0.1
+"""Largest share of a core for the pushes of a process: one of the largest takes a second."""
 MAX_UNPACKED_BYTES, MAX_POINTS = 8 << 20, 12_000
 """Three points of 600 bytes for each of 3,000 calls: the plugin keeps 1,024 of a communicator between two pushes."""
 _SENDER = "sender"
@@ -93,11 +95,18 @@ class InspectorReceiver:
         sender: PushingProcess = request.checked[_SENDER]
         body = request.body
 
-        def decode() -> InspectorPush:
-            unpacked = otlp_metrics.unpack_body(body, encoding, MAX_UNPACKED_BYTES)
-            return decode_push(otlp_metrics.decode_metrics(unpacked, media_type, MAX_POINTS))
+        limit = self._limit(sender)
 
-        async with self._limit(sender).turn(self._turns):
+        def decode() -> InspectorPush:
+            began_seconds = time.thread_time()
+            try:
+                unpacked = otlp_metrics.unpack_body(body, encoding, MAX_UNPACKED_BYTES)
+                return decode_push(otlp_metrics.decode_metrics(unpacked, media_type, MAX_POINTS))
+            finally:
+                spent_seconds = time.thread_time() - began_seconds
+                limit.charge(spent_seconds * PROCESS_RATE / PROCESS_SHARE)
+
+        async with limit.turn(self._turns):
             is_small = len(body) <= otlp_receiving.MAX_LOOP_BYTES and not encoding
             push = decode() if is_small else await service.run_in_thread(decode)
         points = self.pushes.add(sender, push, self.host.clock.now().boot_ns)

@@ -40,6 +40,8 @@ MAX_CONNECTIONS = 1024
 """Several for each of the switches that the file may have."""
 MAX_DECODED = 2
 """Requests that are decoded concurrently, as each takes many times its size meanwhile."""
+MAX_SHARE = 0.25
+"""Largest share of a core for the pushes of a switch: one of 512 ports takes a quarter of a second."""
 _MISSED_PERIODS = 3
 
 
@@ -227,8 +229,14 @@ class OtlpReceiver:
         now, pushes = self._now(), switch.pushes
 
         def decode() -> switch_pushes.DecodedPush:
-            unpacked = otlp_metrics.unpack_body(body, encoding)
-            return pushes.decode(otlp_metrics.decode_metrics(unpacked, media_type), now)
+            began_seconds = time.thread_time()
+            try:
+                unpacked = otlp_metrics.unpack_body(body, encoding)
+                return pushes.decode(otlp_metrics.decode_metrics(unpacked, media_type), now)
+            finally:
+                spent_seconds = time.thread_time() - began_seconds
+                rate = self.settings.requests_per_second
+                switch.limit.charge(spent_seconds * rate / MAX_SHARE)
 
         is_small = len(body) <= otlp_receiving.MAX_LOOP_BYTES and not encoding
         push = decode() if is_small else await service.run_in_thread(decode)

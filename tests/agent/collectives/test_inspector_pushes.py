@@ -39,7 +39,7 @@ from test_nccl_metrics import MetricsDirectory
 from agent.collective_settings import CollectiveSettings
 from agent.collectives.inspector import MAX_BANDWIDTH_GBS
 from agent.config import AgentSettings
-from agent.endpoint.inspector_receiver import InspectorReceiver
+from agent.endpoint.inspector_receiver import MAX_POINTS, InspectorReceiver
 from agent.gpus.inventory import GpuInventory
 from agent.gpus.process_lists import ProcessLists
 from agent.host.live_host import LiveHost
@@ -240,6 +240,14 @@ async def test_a_process_that_pushes_too_often_is_limited() -> None:
         statuses = Counter([(await node.post(body))[0] for _ in range(25)])
         assert statuses == {200: 20, 429: 5}
         assert node.counts(c.INSPECTOR_REQUESTS) == {"stored": 20, "rate": 5}
+
+
+async def test_pushes_that_take_long_to_decode_count_as_several() -> None:
+    attributes = {f"{number}": "v" for number in range(8)}
+    body = gzip.compress(push_body([("x", attributes, 1.0)] * MAX_POINTS))
+    async with receiving_node() as node:
+        statuses = Counter([(await node.post(body, Content_Encoding="gzip"))[0] for _ in range(20)])
+        assert statuses.keys() == {200, 429}
 
 
 async def test_calls_that_wait_are_bounded_and_accepted_after_a_read() -> None:

@@ -242,6 +242,13 @@ async def test_rate_is_limited_with_the_time_to_wait(tmp_path):
         assert receiver.requests == {"stored": 1, "rate": 1}
 
 
+async def test_requests_that_take_long_to_decode_count_as_several(tmp_path, monkeypatch):
+    monkeypatch.setattr(otlp_receiver, "MAX_SHARE", 1e-6)
+    async with receiving(tmp_path) as (_, receiver):
+        assert (await post(receiver, cumulus.protobuf_body(value())))[0] == 200
+        assert (await post(receiver, cumulus.protobuf_body(value())))[0] == 429
+
+
 async def test_requests_of_a_switch_that_wait_are_bounded(tmp_path):
     async with receiving(tmp_path) as (_, receiver):
         switch = receiver.switches["127.0.0.1"]
