@@ -17,10 +17,10 @@ from collector.fleet import rail_cabling
 HOST_LLDP, SWITCH_LLDP, CABLING_FILE = "host_lldp", "switch_lldp", "cabling_file"
 SEVERAL_HOSTS, ENDS_DIFFER, FILE_DIFFERS = "several_hosts", "ends_differ", "file_differs"
 SEVERAL_PORTS, DUPLICATE_ADDRESS = "several_ports", "duplicate_address"
-NODES_DIFFER, WRONG_RAIL = "nodes_differ", "wrong_rail"
+NODES_DIFFER, DUPLICATE_SWITCH, WRONG_RAIL = "nodes_differ", "duplicate_switch", "wrong_rail"
 FAULT_KINDS = (
     *(SEVERAL_HOSTS, ENDS_DIFFER, FILE_DIFFERS, SEVERAL_PORTS, DUPLICATE_ADDRESS, NODES_DIFFER),
-    WRONG_RAIL,
+    *(DUPLICATE_SWITCH, WRONG_RAIL),
 )
 
 Nic: TypeAlias = tuple[str, str]
@@ -117,6 +117,7 @@ def join_links(
     }
     of_switches = dict(_hosts_of_ports(ports, nics, join.faults))
     of_file = dict(sorted(listed))
+    join.faults += _duplicate_switches(nics, names)
     join.add(HOST_LLDP, SEVERAL_HOSTS, _ports_of_hosts(nics, names), (of_switches, of_file))
     join.add(SWITCH_LLDP, ENDS_DIFFER, of_switches.items(), (of_file,))
     join.add(CABLING_FILE, FILE_DIFFERS, listed, ())
@@ -249,14 +250,16 @@ class _PortNames:
                 if name:
                     self._ports[end.switch, mac_address(name) or name].add(end.port)
 
-    def find_switch(self, *names: str) -> str:
-        """Return the switch that one of these names belongs to; the first known one counts."""
+    def find_switches(self, *names: str) -> set[str]:
+        """Return the switch that one of these names belongs to, the first known one; or several that have the same names."""
+        several = set[str]()
         for name in names:
             key = mac_address(name) or name.lower()
             found = self._switches.get(key, set()) if name else set()
             if len(found) == 1:
-                return next(iter(found))
-        return ""
+                return found
+            several = several or found
+        return several
 
     def find_port(self, switch: str, name: str) -> Port | None:
         """Return the port of a switch with this name; its own name counts before the others."""
@@ -272,7 +275,21 @@ def short_name(name: str) -> str:
 
 def host_switch(host: HostEnd, names: _PortNames) -> str:
     """Return the switch that a NIC received LLDP from; empty if it is unknown."""
-    return names.find_switch(host.chassis, host.switch, short_name(host.switch))
+    found = _announced_switches(host, names)
+    return next(iter(found)) if len(found) == 1 else ""
+
+
+def _announced_switches(host: HostEnd, names: _PortNames) -> set[str]:
+    return names.find_switches(host.chassis, host.switch, short_name(host.switch))
+
+
+def _duplicate_switches(nics: Mapping[Nic, HostEnd], names: _PortNames) -> Iterator[CablingFault]:
+    """Yield a fault for each NIC that receives a chassis and a name which several switches have."""
+    for nic, host in nics.items():
+        switches = _announced_switches(host, names)
+        if len(switches) > 1:
+            port = min(switches), host.switch_port
+            yield CablingFault(DUPLICATE_SWITCH, port, NO_NIC, nic)
 
 
 def _ports_of_hosts(nics: Mapping[Nic, HostEnd], names: _PortNames) -> Iterator[Pair]:

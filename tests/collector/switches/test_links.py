@@ -163,6 +163,20 @@ def test_address_of_two_interfaces_of_a_node_determines_the_node_only():
     assert found[:2] == ({}, [])
 
 
+def test_switches_with_one_identity_are_a_fault_unless_the_chassis_or_the_name_is_of_one():
+    copy = links.SwitchEnd("leaf-09", "Ethernet0", (), "leaf-07.example", CHASSIS)
+    announced = host("leaf-07.example", "Ethernet0", CHASSIS)
+    found = joined([announced], [end(), copy])
+    fault = links.CablingFault("duplicate_switch", PORT, ("", ""), NIC)
+    assert found[:2] == ({}, [fault])
+    found = joined([announced], [end("gpu-0001"), copy], links.CabledLink(*PORT, *NIC))
+    assert found.links[PORT].nic == NIC
+    assert found.faults == [links.CablingFault("duplicate_switch", PORT, NIC)]
+    other_chassis = copy._replace(chassis="02:aa:00:00:00:09")
+    assert joined([announced], [end(), other_chassis]).faults == []
+    assert joined([announced], [end()]).faults == []
+
+
 def test_mac_address_that_two_nodes_report_joins_none_and_is_a_fault_that_names_both():
     hosts = [with_addresses(NIC, OWN), with_addresses(OTHER, OWN.upper())]
     found = joined(hosts, [end("gpu-0002", OWN)])
