@@ -862,7 +862,7 @@ def test_a_node_is_not_down_if_its_job_stores_its_state_for_the_first_time() -> 
 
 
 @pytest.mark.parametrize(("clients", "cause"), [(1, "node"), (2, "storage")])
-def test_one_slow_client_of_two_is_no_slow_server(clients: int, cause: str) -> None:
+def test_a_server_is_slow_if_both_of_its_clients_are(clients: int, cause: str) -> None:
     def slow_down(cluster: DrawnCluster, row: Row, since: int) -> None:
         job = cluster.jobs[0]
         row.mount["operations"][[n for n in range(NODES) if n not in job.nodes]] = 0.0
@@ -896,7 +896,7 @@ def test_a_checkpoint_that_takes_longer_than_those_before_waits_for_slow_storage
 
 @pytest.mark.parametrize(("nodes", "count"), [(2, 2), (3, 0)])
 def test_gpus_of_few_nodes_of_a_job_straggle_at_once(nodes: int, count: int) -> None:
-    """What one GPU of most nodes does is its part of the work."""
+    """One GPU each of more nodes has a part of the work of its own."""
 
     def slow_down(cluster: DrawnCluster, row: Row, since: int) -> None:
         members = cluster.jobs[0].nodes
