@@ -333,10 +333,12 @@ _LIMITS = ("thermal_share", "power_brake_share", "slowdown_share")
 
 
 def _are_few(view: findings.DiagnosisView, job: ActiveJob, gpus: Positions) -> bool:
-    """True if so few GPUs of a job, and on so few nodes, may be stragglers at once."""
-    nodes = len(np.unique(view.groups.gpu_node[gpus]))
+    """True if so few GPUs of a job may be stragglers at once: on few nodes, or each with another index on its node."""
     max_gpus = max(1, view.thresholds.gpus.max_stragglers * len(job.gpus))
-    return len(gpus) <= max_gpus and nodes <= max_straggling_nodes(job)
+    nodes = len(np.unique(view.groups.gpu_node[gpus]))
+    indices = {view.devices.gpus[position].index for position in gpus.tolist()}
+    is_by_chance = len(gpus) == len(indices)
+    return len(gpus) <= max_gpus and (nodes <= max_straggling_nodes(job) or is_by_chance)
 
 
 def _fell_alike(view: findings.DiagnosisView, job: ActiveJob, slots: Floats) -> bool:
