@@ -199,11 +199,23 @@ class PeerGroups:
             )
         )
 
+    @cached_property
+    def _leaf_peers(self) -> tuple[tuple[Positions, Positions], ...]:
+        """Rail NICs below each leaf, and their peers there: of two nodes, those of the other, as a fault of a node is in half of them."""
+        found = []
+        for positions in self.leaves:
+            nodes, sides = np.unique(self.nic_node[positions], return_inverse=True)
+            if len(nodes) == 2:  # noqa: PLR2004 - one has half of the NICs
+                found += [(positions[sides == side], positions[sides != side]) for side in (0, 1)]
+            else:
+                found.append((positions, positions))
+        return tuple(found)
+
     def leaf_peers(self, values: Floats, members: NDArray[np.bool_]) -> tuple[Floats, Floats]:
         """Return, for each NIC, the median of its leaf's members and their scaled deviation."""
         medians, deviations = np.full(len(values), np.nan), np.full(len(values), np.nan)
-        for positions in self.leaves:
-            of_members = values[positions[members[positions]]]
+        for positions, peers in self._leaf_peers:
+            of_members = values[peers[members[peers]]]
             known_values = of_members[~np.isnan(of_members)]
             if len(known_values) >= MIN_PEERS:
                 medians[positions] = usual = median(known_values)

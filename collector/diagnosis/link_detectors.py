@@ -225,6 +225,16 @@ def _medians(values: Floats, groups: Positions) -> Floats:
     return medians
 
 
+def _loses_alone(
+    view: findings.DiagnosisView, senders: Positions, position: int, loses: findings.Flags
+) -> bool:
+    """True if no other sender below a leaf loses packets; below one of two nodes, no other rail of the node."""
+    if len(senders) < MIN_PEERS:
+        of_node = view.groups.nic_node == view.groups.nic_node[position]
+        senders = np.flatnonzero(loaded_nics(view) & of_node & view.groups.is_rail)
+    return len(senders) >= MIN_PEERS and int(loses[senders].sum()) == 1
+
+
 def _transmit_errors(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield NICs with sent packets that are missing at several receivers, while other senders are clean."""
     thresholds = view.thresholds.links
@@ -236,10 +246,11 @@ def _transmit_errors(view: findings.DiagnosisView) -> Iterator[findings.Finding]
     clean = ~findings.above(nic["uncorrected_symbols"], 0.0) & ~findings.above(
         nic["unprotected_share"], view.thresholds.network.min_unprotected
     )
+    loses = findings.above(nic["naks"], limit)
     for members in view.groups.leaves:
         senders = members[use[members]]
-        hit = senders[findings.above(nic["naks"][senders], limit[senders]) & clean[senders]]
-        if len(hit) == 1 and len(senders) >= 3:  # noqa: PLR2004 - peers to compare with
+        hit = senders[loses[senders] & clean[senders]]
+        if len(hit) == 1 and _loses_alone(view, senders, int(hit[0]), loses):
             position = int(hit[0])
             receivers = members[findings.above(nic["out_of_order"][members], 0.1)]
             if len(receivers[receivers != position]):

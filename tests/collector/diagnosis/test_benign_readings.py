@@ -908,3 +908,18 @@ def test_gpus_of_few_nodes_of_a_job_straggle_at_once(nodes: int, count: int) -> 
 
     found = incidents_of(slow_down, pods=2, job_nodes=7)
     assert sum(each.class_name == "gpu_straggler" for each in found) == count
+
+
+@pytest.mark.parametrize(
+    ("rails", "expected"), [(1, {("link_transmit_errors", "nic")}), (2, set())]
+)
+def test_one_rail_of_two_nodes_loses_what_a_nic_sends(
+    rails: int, expected: set[tuple[str, str]]
+) -> None:
+    def lose(_: DrawnCluster, row: Row, since: int) -> None:
+        row.nic["send"][2:] = row.nic["receive"][2:] = 0.0
+        if since >= 0:
+            row.nic["naks"][0, :rails] = row.nic["order"][1, :rails] = 20.0
+
+    found = classes_of(incidents_of(lose, job_nodes=2))
+    assert found & {("link_transmit_errors", "nic")} == expected

@@ -254,6 +254,21 @@ def test_invented_names_of_leaves_do_not_exclude_later_ones() -> None:
     assert len(groups.leaf_names) <= jobs.MIN_LEAVES + 2
 
 
+@pytest.mark.parametrize(("nodes", "usual"), [(2, (0.0, 0.4)), (3, (0.0, 0.0))])
+def test_nics_below_a_leaf_of_two_nodes_are_compared_with_the_other_node(
+    nodes: int, usual: tuple[float, float]
+) -> None:
+    """A fault of a node is in half of these NICs, and would hide in their median."""
+    devices = ClusterDevices(4, 4)
+    names = [f"n{number}" for number in range(nodes)]
+    nics = [ClusterNic(n, f"eth{i}", rail=str(i), switch="tor") for n in names for i in range(4)]
+    devices.restore(names, nics, [], [])
+    values = np.zeros(len(nics))
+    values[:4] = 0.4
+    medians, _ = jobs.PeerGroups(devices).leaf_peers(values, np.ones(len(nics), np.bool_))
+    assert (medians[0], medians[-1]) == usual
+
+
 def closed(number: int, node: str) -> Incident:
     reach = Reach(("node", -1, node), frozenset({node}), frozenset(), frozenset())
     evidence = (FindingEvidence("clock_offset", 1.0, 0.0, "limit", node),)
