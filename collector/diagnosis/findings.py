@@ -311,6 +311,10 @@ class JobHistory:
         self.progress_slot, self.pause_slots = slot, 0
 
 
+MAX_LOSING_SPEED = 0.95
+"""Speed of a job below which it loses time: beyond the noise of a minute."""
+
+
 @dataclass(slots=True)
 class JobState:
     """State of a job at one evaluation, relative to its own past; 1 is as before, NaN unknown."""
@@ -344,6 +348,11 @@ class JobState:
     def is_slow(self) -> bool:
         """True if the job progresses more slowly than before."""
         return bool(self.speed < self.slow_speed)
+
+    @property
+    def loses_time(self) -> bool:
+        """True if the job loses time to a fault: it is slower than its own variation explains, as that of a service."""
+        return bool(self.speed < min(self.slow_speed, MAX_LOSING_SPEED))
 
 
 class EndedJob(NamedTuple):

@@ -333,11 +333,11 @@ _LIMITS = ("thermal_share", "power_brake_share", "slowdown_share")
 
 
 def _are_few(view: findings.DiagnosisView, job: ActiveJob, gpus: Positions) -> bool:
-    """True if so few GPUs of a job may be stragglers at once: on few nodes, or each with another index on its node."""
+    """True if so few GPUs of a job may be stragglers at once: on few nodes, or none that has the part of all nodes."""
     max_gpus = max(1, view.thresholds.gpus.max_stragglers * len(job.gpus))
     nodes = len(np.unique(view.groups.gpu_node[gpus]))
     indices = {view.devices.gpus[position].index for position in gpus.tolist()}
-    is_by_chance = len(gpus) == len(indices)
+    is_by_chance = len(gpus) == len(indices) or len(gpus) <= 2 < len(job.nodes)  # noqa: PLR2004 - a pair
     return len(gpus) <= max_gpus and (nodes <= max_straggling_nodes(job) or is_by_chance)
 
 

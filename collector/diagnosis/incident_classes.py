@@ -65,9 +65,9 @@ _INFO, _WARNING, _CRITICAL = Severity.INFO, Severity.WARNING, Severity.CRITICAL
 _ROWS = [
     # Network
     ("pfc_storm", "A NIC pauses its switch port nearly all the time.", _CRITICAL, 2, 3, _STRONG, "reset the NIC; drain the node; enable the pause watchdog of the switch"),
-    ("slow_receiver", "A NIC accepts data more slowly than it arrives, and pauses its switch port.", _WARNING, 3, 4, _STRONG, "check firmware and settings of the NIC; drain the node if it persists"),
-    ("pcie_bound_receiver", "PCIe accepts the data of a NIC too slowly; the NIC pauses its switch port.", _WARNING, 3, 4, _STRONG, "check width and speed of the PCIe link, ATS and ACS; reseat the NIC"),
-    ("host_bound_receiver", "The host accepts data too slowly: several NICs of a socket pause their switch ports.", _WARNING, 3, 4, _STRONG, "check memory bandwidth, IOMMU and other processes of the node"),
+    ("slow_receiver", "A NIC accepts data more slowly than it arrives, and pauses its switch port.", _WARNING, 2, 3, _STRONG, "check firmware and settings of the NIC; drain the node if it persists"),
+    ("pcie_bound_receiver", "PCIe accepts the data of a NIC too slowly; the NIC pauses its switch port.", _WARNING, 2, 3, _STRONG, "check width and speed of the PCIe link, ATS and ACS; reseat the NIC"),
+    ("host_bound_receiver", "The host accepts data too slowly: several NICs of a socket pause their switch ports.", _WARNING, 2, 3, _STRONG, "check memory bandwidth, IOMMU and other processes of the node"),
     ("incast_receiver", "More data is sent to a NIC than its link carries.", _WARNING, 3, 4, _STRONG, "spread the senders' traffic, or place the job on other nodes"),
     ("ecn_inactive", "A leaf switch marks no packets: only pause limits the senders.", _WARNING, 6, 8, _GROUP, "restore the ECN settings of the switch"),
     ("cnp_not_sent", "A NIC receives marked packets and sends no congestion notifications.", _WARNING, 4, 6, _STRONG, "restore the notification point of the NIC"),

@@ -33,8 +33,6 @@ PASSING_CLASSES = frozenset({"link_flap"})
 """Reports of the hardware about what has ended: a link that is up again delays nothing."""
 
 ONSET_SLOTS, _MIN_STAGE_NS = 6, 30 * SECOND_NS
-MAX_LOSING_SPEED = 0.95
-"""Speed of a job below which it loses time: beyond the noise of a minute."""
 MAX_OPEN_PER_CAUSE_NODE = 64
 """Bound of the candidates of one node: a broken node must not fill the table."""
 MAX_JOBS = 1000
@@ -336,7 +334,7 @@ class IncidentTracker:
     def _slow_jobs(self, view: DiagnosisView, incident: Incident) -> bool:
         for key in incident.reach.jobs:
             state = view.states.get(key)
-            if state is not None and state.speed < MAX_LOSING_SPEED:
+            if state is not None and state.loses_time:
                 speed = round(state.speed, 3)
                 if key in incident.job_speeds or len(incident.job_speeds) < MAX_JOBS:
                     incident.job_speeds[key] = min(incident.job_speeds.get(key, 1.0), speed)
@@ -358,7 +356,7 @@ class IncidentTracker:
             cause_of |= dict.fromkeys(incident.reach.jobs & view.states.keys(), incident)
         for key, incident in cause_of.items():
             state = view.states[key]
-            if state.speed < MAX_LOSING_SPEED:
+            if state.loses_time:
                 seconds = len(state.job.gpus) * self._slot_ns / SECOND_NS
                 lost = incident.lost_gpu_seconds
                 tenant = key.tenant if key.tenant in lost or len(lost) < MAX_JOBS else ""

@@ -51,6 +51,7 @@ def slow_receivers(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     slow = (
         findings.above(nic["pausing_share"], limit)
         & findings.above(nic["pausing_share"], nic["paused_share"])
+        & _pauses_again(view, limit / 2)
         & ~storm
         & ~_stopped(view, view.signals.table(DeviceKind.NIC, 1))
     )
@@ -66,6 +67,21 @@ def slow_receivers(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
             reason = _pcie_reason(view, position)
             name = "pcie_bound_receiver" if reason else "slow_receiver"
             yield _pausing(view, name, position, limit, reason)
+
+
+BURST_SLOTS, MIN_BURST_DISTANCE = 5, 2
+"""Slots in which a NIC must pause, and distance of the first and the last of these: one burst may be in two slots."""
+
+
+def _pauses_again(view: findings.DiagnosisView, limit: Floats) -> findings.Flags:
+    """Return the NICs that pause in more slots than one burst: all windows that overlap show a burst."""
+    tables = (view.signals.table(DeviceKind.NIC, 1, back) for back in range(BURST_SLOTS))
+    shown: findings.Flags = np.stack(
+        [findings.above(table["pausing_share"], limit) for table in tables]
+    )
+    newest, oldest = shown.argmax(axis=0), BURST_SLOTS - 1 - shown[::-1].argmax(axis=0)
+    found: findings.Flags = shown.any(axis=0) & (oldest - newest >= MIN_BURST_DISTANCE)
+    return found
 
 
 def _stopped(view: findings.DiagnosisView, nic: SignalTable) -> findings.Flags:

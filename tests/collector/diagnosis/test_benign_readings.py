@@ -10,9 +10,10 @@ import pytest
 from bench.drawn_cluster import START_NS, DrawnCluster, DrawnFeed, Row, gpu_uuid
 from bench.drawn_faults import slow_gpu, slow_receiver
 from collector.detector_thresholds import DetectorThresholds
-from collector.diagnosis.findings import SLOT_NS, JobWait
+from collector.diagnosis.findings import SLOT_NS, JobState, JobWait
 from collector.diagnosis.incidents import Incident
 from collector.diagnosis.job_detectors import are_alike
+from collector.diagnosis.jobs import ActiveJob
 from collector.diagnosis.node_detectors import NodeContact
 from collector.workloads.job_roster import JobKey
 from railscope.timestamps import SECOND_NS
@@ -62,6 +63,12 @@ def cables_with_many_corrected_errors(_: DrawnCluster, row: Row, __: int) -> Non
 
 def switches_that_spray_packets(_: DrawnCluster, row: Row, since: int) -> None:
     row.nic["order"][:, 2] = 20.0 * (since >= 0) * (row.nic["send"][:, 2] > 0)
+
+
+def a_nic_pauses_in_one_burst(_: DrawnCluster, row: Row, since: int) -> None:
+    """It is in two slots, and in all windows that overlap them."""
+    if since in {0, 1}:
+        row.nic["pausing"][0, 3] = row.nic["pausing_frames"][1, 4] = 0.2
 
 
 def ranks_wait_for_a_checkpoint(cluster: DrawnCluster, row: Row, since: int) -> None:
@@ -149,6 +156,7 @@ def packets_below_a_leaf_are_lost_once(_: DrawnCluster, row: Row, since: int) ->
     "change",
     [
         nodes_generate_samples,
+        a_nic_pauses_in_one_burst,
         packets_below_a_leaf_are_lost_once,
         rails_of_two_speeds,
         a_driver_is_loaded_again,
@@ -892,6 +900,17 @@ def test_a_checkpoint_that_takes_longer_than_those_before_waits_for_slow_storage
             row.mount["write_latency"][nodes] *= latency
 
     assert classes_of(incidents_of(store)) == expected
+
+
+@pytest.mark.parametrize(
+    ("speed", "slow_speed", "loses"), [(0.8, 0.93, True), (0.8, 0.5, False), (0.96, 0.99, False)]
+)
+def test_a_job_loses_time_if_it_is_slower_than_its_own_variation(
+    speed: float, slow_speed: float, *, loses: bool
+) -> None:
+    nothing = np.zeros(0, np.intp)
+    job = ActiveJob(JobKey("t", "slurm", "1"), ("n1",), nothing, nothing)
+    assert JobState(job, slow_speed, exchange_change=speed).loses_time == loses
 
 
 @pytest.mark.parametrize(("nodes", "count"), [(2, 2), (3, 0)])
