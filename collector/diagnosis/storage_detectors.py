@@ -17,7 +17,6 @@ def slow_storage(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
 
     A client that does more than usual, as for a checkpoint or a start, causes its latency itself. A job that has waited
     for a minute waits until its storage is as before: checkpoints and evaluations hide that, and its past contains it.
-    A checkpoint that takes far longer than those before waits, too.
     """
     thresholds = view.thresholds.jobs
     mounts = view.devices.mounts
@@ -86,9 +85,6 @@ def _waiting_jobs(
         job_mounts = [p for node in job.nodes for p in mounts_of.get(node, ())]
         may_wait = bool(slow.any()) and _job_waits(view, job, slow)
         waits = may_wait and not _waited_before(view, job, slow)
-        if job_mounts and _stores_longer(view, job):
-            lasting += job_mounts
-            waits = True
         storage = view.states[job.key].history.storage
         if storage.add(view.signals.slot, waits=waits, is_slow=bool(job_mounts)):
             lasting += job_mounts
@@ -96,23 +92,6 @@ def _waiting_jobs(
         if waits:
             waiting.append(job)
     return waiting, lasting
-
-
-MIN_PAUSE_SLOTS = 2
-"""Length of a checkpoint that shorter ones are taken to have: slots may miss them."""
-
-
-def _stores_longer(view: findings.DiagnosisView, job: ActiveJob) -> bool:
-    """True if a job stores its state for longer than ever before, on mounts to which it has written as much in the past."""
-    history = view.states[job.key].history
-    longest = max(history.longest_pause_slots, MIN_PAUSE_SLOTS)
-    if history.pause_slots <= view.thresholds.jobs.wait_factor * longest:
-        return False
-    writes = view.signals.mount["writes"]
-    # The past has means of minutes, of which a checkpoint may be one slot.
-    past = findings.SLOTS_PER_MINUTE * view.base(DeviceKind.MOUNT, "writes", 0.9)
-    has_written = is_busy(view, "writes") & (writes <= past)
-    return any(has_written[p] for p, m in enumerate(view.devices.mounts) if m.node in job.nodes)
 
 
 def stores(view: findings.DiagnosisView, job: ActiveJob) -> bool:

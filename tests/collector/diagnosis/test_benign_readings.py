@@ -883,26 +883,6 @@ def test_a_server_is_slow_if_both_of_its_clients_are(clients: int, cause: str) -
 
 
 @pytest.mark.parametrize(
-    ("latency", "expected"), [(25.0, {("storage_bound", "storage")}), (2.0, set())]
-)
-def test_a_checkpoint_that_takes_longer_than_those_before_waits_for_slow_storage(
-    latency: float, expected: set[tuple[str, str]]
-) -> None:
-    def store(cluster: DrawnCluster, row: Row, since: int) -> None:
-        nodes = cluster.jobs[0].nodes
-        if since >= 0 or since % 12 == 0:
-            for name in ("utilization", "activity", "nvlink"):
-                row.gpu[name][nodes] = 0.0
-            row.gpu["power"][nodes] = 120.0
-            row.nic["send"][nodes] = row.nic["receive"][nodes] = 0.0
-            row.mount["writes"][nodes] = 200.0
-        if since >= 0:
-            row.mount["write_latency"][nodes] *= latency
-
-    assert classes_of(incidents_of(store)) == expected
-
-
-@pytest.mark.parametrize(
     ("speed", "slow_speed", "loses"), [(0.8, 0.93, True), (0.8, 0.5, False), (0.96, 0.99, False)]
 )
 def test_a_job_loses_time_if_it_is_slower_than_its_own_variation(
