@@ -51,7 +51,7 @@ def slow_receivers(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     slow = (
         findings.above(nic["pausing_share"], limit)
         & findings.above(nic["pausing_share"], nic["paused_share"])
-        & _pauses_again(view, limit / 2)
+        & (_pauses_again(view, limit / 2) | (nic["pcie_width"] < 1) | (nic["pcie_speed"] < 1))
         & ~storm
         & ~_stopped(view, view.signals.table(DeviceKind.NIC, 1))
     )
