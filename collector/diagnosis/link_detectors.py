@@ -79,7 +79,10 @@ def _outages(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     was_down = _was_down(view)
     counted = np.where(was_down, outages, now["link_downs"])
     downs = findings.above(counted, 0.5)
-    is_up = now["link_up"] > 0
+    downs_before = view.signals.table(DeviceKind.NIC, view.signals.window - 1, 1)["link_downs"]
+    returned = was_down | findings.above(downs_before, 0.5)
+    # A slot of which the link is up for a part may end with the link down.
+    is_up = (now["link_up"] == 1) | ((now["link_up"] > 0) & returned)
     groups, nodes = view.groups, len(view.devices.node_names)
     of_node = np.bincount(groups.nic_node, minlength=nodes)
     flapped = np.bincount(groups.nic_node[downs], minlength=nodes)

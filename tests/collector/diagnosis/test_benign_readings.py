@@ -351,6 +351,24 @@ def test_a_link_that_returns_before_it_is_reported_as_down_flaps(down_slots: int
     assert 0 <= incident.onset_ns - START_NS - ONSET * SLOT_NS <= SLOT_NS
 
 
+def test_a_link_that_goes_down_within_a_slot_and_stays_down_does_not_flap() -> None:
+    def pulled(_: DrawnCluster, row: Row, since: int) -> None:
+        row.nic["downs"][1, 2] = since == 0
+        row.nic["up"][1, 2] = 1.0 if since < 0 else 0.5 if since == 0 else 0.0
+
+    (incident,) = incidents_of(pulled, ONSET + 12)
+    assert (incident.class_name, incident.cause.position) == ("link_down", 10)
+
+
+def test_a_link_that_never_stays_up_for_a_slot_flaps() -> None:
+    def flapping(_: DrawnCluster, row: Row, since: int) -> None:
+        row.nic["downs"][1, 2] = since >= 0
+        row.nic["up"][1, 2] = 0.5 if since >= 0 else 1.0
+
+    (incident,) = incidents_of(flapping, ONSET + 4)
+    assert (incident.class_name, incident.cause.position) == ("link_flap", 10)
+
+
 def test_a_slow_receiver_remains_one_when_its_pcie_link_is_unread() -> None:
     def receiver(cluster: DrawnCluster, row: Row, since: int) -> None:
         if since >= 0:
