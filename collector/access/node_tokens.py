@@ -100,6 +100,9 @@ def create_node_tokens(
 ) -> NodeTokens:
     """Create the missing tokens of nodes, and their entries. Raises TokensFileError before any change, and OSError."""
     tokens_file = tokens_file.resolve()
+    if not tokens_file.parent.is_dir():
+        message = f"tokens file: {tokens_file}: expected an existing directory; fix: create {tokens_file.parent}, or pass --tokens-file"
+        raise credentials.TokensFileError(message)
     text = tokens_file.read_text(encoding="utf-8") if tokens_file.exists() else ""
     present = credentials.parse_credentials(text)
     by_node: dict[str, dict[credentials.CredentialKey, credentials.CredentialEntry]] = {}

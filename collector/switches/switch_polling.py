@@ -129,7 +129,7 @@ class SwitchPolling:
         results = await asyncio.gather(*map(self._find_problem, self.configured))
         if problems := [problem for problem in results if problem]:
             raise SettingsError("; ".join(problems[:MAX_NAMED]))
-        return f"{len(results)} switches answer" if results else "off: no switches.file"
+        return f"switches that answer: {len(results)}" if results else "off: no switches.file"
 
     async def _find_problem(self, switch: ConfiguredSwitch) -> str:
         try:

@@ -242,6 +242,14 @@ def test_a_tokens_file_that_does_not_fit_is_not_changed(site: Site, text: str, p
     assert site.contents() == before
 
 
+def test_a_tokens_file_in_no_directory_changes_nothing(site: Site):
+    site.file = site.file.with_name("missing") / site.file.name
+    outcome = site.create("a")
+    assert outcome.exit_code == 1
+    assert f"tokens file: {site.file}: expected an existing directory; fix: " in outcome.stderr
+    assert not site.output.exists()
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

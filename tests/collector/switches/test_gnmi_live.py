@@ -351,7 +351,7 @@ async def test_check_reads_each_switch_and_names_those_that_fail(tmp_path: Path)
         file = str(switch.write_switches(tmp_path, plaintext=True))
         settings = SwitchesSettings(file=file, timeout_seconds=0.1)
         polling = SwitchPolling.from_settings(settings, time.time_ns, lambda: True)
-        assert await polling.probe() == "1 switches answer"
+        assert await polling.probe() == "switches that answer: 1"
         switch.failures[sonic.PORTS] = grpc.StatusCode.UNAUTHENTICATED
         with pytest.raises(SettingsError, match="leaf-07: credential not accepted"):
             await polling.probe()
