@@ -39,7 +39,7 @@ _SCOPES = {
 _INTRODUCTION = """\
 A collector finds the cause, the victims and the evidence of each fault in the frames of its nodes. `railscope diagnose --captures
 DIRECTORY` does the same for recorded nodes, and `railscope diagnose --frame-log STATE_DIRECTORY --from TIME --to TIME` for a range of a collector's frame log. Each subdirectory of
-DIRECTORY is the capture of one node (`railscope agent record`). Switches are read from LLDP, jobs and tenants from the
+DIRECTORY is the capture of one node (`railscope agent record`). Switches are read from LLDP, or else from the cabling file of `--config`, jobs and tenants from the
 claims of the nodes.
 
 ```console

@@ -144,7 +144,9 @@ class ReplayedNode:
         xids = XidMatcher()
         verdicts = GpuVerdictSource(lambda: self.statuses, xids)
         sources = [*machine_sources(settings, xids), verdicts]
-        for source in _select(assign_periods(sources, settings.period_seconds), names):
+        disabled = settings.metrics.disabled_sources.split()
+        selected = _select(assign_periods(sources, settings.period_seconds), names, disabled)
+        for source in selected:
             status = self.statuses[source.name] = SourceState(source)
             reader = SourceReader(source, guard, self.origin, reprobe_ns=REPROBE_SAME_NS)
             self._sources.append(_ReplayedSource(status, reader))
@@ -252,10 +254,12 @@ class CaptureReplay(ReplayedNode):
             self.problem = error
 
 
-def _select(sources: Iterable[Source], names: Collection[str]) -> list[Source]:
-    """Return the named sources; without names, those whose frames an agent ships."""
+def _select(
+    sources: Iterable[Source], names: Collection[str], disabled: Iterable[str]
+) -> list[Source]:
+    """Return the named sources without disabled ones; without names, those whose frames an agent ships."""
     by_name = {source.name: source for source in sources}
-    if unknown := sorted(set(names) - by_name.keys()):
+    if unknown := sorted(set(names) - by_name.keys() - set(disabled)):
         message = f"unknown source: {unknown[0]}: expected one of {', '.join(sorted(by_name))}"
         raise SettingsError(message)
     return [

@@ -32,11 +32,13 @@ from collector.diagnosis.cluster_diagnosis import (
 )
 from collector.diagnosis.incident_report import describe, incident_document
 from collector.diagnosis.jobs import ClaimedGpus, PeerGroups, owner_as_tenant
+from collector.diagnosis.switch_evidence import LinkedPort
 from collector.files import tenancy_files
 from collector.files.watched_file import FileError
 from collector.fleet.schema_files import SchemaFiles, decode_schema
 from collector.fleet.sheets import check_batch
 from collector.framelog import segment_files
+from collector.switches import switch_settings
 from collector.workloads.job_roster import compile_pattern
 from railscope import cli, timestamps
 from railscope.envelopes import unpack
@@ -147,14 +149,15 @@ def diagnose(  # noqa: PLR0913, PLR0917 - options
 
 
 class _Site(NamedTuple):
-    """Claims with the tenants and jobs of a site, and its thresholds, by the settings of its collector."""
+    """Claims with the tenants and jobs of a site, its thresholds and its cabling, by the settings of its collector."""
 
     claims: ClaimedGpus
     thresholds: DetectorThresholds
+    links: Sequence[LinkedPort]
 
 
 def _site(config: Path | None) -> _Site:
-    """Return claims with the tenants of owners, and the thresholds. Raises SettingsError, DiagnoseError."""
+    """Return claims with the tenants of owners, thresholds and cabling. Raises SettingsError, DiagnoseError."""
     settings = administration.load_settings(config, {}) if config else CollectorSettings()
     pods = compile_pattern(settings.pod_job_pattern)
     file, mappings = settings.tenants_file, tenancy_files.TenantMappings()
@@ -165,7 +168,9 @@ def _site(config: Path | None) -> _Site:
         message = f"cannot read tenants_file {file}: {error}"
         raise DiagnoseError(message) from error
     tenant_of = mappings.find_tenant if config else owner_as_tenant
-    return _Site(ClaimedGpus(tenant_of, pods), settings.diagnosis.thresholds)
+    cables = switch_settings.read_cabling(settings.switches)
+    links = [LinkedPort(*cable, is_certain=True) for cable in cables]
+    return _Site(ClaimedGpus(tenant_of, pods), settings.diagnosis.thresholds, links)
 
 
 def _time(text: str, default: int) -> int:
@@ -255,7 +260,8 @@ def _new_diagnosis(start_ns: int, end_ns: int, site: _Site) -> tuple[ClusterDiag
         span = f"{timestamps.format_timestamp(start_ns)} to {timestamps.format_timestamp(end_ns)}"
         message = f"range too long: {span}: expected at most 7 days; fix: select a part, or check the nodes' clocks"
         raise DiagnoseError(message)
-    diagnosis = ClusterDiagnosis(first_ns, slots, *site)
+    diagnosis = ClusterDiagnosis(first_ns, slots, site.claims, site.thresholds)
+    diagnosis.switches.set_links(site.links, first_ns)
     diagnosis.begin(slots - 1)
     return diagnosis, slots
 

@@ -119,6 +119,7 @@ class ClusterDiagnosis:
         """Steps of the jobs whose traffic shows them, as of the last minute."""
         self.groups: job_groups.PeerGroups | None = None
         """Groups of the devices as of the last evaluation."""
+        self._ports: Mapping[tuple[str, str], tuple[str, str]] = {}
         self.ranks = rank_events.RankEvents()
         self._events: list[NodeEvent] = []
         self._seen_events: dict[str, dict[EventKey, None]] = defaultdict(dict)
@@ -196,17 +197,15 @@ class ClusterDiagnosis:
         self._recent.append(events)
         self.ranks.add(events, now_ns)
         self._take_receipts(now_ns)
-        if self.groups is None or self.groups.version != self.devices.version:
-            leaf_names = self.groups.leaf_names if self.groups else []
-            self.groups = job_groups.PeerGroups(self.devices, leaf_names)
+        groups = self._update_groups()
         signals = ClusterSignals(self.devices, slot, WINDOW_SLOTS)
         running = self.claims.jobs_at(now_ns) if running_jobs is None else running_jobs
-        jobs = job_groups.active_jobs(self.devices, self.groups, running)
+        jobs = job_groups.active_jobs(self.devices, groups, running)
         recent = [node_event for of_slot in self._recent for node_event in of_slot]
         ended_jobs = self._ended_jobs({job.key for job in jobs})
         view = self.view = findings.DiagnosisView(
             signals,
-            self.groups,
+            groups,
             jobs,
             {},
             self.baselines,
@@ -317,6 +316,17 @@ class ClusterDiagnosis:
             network_advice.wrong_cables(view),
             self._loads.findings(view),
         )
+
+    def _update_groups(self) -> job_groups.PeerGroups:
+        """Return the groups of the devices with their present places."""
+        ports, groups, devices = self.switches.ports, self.groups, self.devices
+        if groups is None or groups.version != devices.version or ports is not self._ports:
+            self._ports = ports
+            devices.place_nics(ports)
+            if groups is None or groups.version != devices.version:
+                groups = job_groups.PeerGroups(devices, groups.leaf_names if groups else [])
+                self.groups = groups
+        return groups
 
     def _take_events(self, now_ns: int) -> list[NodeEvent]:
         count = bisect_right(self._events, now_ns, key=lambda node_event: node_event.timestamp_ns)

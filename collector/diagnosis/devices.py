@@ -7,7 +7,8 @@ left keeps its position, without readings.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from collector.diagnosis.quantities import DeviceKind
@@ -39,6 +40,8 @@ class ClusterNic:
     role: str = ""
     switch: str = ""
     switch_port: str = ""
+    is_placed: bool = False
+    """True if the switch and its port are of a known link, and not as the switch announces itself to the NIC."""
     numa_node: str = ""
 
 
@@ -157,6 +160,7 @@ class ClusterDevices:
                 nic = self.nics[node.nics[entity.key[0]]]
                 nic.switch = entity.facts.get("switch", "") or entity.facts.get("chassis", "")
                 nic.switch_port = entity.facts.get("switch_port", "")
+                nic.is_placed = False
             elif entity.kind == "rdma_port" and (name := _nic_name(node, entity)):
                 facts = {**entity.facts, "rdma_device": entity.key[0]}
                 self._add_nic(node, WireEntity("nic", (name,), facts))
@@ -167,6 +171,24 @@ class ClusterDevices:
                 if position != NO_POSITION:
                     self.nics[position].numa_node = entity.facts.get("numa_node", "")
         self.version += 1
+
+    def place_nics(self, ports: Mapping[tuple[str, str], tuple[str, str]]) -> None:
+        """Place NICs to which no switch announces itself at the port of their link, by node and interface.
+
+        A switch has the name under which it announces itself to others.
+        """
+        ends = [ports.get((nic.node, nic.interface), ("", "")) for nic in self.nics]
+        names: dict[str, Counter[str]] = defaultdict(Counter)
+        for nic, (switch, _) in zip(self.nics, ends, strict=True):
+            if nic.switch and not nic.is_placed:
+                names[switch][nic.switch] += 1
+        announced = {switch: found.most_common(1)[0][0] for switch, found in names.items()}
+        for nic, (switch, port) in zip(self.nics, ends, strict=True):
+            place = announced.get(switch, switch) if switch else "", port
+            if (nic.is_placed or not nic.switch) and place != (nic.switch, nic.switch_port):
+                nic.switch, nic.switch_port = place
+                nic.is_placed = bool(switch)
+                self.version += 1
 
     def _add_nic(self, node: ClusterNode, entity: WireEntity) -> None:
         interface, facts = entity.key[0], entity.facts

@@ -102,8 +102,8 @@ class SwitchEvidence:
     """Links by port, with the time since which they are known."""
     compared: Sequence[ComparedPauses] = ()
     """Links with pauses, as of the last evaluation."""
-    _ports: dict[tuple[str, str], SwitchPort] = field(default_factory=dict)
-    """Ports by node and interface."""
+    ports: Mapping[tuple[str, str], SwitchPort] = field(default_factory=dict)
+    """Ports by node and interface; other ones are another mapping."""
     _nodes: set[str] = field(default_factory=set)
     _link_list: Sequence[LinkedPort] = ()
 
@@ -123,14 +123,14 @@ class SwitchEvidence:
             is_same = before is not None and before[:4] == link[:4]
             found[link.switch, link.port] = link, since_ns if is_same else now_ns
         self.links = found
-        self._ports = {(each.node, each.interface): port for port, (each, _) in found.items()}
+        self.ports = {(each.node, each.interface): port for port, (each, _) in found.items()}
         self._nodes = {link.node for link, _ in found.values()}
         for node in self.hosts.senders.keys() - self._nodes:
             del self.hosts.senders[node]
 
     def follows(self, node: str) -> bool:
         """True if the pauses that a node counts are used."""
-        return node in self._nodes
+        return self.is_used and node in self._nodes
 
     def is_fresh(self, switch: str, now_ns: int) -> bool:
         """True if a switch has recent samples; another one is unknown."""
@@ -152,7 +152,7 @@ class SwitchEvidence:
     def port_of(self, view: DiagnosisView, nic: int) -> SwitchPort | None:
         """Return the switch port of a NIC."""
         found = view.devices.nics[nic]
-        return self._ports.get((found.node, found.interface))
+        return self.ports.get((found.node, found.interface))
 
     def leaves(self, view: DiagnosisView) -> dict[str, int]:
         """Return the leaf of most NICs that are linked to each switch."""
@@ -187,7 +187,7 @@ class SwitchEvidence:
                 is_from_nic = label.quantity == "pauses_received"
                 candidates.add(((name, label.port), is_from_nic, label.number))
         for node, label in self.hosts.increasing(since_ns):
-            port = self._ports.get((node, label.port))
+            port = self.ports.get((node, label.port))
             if port is not None:
                 candidates.add((port, label.quantity == "pauses_sent", label.number))
         for port, is_from_nic, priority in sorted(candidates):

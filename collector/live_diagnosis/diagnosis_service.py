@@ -183,9 +183,9 @@ class DiagnosisService:
                 )
 
     def _take_links(self) -> Callable[[], JoinedLinks] | None:
-        """Return a function that joins the links as of now; None without switches."""
+        """Return a function that joins the links as of now; None without switches and a cabling file."""
         self._ends.cabling = self.cabling()
-        return self._ends.take() if self.core.fleet.switches else None
+        return self._ends.take() if self.core.fleet.switches or self._ends.cabling else None
 
     def _process(
         self,

@@ -50,6 +50,27 @@ def test_the_settings_change_a_threshold(frame_log: Path, tmp_path: Path) -> Non
     assert "slow_receiver" not in outcome.stdout
 
 
+@pytest.mark.parametrize("is_cabled", [False, True])
+def test_a_cabling_file_places_nics_without_lldp(
+    captures: Path, tmp_path: Path, *, is_cabled: bool
+) -> None:
+    cause = json.loads((captures / "truth.jsonl").read_text())["cause"][0]
+    for node in (path for path in captures.iterdir() if path.is_dir()):
+        (tmp_path / node.name).symlink_to(node)
+    (tmp_path / "agent.toml").write_text('[metrics]\ndisabled_sources = "neighbour"\n')
+    cabling, settings = tmp_path / "cabling.csv", tmp_path / "collector.toml"
+    row = f"leaf-9,swp1,{cause['node']},{cause['interface']}\n" if is_cabled else ""
+    cabling.write_text(f"switch,port,node,interface\n{row}")
+    settings.write_text(f'[switches]\ncabling_file = "{cabling}"\n')
+    outcome = run(
+        "diagnose", "--captures", str(tmp_path), "--config", str(settings), "--format", "json"
+    )
+    assert outcome.exit_code == 0, outcome.output
+    (incident,) = map(json.loads, outcome.stdout.splitlines())
+    place = incident["cause"]["switch"], incident["cause"]["switch_port"]
+    assert place == (("leaf-9", "swp1") if is_cabled else ("", ""))
+
+
 def test_an_invalid_threshold_is_rejected(captures: Path, tmp_path: Path) -> None:
     settings = tmp_path / "collector.toml"
     settings.write_text("[diagnosis.thresholds.network]\nmin_pausing = 2\n")
