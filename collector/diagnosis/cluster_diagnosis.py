@@ -243,8 +243,11 @@ class ClusterDiagnosis:
 
     def _add_progress(self, view: findings.DiagnosisView, slot: int) -> None:
         for key, state in view.states.items():
-            state.history = self.job_histories.setdefault(key, state.history)
-            state.history.add(
+            history = state.history = self.job_histories.setdefault(key, state.history)
+            # The variation of a slow job soon includes that it is slow.
+            state.slow_speed = max(state.slow_speed, history.slow_speed)
+            history.slow_speed = state.slow_speed if state.is_slow else 0.0
+            history.add(
                 slot,
                 progresses=state.exchange_now >= job_detectors.STALLED_SPEED,
                 exchanges=state.exchange >= node_detectors.MIN_EXCHANGE,

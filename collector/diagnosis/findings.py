@@ -295,6 +295,8 @@ class JobHistory:
     """Longest time without progress from which the job continued."""
     exchange_slot: int = -1
     """Last slot in whose minute its NICs sent data."""
+    slow_speed: float = 0.0
+    """While the job is slow, the speed below which it has been since then; else 0."""
     wait: JobWait = field(default_factory=JobWait)
     storage: StorageWait = field(default_factory=StorageWait)
 

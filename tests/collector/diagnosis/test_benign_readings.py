@@ -911,6 +911,21 @@ def test_a_job_loses_time_if_it_is_slower_than_its_own_variation(
     assert JobState(job, slow_speed, exchange_change=speed).loses_time == loses
 
 
+def test_a_job_remains_slow_although_its_slow_minutes_become_a_part_of_its_past() -> None:
+    cluster = DrawnCluster(9, 1, NODES, benign=False)
+    feed = DrawnFeed(cluster, ONSET + 54)
+    for slot in range(ONSET + 54):
+        row = cluster.draw()
+        if slot >= ONSET:
+            cluster.slow_job(row, cluster.jobs[0], 0.84)
+        feed.put(slot, row)
+        feed.diagnosis.arrange()
+        feed.diagnosis.evaluate(slot)
+    (incident,) = feed.diagnosis.tracker.incidents
+    assert incident.class_name == "job_slowdown"
+    assert not incident.ended_ns
+
+
 @pytest.mark.parametrize(("nodes", "count"), [(2, 2), (3, 0)])
 def test_gpus_of_few_nodes_of_a_job_straggle_at_once(nodes: int, count: int) -> None:
     """One GPU each of more nodes has a part of the work of its own."""
