@@ -200,33 +200,55 @@ def _has_one_sender(view: findings.DiagnosisView, affected: Positions) -> bool:
     return len(reports) > MIN_MEMBERS and bool(reports.max() > ONE_SENDER_SHARE * reports.sum())
 
 
+MAX_MORE, MORE_MARKS = 1.1, 5.0
+"""Limits of a flow through a congested uplink, relative to its past: of what its NIC receives, and of the marks."""
+
+
 def congested_uplinks(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield leaves of which just the NICs of jobs that span pods are paused, or have their packets marked.
 
     Both directions of an uplink may be congested: then the leaves of the rail in several pods are affected alike, and
-    hosts cannot distinguish them.
+    hosts cannot distinguish them. Of a ring, one flow in each direction crosses the uplinks: one NIC has its packets marked, the other
+    end, below another leaf, is paused.
     """
     thresholds = view.thresholds.leaves
-    groups, hits = view.groups, defaultdict(list)
+    groups, paused = view.groups, victims(view)
     crosses, is_slow = _crossing(view)
-    paused = victims(view)
     marked = _means(view, view.signals.nic["marked_share"], crosses)
     usual = float(np.nan_to_num(median_known(marked)))
+    limit = max(thresholds.min_uplink_marked, thresholds.uplink_factor * usual)
+    hits, ends = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
+    has_paused = set[int]()
+    flows = _marked_flows(view, crosses)
     for leaf, members in enumerate(groups.leaves):
         of_jobs, local = members[crosses[members]], members[~crosses[members]]
-        if not len(of_jobs) or paused[local].any():
+        if not is_slow or not len(of_jobs) or paused[local].any():
             continue
-        is_marked = is_slow and marked[leaf] > max(
-            thresholds.min_uplink_marked, thresholds.uplink_factor * usual
-        )
-        is_paused = is_slow and paused[of_jobs].mean() >= thresholds.uplink_paused
-        if is_paused or is_marked:
-            hits[int(groups.nic_rail[members[0]])].append((leaf, is_paused))
-    for found in hits.values():
-        leaves = [leaf for leaf, _ in found]
+        rail = int(groups.nic_rail[members[0]])
+        is_paused = paused[of_jobs].mean() >= thresholds.uplink_paused
+        if is_paused or marked[leaf] > limit:
+            hits[rail].append(leaf)
+            has_paused.update([rail] if is_paused else [])
+        if flows[of_jobs].any() or paused[of_jobs].any():
+            ends[rail].append(leaf)
+    for rail in hits.keys() | ends.keys():
+        leaves = hits[rail]
         # Marks below one leaf alone may be those of its own queues.
-        if len(leaves) > 1 or any(is_paused for _, is_paused in found):
-            yield _congested_uplink(view, leaves, crosses, marked, usual)
+        if len(leaves) > 1 or rail in has_paused:
+            yield _congested_uplink(view, leaves, crosses, limit)
+        elif len(ends[rail]) > 1 and flows[np.isin(groups.nic_leaf, ends[rail])].any():
+            affected = flows | (paused & crosses)
+            yield _congested_uplink(view, ends[rail], affected, thresholds.min_uplink_marked)
+
+
+def _marked_flows(view: findings.DiagnosisView, crosses: findings.Flags) -> findings.Flags:
+    """Return the NICs of jobs that span pods of which many packets are marked, although they receive no more than before."""
+    thresholds, nic = view.thresholds.leaves, view.signals.nic
+    past = view.base(DeviceKind.NIC, "marked_share")
+    limit = np.fmax(thresholds.min_uplink_marked, MORE_MARKS * past)
+    receives_more = nic["receive"] > MAX_MORE * view.base(DeviceKind.NIC, "receive")
+    pauses = findings.above(nic["pausing_share"], view.thresholds.network.min_pausing)
+    return crosses & findings.above(nic["marked_share"], limit) & ~receives_more & ~pauses
 
 
 def paused_leaves(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
@@ -265,30 +287,31 @@ def _crossing(view: findings.DiagnosisView) -> tuple[findings.Flags, bool]:
 
 
 def _congested_uplink(
-    view: findings.DiagnosisView,
-    leaves: list[int],
-    crosses: findings.Flags,
-    marked: Floats,
-    usual: float,
+    view: findings.DiagnosisView, leaves: list[int], affected: findings.Flags, limit: float
 ) -> findings.Finding:
+    """Return the congestion of uplinks, with the NIC of each leaf of which most packets are marked, or that is paused most."""
+    nic, min_paused = view.signals.nic, view.thresholds.network.min_paused
     names = [view.groups.leaf_names[leaf] for leaf in leaves]
-    evidence = tuple(
-        findings.FindingEvidence(
-            "marked_share",
-            float(marked[leaf]),
-            view.thresholds.leaves.uplink_factor * usual,
-            "other leaves",
-            name,
+    parts = np.flatnonzero(np.isin(view.groups.nic_leaf, leaves) & affected)
+    evidence = []
+    for leaf, name in zip(leaves, names, strict=True):
+        of_leaf = parts[view.groups.nic_leaf[parts] == leaf]
+        marked, paused = (
+            float(np.nan_to_num(nic[signal][of_leaf]).max())
+            for signal in ("marked_share", "paused_share")
         )
-        for leaf, name in zip(leaves, names, strict=True)
-    )
-    affected = np.flatnonzero(np.isin(view.groups.nic_leaf, leaves) & crosses)
+        shown = (
+            ("marked_share", marked, limit, "other leaves")
+            if marked > limit
+            else ("paused_share", paused, min_paused, "limit")
+        )
+        evidence.append(findings.FindingEvidence(*shown, name))
     rail = int(view.groups.nic_rail[view.groups.leaves[leaves[0]][0]])
     return findings.Finding(
         "uplink_congested",
         findings.Cause("leaf", leaves[0], names[0]),
-        evidence,
-        parts=tuple(affected.tolist()),
+        tuple(evidence),
+        parts=tuple(parts.tolist()),
         alternatives=tuple(leaves[1:]),
         subject=f"uplinks of rail {rail}",
     )

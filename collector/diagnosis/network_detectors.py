@@ -17,7 +17,7 @@ from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.signals import SignalTable
 from collector.diagnosis.slot_sums import Floats, Positions, median_known
 
-MIN_SOCKET_NICS = 3
+MIN_SOCKET_NICS = 2
 
 
 def loaded_nics(view: findings.DiagnosisView) -> findings.Flags:
@@ -162,6 +162,7 @@ def incast_receivers(view: findings.DiagnosisView) -> Iterator[findings.Finding]
         np.nan_to_num(marked), np.nan_to_num(view.base(DeviceKind.NIC, "marked_share"))
     )
     baseline = view.base(DeviceKind.NIC, "receive")
+    use &= ~np.isnan(baseline)  # the root of a tree always receives more than its leaves
     baseline = baseline + 2 * np.nan_to_num(view.variation(DeviceKind.NIC, "receive"))
     usual = np.fmax(np.nan_to_num(received), np.nan_to_num(baseline))
     usual = np.fmax(usual, _received_by_job(view))
@@ -304,7 +305,7 @@ def _by_node(  # noqa: PLR0913, PLR0917 - parts of a finding
             for p in positions.tolist()
         ]
         # Settings are those of a node: of two NICs in use, both show it.
-        enough = min(MIN_SOCKET_NICS, max(in_use, 2))
+        enough = min(3, max(in_use, 2))
         if (
             len(positions) >= enough
             and len(positions) >= view.thresholds.network.node_share * in_use

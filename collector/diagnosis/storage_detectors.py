@@ -25,7 +25,7 @@ def slow_storage(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     changes, is_slow = _latency_changes(view)
     change = np.fmax.reduce(changes)
     slow = is_slow & ~is_busy(view, "reads") & ~is_busy(view, "writes")
-    waiting_jobs, lasting = _waiting_jobs(view, slow, is_slow)
+    waiting_jobs, lasting = _waiting_jobs(view, slow, is_slow, changes[0])
     slow[lasting] = True
     # A job of one node may be a service with less load, unless most of them wait.
     of_one_node = [job for job in view.jobs if len(job.nodes) == 1]
@@ -74,7 +74,10 @@ def _latency_evidence(
 
 
 def _waiting_jobs(
-    view: findings.DiagnosisView, slow: findings.Flags, is_slow: findings.Flags
+    view: findings.DiagnosisView,
+    slow: findings.Flags,
+    is_slow: findings.Flags,
+    reads: slot_sums.Floats,
 ) -> tuple[list[ActiveJob], list[int]]:
     """Return the jobs that wait for slow storage, and the mounts for which some of them have waited longer."""
     mounts_of: dict[str, list[int]] = defaultdict(list)
@@ -83,7 +86,8 @@ def _waiting_jobs(
     waiting, lasting = list[ActiveJob](), list[int]()
     for job in view.jobs:
         job_mounts = [p for node in job.nodes for p in mounts_of.get(node, ())]
-        may_wait = bool(slow.any()) and _job_waits(view, job, slow)
+        is_certain = bool((reads[job_mounts] > CERTAIN_CHANGE).any())
+        may_wait = bool(slow.any()) and _job_waits(view, job, slow, is_certain=is_certain)
         waits = may_wait and not _waited_before(view, job, slow)
         storage = view.states[job.key].history.storage
         if storage.add(view.signals.slot, waits=waits, is_slow=bool(job_mounts)):
@@ -125,16 +129,24 @@ def is_busy(view: findings.DiagnosisView, signal: str) -> findings.Flags:
     )
 
 
-def _job_waits(view: findings.DiagnosisView, job: ActiveJob, slow: findings.Flags) -> bool:
+CERTAIN_CHANGE = 20.0
+"""Latency of reads, relative to its past, of a mount that fails: the load of a job and of its neighbours changes it by less."""
+
+
+def _job_waits(
+    view: findings.DiagnosisView, job: ActiveJob, slow: findings.Flags, *, is_certain: bool
+) -> bool:
     """True if the nodes of a job that use slow mounts have gaps in their work; a job that has ended, or starts, is idle.
 
     Gaps of few of them have another reason, as a late host. The load of a service varies, and alternating phases differ: their
     work shows no wait.
     """
     thresholds = view.thresholds.jobs
-    if not job_steps.is_steady(view, job, "utilization") or not job_steps.has_common_steps(
-        view, job
-    ):
+    if not job_steps.is_steady(view, job, "utilization"):
+        return False
+    # Of long steps, some minutes show a part on some of the nodes.
+    windows = (findings.SLOTS_PER_MINUTE, 3 * findings.SLOTS_PER_MINUTE)[: 1 + is_certain]
+    if not any(job_steps.has_common_steps(view, job, slots) for slots in windows):
         return False
     used = view.signals.table(DeviceKind.GPU, findings.SLOTS_PER_MINUTE)["utilization"]
     nodes, now = job_steps.node_means(view, job, used)
@@ -142,7 +154,8 @@ def _job_waits(view: findings.DiagnosisView, job: ActiveJob, slow: findings.Flag
     change = _median_by_weight(changes, _operations(view, slow)[nodes])
     speed: float = view.states[job.key].speed
     lowest = 1 + job_steps.MAX_LOSS_FACTOR * (change - 1) - job_steps.LOSS_NOISE
-    is_slow = change < 0.95 and lowest < speed < 0.9  # noqa: PLR2004 - beyond the noise of a minute
+    # Ranks that wait for the one that waits for storage run as before.
+    is_slow = speed < 0.9 and (is_certain or (change < 0.95 and lowest < speed))  # noqa: PLR2004 - beyond the noise of a minute
     return thresholds.min_input < change < thresholds.max_input or is_slow
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bench.drawn_cluster import START_NS, DrawnCluster, DrawnFeed, Row, gpu_uuid
-from bench.drawn_faults import slow_gpu, slow_receiver
+from bench.drawn_faults import hang as hung_job, slow_gpu, slow_receiver
 from collector.detector_thresholds import DetectorThresholds
 from collector.diagnosis.findings import SLOT_NS, JobState, JobWait
 from collector.diagnosis.incidents import Incident
@@ -955,3 +955,91 @@ def test_one_rail_of_two_nodes_loses_what_a_nic_sends(
 
     found = classes_of(incidents_of(lose, job_nodes=2))
     assert found & {("link_transmit_errors", "nic")} == expected
+
+
+def test_the_root_of_a_tree_is_no_incast() -> None:
+    """One node receives more than the others on all rails since the first reading."""
+
+    def receive(cluster: DrawnCluster, row: Row, _: int) -> None:
+        root = cluster.jobs[0].nodes[0]
+        row.nic["receive"][root] = 0.7
+        row.nic["marked"][root] = 0.05
+        _pause_others(row, 0.1)
+
+    assert classes_of(incidents_of(receive, 20)) == set()
+
+
+def _pause_others(row: Row, share: float) -> None:
+    row.nic["paused"][1:NODES] += share
+
+
+@pytest.mark.parametrize(("count", "cause"), [(2, "node"), (1, "nic")])
+def test_both_nics_of_a_socket_that_pause_have_a_slow_host(count: int, cause: str) -> None:
+    cluster = DrawnCluster(9, 1, NODES, benign=False)
+    feed = DrawnFeed(cluster, ONSET + 10)
+    devices = feed.diagnosis.devices
+    for node in devices.nodes.values():
+        sockets = {f"0000:8{rail}:00.0": str(rail // 2) for rail in range(8)}
+        devices.add_entities(
+            node, [WireEntity("pcie", (nic,), {"numa_node": of}) for nic, of in sockets.items()]
+        )
+    for slot in range(ONSET + 10):
+        row = cluster.draw()
+        if slot >= ONSET:
+            cluster.slow_job(row, cluster.jobs[0], 0.7)
+            row.nic["pausing"][1, :count] = 0.15
+            row.nic["stall"][1, :count] = 0.3
+        feed.put(slot, row)
+        feed.diagnosis.arrange()
+        feed.diagnosis.evaluate(slot)
+    assert {each.cause.kind for each in feed.diagnosis.tracker.incidents} == {cause}
+
+
+def test_a_job_that_hangs_while_one_gpu_works_is_not_slow() -> None:
+    """A rank that never reaches the collective computes on; the others wait for it."""
+
+    def hang(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since < 0:
+            return
+        node = cluster.jobs[0].nodes[1]
+        activity, power = row.gpu["activity"][node, 3], row.gpu["power"][node, 3]
+        hung_job(cluster).effect(cluster, row, since)
+        row.gpu["activity"][node, 3], row.gpu["power"][node, 3] = activity, power
+
+    found = incidents_of(hang)
+    assert {each.class_name for each in found if not each.explained_by} == {"nccl_hang"}
+
+
+@pytest.mark.parametrize(("factor", "is_storage"), [(50, True), (10, False)])
+def test_a_mount_that_fails_is_the_cause_although_the_ranks_that_wait_spin(
+    factor: float, *, is_storage: bool
+) -> None:
+    def fail(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            cluster.slow_job(row, cluster.jobs[0], 0.5)
+            row.mount["latency"] *= factor
+
+    assert (("storage_bound", "storage") in classes_of(incidents_of(fail))) == is_storage
+
+
+@pytest.mark.parametrize(
+    ("marked", "paused", "received", "found"),
+    [
+        ((0, NODES), (), 1.0, True),  # both directions
+        ((NODES,), (NODES - 1,), 1.0, True),  # one direction, and its other end
+        ((NODES,), (), 1.0, False),  # the queue of one NIC
+        ((NODES,), (NODES - 1,), 1.5, False),  # a NIC that receives more than before
+    ],
+)
+def test_one_flow_of_a_ring_shows_a_congested_uplink(
+    marked: tuple[int, ...], paused: tuple[int, ...], received: float, *, found: bool
+) -> None:
+    def congest(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            cluster.slow_job(row, cluster.jobs[0], 0.8)
+            row.nic["marked"][list(marked), 3] = 0.03
+            row.nic["paused"][list(paused), 3] = 0.1
+            row.nic["receive"][list(marked), 3] *= received
+
+    incidents = incidents_of(congest, pods=2, job_nodes=2 * NODES)
+    assert (("uplink_congested", "leaf") in classes_of(incidents)) == found
