@@ -238,7 +238,10 @@ def congestion_control_faults(view: findings.DiagnosisView) -> Iterator[findings
     sends_none = np.zeros(len(nic), np.bool_)
     for members in view.groups.leaves:
         of_leaf = members[marked[members]]
-        if len(of_leaf) > 1 and sends[of_leaf].mean() >= 0.5:  # noqa: PLR2004 - most of them
+        peers = of_leaf
+        if len(of_leaf) == 1:  # the only one below its leaf: those of its rail
+            peers = np.flatnonzero(marked & (view.groups.nic_rail == view.groups.nic_rail[of_leaf]))
+        if len(peers) > 1 and sends[peers].mean() >= 0.5:  # noqa: PLR2004 - most of them
             sends_none[of_leaf[~sends[of_leaf] & ~np.isnan(nic["notifications_sent"][of_leaf])]] = (
                 True
             )

@@ -1043,3 +1043,18 @@ def test_one_flow_of_a_ring_shows_a_congested_uplink(
 
     incidents = incidents_of(congest, pods=2, job_nodes=2 * NODES)
     assert (("uplink_congested", "leaf") in classes_of(incidents)) == found
+
+
+@pytest.mark.parametrize("others_send", [True, False])
+def test_the_only_nic_below_its_leaf_is_compared_with_those_of_its_rail(
+    *, others_send: bool
+) -> None:
+    def sends_none(_: DrawnCluster, row: Row, since: int) -> None:
+        for signal in ("send", "receive"):
+            row.nic[signal][NODES + 1 :, 3] = 0.0
+        row.nic["marked"][:] = 0.01
+        if since >= 0:
+            row.nic["notifies"][NODES if others_send else slice(None), 3] = -1
+
+    found = classes_of(incidents_of(sends_none, pods=2, job_nodes=2 * NODES))
+    assert (("cnp_not_sent", "nic") in found) == others_send
