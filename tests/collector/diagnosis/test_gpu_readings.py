@@ -1,0 +1,196 @@
+"""Readings of GPUs: stragglers and failures, beside GPUs that differ for another reason."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.drawn_readings import NODES, ONSET, classes_of, incidents_of
+
+from bench.drawn_cluster import START_NS, DrawnCluster, DrawnFeed, Row, gpu_uuid
+from bench.drawn_faults import slow_gpu
+from collector.diagnosis.findings import SLOT_NS
+from collector.workloads.job_roster import JobKey
+from railscope.wire import WireEntity, WireEvent
+
+
+def test_a_straggler_is_found_in_a_job_that_often_stores_its_state() -> None:
+    """Checkpoints of a minute, every 5 minutes, are in 40 % of the minutes."""
+    faults = []
+
+    def slow(cluster: DrawnCluster, row: Row, since: int) -> None:
+        nodes = cluster.jobs[0].nodes
+        if since == 0:
+            faults.append(slow_gpu(cluster))
+        if since >= 0:
+            faults[0].effect(cluster, row, since)
+        elif since % 30 in range(7, 13):
+            row.gpu["activity"][nodes] *= 0.2
+            row.gpu["power"][nodes] *= 0.4
+            row.nic["send"][nodes] *= 0.01
+
+    assert ("gpu_straggler", "gpu") in classes_of(incidents_of(slow))
+
+
+@pytest.mark.parametrize(("lead", "expected"), [(0.1, set()), (0.5, {("gpu_straggler", "gpu")})])
+def test_a_gpu_that_waits_nearly_as_much_as_its_peers_does_not_straggle(
+    lead: float, expected: set[tuple[str, str]]
+) -> None:
+    def slower(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            node = cluster.jobs[0].nodes[0]
+            before = {name: row.gpu[name][node, 0] for name in ("activity", "power")}
+            cluster.slow_job(row, cluster.jobs[0], 0.5)
+            for name, value in before.items():
+                fallen = row.gpu[name][node, 0]
+                row.gpu[name][node, 0] = fallen + 2 * lead * (value - fallen)
+
+    assert classes_of(incidents_of(slower)) == expected
+
+
+@pytest.mark.parametrize("has_claims", [True, False])
+def test_a_straggler_is_found_soon_after_a_restart(*, has_claims: bool) -> None:
+    """The job restarts for three minutes, with its claims or without, and is slow two and a half minutes later."""
+    cluster = DrawnCluster(9, 1, NODES, benign=False)
+    job, feed = cluster.jobs[0], DrawnFeed(cluster, 50)
+    gpus = [gpu_uuid(node, index) for node in job.nodes for index in range(8)]
+    feed.diagnosis.arrange()
+    for slot in range(50):
+        row = cluster.draw()
+        if slot < 18:
+            for name in ("utilization", "activity", "nvlink"):
+                row.gpu[name][job.nodes] = 0.0
+            row.nic["send"][job.nodes] = row.nic["receive"][job.nodes] = 0.0
+        if slot >= 34:
+            cluster.slow_job(row, job, 0.6, (job.nodes[0], 3))
+        feed.put(slot, row)
+        running = {JobKey("vision", "slurm", "7"): gpus} if has_claims or slot >= 18 else {}
+        feed.diagnosis.evaluate(slot, running)
+    found = [each for each in feed.diagnosis.tracker.incidents if each.severity != "info"]
+    assert classes_of(found) == {("gpu_straggler", "gpu")}
+
+
+@pytest.mark.parametrize(("speed", "found"), [(0.9, set()), (0.8, {("gpu_straggler", "gpu")})])
+def test_experts_that_take_turns_to_be_busy_are_not_slow(
+    speed: float, found: set[tuple[str, str]]
+) -> None:
+    """Routing gives another GPU more work every two minutes, and one of them some more in the end; all wait for it."""
+
+    def route(cluster: DrawnCluster, row: Row, since: int) -> None:
+        turn, job = (since + ONSET) // 12, cluster.jobs[0]
+        busy = job.nodes[turn % len(job.nodes)], turn % 8
+        cluster.slow_job(row, job, 0.93 if turn < 10 else speed, busy)
+
+    assert classes_of(incidents_of(route, 132)) == found
+
+
+def test_a_failure_that_becomes_a_worse_one_is_a_new_incident() -> None:
+    """A GPU has a row to remap, and two minutes later an uncorrectable error."""
+
+    def remap_and_error(_: DrawnCluster, row: Row, since: int) -> None:
+        row.gpu["remap"][1, 2] = since >= 0
+        if since == 12:
+            entity = WireEntity("xid", ("0000:02:00.0", "95"))
+            row.events.append((1, WireEvent("xid", 0, entity, 0, 0, {})))
+
+    found = {each.class_name: each for each in incidents_of(remap_and_error)}
+    assert found["ecc_uncorrectable"].severity == "critical"
+    assert not found["ecc_uncorrectable"].explained_by
+    assert found["row_remap"].explained_by == found["ecc_uncorrectable"].incident_id
+
+
+def test_racks_of_two_pods_are_two_causes() -> None:
+    def brake(_: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            nodes = [0, 1, NODES, NODES + 1]
+            row.gpu["clock"][nodes] *= 0.5
+            row.gpu["brake"][nodes] = 0.9
+
+    found = incidents_of(brake, pods=2)
+    assert [(each.class_name, len(each.parts)) for each in found] == [("hw_slowdown", 16)] * 2
+
+
+@pytest.mark.parametrize("length", [2, 30])
+def test_a_straggler_makes_the_others_wait_longer_than_20_seconds(length: int) -> None:
+    """A busy expert does not; the mean of a minute would show both in six evaluations."""
+    faults = []
+
+    def delay(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since == 0:
+            faults.append(slow_gpu(cluster))
+        if 0 <= since < length:
+            faults[0].effect(cluster, row, since)
+
+    found = [incident.class_name for incident in incidents_of(delay)]
+    assert bool(found) == (length > 2)
+
+
+def test_a_gpu_with_fewer_lanes_has_them_since_the_first_reading_that_shows_it() -> None:
+    def narrow(_: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            row.gpu["width"][1, 2] = 8
+
+    (incident,) = incidents_of(narrow)
+    assert incident.class_name == "pcie_degraded"
+    assert incident.onset_ns == START_NS + (ONSET + 1) * SLOT_NS
+
+
+@pytest.mark.parametrize(
+    ("count", "clock", "speed", "found"),
+    [
+        (1, 0.82, 0.85, {("gpu_straggler", "gpu")}),
+        (1, 0.82, 1.0, set()),
+        (1, 0.93, 0.85, set()),
+        (20, 0.82, 0.85, set()),
+    ],
+)
+def test_a_gpu_with_a_lower_clock_than_before_and_than_its_peers_straggles(
+    count: int, clock: float, speed: float, found: set[tuple[str, str]]
+) -> None:
+    """Its power falls with its clock, so that it appears to wait as its peers do.
+
+    Where its job has time for it, it raises no more than info; a cap of most GPUs names none.
+    """
+
+    def slow_clock(cluster: DrawnCluster, row: Row, since: int) -> None:
+        nodes = cluster.jobs[0].nodes
+        if since >= 0:
+            cluster.slow_job(row, cluster.jobs[0], speed)
+            clocks = row.gpu["clock"][nodes].ravel()
+            clocks[:count] *= clock
+            row.gpu["clock"][nodes] = clocks.reshape(len(nodes), -1)
+
+    assert classes_of(incidents_of(slow_clock)) == found
+
+
+@pytest.mark.parametrize(("lead", "expected"), [(0.2, set()), (0.42, {("gpu_straggler", "gpu")})])
+def test_a_gpu_that_draws_less_power_than_before_straggles_if_its_peers_draw_far_less(
+    lead: float, expected: set[tuple[str, str]]
+) -> None:
+    """GPUs without a measure of activity: a slow one does less work per second, and does not wait."""
+
+    def slower(cluster: DrawnCluster, row: Row, since: int) -> None:
+        row.gpu["activity"][:] = np.nan
+        if since >= 0:
+            node = cluster.jobs[0].nodes[0]
+            before = row.gpu["power"][node, 0]
+            cluster.slow_job(row, cluster.jobs[0], 0.6)
+            fallen = row.gpu["power"][node, 0]
+            row.gpu["power"][node, 0] = fallen + lead * (before - fallen)
+
+    assert classes_of(incidents_of(slower)) == expected
+
+
+@pytest.mark.parametrize(("nodes", "count"), [(2, 2), (3, 0)])
+def test_gpus_of_few_nodes_of_a_job_straggle_at_once(nodes: int, count: int) -> None:
+    """One GPU each of more nodes has a part of the work of its own."""
+
+    def slow_down(cluster: DrawnCluster, row: Row, since: int) -> None:
+        members = cluster.jobs[0].nodes
+        if since >= 0:
+            before = {name: row.gpu[name].copy() for name in ("activity", "power")}
+            cluster.slow_job(row, cluster.jobs[0], 0.7)
+            for name, values in before.items():
+                row.gpu[name][members[:nodes], 0] = values[members[:nodes], 0]
+
+    found = incidents_of(slow_down, pods=2, job_nodes=7)
+    assert sum(each.class_name == "gpu_straggler" for each in found) == count

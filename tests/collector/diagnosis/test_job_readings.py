@@ -1,0 +1,258 @@
+"""Jobs that wait for input, storage or a rank, or are slower than before."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.drawn_readings import NODES, ONSET, classes_of, incidents_of
+
+from bench.drawn_cluster import DrawnCluster, DrawnFeed, Row
+from bench.drawn_faults import hang as hung_job
+from collector.diagnosis.findings import JobState, JobWait
+from collector.diagnosis.job_detectors import are_alike
+from collector.diagnosis.jobs import ActiveJob
+from collector.workloads.job_roster import JobKey
+
+
+@pytest.mark.parametrize(
+    ("speed", "expected"), [(0.83, {("dataloader_stall", "job")}), (1.0, set()), (0.4, set())]
+)
+def test_small_gaps_show_missing_input_if_the_job_loses_as_much(
+    speed: float, expected: set[tuple[str, str]]
+) -> None:
+    """In another phase, as an evaluation, a job exchanges as much as before, or far less."""
+
+    def gaps(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            row.gpu["utilization"][cluster.jobs[0].nodes] *= 0.83
+            cluster.slow_job(row, cluster.jobs[0], speed)
+
+    assert classes_of(incidents_of(gaps)) == expected
+
+
+def test_storage_that_becomes_slow_while_a_job_already_waits_is_not_the_cause() -> None:
+    def input_is_late(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            row.gpu["utilization"][cluster.jobs[0].nodes] *= 0.6
+            cluster.slow_job(row, cluster.jobs[0], 0.6)
+        if since >= 8:
+            row.mount["latency"] *= 12
+
+    assert classes_of(incidents_of(input_is_late, 76)) == {("dataloader_stall", "job")}
+
+
+def test_equal_gaps_of_all_ranks_show_common_steps_that_are_longer_than_a_minute() -> None:
+    """Nodes that are sampled at other moments of a step then differ in what they exchange."""
+
+    def input_is_late(cluster: DrawnCluster, row: Row, since: int) -> None:
+        nodes = cluster.jobs[0].nodes
+        if since >= 0:
+            row.gpu["utilization"][nodes] *= 0.5
+            cluster.slow_job(row, cluster.jobs[0], 0.5)
+            shares = 1 + 0.3 * np.sin(since + np.arange(len(nodes)))[:, None]
+            for device, names in ((row.nic, ("send", "receive")), (row.gpu, ("nvlink",))):
+                for name in names:
+                    device[name][nodes] *= shares
+
+    assert classes_of(incidents_of(input_is_late)) == {("dataloader_stall", "job")}
+
+
+@pytest.mark.parametrize(("readings", "expected"), [(5.0, True), (20.0, False)])
+def test_few_readings_of_moments_differ_although_ranks_wait_alike(
+    readings: float, *, expected: bool
+) -> None:
+    used = np.repeat([0.2, 0.4, 0.6], 8)
+    assert are_alike(used, 0.4, readings) is expected
+
+
+def test_steps_of_which_two_slots_show_the_exchange_or_none_show_missing_input() -> None:
+    """Every fourth slot has all of the exchange of a step of 40 seconds."""
+
+    def input_is_late(cluster: DrawnCluster, row: Row, since: int) -> None:
+        nodes = cluster.jobs[0].nodes
+        factor = 3.6 if since % 4 == 0 else 0.05
+        if since >= 0:
+            row.gpu["utilization"][nodes] *= 0.6
+            factor *= 0.6
+        for device, names in ((row.nic, ("send", "receive")), (row.gpu, ("nvlink",))):
+            for name in names:
+                device[name][nodes] *= factor
+
+    assert classes_of(incidents_of(input_is_late)) == {("dataloader_stall", "job")}
+
+
+def test_a_job_without_input_is_found_after_four_minutes() -> None:
+    def input_is_late(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 26 - ONSET:
+            nodes = cluster.jobs[0].nodes
+            row.gpu["utilization"][nodes] *= 0.6
+            cluster.slow_job(row, cluster.jobs[0], 0.6)
+
+    assert classes_of(incidents_of(input_is_late, 40)) == {("dataloader_stall", "job")}
+
+
+def test_a_harmless_incident_of_a_nic_leaves_the_past_of_its_job() -> None:
+    """Marks at one receiver that delay no other, from the beginning: a straggler of the job is found as without them."""
+
+    def marks_and_straggler(cluster: DrawnCluster, row: Row, since: int) -> None:
+        job = cluster.jobs[0]
+        if row.nic["send"][job.nodes[0], 2] > 0.02:  # while the job exchanges
+            row.nic["receive"][job.nodes[0], 2] = 0.45
+            row.nic["marked"][job.nodes[0], 2] = 0.02
+        if since >= 0:
+            cluster.slow_job(row, job, 0.6, (job.nodes[1], 3))
+
+    assert classes_of(incidents_of(marks_and_straggler)) == {("gpu_straggler", "gpu")}
+
+
+@pytest.mark.parametrize(
+    ("slots", "length", "longest"),
+    [
+        ("wwwww ssss www", 8, 0),
+        ("wwwww xxxx ww", 2, 5),
+        ("sss ww", 2, 0),
+        ("ww ssssssssss xxxx w", 1, 2),
+        ("ww x w", 4, 0),
+    ],
+)
+def test_a_wait_goes_on_without_the_slots_in_which_the_job_stores(
+    slots: str, length: int, longest: int
+) -> None:
+    """Slots: waits, stores, works (x)."""
+    wait, found = JobWait(), 0
+    for slot, state in enumerate(slots.replace(" ", "")):
+        if state == "w":
+            found = wait.add(slot)
+        elif state == "s":
+            wait.add_storing(slot)
+    assert (found, wait.longest) == (length, longest)
+
+
+@pytest.mark.parametrize("has_pressure", [True, False])
+def test_a_late_host_is_found_although_some_readings_of_moments_miss_its_gaps(
+    *, has_pressure: bool
+) -> None:
+    """Two of six readings show a moment in which the steps go on: four nodes, and all ranks write a checkpoint."""
+
+    def launch_late(cluster: DrawnCluster, row: Row, since: int) -> None:
+        job, node = cluster.jobs[0], cluster.jobs[0].nodes[1]
+        if since >= 0:
+            cluster.slow_job(row, job, 0.8)
+            row.node["pressure"][node] += 0.2 * has_pressure
+            if since % 3:
+                row.gpu["utilization"][node] *= 0.7
+        if 8 <= since < 10:
+            row.gpu["utilization"][job.nodes] *= 0.2
+
+    assert classes_of(incidents_of(launch_late)) == {("host_late", "node")}
+
+
+def test_slow_storage_is_one_incident_through_checkpoints_and_evaluations() -> None:
+    """A checkpoint writes, and an evaluation keeps the GPUs busier; the storage is slow in both."""
+
+    def slow_down(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since < 0:
+            return
+        for job in cluster.jobs:
+            row.gpu["utilization"][job.nodes] *= 0.6
+            cluster.slow_job(row, job, 0.6)
+        row.mount["latency"] *= 25
+        if 20 <= since < 34:
+            row.mount["operations"] *= 20
+
+    incidents = incidents_of(slow_down, ONSET + 60)
+    assert [(each.class_name, each.ended_ns) for each in incidents] == [("storage_bound", 0)]
+
+
+@pytest.mark.parametrize(("speeds", "found"), [((0.5, 0.5), True), ((1.0, 0.03), False)])
+def test_moments_show_missing_input_if_the_exchange_is_even(
+    speeds: tuple[float, float], *, found: bool
+) -> None:
+    """Readings follow the steps for a while: all are busy, or all idle. A checkpoint stops the exchange for a time."""
+
+    def input_is_late(cluster: DrawnCluster, row: Row, since: int) -> None:
+        job = cluster.jobs[0]
+        if since >= 0:
+            cluster.slow_job(row, job, speeds[since // 3 % 2])
+            row.gpu["utilization"][job.nodes] *= since // 2 % 2
+
+    classes = classes_of(incidents_of(input_is_late))
+    assert (("dataloader_stall", "job") in classes) == found
+
+
+def test_a_job_hangs_although_ranks_of_one_stage_usually_work_little() -> None:
+    def hang(cluster: DrawnCluster, row: Row, since: int) -> None:
+        nodes = cluster.jobs[0].nodes
+        row.gpu["activity"][nodes[:4]] = 0.24
+        if since >= 0:
+            for name, value in (("utilization", 1.0), ("activity", 0.15), ("nvlink", 0.0)):
+                row.gpu[name][nodes] = value
+            row.nic["send"][nodes] = row.nic["receive"][nodes] = 0.0
+
+    assert ("nccl_hang", "job") in classes_of(incidents_of(hang))
+
+
+@pytest.mark.parametrize(("clients", "cause"), [(1, "node"), (2, "storage")])
+def test_a_server_is_slow_if_both_of_its_clients_are(clients: int, cause: str) -> None:
+    def slow_down(cluster: DrawnCluster, row: Row, since: int) -> None:
+        job = cluster.jobs[0]
+        row.mount["operations"][[n for n in range(NODES) if n not in job.nodes]] = 0.0
+        if since >= 0:
+            row.gpu["utilization"][job.nodes] *= 0.6
+            cluster.slow_job(row, job, 0.6)
+            row.mount["latency"][job.nodes[:clients]] *= 15
+
+    assert classes_of(incidents_of(slow_down, job_nodes=2)) == {("storage_bound", cause)}
+
+
+@pytest.mark.parametrize(
+    ("speed", "slow_speed", "loses"), [(0.8, 0.93, True), (0.8, 0.5, False), (0.96, 0.99, False)]
+)
+def test_a_job_loses_time_if_it_is_slower_than_its_own_variation(
+    speed: float, slow_speed: float, *, loses: bool
+) -> None:
+    nothing = np.zeros(0, np.intp)
+    job = ActiveJob(JobKey("t", "slurm", "1"), ("n1",), nothing, nothing)
+    assert JobState(job, slow_speed, exchange_change=speed).loses_time == loses
+
+
+def test_a_job_remains_slow_although_its_slow_minutes_become_a_part_of_its_past() -> None:
+    cluster = DrawnCluster(9, 1, NODES, benign=False)
+    feed = DrawnFeed(cluster, ONSET + 54)
+    for slot in range(ONSET + 54):
+        row = cluster.draw()
+        if slot >= ONSET:
+            cluster.slow_job(row, cluster.jobs[0], 0.84)
+        feed.put(slot, row)
+        feed.diagnosis.arrange()
+        feed.diagnosis.evaluate(slot)
+    (incident,) = feed.diagnosis.tracker.incidents
+    assert incident.class_name == "job_slowdown"
+    assert not incident.ended_ns
+
+
+def test_a_job_that_hangs_while_one_gpu_works_is_not_slow() -> None:
+    """A rank that never reaches the collective computes on; the others wait for it."""
+
+    def hang(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since < 0:
+            return
+        node = cluster.jobs[0].nodes[1]
+        activity, power = row.gpu["activity"][node, 3], row.gpu["power"][node, 3]
+        hung_job(cluster).effect(cluster, row, since)
+        row.gpu["activity"][node, 3], row.gpu["power"][node, 3] = activity, power
+
+    found = incidents_of(hang)
+    assert {each.class_name for each in found if not each.explained_by} == {"nccl_hang"}
+
+
+@pytest.mark.parametrize(("factor", "is_storage"), [(50, True), (10, False)])
+def test_a_mount_that_fails_is_the_cause_although_the_ranks_that_wait_spin(
+    factor: float, *, is_storage: bool
+) -> None:
+    def fail(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            cluster.slow_job(row, cluster.jobs[0], 0.5)
+            row.mount["latency"] *= factor
+
+    assert (("storage_bound", "storage") in classes_of(incidents_of(fail))) == is_storage

@@ -1,0 +1,267 @@
+"""Readings of NICs, links and leaves: one cause is one incident, and a harmless reading is none."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.drawn_readings import NODES, ONSET, classes_of, incidents_of
+
+from bench.drawn_cluster import START_NS, DrawnCluster, DrawnFeed, Row
+from bench.drawn_faults import slow_receiver
+from collector.diagnosis.findings import SLOT_NS
+from railscope.wire import WireEntity
+
+
+def test_a_leaf_with_all_links_down_is_one_incident() -> None:
+    def leaf_is_down(_: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            row.nic["up"][:, 2] = 0
+
+    assert classes_of(incidents_of(leaf_is_down)) == {("link_down", "leaf")}
+
+
+def test_a_link_that_is_down_at_a_sample_flaps_as_well() -> None:
+    def flap(_: DrawnCluster, row: Row, since: int) -> None:
+        row.nic["downs"][1, 2] = since == 0
+        row.nic["up"][1, 2] = since != 0
+
+    (incident,) = incidents_of(flap, ONSET + 4)
+    assert (incident.class_name, incident.cause.position) == ("link_flap", 10)
+
+
+@pytest.mark.parametrize("down_slots", [0, 2, 3, 4, 5])
+def test_a_link_that_returns_before_it_is_reported_as_down_flaps(down_slots: int) -> None:
+    def outage(_: DrawnCluster, row: Row, since: int) -> None:
+        row.nic["downs"][1, 2] = since == 0
+        row.nic["up"][1, 2] = not 0 <= since < down_slots
+
+    (incident,) = incidents_of(outage, ONSET + 12)
+    assert (incident.class_name, incident.cause.position) == ("link_flap", 10)
+    assert 0 <= incident.onset_ns - START_NS - ONSET * SLOT_NS <= SLOT_NS
+
+
+def test_a_link_that_goes_down_within_a_slot_and_stays_down_does_not_flap() -> None:
+    def pulled(_: DrawnCluster, row: Row, since: int) -> None:
+        row.nic["downs"][1, 2] = since == 0
+        row.nic["up"][1, 2] = 1.0 if since < 0 else 0.5 if since == 0 else 0.0
+
+    (incident,) = incidents_of(pulled, ONSET + 12)
+    assert (incident.class_name, incident.cause.position) == ("link_down", 10)
+
+
+def test_a_link_that_never_stays_up_for_a_slot_flaps() -> None:
+    def flapping(_: DrawnCluster, row: Row, since: int) -> None:
+        row.nic["downs"][1, 2] = since >= 0
+        row.nic["up"][1, 2] = 0.5 if since >= 0 else 1.0
+
+    (incident,) = incidents_of(flapping, ONSET + 4)
+    assert (incident.class_name, incident.cause.position) == ("link_flap", 10)
+
+
+def test_a_slow_receiver_remains_one_when_its_pcie_link_is_unread() -> None:
+    def receiver(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            fault.effect(cluster, row, since)
+        if since >= 12:
+            row.nic["width"][:] = row.nic["width"].max()
+
+    fault = slow_receiver(DrawnCluster(9, 1, NODES, benign=False), "pcie_bound_receiver")
+    found = incidents_of(receiver)
+    assert [each.class_name for each in found if not each.explained_by] == ["pcie_bound_receiver"]
+
+
+def test_a_setting_of_both_nics_that_a_node_uses_is_one_cause() -> None:
+    def sends_no_notifications(_: DrawnCluster, row: Row, since: int) -> None:
+        for signal in ("send", "receive"):
+            row.nic[signal][:, 2:] = 0.0
+        row.nic["marked"][:] = 0.01
+        if since >= 0:
+            row.nic["notifies"][1] = -1
+
+    assert classes_of(incidents_of(sends_no_notifications)) == {("cnp_not_sent", "node")}
+
+
+def test_few_losses_of_healthy_links_hide_no_link_that_corrupts_what_it_sends() -> None:
+    def losses(cluster: DrawnCluster, row: Row, since: int) -> None:
+        job = cluster.jobs[0]
+        row.nic["naks"][job.nodes[2], 2] = 0.2
+        if since >= 0:
+            row.nic["naks"][job.nodes[0], 2] = 20.0
+            row.nic["order"][job.nodes[1:], 2] = 4.0
+
+    assert classes_of(incidents_of(losses)) == {("link_transmit_errors", "nic")}
+
+
+def test_a_link_that_is_up_again_explains_no_later_loss() -> None:
+    def flap_and_loss(_: DrawnCluster, row: Row, since: int) -> None:
+        row.nic["downs"][1, 2] = since == 0
+        if since >= 12:
+            row.nic["naks"][:, 2] = row.nic["order"][:, 2] = 20.0 * (row.nic["send"][:, 2] > 0)
+
+    found = incidents_of(flap_and_loss)
+    assert {each.class_name for each in found if not each.explained_by} == {
+        "link_flap",
+        "leaf_loss",
+    }
+
+
+@pytest.mark.parametrize(("place", "is_peer"), [(0, True), (1, False)])
+def test_a_link_that_is_down_explains_losses_of_its_own_job(place: int, *, is_peer: bool) -> None:
+    """A link of the second pod is down while the leaf of the same rail of the first pod loses packets of the first job."""
+
+    def link_and_loss(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            row.nic["up"][cluster.jobs[place].nodes[-1], 2] = 0
+            sends = row.nic["send"][:NODES, 2] > 0
+            row.nic["naks"][:NODES, 2] = row.nic["order"][:NODES, 2] = 20.0 * sends
+
+    found = {each.class_name: each for each in incidents_of(link_and_loss, pods=2)}
+    assert not found["link_down"].explained_by
+    assert ("leaf_loss" in found and not found["leaf_loss"].explained_by) is not is_peer
+
+
+def test_a_busy_receiver_has_no_victims_while_another_nic_pauses_the_leaf() -> None:
+    """The job of the busy receiver is as fast as before."""
+
+    def both(_: DrawnCluster, row: Row, since: int) -> None:
+        if since >= -10:
+            row.nic["receive"][1, 3], row.nic["marked"][1, 3] = 0.5, 0.05
+        if since >= 0:
+            row.nic["pausing"][0, 3] = 0.2
+            row.nic["paused"][1:NODES, 3] += 0.1
+
+    assert classes_of(incidents_of(both)) == {("slow_receiver", "nic")}
+
+
+@pytest.mark.parametrize("used", [0.5, 1.0])
+def test_a_checkpoint_does_not_congest_uplinks(used: float) -> None:
+    """Few pauses are left of its burst while the job exchanges little, and has gaps."""
+
+    def store(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            cluster.slow_job(row, cluster.jobs[0], 0.4)
+            row.gpu["utilization"] *= used
+            row.nic["paused"][:, 3] = 0.02
+
+    found = classes_of(incidents_of(store, ONSET + 8, 2, 2 * NODES))
+    assert (("uplink_congested", "leaf") in found) == (used == 1)
+
+
+def test_a_job_of_which_all_nics_receive_more_has_no_incast() -> None:
+    """Its exchange is all-to-all; the NICs of another job below the same leaves receive less."""
+
+    def exchange(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            nodes = cluster.jobs[0].nodes
+            cluster.slow_job(row, cluster.jobs[0], 0.8)
+            row.nic["receive"][nodes] = 0.95
+            row.nic["marked"][nodes[0], 3] = 0.05
+
+    found = classes_of(incidents_of(exchange, job_nodes=2))
+    assert ("incast_receiver", "nic") not in found
+
+
+@pytest.mark.parametrize("has_past", [True, False])
+def test_a_nic_without_a_past_receives_no_more_than_before(*, has_past: bool) -> None:
+    def exchange(cluster: DrawnCluster, row: Row, since: int) -> None:
+        nodes = cluster.jobs[0].nodes
+        if since < 0 and not has_past:
+            row.nic["receive"][nodes[0], 3] = np.nan
+        if since >= 0:
+            cluster.slow_job(row, cluster.jobs[0], 0.8)
+            row.nic["receive"][nodes[0], 3] = 0.7
+            row.nic["marked"][nodes[0], 3] = 0.05
+
+    found = classes_of(incidents_of(exchange, slots=ONSET + 10))
+    assert (("incast_receiver", "nic") in found) == has_past
+
+
+@pytest.mark.parametrize(
+    ("rails", "expected"), [(1, {("link_transmit_errors", "nic")}), (2, set())]
+)
+def test_one_rail_of_two_nodes_loses_what_a_nic_sends(
+    rails: int, expected: set[tuple[str, str]]
+) -> None:
+    def lose(_: DrawnCluster, row: Row, since: int) -> None:
+        row.nic["send"][2:] = row.nic["receive"][2:] = 0.0
+        if since >= 0:
+            row.nic["naks"][0, :rails] = row.nic["order"][1, :rails] = 20.0
+
+    found = classes_of(incidents_of(lose, job_nodes=2))
+    assert found & {("link_transmit_errors", "nic")} == expected
+
+
+def test_the_root_of_a_tree_is_no_incast() -> None:
+    """One node receives more than the others on all rails since the first reading."""
+
+    def receive(cluster: DrawnCluster, row: Row, _: int) -> None:
+        root = cluster.jobs[0].nodes[0]
+        row.nic["receive"][root] = 0.7
+        row.nic["marked"][root] = 0.05
+        _pause_others(row, 0.1)
+
+    assert classes_of(incidents_of(receive, 20)) == set()
+
+
+def _pause_others(row: Row, share: float) -> None:
+    row.nic["paused"][1:NODES] += share
+
+
+@pytest.mark.parametrize(("count", "cause"), [(2, "node"), (1, "nic")])
+def test_both_nics_of_a_socket_that_pause_have_a_slow_host(count: int, cause: str) -> None:
+    cluster = DrawnCluster(9, 1, NODES, benign=False)
+    feed = DrawnFeed(cluster, ONSET + 10)
+    devices = feed.diagnosis.devices
+    for node in devices.nodes.values():
+        sockets = {f"0000:8{rail}:00.0": str(rail // 2) for rail in range(8)}
+        devices.add_entities(
+            node, [WireEntity("pcie", (nic,), {"numa_node": of}) for nic, of in sockets.items()]
+        )
+    for slot in range(ONSET + 10):
+        row = cluster.draw()
+        if slot >= ONSET:
+            cluster.slow_job(row, cluster.jobs[0], 0.7)
+            row.nic["pausing"][1, :count] = 0.15
+            row.nic["stall"][1, :count] = 0.3
+        feed.put(slot, row)
+        feed.diagnosis.arrange()
+        feed.diagnosis.evaluate(slot)
+    assert {each.cause.kind for each in feed.diagnosis.tracker.incidents} == {cause}
+
+
+@pytest.mark.parametrize(
+    ("marked", "paused", "received", "found"),
+    [
+        ((0, NODES), (), 1.0, True),  # both directions
+        ((NODES,), (NODES - 1,), 1.0, True),  # one direction, and its other end
+        ((NODES,), (), 1.0, False),  # the queue of one NIC
+        ((NODES,), (NODES - 1,), 1.5, False),  # a NIC that receives more than before
+    ],
+)
+def test_one_flow_of_a_ring_shows_a_congested_uplink(
+    marked: tuple[int, ...], paused: tuple[int, ...], received: float, *, found: bool
+) -> None:
+    def congest(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            cluster.slow_job(row, cluster.jobs[0], 0.8)
+            row.nic["marked"][list(marked), 3] = 0.03
+            row.nic["paused"][list(paused), 3] = 0.1
+            row.nic["receive"][list(marked), 3] *= received
+
+    incidents = incidents_of(congest, pods=2, job_nodes=2 * NODES)
+    assert (("uplink_congested", "leaf") in classes_of(incidents)) == found
+
+
+@pytest.mark.parametrize("others_send", [True, False])
+def test_the_only_nic_below_its_leaf_is_compared_with_those_of_its_rail(
+    *, others_send: bool
+) -> None:
+    def sends_none(_: DrawnCluster, row: Row, since: int) -> None:
+        for signal in ("send", "receive"):
+            row.nic[signal][NODES + 1 :, 3] = 0.0
+        row.nic["marked"][:] = 0.01
+        if since >= 0:
+            row.nic["notifies"][NODES if others_send else slice(None), 3] = -1
+
+    found = classes_of(incidents_of(sends_none, pods=2, job_nodes=2 * NODES))
+    assert (("cnp_not_sent", "nic") in found) == others_send
