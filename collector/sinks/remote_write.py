@@ -373,8 +373,11 @@ class RemoteWriteSink:
                 yield partial(self._call, call, request_format, url)
             return
         timeout = aiohttp.ClientTimeout(total=self.timeout_seconds)
-        headers = request_format.headers | self.headers
-        async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
+        # A response is read as it is sent: what cannot be decompressed must not hide its status.
+        headers = {"Accept-Encoding": "identity"} | request_format.headers | self.headers
+        async with aiohttp.ClientSession(
+            headers=headers, timeout=timeout, auto_decompress=False
+        ) as session:
             yield partial(self._send, session, request_format, url)
 
     async def _call(
@@ -397,6 +400,7 @@ class RemoteWriteSink:
         self, session: aiohttp.ClientSession, sample_format: RequestFormat, url: str, body: bytes
     ) -> int:
         """Write one request, and return the number of its samples or events that were rejected. Raises SinkError with the server's reason."""
+        response = None
         try:
             async with session.post(
                 url, data=body, ssl=self._tls, allow_redirects=False
@@ -404,7 +408,9 @@ class RemoteWriteSink:
                 text = await http_responses.read_body(response, MAX_RESPONSE_BYTES)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             problem = printable(str(error)) or type(error).__name__
-            raise SinkError(problem) from error
+            if response is None or response.status < HTTPStatus.BAD_REQUEST:
+                raise SinkError(problem) from error
+            text = problem.encode()  # the status is final, however its body ends
         if HTTPStatus.OK <= response.status < HTTPStatus.MULTIPLE_CHOICES:
             return self._count_rejected(sample_format, url, text)
         words = text[:MAX_PROBLEM_BYTES].decode(errors="replace").split()

@@ -327,6 +327,41 @@ async def test_rejected_samples_are_dropped_with_a_bounded_reason(status: int):
     assert line["entries"] == 1
 
 
+BROKEN_GZIP = gzip.compress(b"bad request")[:-9] + b"broken"
+
+
+@pytest.mark.parametrize("headers", [{"Content-Encoding": "gzip"}, {"Content-Encoding": "deflate"}])
+@pytest.mark.parametrize(("status", "counts"), [(400, (1, 1)), (204, (2, 0)), (200, (2, 0))])
+async def test_a_response_that_cannot_be_decompressed_does_not_hide_its_status(
+    status: int, counts: tuple[int, int], headers: dict[str, str]
+):
+    broken = web.Response(status=status, body=BROKEN_GZIP, headers=headers)
+    async with serving(broken) as server:
+        settings = RemoteWriteSettings(url=server.url, period_seconds=0.1)
+        async with writing(settings, [up("a")], [up("a")]) as sink:
+            await until(lambda: sink.writer.written + sink.writer.rejected == 2)
+    assert (sink.writer.written, sink.writer.rejected) == counts
+    assert len(server.requests) == 2
+    assert server.requests[0].headers["Accept-Encoding"] == "identity"
+
+
+async def test_a_rejection_whose_body_ends_early_is_final():
+    received = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        received.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 99\r\n\r\nbad")
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        url = f"http://127.0.0.1:{port}/api/v1/write"
+        settings = RemoteWriteSettings(url=url, period_seconds=0.1)
+        async with writing(settings, [up("a")], [up("a")]) as sink:
+            await until(lambda: sink.writer.rejected == 2)
+    assert len(received) == 2
+
+
 def partial_success(rejected: int, message: str) -> bytes:
     response = metrics_service_pb2.ExportMetricsServiceResponse()
     response.partial_success.rejected_data_points = rejected
