@@ -3,7 +3,7 @@
 A file is written once and read back. Only if each of its rows equals that of the database, the
 database records the file (`evidence_archive`, with a head and an audit record) and its facts
 (`evidence_archived_fact`): only those can be deleted, as triggers enforce. Names of files contain the
-hash of their facts, so an interrupted or concurrent round writes the same file again. A fact that is
+hash of their content, so an interrupted or concurrent round writes the same file again. A fact that is
 recorded later is in a further file of its day.
 
 `evidence_removal` has the nodes whose facts of a file were deleted, and those that were restored.
@@ -195,9 +195,9 @@ class EvidenceArchive:
         now_ns: int,
     ) -> int:
         """Publish a file, verify it, and record it and its facts; return the number of facts."""
-        facts = sha256("\n".join(sorted(row.part for row in rows)).encode()).hexdigest()
-        name = f"day={format_day(day)}/pod={pod}/{kind}-{facts[:32]}.parquet"
         written = archive_files.encode_file(rows)
+        digest = sha256(written).hexdigest()
+        name = f"day={format_day(day)}/pod={pod}/{kind}-{digest[:32]}.parquet"
         self.store.create(name, written)
         content = self.store.read(name, 2 * len(written))
         archive_files.check_written(f"{self.store.location}/{name}", content, written, rows)
@@ -208,8 +208,8 @@ class EvidenceArchive:
             "pod": pod,
             "nodes": archive_files.encode_nodes({row.node for row in rows}),
             "location": self.store.location,
-            "sha256": sha256(content).hexdigest(),
-            "size_bytes": len(content),
+            "sha256": digest,
+            "size_bytes": len(written),
             "facts": len(rows),
             "verified_ns": now_ns,
         }
@@ -224,9 +224,9 @@ class EvidenceArchive:
             data: RecordData = {
                 "file": name,
                 "location": self.store.location,
-                "sha256": str(file["sha256"]),
+                "sha256": digest,
                 "facts": len(rows),
-                "bytes": len(content),
+                "bytes": len(written),
             }
             self._record(connection, "evidence archive", number, "evidence.archive", data, now_ns)
         return len(rows)
