@@ -170,6 +170,8 @@ class Database:
             if _is_rejection(error):
                 message = f"the ledger {self.name} rejects a value: {_reason(error)}"
                 raise RejectedValueError(message) from error
+            if getattr(error.orig, "sqlstate", None) == _READ_ONLY:
+                self.engine.dispose()  # another server of the URL may accept writes now
             message = f"cannot use the ledger {self.name}: {_reason(error)}; fix: {self._advice()}"
             raise UnusableLedgerError(message) from error
 
@@ -270,6 +272,7 @@ def _reason(error: DBAPIError) -> str:
     return " ".join(str(error.orig).split()).rstrip(".")
 
 
+_READ_ONLY = "25006"  # also of a former primary that keeps its connections
 _REJECTIONS = {"22", "23", "54"}
 """Classes of errors of PostgreSQL: data exception, violated constraint, exceeded limit of the program."""
 

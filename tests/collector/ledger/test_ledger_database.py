@@ -175,6 +175,21 @@ def test_a_database_that_takes_no_more_writes(tmp_path):
     ledger.close()
 
 
+def test_connections_to_a_server_that_became_read_only_are_replaced(server):
+    """As of a former primary that lets its clients continue: another server of the URL accepts writes."""
+    url = server.database()
+    database = Database(url, metadata)
+    ledger = Ledger(database)
+    with database.transaction() as connection:
+        connection.execute(text("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY"))
+    with pytest.raises(UnusableLedgerError, match="in a read-only transaction; fix: check that"):
+        ledger.write(metered(held("GPU-0", "red")))
+    ledger.write(metered(held("GPU-0", "red")))
+    assert revision_of(ledger, "GPU-0", DAY)
+    ledger.close()
+    server.drop(url)
+
+
 def test_a_mark_alone_makes_a_revision(url):
     ledger = Ledger.open(url, metadata)
     unmarked = metered(held("GPU-0", "red"))
