@@ -166,6 +166,7 @@ class EvidenceStore:
                 (evidence_tables.gpu_nodes, evidence_tables.find_new_homes(connection, since)),
             ):
                 evidence_tables.insert_new_rows(connection, table, new)
+            schema.await_standby(connection)
         remember_contents()
 
     def write_contacts(self, found: node_intervals.Contacts) -> None:
@@ -173,6 +174,7 @@ class EvidenceStore:
         with self._database.transaction(writes=True) as connection:
             rows = evidence_tables.contact_rows(found)
             evidence_tables.insert_new_rows(connection, evidence_tables.first_contacts, rows)
+            schema.await_standby(connection)
 
     def write_file(self, kind: str, text: str, wall_ns: Callable[[], int]) -> bool:
         """Add a version of a file, unless it is the newest already."""

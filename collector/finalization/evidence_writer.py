@@ -95,18 +95,23 @@ class EvidenceWriter:
 
     async def exchange_receipts(self, store: evidence_store.EvidenceStore) -> None:
         """Exchange receipts with the database, before any evidence that depends on them."""
-        if self.book.intervals.unstored.log:  # other collectors may write to the database
+        unstored = self.book.intervals.unstored
+        if unstored.log:  # other collectors may write to the database
             await self._merge_reports(store)
         count = await database.call_database(store.count_contacts)
-        if count == self._contacts and not self.book.intervals.unstored.has_contacts:
+        if count == self._contacts and not unstored.has_contacts:
             return
         contacts = await database.call_database(store.contacts)
         self.book.merge_contacts(contacts)
         new = node_intervals.find_new_contacts(self.book.receipts, contacts)
         pairs = [(node, gpu) for node, gpus in new.items() for gpu in gpus]
-        with self._writing() as unstored:
+        accepted = [pair for pair in pairs if pair not in self.rejected]
+        is_awaited = bool(unstored.log) and unstored.has_contacts
+        with self._writing():
             unstored.begin_contacts()
-            await self._write_contacts(store, new, [p for p in pairs if p not in self.rejected])
+            # Those that the database has may be missing on its standby: a write without rows waits for it too.
+            if accepted or is_awaited:
+                await self._write_contacts(store, new, accepted)
             for node, gpu in pairs:
                 if (node, gpu) in self.rejected:
                     unstored.keep(node, evidence_memory.CONTACTS)
@@ -119,8 +124,6 @@ class EvidenceWriter:
         pairs: Sequence[tuple[str, str]],
     ) -> None:
         """Write some of the new first contacts, but not those that the database rejects."""
-        if not pairs:
-            return
         contacts: dict[str, dict[str, node_intervals.FirstContact]] = {}
         for node, gpu in pairs:
             contacts.setdefault(node, {})[gpu] = new[node][gpu]

@@ -250,6 +250,16 @@ def limit_idle_time(connection: sa.Connection, max_seconds: int = _MAX_IDLE_SECO
         connection.execute(sa.text(limit))
 
 
+def await_standby(connection: sa.Connection) -> None:
+    """Let the commit of this transaction wait for a synchronous standby, also if all of its rows exist.
+
+    A commit without a change waits for nothing. The rows may be those of an earlier one that waited for the standby, and
+    ended with its connection or server: they are visible, and the standby does not have them.
+    """
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.select(sa.func.pg_logical_emit_message(sa.true(), "railscope", "")))
+
+
 def make_append_only(table: sa.Table) -> None:
     """Prevent any change or deletion of the table's rows."""
     for change in ("UPDATE", "DELETE"):

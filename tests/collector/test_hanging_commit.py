@@ -8,12 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psycopg
+import pytest
 from makers import FrameSender
 from running_collector import gpu_frames, logged_envelopes, run_collector, settings_in
 from support import postgresql
 
 from collector.config import LedgerSettings, MeteringSettings
-from collector.ledger.database import call_database
+from collector.evidence.evidence_store import EncodedInterval, EvidenceStore
+from collector.evidence.node_intervals import FirstContact
+from collector.ledger.database import Database, UnusableLedgerError, call_database
+from collector.tables import metadata
 
 STANDBY = "ALTER SYSTEM SET synchronous_standby_names = '{}'"
 WAITING = (
@@ -35,6 +39,9 @@ def count_hanging(url: str) -> int:
     with psycopg.connect(url, autocommit=True) as connection:
         row = connection.execute(WAITING).fetchone()
     return int(row[0]) if row else 0
+
+
+END_WAITING = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
 
 
 async def until(check: Callable[[], bool]) -> None:
@@ -77,3 +84,34 @@ async def test_frames_are_received_while_all_commits_wait(tmp_path: Path) -> Non
                 set_standby(url, "")
             await asyncio.gather(*probes)
             await until(lambda: not running.collector.core.evidence.intervals.by_key)
+
+
+@pytest.mark.parametrize("kind", ["interval", "contact"])
+async def test_facts_that_only_the_primary_has_are_not_stored(kind: str) -> None:
+    """A commit that waited for the standby ended with its connection; its rows are there when it is repeated."""
+
+    def write() -> None:
+        if kind == "interval":
+            store.write([EncodedInterval("part", "n1", 0, 1, {}, b"")], [], lambda: 0)
+        else:
+            store.write_contacts({"n1": {"GPU-0": FirstContact(1)}})
+
+    with postgresql.running() as server:
+        url = server.database()
+        database = Database(url, metadata)
+        store = EvidenceStore(database)
+        set_standby(url, "missing")
+        try:
+            first = asyncio.create_task(call_database(write))
+            await until(lambda: count_hanging(url) == 1)
+            with psycopg.connect(url, autocommit=True) as connection:
+                connection.execute(END_WAITING)
+            with pytest.raises(UnusableLedgerError, match="closed the connection"):
+                await first
+            again = asyncio.create_task(call_database(write))
+            await until(lambda: again.done() or count_hanging(url) == 1)
+            assert not again.done()
+        finally:
+            set_standby(url, "")
+        await again
+        database.close()

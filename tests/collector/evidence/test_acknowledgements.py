@@ -20,6 +20,7 @@ from support.story import (
 
 from collector.evidence.evidence_memory import UnstoredFacts
 from collector.evidence.evidence_store import EvidenceStore
+from collector.evidence.node_intervals import Contacts
 from collector.finalization.ledger_days import MeteringStores
 from collector.ledger.database import UnusableLedgerError
 from collector.state.state_checkpointer import IDENTITY, StateCheckpointer
@@ -102,17 +103,19 @@ async def test_claims_and_ends_are_stored_with_the_next_round(
 
 
 class WatchedStore(EvidenceStore):
-    """Calls a function before each write, as of another thread."""
+    """Calls a function before each write, as of another thread, and one after each write of contacts."""
 
     before: Callable[[], None] = staticmethod(lambda: None)
+    after_contacts: Callable[[Contacts], None] = staticmethod(lambda _: None)
 
     def write(self, *args: object) -> None:
         self.before()
         super().write(*args)  # type: ignore[arg-type]
 
-    def write_contacts(self, *args: object) -> None:
+    def write_contacts(self, found: Contacts) -> None:
         self.before()
-        super().write_contacts(*args)  # type: ignore[arg-type]
+        super().write_contacts(found)
+        self.after_contacts(found)
 
 
 class WatchedCollector(SharingCollector):
@@ -177,6 +180,29 @@ async def test_a_write_that_fails_stores_nothing(watched: WatchedCollector):
     watched.watched.before = lambda: None
     await watched.round(1000)
     assert watched.stored() >= later
+
+
+async def test_contacts_of_a_write_that_ended_without_an_answer_are_written_again(
+    watched: WatchedCollector,
+):
+    """They are in the database, but its standby may not have them."""
+    await watched.round(-1000)
+    position = watched.receive(NodeReporter().envelopes_of(gpus_of("GPU-0"), range(0, 300, 30)))
+    written: list[Contacts] = []
+
+    def lose_first_answer(found: Contacts) -> None:
+        written.append(found)
+        if len(written) == 1:
+            message = "the connection was closed"
+            raise UnusableLedgerError(message)
+
+    watched.watched.after_contacts = lose_first_answer
+    watched.now = 1000
+    assert not await watched.finalizer.attempt()
+    assert watched.stored() < position
+    await watched.round(1000)
+    assert watched.stored() >= position
+    assert [found.keys() for found in written] == [{"n1"}, set()]
 
 
 async def test_first_contacts_wait_for_their_own_write(watched: WatchedCollector):
