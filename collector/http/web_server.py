@@ -160,6 +160,7 @@ class WebServer:
             loop=asyncio.get_running_loop(),
             access_log=_disabled_logger(),
             logger=_request_logger(),
+            auto_decompress=False,  # no client compresses bodies: one that is broken raises in every reader
         )
 
     @web.middleware

@@ -89,6 +89,17 @@ async def test_malicious_and_damaged_bodies_are_rejected_and_change_nothing(
     assert logged_envelopes(tmp_path) == 1
 
 
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "zstd", "br"])
+async def test_a_content_encoding_is_not_decoded(tmp_path: Path, encoding: str):
+    """A broken one is an invalid body, not an error of the server with a stack trace for each request."""
+    async with run_collector(settings_in(tmp_path)) as running:
+        headers = {"Content-Encoding": encoding}
+        for path in ("/v1/frames", "/v1/copies"):
+            status, reply = await running.post(b"broken", headers=headers, path=path)
+            assert (status, "which starts with" in reply["error"]) == (400, True), reply
+        assert running.collector.core.counts.rejected == {"format": 2}
+
+
 async def test_batches_with_contradictory_parts_are_rejected(tmp_path: Path):
     sender = FrameSender()
     envelope = sender.envelope(gpu_frames(sender), schemas=True)
