@@ -251,12 +251,14 @@ def limit_idle_time(connection: sa.Connection, max_seconds: int = _MAX_IDLE_SECO
 
 
 def await_standby(connection: sa.Connection) -> None:
-    """Let the commit of this transaction wait for a synchronous standby, also if all of its rows exist.
+    """Let the commit of this transaction wait for the disk and a synchronous standby, also if all of its rows exist.
 
     A commit without a change waits for nothing. The rows may be those of an earlier one that waited for the standby, and
-    ended with its connection or server: they are visible, and the standby does not have them.
+    ended with its connection or server: they are visible, and the standby does not have them. `synchronous_commit` of the
+    server may be off.
     """
     if connection.dialect.name == "postgresql":
+        connection.execute(sa.text("SET LOCAL synchronous_commit = on"))
         connection.execute(sa.select(sa.func.pg_logical_emit_message(sa.true(), "railscope", "")))
 
 

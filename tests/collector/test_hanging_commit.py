@@ -100,6 +100,8 @@ async def test_facts_that_only_the_primary_has_are_not_stored(kind: str) -> None
         url = server.database()
         database = Database(url, metadata)
         store = EvidenceStore(database)
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("ALTER SYSTEM SET synchronous_commit = off")
         set_standby(url, "missing")
         try:
             first = asyncio.create_task(call_database(write))
