@@ -8,6 +8,7 @@ are dropped immediately, others wait.
 from __future__ import annotations
 
 import asyncio
+import io
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from collector.view_refresh import CollectorViews
 from railscope.http_responses import bound_responses
 from railscope.service import run_in_thread
 from railscope.settings import SettingsError, read_named_file
+from railscope.untrusted_text import printable
 
 LINES_PER_WRITE = 5000
 TIMEOUT_SECONDS = 10.0
@@ -145,6 +147,7 @@ def _bound_responses(client: Any, timeout_seconds: float) -> None:
     """Limit the server's responses: urllib3 reads without a limit, and its timeout applies to each read."""
     from urllib3.connection import HTTPConnection, HTTPSConnection  # noqa: PLC0415 - as above
     from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool  # noqa: PLC0415 - as above
+    from urllib3.response import HTTPResponse  # noqa: PLC0415 - as above
 
     def bounded(pool: Any, connection: Any) -> Any:
         class BoundedConnection(connection):  # type: ignore[misc]  # a class that is imported late
@@ -154,10 +157,27 @@ def _bound_responses(client: Any, timeout_seconds: float) -> None:
 
         return type("BoundedPool", (pool,), {"ConnectionCls": BoundedConnection})
 
-    client.api_client.rest_client.pool_manager.pool_classes_by_scheme = {
+    manager = client.api_client.rest_client.pool_manager
+    manager.pool_classes_by_scheme = {
         "http": bounded(HTTPConnectionPool, HTTPConnection),
         "https": bounded(HTTPSConnectionPool, HTTPSConnection),
     }
+    send = manager.request
+
+    def request(*arguments: Any, **named: Any) -> HTTPResponse:
+        """Return a response in UTF-8, which the client requires: one that is damaged must not hide its status."""
+        response = send(*arguments, **named | {"decode_content": False})
+        body = io.BytesIO(response.data.decode(errors="replace").encode())
+        return HTTPResponse(
+            body,
+            response.headers,
+            response.status,
+            reason=response.reason,
+            decode_content=False,
+            enforce_content_length=False,
+        )
+
+    manager.request = request
 
 
 def _write(client: Any, settings: InfluxSettings, body: bytes) -> None:
@@ -184,7 +204,7 @@ def _response_text(error: Any) -> str:
     """Return the server's response on one line: its status, and its message if there was one."""
     reason = error.message if error.body else error.reason
     text = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason or "")
-    return f"{error.status} {_first_line(text)}".strip()
+    return f"{error.status} {printable(_first_line(text))}".strip()
 
 
 def _first_line(text: str) -> str:

@@ -119,6 +119,19 @@ async def test_lines_that_will_never_be_accepted_make_way(status: int):
     assert [line["problem"] for line in refused] == [f"{status} unable to parse"]
 
 
+@pytest.mark.parametrize("encoding", ["gzip", "identity"])
+@pytest.mark.parametrize(("status", "counts"), [(400, (0, 1)), (200, (1, 0)), (503, (1, 0))])
+async def test_a_damaged_response_does_not_hide_its_status(
+    status: int, counts: tuple[int, int], encoding: str
+):
+    """Neither one that cannot be decompressed, nor one that is not in UTF-8."""
+    headers = {"Content-Encoding": encoding}
+    answer = web.Response(status=status, body=b"\x1f\x8b\xff broken", headers=headers)
+    async with serving(answer) as server, writing(server, 1) as sink:
+        await counted(sink, 1)
+    assert (sink.writer.written, sink.writer.rejected) == counts
+
+
 @pytest.mark.parametrize("status", [401, 404, 429, 500, 503])
 async def test_lines_wait_for_a_server_that_may_take_them_later(status: int):
     with capture_logs() as logs:
