@@ -191,7 +191,7 @@ def test_one_rail_of_two_nodes_loses_what_a_nic_sends(
     assert found & {("link_transmit_errors", "nic")} == expected
 
 
-def test_the_root_of_a_tree_is_no_incast() -> None:
+def test_the_root_of_a_tree_receives_as_usual() -> None:
     """One node receives more than the others on all rails since the first reading."""
 
     def receive(cluster: DrawnCluster, row: Row, _: int) -> None:
