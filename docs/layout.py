@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 from wording import PACKAGES, ROOT
 
-MAX_MODULES = 676
+MAX_MODULES = 671
 """Raised only by a change whose subject is in no module yet: others belong where their subject is."""
 MAX_MODULE_LINES = 450
 IMPORT_LIMIT = 0.05
