@@ -70,6 +70,10 @@ Otherwise it has no incident, and the alert `RailscopeNodeStale` pages: a
 node whose jobs have no other node, whose jobs exchange nothing over NICs, or whose job ended with it. Ports of switches are not
 used for it.
 
+GPUs without a claim are in no job ([how jobs are known](jobs.md)). What only the ranks of a job show together has no incident on them:
+`gpu_straggler`, `host_late`, `storage_bound`, `dataloader_stall`, `nccl_hang`, `job_slowdown`, `uplink_congested`, `node_down` and
+`agent_partition`. Faults that a device, its link or its leaf shows are found without jobs.
+
 The speed of a job is the data that it exchanges per second, relative to its past, over NICs or over NVLink, whichever changed
 less: each step exchanges the same amount over both, on all nodes. If the nodes change differently, each works for itself, as in a
 rollout, and their waits show no fault.
