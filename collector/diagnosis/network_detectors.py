@@ -162,7 +162,7 @@ def incast_receivers(view: findings.DiagnosisView) -> Iterator[findings.Finding]
         np.nan_to_num(marked), np.nan_to_num(view.base(DeviceKind.NIC, "marked_share"))
     )
     baseline = view.base(DeviceKind.NIC, "receive")
-    use &= ~np.isnan(baseline)  # the root of a tree always receives more than its leaves
+    has_past = ~np.isnan(baseline)
     baseline = baseline + 2 * np.nan_to_num(view.variation(DeviceKind.NIC, "receive"))
     usual = np.fmax(np.nan_to_num(received), np.nan_to_num(baseline))
     usual = np.fmax(usual, _received_by_job(view))
@@ -177,6 +177,9 @@ def incast_receivers(view: findings.DiagnosisView) -> Iterator[findings.Finding]
         & ~findings.above(nic["pausing_share"], thresholds.min_pausing)
     )
     for position in np.flatnonzero(hit).tolist():
+        # The root of a tree always receives more than its leaves.
+        if not has_past[position] and not _delays_other_jobs(view, position):
+            continue
         name = view.nic_name(position)
         yield findings.Finding(
             "incast_receiver",
@@ -200,6 +203,13 @@ def incast_receivers(view: findings.DiagnosisView) -> Iterator[findings.Finding]
             float(min(1.0, nic["receive"][position])),
             "" if _congests(view, position) else "info",
         )
+
+
+def _delays_other_jobs(view: findings.DiagnosisView, position: int) -> bool:
+    """True if NICs of other jobs are paused on the rail of a NIC."""
+    rails, jobs = view.groups.nic_rail, view.job_of_nic
+    of_other_jobs = (rails == rails[position]) & (jobs >= 0) & (jobs != jobs[position])
+    return bool((victims(view) & of_other_jobs).any())
 
 
 def _received_by_job(view: findings.DiagnosisView) -> Floats:

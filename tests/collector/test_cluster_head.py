@@ -392,9 +392,10 @@ async def test_another_head_has_the_same_views_when_the_first_one_ends(
         await report({"n1": nodes["n1"]}, {"n1": single["alone"]}, moved)
 
         async def extent() -> Any:
-            found = await extent_of(head)
+            # Until the views of a new head are computed, the answer is why there are none.
+            found = (await head.json("/api/v1/cluster")).get("collectors", {"parts": ()})
             parts = {part["name"]: part for part in found["parts"]}
-            included = all(parts[name]["is_included"] for name in ("b", "c"))
+            included = all(name in parts and parts[name]["is_included"] for name in ("b", "c"))
             return found if included and parts["c"]["nodes"] == 3 else None
 
         found = await until(extent)

@@ -198,13 +198,20 @@ def test_the_root_of_a_tree_receives_as_usual() -> None:
         root = cluster.jobs[0].nodes[0]
         row.nic["receive"][root] = 0.7
         row.nic["marked"][root] = 0.05
-        _pause_others(row, 0.1)
+        row.nic["paused"][cluster.jobs[0].nodes[1:]] += 0.1
 
     assert classes_of(incidents_of(receive, 20)) == set()
 
 
-def _pause_others(row: Row, share: float) -> None:
-    row.nic["paused"][1:NODES] += share
+def test_a_job_that_begins_with_an_incast_is_found_by_its_victims() -> None:
+    """The receiver has no past; NICs of another job on its rail are paused."""
+
+    def receive(cluster: DrawnCluster, row: Row, _: int) -> None:
+        row.nic["receive"][cluster.jobs[0].nodes[0], 3] = 0.9
+        row.nic["marked"][cluster.jobs[0].nodes[0], 3] = 0.05
+        row.nic["paused"][cluster.jobs[1].nodes, 3] += 0.1
+
+    assert ("incast_receiver", "nic") in classes_of(incidents_of(receive, 20))
 
 
 @pytest.mark.parametrize(("count", "cause"), [(2, "node"), (1, "nic")])
