@@ -17,7 +17,8 @@ from collector.evidence import boot_starts, claim_events, node_intervals, review
 from collector.files import device_files, tenancy_files
 from collector.ledger import schema
 from collector.ledger.schema import insert_new, integers, make_append_only, metadata, texts, to_row
-from railscope.timestamps import DAY_NS, FOREVER_NS, HOUR_NS
+from collector.metering import measures
+from railscope.timestamps import DAY_NS, FOREVER_NS
 
 evidence_intervals = sa.Table(
     "evidence_part",
@@ -163,7 +164,7 @@ schema.cover_table("evidence archive", archives)
 schema.cover_table("evidence removal", removals)
 
 
-CONTEXT_NS = HOUR_NS
+CONTEXT_NS = measures.MAX_INTERLEAVED_NS
 """Time around a window that is read too, so that the window's edges do not affect the result."""
 _AT_ONCE = 500
 PARSERS: dict[str, Callable[[str], Any]] = {

@@ -150,8 +150,9 @@ class BeyondWindow:
         if node not in self._first_ns:
             first_ns = self._first_ns[node] = {}
             for interval in self._parts_of_window(node):
-                for counter, timestamp_ns in _find_first_readings(interval, self.window[0]):
-                    first_ns[counter] = min(timestamp_ns, first_ns.get(counter, timestamp_ns))
+                for counter, timestamp_ns in node_intervals.read_times(interval):
+                    if timestamp_ns >= self.window[0]:
+                        first_ns[counter] = min(timestamp_ns, first_ns.get(counter, timestamp_ns))
         return frozenset(
             counter
             for counter, timestamp_ns in self._first_ns[node].items()
@@ -225,19 +226,3 @@ class BeyondWindow:
             if not remaining:
                 return searches
             is_changed = min(remaining, key=lambda search: search.edge_ns).advance()
-
-
-def _find_first_readings(
-    interval: node_intervals.EvidenceInterval, low_ns: int
-) -> Iterator[tuple[schema_columns.CounterSubject, int]]:
-    """Yield the time of the first reading of each counter in a part, from a timestamp on."""
-    for series in interval.series.values():
-        for column, counter in enumerate(series.counters):
-            times = (
-                cell.timestamp_ns
-                for cell in series.cells.values()
-                if cell.timestamp_ns >= low_ns and node_intervals.has_value(cell, column)
-            )
-            first_ns = min(times, default=None)
-            if first_ns is not None:
-                yield counter, first_ns

@@ -132,7 +132,8 @@ def _compute_increments(
         table = np.array(sorted(cells.values()), np.int64).reshape(-1, 4)
         # The boot clock determines the order; transport delays may make wall timestamps decrease.
         timestamps_ns = np.maximum.accumulate(table[:, 1])
-        readings.append(measures.CounterReadings(boot, timestamps_ns, table[:, 2].copy(), run))
+        ages_ns, counters = table[:, 0].copy(), table[:, 2].copy()
+        readings.append(measures.CounterReadings(boot, timestamps_ns, counters, run, ages_ns))
         uncounted_ns.append(timestamps_ns[table[:, 3] == 0])
     found = measures.compute_increments(readings)
     counts = ~np.isin(found.ends_ns, np.concatenate(uncounted_ns))

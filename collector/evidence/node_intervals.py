@@ -301,11 +301,20 @@ def read_counters(interval: EvidenceInterval) -> Iterator[CounterSubject]:
     """Yield the counters with a reading in an interval."""
     for series in interval.series.values():
         for column, counter in enumerate(series.counters):
-            if any(has_value(cell, column) for cell in series.cells.values()):
+            if any(_has_value(cell, column) for cell in series.cells.values()):
                 yield counter
 
 
-def has_value(cell: CounterReading, column: int) -> bool:
+def read_times(interval: EvidenceInterval) -> Iterator[tuple[CounterSubject, int]]:
+    """Yield the timestamps of all readings in an interval, each with its counter, in no order."""
+    for series in interval.series.values():
+        for column, counter in enumerate(series.counters):
+            for cell in series.cells.values():
+                if _has_value(cell, column):
+                    yield counter, cell.timestamp_ns
+
+
+def _has_value(cell: CounterReading, column: int) -> bool:
     """True if a column of a reading has a value: no other number is negative."""
     return cell.values[8 * column + 7] < _SIGN
 

@@ -74,7 +74,10 @@ class NodeParts:
             yield edge_ns, self._select([previous])
 
     def find_nearest(self, counters: frozenset[schema_columns.CounterSubject]) -> IntervalsByPart:
-        """Return the nearest parts that have a reading of each of some counters."""
+        """Return the nearest parts that have a reading of each of some counters, and those with a later one.
+
+        Parts of several boots or collectors may overlap: one that ends earlier may have the last reading.
+        """
         found: IntervalsByPart = {}
         remaining = counters
         if not counters:
@@ -86,10 +89,31 @@ class NodeParts:
         for part in self._find_parts(has_subject):
             contents = self.source.contents.find(part) or evidence_contents.NO_CONTENTS
             found |= self._select([part])
+            if interval := found.get(part):
+                found |= self._find_overlapping(interval, remaining & contents.counters)
             remaining -= contents.counters
             if not remaining:
                 break
         return found
+
+    def _find_overlapping(
+        self,
+        interval: node_intervals.EvidenceInterval,
+        counters: frozenset[schema_columns.CounterSubject],
+    ) -> IntervalsByPart:
+        """Return the parts that end at or after the last reading of some counters in an interval and have one of them."""
+        last_ns: dict[schema_columns.CounterSubject, int] = {}
+        for counter, timestamp_ns in node_intervals.read_times(interval):
+            if counter in counters:
+                last_ns[counter] = max(timestamp_ns, last_ns.get(counter, timestamp_ns))
+        since_ns = min(last_ns.values(), default=interval.end_ns)
+        within = self._edge.between(since_ns, interval.end_ns)
+        beside = [
+            part
+            for part, edge_ns in self._query_names(within)
+            if not counters.isdisjoint(self._find_contents(part, edge_ns).counters)
+        ]
+        return self._select(beside)
 
     def find_first(self, has_subject: _HasSubject) -> IntervalsByPart:
         """Return the nearest part with contents that satisfy a condition."""

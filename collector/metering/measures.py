@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from collector.metering import holders, timeline, units
 from collector.metering.evidence import Evidence, MeteredClaim
 from railscope.claim_terms import GPU_CAPACITY
-from railscope.timestamps import FOREVER_NS
+from railscope.timestamps import FOREVER_NS, HOUR_NS
 
 Column = NDArray[np.int64]
 
@@ -54,19 +54,24 @@ class CounterReadings(msgspec.Struct, frozen=True, eq=False):
 
     `driver` identifies the cause of a reset other than the boot: the loading of the driver for a
     counter that the device keeps, the run of the agent for one that the agent keeps.
+    `ages_ns` is the time from the boot to each reading; without it, the boot starts after all
+    readings of earlier boots.
     """
 
     boot: str
     timestamps_ns: Column
     counters: Column
     driver: str = ""
+    ages_ns: Column | None = None
 
     def __post_init__(self) -> None:
         """Reject readings that cannot be added up exactly."""
         counters = self.counters
-        if len(counters) != len(self.timestamps_ns):
-            message = f"invalid readings: {len(counters)} counters: expected {len(self.timestamps_ns)}, one per time"
-            raise ValueError(message)
+        columns = {"counters": counters, "ages": self.ages_ns}
+        for name, column in columns.items():
+            if column is not None and len(column) != len(self.timestamps_ns):
+                message = f"invalid readings: {len(column)} {name}: expected {len(self.timestamps_ns)}, one per time"
+                raise ValueError(message)
         if len(counters) and counters.min() < 0:
             message = f"invalid readings: counter {counters.min()}: expected 0 or more"
             raise ValueError(message)
@@ -80,7 +85,7 @@ class CounterRestart(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 class CounterIncrements(msgspec.Struct, frozen=True, eq=False):
-    """Increments of a counter between consecutive readings, never negative.
+    """Increments of a counter between consecutive readings, never negative, in order of their ends.
 
     `same` is true if both readings are of one boot and driver and the counter was not reset.
     """
@@ -111,40 +116,80 @@ class AmountShare(msgspec.Struct, frozen=True, order=True, gc=False):
     claim: str = ""
 
 
+MAX_INTERLEAVED_NS = HOUR_NS
+"""Time up to which a reading continues one of its boot and driver although another boot was read between them."""
+
+
 def compute_increments(runs: Iterable[CounterReadings]) -> CounterIncrements:
     """Return the increments of all readings of a GPU, from the first reading on.
 
-    After a boot, a load of the driver or a lower value, counting restarts from zero. Boots are
-    ordered by their first reading.
+    After a boot, a load of the driver or a lower value, counting restarts from zero. Boots of one
+    node overlap if two hosts report under its name: each continues its own counter. Only readings
+    of the time since the one before, and of `MAX_INTERLEAVED_NS`, determine an increment, so it
+    does not depend on the days that are metered together. For a boot that is older than a reading
+    of another one, and has none in that time, the increment is unknown and counts as zero.
     """
-    epochs: dict[tuple[str, str], list[CounterReadings]] = {}
-    for run in runs:
-        if len(run.timestamps_ns):
-            epochs.setdefault((run.boot, run.driver), []).append(run)
-    columns = sorted(
-        ((*_sort_readings(epoch), key) for key, epoch in epochs.items()),
-        key=lambda epoch: (int(epoch[0][0]), epoch[2]),
-    )
-    if not columns:
+    readings = _order_readings(runs)
+    if not readings.epochs.size:
         nothing = np.zeros(0, np.int64)
         return CounterIncrements(nothing, nothing, nothing, np.zeros(0, np.bool_))
-    timestamps_ns = np.concatenate([column[0] for column in columns])
-    counters = np.concatenate([column[1] for column in columns])
-    same = np.ones(len(timestamps_ns), np.bool_)
-    same[np.cumsum([len(column[0]) for column in columns])[:-1]] = False
-    risen = np.diff(counters)
-    same = same[1:] & (risen >= 0)
-    ends = timestamps_ns[1:]
-    starts = np.minimum(timestamps_ns[:-1], ends)
-    return CounterIncrements(starts, ends, np.where(same, risen, counters[1:]), same)
+    ends = readings.timestamps_ns[1:]
+    before = np.arange(len(ends))
+    own_reading = _find_previous_of_epoch(readings.epochs)[1:]
+    is_near = ends - readings.timestamps_ns[own_reading] <= MAX_INTERLEAVED_NS
+    continues = (own_reading >= 0) & ((own_reading == before) | is_near)
+    before = np.where(continues, own_reading, before)
+    starts = readings.timestamps_ns[before]
+    counters = readings.counters[1:]
+    risen = counters - readings.counters[before]
+    is_older = (readings.boots[before] != readings.boots[1:]) & (
+        ends - readings.ages_ns[1:] <= starts
+    )
+    same = continues & (risen >= 0)
+    amounts = np.where(same, risen, np.where(is_older, 0, counters))
+    return CounterIncrements(starts, ends, amounts, same)
 
 
-def _sort_readings(epoch: Sequence[CounterReadings]) -> tuple[Column, Column]:
-    """Return the readings of one epoch by time, each once."""
-    timestamps_ns = np.concatenate([run.timestamps_ns for run in epoch])
-    counters = np.concatenate([run.counters for run in epoch])
-    order = np.lexsort((counters, timestamps_ns))
-    return timestamps_ns[order], counters[order]
+class _OrderedReadings(NamedTuple):
+    """Readings of all epochs of a counter by time: an epoch is a boot with one driver."""
+
+    timestamps_ns: Column
+    counters: Column
+    ages_ns: Column
+    epochs: Column
+    boots: Column
+
+
+def _order_readings(runs: Iterable[CounterReadings]) -> _OrderedReadings:
+    """Return all readings by time, those of one time by boot, driver and value."""
+    sorted_runs = sorted(runs, key=lambda run: (run.boot, run.driver))
+    boots = {run.boot: number for number, run in enumerate(sorted_runs)}
+    epochs = {(run.boot, run.driver): number for number, run in enumerate(sorted_runs)}
+    rows = [np.zeros((5, 0), np.int64)]
+    for run in sorted_runs:
+        size = len(run.timestamps_ns)
+        ages_ns = np.zeros(size, np.int64) if run.ages_ns is None else run.ages_ns
+        epoch, boot = epochs[run.boot, run.driver], boots[run.boot]
+        columns = (
+            run.timestamps_ns,
+            run.counters,
+            ages_ns,
+            np.full(size, epoch),
+            np.full(size, boot),
+        )
+        rows.append(np.stack(columns))
+    table = np.concatenate(rows, axis=1)
+    timestamps_ns, counters, _, epoch_numbers, _ = table
+    return _OrderedReadings(*table[:, np.lexsort((counters, epoch_numbers, timestamps_ns))])
+
+
+def _find_previous_of_epoch(epochs: Column) -> Column:
+    """Return the position of the previous reading of the same epoch, -1 for the first."""
+    by_epoch = np.argsort(epochs, kind="stable")
+    previous = np.full(len(epochs), -1, np.int64)
+    same = epochs[by_epoch[1:]] == epochs[by_epoch[:-1]]
+    previous[by_epoch[1:][same]] = by_epoch[:-1][same]
+    return previous
 
 
 class OwnedSlots(NamedTuple):

@@ -222,15 +222,17 @@ boots_of_one = st.sampled_from([0, 2, 3])
     [(0, "gpu", 2), *((quarter, "gpu", 0) for quarter in range(1, 350, 40)), (300, "gpu", 2)],
     [Claim(2, "GPU-0", is_ended=False)],
 )
+@example([(0, "gpu", 0), (100, "gpu", 2), (200, "gpu", 0), (201, "gpu", 2)], [])
+@example([(0, "gpu", 0), (10, "gpu", 0), (100, "gpu", 2), (110, "gpu", 2)], [])
+@example([(0, "gpu", 0), (0, "gpu", 2), (97, "gpu", 0)], [Claim(1, "GPU-0", is_ended=False)])
+@example([(0, "gpu", 0), (96, "gpu", 2), (97, "first", 0), (100, "gpu", 2), (102, "gpu", 0)], [])
 async def test_days_of_boots_at_the_same_time_do_not_depend_on_the_days_metered_together(
     new_ledger_file: Path, visited: list, held: list[Claim]
 ) -> None:
     with tempfile.TemporaryDirectory() as name:
         site = write(Path(name), new_ledger_file, visited, held)
         await site.round(DAYS * DAY_SECONDS + 7200, everything=True)
-        together = [tiling.entries for tiling in days_of(site, [])]
-        for cuts in ([1, 2, 3], [2], [1, 3]):
-            assert [tiling.entries for tiling in days_of(site, cuts)] == together
+        compare_groups(site)
         site.finalizer.close()
 
 

@@ -193,9 +193,13 @@ def readings(draw):
         for length, more in steps:
             instants.append(instants[-1] + length * S)
             counters.append(max(0, counters[-1] + more) if more >= 0 else -more)
+        ages = draw(st.sampled_from([None, 0, 5 * S, LAST * S]))
         found.append(
             CounterReadings(
-                boot, np.array(instants, np.int64), scale * np.array(counters, np.int64)
+                boot,
+                np.array(instants, np.int64),
+                scale * np.array(counters, np.int64),
+                ages_ns=None if ages is None else np.full(len(instants), ages, np.int64),
             )
         )
     return tuple(found)

@@ -15,7 +15,7 @@ from collector.metering.evidence import GAP_NS, Evidence, MeteredClaim, NodeEvid
 from collector.metering.measures import AmountAttribution, CounterReadings
 from collector.metering.tiling import SlotState, TilingEntry
 from collector.metering.units import CapacityRange, Tiling, Units
-from railscope.timestamps import FOREVER_NS
+from railscope.timestamps import FOREVER_NS, SECOND_NS
 
 
 @dataclass(frozen=True)
@@ -298,20 +298,33 @@ def instants(evidence: Evidence) -> set[int]:
 
 
 def counted(runs: Iterable[CounterReadings]) -> list[tuple[int, int, int, bool]]:
-    """Start, end, energy and whether the counter went on, of every two readings in turn."""
-    boots: dict[str, set[tuple[int, int]]] = {}
-    for run in runs:
-        pairs = zip(run.timestamps_ns.tolist(), run.counters.tolist(), strict=True)
-        boots.setdefault(run.boot, set()).update(pairs)
+    """Start, end, energy and whether the counter went on, of each reading after the first."""
+    read = sorted(
+        {
+            (instant, run.boot, counter, age)
+            for run in runs
+            for instant, counter, age in zip(
+                run.timestamps_ns.tolist(),
+                run.counters.tolist(),
+                [0] * len(run.counters) if run.ages_ns is None else run.ages_ns.tolist(),
+                strict=True,
+            )
+        }
+    )
     found = []
-    last: tuple[str, int, int] | None = None
-    for boot, pairs in sorted(boots.items(), key=lambda b: (min(b[1])[0], b[0])):
-        for instant, counter in sorted(pairs):
-            if last:
-                same = last[0] == boot and counter >= last[2]
-                amount = counter - last[2] if same else counter
-                found.append((min(last[1], instant), instant, amount, same))
-            last = boot, instant, counter
+    for at, (instant, boot, counter, age) in enumerate(read):
+        earlier = read[:at]
+        if not earlier:
+            continue
+        own = [r for r in earlier if r[1] == boot]
+        if own and (own[-1] is earlier[-1] or instant - own[-1][0] <= 3600 * SECOND_NS):
+            start, _, last, _ = own[-1]
+            same = counter >= last
+            amount = counter - last if same else counter
+        else:
+            (start, other, *_), same = earlier[-1], False
+            amount = 0 if other != boot and instant - age <= start else counter
+        found.append((start, instant, amount, same))
     return found
 
 

@@ -339,9 +339,9 @@ def test_samples_in_columns_and_one_by_one_are_the_same_spans():
     assert seen() == ()
 
 
-def counters(*pairs: tuple[int, int], boot="a"):
-    seconds, values = zip(*pairs, strict=True)
-    return CounterReadings(boot, np.array(seconds, np.int64) * S, np.array(values, np.int64))
+def counters(*pairs: tuple[int, int], boot="a", age=0):
+    seconds, values = (np.array(each, np.int64) for each in zip(*pairs, strict=True))
+    return CounterReadings(boot, seconds * S, values, ages_ns=(seconds + age) * S if age else None)
 
 
 def test_energy_over_a_gap_is_the_holders_and_over_a_handover_unattributed():
@@ -370,6 +370,27 @@ def test_a_counter_that_starts_over_counts_from_zero_and_reports_the_loss():
         (AmountAttribution.UNATTRIBUTED, 50),
         (AmountAttribution.UNATTRIBUTED, 400),
     ]
+
+
+def test_overlapping_boots_continue_their_own_counters():
+    second_host = [(5, 70), (15, 75), (8000, 100), (8100, 130)]
+    runs = [
+        counters((0, 1000), (10, 1010), (20, 1030), (9000, 1090), boot="a", age=50_000),
+        counters(*second_host, boot="b", age=90_000),
+    ]
+    counted = compute_increments(runs)
+    spans = zip(counted.starts_ns // S, counted.ends_ns // S, strict=True)
+    assert [(*span, n) for span, n in zip(spans, counted.amounts, strict=True)] == [
+        (0, 5, 0),
+        (0, 10, 10),
+        (5, 15, 5),
+        (10, 20, 20),
+        (20, 8000, 0),
+        (8000, 8100, 30),
+        (8100, 9000, 0),
+    ]
+    lost = [(0, 5), (20, 8000), (8100, 9000)]
+    assert counted.resets() == [CounterRestart(first * S, last * S) for first, last in lost]
 
 
 def test_the_energy_of_a_shared_gpu_is_divided_to_the_last_millijoule():
@@ -404,8 +425,10 @@ def test_the_bytes_of_a_fast_port_are_divided_exactly():
 def test_counters_below_zero_are_rejected():
     with pytest.raises(ValueError, match="expected 0 or more"):
         counters((0, -1))
-    with pytest.raises(ValueError, match="expected 2, one per time"):
+    with pytest.raises(ValueError, match="1 counters: expected 2, one per time"):
         CounterReadings("a", np.zeros(2, np.int64), np.zeros(1, np.int64))
+    with pytest.raises(ValueError, match="3 ages: expected 2, one per time"):
+        CounterReadings("a", *np.zeros((2, 2), np.int64), ages_ns=np.zeros(3, np.int64))
 
 
 def calls_of_overlaps(number: int) -> int:
