@@ -32,7 +32,7 @@ from collector.http.access_control import RequestAuthorizer, Route, make_applica
 from collector.http.web_server import RETRY_SECONDS, ReadPool, SpaceWatch, find_write_problem
 from collector.inventory.comparison import InventoryWatch
 from collector.ledger import ledger_store
-from collector.ledger.database import LedgerProbe, SharedDatabase, UnusableLedgerError, ledger_url
+from collector.ledger.database import SharedDatabase, UnusableLedgerError, ledger_url
 from collector.live_diagnosis.diagnosis_service import DiagnosisService
 from collector.sinks import incident_webhook, influx, remote_write, slurm_drain
 from collector.state.collector_state import CollectorState
@@ -92,7 +92,9 @@ class Collector:
         self.database = SharedDatabase(
             ledger_url(self.settings.ledger, self.directory), tables.metadata
         )
-        self.ledger_probe = LedgerProbe(self.database.open)
+        self.probes = web_server.make_probes(
+            self.database.open, self.find_write_problem, self.log.directory
+        )
         self.audit = audit_service.AuditService.from_directory(
             self.settings, self.checkpointer, self._listed_nodes, self.database.open
         )
@@ -239,8 +241,7 @@ class Collector:
 
     async def _wait_for_space(self) -> None:
         """Serve existing data while the disk is full; see `collector.http.web_server`."""
-        problem = await service.run_in_thread(self.find_write_problem, self.directory)
-        if not problem:
+        if not (problem := await service.run_in_thread(self.find_write_problem, self.directory)):
             return
         log.error(
             "writes_suspended",
@@ -273,16 +274,15 @@ class Collector:
             self.on_listening(host, port)
             service.notify("READY=1")
             async with asyncio.TaskGroup() as group:
-                tasks = [
-                    group.create_task(run) for run in (self.tokens.watch(), self.refresher.run())
-                ]
+                runs = self.tokens.watch(), self.refresher.run()
+                tasks = [group.create_task(run) for run in runs]
                 watch = SpaceWatch(self.directory, self.disk_retry_seconds, self.find_write_problem)
                 await watch.wait()
                 for task in tasks:
                     task.cancel()
         finally:
             await server.close()
-            await self.ledger_probe.close()
+            await asyncio.gather(*(probe.close() for probe in self.probes))
 
     def application(self) -> Application:
         """Return the application with all routes, behind the authorizer."""
@@ -333,7 +333,7 @@ class Collector:
             lambda: self.cluster.incidents,
             self.settings.stale_seconds,
             wall_ns=self.clock.now_ns,
-            ledger_problem=self.ledger_probe.problem,
+            write_probes=self.probes,
             read_only=self.read_only,
             console=self.settings.console,
             switches=self.switches,
@@ -406,7 +406,7 @@ class Collector:
                     group.create_task(work)
         finally:
             await server.close()
-            await self.ledger_probe.close()
+            await asyncio.gather(*(probe.close() for probe in self.probes))
 
     def _read_files(self) -> None:
         """Read the administrators' files. Blocking; raises SettingsError."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from http import HTTPStatus
@@ -31,6 +31,7 @@ from collector.fleet.fleet import FleetNode, StreamRow
 from collector.framelog import framelog
 from collector.http import access_control, gpus_api, incidents_api, node_readings, switches_api
 from collector.http.identity_conflicts import IdentityConflictDetector
+from collector.http.web_server import WriteProbe
 from collector.inventory.comparison import inventory_json
 from collector.sinks.influx import InfluxSink
 from collector.state import state_checkpointer
@@ -166,10 +167,6 @@ MAX_EVENTS = 1000
 _NOT_COMPUTED = "the views have not been computed yet"
 
 
-async def _no_problem() -> str:
-    return ""
-
-
 @dataclass(slots=True)
 class ViewApi:
     """Handlers of the read routes. `views` is called for each request."""
@@ -180,8 +177,7 @@ class ViewApi:
     incidents: Callable[[], IncidentTable] = IncidentTable
     stale_seconds: float = 30.0
     wall_ns: Callable[[], int] = time.time_ns
-    ledger_problem: Callable[[], Awaitable[str]] = _no_problem
-    """Reason why the ledger cannot be written; empty if there is none."""
+    write_probes: Sequence[WriteProbe] = ()
     read_only: str = ""
     """Reason why no data is accepted; empty if data is accepted."""
     console: ConsoleSettings = field(default_factory=ConsoleSettings)
@@ -385,10 +381,12 @@ class ViewApi:
         return web.Response(text="healthy\n")
 
     async def _ready(self, _: web.Request, __: Credential) -> web.Response:
-        problem = "" if self.views().timestamp_ns else _NOT_COMPUTED
-        problem = problem or self.metrics.unknown_reason or await self.ledger_problem()
-        problem = f"read-only: {self.read_only}" if self.read_only else problem
-        problem = "draining" if self.core.is_draining else problem
+        problem = "draining" if self.core.is_draining else ""
+        problem = problem or (f"read-only: {self.read_only}" if self.read_only else "")
+        problem = problem or ("" if self.views().timestamp_ns else _NOT_COMPUTED)
+        problem = problem or self.metrics.unknown_reason
+        for probe in self.write_probes:
+            problem = problem or await probe.problem()
         if problem:
             return web.Response(status=503, text=f"not ready: {problem}\n")
         return web.Response(text="ready\n")

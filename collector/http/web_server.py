@@ -7,7 +7,8 @@ is; and a client with many concurrent requests waits for its own, others do not.
 After a start on a full disk the collector serves its data read-only, and waits for space: nothing is
 written and nothing is opened for writing. The content of the state directory is read into a separate
 collector, which serves views, API and metrics; frames get 503 with Retry-After, so that agents keep
-them in their spools, and `/-/ready` states the reason.
+them in their spools, and `/-/ready` states the reason. A running collector is not ready while a write
+to the ledger or to the file system of its frame log fails.
 """
 
 from __future__ import annotations
@@ -16,15 +17,17 @@ import asyncio
 import errno
 import gzip
 import logging
+import os
 import ssl
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import structlog
 from aiohttp import web
@@ -33,8 +36,10 @@ from aiohttp.typedefs import Handler
 
 from collector import cluster_head
 from collector.access.credentials import Credential, Role
+from collector.framelog import framelog
 from collector.http import access_control as routes
 from collector.ledger import membership
+from collector.ledger.database import Database, call_database, find_ledger_problem
 from railscope import durable_files, server_connections, service
 
 log = structlog.get_logger(__name__)
@@ -244,8 +249,8 @@ class ReadPool:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-PROBE_BYTES = 256 << 10
-"""Free space without which a collector does not start to write."""
+PROBE_BYTES = framelog.MAX_GROUP_BYTES
+"""Free space without which a collector does not start to write and is not ready."""
 RETRY_SECONDS = 5.0
 _DISK_FULL_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 
@@ -253,15 +258,80 @@ _DISK_FULL_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ER
 def find_write_problem(directory: Path) -> str:
     """Return the reason why a directory cannot be written; empty if it can. Blocking.
 
-    Only a write with fsync detects a quota, a full or a read-only file system.
+    Only a write with fsync and an allocation detect a quota, a full or a read-only file system.
     """
     try:
-        with durable_files.partial_file(directory / "probe", bytes(PROBE_BYTES)):
+        with (
+            durable_files.partial_file(directory / "probe", b"probe") as path,
+            path.open("rb+") as file,
+        ):
+            os.posix_fallocate(file.fileno(), 0, PROBE_BYTES)
             return ""
     except OSError as error:
         if error.errno in _DISK_FULL_ERRORS:
             return f"cannot write the state directory: {error.strerror}"
         raise
+
+
+REUSE_SECONDS = 5.0
+"""Time for which the result of a write is reused."""
+
+
+@dataclass(slots=True)
+class WriteProbe:
+    """Result of the newest write to a target, for any number of concurrent callers."""
+
+    target: str
+    write: Callable[[], Coroutine[Any, Any, str]]
+    """Writes, and returns the reason why that is impossible; empty if it is possible."""
+    monotonic: Callable[[], float] = time.monotonic
+    wait_seconds: float = 5.0
+    _task: asyncio.Task[str] | None = None
+    _problem: str = ""
+    _ended_at: float | None = None
+
+    async def problem(self) -> str:
+        """Return the reason why the target cannot be written; empty if there is none.
+
+        A write that has not ended after `wait_seconds` counts as failed; it continues, and later
+        callers wait for the same one. The message of the system, which may contain hosts and files,
+        is logged and not returned: readiness is served without a credential.
+        """
+        if self._ended_at is None or self.monotonic() - self._ended_at >= REUSE_SECONDS:
+            if self._task is None:
+                self._task = asyncio.create_task(self.write())
+                self._task.add_done_callback(self._end_write)
+            done, _ = await asyncio.wait({self._task}, timeout=self.wait_seconds)
+            if not done:
+                return f"no write to {self.target} has succeeded for {self.wait_seconds:g} s"
+        if self._problem:
+            return f"cannot write {self.target}; the collector's log has the reason"
+        return ""
+
+    async def close(self) -> None:
+        """Wait for a write that has not ended."""
+        if self._task:
+            await asyncio.wait({self._task})
+
+    def _end_write(self, task: asyncio.Task[str]) -> None:
+        self._task = None
+        if not task.cancelled():
+            fault = task.exception()
+            before = self._problem
+            self._problem = f"{type(fault).__name__}: {fault}" if fault else task.result()
+            self._ended_at = self.monotonic()
+            if self._problem and not before:
+                log.error("write_probe_failed", target=self.target, problem=self._problem)
+
+
+def make_probes(
+    open_database: Callable[[], Database], find_problem: Callable[[Path], str], directory: Path
+) -> list[WriteProbe]:
+    """Return the probes of the ledger and of the directory of the frame log."""
+    return [
+        WriteProbe("the ledger", lambda: call_database(find_ledger_problem, open_database)),
+        WriteProbe("the frame log", lambda: service.run_in_thread(find_problem, directory)),
+    ]
 
 
 @dataclass(slots=True)

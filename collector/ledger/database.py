@@ -1,8 +1,7 @@
 """The database of a ledger: SQLite or PostgreSQL, by URL.
 
 `ledger_url` returns its location according to the settings. `SharedDatabase` is one database that
-all components of a collector share, opened on first use. `LedgerProbe` reports its readiness: a
-write that is committed, repeated at most every few seconds.
+all components of a collector share, opened on first use.
 """
 
 from __future__ import annotations
@@ -371,9 +370,6 @@ def check_file(url: URL) -> None:
 
 log = structlog.get_logger(__name__)
 
-REUSE_SECONDS = 5.0
-_UNWRITABLE = "cannot write the ledger; the collector's log has the reason"
-
 _probe_table = sa.Table(
     "write_probe",
     sa.MetaData(),
@@ -399,52 +395,10 @@ def commit_probe(database: Database) -> None:
             connection.execute(sa.insert(_probe_table).values(id=1, writes=1))
 
 
-@dataclass(slots=True)
-class LedgerProbe:
-    """Result of the newest write, for any number of concurrent callers."""
-
-    open: Callable[[], Database]
-    monotonic: Callable[[], float] = time.monotonic
-    wait_seconds: float = 5.0
-    _task: asyncio.Task[str] | None = None
-    _problem: str = ""
-    _ended_at: float | None = None
-
-    async def problem(self) -> str:
-        """Return the reason why the ledger cannot be written; empty if there is none.
-
-        A database that does not respond within `wait_seconds` counts as unwritable; the write continues,
-        and later callers wait for the same one. The database's own message, which may contain hosts and
-        files, is logged and not returned: readiness is served without a credential.
-        """
-        if self._ended_at is not None and self.monotonic() - self._ended_at < REUSE_SECONDS:
-            return _UNWRITABLE if self._problem else ""
-        if self._task is None:
-            self._task = asyncio.create_task(call_database(self._write))
-            self._task.add_done_callback(self._end_write)
-        done, _ = await asyncio.wait({self._task}, timeout=self.wait_seconds)
-        if not done:
-            return f"no write to the ledger has succeeded for {self.wait_seconds:g} s"
-        return _UNWRITABLE if self._problem else ""
-
-    async def close(self) -> None:
-        """Wait for a write that has not ended."""
-        if self._task:
-            await asyncio.wait({self._task})
-
-    def _write(self) -> str:
-        try:
-            commit_probe(self.open())
-        except UnusableLedgerError as error:
-            return str(error)
-        return ""
-
-    def _end_write(self, task: asyncio.Task[str]) -> None:
-        self._task = None
-        if not task.cancelled():
-            fault = task.exception()
-            before = self._problem
-            self._problem = f"{type(fault).__name__}: {fault}" if fault else task.result()
-            self._ended_at = self.monotonic()
-            if self._problem and not before:
-                log.error("ledger_write_failed", problem=self._problem)
+def find_ledger_problem(open_database: Callable[[], Database]) -> str:
+    """Return the reason why the ledger cannot be written; empty if it can. Blocking."""
+    try:
+        commit_probe(open_database())
+    except UnusableLedgerError as error:
+        return str(error)
+    return ""

@@ -68,8 +68,7 @@ async def test_frames_are_received_while_all_commits_wait(tmp_path: Path) -> Non
             set_standby(url, "missing")
             try:
                 probes = [
-                    asyncio.create_task(call_database(running.collector.ledger_probe._write))  # noqa: SLF001 - a commit
-                    for _ in range(3)
+                    asyncio.create_task(running.collector.probes[0].write()) for _ in range(3)
                 ]
                 await until(lambda: count_hanging(url) >= 2)
                 for second in range(10, 60, 10):

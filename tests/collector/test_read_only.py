@@ -45,7 +45,7 @@ def test_a_write_that_the_system_rejects_is_seen_and_leaves_nothing(tmp_path: Pa
 def test_a_full_file_system_is_seen(tmp_path: Path) -> None:
     with small_file_system(tmp_path / "disk", 128) as disk:
         assert find_write_problem(disk) == FULL
-        enlarge(disk, 4096)
+        enlarge(disk, 32 << 10)
         assert find_write_problem(disk) == ""
 
 
