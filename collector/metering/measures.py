@@ -180,7 +180,9 @@ def _order_readings(runs: Iterable[CounterReadings]) -> _OrderedReadings:
         rows.append(np.stack(columns))
     table = np.concatenate(rows, axis=1)
     timestamps_ns, counters, _, epoch_numbers, _ = table
-    return _OrderedReadings(*table[:, np.lexsort((counters, epoch_numbers, timestamps_ns))])
+    if np.any(timestamps_ns[1:] <= timestamps_ns[:-1]):
+        table = table[:, np.lexsort((counters, epoch_numbers, timestamps_ns))]
+    return _OrderedReadings(*table)
 
 
 def _find_previous_of_epoch(epochs: Column) -> Column:
