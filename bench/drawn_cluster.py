@@ -71,6 +71,9 @@ Effect = Callable[["DrawnCluster", Row, int], None]
 class DrawnCluster:
     """A cluster of pods with jobs; `draw` returns the readings of the next slot."""
 
+    leaf_name = "leaf-{pod}-{rail}"
+    """Name of the leaf of a rail in a pod."""
+
     def __init__(
         self, seed: int, pods: int = 2, nodes_per_pod: int = 4, *, benign: bool = True
     ) -> None:
@@ -141,7 +144,6 @@ class DrawnCluster:
         }
         node = {"cpu": np.full(nodes, 0.02), "pressure": np.zeros(nodes)}
         mount = {"latency": 0.002 * self.noise(0.25, nodes), "operations": np.full(nodes, 20.0)}
-        mount |= {"writes": np.zeros(nodes), "write_latency": 3 * mount["latency"]}
         row = Row(nic, gpu, node, mount)
         row.offsets = dict(
             enumerate((self.offset_seconds + self.rng.normal(0, 2e-4, nodes)).tolist())
@@ -286,14 +288,10 @@ class DrawnFeed:
             ("cpu_pressure_seconds", row.node["pressure"] * SLOT_SECONDS, seconds),
         ):
             self._add(DeviceKind.NODE, name, slot, np.asarray(values, np.float64), weights)
-        for name, rate, latency in (
-            ("read", "operations", "latency"),
-            ("write", "writes", "write_latency"),
-        ):
-            operations = row.mount[rate] * SLOT_SECONDS
-            self._add(DeviceKind.MOUNT, f"{name}_operations", slot, operations, seconds)
-            durations = operations * row.mount[latency]
-            self._add(DeviceKind.MOUNT, f"{name}_seconds", slot, durations, seconds)
+        operations = row.mount["operations"] * SLOT_SECONDS
+        self._add(DeviceKind.MOUNT, "read_operations", slot, operations, seconds)
+        durations = operations * row.mount["latency"]
+        self._add(DeviceKind.MOUNT, "read_seconds", slot, durations, seconds)
         self._put_receipts(slot, row)
 
     def _put_receipts(self, slot: int, row: Row) -> None:
@@ -439,7 +437,11 @@ def _entities(cluster: DrawnCluster, number: int) -> list[WireEntity]:
         }
         found += [
             WireEntity("nic", (f"eth{rail}",), facts),
-            WireEntity("nic_neighbour", (f"eth{rail}",), {"switch": f"leaf-{pod}-{rail}"}),
+            WireEntity(
+                "nic_neighbour",
+                (f"eth{rail}",),
+                {"switch": cluster.leaf_name.format(pod=pod, rail=rail)},
+            ),
             WireEntity("pcie", (address,), {"numa_node": str(rail // 4)}),
         ]
     return found

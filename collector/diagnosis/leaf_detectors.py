@@ -33,6 +33,7 @@ def faulty_leaves(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     losses = _means(view, np.fmax(nic["out_of_order"], nic["naks"]), use)
     paused = _means(view, nic["paused_share"], use)
     lossy: dict[int, findings.Finding] = {}
+    exchange = _exchanging_leaves(view) if (losses > 0).any() else None
     for leaf, members in enumerate(view.groups.leaves):
         positions = members[use[members]]
         if len(positions) < MIN_MEMBERS:
@@ -73,45 +74,48 @@ def faulty_leaves(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
                 ),
             )
             continue
-        usual_losses = float(np.nan_to_num(median_known(losses[other_leaves])))
+        # The leaves that exchange with it lose the packets between them as well.
+        apart = other_leaves if exchange is None else np.flatnonzero(~exchange[leaf])
+        usual_losses = float(np.nan_to_num(median_known(losses[apart])))
         for found in _losses(view, cause, positions, paused, usual_losses):
             if found.incident_class == "leaf_loss":
                 lossy[leaf] = found
             else:
                 yield found
-    yield from _origins(view, lossy, losses)
+    if exchange is not None:
+        yield from _origins(view, lossy, losses, exchange)
 
 
 def _origins(
-    view: findings.DiagnosisView, lossy: dict[int, findings.Finding], losses: Floats
+    view: findings.DiagnosisView,
+    lossy: dict[int, findings.Finding],
+    losses: Floats,
+    exchange: findings.Flags,
 ) -> Iterator[findings.Finding]:
     """Yield the leaves at which packets are lost, without those whose NICs exchange with these.
 
     A loss is counted by both ends, so that leaves of a job's pods have losses in the share of the traffic between them.
     Leaves that lose alike are alternatives: hosts cannot distinguish them.
     """
-    jobs = {leaf: _jobs_of_leaf(view, leaf) for leaf in lossy}
-    rails = {leaf: int(view.groups.nic_rail[view.groups.leaves[leaf][0]]) for leaf in lossy}
     for leaf, finding in lossy.items():
-        joined = [
-            other
-            for other in lossy
-            if other != leaf and rails[other] == rails[leaf] and jobs[other] & jobs[leaf]
-        ]
+        joined = [other for other in lossy if other != leaf and exchange[leaf, other]]
         share = view.thresholds.leaves.joined_losses
         if all(losses[leaf] >= share * losses[other] for other in joined):
             alike = tuple(other for other in joined if share * losses[leaf] <= losses[other])
             yield replace(finding, alternatives=alike)
 
 
-def _jobs_of_leaf(view: findings.DiagnosisView, leaf: int) -> set[int]:
-    """Return the numbers of the jobs below a leaf; NICs without a job exchange with others without one."""
-    of_leaf = {
-        number
-        for number, job in enumerate(view.jobs)
-        if (view.groups.nic_leaf[job.nics] == leaf).any()
-    }
-    return of_leaf or {-1}
+def _exchanging_leaves(view: findings.DiagnosisView) -> findings.Flags:
+    """Return, for each two leaves, if their NICs exchange: they are of one rail and of a common job, or without a job."""
+    groups = view.groups
+    shares = np.zeros((len(groups.leaves), len(view.jobs) + 1), np.float32)
+    for number, job in enumerate(view.jobs):
+        leaves = groups.nic_leaf[job.nics]
+        shares[leaves[leaves >= 0], number] = 1.0
+    shares[:, -1] = ~shares.any(axis=1)
+    rails = np.array([groups.nic_rail[nics[0]] if len(nics) else -1 for nics in groups.leaves])
+    found: findings.Flags = (shares @ shares.T > 0) & (rails[:, None] == rails)
+    return found
 
 
 def _losses(

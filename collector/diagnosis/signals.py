@@ -86,14 +86,14 @@ def _unprotected_share(w: WindowSums) -> Floats:
 
     Without the settings, outside the priority that carries most bytes in the cluster.
     """
-    sent = np.stack([w.total(f"priority_{number}_sent_bytes") for number in PRIORITIES])
+    sent = np.stack([w.rate(f"priority_{number}_sent_bytes") for number in PRIORITIES])
     if np.isnan(sent).all():
         return np.full(sent.shape[1], np.nan)
     lossless = np.stack([w.last(f"priority_{number}_lossless") for number in PRIORITIES])
     usual = int(np.nan_to_num(sent).sum(axis=1).argmax())
     is_set = np.nansum(lossless, axis=0) > 0
     protected = np.where(is_set, np.nansum(sent * (lossless > 0), axis=0), sent[usual])
-    return np.maximum(1.0 - divide(protected, w.total("rdma_sent_bytes")), 0.0)
+    return np.maximum(1.0 - divide(protected, _rdma_rate(w, "sent")), 0.0)
 
 
 def _stall_share(w: WindowSums, seconds: str, gauge: str) -> Floats:

@@ -236,6 +236,26 @@ def test_leaves_of_one_job_that_lose_alike_are_alternatives(
     assert {each.class_name for each in roots} == {"leaf_loss"}
 
 
+def test_the_only_two_leaves_of_a_job_lose_alike_where_one_of_them_drops() -> None:
+    """All rails of a pod have one leaf: the other leaf, which exchanges with it, loses as much."""
+    cluster = DrawnCluster(SEED, 2, 6, benign=False)
+    cluster.leaf_name = "leaf-{pod}"
+    cluster.jobs = cluster.jobs[:1]
+    cluster.jobs[0].nodes = list(range(12))
+    feed = DrawnFeed(cluster, 80)
+    for slot in range(80):
+        row = cluster.draw()
+        if slot >= 50:
+            row.nic["naks"][:] = row.nic["order"][:] = 20.0
+        feed.put(slot, row)
+        feed.diagnosis.arrange()
+        feed.diagnosis.evaluate(slot)
+    leaves = PeerGroups(feed.diagnosis.devices).leaf_names
+    (found,) = feed.diagnosis.tracker.incidents
+    assert (found.class_name, found.cause.name) == ("leaf_loss", "leaf-0")
+    assert [leaves[position] for position in found.alternatives] == ["leaf-1"]
+
+
 def test_a_nic_that_stops_receiving_is_not_slow_before_it_is_a_storm() -> None:
     cluster = DrawnCluster(SEED, 1, 6, benign=False)
     feed = DrawnFeed(cluster, 70)

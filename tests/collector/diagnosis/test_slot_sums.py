@@ -116,18 +116,13 @@ def test_every_quantity_has_a_metric_of_the_catalog() -> None:
     assert not [quantity.name for quantity in QUANTITIES.values() if quantity.metric not in METRICS]
 
 
-def test_bytes_that_a_driver_counts_by_version_of_ip_are_what_the_nic_sends() -> None:
-    """irdma has no counter of all bytes; a NIC that has one is not counted twice."""
+def window_of(**quantities: list[float]) -> WindowSums:
+    """A slot of NICs with these increases; NaN for a counter that a NIC does not have."""
     sums = SlotSums(DeviceKind.NIC, 4, 4)
     for _ in range(2):
         sums.add_device()
     sums.advance(0)
-    for name, values in (
-        ("ipv4_sent_bytes", [300.0, 300.0]),
-        ("ipv6_sent_bytes", [200.0, 200.0]),
-        ("rdma_sent_bytes", [np.nan, 500.0]),
-        ("port_rate", [100.0, 100.0]),
-    ):
+    for name, values in quantities.items():
         known = ~np.isnan(values)
         sums.add(
             np.full(2, sums.index[name]),
@@ -137,5 +132,28 @@ def test_bytes_that_a_driver_counts_by_version_of_ip_are_what_the_nic_sends() ->
             10.0 * known[None],
         )
     sums.settle(0)
-    sent = SIGNALS[DeviceKind.NIC]["send"].formula(WindowSums(sums, 0, 1))
-    assert sent.tolist() == [0.5, 0.5]
+    return WindowSums(sums, 0, 1)
+
+
+def test_bytes_that_a_driver_counts_by_version_of_ip_are_what_the_nic_sends() -> None:
+    """irdma has no counter of all bytes; a NIC that has one is not counted twice."""
+    window = window_of(
+        ipv4_sent_bytes=[300.0, 300.0],
+        ipv6_sent_bytes=[200.0, 200.0],
+        rdma_sent_bytes=[np.nan, 500.0],
+        port_rate=[100.0, 100.0],
+    )
+    assert SIGNALS[DeviceKind.NIC]["send"].formula(window).tolist() == [0.5, 0.5]
+
+
+def test_traffic_outside_the_lossless_priority_is_a_share_of_what_the_nic_sends() -> None:
+    """A NIC of bnxt_re without a counter of RDMA bytes has that of its port."""
+    window = window_of(
+        port_sent_bytes=[1000.0, 1000.0],
+        rdma_sent_bytes=[np.nan, 1000.0],
+        priority_0_sent_bytes=[1000.0, 250.0],
+        priority_3_sent_bytes=[0.0, 750.0],
+        priority_3_lossless=[10.0, 10.0],
+    )
+    share = SIGNALS[DeviceKind.NIC]["unprotected_share"].formula(window)
+    assert share.tolist() == [1.0, 0.25]
