@@ -167,18 +167,20 @@ def incast_receivers(view: findings.DiagnosisView) -> Iterator[findings.Finding]
     usual = np.fmax(np.nan_to_num(received), np.nan_to_num(baseline))
     usual = np.fmax(usual, _received_by_job(view))
     limit = np.fmax(thresholds.min_incast_marked, thresholds.incast_marks_factor * usual_marked)
+    min_receive = np.fmax(thresholds.incast_receive_factor * usual, thresholds.min_incast_receive)
+    receives_more = findings.above(nic["receive"], min_receive)
     hit = (
         use
         & findings.above(nic["marked_share"], limit)
-        & findings.above(
-            nic["receive"],
-            np.fmax(thresholds.incast_receive_factor * usual, thresholds.min_incast_receive),
-        )
+        & receives_more
         & ~findings.above(nic["pausing_share"], thresholds.min_pausing)
     )
     for position in np.flatnonzero(hit).tolist():
-        # The root of a tree always receives more than its leaves.
-        if not has_past[position] and not _delays_other_jobs(view, position):
+        # The root of a tree always receives more than its leaves, and on all rails.
+        beside = use & (view.groups.nic_node == view.groups.nic_node[position])
+        beside[position] = False
+        is_usual_root = beside.any() and receives_more[beside].all()
+        if not has_past[position] and (is_usual_root or not _delays_other_jobs(view, position)):
             continue
         name = view.nic_name(position)
         yield findings.Finding(

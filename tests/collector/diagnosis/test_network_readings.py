@@ -191,14 +191,15 @@ def test_one_rail_of_two_nodes_loses_what_a_nic_sends(
     assert found & {("link_transmit_errors", "nic")} == expected
 
 
-def test_the_root_of_a_tree_receives_as_usual() -> None:
-    """One node receives more than the others on all rails since the first reading."""
+@pytest.mark.parametrize("job", [0, 1])
+def test_the_root_of_a_tree_receives_as_usual(job: int) -> None:
+    """One node receives more than the others on all rails since the first reading; NICs of its job or another one are paused."""
 
     def receive(cluster: DrawnCluster, row: Row, _: int) -> None:
         root = cluster.jobs[0].nodes[0]
         row.nic["receive"][root] = 0.7
         row.nic["marked"][root] = 0.05
-        row.nic["paused"][cluster.jobs[0].nodes[1:]] += 0.1
+        row.nic["paused"][cluster.jobs[job].nodes[1 - job :]] += 0.1
 
     assert classes_of(incidents_of(receive, 20)) == set()
 
