@@ -293,6 +293,8 @@ class JobHistory:
     """Slots without progress since then."""
     longest_pause_slots: int = 0
     """Longest time without progress from which the job continued."""
+    resumed_slot: int = -1
+    """First slot with progress after a minute without, or longer."""
     exchange_slot: int = -1
     """Last slot in whose minute its NICs sent data."""
     slow_speed: float = 0.0
@@ -310,7 +312,13 @@ class JobHistory:
         if self.progress_slot >= 0:
             pause = min(self.pause_slots, MAX_PAUSE_SLOTS)
             self.longest_pause_slots = max(self.longest_pause_slots, pause)
+            if pause >= SLOTS_PER_MINUTE:
+                self.resumed_slot = slot
         self.progress_slot, self.pause_slots = slot, 0
+
+    def restarts(self, slot: int) -> bool:
+        """True if the job has continued after a pause within the last two minutes."""
+        return self.resumed_slot >= 0 and slot - self.resumed_slot < 2 * SLOTS_PER_MINUTE
 
 
 MAX_LOSING_SPEED = 0.95

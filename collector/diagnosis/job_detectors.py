@@ -45,7 +45,9 @@ def jobs_without_input(view: findings.DiagnosisView) -> Iterator[findings.Findin
         slots: sums.weight("utilization", slot, slots) for slots in (INPUT_SLOTS, MOMENT_SLOTS)
     }
     for job in view.jobs:
-        if findings.above(past[job.gpus], MIN_USE).mean() <= thresholds.majority:
+        # A job that restarts fills its caches.
+        restarts = view.states[job.key].history.restarts(slot)
+        if restarts or findings.above(past[job.gpus], MIN_USE).mean() <= thresholds.majority:
             continue
         few, more = (float(np.median(counts[slots][job.gpus])) for slots in counts)
         wait = _input_wait(view, job, INPUT_SLOTS, few)

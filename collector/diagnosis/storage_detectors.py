@@ -136,13 +136,14 @@ CERTAIN_CHANGE = 20.0
 def _job_waits(
     view: findings.DiagnosisView, job: ActiveJob, slow: findings.Flags, *, is_certain: bool
 ) -> bool:
-    """True if the nodes of a job that use slow mounts have gaps in their work; a job that has ended, or starts, is idle.
+    """True if the nodes of a job that use slow mounts have gaps in their work; a job that has ended, or (re)starts, is idle.
 
     Gaps of few of them have another reason, as a late host. The load of a service varies, and alternating phases differ: their
     work shows no wait.
     """
     thresholds = view.thresholds.jobs
-    if not job_steps.is_steady(view, job, "utilization"):
+    restarts = view.states[job.key].history.restarts(view.signals.slot) and not is_certain
+    if restarts or not job_steps.is_steady(view, job, "utilization"):
         return False
     # Of long steps, some minutes show a part on some of the nodes.
     windows = (findings.SLOTS_PER_MINUTE, 3 * findings.SLOTS_PER_MINUTE)[: 1 + is_certain]

@@ -164,6 +164,24 @@ def test_slow_storage_is_one_incident_through_checkpoints_and_evaluations() -> N
     assert [(each.class_name, each.ended_ns) for each in incidents] == [("storage_bound", 0)]
 
 
+@pytest.mark.parametrize("pause", [0, 12])
+def test_a_job_that_restarts_loads_its_state_slowly(pause: int) -> None:
+    """After two minutes without work the ranks run again, while the storage is slow for two minutes."""
+
+    def restart(cluster: DrawnCluster, row: Row, since: int) -> None:
+        nodes = cluster.jobs[0].nodes
+        if 0 <= since < pause:
+            cluster.slow_job(row, cluster.jobs[0], 0.0)
+            row.gpu["utilization"][nodes] = 0.0
+        if pause <= since < pause + 10:
+            row.mount["latency"] *= 10
+            row.gpu["utilization"][nodes] *= 0.8
+            cluster.slow_job(row, cluster.jobs[0], 0.8)
+
+    found = {name for name, _ in classes_of(incidents_of(restart))}
+    assert found == (set() if pause else {"storage_bound"})
+
+
 @pytest.mark.parametrize(("speeds", "found"), [((0.5, 0.5), True), ((1.0, 0.03), False)])
 def test_moments_show_missing_input_if_the_exchange_is_even(
     speeds: tuple[float, float], *, found: bool
