@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from collector.diagnosis import findings, job_steps, slot_sums
-from collector.diagnosis.jobs import ActiveJob
+from collector.diagnosis.jobs import MIN_PEERS, ActiveJob
 from collector.diagnosis.quantities import DeviceKind
 
 
@@ -22,9 +22,16 @@ def slow_storage(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     mounts = view.devices.mounts
     if not mounts:
         return
+    by_server: dict[str, list[int]] = defaultdict(list)
+    for position, each in enumerate(mounts):
+        by_server[each.server].append(position)
     changes, is_slow = _latency_changes(view)
     change = np.fmax.reduce(changes)
-    slow = is_slow & ~is_busy(view, "reads") & ~is_busy(view, "writes")
+    busy = is_busy(view, "reads") | is_busy(view, "writes")
+    for positions in by_server.values():
+        if not busy[positions].any() and _are_slow_alike(view, positions, changes):
+            is_slow[positions] = ~np.isnan(change[positions])
+    slow = is_slow & ~busy
     waiting_jobs, lasting = _waiting_jobs(view, slow, is_slow, changes[0])
     slow[lasting] = True
     # A job of one node may be a service with less load, unless most of them wait.
@@ -36,15 +43,13 @@ def slow_storage(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     }
     waiting |= {name for job in view.jobs for name in _nodes_waiting_for_storage(view, job)}
     is_waiting = np.array([each.node in waiting for each in mounts])
-    by_server: dict[str, list[int]] = defaultdict(list)
-    for position, each in enumerate(mounts):
-        by_server[each.server].append(position)
     for server, positions in by_server.items():
         hit = [p for p in positions if slow[p]]
         if not hit or not is_waiting[hit].any():
             continue
         # Clients that only read show nothing of slow writes.
-        slow_kinds = (changes[:, hit] > thresholds.latency_factor).any(axis=1)
+        limit = min(thresholds.latency_factor, float(np.nanmax(changes[:, hit])))
+        slow_kinds = (changes[:, hit] >= limit).any(axis=1)
         shown = np.logical_or.reduce(~np.isnan(changes[slow_kinds]))
         clients = [p for p in positions if shown[p]]
         evidence = tuple(_latency_evidence(view, p, changes[:, p]) for p in hit[:4])
@@ -59,6 +64,23 @@ def slow_storage(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         else:
             for node in sorted({mounts[p].node for p in hit if is_waiting[p]}):
                 yield findings.Finding("storage_bound", findings.Cause("node", name=node), evidence)
+
+
+def _are_slow_alike(
+    view: findings.DiagnosisView, positions: list[int], changes: slot_sums.Floats
+) -> bool:
+    """True if the usual client of a server has a latency that one client alone may have by chance."""
+    thresholds = view.thresholds.jobs
+    for name, change in zip(_LATENCIES, changes[:, positions], strict=True):
+        known_changes = change[~np.isnan(change)]
+        latency = slot_sums.median_known(view.signals.mount[name][positions])
+        if (
+            len(known_changes) >= MIN_PEERS
+            and latency > thresholds.min_latency_seconds
+            and slot_sums.median(known_changes) > np.sqrt(thresholds.latency_factor)
+        ):
+            return True
+    return False
 
 
 def _latency_evidence(
@@ -197,12 +219,11 @@ def _waited_before(view: findings.DiagnosisView, job: ActiveJob, slow: findings.
     }
     limit = np.sqrt(view.thresholds.jobs.latency_factor)
     slots = job_steps.waiting_slots(view, job, 0.0, view.thresholds.jobs.max_input)
-    for back in range(slots if mounts else 0):
-        table = view.signals.table(DeviceKind.MOUNT, 1, back)
-        ratios = np.concatenate([table[name][mounts] / usual[name] for name in _LATENCIES])
-        if slot_sums.median_known(ratios) < limit:
-            return slots - back > MAX_LATE_SLOTS
-    return False
+    if not mounts or slots <= MAX_LATE_SLOTS:
+        return False
+    table = view.signals.table(DeviceKind.MOUNT, MAX_LATE_SLOTS, slots - MAX_LATE_SLOTS)
+    ratios = np.concatenate([table[name][mounts] / usual[name] for name in _LATENCIES])
+    return bool(slot_sums.median_known(ratios) < limit)
 
 
 _LATENCIES = ("read_latency", "write_latency")

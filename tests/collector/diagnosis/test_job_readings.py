@@ -164,6 +164,20 @@ def test_slow_storage_is_one_incident_through_checkpoints_and_evaluations() -> N
     assert [(each.class_name, each.ended_ns) for each in incidents] == [("storage_bound", 0)]
 
 
+def test_a_server_that_is_a_little_slower_for_all_its_clients_is_slow() -> None:
+    """No client alone has a latency that chance could not explain, in some minutes."""
+
+    def slow_down(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            for job in cluster.jobs:
+                row.gpu["utilization"][job.nodes] *= 0.6
+                cluster.slow_job(row, job, 0.6)
+            row.mount["latency"][:] = 0.006
+
+    found = incidents_of(slow_down)
+    assert [(each.class_name, each.cause.name) for each in found] == [("storage_bound", "filer")]
+
+
 @pytest.mark.parametrize("pause", [0, 12])
 def test_a_job_that_restarts_loads_its_state_slowly(pause: int) -> None:
     """After two minutes without work the ranks run again, while the storage is slow for two minutes."""
