@@ -252,17 +252,20 @@ class ReadPool:
 PROBE_BYTES = framelog.MAX_GROUP_BYTES
 """Free space without which a collector does not start to write and is not ready."""
 RETRY_SECONDS = 5.0
+_PROBE_NAME = "probe"
 _DISK_FULL_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 
 
 def find_write_problem(directory: Path) -> str:
     """Return the reason why a directory cannot be written; empty if it can. Blocking.
 
-    Only a write with fsync and an allocation detect a quota, a full or a read-only file system.
+    Only a write with fsync and an allocation detect a quota, a full or a read-only file system. A
+    probe that a process left behind when it was killed is deleted.
     """
     try:
+        durable_files.delete_partial_files(directory, _PROBE_NAME)
         with (
-            durable_files.partial_file(directory / "probe", b"probe") as path,
+            durable_files.partial_file(directory / _PROBE_NAME, b"probe") as path,
             path.open("rb+") as file,
         ):
             os.posix_fallocate(file.fileno(), 0, PROBE_BYTES)

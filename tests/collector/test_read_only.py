@@ -13,6 +13,7 @@ from support.disk import enlarge, small_file_system
 
 from collector.audit.ledger_watch import KNOWN_HEAD_FILE
 from collector.http.web_server import find_write_problem
+from railscope.durable_files import PARTIAL
 
 PATIENCE_SECONDS = 60
 FULL = "cannot write the state directory: No space left on device"
@@ -47,6 +48,11 @@ def test_a_full_file_system_is_seen(tmp_path: Path) -> None:
         assert find_write_problem(disk) == FULL
         enlarge(disk, 32 << 10)
         assert find_write_problem(disk) == ""
+        (disk / f"probe.0123abcd{PARTIAL}").write_bytes(
+            bytes(20 << 20)
+        )  # by a process that was killed
+        assert find_write_problem(disk) == ""
+        assert list(disk.iterdir()) == []
 
 
 async def until(condition, what: str) -> None:
