@@ -60,6 +60,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     async def serve() -> None:
         collector = collector_in(directory)
         collector.live.is_ready = True
+        collector.log.directory.mkdir(parents=True)  # readiness writes to it
         await write_audit_log(collector, DRAFTS)
         server = web_server.WebServer(collector.application(), collector.connections)
         listening.append((await server.start("127.0.0.1:0", None))[1])
