@@ -286,7 +286,7 @@ async def test_a_lost_connection_is_shown_with_the_age_of_the_rows_and_retried()
         assert "no HTTP answer" in screen.text("head")
         assert screen.rows(), "the old rows stay"
         content |= documents()
-        await screen.until(lambda: screen.text("head").startswith("FAILED"))
+        await screen.until(lambda: screen.text("head").startswith("FAILED  nodes: 1 healthy"))
         content["/api/v1/nodes"] = b"lost"
         await screen.until(lambda: not screen.rows())
         assert screen.text("head").startswith("FAILED  GPUs: 2 claimed, 2 idle  incidents: 1")
