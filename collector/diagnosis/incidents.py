@@ -257,6 +257,8 @@ class IncidentTracker:
             incident = explainer.incident
             incident.symptoms.add(kind.name)
             is_hard = incident.incident_class.specificity >= 1
+            if kind.name in PASSING_CLASSES and not is_hard:
+                return False  # the hardware reports it once: it is shown, and linked to its cause
             if is_hard and explainer.reach.device == candidate.reach.device:
                 incident.last_slot = slot  # the fault lasts while the device shows it
                 explainer.slots.append(slot)

@@ -58,6 +58,18 @@ def test_a_link_that_never_stays_up_for_a_slot_flaps() -> None:
     assert (incident.class_name, incident.cause.position) == ("link_flap", 10)
 
 
+@pytest.mark.parametrize("degraded_slots", [4, 20])
+def test_flaps_of_a_degraded_transceiver_are_an_incident_of_that_cause(degraded_slots: int) -> None:
+    def degraded_then_flaps(_: DrawnCluster, row: Row, since: int) -> None:
+        row.nic["bit_errors"][1, 2] = 1e-4 if 0 <= since < degraded_slots else 0.0
+        row.nic["downs"][1, 2] = since == 8
+
+    found = {each.class_name: each for each in incidents_of(degraded_then_flaps)}
+    assert found.keys() == {"transceiver_degraded", "link_flap"}
+    assert found["link_flap"].explained_by == found["transceiver_degraded"].incident_id
+    assert found["link_flap"].cause == found["transceiver_degraded"].cause
+
+
 def test_a_slow_receiver_remains_one_when_its_pcie_link_is_unread() -> None:
     def receiver(cluster: DrawnCluster, row: Row, since: int) -> None:
         if since >= 0:
