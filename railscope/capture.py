@@ -217,8 +217,11 @@ def read_moments(directory: Path) -> Iterator[CaptureMoment]:
             for line in lines:
                 number += 1
                 yield CaptureMoment.from_line(line)
-    except (OSError, ValueError) as error:
-        is_cut = isinstance(error, ValueError) and not line.endswith(b"\n")
+    except OSError as error:
+        message = f"reading the capture failed: {path}: {error.strerror}"
+        raise CaptureError(message) from error
+    except ValueError as error:
+        is_cut = not line.endswith(b"\n")
         kind = TruncatedCaptureError if is_cut else CaptureError
         line_name = "incomplete last line" if is_cut else "damaged line"
         message = f"reading the capture failed: {path}: {line_name} {number}: {error}"

@@ -85,6 +85,13 @@ def test_a_damaged_line_is_named(directory: Path, line: str) -> None:
         read_capture(directory)
 
 
+def test_a_capture_without_its_timeline_is_named(directory: Path) -> None:
+    timeline = directory / "timeline.jsonl"
+    timeline.unlink()
+    with pytest.raises(CaptureError, match=rf"failed: {timeline}: No such file or directory$"):
+        read_capture(directory)
+
+
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
