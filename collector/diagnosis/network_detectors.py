@@ -46,14 +46,17 @@ def slow_receivers(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     reports = findings.above(nic["pause_storms"], 0.0) & ~findings.above(
         nic["receive"], thresholds.storm_receive
     )
-    storm = reports | _stopped(view, nic)
+    # The pauses of the window may be those of before the senders stopped, as for a checkpoint.
+    newest = view.signals.table(DeviceKind.NIC, 1)
+    stopped_now = _stopped(view, newest)
+    storm = reports | (_stopped(view, nic) & (stopped_now | np.isnan(newest["pausing_share"])))
     # The window may not show a storm yet: it would be a slow receiver until then.
     slow = (
         findings.above(nic["pausing_share"], limit)
         & findings.above(nic["pausing_share"], nic["paused_share"])
         & (_pauses_again(view, limit / 2) | (nic["pcie_width"] < 1) | (nic["pcie_speed"] < 1))
         & ~storm
-        & ~_stopped(view, view.signals.table(DeviceKind.NIC, 1))
+        & ~stopped_now
     )
     for position in np.flatnonzero(storm).tolist():
         yield _pausing(view, "pfc_storm", position, limit)

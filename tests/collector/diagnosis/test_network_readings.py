@@ -82,6 +82,18 @@ def test_a_slow_receiver_remains_one_when_its_pcie_link_is_unread() -> None:
     assert [each.class_name for each in found if not each.explained_by] == ["pcie_bound_receiver"]
 
 
+def test_a_receiver_whose_senders_stop_is_no_storm() -> None:
+    """Without durations, the number of frames is an upper bound: of a window in which the senders stop, too."""
+
+    def pauses_until_a_checkpoint(_: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            row.nic["receive"][:, 2] = row.nic["send"][:, 2] = 0.04 if since < 12 else 0.0
+            row.nic["pausing"][1, 2] = 3.0 if since < 12 else 0.0
+
+    found = incidents_of(pauses_until_a_checkpoint)
+    assert {each.class_name for each in found if not each.explained_by} == {"slow_receiver"}
+
+
 def test_a_setting_of_both_nics_that_a_node_uses_is_one_cause() -> None:
     def sends_no_notifications(_: DrawnCluster, row: Row, since: int) -> None:
         for signal in ("send", "receive"):
