@@ -26,6 +26,8 @@ LINE_BYTES = 50e9
 FULL_STOP_FRAMES = 400e9 / (65_535 * 512)
 SPIN_ACTIVITY, SPIN_WATTS, IDLE_WATTS = 0.15, 240.0, 75.0
 START_NS = 1_760_000_000 * SECOND_NS
+QUIET_SLOTS = 6
+"""First slots without events, and those after a phase without a checkpoint."""
 COUNTED = (
     "send", "receive", "pausing", "paused", "pausing_frames", "paused_frames", "storms",
     "notifies", "ignores", "order", "timeouts", "naks", "discards", "uncorrected", "downs",
@@ -176,11 +178,8 @@ class DrawnCluster:
     def _disturb(self, row: Row) -> None:
         for job in self.jobs:
             phase, until = self._phases.get(job.name, ("", 0))
-            if phase and self.slot >= until:
-                phase = ""
-                del self._phases[job.name]
-            if not phase and self.slot > 6:  # noqa: PLR2004 - a first minute without events
-                phase = self._next_phase(job)
+            if self.slot >= until:
+                phase = self._next_phase(job, self.slot - until)
             self._apply_phase(row, job, phase)
         if self.slot >= self._marked_until and self.rng.random() < 0.005:  # noqa: PLR2004 - about one in half an hour
             self._marked_until, self._marked_factor = self.slot + 30, float(self.rng.uniform(5, 30))
@@ -189,11 +188,11 @@ class DrawnCluster:
         spikes = self.rng.random((self.nodes, RAILS)) < 2e-4  # noqa: PLR2004 - rare
         row.nic["paused_frames"][spikes] += self.rng.uniform(200, 3000)
 
-    def _next_phase(self, job: DrawnJob) -> str:
-        draw = self.rng.random()
+    def _next_phase(self, job: DrawnJob, quiet_slots: int) -> str:
+        draw = self.rng.random() if self.slot > QUIET_SLOTS else 1.0
         phase, low, high = "", 0, 0
         if draw < 1 / 60:
-            phase, low, high = "checkpoint", 2, 7
+            phase, low, high = ("checkpoint", 2, 7) if quiet_slots > QUIET_SLOTS else ("", 0, 0)
         elif draw < 1 / 60 + 1 / 800:
             phase, low, high = "requeue", 6, 18
         elif draw < 1 / 60 + 2 / 800:

@@ -69,7 +69,7 @@ FIGURES = {
     "console": (
         "largest page, 20 nodes",
         "most expensive page, first request after a refresh",
-        "acknowledged, p99, with 4 open pages / without",
+        "acknowledged, p99 (median of turns), with 4 open pages / without",
         "processor time for 4 open pages",
         "rail_history",
         "not modified",
@@ -116,7 +116,7 @@ FIGURES = {
     ),
     "dashboards": (
         "peak samples, most expensive query, at 1,000 nodes / limit of Prometheus",
-        "peak samples, recorded / not, health 306A",
+        "peak samples, recorded / not, health",
         "share of a core, recording rules at 1,000 nodes",
         "dashboard cluster-overview",
     ),

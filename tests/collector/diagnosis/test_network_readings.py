@@ -82,7 +82,7 @@ def test_a_slow_receiver_remains_one_when_its_pcie_link_is_unread() -> None:
     assert [each.class_name for each in found if not each.explained_by] == ["pcie_bound_receiver"]
 
 
-def test_a_receiver_whose_senders_stop_is_no_storm() -> None:
+def test_a_receiver_whose_senders_stop_stays_a_slow_receiver() -> None:
     """Without durations, the number of frames is an upper bound: of a window in which the senders stop, too."""
 
     def pauses_until_a_checkpoint(_: DrawnCluster, row: Row, since: int) -> None:
