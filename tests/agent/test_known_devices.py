@@ -108,6 +108,8 @@ def failing(
             return None
         if asked.host_interface == "nvml":
             return NvmlError(code)
+        if number == errno.ENODEV and asked.key.startswith("netlink.module("):
+            return OSError(errno.EIO, "injected")  # the other one states that the socket is empty
         return OSError(number, "injected")
 
     return fails
