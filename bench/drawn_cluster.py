@@ -275,9 +275,10 @@ class DrawnFeed:
     def put(self, slot: int, row: Row) -> None:
         """Store the readings of a slot."""
         lost = self.cluster.rng.random(self.cluster.nodes) < 0.01  # noqa: PLR2004 - one sample of a hundred
-        present: Floats = np.array(
-            [n not in row.stale_nodes and not lost[n] for n in range(self.cluster.nodes)]
-        )
+        here = [n not in row.stale_nodes and not lost[n] for n in range(self.cluster.nodes)]
+        present: Floats = np.array(here)
+        for number in np.flatnonzero(present).tolist():
+            self.diagnosis.readings.last_slots[node_name(number)] = slot
         self._put_nics(slot, row, present)
         self._put_gpus(slot, row, present)
         seconds = np.where(present, SLOT_SECONDS, 0.0)

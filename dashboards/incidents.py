@@ -40,10 +40,11 @@ def build_dashboard() -> Dashboard:
 
 def _of_incidents(expression: str) -> str:
     """Return the series of an expression of each incident, with all names of its cause."""
-    names = "max by (incident, gpu, pci_address) (railscope_incident_cause)"
+    # A larger cause has its parts there as well, which are of other kinds.
+    names = "max by (incident, kind, gpu, pci_address) (railscope_incident_cause)"
     return (
-        f"({expression}) * on (incident) group_left (gpu, pci_address) {names} "
-        f"or ({expression}) unless on (incident) railscope_incident_cause"
+        f"({expression}) * on (incident, kind) group_left (gpu, pci_address) {names} "
+        f"or ({expression}) unless on (incident, kind) railscope_incident_cause"
     )
 
 

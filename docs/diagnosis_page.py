@@ -14,6 +14,7 @@ from collector.diagnosis import switch_advice, switch_evidence, switch_links, sw
 from collector.diagnosis.incident_classes import CLASSES, IncidentClass
 from collector.diagnosis.incident_report import incident_schema
 from collector.diagnosis.network_advice import BLOCK_MINUTES, BLOCKS
+from collector.diagnosis.node_detectors import NODE_CLASSES
 from collector.diagnosis.ranking import EDGES
 from collector.diagnosis.settings_advice import MIN_MAJORITY
 from collector.diagnosis.signals import SIGNALS
@@ -57,10 +58,14 @@ warning: slow_receiver: NIC ens4f0np0 of gpu-node-2 (mlx5_5, 0000:5e:00.0, rail 
 3. A finding becomes an incident if it persists, as the table of classes states. A symptom waits while another finding may explain
    it: a finding of a class in the table about the same device, node, rail or job. What is lost on the link of a node explains
    losses on its rail only in its own jobs.
-4. An incident ends after 90 seconds without its finding. One that returns within 10 minutes is the same incident. An incident
+4. {NODE_CLASSES} of three or more devices of a node, or of all of its GPUs or NICs, are one incident of the node.
+   A device that had an incident before keeps it.
+5. An incident ends after 90 seconds without its finding. One that returns within 10 minutes is the same incident. An incident
    that is a report of the hardware also lasts while the device shows a symptom of it: an uncorrectable memory error until the
-   GPU no longer waits for the remapping of a row. `node_down` and `agent_partition` are conclusions from the same silence: if the job
+   GPU no longer waits for the remapping of a row. A link that is down is reported until it is up. While none of the nodes of the cause
+   sends samples, for an hour at most, the incident stays open: nothing is known. `node_down` and `agent_partition` are conclusions from the same silence: if the job
    goes on after all, or stops, the later one ends and explains the other.
+6. A fault that outlasts the incident that explained it is an incident of its own again.
 
 A node that the collector does not receive from is judged by the other nodes of its jobs. It is `node_down` if they exchange no data over
 their NICs while their GPUs are busy, for longer than in any pause of the job before, or with missed acknowledgements; and `agent_partition` if
@@ -76,7 +81,10 @@ GPUs without a claim are in no job ([how jobs are known](jobs.md)). What only th
 
 The speed of a job is the data that it exchanges per second, relative to its past, over NICs or over NVLink, whichever changed
 less: each step exchanges the same amount over both, on all nodes. If the nodes change differently, each works for itself, as in a
-rollout, and their waits show no fault.
+rollout, and their waits show no fault. `speed` of a job in an incident is the median of the last five minutes, without the first 40 seconds: a
+checkpoint in this time does not change it. `lost_gpu_seconds` are the GPUs of the slow jobs, times what they are slower, since the onset. If
+several incidents reach a slow job, those on its own devices, its leaf or its storage, or that pause its NICs, are its cause rather than
+those on its rail, and the one with the highest confidence is charged with the loss.
 
 [`[diagnosis.thresholds]`](configuration.md#diagnosisthresholdsnetwork) changes what the detectors compare with, in the collector and in
 `railscope diagnose --config FILE`. The defaults are those that `python -m bench.diagnosis` measures.
@@ -92,7 +100,7 @@ The collector evaluates the last frames every 10 seconds (`[diagnosis] enabled`)
   losses of other tenants.
 - [Metrics](metrics/incidents.md): open incidents with their causes, what they touch, and the GPU-seconds lost by class and tenant.
 - A webhook (`[diagnosis] webhook_url`), in the form that Alertmanager sends: one notification when an incident of at least
-  `webhook_min_severity` opens, one when it ends or another one explains it. What the receiver does not accept is sent again. Use it
+  `webhook_min_severity` opens, one when it ends or another one explains it, and again one if it outlasts that one. What the receiver does not accept is sent again. Use it
   where no Prometheus evaluates the [alerts](alerts.md).
 - The alert `RailscopeIncident`; [symptoms](#symptoms) of an incident are not sent.
 - Events and [audit records](audit.md): each change of an incident.
@@ -116,7 +124,8 @@ that was recorded later does not change it. The onset is the end of the first sl
 
 A file `arrivals.csv` beside the captures (columns `node,sent,received`: nanoseconds of the node's clock and of the
 collector's) contains the arrivals of all nodes, from which the offsets of the clocks and missing nodes are computed. Without it,
-clocks are not corrected, and a node is unknown from the end of its capture on.
+clocks are not corrected, and a node is unknown from the end of its capture on. Lines that are more than a day apart from the captures, or whose offset
+is from the others of their node, are ignored with a warning, and so is an invalid capture.
 """
 
 _SYMPTOMS = """\
@@ -243,7 +252,7 @@ def page() -> str:
         "",
         "Generated by `python docs/generate.py`; change its sources instead.",
         "",
-        *_INTRODUCTION.splitlines(),
+        *_INTRODUCTION.replace("{NODE_CLASSES}", _listed(NODE_CLASSES)).splitlines(),
         "",
         "## Classes of incidents",
         "",

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from collector.console import group_curves
-from collector.diagnosis.group_history import GroupKey
+from collector.diagnosis.diagnosis_curves import GroupKey
 from collector.workloads.job_roster import JobKey
 from dashboards.panels import MAX_POINTS
 from dashboards.promql import expand, labels_in, problems, recorded_in

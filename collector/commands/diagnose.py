@@ -6,15 +6,12 @@ collector. An evaluation uses nothing that was recorded after its end.
 
 from __future__ import annotations
 
-import csv
 import os
 import subprocess
 import sys
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +19,7 @@ import click
 import msgspec
 
 from collector.commands import administration
+from collector.commands.node_clocks import MAX_RANGE_NS, DiagnoseError, NodeClocks, read_arrivals
 from collector.config import CollectorSettings
 from collector.detector_thresholds import DetectorThresholds
 from collector.diagnosis.cluster_diagnosis import (
@@ -40,17 +38,15 @@ from collector.fleet.sheets import check_batch
 from collector.framelog import segment_files
 from collector.switches import switch_settings
 from collector.workloads.job_roster import compile_pattern
-from railscope import cli, timestamps
+from railscope import capture, cli, timestamps
 from railscope.envelopes import unpack
-from railscope.untrusted_text import TomlError, parse_toml
 from railscope.wire import Batch, Envelope, WireError, WireSchema, schema_hash
 
 MAX_ENVELOPE_BYTES = 256 << 20
-MAX_ARRIVALS = 10_000_000
 MAX_ROWS = 1 << 20
 MAX_BACKLOG_NS = 3600 * timestamps.SECOND_NS
 """Age of frames at their receipt that extends the range of a frame log."""
-MAX_SLOTS = 7 * 86_400 // SLOT_SECONDS
+MAX_SLOTS = MAX_RANGE_NS // timestamps.SECOND_NS // SLOT_SECONDS
 MAX_CAPTURES_PER_PROCESS = 8
 """Captures that one process replays: its start takes as long as ten minutes of a node."""
 _LENGTH_BYTES = 4
@@ -62,43 +58,11 @@ _SOURCES = (
 """Sources of the metrics that the diagnosis uses."""
 
 
-class DiagnoseError(click.ClickException):
-    """Captures or a frame log cannot be read; the message states the file and the remedy."""
-
-    exit_code = 2
-
-
 class _NodeFrames(NamedTuple):
     """Envelopes of nodes, of each in the order of their time, and where their schemas are found."""
 
     envelopes: Iterable[Envelope]
     find_schema: Callable[[bytes], WireSchema | None]
-
-
-@dataclass(slots=True)
-class NodeClocks:
-    """Offsets of the nodes' clocks over time: times at which nodes sent, and their offsets in nanoseconds."""
-
-    sent_ns: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-    offsets_ns: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-    receipts: list[Receipt] = field(default_factory=list)
-
-    def add(self, node: str, sent_ns: int, received_ns: int) -> None:
-        """Add an arrival; arrivals of a node are in the order of their receipt."""
-        self.sent_ns[node].append(sent_ns)
-        self.offsets_ns[node].append(received_ns - sent_ns)
-        self.receipts.append(Receipt(received_ns, node, sent_ns - received_ns))
-
-    def clock(self, node: str) -> Callable[[int], int]:
-        """Return the conversion of a node's wall clock to the collector's, by the last arrival before a time."""
-        sent_ns, offsets_ns = self.sent_ns.get(node), self.offsets_ns.get(node)
-        if not sent_ns or not offsets_ns:
-            return lambda wall_ns: wall_ns
-
-        def convert(wall_ns: int) -> int:
-            return wall_ns + offsets_ns[max(bisect_right(sent_ns, wall_ns) - 1, 0)]
-
-        return convert
 
 
 @click.command()
@@ -135,17 +99,31 @@ def diagnose(  # noqa: PLR0913, PLR0917 - options
     if (captures is None) == (frame_log is None):
         message = "expected either --captures or --frame-log"
         raise click.UsageError(message)
+    span = _time(from_text, 0), _time(to_text, 1 << 62)
+    if captures and (from_text or to_text):
+        message = "--from and --to select a range of --frame-log: expected none with --captures"
+        raise click.UsageError(message)
+    if span[0] > span[1]:
+        message = (
+            f"invalid range: --from {from_text} is after --to {to_text}: expected an earlier time"
+        )
+        raise click.UsageError(message)
     site = _site(config)
     if captures:
         diagnosis = _diagnose_captures(captures, site)
     else:
         assert frame_log is not None  # noqa: S101 - one of both is set
-        span = _time(from_text, 0), _time(to_text, 1 << 62)
         diagnosis = _diagnose_frame_log(frame_log, span, site)
     for line in diagnosis.exceeded_limits():
         click.echo(line, err=True)
-    for line in _render(diagnosis, form):
-        click.echo(line)
+    try:
+        for line in _render(diagnosis, form):
+            click.echo(line)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        message = f"cannot write the incidents: {error}"
+        raise DiagnoseError(message) from error
 
 
 class _Site(NamedTuple):
@@ -207,19 +185,25 @@ class _CaptureRange(NamedTuple):
 
 
 def _find_captures(directory: Path) -> list[_CaptureRange]:
-    """Return the captures below a directory. Raises DiagnoseError."""
+    """Return the captures below a directory; warn of invalid ones. Raises DiagnoseError."""
     found = []
     for path in sorted(directory.iterdir()):
-        about = path / "capture.toml"
-        if not about.is_file():
+        if not (path / "capture.toml").is_file():
             continue
         try:
-            metadata = parse_toml(about.read_text(encoding="utf-8"))
-            start_ns, length_ns = int(metadata["started_wall_ns"]), int(metadata["duration_ns"])
-            found.append(_CaptureRange(path, str(metadata["node"]), start_ns, start_ns + length_ns))
-        except (OSError, UnicodeDecodeError, TomlError, KeyError, TypeError, ValueError) as error:
-            message = f"invalid capture: {about}: {error}; fix: record it again, or move it to another directory"
-            raise DiagnoseError(message) from error
+            about = capture.read_metadata(path)
+        except capture.CaptureError as error:
+            click.echo(f"warning: {error}; the node is unknown", err=True)
+            continue
+        start_ns, end_ns = about.started_wall_ns, about.started_wall_ns + about.duration_ns
+        if not 0 <= start_ns <= end_ns <= timestamps.FOREVER_NS:
+            click.echo(
+                f"warning: invalid capture: {path}: from {start_ns} to {end_ns} ns: expected times since 1970; "
+                "the node is unknown",
+                err=True,
+            )
+            continue
+        found.append(_CaptureRange(path, about.node, start_ns, end_ns))
     if not found:
         message = (
             f"no captures in {directory}: expected a subdirectory with capture.toml for each node"
@@ -234,7 +218,7 @@ def _find_captures(directory: Path) -> list[_CaptureRange]:
 
 def _diagnose_captures(directory: Path, site: _Site) -> ClusterDiagnosis:
     captures = _find_captures(directory)
-    clocks = _read_arrivals(directory / "arrivals.csv")
+    clocks = read_arrivals(directory / "arrivals.csv", [each.start_ns for each in captures])
     bounds = [
         clocks.clock(each.node)(ns) for each in captures for ns in (each.start_ns, each.end_ns)
     ]
@@ -355,40 +339,6 @@ def _records(stream: bytes) -> Iterator[Envelope]:
             message = f"invalid frames of a replayed capture: {error}"
             raise DiagnoseError(message) from error
         position = end + length
-
-
-def _read_arrivals(path: Path) -> NodeClocks:
-    """Read the arrivals beside captures; none if there is no file. Raises DiagnoseError."""
-    clocks, rows = NodeClocks(), []
-    if not path.exists():
-        return clocks
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            for number, row in enumerate(csv.reader(file), 1):
-                if number == 1 and row == ["node", "sent", "received"]:
-                    continue
-                if number > MAX_ARRIVALS:
-                    message = f"too many lines: {path}: expected at most {MAX_ARRIVALS}"
-                    raise DiagnoseError(message)
-                rows.append(_arrival(path, number, row))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        message = f"cannot read {path}: {error}"
-        raise DiagnoseError(message) from error
-    for node, sent_ns, received_ns in sorted(rows, key=lambda each: each[2]):
-        clocks.add(node, sent_ns, received_ns)
-    return clocks
-
-
-def _arrival(path: Path, number: int, row: Sequence[str]) -> tuple[str, int, int]:
-    try:
-        node, sent, received = row
-        return node, int(sent), int(received)
-    except ValueError as error:
-        shown = ",".join(row)[:80]
-        message = (
-            f"invalid line: {path}:{number}: {shown!r}: expected node,sent,received in nanoseconds"
-        )
-        raise DiagnoseError(message) from error
 
 
 # Frame log ---------------------------------------------------------------------------------------

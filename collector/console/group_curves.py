@@ -8,7 +8,7 @@ import numpy as np
 
 from collector.console import curves, node_history
 from collector.console.history_server import CurveQuery, quoted
-from collector.diagnosis import group_history
+from collector.diagnosis import diagnosis_curves
 from collector.http.read_api import ViewApi
 from collector.workloads.job_roster import JobKey
 from railscope.catalog import Rollup, derived_metric, rollups
@@ -22,7 +22,7 @@ RAIL_FIGURES = {
     "nics": ("NICs with a reading", ("nics",)),
 }
 JOB_FIGURES = {
-    "step": ("Step period", (group_history.STEP_CURVE,)),
+    "step": ("Step period", (diagnosis_curves.STEP_CURVE,)),
     "utilization": ("GPU utilization", ("mean_utilization", "min_utilization")),
     "power": ("GPU power", ("power",)),
     "temperature": ("GPU temperature", ("max_temperature",)),
@@ -31,8 +31,8 @@ JOB_FIGURES = {
 }
 GroupFigures = Mapping[str, tuple[str, Sequence[str]]]
 """Title and curves of each figure."""
-LABELS = {curve.name: (curve.label, curve.unit) for curve in group_history.GROUP_CURVES}
-LABELS[group_history.STEP_CURVE] = ("Step period", "seconds")
+LABELS = {curve.name: (curve.label, curve.unit) for curve in diagnosis_curves.GROUP_CURVES}
+LABELS[diagnosis_curves.STEP_CURVE] = ("Step period", "seconds")
 BEFORE_HISTORY = "not kept: one hour at most, since the start of the collector or of the job"
 
 ROLLUPS: Mapping[str, Sequence[str]] = {
@@ -50,7 +50,7 @@ ROLLUPS: Mapping[str, Sequence[str]] = {
 """Roll-ups of a rail or a job in order of preference; a curve without any has no longer history. Jobs have a few of them."""
 
 
-def queries(key: group_history.GroupKey, figures: GroupFigures) -> list[CurveQuery]:
+def queries(key: diagnosis_curves.GroupKey, figures: GroupFigures) -> list[CurveQuery]:
     """Return the queries of the curves of a rail or a job: the largest pause of several priorities counts."""
     scope, labels = ("job", key._asdict()) if isinstance(key, JobKey) else ("rail", {"rail": key})
     matchers = ",".join(f"{label}={quoted(value)}" for label, value in labels.items())
@@ -58,7 +58,7 @@ def queries(key: group_history.GroupKey, figures: GroupFigures) -> list[CurveQue
     for name in (name for _, names in figures.values() for name in names):
         named = (f"railscope_{scope}_{each}" for each in ROLLUPS.get(name, ()))
         metrics = [each for each in named if each in rollups()]
-        if name == group_history.STEP_CURVE:
+        if name == diagnosis_curves.STEP_CURVE:
             metrics = [JOB_STEP.name]
         if metrics:
             text = " or ".join(_combined(metric, f"{{{matchers}}}") for metric in metrics)
@@ -78,8 +78,8 @@ def _combined(name: str, selector: str) -> str:
 
 
 def read_history(
-    history: group_history.GroupHistory,
-    key: group_history.GroupKey,
+    history: diagnosis_curves.GroupHistory,
+    key: diagnosis_curves.GroupKey,
     figures: GroupFigures,
     period: curves.TimeRange,
 ) -> dict[str, curves.HistoryCurve]:
@@ -89,13 +89,13 @@ def read_history(
 
 
 def _curve(
-    history: group_history.GroupHistory,
-    key: group_history.GroupKey,
+    history: diagnosis_curves.GroupHistory,
+    key: diagnosis_curves.GroupKey,
     name: str,
     period: curves.TimeRange,
 ) -> curves.HistoryCurve:
     points = history.read(key, name, *period)
-    times_ns, values = points or group_history.GroupPoints(np.zeros(0, np.int64), np.zeros(0))
+    times_ns, values = points or diagnosis_curves.GroupPoints(np.zeros(0, np.int64), np.zeros(0))
     codes = np.where(np.isnan(values), node_history.NO_DEVICE, 0).astype(np.uint8)
     first_ns = int(times_ns[0]) if len(times_ns) else period.to_ns
     outside = [
@@ -108,7 +108,7 @@ def _curve(
     return curves.HistoryCurve(name, *LABELS[name], found[0], found[1], tuple(found[2]))
 
 
-def has_group(api: ViewApi, key: group_history.GroupKey) -> bool:
+def has_group(api: ViewApi, key: diagnosis_curves.GroupKey) -> bool:
     """True if a rail has a GPU or a NIC, or a job runs. Blocking."""
     if isinstance(key, JobKey):
         return any(job.key == key for job in api.views().jobs.jobs)

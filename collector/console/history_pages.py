@@ -24,7 +24,7 @@ from collector.console import (
     node_history,
     page_table,
 )
-from collector.diagnosis import group_history
+from collector.diagnosis import diagnosis_curves
 from collector.http.read_api import ViewApi
 from collector.http.web_server import ReadPool
 from collector.state.collector_state import CollectorState
@@ -242,9 +242,9 @@ class HistoryPages:
     nodes: node_history.NodeHistory
     reading: ReadPool
     wall_ns: Callable[[], int]
-    groups: Callable[[], group_history.GroupHistory] = group_history.GroupHistory
+    groups: Callable[[], diagnosis_curves.GroupHistory] = diagnosis_curves.GroupHistory
     """Returns the history of rails and jobs."""
-    has_group: Callable[[group_history.GroupKey], bool] = lambda _: False
+    has_group: Callable[[diagnosis_curves.GroupKey], bool] = lambda _: False
     """True if a rail or a job exists now: it may have no history yet. Blocking: it reads all nodes."""
     server: ServerHistory | None = None
     """Reads what is older than the frame log; None without one."""
@@ -282,13 +282,13 @@ class HistoryPages:
     async def _group(
         self,
         request: page_table.PageRequest,
-        key: group_history.GroupKey,
+        key: diagnosis_curves.GroupKey,
         figures: group_curves.GroupFigures,
     ) -> GroupPageModel:
         max_ns = MAX_SERVER_PERIOD_NS if self.server else MAX_GROUP_PERIOD_NS
         period = shown_period(request.query, self.wall_ns(), max_ns)
         history, width = self.groups(), request.query.width
-        points = history.read(key, group_history.NAMES[0], *period.range)
+        points = history.read(key, diagnosis_curves.NAMES[0], *period.range)
         is_stored = points is not None and (
             len(points.times_ns) > 0
             and (period.is_live or points.times_ns[0] <= period.from_ns + COVERED_NS)

@@ -20,8 +20,8 @@ from collector.console import (
     recent_events,
 )
 from collector.diagnosis import (
+    diagnosis_curves,
     entity_states,
-    evidence_curves,
     incident_report as report,
     incident_table,
 )
@@ -252,7 +252,7 @@ def _history_curve(content: dict[str, Any]) -> shapes.HistoryCurve:
     return shapes.HistoryCurve(content["name"], content["label"], content["unit"], times_ns, values)
 
 
-def evidence_figure(curve: evidence_curves.EvidenceCurve, onset_ns: int) -> CurveFigure:
+def evidence_figure(curve: diagnosis_curves.EvidenceCurve, onset_ns: int) -> CurveFigure:
     """Return the figure of one signal: the cause, and the median of all devices of its kind."""
     times_ns = np.array([point.timestamp_ns for point in curve.points], np.int64)
     period = shapes.TimeRange(int(times_ns.min()), int(times_ns.max()))

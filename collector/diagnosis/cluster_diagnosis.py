@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict, deque
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Set as AbstractSet
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -15,6 +15,7 @@ from collector.diagnosis import (
     devices,
     findings,
     gpu_detectors,
+    incident_effects,
     job_detectors,
     job_steps,
     jobs as job_groups,
@@ -100,6 +101,8 @@ class ClusterDiagnosis:
         self.contacts: dict[str, node_detectors.NodeContact] = {}
         self.on_fault: Callable[[str, Exception], None] | None = None
         """Receives the defect of a detector, by its name, so that the others continue; without it, it is raised."""
+        self.left_nodes: AbstractSet[str] = frozenset()
+        """Nodes that the collector no longer expects."""
         self.has_receipts = False
         """True if receipts are recorded apart from samples."""
         self.has_captures = False
@@ -213,6 +216,11 @@ class ClusterDiagnosis:
             self.thresholds,
             recent,
             ended_jobs,
+            {
+                (each.class_name, each.cause): findings.OpenFault(each.severity, each.parts)
+                for each in self.tracker.open
+            },
+            self._stale_nodes(slot),
         )
         view.job_of_nic = _job_numbers(jobs, len(self.devices.nics), gpus=False)
         view.job_of_gpu = _job_numbers(jobs, len(self.devices.gpus), gpus=True)
@@ -221,8 +229,10 @@ class ClusterDiagnosis:
         self._add_to_minute(view)
         with np.errstate(invalid="ignore", divide="ignore"):
             self.switches.prepare(view)
-            found = self.switches.refine(list(self.ranks.name_paths(view, self._findings(view))))
+            whole = node_detectors.merge_into_nodes(view, self._findings(view))
+            found = self.switches.refine(list(self.ranks.name_paths(view, whole)))
             changed = self.tracker.update(view, self._queues.refine(view, found))
+            incident_effects.update_effects(view, self.tracker.open)
         if slot % findings.SLOTS_PER_MINUTE == findings.SLOTS_PER_MINUTE - 1:
             self.steps = self._find_steps(jobs, slot)
             gaps = {
@@ -233,6 +243,12 @@ class ClusterDiagnosis:
             self._minute = defaultdict(job_groups.JobMinute)
         signals.clear()
         return changed
+
+    def _stale_nodes(self, slot: int) -> set[str]:
+        """Return the nodes without a sample in the last minute, but not those that have left."""
+        first, last_slots = slot - findings.SLOTS_PER_MINUTE, self.readings.last_slots
+        stale = {name for name in self.devices.nodes if last_slots.get(name, -1) < first}
+        return stale - self.left_nodes
 
     def _ended_jobs(self, running: Container[JobKey]) -> list[findings.EndedJob]:
         if self.view is not None:
@@ -251,6 +267,7 @@ class ClusterDiagnosis:
                 slot,
                 progresses=state.exchange_now >= job_detectors.STALLED_SPEED,
                 exchanges=state.exchange >= node_detectors.MIN_EXCHANGE,
+                speed=state.speed,
             )
         if slot >= self._resumed_jobs_until:
             for key in self.job_histories.keys() - view.states.keys():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set as AbstractSet
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
@@ -17,8 +17,7 @@ from collector.diagnosis.jobs import ActiveJob, PeerGroups
 from collector.diagnosis.node_readings import NodeEvent
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.signals import ClusterSignals
-from collector.diagnosis.slot_ring import compress, decompress
-from collector.diagnosis.slot_sums import Floats
+from collector.diagnosis.slot_sums import Floats, compress, decompress
 from collector.diagnosis.switch_counters import SwitchQueue
 from collector.workloads.job_roster import JobKey
 from railscope.timestamps import SECOND_NS
@@ -280,6 +279,10 @@ MAX_PAUSE_SLOTS = 18
 """Longest pause of a job that is remembered: a longer one was none of its own."""
 
 
+SPEED_SLOTS = 30
+"""Evaluations over which the speed of a slow job counts: a checkpoint or an evaluation in between lowers few of them."""
+
+
 @dataclass(slots=True)
 class JobHistory:
     """Progress, pauses and waits of a job over all evaluations, in slots; -1 for none.
@@ -299,11 +302,16 @@ class JobHistory:
     """Last slot in whose minute its NICs sent data."""
     slow_speed: float = 0.0
     """While the job is slow, the speed below which it has been since then; else 0."""
+    speeds: list[float] = field(default_factory=list)
+    """Speeds at the last evaluations, at most SPEED_SLOTS; NaN unknown."""
+    loss_slot: int = -1
+    """Last slot whose loss of time an incident has."""
     wait: JobWait = field(default_factory=JobWait)
     storage: StorageWait = field(default_factory=StorageWait)
 
-    def add(self, slot: int, *, progresses: bool, exchanges: bool) -> None:
+    def add(self, slot: int, *, progresses: bool, exchanges: bool, speed: float) -> None:
         """Add a slot."""
+        self.speeds = [*self.speeds[1 - SPEED_SLOTS :], speed]
         if exchanges:
             self.exchange_slot = slot
         if not progresses:
@@ -360,9 +368,21 @@ class JobState:
         return bool(self.speed < self.slow_speed)
 
     @property
+    def losing_speed(self) -> float:
+        """Speed below which the job loses time to a fault: it is slower than its own variation explains, as that of a service."""
+        return min(self.slow_speed, MAX_LOSING_SPEED)
+
+    @property
     def loses_time(self) -> bool:
-        """True if the job loses time to a fault: it is slower than its own variation explains, as that of a service."""
-        return bool(self.speed < min(self.slow_speed, MAX_LOSING_SPEED))
+        """True if the job loses time to a fault."""
+        return bool(self.speed < self.losing_speed)
+
+
+class OpenFault(NamedTuple):
+    """Severity of an open incident, and the parts of its cause."""
+
+    severity: str
+    parts: tuple[int, ...]
 
 
 class EndedJob(NamedTuple):
@@ -386,6 +406,10 @@ class DiagnosisView:
     events: Sequence[NodeEvent] = ()
     """Events of the last window."""
     ended_jobs: Sequence[EndedJob] = ()
+    open_faults: Mapping[tuple[str, Cause], OpenFault] = field(default_factory=dict)
+    """Open incidents by class and cause."""
+    stale_nodes: AbstractSet[str] = frozenset()
+    """Nodes without samples: nothing is known of their devices."""
     job_of_nic: NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
     job_of_gpu: NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
 

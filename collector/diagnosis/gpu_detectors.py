@@ -100,8 +100,8 @@ def reported_gpu_faults(view: findings.DiagnosisView) -> Iterator[findings.Findi
     # All GPUs of a node that no job uses: the driver was unloaded.
     gone &= (answering > 0) | (view.job_of_gpu >= 0)
     hung = ~alive & (reason == Absent.TIMEOUT.value)
-    yield from _gpu_findings(view, "gpu_lost", gone, "device_state")
-    yield from _unresponsive(view, hung, answering)
+    yield from _without_answer(view, "gpu_lost", gone, "gone")
+    yield from _without_answer(view, "gpu_unresponsive", hung, "timeout")
     yield from _gpu_findings(
         view, "row_remap", findings.above(gpu["remap_failure"], 0.0), "remap_failure", "critical"
     )
@@ -155,26 +155,15 @@ def _gpu_findings(  # noqa: PLR0913, PLR0917 - parts of a finding
         )
 
 
-def _unresponsive(
-    view: findings.DiagnosisView,
-    hung: findings.Flags,
-    answering: np.ndarray[tuple[int], np.dtype[np.intp]],
+def _without_answer(
+    view: findings.DiagnosisView, name: str, hit: findings.Flags, reason: str
 ) -> Iterator[findings.Finding]:
-    """Yield GPUs without an answer; the node if none of its GPUs answers."""
-    by_node: dict[int, list[int]] = defaultdict(list)
-    for position in np.flatnonzero(hung).tolist():
-        by_node[int(view.groups.gpu_node[position])].append(position)
-    for node, positions in by_node.items():
-        evidence = tuple(
-            findings.FindingEvidence("utilization", float("nan"), 0.0, "timeout", view.gpu_name(p))
-            for p in positions
+    """Yield GPUs about which the driver does not answer, or answers that they are gone: they have no value."""
+    for position in np.flatnonzero(hit).tolist():
+        evidence = findings.FindingEvidence(
+            "utilization", np.nan, np.nan, reason, view.gpu_name(position)
         )
-        if len(positions) > 1 and not answering[positions[0]]:
-            cause = findings.Cause("node", name=view.devices.node_names[node])
-            yield findings.Finding("gpu_unresponsive", cause, evidence[:4])
-        else:
-            for position, each in zip(positions, evidence, strict=True):
-                yield findings.Finding("gpu_unresponsive", findings.Cause("gpu", position), (each,))
+        yield findings.Finding(name, findings.Cause("gpu", position), (evidence,))
 
 
 def slow_clocks(view: findings.DiagnosisView) -> Iterator[findings.Finding]:

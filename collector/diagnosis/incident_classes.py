@@ -32,6 +32,7 @@ class ChangeKind(StrEnum):
     REOPENED = "reopened"
     ESCALATED = "escalated"
     EXPLAINED = "explained"
+    UNEXPLAINED = "unexplained"
     CLOSED = "closed"
 
 
@@ -133,6 +134,14 @@ _AREAS = {
     "job": ("storage_bound", "dataloader_stall", "host_late", "nccl_hang", "job_slowdown"),
     "node": ("node_down", "agent_partition", "clock_skew"),
 }  # fmt: skip
+
+
+def part_kind(name: str) -> str:
+    """Return the kind of the devices that a larger cause of a class consists of."""
+    if name == "storage_bound":
+        return "mount"
+    return "gpu" if AREAS.get(name) == "gpu" else "nic"
+
 
 AREAS = MappingProxyType({name: area for area, names in _AREAS.items() for name in names})
 """Area of the alerts on symptoms of a class; the others are of the network."""

@@ -13,7 +13,7 @@ import msgspec
 
 from collector.diagnosis.devices import ClusterDevices
 from collector.diagnosis.findings import Cause, ExpectedGain, FindingEvidence
-from collector.diagnosis.incident_classes import CLASSES
+from collector.diagnosis.incident_classes import CLASSES, part_kind
 from collector.diagnosis.incidents import Incident
 from collector.diagnosis.jobs import PeerGroups
 from collector.workloads.job_roster import JobKey
@@ -181,6 +181,14 @@ def victims_of(
     return tuple(nics), (*slow, *map(_job, sorted(unhurt_jobs)))
 
 
+def parts_of(incident: Incident, devices: ClusterDevices) -> tuple[NicDocument | GpuDocument, ...]:
+    """Return the devices that a larger cause consists of."""
+    kind, parts = part_kind(incident.class_name), incident.parts[:MAX_LISTED]
+    if kind == "gpu":
+        return tuple(_gpu(part, devices) for part in parts)
+    return tuple(_nic(part, devices) for part in parts if kind == "nic")
+
+
 def incident_document(
     incident: Incident, devices: ClusterDevices, groups: PeerGroups, window_seconds: float
 ) -> IncidentDocument:
@@ -213,10 +221,16 @@ def incident_document(
         lost_gpu_seconds=round(sum(incident.lost_gpu_seconds.values())),
         action=kind.action,
         detail=incident.detail,
-        limits="" if incident.queue else _LIMITS.get(kind.name, "") or _LIMITS.get(cause.kind, ""),
+        limits=_limits_of(incident),
         explained_by=incident.explained_by or None,
         gain=_gain(incident.gain) if incident.gain else None,
     )
+
+
+def _limits_of(incident: Incident) -> str:
+    is_known = incident.queue or (incident.class_name == "nccl_hang" and incident.detail)
+    found = _LIMITS.get(incident.class_name, "") or _LIMITS.get(incident.cause.kind, "")
+    return "" if is_known else found
 
 
 def incident_schema() -> dict[str, object]:
@@ -243,7 +257,8 @@ def _entity(incident: Incident, devices: ClusterDevices, groups: PeerGroups) -> 
             entity = msgspec.structs.replace(entity, **names)
         return entity
     if isinstance(entity, NodeDocument):
-        nics = [devices.nics[part] for part in parts if part < len(devices.nics)]
+        is_of_nics = part_kind(incident.class_name) == "nic"
+        nics = [devices.nics[part] for part in parts if is_of_nics]
         interfaces = sorted(nic.interface for nic in nics if nic.node == cause.name)
         return NodeDocument(cause.name, tuple(interfaces))
     return entity
@@ -254,13 +269,17 @@ def _device(cause: Cause, devices: ClusterDevices, groups: PeerGroups) -> Entity
     if cause.kind == "nic":
         return _nic(cause.position, devices)
     if cause.kind == "gpu":
-        gpu = devices.gpus[cause.position]
-        return GpuDocument(gpu.node, _number(gpu.index), gpu.uuid, gpu.pci_address)
+        return _gpu(cause.position, devices)
     if cause.kind == "leaf":
         return _leaf(cause.position, devices, groups)
     if cause.kind == "storage":
         return StorageDocument(cause.name)
     return _job(cause.job) if cause.job else NodeDocument(cause.name)
+
+
+def _gpu(position: int, devices: ClusterDevices) -> GpuDocument:
+    gpu = devices.gpus[position]
+    return GpuDocument(gpu.node, _number(gpu.index), gpu.uuid, gpu.pci_address)
 
 
 def _nic(position: int, devices: ClusterDevices) -> NicDocument:
@@ -359,15 +378,18 @@ def describe(incident: IncidentDocument) -> Iterator[str]:
     yield f"  {incident.text}"
     yield f"  since {incident.onset}{ended}, detected {incident.detected}, confidence {incident.confidence}"
     for each in incident.evidence:
-        yield f"  {each.device}: {each.signal} {each.value} ({each.comparison}: {each.threshold})"
+        value = "no value" if each.value is None else each.value
+        limit = "" if each.threshold is None else f": {each.threshold}"
+        yield f"  {each.device}: {each.signal} {value} ({each.comparison}{limit})"
     for job in incident.jobs:
         speed = "" if job.speed is None else f" at {job.speed:.0%} of its speed"
         yield f"  job {job.workload} of {job.tenant or 'no tenant'}{speed}"
     nics = incident.victim_count - len(incident.jobs)
     if nics and not incident.gain:
         yield f"  {nics} {'NIC' if nics == 1 else 'NICs'} paused"
-    if incident.gain:
+    if incident.detail:
         yield f"  {incident.detail}"
+    if incident.gain:
         yield f"  expected gain: {incident.gain.text} ({incident.gain.derivation})"
     if incident.limits:
         yield f"  {incident.limits}"

@@ -10,8 +10,7 @@ from itertools import islice
 import msgspec
 
 from collector.diagnosis import incident_report as report
-from collector.diagnosis.evidence_curves import EvidenceCurve
-from collector.diagnosis.group_history import GroupHistory
+from collector.diagnosis.diagnosis_curves import EvidenceCurve, GroupHistory
 from collector.diagnosis.incident_classes import AREAS, Severity
 from collector.diagnosis.ranking import Reach
 from collector.diagnosis.step_period import StepTiming
@@ -44,6 +43,8 @@ class ReportedIncident:
     curves: Sequence[EvidenceCurve] = ()
     tenant_nodes: Mapping[str, frozenset[str]] = field(default_factory=dict)
     lost_gpu_seconds: Mapping[str, float] = field(default_factory=dict)
+    parts: Sequence[report.NicDocument | report.GpuDocument] = ()
+    """Devices that a larger cause consists of."""
 
     @property
     def is_open(self) -> bool:
@@ -98,6 +99,7 @@ class ReportedIncident:
             curves=curves,
             tenant_nodes=own_nodes,
             lost_gpu_seconds=losses,
+            parts=(),
         )
 
 
@@ -205,6 +207,23 @@ def cause_labels(cause: report.EntityDocument) -> tuple[str, str, str, str]:
     return labels
 
 
+def incident_facts(document: report.IncidentDocument) -> dict[str, str]:
+    """Return what events and audit records state about an incident."""
+    kind, node, device, rail = cause_labels(document.cause)
+    return {
+        "class": document.incident_class,
+        "severity": document.severity,
+        "cause": kind,
+        "node": node,
+        "device": device,
+        "rail": rail,
+        "onset": document.onset,
+        "confidence": str(document.confidence),
+        "ended": document.ended or "",
+        "explained_by": document.explained_by or "",
+    }
+
+
 def _text(number: int | None) -> str:
     return "" if number is None else str(number)
 
@@ -214,18 +233,23 @@ def _cause_cells(incidents: Iterable[ReportedIncident]) -> Iterator[ViewCell]:
     for incident in incidents:
         document = incident.document
         names = (document.id, document.incident_class)
-        match document.cause:
-            case report.NicDocument(node, interface, device, pci_address):
-                yield ViewCell(
-                    catalog.CAUSE, (*names, "nic", node, "", interface, device, pci_address), 1
-                )
-            case report.GpuDocument(node, _, uuid, pci_address):
-                yield ViewCell(catalog.CAUSE, (*names, "gpu", node, uuid, "", "", pci_address), 1)
-            case report.NodeDocument(node):
-                yield ViewCell(catalog.CAUSE, (*names, "node", node, "", "", "", ""), 1)
-            case report.RackDocument(_, nodes):
-                for node in nodes:
-                    yield ViewCell(catalog.CAUSE, (*names, "node", node, "", "", "", ""), 1)
+        for entity in (document.cause, *incident.parts):
+            for labels in _device_labels(entity):
+                yield ViewCell(catalog.CAUSE, (*names, *labels), 1)
+
+
+def _device_labels(entity: report.EntityDocument) -> Iterator[tuple[str, ...]]:
+    """Yield kind, node, GPU, interface, device and PCI address of a device, or of each node of a rack."""
+    match entity:
+        case report.NicDocument(node, interface, device, pci_address):
+            yield "nic", node, "", interface, device, pci_address
+        case report.GpuDocument(node, _, uuid, pci_address):
+            yield "gpu", node, uuid, "", "", pci_address
+        case report.NodeDocument(node):
+            yield "node", node, "", "", "", ""
+        case report.RackDocument(_, nodes):
+            for node in nodes:
+                yield "node", node, "", "", "", ""
 
 
 def _reach_cells(incidents: Iterable[ReportedIncident]) -> Iterator[ViewCell]:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-import numpy as np
-
 from collector.diagnosis.findings import Cause, DiagnosisView, Evidence, ExpectedGain, Finding
-from collector.diagnosis.incident_classes import CLASSES, ChangeKind, IncidentClass, Severity
-from collector.diagnosis.network_detectors import victims
+from collector.diagnosis.incident_classes import AREAS, CLASSES, ChangeKind, IncidentClass, Severity
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.ranking import REFUTED, CauseIndex, Reach, may_explain, reach_of
 from collector.diagnosis.signals import SIGNALS
@@ -22,6 +19,9 @@ from railscope.timestamps import SECOND_NS
 
 CLOSE_SLOTS = 9
 """Evaluations without the finding after which an incident is closed: three windows."""
+
+STALE_SLOTS = 360
+"""Evaluations after which an incident is closed although its nodes have not reported since."""
 
 REOPEN_SLOTS = 60
 """An incident that returns within this many evaluations is the same one."""
@@ -33,10 +33,9 @@ PASSING_CLASSES = frozenset({"link_flap"})
 """Reports of the hardware about what has ended: a link that is up again delays nothing."""
 
 ONSET_SLOTS, _MIN_STAGE_NS = 6, 30 * SECOND_NS
+MAX_EVIDENCE = 16
 MAX_OPEN_PER_CAUSE_NODE = 64
 """Bound of the candidates of one node: a broken node must not fill the table."""
-MAX_JOBS = 1000
-"""Jobs, and tenants, that an incident keeps while it lasts: later ones are left out."""
 
 
 @dataclass(slots=True)
@@ -62,6 +61,7 @@ class Incident:
     symptoms: set[str] = field(default_factory=set)
     victim_nics: set[int] = field(default_factory=set)
     job_speeds: dict[JobKey, float] = field(default_factory=dict)
+    """Usual speed of each job that it slows down, relative to the job's past."""
     lost_gpu_seconds: dict[str, float] = field(default_factory=dict)
     """Estimate of the lost GPU-seconds by tenant; a job's loss counts for one incident."""
     holders: set[JobKey] = field(default_factory=set)
@@ -97,6 +97,8 @@ class _Candidate:
     onset_ns: int
     slots: deque[int]
     incident: Incident | None = None
+    unknown_slot: int = -1
+    """Last evaluation in which none of its nodes reported."""
 
     @property
     def severity(self) -> Severity:
@@ -174,11 +176,12 @@ class IncidentTracker:
         for candidate in sorted(present, key=_rank):
             self._conclude(view, candidate, slot)
         for key, candidate in list(self._candidates.items()):
-            self._expire(candidate, slot)
-            if slot - candidate.slots[-1] > REOPEN_SLOTS:
+            self._expire(view, candidate)
+            lasts = candidate.incident is not None and not candidate.incident.ended_ns
+            if slot - candidate.slots[-1] > REOPEN_SLOTS and not lasts:
                 del self._candidates[key]
         self._explain_late()
-        self._attribute_losses(view)
+        self._end_explanations(slot)
         return self._changes
 
     def _note(self, kind: ChangeKind, incident: Incident) -> None:
@@ -210,6 +213,8 @@ class IncidentTracker:
             found.slots.clear()
         if not found.slots or found.slots[-1] != slot:
             found.slots.append(slot)
+            if finding.parts != found.finding.parts:
+                found.reach = _with_parts(found.reach, reach_of(view, finding))
             found.finding = finding
         elif finding.strength > found.finding.strength:
             found.finding = finding
@@ -248,6 +253,10 @@ class IncidentTracker:
                 return
             incident.ended_ns = 0
             self._note(ChangeKind.REOPENED, incident)
+        elif incident.explained_by:
+            for other in self._candidates.values():
+                if other.incident and other.incident.incident_id == incident.explained_by:
+                    self._prolong(other, candidate, slot)
         self._refresh(view, incident, candidate, slot)
 
     def _waits(self, candidate: _Candidate, kind: IncidentClass, slot: int) -> bool:
@@ -259,15 +268,22 @@ class IncidentTracker:
             is_hard = incident.incident_class.specificity >= 1
             if kind.name in PASSING_CLASSES and not is_hard:
                 return False  # the hardware reports it once: it is shown, and linked to its cause
-            if is_hard and explainer.reach.device == candidate.reach.device:
-                incident.last_slot = slot  # the fault lasts while the device shows it
-                explainer.slots.append(slot)
-                if incident.ended_ns:
-                    incident.ended_ns = 0
-                    self._note(ChangeKind.REOPENED, incident)
+            self._prolong(explainer, candidate, slot)
             return True
         waits = slot - candidate.first_slot < kind.min_evaluations + WAIT_SLOTS
         return waits and (explainer is not None or kind.is_symptom)
+
+    def _prolong(self, explainer: _Candidate, candidate: _Candidate, slot: int) -> None:
+        """Let a report of the hardware last while its device shows a symptom of it."""
+        incident = explainer.incident
+        if incident is None or incident.incident_class.specificity < 1:
+            return
+        if explainer.reach.device == candidate.reach.device:
+            incident.last_slot = slot
+            explainer.slots.append(slot)
+            if incident.ended_ns:
+                incident.ended_ns = 0
+                self._note(ChangeKind.REOPENED, incident)
 
     def _explainer(self, candidate: _Candidate, slot: int) -> _Candidate | None:
         """Return the strongest candidate that may explain another one, and began not much later."""
@@ -314,7 +330,11 @@ class IncidentTracker:
     ) -> None:
         """Update evidence, victims and cost of an incident."""
         finding, kind = candidate.finding, incident.incident_class
-        incident.evidence, incident.parts = finding.evidence, finding.parts
+        # A report of the driver stays: no later reading repeats it.
+        signals = {each.signal for each in finding.evidence}
+        reports = (e for e in incident.evidence if e.is_event and e.signal not in signals)
+        incident.evidence = (*finding.evidence, *reports)[:MAX_EVIDENCE]
+        incident.parts, incident.reach = finding.parts, candidate.reach
         incident.detail, incident.gain = finding.detail, finding.gain
         incident.affected = finding.affected
         if candidate.severity.is_above(incident.severity):
@@ -328,47 +348,24 @@ class IncidentTracker:
             leaves = {finding.cause.position, *finding.alternatives} - {incident.cause.position}
             incident.alternatives = tuple(sorted(leaves)) or incident.alternatives
         incident.last_slot = slot
-        explained = not kind.is_advice and self._slow_jobs(view, incident)
-        confidence = round(kind.specificity * finding.certainty(has_slow_jobs=bool(explained)), 3)
+        states = (view.states[key] for key in incident.reach.jobs & view.states.keys())
+        has_slow_jobs = not kind.is_advice and any(state.loses_time for state in states)
+        confidence = round(kind.specificity * finding.certainty(has_slow_jobs=has_slow_jobs), 3)
         before = 0.0 if finding.is_confirmed is False else incident.confidence
         incident.confidence = max(before, confidence)
 
-    def _slow_jobs(self, view: DiagnosisView, incident: Incident) -> bool:
-        for key in incident.reach.jobs:
-            state = view.states.get(key)
-            if state is not None and state.loses_time:
-                speed = round(state.speed, 3)
-                if key in incident.job_speeds or len(incident.job_speeds) < MAX_JOBS:
-                    incident.job_speeds[key] = min(incident.job_speeds.get(key, 1.0), speed)
-        if incident.reach.rails:
-            paused = np.flatnonzero(victims(view))
-            cause = incident.cause
-            own_parts = {cause.position} if cause.kind == "nic" else set(incident.parts)
-            incident.victim_nics |= {
-                p for p in paused.tolist() if view.devices.nics[p].rail in incident.reach.rails
-            } - own_parts
-        _add_tenants(view, incident)
-        return bool(incident.job_speeds)
-
-    def _attribute_losses(self, view: DiagnosisView) -> None:
-        """Add what each slow job loses in this slot to the incident that is its most certain cause."""
-        found = [i for i in self.open if i.last_slot == view.signals.slot and not i.explained_by]
-        cause_of: dict[JobKey, Incident] = {}
-        for incident in sorted(found, key=lambda each: each.confidence):
-            cause_of |= dict.fromkeys(incident.reach.jobs & view.states.keys(), incident)
-        for key, incident in cause_of.items():
-            state = view.states[key]
-            if state.loses_time:
-                seconds = len(state.job.gpus) * self._slot_ns / SECOND_NS
-                lost = incident.lost_gpu_seconds
-                tenant = key.tenant if key.tenant in lost or len(lost) < MAX_JOBS else ""
-                lost[tenant] = lost.get(tenant, 0.0) + seconds * (1 - max(state.speed, 0))
-
-    def _expire(self, candidate: _Candidate, slot: int) -> None:
-        incident = candidate.incident
+    def _expire(self, view: DiagnosisView, candidate: _Candidate) -> None:
+        """End an incident after some evaluations without its finding, in which its nodes reported."""
+        incident, slot = candidate.incident, view.signals.slot
         if incident is None or incident.ended_ns:
             return
-        if slot - max(incident.last_slot, self._resumed_slot) >= CLOSE_SLOTS:
+        nodes, is_silence = candidate.reach.nodes, AREAS.get(incident.class_name) == "node"
+        if nodes and nodes <= view.stale_nodes and not is_silence:
+            candidate.unknown_slot = slot
+        if slot - incident.last_slot >= STALE_SLOTS or (
+            slot - max(incident.last_slot, self._resumed_slot, candidate.unknown_slot)
+            >= CLOSE_SLOTS
+        ):
             incident.ended_ns = self._first_ns + (incident.last_slot + 1) * self._slot_ns
             self._note(ChangeKind.CLOSED, incident)
 
@@ -403,6 +400,20 @@ class IncidentTracker:
                     other.symptoms.add(name)
                     break
 
+    def _end_explanations(self, slot: int) -> None:
+        """Let each fault that outlasts the incident that explained it be an incident of its own."""
+        lasting = {each.incident_id for each in self.incidents if not each.ended_ns}
+        for incident in self.open:
+            is_found = incident.last_slot == slot and not incident.incident_class.is_advice
+            if is_found and incident.explained_by and incident.explained_by not in lasting:
+                incident.explained_by = ""
+                self._note(ChangeKind.UNEXPLAINED, incident)
+
+
+def _with_parts(reach: Reach, now: Reach) -> Reach:
+    """Return the reach of a cause whose parts are others now."""
+    return replace(reach, rails=reach.rails | now.rails, parts=reach.parts | now.parts)
+
 
 def _became(incident: Incident, candidate: _Candidate) -> bool:
     """True if a more severe failure began well after an incident, of which it is the next stage."""
@@ -412,27 +423,6 @@ def _became(incident: Incident, candidate: _Candidate) -> bool:
 
 def _index(found: Iterable[_Candidate]) -> CauseIndex[_Candidate]:
     return CauseIndex((each.finding.incident_class, each.reach, each) for each in found)
-
-
-def _add_tenants(view: DiagnosisView, incident: Incident) -> None:
-    """Add the tenants whose jobs an incident touches: slow ones, those on its devices and victims, and those it ended."""
-    cause, nics = incident.cause, view.devices.nics
-    touched = {*incident.job_speeds, cause.job}
-    nodes = {nics[position].node for position in incident.victim_nics}
-    ended = [each.job for each in view.ended_jobs if each.end_ns > incident.onset_ns]
-    is_host = cause.kind in {"nic", "node", "rack"}
-    for number, job in enumerate((*view.jobs, *ended)):
-        is_holder = is_host and not incident.reach.nodes.isdisjoint(job.nodes)
-        if cause.kind == "gpu":
-            is_holder = bool(view.job_of_gpu[cause.position] == number)
-            is_holder |= number >= len(view.jobs) and cause.position in job.gpus
-        if is_holder and len(incident.holders) < MAX_JOBS:
-            incident.holders.add(job.key)
-        tenant, of_tenants = job.key.tenant, incident.tenant_nodes
-        if (is_holder or job.key in touched or not nodes.isdisjoint(job.nodes)) and (
-            tenant in of_tenants or len(of_tenants) < MAX_JOBS
-        ):
-            of_tenants.setdefault(tenant, set()).update(job.nodes)
 
 
 def _memory(candidate: _Candidate) -> int:

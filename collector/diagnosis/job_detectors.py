@@ -345,7 +345,8 @@ def hung_jobs(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
                 "limit",
                 job.key.workload,
             )
-            detail = ", ".join(view.gpu_name(p) for p in missing[:4].tolist())
+            names = ", ".join(view.gpu_name(p) for p in missing[:4].tolist())
+            detail = f"no work was launched on {names}" if names else ""
             yield findings.Finding(
                 "nccl_hang", findings.Cause("job", job=job.key), (evidence,), detail=detail
             )

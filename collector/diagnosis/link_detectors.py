@@ -87,6 +87,10 @@ def _outages(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     of_node = np.bincount(groups.nic_node, minlength=nodes)
     flapped = np.bincount(groups.nic_node[downs], minlength=nodes)
     reloads = (flapped >= thresholds.reload_share * of_node) & (flapped > 1)
+    # A driver is loaded again once: links that go down again and again flap, all of a node as well.
+    lately = view.signals.table(DeviceKind.NIC, REPEAT_SLOTS)["link_downs"]
+    often = np.bincount(groups.nic_node[findings.above(lately, 2.5)], minlength=nodes)
+    reloads &= often < thresholds.reload_share * of_node
     # Up again, or counted while the interface does not state its carrier.
     flaps = downs & (is_up | np.isnan(now["link_up"])) & ~reloads[groups.nic_node]
     for position in np.flatnonzero(flaps).tolist():
@@ -98,9 +102,8 @@ def _outages(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         yield findings.Finding(
             "link_flap", findings.Cause("nic", position), (evidence,), onset_ns=onset_ns
         )
-    was_up = findings.above(earlier["link_up"], 0.0) | findings.above(
-        np.fmax(earlier["send"], earlier["receive"]), 0.0
-    )
+    was_up = findings.above(np.fmax(earlier["send"], earlier["receive"]), 0.0)
+    was_up |= (groups.is_rail & _was_up(view)) | _reported_down(view)
     peers_up = np.zeros(len(now), np.bool_)
     for members in groups.leaves:
         others_up = int(findings.above(now["link_up"][members], 0.0).sum())
@@ -131,6 +134,8 @@ def _outages(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     yield from _lost_nics(view)
 
 
+REPEAT_SLOTS = 18
+"""Slots in which a link that goes down three times flaps, whatever the other links of its node do."""
 OUTAGE_SLOTS = 10
 """Slots in which a link that is up again may have gone down: those after which it is reported as down, and a window."""
 
@@ -139,6 +144,22 @@ def _was_down(view: findings.DiagnosisView) -> findings.Flags:
     """Return the links that were down in a slot of the window."""
     tables = [view.signals.table(DeviceKind.NIC, 1, back) for back in range(view.signals.window)]
     found: findings.Flags = np.any([table["link_up"] == 0 for table in tables], axis=0)
+    return found
+
+
+def _was_up(view: findings.DiagnosisView) -> findings.Flags:
+    """Return the links that were up in one of the last slots, although they may be down since."""
+    tables = (view.signals.table(DeviceKind.NIC, 1, back) for back in range(1, BEFORE_SLOTS))
+    found: findings.Flags = np.any([table["link_up"] > 0 for table in tables], axis=0)
+    return found
+
+
+def _reported_down(view: findings.DiagnosisView) -> findings.Flags:
+    """Return the links with an incident that they are down: it lasts until they are up."""
+    found = np.zeros(len(view.devices.nics), np.bool_)
+    for (name, cause), fault in view.open_faults.items():
+        if name == "link_down" and fault.severity != "info":
+            found[[cause.position] if cause.kind == "nic" else [*fault.parts]] = True
     return found
 
 
@@ -158,18 +179,11 @@ def _lost_nics(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     alive = np.bincount(groups.nic_node[reports], minlength=len(view.devices.node_names)) > 0
     gone = reported & ~reports & alive[groups.nic_node]
     gone |= view.devices.sums[DeviceKind.NIC].last("device_gone", view.signals.slot, 6) > 0
-    for node in np.unique(groups.nic_node[gone]).tolist():
-        positions = np.flatnonzero(gone & (groups.nic_node == node)).tolist()
-        evidence = tuple(
-            findings.FindingEvidence("link_up", float("nan"), 1.0, "before", view.nic_name(p))
-            for p in positions
+    for position in np.flatnonzero(gone).tolist():
+        evidence = findings.FindingEvidence(
+            "link_up", np.nan, 1.0, "before", view.nic_name(position)
         )
-        if len(positions) >= 3:  # noqa: PLR2004 - more than a pair of ports
-            cause = findings.Cause("node", name=view.devices.node_names[node])
-            yield findings.Finding("nic_lost", cause, evidence, parts=tuple(positions))
-        else:
-            for position, each in zip(positions, evidence, strict=True):
-                yield findings.Finding("nic_lost", findings.Cause("nic", position), (each,))
+        yield findings.Finding("nic_lost", findings.Cause("nic", position), (evidence,))
 
 
 def _speeds(view: findings.DiagnosisView) -> Iterator[findings.Finding]:

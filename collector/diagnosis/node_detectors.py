@@ -1,11 +1,11 @@
-"""Detectors of stale nodes, and of wrong clocks."""
+"""Detectors of stale nodes, of faults of whole nodes, and of wrong clocks."""
 
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Iterator, Mapping, Set as AbstractSet
-from dataclasses import dataclass, field
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -67,12 +67,12 @@ class NodeContact:
 
     @property
     def offset_seconds(self) -> float:
-        """Offset of the clock: that of the last three receipts, and as behind only what no delay explains.
+        """Offset of the clock: the median of the last receipts, and as behind only what no delay explains.
 
         A delay of a receipt makes a clock appear behind: the second highest offset has the least delay, except one.
         """
         seconds = [offset.seconds for offset in self.offsets]
-        offset = float(np.median(seconds[-3:]))
+        offset = float(np.median(seconds if len(seconds) == _MAX_OFFSETS else seconds[-3:]))
         return max(offset, min(sorted(seconds)[-2], 0.0))
 
     @property
@@ -241,6 +241,57 @@ def _works(view: findings.DiagnosisView, state: findings.JobState, contact: Node
         )
     sent = view.signals.table(DeviceKind.NIC, RECENT_SLOTS)["send"][state.job.nics]
     return bool(is_later and mean_known(sent) > MIN_EXCHANGE)
+
+
+NODE_CLASSES = frozenset({
+    "gpu_lost", "gpu_unresponsive", "link_down", "link_flap", "link_speed_low", "nic_lost", "transceiver_degraded",
+})  # fmt: skip
+"""Classes of single devices that are one fault if several devices of a node have them."""
+MIN_NODE_DEVICES = 3
+
+
+def merge_into_nodes(
+    view: findings.DiagnosisView, found: Iterable[findings.Finding]
+) -> Iterator[findings.Finding]:
+    """Replace findings of several devices of a node by one of the node: of three, of all, or while the node has an incident.
+
+    A device with an incident of its own keeps it: what follows is a fault of the others.
+    """
+    nodes = view.devices.nodes
+    of_node: dict[tuple[str, str], list[findings.Finding]] = defaultdict(list)
+    for finding in found:
+        cause = finding.cause
+        is_open = (finding.incident_class, cause) in view.open_faults
+        is_single = cause.kind in {"nic", "gpu"} and finding.severity != "info" and not is_open
+        if finding.incident_class in NODE_CLASSES and is_single:
+            devices = view.devices.nics if cause.kind == "nic" else view.devices.gpus
+            of_node[finding.incident_class, devices[cause.position].node].append(finding)
+        else:
+            yield finding
+    for (name, node), members in of_node.items():
+        cause, count = findings.Cause("node", name=node), len({each.cause for each in members})
+        of_kind = nodes[node].gpus if members[0].cause.kind == "gpu" else nodes[node].nics
+        is_whole = count >= MIN_NODE_DEVICES or 1 < count == len(of_kind)
+        if is_whole or (name, cause) in view.open_faults:
+            yield _of_whole_node(cause, members)
+        else:
+            yield from members
+
+
+def _of_whole_node(cause: findings.Cause, members: Sequence[findings.Finding]) -> findings.Finding:
+    strongest = max(members, key=lambda each: each.strength)
+    severities = {each.severity for each in members}
+    return replace(
+        strongest,
+        cause=cause,
+        evidence=tuple(each.evidence[0] for each in members[:MAX_NODE_EVIDENCE]),
+        severity="critical" if "critical" in severities else "",
+        onset_ns=min((each.onset_ns for each in members if each.onset_ns), default=0),
+        parts=tuple(sorted({each.cause.position for each in members})),
+    )
+
+
+MAX_NODE_EVIDENCE = 8
 
 
 def wrong_clocks(

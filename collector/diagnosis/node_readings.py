@@ -88,6 +88,8 @@ class ReadingsCollector:
         self.on_fault: Callable[[str, Exception], None] | None = None
         """Receives the defect of a batch, by its node, so that the others are added; without it, it is raised."""
         self.sample_slots: dict[str, set[int]] = defaultdict(set)
+        self.last_slots: dict[str, int] = {}
+        """Slot of the newest sample of each node."""
         self.traces = traces
         self._traced = devices.sums[DeviceKind.NIC].index["rdma_sent_bytes"]
         self._first_ns, self._slot_ns = first_ns, slot_ns
@@ -115,7 +117,9 @@ class ReadingsCollector:
             self._streams[node_name][batch.stream] = stream
         first_ns, slot_ns = self._first_ns, self._slot_ns
         times_ns = [clock(wall_ns) - first_ns for wall_ns in batch.wall_ns]
-        self.sample_slots[node_name].update([time_ns // slot_ns for time_ns in times_ns])
+        slots = [time_ns // slot_ns for time_ns in times_ns]
+        self.sample_slots[node_name].update(slots)
+        self.last_slots[node_name] = max([*slots, self.last_slots.get(node_name, -1)])
         pattern = stream.template.pattern
         if pattern.parts:
             group = self._waiting[id(pattern), len(times_ns), len(batch.reasons) // pattern.width]

@@ -18,6 +18,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from collector.diagnosis.findings import DiagnosisView, Finding, above
+from collector.diagnosis.incident_classes import part_kind
 from collector.diagnosis.quantities import DeviceKind
 from collector.workloads.job_roster import JobKey
 
@@ -78,7 +79,7 @@ EDGES: dict[str, dict[Relation, tuple[str, ...]]] = {
     "cnp_not_sent": {Relation.RAIL: ("ecn_inactive",)},
     "link_flap": {Relation.DEVICE: ("link_down", "nic_lost", "link_speed_low", "transceiver_degraded"), Relation.NODE: ("node_down",)},
     "transceiver_degraded": {Relation.DEVICE: ("link_down", "nic_lost", "link_speed_low")},
-    "link_down": {Relation.DEVICE: ("nic_lost",), Relation.NODE: ("nic_lost", "node_down")},
+    "link_down": {Relation.DEVICE: ("nic_lost",), Relation.NODE: ("node_down",)},
     "nccl_hang": {Relation.JOB: (*_GPU_FAILURES, *_LINK_FAILURES, "pfc_storm", "nvlink_errors")},
     "gpu_straggler": {Relation.JOB: (*_SLOW_GPUS, *_GPU_FAILURES, *_LINK_FAILURES, "host_late", "nccl_hang")},
     "nvlink_errors": {Relation.DEVICE: ("gpu_lost",)},
@@ -106,11 +107,13 @@ class Reach:
     nodes: frozenset[str]
     rails: frozenset[str]
     jobs: frozenset[JobKey]
+    parts: frozenset[tuple[str, int, str]] = frozenset()
+    """Devices that a larger cause consists of."""
 
     def shared(self, relation: Relation) -> AbstractSet[Hashable]:
         """Return the properties by which a relation compares reaches."""
         if relation is Relation.DEVICE:
-            return {self.device}
+            return {self.device, *self.parts}
         if relation is Relation.NODE:
             return self.nodes
         if relation is Relation.PEERS:
@@ -131,9 +134,9 @@ def reach_of(view: DiagnosisView, finding: Finding) -> Reach:
         nodes = {devices.gpus[cause.position].node}
     elif cause.kind == "node":
         nodes = {cause.name}
-        rails = {devices.nics[p].rail for p in parts if p < len(devices.nics)} or {
-            devices.nics[p].rail for p in _nics_of_node(view, cause.name)
-        }
+        is_of_nics = part_kind(finding.incident_class) == "nic"
+        nics = (is_of_nics and parts) or _nics_of_node(view, cause.name)
+        rails = {devices.nics[position].rail for position in nics}
     elif cause.kind == "leaf":
         rails = {devices.nics[p].rail for p in view.groups.leaves[cause.position].tolist()}
         nodes = {devices.nics[p].node for p in view.groups.leaves[cause.position].tolist()}
@@ -148,7 +151,8 @@ def reach_of(view: DiagnosisView, finding: Finding) -> Reach:
     else:
         jobs |= {job.key for job in view.jobs if nodes.intersection(job.nodes)}
     device = (cause.kind, cause.position, cause.name)
-    return Reach(device, frozenset(nodes), frozenset(rails), frozenset(jobs))
+    devices_of_cause = frozenset((part_kind(finding.incident_class), part, "") for part in parts)
+    return Reach(device, frozenset(nodes), frozenset(rails), frozenset(jobs), devices_of_cause)
 
 
 def _clients(view: DiagnosisView, server: str) -> set[str]:

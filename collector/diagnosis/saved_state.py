@@ -15,7 +15,7 @@ import msgspec
 from collector.detector_thresholds import DetectorThresholds
 from collector.diagnosis.cluster_diagnosis import ClusterDiagnosis
 from collector.diagnosis.devices import ClusterGpu, ClusterMount, ClusterNic
-from collector.diagnosis.evidence_curves import EvidenceCurve
+from collector.diagnosis.diagnosis_curves import EvidenceCurve
 from collector.diagnosis.findings import JobHistory
 from collector.diagnosis.incident_classes import CLASSES
 from collector.diagnosis.incidents import Incident
@@ -23,6 +23,7 @@ from collector.diagnosis.jobs import PeerGroups
 from collector.diagnosis.node_readings import NodeEvent
 from collector.diagnosis.switch_evidence import SwitchPort
 from collector.workloads.job_roster import JobKey
+from railscope.wire import WireEvent
 
 VERSION = 1
 MAX_WAIT_SLOTS = 60
@@ -66,6 +67,8 @@ class SavedDiagnosis(msgspec.Struct, kw_only=True):
     lost_seconds: list[tuple[str, str, float]] = []
     """Class, tenant and GPU-seconds lost to dropped incidents."""
     pending: list[PendingRecord] = []
+    events: list[tuple[str, WireEvent]] = []
+    """Newest changes of incidents as events, each with the node of the cause."""
     rank_events: list[NodeEvent] = []
     jobs: list[tuple[JobKey, JobHistory]] = []
     """Pauses and waits of jobs."""

@@ -53,17 +53,25 @@ def slow_storage(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         shown = np.logical_or.reduce(~np.isnan(changes[slow_kinds]))
         clients = [p for p in positions if shown[p]]
         evidence = tuple(_latency_evidence(view, p, changes[:, p]) for p in hit[:4])
+        # A checkpoint makes all clients slower: that of a job with a slow client shows no slow server.
+        slow_nodes = {mounts[p].node for p in hit if _is_reported(view, mounts[p].node)}
+        if slow_nodes and busy[hit].any():
+            hit = [p for p in hit if mounts[p].node in slow_nodes]
         # Clients that are slower alike have a slow server, even if some of them are below the limit; one of two is not.
         usual = float(np.quantile(change[clients], 0.5, method="lower"))
-        if len(hit) >= thresholds.majority * len(clients) or usual > np.sqrt(
-            thresholds.latency_factor
-        ):
+        is_alike = usual > np.sqrt(thresholds.latency_factor) and not slow_nodes
+        if len(hit) >= thresholds.majority * len(clients) or is_alike:
             yield findings.Finding(
                 "storage_bound", findings.Cause("storage", name=server), evidence, parts=tuple(hit)
             )
         else:
             for node in sorted({mounts[p].node for p in hit if is_waiting[p]}):
                 yield findings.Finding("storage_bound", findings.Cause("node", name=node), evidence)
+
+
+def _is_reported(view: findings.DiagnosisView, node: str) -> bool:
+    """True if a client has an incident of its own."""
+    return ("storage_bound", findings.Cause("node", name=node)) in view.open_faults
 
 
 def _are_slow_alike(

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from collector.access.credentials import Credential, Role
 from collector.diagnosis import entity_states
-from collector.diagnosis.evidence_curves import EvidenceCurve
+from collector.diagnosis.diagnosis_curves import EvidenceCurve
 from collector.diagnosis.incident_classes import CLASSES, Severity
 from collector.diagnosis.incident_table import IncidentTable, ReportedIncident
 from collector.fleet.fleet import NamesOfGpu

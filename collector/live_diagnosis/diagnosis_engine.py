@@ -25,12 +25,11 @@ from collector.diagnosis.cluster_diagnosis import (
     ClusterDiagnosis,
     Receipt,
 )
-from collector.diagnosis.evidence_curves import EvidenceCurve, extend_curves
+from collector.diagnosis.diagnosis_curves import EvidenceCurve, GroupHistory, extend_curves
 from collector.diagnosis.gpu_detectors import USED_EVENTS
-from collector.diagnosis.group_history import GroupHistory
 from collector.diagnosis.incident_classes import ChangeKind
-from collector.diagnosis.incident_report import incident_document, victims_of
-from collector.diagnosis.incident_table import IncidentTable, ReportedIncident
+from collector.diagnosis.incident_report import incident_document, parts_of, victims_of
+from collector.diagnosis.incident_table import IncidentTable, ReportedIncident, incident_facts
 from collector.diagnosis.incidents import Incident, IncidentChange
 from collector.diagnosis.jobs import PeerGroups
 from collector.diagnosis.rank_events import RANK_EVENTS
@@ -39,7 +38,7 @@ from collector.fleet.fleet import SWITCH_PREFIX
 from collector.workloads.job_roster import JobKey
 from railscope import durable_files, service
 from railscope.timestamps import HOUR_NS, SECOND_NS
-from railscope.wire import Batch, WireSchema
+from railscope.wire import Batch, WireEntity, WireEvent, WireSchema
 
 log = structlog.get_logger(__name__)
 
@@ -60,7 +59,7 @@ MAX_CURVED = 100
 MAX_PENDING = 10_000
 MAX_LOSSES = 10_000
 """Pairs of class and tenant with losses to dropped incidents; further ones are counted without the tenant."""
-MAX_INCIDENTS = 1000
+MAX_INCIDENTS = MAX_EVENTS = 1000
 """Incidents that are kept; open ones always are."""
 BASELINES_EVERY_SLOTS = 60
 SAVE_EVERY_SLOTS = 6
@@ -88,6 +87,8 @@ class DiagnosisEngine:
     find_schema: Callable[[bytes], WireSchema]
     thresholds: DetectorThresholds = DetectorThresholds()
     table: IncidentTable = field(default_factory=IncidentTable)
+    events: list[tuple[str, WireEvent]] = field(default_factory=list)
+    """Newest changes of incidents as events, each with the node of the cause."""
     pending: list[saved_state.PendingRecord] = field(default_factory=list)
     """Changes that are not in the audit log yet."""
     notified: dict[str, str] = field(default_factory=dict)
@@ -195,7 +196,7 @@ class DiagnosisEngine:
         self._diagnosis, self._evaluated_slot = diagnosis, saved.slot
         self._opened = Counter(saved.opened)
         self._dropped_seconds = {(name, tenant): n for name, tenant, n in saved.lost_seconds}
-        self.pending = list(saved.pending)
+        self.pending, self.events = list(saved.pending), list(saved.events)
         self.notified |= {each.incident.incident_id: each.notified for each in saved.incidents}
         self.drains |= saved.drains
         self._curves = {each.incident.incident_id: each.curves for each in saved.incidents}
@@ -229,6 +230,7 @@ class DiagnosisEngine:
             opened=dict(self._opened),
             lost_seconds=[(*key, seconds) for key, seconds in self._dropped_seconds.items()],
             pending=self.pending,
+            events=self.events,
             rank_events=diagnosis.ranks.all(),
             jobs=list(diagnosis.job_histories.items()),
             switch_links=list(diagnosis.switch_links.far_switches.items()),
@@ -266,7 +268,8 @@ class DiagnosisEngine:
             self._add(diagnosis, item)
         diagnosis.readings.sample_slots.clear()
         diagnosis.arrange()
-        for node in self.unknown_nodes():
+        diagnosis.left_nodes = set(self.unknown_nodes())
+        for node in diagnosis.left_nodes:
             diagnosis.contacts.pop(node, None)
         changes: list[IncidentChange] = []
         for slot in range(max(self._next_slot, last_slot - MAX_SLOTS_LATE), last_slot + 1):
@@ -283,6 +286,7 @@ class DiagnosisEngine:
         self._unsaved = self._unsaved or bool(changes)
         self._attempt("changes", lambda: self._note(diagnosis, changes, now_ns))
         self._attempt("table", lambda: self._publish(diagnosis))
+        self._attempt("events", lambda: self._add_events(changes))
         self._attempt("state directory", self._save_if_due)
         return changes
 
@@ -384,6 +388,19 @@ class DiagnosisEngine:
             if reported is not None and not reported.is_open:
                 del self._curves[number]
 
+    def _add_events(self, changes: Iterable[IncidentChange]) -> None:
+        """Add an event for each change; the oldest ones are dropped."""
+        now_ns = self.table.timestamp_ns
+        for change in changes:
+            reported = self.table.find(change.incident.incident_id)
+            if reported is not None:
+                document = reported.document
+                facts = {"change": str(change.kind), **incident_facts(document)}
+                entity = WireEntity("incident", (document.id,))
+                event = WireEvent(f"incident_{change.kind}", 0, entity, now_ns, now_ns, facts)
+                self.events.append((facts["node"], event))
+        del self.events[:-MAX_EVENTS]
+
     def _publish(self, diagnosis: ClusterDiagnosis) -> None:
         lost = defaultdict(float, self._dropped_seconds)
         reported = []
@@ -413,6 +430,7 @@ class DiagnosisEngine:
             ),
             {name: frozenset(nodes) for name, nodes in incident.tenant_nodes.items()},
             dict(incident.lost_gpu_seconds),
+            parts_of(incident, diagnosis.devices),
         )
 
     def _save_if_due(self) -> None:

@@ -19,8 +19,8 @@ from collector.audit.collector_records import AuditTrail
 from collector.audit.event_records import normalize_text
 from collector.audit.log_writer import LogWriteError
 from collector.detector_thresholds import DetectorThresholds
-from collector.diagnosis.incident_report import GpuDocument, IncidentDocument
-from collector.diagnosis.incident_table import IncidentTable, cause_labels
+from collector.diagnosis.incident_report import GpuDocument
+from collector.diagnosis.incident_table import IncidentTable, cause_labels, incident_facts
 from collector.diagnosis.incidents import IncidentChange
 from collector.diagnosis.saved_state import PendingRecord
 from collector.diagnosis.switch_evidence import LinkedPort
@@ -37,7 +37,7 @@ from railscope import service
 from railscope.audit.record import RecordActor, RecordData, RecordError, RecordSubject
 from railscope.catalog import incidents as catalog
 from railscope.timestamps import SECOND_NS
-from railscope.wire import Batch, Envelope, WireEntity, WireEvent
+from railscope.wire import Batch, Envelope
 
 log = structlog.get_logger(__name__)
 
@@ -126,6 +126,7 @@ class DiagnosisService:
         """Read the saved state. Blocking; raises OSError."""
         self.opened_ns = self.wall_ns()
         self.engine.open(self.opened_ns)
+        self._add_events()
 
     def close(self) -> None:
         """Save the state. Blocking."""
@@ -133,6 +134,11 @@ class DiagnosisService:
             self.engine.save_all()
         except Exception as error:  # noqa: BLE001 - the frame log and the lock are released after it
             log.error("incidents_not_saved", directory=str(self.directory), problem=str(error))
+
+    def _add_events(self) -> None:
+        """Add the changes of incidents to the events of the collector, which adds each once."""
+        for node, event in self.engine.events:
+            self.core.add_event(SeenEvent(node, "", event))
 
     def add(self, record: FrameRecord, envelope: Envelope, batches: Sequence[Batch]) -> None:
         """Queue the new batches of an envelope."""
@@ -167,20 +173,18 @@ class DiagnosisService:
         for change in changes:
             reported = self.table.find(change.incident.incident_id)
             if reported is not None:
-                document, now_ns = reported.document, self.table.timestamp_ns
-                facts = {"change": str(change.kind), **_facts(document)}
-                entity = WireEntity("incident", (document.id,))
-                event = WireEvent(f"incident_{change.kind}", 0, entity, now_ns, now_ns, facts)
-                self.core.add_event(SeenEvent(cause_labels(document.cause)[1], "", event))
+                document = reported.document
+                _, node, device, _ = cause_labels(document.cause)
                 log.info(
                     "incident_changed",
                     change=str(change.kind),
                     incident=document.id,
                     incident_class=document.incident_class,
                     severity=document.severity,
-                    node=facts["node"],
-                    device=facts["device"],
+                    node=node,
+                    device=device,
                 )
+        self._add_events()
 
     def _take_links(self) -> Callable[[], JoinedLinks] | None:
         """Return a function that joins the links as of now; None without switches and a cabling file."""
@@ -219,7 +223,7 @@ class DiagnosisService:
         reported = self.table.find(pending.incident)
         if reported is not None:
             document = reported.document
-            data |= {name: normalize_text(text) for name, text in _facts(document).items()}
+            data |= {name: normalize_text(text) for name, text in incident_facts(document).items()}
             gpu = document.cause.uuid if isinstance(document.cause, GpuDocument) else ""
             node = cause_labels(document.cause)[1]
             subject = RecordSubject(normalize_text(node), normalize_text(gpu))
@@ -246,20 +250,3 @@ def linked_ports(joined: JoinedLinks) -> Sequence[LinkedPort]:
         LinkedPort(*link.port, *link.nic, not {HOST_LLDP, CABLING_FILE}.isdisjoint(link.evidence))
         for link in joined.links.values()
     ]
-
-
-def _facts(document: IncidentDocument) -> dict[str, str]:
-    """Return what events and audit records state about an incident."""
-    kind, node, device, rail = cause_labels(document.cause)
-    return {
-        "class": document.incident_class,
-        "severity": document.severity,
-        "cause": kind,
-        "node": node,
-        "device": device,
-        "rail": rail,
-        "onset": document.onset,
-        "confidence": str(document.confidence),
-        "ended": document.ended or "",
-        "explained_by": document.explained_by or "",
-    }

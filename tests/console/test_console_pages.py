@@ -34,7 +34,7 @@ from collector.console.page_table import (
 from collector.console.rail_grid import make_grid
 from collector.console.recent_events import event_rows
 from collector.diagnosis import entity_states
-from collector.diagnosis.evidence_curves import CurvePoint, EvidenceCurve
+from collector.diagnosis.diagnosis_curves import CurvePoint, EvidenceCurve
 from collector.diagnosis.incident_classes import CLASSES
 from collector.diagnosis.incident_table import IncidentTable, ReportedIncident
 from collector.fleet.fleet import SeenEvent

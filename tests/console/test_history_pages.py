@@ -36,7 +36,7 @@ from collector.console.history_pages import (
 from collector.console.history_server import CurveQuery
 from collector.console.node_history import NodeHistory
 from collector.console.page_table import PAGES_BY_NAME, HistoryQuery, PageRequest, parse_query
-from collector.diagnosis.group_history import NAMES, GroupHistory, GroupKey, GroupPoints
+from collector.diagnosis.diagnosis_curves import NAMES, GroupHistory, GroupKey, GroupPoints
 from collector.fleet.schemas import StoredSchemas
 from collector.http.web_server import MAX_READS_PER_REQUESTER, ReadPool
 from collector.state.collector_state import CollectorState

@@ -11,23 +11,36 @@ SLOTS, ONSET = 84, 50
 NODES = 6
 
 
-def incidents_of(
-    change: Callable[[DrawnCluster, Row, int], None],
-    slots: int = SLOTS,
-    pods: int = 1,
-    job_nodes: int = NODES,
-) -> list[Incident]:
-    """Return the incidents of a cluster whose readings are changed from the onset on."""
-    cluster = DrawnCluster(9, pods, NODES, benign=False)
-    del cluster.jobs[0].nodes[job_nodes:]
-    feed = DrawnFeed(cluster, slots)
-    for slot in range(slots):
-        row = cluster.draw()
-        change(cluster, row, slot - ONSET)
+Change = Callable[[DrawnCluster, Row, int], None]
+"""Changes the readings of a slot; the integer is the number of slots since the onset."""
+
+
+def drawn_feed(
+    pods: int = 1, job_nodes: int = NODES, nodes: int = NODES, slots: int = 160
+) -> DrawnFeed:
+    """Return a cluster without harmless events, whose first job has at most some nodes."""
+    cluster = DrawnCluster(9, pods, nodes, benign=False)
+    del cluster.jobs[0].nodes[min(job_nodes, cluster.nodes) :]
+    cluster.jobs = [job for job in cluster.jobs if job.nodes]
+    return DrawnFeed(cluster, slots)
+
+
+def run(feed: DrawnFeed, change: Change, slots: int) -> list[Incident]:
+    """Evaluate the next slots, whose readings are changed from the onset on; return the incidents."""
+    for slot in range(feed.cluster.slot, slots):
+        row = feed.cluster.draw()
+        change(feed.cluster, row, slot - ONSET)
         feed.put(slot, row)
         feed.diagnosis.arrange()
         feed.diagnosis.evaluate(slot)
     return [each for each in feed.diagnosis.tracker.incidents if each.severity != "info"]
+
+
+def incidents_of(
+    change: Change, slots: int = SLOTS, pods: int = 1, job_nodes: int = NODES
+) -> list[Incident]:
+    """Return the incidents of a cluster whose readings are changed from the onset on."""
+    return run(drawn_feed(pods, job_nodes, slots=slots), change, slots)
 
 
 def classes_of(found: list[Incident]) -> set[tuple[str, str]]:

@@ -1,16 +1,19 @@
-"""`railscope diagnose` on captures of a simulated cluster: output, schema, errors."""
+"""`railscope diagnose` on captures of a simulated cluster: output, schema, errors, clocks by arrivals."""
 
 from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
 from support.command_line import refusal, run
 
+from collector.commands.node_clocks import DiagnoseError, NodeClocks, read_arrivals
 from collector.diagnosis.incident_report import IncidentDocument, NicDocument
+from railscope.timestamps import SECOND_NS
 
 
 def test_a_slow_receiver_is_found(captures: Path) -> None:
@@ -146,3 +149,71 @@ def test_captures_that_are_years_apart_are_rejected(captures: Path, tmp_path: Pa
 
 def test_one_of_captures_and_frame_log_is_required() -> None:
     assert "either --captures or --frame-log" in run("diagnose").output
+
+
+START_NS = 1_760_000_000 * SECOND_NS
+OFFSET_NS = 40_000_000
+HEADER = "node,sent,received\n"
+
+
+def read(path: Path, rows: Sequence[str], begin: str = HEADER) -> NodeClocks:
+    file = path / "arrivals.csv"
+    file.write_bytes((begin + "".join(f"{row}\n" for row in rows)).encode())
+    return read_arrivals(file, [START_NS])
+
+
+def arrival(seconds: float, received_seconds: float | None = None, node: str = "n") -> str:
+    """A line of a node whose clock is behind by 40 ms."""
+    received = seconds if received_seconds is None else received_seconds
+    sent_ns = START_NS + round(seconds * SECOND_NS) - OFFSET_NS
+    return f"{node},{sent_ns},{START_NS + round(received * SECOND_NS)}"
+
+
+def test_samples_of_a_backlog_keep_their_times(tmp_path: Path) -> None:
+    silent = [arrival(seconds, 400 + seconds / 1000) for seconds in range(100, 400, 5)]
+    clocks = read(tmp_path, [arrival(90), arrival(95), *silent, arrival(405)])
+    convert = clocks.clock("n")
+    for seconds in (50, 200, 399, 410):
+        wall_ns = START_NS + seconds * SECOND_NS
+        assert convert(wall_ns) - wall_ns == pytest.approx(OFFSET_NS, abs=SECOND_NS)
+
+
+def test_a_clock_that_is_set_back_differs_from_a_backlog(tmp_path: Path) -> None:
+    behind = [f"n,{START_NS + s * SECOND_NS - 300 * SECOND_NS},{START_NS + s * SECOND_NS}" for s in range(100, 200, 5)]  # fmt: skip
+    convert = read(tmp_path, [arrival(90), arrival(95), *behind]).clock("n")
+    wall_ns = START_NS - 150 * SECOND_NS
+    assert convert(wall_ns) - wall_ns in {OFFSET_NS, 300 * SECOND_NS}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"n,{10**30},{START_NS}",
+        f"n,{START_NS},{10**30}",
+        f"n,-5,{START_NS}",
+        f"n,{START_NS},{START_NS + 30 * 86_400 * SECOND_NS}",
+    ],
+)
+def test_a_line_that_contradicts_the_others_is_ignored_with_a_warning(
+    line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clocks = read(tmp_path, [arrival(seconds) for seconds in range(5)] + [line])
+    assert len(clocks.receipts) == 5
+    assert "ignored 1 of 6 lines" in (warning := capsys.readouterr().err)
+    assert "line 7" in warning
+
+
+def test_a_clock_that_is_wrong_by_years_counts(tmp_path: Path) -> None:
+    rows = [f"n,{s * SECOND_NS},{START_NS + s * SECOND_NS}" for s in range(5)]
+    convert = read(tmp_path, rows).clock("n")
+    assert convert(2 * SECOND_NS) == START_NS + 2 * SECOND_NS
+
+
+def test_a_byte_order_mark_and_empty_lines_are_accepted(tmp_path: Path) -> None:
+    clocks = read(tmp_path, [arrival(1), "", arrival(2), ""], begin="\ufeff" + HEADER)
+    assert len(clocks.receipts) == 2
+
+
+def test_an_invalid_line_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DiagnoseError, match=r"arrivals.csv:3: 'n,1.5e9,2'"):
+        read(tmp_path, [arrival(1), "n,1.5e9,2"])

@@ -152,7 +152,7 @@ def test_uneven_delays_of_a_busy_collector_leave_the_clocks_alone(feed: HostileF
     assert found == {"clock_skew: node n5"}
 
 
-@pytest.mark.parametrize(("error_seconds", "needed_slots"), [(0.5, 3), (-0.5, 5)])
+@pytest.mark.parametrize(("error_seconds", "needed_slots"), [(0.5, 4), (-0.5, 5)])
 def test_a_clock_that_is_set_wrong_is_found_from_its_first_receipt_on(
     feed: HostileFeed, error_seconds: float, needed_slots: int
 ) -> None:
@@ -191,7 +191,9 @@ def test_a_fault_that_returns_with_the_same_onset_is_another_incident(feed: Host
     at_ns = feed.now_ns
     for number in (1, 2):
         feed.send("n1", [gpu("a")], [xid(("0000:a", "79"), at_ns, number)])
-        feed.evaluate(incidents.REOPEN_SLOTS + 20)
+        for _ in range(incidents.REOPEN_SLOTS + 20):
+            feed.send("n1", [gpu("a")])
+            feed.evaluate()
     first, second = feed.documents
     assert first.onset == second.onset
     assert first.id != second.id
@@ -329,7 +331,8 @@ def test_incidents_continue_after_the_clock_was_set_back(
     (after,) = feed.documents
     assert after.id == before.id
     assert after.detected < before.detected
-    assert changes == [(ChangeKind.CLOSED, "gpu_lost")]
+    assert changes == []
+    assert feed.evaluate(incidents.STALE_SLOTS) == [(ChangeKind.CLOSED, "gpu_lost")]
     assert 0 <= feed.engine.drains["n1"] - drained_ns < 60 * SECOND_NS
 
 

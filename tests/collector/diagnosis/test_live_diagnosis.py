@@ -24,7 +24,7 @@ from collector.live_diagnosis.diagnosis_engine import DiagnosisEngine
 from collector.live_diagnosis.diagnosis_service import BatchQueue, DiagnosisService
 from collector.workloads.job_roster import JobGpu, JobHolding, JobKey, RunningJob
 from railscope.audit.record import decode_audit_record
-from railscope.timestamps import SECOND_NS
+from railscope.timestamps import HOUR_NS, SECOND_NS
 
 
 @pytest.fixture(scope="module")
@@ -50,13 +50,15 @@ def run_until(
             yield now_ns, change
 
 
-def test_an_incident_opens_while_frames_arrive_and_closes_after_them(
+def test_an_incident_opens_while_frames_arrive_and_closes_an_hour_after_them(
     frames: ArrivingFrames, tmp_path: Path
 ) -> None:
     engine = opened(frames, tmp_path, frames.start_ns)
     end_ns = frames.start_ns + 560 * SECOND_NS
     changes = list(run_until(engine, frames, frames.start_ns, end_ns))
-    assert [change.kind for _, change in changes] == [ChangeKind.OPENED, ChangeKind.CLOSED]
+    assert [change.kind for _, change in changes] == [ChangeKind.OPENED]
+    (closed,) = run_until(engine, frames, end_ns, end_ns + HOUR_NS)
+    assert closed[1].kind is ChangeKind.CLOSED
     onset_ns = frames.start_ns + 300 * SECOND_NS
     assert onset_ns < changes[0][0] <= onset_ns + 60 * SECOND_NS
     (incident,) = engine.table.incidents

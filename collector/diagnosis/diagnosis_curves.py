@@ -1,4 +1,4 @@
-"""History of rails and jobs: sums and extremes of their devices in each evaluated slot of the last hour.
+"""Curves of rails and jobs, sums and extremes of their devices in each evaluated slot of the last hour, and of the evidence of incidents.
 
 A group takes 4 bytes for each curve and slot, about 20 kB; there are at most MAX_GROUPS. NaN is unknown: a slot that was not
 evaluated, or one without a reading.
@@ -14,9 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collector.diagnosis import findings, signals, step_period
+from collector.diagnosis.findings import SLOTS_PER_MINUTE, DiagnosisView
+from collector.diagnosis.incidents import Incident
 from collector.diagnosis.quantities import DeviceKind
-from collector.diagnosis.slot_sums import Floats, Positions
+from collector.diagnosis.signals import SIGNALS
+from collector.diagnosis.slot_sums import Floats, Positions, mean_known
 from collector.workloads.job_roster import JobKey
+from railscope.timestamps import SECOND_NS
 
 HISTORY_SLOTS = 360
 MAX_GROUPS = 1000
@@ -167,3 +171,91 @@ def _rails(view: findings.DiagnosisView) -> dict[GroupKey, dict[DeviceKind, Posi
         positions = np.flatnonzero(groups.is_rail & (groups.nic_rail == number))
         found[nics[positions[0]].rail] = {DeviceKind.NIC: positions}
     return found
+
+
+# Evidence of incidents ---
+
+BEFORE_SLOTS = 30
+MAX_CURVES = 4
+MAX_POINTS, FIRST_POINTS = 360, 120
+"""Points of a curve; of a longer one, those of its beginning and its end are kept."""
+
+_SLOT_NS = 60 * SECOND_NS // SLOTS_PER_MINUTE
+
+
+class CurvePoint(NamedTuple):
+    """Value of a signal in one slot, and the median of all devices of the kind; NaN is unknown."""
+
+    timestamp_ns: int
+    value: float
+    peers: float
+
+
+@dataclass(slots=True)
+class EvidenceCurve:
+    """One signal of the cause over time."""
+
+    signal: str
+    unit: str
+    points: list[CurvePoint] = field(default_factory=list)
+
+    def add(self, point: CurvePoint) -> None:
+        """Add a point."""
+        self.points.append(point)
+        if len(self.points) > MAX_POINTS:
+            del self.points[FIRST_POINTS]
+
+
+def extend_curves(curves: list[EvidenceCurve], view: DiagnosisView, incident: Incident) -> None:
+    """Add the last slot to the curves of an incident; begin them with the slots before it opened."""
+    members = _members(view, incident)
+    kinds = {
+        each.signal: kind
+        for each in incident.evidence
+        for kind in reversed(members)
+        if each.signal in SIGNALS[kind] and len(members[kind])
+    }
+    if not curves:
+        for name, kind in list(kinds.items())[:MAX_CURVES]:
+            curve = EvidenceCurve(name, SIGNALS[kind][name].unit)
+            for before in range(BEFORE_SLOTS - 1, 0, -1):
+                curve.add(_point(view, kind, name, members[kind], before))
+            curves.append(curve)
+    for curve in curves:
+        if curve.signal in kinds:
+            kind = kinds[curve.signal]
+            curve.add(_point(view, kind, curve.signal, members[kind], 0))
+
+
+def _point(
+    view: DiagnosisView, kind: DeviceKind, name: str, positions: Sequence[int], before: int
+) -> CurvePoint:
+    values = view.signals.table(kind, 1, before)[name]
+    timestamp_ns = view.timestamp_ns - before * _SLOT_NS
+    known_values = values[~np.isnan(values)]
+    return CurvePoint(
+        timestamp_ns,
+        mean_known(values[np.asarray(positions, np.intp)]),
+        float(np.median(known_values)) if len(known_values) else np.nan,
+    )
+
+
+def _members(view: DiagnosisView, incident: Incident) -> dict[DeviceKind, Sequence[int]]:
+    """Return the devices whose mean is a curve, by kind: the cause, its parts or what it consists of."""
+    cause, devices = incident.cause, view.devices
+    if cause.kind == "nic":
+        return {DeviceKind.NIC: [cause.position]}
+    if cause.kind in {"gpu", "rack"}:
+        return {DeviceKind.GPU: incident.parts or [cause.position]}
+    if cause.kind == "node":
+        node = devices.nodes[cause.name]
+        nics = incident.parts or tuple(node.nics.values())
+        gpus = tuple(node.gpus.values())
+        return {DeviceKind.NODE: [node.position], DeviceKind.NIC: nics, DeviceKind.GPU: gpus}
+    if cause.kind == "leaf":
+        return {DeviceKind.NIC: view.groups.leaves[cause.position].tolist()}
+    if cause.kind == "storage":
+        mounts = enumerate(devices.mounts)
+        return {DeviceKind.MOUNT: [n for n, mount in mounts if mount.server == cause.name]}
+    job = next((job for job in view.jobs if job.key == cause.job), None)
+    return {DeviceKind.NIC: job.nics.tolist(), DeviceKind.GPU: job.gpus.tolist()} if job else {}

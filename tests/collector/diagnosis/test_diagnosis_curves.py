@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from collector.diagnosis.devices import ClusterDevices, ClusterGpu, ClusterNic
+from collector.diagnosis.diagnosis_curves import HISTORY_SLOTS, MAX_GROUPS, NAMES, GroupHistory
 from collector.diagnosis.findings import Baselines, DiagnosisView
-from collector.diagnosis.group_history import HISTORY_SLOTS, MAX_GROUPS, NAMES, GroupHistory
 from collector.diagnosis.jobs import PeerGroups, active_jobs
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.signals import ClusterSignals

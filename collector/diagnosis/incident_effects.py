@@ -1,0 +1,146 @@
+"""Effects of incidents: NICs that are paused, jobs that are slow, their tenants, and the GPU time that they lose.
+
+The speed of a job in an incident is the median of the last five minutes, without the time in which it falls. What a job
+loses counts for one incident: one that touches a device of the job rather than one on its rail, and of these the one
+with the highest confidence. The loss begins at the onset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Set as AbstractSet
+
+import numpy as np
+
+from collector.diagnosis.findings import (
+    SLOT_NS,
+    SLOTS_PER_MINUTE,
+    SPEED_SLOTS,
+    DiagnosisView,
+    JobState,
+)
+from collector.diagnosis.incidents import CLOSE_SLOTS, Incident
+from collector.diagnosis.jobs import ActiveJob
+from collector.diagnosis.network_detectors import victims
+from collector.diagnosis.slot_sums import median_known
+from collector.workloads.job_roster import JobKey
+from railscope.timestamps import SECOND_NS
+
+MAX_JOBS = 1000
+"""Jobs, and tenants, that an incident keeps while it lasts: later ones are left out."""
+
+_RAMP_SLOTS = 4
+"""Evaluations after the detection in which the speed, that of a minute, still has a part of before the onset."""
+_STEADY_SLOTS = 18
+"""Evaluations whose median varies half as much as the speed of one minute does."""
+_HOSTS = frozenset({"nic", "node", "rack"})
+
+
+def update_effects(view: DiagnosisView, incidents: Iterable[Incident]) -> None:
+    """Update the effects of the incidents that were found in this slot; advice has none."""
+    slot = view.signals.slot
+    found = [i for i in incidents if i.last_slot == slot and not i.incident_class.is_advice]
+    touched = {}
+    for incident in found:
+        _add_paused_nics(view, incident)
+        _update_speeds(view, incident)
+        touched[incident.incident_id] = _touched_jobs(view, incident)
+    causes = [incident for incident in found if not incident.explained_by]
+    for key, cause in _main_causes(causes, touched, view.states.keys()).items():
+        for other in causes:
+            if _is_own(cause, key, touched) and not _is_own(other, key, touched):
+                other.job_speeds.pop(key, None)
+        _add_loss(view, cause, view.states[key])
+    for incident in found:
+        _add_tenants(view, incident, touched[incident.incident_id])
+
+
+def _add_paused_nics(view: DiagnosisView, incident: Incident) -> None:
+    if not incident.reach.rails:
+        return
+    cause, nics = incident.cause, view.devices.nics
+    own_parts = {cause.position} if cause.kind == "nic" else set(incident.parts)
+    paused = np.flatnonzero(victims(view)).tolist()
+    incident.victim_nics |= {p for p in paused if nics[p].rail in incident.reach.rails} - own_parts
+
+
+def _update_speeds(view: DiagnosisView, incident: Incident) -> None:
+    """Set the speeds of the jobs that the incident reaches and that lose time; those of jobs that have ended stay."""
+    slots = max((view.timestamp_ns - incident.detected_ns) // SLOT_NS, 0) + 1
+    counted = max(slots - _RAMP_SLOTS, 1)
+    speeds = incident.job_speeds
+    for key in incident.reach.jobs & view.states.keys():
+        state = view.states[key]
+        usual, limit = median_known(np.array(state.history.speeds[-counted:])), state.losing_speed
+        if slots >= _STEADY_SLOTS:
+            limit = (1 + limit) / 2
+        if usual >= limit:
+            speeds.pop(key, None)
+        elif usual < limit and (key in speeds or len(speeds) < MAX_JOBS):
+            speeds[key] = round(usual, 3)
+
+
+def _touched_jobs(view: DiagnosisView, incident: Incident) -> set[JobKey]:
+    """Return the jobs on the device that is the cause, its holders, and those with a NIC that is paused."""
+    cause, nics = incident.cause, view.devices.nics
+    paused_nodes = {nics[position].node for position in incident.victim_nics}
+    found = {cause.job} if cause.job else set[JobKey]()
+    for number, job in enumerate(_jobs_since(view, incident.onset_ns)):
+        is_holder = cause.kind in _HOSTS and not incident.reach.nodes.isdisjoint(job.nodes)
+        if cause.kind == "gpu":
+            is_holder = bool(view.job_of_gpu[cause.position] == number)
+            is_holder |= number >= len(view.jobs) and cause.position in job.gpus
+        if is_holder and len(incident.holders) < MAX_JOBS:
+            incident.holders.add(job.key)
+        if is_holder or not paused_nodes.isdisjoint(job.nodes):
+            found.add(job.key)
+    return found
+
+
+def _jobs_since(view: DiagnosisView, onset_ns: int) -> list[ActiveJob]:
+    """Return the running jobs, and then those that an incident may have ended."""
+    return [*view.jobs, *(each.job for each in view.ended_jobs if each.end_ns > onset_ns)]
+
+
+def _main_causes(
+    causes: Iterable[Incident], touched: Mapping[str, set[JobKey]], running: AbstractSet[JobKey]
+) -> dict[JobKey, Incident]:
+    """Return the incident that counts as the cause of each running job that is slow."""
+    found: dict[JobKey, tuple[bool, float, Incident]] = {}
+    for incident in causes:
+        for key in incident.job_speeds.keys() & running:
+            rank = _is_own(incident, key, touched), incident.confidence
+            if key not in found or rank > found[key][:2]:
+                found[key] = (*rank, incident)
+    return {key: incident for key, (*_, incident) in found.items()}
+
+
+def _is_own(incident: Incident, key: JobKey, touched: Mapping[str, set[JobKey]]) -> bool:
+    """True if an incident is one of a job's own devices, of its leaf or storage, or pauses its NICs."""
+    is_shared = incident.cause.kind not in _HOSTS | {"gpu"}
+    return key in touched[incident.incident_id] or (is_shared and key in incident.reach.jobs)
+
+
+def _add_loss(view: DiagnosisView, incident: Incident, state: JobState) -> None:
+    """Add what a job lost in this slot, in those before without the finding, and after the detection since the onset."""
+    slot, history, key = view.signals.slot, state.history, state.job.key
+    is_same = slot - history.loss_slot <= CLOSE_SLOTS
+    first_slot = history.loss_slot + 1 if is_same else slot
+    if view.timestamp_ns - incident.detected_ns < SLOTS_PER_MINUTE * SLOT_NS:
+        since_onset = (view.timestamp_ns - incident.onset_ns) // SLOT_NS
+        first_slot = max(slot - min(since_onset, SPEED_SLOTS), history.loss_slot + 1)
+    history.loss_slot = slot
+    seconds = len(state.job.gpus) * max(slot - first_slot + 1, 1) * SLOT_NS / SECOND_NS
+    lost = incident.lost_gpu_seconds
+    tenant = key.tenant if key.tenant in lost or len(lost) < MAX_JOBS else ""
+    lost[tenant] = lost.get(tenant, 0.0) + seconds * (1 - max(incident.job_speeds[key], 0))
+
+
+def _add_tenants(view: DiagnosisView, incident: Incident, touched: set[JobKey]) -> None:
+    """Add the tenants whose jobs an incident touches or slows down, with the nodes of these jobs."""
+    of_tenants = incident.tenant_nodes
+    for job in _jobs_since(view, incident.onset_ns):
+        tenant = job.key.tenant
+        if job.key not in touched and job.key not in incident.job_speeds:
+            continue
+        if tenant in of_tenants or len(of_tenants) < MAX_JOBS:
+            of_tenants.setdefault(tenant, set()).update(job.nodes)

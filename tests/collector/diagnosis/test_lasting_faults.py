@@ -1,0 +1,247 @@
+"""Faults that last, that follow each other, that concern a whole node, or whose node falls silent; and what jobs lose by them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.drawn_readings import ONSET, classes_of, drawn_feed, run
+
+from bench.drawn_cluster import RAILS, DrawnCluster, Row
+from collector.diagnosis.incident_classes import ChangeKind
+from collector.diagnosis.incidents import Incident
+from collector.diagnosis.quantities import DeviceKind
+from railscope.reading import Absent
+from railscope.wire import WireEntity, WireEvent
+
+NODE = 1
+
+
+def open_of(found: list[Incident]) -> set[tuple[str, str]]:
+    return classes_of([each for each in found if not each.ended_ns])
+
+
+def hot(row: Row, index: int = 2) -> None:
+    row.gpu["thermal"][NODE, index] = 1
+    row.gpu["clock"][NODE, index] *= 0.6
+
+
+def test_a_fault_that_outlasts_its_explanation_is_an_incident_of_its_own_again() -> None:
+    changes: list[ChangeKind] = []
+    feed = drawn_feed()
+
+    def change(_: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            hot(row)
+        if 10 <= since < 22:
+            row.gpu["brake"][NODE] = 1
+            row.gpu["clock"][NODE] *= 0.5
+        if feed.diagnosis.view is not None:
+            found = [each for each in feed.diagnosis.tracker.incidents if each.explained_by]
+            changes.extend(ChangeKind.EXPLAINED for _ in found)
+
+    found = run(feed, change, ONSET + 50)
+    (thermal,) = [each for each in found if each.class_name == "thermal_straggler"]
+    (brake,) = [each for each in found if each.class_name == "hw_slowdown"]
+    assert changes, "the brake explains the heat while it lasts"
+    assert brake.ended_ns
+    assert (thermal.explained_by, thermal.ended_ns) == ("", 0)
+
+
+def test_an_error_that_explains_a_remap_lasts_until_the_remap() -> None:
+    def change(_: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            row.gpu["remap"][NODE, 2] = 1
+        if since == 14:
+            row.gpu["ecc"][NODE, 2] = 1
+
+    found = run(drawn_feed(), change, ONSET + 50)
+    roots = {each.class_name for each in found if not each.explained_by and not each.ended_ns}
+    assert roots == {"ecc_uncorrectable"}
+
+
+@pytest.mark.parametrize("devices", [3, 8])
+@pytest.mark.parametrize("name", ["link_down", "transceiver_degraded", "link_speed_low"])
+def test_a_fault_of_many_nics_of_a_node_is_one_incident(name: str, devices: int) -> None:
+    def change(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0 and name == "link_down":
+            row.nic["up"][NODE, :devices] = 0
+            row.nic["speed"][NODE, :devices] = 0
+            cluster.slow_job(row, cluster.job_of(NODE), 0.0)
+        elif since >= 0 and name == "transceiver_degraded":
+            row.nic["bit_errors"][NODE, :devices] = 1e-4
+        elif since >= 0:
+            row.nic["speed"][NODE, :devices] /= 2
+
+    found = [each for each in run(drawn_feed(), change, ONSET + 20) if not each.explained_by]
+    assert classes_of(found) == {(name, "node")}
+    (incident,) = found
+    assert len(incident.parts) == devices
+    assert incident.cause.name == "node-0001"
+
+
+def test_a_node_that_loses_its_gpus_is_one_incident_with_the_reports_of_the_driver() -> None:
+    def change(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since == 0:
+            for index in range(4):
+                entity = WireEntity("xid", (f"0000:{index:02x}:00.0", "79"))
+                row.events.append((NODE, WireEvent("xid", 0, entity, 0, 0, {})))
+        if since >= 0:
+            row.absent |= {(NODE, index): Absent.GONE.value for index in range(4)}
+            cluster.slow_job(row, cluster.job_of(NODE), 0.0)
+
+    found = [each for each in run(drawn_feed(), change, ONSET + 20) if not each.explained_by]
+    assert classes_of(found) == {("gpu_lost", "node")}
+    signals = {each.signal: each.comparison for each in found[0].evidence}
+    assert signals == {"utilization": "gone", "xid 79": "event"}
+
+
+def test_a_device_with_an_incident_keeps_it_when_others_of_its_node_follow() -> None:
+    def change(_: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            row.nic["bit_errors"][NODE, 0] = 1e-4
+        if since >= 10:
+            row.nic["bit_errors"][NODE, 1:5] = 1e-4
+
+    found = run(drawn_feed(), change, ONSET + 30)
+    assert open_of(found) == {("transceiver_degraded", "nic"), ("transceiver_degraded", "node")}
+    assert len(found) == 2
+
+
+@pytest.mark.parametrize("sends", [True, False])
+@pytest.mark.parametrize("nodes", [2, 6])
+def test_a_link_is_down_until_it_is_up(nodes: int, *, sends: bool) -> None:
+    """Also where too few others are below the leaf to show that it should be up, and without recent traffic."""
+
+    def change(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if not sends:
+            row.nic["send"][:] = row.nic["receive"][:] = 0
+        if 0 <= since < 60:
+            row.nic["up"][NODE, 4] = 0
+            cluster.slow_job(row, cluster.job_of(NODE), 0.0)
+
+    feed = drawn_feed(nodes=nodes)
+    assert open_of(run(feed, change, ONSET + 55)) >= {("link_down", "nic")}
+    assert ("link_down", "nic") not in open_of(run(feed, change, ONSET + 75))
+
+
+def test_a_port_that_was_never_up_does_not_fail() -> None:
+    def change(_: DrawnCluster, row: Row, __: int) -> None:
+        row.nic["up"][NODE, 4] = 0
+        row.nic["send"][NODE, 4] = row.nic["receive"][NODE, 4] = 0
+
+    assert run(drawn_feed(), change, ONSET + 20) == []
+
+
+def test_a_lost_nic_does_not_hide_a_link_of_its_node_that_is_down() -> None:
+    feed = drawn_feed()
+
+    def change(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            gone, slot = NODE * RAILS + 2, ONSET + since
+            feed.diagnosis.devices.sums[DeviceKind.NIC].add(
+                np.array([feed.diagnosis.devices.sums[DeviceKind.NIC].index["device_gone"]]),
+                np.array([slot]), np.array([[gone]]), np.ones((1, 1)), np.ones((1, 1)),
+            )  # fmt: skip
+            row.nic["up"][NODE, 6] = 0
+            cluster.slow_job(row, cluster.job_of(NODE), 0.0)
+
+    found = [each for each in run(feed, change, ONSET + 20) if not each.explained_by]
+    assert sorted((each.class_name, each.cause.position) for each in found) == [
+        ("link_down", NODE * RAILS + 6),
+        ("nic_lost", NODE * RAILS + 2),
+    ]
+
+
+def test_an_incident_of_a_silent_node_is_open_until_the_node_reports_again() -> None:
+    def change(_: DrawnCluster, row: Row, since: int) -> None:
+        if 0 <= since < 8:
+            row.nic["bit_errors"][5, 2] = 1e-4
+        if 8 <= since < 60:
+            row.stale_nodes.add(5)
+
+    feed = drawn_feed()
+    assert open_of(run(feed, change, ONSET + 58)) == {("transceiver_degraded", "nic")}
+    (incident,) = run(feed, change, ONSET + 75)
+    assert incident.ended_ns == feed.diagnosis.end_of(ONSET + 9)
+
+
+def test_links_of_a_node_that_go_down_again_and_again_flap() -> None:
+    """All at once they are those of a driver that is loaded again, once."""
+
+    def change(_: DrawnCluster, row: Row, since: int) -> None:
+        if since in {0, *often}:
+            row.nic["downs"][NODE] = 1
+
+    often: set[int] = set()
+    assert run(drawn_feed(), change, ONSET + 20) == []
+    often = {4, 8, 12}
+    assert classes_of(run(drawn_feed(), change, ONSET + 20)) == {("link_flap", "node")}
+
+
+# Jobs ---
+
+SLOT_SECONDS = 10
+
+
+def only(found: list[Incident], name: str) -> Incident:
+    (incident,) = [each for each in found if each.class_name == name]
+    return incident
+
+
+def slow_receiver(cluster: DrawnCluster, row: Row, node: int, rail: int, speed: float) -> None:
+    """A NIC pauses its switch, and the job of its node has this speed."""
+    job = cluster.job_of(node)
+    row.nic["pausing"][node, rail] = 0.3
+    if job is not None:
+        peers = [other for other in job.nodes if other != node]
+        row.nic["paused"][peers, rail] = 0.05
+    cluster.slow_job(row, job, speed)
+
+
+def test_a_job_loses_time_from_the_onset_on() -> None:
+    def change(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            slow_receiver(cluster, row, 1, 2, 0.6)
+
+    feed = drawn_feed(job_nodes=4)
+    incident = only(run(feed, change, ONSET + 36), "slow_receiver")
+    ((key, speed),) = incident.job_speeds.items()
+    gpus = 8 * len(feed.cluster.jobs[0].nodes)
+    lost = sum(incident.lost_gpu_seconds.values())
+    assert speed == pytest.approx(0.6, abs=0.04)
+    assert lost == pytest.approx((1 - 0.6) * gpus * 36 * SLOT_SECONDS, rel=0.15)
+    assert list(incident.lost_gpu_seconds) == [key.tenant]
+
+
+def test_a_checkpoint_does_not_count_as_the_effect_of_a_fault() -> None:
+    def change(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            row.nic["bit_errors"][1, 2] = 5e-5
+        if since in {20, 21, 22}:
+            cluster.slow_job(row, cluster.jobs[0], 0.05)
+
+    incident = only(run(drawn_feed(job_nodes=4), change, ONSET + 40), "transceiver_degraded")
+    assert incident.job_speeds == {}
+    assert sum(incident.lost_gpu_seconds.values()) < 1
+
+
+def test_the_incident_of_a_jobs_own_nic_is_charged_with_its_loss() -> None:
+    """Both are on one rail: each job is a victim of the fault on its own nodes only."""
+
+    def change(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            slow_receiver(cluster, row, cluster.jobs[0].nodes[0], 2, 0.5)
+        if since >= 12:
+            slow_receiver(cluster, row, cluster.jobs[1].nodes[0], 3, 0.7)
+
+    feed = drawn_feed()
+    found = run(feed, change, ONSET + 36)
+    by_node = {
+        feed.diagnosis.devices.nics[each.cause.position].node: each
+        for each in found
+        if each.class_name == "slow_receiver"
+    }
+    workloads = [{key.workload for key in each.job_speeds} for each in by_node.values()]
+    assert sorted(map(sorted, workloads)) == [["101"], ["102"]]
+    losses = [set(each.lost_gpu_seconds) for each in by_node.values()]
+    assert sorted(map(sorted, losses)) == [["tenant-101"], ["tenant-102"]]
