@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.drawn_readings import ONSET, classes_of, drawn_feed, run
 
-from bench.drawn_cluster import RAILS, DrawnCluster, Row
+from bench.drawn_cluster import RAILS, DrawnCluster, DrawnFeed, Row
 from collector.diagnosis.incident_classes import ChangeKind
 from collector.diagnosis.incidents import Incident
 from collector.diagnosis.quantities import DeviceKind
@@ -176,6 +176,25 @@ def test_links_of_a_node_that_go_down_again_and_again_flap() -> None:
     assert run(drawn_feed(), change, ONSET + 20) == []
     often = {4, 8, 12}
     assert classes_of(run(drawn_feed(), change, ONSET + 20)) == {("link_flap", "node")}
+
+
+def test_a_checkpoint_of_a_job_with_a_slow_client_shows_no_slow_server() -> None:
+    def change(cluster: DrawnCluster, row: Row, since: int) -> None:
+        job = cluster.jobs[0].nodes
+        if since >= 0:
+            row.mount["latency"][NODE] *= 20
+            row.gpu["utilization"][job] *= 0.6
+            cluster.slow_job(row, cluster.jobs[0], 0.6)
+        if 20 <= since < 25:
+            row.mount["operations"][job] *= 20
+            row.mount["latency"][job] *= 4
+
+    cluster = DrawnCluster(9, 1, 8, benign=False)
+    del cluster.jobs[1:]
+    cluster.jobs[0].nodes[:] = range(7)
+    found = run(DrawnFeed(cluster, 110), change, ONSET + 50)
+    assert classes_of(found) == {("storage_bound", "node")}
+    assert len(found) == 1
 
 
 # Jobs ---

@@ -199,6 +199,16 @@ async def diagnosed(frames: ArrivingFrames, directory: Path) -> AsyncIterator[Ru
         yield one
 
 
+def test_the_events_of_changes_survive_a_restart(frames: ArrivingFrames, tmp_path: Path) -> None:
+    engine, end_ns = opened(frames, tmp_path, frames.start_ns), frames.start_ns + 400 * SECOND_NS
+    (opening,) = run_until(engine, frames, frames.start_ns, end_ns)
+    again = opened(frames, tmp_path, end_ns)
+    assert again.events == engine.events
+    ((node, event),) = again.events
+    assert (node, event.name) == ("gpu-node-2", "incident_opened")
+    assert event.entity.key == (opening[1].incident.incident_id,)
+
+
 async def test_changes_are_events_and_audit_records(frames: ArrivingFrames, tmp_path: Path) -> None:
     async with diagnosed(frames, tmp_path) as one:
         (row,) = (await one.json("/api/v1/incidents?state=open"))["rows"]
