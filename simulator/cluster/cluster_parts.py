@@ -7,6 +7,7 @@ of a node. The result does not depend on the number of processes.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
@@ -80,8 +81,10 @@ def run_parts(
     context = get_context("spawn")
     shared = context.RawArray("d", 2 * topology.nodes * topology.rails)
     barrier = context.Barrier(count)
+    # A process that is spawned has the defaults, with which searches for cycles take a quarter of its time.
+    state = shared, barrier, gc.get_threshold()
     # Each part waits for all others, so that no process runs two of them.
-    with ProcessPoolExecutor(count, context, _share, (shared, barrier)) as pool:
+    with ProcessPoolExecutor(count, context, _share, state) as pool:
         parts = [
             pool.submit(_run_part, work, plan, topology, (number, count)) for number in range(count)
         ]
@@ -97,8 +100,9 @@ _shared: dict[str, Any] = {}
 """Shared memory and barrier of a process that simulates a part."""
 
 
-def _share(shared: Sequence[float], barrier: Any) -> None:
+def _share(shared: Sequence[float], barrier: Any, threshold: tuple[int, int, int]) -> None:
     _shared.update(buffers=shared, barrier=barrier)
+    gc.set_threshold(*threshold)
 
 
 def _run_part(
