@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from support.evaluated_alerts import inhibitions, notified_alerts
 from support.incidents import NIC, incident
 
 from collector.diagnosis.incident_classes import CLASSES
+from collector.diagnosis.incident_report import GpuDocument
 from collector.diagnosis.incident_table import IncidentTable
 from railscope.catalog import incidents as catalog
 from tests.support.alert_rules import ROOT, rules_of
@@ -171,3 +173,16 @@ def test_two_incidents_of_which_one_is_critical_are_both_sent() -> None:
     assert notified_alerts([both]) == both
     risen = [both[0] | {"severity": "warning"}, both[0]]
     assert notified_alerts([risen]) == [both[0]]
+
+
+def test_a_larger_cause_is_reported_with_its_devices() -> None:
+    """An alert on each of them is inhibited by labels of the device."""
+    gpus = [GpuDocument("n1", index, f"GPU-{index}", f"0000:0{index}:00.0") for index in (1, 2)]
+    whole = incident("a", cause={"kind": "node", "node": "n1", "interfaces": []})
+    table = IncidentTable(1, (replace(whole, parts=gpus),))
+    cells = [cell.labels[2:] for cell in table.cells() if cell.metric is catalog.CAUSE]
+    assert cells == [
+        ("node", "n1", "", "", "", ""),
+        ("gpu", "n1", "GPU-1", "", "", "0000:01:00.0"),
+        ("gpu", "n1", "GPU-2", "", "", "0000:02:00.0"),
+    ]
