@@ -17,6 +17,8 @@ from collector.diagnosis.cluster_diagnosis import Receipt
 from railscope import timestamps
 
 MAX_ARRIVALS = 10_000_000
+MAX_RANGE_NS = 7 * 86_400 * timestamps.SECOND_NS
+"""Longest range of captures or of a frame log."""
 MAX_DEVIATION_NS = 86_400 * timestamps.SECOND_NS
 """Deviation of a line from the others beyond which it is ignored: an offset from that of its node, a receipt from the captures."""
 BACKLOG_NS, MIN_DELAY_NS = 10 * timestamps.SECOND_NS, 2 * timestamps.SECOND_NS
@@ -84,7 +86,8 @@ def read_arrivals(path: Path, starts_ns: Sequence[int]) -> NodeClocks:
             "expected nanoseconds since 1970, within a day of the captures and of the other lines of the node",
             err=True,
         )
-    arrivals = sorted(set(arrivals) - ignored, key=lambda each: each.received_ns)
+    used = (each for each in arrivals if each not in ignored)
+    arrivals = sorted(used, key=lambda each: each.received_ns)
     offsets_ns = _undelayed_offsets(arrivals)
     for arrival, offset_ns in zip(arrivals, offsets_ns, strict=True):
         clocks.add(arrival.node, arrival.received_ns - offset_ns, arrival.received_ns)
@@ -136,11 +139,8 @@ def _contradictions(arrivals: Sequence[_Arrival], start_ns: int) -> Iterator[_Ar
     for each in arrivals:
         offset_ns = each.received_ns - each.sent_ns
         if (
-            abs(each.received_ns - start_ns) > MAX_RANGE_NS + MAX_DEVIATION_NS
+            not 0 <= each.sent_ns <= timestamps.FOREVER_NS
+            or abs(each.received_ns - start_ns) > MAX_RANGE_NS + MAX_DEVIATION_NS
             or abs(offset_ns - usual[each.node]) > MAX_DEVIATION_NS
         ):
             yield each
-
-
-MAX_RANGE_NS = 7 * 86_400 * timestamps.SECOND_NS
-"""Longest range of captures or of a frame log."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from collector.diagnosis import findings, signals, step_period
 from collector.diagnosis.findings import SLOTS_PER_MINUTE, DiagnosisView
+from collector.diagnosis.incident_classes import part_kind
 from collector.diagnosis.incidents import Incident
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.signals import SIGNALS
@@ -249,8 +250,9 @@ def _members(view: DiagnosisView, incident: Incident) -> dict[DeviceKind, Sequen
         return {DeviceKind.GPU: incident.parts or [cause.position]}
     if cause.kind == "node":
         node = devices.nodes[cause.name]
-        nics = incident.parts or tuple(node.nics.values())
-        gpus = tuple(node.gpus.values())
+        parts = {part_kind(incident.class_name): incident.parts}
+        nics = parts.get("nic") or tuple(node.nics.values())
+        gpus = parts.get("gpu") or tuple(node.gpus.values())
         return {DeviceKind.NODE: [node.position], DeviceKind.NIC: nics, DeviceKind.GPU: gpus}
     if cause.kind == "leaf":
         return {DeviceKind.NIC: view.groups.leaves[cause.position].tolist()}

@@ -88,9 +88,10 @@ def _outages(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     flapped = np.bincount(groups.nic_node[downs], minlength=nodes)
     reloads = (flapped >= thresholds.reload_share * of_node) & (flapped > 1)
     # A driver is loaded again once: links that go down again and again flap, all of a node as well.
-    lately = view.signals.table(DeviceKind.NIC, REPEAT_SLOTS)["link_downs"]
-    often = np.bincount(groups.nic_node[findings.above(lately, 2.5)], minlength=nodes)
-    reloads &= often < thresholds.reload_share * of_node
+    if reloads.any():
+        downs_of_minutes = view.signals.table(DeviceKind.NIC, REPEAT_SLOTS)["link_downs"]
+        repeated = groups.nic_node[findings.above(downs_of_minutes, 2.5)]
+        reloads &= np.bincount(repeated, minlength=nodes) < thresholds.reload_share * of_node
     # Up again, or counted while the interface does not state its carrier.
     flaps = downs & (is_up | np.isnan(now["link_up"])) & ~reloads[groups.nic_node]
     for position in np.flatnonzero(flaps).tolist():
@@ -103,7 +104,8 @@ def _outages(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
             "link_flap", findings.Cause("nic", position), (evidence,), onset_ns=onset_ns
         )
     was_up = findings.above(np.fmax(earlier["send"], earlier["receive"]), 0.0)
-    was_up |= (groups.is_rail & _was_up(view)) | _reported_down(view)
+    if (now["link_up"] == 0).any():
+        was_up |= (groups.is_rail & _was_up(view)) | _reported_down(view)
     peers_up = np.zeros(len(now), np.bool_)
     for members in groups.leaves:
         others_up = int(findings.above(now["link_up"][members], 0.0).sum())

@@ -89,6 +89,8 @@ class DiagnosisEngine:
     table: IncidentTable = field(default_factory=IncidentTable)
     events: list[tuple[str, WireEvent]] = field(default_factory=list)
     """Newest changes of incidents as events, each with the node of the cause."""
+    new_events: list[tuple[str, WireEvent]] = field(default_factory=list)
+    """Those of the last evaluation; after a restart, all."""
     pending: list[saved_state.PendingRecord] = field(default_factory=list)
     """Changes that are not in the audit log yet."""
     notified: dict[str, str] = field(default_factory=dict)
@@ -197,6 +199,7 @@ class DiagnosisEngine:
         self._opened = Counter(saved.opened)
         self._dropped_seconds = {(name, tenant): n for name, tenant, n in saved.lost_seconds}
         self.pending, self.events = list(saved.pending), list(saved.events)
+        self.new_events = self.events.copy()
         self.notified |= {each.incident.incident_id: each.notified for each in saved.incidents}
         self.drains |= saved.drains
         self._curves = {each.incident.incident_id: each.curves for each in saved.incidents}
@@ -390,7 +393,7 @@ class DiagnosisEngine:
 
     def _add_events(self, changes: Iterable[IncidentChange]) -> None:
         """Add an event for each change; the oldest ones are dropped."""
-        now_ns = self.table.timestamp_ns
+        now_ns, count = self.table.timestamp_ns, len(self.events)
         for change in changes:
             reported = self.table.find(change.incident.incident_id)
             if reported is not None:
@@ -399,6 +402,7 @@ class DiagnosisEngine:
                 entity = WireEntity("incident", (document.id,))
                 event = WireEvent(f"incident_{change.kind}", 0, entity, now_ns, now_ns, facts)
                 self.events.append((facts["node"], event))
+        self.new_events = self.events[count:]
         del self.events[:-MAX_EVENTS]
 
     def _publish(self, diagnosis: ClusterDiagnosis) -> None:

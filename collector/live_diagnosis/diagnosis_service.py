@@ -137,7 +137,7 @@ class DiagnosisService:
 
     def _add_events(self) -> None:
         """Add the changes of incidents to the events of the collector, which adds each once."""
-        for node, event in self.engine.events:
+        for node, event in self.engine.new_events:
             self.core.add_event(SeenEvent(node, "", event))
 
     def add(self, record: FrameRecord, envelope: Envelope, batches: Sequence[Batch]) -> None:

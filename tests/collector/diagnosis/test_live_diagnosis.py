@@ -203,7 +203,7 @@ def test_the_events_of_changes_survive_a_restart(frames: ArrivingFrames, tmp_pat
     engine, end_ns = opened(frames, tmp_path, frames.start_ns), frames.start_ns + 400 * SECOND_NS
     (opening,) = run_until(engine, frames, frames.start_ns, end_ns)
     again = opened(frames, tmp_path, end_ns)
-    assert again.events == engine.events
+    assert again.events == again.new_events == engine.events
     ((node, event),) = again.events
     assert (node, event.name) == ("gpu-node-2", "incident_opened")
     assert event.entity.key == (opening[1].incident.incident_id,)
