@@ -9,6 +9,7 @@ import numpy as np
 
 from bench import drawn_cluster
 from bench.drawn_cluster import GONE, GPUS, RAILS, TIMEOUT, DrawnCluster, Effect, Row
+from bench.shaped_cluster import ShapedJob
 from railscope.wire import WireEntity, WireEvent
 
 
@@ -264,6 +265,9 @@ def slow_input(cluster: DrawnCluster) -> DrawnFault:
     use, speed = float(cluster.rng.uniform(0.3, 0.7)), float(cluster.rng.uniform(0.2, 0.65))
 
     def effect(drawn: DrawnCluster, row: Row, _: int) -> None:
+        if isinstance(job, ShapedJob):  # moments of utilization show the gap of a step, or do not
+            job.starved_share = 1 / speed - 1
+            return
         row.gpu["utilization"][job.nodes] *= use
         drawn.slow_job(row, job, speed)
 

@@ -85,6 +85,8 @@ class ShapedJob(drawn_cluster.DrawnJob):
     shares: Floats = field(default_factory=lambda: np.ones((1, 1)))
     nic_shares: Floats = field(default_factory=lambda: np.ones((1, 1)))
     watts: float = 600.0
+    starved_share: float = 0.0
+    """Gap of a step in which ranks wait for input, relative to the step without it."""
     _drift: Drift | None = None
     _nic_drift: Drift | None = None
     _load: Drift | None = None
@@ -192,7 +194,7 @@ class ShapedJob(drawn_cluster.DrawnJob):
             + (self.activity * level - drawn_cluster.SPIN_ACTIVITY) * share
         )
         noise = self.rng.lognormal(0, 0.01, activity.shape)
-        moved = self.exchange_share if self.overlaps else exchange
+        moved = self.exchange_share / (1 + self.starved_share) if self.overlaps else exchange
         send = self.rate * moved * self.nic_shares * self._nic_drift.next()
         send = send * (0.2 if is_evaluation else 1.0) * self.rng.lognormal(0, 0.02, send.shape)
         shape = activity.shape
@@ -219,7 +221,8 @@ class ShapedJob(drawn_cluster.DrawnJob):
             if not self._step:
                 step = self.step_seconds * float(self.rng.lognormal(0, self.step_noise))
                 gap, moved = self.gap_share * step, self.exchange_share * step
-                self._step = [gap, step - gap - moved, moved]
+                starved = self.starved_share * step
+                self._step = [gap + starved, step - gap - moved, moved]
             number = 3 - len(self._step)
             used = min(left, self._step[0])
             found[number] += used

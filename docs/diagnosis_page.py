@@ -82,7 +82,10 @@ GPUs without a claim are in no job ([how jobs are known](jobs.md)). What only th
 The speed of a job is the data that it exchanges per second, relative to its past, over NICs or over NVLink, whichever changed
 less: each step exchanges the same amount over both, on all nodes. If the nodes change differently, each works for itself, as in a
 rollout, and their waits show no fault. `speed` of a job in an incident is the median of the last five minutes, without the first 40 seconds: a
-checkpoint in this time does not change it. `lost_gpu_seconds` are the GPUs of the slow jobs, times what they are slower, since the onset. If
+checkpoint in this time does not change it. `lost_gpu_seconds` are the GPUs of the slow jobs, times what they are slower, since the onset. A job whose GPUs
+work more than before, as with longer sequences, is not slow. Storage explains the waits of a job only if the slow operations of one of its nodes
+take 1 % of the time or more, and if they became slow before the job waited. Input of steps that are longer than about ten seconds is judged
+over two to four minutes, of which each third must have waits: one evaluation then suffices. If
 several incidents reach a slow job, those on its own devices, its leaf or its storage, or that pause its NICs, are its cause rather than
 those on its rail, and the one with the highest confidence is charged with the loss.
 

@@ -216,10 +216,7 @@ class ClusterDiagnosis:
             self.thresholds,
             recent,
             ended_jobs,
-            {
-                (each.class_name, each.cause): findings.OpenFault(each.severity, each.parts)
-                for each in self.tracker.open
-            },
+            {(each.class_name, each.cause): each for each in self.tracker.open},
             self._stale_nodes(slot),
         )
         view.job_of_nic = _job_numbers(jobs, len(self.devices.nics), gpus=False)

@@ -6,13 +6,14 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence, Set as AbstractSet
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from collector.detector_thresholds import DetectorThresholds
 from collector.diagnosis.devices import ClusterDevices
+from collector.diagnosis.incident_classes import Severity
 from collector.diagnosis.jobs import ActiveJob, PeerGroups
 from collector.diagnosis.node_readings import NodeEvent
 from collector.diagnosis.quantities import DeviceKind
@@ -112,6 +113,8 @@ class Finding:
     affected: tuple[Cause, ...] = ()
     """All entities that an advice concerns."""
     gain: ExpectedGain | None = None
+    min_evaluations: int = 0
+    """Evaluations that must agree, where they are not those of the class."""
     queue: SwitchQueue | None = None
     """Queue of a switch at which switches show the cause."""
     is_confirmed: bool | None = None
@@ -349,23 +352,25 @@ class JobState:
     power_change: float = np.nan
     nvlink_change: float = np.nan
     exchange_now: float = np.nan
-    """As `exchange_change`, over the last 20 seconds."""
     utilization_now: float = np.nan
-    """Mean over the last 20 seconds."""
-
+    """As `exchange_change`, and the mean, over the last 20 seconds."""
     history: JobHistory = field(default_factory=JobHistory)
 
     @property
     def speed(self) -> float:
         """Progress relative to the past, by the data that the ranks exchange per second: a step exchanges the same amount."""
-        changes = [self.exchange_change, self.nvlink_change]
-        known_values = [change for change in changes if not np.isnan(change)]
-        return max(known_values, default=np.nan)  # what slows the steps lowers both
+        return float(np.fmax(self.exchange_change, self.nvlink_change))  # what slows lowers both
+
+    @property
+    def works_more(self) -> bool:
+        """True if its GPUs work more than before: it exchanges less as its work is other, as with longer sequences."""
+        is_known = not np.isnan(self.activity_change)
+        return bool((self.activity_change if is_known else self.power_change) > 1)
 
     @property
     def is_slow(self) -> bool:
         """True if the job progresses more slowly than before."""
-        return bool(self.speed < self.slow_speed)
+        return bool(self.speed < self.slow_speed) and not self.works_more
 
     @property
     def losing_speed(self) -> float:
@@ -375,14 +380,15 @@ class JobState:
     @property
     def loses_time(self) -> bool:
         """True if the job loses time to a fault."""
-        return bool(self.speed < self.losing_speed)
+        return bool(self.speed < self.losing_speed) and not self.works_more
 
 
-class OpenFault(NamedTuple):
-    """Severity of an open incident, and the parts of its cause."""
+class OpenFault(Protocol):
+    """Severity and onset of an open incident, and the parts of its cause."""
 
-    severity: str
+    severity: Severity
     parts: tuple[int, ...]
+    onset_ns: int
 
 
 class EndedJob(NamedTuple):

@@ -54,11 +54,6 @@ class IncidentClass:
     is_advice: bool = False
     """True for a state that lasts and costs: no fault, and nothing that a baseline should leave out."""
 
-    @property
-    def max_gap(self) -> int:
-        """Distance of two evaluations that may count together; after a longer one the count starts again."""
-        return self.of_evaluations - self.min_evaluations + 1
-
 
 _HARD, _STRONG, _GROUP, _SYMPTOM = 1.0, 0.8, 0.6, 0.3
 _INFO, _WARNING, _CRITICAL = Severity.INFO, Severity.WARNING, Severity.CRITICAL
@@ -86,7 +81,7 @@ _ROWS = [
     ("link_flap", "The link of a NIC went down and came up again.", _WARNING, 1, 1, _HARD, "reseat or replace the cable"),
     ("link_down", "The link of a NIC stays down.", _CRITICAL, 6, 6, _HARD, "check cable, transceivers and switch port"),
     ("link_speed_low", "The link of a NIC has a lower speed than its peers.", _WARNING, 2, 2, _HARD, "replace the cable; check the switch port"),
-    ("link_transmit_errors", "Data that a NIC sends is lost on its link.", _WARNING, 3, 4, _GROUP, "replace the cable; read the error counters of the switch port"),
+    ("link_transmit_errors", "Data that a NIC sends is lost on its link.", _WARNING, 3, 7, _GROUP, "replace the cable; read the error counters of the switch port"),
     ("nic_lost", "A NIC has left the bus.", _CRITICAL, 1, 1, _HARD, "drain the node; reseat or replace the NIC"),
     ("pcie_degraded", "A PCIe link has fewer lanes or a lower speed than the device supports.", _WARNING, 2, 3, _HARD, "reseat the device; check slot and riser"),
     # GPUs

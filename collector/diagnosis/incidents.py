@@ -101,8 +101,21 @@ class _Candidate:
     """Last evaluation in which none of its nodes reported."""
 
     @property
+    def kind(self) -> IncidentClass:
+        return CLASSES[self.finding.incident_class]
+
+    @property
     def severity(self) -> Severity:
-        return Severity(self.finding.severity or CLASSES[self.finding.incident_class].severity)
+        return Severity(self.finding.severity or self.kind.severity)
+
+    @property
+    def min_evaluations(self) -> int:
+        return self.finding.min_evaluations or self.kind.min_evaluations
+
+    @property
+    def max_gap(self) -> int:
+        """Distance of two evaluations that may count together; after a longer one the count starts again."""
+        return self.kind.of_evaluations - self.min_evaluations + 1
 
 
 class IncidentTracker:
@@ -205,10 +218,7 @@ class IncidentTracker:
             found = _Candidate(finding, reach, slot, onset_ns, deque(maxlen=REOPEN_SLOTS))
             self._candidates[key] = found
             self._of_nodes[reach.nodes] += 1
-        elif (
-            found.incident is None
-            and slot - found.slots[-1] > CLASSES[finding.incident_class].max_gap
-        ):
+        elif found.incident is None and slot - found.slots[-1] > found.max_gap:
             found.first_slot, found.onset_ns = slot, finding.onset_ns or self._onset(view, finding)
             found.slots.clear()
         if not found.slots or found.slots[-1] != slot:
@@ -238,18 +248,18 @@ class IncidentTracker:
 
     def _conclude(self, view: DiagnosisView, candidate: _Candidate, slot: int) -> None:
         """Open, reopen or update the incident of a candidate."""
-        kind = CLASSES[candidate.finding.incident_class]
+        kind = candidate.kind
         recent = sum(each > slot - kind.of_evaluations for each in candidate.slots)
         incident = candidate.incident
         if incident is None:
-            if recent < kind.min_evaluations or self._waits(candidate, kind, slot):
+            if recent < candidate.min_evaluations or self._waits(candidate, kind, slot):
                 return
             incident = candidate.incident = self._open(view, candidate, kind, slot)
             self.incidents.append(incident)
             self._note(ChangeKind.OPENED, incident)
             self._end_refuted(incident)
         elif incident.ended_ns:
-            if recent < kind.min_evaluations:
+            if recent < candidate.min_evaluations:
                 return
             incident.ended_ns = 0
             self._note(ChangeKind.REOPENED, incident)
@@ -270,7 +280,7 @@ class IncidentTracker:
                 return False  # the hardware reports it once: it is shown, and linked to its cause
             self._prolong(explainer, candidate, slot)
             return True
-        waits = slot - candidate.first_slot < kind.min_evaluations + WAIT_SLOTS
+        waits = slot - candidate.first_slot < candidate.min_evaluations + WAIT_SLOTS
         return waits and (explainer is not None or kind.is_symptom)
 
     def _prolong(self, explainer: _Candidate, candidate: _Candidate, slot: int) -> None:
@@ -427,14 +437,14 @@ def _index(found: Iterable[_Candidate]) -> CauseIndex[_Candidate]:
 
 def _memory(candidate: _Candidate) -> int:
     """Return for how many slots a finding explains others: a report of the hardware outlasts its event, unless it has ended."""
-    kind = CLASSES[candidate.finding.incident_class]
+    kind = candidate.kind
     if candidate.incident is None:
-        return kind.max_gap - 1
+        return candidate.max_gap - 1
     is_report = kind.specificity >= 1 or candidate.finding.evidence[0].is_event
     return REOPEN_SLOTS if is_report and kind.name not in PASSING_CLASSES else CLOSE_SLOTS
 
 
 def _rank(candidate: _Candidate) -> tuple[float, float, int, str]:
     """Order of candidates: hard evidence first, then strength, then the earlier onset; the name breaks a tie."""
-    kind = CLASSES[candidate.finding.incident_class]
+    kind = candidate.kind
     return (-kind.specificity, -candidate.finding.strength, candidate.onset_ns, kind.name)

@@ -27,6 +27,11 @@ INPUT_SLOTS = 2
 MOMENT_SLOTS, MAX_MOMENTS = 4, 3.0
 """Slots over which few readings of moments count, which miss the gaps of long steps, or the work; the exchange must be even then."""
 
+LONG_SLOTS, LONG_PARTS, LONG_EVALUATIONS = (12, 24), 3, 3
+"""Slots over which long steps count, and their parts: all of them have gaps and an exchange, which no single pause has. Two pauses have
+them at one evaluation, but not at consecutive ones.
+"""
+
 
 class _InputWait(NamedTuple):
     """Usual utilization of the ranks of a job relative to their past, its limit, and the progress of the job."""
@@ -34,42 +39,57 @@ class _InputWait(NamedTuple):
     usual: float
     limit: float
     progress: float
+    min_evaluations: int = 0
 
 
 def jobs_without_input(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield jobs of which all ranks wait alike, and not for storage."""
     thresholds = view.thresholds.jobs
     past = view.base(DeviceKind.GPU, "utilization", 0.5)
-    sums, slot = view.devices.sums[DeviceKind.GPU], view.signals.slot
-    counts = {
-        slots: sums.weight("utilization", slot, slots) for slots in (INPUT_SLOTS, MOMENT_SLOTS)
-    }
     for job in view.jobs:
         # A job that restarts fills its caches.
-        restarts = view.states[job.key].history.restarts(slot)
+        restarts = view.states[job.key].history.restarts(view.signals.slot)
         if restarts or findings.above(past[job.gpus], MIN_USE).mean() <= thresholds.majority:
             continue
-        few, more = (float(np.median(counts[slots][job.gpus])) for slots in counts)
-        wait = _input_wait(view, job, INPUT_SLOTS, few)
-        if not wait and few <= MAX_MOMENTS and _exchanges_evenly(view, job):
-            wait = _input_wait(view, job, MOMENT_SLOTS, more)
+        wait = _find_wait(view, job)
         if wait:
             evidence = findings.FindingEvidence(
                 "utilization", wait.usual, wait.limit, "relative to its past", job.key.workload
             )
             # Without counters of what a job exchanges, a phase of other work has the same readings.
             severity = "info" if np.isnan(wait.progress) or _may_serve(view, job) else ""
-            cause = findings.Cause("job", job=job.key)
             slots = job_steps.waiting_slots(view, job, thresholds.min_input, wait.limit)
             onset_ns = view.timestamp_ns - max(slots - 1, 0) * findings.SLOT_NS
             yield findings.Finding(
-                "dataloader_stall", cause, (evidence,), 1.0, severity, onset_ns=onset_ns
+                "dataloader_stall",
+                findings.Cause("job", job=job.key),
+                (evidence,),
+                severity=severity,
+                onset_ns=onset_ns,
+                min_evaluations=wait.min_evaluations,
             )
 
 
-def _input_wait(
-    view: findings.DiagnosisView, job: ActiveJob, slots: int, count: float
-) -> _InputWait | None:
+def _find_wait(view: findings.DiagnosisView, job: ActiveJob) -> _InputWait | None:
+    """Return the wait of a job by the window that shows it best."""
+    for slots in LONG_SLOTS:
+        is_even = all(_waits_evenly(view, job, slots, end) for end in range(LONG_EVALUATIONS))
+        wait = _input_wait(view, job, slots) if is_even else None
+        if wait:
+            return wait._replace(min_evaluations=1)
+    wait = None
+    if _readings(view, job, INPUT_SLOTS) <= MAX_MOMENTS and _exchanges_evenly(view, job):
+        wait = _input_wait(view, job, MOMENT_SLOTS)
+    return wait or _input_wait(view, job, INPUT_SLOTS)
+
+
+def _readings(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> float:
+    """Return the readings of utilization of the usual GPU in the last slots."""
+    sums = view.devices.sums[DeviceKind.GPU]
+    return float(np.median(sums.weight("utilization", view.signals.slot, slots)[job.gpus]))
+
+
+def _input_wait(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> _InputWait | None:
     """Return how much all ranks of a job waited in the last slots, while its steps went on; None if they did not."""
     thresholds = view.thresholds.jobs
     baseline = view.base(DeviceKind.GPU, "utilization")[job.gpus]
@@ -84,16 +104,37 @@ def _input_wait(
     spins = findings.above(baseline, MIN_HIGH_USE)
     is_loss_of_gaps &= bool(spins.mean() > thresholds.majority)
     limit = MAX_SMALL_INPUT if is_loss_of_gaps else thresholds.max_input
-    if not thresholds.min_input < usual < limit or not are_alike(changes, usual, count):
+    if not thresholds.min_input < usual < limit:
+        return None
+    if not are_alike(changes, usual, _readings(view, job, slots)) and (
+        is_usual_shown or not _work_alike(view, job, slots)
+    ):
         return None
     progress = _progress(view, job, slots)
     # Two slots show a part of long steps, with or without their exchange.
     lowest = max(MIN_PROGRESS, PROGRESS_SHARE * usual)
     minute = _progress(view, job, findings.SLOTS_PER_MINUTE)
     starves = any(not each < lowest and not each > 1 for each in (progress, minute))
+    windows = slots, findings.SLOTS_PER_MINUTE
+    starves &= not all(_is_other_work(view, job, each) for each in windows)
     has_steps = job_steps.has_common_steps(view, job)
     has_steps = has_steps or job_steps.has_common_steps(view, job, slots)
     return _InputWait(usual, limit, progress) if starves and has_steps else None
+
+
+def _work_alike(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> bool:
+    """True if counters show that all ranks worked less than before, and alike.
+
+    If a step takes about one period of the samples, the utilization of a node is read in its gaps each time, or never.
+    """
+    for name in ("activity", "power"):
+        now = view.signals.table(DeviceKind.GPU, slots)[name][job.gpus]
+        changes = now / view.base(DeviceKind.GPU, name)[job.gpus]
+        changes = changes[~np.isnan(changes)]
+        if len(changes) >= view.thresholds.jobs.majority * len(job.gpus):
+            usual = slot_sums.median(changes)
+            return usual < MAX_STARVED_SPEED and are_alike(changes, usual, np.inf)
+    return False
 
 
 MAX_UNEVEN = 2.0
@@ -107,6 +148,20 @@ def _exchanges_evenly(view: findings.DiagnosisView, job: ActiveJob) -> bool:
     return min(changes) > MIN_PROGRESS and max(changes) < min(
         MAX_STARVED_SPEED, MAX_UNEVEN * min(changes)
     )
+
+
+def _waits_evenly(view: findings.DiagnosisView, job: ActiveJob, slots: int, end: int) -> bool:
+    """True if the ranks of a job waited in each third of the slots until `end` slots ago, and the job went on in each."""
+    thresholds = view.thresholds.jobs
+    baseline = view.base(DeviceKind.GPU, "utilization")[job.gpus]
+    part = slots // LONG_PARTS
+    for before in range(end, end + slots, part):
+        used = view.signals.table(DeviceKind.GPU, part, before)["utilization"][job.gpus]
+        usual = slot_sums.mean_known(used / baseline)
+        progress = max(_exchange_changes(view, job, part, before), default=np.nan)
+        if not thresholds.min_input < usual < thresholds.max_input or progress < MIN_PROGRESS:
+            return False
+    return not _progress(view, job, slots, end) > MAX_STARVED_SPEED
 
 
 MAX_SERVING_USE, MAX_SERVING_SEND = 0.95, 0.1
@@ -153,6 +208,13 @@ MIN_READINGS = 10.0
 
 def _progress(view: findings.DiagnosisView, job: ActiveJob, slots: int, before: int = 0) -> float:
     """Return what a job exchanges, relative to its past; starved steps still end, and those of a checkpoint do not."""
+    return next(_exchange_changes(view, job, slots, before), float("nan"))
+
+
+def _exchange_changes(
+    view: findings.DiagnosisView, job: ActiveJob, slots: int, before: int = 0
+) -> Iterator[float]:
+    """Yield what a job exchanges over its NICs and over NVLink, relative to its past, where it is known."""
     for kind, name, positions in (
         (DeviceKind.NIC, "send", job.nics),
         (DeviceKind.GPU, "nvlink", job.gpus),
@@ -160,15 +222,18 @@ def _progress(view: findings.DiagnosisView, job: ActiveJob, slots: int, before: 
         table = view.signals.table(kind, slots, before)
         past = np.nansum(view.base(kind, name)[positions])
         if past > 0 and not np.isnan(table[name][positions]).all():
-            return float(np.nansum(table[name][positions]) / past)
-    return float("nan")
+            yield float(np.nansum(table[name][positions]) / past)
+
+
+def _is_other_work(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> bool:
+    """True if a job moved less over NVLink than its exchange over NICs explains: fewer equal steps have less of both alike."""
+    of_nics, of_nvlink, *_ = (*_exchange_changes(view, job, slots), np.nan, np.nan)
+    return of_nics > MAX_UNEVEN * of_nvlink
 
 
 STEADY_USE = 0.8
-LATE_SLOTS = 6
-MIN_ALONE_SHARE = 0.6
-MIN_WINDOW_READINGS = 6.0
-MIN_LATE_SPEED = 0.3
+LATE_SLOTS, EARLY_SLOTS = 6, 12
+MIN_ALONE_SHARE, MIN_WINDOW_READINGS, MIN_LATE_SPEED = 0.6, 6.0, 0.3
 PRESSED_GAP_SHARE = 0.5
 """Share of the usual limit that suffices for a node with tasks that wait for processors."""
 
@@ -184,11 +249,15 @@ def node_gaps(view: findings.DiagnosisView) -> slot_sums.Floats:
 
 
 class _NodeGaps(NamedTuple):
-    """Utilization of the nodes of a job, and the median of the job's others, in the last minute; shape (slots, nodes)."""
+    """Utilization of the nodes of a job, and the median of the job's others, in the last minute; shape (slots, nodes).
+
+    `early` is their mean difference some minutes before, in place of a past that is too short for a baseline.
+    """
 
     nodes: slot_sums.Positions
     used: slot_sums.Floats
     usual: slot_sums.Floats
+    early: slot_sums.Floats
 
 
 def late_hosts(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
@@ -199,7 +268,9 @@ def late_hosts(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     wait for processors explain a gap, also a small one, and one that the job has time for.
     """
     pressed, past = _is_pressed(view), job_steps.low_use(view)
-    slots = view.devices.sums[DeviceKind.GPU].history("utilization", view.signals.slot, LATE_SLOTS)
+    sums, slot = view.devices.sums[DeviceKind.GPU], view.signals.slot
+    slots = sums.history("utilization", slot, LATE_SLOTS)
+    early = sums.history("utilization", slot - EARLY_SLOTS, EARLY_SLOTS)
     for job in view.jobs:
         # Without steps, as between phases of training, nodes may do different work.
         has_steps = not view.states[job.key].speed < MIN_LATE_SPEED
@@ -207,8 +278,9 @@ def late_hosts(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         if len(job.nodes) < 2 or not has_steps or not is_steady_job:  # noqa: PLR2004 - other nodes to compare with
             continue
         nodes, before = job_steps.node_means(view, job, past)
-        used = np.stack([job_steps.node_means(view, job, values)[1] for values in slots])
-        gaps = _NodeGaps(nodes, used, np.stack([_medians_of_others(row) for row in used]))
+        used, usual = _uses_of_nodes(view, job, slots)
+        early_used, early_usual = _uses_of_nodes(view, job, early)
+        gaps = _NodeGaps(nodes, used, usual, slot_sums.means_known(early_used - early_usual))
         has_reason = pressed[nodes]
         hit = _have_gaps(view, gaps, has_reason)
         # All ranks wait for a late host, so the job slows down as much; replicas of a service do not.
@@ -220,6 +292,14 @@ def late_hosts(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         yield from _late_nodes(view, gaps, np.flatnonzero(hit).tolist())
 
 
+def _uses_of_nodes(
+    view: findings.DiagnosisView, job: ActiveJob, slots: slot_sums.Floats
+) -> tuple[slot_sums.Floats, slot_sums.Floats]:
+    """Return the utilization of the nodes of a job, and the median of the job's others, shape (slots, nodes)."""
+    used = np.stack([job_steps.node_means(view, job, values)[1] for values in slots])
+    return used, np.stack([_medians_of_others(row) for row in used])
+
+
 def _have_gaps(
     view: findings.DiagnosisView, gaps: _NodeGaps, has_reason: findings.Flags
 ) -> findings.Flags:
@@ -227,7 +307,8 @@ def _have_gaps(
     thresholds = view.thresholds.jobs
     low = view.base(DeviceKind.NODE, "job_gap", 0.1)[gaps.nodes]
     spread = view.base(DeviceKind.NODE, "job_gap", 0.5)[gaps.nodes] - low
-    own_limit = low - np.fmax(thresholds.min_gap, thresholds.gap_factor * spread)
+    low = np.where(np.isnan(low), gaps.early, low)
+    own_limit = low - np.fmax(thresholds.min_gap, thresholds.gap_factor * np.nan_to_num(spread))
     min_gap = np.where(has_reason, PRESSED_GAP_SHARE, 1.0) * thresholds.min_gap
     limit = np.where(has_reason, -min_gap, np.fmin(own_limit, -min_gap))
     # Readings during which the others do not work either, as in a checkpoint, show no gap.
@@ -254,9 +335,9 @@ def _shows_late_nodes(view: findings.DiagnosisView, job: ActiveJob) -> bool:
     if len(job.nodes) < MIN_PEERS or not job_steps.has_common_steps(view, job):
         return False
     # The minute after a change of phase contains both; with enough readings, a shorter window decides.
-    sums, window = view.devices.sums[DeviceKind.GPU], view.signals.window
-    count = float(np.median(sums.weight("utilization", view.signals.slot, window)[job.gpus]))
-    return count < MIN_WINDOW_READINGS or job_steps.has_common_steps(view, job, window)
+    window = view.signals.window
+    has_few = _readings(view, job, window) < MIN_WINDOW_READINGS
+    return has_few or job_steps.has_common_steps(view, job, window)
 
 
 def _late_nodes(

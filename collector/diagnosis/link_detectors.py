@@ -254,6 +254,10 @@ def _loses_alone(
     return len(senders) >= MIN_PEERS and int(loses[senders].sum()) == 1
 
 
+STRONG_LOSS, BURST_EVALUATIONS = 5.0, 6
+"""Losses relative to their limit below which one burst may cause them: a sample of 15 s is in the windows of five evaluations."""
+
+
 def _transmit_errors(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield NICs with sent packets that are missing at several receivers, while other senders are clean."""
     thresholds = view.thresholds.links
@@ -280,6 +284,10 @@ def _transmit_errors(view: findings.DiagnosisView) -> Iterator[findings.Finding]
                     "peers and baseline",
                     view.nic_name(position),
                 )
+                is_strong = nic["naks"][position] > STRONG_LOSS * limit[position]
                 yield findings.Finding(
-                    "link_transmit_errors", findings.Cause("nic", position), (evidence,)
+                    "link_transmit_errors",
+                    findings.Cause("nic", position),
+                    (evidence,),
+                    min_evaluations=0 if is_strong else BURST_EVALUATIONS,
                 )

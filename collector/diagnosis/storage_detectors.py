@@ -34,10 +34,8 @@ def slow_storage(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     slow = is_slow & ~busy
     waiting_jobs, lasting = _waiting_jobs(view, slow, is_slow, changes[0])
     slow[lasting] = True
-    # A job of one node may be a service with less load, unless most of them wait.
-    of_one_node = [job for job in view.jobs if len(job.nodes) == 1]
-    count = sum(len(job.nodes) == 1 for job in waiting_jobs)
-    many_wait = count >= thresholds.majority * len(of_one_node)
+    # A job of one node may be a service with less load, unless most jobs wait.
+    many_wait = len(waiting_jobs) >= thresholds.majority * len(view.jobs)
     waiting = {
         name for job in waiting_jobs if many_wait or len(job.nodes) > 1 for name in job.nodes
     }
@@ -59,7 +57,7 @@ def slow_storage(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
             hit = [p for p in hit if mounts[p].node in slow_nodes]
         # Clients that are slower alike have a slow server, even if some of them are below the limit; one of two is not.
         usual = float(np.quantile(change[clients], 0.5, method="lower"))
-        is_alike = usual > np.sqrt(thresholds.latency_factor) and not slow_nodes
+        is_alike = usual > ALIKE_SHARE * thresholds.latency_factor and not slow_nodes
         if len(hit) >= thresholds.majority * len(clients) or is_alike:
             yield findings.Finding(
                 "storage_bound", findings.Cause("storage", name=server), evidence, parts=tuple(hit)
@@ -74,6 +72,10 @@ def _is_reported(view: findings.DiagnosisView, node: str) -> bool:
     return ("storage_bound", findings.Cause("node", name=node)) in view.open_faults
 
 
+ALIKE_SHARE = 0.6
+"""Share of the usual limit that suffices for all clients of a server: one client has it by chance, and backups cost less."""
+
+
 def _are_slow_alike(
     view: findings.DiagnosisView, positions: list[int], changes: slot_sums.Floats
 ) -> bool:
@@ -85,7 +87,7 @@ def _are_slow_alike(
         if (
             len(known_changes) >= MIN_PEERS
             and latency > thresholds.min_latency_seconds
-            and slot_sums.median(known_changes) > np.sqrt(thresholds.latency_factor)
+            and slot_sums.median(known_changes) > ALIKE_SHARE * thresholds.latency_factor
         ):
             return True
     return False
@@ -151,12 +153,18 @@ def _latency_changes(view: findings.DiagnosisView) -> tuple[slot_sums.Floats, fi
 MIN_BUSY_OPERATIONS = 5.0
 
 
-def is_busy(view: findings.DiagnosisView, signal: str) -> findings.Flags:
-    """Return the mounts with many more operations than usual."""
+def is_busy(view: findings.DiagnosisView, signal: str, slots: int = 0) -> findings.Flags:
+    """Return the mounts with many more operations than usual, in the usual window or in the last slots."""
     usual = np.nan_to_num(view.base(DeviceKind.MOUNT, signal))
-    return findings.above(
-        view.signals.mount[signal], view.thresholds.jobs.busy_factor * usual + MIN_BUSY_OPERATIONS
-    )
+    rates = view.signals.table(DeviceKind.MOUNT, slots or view.signals.window)[signal]
+    limits = view.thresholds.jobs.busy_factor * usual + MIN_BUSY_OPERATIONS
+    return findings.above(rates, limits)
+
+
+def _has_stored(view: findings.DiagnosisView, job: ActiveJob) -> bool:
+    """True if a node of a job wrote much more than usual in the last minute, whose gaps may be those of its checkpoint."""
+    mounts = [p for p, mount in enumerate(view.devices.mounts) if mount.node in job.nodes]
+    return bool(is_busy(view, "writes", findings.SLOTS_PER_MINUTE)[mounts].any())
 
 
 CERTAIN_CHANGE = 20.0
@@ -172,8 +180,15 @@ def _job_waits(
     work shows no wait.
     """
     thresholds = view.thresholds.jobs
-    restarts = view.states[job.key].history.restarts(view.signals.slot) and not is_certain
-    if restarts or not job_steps.is_steady(view, job, "utilization"):
+    state = view.states[job.key]
+    pauses = state.history.restarts(view.signals.slot) or _has_stored(view, job)
+    if (
+        state.works_more
+        or (pauses and not is_certain)
+        or not job_steps.is_steady(view, job, "utilization")
+    ):
+        return False
+    if not _operation_seconds(view, job, slow) > MIN_OPERATION_SECONDS:
         return False
     # Of long steps, some minutes show a part on some of the nodes.
     windows = (findings.SLOTS_PER_MINUTE, 3 * findings.SLOTS_PER_MINUTE)[: 1 + is_certain]
@@ -183,11 +198,26 @@ def _job_waits(
     nodes, now = job_steps.node_means(view, job, used)
     changes = now / job_steps.node_means(view, job, job_steps.low_use(view))[1]
     change = _median_by_weight(changes, _operations(view, slow)[nodes])
-    speed: float = view.states[job.key].speed
+    speed: float = state.speed
     lowest = 1 + job_steps.MAX_LOSS_FACTOR * (change - 1) - job_steps.LOSS_NOISE
     # Ranks that wait for the one that waits for storage run as before.
     is_slow = speed < 0.9 and (is_certain or (change < 0.95 and lowest < speed))  # noqa: PLR2004 - beyond the noise of a minute
     return thresholds.min_input < change < thresholds.max_input or is_slow
+
+
+MIN_OPERATION_SECONDS = 0.01
+"""Operations in flight on average (Little's law) below which ranks can hardly wait for them: a server may be slow for a few writes."""
+
+
+def _operation_seconds(view: findings.DiagnosisView, job: ActiveJob, slow: findings.Flags) -> float:
+    """Return the seconds per second that slow operations of a job take on slow mounts, of its node with the most."""
+    of_node: dict[str, float] = defaultdict(float)
+    limit = ALIKE_SHARE * view.thresholds.jobs.latency_factor
+    for kind, change in zip(("read", "write"), _latency_changes(view)[0], strict=True):
+        rates, latencies = view.signals.mount[f"{kind}s"], view.signals.mount[f"{kind}_latency"]
+        for p in np.flatnonzero(slow & findings.above(change, limit)).tolist():
+            of_node[view.devices.mounts[p].node] += float(np.nan_to_num(rates[p] * latencies[p]))
+    return max((of_node[node] for node in job.nodes if node in of_node), default=0.0)
 
 
 def _operations(view: findings.DiagnosisView, slow: findings.Flags) -> slot_sums.Floats:
@@ -227,6 +257,10 @@ def _waited_before(view: findings.DiagnosisView, job: ActiveJob, slow: findings.
     }
     limit = np.sqrt(view.thresholds.jobs.latency_factor)
     slots = job_steps.waiting_slots(view, job, 0.0, view.thresholds.jobs.max_input)
+    stall = view.open_faults.get(("dataloader_stall", findings.Cause("job", job=job.key)))
+    if stall:  # its waits need not fill all slots
+        since = (view.timestamp_ns - stall.onset_ns) // findings.SLOT_NS
+        slots = min(max(slots, since), job_steps.HISTORY_SLOTS)
     if not mounts or slots <= MAX_LATE_SLOTS:
         return False
     table = view.signals.table(DeviceKind.MOUNT, MAX_LATE_SLOTS, slots - MAX_LATE_SLOTS)

@@ -117,9 +117,42 @@ def packets_below_a_leaf_are_lost_once(_: DrawnCluster, row: Row, since: int) ->
         row.nic["naks"][:, 3] = row.nic["order"][:, 3] = 10.0
 
 
+def a_link_loses_packets_in_one_sample(cluster: DrawnCluster, row: Row, since: int) -> None:
+    """The rates of a sample of 15 seconds are those of two slots."""
+    if since in {0, 1}:
+        nodes = cluster.jobs[0].nodes
+        row.nic["naks"][nodes[2], 3] = row.nic["order"][nodes[0], 3] = 1.0
+
+
+def sequences_become_longer_while_storage_is_slower(
+    cluster: DrawnCluster, row: Row, since: int
+) -> None:
+    """The job computes more for each byte that it exchanges; a few of its readings fall into gaps."""
+    if since >= 0:
+        nodes = cluster.jobs[0].nodes
+        row.gpu["activity"][nodes] *= 1.15
+        row.gpu["utilization"][nodes] *= 0.9
+        for device, names in ((row.nic, ("send", "receive")), (row.gpu, ("nvlink",))):
+            for name in names:
+                device[name][nodes] *= 0.65
+        row.mount["latency"] *= 6
+
+
+def other_work_uses_nvlink_far_less_than_nics(cluster: DrawnCluster, row: Row, since: int) -> None:
+    if since >= 0:
+        nodes = cluster.jobs[0].nodes
+        row.gpu["utilization"][nodes] *= 0.7
+        row.gpu["nvlink"][nodes] *= 0.2
+        for name in ("send", "receive"):
+            row.nic[name][nodes] *= 0.6
+
+
 @pytest.mark.parametrize(
     "change",
     [
+        a_link_loses_packets_in_one_sample,
+        sequences_become_longer_while_storage_is_slower,
+        other_work_uses_nvlink_far_less_than_nics,
         nodes_generate_samples,
         a_nic_pauses_in_one_burst,
         packets_below_a_leaf_are_lost_once,

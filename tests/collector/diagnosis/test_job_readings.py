@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.drawn_readings import NODES, ONSET, classes_of, incidents_of
+from support.drawn_readings import NODES, ONSET, classes_of, drawn_feed, incidents_of, run
 
 from bench.drawn_cluster import DrawnCluster, DrawnFeed, Row
 from bench.drawn_faults import hang as hung_job
@@ -39,6 +39,44 @@ def test_storage_that_becomes_slow_while_a_job_already_waits_is_not_the_cause() 
             row.mount["latency"] *= 12
 
     assert classes_of(incidents_of(input_is_late, 76)) == {("dataloader_stall", "job")}
+
+
+def test_storage_that_becomes_slow_after_long_steps_have_waited_is_not_the_cause() -> None:
+    """Some slots of a step have no gap: they end no wait."""
+
+    def input_is_late(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            share = (0.1, 0.8, 0.8)[since % 3]
+            row.gpu["utilization"][cluster.jobs[0].nodes] *= share
+            cluster.slow_job(row, cluster.jobs[0], share)
+        if since >= 20:
+            row.mount["latency"] *= 12
+
+    assert classes_of(incidents_of(input_is_late, 92)) == {("dataloader_stall", "job")}
+
+
+def test_a_server_that_is_slow_for_few_operations_is_not_the_cause() -> None:
+    """Backups slow down writes most: ranks cannot wait long for one write in five seconds."""
+
+    def input_is_late(cluster: DrawnCluster, row: Row, since: int) -> None:
+        row.mount["operations"] *= 0.01
+        if since >= 0:
+            row.gpu["utilization"][cluster.jobs[0].nodes] *= 0.6
+            cluster.slow_job(row, cluster.jobs[0], 0.6)
+            row.mount["latency"] *= 12
+
+    assert classes_of(incidents_of(input_is_late)) == {("dataloader_stall", "job")}
+
+
+def test_replicas_that_differed_from_the_start_have_no_late_host() -> None:
+    """There is too little past for a baseline: the differences of some minutes before are the past."""
+
+    def differ(cluster: DrawnCluster, row: Row, since: int) -> None:
+        row.gpu["utilization"][cluster.jobs[0].nodes[0]] *= 0.8
+        if since >= 20 - ONSET:
+            cluster.slow_job(row, cluster.jobs[0], 0.85)
+
+    assert run(drawn_feed(), differ, 40) == []
 
 
 def test_equal_gaps_of_all_ranks_show_common_steps_that_are_longer_than_a_minute() -> None:
@@ -196,15 +234,21 @@ def test_a_job_that_restarts_loads_its_state_slowly(pause: int) -> None:
     assert found == (set() if pause else {"storage_bound"})
 
 
-@pytest.mark.parametrize(("speeds", "found"), [((0.5, 0.5), True), ((1.0, 0.03), False)])
+@pytest.mark.parametrize(
+    ("speeds", "slots", "found"),
+    [((0.5, 0.5), 60, True), ((1.0, 0.03), 60, True), ((1.0, 0.03), 7, False)],
+)
 def test_moments_show_missing_input_if_the_exchange_is_even(
-    speeds: tuple[float, float], *, found: bool
+    speeds: tuple[float, float], slots: int, *, found: bool
 ) -> None:
-    """Readings follow the steps for a while: all are busy, or all idle. A checkpoint stops the exchange for a time."""
+    """Readings follow the steps for a while: all are busy, or all idle. A checkpoint stops the exchange for a time.
+
+    Pauses that go on are those of long steps.
+    """
 
     def input_is_late(cluster: DrawnCluster, row: Row, since: int) -> None:
         job = cluster.jobs[0]
-        if since >= 0:
+        if 0 <= since < slots:
             cluster.slow_job(row, job, speeds[since // 3 % 2])
             row.gpu["utilization"][job.nodes] *= since // 2 % 2
 

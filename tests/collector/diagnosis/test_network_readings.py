@@ -105,13 +105,14 @@ def test_a_setting_of_both_nics_that_a_node_uses_is_one_cause() -> None:
     assert classes_of(incidents_of(sends_no_notifications)) == {("cnp_not_sent", "node")}
 
 
-def test_few_losses_of_healthy_links_hide_no_link_that_corrupts_what_it_sends() -> None:
+@pytest.mark.parametrize("rate", [1.0, 20.0])
+def test_few_losses_of_healthy_links_hide_no_link_that_corrupts_what_it_sends(rate: float) -> None:
     def losses(cluster: DrawnCluster, row: Row, since: int) -> None:
         job = cluster.jobs[0]
         row.nic["naks"][job.nodes[2], 2] = 0.2
         if since >= 0:
-            row.nic["naks"][job.nodes[0], 2] = 20.0
-            row.nic["order"][job.nodes[1:], 2] = 4.0
+            row.nic["naks"][job.nodes[0], 2] = rate
+            row.nic["order"][job.nodes[1:], 2] = rate / 5
 
     assert classes_of(incidents_of(losses)) == {("link_transmit_errors", "nic")}
 
