@@ -359,8 +359,7 @@ class DrawnFeed:
         return self.cluster.rng.poisson(rates * SLOT_SECONDS).astype(np.float64)
 
     def _put_gpus(self, slot: int, row: Row, present: Floats) -> None:
-        gpu = row.gpu
-        here = np.repeat(present, GPUS)
+        gpu, here = row.gpu, np.repeat(present, GPUS)
         for (node, index), reason in row.absent.items():
             here[node * GPUS + index] = False
             if present[node]:
@@ -376,9 +375,10 @@ class DrawnFeed:
             "thermal": "thermal_active",
             "brake": "power_brake_active",
             "temperature": "temperature",
+            "graphics": "graphics_activity",
         }
-        for name, quantity in means.items():
-            self._add(DeviceKind.GPU, quantity, slot, gpu[name].ravel(), here * 1.0)
+        for name in means.keys() & gpu.keys():
+            self._add(DeviceKind.GPU, means[name], slot, gpu[name].ravel(), here * 1.0)
         seconds = here * float(SLOT_SECONDS)
         for name, quantity in (("nvlink", "nvlink_bytes"), ("nvlink_errors", "nvlink_errors")):
             self._add(DeviceKind.GPU, quantity, slot, gpu[name].ravel() * SLOT_SECONDS, seconds)

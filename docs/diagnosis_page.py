@@ -63,7 +63,8 @@ warning: slow_receiver: NIC ens4f0np0 of gpu-node-2 (mlx5_5, 0000:5e:00.0, rail 
 5. An incident ends after 90 seconds without its finding. One that returns within 10 minutes is the same incident. An incident
    that is a report of the hardware also lasts while the device shows a symptom of it: an uncorrectable memory error until the
    GPU no longer waits for the remapping of a row. A link that is down is reported until it is up. While none of the nodes of the cause
-   sends samples, for an hour at most, the incident stays open: nothing is known. `node_down` and `agent_partition` are conclusions from the same silence: if the job
+   sends samples, for an hour at most, the incident stays open: nothing is known. Links of a node without a job, all of which are down, are
+   `info` while other nodes have jobs, and the rails had no traffic in the minute before: maintenance. `node_down` and `agent_partition` are conclusions from the same silence: if the job
    goes on after all, or stops, the later one ends and explains the other.
 6. A fault that outlasts the incident that explained it is an incident of its own again.
 
@@ -84,7 +85,8 @@ less: each step exchanges the same amount over both, on all nodes. If the nodes 
 rollout, and their waits show no fault. `speed` of a job in an incident is the median of the last five minutes, without the first 40 seconds: a
 checkpoint in this time does not change it. `lost_gpu_seconds` are the GPUs of the slow jobs, times what they are slower, since the onset. A job whose GPUs
 work more than before, as with longer sequences, is not slow. Storage explains the waits of a job only if the slow operations of one of its nodes
-take 1 % of the time or more, and if they became slow before the job waited. Input of steps that are longer than about ten seconds is judged
+take 1 % of the time or more, and if they became slow before the job waited. While a rank still works, and the
+others wait for it, `nccl_hang` has the severity `info` for six minutes: it may evaluate. Input of steps that are longer than about ten seconds is judged
 over two to four minutes, of which each third must have waits: one evaluation then suffices. If
 several incidents reach a slow job, those on its own devices, its leaf or its storage, or that pause its NICs, are its cause rather than
 those on its rail, and the one with the highest confidence is charged with the loss.

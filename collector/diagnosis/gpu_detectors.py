@@ -92,7 +92,7 @@ def reported_gpu_faults(view: findings.DiagnosisView) -> Iterator[findings.Findi
     sums, slot = view.devices.sums[DeviceKind.GPU], view.signals.slot
     recent = view.signals.table(DeviceKind.GPU, 2)
     reason = sums.last("utilization_absence", slot, 2)
-    alive = ~np.isnan(recent["utilization"])
+    alive = ~np.isnan(sums.rate("utilization", slot, 2))
     nodes = len(view.devices.node_names)
     answering = np.bincount(groups.gpu_node[alive], minlength=nodes)[groups.gpu_node]
     missing = gpu["device_state"] == _MISSING_STATE
@@ -338,11 +338,12 @@ def _fell_alike(view: findings.DiagnosisView, job: ActiveJob, slots: Floats) -> 
 
 
 def may_have_straggler(state: findings.JobState) -> bool:
-    """True if a job is slower than before, and its GPUs run as long and do less."""
+    """True if a job is slower than before but goes on, and its GPUs run as long and do less."""
     # GPUs without a measure of activity show waits by their power.
     change = state.power_change if np.isnan(state.activity_change) else state.activity_change
     works = state.utilization_change > 0.9 and change < 0.985  # noqa: PLR2004 - fell, and still runs
-    return bool(works and not state.speed > 0.985)  # noqa: PLR2004 - within the noise of a minute
+    stands = state.speed < 0.1  # noqa: PLR2004 - it waits for something else than slow steps
+    return bool(works and not stands and not state.speed > 0.985)  # noqa: PLR2004 - within the noise of a minute
 
 
 def _outliers(

@@ -57,7 +57,7 @@ def jobs_without_input(view: findings.DiagnosisView) -> Iterator[findings.Findin
                 "utilization", wait.usual, wait.limit, "relative to its past", job.key.workload
             )
             # Without counters of what a job exchanges, a phase of other work has the same readings.
-            severity = "info" if np.isnan(wait.progress) or _may_serve(view, job) else ""
+            severity = "info" if np.isnan(wait.progress) or job_steps.may_serve(view, job) else ""
             slots = job_steps.waiting_slots(view, job, thresholds.min_input, wait.limit)
             onset_ns = view.timestamp_ns - max(slots - 1, 0) * findings.SLOT_NS
             yield findings.Finding(
@@ -84,9 +84,11 @@ def _find_wait(view: findings.DiagnosisView, job: ActiveJob) -> _InputWait | Non
 
 
 def _readings(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> float:
-    """Return the readings of utilization of the usual GPU in the last slots."""
-    sums = view.devices.sums[DeviceKind.GPU]
-    return float(np.median(sums.weight("utilization", view.signals.slot, slots)[job.gpus]))
+    """Return the readings of utilization of the usual GPU in the last slots; infinite if they are means of intervals."""
+    sums, slot = view.devices.sums[DeviceKind.GPU], view.signals.slot
+    has_means = sums.weight("graphics_activity", slot, slots)[job.gpus] > 0
+    counts = sums.weight("utilization", slot, slots)[job.gpus]
+    return float(np.median(np.where(has_means, np.inf, counts)))
 
 
 def _input_wait(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> _InputWait | None:
@@ -110,13 +112,13 @@ def _input_wait(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> _In
         is_usual_shown or not _work_alike(view, job, slots)
     ):
         return None
-    progress = _progress(view, job, slots)
+    progress = job_steps.progress(view, job, slots)
     # Two slots show a part of long steps, with or without their exchange.
     lowest = max(MIN_PROGRESS, PROGRESS_SHARE * usual)
-    minute = _progress(view, job, findings.SLOTS_PER_MINUTE)
+    minute = job_steps.progress(view, job, findings.SLOTS_PER_MINUTE)
     starves = any(not each < lowest and not each > 1 for each in (progress, minute))
     windows = slots, findings.SLOTS_PER_MINUTE
-    starves &= not all(_is_other_work(view, job, each) for each in windows)
+    starves &= not all(job_steps.is_other_work(view, job, each) for each in windows)
     has_steps = job_steps.has_common_steps(view, job)
     has_steps = has_steps or job_steps.has_common_steps(view, job, slots)
     return _InputWait(usual, limit, progress) if starves and has_steps else None
@@ -137,16 +139,14 @@ def _work_alike(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> boo
     return False
 
 
-MAX_UNEVEN = 2.0
-
-
 def _exchanges_evenly(view: findings.DiagnosisView, job: ActiveJob) -> bool:
     """True if a job exchanged less than before, and alike, in both halves of the last slots: it was in no checkpoint."""
     changes = [
-        _progress(view, job, INPUT_SLOTS, before) for before in range(0, MOMENT_SLOTS, INPUT_SLOTS)
+        job_steps.progress(view, job, INPUT_SLOTS, before)
+        for before in range(0, MOMENT_SLOTS, INPUT_SLOTS)
     ]
     return min(changes) > MIN_PROGRESS and max(changes) < min(
-        MAX_STARVED_SPEED, MAX_UNEVEN * min(changes)
+        MAX_STARVED_SPEED, job_steps.MAX_UNEVEN * min(changes)
     )
 
 
@@ -158,31 +158,10 @@ def _waits_evenly(view: findings.DiagnosisView, job: ActiveJob, slots: int, end:
     for before in range(end, end + slots, part):
         used = view.signals.table(DeviceKind.GPU, part, before)["utilization"][job.gpus]
         usual = slot_sums.mean_known(used / baseline)
-        progress = max(_exchange_changes(view, job, part, before), default=np.nan)
-        if not thresholds.min_input < usual < thresholds.max_input or progress < MIN_PROGRESS:
+        progress = max(job_steps.exchange_changes(view, job, part, before), default=np.nan)
+        if not thresholds.min_input < usual < MAX_SMALL_INPUT or progress < MIN_PROGRESS:
             return False
-    return not _progress(view, job, slots, end) > MAX_STARVED_SPEED
-
-
-MAX_SERVING_USE, MAX_SERVING_SEND = 0.95, 0.1
-MAX_BUSY_SERVING_USE, MAX_SERVING_STEADINESS, MAX_VARYING_STEADINESS = 0.98, 0.985, 0.6
-"""Limits of services: their GPUs wait for requests, and their nodes exchange little. The ranks of training spin, or exchange much; the
-load of a service that is nearly as busy varies; one that varies far more than with checkpoints is a service, however busy.
-"""
-
-
-def _may_serve(view: findings.DiagnosisView, job: ActiveJob) -> bool:
-    """True if a job may be a service, which has the readings of missing input when it has less load."""
-    if len(job.nodes) == 1:
-        return True
-    use = slot_sums.median_known(view.base(DeviceKind.GPU, "utilization")[job.gpus])
-    sent = view.base(DeviceKind.NIC, "send")[job.nics]
-    sent = sent[findings.above(sent, view.thresholds.jobs.hung_exchange)]
-    steadiness = job_steps.steadiness(view, job, "utilization")
-    max_use = MAX_BUSY_SERVING_USE if steadiness < MAX_SERVING_STEADINESS else MAX_SERVING_USE
-    if steadiness < MAX_VARYING_STEADINESS:
-        max_use = np.inf
-    return use < max_use and slot_sums.mean_known(sent) < MAX_SERVING_SEND
+    return not job_steps.progress(view, job, slots, end) > MAX_STARVED_SPEED
 
 
 def are_alike(values: slot_sums.Floats, usual: float, count: float) -> bool:
@@ -206,33 +185,8 @@ MIN_READINGS = 10.0
 """Readings of a usual GPU beyond which their mean shows its waits: NVML reports the last second or less, a moment of a step."""
 
 
-def _progress(view: findings.DiagnosisView, job: ActiveJob, slots: int, before: int = 0) -> float:
-    """Return what a job exchanges, relative to its past; starved steps still end, and those of a checkpoint do not."""
-    return next(_exchange_changes(view, job, slots, before), float("nan"))
-
-
-def _exchange_changes(
-    view: findings.DiagnosisView, job: ActiveJob, slots: int, before: int = 0
-) -> Iterator[float]:
-    """Yield what a job exchanges over its NICs and over NVLink, relative to its past, where it is known."""
-    for kind, name, positions in (
-        (DeviceKind.NIC, "send", job.nics),
-        (DeviceKind.GPU, "nvlink", job.gpus),
-    ):
-        table = view.signals.table(kind, slots, before)
-        past = np.nansum(view.base(kind, name)[positions])
-        if past > 0 and not np.isnan(table[name][positions]).all():
-            yield float(np.nansum(table[name][positions]) / past)
-
-
-def _is_other_work(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> bool:
-    """True if a job moved less over NVLink than its exchange over NICs explains: fewer equal steps have less of both alike."""
-    of_nics, of_nvlink, *_ = (*_exchange_changes(view, job, slots), np.nan, np.nan)
-    return of_nics > MAX_UNEVEN * of_nvlink
-
-
 STEADY_USE = 0.8
-LATE_SLOTS, EARLY_SLOTS = 6, 12
+LATE_SLOTS, EARLY_SLOTS, MIN_GAP_RATIO = 6, 12, 3.0
 MIN_ALONE_SHARE, MIN_WINDOW_READINGS, MIN_LATE_SPEED = 0.6, 6.0, 0.3
 PRESSED_GAP_SHARE = 0.5
 """Share of the usual limit that suffices for a node with tasks that wait for processors."""
@@ -244,7 +198,7 @@ def node_gaps(view: findings.DiagnosisView) -> slot_sums.Floats:
     values = view.signals.table(DeviceKind.GPU, findings.SLOTS_PER_MINUTE)["utilization"]
     for job in view.jobs:
         nodes, used = job_steps.node_means(view, job, values)
-        gaps[nodes] = used - _medians_of_others(used)
+        gaps[nodes] = used - slot_sums.medians_of_others(used)
     return gaps
 
 
@@ -259,6 +213,11 @@ class _NodeGaps(NamedTuple):
     usual: slot_sums.Floats
     early: slot_sums.Floats
 
+    @property
+    def mean(self) -> slot_sums.Floats:
+        """Mean difference of each node."""
+        return slot_sums.means_known(self.used - self.usual)
+
 
 def late_hosts(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield the node of a job with GPUs that have gaps in their work while those of other nodes have none.
@@ -268,9 +227,9 @@ def late_hosts(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     wait for processors explain a gap, also a small one, and one that the job has time for.
     """
     pressed, past = _is_pressed(view), job_steps.low_use(view)
-    sums, slot = view.devices.sums[DeviceKind.GPU], view.signals.slot
-    slots = sums.history("utilization", slot, LATE_SLOTS)
-    early = sums.history("utilization", slot - EARLY_SLOTS, EARLY_SLOTS)
+    slots, early = (
+        job_steps.slots_of_use(view, EARLY_SLOTS, before) for before in (0, EARLY_SLOTS)
+    )
     for job in view.jobs:
         # Without steps, as between phases of training, nodes may do different work.
         has_steps = not view.states[job.key].speed < MIN_LATE_SPEED
@@ -278,26 +237,42 @@ def late_hosts(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         if len(job.nodes) < 2 or not has_steps or not is_steady_job:  # noqa: PLR2004 - other nodes to compare with
             continue
         nodes, before = job_steps.node_means(view, job, past)
-        used, usual = _uses_of_nodes(view, job, slots)
-        early_used, early_usual = _uses_of_nodes(view, job, early)
-        gaps = _NodeGaps(nodes, used, usual, slot_sums.means_known(early_used - early_usual))
+        used, usual = job_steps.uses_of_nodes(view, job, slots)
+        early_used, early_usual = job_steps.uses_of_nodes(view, job, early)
+        lasting = _NodeGaps(nodes, used, usual, slot_sums.means_known(early_used - early_usual))
+        gaps = lasting._replace(used=used[-LATE_SLOTS:], usual=usual[-LATE_SLOTS:])
         has_reason = pressed[nodes]
         hit = _have_gaps(view, gaps, has_reason)
         # All ranks wait for a late host, so the job slows down as much; replicas of a service do not.
-        speed, gap = view.states[job.key].speed, slot_sums.means_known(gaps.used - gaps.usual)
-        hit &= ~(speed < 1 + job_steps.MAX_LOSS_FACTOR * gap - job_steps.LOSS_NOISE)
-        is_alone = findings.above(_medians_of_others(before), STEADY_USE) & ~(speed > 1 + gap / 2)
+        speed = view.states[job.key].speed
+        hit &= job_steps.explain_speed(speed, gaps.mean)
+        is_alone = findings.above(slot_sums.medians_of_others(before), STEADY_USE)
+        is_alone &= ~(speed > 1 + gaps.mean / 2) & job_steps.has_exchanged(view, job)
+        is_alone &= _stand_out(lasting)
         is_alone &= job_steps.is_steady(view, job, "utilization") and _shows_late_nodes(view, job)
         hit &= has_reason | is_alone
-        yield from _late_nodes(view, gaps, np.flatnonzero(hit).tolist())
+        yield from _late_nodes(view, gaps, np.flatnonzero(hit).tolist(), has_reason)
+        hit = ~hit & has_reason & _have_rare_gaps(view, lasting) & _stand_out(lasting)
+        hit &= job_steps.explain_speed(speed, lasting.mean)
+        yield from _late_nodes(view, lasting, np.flatnonzero(hit).tolist(), has_reason)
 
 
-def _uses_of_nodes(
-    view: findings.DiagnosisView, job: ActiveJob, slots: slot_sums.Floats
-) -> tuple[slot_sums.Floats, slot_sums.Floats]:
-    """Return the utilization of the nodes of a job, and the median of the job's others, shape (slots, nodes)."""
-    used = np.stack([job_steps.node_means(view, job, values)[1] for values in slots])
-    return used, np.stack([_medians_of_others(row) for row in used])
+def _have_rare_gaps(view: findings.DiagnosisView, gaps: _NodeGaps) -> findings.Flags:
+    """Return the nodes that work less than before in few moments of two minutes.
+
+    If a step has one gap, a reading of a moment shows it as rarely as it is short.
+    """
+    usual = np.nan_to_num(view.base(DeviceKind.NODE, "job_gap", 0.5)[gaps.nodes])
+    return findings.above(usual - gaps.mean, view.thresholds.jobs.min_gap)
+
+
+def _stand_out(gaps: _NodeGaps) -> findings.Flags:
+    """Return the nodes with a far larger gap than all others: readings of moments show a gap that all have as that of some."""
+    # A checkpoint stops all of them.
+    differences = np.where(gaps.usual > STEADY_USE, gaps.used - gaps.usual, np.nan)
+    size = np.fmax(-slot_sums.means_known(differences), 0)
+    largest_other = np.array([np.delete(size, place).max(initial=0) for place in range(len(size))])
+    return findings.above(size, MIN_GAP_RATIO * largest_other)
 
 
 def _have_gaps(
@@ -341,51 +316,53 @@ def _shows_late_nodes(view: findings.DiagnosisView, job: ActiveJob) -> bool:
 
 
 def _late_nodes(
-    view: findings.DiagnosisView, gaps: _NodeGaps, late: Iterable[int]
+    view: findings.DiagnosisView, gaps: _NodeGaps, late: Iterable[int], has_reason: findings.Flags
 ) -> Iterator[findings.Finding]:
+    pressures, limits = view.signals.node["cpu_pressure"], _pressure_limits(view)
     for index in late:
-        name = view.devices.node_names[gaps.nodes[index]]
-        pressure = float(view.signals.node["cpu_pressure"][gaps.nodes[index]])
+        node = gaps.nodes[index]
+        name = view.devices.node_names[node]
         use, peer_use = (float(np.nanmean(each[:, index])) for each in (gaps.used, gaps.usual))
-        evidence = (
-            findings.FindingEvidence("utilization", use, peer_use, "other nodes of the job", name),
-            findings.FindingEvidence("cpu_pressure", pressure, 0.0, "limit", name),
-        )
+        evidence = [
+            findings.FindingEvidence("utilization", use, peer_use, "other nodes of the job", name)
+        ]
+        if has_reason[index]:
+            pressure, limit = float(pressures[node]), float(limits[node])
+            evidence.append(
+                findings.FindingEvidence("cpu_pressure", pressure, limit, "its past", name)
+            )
         differences = gaps.used[:, index] - gaps.usual[:, index]
-        first = int(np.argmax(differences < np.nanmean(differences) / 2))
+        first = int(np.argmax(differences < np.nanmin(differences) / 2))
         yield findings.Finding(
             "host_late",
             findings.Cause("node", name=name),
-            evidence,
+            tuple(evidence),
             onset_ns=view.timestamp_ns - (len(differences) - 1 - first) * findings.SLOT_NS,
         )
 
 
 def _is_pressed(view: findings.DiagnosisView) -> findings.Flags:
     """Return the nodes whose tasks wait for processors more than usual."""
+    return findings.above(view.signals.node["cpu_pressure"], _pressure_limits(view))
+
+
+def _pressure_limits(view: findings.DiagnosisView) -> slot_sums.Floats:
     usual = np.nan_to_num(view.base(DeviceKind.NODE, "cpu_pressure"))
-    return findings.above(
-        view.signals.node["cpu_pressure"], view.thresholds.jobs.min_pressure + 2 * usual
-    )
+    return view.thresholds.jobs.min_pressure + 2 * usual
 
 
-def _medians_of_others(values: slot_sums.Floats) -> slot_sums.Floats:
-    """Return, for each value, the median of the others that are known."""
-    present = np.flatnonzero(~np.isnan(values))
-    count = len(present) - 1
-    medians = np.full(len(values), slot_sums.median_known(values))
-    if count < 1:
-        medians[present] = np.nan
-        return medians
-    order = np.argsort(values[present])
-    ordered = values[present][order]
-    ranks, places = np.arange(count + 1), ((count - 1) // 2, count // 2)
-    middle = [np.where(ranks > place, ordered[place], ordered[place + 1]) for place in places]
-    medians[present[order]] = np.mean(middle, axis=0)
-    return medians
+HUNG_NVLINK, MAX_HUNG_ACTIVITY, MIN_WORKING_POWER = 1e9, 0.7, 0.75
+MAX_SOLO_SLOTS = 36
+"""Slots for which one rank may work while the others wait, as it evaluates or builds an index; a longer wait is a hang."""
 
 
-HUNG_NVLINK, MAX_HUNG_ACTIVITY = 1e9, 0.7
+def _working_ranks(view: findings.DiagnosisView, job: ActiveJob) -> slot_sums.Positions:
+    """Return the GPUs of a job that work nearly as much as before: the others wait for them, as for an evaluation by one rank."""
+    gpu, limits = view.signals.gpu, (MAX_HUNG_ACTIVITY, MIN_WORKING_POWER)
+    changes = [gpu[name] / view.base(DeviceKind.GPU, name) for name in ("activity", "power")]
+    works, has_power = map(findings.above, changes, limits)
+    works &= gpu["activity"] > view.thresholds.jobs.hung_activity
+    return job.gpus[np.where(np.isnan(changes[0]), has_power, works)[job.gpus]]
 
 
 def hung_jobs(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
@@ -417,7 +394,7 @@ def hung_jobs(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         wait = view.states[job.key].history.wait
         if storage_detectors.stores(view, job):
             wait.add_storing(view.signals.slot)
-        elif wait.add(view.signals.slot) > thresholds.wait_factor * wait.longest:
+        elif (slots := wait.add(view.signals.slot)) > thresholds.wait_factor * wait.longest:
             missing = job.gpus[~spins & (gpu["utilization"][job.gpus] < 0.05)]  # noqa: PLR2004 - never launched
             evidence = findings.FindingEvidence(
                 "activity",
@@ -426,10 +403,17 @@ def hung_jobs(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
                 "limit",
                 job.key.workload,
             )
-            names = ", ".join(view.gpu_name(p) for p in missing[:4].tolist())
-            detail = f"no work was launched on {names}" if names else ""
+            working = _working_ranks(view, job)
+            text = (
+                "no work was launched on" if len(missing) else "the others may wait for the work of"
+            )
+            names = ", ".join(view.gpu_name(p) for p in (missing if len(missing) else working)[:4])
             yield findings.Finding(
-                "nccl_hang", findings.Cause("job", job=job.key), (evidence,), detail=detail
+                "nccl_hang",
+                findings.Cause("job", job=job.key),
+                (evidence,),
+                severity="info" if len(working) and slots <= MAX_SOLO_SLOTS else "",
+                detail=f"{text} {names}" if names else "",
             )
 
 

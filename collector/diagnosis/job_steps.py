@@ -1,6 +1,8 @@
-"""Steps of a job: whether its nodes take them together, and whether its work was steady before."""
+"""Steps of a job: whether its nodes take them together, what it exchanges, and whether its work was steady before."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -132,3 +134,82 @@ def node_means(
     return nodes, slot_sums.divide(
         sums, np.bincount(places[present], minlength=len(nodes)).astype(float)
     )
+
+
+MAX_UNEVEN = 2.0
+
+
+def progress(view: findings.DiagnosisView, job: ActiveJob, slots: int, before: int = 0) -> float:
+    """Return what a job exchanges, relative to its past; starved steps still end, and those of a checkpoint do not."""
+    return next(exchange_changes(view, job, slots, before), float("nan"))
+
+
+def exchange_changes(
+    view: findings.DiagnosisView, job: ActiveJob, slots: int, before: int = 0
+) -> Iterator[float]:
+    """Yield what a job exchanges over its NICs and over NVLink, relative to its past, where it is known."""
+    for kind, name, positions in (
+        (DeviceKind.NIC, "send", job.nics),
+        (DeviceKind.GPU, "nvlink", job.gpus),
+    ):
+        table = view.signals.table(kind, slots, before)
+        past = np.nansum(view.base(kind, name)[positions])
+        if past > 0 and not np.isnan(table[name][positions]).all():
+            yield float(np.nansum(table[name][positions]) / past)
+
+
+def is_other_work(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> bool:
+    """True if a job moved less over NVLink than its exchange over NICs explains: fewer equal steps have less of both alike."""
+    of_nics, of_nvlink, *_ = (*exchange_changes(view, job, slots), np.nan, np.nan)
+    return of_nics > MAX_UNEVEN * of_nvlink
+
+
+MAX_SERVING_USE, MAX_SERVING_SEND = 0.95, 0.1
+MAX_BUSY_SERVING_USE, MAX_SERVING_STEADINESS, MAX_VARYING_STEADINESS = 0.98, 0.985, 0.6
+"""Limits of services: their GPUs wait for requests, and their nodes exchange little. The ranks of training spin, or exchange much; the
+load of a service that is nearly as busy varies; one that varies far more than with checkpoints is a service, however busy.
+"""
+
+
+def may_serve(view: findings.DiagnosisView, job: ActiveJob) -> bool:
+    """True if a job may be a service, which has the readings of missing input when it has less load."""
+    if len(job.nodes) == 1:
+        return True
+    use = slot_sums.median_known(view.base(DeviceKind.GPU, "utilization")[job.gpus])
+    sent = view.base(DeviceKind.NIC, "send")[job.nics]
+    sent = sent[findings.above(sent, view.thresholds.jobs.hung_exchange)]
+    steady = steadiness(view, job, "utilization")
+    max_use = MAX_BUSY_SERVING_USE if steady < MAX_SERVING_STEADINESS else MAX_SERVING_USE
+    if steady < MAX_VARYING_STEADINESS:
+        max_use = np.inf
+    return use < max_use and slot_sums.mean_known(sent) < MAX_SERVING_SEND
+
+
+def explain_speed(speed: float, gap: slot_sums.Floats) -> findings.Flags:
+    """Return the nodes whose gaps explain the speed of the job; all if it is unknown."""
+    lowest = 1 + MAX_LOSS_FACTOR * gap - LOSS_NOISE
+    explains: findings.Flags = ~(speed < lowest)
+    return explains
+
+
+def has_exchanged(view: findings.DiagnosisView, job: ActiveJob) -> bool:
+    """True unless a job has sent nothing over its NICs so far, as one that has not begun to train."""
+    if np.isnan(view.signals.nic["send"][job.nics]).all():
+        return True
+    past = view.base(DeviceKind.NIC, "send")[job.nics]
+    return bool(findings.above(past, view.thresholds.jobs.hung_exchange).any())
+
+
+def uses_of_nodes(
+    view: findings.DiagnosisView, job: ActiveJob, slots: slot_sums.Floats
+) -> tuple[slot_sums.Floats, slot_sums.Floats]:
+    """Return the utilization of the nodes of a job, and the median of the job's others, shape (slots, nodes)."""
+    used = np.stack([node_means(view, job, values)[1] for values in slots])
+    return used, np.stack([slot_sums.medians_of_others(row) for row in used])
+
+
+def slots_of_use(view: findings.DiagnosisView, count: int, before: int) -> slot_sums.Floats:
+    """Return the utilization of all GPUs in the slots until `before` slots ago, oldest first, shape (slots, GPUs)."""
+    backs = range(before + count - 1, before - 1, -1)
+    tables = (view.signals.table(DeviceKind.GPU, 1, back) for back in backs)
+    return np.stack([table["utilization"] for table in tables])

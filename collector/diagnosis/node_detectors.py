@@ -154,6 +154,7 @@ def stale_nodes(
             state
             for state in stopped[name]
             if contact.last_received_ns <= first_ns[state.job.key] + 2 * period_ns
+            and not _stopped_by_other(view, state, name)
         )
         if any(_hangs(view, state, _stale_slot(view, contact)) for state in may_be_cause):
             yield findings.Finding("node_down", cause, (evidence,), onset_ns=onset_ns)
@@ -228,6 +229,27 @@ def _hangs(view: findings.DiagnosisView, state: findings.JobState, stale_slot: f
     return is_longer or bool(misses.any())
 
 
+STOPPING_CLASSES = frozenset({"gpu_lost", "gpu_unresponsive", "nic_lost", "link_down", "node_down"})
+
+
+def _stopped_by_other(view: findings.DiagnosisView, state: findings.JobState, name: str) -> bool:
+    """True if a job stopped with a fault of another of its nodes: that the node is stale too shows nothing."""
+    for (incident_class, cause), fault in view.open_faults.items():
+        node = _node_of(view, cause) if incident_class in STOPPING_CLASSES else name
+        if node != name and node in state.job.nodes:
+            slot = view.signals.slot - (view.timestamp_ns - fault.onset_ns) // findings.SLOT_NS
+            if state.history.progress_slot <= slot + PROGRESS_SLOTS:
+                return True
+    return False
+
+
+def _node_of(view: findings.DiagnosisView, cause: findings.Cause) -> str:
+    """Return the node of a device; the name of another cause."""
+    if cause.kind == "gpu":
+        return view.devices.gpus[cause.position].node
+    return view.devices.nics[cause.position].node if cause.kind == "nic" else cause.name
+
+
 def _works(view: findings.DiagnosisView, state: findings.JobState, contact: NodeContact) -> bool:
     """True if a job goes on without a node: its other nodes exchange data.
 
@@ -273,9 +295,23 @@ def merge_into_nodes(
         of_kind = nodes[node].gpus if members[0].cause.kind == "gpu" else nodes[node].nics
         is_whole = count >= MIN_NODE_DEVICES or 1 < count == len(of_kind)
         if is_whole or (name, cause) in view.open_faults:
-            yield _of_whole_node(cause, members)
+            finding = _of_whole_node(cause, members)
+            is_drained = name == "link_down" and _is_drained(view, node, finding.parts)
+            yield replace(finding, severity="info") if is_drained else finding
         else:
             yield from members
+
+
+def _is_drained(view: findings.DiagnosisView, node: str, parts: Sequence[int]) -> bool:
+    """True if a node whose rails are all down has no job while others have one, and had no traffic before: it is in maintenance."""
+    rails = [p for p, nic in enumerate(view.devices.nics) if nic.node == node and nic.rail]
+    jobs = [*view.jobs, *(each.job for each in view.ended_jobs)]
+    before = view.signals.table(
+        DeviceKind.NIC, findings.SLOTS_PER_MINUTE, findings.SLOTS_PER_MINUTE
+    )
+    has_sent = findings.above(before["send"][rails], MIN_EXCHANGE).any()
+    has_job = any(node in job.nodes for job in jobs)
+    return bool(jobs) and not has_job and not has_sent and set(parts) >= set(rails)
 
 
 def _of_whole_node(cause: findings.Cause, members: Sequence[findings.Finding]) -> findings.Finding:

@@ -173,6 +173,7 @@ _QUANTITIES = (
         QuantityKind.MEAN,
         {
             "utilization": "gpu_utilization_ratio",
+            "graphics_activity": "gpu_graphics_activity_ratio",
             "sm_activity": "gpu_sm_activity_ratio",
             "tensor_activity": "gpu_tensor_activity_ratio",
             "power": "gpu_power_watts",

@@ -153,7 +153,7 @@ _NIC = [
 ]  # fmt: skip
 
 _GPU = [
-    ("utilization", "ratio", "Share of time in which any kernel runs, waiting ones included [u].", lambda w: w.rate("utilization")),
+    ("utilization", "ratio", "Share of time in which any kernel runs, waiting ones included [u]; of the whole interval (GPM) rather than of its last moments.", lambda w: w.rate("graphics_activity", "utilization")),
     ("activity", "ratio", "Share of multiprocessors with work [a].", lambda w: w.rate("sm_activity")),
     ("tensor", "ratio", "Share of time in which tensor cores work [τ].", lambda w: w.rate("tensor_activity")),
     ("power", "watts", "Power [w].", lambda w: w.rate("energy", "power")),

@@ -342,3 +342,19 @@ def means_known(rows: Floats) -> Floats:
     """Return the mean of the known values of each column; NaN without any."""
     present = ~np.isnan(rows)
     return divide(np.where(present, rows, 0.0).sum(axis=0), present.sum(axis=0).astype(np.float64))
+
+
+def medians_of_others(values: Floats) -> Floats:
+    """Return, for each value, the median of the others that are known."""
+    present = np.flatnonzero(~np.isnan(values))
+    count = len(present) - 1
+    medians = np.full(len(values), median_known(values))
+    if count < 1:
+        medians[present] = np.nan
+        return medians
+    order = np.argsort(values[present])
+    ordered = values[present][order]
+    ranks, places = np.arange(count + 1), ((count - 1) // 2, count // 2)
+    middle = [np.where(ranks > place, ordered[place], ordered[place + 1]) for place in places]
+    medians[present[order]] = np.mean(middle, axis=0)
+    return medians

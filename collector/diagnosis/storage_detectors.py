@@ -139,12 +139,21 @@ def stores(view: findings.DiagnosisView, job: ActiveJob) -> bool:
     return bool(waits_for_io(view, np.array(nodes)).any())
 
 
+MIN_OPERATION_SECONDS = 0.01
+"""Operations in flight on average (Little's law) below which ranks can hardly wait for them: a server may be slow for a few writes."""
+
+
 def _latency_changes(view: findings.DiagnosisView) -> tuple[slot_sums.Floats, findings.Flags]:
-    """Return the latencies of each mount relative to its past, shape (kinds, mounts), and whether it is slow by one."""
-    thresholds = view.thresholds.jobs
-    latencies = np.stack([view.signals.mount[name] for name in _LATENCIES])
+    """Return the latencies of each mount relative to its past, shape (kinds, mounts), and whether it is slow by one.
+
+    That of few short operations is unknown.
+    """
+    thresholds, now = view.thresholds.jobs, view.signals.mount
+    latencies = np.stack([now[name] for name in _LATENCIES])
     usual = np.stack([view.base(DeviceKind.MOUNT, name) for name in _LATENCIES])
-    changes: slot_sums.Floats = latencies / np.maximum(usual, 1e-4)
+    in_flight = latencies * np.stack([now["reads"], now["writes"]])
+    has_enough = findings.above(in_flight, MIN_OPERATION_SECONDS)
+    changes: slot_sums.Floats = np.where(has_enough, latencies / np.maximum(usual, 1e-4), np.nan)
     is_slow = findings.above(changes, thresholds.latency_factor)
     is_slow &= findings.above(latencies, thresholds.min_latency_seconds)
     return changes, np.logical_or.reduce(is_slow)
@@ -188,8 +197,6 @@ def _job_waits(
         or not job_steps.is_steady(view, job, "utilization")
     ):
         return False
-    if not _operation_seconds(view, job, slow) > MIN_OPERATION_SECONDS:
-        return False
     # Of long steps, some minutes show a part on some of the nodes.
     windows = (findings.SLOTS_PER_MINUTE, 3 * findings.SLOTS_PER_MINUTE)[: 1 + is_certain]
     if not any(job_steps.has_common_steps(view, job, slots) for slots in windows):
@@ -203,21 +210,6 @@ def _job_waits(
     # Ranks that wait for the one that waits for storage run as before.
     is_slow = speed < 0.9 and (is_certain or (change < 0.95 and lowest < speed))  # noqa: PLR2004 - beyond the noise of a minute
     return thresholds.min_input < change < thresholds.max_input or is_slow
-
-
-MIN_OPERATION_SECONDS = 0.01
-"""Operations in flight on average (Little's law) below which ranks can hardly wait for them: a server may be slow for a few writes."""
-
-
-def _operation_seconds(view: findings.DiagnosisView, job: ActiveJob, slow: findings.Flags) -> float:
-    """Return the seconds per second that slow operations of a job take on slow mounts, of its node with the most."""
-    of_node: dict[str, float] = defaultdict(float)
-    limit = ALIKE_SHARE * view.thresholds.jobs.latency_factor
-    for kind, change in zip(("read", "write"), _latency_changes(view)[0], strict=True):
-        rates, latencies = view.signals.mount[f"{kind}s"], view.signals.mount[f"{kind}_latency"]
-        for p in np.flatnonzero(slow & findings.above(change, limit)).tolist():
-            of_node[view.devices.mounts[p].node] += float(np.nan_to_num(rates[p] * latencies[p]))
-    return max((of_node[node] for node in job.nodes if node in of_node), default=0.0)
 
 
 def _operations(view: findings.DiagnosisView, slow: findings.Flags) -> slot_sums.Floats:

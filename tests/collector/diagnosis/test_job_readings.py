@@ -185,6 +185,43 @@ def test_a_late_host_is_found_although_some_readings_of_moments_miss_its_gaps(
     assert classes_of(incidents_of(launch_late)) == {("host_late", "node")}
 
 
+@pytest.mark.parametrize(
+    ("pressure", "has_means", "expected"),
+    [(0.3, False, True), (0.0, True, True), (0.0, False, False)],
+)
+def test_a_late_host_is_found_by_rare_moments_with_pressure_or_by_means(
+    pressure: float, *, has_means: bool, expected: bool
+) -> None:
+    """A step has one gap, which one reading of four shows; GPM has the share of each interval."""
+
+    def launch_late(cluster: DrawnCluster, row: Row, since: int) -> None:
+        node = cluster.jobs[0].nodes[1]
+        uses = row.gpu["utilization"].copy()
+        if since >= 0:
+            cluster.slow_job(row, cluster.jobs[0], 0.75)
+            row.node["pressure"][node] += pressure
+            row.gpu["utilization"][node] *= since % 4 > 0
+            uses[node] *= 0.75
+        if has_means:
+            row.gpu["graphics"] = uses
+
+    found = classes_of(incidents_of(launch_late))
+    assert (("host_late", "node") in found) == expected
+
+
+def test_a_rank_that_prepares_a_job_before_its_first_exchange_is_not_late() -> None:
+    """The others already wait in a kernel."""
+
+    def prepare(cluster: DrawnCluster, row: Row, since: int) -> None:
+        for name in ("send", "receive"):
+            row.nic[name][cluster.jobs[0].nodes] = 0.0
+        row.gpu["nvlink"][cluster.jobs[0].nodes] = 0.0
+        if since >= 0:
+            row.gpu["utilization"][cluster.jobs[0].nodes[0]] *= 0.5
+
+    assert incidents_of(prepare) == []
+
+
 def test_slow_storage_is_one_incident_through_checkpoints_and_evaluations() -> None:
     """A checkpoint writes, and an evaluation keeps the GPUs busier; the storage is slow in both."""
 
@@ -307,8 +344,9 @@ def test_a_job_remains_slow_although_its_slow_minutes_become_a_part_of_its_past(
     assert not incident.ended_ns
 
 
-def test_a_job_that_hangs_while_one_gpu_works_is_not_slow() -> None:
-    """A rank that never reaches the collective computes on; the others wait for it."""
+@pytest.mark.parametrize(("slots", "expected"), [(84, set()), (102, {"nccl_hang"})])
+def test_a_job_that_waits_long_for_one_gpu_that_works_hangs(slots: int, expected: set[str]) -> None:
+    """One rank evaluates for some minutes; one that never reaches the collective computes on, and the job is not slow."""
 
     def hang(cluster: DrawnCluster, row: Row, since: int) -> None:
         if since < 0:
@@ -318,8 +356,8 @@ def test_a_job_that_hangs_while_one_gpu_works_is_not_slow() -> None:
         hung_job(cluster).effect(cluster, row, since)
         row.gpu["activity"][node, 3], row.gpu["power"][node, 3] = activity, power
 
-    found = incidents_of(hang)
-    assert {each.class_name for each in found if not each.explained_by} == {"nccl_hang"}
+    found = incidents_of(hang, slots)
+    assert {each.class_name for each in found if not each.explained_by} == expected
 
 
 @pytest.mark.parametrize(("factor", "is_storage"), [(50, True), (10, False)])

@@ -263,3 +263,19 @@ def test_the_incident_of_a_jobs_own_nic_is_charged_with_its_loss() -> None:
     assert sorted(map(sorted, workloads)) == [["101"], ["102"]]
     losses = [set(each.lost_gpu_seconds) for each in by_node.values()]
     assert sorted(map(sorted, losses)) == [["tenant-101"], ["tenant-102"]]
+
+
+@pytest.mark.parametrize(("job_nodes", "expected"), [(4, set()), (6, {("link_down", "node")})])
+def test_links_of_a_node_without_a_job_are_down_for_maintenance(
+    job_nodes: int, expected: set[tuple[str, str]]
+) -> None:
+    cluster = DrawnCluster(9, 1, 6, benign=False)
+    cluster.jobs = cluster.jobs[:1]
+    cluster.jobs[0].nodes = list(range(job_nodes))
+
+    def take_down(_: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            row.nic["up"][5] = 0
+
+    found = run(DrawnFeed(cluster, 160), take_down, ONSET + 30)
+    assert {each for each in classes_of(found) if each[0] == "link_down"} == expected

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from support.drawn_readings import NODES, ONSET, classes_of, incidents_of
 
-from bench.drawn_cluster import DrawnCluster, Row
+from bench.drawn_cluster import GONE, DrawnCluster, Row
+from bench.drawn_faults import hang
 from collector.detector_thresholds import DetectorThresholds
 from collector.diagnosis.node_detectors import NodeContact
 from railscope.timestamps import SECOND_NS
@@ -45,6 +46,21 @@ def test_a_node_is_not_down_if_its_job_went_on_without_it() -> None:
     found = incidents_of(cut)
     assert ("agent_partition", "node") in classes_of(found)
     assert ("node_down", "node") not in classes_of(found)
+
+
+def test_a_node_that_falls_silent_after_its_job_has_stopped_is_not_down() -> None:
+    """A lost GPU of another node stopped the job; the agent of the node restarts."""
+
+    def lose(cluster: DrawnCluster, row: Row, since: int) -> None:
+        nodes = cluster.jobs[0].nodes
+        if since >= 0:
+            hang(cluster).effect(cluster, row, since)
+            row.absent[nodes[0], 3] = GONE
+        if 8 <= since < 13:
+            row.stale_nodes.add(nodes[2])
+
+    roots = {each.class_name for each in incidents_of(lose) if not each.explained_by}
+    assert roots == {"gpu_lost"}
 
 
 def pause(cluster: DrawnCluster, row: Row, since: int, *, slots: int) -> None:
