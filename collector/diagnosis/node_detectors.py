@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from collector.detector_thresholds import NodeThresholds
-from collector.diagnosis import findings, job_detectors, storage_detectors
+from collector.diagnosis import findings, job_detectors, job_steps, storage_detectors
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.slot_sums import mean_known
 from collector.workloads.job_roster import JobKey
@@ -215,9 +215,11 @@ def _hangs(view: findings.DiagnosisView, state: findings.JobState, stale_slot: f
     """True if the stop of a job is none of its checkpoints: it lasts longer, or its NICs miss acknowledgements.
 
     Idle GPUs show nothing: it is a checkpoint, or the job and its node have ended. Neither does a job that had stopped
-    well before the node: it hangs for another reason.
+    well before the node: it hangs for another reason. Ranks that exchange data within their nodes evaluate.
     """
-    if not state.utilization_now > job_detectors.MIN_WAITING_USE:
+    moved = max(job_steps.exchange_changes(view, state.job, RECENT_SLOTS), default=0.0)
+    is_waiting = state.utilization_now > job_detectors.MIN_WAITING_USE
+    if not is_waiting or moved >= job_detectors.STALLED_SPEED:
         return False
     if storage_detectors.stores(view, state.job):
         return False

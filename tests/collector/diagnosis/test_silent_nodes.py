@@ -63,6 +63,22 @@ def test_a_node_that_falls_silent_after_its_job_has_stopped_is_not_down() -> Non
     assert roots == {"gpu_lost"}
 
 
+def test_a_node_whose_agent_restarts_in_an_evaluation_is_not_down() -> None:
+    """The ranks of an evaluation exchange data over NVLink, and hardly any over NICs."""
+
+    def evaluate(cluster: DrawnCluster, row: Row, since: int) -> None:
+        nodes = cluster.jobs[0].nodes
+        if since >= 0:
+            row.gpu["nvlink"][nodes] *= 0.4
+            row.gpu["utilization"][nodes] *= 0.9
+            for name in ("send", "receive"):
+                row.nic[name][nodes] *= 0.04
+        if 2 <= since < 6:
+            row.stale_nodes.add(nodes[2])
+
+    assert incidents_of(evaluate) == []
+
+
 def pause(cluster: DrawnCluster, row: Row, since: int, *, slots: int) -> None:
     """All GPUs of the first job spin for some slots, as in a checkpoint, and miss no acknowledgement."""
     if 0 <= since < slots:
