@@ -27,9 +27,9 @@ INPUT_SLOTS = 2
 MOMENT_SLOTS, MAX_MOMENTS = 4, 3.0
 """Slots over which few readings of moments count, which miss the gaps of long steps, or the work; the exchange must be even then."""
 
-LONG_SLOTS, LONG_PARTS, LONG_EVALUATIONS = (12, 24), 3, 3
-"""Slots over which long steps count, and their parts: all of them have gaps and an exchange, which no single pause has. Two pauses have
-them at one evaluation, but not at consecutive ones.
+LONG_SLOTS, LONG_PARTS = (12, 24), 3
+"""Slots over which long steps count, and their parts: all of them have gaps and an exchange, wherever they begin. One pause has not, and
+two have only where they happen to fall into all parts.
 """
 
 
@@ -73,7 +73,9 @@ def jobs_without_input(view: findings.DiagnosisView) -> Iterator[findings.Findin
 def _find_wait(view: findings.DiagnosisView, job: ActiveJob) -> _InputWait | None:
     """Return the wait of a job by the window that shows it best."""
     for slots in LONG_SLOTS:
-        is_even = all(_waits_evenly(view, job, slots, end) for end in range(LONG_EVALUATIONS))
+        part = slots // LONG_PARTS
+        ends = 0, part // 2, part - 1
+        is_even = all(_waits_evenly(view, job, slots, end) for end in ends)
         wait = _input_wait(view, job, slots) if is_even else None
         if wait:
             return wait._replace(min_evaluations=1)
@@ -159,7 +161,7 @@ def _waits_evenly(view: findings.DiagnosisView, job: ActiveJob, slots: int, end:
         used = view.signals.table(DeviceKind.GPU, part, before)["utilization"][job.gpus]
         usual = slot_sums.mean_known(used / baseline)
         progress = max(job_steps.exchange_changes(view, job, part, before), default=np.nan)
-        if not thresholds.min_input < usual < MAX_SMALL_INPUT or progress < MIN_PROGRESS:
+        if not thresholds.min_input < usual < thresholds.max_input or progress < MIN_PROGRESS:
             return False
     return not job_steps.progress(view, job, slots, end) > MAX_STARVED_SPEED
 

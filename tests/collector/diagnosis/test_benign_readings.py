@@ -138,6 +138,14 @@ def sequences_become_longer_while_storage_is_slower(
         row.mount["latency"] *= 6
 
 
+def two_checkpoints_within_minutes(cluster: DrawnCluster, row: Row, since: int) -> None:
+    """Each third of four minutes has a part of them, at some evaluations."""
+    if 0 <= since < 4 or 12 <= since < 15:
+        nodes = cluster.jobs[0].nodes
+        cluster.slow_job(row, cluster.jobs[0], 0.0)
+        row.gpu["utilization"][nodes] = 0.02
+
+
 def other_work_uses_nvlink_far_less_than_nics(cluster: DrawnCluster, row: Row, since: int) -> None:
     if since >= 0:
         nodes = cluster.jobs[0].nodes
@@ -152,6 +160,7 @@ def other_work_uses_nvlink_far_less_than_nics(cluster: DrawnCluster, row: Row, s
     [
         a_link_loses_packets_in_one_sample,
         sequences_become_longer_while_storage_is_slower,
+        two_checkpoints_within_minutes,
         other_work_uses_nvlink_far_less_than_nics,
         nodes_generate_samples,
         a_nic_pauses_in_one_burst,
