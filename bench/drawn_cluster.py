@@ -230,9 +230,7 @@ class DrawnCluster:
             row.nic[name][job.nodes] *= speed
         for name in ("nvlink", "tensor"):
             row.gpu[name][job.nodes] *= speed
-        kept_values = (
-            {name: row.gpu[name][busy] for name in ("activity", "power", "tensor")} if busy else {}
-        )
+        kept_values = {name: row.gpu[name][busy] for name in ("activity", "power")} if busy else {}
         waits = row.gpu["utilization"][job.nodes] > 0.5  # noqa: PLR2004 - an idle phase stays idle
         for name, spin in (("activity", SPIN_ACTIVITY), ("power", SPIN_WATTS)):
             values = row.gpu[name][job.nodes]
@@ -288,10 +286,12 @@ class DrawnFeed:
             ("cpu_pressure_seconds", row.node["pressure"] * SLOT_SECONDS, seconds),
         ):
             self._add(DeviceKind.NODE, name, slot, np.asarray(values, np.float64), weights)
-        operations = row.mount["operations"] * SLOT_SECONDS
-        self._add(DeviceKind.MOUNT, "read_operations", slot, operations, seconds)
-        durations = operations * row.mount["latency"]
-        self._add(DeviceKind.MOUNT, "read_seconds", slot, durations, seconds)
+        for kind, prefix in (("read", ""), ("write", "write_")):
+            if f"{prefix}operations" in row.mount:
+                count = row.mount[f"{prefix}operations"] * SLOT_SECONDS
+                self._add(DeviceKind.MOUNT, f"{kind}_operations", slot, count, seconds)
+                durations = count * row.mount[f"{prefix}latency"]
+                self._add(DeviceKind.MOUNT, f"{kind}_seconds", slot, durations, seconds)
         self._put_receipts(slot, row)
 
     def _put_receipts(self, slot: int, row: Row) -> None:

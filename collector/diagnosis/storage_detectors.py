@@ -255,8 +255,10 @@ def _waited_before(view: findings.DiagnosisView, job: ActiveJob, slow: findings.
         slots = min(max(slots, since), job_steps.HISTORY_SLOTS)
     if not mounts or slots <= MAX_LATE_SLOTS:
         return False
-    table = view.signals.table(DeviceKind.MOUNT, MAX_LATE_SLOTS, slots - MAX_LATE_SLOTS)
-    ratios = np.concatenate([table[name][mounts] / usual[name] for name in _LATENCIES])
+    # The first sample that shows slow operations may be a slot later than the first that shows the wait.
+    table = view.signals.table(DeviceKind.MOUNT, MAX_LATE_SLOTS, slots - MAX_LATE_SLOTS - 1)
+    # Only one kind of operations may be slow.
+    ratios = np.fmax.reduce([table[name][mounts] / usual[name] for name in _LATENCIES])
     return bool(slot_sums.median_known(ratios) < limit)
 
 

@@ -253,6 +253,26 @@ def test_a_server_that_is_a_little_slower_for_all_its_clients_is_slow() -> None:
     assert [(each.class_name, each.cause.name) for each in found] == [("storage_bound", "filer")]
 
 
+def test_a_server_that_becomes_slow_in_a_checkpoint_is_the_cause_of_the_wait_that_follows() -> None:
+    """Until the checkpoint is a minute ago, its waits are its own; only reads are slow, and samples show them later."""
+
+    def slow_down(cluster: DrawnCluster, row: Row, since: int) -> None:
+        row.mount["write_latency"] = row.mount["latency"].copy()
+        row.mount["write_operations"] = np.full(NODES, 200.0 if 0 <= since < 4 else 20.0)
+        if since >= 0:
+            for job in cluster.jobs:
+                row.gpu["utilization"][job.nodes] *= 0.6
+                cluster.slow_job(row, job, 0.6)
+        if since >= 3:
+            row.mount["latency"] *= 7
+
+    found = incidents_of(slow_down, ONSET + 30)
+    storage = [each for each in found if each.class_name == "storage_bound"]
+    assert [each.cause.name for each in storage] == ["filer"]
+    others = [each for each in found if each.class_name != "storage_bound"]
+    assert all(each.explained_by == storage[0].incident_id for each in others)
+
+
 @pytest.mark.parametrize("pause", [0, 12])
 def test_a_job_that_restarts_loads_its_state_slowly(pause: int) -> None:
     """After two minutes without work the ranks run again, while the storage is slow for two minutes."""
