@@ -215,7 +215,7 @@ def _hangs(view: findings.DiagnosisView, state: findings.JobState, stale_slot: f
     """True if the stop of a job is none of its checkpoints: it lasts longer, or its NICs miss acknowledgements.
 
     Idle GPUs show nothing: it is a checkpoint, or the job and its node have ended. Neither does a job that had stopped
-    well before the node: it hangs for another reason. Ranks that exchange data within their nodes evaluate.
+    well before the node, for a minute and for longer than ever: it hangs for another reason. Ranks that exchange data within their nodes evaluate.
     """
     moved = max(job_steps.exchange_changes(view, state.job, RECENT_SLOTS), default=0.0)
     is_waiting = state.utilization_now > job_detectors.MIN_WAITING_USE
@@ -225,9 +225,12 @@ def _hangs(view: findings.DiagnosisView, state: findings.JobState, stale_slot: f
         return False
     timeouts = view.signals.table(DeviceKind.NIC, 1)["ack_timeouts"][state.job.nics]
     misses = findings.above(timeouts, view.thresholds.leaves.min_timeouts)
-    history = state.history
-    is_longer = history.pause_slots > history.longest_pause_slots
-    is_longer &= max(history.progress_slot, history.exchange_slot) >= stale_slot - ACTIVE_SLOTS
+    history, longest = state.history, state.history.longest_pause_slots
+    if history.progress_slot >= 0:
+        stopped_slot, earlier_slots = history.progress_slot, max(longest, findings.SLOTS_PER_MINUTE)
+    else:
+        stopped_slot, earlier_slots = history.exchange_slot, ACTIVE_SLOTS
+    is_longer = history.pause_slots > longest and stopped_slot >= stale_slot - earlier_slots
     return is_longer or bool(misses.any())
 
 
