@@ -32,7 +32,7 @@ WAIT_SLOTS = 12
 PASSING_CLASSES = frozenset({"link_flap"})
 """Reports of the hardware about what has ended: a link that is up again delays nothing."""
 
-ONSET_SLOTS, _MIN_STAGE_NS = 6, 30 * SECOND_NS
+ONSET_SLOTS, _MIN_STAGE_NS, _MIN_BOOT_NS = 6, 30 * SECOND_NS, 120 * SECOND_NS
 MAX_EVIDENCE = 16
 MAX_OPEN_PER_CAUSE_NODE = 64
 """Bound of the candidates of one node: a broken node must not fill the table."""
@@ -149,11 +149,10 @@ class IncidentTracker:
                     detail=incident.detail,
                     subject=incident.subject,
                 )
-                last = incident.last_slot
                 key = incident.class_name, incident.subject or incident.cause
                 slots = deque([slot - 1], maxlen=REOPEN_SLOTS)
                 self._candidates[key] = _Candidate(
-                    finding, incident.reach, last, incident.onset_ns, slots, incident
+                    finding, incident.reach, incident.last_slot, incident.onset_ns, slots, incident
                 )
 
     def drop_closed(self, max_incidents: int, slot: int) -> list[Incident]:
@@ -372,10 +371,8 @@ class IncidentTracker:
         nodes, is_silence = candidate.reach.nodes, AREAS.get(incident.class_name) == "node"
         if nodes and nodes <= view.stale_nodes and not is_silence:
             candidate.unknown_slot = slot
-        if slot - incident.last_slot >= STALE_SLOTS or (
-            slot - max(incident.last_slot, self._resumed_slot, candidate.unknown_slot)
-            >= CLOSE_SLOTS
-        ):
+        known_slot = max(incident.last_slot, self._resumed_slot, candidate.unknown_slot)
+        if slot - incident.last_slot >= STALE_SLOTS or slot - known_slot >= CLOSE_SLOTS:
             incident.ended_ns = self._first_ns + (incident.last_slot + 1) * self._slot_ns
             self._note(ChangeKind.CLOSED, incident)
 
@@ -437,11 +434,14 @@ def _index(found: Iterable[_Candidate]) -> CauseIndex[_Candidate]:
 
 def _memory(candidate: _Candidate) -> int:
     """Return for how many slots a finding explains others: a report of the hardware outlasts its event, unless it has ended."""
-    kind = candidate.kind
-    if candidate.incident is None:
+    kind, incident = candidate.kind, candidate.incident
+    if incident is None:
         return candidate.max_gap - 1
+    # No node boots that fast: its agent has restarted.
+    passes = kind.name == "node_down" and 0 < incident.ended_ns < incident.onset_ns + _MIN_BOOT_NS
     is_report = kind.specificity >= 1 or candidate.finding.evidence[0].is_event
-    return REOPEN_SLOTS if is_report and kind.name not in PASSING_CLASSES else CLOSE_SLOTS
+    passes |= kind.name in PASSING_CLASSES or not is_report
+    return CLOSE_SLOTS if passes else REOPEN_SLOTS
 
 
 def _rank(candidate: _Candidate) -> tuple[float, float, int, str]:

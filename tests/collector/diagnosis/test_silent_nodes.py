@@ -201,6 +201,17 @@ def test_a_node_that_stops_after_its_job_hangs_did_not_stop_it(slots: int) -> No
     assert ("node_down", "node") not in classes_of(incidents_of(hang))
 
 
+def test_a_hang_is_reported_after_an_agent_has_restarted_in_its_first_minute() -> None:
+    def stop(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            hang(cluster).effect(cluster, row, since)
+        if 3 <= since < 8:
+            row.stale_nodes.add(cluster.jobs[0].nodes[1])
+
+    found = incidents_of(stop, ONSET + 40)
+    assert [each.explained_by for each in found if each.class_name == "nccl_hang"] == [""]
+
+
 def test_an_agent_that_restarts_after_another_node_has_stopped_the_job_is_not_down() -> None:
     def stop(cluster: DrawnCluster, row: Row, since: int) -> None:
         job = cluster.jobs[0]
