@@ -15,7 +15,7 @@ import numpy as np
 from collector.diagnosis import findings
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.signals import SignalTable
-from collector.diagnosis.slot_sums import Floats, Positions, median_known
+from collector.diagnosis.slot_sums import Floats, Positions, divide, median_known
 
 MIN_SOCKET_NICS = 2
 
@@ -155,6 +155,10 @@ def _merge_sockets(
             yield None, positions
 
 
+MIN_SLOWDOWN = 0.7
+"""Share of its past that a job exchanges at least while it trains: in other phases, some of its NICs receive for the others."""
+
+
 def incast_receivers(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield NICs that receive more than their peers, and have it marked, without pausing."""
     thresholds = view.thresholds.network
@@ -166,9 +170,11 @@ def incast_receivers(view: findings.DiagnosisView) -> Iterator[findings.Finding]
     )
     baseline = view.base(DeviceKind.NIC, "receive")
     has_past = ~np.isnan(baseline)
-    baseline = baseline + 2 * np.nan_to_num(view.variation(DeviceKind.NIC, "receive"))
-    usual = np.fmax(np.nan_to_num(received), np.nan_to_num(baseline))
-    usual = np.fmax(usual, _received_by_job(view))
+    of_job, past_of_job = (_usual_of_job(view, each) for each in (nic["receive"], baseline))
+    # A slower job would receive less everywhere.
+    slowdown = np.clip(np.nan_to_num(divide(of_job, past_of_job), nan=1.0), MIN_SLOWDOWN, 1.0)
+    baseline = slowdown * baseline + 2 * np.nan_to_num(view.variation(DeviceKind.NIC, "receive"))
+    usual = np.fmax.reduce([np.nan_to_num(received), np.nan_to_num(baseline), of_job])
     limit = np.fmax(thresholds.min_incast_marked, thresholds.incast_marks_factor * usual_marked)
     min_receive = np.fmax(thresholds.incast_receive_factor * usual, thresholds.min_incast_receive)
     receives_more = findings.above(nic["receive"], min_receive)
@@ -217,12 +223,11 @@ def _delays_other_jobs(view: findings.DiagnosisView, position: int) -> bool:
     return bool((victims(view) & of_other_jobs).any())
 
 
-def _received_by_job(view: findings.DiagnosisView) -> Floats:
-    """Return what the usual NIC of its job receives, for each NIC: all NICs of an all-to-all exchange receive as much."""
-    usual = np.zeros(len(view.signals.nic))
+def _usual_of_job(view: findings.DiagnosisView, values: Floats) -> Floats:
+    """Return the value of the usual NIC of its job, for each NIC: all NICs of an all-to-all exchange receive as much."""
+    usual = np.zeros(len(values))
     for job in view.jobs:
-        received = view.signals.nic["receive"][job.nics]
-        usual[job.nics] = np.nan_to_num(median_known(received))
+        usual[job.nics] = np.nan_to_num(median_known(values[job.nics]))
     return usual
 
 

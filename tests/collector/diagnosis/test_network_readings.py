@@ -186,6 +186,23 @@ def test_a_job_of_which_all_nics_receive_more_has_no_incast() -> None:
     assert ("incast_receiver", "nic") not in found
 
 
+@pytest.mark.parametrize(("speed", "found"), [(0.75, True), (1.0, False)])
+def test_a_nic_of_a_slower_job_receives_more_although_it_is_little_more_than_before(
+    speed: float, *, found: bool
+) -> None:
+    def exchange(cluster: DrawnCluster, row: Row, since: int) -> None:
+        nodes = cluster.jobs[0].nodes
+        if since >= 0:
+            received = 1.15 * row.nic["receive"][nodes[0], 3]
+            cluster.slow_job(row, cluster.jobs[0], speed)
+            row.nic["receive"][nodes[0], 3] = received
+            row.nic["marked"][nodes[0], 3] = 0.05
+            row.nic["paused"][nodes[1:], 3] += 0.1
+
+    classes = classes_of(incidents_of(exchange, slots=ONSET + 12))
+    assert (("incast_receiver", "nic") in classes) == found
+
+
 @pytest.mark.parametrize("has_past", [True, False])
 def test_a_nic_without_a_past_receives_no_more_than_before(*, has_past: bool) -> None:
     def exchange(cluster: DrawnCluster, row: Row, since: int) -> None:
