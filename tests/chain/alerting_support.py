@@ -13,7 +13,13 @@ import aiohttp
 import pytest
 import yaml
 from aiohttp import web
-from chain_support import ProgramDirectory, debian_server, free_port, wait_until
+from chain_support import (
+    PATIENCE_SECONDS,
+    ProgramDirectory,
+    debian_server,
+    free_port,
+    wait_until,
+)
 
 from simulator.demo.process import Program
 from tests.support.alert_rules import ROOT, RULES
@@ -139,7 +145,9 @@ class AlertingServers:
     prometheus: int
     alertmanager: int
 
-    async def wait_for_alerts(self, wanted: Iterable[Mapping[str, str]]) -> None:
+    async def wait_for_alerts(
+        self, wanted: Iterable[Mapping[str, str]], patience: float = PATIENCE_SECONDS
+    ) -> None:
         """Wait until the webhook has received all of these; fail with the missing ones."""
         every = list(wanted)
 
@@ -147,7 +155,7 @@ class AlertingServers:
             return all(map(self.hook.has, every))
 
         try:
-            await wait_until(reported, "the faults are reported")
+            await wait_until(reported, "the faults are reported", patience=patience)
         except pytest.fail.Exception:
             missing = [labels for labels in every if not self.hook.has(labels)]
             labels = ("alertname", "class", "severity", "node")
@@ -171,7 +179,7 @@ class AlertingServers:
         async with aiohttp.ClientSession() as session, session.get(url) as response:
             return [(each["status"]["state"], each["labels"]) for each in await response.json()]
 
-    async def wait_for_evaluations(self, count: int) -> None:
+    async def wait_for_evaluations(self, count: int, patience: float) -> None:
         """Wait until Prometheus has evaluated each alert on an incident so many times."""
         url = f"http://127.0.0.1:{self.prometheus}/api/v1/query"
         query = (
@@ -186,7 +194,8 @@ class AlertingServers:
                 found = (await response.json())["data"]["result"]
             return bool(found) and float(found[0]["value"][1]) >= count
 
-        await wait_until(are_done, f"Prometheus has evaluated the incidents {count} times", every=1)
+        what = f"Prometheus has evaluated the incidents {count} times"
+        await wait_until(are_done, what, every=1, patience=patience)
 
     async def alertmanager_has(self, state: str, wanted: Sequence[Mapping[str, str]]) -> None:
         """Wait until Alertmanager has these alerts in a state: active, or suppressed if they are inhibited."""

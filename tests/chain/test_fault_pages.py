@@ -28,6 +28,8 @@ from simulator.owners import slurm_job_number
 NODES_PER_POD, RAIL = 3, 3
 EVALUATIONS = 50
 """Evaluations, one per second, after which alerts on symptoms fire too: their `for` of up to 15 minutes is up to 45 s here."""
+CLUSTER_PATIENCE_SECONDS = 600.0
+"""Several clusters run at the same time, each with a Prometheus that scrapes all nodes every second."""
 INTERFACES = {port.rail: port.interface for port in build_node_hardware(NodeSpec("n")).ports}
 ALIKE = ("uplink_congested",)
 """Classes of which the cause is one of several leaves, which hosts cannot distinguish."""
@@ -226,10 +228,12 @@ async def wait_for_incident(site: ProgramDirectory) -> None:
         path = "/api/v1/incidents?state=open"
         return await site.answers(path) and bool((await site.get(path))["rows"])
 
-    await wait_until(is_open, "the collector reports an incident", every=1, patience=600)
+    await wait_until(
+        is_open, "the collector reports an incident", every=1, patience=CLUSTER_PATIENCE_SECONDS
+    )
 
 
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(3 * CLUSTER_PATIENCE_SECONDS)
 @pytest.mark.parametrize("cluster", CLUSTERS)
 async def test_each_fault_is_one_page(site: ProgramDirectory, cluster: FaultCluster) -> None:
     endpoints = await start_cluster(site, cluster)
@@ -247,11 +251,11 @@ async def test_each_fault_is_one_page(site: ProgramDirectory, cluster: FaultClus
     await wait_for_incident(site)
     async with run_alerting(site, endpoints, short=True, holds=True) as watch:
         notified = [page for page in pages if page["severity"] != "info"]
-        await watch.wait_for_alerts(notified)
+        await watch.wait_for_alerts(notified, CLUSTER_PATIENCE_SECONDS)
         await watch.alertmanager_has("active", [page for page in pages if page not in notified])
         if symptoms:
             await wait_for_symptoms(watch, symptoms)
-        await watch.wait_for_evaluations(EVALUATIONS)
+        await watch.wait_for_evaluations(EVALUATIONS, CLUSTER_PATIENCE_SECONDS)
         active = [labels for state, labels in await watch.alerts() if state == "active"]
         found = [
             each
