@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from agent.host import Host
 from agent.sampling.known_devices import FailedCall, failed_calls, repeat_failures, unwrap_host
@@ -153,6 +154,13 @@ class _NetworkScan:
         return fresh and unwrap_host(host) is self.host and device_names == self.device_names
 
 
+class _RailDevices(NamedTuple):
+    """GPUs and NICs of an assignment by address, in bus order."""
+
+    gpus: Mapping[str, pci.PciPlace]
+    nics: Mapping[str, rail_map.RailNic]
+
+
 class NetworkScanner:
     """Finds network devices and assigns role and rail, from the settings and the PCI tree.
 
@@ -163,6 +171,7 @@ class NetworkScanner:
         self.rules = rules or rail_map.RailRules()
         self._bridges: dict[str, bool] = {}
         self._last: _NetworkScan | None = None
+        self._devices = _RailDevices({}, {})
 
     def scan(self, host: Host) -> NodeNetwork:
         """Return the network devices as they are now.
@@ -209,10 +218,11 @@ class NetworkScanner:
         default_routes = default_interfaces(host)
         routing_nics = {d.address for d in candidates if default_routes.intersection(d.interfaces)}
         units = _group_by_slot(candidates)
+        rail_devices = self._with_missing(gpus, _rail_candidates(units, routing_nics))
+        addresses = [*rail_devices.gpus]
         assignment = rail_map.assign_rails(
-            [gpu.place for gpu in gpus], _rail_candidates(units, routing_nics)
+            [*rail_devices.gpus.values()], [*rail_devices.nics.values()]
         )
-        addresses = [gpu.address for gpu in gpus]
         on_rails = [
             d for unit in units.values() for d in _assign_unit_rail(unit, assignment, addresses)
         ]
@@ -226,14 +236,38 @@ class NetworkScanner:
             for device in named
         ]
         network_devices.sort(key=lambda device: pci.bus_order(device.address))
+        present = {gpu.address for gpu in gpus}
         nics = dict(zip(addresses, assignment.nics, strict=True))
-        rails = dict(zip(addresses, assignment.rails, strict=True))
+        rails = {
+            address: rail
+            for address, rail in zip(addresses, assignment.rails, strict=True)
+            if address in present
+        }
         if self.rules.rails or self.rules.rail_pattern:
             rails = _rails_by_nic(nics, rails, network_devices)
         unused = self.rules.find_unused(name for device in network_devices for name in device.names)
+        used = {address: nics[address] for address in present}
         return NodeNetwork(
-            tuple(network_devices), tuple(gpus), rails, nics, tuple(problems), unused
+            tuple(network_devices), tuple(gpus), rails, used, tuple(problems), unused
         )
+
+    def _with_missing(
+        self, gpus: Iterable[pci.PciDevice], candidates: Iterable[rail_map.RailNic]
+    ) -> _RailDevices:
+        """Return GPUs and NICs with those that have vanished: a missing one moves no rail of another.
+
+        A device at a new address is other hardware: then only those that are present count.
+        """
+        found = _RailDevices(
+            {gpu.address: gpu.place for gpu in gpus},
+            {nic.place.address: nic for nic in candidates},
+        )
+        last = self._devices
+        if found.gpus.keys() <= last.gpus.keys() and found.nics.keys() <= last.nics.keys():
+            missing = {a: replace(nic, is_missing=True) for a, nic in last.nics.items()}
+            found = _RailDevices({**last.gpus, **found.gpus}, {**missing, **found.nics})
+        self._devices = found
+        return found
 
     def _assign_initial_role(self, host: Host, device: NetworkDevice) -> NetworkDevice:
         """Assign the roles that do not depend on rails."""

@@ -26,12 +26,14 @@ from railscope.settings import SettingsError
 class RailNic:
     """A NIC that may be a rail: its place and its model.
 
-    One with `put_last` is used only if no other is as near, because it has another purpose, too.
+    One that has another purpose, too, is used only if no other is as near. One that is missing has its rail still,
+    and no GPU uses it.
     """
 
     place: pci.PciPlace
     model: str
     has_other_purpose: bool = False
+    is_missing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,10 @@ def assign_rails(gpus: Sequence[pci.PciPlace], nics: Sequence[RailNic]) -> RailA
     usual_model = _find_usual_model(gpus, ordered)
     if _lacks_shared_bridge(gpus, ordered):
         assigned, why_not = _assign_by_numa_node(gpus, ordered, usual_model)
-        nic_by_gpu = {position.gpu: address for address, position in assigned.items()}
+        present = {nic.place.address for nic in ordered if not nic.is_missing}
+        nic_by_gpu = {
+            position.gpu: address for address, position in assigned.items() if address in present
+        }
     else:
         assigned, why_not = _assign_by_distance(gpus, ordered, usual_model)
         nic_by_gpu = _select_nics(gpus, ordered, assigned)
@@ -166,7 +171,11 @@ def _select_nics(
     gpus: Sequence[pci.PciPlace], nics: Sequence[RailNic], assigned: Mapping[str, RailPosition]
 ) -> dict[int, str]:
     """Return the NIC of each GPU: its own of the first plane, or a neighbour's, evenly shared."""
-    first = [nic for nic in nics if (s := assigned.get(nic.place.address)) and s.plane == 0]
+    first = [
+        nic
+        for nic in nics
+        if (of_nic := assigned.get(nic.place.address)) and of_nic.plane == 0 and not nic.is_missing
+    ]
     nic_by_gpu = {assigned[nic.place.address].gpu: nic.place.address for nic in first}
     load: Counter[str] = Counter()
     for position, gpu in enumerate(gpus):

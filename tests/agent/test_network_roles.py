@@ -240,6 +240,48 @@ def test_a_gb200_tray() -> None:
     assert list(NetworkScanner().scan(host).gpu_rails.values()) == [0, 1, 2, 3]
 
 
+def grace_tray(nics: tuple[int, ...], gpus: tuple[int, ...] = (0, 1, 2, 3)) -> FakeHost:
+    """Two GPUs, two rail NICs and a NIC for storage of the same model at each processor: 0 to 2, and 3 to 5."""
+    host = FakeHost()
+    for gpu in gpus:
+        domain = f"{0x10 * (gpu // 2) + 8 + gpu % 2:04x}"
+        add_gpu(host, f"pci{domain}:00/{domain}:00:00.0/{domain}:01:00.0", str(gpu // 2))
+    for nic in nics:
+        domain = f"{0x10 * (nic // 3) + nic % 3 * 2:04x}"
+        path = f"pci{domain}:00/{domain}:00:00.0/{domain}:01:00.0"
+        add_nic(host, path, f"mlx5_{nic}", numa_node=str(nic // 3))
+    return host
+
+
+def test_a_nic_that_vanishes_moves_no_rail() -> None:
+    wiring = NetworkScanner()
+    roles = by_name(wiring.scan(grace_tray((0, 1, 2, 3, 4, 5))))
+    assert roles["mlx5_4"] == ("compute", 3)
+    assert roles["mlx5_2"] == roles["mlx5_5"] == ("storage", None)
+    without = wiring.scan(grace_tray((0, 1, 2, 3, 5)))
+    del roles["mlx5_4"]
+    assert by_name(without) == roles
+    assert [*without.gpu_rails.values()] == [0, 1, 2, 3]
+    assert without.nic_by_gpu["0019:01:00.0"] == ""
+    assert wiring.scan(grace_tray((0, 1, 2, 3, 4, 5))).nic_by_gpu["0019:01:00.0"] == "0012:01:00.0"
+
+
+def test_a_gpu_that_vanishes_moves_no_rail() -> None:
+    wiring = NetworkScanner()
+    before = wiring.scan(grace_tray((0, 1, 2, 3, 4, 5)))
+    after = wiring.scan(grace_tray((0, 1, 2, 3, 4, 5), gpus=(1, 2, 3)))
+    assert by_name(after) == by_name(before)
+    assert [*after.gpu_rails.values()] == [1, 2, 3]
+
+
+def test_a_nic_at_another_address_is_other_hardware() -> None:
+    """A NIC has been moved to another slot: its old place has no rail any more."""
+    wiring = NetworkScanner()
+    wiring.scan(grace_tray((0, 1, 3, 4)))
+    moved = wiring.scan(grace_tray((0, 2, 3, 4)))
+    assert by_name(moved)["mlx5_2"] == ("compute", 1)
+
+
 def test_two_ports_of_a_nic_are_two_planes_of_one_rail() -> None:
     host = FakeHost()
     for number in range(2):
