@@ -160,12 +160,19 @@ def _latency_changes(view: findings.DiagnosisView) -> tuple[slot_sums.Floats, fi
 
 
 MIN_BUSY_OPERATIONS = 5.0
+BUSY_PAST_SLOTS = 12
 
 
 def is_busy(view: findings.DiagnosisView, signal: str, slots: int = 0) -> findings.Flags:
-    """Return the mounts with many more operations than usual, in the usual window or in the last slots."""
-    usual = np.nan_to_num(view.base(DeviceKind.MOUNT, signal))
-    rates = view.signals.table(DeviceKind.MOUNT, slots or view.signals.window)[signal]
+    """Return the mounts with many more operations than usual, in the usual window or in the last slots.
+
+    Until it is known what is usual, it is the mean of the minutes before: a job that loads its data all the time is not busy by that.
+    """
+    slots = slots or view.signals.window
+    usual = view.base(DeviceKind.MOUNT, signal)
+    before = view.signals.table(DeviceKind.MOUNT, BUSY_PAST_SLOTS, slots)[signal]
+    usual = np.nan_to_num(np.where(np.isnan(usual), before, usual))
+    rates = view.signals.table(DeviceKind.MOUNT, slots)[signal]
     limits = view.thresholds.jobs.busy_factor * usual + MIN_BUSY_OPERATIONS
     return findings.above(rates, limits)
 

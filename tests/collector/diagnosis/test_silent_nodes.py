@@ -255,3 +255,18 @@ def test_a_node_is_not_down_if_its_job_stores_its_state_for_the_first_time() -> 
             row.stale_nodes.add(nodes[1])
 
     assert not classes_of(incidents_of(store))
+
+
+def test_a_node_is_down_also_while_its_job_loads_data_from_a_new_mount() -> None:
+    """Until it is known how much the job reads, its reads are those of the minutes before."""
+
+    def load(cluster: DrawnCluster, row: Row, since: int) -> None:
+        nodes = cluster.jobs[0].nodes
+        row.mount["operations"][nodes] = 45.0
+        if since < -14:
+            del row.mount["operations"]
+        if since >= 0:
+            row.stale_nodes.add(nodes[1])
+            cluster.slow_job(row, cluster.jobs[0], 0.0)
+
+    assert ("node_down", "node") in classes_of(incidents_of(load, slots=ONSET + 8))
