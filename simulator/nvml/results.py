@@ -54,8 +54,9 @@ class NvmlResults:
 
     def metrics(self, values: Mapping[int, float]) -> None:
         """Add GPM metrics."""
-        for number, value in values.items():
-            self.found[f"{GPM}({self.device},{number})"] = [0, value]
+        found, keys = self.found, _metric_keys(self.device, tuple(values))
+        for key, value in zip(keys, values.values(), strict=True):
+            found[key] = [0, value]
 
 
 @lru_cache(_MAX_KEYS)
@@ -68,6 +69,11 @@ def _call_key(name: str, device: int | str, arguments: tuple[int, ...]) -> str:
 def _field_keys(device: int | str, entries: tuple[int | str, ...], scope: int | None) -> list[str]:
     suffix = "" if scope is None else f":{scope}"
     return [f"{FIELDS}({device},{entry}{suffix})" for entry in entries]
+
+
+@lru_cache(_MAX_KEYS)
+def _metric_keys(device: int | str, numbers: tuple[int, ...]) -> list[str]:
+    return [f"{GPM}({device},{number})" for number in numbers]
 
 
 def supported_if(condition: object, answer: Json) -> Json:
