@@ -6,8 +6,9 @@ import re
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 import pytest
@@ -24,8 +25,8 @@ from chain_support import (
 from simulator.demo.process import Program
 from tests.support.alert_rules import ROOT, RULES
 
-SECONDS_PER_MINUTE = 3
-"""Seconds in place of the minutes of a rule's range, for tests that cannot wait for minutes."""
+SCRAPES_PER_MINUTE = 3
+"""Scrapes in place of the minutes of a rule's range, for tests that cannot wait for minutes."""
 
 
 @dataclass
@@ -62,54 +63,62 @@ async def webhook() -> AsyncIterator[AlertWebhook]:
         await runner.cleanup()
 
 
-def at_once(path: Path, *, short: bool = False, holds: bool = False) -> dict[str, Any]:
-    """Return the rules of a file, with the shared evaluation interval and without `for` durations.
+class RuleTimes(NamedTuple):
+    """Times of Prometheus and of its rules in a test. A rule is evaluated once per scrape."""
 
-    If `short`, their ranges are seconds; and so are `for` durations, with `holds`.
+    scrape_seconds: int = 1
+    short: bool = False
+    """Ranges of rules are some scrapes for each of their minutes."""
+    holds: bool = False
+    """Alertmanager sends incidents only and keeps alerts on symptoms, which it would send after two minutes.
+
+    `for` durations of the rules are some scrapes for each minute; without this, rules have none.
     """
-    rules: dict[str, Any] = yaml.load(path.read_text(), yaml.CSafeLoader)
-    for group in rules["groups"]:
-        group.pop("interval", None)
-        for rule in group["rules"]:
-            if "for" in rule:
-                rule["for"] = _scaled(rule["for"], SECONDS_PER_MINUTE / 60) if holds else "0s"
-            if short:
-                rule["expr"] = re.sub(r"\[(\d+)m\]", _in_seconds, rule["expr"])
-    return rules
+
+    def rules(self, path: Path) -> dict[str, Any]:
+        """Return the rules of a file with these times, and with the shared evaluation interval."""
+        rules: dict[str, Any] = yaml.load(path.read_text(), yaml.CSafeLoader)
+        for group in rules["groups"]:
+            group.pop("interval", None)
+            for rule in group["rules"]:
+                if "for" in rule:
+                    rule["for"] = self._shortened(rule["for"]) if self.holds else "0s"
+                if self.short:
+                    rule["expr"] = re.sub(
+                        r"(?<=\[)\d+m(?=\])", lambda found: self._shortened(found[0]), rule["expr"]
+                    )
+        return rules
+
+    def _shortened(self, duration: str) -> str:
+        minutes = int(duration[:-1]) * {"s": 1 / 60, "m": 1, "h": 60, "d": 1440}[duration[-1]]
+        return f"{round(minutes * SCRAPES_PER_MINUTE * self.scrape_seconds)}s"
 
 
-def _in_seconds(minutes: re.Match[str]) -> str:
-    return f"[{int(minutes[1]) * SECONDS_PER_MINUTE}s]"
-
-
-def _scaled(duration: str, factor: float) -> str:
-    amount = int(duration[:-1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[duration[-1]]
-    return f"{round(amount * factor)}s"
+AT_ONCE = RuleTimes()
+SHORT = RuleTimes(short=True)
 
 
 def write_settings(
     site: ProgramDirectory,
     pages: Mapping[str, str],
     ports: tuple[int, int],
-    *,
-    short: bool,
-    holds: bool,
+    times: RuleTimes,
 ) -> None:
     """Write the example for Alertmanager with our receiver, and Prometheus' settings with all rules."""
     alertmanager, hook = ports
     example = (ROOT / "deploy/alertmanager.yml").read_text()
     example = re.sub(r"https://\w+\.example/(\w+)(\?\S+)?", rf"http://127.0.0.1:{hook}/\1", example)
-    waits = {"2m": "1h"} if holds else {}
+    waits = {"2m": "1h"} if times.holds else {}
     example = re.sub(r"(?<=group_wait: )\w+", lambda found: waits.get(found[0], "0s"), example)
     example = re.sub(r"group_interval: \w+", "group_interval: 1s", example)
     (site.directory / "alertmanager.yml").write_text(example)
     for path in RULES:
-        (site.directory / f"rules-{path.name}").write_text(
-            yaml.safe_dump(at_once(path, short=short, holds=holds))
-        )
+        (site.directory / f"rules-{path.name}").write_text(yaml.safe_dump(times.rules(path)))
     targets = [{"targets": [page], "labels": {"node": node}} for node, page in pages.items()]
     config = {
-        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "global": dict.fromkeys(
+            ("scrape_interval", "evaluation_interval"), f"{times.scrape_seconds}s"
+        ),
         "rule_files": ["rules-*.yml"],
         "alerting": {
             "alertmanagers": [{"static_configs": [{"targets": [f"127.0.0.1:{alertmanager}"]}]}]
@@ -211,18 +220,12 @@ class AlertingServers:
 async def run_alerting(
     site: ProgramDirectory,
     pages: Mapping[str, str],
-    *,
-    short: bool = False,
-    holds: bool = False,
+    times: RuleTimes = AT_ONCE,
 ) -> AsyncIterator[AlertingServers]:
-    """Start them over the metrics endpoints of agents, by node, and that of the collector.
-
-    If `holds`, Alertmanager sends incidents only and keeps alerts on symptoms, which it would send after two minutes,
-    and `for` durations of the rules are in seconds.
-    """
+    """Start them over the metrics endpoints of agents, by node, and that of the collector."""
     port, alertmanager = free_port(), free_port()
     async with webhook() as hook:
-        write_settings(site, pages, (alertmanager, hook.port), short=short, holds=holds)
+        write_settings(site, pages, (alertmanager, hook.port), times)
         async with (
             debian_server(
                 "prometheus-alertmanager",
@@ -243,7 +246,20 @@ async def run_alerting(
                 directory=site.directory,
             ),
         ):
+            await wait_until(lambda: _are_ready(port, alertmanager), "both servers are ready")
             yield AlertingServers(hook, port, alertmanager)
+
+
+async def _are_ready(*ports: int) -> bool:
+    async with aiohttp.ClientSession() as session:
+        for port in ports:
+            try:
+                async with session.get(f"http://127.0.0.1:{port}/-/ready") as response:
+                    if response.status != HTTPStatus.OK:
+                        return False
+            except aiohttp.ClientConnectionError:
+                return False
+    return True
 
 
 async def metrics_addresses(agents: Mapping[str, Program]) -> dict[str, str]:

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from aiohttp import web
-from alerting_support import run_alerting
+from alerting_support import SHORT, run_alerting
 from chain_support import ProgramDirectory, free_port
 from support.incidents import NIC, incident
 
@@ -112,7 +112,7 @@ async def test_a_fault_is_one_page_and_without_a_collector_its_symptoms_are(
 ) -> None:
     ports = {"n1": free_port(), "n2": free_port()}
     addresses = {node: f"127.0.0.1:{port}" for node, port in ports.items()}
-    async with pages() as served, run_alerting(site, addresses, short=True) as watch:
+    async with pages() as served, run_alerting(site, addresses, SHORT) as watch:
 
         def notified() -> set[tuple[str, str]]:
             ignored = {"RailscopeDeadMansSwitch", "RailscopeCollectorDown"}

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 
-from alerting_support import metrics_addresses, run_alerting
+from alerting_support import SHORT, metrics_addresses, run_alerting
 from chain_support import ProgramDirectory
 
 from collector.access.credentials import digest_token
@@ -82,7 +82,7 @@ async def test_a_slow_fault_reaches_its_receiver(site: ProgramDirectory) -> None
     settings = {"RAILSCOPE_AGENT_BUDGET__CPU_RATIO": "0"}
     started = await asyncio.gather(*(site.agent(node, **settings) for node in nodes))
     agents = dict(zip(nodes, started, strict=True))
-    async with run_alerting(site, await metrics_addresses(agents), short=True) as watch:
+    async with run_alerting(site, await metrics_addresses(agents), SHORT) as watch:
         await watch.wait_for_alerts(WANTED)
         await watch.evaluates_to(INHIBITED)
         assert [labels for labels in NOT_REPORTED if watch.hook.has(labels)] == []

@@ -11,12 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pytest
-from alerting_support import AlertingServers, run_alerting
+from alerting_support import AlertingServers, RuleTimes, run_alerting
 from chain_support import ProgramDirectory, wait_until
 from support.forked_program import ForkedProgram
 
 from collector.access.credentials import digest_token
-from simulator import NodeSpec
 from simulator.cluster.cluster_model import ClusterModel
 from simulator.cluster.scenario import FAULT_KINDS, ClusterScenario, read_scenario
 from simulator.cluster.topology import ClusterTopology
@@ -26,11 +25,11 @@ from simulator.node_hardware import build_node_hardware
 from simulator.owners import slurm_job_number
 
 NODES_PER_POD, RAIL = 3, 3
+TIMES = RuleTimes(scrape_seconds=2, short=True, holds=True)
 EVALUATIONS = 50
-"""Evaluations, one per second, after which alerts on symptoms fire too: their `for` of up to 15 minutes is up to 45 s here."""
+"""Evaluations after which alerts on symptoms fire too: their `for` of up to 15 minutes is up to 45 evaluations here."""
 CLUSTER_PATIENCE_SECONDS = 600.0
 """Several clusters run at the same time, each with a Prometheus that scrapes all nodes every second."""
-INTERFACES = {port.rail: port.interface for port in build_node_hardware(NodeSpec("n")).ports}
 ALIKE = ("uplink_congested",)
 """Classes of which the cause is one of several leaves, which hosts cannot distinguish."""
 UNRELATED = ("RailscopeDeadMansSwitch", "RailscopeAudit", "RailscopeMetering")
@@ -62,6 +61,8 @@ class FaultCluster(NamedTuple):
     step_seconds: int = 5
     begin_seconds: int = 40
     """Onset of the faults: what changes a job or its storage is compared with minutes of past."""
+    model: str = "gb200"
+    """GPU model: nodes with four GPUs are cheaper to simulate and to scrape."""
 
     @property
     def topology(self) -> ClusterTopology:
@@ -78,7 +79,7 @@ class FaultCluster(NamedTuple):
         lines = [
             "seconds = 1800", f"step_seconds = {self.step_seconds}", "seed = 3",
             "[cluster]", f"pods = {self.topology.pods}", f"nodes_per_pod = {NODES_PER_POD}",
-            "uplinks = 0.5", "filers = 2",
+            "uplinks = 0.5", "filers = 2", f"model = {json.dumps(self.model)}",
         ]  # fmt: skip
         for pod, fault in enumerate(self.faults):
             kind, nodes = FAULT_KINDS[fault.name], self.nodes_of(pod)
@@ -111,12 +112,13 @@ class FaultCluster(NamedTuple):
     def pages(self, scenario: ClusterScenario) -> Iterator[dict[str, str]]:
         """Yield the labels of the alert on the incident of each fault."""
         specs = ClusterModel(scenario).specs
+        interfaces = {port.rail: port.interface for port in build_node_hardware(specs[0]).ports}
         for pod, fault in enumerate(self.faults):
             kind, nodes = FAULT_KINDS[fault.name], self.nodes_of(pod)
             entity, (rail, *_) = fault.entity or kind.entity, fault.rails
             node = self.topology.node_name(nodes[1])
             cause = {
-                "nic": {"node": node, "device": INTERFACES[rail], "rail": str(rail)},
+                "nic": {"node": node, "device": interfaces[rail], "rail": str(rail)},
                 "gpu": {"node": node, "device": str(rail)},
                 "node": {"node": node},
                 "leaf": {"rail": str(rail)}
@@ -134,7 +136,7 @@ WITH_SYMPTOMS = FaultCluster((
     Fault("gpu_lost", "critical", symptoms=("RailscopeGpuXid", "RailscopeGpuLost")),
     Fault("pfc_storm", "critical", earlier=(("warning", "slow_receiver"),), symptoms=("RailscopePfcStorm", "RailscopePfcPauseShare")),
     Fault("transceiver", "critical", symptoms=("RailscopeFecErrors",)),
-))  # fmt: skip
+), model="h100")  # fmt: skip
 HARD = [
     {"hot_gpu": "warning", "pcie_bound_receiver": "warning", "unprotected": "warning", "slow_receiver": "warning"},
     {"gpu_hung": "critical", "clock_skew": "critical", "power_brake": "warning", "transmit_errors": "warning"},
@@ -142,11 +144,11 @@ HARD = [
     {"driver_stuck": "critical", "nic_lost": "critical"},
 ]  # fmt: skip
 RECEIVERS = FaultCluster((
-    Fault("host_bound_receiver", "warning", (0, 1, 2, 3), "node"),
-    Fault("pause_storm_prevention", "critical", (4,), earlier=(("warning", "pcie_bound_receiver"),)),
-    Fault("notifications_off", "warning", (5,)),
-    Fault("rate_control_off", "warning", (6,)),
-    Fault("retransmission_storm", "warning", (7,)),
+    Fault("host_bound_receiver", "warning", (0, 1), "node"),
+    Fault("pause_storm_prevention", "critical", (0,), earlier=(("warning", "pcie_bound_receiver"),)),
+    Fault("notifications_off", "warning", (1,)),
+    Fault("rate_control_off", "warning", (2,)),
+    Fault("retransmission_storm", "warning", (3,)),
     Fault("link_flap", "warning", (0,)),
     Fault("pcie_degraded", "warning", (1,)),
 ))  # fmt: skip
@@ -155,13 +157,12 @@ LEAVES = FaultCluster((
     Fault("leaf_drops", "warning", (0,)),
     Fault("pfc_off", "warning", (1,), earlier=(("warning", "leaf_loss"),)),
     Fault("ecn_off", "warning", (2,)),
-    Fault("late_marks", "info", (3,)),
     Fault("incast", "warning", (4,)),
     Fault("noisy_neighbour", "warning", (5,)),
-    Fault("link_speed", "warning", (6,), earlier=(("critical", "transceiver_degraded"),), length_seconds=300),
+    Fault("link_speed", "warning", (6,), earlier=(("critical", "transceiver_degraded"),), length_seconds=150),
     Fault("storage_slow", "warning"),
     Fault("uplink_degraded", "warning", (7,)),
-), more_pods=1, begin_seconds=180)  # fmt: skip
+), more_pods=1, model="h100", step_seconds=10, begin_seconds=180)  # fmt: skip
 JOBS = FaultCluster((
     Fault("node_down", "critical"),
     Fault("slow_gpu", "warning"),
@@ -171,12 +172,14 @@ JOBS = FaultCluster((
     Fault("missing_rank", "critical", entity="job"),
     Fault("hung_collective", "critical"),
     Fault("mount_slow", "warning"),
-), begin_seconds=240)  # fmt: skip
+), step_seconds=10, begin_seconds=240)  # fmt: skip
+ADVICE = FaultCluster([Fault("late_marks", "info")], more_pods=1)
 CLUSTERS = [
     pytest.param(LEAVES, id="leaves"),
     pytest.param(JOBS, id="jobs"),
     pytest.param(RECEIVERS, id="receivers"),
     pytest.param(WITH_SYMPTOMS, id="with-symptoms"),
+    pytest.param(ADVICE, id="advice"),
     *(pytest.param(FaultCluster([Fault(*pair) for pair in names.items()]), id="-".join(names)) for names in HARD),
 ]  # fmt: skip
 
@@ -187,7 +190,7 @@ async def start_cluster(site: ProgramDirectory, cluster: FaultCluster) -> dict[s
     names = map(cluster.topology.node_name, range(cluster.topology.nodes))
     lines = [f'"{name}" = "{digest_token(f"token-{name}")}"\n' for name in names]
     (site.directory / "tokens.toml").write_text("[nodes]\n" + "".join(lines))
-    await site.collector()
+    await site.collector(RAILSCOPE_COLLECTOR_VIEW_REFRESH_SECONDS="2")
     simulator = ForkedProgram(
         "simulator",
         ["simulate", "cluster", "scenario.toml", "simulated", "--collector", site.url, "--listen", "127.0.0.1:0"],
@@ -249,7 +252,7 @@ async def test_each_fault_is_one_page(site: ProgramDirectory, cluster: FaultClus
         for symptom in fault.symptoms
     }
     await wait_for_incident(site)
-    async with run_alerting(site, endpoints, short=True, holds=True) as watch:
+    async with run_alerting(site, endpoints, TIMES) as watch:
         notified = [page for page in pages if page["severity"] != "info"]
         await watch.wait_for_alerts(notified, CLUSTER_PATIENCE_SECONDS)
         await watch.alertmanager_has("active", [page for page in pages if page not in notified])
