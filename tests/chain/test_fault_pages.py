@@ -29,7 +29,7 @@ TIMES = RuleTimes(scrape_seconds=2, short=True, holds=True)
 EVALUATIONS = 50
 """Evaluations after which alerts on symptoms fire too: their `for` of up to 15 minutes is up to 45 evaluations here."""
 CLUSTER_PATIENCE_SECONDS = 600.0
-"""Several clusters run at the same time, each with a Prometheus that scrapes all nodes every second."""
+"""Several clusters run at the same time, each with a Prometheus that scrapes all nodes every two seconds."""
 ALIKE = ("uplink_congested",)
 """Classes of which the cause is one of several leaves, which hosts cannot distinguish."""
 UNRELATED = ("RailscopeDeadMansSwitch", "RailscopeAudit", "RailscopeMetering")

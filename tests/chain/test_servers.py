@@ -11,6 +11,8 @@ from chain_support import ProgramDirectory, debian_server, free_port, wait_until
 
 RULES = Path(__file__).parents[2] / "alerts" / "rules"
 
+CLUSTER_POWER = "railscope_cluster_sum_gpu_power_watts"
+
 
 async def query(port: int, expression: str) -> dict[str, float]:
     """Run an instant query; return label sets (without the name) with values."""
@@ -62,7 +64,7 @@ async def test_prometheus_scrapes_agent_and_collector(site: ProgramDirectory, tm
 
         async def scraped() -> bool:
             power = await query(port, "railscope_gpu_power_watts")
-            total = await query(port, "railscope_cluster_sum_gpu_power_watts")
+            total = await query(port, CLUSTER_POWER)
             return len(power) == 2 and len(total) == 1
 
         await wait_until(scraped, "Prometheus has both the agent's and the collector's GPU power")
@@ -101,11 +103,12 @@ async def test_victoria_metrics_takes_the_views_as_line_protocol(
         await collector.find_logged("sink_connected")
 
         async def written() -> bool:
-            return bool(await query(port, "railscope_rail_sum_gpu_power_watts"))
+            rails = await query(port, "railscope_rail_sum_gpu_power_watts")
+            return len(rails) == 2 and bool(await query(port, CLUSTER_POWER))
 
-        await wait_until(written, "VictoriaMetrics shows the power of the rails")
+        await wait_until(written, "VictoriaMetrics shows the power of the rails and the cluster")
         rails = await query(port, "railscope_rail_sum_gpu_power_watts")
         assert {json.loads(labels)["rail"] for labels in rails} == {"0", "1"}
-        cluster = await query(port, "railscope_cluster_sum_gpu_power_watts")
+        cluster = await query(port, CLUSTER_POWER)
         assert list(cluster) == ["{}"]
         assert sum(rails.values()) > 0
