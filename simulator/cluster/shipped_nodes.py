@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+import structlog
 
 from agent.commands.replay import ReplayedNode
 from agent.config import AgentSettings, CollectorLink
@@ -40,6 +41,8 @@ from simulator.cluster.cluster_switches import ClusterSwitches
 from simulator.cluster.scenario import ClusterScenario
 from simulator.spec import seconds_to_ns
 
+log = structlog.get_logger()
+
 NODE_PLACEHOLDER = "{node}"
 _LINK_TEXTS = ("token", "token_file", "certificate_file", "key_file")
 """Settings in which each node has its own name in place of the placeholder."""
@@ -48,6 +51,8 @@ _MAX_SENDING = 4
 """Nodes that send at the same time: one that waits for others would seem to have a wrong clock."""
 _FINAL_SECONDS = 30.0
 """Maximum wait for the acknowledgement of the last frames."""
+_WARNING_NS = 60 * SECOND_NS
+"""Minimum time between two warnings that the simulation is behind the clock."""
 
 
 class ShippingOutcome(NamedTuple):
@@ -279,7 +284,7 @@ class ShippedCluster:
             yield
 
     async def _ship_samples(self) -> None:
-        unsent = 0
+        unsent = warned_ns = 0
         max_unsent = min(_MAX_SAMPLES_IN_MEMORY // len(self.nodes), _MAX_SAMPLES_PER_FLUSH)
         for offset_ns in self._cluster.offsets():
             if self.is_real_time:
@@ -288,6 +293,16 @@ class ShippedCluster:
             await service.run_in_thread(self._read, offset_ns)
             for node in self.nodes:
                 await node.publish(offset_ns / SECOND_NS)
+            now_ns = self.clock.now().boot_ns
+            late_ns = now_ns - self._started_ns - offset_ns
+            is_late = late_ns > self.scenario.step_seconds * SECOND_NS
+            if self.is_real_time and is_late and now_ns - warned_ns > _WARNING_NS:
+                warned_ns = now_ns
+                log.warning(
+                    "simulation_delayed",
+                    seconds=round(late_ns / SECOND_NS, 1),
+                    fix="fewer nodes, a larger step_seconds, or --speed maximum",
+                )
             unsent += 1
             if not self.is_real_time and unsent >= max_unsent:
                 await _send(self.nodes)

@@ -34,6 +34,11 @@ begin_seconds = 3
 nodes = [1]
 """
 
+TOO_FAST = """
+seconds = 300
+step_seconds = 0.1
+"""
+
 
 async def start_simulator(site: ProgramDirectory, scenario: str, *options: str) -> ForkedProgram:
     """Start a simulated cluster that sends to the collector of the site."""
@@ -69,6 +74,13 @@ async def test_history_is_loaded_and_diagnosed(site: ProgramDirectory) -> None:
     incidents = {row["class"]: row for row in map(json.loads, outcome.stdout.splitlines())}
     assert incidents["slow_receiver"]["cause"]["interface"] == truth[0]["cause"][0]["interface"]
     assert incidents["slow_receiver"]["onset"] > truth[0]["onset"]
+
+
+async def test_a_simulation_that_is_behind_the_clock_warns(site: ProgramDirectory) -> None:
+    """Its frames are late, and a diagnosis would see nodes that do not report. The first sample takes a second."""
+    simulator = await start_simulator(site, TOO_FAST)
+    found = await simulator.find_logged(r'simulation_delayed .*fix="(.*?)"')
+    assert "step_seconds" in found[1]
 
 
 async def test_a_node_that_is_down_serves_no_metrics(site: ProgramDirectory) -> None:
