@@ -236,19 +236,14 @@ class NetworkScanner:
             for device in named
         ]
         network_devices.sort(key=lambda device: pci.bus_order(device.address))
-        present = {gpu.address for gpu in gpus}
-        nics = dict(zip(addresses, assignment.nics, strict=True))
-        rails = {
-            address: rail
-            for address, rail in zip(addresses, assignment.rails, strict=True)
-            if address in present
-        }
+        number_by_gpu = {address: number for number, address in enumerate(addresses)}
+        nics = {gpu.address: assignment.nics[number_by_gpu[gpu.address]] for gpu in gpus}
+        rails = {gpu.address: assignment.rails[number_by_gpu[gpu.address]] for gpu in gpus}
         if self.rules.rails or self.rules.rail_pattern:
             rails = _rails_by_nic(nics, rails, network_devices)
         unused = self.rules.find_unused(name for device in network_devices for name in device.names)
-        used = {address: nics[address] for address in present}
         return NodeNetwork(
-            tuple(network_devices), tuple(gpus), rails, used, tuple(problems), unused
+            tuple(network_devices), tuple(gpus), rails, nics, tuple(problems), unused
         )
 
     def _with_missing(
