@@ -284,7 +284,7 @@ class ShippedCluster:
             yield
 
     async def _ship_samples(self) -> None:
-        unsent = warned_ns = 0
+        unsent, warned_ns = 0, -_WARNING_NS
         max_unsent = min(_MAX_SAMPLES_IN_MEMORY // len(self.nodes), _MAX_SAMPLES_PER_FLUSH)
         for offset_ns in self._cluster.offsets():
             if self.is_real_time:
