@@ -42,6 +42,8 @@ class InspectorReceiver:
     pushes: InspectorPushes
     host: Host
     monotonic: Callable[[], float] = time.monotonic
+    processor_seconds: Callable[[], float] = time.thread_time
+    """Processor time of the calling thread."""
     address: tuple[str, int] = ("", 0)
     """Address and port of the listener, once `is_listening` is set."""
     is_listening: asyncio.Event = field(default_factory=asyncio.Event)
@@ -98,12 +100,12 @@ class InspectorReceiver:
         limit = self._limit(sender)
 
         def decode() -> InspectorPush:
-            began_seconds = time.thread_time()
+            began_seconds = self.processor_seconds()
             try:
                 unpacked = otlp_metrics.unpack_body(body, encoding, MAX_UNPACKED_BYTES)
                 return decode_push(otlp_metrics.decode_metrics(unpacked, media_type, MAX_POINTS))
             finally:
-                spent_seconds = time.thread_time() - began_seconds
+                spent_seconds = self.processor_seconds() - began_seconds
                 limit.charge(spent_seconds * PROCESS_RATE / PROCESS_SHARE)
 
         async with limit.turn(self._turns):

@@ -28,16 +28,16 @@ from collector.state.record_feed import FORMAT, FeedHeader, RecordPart
 from railscope.envelopes import open_body
 from railscope.wire import SentAt
 
-TABLES = re.compile(r"\b(evidence_|collector_member\b)")
+EVIDENCE, MEMBERS = re.compile(r"\bevidence_"), re.compile(r"\bcollector_member\b")
 
 
 @contextmanager
-def counted_rows(collector: Collector) -> Iterator[Counter[str]]:
-    """Count the rows that a collector reads, by statement."""
+def counted_rows(collector: Collector, tables: re.Pattern[str]) -> Iterator[Counter[str]]:
+    """Count the rows that a collector reads from tables, by statement."""
     engine, read = collector.database.open().engine, Counter[str]()
 
     def count(_connection: object, cursor: Any, statement: str, *_: object) -> None:
-        if statement.startswith("SELECT") and TABLES.search(statement):
+        if statement.startswith("SELECT") and tables.search(statement):
             read[statement] += cursor.rowcount
 
     sa.event.listen(engine, "after_cursor_execute", count)
@@ -80,11 +80,11 @@ async def test_a_collector_reads_no_more_rows_with_more_nodes_of_others(
         read: list[Counter[str]] = []
         for numbers in (range(10), range(10, 500)):
             add_others(reader, numbers)
-            with counted_rows(reader) as first:
+            with counted_rows(reader, EVIDENCE) as first:
                 await reader.finalizer.round()
             assert first.total() > len(numbers), "first contacts of others are read once"
             assert {f"m{n}" for n in numbers} <= reader.core.evidence.receipts.keys()
-            with counted_rows(reader) as again:
+            with counted_rows(reader, EVIDENCE) as again:
                 await reader.finalizer.round()
             read.append(again)
         assert read[0] == read[1]
@@ -95,7 +95,7 @@ async def test_a_collector_reads_no_more_rows_with_more_nodes_of_others(
         assert stores is not None
         assert "n3" in stores.store.contacts(), "own first contacts are written"
         for each in running:
-            with counted_rows(each.collector) as exchanged:
+            with counted_rows(each.collector, MEMBERS) as exchanged:
                 assert await each.collector.cluster.attempt()
             is_head = each.collector.cluster.state is not None
             assert any("collector_member.nodes" in text for text in exchanged) == is_head

@@ -129,7 +129,7 @@ class PushedNode:
         self.inspector = inspector
         self._inspector = SourceReader(inspector, self.host, ORIGIN)
         self._metrics = SourceReader(metrics, self.host, ORIGIN)
-        self.receiver = InspectorReceiver(listen, self.pushes, self.host, lambda: 0.0)
+        self.receiver = InspectorReceiver(listen, self.pushes, self.host, lambda: 0.0, lambda: 0.0)
 
     def add_process(self, pid: int, gpus: Sequence[int] = (0,), **facts: str) -> None:
         """Add a process of this user on GPUs."""
