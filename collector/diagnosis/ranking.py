@@ -29,7 +29,7 @@ class Relation(StrEnum):
     DEVICE = "device"
     NODE = "node"
     RAIL = "rail"
-    PEERS = "rail of a job"
+    PEERS = "rail of a node or job"
     JOB = "job"
 
 
@@ -52,12 +52,14 @@ _SHARED_FABRIC = (
     "cnp_not_sent",
     "cnp_ignored",
     "lossless_broken",
-    "leaf_loss",
     "uplink_congested",
     *_SWITCH_LINKS,
     "link_speed_low",
 )
-FABRIC = (*_SHARED_FABRIC, *_OWN_LINK)
+"""Classes whose effects spread along a rail, through the spines: they pause switches."""
+_LOSSES = ("leaf_loss", *_OWN_LINK)
+"""Classes whose effects are on the traffic through one leaf or link, and on the jobs of this traffic."""
+FABRIC = (*_SHARED_FABRIC, *_LOSSES)
 """Classes of the network whose effects are on other nodes."""
 _SLOW_GPUS = ("thermal_straggler", "hw_slowdown", "pcie_degraded", "nvlink_errors")
 
@@ -66,14 +68,14 @@ EDGES: dict[str, dict[Relation, tuple[str, ...]]] = {
     "slow_receiver": {Relation.DEVICE: ("pfc_storm", "pcie_bound_receiver", "nic_lost"), Relation.NODE: ("host_bound_receiver",)},
     "pcie_bound_receiver": {Relation.DEVICE: ("pfc_storm", "nic_lost"), Relation.NODE: ("host_bound_receiver",)},
     "incast_receiver": {Relation.DEVICE: ("link_speed_low", "pcie_degraded"), Relation.RAIL: (*_RECEIVERS, "cnp_ignored", "ecn_inactive", "cnp_not_sent", "uplink_congested")},
-    "uplink_congested": {Relation.RAIL: (*_RECEIVERS, "incast_receiver", "ecn_inactive", "cnp_ignored", "cnp_not_sent", "link_speed_low", "leaf_loss", *_SWITCH_LINKS), Relation.PEERS: ("link_flap", *_LINK_FAILURES)},
-    "transport_retry": {Relation.RAIL: _SHARED_FABRIC, Relation.PEERS: _OWN_LINK},
-    "paused_unlocalised": {Relation.RAIL: (*FABRIC, "ecn_late")},
+    "uplink_congested": {Relation.RAIL: (*_RECEIVERS, "incast_receiver", "ecn_inactive", "cnp_ignored", "cnp_not_sent", "link_speed_low", *_SWITCH_LINKS), Relation.PEERS: ("leaf_loss", "link_flap", *_LINK_FAILURES)},
+    "transport_retry": {Relation.RAIL: _SHARED_FABRIC, Relation.PEERS: _LOSSES},
+    "paused_unlocalised": {Relation.RAIL: (*_SHARED_FABRIC, *_OWN_LINK, "ecn_late"), Relation.PEERS: ("leaf_loss",)},
     "leaf_loss": {Relation.RAIL: ("lossless_broken", "pfc_storm", *_SWITCH_LINKS), Relation.PEERS: ("leaf_loss", "unprotected_traffic", "transceiver_degraded", "link_flap", *_LINK_FAILURES)},
     "lossless_broken": {Relation.RAIL: ("unprotected_traffic",)},
     "switch_link_errors": {Relation.RAIL: ("switch_link_down",)},
-    "link_transmit_errors": {Relation.NODE: ("unprotected_traffic", "link_flap", "transceiver_degraded"), Relation.RAIL: ("leaf_loss", "lossless_broken", *_SWITCH_LINKS), Relation.PEERS: ("transceiver_degraded", "link_flap", *_LINK_FAILURES)},
-    "ecn_late": {Relation.RAIL: FABRIC},
+    "link_transmit_errors": {Relation.NODE: ("unprotected_traffic", "link_flap", "transceiver_degraded"), Relation.RAIL: ("lossless_broken", *_SWITCH_LINKS), Relation.PEERS: ("leaf_loss", "transceiver_degraded", "link_flap", *_LINK_FAILURES)},
+    "ecn_late": {Relation.RAIL: (*_SHARED_FABRIC, *_OWN_LINK), Relation.PEERS: ("leaf_loss",)},
     "rail_imbalance": {Relation.JOB: FABRIC},
     "placement_oversubscribed": {Relation.JOB: ("uplink_congested", "link_speed_low", "ecn_late", "ecn_inactive")},
     "cnp_not_sent": {Relation.RAIL: ("ecn_inactive",)},
@@ -118,7 +120,8 @@ class Reach:
             return self.nodes
         if relation is Relation.PEERS:
             # Nodes without a job exchange with others without one.
-            return {(rail, job) for rail in self.rails for job in self.jobs or {None}}
+            peers: set[Hashable] = {*self.nodes, *(self.jobs or {None})}
+            return {(rail, peer) for rail in self.rails for peer in peers}
         return self.rails if relation is Relation.RAIL else self.jobs
 
 

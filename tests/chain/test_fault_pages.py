@@ -153,16 +153,19 @@ RECEIVERS = FaultCluster((
     Fault("pcie_degraded", "warning", (1,)),
 ))  # fmt: skip
 LEAVES = FaultCluster((
-    Fault("node_partition", "warning"),
-    Fault("leaf_drops", "warning", (0,)),
+    Fault("leaf_drops", "warning"),
     Fault("pfc_off", "warning", (1,), earlier=(("warning", "leaf_loss"),)),
     Fault("ecn_off", "warning", (2,)),
-    Fault("incast", "warning", (4,)),
-    Fault("noisy_neighbour", "warning", (5,)),
-    Fault("link_speed", "warning", (6,), earlier=(("critical", "transceiver_degraded"),), length_seconds=150),
+    Fault("uplink_degraded", "warning"),
+), more_pods=1, begin_seconds=120)  # fmt: skip
+"""With two independent faults on one rail."""
+SHARED = FaultCluster((
+    Fault("node_partition", "warning"),
+    Fault("incast", "warning", (0,)),
+    Fault("noisy_neighbour", "warning", (1,)),
+    Fault("link_speed", "warning", (2,), earlier=(("critical", "transceiver_degraded"),), length_seconds=150),
     Fault("storage_slow", "warning"),
-    Fault("uplink_degraded", "warning", (7,)),
-), more_pods=1, model="h100", step_seconds=10, begin_seconds=180)  # fmt: skip
+), begin_seconds=120)  # fmt: skip
 JOBS = FaultCluster((
     Fault("node_down", "critical"),
     Fault("slow_gpu", "warning"),
@@ -176,6 +179,7 @@ JOBS = FaultCluster((
 ADVICE = FaultCluster([Fault("late_marks", "info")], more_pods=1)
 CLUSTERS = [
     pytest.param(LEAVES, id="leaves"),
+    pytest.param(SHARED, id="shared"),
     pytest.param(JOBS, id="jobs"),
     pytest.param(RECEIVERS, id="receivers"),
     pytest.param(WITH_SYMPTOMS, id="with-symptoms"),
