@@ -105,6 +105,9 @@ async def site(
         quotas_file=str(directory / "quotas.csv"),
         diagnosis=DiagnosisSettings(enabled=False),
         limits=IngestLimits(),
+        # The content does not change while the pages are visited.
+        view_refresh_seconds=3600,
+        stale_seconds=36_000,
         switches=SwitchesSettings(cabling_file=str(directory / "cabling.csv")),
     )
     nodes = [

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-_PATIENCE_SECONDS = 60
+_PATIENCE_SECONDS = 240
 
 
 class ForkServer:
@@ -33,7 +33,7 @@ class ForkServer:
     def run(self, directory: str, *arguments: str) -> tuple[int, str]:
         """Call the function in a new process; return its exit status and its output.
 
-        The process is killed after a minute: its status is then the negative number of the signal.
+        The process is killed after four minutes: its status is then the negative number of the signal.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
