@@ -165,7 +165,7 @@ SHARED = FaultCluster((
     Fault("noisy_neighbour", "warning", (1,)),
     Fault("link_speed", "warning", (2,), earlier=(("critical", "transceiver_degraded"),), length_seconds=150),
     Fault("storage_slow", "warning"),
-), begin_seconds=120)  # fmt: skip
+), begin_seconds=200)  # fmt: skip
 JOBS = FaultCluster((
     Fault("node_down", "critical"),
     Fault("slow_gpu", "warning"),
