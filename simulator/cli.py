@@ -255,7 +255,7 @@ def score(
 def _seeds(text: str) -> range:
     """Return the seeds A to B of `A-B`, or the seed `A`."""
     first, _, last = text.partition("-")
-    if not (first.isdecimal() and (last or first).isdecimal()):
+    if not (first.isdecimal() and (last or first).isdecimal() and int(first) <= int(last or first)):
         message = f"invalid --seeds: {text!r}: expected A-B such as 0-9"
         raise click.UsageError(message)
     return range(int(first), int(last or first) + 1)

@@ -289,6 +289,7 @@ def test_a_program_is_scored_with_its_incidents(tmp_path: Path):
     ("options", "problem"),
     [
         (["--seeds", "x"], "invalid --seeds: 'x': expected A-B such as 0-9"),
+        (["--seeds", "3-1"], "invalid --seeds: '3-1': expected A-B such as 0-9"),
         (["--class", "gremlin"], "'gremlin' is not one of"),
     ],
 )
