@@ -57,7 +57,7 @@ warning: slow_receiver: NIC ens4f0np0 of gpu-node-2 (mlx5_5, 0000:5e:00.0, rail 
    GPUs of the same job or model) and with the device's own past. Reports of the hardware, such as an Xid, need no comparison.
 3. A finding becomes an incident if it persists, as the table of classes states. A symptom waits while another finding may explain
    it: a finding of a class in the table about the same device, node, rail or job. What is lost on the link of a node or in a
-   leaf explains only what happens on its rail to its own nodes and jobs.
+   leaf explains only what happens on its rail to its own jobs.
 4. {NODE_CLASSES} of three or more devices of a node, or of all of its GPUs or NICs, are one incident of the node.
    A device that had an incident before keeps it.
 5. An incident ends after 90 seconds without its finding. One that returns within 10 minutes is the same incident. An incident

@@ -29,7 +29,7 @@ class Relation(StrEnum):
     DEVICE = "device"
     NODE = "node"
     RAIL = "rail"
-    PEERS = "rail of a node or job"
+    PEERS = "rail of a job"
     JOB = "job"
 
 
@@ -120,8 +120,7 @@ class Reach:
             return self.nodes
         if relation is Relation.PEERS:
             # Nodes without a job exchange with others without one.
-            peers: set[Hashable] = {*self.nodes, *(self.jobs or {None})}
-            return {(rail, peer) for rail in self.rails for peer in peers}
+            return {(rail, job) for rail in self.rails for job in self.jobs or {None}}
         return self.rails if relation is Relation.RAIL else self.jobs
 
 
