@@ -268,9 +268,8 @@ def gpu_stragglers(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
             continue
         for signal in ("activity", "power"):
             base = view.base(DeviceKind.GPU, signal)[job.gpus]
-            back = range(findings.SLOTS_PER_MINUTE + 1)
-            tables = (view.signals.table(DeviceKind.GPU, 1, slots) for slots in back)
-            changes = np.stack([table[signal][job.gpus] / base for table in tables])
+            slots = view.signals.slots(DeviceKind.GPU, findings.SLOTS_PER_MINUTE + 1)
+            changes = slots[signal][::-1, job.gpus] / base
             if np.isnan(means_known(changes[:-1])).mean() > 0.5:  # noqa: PLR2004 - most of them unknown
                 continue
             if is_steady_for_half(view, job, signal) and _fell_alike(view, job, changes[:-1]):
@@ -300,8 +299,7 @@ def _slower_clocks(
     is_slower = (clocks < MAX_SLOWER_CLOCK * usual) & works
     if not is_slower.any():
         return
-    tables = (view.signals.table(DeviceKind.GPU, 1, back) for back in range(CLOCK_SLOTS))
-    readings = np.stack([table["clock"][job.gpus] for table in tables])
+    readings = view.signals.slots(DeviceKind.GPU, CLOCK_SLOTS)["clock"][:, job.gpus]
     is_slower &= ((readings < MAX_SLOWER_CLOCK * usual) | np.isnan(readings)).all(axis=0)
     slower = job.gpus[is_slower & ((~np.isnan(readings)).sum(axis=0) > 1)]
     shares = [gpu[name][slower] for name in _LIMITS]

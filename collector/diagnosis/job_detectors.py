@@ -230,7 +230,8 @@ def late_hosts(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """
     pressed, past = _is_pressed(view), job_steps.low_use(view)
     slots, early = (
-        job_steps.slots_of_use(view, EARLY_SLOTS, before) for before in (0, EARLY_SLOTS)
+        view.signals.slots(DeviceKind.GPU, EARLY_SLOTS, before)["utilization"]
+        for before in (0, EARLY_SLOTS)
     )
     for job in view.jobs:
         # Without steps, as between phases of training, nodes may do different work.

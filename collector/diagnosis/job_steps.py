@@ -126,14 +126,15 @@ def low_use(view: findings.DiagnosisView) -> slot_sums.Floats:
 def node_means(
     view: findings.DiagnosisView, job: ActiveJob, values: slot_sums.Floats
 ) -> tuple[slot_sums.Positions, slot_sums.Floats]:
-    """Return the nodes of a job, and the mean of each node's GPUs."""
-    of_job = values[job.gpus]
-    nodes, places = np.unique(view.groups.gpu_node[job.gpus], return_inverse=True)
-    present = ~np.isnan(of_job)
-    sums = np.bincount(places[present], of_job[present], len(nodes)).astype(np.float64)
-    return nodes, slot_sums.divide(
-        sums, np.bincount(places[present], minlength=len(nodes)).astype(float)
-    )
+    """Return the nodes of a job, and the mean of each node's GPUs; values have the shape (…, GPUs)."""
+    nodes, of_gpu = np.unique(view.groups.gpu_node[job.gpus], return_inverse=True)
+    rows = values[..., job.gpus].reshape(-1, len(job.gpus))
+    shape, count = (*values.shape[:-1], len(nodes)), len(rows) * len(nodes)
+    present = ~np.isnan(rows)
+    places = (np.arange(len(rows))[:, None] * len(nodes) + of_gpu)[present]
+    sums = np.bincount(places, rows[present], count).astype(np.float64)
+    readings = np.bincount(places, minlength=count).astype(np.float64)
+    return nodes, slot_sums.divide(sums, readings).reshape(shape)
 
 
 MAX_UNEVEN = 2.0
@@ -204,12 +205,5 @@ def uses_of_nodes(
     view: findings.DiagnosisView, job: ActiveJob, slots: slot_sums.Floats
 ) -> tuple[slot_sums.Floats, slot_sums.Floats]:
     """Return the utilization of the nodes of a job, and the median of the job's others, shape (slots, nodes)."""
-    used = np.stack([node_means(view, job, values)[1] for values in slots])
-    return used, np.stack([slot_sums.medians_of_others(row) for row in used])
-
-
-def slots_of_use(view: findings.DiagnosisView, count: int, before: int) -> slot_sums.Floats:
-    """Return the utilization of all GPUs in the slots until `before` slots ago, oldest first, shape (slots, GPUs)."""
-    backs = range(before + count - 1, before - 1, -1)
-    tables = (view.signals.table(DeviceKind.GPU, 1, back) for back in backs)
-    return np.stack([table["utilization"] for table in tables])
+    used = node_means(view, job, slots)[1]
+    return used, slot_sums.medians_of_others(used)

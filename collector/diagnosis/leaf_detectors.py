@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -30,7 +31,8 @@ def faulty_leaves(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     usual_marks = _means(view, view.base(DeviceKind.NIC, "marks"), use)
     loads = _means(view, nic["receive"], use)
     usual_loads = _means(view, view.base(DeviceKind.NIC, "receive"), use)
-    losses = _means(view, np.fmax(nic["out_of_order"], nic["naks"]), use)
+    nic_losses = _NicLosses.read(view)
+    losses = _means(view, nic_losses.rates, use)
     paused = _means(view, nic["paused_share"], use)
     lossy: dict[int, findings.Finding] = {}
     exchange = _exchanging_leaves(view) if (losses > 0).any() else None
@@ -77,7 +79,8 @@ def faulty_leaves(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         # The leaves that exchange with it lose the packets between them as well.
         apart = other_leaves if exchange is None else np.flatnonzero(~exchange[leaf])
         usual_losses = float(np.nan_to_num(median_known(losses[apart])))
-        for found in _losses(view, cause, positions, paused, usual_losses):
+        compared = nic_losses._replace(usual=np.fmax(usual_losses, nic_losses.usual))
+        for found in _losses(view, cause, positions, paused, compared):
             if found.incident_class == "leaf_loss":
                 lossy[leaf] = found
             else:
@@ -118,22 +121,36 @@ def _exchanging_leaves(view: findings.DiagnosisView) -> findings.Flags:
     return found
 
 
+class _NicLosses(NamedTuple):
+    """Missing packets per second of each NIC, those that are usual, and True where the NIC itself has not lost them."""
+
+    rates: Floats
+    usual: Floats
+    clean: findings.Flags
+
+    @classmethod
+    def read(cls, view: findings.DiagnosisView) -> Self:
+        """Return those of all NICs, compared with their past."""
+        nic, min_losses = view.signals.nic, view.thresholds.leaves.min_losses
+        clean = ~findings.above(nic["discards"], min_losses)
+        clean &= ~findings.above(nic["uncorrected_symbols"], 0.0)
+        clean &= ~findings.above(nic["unprotected_share"], view.thresholds.network.min_unprotected)
+        names = ("out_of_order", "naks")
+        past = (np.nan_to_num(view.base(DeviceKind.NIC, name)) for name in names)
+        return cls(np.fmax(*(nic[name] for name in names)), np.fmax(*past), clean)
+
+
 def _losses(
     view: findings.DiagnosisView,
     cause: findings.Cause,
     positions: Positions,
     paused: Floats,
-    usual: float,
+    losses: _NicLosses,
 ) -> Iterator[findings.Finding]:
     """Yield a leaf that loses packets, and pauses none of its NICs, or some as others do."""
     thresholds = view.thresholds.leaves
     nic = view.signals.nic
     order, timeouts = nic["out_of_order"][positions], nic["ack_timeouts"][positions]
-    losses = np.fmax(nic["out_of_order"], nic["naks"])
-    clean = ~findings.above(nic["discards"], thresholds.min_losses) & ~findings.above(
-        nic["uncorrected_symbols"], 0.0
-    )
-    clean &= ~findings.above(nic["unprotected_share"], view.thresholds.network.min_unprotected)
     leaf = cause.position
     other_leaves = np.delete(np.arange(len(paused)), leaf)
     evidence = (
@@ -144,18 +161,15 @@ def _losses(
             "ack_timeouts", mean_known(timeouts), thresholds.min_timeouts, "limit", cause.name
         ),
     )
-    past = np.fmax(
-        np.nan_to_num(view.base(DeviceKind.NIC, "out_of_order")),
-        np.nan_to_num(view.base(DeviceKind.NIC, "naks")),
-    )
-    limits = np.fmax(thresholds.min_losses, thresholds.loss_factor * np.fmax(usual, past))
-    lossy = mean_known(order) > float(limits[positions].mean())
+    limits = np.fmax(thresholds.min_losses, thresholds.loss_factor * losses.usual[positions])
+    lossy = mean_known(order) > float(limits.mean())
     lossy |= mean_known(timeouts) > thresholds.min_timeouts
     if paused[leaf] == 0 and lossy and (paused[other_leaves] > 0).any():
         yield findings.Finding("lossless_broken", cause, evidence)
         return
-    hit = findings.above(losses, limits) & clean
-    affected = positions[hit[positions]]
+    rates = losses.rates[positions]
+    hit = findings.above(rates, limits) & losses.clean[positions]
+    affected = positions[hit]
     if (
         len(affected) >= MIN_MEMBERS
         and len(affected) >= thresholds.loss_share * len(positions)
@@ -163,26 +177,20 @@ def _losses(
         and _is_lost(view, affected)
         and not _has_one_sender(view, affected)
     ):
-        rates = tuple(
+        of_nics = tuple(
             findings.FindingEvidence(
-                "losses",
-                float(losses[p]),
-                float(limits[p]),
-                "other leaves and baseline",
-                view.nic_name(p),
+                "losses", float(rate), float(limit), "other leaves and baseline", view.nic_name(p)
             )
-            for p in affected[:4].tolist()
+            for p, rate, limit in zip(affected[:4].tolist(), rates[hit], limits[hit], strict=False)
         )
-        yield findings.Finding("leaf_loss", cause, rates, parts=tuple(affected.tolist()))
+        yield findings.Finding("leaf_loss", cause, of_nics, parts=tuple(affected.tolist()))
 
 
 def _lasts(view: findings.DiagnosisView, affected: Positions) -> bool:
     """True if most NICs lose packets in several slots of two minutes: overlapping windows show one burst several times."""
-    count = np.zeros(len(affected))
-    for back in range(2 * findings.SLOTS_PER_MINUTE):
-        table = view.signals.table(DeviceKind.NIC, 1, back)
-        count += findings.above(np.fmax(table["out_of_order"], table["naks"])[affected], 0.0)
-    return bool(np.median(count) > 1)
+    slots = view.signals.slots(DeviceKind.NIC, 2 * findings.SLOTS_PER_MINUTE)
+    losses = np.fmax(slots["out_of_order"], slots["naks"])[:, affected]
+    return bool(np.median(findings.above(losses, 0.0).sum(axis=0)) > 1)
 
 
 def _is_lost(view: findings.DiagnosisView, affected: Positions) -> bool:

@@ -144,15 +144,15 @@ OUTAGE_SLOTS = 10
 
 def _was_down(view: findings.DiagnosisView) -> findings.Flags:
     """Return the links that were down in a slot of the window."""
-    tables = [view.signals.table(DeviceKind.NIC, 1, back) for back in range(view.signals.window)]
-    found: findings.Flags = np.any([table["link_up"] == 0 for table in tables], axis=0)
+    slots = view.signals.slots(DeviceKind.NIC, view.signals.window)
+    found: findings.Flags = (slots["link_up"] == 0).any(axis=0)
     return found
 
 
 def _was_up(view: findings.DiagnosisView) -> findings.Flags:
     """Return the links that were up in one of the last slots, although they may be down since."""
-    tables = (view.signals.table(DeviceKind.NIC, 1, back) for back in range(1, BEFORE_SLOTS))
-    found: findings.Flags = np.any([table["link_up"] > 0 for table in tables], axis=0)
+    slots = view.signals.slots(DeviceKind.NIC, BEFORE_SLOTS - 1, 1)
+    found: findings.Flags = np.any(slots["link_up"] > 0, axis=0)
     return found
 
 
@@ -167,9 +167,10 @@ def _reported_down(view: findings.DiagnosisView) -> findings.Flags:
 
 def _first_down_ns(view: findings.DiagnosisView, position: int, slots: int) -> int:
     """Return the end of the first of the last slots in which a link went down."""
-    tables = [view.signals.table(DeviceKind.NIC, 1, back) for back in range(slots)]
-    counted = [back for back, table in enumerate(tables) if table["link_downs"][position] > 0]
-    return view.timestamp_ns - max(counted, default=0) * findings.SLOT_NS
+    downs = view.signals.slots(DeviceKind.NIC, slots)["link_downs"][:, position]
+    counted = np.flatnonzero(downs > 0)
+    first = slots - 1 - int(counted[0]) if len(counted) else 0
+    return view.timestamp_ns - first * findings.SLOT_NS
 
 
 def _lost_nics(view: findings.DiagnosisView) -> Iterator[findings.Finding]:

@@ -78,12 +78,10 @@ BURST_SLOTS, MIN_BURST_DISTANCE = 5, 2
 
 def _pauses_again(view: findings.DiagnosisView, limit: Floats) -> findings.Flags:
     """Return the NICs that pause in more slots than one burst: all windows that overlap show a burst."""
-    tables = (view.signals.table(DeviceKind.NIC, 1, back) for back in range(BURST_SLOTS))
-    shown: findings.Flags = np.stack(
-        [findings.above(table["pausing_share"], limit) for table in tables]
-    )
-    newest, oldest = shown.argmax(axis=0), BURST_SLOTS - 1 - shown[::-1].argmax(axis=0)
-    found: findings.Flags = shown.any(axis=0) & (oldest - newest >= MIN_BURST_DISTANCE)
+    slots = view.signals.slots(DeviceKind.NIC, BURST_SLOTS)
+    shown = findings.above(slots["pausing_share"], limit)
+    oldest, newest = shown.argmax(axis=0), BURST_SLOTS - 1 - shown[::-1].argmax(axis=0)
+    found: findings.Flags = shown.any(axis=0) & (newest - oldest >= MIN_BURST_DISTANCE)
     return found
 
 

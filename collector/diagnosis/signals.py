@@ -32,13 +32,12 @@ class WindowSums:
 
     def rate(self, *names: str) -> Floats:
         """Return the rate of the first of these quantities that a device reports."""
-        found = (self.sums.rate(name, self.end_slot, self.count) for name in names)
-        return reduce(_first_known, found)
+        return reduce(_first_known, map(self._rate, names))
 
     def total(self, *names: str) -> Floats:
         """Return the sum of quantities; those that a device does not report are left out."""
-        found = np.stack([self.sums.total(name, self.end_slot, self.count) for name in names])
-        return _sum_known(found)
+        first, *further = map(self._total, names)
+        return _sum_known(np.stack([first, *further])) if further else first
 
     def last(self, *names: str) -> Floats:
         """Return the newest value of the first of these quantities that a device has ever reported."""
@@ -49,13 +48,35 @@ class WindowSums:
         """Return the newest value within the window; NaN without one."""
         return self.sums.last(name, self.end_slot, self.count)
 
+    def _rate(self, name: str) -> Floats:
+        return self.sums.rate(name, self.end_slot, self.count)
+
+    def _total(self, name: str) -> Floats:
+        return self.sums.total(name, self.end_slot, self.count)
+
+
+class SingleSlots(WindowSums):
+    """Sums of each of the slots, shape (slots, devices): formulas that take each device by itself take each slot by itself."""
+
+    def current(self, name: str) -> Floats:
+        """Return the value of each slot; NaN without one."""
+        return self._rate(name)
+
+    def _rate(self, name: str) -> Floats:
+        return self.sums.history(name, self.end_slot, self.count)
+
+    def _total(self, name: str) -> Floats:
+        return self.sums.totals(name, self.end_slot, self.count)
+
 
 def _first_known(first: Floats, second: Floats) -> Floats:
     return np.where(np.isnan(first), second, first)
 
 
 def _sum_known(rows: Floats) -> Floats:
-    found: Floats = np.where(np.isnan(rows).all(axis=0), np.nan, np.nansum(rows, axis=0))
+    are_known = ~np.isnan(rows)
+    sums = np.where(are_known, rows, 0.0).sum(axis=0)
+    found: Floats = np.where(are_known.any(axis=0), sums, np.nan)
     return found
 
 
@@ -199,12 +220,10 @@ SIGNALS: dict[DeviceKind, dict[str, Signal]] = {
 
 
 class SignalTable:
-    """Signals of all devices of one kind over the same window, each computed once."""
+    """Signals of all devices of one kind over the same window or slots, each computed once."""
 
-    def __init__(
-        self, devices: ClusterDevices, kind: DeviceKind, end_slot: int, count: int
-    ) -> None:
-        self._window = WindowSums(devices.sums[kind], end_slot, count)
+    def __init__(self, kind: DeviceKind, window: WindowSums) -> None:
+        self._window = window
         self._signals = SIGNALS[kind]
         self._found: dict[str, Floats] = {}
 
@@ -228,7 +247,9 @@ class ClusterSignals:
     slot: int
     window: int
     """Slots of a usual window."""
-    _tables: dict[tuple[DeviceKind, int, int], SignalTable] = field(default_factory=dict)
+    _tables: dict[tuple[type[WindowSums], DeviceKind, int, int], SignalTable] = field(
+        default_factory=dict
+    )
 
     @property
     def nic(self) -> SignalTable:
@@ -252,9 +273,19 @@ class ClusterSignals:
 
     def table(self, kind: DeviceKind, count: int, before: int = 0) -> SignalTable:
         """Return signals over `count` slots that end `before` slots earlier."""
-        key = kind, count, before
+        return self._table(WindowSums, kind, count, before)
+
+    def slots(self, kind: DeviceKind, count: int, before: int = 0) -> SignalTable:
+        """Return signals of each of `count` slots that end `before` slots earlier, shape (slots, devices), oldest first."""
+        return self._table(SingleSlots, kind, count, before)
+
+    def _table(
+        self, sums: type[WindowSums], kind: DeviceKind, count: int, before: int
+    ) -> SignalTable:
+        key = sums, kind, count, before
         if key not in self._tables:
-            self._tables[key] = SignalTable(self.devices, kind, self.slot - before, count)
+            window = sums(self.devices.sums[kind], self.slot - before, count)
+            self._tables[key] = SignalTable(kind, window)
         return self._tables[key]
 
     def clear(self) -> None:

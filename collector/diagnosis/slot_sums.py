@@ -115,9 +115,9 @@ class SlotRing:
 
     def positions_of(self, quantities: NDArray[np.intp]) -> NDArray[np.intp]:
         """Return the positions of quantities in the values of a slot; they take memory from now on."""
-        new = np.unique(quantities[self._positions[quantities] == _NO_POSITION])
-        if len(new):
-            count = len(self._open)
+        are_new = self._positions[quantities] == _NO_POSITION
+        if are_new.any():
+            new, count = np.unique(quantities[are_new]), len(self._open)
             self._positions[new] = np.arange(count, count + len(new))
             self._open = self._lengthened(self._open)
             self._late = {slot: self._lengthened(values) for slot, values in self._late.items()}
@@ -126,6 +126,10 @@ class SlotRing:
     def _lengthened(self, values: Values) -> Values:
         more = int(self._positions.max()) + 1 - len(values)
         return np.concatenate([values, np.full((more, *values.shape[1:]), self._fill)])
+
+    def has(self, quantity: int) -> bool:
+        """True if a quantity has had values."""
+        return bool(self._positions[quantity] != _NO_POSITION)
 
     def values_of(self, slot: int) -> Values:
         """Return the values of a slot of the ring for changes in place, shape (positions, devices)."""
@@ -271,11 +275,23 @@ class SlotSums:
         sums, weights = self._sums_and_weights(name, end_slot, count)
         return sums.sum(axis=0, dtype=np.float64), weights.sum(axis=0, dtype=np.float64)
 
+    def _has_readings(self, name: str) -> bool:
+        """True if any device has reported a quantity; many have no source in a cluster."""
+        quantity = self.index[name]
+        ring = self._last if self._is_replaced[quantity] else self._weights
+        return ring.has(quantity)
+
     def total(self, name: str, end_slot: int, count: int) -> Floats:
         """Return the sums of a quantity over `count` slots up to `end_slot`; NaN without readings."""
-        found, weights = self._window(name, end_slot, count)
-        found[weights <= 0] = np.nan
-        return found
+        if not self._has_readings(name):
+            return np.full(self.devices, np.nan)
+        sums, weights = self._window(name, end_slot, count)
+        return np.where(weights > 0, sums, np.nan)
+
+    def totals(self, name: str, end_slot: int, count: int) -> Floats:
+        """Return the sums of single slots, shape (slots, devices), oldest first; NaN without readings."""
+        sums, weights = self._sums_and_weights(name, end_slot, count)
+        return self._padded(np.where(weights > 0, sums.astype(np.float64), np.nan), count)
 
     def weight(self, name: str, end_slot: int, count: int) -> Floats:
         """Return the seconds or the number of readings of a quantity in slots."""
@@ -283,24 +299,28 @@ class SlotSums:
 
     def rate(self, name: str, end_slot: int, count: int) -> Floats:
         """Return rates per second of a counter, or means of a gauge; NaN without readings."""
+        if not self._has_readings(name):
+            return np.full(self.devices, np.nan)
         return divide(*self._window(name, end_slot, count))
 
     def last(self, name: str, end_slot: int, count: int) -> Floats:
         """Return the newest value of each device within `count` slots; NaN without any."""
-        found = np.full(self.devices, np.nan)
-        for slot in range(end_slot, end_slot - count, -1):
-            is_unknown = np.isnan(found)
-            if not is_unknown.any():
-                break
-            for history in self.history(name, slot, 1):
-                found[is_unknown] = history[is_unknown]
+        *earlier, newest = self.history(name, end_slot, count)
+        found: Floats = newest
+        for values in reversed(earlier):
+            found = np.where(np.isnan(found), values, found)
         return found
 
     def history(self, name: str, end_slot: int, count: int) -> Floats:
-        """Return rates or means of single slots, shape (slots, devices); NaN without readings."""
+        """Return rates or means of single slots, shape (slots, devices), oldest first; NaN without readings."""
         of_slots = self._sums_and_weights(name, end_slot, count)
         sums, weights = (values.astype(np.float64) for values in of_slots)
-        return divide(sums, weights)
+        return self._padded(divide(sums, weights), count)
+
+    def _padded(self, rows: Floats, count: int) -> Floats:
+        """Return the last `count` slots; those that are not in the ring are unknown."""
+        missing = count - len(rows)
+        return np.pad(rows, ((missing, 0), (0, 0)), constant_values=np.nan) if missing else rows
 
 
 def _cells(
@@ -313,9 +333,7 @@ def _cells(
 
 def divide(numerators: Floats, denominators: Floats) -> Floats:
     """Return quotients; NaN where a denominator is zero or unknown."""
-    unknown = np.full(np.broadcast_shapes(numerators.shape, denominators.shape), np.nan)
-    found: Floats = np.divide(numerators, denominators, out=unknown, where=denominators > 0)
-    return found
+    return numerators / np.where(denominators > 0, denominators, np.nan)
 
 
 def mean_known(values: Floats) -> float:
@@ -345,16 +363,22 @@ def means_known(rows: Floats) -> Floats:
 
 
 def medians_of_others(values: Floats) -> Floats:
-    """Return, for each value, the median of the others that are known."""
-    present = np.flatnonzero(~np.isnan(values))
-    count = len(present) - 1
-    medians = np.full(len(values), median_known(values))
-    if count < 1:
-        medians[present] = np.nan
-        return medians
-    order = np.argsort(values[present])
-    ordered = values[present][order]
-    ranks, places = np.arange(count + 1), ((count - 1) // 2, count // 2)
-    middle = [np.where(ranks > place, ordered[place], ordered[place + 1]) for place in places]
-    medians[present[order]] = np.mean(middle, axis=0)
-    return medians
+    """Return, for each value, the median of the others of its row that are known; NaN without any.
+
+    Values have the shape (…, devices).
+    """
+    rows = np.arange(values.shape[-1])
+    order = np.argsort(values, axis=-1)  # NaN last
+    ordered, ranks = np.take_along_axis(values, order, -1), np.empty_like(order)
+    np.put_along_axis(ranks, order, np.broadcast_to(rows, order.shape), -1)
+    are_known = ~np.isnan(values)
+    # Without a value itself, where it is known, the values above it have the next lower rank.
+    other_counts = are_known.sum(axis=-1, keepdims=True) - are_known
+    places = (np.maximum(other_counts - 1, 0) // 2, other_counts // 2)
+    last = values.shape[-1] - 1
+    middle = [
+        np.take_along_axis(ordered, np.minimum(place + (are_known & (ranks <= place)), last), -1)
+        for place in places
+    ]
+    found: Floats = np.where(other_counts > 0, (middle[0] + middle[1]) / 2, np.nan)
+    return found
