@@ -16,7 +16,6 @@ import hashlib
 import re
 import sys
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Annotated, TypeAlias
 
 import msgspec
@@ -245,10 +244,16 @@ def to_wire_entity(entity: Entity) -> WireEntity:
     return WireEntity(entity.kind.name, entity.key, dict(entity.facts))
 
 
-@lru_cache(maxsize=64)
 def schema_identity(schema: Schema) -> bytes:
     """Return the hash of a schema's wire form."""
-    return schema_hash(to_wire_schema(schema))
+    # Stored as a cached property is: in a dictionary, a schema would be compared with those of all other nodes.
+    cache: dict[str, bytes] = vars(schema)
+    if _IDENTITY not in cache:
+        cache[_IDENTITY] = schema_hash(to_wire_schema(schema))
+    return cache[_IDENTITY]
+
+
+_IDENTITY = "wire identity"
 
 
 def schema_hash(wire: WireSchema) -> bytes:
