@@ -67,6 +67,8 @@ class RuleTimes(NamedTuple):
     """Times of Prometheus and of its rules in a test. A rule is evaluated once per scrape."""
 
     scrape_seconds: int = 1
+    agent_scrapes: int = 1
+    """Scrapes of the collector for each of an agent: those of many nodes take most of the processor time."""
     short: bool = False
     """Ranges of rules are some scrapes for each of their minutes."""
     holds: bool = False
@@ -124,7 +126,11 @@ def write_settings(
             "alertmanagers": [{"static_configs": [{"targets": [f"127.0.0.1:{alertmanager}"]}]}]
         },
         "scrape_configs": [
-            {"job_name": "railscope-agent", "static_configs": targets},
+            {
+                "job_name": "railscope-agent",
+                "scrape_interval": f"{times.agent_scrapes * times.scrape_seconds}s",
+                "static_configs": targets,
+            },
             {
                 "job_name": "railscope-collector",
                 "honor_labels": True,

@@ -25,11 +25,11 @@ from simulator.node_hardware import build_node_hardware
 from simulator.owners import slurm_job_number
 
 NODES_PER_POD, RAIL = 3, 3
-TIMES = RuleTimes(scrape_seconds=2, short=True, holds=True)
+TIMES = RuleTimes(scrape_seconds=2, agent_scrapes=3, short=True, holds=True)
 EVALUATIONS = 50
 """Evaluations after which alerts on symptoms fire too: their `for` of up to 15 minutes is up to 45 evaluations here."""
 CLUSTER_PATIENCE_SECONDS = 600.0
-"""Several clusters run at the same time, each with a Prometheus that scrapes all nodes every two seconds."""
+"""Several clusters run at the same time, each with a Prometheus that scrapes all nodes every six seconds."""
 ALIKE = ("uplink_congested",)
 """Classes of which the cause is one of several leaves, which hosts cannot distinguish."""
 UNRELATED = ("RailscopeDeadMansSwitch", "RailscopeAudit", "RailscopeMetering")
@@ -151,7 +151,7 @@ RECEIVERS = FaultCluster((
     Fault("retransmission_storm", "warning", (3,)),
     Fault("link_flap", "warning", (0,)),
     Fault("pcie_degraded", "warning", (1,)),
-))  # fmt: skip
+), step_seconds=10)  # fmt: skip
 LEAVES = FaultCluster((
     Fault("leaf_drops", "warning"),
     Fault("pfc_off", "warning", (1,), earlier=(("warning", "leaf_loss"),)),
