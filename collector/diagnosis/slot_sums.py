@@ -194,6 +194,8 @@ class SlotSums:
         self._rings = (self._sums, self._weights, self._last)
         self._is_replaced = [QUANTITIES[name].kind in REPLACED_KINDS for name in self.names]
         self._latest: dict[int, NDArray[np.float32]] = {}
+        self._unsettled_slot = 0
+        """First slot with values that are not among the latest ones: readings may arrive after their slot was settled."""
 
     @property
     def bytes_per_device(self) -> float:
@@ -232,6 +234,7 @@ class SlotSums:
             chosen = np.nonzero((weights > 0) & (slots == slot)[:, None])
             of_slot = quantities[chosen[1]], devices[chosen]
             if self._is_replaced[quantities[0]]:
+                self._unsettled_slot = min(self._unsettled_slot, slot)
                 values, place = _cells(self._last, slot, *of_slot)
                 values[place] = sums[chosen]  # the last one of a slot remains
                 continue
@@ -243,7 +246,14 @@ class SlotSums:
             values[place] += amounts[changes]
 
     def settle(self, slot: int) -> None:
-        """Make the values of a slot the latest ones, where it has any; slots are settled in their order."""
+        """Make the values of the slots up to one the latest ones, where they have any."""
+        for unsettled in range(
+            max(self._unsettled_slot, self.last_slot - self.slots + 1), slot + 1
+        ):
+            self._settle(unsettled)
+        self._unsettled_slot = max(self._unsettled_slot, slot + 1)
+
+    def _settle(self, slot: int) -> None:
         for quantity in np.flatnonzero(self._is_replaced).tolist():
             values = self._last.read(quantity, slot, 1)[0].copy()
             has_value = ~np.isnan(values)

@@ -43,8 +43,8 @@ from railscope.wire import Batch, WireEntity, WireEvent, WireSchema
 log = structlog.get_logger(__name__)
 
 SLOT_NS = SLOT_SECONDS * SECOND_NS
-GRACE_NS = 3 * SECOND_NS
-"""Wait after a slot for the frames of its last seconds."""
+GRACE_NS = 6 * SECOND_NS
+"""Wait after a slot for the frames of its last seconds: agents push every five seconds unless they are set otherwise."""
 KEPT_SLOTS, OPEN_SLOTS = 36, 8
 """Slots of readings, and those of them that are not compressed."""
 MAX_SLOTS_LATE = 6

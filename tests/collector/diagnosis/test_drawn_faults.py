@@ -55,6 +55,24 @@ def test_a_fault_is_one_incident_with_its_cause(name: str, healthy: DrawnFeed) -
     assert not outcome.false_classes
 
 
+@pytest.mark.parametrize("late_slots", [1, 2])
+def test_readings_may_arrive_after_the_evaluation_of_their_slot(late_slots: int) -> None:
+    """The incast is more than a share of the speed of the link, of which no slot has a reading when it is evaluated."""
+    cluster = DrawnCluster(SEED, 1, 6, benign=False)
+    fault = FAULTS["incast_receiver"](cluster)
+    feed = DrawnFeed(cluster, 90)
+    for slot in range(90 - late_slots):
+        row = cluster.draw()
+        if slot >= ONSET_SLOT:
+            fault.effect(cluster, row, slot - ONSET_SLOT)
+        feed.put(slot, row)
+        feed.diagnosis.arrange()
+        feed.diagnosis.evaluate(slot + late_slots)
+    outcome = outcome_of("incast_receiver", feed.diagnosis, fault, 1.0)
+    assert outcome.faults[0].delay_seconds is not None
+    assert not outcome.false_classes
+
+
 def test_a_healthy_cluster_has_no_incident() -> None:
     diagnosis, _ = run_case("", SEED, 1, 6, slots=180)
     assert not outcome_of("", diagnosis, None, 1.0).false_classes

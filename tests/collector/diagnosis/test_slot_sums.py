@@ -56,6 +56,30 @@ def test_readings_of_slots_outside_of_the_ring_are_ignored() -> None:
     assert np.isnan(sums.rate("rdma_sent_bytes", 19, 5)[0])
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 19), st.integers(1, 9), st.integers(0, 19)), max_size=12),
+    st.sampled_from([8, 20]),
+)
+def test_the_latest_reading_is_that_of_the_last_slot_whenever_it_arrives(
+    readings: list[tuple[int, int, int]], open_slots: int
+) -> None:
+    """Each has a slot, a value and the evaluation that it precedes; one of an earlier slot may arrive after a later one."""
+    sums = SlotSums(DeviceKind.NIC, 20, open_slots)
+    sums.add_device()
+    quantity = np.array([sums.index["link_speed"]])
+    newest: dict[int, int] = {}
+    for now in range(20):
+        sums.advance(now)
+        for slot, value, evaluation in readings:
+            if evaluation == now and slot <= now:
+                one = np.array([[1.0]])
+                sums.add(quantity, np.array([slot]), np.array([[0]]), value * one, one)
+                newest[slot] = value
+        sums.settle(now)
+        latest = sums.latest("link_speed")[0]
+        assert latest == newest[max(newest)] if newest else np.isnan(latest)
+
+
 def test_a_new_device_has_no_readings() -> None:
     sums = sums_of([(19, 10, 10)])
     for _ in range(20):
