@@ -127,7 +127,7 @@ class ClusterDiagnosis:
         self._events: list[NodeEvent] = []
         self._seen_events: dict[str, dict[EventKey, None]] = defaultdict(dict)
         self._recent: deque[list[NodeEvent]] = deque(maxlen=WINDOW_SLOTS)
-        self._ended: deque[list[findings.EndedJob]] = deque(maxlen=ENDED_SLOTS)
+        self._ended: deque[list[job_groups.EndedJob]] = deque(maxlen=ENDED_SLOTS)
         self._receipts: list[Receipt] = []
 
     def begin(self, slot: int) -> None:
@@ -247,11 +247,11 @@ class ClusterDiagnosis:
         stale = {name for name in self.devices.nodes if last_slots.get(name, -1) < first}
         return stale - self.left_nodes
 
-    def _ended_jobs(self, running: Container[JobKey]) -> list[findings.EndedJob]:
+    def _ended_jobs(self, running: Container[JobKey]) -> list[job_groups.EndedJob]:
         if self.view is not None:
             end_ns = self.view.timestamp_ns + self.slot_ns
             ended = (job for job in self.view.jobs if job.key not in running)
-            self._ended.append([findings.EndedJob(job, end_ns) for job in ended])
+            self._ended.append([job_groups.EndedJob(job, end_ns) for job in ended])
         return [each for slot in self._ended for each in slot if each.job.key not in running]
 
     def _add_progress(self, view: findings.DiagnosisView, slot: int) -> None:

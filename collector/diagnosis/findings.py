@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from collector.detector_thresholds import DetectorThresholds
 from collector.diagnosis.devices import ClusterDevices
 from collector.diagnosis.incident_classes import Severity
-from collector.diagnosis.jobs import ActiveJob, PeerGroups
+from collector.diagnosis.jobs import ActiveJob, EndedJob, PeerGroups
 from collector.diagnosis.node_readings import NodeEvent
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.signals import ClusterSignals
-from collector.diagnosis.slot_sums import Floats, compress, decompress
+from collector.diagnosis.slot_sums import Floats, compress, decompress, median_known
 from collector.diagnosis.switch_counters import SwitchQueue
 from collector.workloads.job_roster import JobKey
 from railscope.timestamps import SECOND_NS
@@ -262,10 +262,16 @@ class JobWait:
 
 @dataclass(slots=True)
 class StorageWait:
-    """Evaluations in which a job waited for slow storage, since its storage is slow."""
+    """Evaluations in which a job waited for slow storage, since its storage is slow, and its speed before that."""
 
     count: int = 0
-    last_slot: int = -9
+    last_slot: int = -1
+    earlier_speed: float = 1.0
+
+    def begin(self, slot: int, speeds: Sequence[float]) -> None:
+        """Set the earlier speed to the usual one of the last speeds, unless the storage was slow during some of these."""
+        if self.last_slot < 0 or slot - self.last_slot > SPEED_SLOTS:
+            self.earlier_speed = float(np.fmin(median_known(np.array(speeds)), 1.0))
 
     def add(self, slot: int, *, waits: bool, is_slow: bool) -> bool:
         """Add a slot; return True if the job has waited for a minute or more, and its storage is still slow."""
@@ -389,13 +395,6 @@ class OpenFault(Protocol):
     severity: Severity
     parts: tuple[int, ...]
     onset_ns: int
-
-
-class EndedJob(NamedTuple):
-    """A job that ended within the last minute, and the latest time at which it can have ended."""
-
-    job: ActiveJob
-    end_ns: int
 
 
 @dataclass(slots=True)

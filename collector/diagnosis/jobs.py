@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,6 +97,13 @@ class ActiveJob:
 
 IDLE_USE = 0.02
 """Utilization of GPUs without work: kernels that wait for other ranks keep them busy."""
+
+
+class EndedJob(NamedTuple):
+    """A job that ended within the last minute, and the latest time at which it can have ended."""
+
+    job: ActiveJob
+    end_ns: int
 
 
 class JobMinute:

@@ -119,10 +119,12 @@ def _waiting_jobs(
     for job in view.jobs:
         job_mounts = [p for node in job.nodes for p in mounts_of.get(node, ())]
         is_certain = bool((reads[job_mounts] > CERTAIN_CHANGE).any())
+        history = view.states[job.key].history
+        if job_mounts:
+            history.storage.begin(view.signals.slot, history.speeds)
         may_wait = bool(slow.any()) and _job_waits(view, job, slow, is_certain=is_certain)
         waits = may_wait and not _waited_before(view, job, slow)
-        storage = view.states[job.key].history.storage
-        if storage.add(view.signals.slot, waits=waits, is_slow=bool(job_mounts)):
+        if history.storage.add(view.signals.slot, waits=waits, is_slow=bool(job_mounts)):
             lasting += job_mounts
             waits = True
         if waits:
@@ -183,6 +185,8 @@ def _has_stored(view: findings.DiagnosisView, job: ActiveJob) -> bool:
     return bool(is_busy(view, "writes", findings.SLOTS_PER_MINUTE)[mounts].any())
 
 
+MAX_WAITING_SPEED, MAX_WAITING_USE = 0.9, 0.95
+"""Speed and utilization of a job, relative to those before, that are beyond the noise of a minute."""
 CERTAIN_CHANGE = 20.0
 """Latency of reads, relative to its past, of a mount that fails: the load of a job and of its neighbours changes it by less."""
 
@@ -214,8 +218,10 @@ def _job_waits(
     change = _median_by_weight(changes, _operations(view, slow)[nodes])
     speed: float = state.speed
     lowest = 1 + job_steps.MAX_LOSS_FACTOR * (change - 1) - job_steps.LOSS_NOISE
+    # A job that was as slow before its storage was is so for another reason.
+    is_slow = speed < MAX_WAITING_SPEED * state.history.storage.earlier_speed
     # Ranks that wait for the one that waits for storage run as before.
-    is_slow = speed < 0.9 and (is_certain or (change < 0.95 and lowest < speed))  # noqa: PLR2004 - beyond the noise of a minute
+    is_slow &= is_certain or (change < MAX_WAITING_USE and lowest < speed)
     return thresholds.min_input < change < thresholds.max_input or is_slow
 
 

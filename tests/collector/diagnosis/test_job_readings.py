@@ -55,6 +55,28 @@ def test_storage_that_becomes_slow_after_long_steps_have_waited_is_not_the_cause
     assert classes_of(incidents_of(input_is_late, 92)) == {("dataloader_stall", "job")}
 
 
+@pytest.mark.parametrize(
+    ("speed", "expected"),
+    [(0.82, set()), (0.6, {("storage_bound", "storage")})],
+)
+def test_slow_storage_is_a_cause_only_if_a_slow_job_becomes_slower(
+    speed: float, expected: set[tuple[str, str]]
+) -> None:
+    """Work of the server itself has no effect on most jobs."""
+
+    def slow(cluster: DrawnCluster, row: Row, since: int) -> None:
+        nodes = cluster.jobs[0].nodes
+        if 0 <= since < 20:
+            row.gpu["utilization"][nodes] *= 0.9
+            cluster.slow_job(row, cluster.jobs[0], 0.82)
+        if since >= 20:
+            row.gpu["utilization"][nodes] *= 0.9 * speed / 0.82
+            cluster.slow_job(row, cluster.jobs[0], speed)
+            row.mount["latency"] *= 8
+
+    assert classes_of(incidents_of(slow, 96)) == expected
+
+
 def test_a_server_that_is_slow_for_few_operations_is_not_the_cause() -> None:
     """Backups slow down writes most: ranks cannot wait long for one write in five seconds."""
 
