@@ -82,7 +82,7 @@ def test_a_restart_continues_an_incident(frames: ArrivingFrames, tmp_path: Path)
     assert [each.document for each in after.table.incidents] == [
         each.document for each in before.table.incidents
     ]
-    assert list(run_until(after, frames, middle_ns, middle_ns + 40 * SECOND_NS)) == []
+    assert list(run_until(after, frames, middle_ns, middle_ns + 50 * SECOND_NS)) == []
     (incident,) = after.table.incidents
     assert incident.is_open
     assert incident.document.lost_gpu_seconds > before.table.incidents[0].document.lost_gpu_seconds
