@@ -115,7 +115,7 @@ def _storms(name: str, sender: TrackedSender, now_ns: int) -> list[_DetectedStor
     for track in sender.tracks():
         positions = track.positions_of("watchdog_storms")
         if len(positions):
-            for position, count in track.recent(now_ns - WATCHDOG_NS, positions):
+            for position, count in track.recent(now_ns, WATCHDOG_NS, positions):
                 label = track.columns.labels[position]
                 if count <= MAX_STORMS:
                     queue = SwitchQueue(name, label.port, label.number)
@@ -317,7 +317,7 @@ def _lost_headroom(
     """Yield a switch with a priority group that used nearly all of its headroom, or, with pauses, dropped packets."""
     name, sender = switch
     found = sorted(
-        (*_used_headroom(name, sender), *_dropped(name, sender, view.timestamp_ns - MARKS_NS)),
+        (*_used_headroom(name, sender), *_dropped(name, sender, view.timestamp_ns)),
         key=lambda each: -each.value / max(each.threshold, 1.0),
     )
     if found:
@@ -347,14 +347,14 @@ def _used_headroom(name: str, sender: TrackedSender) -> Iterator[findings.Findin
                 yield findings.FindingEvidence("headroom_used", used, size, text, place)
 
 
-def _dropped(name: str, sender: TrackedSender, from_ns: int) -> Iterator[findings.FindingEvidence]:
+def _dropped(name: str, sender: TrackedSender, now_ns: int) -> Iterator[findings.FindingEvidence]:
     """Yield the priority groups that dropped packets although the port pauses its sender: their headroom was full."""
     for track in sender.tracks():
         positions = track.positions_of("group_drops")
-        for position, count in track.recent(from_ns, positions) if len(positions) else ():
+        for position, count in track.recent(now_ns, MARKS_NS, positions) if len(positions) else ():
             label = track.columns.labels[position]
             sent = sender.find(label._replace(quantity="pauses_sent"))
-            if sent and any(sent[0].recent(from_ns, np.array([sent[1]]))):
+            if sent and any(sent[0].recent(now_ns, MARKS_NS, np.array([sent[1]]))):
                 place = f"{name} {label.port} priority group {label.number}"
                 text = f"packets dropped in {MARKS_NS // SECOND_NS} s"
                 yield findings.FindingEvidence("headroom_drops", count, 0.0, text, place)

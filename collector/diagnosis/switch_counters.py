@@ -270,11 +270,13 @@ class CounterTrack:
                 found[steps.to_ns] += float(steps.amounts[steps.positions == position].sum())
         return [found[to_ns] for _, to_ns in self.samples if to_ns > from_ns]
 
-    def recent(self, from_ns: int, positions: Positions) -> Iterator[tuple[int, float]]:
-        """Yield what has increased in the samples since a time, of these columns."""
+    def recent(
+        self, now_ns: int, span_ns: int, positions: Positions
+    ) -> Iterator[tuple[int, float]]:
+        """Yield what has increased in the samples of the last `span_ns`, of these columns."""
         found: dict[int, float] = defaultdict(float)
         for steps in self._steps:
-            if steps.to_ns > from_ns:
+            if now_ns - span_ns < steps.to_ns <= now_ns:
                 used = np.isin(steps.positions, positions)
                 pairs = zip(
                     steps.positions[used].tolist(), steps.amounts[used].tolist(), strict=True

@@ -284,7 +284,7 @@ def _steady_rates(
     from_ns = now_ns - WINDOW_NS
     for track in sender.tracks():
         positions = track.positions_of(quantity)
-        for position, count in track.recent(from_ns, positions) if len(positions) else ():
+        for position, count in track.recent(now_ns, WINDOW_NS, positions) if len(positions) else ():
             rate = count / (WINDOW_NS / SECOND_NS)
             increases = sum(each > 0 for each in track.values_of(position, from_ns))
             if rate >= MIN_ERRORS and increases > 1:
@@ -297,7 +297,7 @@ def _paused_priorities(sender: TrackedSender, now_ns: int) -> set[str]:
     for track in sender.tracks():
         for quantity in ("pauses_received", "pauses_sent"):
             positions = track.positions_of(quantity)
-            for position, _ in track.recent(now_ns - KEPT_NS, positions) if len(positions) else ():
+            for position, _ in track.recent(now_ns, KEPT_NS, positions) if len(positions) else ():
                 found.add(track.columns.labels[position].number)
     return found
 
