@@ -68,7 +68,7 @@ class RuleTimes(NamedTuple):
 
     scrape_seconds: int = 1
     agent_scrapes: int = 1
-    """Scrapes of the collector for each of an agent: those of many nodes take most of the processor time."""
+    """Scrapes of the collector for each of an agent: fewer scrapes of many nodes take less processor time."""
     short: bool = False
     """Ranges of rules are some scrapes for each of their minutes."""
     holds: bool = False

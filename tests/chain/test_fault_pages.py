@@ -229,7 +229,7 @@ async def wait_for_symptoms(watch: AlertingServers, wanted: set[tuple[str, str]]
 
 
 async def wait_for_incident(site: ProgramDirectory) -> None:
-    """Wait for the first incident: the time before needs no Prometheus, which takes most of the processor time."""
+    """Wait for the first incident: the time before needs no Prometheus, which takes processor time."""
 
     async def is_open() -> bool:
         path = "/api/v1/incidents?state=open"
