@@ -444,6 +444,5 @@ class DiagnosisView:
 
 def above(values: Floats, limit: Floats | float) -> Flags:
     """Return where values are known and greater than a limit; unknown limits are ignored."""
-    with np.errstate(invalid="ignore"):
-        found: Flags = (values > limit) | (np.isnan(limit) & ~np.isnan(values))
+    found: Flags = ~((values <= limit) | np.isnan(values))
     return found

@@ -30,6 +30,7 @@ from collector.diagnosis.slot_sums import (
     means_known,
     median,
     median_known,
+    or_zero,
 )
 from railscope.catalog.xids import xid
 from railscope.reading import Absent
@@ -237,7 +238,7 @@ def _peer_clocks(view: findings.DiagnosisView) -> Floats:
         members = (models == model) & busy & ~np.isnan(gpu["clock"])
         if members.sum() >= 3:  # noqa: PLR2004 - a majority needs three
             usual[models == model] = median(gpu["clock"][members])
-    clocks: Floats = np.fmax(usual, np.nan_to_num(view.base(DeviceKind.GPU, "clock")))
+    clocks: Floats = np.fmax(usual, or_zero(view.base(DeviceKind.GPU, "clock")))
     return clocks
 
 

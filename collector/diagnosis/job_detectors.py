@@ -265,7 +265,7 @@ def _have_rare_gaps(view: findings.DiagnosisView, gaps: _NodeGaps) -> findings.F
 
     If a step has one gap, a reading of a moment shows it as rarely as it is short.
     """
-    usual = np.nan_to_num(view.base(DeviceKind.NODE, "job_gap", 0.5)[gaps.nodes])
+    usual = slot_sums.or_zero(view.base(DeviceKind.NODE, "job_gap", 0.5)[gaps.nodes])
     return findings.above(usual - gaps.mean, view.thresholds.jobs.min_gap)
 
 
@@ -286,7 +286,7 @@ def _have_gaps(
     low = view.base(DeviceKind.NODE, "job_gap", 0.1)[gaps.nodes]
     spread = view.base(DeviceKind.NODE, "job_gap", 0.5)[gaps.nodes] - low
     low = np.where(np.isnan(low), gaps.early, low)
-    own_limit = low - np.fmax(thresholds.min_gap, thresholds.gap_factor * np.nan_to_num(spread))
+    own_limit = low - np.fmax(thresholds.min_gap, thresholds.gap_factor * slot_sums.or_zero(spread))
     min_gap = np.where(has_reason, PRESSED_GAP_SHARE, 1.0) * thresholds.min_gap
     limit = np.where(has_reason, -min_gap, np.fmin(own_limit, -min_gap))
     # Readings during which the others do not work either, as in a checkpoint, show no gap.
@@ -350,7 +350,7 @@ def _is_pressed(view: findings.DiagnosisView) -> findings.Flags:
 
 
 def _pressure_limits(view: findings.DiagnosisView) -> slot_sums.Floats:
-    usual = np.nan_to_num(view.base(DeviceKind.NODE, "cpu_pressure"))
+    usual = slot_sums.or_zero(view.base(DeviceKind.NODE, "cpu_pressure"))
     return view.thresholds.jobs.min_pressure + 2 * usual
 
 

@@ -197,6 +197,21 @@ class PeerGroups:
         return tuple(np.flatnonzero(self.nic_leaf == leaf) for leaf in range(len(self.leaf_names)))
 
     @cached_property
+    def alike_on_node(self) -> tuple[Positions, ...]:
+        """Positions of the NICs of each node and role."""
+        return _members(f"{nic.node}/{nic.role}" for nic in self.devices.nics)
+
+    @cached_property
+    def alike_in_cluster(self) -> tuple[Positions, ...]:
+        """Positions of the NICs of each role."""
+        return _members(nic.role for nic in self.devices.nics)
+
+    @cached_property
+    def alike_on_rail(self) -> tuple[Positions, ...]:
+        """Positions of the NICs of each role and rail."""
+        return _members(f"{nic.role}/{nic.rail}" for nic in self.devices.nics)
+
+    @cached_property
     def wrong_rails(self) -> tuple[rail_cabling.WrongRail, ...]:
         """NICs on leaves of other rails, as the switches announce themselves to the nodes."""
         return tuple(
@@ -240,6 +255,14 @@ MAD_SCALE = 1.4826
 def _numbers(names: Sequence[str], before: Sequence[str] = ()) -> tuple[Positions, list[str]]:
     order = {name: number for number, name in enumerate(dict.fromkeys((*before, *names)))}
     return np.array([order[name] for name in names], np.intp), list(order)
+
+
+def _members(names: Iterable[str]) -> tuple[Positions, ...]:
+    """Return the positions of each name."""
+    positions: dict[str, list[int]] = defaultdict(list)
+    for position, name in enumerate(names):
+        positions[name].append(position)
+    return tuple(np.array(found, np.intp) for found in positions.values())
 
 
 def active_jobs(

@@ -15,7 +15,14 @@ import numpy as np
 from collector.diagnosis import findings, job_steps
 from collector.diagnosis.network_detectors import loaded_nics, victims
 from collector.diagnosis.quantities import DeviceKind
-from collector.diagnosis.slot_sums import Floats, Positions, divide, mean_known, median_known
+from collector.diagnosis.slot_sums import (
+    Floats,
+    Positions,
+    divide,
+    mean_known,
+    median_known,
+    or_zero,
+)
 
 MIN_MEMBERS = 3
 ONE_SENDER_SHARE = 0.8
@@ -44,11 +51,11 @@ def faulty_leaves(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         cause = findings.Cause("leaf", leaf, view.groups.leaf_names[leaf])
         notifies = nic["notifications_sent"][positions]
         usual = np.fmax(
-            np.nan_to_num(median_known(frames[other_leaves])) * thresholds.pause_factor,
+            or_zero(median_known(frames[other_leaves])) * thresholds.pause_factor,
             thresholds.min_pause_frames,
         )
-        usual = np.fmax(usual, thresholds.pause_factor * np.nan_to_num(base[leaf]))
-        no_marks = marks[leaf] == 0 and not np.nan_to_num(notifies).any()
+        usual = np.fmax(usual, thresholds.pause_factor * or_zero(base[leaf]))
+        no_marks = marks[leaf] == 0 and not or_zero(notifies).any()
         # Fewer packets have fewer marks: only at the usual load does their end show a changed setting.
         ended = (
             usual_marks[leaf] > thresholds.min_marks
@@ -57,7 +64,7 @@ def faulty_leaves(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
             len(other_leaves) >= MIN_MEMBERS and (marks[other_leaves] > thresholds.min_marks).all()
         )
         if no_marks and (frames[leaf] > usual or ended) and (marks[other_leaves] > 0).any():
-            limit = float(np.nan_to_num(median_known(frames[other_leaves])))
+            limit = float(or_zero(median_known(frames[other_leaves])))
             pause = findings.FindingEvidence(
                 "pause_frames", float(frames[leaf]), limit, "other leaves", cause.name
             )
@@ -78,7 +85,7 @@ def faulty_leaves(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
             continue
         # The leaves that exchange with it lose the packets between them as well.
         apart = other_leaves if exchange is None else np.flatnonzero(~exchange[leaf])
-        usual_losses = float(np.nan_to_num(median_known(losses[apart])))
+        usual_losses = float(or_zero(median_known(losses[apart])))
         compared = nic_losses._replace(usual=np.fmax(usual_losses, nic_losses.usual))
         for found in _losses(view, cause, positions, paused, compared):
             if found.incident_class == "leaf_loss":
@@ -136,7 +143,7 @@ class _NicLosses(NamedTuple):
         clean &= ~findings.above(nic["uncorrected_symbols"], 0.0)
         clean &= ~findings.above(nic["unprotected_share"], view.thresholds.network.min_unprotected)
         names = ("out_of_order", "naks")
-        past = (np.nan_to_num(view.base(DeviceKind.NIC, name)) for name in names)
+        past = (or_zero(view.base(DeviceKind.NIC, name)) for name in names)
         return cls(np.fmax(*(nic[name] for name in names)), np.fmax(*past), clean)
 
 
@@ -227,7 +234,7 @@ def congested_uplinks(view: findings.DiagnosisView) -> Iterator[findings.Finding
     groups, paused = view.groups, victims(view)
     crosses, is_slow = _crossing(view)
     marked = _means(view, view.signals.nic["marked_share"], crosses)
-    usual = float(np.nan_to_num(median_known(marked)))
+    usual = float(or_zero(median_known(marked)))
     limit = max(thresholds.min_uplink_marked, thresholds.uplink_factor * usual)
     hits, ends = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
     has_paused = set[int]()
@@ -309,7 +316,7 @@ def _congested_uplink(
     for leaf, name in zip(leaves, names, strict=True):
         of_leaf = parts[view.groups.nic_leaf[parts] == leaf]
         marked, paused = (
-            float(np.nan_to_num(nic[signal][of_leaf]).max())
+            float(or_zero(nic[signal][of_leaf]).max())
             for signal in ("marked_share", "paused_share")
         )
         shown = (

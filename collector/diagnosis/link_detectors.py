@@ -6,7 +6,7 @@ and its peers on the same rail are up.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from collector.diagnosis import findings
 from collector.diagnosis.jobs import MIN_PEERS
 from collector.diagnosis.network_detectors import loaded_nics
 from collector.diagnosis.quantities import DeviceKind
-from collector.diagnosis.slot_sums import Floats, Positions, median
+from collector.diagnosis.slot_sums import Floats, Positions, median, or_zero
 
 BEFORE_SLOTS = 18
 """Slots in which a link must have been up, or must have carried traffic, to count as down."""
@@ -33,7 +33,7 @@ def _bit_errors(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     nic = view.signals.nic
     errors, lost = nic["bit_errors"], nic["uncorrected_symbols"]
     peers, _ = view.groups.leaf_peers(errors, np.ones(len(nic), np.bool_))
-    usual = np.fmax(np.nan_to_num(peers), np.nan_to_num(view.base(DeviceKind.NIC, "bit_errors")))
+    usual = np.fmax(or_zero(peers), or_zero(view.base(DeviceKind.NIC, "bit_errors")))
     limit = np.fmin(
         np.fmax(thresholds.bit_error_factor * usual, thresholds.min_bit_errors),
         thresholds.certain_bit_errors,
@@ -195,7 +195,9 @@ def _speeds(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     speed = np.where(nic["link_up"] > 0, nic["link_speed"], np.nan)
     before = view.signals.table(DeviceKind.NIC, BEFORE_SLOTS, view.signals.window)["link_speed"]
     # The NICs of a node may differ by design, then those of its rail differ in the same way.
-    usual = np.fmax(before, np.fmin(_usual_of_node(view, speed), _usual_of_rail(view, speed)))
+    groups = view.groups
+    of_rail = _usual(speed, groups.alike_on_rail)
+    usual = np.fmax(before, np.fmin(_usual(speed, groups.alike_on_node), of_rail))
     for position in np.flatnonzero(speed < view.thresholds.links.low_speed * usual).tolist():
         values = float(speed[position]), float(usual[position])
         evidence = findings.FindingEvidence(
@@ -205,7 +207,8 @@ def _speeds(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     for signal in ("pcie_width", "pcie_speed"):
         # A slot may have fewer lanes by design, then the NICs of most nodes have; PCIe of an unused device may
         # save power by a lower speed, and never by fewer lanes.
-        usual = np.fmin(_usual_of_role(view, nic[signal]), _usual_of_rail(view, nic[signal]))
+        of_rail = _usual(nic[signal], groups.alike_on_rail)
+        usual = np.fmin(_usual(nic[signal], groups.alike_in_cluster), of_rail)
         narrow = (nic[signal] < 1) & (usual >= 1)
         if signal == "pcie_speed":
             narrow &= loaded_nics(view)
@@ -217,28 +220,10 @@ def _speeds(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
             yield findings.Finding("pcie_degraded", findings.Cause("nic", position), (evidence,))
 
 
-def _usual_of_node(view: findings.DiagnosisView, values: Floats) -> Floats:
-    """Return, for each NIC, the median of the NICs of its node and role, if there are at least three."""
-    groups = [f"{nic.node}/{nic.role}" for nic in view.devices.nics]
-    return _medians(values, np.unique(groups, return_inverse=True)[1])
-
-
-def _usual_of_role(view: findings.DiagnosisView, values: Floats) -> Floats:
-    """Return, for each NIC, the median of its role in the cluster."""
-    groups = [nic.role for nic in view.devices.nics]
-    return _medians(values, np.unique(groups, return_inverse=True)[1])
-
-
-def _usual_of_rail(view: findings.DiagnosisView, values: Floats) -> Floats:
-    """Return, for each NIC, the median of its rail in the cluster, if there are at least three."""
-    groups = [f"{nic.role}/{nic.rail}" for nic in view.devices.nics]
-    return _medians(values, np.unique(groups, return_inverse=True)[1])
-
-
-def _medians(values: Floats, groups: Positions) -> Floats:
+def _usual(values: Floats, groups: Iterable[Positions]) -> Floats:
+    """Return, for each NIC, the median of its group, if it has at least three that are known."""
     medians = np.full(len(values), np.nan)
-    order = np.argsort(groups, kind="stable")
-    for members in np.split(order, np.flatnonzero(np.diff(groups[order])) + 1):
+    for members in groups:
         present = values[members][~np.isnan(values[members])]
         if len(present) >= MIN_PEERS:
             medians[members] = median(present)
@@ -265,7 +250,7 @@ def _transmit_errors(view: findings.DiagnosisView) -> Iterator[findings.Finding]
     nic, use = view.signals.nic, loaded_nics(view)
     limit = np.fmax(
         thresholds.min_naks,
-        thresholds.naks_factor * np.nan_to_num(view.base(DeviceKind.NIC, "naks")),
+        thresholds.naks_factor * or_zero(view.base(DeviceKind.NIC, "naks")),
     )
     clean = ~findings.above(nic["uncorrected_symbols"], 0.0) & ~findings.above(
         nic["unprotected_share"], view.thresholds.network.min_unprotected

@@ -18,7 +18,7 @@ from collector.diagnosis.leaf_detectors import MIN_MEMBERS
 from collector.diagnosis.network_detectors import loaded_nics
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.settings_advice import gain_of, waiting_gpus
-from collector.diagnosis.slot_sums import Floats, Positions, mean_known, median_known
+from collector.diagnosis.slot_sums import Floats, Positions, mean_known, median_known, or_zero
 from collector.fleet.rail_cabling import WrongRail
 from collector.workloads.job_roster import JobKey
 
@@ -48,7 +48,7 @@ def late_marks(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     rails = np.array([groups.nic_rail[each[0]] if len(each) else -1 for each in groups.leaves])
     for rail in np.unique(rails[findings.above(paused, thresholds.min_late_paused)]).tolist():
         members = np.flatnonzero((groups.nic_rail == rail) & use)
-        highest = float(np.nan_to_num(nic["marked_share"][members]).max(initial=0.0))
+        highest = float(or_zero(nic["marked_share"][members]).max(initial=0.0))
         if (
             not highest
             or findings.above(
@@ -56,7 +56,7 @@ def late_marks(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
             ).any()
         ):
             continue  # ECN is inactive or not counted, or a receiver is too slow
-        usual = float(np.nan_to_num(median_known(paused[rails != rail])))
+        usual = float(or_zero(median_known(paused[rails != rail])))
         limit = max(
             thresholds.late_factor * usual,
             thresholds.min_late_paused,

@@ -15,7 +15,7 @@ import numpy as np
 from collector.diagnosis import findings
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.signals import SignalTable
-from collector.diagnosis.slot_sums import Floats, Positions, divide, median_known
+from collector.diagnosis.slot_sums import Floats, Positions, divide, median_known, or_zero
 
 MIN_SOCKET_NICS = 2
 
@@ -33,8 +33,8 @@ def _pausing_limit(view: findings.DiagnosisView) -> Floats:
     medians, deviations = view.groups.leaf_peers(nic["pausing_share"], view.groups.is_rail)
     baseline = view.base(DeviceKind.NIC, "pausing_share")
     return thresholds.min_pausing + np.fmax(
-        np.nan_to_num(medians) + thresholds.pausing_deviations * np.nan_to_num(deviations),
-        thresholds.pausing_factor * np.nan_to_num(baseline),
+        or_zero(medians) + thresholds.pausing_deviations * or_zero(deviations),
+        thresholds.pausing_factor * or_zero(baseline),
     )
 
 
@@ -102,7 +102,7 @@ def _pausing(
     more: tuple[findings.FindingEvidence, ...] = (),
 ) -> findings.Finding:
     evidence = (_pausing_evidence(view, position, limit), *more)
-    share = float(np.nan_to_num(view.signals.nic["pausing_share"][position]))
+    share = float(or_zero(view.signals.nic["pausing_share"][position]))
     return findings.Finding(name, findings.Cause("nic", position), evidence, min(1.0, 0.5 + share))
 
 
@@ -163,16 +163,14 @@ def incast_receivers(view: findings.DiagnosisView) -> Iterator[findings.Finding]
     nic, use = view.signals.nic, loaded_nics(view) & view.groups.is_rail
     received, _ = view.groups.leaf_peers(nic["receive"], use)
     marked, _ = view.groups.leaf_peers(nic["marked_share"], use)
-    usual_marked = np.fmax(
-        np.nan_to_num(marked), np.nan_to_num(view.base(DeviceKind.NIC, "marked_share"))
-    )
+    usual_marked = np.fmax(or_zero(marked), or_zero(view.base(DeviceKind.NIC, "marked_share")))
     baseline = view.base(DeviceKind.NIC, "receive")
     has_past = ~np.isnan(baseline)
     of_job, past_of_job = (_usual_of_job(view, each) for each in (nic["receive"], baseline))
     # A slower job would receive less everywhere.
     slowdown = np.clip(np.nan_to_num(divide(of_job, past_of_job), nan=1.0), MIN_SLOWDOWN, 1.0)
-    baseline = slowdown * baseline + 2 * np.nan_to_num(view.variation(DeviceKind.NIC, "receive"))
-    usual = np.fmax.reduce([np.nan_to_num(received), np.nan_to_num(baseline), of_job])
+    baseline = slowdown * baseline + 2 * or_zero(view.variation(DeviceKind.NIC, "receive"))
+    usual = np.fmax.reduce([or_zero(received), or_zero(baseline), of_job])
     limit = np.fmax(thresholds.min_incast_marked, thresholds.incast_marks_factor * usual_marked)
     min_receive = np.fmax(thresholds.incast_receive_factor * usual, thresholds.min_incast_receive)
     receives_more = findings.above(nic["receive"], min_receive)
@@ -225,7 +223,7 @@ def _usual_of_job(view: findings.DiagnosisView, values: Floats) -> Floats:
     """Return the value of the usual NIC of its job, for each NIC: all NICs of an all-to-all exchange receive as much."""
     usual = np.zeros(len(values))
     for job in view.jobs:
-        usual[job.nics] = np.nan_to_num(median_known(values[job.nics]))
+        usual[job.nics] = or_zero(median_known(values[job.nics]))
     return usual
 
 
@@ -266,7 +264,7 @@ def congestion_control_faults(view: findings.DiagnosisView) -> Iterator[findings
     yield from _by_node(
         view, "cnp_not_sent", sends_none, marked, "notifications_sent", thresholds.min_marks
     )
-    total = nic["notifications_ignored"] + np.nan_to_num(nic["notifications_handled"])
+    total = nic["notifications_ignored"] + or_zero(nic["notifications_handled"])
     ignoring = findings.above(
         nic["notifications_ignored"], thresholds.min_ignored
     ) & findings.above(nic["notifications_ignored"], thresholds.min_ignored_share * total)
@@ -294,9 +292,7 @@ def retransmitting_nics(view: findings.DiagnosisView) -> Iterator[findings.Findi
     nic, use = view.signals.nic, loaded_nics(view)
     rates = nic["adaptive_retransmissions"]
     peers, _ = view.groups.leaf_peers(rates, use)
-    usual = np.fmax(
-        np.nan_to_num(peers), np.nan_to_num(view.base(DeviceKind.NIC, "adaptive_retransmissions"))
-    )
+    usual = np.fmax(or_zero(peers), or_zero(view.base(DeviceKind.NIC, "adaptive_retransmissions")))
     limit = np.fmax(thresholds.min_retries, thresholds.retry_factor * usual)
     yield from _by_node(
         view,
@@ -344,7 +340,7 @@ def victims(view: findings.DiagnosisView) -> findings.Flags:
     """Return the NICs that are paused, beyond their own past, and hardly pause themselves."""
     thresholds = view.thresholds.network
     nic = view.signals.nic
-    baseline = np.nan_to_num(view.base(DeviceKind.NIC, "paused_share"))
+    baseline = or_zero(view.base(DeviceKind.NIC, "paused_share"))
     return findings.above(
         nic["paused_share"], thresholds.min_paused + 2 * baseline
     ) & ~findings.above(

@@ -25,7 +25,7 @@ from collector.diagnosis.findings import (
     FindingEvidence,
 )
 from collector.diagnosis.quantities import DeviceKind
-from collector.diagnosis.slot_sums import Floats, Positions, median_known
+from collector.diagnosis.slot_sums import Floats, Positions, median_known, or_zero
 from railscope.timestamps import SECOND_NS
 from railscope.wire import WireEntity
 
@@ -407,7 +407,7 @@ def stall_gain(view: DiagnosisView, nics: Positions) -> ExpectedGain:
     stalled = np.fmax(table["pausing_share"], table["paused_share"])
     peers = np.isin(view.groups.nic_rail, view.groups.nic_rail[nics])
     peers[nics] = False
-    highest, usual = _highest(stalled[nics]), float(np.nan_to_num(median_known(stalled[peers])))
+    highest, usual = _highest(stalled[nics]), float(or_zero(median_known(stalled[peers])))
     gpus = waiting_gpus(view, nics)
     derivation = (
         f"share of time in which pause stops the affected NIC most: {highest:.2%}, median of its rail: {usual:.2%}, in the last 5 minutes; "
@@ -442,7 +442,7 @@ def _clock_gain(view: DiagnosisView, affected: Positions) -> ExpectedGain:
 
 
 def _highest(values: Floats) -> float:
-    return float(np.nan_to_num(values).max(initial=0.0))
+    return float(or_zero(values).max(initial=0.0))
 
 
 def _lowest(values: Floats) -> float:

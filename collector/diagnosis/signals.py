@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import cached_property, reduce
 
 import numpy as np
 
 from collector.diagnosis.devices import ClusterDevices
 from collector.diagnosis.quantities import PRIORITIES, DeviceKind
-from collector.diagnosis.slot_sums import Floats, SlotSums, divide
+from collector.diagnosis.slot_sums import Floats, SlotSums, divide, or_zero
 
 PAUSE_QUANTA_BITS = 65_535 * 512
 """Bit times for which one frame stops a priority at most (IEEE 802.1Qbb)."""
@@ -22,7 +22,7 @@ PAUSE_QUANTA_BITS = 65_535 * 512
 BITS_PER_BYTE = 8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WindowSums:
     """Sums of one kind of device over `count` slots up to `end_slot`."""
 
@@ -47,6 +47,12 @@ class WindowSums:
     def current(self, name: str) -> Floats:
         """Return the newest value within the window; NaN without one."""
         return self.sums.last(name, self.end_slot, self.count)
+
+    @cached_property
+    def line_rate(self) -> Floats:
+        """Bytes per second of the link; the expected speed while it is down."""
+        rate = self.last("link_speed", "port_rate")
+        return np.where(rate > 0, rate, self.last("expected_speed", "port_rate"))
 
     def _rate(self, name: str) -> Floats:
         return self.sums.rate(name, self.end_slot, self.count)
@@ -86,15 +92,9 @@ def _rdma_rate(w: WindowSums, way: str) -> Floats:
     return _first_known(w.rate(f"rdma_{way}_bytes", f"port_{way}_bytes"), _sum_known(by_version))
 
 
-def _line_rate(w: WindowSums) -> Floats:
-    """Bytes per second of the link; the expected speed while it is down."""
-    rate = w.last("link_speed", "port_rate")
-    return np.where(rate > 0, rate, w.last("expected_speed", "port_rate"))
-
-
 def _full_stop(w: WindowSums, frames: Floats) -> Floats:
     """Upper bound of the share of time that these frames per second stop a priority."""
-    return np.minimum(frames * PAUSE_QUANTA_BITS / BITS_PER_BYTE / _line_rate(w), 1.0)
+    return np.minimum(frames * PAUSE_QUANTA_BITS / BITS_PER_BYTE / w.line_rate, 1.0)
 
 
 def _pause_share(w: WindowSums, seconds: tuple[str, ...], frames: tuple[str, ...]) -> Floats:
@@ -111,7 +111,7 @@ def _unprotected_share(w: WindowSums) -> Floats:
     if np.isnan(sent).all():
         return np.full(sent.shape[1], np.nan)
     lossless = np.stack([w.last(f"priority_{number}_lossless") for number in PRIORITIES])
-    usual = int(np.nan_to_num(sent).sum(axis=1).argmax())
+    usual = int(or_zero(sent).sum(axis=1).argmax())
     is_set = np.nansum(lossless, axis=0) > 0
     protected = np.where(is_set, np.nansum(sent * (lossless > 0), axis=0), sent[usual])
     return np.maximum(1.0 - divide(protected, _rdma_rate(w, "sent")), 0.0)
@@ -145,8 +145,8 @@ class Signal:
 _PACKETS = ("roce_received_packets", "port_received_packets", "udp_received_packets")
 
 _NIC = [
-    ("receive", "ratio", "Received RDMA bytes, relative to the line rate [Rr].", lambda w: divide(_rdma_rate(w, "received"), _line_rate(w))),
-    ("send", "ratio", "Sent RDMA bytes, relative to the line rate [Rt].", lambda w: divide(_rdma_rate(w, "sent"), _line_rate(w))),
+    ("receive", "ratio", "Received RDMA bytes, relative to the line rate [Rr].", lambda w: divide(_rdma_rate(w, "received"), w.line_rate)),
+    ("send", "ratio", "Sent RDMA bytes, relative to the line rate [Rt].", lambda w: divide(_rdma_rate(w, "sent"), w.line_rate)),
     ("pausing_share", "ratio", "Share of time in which the NIC pauses its switch port [Pt].", lambda w: _pause_share(w, ("pausing_seconds", "global_pausing_seconds"), ("pause_frames_sent", "global_pause_frames_sent"))),
     ("paused_share", "ratio", "Share of time in which the switch pauses the NIC [Pr].", lambda w: _pause_share(w, ("paused_seconds", "global_paused_seconds"), ("pause_frames_received", "global_pause_frames_received"))),
     ("pause_frames", "per second", "Pause frames sent and received [Ft + Fr].", lambda w: w.rate("pause_frames_sent", "global_pause_frames_sent") + w.rate("pause_frames_received", "global_pause_frames_received")),
@@ -155,7 +155,7 @@ _NIC = [
     ("marked_share", "ratio", "Marked packets, relative to those received [M].", lambda w: divide(w.total("marked_packets"), reduce(_first_known, map(w.total, _PACKETS)))),
     ("marks", "per second", "Marked packets received.", lambda w: w.rate("marked_packets")),
     ("notifications_sent", "per second", "Congestion notifications sent as receiver [Cn].", lambda w: w.rate("notifications_sent")),
-    ("notifications_handled", "per second", "Congestion notifications handled as sender, or received if the driver counts only these; without those of slow restart [Cr].", lambda w: np.fmax(w.rate("notifications_handled", "notifications_received") - np.nan_to_num(w.rate("slow_restart_notifications")), 0)),
+    ("notifications_handled", "per second", "Congestion notifications handled as sender, or received if the driver counts only these; without those of slow restart [Cr].", lambda w: np.fmax(w.rate("notifications_handled", "notifications_received") - or_zero(w.rate("slow_restart_notifications")), 0)),
     ("notifications_ignored", "per second", "Congestion notifications ignored as sender [Ci].", lambda w: w.rate("notifications_ignored")),
     ("out_of_order", "per second", "Packets received out of order [O].", lambda w: w.rate("out_of_sequence")),
     ("ack_timeouts", "per second", "Acknowledgements that did not arrive in time [A].", lambda w: w.rate("ack_timeouts")),

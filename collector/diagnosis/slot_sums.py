@@ -194,6 +194,7 @@ class SlotSums:
         self._rings = (self._sums, self._weights, self._last)
         self._is_replaced = [QUANTITIES[name].kind in REPLACED_KINDS for name in self.names]
         self._latest: dict[int, NDArray[np.float32]] = {}
+        self._latest_of_all: dict[str, Floats] = {}
         self._unsettled_slot = 0
         """First slot with values that are not among the latest ones: readings may arrive after their slot was settled."""
 
@@ -252,6 +253,7 @@ class SlotSums:
         ):
             self._settle(unsettled)
         self._unsettled_slot = max(self._unsettled_slot, slot + 1)
+        self._latest_of_all.clear()
 
     def _settle(self, slot: int) -> None:
         for quantity in np.flatnonzero(self._is_replaced).tolist():
@@ -265,11 +267,15 @@ class SlotSums:
                 self._latest[quantity] = values
 
     def latest(self, name: str) -> Floats:
-        """Return the newest value of each device in all settled slots; NaN without any."""
-        found = np.full(self.devices, np.nan)
-        values = self._latest.get(self.index[name])
-        if values is not None:
-            found[: len(values)] = values
+        """Return the newest value of each device in all settled slots, NaN without any; not to be changed."""
+        found = self._latest_of_all.get(name)
+        if found is None or len(found) != self.devices:
+            found = np.full(self.devices, np.nan)
+            values = self._latest.get(self.index[name])
+            if values is not None:
+                found[: len(values)] = values
+            found.flags.writeable = False
+            self._latest_of_all[name] = found
         return found
 
     def _sums_and_weights(self, name: str, end_slot: int, count: int) -> tuple[Values, Values]:
@@ -277,7 +283,7 @@ class SlotSums:
         quantity = self.index[name]
         if self._is_replaced[quantity]:
             values = self._last.read(quantity, end_slot, count)
-            return np.nan_to_num(values), (~np.isnan(values)).astype(np.float32)
+            return or_zero(values), (~np.isnan(values)).astype(np.float32)
         sums, weights = (ring.read(quantity, end_slot, count) for ring in self._rings[:2])
         return sums, weights
 
@@ -311,7 +317,11 @@ class SlotSums:
         """Return rates per second of a counter, or means of a gauge; NaN without readings."""
         if not self._has_readings(name):
             return np.full(self.devices, np.nan)
-        return divide(*self._window(name, end_slot, count))
+        quantity = self.index[name]
+        if self._is_replaced[quantity] or self._sums.has(quantity):
+            return divide(*self._window(name, end_slot, count))
+        weights = self._weights.read(quantity, end_slot, count)
+        return np.where((weights > 0).any(axis=0), 0.0, np.nan)  # has never moved
 
     def last(self, name: str, end_slot: int, count: int) -> Floats:
         """Return the newest value of each device within `count` slots; NaN without any."""
@@ -339,6 +349,12 @@ def _cells(
     """Return the values of a slot, and the places of quantities and devices among them."""
     positions = ring.positions_of(quantities)
     return ring.values_of(slot), (positions, devices)
+
+
+def or_zero(values: Values | float) -> Floats:
+    """Return values with zeros in place of unknown ones."""
+    found: Floats = np.where(np.isnan(values), 0.0, values)
+    return found
 
 
 def divide(numerators: Floats, denominators: Floats) -> Floats:

@@ -173,7 +173,7 @@ def is_busy(view: findings.DiagnosisView, signal: str, slots: int = 0) -> findin
     slots = slots or view.signals.window
     usual = view.base(DeviceKind.MOUNT, signal)
     before = view.signals.table(DeviceKind.MOUNT, BUSY_PAST_SLOTS, slots)[signal]
-    usual = np.nan_to_num(np.where(np.isnan(usual), before, usual))
+    usual = slot_sums.or_zero(np.where(np.isnan(usual), before, usual))
     rates = view.signals.table(DeviceKind.MOUNT, slots)[signal]
     limits = view.thresholds.jobs.busy_factor * usual + MIN_BUSY_OPERATIONS
     return findings.above(rates, limits)
@@ -232,7 +232,7 @@ def _operations(view: findings.DiagnosisView, slow: findings.Flags) -> slot_sums
     rates = np.zeros(len(mounts))
     for name in ("reads", "writes"):
         usual = view.base(DeviceKind.MOUNT, name)
-        rates += np.nan_to_num(np.fmax(view.signals.mount[name], usual)[mounts])
+        rates += slot_sums.or_zero(np.fmax(view.signals.mount[name], usual)[mounts])
     return np.bincount(nodes, rates, len(view.devices.node_names)).astype(np.float64)
 
 
@@ -293,6 +293,6 @@ MIN_STORING = 0.1
 
 def waits_for_io(view: findings.DiagnosisView, nodes: slot_sums.Positions) -> findings.Flags:
     """Return which nodes have tasks that wait for I/O much more than usual."""
-    usual = np.nan_to_num(view.base(DeviceKind.NODE, "io_pressure"))[nodes]
+    usual = slot_sums.or_zero(view.base(DeviceKind.NODE, "io_pressure"))[nodes]
     pressure = view.signals.node["io_pressure"][nodes]
     return findings.above(pressure, MIN_STORING + view.thresholds.jobs.busy_factor * usual)

@@ -15,7 +15,7 @@ import numpy as np
 from collector.diagnosis import findings
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.settings_advice import gain_of, waiting_gpus
-from collector.diagnosis.slot_sums import median_known
+from collector.diagnosis.slot_sums import median_known, or_zero
 from collector.diagnosis.switch_counters import PartLabel, SwitchQueue, TrackedSender
 from collector.diagnosis.switch_evidence import (
     MAX_NAMED,
@@ -191,7 +191,7 @@ def _late_marks(
         return
     members = view.groups.leaves[leaf]
     nic = view.signals.table(DeviceKind.NIC, findings.SLOTS_PER_MINUTE)
-    share = float(np.nan_to_num(median_known(nic["paused_share"][members])))
+    share = float(or_zero(median_known(nic["paused_share"][members])))
     gpus = waiting_gpus(view, members)
     derivation = (
         f"{late.text}; median share of time in which the switch pauses its NICs: {share:.2%}, in the last minute; "

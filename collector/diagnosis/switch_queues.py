@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from collector.diagnosis import findings
-from collector.diagnosis.slot_sums import Positions
+from collector.diagnosis.slot_sums import Positions, or_zero
 from collector.diagnosis.switch_counters import KEPT_NS, CounterTrack, SwitchQueue, TrackedSender
 from collector.diagnosis.switch_evidence import SwitchEvidence, SwitchPort, short_name
 from railscope.timestamps import SECOND_NS
@@ -244,7 +244,7 @@ def _track_values(
     if measure != "occupancy":
         now, past = now / seconds, past / past_seconds
     labels, found = track.columns.labels, []
-    for position in positions[np.nan_to_num(now[positions]) > 0].tolist():
+    for position in positions[or_zero(now[positions]) > 0].tolist():
         label = labels[position]
         queue = SwitchQueue(switch, label.port, label.number)
         found.append(_QueueValue(queue, float(now[position]), float(past[position])))
