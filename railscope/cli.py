@@ -6,7 +6,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +22,7 @@ _ON_DEMAND = {
     "claim": ("agent.commands.claim", "claim", "Report the start and end of GPU claims to the agent of this node."),
     "bill": ("collector.commands.bill", "bill", "Compute the GPU usage of tenants and its cost."),
     "context": ("railscope.client.commands", "context", "Store servers by name, so that a URL is typed once."),
-    "collector": ("collector.cli", "collector", "Combine the frames of all nodes into cluster, rail and tenant views."),
+    "collector": ("collector.commands", "collector", "Combine the frames of all nodes into cluster, rail and tenant views."),
     "demo": ("simulator.demo.__main__", "demo", "Run a collector, agents and simulated nodes with faults, as `make demo` does."),
     "diagnose": ("collector.commands.diagnose", "diagnose", "Find cause, victims and evidence of faults in captures or a frame log."),
     "gpus": ("railscope.client.commands", "gpus", "List the GPUs of all nodes with rail and NIC, worst first."),
@@ -44,24 +44,34 @@ COMPLETION_VARIABLE = "_RAILSCOPE_COMPLETE"
 _COMPLETION_TABLE = Path(__file__).with_name("completion.json")
 
 
-class _OnDemand(click.Group):
-    """Group that imports a command's package only when the command runs."""
+class OnDemandGroup(click.Group):
+    """Group of commands by name; `modules` has the module, the name there and the help of each."""
+
+    def __init__(
+        self, *arguments: Any, modules: Mapping[str, tuple[str, str, str]], **options: Any
+    ) -> None:
+        super().__init__(*arguments, **options)
+        self._modules = modules
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted([*super().list_commands(ctx), *_ON_DEMAND])
+        """Return the names of all commands."""
+        return sorted([*super().list_commands(ctx), *self._modules])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name in _ON_DEMAND:
-            module, name, _ = _ON_DEMAND[cmd_name]
+        """Return a command; its module is imported."""
+        if cmd_name in self._modules:
+            module, name, _ = self._modules[cmd_name]
             command: click.Command = getattr(importlib.import_module(module), name)
             return command
         return super().get_command(ctx, cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the help of all commands; none is imported."""
         rows = []
         for name in self.list_commands(ctx):
-            command = None if name in _ON_DEMAND else self.get_command(ctx, name)
-            rows.append((name, command.get_short_help_str(80) if command else _ON_DEMAND[name][2]))
+            command = None if name in self._modules else self.get_command(ctx, name)
+            text = command.get_short_help_str(80) if command else self._modules[name][2]
+            rows.append((name, text))
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 
@@ -78,7 +88,9 @@ def format_option(*formats: str) -> Callable[[_Command], _Command]:
     )
 
 
-@click.group(cls=_OnDemand, context_settings={"help_option_names": ["--help", "-h"]})
+@click.group(
+    cls=OnDemandGroup, modules=_ON_DEMAND, context_settings={"help_option_names": ["--help", "-h"]}
+)
 @click.version_option(__version__, prog_name="railscope")
 def root() -> None:
     """Telemetry of a GPU training cluster: GPU, PCIe, RoCE and tenants on one clock."""

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import click
 import msgspec
 
-from collector.commands import administration
+from collector.commands import config_option, load_settings
 from collector.commands.node_clocks import MAX_RANGE_NS, DiagnoseError, NodeClocks, read_arrivals
 from collector.config import CollectorSettings
 from collector.detector_thresholds import DetectorThresholds
@@ -80,7 +80,7 @@ class _NodeFrames(NamedTuple):
     "--from", "from_text", default="", help="Start of the range of a frame log, RFC 3339."
 )
 @click.option("--to", "to_text", default="", help="End of the range of a frame log, RFC 3339.")
-@administration.config_option
+@config_option
 @cli.format_option("text", "json")
 def diagnose(  # noqa: PLR0913, PLR0917 - options
     captures: Path | None,
@@ -136,7 +136,7 @@ class _Site(NamedTuple):
 
 def _site(config: Path | None) -> _Site:
     """Return claims with the tenants of owners, thresholds and cabling. Raises SettingsError, DiagnoseError."""
-    settings = administration.load_settings(config, {}) if config else CollectorSettings()
+    settings = load_settings(config, {}) if config else CollectorSettings()
     pods = compile_pattern(settings.pod_job_pattern)
     file, mappings = settings.tenants_file, tenancy_files.TenantMappings()
     try:

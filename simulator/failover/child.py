@@ -17,7 +17,7 @@ from agent.host.live_host import LiveClock
 from agent.sampling.status import AuditLogState
 from agent.shipping import collector_choice
 from agent.witness import audit_witness, witness_store
-from collector.commands.administration import load_settings
+from collector.commands import load_settings
 from collector.service import Collector
 from railscope import service, settings
 from simulator.cluster import scenario as scenarios, shipped_nodes

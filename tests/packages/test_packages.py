@@ -21,7 +21,7 @@ from support.packages import EPOCH, ROOT, FreshRoot, build_packages, dependencie
 
 pytestmark = pytest.mark.timeout(900)  # the first of these tests builds all packages
 CAPTURE = ROOT / "tests/captures/hgx-h100-idle"
-COLLECTOR_COMMANDS = ("bill", "collector", "simulate")
+COLLECTOR_COMMANDS = (("bill",), ("collector", "run"), ("simulate",))
 FORMS = ("railscope-*.whl", "railscope-*.tar.gz", "railscope-*.tgz", "railscope-*-oci.tar", "railscope*.cdx.json",
          *(f"railscope-{name}{end}" for name in ("agent", "collector", "common") for end in ("_*.deb", "-*.rpm")))  # fmt: skip
 BUILD = runpy.run_path(str(ROOT / "deploy/packages/build.py"), run_name="packages_build")
@@ -147,7 +147,7 @@ def test_the_wheel_alone_is_the_agent_and_the_command_line(built: Path, tmp_path
     assert railscope("files", "--to", "copy").stdout == listed
     assert (tmp_path / "copy/deploy/slurm/prolog.sh").stat().st_mode & 0o111
     for command in COLLECTOR_COMMANDS:
-        outcome = railscope(command, "--help")
+        outcome = railscope(*command, "--help")
         assert (outcome.returncode, outcome.stdout) == (2, "")
         (line,) = outcome.stderr.splitlines()
         assert line.endswith(

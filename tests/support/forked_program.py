@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 _MODULES = {
     "agent": ["agent.cli"],
     "simulate": ["simulator.cli"],
-    "collector": ["collector.cli", "sqlalchemy.dialects.sqlite"],
+    "collector": ["collector.commands.administration", "sqlalchemy.dialects.sqlite"],
 }
 """Modules to import, by the first argument of `railscope`."""
 _MAX_REQUEST_BYTES = 1 << 20
