@@ -16,13 +16,14 @@ from collector.tables import metadata
 sys.path.insert(0, str(Path(__file__).parent))
 
 POSTGRESQL_IF_THOROUGH = {
-    "test_clock_mark", "test_clock_mark_billed", "test_evidence_finalization", "test_evidence_retired",
+    "test_claim_archive", "test_clock_mark", "test_clock_mark_billed", "test_closing_decided",
+    "test_evidence_finalization", "test_evidence_kept", "test_evidence_retired",
     "test_evidence_review", "test_export_command", "test_first_contact", "test_invented_boots",
     "test_invented_usage", "test_kept_evidence", "test_ledger_check", "test_reconcile",
-    "test_retired_billed", "test_review_reconciled", "test_unclosed",
+    "test_retired_billed", "test_review_reconciled", "test_unclosed", "test_waiting_evidence",
     "test_a_closing_that_is_killed_leaves_nothing",
 }  # fmt: skip
-"""Modules and tests whose statements for PostgreSQL are also run by the tests of ledger, outbox, closing and restarts."""
+"""Modules and tests whose statements for PostgreSQL are also run by the tests of ledger, outbox, archive, closing and restarts."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are deselected by their markers

@@ -11,11 +11,18 @@ from support.clock import ManualClock
 from support.machine import FakeHost
 from support.reading import ORIGIN
 
-from agent.config import AgentSettings, SourcePeriods
+from agent.config import AgentSettings, MetricsSettings, SourcePeriods
 from agent.machine_sources import machine_sources
 from agent.sampling.sampler import ReadLimits, Sampler
 from agent.sampling.source import Source
 from railscope.frame import Frame
+
+WITHOUT_NETWORK = MetricsSettings(
+    disabled_sources="bonds ceph edac gpu_activity gpu_burst gpudirect host hwmon link link_errors lustre neighbour nfs nic"
+    " nic_burst nic_settings nvme optics pcie protocols rapl rdma"
+)
+"""Settings of an agent that reads GPUs, their processes and their claims, and no other device."""
+
 
 PATIENCE_SECONDS = 60
 EVERY_SECOND = SourcePeriods(**dict.fromkeys(SourcePeriods.__struct_fields__, 1.0))

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, strategies as st
 from support.cases import capture_of
 from support.flight_recorders import DIRECTORY, SAME_TIME_NS, STEP_NS, USER, dump, entry, pickled
+from support.sampling import WITHOUT_NETWORK
 
 from agent.collective_settings import CollectiveSettings
 from agent.collectives import flight_recorder as recorder
@@ -53,7 +54,9 @@ class Node:
         step_ns = END_NS // (len(later) + 1)
         moments = [CaptureMoment((n + 1) * step_ns, calls=change) for n, change in enumerate(later)]
         walk = CaptureWalk(Capture(CAPTURE.about, (first, *moments)))
-        settings = AgentSettings(collectives=CollectiveSettings(late_seconds=late))
+        settings = AgentSettings(
+            collectives=CollectiveSettings(late_seconds=late), metrics=WITHOUT_NETWORK
+        )
         agent = Agent(settings, walk.host, CAPTURE.about.node)
         self.frames: list[Frame] = []
         agent.on_frame = self.frames.append

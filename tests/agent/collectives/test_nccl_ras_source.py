@@ -15,6 +15,7 @@ import msgspec
 import pytest
 from support import ras_servers as ras
 from support.cases import capture_of
+from support.sampling import WITHOUT_NETWORK
 
 from agent.collective_settings import CollectiveSettings
 from agent.collectives import ras_answers
@@ -93,7 +94,10 @@ class Node:
         about = dataclasses.replace(HANG.about, duration_ns=len(moments) * STEP_NS)
         walk = CaptureWalk(Capture(about, (start, *later)))
         self.queried: list[str] = []
-        settings = AgentSettings(collectives=CollectiveSettings(ras=mode, **changes))  # type: ignore[arg-type]
+        settings = AgentSettings(
+            collectives=CollectiveSettings(ras=mode, **changes),  # type: ignore[arg-type]
+            metrics=WITHOUT_NETWORK,
+        )
         agent = Agent(settings, ObservedHost(walk.host, self.queried), about.node)
         self.frames: list[Frame] = []
         agent.on_frame = self.frames.append

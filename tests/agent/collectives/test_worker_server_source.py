@@ -17,6 +17,7 @@ from hypothesis import given, strategies as st
 from structlog.testing import capture_logs
 from support.cases import capture_of
 from support.flight_recorders import DIRECTORY, SAME_TIME_NS, STEP_NS, USER, dump, pickled
+from support.sampling import WITHOUT_NETWORK
 from support.worker_servers import NCCL, SUMMARY, PytorchServer, http_answer
 
 from agent.collective_settings import CollectiveSettings
@@ -126,7 +127,9 @@ class Node:
         self.asked: list[str] = []
         settings = CollectiveSettings(**{"worker_servers": True} | changes)
         agent = Agent(
-            AgentSettings(collectives=settings), AskedHost(walk.host, self.asked), about.node
+            AgentSettings(collectives=settings, metrics=WITHOUT_NETWORK),
+            AskedHost(walk.host, self.asked),
+            about.node,
         )
         self.frames: list[Frame] = []
         agent.on_frame = self.frames.append
