@@ -64,16 +64,43 @@ def test_a_ledger_that_is_named_needs_no_installed_settings(tmp_path: Path):
     assert "other.db" in found
 
 
+HELP = """\
+import json, sys
+from click.testing import CliRunner
+from railscope.cli import root
+
+for arguments in json.load(sys.stdin):
+    found = [CliRunner().invoke(root, [*arguments, name]) for name in ("--help", "-h")]
+    print(json.dumps([(each.exit_code, each.stdout) for each in found]))
+"""
+"""A process of its own: a command that was invoked without its group retains the names of its option for help."""
+
+
+@pytest.fixture(name="helps", scope="module")
+def _helps() -> dict[tuple[str, ...], list[tuple[int, str]]]:
+    """Exit status and output of `--help` and of `-h`, by command."""
+    outcome = subprocess.run(
+        [sys.executable, "-c", HELP],
+        input=json.dumps(COMMANDS),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return dict(zip(COMMANDS, map(json.loads, outcome.stdout.splitlines()), strict=True))
+
+
 @pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
-def test_every_command_explains_itself(arguments: tuple[str, ...]):
-    outcome = CliRunner().invoke(railscope, [*arguments, "--help"])
-    assert outcome.exit_code == 0
-    assert CliRunner().invoke(railscope, [*arguments, "-h"]).stdout == outcome.stdout
-    usage, _, explanation = outcome.stdout.partition("\n\n")
+def test_every_command_explains_itself(
+    arguments: tuple[str, ...], helps: dict[tuple[str, ...], list[tuple[int, str]]]
+):
+    (status, text), short = helps[arguments]
+    assert status == 0
+    assert short == [status, text]
+    usage, _, explanation = text.partition("\n\n")
     assert usage.startswith("Usage:")
     assert explanation.strip()
-    if "--config" in outcome.stdout:
-        is_stated = re.search(r"/etc/railscope/|Default: no file", outcome.stdout)
+    if "--config" in text:
+        is_stated = re.search(r"/etc/railscope/|Default: no file", text)
         assert is_stated, "the default is stated"
 
 

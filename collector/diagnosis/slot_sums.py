@@ -201,9 +201,8 @@ class SlotSums:
     @property
     def bytes_per_device(self) -> float:
         """Return the memory of a device."""
-        latest = sum(
-            values.nbytes for values in (*self._latest.values(), *self._latest_of_all.values())
-        )
+        latest = sum(values.nbytes for values in self._latest.values())
+        latest += sum(values.nbytes for values in self._latest_of_all.values())
         return (sum(ring.size for ring in self._rings) + latest) / max(self.devices, 1)
 
     def add_device(self) -> int:
