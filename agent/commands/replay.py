@@ -51,7 +51,7 @@ STATIC_SOURCES = {
     "nic_settings", "optics",
 }  # fmt: skip
 """Sources whose readings depend on the present answers only, and not on the time: most of these never change."""
-REPROBE_SAME_NS = 3600 * SECOND_NS
+REPROBE_SAME_NS = 900 * SECOND_NS
 """Time after which a source searches for devices although none seems to have come or gone."""
 _VARYING = {r.value for r in Absent} - {Absent.UNSUPPORTED.value, Absent.DENIED.value}
 """Reasons of readings that may change with time."""
