@@ -260,6 +260,13 @@ def record(  # noqa: PLR0913, PLR0917 - flags
 @click.option(
     "--source", "sources", multiple=True, metavar="NAME", help="Read only this source; repeatable."
 )
+@click.option(
+    "--metric",
+    "metrics",
+    multiple=True,
+    metavar="NAME",
+    help="Write only columns of this metric; repeatable. All entities and events are written.",
+)
 @click.argument(
     "captures",
     nargs=-1,
@@ -267,7 +274,12 @@ def record(  # noqa: PLR0913, PLR0917 - flags
     metavar="CAPTURE...",
     type=click.Path(file_okay=False, path_type=Path),
 )
-def replay(config: Path | None, sources: tuple[str, ...], captures: tuple[Path, ...]) -> None:
+def replay(
+    config: Path | None,
+    sources: tuple[str, ...],
+    metrics: tuple[str, ...],
+    captures: tuple[Path, ...],
+) -> None:
     """Write the frames of captures to standard output, in the wire format.
 
     Each record is the length of an envelope (4 bytes, little-endian) and the envelope, as an agent ships it.
@@ -282,7 +294,7 @@ def replay(config: Path | None, sources: tuple[str, ...], captures: tuple[Path, 
 
     service.configure_logs("error")
     loaded = settings.load(AgentSettings, file=config, prefix=PREFIX)
-    sys.exit(0 if replay_captures(captures, loaded, sources, sys.stdout.buffer) else 1)
+    sys.exit(0 if replay_captures(captures, loaded, sources, metrics, sys.stdout.buffer) else 1)
 
 
 @agent.command(name="sample-config")

@@ -22,7 +22,7 @@ from agent.config import AgentSettings, BurstSettings
 from agent.host import recorded_host
 from agent.machine_sources import assign_periods, machine_sources
 from agent.sampling import hang_guard
-from agent.sampling.source import Source
+from agent.sampling.source import PeriodicSource, Source
 from agent.sampling.source_reader import REPROBE_NS, SourceReader
 from agent.sampling.status import UNSUPPORTED, SourceGrader, SourceState
 from agent.service import UNSHIPPED_SOURCES
@@ -34,6 +34,7 @@ from agent.sources.tenancy import ClaimSource
 from agent.streams.kernel_log import XidMatcher
 from railscope import __version__, capture, envelopes, wire
 from railscope.capture import CaptureError, CaptureMetadata, CaptureMoment, Json
+from railscope.catalog import METRICS
 from railscope.frame import Frame, FrameOrigin, Schema
 from railscope.reading import Absent
 from railscope.settings import SettingsError
@@ -44,8 +45,14 @@ SAMPLE_NS = 400_000_000
 """Moments within this time are one sample: a recording agent takes some time for its reads."""
 EVERY_SAMPLE_NS = 5 * SECOND_NS
 """Sources with at most this period are read at every sample."""
-STATE_SOURCES = {ClaimSource.name, GpuVerdictSource.name, GpuSharingSource.name}
+CLAIM_SOURCES = {GpuSharingSource.name, ClaimSource.name}
+"""Sources of claims, the second of which uses the processes that the first lists."""
+STATE_SOURCES = {*CLAIM_SOURCES, GpuVerdictSource.name}
 """Sources of states that no other source reads between two of their own reads: they keep their period."""
+SAME_CLAIM_READS = 3
+"""Reads with the same answers after which sources of claims do not report anything new."""
+SAME_CLAIMS_NS = 30 * SECOND_NS
+"""Time after which they are read even so: half the maximum age of a list of processes."""
 STATIC_SOURCES = {
     "pcie", "gpu_pcie", "gpu_device", "gpu_settings", "gpu_health", "nvlink_signal", "neighbour",
     "nic_settings", "optics",
@@ -91,12 +98,20 @@ class _ReplayedSource:
     """True if the answer to one of these queries may have changed."""
     has_new_devices: bool = False
     """True if devices may have come or gone since the last probe."""
+    same_reads: int = 0
+    """Reads since an answer last changed."""
     _probed_ns: int = 0
+    _read_ns: int = 0
+
+    @property
+    def name(self) -> str:
+        """Name of the source."""
+        return self.status.source.name
 
     def read(self, host: recorded_host.SteppedHost, grader: SourceGrader) -> Frame | None:
         """Return the next frame; the last one with a new time if all answers are the same."""
         now, before = host.clock.now(), self.status.frame
-        if not self.is_outdated and before and now.boot_ns - self._probed_ns < REPROBE_SAME_NS:
+        if before and self._repeats(now.boot_ns):
             self.status.frame = self.reader.repeat(before)
             return self.status.frame
         if self.has_new_devices and now.boot_ns - self._probed_ns >= REPROBE_NS:
@@ -104,12 +119,29 @@ class _ReplayedSource:
         host.used.clear()
         outcome = self.reader.run()
         grader.record_return(self.status, outcome, now)
+        self._read_ns = now.boot_ns
         if outcome.cost.probe:
             self.used, self.has_new_devices, self._probed_ns = set(), False, now.boot_ns
-        if self.status.source.name in STATIC_SOURCES:
-            self.used |= host.used
+        if self.name in STATIC_SOURCES:
             self.is_outdated = not outcome.frame or bool(_VARYING & set(outcome.frame.reasons))
+        elif self.name in CLAIM_SOURCES:
+            self.is_outdated, self.same_reads = False, self.same_reads + 1
+        if not self.is_outdated:
+            self.used |= host.used
         return outcome.frame
+
+    def _repeats(self, now_ns: int) -> bool:
+        """True if a read would have the result of the last one."""
+        if self.is_outdated or now_ns - self._probed_ns >= REPROBE_SAME_NS:
+            return False
+        return self.name not in CLAIM_SOURCES or (
+            self.same_reads >= SAME_CLAIM_READS and now_ns - self._read_ns < SAME_CLAIMS_NS
+        )
+
+    def read_last(self, host: recorded_host.SteppedHost) -> None:
+        """Read at the end of a time without reads: a claim begins or ends after the last poll without a change."""
+        if self._read_ns < host.clock.now().boot_ns:
+            self.reader.undo(self.reader.run())
 
     def plan(self, now_ns: int) -> None:
         """Set the next time: a tenth earlier, as samples have some jitter."""
@@ -124,9 +156,13 @@ class ReplayedNode:
     """Sources of a node whose answers come moment by moment: the named ones, or all that an agent ships."""
 
     def __init__(
-        self, about: CaptureMetadata, settings: AgentSettings, names: Collection[str] = ()
+        self,
+        about: CaptureMetadata,
+        settings: AgentSettings,
+        names: Collection[str] = (),
+        metrics: Collection[str] = (),
     ) -> None:
-        """Raises SettingsError for an unknown source."""
+        """Raises SettingsError for an unknown source or metric."""
         self.origin = _origin(about)
         self.host = recorded_host.SteppedHost(about)
         self._hung = hang_guard.HungCalls()
@@ -146,7 +182,10 @@ class ReplayedNode:
         sources = [*machine_sources(settings, xids), verdicts]
         disabled = settings.metrics.disabled_sources.split()
         selected = _select(assign_periods(sources, settings.period_seconds), names, disabled)
+        selection = _selected_metrics(metrics)
         for source in selected:
+            if isinstance(source, PeriodicSource):
+                source.selection = selection
             status = self.statuses[source.name] = SourceState(source)
             reader = SourceReader(source, guard, self.origin, reprobe_ns=REPROBE_SAME_NS)
             self._sources.append(_ReplayedSource(status, reader))
@@ -154,18 +193,31 @@ class ReplayedNode:
     def advance(self, moment: CaptureMoment) -> None:
         """Apply the differences of a moment."""
         changed = self.host.changed_keys(moment)
+        self._prepare_claims(changed)
         has_new_devices = self.host.advance(moment)
         is_other_hung = self._update_hung_calls(moment)
         is_begin = moment.offset_ns < BEGIN_NS
         for source in self._sources:
             source.has_new_devices |= has_new_devices
             source.is_outdated |= has_new_devices or not source.used.isdisjoint(changed)
+            if has_new_devices:
+                source.same_reads = 0
             if has_new_devices and (is_begin or source.status.state == UNSUPPORTED):
                 source.reader.forget_plan()
                 source.due_ns = 0
             if is_other_hung:
                 source.is_outdated = True
                 source.reader.forget_plan()
+
+    def _prepare_claims(self, changed: Collection[str]) -> None:
+        """Before an answer about claims changes, poll them at the last moment without the change."""
+        sources = [source for source in self._sources if source.name in CLAIM_SOURCES]
+        if all(source.used.isdisjoint(changed) for source in sources):
+            return
+        for source in sources:
+            if not source.is_outdated:
+                source.read_last(self.host)
+            source.is_outdated, source.same_reads = True, 0
 
     def _update_hung_calls(self, moment: CaptureMoment) -> bool:
         """Record the devices of calls without a result; return True if they changed."""
@@ -206,10 +258,14 @@ class CaptureReplay(ReplayedNode):
     """Frames of a capture."""
 
     def __init__(
-        self, directory: Path, settings: AgentSettings, names: Collection[str] = ()
+        self,
+        directory: Path,
+        settings: AgentSettings,
+        names: Collection[str] = (),
+        metrics: Collection[str] = (),
     ) -> None:
-        """Raises CaptureError for invalid metadata, and SettingsError for an unknown source."""
-        super().__init__(capture.read_metadata(directory), settings, names)
+        """Raises CaptureError for invalid metadata, and SettingsError for an unknown source or metric."""
+        super().__init__(capture.read_metadata(directory), settings, names, metrics)
         self._directory = directory
         self.problem: CaptureError | None = None
         """Reason why the timeline could not be read to its end; known after the last frame."""
@@ -267,6 +323,13 @@ def _select(
     ]
 
 
+def _selected_metrics(names: Collection[str]) -> frozenset[str]:
+    if unknown := sorted(set(names) - METRICS.keys()):
+        message = f"unknown metric: {unknown[0]}: expected a metric of the catalog"
+        raise SettingsError(message)
+    return frozenset(names)
+
+
 def _origin(about: CaptureMetadata) -> FrameOrigin:
     """Return the origin of frames; the run is the same for every replay of a capture."""
     start = f"{about.boot_id} {about.started_boot_ns} {about.started_wall_ns}"
@@ -285,7 +348,11 @@ def _device(section: str, key: str) -> str:
 
 
 def replay_captures(
-    directories: Iterable[Path], settings: AgentSettings, names: Collection[str], out: BinaryIO
+    directories: Iterable[Path],
+    settings: AgentSettings,
+    names: Collection[str],
+    metrics: Collection[str],
+    out: BinaryIO,
 ) -> bool:
     """Write the envelopes of captures, each after its length; return False if one is damaged."""
     is_complete = True
@@ -293,7 +360,7 @@ def replay_captures(
     for directory in directories:
         problem: CaptureError | None
         try:
-            replay = CaptureReplay(directory, settings, names)
+            replay = CaptureReplay(directory, settings, names, metrics)
         except CaptureError as error:
             problem = error
         else:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import compress, pairwise
+from itertools import compress, islice, pairwise
 from operator import is_not
 from typing import Protocol, TypeVar
 
@@ -284,6 +284,8 @@ class SteppedHost:
         self._state: dict[str, dict[str, Json]] = {
             section: {} for section in capture_format.SECTIONS
         }
+        self._settings: set[str] = set()
+        """Keys of the queries of settings so far."""
         self._log = SteppedKernelLog()
         self.used: set[str] = set()
         """Keys of the queries since the set was cleared."""
@@ -296,11 +298,11 @@ class SteppedHost:
         self.clock.go_to(moment.offset_ns)
         has_new_queries = bool(moment.names or moment.links)
         for section, answers in self._state.items():
-            changed: dict[str, Json] = getattr(moment, section)
-            has_new_queries |= not changed.keys() <= answers.keys() and any(
-                not key.startswith(_JOB_FILES) for key in changed.keys() - answers.keys()
-            )
-            answers.update(changed)
+            before = len(answers)
+            answers.update(getattr(moment, section))
+            new = tuple(islice(reversed(answers), len(answers) - before))
+            has_new_queries |= any(not key.startswith(_JOB_FILES) for key in new)
+            self._settings.update(key for key in new if key.startswith(_SETTINGS))
         self._log.records += moment.log
         return has_new_queries
 
@@ -309,9 +311,8 @@ class SteppedHost:
         before = self._state["calls"]
         same = {
             key
-            for key, answer in moment.calls.items()
-            if key.startswith(_SETTINGS)
-            and _without_counts(answer) == _without_counts(before.get(key))
+            for key in self._settings & moment.calls.keys()
+            if _without_counts(moment.calls[key]) == _without_counts(before[key])
         }
         return (moment.calls.keys() | moment.files.keys()) - same
 

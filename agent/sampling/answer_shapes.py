@@ -121,12 +121,16 @@ def _record(required: Mapping[str, Shape], optional: Mapping[str, Shape] | None 
     def shape(value: Any) -> Json:
         if not isinstance(value, dict) or not required.keys() <= value.keys():
             return _MISSING
-        checked = {key: members[key](member) for key, member in value.items() if key in members}
-        if any(checked[key] is _MISSING for key in required):
-            return _MISSING
-        if all(checked[key] is value[key] for key in checked):
+        changed = {
+            key: checked
+            for key, of in members.items()
+            if key in value and (checked := of(value[key])) is not value[key]
+        }
+        if not changed:
             return value
-        return {key: member for key, member in (value | checked).items() if member is not _MISSING}
+        if any(changed.get(key) is _MISSING for key in required):
+            return _MISSING
+        return {key: member for key, member in (value | changed).items() if member is not _MISSING}
 
     return shape
 
@@ -137,10 +141,14 @@ def _table(of: Shape) -> Shape:
     def shape(value: Any) -> Json:
         if not isinstance(value, dict):
             return _MISSING
-        checked = {key: of(member) for key, member in value.items() if _text(key) is not _MISSING}
-        if len(checked) == len(value) and all(checked[key] is value[key] for key in checked):
+        changed = {
+            key: checked
+            for key, member in value.items()
+            if (checked := of(member) if _text(key) is not _MISSING else _MISSING) is not member
+        }
+        if not changed:
             return value
-        return {key: member for key, member in checked.items() if member is not _MISSING}
+        return {key: member for key, member in (value | changed).items() if member is not _MISSING}
 
     return shape
 

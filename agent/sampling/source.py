@@ -206,6 +206,12 @@ def longest_period_seconds(source: Source) -> float:
     return max(longest, source.period_seconds)
 
 
+def selected_metrics(source: Source) -> frozenset[str]:
+    """Return the names of the metrics that frames of a source are limited to; none if they have all."""
+    selection: frozenset[str] = getattr(source, "selection", frozenset())
+    return selection
+
+
 def source_stage(source: Source) -> int:
     """Return the stage of a source."""
     stage: int = getattr(source, "stage", 0)
@@ -253,7 +259,13 @@ class PeriodicSource:
     """Base class of sources: the period is the default of the setting with their name, unless it is set."""
 
     name: str
+    selection: frozenset[str] = frozenset()
+    """Names of the metrics that are read; all if empty."""
     _period_seconds = 0.0
+
+    def selects(self, *metrics: Metric) -> bool:
+        """True if one of these metrics is read."""
+        return not self.selection or any(metric.name in self.selection for metric in metrics)
 
     @property
     def period_seconds(self) -> float:

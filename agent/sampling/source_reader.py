@@ -164,16 +164,19 @@ class SourceReader:
         completed = self._devices.complete(inventory, host)
         self._inventory, self._failed_calls = inventory, completed.failed_calls
         self._width, self._hidden_reasons = len(inventory.columns), completed.hidden_reasons
-        order = Schema.ordered(completed.columns)
-        columns = tuple(completed.columns[position] for position in order)
+        selection = source.selected_metrics(self.source)
+        all_columns, described = completed.columns, completed.columnless_entities
+        order = Schema.ordered(all_columns)
+        if selection:
+            selected = [place for place in order if all_columns[place][0].name in selection]
+            order = selected or order[:1]  # a source without any column would count as unsupported
+            described = tuple(dict.fromkeys([*described, *(about for _, about in all_columns)]))
+        columns = tuple(all_columns[position] for position in order)
         self._pick_ordered = counter_unwrap.column_picker(
             [completed.positions[position] for position in order]
         )
-        if (
-            columns != self._schema.columns
-            or completed.columnless_entities != self._schema.columnless_entities
-        ):
-            self._schema = Schema(self.source.name, columns, completed.columnless_entities)
+        if columns != self._schema.columns or described != self._schema.columnless_entities:
+            self._schema = Schema(self.source.name, columns, described)
 
     def _frame(self, table: source.RowBuilder, timestamp: NodeTimestamp) -> Frame | None:
         events, self._kept_events = (*self._kept_events, *table.events), ()

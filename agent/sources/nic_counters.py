@@ -6,9 +6,8 @@ A metric that the driver's statistics contain for a NIC is reported by the sourc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 
 from agent.host import Host, Json
 from agent.sampling import source
@@ -28,6 +27,7 @@ class _NicStatistics:
     interface: str
     names: list[str]
     positions: list[int]
+    pick: Callable[[Sequence[int]], Sequence[int]]
     start: int
     discards: dict[str | tuple[str, ...], int]
     """Column of the discards of each priority; the column of their sum follows the statistics."""
@@ -74,6 +74,7 @@ class NicSource(source_bases.UnwrappingSource, source.SourceWithoutResources):
             matched = ethtool_statistics.match_statistics(driver["driver"], statistics["names"])
             names = statistics["names"]
             findings.append(_statistics_finding(interface, driver["driver"], names, matched))
+            matched = [each for each in matched if self._needs(driver["driver"], names, each)]
             if not matched or nic.facts.get("role") == rails.BRIDGE:
                 columnless_entities.append(nic)
                 continue
@@ -98,10 +99,25 @@ class NicSource(source_bases.UnwrappingSource, source.SourceWithoutResources):
             if discards:
                 columns.add(c.ALL_PRIORITIES_DISCARDS, nic)
             total = totals.get(interface) or source.CounterTotal()
-            nics.append(_NicStatistics(interface, names, positions, start, discards, total))
+            pick = counter_unwrap.column_picker(positions)
+            nics.append(_NicStatistics(interface, names, positions, pick, start, discards, total))
         self._nics = nics
         self._replace_unwraps(host, unwraps)
         return columns.result(*findings, columnless_entities=columnless_entities)
+
+    def _needs(
+        self, driver: str, names: list[str], matched: tuple[declare.Metric, str, int]
+    ) -> bool:
+        """True for a selected metric, a part of the sum of discards, and a counter that shows resets."""
+        metric, _, position = matched
+        is_part = metric is c.PRIORITY_DISCARDS and self.selects(c.ALL_PRIORITIES_DISCARDS)
+        name = names[position]
+        return (
+            self.selects(metric)
+            or is_part
+            or ethtool_statistics.is_narrow(driver, name)
+            or ethtool_statistics.resets_with_narrow(name)
+        )
 
     def read(self, host: Host, into: source.RowBuilder) -> None:
         """Read each NIC once and select the statistics that have a column."""
@@ -120,8 +136,7 @@ class NicSource(source_bases.UnwrappingSource, source.SourceWithoutResources):
                 # For example, PFC on another priority: probe again for new statistics.
                 into.needs_probe = True
             else:
-                picked = itemgetter(*nic.positions)(statistics["values"])
-                into.put_all(nic.start, picked if width > 1 else (picked,))
+                into.put_all(nic.start, nic.pick(statistics["values"]))
             self._unwraps[nic.interface].extend_values(into.values, into.reasons)
             if nic.discards:
                 into.put(total, nic.discarded.update(into, nic.discards))
@@ -235,7 +250,7 @@ class LinkErrorSource(source.SourceWithoutResources):
             columns_by_key = {
                 key: columns.add(metric, Entity(entities.NIC, (interface,)))
                 for key, metric in counters.items()
-                if key in counts and metric not in elsewhere
+                if key in counts and metric not in elsewhere and self.selects(metric)
             }
             if columns_by_key:
                 self._requests.append(_CounterRequest(interface, name, columns_by_key))

@@ -76,10 +76,10 @@ class HostSource(source.SourceWithoutResources):
         )
         node = Entity(entities.NODE, (), facts)
         self._answers, self._files = [], []
-        for function, key, metric in _NODE_GAUGES:
+        for function, key, metric in filter(lambda row: self.selects(row[2]), _NODE_GAUGES):
             if _answer(host, function) is not None:
                 self._answers.append((columns.add(metric, node), function, _number(key)))
-        for mode in _answer(host, "cpu_times") or {}:
+        for mode in (self.selects(c.CPU_TIME) and _answer(host, "cpu_times")) or {}:
             column = columns.add(c.CPU_TIME, node.child(entities.CPU_MODE, mode))
             self._answers.append((column, "cpu_times", _scaled_member(mode, _HUNDREDTHS)))
         self._probe_tables(columns, host)
@@ -111,20 +111,20 @@ class HostSource(source.SourceWithoutResources):
         disks = _answer(host, "disk_io_counters") or {}
         for disk in whole_drives(host, disks):
             for key, metric in _DISK:
-                if key in disks[disk]:
+                if key in disks[disk] and self.selects(metric):
                     column = columns.add(metric, Entity(entities.DISK, (disk,)))
                     self._answers.append((column, "disk_io_counters", _nested_member(disk, key)))
         for interface in sorted(_answer(host, "net_io_counters") or {}):
-            for key, metric in _NETWORK:
+            for key, metric in filter(lambda row: self.selects(row[1]), _NETWORK):
                 column = columns.add(metric, Entity(entities.INTERFACE, (interface,)))
                 self._answers.append((column, "net_io_counters", _nested_member(interface, key)))
 
     def _probe_files(self, columns: source.ColumnBuilder, host: Host) -> None:
-        if source.read_text(host, "/proc/loadavg"):
+        if self.selects(c.LOAD_AVERAGE) and source.read_text(host, "/proc/loadavg"):
             for position, window in enumerate(_WINDOWS):
                 column = columns.add(c.LOAD_AVERAGE, Entity(entities.LOAD_WINDOW, (window,)))
                 self._files.append((column, "/proc/loadavg", _load(position)))
-        for resource in ("cpu", "memory", "io"):
+        for resource in ("cpu", "memory", "io") if self.selects(c.PRESSURE_STALLED) else ():
             path = f"/proc/pressure/{resource}"
             for line in source.read_text(host, path).splitlines():
                 severity = line.split(" ", 1)[0]

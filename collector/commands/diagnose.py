@@ -30,6 +30,7 @@ from collector.diagnosis.cluster_diagnosis import (
 )
 from collector.diagnosis.incident_report import describe, incident_document
 from collector.diagnosis.jobs import ClaimedGpus, PeerGroups, owner_as_tenant
+from collector.diagnosis.quantities import QUANTITIES
 from collector.diagnosis.switch_evidence import LinkedPort
 from collector.files import tenancy_files
 from collector.files.watched_file import FileError
@@ -56,6 +57,7 @@ _SOURCES = (
     "kernel", "tenancy", "worker_server", "flight_recorder", "nccl_inspector", "nccl_ras",
 )  # fmt: skip
 """Sources of the metrics that the diagnosis uses."""
+_METRICS = sorted({quantity.metric for quantity in QUANTITIES.values()})
 
 
 class _NodeFrames(NamedTuple):
@@ -306,7 +308,8 @@ def _replay(captures: Sequence[_CaptureRange], options: Sequence[str]) -> Iterat
 
 def _replay_part(directories: Sequence[Path], options: Sequence[str]) -> list[Envelope]:
     """Return the frames of captures; those before the damage of a damaged one, of which it warns."""
-    sources = [argument for name in _SOURCES for argument in ("--source", name)]
+    names = [argument for name in _SOURCES for argument in ("--source", name)]
+    names += [argument for name in _METRICS for argument in ("--metric", name)]
     paths = [str(directory) for directory in directories]
     command = [
         sys.executable,
@@ -316,7 +319,7 @@ def _replay_part(directories: Sequence[Path], options: Sequence[str]) -> list[En
         "agent",
         "replay",
         *options,
-        *sources,
+        *names,
         *paths,
     ]
     finished = subprocess.run(command, capture_output=True, check=False)  # noqa: S603 - own program

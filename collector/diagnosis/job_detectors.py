@@ -200,7 +200,7 @@ def node_gaps(view: findings.DiagnosisView) -> slot_sums.Floats:
     values = view.signals.table(DeviceKind.GPU, findings.SLOTS_PER_MINUTE)["utilization"]
     for job in view.jobs:
         nodes, used = job_steps.node_means(view, job, values)
-        gaps[nodes] = used - slot_sums.medians_of_others(used)
+        gaps[nodes] = used - job_steps.medians_of_others(used)
     return gaps
 
 
@@ -249,7 +249,7 @@ def late_hosts(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         # All ranks wait for a late host, so the job slows down as much; replicas of a service do not.
         speed = view.states[job.key].speed
         hit &= job_steps.explain_speed(speed, gaps.mean)
-        is_alone = findings.above(slot_sums.medians_of_others(before), STEADY_USE)
+        is_alone = findings.above(job_steps.medians_of_others(before), STEADY_USE)
         is_alone &= ~(speed > 1 + gaps.mean / 2) & job_steps.has_exchanged(view, job)
         is_alone &= _stand_out(lasting)
         is_alone &= job_steps.is_steady(view, job, "utilization") and _shows_late_nodes(view, job)

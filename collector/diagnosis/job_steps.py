@@ -9,6 +9,7 @@ import numpy as np
 from collector.diagnosis import findings, slot_sums
 from collector.diagnosis.jobs import ActiveJob
 from collector.diagnosis.quantities import DeviceKind
+from collector.diagnosis.slot_sums import Floats
 
 LOW_QUANTILE = 0.3
 """Quantile of the past that most minutes exceed."""
@@ -206,4 +207,26 @@ def uses_of_nodes(
 ) -> tuple[slot_sums.Floats, slot_sums.Floats]:
     """Return the utilization of the nodes of a job, and the median of the job's others, shape (slots, nodes)."""
     used = node_means(view, job, slots)[1]
-    return used, slot_sums.medians_of_others(used)
+    return used, medians_of_others(used)
+
+
+def medians_of_others(values: Floats) -> Floats:
+    """Return, for each value, the median of the others of its row that are known; NaN without any.
+
+    Values have the shape (…, devices).
+    """
+    rows = np.arange(values.shape[-1])
+    order = np.argsort(values, axis=-1)  # NaN last
+    ordered, ranks = np.take_along_axis(values, order, -1), np.empty_like(order)
+    np.put_along_axis(ranks, order, np.broadcast_to(rows, order.shape), -1)
+    are_known = ~np.isnan(values)
+    # Without a value itself, where it is known, the values above it have the next lower rank.
+    other_counts = are_known.sum(axis=-1, keepdims=True) - are_known
+    places = (np.maximum(other_counts - 1, 0) // 2, other_counts // 2)
+    last = values.shape[-1] - 1
+    middle = [
+        np.take_along_axis(ordered, np.minimum(place + (are_known & (ranks <= place)), last), -1)
+        for place in places
+    ]
+    found: Floats = np.where(other_counts > 0, (middle[0] + middle[1]) / 2, np.nan)
+    return found

@@ -149,13 +149,10 @@ class SlotRing:
 
     def read(self, quantity: int, end_slot: int, count: int) -> Values:
         """Return the values of the slots of the ring among `count` slots up to `end_slot`, shape (slots, devices); not to be changed."""
-        first = max(end_slot - count + 1, self.last_slot - self._slots + 1, 0)
-        position, begin = int(self._positions[quantity]), first % self._open_slots
-        end = begin + end_slot + 1 - first
-        is_open = first > self.last_slot - self._open_slots and begin <= end <= self._open_slots
-        if position != _NO_POSITION and is_open:  # a view takes a tenth of the time of a copy
-            return self._open[position, begin:end, : self.devices]
-        slots = np.arange(first, end_slot + 1)
+        position, part = int(self._positions[quantity]), self._open_part(end_slot, count)
+        if position != _NO_POSITION and part:  # a view takes a tenth of the time of a copy
+            return self._open[position, part, : self.devices]
+        slots = np.arange(self._first(end_slot, count), end_slot + 1)
         found = np.full((len(slots), self.devices), self._fill)
         if position == _NO_POSITION:
             return found
@@ -172,8 +169,31 @@ class SlotRing:
             found[number, : len(values)] = values[: self.devices]
         return found
 
+    def window_sums(self, end_slot: int, count: int) -> Floats | None:
+        """Return the sums of all quantities over slots, shape (quantities, devices); None if they are not one open part."""
+        part = self._open_part(end_slot, count)
+        if part is None:
+            return None
+        are_kept = self._positions != _NO_POSITION
+        values = self._open[self._positions[are_kept], part, : self.devices]
+        found = np.zeros((len(are_kept), self.devices))
+        found[are_kept] = values.sum(axis=1, dtype=np.float64)
+        return found
+
+    def _first(self, end_slot: int, count: int) -> int:
+        return max(end_slot - count + 1, self.last_slot - self._slots + 1, 0)
+
+    def _open_part(self, end_slot: int, count: int) -> slice | None:
+        first = self._first(end_slot, count)
+        begin = first % self._open_slots
+        end = begin + end_slot + 1 - first
+        is_open = first > self.last_slot - self._open_slots and begin <= end <= self._open_slots
+        return slice(begin, end) if is_open else None
+
 
 REPLACED_KINDS = frozenset({QuantityKind.LAST, QuantityKind.ABSENCE})
+MAX_DEVICES_AT_ONCE = 256
+"""Devices for which all quantities of a window are summed in one step: with more, its cost exceeds that of many small steps."""
 MAX_WEIGHT = 60_000.0
 """Seconds or readings of a slot; above the largest of valid frames."""
 
@@ -195,6 +215,8 @@ class SlotSums:
         self._is_replaced = [QUANTITIES[name].kind in REPLACED_KINDS for name in self.names]
         self._latest: dict[int, NDArray[np.float32]] = {}
         self._latest_of_all: dict[str, Floats] = {}
+        self._windows: dict[tuple[int, int], Floats | None] = {}
+        """Rates and sums of all quantities in windows that were read since the last change."""
         self._unsettled_slot = 0
         """First slot with values that are not among the latest ones: readings may arrive after their slot was settled."""
 
@@ -210,10 +232,12 @@ class SlotSums:
         for ring in self._rings:
             ring.add_device()
         self.devices += 1
+        self._windows.clear()
         return self.devices - 1
 
     def advance(self, slot: int) -> None:
         """Begin a slot; slots that leave the ring are cleared."""
+        self._windows.clear()
         for ring in self._rings:
             ring.advance(slot)
         self.last_slot = max(self.last_slot, slot)
@@ -231,6 +255,7 @@ class SlotSums:
         Each batch has one slot, each segment one of the quantities. A quantity of a device occurs once. Slots that have
         not begun, or have left the ring, are ignored.
         """
+        self._windows.clear()
         in_ring = (slots > self.last_slot - self.slots) & (slots <= self.last_slot) & (slots >= 0)
         for slot in np.unique(slots[in_ring]).tolist():
             chosen = np.nonzero((weights > 0) & (slots == slot)[:, None])
@@ -298,8 +323,25 @@ class SlotSums:
         ring = self._last if self._is_replaced[quantity] else self._weights
         return ring.has(quantity)
 
+    def _of_window(self, name: str, end_slot: int, count: int) -> Floats | None:
+        """Return rates and sums of a counter or a mean, shape (2, devices); None if they are to be computed by themselves."""
+        quantity, key = self.index[name], (end_slot, count)
+        if self.devices > MAX_DEVICES_AT_ONCE or self._is_replaced[quantity]:
+            return None
+        if key not in self._windows:
+            sums, weights = (ring.window_sums(end_slot, count) for ring in self._rings[:2])
+            self._windows[key] = None
+            if sums is not None and weights is not None:
+                sums[weights <= 0] = np.nan
+                self._windows[key] = np.stack([sums / weights, sums])
+        of_all = self._windows[key]
+        return None if of_all is None else of_all[:, quantity]
+
     def total(self, name: str, end_slot: int, count: int) -> Floats:
         """Return the sums of a quantity over `count` slots up to `end_slot`; NaN without readings."""
+        if (found := self._of_window(name, end_slot, count)) is not None:
+            increases: Floats = found[1]
+            return increases
         if not self._has_readings(name):
             return np.full(self.devices, np.nan)
         sums, weights = self._window(name, end_slot, count)
@@ -316,6 +358,9 @@ class SlotSums:
 
     def rate(self, name: str, end_slot: int, count: int) -> Floats:
         """Return rates per second of a counter, or means of a gauge; NaN without readings."""
+        if (found := self._of_window(name, end_slot, count)) is not None:
+            rates: Floats = found[0]
+            return rates
         if not self._has_readings(name):
             return np.full(self.devices, np.nan)
         quantity = self.index[name]
@@ -387,25 +432,3 @@ def means_known(rows: Floats) -> Floats:
     """Return the mean of the known values of each column; NaN without any."""
     present = ~np.isnan(rows)
     return divide(np.where(present, rows, 0.0).sum(axis=0), present.sum(axis=0).astype(np.float64))
-
-
-def medians_of_others(values: Floats) -> Floats:
-    """Return, for each value, the median of the others of its row that are known; NaN without any.
-
-    Values have the shape (…, devices).
-    """
-    rows = np.arange(values.shape[-1])
-    order = np.argsort(values, axis=-1)  # NaN last
-    ordered, ranks = np.take_along_axis(values, order, -1), np.empty_like(order)
-    np.put_along_axis(ranks, order, np.broadcast_to(rows, order.shape), -1)
-    are_known = ~np.isnan(values)
-    # Without a value itself, where it is known, the values above it have the next lower rank.
-    other_counts = are_known.sum(axis=-1, keepdims=True) - are_known
-    places = (np.maximum(other_counts - 1, 0) // 2, other_counts // 2)
-    last = values.shape[-1] - 1
-    middle = [
-        np.take_along_axis(ordered, np.minimum(place + (are_known & (ranks <= place)), last), -1)
-        for place in places
-    ]
-    found: Floats = np.where(other_counts > 0, (middle[0] + middle[1]) / 2, np.nan)
-    return found

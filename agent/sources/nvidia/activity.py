@@ -134,7 +134,7 @@ class GpuActivitySource(source.SourceWithoutResources):
         gpus = self._gpus.scan(host)
         columns = source.ColumnBuilder()
         devices = [device for gpu in gpus.values() for device in _devices(gpu)]
-        self._plans.add_columns(host, devices, columns)
+        self._plans.add_columns(host, devices, columns, self.selects)
         return columns.result()
 
     def read(self, host: Host, into: source.RowBuilder) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agent.gpus.inventory import GpuInventory
@@ -86,6 +86,17 @@ class CallTable:
     fields: tuple[BatchField, ...] = ()
     batch: str = FIELD_VALUES
     recent: bool = False
+
+    def select(self, is_needed: Callable[[Metric], bool]) -> CallTable:
+        """Return the calls and fields of these metrics."""
+        calls = (
+            replace(call, targets=tuple(each for each in call.targets if is_needed(each.metric)))
+            for call in self.calls
+        )
+        fields = (each for each in self.fields if is_needed(each.target.metric))
+        return replace(
+            self, calls=tuple(call for call in calls if call.targets), fields=tuple(fields)
+        )
 
 
 whole: PickReading = int
@@ -400,10 +411,11 @@ class CallPlans:
         host: Host,
         tables: Iterable[tuple[Device, Entity, CallTable]],
         columns: source.ColumnBuilder,
+        is_needed: Callable[[Metric], bool],
     ) -> None:
         """Place the columns of each device's plan; a plan is made, or reused from the last probe.
 
-        A device that does not answer now keeps its previous plan.
+        A device that does not answer now keeps its previous plan. Metrics that are not needed are not read.
         """
         before, changed = self._plans, self.is_outdated
         plans: dict[tuple[Device, tuple[str, ...], bool], CallPlan] = {}
@@ -411,7 +423,7 @@ class CallPlans:
             key = (device, about.key, table.recent)
             plan = old = before.get(key)
             if plan is None or changed or not plan.is_complete:
-                plan = CallPlan(device, about, table)
+                plan = CallPlan(device, about, table.select(is_needed))
                 plan.detect_support(host)
                 if old and not plan.is_complete:
                     plan = old

@@ -20,6 +20,7 @@ from agent.sampling import source
 from agent.sources.nvidia import call_plan, column_history, gpu_settings, health, value_tables
 from agent.topology.pci import gpu_addresses, read_gpu_uuid
 from railscope.catalog import entities, gpu_health as h, gpu_sharing as s
+from railscope.catalog.declare import Metric
 from railscope.frame import Entity
 from railscope.reading import Reading
 
@@ -72,13 +73,19 @@ class GpuSource(source.SourceWithoutResources):
         gpus = self._gpus.scan(host)
         columns = source.ColumnBuilder()
         tables = [(g.index, g.entity, self._table_of(host, g.index)) for g in gpus.values()]
-        self._plans.add_columns(host, tables, columns)
+        self._plans.add_columns(host, tables, columns, self._needs)
         self._integrals.add_columns(columns, self.period_seconds)
         for totals in self._totals:
             totals.add_columns(columns, [gpu.entity for gpu in gpus.values()])
         self._modes.add_columns(columns)
         described = [self._describe(host, g) for g in gpus.values()] if self._describe else ()
         return columns.result(*self._gpus.findings, columnless_entities=described)
+
+    def _needs(self, metric: Metric) -> bool:
+        """True for a selected metric, a part of a selected sum, and a setting whose changes are events."""
+        return metric in column_history.WATCHED or self.selects(
+            metric, *value_tables.SUMS.get(metric, ())
+        )
 
     def read(self, host: Host, into: source.RowBuilder) -> None:
         """Make every call for every GPU; a failed call affects only its own columns."""
@@ -133,7 +140,7 @@ class MigSource(source.SourceWithoutResources):
         capable = [gpu for gpu in gpus.values() if gpu.mig_mode]
         self._counted = [(gpu, columns.add(s.GPU_MIG_DEVICES, gpu.entity)) for gpu in capable]
         tables = [(m.uuid, m.entity, MIG_TABLE) for gpu in capable for m in gpu.mig_devices]
-        self._plans.add_columns(host, tables, columns)
+        self._plans.add_columns(host, tables, columns, self._needs)
         self._integrals.add_columns(columns, self.period_seconds)
         detail = f"{len(tables)} on {source.format_count(len(capable), 'GPU')} with MIG support"
         findings = [source.ProbeFinding.supported("MIG devices", detail)] if capable else []
@@ -145,6 +152,13 @@ class MigSource(source.SourceWithoutResources):
             into.put(column, self._count_devices(host, gpu))
         self._plans.read(host, into)
         self._integrals.read(host, into)
+
+    def _needs(self, metric: Metric) -> bool:
+        """True for a selected metric, and for the gauge of a selected integral."""
+        is_gauge = any(
+            metric is each.gauge and self.selects(each.counter) for each in MIG_INTEGRALS
+        )
+        return is_gauge or self.selects(metric)
 
     def _count_devices(self, host: Host, gpu: GpuDevice) -> Reading:
         """Number of MIG devices of a GPU; if they differ from the planned ones, all sources probe again."""

@@ -217,13 +217,18 @@ class NvLinkSource(source.SourceWithoutResources):
         columns = source.ColumnBuilder()
         linked = [gpu for gpu in gpus.values() if self._links(host, gpu)]
         tables = [(gpu.index, gpu.entity, self._calls[gpu.index][1]) for gpu in linked]
-        self._plans.add_columns(host, tables, columns)
+        self._plans.add_columns(host, tables, columns, self._needs)
         self._totals = []
         if not self._signal:
             self._totals = _totals(linked, columns)
             self._errors.add_columns(columns, [gpu.entity for gpu in linked])
         self._up.clear()  # support was detected with the links in their current states
         return columns.result(columnless_entities=[gpu.entity for gpu in linked])
+
+    def _needs(self, metric: declare.Metric) -> bool:
+        """True for a selected metric, the states of links, and the parts of a selected sum of errors."""
+        is_part = metric is n.NVLINK_ERRORS and self.selects(n.GPU_NVLINK_ERRORS)
+        return is_part or metric is n.NVLINK_STATE or self.selects(metric)
 
     def _links(self, host: Host, gpu: GpuDevice) -> int:
         """Number of links of a GPU. The calls for them are cached: they are thousands of fields."""

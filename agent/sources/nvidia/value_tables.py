@@ -116,6 +116,11 @@ TOTALS: tuple[tuple[declare.Metric, declare.Metric, tuple[str, ...]], ...] = (
     (h.GPU_PCIE_ERRORS, h.GPU_ALL_PCIE_ERRORS, ()),
 )
 """Counters by reason or kind, their totals for a GPU, and the parts that these leave out."""
+SUMS: Mapping[declare.Metric, tuple[declare.Metric, ...]] = {
+    **{each.gauge: (each.counter,) for each in LOAD_INTEGRALS},
+    **{part: (total,) for part, total, _ in TOTALS},
+}
+"""Metrics that are sums of others, by those."""
 
 
 def load_table(host: Host, gpu: int) -> call_plan.CallTable:

@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 
 from collector.diagnosis.quantities import QUANTITIES, DeviceKind
 from collector.diagnosis.signals import SIGNALS, WindowSums
-from collector.diagnosis.slot_sums import SlotSums
+from collector.diagnosis.slot_sums import MAX_DEVICES_AT_ONCE, SlotSums
 
 STEPS = st.lists(
     st.tuples(st.integers(0, 19), st.integers(0, 1000), st.integers(1, 20)), max_size=40
@@ -100,14 +100,16 @@ def test_a_new_device_has_no_readings() -> None:
         max_size=60,
     )
 )
-def test_compressed_slots_yield_the_same_as_others(
+def test_compressed_slots_and_those_of_many_devices_yield_the_same_as_others(
     readings: list[tuple[int, int, str, int, int]],
 ) -> None:
-    both = [SlotSums(DeviceKind.NIC, 12, open_slots) for open_slots in (12, 3)]
+    forms = [SlotSums(DeviceKind.NIC, 12, open_slots) for open_slots in (12, 3, 12)]
+    for _ in range(MAX_DEVICES_AT_ONCE + 1):
+        forms[-1].add_device()
     now = 0
     for seconds, late, name, device, value in readings:
         now += seconds
-        for sums in both:
+        for sums in forms:
             while sums.devices <= device:
                 sums.add_device()
             sums.advance(now // 10)
@@ -116,9 +118,10 @@ def test_compressed_slots_yield_the_same_as_others(
     slot = now // 10
     for end, count in ((slot, 12), (slot - 2, 6), (slot - 9, 3)):
         for name in ("rdma_sent_bytes", "ack_timeouts", "link_speed", "marked_packets"):
-            for read in (SlotSums.rate, SlotSums.last, SlotSums.history):
-                expected, found = (read(sums, name, end, count) for sums in both)
-                np.testing.assert_array_equal(found, expected)
+            for read in (SlotSums.rate, SlotSums.total, SlotSums.last, SlotSums.history):
+                expected, *others = (read(sums, name, end, count) for sums in forms)
+                for found in others:
+                    np.testing.assert_array_equal(found[..., : forms[0].devices], expected)
 
 
 def test_large_sums_are_accurate() -> None:

@@ -1,0 +1,76 @@
+"""Replay of captures with the columns of some metrics only."""
+
+from __future__ import annotations
+
+import pytest
+from click.testing import CliRunner
+from support.cases import CASES
+from support.reading import readings
+
+from agent.cli import agent
+from agent.commands.replay import CaptureReplay
+from agent.config import AgentSettings
+from collector.diagnosis.quantities import QUANTITIES
+from railscope.catalog import entities, gpu, nic, nvlink
+from railscope.frame import Frame
+
+DIAGNOSED = frozenset(quantity.metric for quantity in QUANTITIES.values())
+SUMS = frozenset({
+    gpu.GPU_BUSY.name, gpu.GPU_ALL_THROTTLE_TIME.name, nic.ALL_PRIORITIES_DISCARDS.name,
+    nvlink.GPU_NVLINK_ERRORS.name,
+})  # fmt: skip
+"""Metrics whose readings are computed from those of others."""
+NAMED = {entities.GPU, entities.NIC, entities.RDMA_PORT, entities.PCIE, entities.NIC_NEIGHBOUR}
+CAPTURES = sorted(path.name for path in CASES.iterdir() if (path / "capture.toml").exists())
+
+
+def frames_of(case: str, metrics: frozenset[str]) -> list[Frame]:
+    replay = CaptureReplay(CASES / case, AgentSettings(), (), metrics)
+    return [frame for sample in replay.samples() for frame in sample]
+
+
+@pytest.mark.parametrize("metrics", [DIAGNOSED, SUMS], ids=["diagnosis", "sums"])
+@pytest.mark.parametrize("case", CAPTURES)
+def test_selected_columns_have_the_readings_of_a_complete_replay(
+    case: str, metrics: frozenset[str]
+) -> None:
+    complete, selected = frames_of(case, frozenset()), frames_of(case, metrics)
+    streams = {
+        frame.schema.stream
+        for frame in complete
+        if any(metric.name in metrics for metric, _ in frame.schema.columns)
+    }
+    wanted = [frame for frame in complete if frame.schema.stream in streams]
+    found = [frame for frame in selected if frame.schema.stream in streams]
+    for expected, frame in zip(wanted, found, strict=True):
+        assert frame.schema.stream == expected.schema.stream
+        assert frame.timestamp == expected.timestamp
+        assert frame.events == expected.events
+        assert readings(frame) == {
+            column: reading
+            for column, reading in readings(expected).items()
+            if column[0] in metrics
+        }
+        named, all_named = (
+            {entity for entity in each.schema.entities if entity.kind in NAMED}
+            for each in (frame, expected)
+        )
+        assert named == all_named
+
+
+def test_metrics_that_are_not_selected_are_not_read() -> None:
+    case = CaptureReplay(
+        CASES / "hgx-h100-load", AgentSettings(), ["gpu"], {gpu.GPU_UTILIZATION.name}
+    )
+    list(case.samples())
+    functions = {key.split("(")[0] for key in case.host.used}
+    assert "nvml.nvmlDeviceGetUtilizationRates" in functions
+    assert not {"nvml.nvmlDeviceGetClockInfo", "nvml.nvmlDeviceGetPowerUsage"} & functions
+
+
+def test_an_unknown_metric_is_rejected() -> None:
+    arguments = ["replay", "--metric", "railscope_gpu_utilisation", str(CASES / "t4")]
+    result = CliRunner().invoke(agent, arguments)
+    assert result.exit_code
+    problem = str(result.exception or result.output)
+    assert "unknown metric: railscope_gpu_utilisation: expected a metric of the catalog" in problem
