@@ -160,8 +160,10 @@ def _waits_evenly(view: findings.DiagnosisView, job: ActiveJob, slots: int, end:
     for before in range(end, end + slots, part):
         used = view.signals.table(DeviceKind.GPU, part, before)["utilization"][job.gpus]
         usual = slot_sums.mean_known(used / baseline)
+        if not thresholds.min_input < usual < thresholds.max_input:
+            return False
         progress = max(job_steps.exchange_changes(view, job, part, before), default=np.nan)
-        if not thresholds.min_input < usual < thresholds.max_input or progress < MIN_PROGRESS:
+        if progress < MIN_PROGRESS:
             return False
     return not job_steps.progress(view, job, slots, end) > MAX_STARVED_SPEED
 

@@ -73,8 +73,7 @@ def _bit_errors(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
 
 def _outages(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield links that came back, links that stay down, and NICs that are gone."""
-    thresholds = view.thresholds.links
-    now, earlier = view.signals.nic, view.signals.table(DeviceKind.NIC, BEFORE_SLOTS, 1)
+    thresholds, now = view.thresholds.links, view.signals.nic
     outages = view.signals.table(DeviceKind.NIC, OUTAGE_SLOTS)["link_downs"]
     was_down = _was_down(view)
     counted = np.where(was_down, outages, now["link_downs"])
@@ -103,9 +102,17 @@ def _outages(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         yield findings.Finding(
             "link_flap", findings.Cause("nic", position), (evidence,), onset_ns=onset_ns
         )
-    was_up = findings.above(np.fmax(earlier["send"], earlier["receive"]), 0.0)
     if (now["link_up"] == 0).any():
-        was_up |= (groups.is_rail & _was_up(view)) | _reported_down(view)
+        yield from _links_down(view)
+    yield from _lost_nics(view)
+
+
+def _links_down(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
+    """Yield links that are down, of those that were up before or whose peers are."""
+    thresholds, groups, now = view.thresholds.links, view.groups, view.signals.nic
+    earlier = view.signals.table(DeviceKind.NIC, BEFORE_SLOTS, 1)
+    was_up = findings.above(np.fmax(earlier["send"], earlier["receive"]), 0.0)
+    was_up |= (groups.is_rail & _was_up(view)) | _reported_down(view)
     peers_up = np.zeros(len(now), np.bool_)
     for members in groups.leaves:
         others_up = int(findings.above(now["link_up"][members], 0.0).sum())
@@ -133,7 +140,6 @@ def _outages(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         yield findings.Finding(
             "link_down", findings.Cause("nic", position), (evidence,), severity=severity
         )
-    yield from _lost_nics(view)
 
 
 REPEAT_SLOTS = 18

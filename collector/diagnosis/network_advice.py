@@ -268,11 +268,13 @@ def _unequal_rails(
     view: findings.DiagnosisView, job: ActiveJob, loads: list[JobLoad]
 ) -> Iterator[findings.Finding]:
     """Yield the rails of a job that carry more or less than the others, in all blocks."""
-    ratios = [_rail_ratios(view, load) for load in loads]
-    rails = sorted(set.intersection(*(set(each) for each in ratios)))
+    load, last = loads[-1], _rail_ratios(view, loads[-1])
+    rails = sorted(last)
+    for earlier in loads[:-1] if rails else ():
+        unequal = _rail_ratios(view, earlier)
+        rails = [rail for rail in rails if rail in unequal]
     if not rails:
         return
-    load, last = loads[-1], ratios[-1]
     names = np.array([view.devices.nics[position].rail for position in load.nics.tolist()])
     means = [mean_known(load.send[names == name]) for name in np.unique(names).tolist()]
     highest, mean = max(means), float(np.mean(means))

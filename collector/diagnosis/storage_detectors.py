@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -20,8 +20,6 @@ def slow_storage(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """
     thresholds = view.thresholds.jobs
     mounts = view.devices.mounts
-    if not mounts:
-        return
     by_server: dict[str, list[int]] = defaultdict(list)
     for position, each in enumerate(mounts):
         by_server[each.server].append(position)
@@ -34,12 +32,9 @@ def slow_storage(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     slow = is_slow & ~busy
     waiting_jobs, lasting = _waiting_jobs(view, slow, is_slow, changes[0])
     slow[lasting] = True
-    # A job of one node may be a service with less load, unless most jobs wait.
-    many_wait = len(waiting_jobs) >= thresholds.majority * len(view.jobs)
-    waiting = {
-        name for job in waiting_jobs if many_wait or len(job.nodes) > 1 for name in job.nodes
-    }
-    waiting |= {name for job in view.jobs for name in _nodes_waiting_for_storage(view, job)}
+    if not slow.any():
+        return
+    waiting = _waiting_nodes(view, waiting_jobs)
     is_waiting = np.array([each.node in waiting for each in mounts])
     for server, positions in by_server.items():
         hit = [p for p in positions if slow[p]]
@@ -65,6 +60,15 @@ def slow_storage(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         else:
             for node in sorted({mounts[p].node for p in hit if is_waiting[p]}):
                 yield findings.Finding("storage_bound", findings.Cause("node", name=node), evidence)
+
+
+def _waiting_nodes(view: findings.DiagnosisView, waiting_jobs: Sequence[ActiveJob]) -> set[str]:
+    """Return the nodes of jobs that wait for storage, and single ones that do."""
+    # A job of one node may be a service with less load, unless most jobs wait.
+    many_wait = len(waiting_jobs) >= view.thresholds.jobs.majority * len(view.jobs)
+    jobs = (job for job in waiting_jobs if many_wait or len(job.nodes) > 1)
+    waiting = {name for job in jobs for name in job.nodes}
+    return waiting | {name for job in view.jobs for name in _nodes_waiting_for_storage(view, job)}
 
 
 def _is_reported(view: findings.DiagnosisView, node: str) -> bool:
