@@ -51,13 +51,13 @@ MAX_SLOTS = MAX_RANGE_NS // timestamps.SECOND_NS // SLOT_SECONDS
 MAX_CAPTURES_PER_PROCESS = 8
 """Captures that one process replays: its start takes as long as ten minutes of a node."""
 _LENGTH_BYTES = 4
-_SOURCES = (
+REPLAYED_SOURCES = (
     "gpu", "gpu_activity", "gpu_health", "gpu_device", "gpu_pcie", "gpu_event", "nvlink", "rdma",
     "gpu_sharing", "nic", "link", "link_errors", "nic_settings", "neighbour", "pcie", "host", "nfs", "lustre",
     "kernel", "tenancy", "worker_server", "flight_recorder", "nccl_inspector", "nccl_ras",
 )  # fmt: skip
 """Sources of the metrics that the diagnosis uses."""
-_METRICS = sorted({quantity.metric for quantity in QUANTITIES.values()})
+REPLAYED_METRICS = sorted({quantity.metric for quantity in QUANTITIES.values()})
 
 
 class _NodeFrames(NamedTuple):
@@ -308,8 +308,8 @@ def _replay(captures: Sequence[_CaptureRange], options: Sequence[str]) -> Iterat
 
 def _replay_part(directories: Sequence[Path], options: Sequence[str]) -> list[Envelope]:
     """Return the frames of captures; those before the damage of a damaged one, of which it warns."""
-    names = [argument for name in _SOURCES for argument in ("--source", name)]
-    names += [argument for name in _METRICS for argument in ("--metric", name)]
+    names = [argument for name in REPLAYED_SOURCES for argument in ("--source", name)]
+    names += [argument for name in REPLAYED_METRICS for argument in ("--metric", name)]
     paths = [str(directory) for directory in directories]
     command = [
         sys.executable,

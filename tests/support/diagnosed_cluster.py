@@ -16,6 +16,7 @@ from support.audit import audit_log
 from agent.commands.replay import CaptureReplay
 from agent.config import AgentSettings
 from collector.audit.collector_records import AuditTrail
+from collector.commands.diagnose import REPLAYED_METRICS, REPLAYED_SOURCES
 from collector.diagnosis.incident_report import IncidentDocument
 from collector.fleet.schemas import StoredSchemas
 from collector.framelog.segment_files import FrameRecord
@@ -106,12 +107,16 @@ async def record_cluster(
                 wall_ns = started_ns + offset_ns + _DELAY_NS
                 records.append(await switch.poll(wall_ns, offset_ns))
     for about in nodes:
-        for envelope in CaptureReplay(directory / about.node, AgentSettings()).envelopes(1):
+        for envelope in _replay(directory / about.node).envelopes(1):
             batch = envelope.batches[0]
             sent = SentAt(batch.wall_ns[-1], batch.boot_ns[-1], envelope.boot_id)
             received_ns = sent.wall_ns + _DELAY_NS
             records.append(FrameRecord(envelope.node, received_ns, sent, pack(envelope)))
     return sorted(records, key=lambda record: record.received_wall_ns)
+
+
+def _replay(capture: Path) -> CaptureReplay:
+    return CaptureReplay(capture, AgentSettings(), REPLAYED_SOURCES, REPLAYED_METRICS)
 
 
 async def diagnose_records(records: list[FrameRecord], directory: Path) -> list[IncidentDocument]:
