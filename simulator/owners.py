@@ -8,6 +8,7 @@ without using it.
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -28,8 +29,9 @@ _SESSION = "/user.slice/user-1000.slice/session-7.scope"
 _TEAMS = ("team-red", "team-blue")
 _TICKS_PER_SECOND = 100
 _JOB_AGE_SECONDS = 3600
-POD_NAME = "train-0"
-"""Pod of a job that has whole GPUs."""
+_POD = "train-0"
+"""Pod of a job that has whole GPUs and no name."""
+_NUMBER = re.compile(r"\d*$")
 
 
 @dataclass(slots=True)
@@ -89,7 +91,9 @@ def _pods(model: node_model.NodeModel) -> Iterator[SimulatedPod]:
             if tenant.name == workload.MPS_SERVER or _is_unclaimed(model, gpu, tenant):
                 continue
             if not cut and not shared:
-                whole = whole or _pod(model.spec, POD_NAME, "research", "nvidia.com/gpu")
+                whole = whole or _pod(
+                    model.spec, workload_name(model.spec), model.spec.tenant, "nvidia.com/gpu"
+                )
                 whole.devices.append(gpu.identity.uuid)
                 whole.pids.append(tenant.pid)
                 continue
@@ -117,6 +121,14 @@ def _pods(model: node_model.NodeModel) -> Iterator[SimulatedPod]:
 def _pod(spec: NodeSpec, name: str, namespace: str, resource: str) -> SimulatedPod:
     number = spec.stream(f"pod/{namespace}/{name}").getrandbits(128)
     return SimulatedPod(name, namespace, str(uuid.UUID(int=number, version=4)), resource)
+
+
+def workload_name(spec: NodeSpec) -> str:
+    """Return the name of the node's part of a job in its scheduler: the job in Slurm, a pod as Kubeflow names it."""
+    if spec.scheduler != "kubernetes":
+        return str(slurm_job_number(spec))
+    number = _NUMBER.search(spec.node)
+    return f"{spec.job}-worker-{(number and number[0]) or 0}" if spec.job else _POD
 
 
 def slurm_job_number(spec: NodeSpec) -> int:

@@ -99,7 +99,11 @@ class GroundTruthRecorder:
 
     def _job(self, plan: JobPlan) -> dict[str, Any]:
         spec = self._model.specs[plan.nodes[0]]
-        workload = {"slurm": str(slurm_job_number(spec))}.get(spec.scheduler, plan.name)
+        workloads = {
+            "slurm": str(slurm_job_number(spec)),
+            "kubernetes": f"{spec.tenant}/{plan.name}",
+        }
+        workload = workloads.get(spec.scheduler, plan.name)
         names = {"tenant": spec.tenant, "source": spec.scheduler, "workload": workload}
         return {"kind": "job", "job": plan.name, **names}
 

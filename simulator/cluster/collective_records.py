@@ -63,7 +63,7 @@ def ras_answer(job: JobCollectives, offset_ns: int) -> bytes:
                 missing.append(about | {"status": status})
     communicator = {
         "hash": now.identity,
-        "secondary_hash": f"{now.identity}:{job.name}",
+        "secondary_hash": f"{now.identity}:{job.job.plan.name}",
         "size": job.ranks,
         "ranks_count": len(ranks),
         "missing_ranks_count": len(missing),
@@ -205,7 +205,7 @@ class NodeCollectives:
         calls: _Calls = {}
         for index, pid in present:
             rank = self._place * self._spec.gpus + index
-            process = job_files.RankProcess(job.user, rank, [job.name], pid)
+            process = job_files.RankProcess(job.user, rank, [owners.workload_name(self._spec)], pid)
             calls[_key("process", pid)] = process
         if "inspector" in plan.collectives:
             calls |= self._inspector_calls(model.offset_ns)
@@ -219,7 +219,7 @@ class NodeCollectives:
         job, wall_ns = self._job, self._spec.started_wall_ns
         inode = 1000 * (self._communicator + 1) + subject % 1000
         return job_files.JobFile(
-            job.name,
+            owners.workload_name(self._spec),
             name,
             str(subject),
             job.user,
@@ -240,7 +240,13 @@ class NodeCollectives:
             files.append(file)
             if content:
                 part = inspector.parse_part(b"\n" * bool(begin) + content, begin)
-                key = _key("inspector_log", INSPECTOR_DIRECTORY, self._job.name, name, begin)
+                key = _key(
+                    "inspector_log",
+                    INSPECTOR_DIRECTORY,
+                    owners.workload_name(self._spec),
+                    name,
+                    begin,
+                )
                 calls[key] = job_files.OpenedLog(self._job.user, file.inode, part)
         return calls | _listing("list_inspector", INSPECTOR_DIRECTORY, files)
 
@@ -261,7 +267,7 @@ class NodeCollectives:
             content = recorder_dump(job, rank, self._spec.started_wall_ns)
             file = self._file(f"rank_{rank}", rank, len(content), written_ns + rank * 1000)
             files.append(file)
-            key = _key("flight_recorder", FLIGHT_RECORDER_DIRECTORY, job.name, file.name)
+            key = _key("flight_recorder", FLIGHT_RECORDER_DIRECTORY, file.job, file.name)
             dump = flight_recorder.parse_dump(content)
             yield key, job_files.OpenedDump(job.user, file.modified_ns, dump)
         yield from _listing("list", FLIGHT_RECORDER_DIRECTORY, files).items()

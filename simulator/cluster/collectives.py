@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from railscope.timestamps import SECOND_NS
-from simulator import node_hardware, owners
+from simulator import node_hardware
 from simulator.cluster.cluster_model import ClusterModel
 from simulator.cluster.job_model import ClusterJob, JobProgress, waiting_share
 from simulator.spec import TimeSpan
@@ -89,13 +89,6 @@ class JobCollectives:
     def bus_factor(self) -> float:
         """Bytes that a link of an all-reduce moves, relative to its message."""
         return 2 * (self.ranks - 1) / self.ranks
-
-    @property
-    def name(self) -> str:
-        """Name of the job as its scheduler and the directories of its files have it."""
-        spec = self.specs[0]
-        is_pod = spec.scheduler == "kubernetes"
-        return owners.POD_NAME if is_pod else str(owners.slurm_job_number(spec))
 
     @property
     def user(self) -> int:

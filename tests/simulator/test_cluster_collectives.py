@@ -230,11 +230,17 @@ def test_settings_without_records_read_none() -> None:
 
 def test_the_diagnosis_of_captures_names_the_rank_that_did_not_arrive(tmp_path: Path) -> None:
     late, plan = fault("missing_rank", begin_seconds=200.0), job(checkpoint_period_seconds=0.0)
-    write_cluster(scenario(plan, faults=(late,), seconds=400), tmp_path / "captures")
+    plan = msgspec.structs.replace(plan, name="llama", tenant="physics")
+    stopped = scenario(plan, faults=(late,), seconds=400)
+    size = msgspec.structs.replace(stopped.cluster, scheduler="kubernetes")
+    stopped = msgspec.structs.replace(stopped, cluster=size)
+    write_cluster(stopped, tmp_path / "captures")
     (found,) = scoring.diagnose(tmp_path / "captures", scoring.DIAGNOSE)
     named = {item["signal"]: item["device"] for item in found["evidence"]}
     assert found["class"] == "nccl_hang"
     assert named["collective_late"] == "gpu-node-2 rank 13 (GPU 5, rail 5)"
+    (slowed,) = found["jobs"]
+    assert (slowed["tenant"], slowed["workload"]) == ("physics", "physics/llama")
     (tmp_path / "captures" / "agent.toml").write_text(
         '[collectives]\nflight_recorder_directory = ""\n', encoding="utf-8"
     )

@@ -65,6 +65,15 @@ def test_every_process_has_a_claim_but_the_unclaimed_one(scheduler: str, mode: s
         }
 
 
+def test_pods_of_a_job_have_its_name_and_the_namespace_of_its_tenant() -> None:
+    workloads = set()
+    for node in ("gpu-node-1", "gpu-node-12"):
+        spec = NodeSpec(node, gpus=2, scheduler="kubernetes", job="llama", tenant="physics")
+        tenancy, _, _ = claims_of(spec)
+        workloads |= {claim.claim.workload for claim in tenancy.active_claims}
+    assert workloads == {"physics/llama-worker-1", "physics/llama-worker-12"}
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_no_two_claims_have_the_same_slots(mode: str) -> None:
     tenancy, _, values = claims_of(NodeSpec("n", gpus=2, mode=mode, scheduler="kubernetes"))
