@@ -73,8 +73,17 @@ def _bit_errors(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
 
 def _outages(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield links that came back, links that stay down, and NICs that are gone."""
-    thresholds, now = view.thresholds.links, view.signals.nic
     outages = view.signals.table(DeviceKind.NIC, OUTAGE_SLOTS)["link_downs"]
+    if findings.above(outages, 0.5).any():
+        yield from _flaps(view, outages)
+    if (view.signals.nic["link_up"] == 0).any():
+        yield from _links_down(view)
+    yield from _lost_nics(view)
+
+
+def _flaps(view: findings.DiagnosisView, outages: Floats) -> Iterator[findings.Finding]:
+    """Yield links that came back, by the times that they went down in the slots of an outage."""
+    thresholds, now = view.thresholds.links, view.signals.nic
     was_down = _was_down(view)
     counted = np.where(was_down, outages, now["link_downs"])
     downs = findings.above(counted, 0.5)
@@ -102,9 +111,6 @@ def _outages(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         yield findings.Finding(
             "link_flap", findings.Cause("nic", position), (evidence,), onset_ns=onset_ns
         )
-    if (now["link_up"] == 0).any():
-        yield from _links_down(view)
-    yield from _lost_nics(view)
 
 
 def _links_down(view: findings.DiagnosisView) -> Iterator[findings.Finding]:

@@ -38,13 +38,9 @@ def late_marks(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     thresholds = view.thresholds.advice
     nic = view.signals.table(DeviceKind.NIC, findings.SLOTS_PER_MINUTE)
     groups, use = view.groups, loaded_nics(view) & view.groups.is_rail
-    paused, marked = (
-        np.array([_of_leaf(nic[name], members, use, quantile) for members in groups.leaves])
-        for name, quantile in (
-            ("paused_share", 1 - thresholds.min_late_nics),
-            ("marked_share", 0.5),
-        )
-    )
+    quantile = 1 - thresholds.min_late_nics
+    of_leaves = (_of_leaf(nic["paused_share"], each, use, quantile) for each in groups.leaves)
+    paused = np.fromiter(of_leaves, np.float64)
     rails = np.array([groups.nic_rail[each[0]] if len(each) else -1 for each in groups.leaves])
     for rail in np.unique(rails[findings.above(paused, thresholds.min_late_paused)]).tolist():
         members = np.flatnonzero((groups.nic_rail == rail) & use)
@@ -67,7 +63,8 @@ def late_marks(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         )
         found = np.flatnonzero((rails == rail) & findings.above(paused, limit))
         if len(found):
-            leaf, *alternatives = found[np.argsort(marked[found])].tolist()
+            marked = [_of_leaf(nic["marked_share"], groups.leaves[n], use, 0.5) for n in found]
+            leaf, *alternatives = found[np.argsort(marked)].tolist()
             yield _late_marks(view, (leaf, alternatives), (float(paused[leaf]), usual, highest))
 
 

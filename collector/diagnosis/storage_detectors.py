@@ -18,6 +18,10 @@ def slow_storage(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     A client that does more than usual, as for a checkpoint or a start, causes its latency itself. A job that has waited
     for a minute waits until its storage is as before: checkpoints and evaluations hide that, and its past contains it.
     """
+    return _slow_mounts(view) if view.devices.mounts else iter(())
+
+
+def _slow_mounts(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     thresholds = view.thresholds.jobs
     mounts = view.devices.mounts
     by_server: dict[str, list[int]] = defaultdict(list)
