@@ -6,7 +6,7 @@ is unknown. Symbols in brackets are those of the literature on RoCE congestion.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 
@@ -32,12 +32,18 @@ class WindowSums:
 
     def rate(self, *names: str) -> Floats:
         """Return the rate of the first of these quantities that a device reports."""
-        return reduce(_first_known, map(self._rate, names))
+        return reduce(_first_known, map(self._rate, self._reported(names)))
 
     def total(self, *names: str) -> Floats:
         """Return the sum of quantities; those that a device does not report are left out."""
-        first, *further = map(self._total, names)
+        first, *further = map(self._total, self._reported(names))
         return _sum_known(np.stack([first, *further])) if further else first
+
+    def _reported(self, names: Sequence[str]) -> Sequence[str]:
+        """Return the quantities that any device has reported; the first one if there are none."""
+        if len(names) == 1:
+            return names
+        return [name for name in names if self.sums.has_readings(name)] or names[:1]
 
     def last(self, *names: str) -> Floats:
         """Return the newest value of the first of these quantities that a device has ever reported."""
@@ -88,8 +94,11 @@ def _sum_known(rows: Floats) -> Floats:
 
 def _rdma_rate(w: WindowSums, way: str) -> Floats:
     """RDMA bytes per second, `sent` or `received`; irdma counts them by version of IP (hw/irdma/verbs.c)."""
-    by_version = np.stack([w.rate(f"ipv{version}_{way}_bytes") for version in (4, 6)])
-    return _first_known(w.rate(f"rdma_{way}_bytes", f"port_{way}_bytes"), _sum_known(by_version))
+    found = w.rate(f"rdma_{way}_bytes", f"port_{way}_bytes")
+    by_version = [f"ipv{version}_{way}_bytes" for version in (4, 6)]
+    if not any(map(w.sums.has_readings, by_version)):
+        return found
+    return _first_known(found, _sum_known(np.stack([w.rate(name) for name in by_version])))
 
 
 def _full_stop(w: WindowSums, frames: Floats) -> Floats:

@@ -317,7 +317,7 @@ class SlotSums:
         sums, weights = self._sums_and_weights(name, end_slot, count)
         return sums.sum(axis=0, dtype=np.float64), weights.sum(axis=0, dtype=np.float64)
 
-    def _has_readings(self, name: str) -> bool:
+    def has_readings(self, name: str) -> bool:
         """True if any device has reported a quantity; many have no source in a cluster."""
         quantity = self.index[name]
         ring = self._last if self._is_replaced[quantity] else self._weights
@@ -342,7 +342,7 @@ class SlotSums:
         if (found := self._of_window(name, end_slot, count)) is not None:
             increases: Floats = found[1]
             return increases
-        if not self._has_readings(name):
+        if not self.has_readings(name):
             return np.full(self.devices, np.nan)
         sums, weights = self._window(name, end_slot, count)
         return np.where(weights > 0, sums, np.nan)
@@ -361,7 +361,7 @@ class SlotSums:
         if (found := self._of_window(name, end_slot, count)) is not None:
             rates: Floats = found[0]
             return rates
-        if not self._has_readings(name):
+        if not self.has_readings(name):
             return np.full(self.devices, np.nan)
         quantity = self.index[name]
         if self._is_replaced[quantity] or self._sums.has(quantity):
