@@ -265,7 +265,7 @@ def record(  # noqa: PLR0913, PLR0917 - flags
     "metrics",
     multiple=True,
     metavar="NAME",
-    help="Write only columns of this metric; repeatable. All entities and events are written.",
+    help="Read and write only columns of this metric; repeatable. Events are written as without it.",
 )
 @click.argument(
     "captures",

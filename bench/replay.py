@@ -29,8 +29,8 @@ def main(report: BenchReport, samples: int, directory: Path) -> None:
         command = [sys.executable, "-m", "railscope", "diagnose", "--captures", str(captures)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)  # noqa: S603 - own program
         cpu = _used_seconds() - before
-        title = f"{samples:,} samples, {step} s apart"
-        report.ratio(f"CPU of {title}", cpu, DIAGNOSED)
+        title = f"{SAMPLES:,} samples, {step} s apart"
+        report.ratio(f"CPU of {title}", cpu * SAMPLES / samples, DIAGNOSED)
         size = mebibytes((capture / "timeline.jsonl").stat().st_size)
         report.figure(title, f"{1e3 * cpu / samples:.1f} ms per sample, {size} of captures")
 

@@ -8,7 +8,7 @@ without using it.
 
 from __future__ import annotations
 
-import re
+import string
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -31,7 +31,6 @@ _TICKS_PER_SECOND = 100
 _JOB_AGE_SECONDS = 3600
 _POD = "train-0"
 """Pod of a job that has whole GPUs and no name."""
-_NUMBER = re.compile(r"\d*$")
 
 
 @dataclass(slots=True)
@@ -124,11 +123,11 @@ def _pod(spec: NodeSpec, name: str, namespace: str, resource: str) -> SimulatedP
 
 
 def workload_name(spec: NodeSpec) -> str:
-    """Return the name of the node's part of a job in its scheduler: the job in Slurm, a pod as Kubeflow names it."""
+    """Return the number of the job in Slurm, or the name of its pod on this node, as Kubeflow names pods."""
     if spec.scheduler != "kubernetes":
         return str(slurm_job_number(spec))
-    number = _NUMBER.search(spec.node)
-    return f"{spec.job}-worker-{(number and number[0]) or 0}" if spec.job else _POD
+    number = spec.node[len(spec.node.rstrip(string.digits)) :] or "0"
+    return f"{spec.job}-worker-{number}" if spec.job else _POD
 
 
 def slurm_job_number(spec: NodeSpec) -> int:

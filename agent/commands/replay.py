@@ -45,14 +45,8 @@ SAMPLE_NS = 400_000_000
 """Moments within this time are one sample: a recording agent takes some time for its reads."""
 EVERY_SAMPLE_NS = 5 * SECOND_NS
 """Sources with at most this period are read at every sample."""
-CLAIM_SOURCES = {GpuSharingSource.name, ClaimSource.name}
-"""Sources of claims, the second of which uses the processes that the first lists."""
-STATE_SOURCES = {*CLAIM_SOURCES, GpuVerdictSource.name}
+STATE_SOURCES = {ClaimSource.name, GpuVerdictSource.name, GpuSharingSource.name}
 """Sources of states that no other source reads between two of their own reads: they keep their period."""
-SAME_CLAIM_READS = 3
-"""Reads with the same answers after which sources of claims do not report anything new."""
-SAME_CLAIMS_NS = 30 * SECOND_NS
-"""Time after which they are read even so: half the maximum age of a list of processes."""
 STATIC_SOURCES = {
     "pcie", "gpu_pcie", "gpu_device", "gpu_settings", "gpu_health", "nvlink_signal", "neighbour",
     "nic_settings", "optics",
@@ -98,20 +92,12 @@ class _ReplayedSource:
     """True if the answer to one of these queries may have changed."""
     has_new_devices: bool = False
     """True if devices may have come or gone since the last probe."""
-    same_reads: int = 0
-    """Reads since an answer last changed."""
     _probed_ns: int = 0
-    _read_ns: int = 0
-
-    @property
-    def name(self) -> str:
-        """Name of the source."""
-        return self.status.source.name
 
     def read(self, host: recorded_host.SteppedHost, grader: SourceGrader) -> Frame | None:
         """Return the next frame; the last one with a new time if all answers are the same."""
         now, before = host.clock.now(), self.status.frame
-        if before and self._repeats(now.boot_ns):
+        if not self.is_outdated and before and now.boot_ns - self._probed_ns < REPROBE_SAME_NS:
             self.status.frame = self.reader.repeat(before)
             return self.status.frame
         if self.has_new_devices and now.boot_ns - self._probed_ns >= REPROBE_NS:
@@ -119,29 +105,12 @@ class _ReplayedSource:
         host.used.clear()
         outcome = self.reader.run()
         grader.record_return(self.status, outcome, now)
-        self._read_ns = now.boot_ns
         if outcome.cost.probe:
             self.used, self.has_new_devices, self._probed_ns = set(), False, now.boot_ns
-        if self.name in STATIC_SOURCES:
-            self.is_outdated = not outcome.frame or bool(_VARYING & set(outcome.frame.reasons))
-        elif self.name in CLAIM_SOURCES:
-            self.is_outdated, self.same_reads = False, self.same_reads + 1
-        if not self.is_outdated:
+        if self.status.source.name in STATIC_SOURCES:
             self.used |= host.used
+            self.is_outdated = not outcome.frame or bool(_VARYING & set(outcome.frame.reasons))
         return outcome.frame
-
-    def _repeats(self, now_ns: int) -> bool:
-        """True if a read would have the result of the last one."""
-        if self.is_outdated or now_ns - self._probed_ns >= REPROBE_SAME_NS:
-            return False
-        return self.name not in CLAIM_SOURCES or (
-            self.same_reads >= SAME_CLAIM_READS and now_ns - self._read_ns < SAME_CLAIMS_NS
-        )
-
-    def read_last(self, host: recorded_host.SteppedHost) -> None:
-        """Read at the end of a time without reads: a claim begins or ends after the last poll without a change."""
-        if self._read_ns < host.clock.now().boot_ns:
-            self.reader.undo(self.reader.run())
 
     def plan(self, now_ns: int) -> None:
         """Set the next time: a tenth earlier, as samples have some jitter."""
@@ -193,31 +162,18 @@ class ReplayedNode:
     def advance(self, moment: CaptureMoment) -> None:
         """Apply the differences of a moment."""
         changed = self.host.changed_keys(moment)
-        self._prepare_claims(changed)
         has_new_devices = self.host.advance(moment)
         is_other_hung = self._update_hung_calls(moment)
         is_begin = moment.offset_ns < BEGIN_NS
         for source in self._sources:
             source.has_new_devices |= has_new_devices
             source.is_outdated |= has_new_devices or not source.used.isdisjoint(changed)
-            if has_new_devices:
-                source.same_reads = 0
             if has_new_devices and (is_begin or source.status.state == UNSUPPORTED):
                 source.reader.forget_plan()
                 source.due_ns = 0
             if is_other_hung:
                 source.is_outdated = True
                 source.reader.forget_plan()
-
-    def _prepare_claims(self, changed: Collection[str]) -> None:
-        """Before an answer about claims changes, poll them at the last moment without the change."""
-        sources = [source for source in self._sources if source.name in CLAIM_SOURCES]
-        if all(source.used.isdisjoint(changed) for source in sources):
-            return
-        for source in sources:
-            if not source.is_outdated:
-                source.read_last(self.host)
-            source.is_outdated, source.same_reads = True, 0
 
     def _update_hung_calls(self, moment: CaptureMoment) -> bool:
         """Record the devices of calls without a result; return True if they changed."""

@@ -99,9 +99,10 @@ class SourceReader:
             return ReadOutcome(None, self._inventory_findings, cost, is_intermediate=True)
         frame = self._frame(table, timestamp)
         missing_count = 0
-        if frame and frame.reasons:
+        if frame:
             missing_count = sum(frame.reasons.count(code) for code in _FAILURE_REASONS)
-            if not table.needs_probe and any(code in frame.reasons for code in _TRANSIENT_REASONS):
+            reasons = {*frame.reasons, *table.reasons}  # the frame may have selected columns only
+            if not table.needs_probe and not reasons.isdisjoint(_TRANSIENT_REASONS):
                 soon = started_ns + REPROBE_AFTER_LOSS_NS
                 self._probe_due_ns = min(self._probe_due_ns, soon)
         return ReadOutcome(

@@ -193,7 +193,7 @@ class SlotRing:
 
 REPLACED_KINDS = frozenset({QuantityKind.LAST, QuantityKind.ABSENCE})
 MAX_DEVICES_AT_ONCE = 256
-"""Devices for which all quantities of a window are summed in one step: with more, its cost exceeds that of many small steps."""
+"""Devices for which all quantities of a window are summed in one step: beyond that, separate sums are faster."""
 MAX_WEIGHT = 60_000.0
 """Seconds or readings of a slot; above the largest of valid frames."""
 
@@ -324,7 +324,7 @@ class SlotSums:
         return ring.has(quantity)
 
     def _of_window(self, name: str, end_slot: int, count: int) -> Floats | None:
-        """Return rates and sums of a counter or a mean, shape (2, devices); None if they are to be computed by themselves."""
+        """Return rates and sums of a counter or a mean, shape (2, devices); None if a quantity is to be summed separately."""
         quantity, key = self.index[name], (end_slot, count)
         if self.devices > MAX_DEVICES_AT_ONCE or self._is_replaced[quantity]:
             return None
@@ -333,7 +333,9 @@ class SlotSums:
             self._windows[key] = None
             if sums is not None and weights is not None:
                 sums[weights <= 0] = np.nan
-                self._windows[key] = np.stack([sums / weights, sums])
+                found = np.stack([sums / weights, sums])
+                found.flags.writeable = False
+                self._windows[key] = found
         of_all = self._windows[key]
         return None if of_all is None else of_all[:, quantity]
 

@@ -82,7 +82,7 @@ class GpuSource(source.SourceWithoutResources):
         return columns.result(*self._gpus.findings, columnless_entities=described)
 
     def _needs(self, metric: Metric) -> bool:
-        """True for a selected metric, a part of a selected sum, and a setting whose changes are events."""
+        """True for a selected metric, one that a selected one is computed from, and a setting whose changes are events."""
         return metric in column_history.WATCHED or self.selects(
             metric, *value_tables.SUMS.get(metric, ())
         )

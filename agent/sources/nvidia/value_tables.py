@@ -120,7 +120,7 @@ SUMS: Mapping[declare.Metric, tuple[declare.Metric, ...]] = {
     **{each.gauge: (each.counter,) for each in LOAD_INTEGRALS},
     **{part: (total,) for part, total, _ in TOTALS},
 }
-"""Metrics that are sums of others, by those."""
+"""Metrics that are computed from a gauge or from the parts of a counter, by that metric."""
 
 
 def load_table(host: Host, gpu: int) -> call_plan.CallTable:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from support.clock import NS
@@ -21,11 +20,9 @@ from support.tenancy import (
     uuid,
 )
 
-from agent.commands.replay import CaptureReplay
-from agent.config import AgentSettings
 from agent.host.recorded_host import RecordedHost
 from agent.host.recording_host import RecordingHost
-from railscope.capture import Capture, CaptureMetadata, CaptureMoment
+from railscope.capture import Capture, CaptureMetadata
 
 SCOPE = "/sys/fs/cgroup/system.slice/slurmstepd.scope"
 POLLS = 6
@@ -85,33 +82,3 @@ def test_a_replayed_recording_gives_the_same_claims():
 
     replayed = RecordedHost(Capture(about, tuple(recording.moments)), again, offset_ns)
     assert poll_events(PolledTenancy(replayed)) == live
-
-
-def test_a_replay_without_polls_while_nothing_changes_gives_the_same_claims(tmp_path: Path) -> None:
-    host, changes = node(), {0: 0, 20: 1, 41: 2, 42: 3, 75: 4}
-    started = host.clock.now()
-    recording = RecordingHost(host)
-    looked = PolledTenancy(recording)
-    live = []
-    for poll in range(100):
-        if poll in changes:
-            change_node(host, changes[poll])
-        live += looked.poll()
-    about = CaptureMetadata(
-        "gpu-1", "boot-1", started.wall_ns, started.boot_ns, 500 * NS, "recorded"
-    )
-    moments = {poll * 5 * NS: CaptureMoment(poll * 5 * NS) for poll in range(1, 101)}
-    moments |= {moment.offset_ns: moment for moment in recording.moments}
-    Capture(about, tuple(moments.values())).write(tmp_path / "c")
-    replay = CaptureReplay(tmp_path / "c", AgentSettings(), ["gpu_sharing", "tenancy"])
-    replayed, polls = [], []
-    for sample in replay.samples():
-        replayed += [event for frame in sample for event in frame.events]
-        polls.append(bool(replay.host.used))
-        replay.host.used.clear()
-    assert len(polls) == 100
-    assert sum(polls) < 50
-    assert len(live) == 5
-    for expected, found in zip(live, replayed, strict=True):
-        assert (found.event_class, found.entity) == (expected.event_class, expected.entity)
-        assert (found.boot_ns, found.facts) == (expected.boot_ns, expected.facts)
