@@ -101,8 +101,10 @@ class SourceReader:
         missing_count = 0
         if frame:
             missing_count = sum(frame.reasons.count(code) for code in _FAILURE_REASONS)
-            reasons = {*frame.reasons, *table.reasons}  # the frame may have selected columns only
-            if not table.needs_probe and not reasons.isdisjoint(_TRANSIENT_REASONS):
+            is_transient = any(  # the frame may have selected columns only
+                code in frame.reasons or code in table.reasons for code in _TRANSIENT_REASONS
+            )
+            if is_transient and not table.needs_probe:
                 soon = started_ns + REPROBE_AFTER_LOSS_NS
                 self._probe_due_ns = min(self._probe_due_ns, soon)
         return ReadOutcome(
