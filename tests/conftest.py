@@ -77,10 +77,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return item.nodeid if item.get_closest_marker("timeout") else item.path
 
     number = {group: at for at, group in enumerate(dict.fromkeys(map(group_of, of_programs)))}
-    size, ordered = len(items) // workers, list[pytest.Item]()
+    ordered = list[pytest.Item]()
     for turn in range(waiting):
         part = [item for item in of_programs if number[group_of(item)] % waiting == turn]
         part.sort(key=lambda item: item.get_closest_marker("timeout") is None)
+        # A remainder goes to the later workers. A program at the end of an earlier one's part would run last.
+        size = (len(items) - len(ordered)) // (workers - turn)
         ordered += part + others[: max(size - len(part), 0)]
         del others[: max(size - len(part), 0)]
     items[:] = ordered + others
