@@ -74,7 +74,7 @@ class RuleTimes(NamedTuple):
     holds: bool = False
     """Alertmanager sends incidents only and keeps alerts on symptoms, which it would send after two minutes.
 
-    `for` durations of the rules are some scrapes for each minute; without this, rules have none.
+    `for` durations of the rules are one evaluation for each minute; without this, rules have none.
     """
 
     def rules(self, path: Path) -> dict[str, Any]:
@@ -84,16 +84,18 @@ class RuleTimes(NamedTuple):
             group.pop("interval", None)
             for rule in group["rules"]:
                 if "for" in rule:
-                    rule["for"] = self._shortened(rule["for"]) if self.holds else "0s"
+                    rule["for"] = self._shortened(rule["for"], 1) if self.holds else "0s"
                 if self.short:
                     rule["expr"] = re.sub(
-                        r"(?<=\[)\d+m(?=\])", lambda found: self._shortened(found[0]), rule["expr"]
+                        r"(?<=\[)\d+m(?=\])",
+                        lambda found: self._shortened(found[0], SCRAPES_PER_MINUTE),
+                        rule["expr"],
                     )
         return rules
 
-    def _shortened(self, duration: str) -> str:
+    def _shortened(self, duration: str, scrapes_per_minute: int) -> str:
         minutes = int(duration[:-1]) * {"s": 1 / 60, "m": 1, "h": 60, "d": 1440}[duration[-1]]
-        return f"{round(minutes * SCRAPES_PER_MINUTE * self.scrape_seconds)}s"
+        return f"{round(minutes * scrapes_per_minute * self.scrape_seconds)}s"
 
 
 AT_ONCE = RuleTimes()

@@ -26,8 +26,8 @@ from simulator.owners import slurm_job_number
 
 NODES_PER_POD, RAIL = 3, 3
 TIMES = RuleTimes(scrape_seconds=2, agent_scrapes=3, short=True, holds=True)
-EVALUATIONS = 50
-"""Evaluations after which alerts on symptoms fire too: their `for` of up to 15 minutes is up to 45 evaluations here."""
+EVALUATIONS = 20
+"""Evaluations after which alerts on symptoms fire too: their `for` of up to 15 minutes is up to 15 evaluations here."""
 CLUSTER_PATIENCE_SECONDS = 600.0
 """Several clusters run at the same time, each with a Prometheus that scrapes all nodes every six seconds."""
 ALIKE = ("uplink_congested",)
