@@ -8,15 +8,17 @@ node-hours, and a second opinion beside the physical model.
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 
 from collector.diagnosis.cluster_diagnosis import SLOT_SECONDS, ClusterDiagnosis, Receipt
 from collector.diagnosis.node_readings import NodeEvent
-from collector.diagnosis.quantities import DeviceKind
-from collector.diagnosis.slot_sums import Floats
+from collector.diagnosis.quantities import QUANTITIES, DeviceKind
+from collector.diagnosis.slot_sums import REPLACED_KINDS, Floats, Positions
 from railscope.reading import Absent
 from railscope.timestamps import SECOND_NS
 from railscope.wire import WireEntity, WireEvent
@@ -240,6 +242,10 @@ class DrawnCluster:
                 row.gpu[name][busy] = kept_values[name]
 
 
+_Readings: TypeAlias = tuple[str, Positions, Floats, Floats]
+"""A quantity, its devices, its sums and weights."""
+
+
 class DrawnFeed:
     """Stores drawn rows as the sums of a diagnosis, as the frames of real nodes would be."""
 
@@ -257,6 +263,7 @@ class DrawnFeed:
                 DeviceKind.MOUNT,
                 WireEntity("nfs_operation", ("filer:/data", "/data", "tcp", "READ")),
             )
+        self._rows = defaultdict[tuple[DeviceKind, bool], list[_Readings]](list)
         self._add_claims()
 
     def _add_claims(self) -> None:
@@ -277,21 +284,22 @@ class DrawnFeed:
         present: Floats = np.array(here)
         for number in np.flatnonzero(present).tolist():
             self.diagnosis.readings.last_slots[node_name(number)] = slot
-        self._put_nics(slot, row, present)
-        self._put_gpus(slot, row, present)
+        self._put_nics(row, present)
+        self._put_gpus(row, present)
         seconds = np.where(present, SLOT_SECONDS, 0.0)
         for name, values, weights in (
             ("cpu_seconds", np.full(self.cluster.nodes, 1.0), seconds),
             ("cpu_idle_seconds", 1 - row.node["cpu"], seconds),
             ("cpu_pressure_seconds", row.node["pressure"] * SLOT_SECONDS, seconds),
         ):
-            self._add(DeviceKind.NODE, name, slot, np.asarray(values, np.float64), weights)
+            self._add(DeviceKind.NODE, name, np.asarray(values, np.float64), weights)
         for kind, prefix in (("read", ""), ("write", "write_")):
             if f"{prefix}operations" in row.mount:
                 count = row.mount[f"{prefix}operations"] * SLOT_SECONDS
-                self._add(DeviceKind.MOUNT, f"{kind}_operations", slot, count, seconds)
                 durations = count * row.mount[f"{prefix}latency"]
-                self._add(DeviceKind.MOUNT, f"{kind}_seconds", slot, durations, seconds)
+                self._add(DeviceKind.MOUNT, f"{kind}_operations", count, seconds)
+                self._add(DeviceKind.MOUNT, f"{kind}_seconds", durations, seconds)
+        self._store(slot)
         self._put_receipts(slot, row)
 
     def _put_receipts(self, slot: int, row: Row) -> None:
@@ -305,7 +313,7 @@ class DrawnFeed:
         for number, event in row.events:
             self.diagnosis.add_event(NodeEvent(end_ns - SECOND_NS, node_name(number), event))
 
-    def _put_nics(self, slot: int, row: Row, present: Floats) -> None:
+    def _put_nics(self, row: Row, present: Floats) -> None:
         nic = row.nic
         seconds = np.repeat(np.where(present, SLOT_SECONDS, 0.0), RAILS)
         up = nic["up"] > 0
@@ -345,66 +353,57 @@ class DrawnFeed:
             nic["notifies"] < 0, 0, counters["marked_packets"] * 0.8
         )
         for name, values in counters.items():
-            self._add(DeviceKind.NIC, name, slot, values.ravel(), seconds)
+            self._add(DeviceKind.NIC, name, values.ravel(), seconds)
         for name, values in (
             ("link_up", nic["up"]),
             ("link_speed", nic["speed"]),
             ("pcie_width", nic["width"]),
-            ("pcie_width_limit", np.full_like(sent, 16.0)),
-            ("expected_speed", np.full_like(sent, LINE_BYTES)),
-        ):
-            self._add(DeviceKind.NIC, name, slot, values.ravel(), seconds)
+            ("pcie_width_limit", np.full_like(sent, 16.0)), ("expected_speed", np.full_like(sent, LINE_BYTES)),
+        ):  # fmt: skip
+            self._add(DeviceKind.NIC, name, values.ravel(), seconds)
 
     def _count(self, rates: Floats) -> Floats:
         return self.cluster.rng.poisson(rates * SLOT_SECONDS).astype(np.float64)
 
-    def _put_gpus(self, slot: int, row: Row, present: Floats) -> None:
+    def _put_gpus(self, row: Row, present: Floats) -> None:
         gpu, here = row.gpu, np.repeat(present, GPUS)
         for (node, index), reason in row.absent.items():
-            here[node * GPUS + index] = False
+            gpu_number = node * GPUS + index
+            here[gpu_number] = False
             if present[node]:
-                self._add_one(
-                    DeviceKind.GPU, "utilization_absence", slot, node * GPUS + index, float(reason)
-                )
+                code, unit = np.array([float(reason)]), np.ones(1)
+                self._add(DeviceKind.GPU, "utilization_absence", code, unit, gpu_number)
         means = {
-            "utilization": "utilization",
-            "activity": "sm_activity",
-            "tensor": "tensor_activity",
-            "power": "power",
-            "clock": "clock",
-            "thermal": "thermal_active",
-            "brake": "power_brake_active",
-            "temperature": "temperature",
+            "utilization": "utilization", "activity": "sm_activity", "tensor": "tensor_activity", "power": "power",
+            "clock": "clock", "thermal": "thermal_active", "brake": "power_brake_active", "temperature": "temperature",
             "graphics": "graphics_activity",
-        }
+        }  # fmt: skip
         for name in means.keys() & gpu.keys():
-            self._add(DeviceKind.GPU, means[name], slot, gpu[name].ravel(), here * 1.0)
+            self._add(DeviceKind.GPU, means[name], gpu[name].ravel(), here * 1.0)
         seconds = here * float(SLOT_SECONDS)
         for name, quantity in (("nvlink", "nvlink_bytes"), ("nvlink_errors", "nvlink_errors")):
-            self._add(DeviceKind.GPU, quantity, slot, gpu[name].ravel() * SLOT_SECONDS, seconds)
-        self._add(DeviceKind.GPU, "uncorrected_errors", slot, gpu["ecc"].ravel(), seconds)
-        self._add(DeviceKind.GPU, "remap_pending", slot, gpu["remap"].ravel(), here * 1.0)
-        self._add(DeviceKind.GPU, "width", slot, gpu["width"].ravel(), here * 1.0)
-        self._add(DeviceKind.GPU, "width_expected", slot, np.full(here.shape, 16.0), here * 1.0)
+            self._add(DeviceKind.GPU, quantity, gpu[name].ravel() * SLOT_SECONDS, seconds)
+        self._add(DeviceKind.GPU, "uncorrected_errors", gpu["ecc"].ravel(), seconds)
+        self._add(DeviceKind.GPU, "remap_pending", gpu["remap"].ravel(), here * 1.0)
+        self._add(DeviceKind.GPU, "width", gpu["width"].ravel(), here * 1.0)
+        self._add(DeviceKind.GPU, "width_expected", np.full(here.shape, 16.0), here * 1.0)
 
-    def _add(self, kind: DeviceKind, name: str, slot: int, values: Floats, weights: Floats) -> None:
-        sums = self.diagnosis.devices.sums[kind]
-        count = len(values)
-        quantities = np.full(count, sums.index[name])
-        sums.add(
-            quantities,
-            np.array([slot]),
-            np.arange(count)[None],
-            values[None].astype(np.float64),
-            np.asarray(weights, np.float64)[None],
-        )
+    def _add(
+        self, kind: DeviceKind, name: str, values: Floats, weights: Floats, first: int = 0
+    ) -> None:
+        """Add readings of devices that follow each other, from the first one; they are stored later."""
+        row = name, np.arange(first, first + len(values)), values, np.asarray(weights, np.float64)
+        self._rows[kind, QUANTITIES[name].kind in REPLACED_KINDS].append(row)
 
-    def _add_one(self, kind: DeviceKind, name: str, slot: int, device: int, value: float) -> None:
-        sums = self.diagnosis.devices.sums[kind]
-        unit = np.ones((1, 1))
-        sums.add(
-            np.array([sums.index[name]]), np.array([slot]), np.array([[device]]), value * unit, unit
-        )
+    def _store(self, slot: int) -> None:
+        for (kind, _), rows in self._rows.items():
+            sums = self.diagnosis.devices.sums[kind]
+            names, *columns = zip(*rows, strict=True)
+            devices, values, weights = (np.concatenate(column)[None] for column in columns)
+            counts = [len(row[1]) for row in rows]
+            quantities = np.repeat([sums.index[name] for name in names], counts)
+            sums.add(quantities, np.array([slot]), devices, values, weights)
+        self._rows.clear()
 
 
 def node_name(number: int) -> str:
