@@ -114,29 +114,32 @@ def reported_gpu_faults(view: findings.DiagnosisView) -> Iterator[findings.Findi
         findings.above(recent["uncorrected_errors"], 0.0),
         "uncorrected_errors",
     )
-    errors = sums.history("nvlink_errors", slot, 6)
-    has_value = ~np.isnan(errors)
-    often = ((errors > 0) & has_value).sum(axis=0) > np.fmax(has_value.sum(axis=0) / 2, 2)
+    often = findings.above(sums.total("nvlink_errors", slot, 6), 0.0)
+    if often.any():
+        errors = sums.history("nvlink_errors", slot, 6)
+        has_value = ~np.isnan(errors)
+        often = ((errors > 0) & has_value).sum(axis=0) > np.fmax(has_value.sum(axis=0) / 2, 2)
     often |= findings.above(gpu["nvlink_recoveries"], 0.0)
     yield from _gpu_findings(view, "nvlink_errors", often, "nvlink_errors")
     busy = findings.above(gpu["utilization"], 0.1)
-    narrow = findings.above(1.0 - gpu["pcie_width"], 0.01) & ~_is_usual(view, gpu["pcie_width"])
+    narrow = _below_usual(view, gpu["pcie_width"])
     yield from _gpu_findings(view, "pcie_degraded", narrow, "pcie_width", limit=1.0)
-    slow = findings.above(1.0 - gpu["pcie_generation"], 0.01) & busy
-    slow &= ~_is_usual(view, gpu["pcie_generation"])
+    slow = busy & _below_usual(view, gpu["pcie_generation"])
     yield from _gpu_findings(view, "pcie_degraded", slow, "pcie_generation", limit=1.0)
 
 
-def _is_usual(view: findings.DiagnosisView, values: Floats) -> findings.Flags:
-    """Return the GPUs with a share that most GPUs of their model have, as on a board with fewer lanes."""
+def _below_usual(view: findings.DiagnosisView, values: Floats) -> findings.Flags:
+    """Return the GPUs with less than the whole, unless most GPUs of their model have as little: on a board with fewer lanes."""
+    below = findings.above(1.0 - values, 0.01)
+    if not below.any():
+        return below
     models = np.array([each.model for each in view.devices.gpus])
     usual = np.full(len(values), np.nan)
     for model in np.unique(models):
         of_model = values[(models == model) & ~np.isnan(values)]
         if len(of_model) >= MIN_JOB_GPUS:
             usual[models == model] = median(of_model)
-    found: findings.Flags = values >= usual
-    return found
+    return below & ~(values >= usual)
 
 
 def _gpu_findings(  # noqa: PLR0913, PLR0917 - parts of a finding

@@ -33,6 +33,8 @@ def faulty_leaves(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield faults of leaf switches, by comparison of each leaf with the others and with its past."""
     thresholds = view.thresholds.leaves
     nic, use = view.signals.nic, loaded_nics(view)
+    if np.bincount(view.groups.nic_leaf[use] + 1)[1:].max(initial=0) < MIN_MEMBERS:
+        return
     frames, marks = _means(view, nic["pause_frames"], use), _means(view, nic["marks"], use)
     base = _means(view, view.base(DeviceKind.NIC, "pause_frames"), use)
     usual_marks = _means(view, view.base(DeviceKind.NIC, "marks"), use)

@@ -32,6 +32,10 @@ def _bit_errors(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     thresholds = view.thresholds.links
     nic = view.signals.nic
     errors, lost = nic["bit_errors"], nic["uncorrected_symbols"]
+    lowest_limit = min(thresholds.min_bit_errors, thresholds.certain_bit_errors)
+    is_lossy = findings.above(lost, thresholds.critical_uncorrected)
+    if not (is_lossy | findings.above(errors, lowest_limit)).any():
+        return
     peers, _ = view.groups.leaf_peers(errors, np.ones(len(nic), np.bool_))
     usual = np.fmax(or_zero(peers), or_zero(view.base(DeviceKind.NIC, "bit_errors")))
     limit = np.fmin(
@@ -41,7 +45,7 @@ def _bit_errors(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     limit = np.fmax(
         limit, thresholds.certain_factor * usual
     )  # cables of one kind may all have that many
-    hit = findings.above(errors, limit) | findings.above(lost, thresholds.critical_uncorrected)
+    hit = findings.above(errors, limit) | is_lossy
     for position in np.flatnonzero(hit).tolist():
         name = view.nic_name(position)
         critical = (
@@ -190,9 +194,11 @@ def _lost_nics(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     now, before = view.signals.table(DeviceKind.NIC, 3), view.signals.table(DeviceKind.NIC, 12, 3)
     groups = view.groups
     reports = ~np.isnan(now["link_up"]) | ~np.isnan(now["receive"]) | ~np.isnan(now["pause_frames"])
-    reported = ~np.isnan(before["link_up"]) | ~np.isnan(before["receive"])
-    alive = np.bincount(groups.nic_node[reports], minlength=len(view.devices.node_names)) > 0
-    gone = reported & ~reports & alive[groups.nic_node]
+    gone = ~reports
+    if gone.any():
+        alive = np.bincount(groups.nic_node[reports], minlength=len(view.devices.node_names)) > 0
+        reported = ~np.isnan(before["link_up"]) | ~np.isnan(before["receive"])
+        gone &= reported & alive[groups.nic_node]
     gone |= view.devices.sums[DeviceKind.NIC].last("device_gone", view.signals.slot, 6) > 0
     for position in np.flatnonzero(gone).tolist():
         evidence = findings.FindingEvidence(
@@ -206,17 +212,22 @@ def _speeds(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     nic = view.signals.nic
     speed = np.where(nic["link_up"] > 0, nic["link_speed"], np.nan)
     before = view.signals.table(DeviceKind.NIC, BEFORE_SLOTS, view.signals.window)["link_speed"]
-    # The NICs of a node may differ by design, then those of its rail differ in the same way.
-    groups = view.groups
-    of_rail = _usual(speed, groups.alike_on_rail)
-    usual = np.fmax(before, np.fmin(_usual(speed, groups.alike_on_node), of_rail))
-    for position in np.flatnonzero(speed < view.thresholds.links.low_speed * usual).tolist():
+    low_speed, groups = view.thresholds.links.low_speed, view.groups
+    is_slow = speed < low_speed * np.fmax.reduce(np.fmax(speed, before), initial=0.0)
+    if is_slow.any():
+        # The NICs of a node may differ by design, then those of its rail differ in the same way.
+        of_rail = _usual(speed, groups.alike_on_rail)
+        usual = np.fmax(before, np.fmin(_usual(speed, groups.alike_on_node), of_rail))
+        is_slow = speed < low_speed * usual
+    for position in np.flatnonzero(is_slow).tolist():
         values = float(speed[position]), float(usual[position])
         evidence = findings.FindingEvidence(
             "link_speed", *values, "peers and past", view.nic_name(position)
         )
         yield findings.Finding("link_speed_low", findings.Cause("nic", position), (evidence,))
     for signal in ("pcie_width", "pcie_speed"):
+        if not (nic[signal] < 1).any():
+            continue
         # A slot may have fewer lanes by design, then the NICs of most nodes have; PCIe of an unused device may
         # save power by a lower speed, and never by fewer lanes.
         of_rail = _usual(nic[signal], groups.alike_on_rail)
@@ -264,10 +275,12 @@ def _transmit_errors(view: findings.DiagnosisView) -> Iterator[findings.Finding]
         thresholds.min_naks,
         thresholds.naks_factor * or_zero(view.base(DeviceKind.NIC, "naks")),
     )
+    loses = findings.above(nic["naks"], limit)
+    if not loses.any():
+        return
     clean = ~findings.above(nic["uncorrected_symbols"], 0.0) & ~findings.above(
         nic["unprotected_share"], view.thresholds.network.min_unprotected
     )
-    loses = findings.above(nic["naks"], limit)
     for members in view.groups.leaves:
         senders = members[use[members]]
         hit = senders[loses[senders] & clean[senders]]

@@ -38,10 +38,20 @@ def _pausing_limit(view: findings.DiagnosisView) -> Floats:
     )
 
 
+def _may_pause(view: findings.DiagnosisView) -> bool:
+    """True if any NIC pauses more than the least of all limits, or reports a storm."""
+    nic, thresholds = view.signals.nic, view.thresholds.network
+    share = np.fmax(nic["pausing_share"], nic["pausing_frames"])
+    pauses = findings.above(share, min(thresholds.min_pausing, thresholds.storm_pausing))
+    return bool((pauses | findings.above(nic["pause_storms"], 0.0)).any())
+
+
 def slow_receivers(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield NICs that pause their switch port: storms, and slow receivers with the reason."""
     thresholds = view.thresholds.network
     nic = view.signals.nic
+    if not _may_pause(view):
+        return
     limit = _pausing_limit(view)
     reports = findings.above(nic["pause_storms"], 0.0) & ~findings.above(
         nic["receive"], thresholds.storm_receive
@@ -161,6 +171,9 @@ def incast_receivers(view: findings.DiagnosisView) -> Iterator[findings.Finding]
     """Yield NICs that receive more than their peers, and have it marked, without pausing."""
     thresholds = view.thresholds.network
     nic, use = view.signals.nic, loaded_nics(view) & view.groups.is_rail
+    may_hit = use & findings.above(nic["marked_share"], thresholds.min_incast_marked)
+    if not (may_hit & findings.above(nic["receive"], thresholds.min_incast_receive)).any():
+        return
     received, _ = view.groups.leaf_peers(nic["receive"], use)
     marked, _ = view.groups.leaf_peers(nic["marked_share"], use)
     usual_marked = np.fmax(or_zero(marked), or_zero(view.base(DeviceKind.NIC, "marked_share")))
@@ -252,7 +265,7 @@ def congestion_control_faults(view: findings.DiagnosisView) -> Iterator[findings
     marked = findings.above(nic["marks"], thresholds.min_marks) & use
     sends = findings.above(nic["notifications_sent"], 0.0)
     sends_none = np.zeros(len(nic), np.bool_)
-    for members in view.groups.leaves:
+    for members in view.groups.leaves if marked.any() else ():
         of_leaf = members[marked[members]]
         peers = of_leaf
         if len(of_leaf) == 1:  # the only one below its leaf: those of its rail
@@ -291,6 +304,8 @@ def retransmitting_nics(view: findings.DiagnosisView) -> Iterator[findings.Findi
     thresholds = view.thresholds.network
     nic, use = view.signals.nic, loaded_nics(view)
     rates = nic["adaptive_retransmissions"]
+    if not findings.above(rates, thresholds.min_retries).any():
+        return
     peers, _ = view.groups.leaf_peers(rates, use)
     usual = np.fmax(or_zero(peers), or_zero(view.base(DeviceKind.NIC, "adaptive_retransmissions")))
     limit = np.fmax(thresholds.min_retries, thresholds.retry_factor * usual)
@@ -313,6 +328,8 @@ def _by_node(  # noqa: PLR0913, PLR0917 - parts of a finding
     limit: float,
 ) -> Iterator[findings.Finding]:
     """Yield the nodes of which most NICs in use are affected, and the NICs of other nodes."""
+    if not hit.any():
+        return
     values = view.signals.nic[signal]
     for node in np.unique(view.groups.nic_node[hit]).tolist():
         positions = np.flatnonzero(hit & (view.groups.nic_node == node))

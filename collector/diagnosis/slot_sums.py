@@ -256,8 +256,10 @@ class SlotSums:
         not begun, or have left the ring, are ignored.
         """
         self._windows.clear()
-        in_ring = (slots > self.last_slot - self.slots) & (slots <= self.last_slot) & (slots >= 0)
-        for slot in np.unique(slots[in_ring]).tolist():
+        first = max(self.last_slot - self.slots + 1, 0)
+        for slot in sorted(set(slots.tolist())):
+            if not first <= slot <= self.last_slot:
+                continue
             chosen = np.nonzero((weights > 0) & (slots == slot)[:, None])
             of_slot = quantities[chosen[1]], devices[chosen]
             if self._is_replaced[quantities[0]]:
@@ -282,7 +284,7 @@ class SlotSums:
         self._latest_of_all.clear()
 
     def _settle(self, slot: int) -> None:
-        for quantity in np.flatnonzero(self._is_replaced).tolist():
+        for quantity in filter(self._last.has, np.flatnonzero(self._is_replaced).tolist()):
             values = self._last.read(quantity, slot, 1)[0].copy()
             has_value = ~np.isnan(values)
             if has_value.any():
@@ -373,9 +375,15 @@ class SlotSums:
 
     def last(self, name: str, end_slot: int, count: int) -> Floats:
         """Return the newest value of each device within `count` slots; NaN without any."""
-        *earlier, newest = self.history(name, end_slot, count)
-        found: Floats = newest
-        for values in reversed(earlier):
+        found = np.full(self.devices, np.nan)
+        if not self.has_readings(name):
+            return found
+        quantity = self.index[name]
+        if self._is_replaced[quantity]:
+            rows = self._last.read(quantity, end_slot, count)
+        else:
+            rows = self.history(name, end_slot, count)
+        for values in reversed(rows):
             found = np.where(np.isnan(found), values, found)
         return found
 
