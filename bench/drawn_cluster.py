@@ -36,6 +36,11 @@ COUNTED = (
     "unprotected", "adaptive",
 )  # fmt: skip
 """Readings of a NIC that are 0 without a fault."""
+GPU_MEANS = {
+    "utilization": "utilization", "activity": "sm_activity", "tensor": "tensor_activity", "power": "power", "clock": "clock",
+    "thermal": "thermal_active", "brake": "power_brake_active", "temperature": "temperature", "graphics": "graphics_activity",
+}  # fmt: skip
+"""Quantities of the readings of a GPU that are means."""
 
 
 @dataclass(slots=True)
@@ -358,8 +363,9 @@ class DrawnFeed:
             ("link_up", nic["up"]),
             ("link_speed", nic["speed"]),
             ("pcie_width", nic["width"]),
-            ("pcie_width_limit", np.full_like(sent, 16.0)), ("expected_speed", np.full_like(sent, LINE_BYTES)),
-        ):  # fmt: skip
+            ("pcie_width_limit", np.full_like(sent, 16.0)),
+            ("expected_speed", np.full_like(sent, LINE_BYTES)),
+        ):
             self._add(DeviceKind.NIC, name, values.ravel(), seconds)
 
     def _count(self, rates: Floats) -> Floats:
@@ -373,13 +379,8 @@ class DrawnFeed:
             if present[node]:
                 code, unit = np.array([float(reason)]), np.ones(1)
                 self._add(DeviceKind.GPU, "utilization_absence", code, unit, gpu_number)
-        means = {
-            "utilization": "utilization", "activity": "sm_activity", "tensor": "tensor_activity", "power": "power",
-            "clock": "clock", "thermal": "thermal_active", "brake": "power_brake_active", "temperature": "temperature",
-            "graphics": "graphics_activity",
-        }  # fmt: skip
-        for name in means.keys() & gpu.keys():
-            self._add(DeviceKind.GPU, means[name], gpu[name].ravel(), here * 1.0)
+        for name in GPU_MEANS.keys() & gpu.keys():
+            self._add(DeviceKind.GPU, GPU_MEANS[name], gpu[name].ravel(), here * 1.0)
         seconds = here * float(SLOT_SECONDS)
         for name, quantity in (("nvlink", "nvlink_bytes"), ("nvlink_errors", "nvlink_errors")):
             self._add(DeviceKind.GPU, quantity, gpu[name].ravel() * SLOT_SECONDS, seconds)
