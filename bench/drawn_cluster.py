@@ -36,7 +36,7 @@ COUNTED = (
     "unprotected", "adaptive",
 )  # fmt: skip
 """Readings of a NIC that are 0 without a fault."""
-GPU_MEANS = {
+_GPU_MEANS = {
     "utilization": "utilization", "activity": "sm_activity", "tensor": "tensor_activity", "power": "power", "clock": "clock",
     "thermal": "thermal_active", "brake": "power_brake_active", "temperature": "temperature", "graphics": "graphics_activity",
 }  # fmt: skip
@@ -379,8 +379,8 @@ class DrawnFeed:
             if present[node]:
                 code, unit = np.array([float(reason)]), np.ones(1)
                 self._add(DeviceKind.GPU, "utilization_absence", code, unit, gpu_number)
-        for name in GPU_MEANS.keys() & gpu.keys():
-            self._add(DeviceKind.GPU, GPU_MEANS[name], gpu[name].ravel(), here * 1.0)
+        for name in _GPU_MEANS.keys() & gpu.keys():
+            self._add(DeviceKind.GPU, _GPU_MEANS[name], gpu[name].ravel(), here * 1.0)
         seconds = here * float(SLOT_SECONDS)
         for name, quantity in (("nvlink", "nvlink_bytes"), ("nvlink_errors", "nvlink_errors")):
             self._add(DeviceKind.GPU, quantity, gpu[name].ravel() * SLOT_SECONDS, seconds)
