@@ -126,11 +126,13 @@ def _waiting_jobs(
     waiting, lasting = list[ActiveJob](), list[int]()
     for job in view.jobs:
         job_mounts = [p for node in job.nodes for p in mounts_of.get(node, ())]
-        is_certain = bool((reads[job_mounts] > CERTAIN_CHANGE).any())
+        # Those with its own load, as at its start, are not slow: what it waits for must be.
+        is_own_slow = slow[job_mounts]
+        is_certain = bool((is_own_slow & (reads[job_mounts] > CERTAIN_CHANGE)).any())
         history = view.states[job.key].history
         if job_mounts:
             history.storage.begin(view.signals.slot, history.speeds)
-        may_wait = bool(slow.any()) and _job_waits(view, job, slow, is_certain=is_certain)
+        may_wait = bool(is_own_slow.any()) and _job_waits(view, job, slow, is_certain=is_certain)
         waits = may_wait and not _waited_before(view, job, slow)
         if history.storage.add(view.signals.slot, waits=waits, is_slow=bool(job_mounts)):
             lasting += job_mounts
@@ -229,7 +231,8 @@ def _job_waits(
     # A job that was as slow before its storage was is so for another reason.
     is_slow = speed < MAX_WAITING_SPEED * state.history.storage.earlier_speed
     # Ranks that wait for the one that waits for storage run as before.
-    is_slow &= is_certain or (change < MAX_WAITING_USE and lowest < speed)
+    has_gaps = thresholds.min_input < change < MAX_WAITING_USE
+    is_slow &= is_certain or (has_gaps and lowest < speed)
     return thresholds.min_input < change < thresholds.max_input or is_slow
 
 

@@ -295,6 +295,21 @@ def test_a_server_that_becomes_slow_in_a_checkpoint_is_the_cause_of_the_wait_tha
     assert all(each.explained_by == storage[0].incident_id for each in others)
 
 
+def test_a_job_that_loads_its_state_does_not_wait_for_the_slow_mounts_of_others() -> None:
+    """Its load makes its own mounts slow, and those of its neighbours, which run as before."""
+
+    def start(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            nodes = cluster.jobs[0].nodes
+            row.gpu["utilization"][nodes] *= 0.1
+            cluster.slow_job(row, cluster.jobs[0], 0.0)
+            row.mount["latency"] *= 15
+            row.mount["latency"][nodes] *= 2
+            row.mount["operations"][nodes] *= 20
+
+    assert classes_of(incidents_of(start, job_nodes=NODES // 2)) == set()
+
+
 @pytest.mark.parametrize("pause", [0, 12])
 def test_a_job_that_restarts_loads_its_state_slowly(pause: int) -> None:
     """After two minutes without work the ranks run again, while the storage is slow for two minutes."""
