@@ -126,7 +126,7 @@ def _waiting_jobs(
     waiting, lasting = list[ActiveJob](), list[int]()
     for job in view.jobs:
         job_mounts = [p for node in job.nodes for p in mounts_of.get(node, ())]
-        # Those with its own load, as at its start, are not slow: what it waits for must be.
+        # Mounts that are slow by the load of the job itself, as at its start, are not in `slow`.
         is_own_slow = slow[job_mounts]
         is_certain = bool((is_own_slow & (reads[job_mounts] > CERTAIN_CHANGE)).any())
         history = view.states[job.key].history
@@ -231,8 +231,7 @@ def _job_waits(
     # A job that was as slow before its storage was is so for another reason.
     is_slow = speed < MAX_WAITING_SPEED * state.history.storage.earlier_speed
     # Ranks that wait for the one that waits for storage run as before.
-    has_gaps = thresholds.min_input < change < MAX_WAITING_USE
-    is_slow &= is_certain or (has_gaps and lowest < speed)
+    is_slow &= is_certain or (change < MAX_WAITING_USE and lowest < speed)
     return thresholds.min_input < change < thresholds.max_input or is_slow
 
 
