@@ -29,6 +29,7 @@ from bench import harness, host_files, node
 from railscope.envelopes import unpack
 from railscope.http_responses import RESPONSE_MARK_HEADER, response_mark
 from railscope.wire import BYTES_PER_VALUE
+from simulator.demo.process import free_port
 
 NODE_EXPORTER = "prometheus-node-exporter"
 SHORTEST_PERIOD = 0.02
@@ -180,7 +181,7 @@ def agent_server(root: Path, directory: Path, period_seconds: float) -> harness.
 
 def node_exporter(root: Path, directory: Path) -> harness.ServerProcess:
     """Start Debian's node_exporter with only its RDMA collector."""
-    port = harness.free_port()
+    port = free_port()
     command = [NODE_EXPORTER, "--collector.disable-defaults", "--collector.infiniband"]
     command += [f"--path.sysfs={root / 'sys'}", "--web.disable-exporter-metrics"]
     command += [f"--web.listen-address={harness.HOST}:{port}"]
@@ -189,7 +190,7 @@ def node_exporter(root: Path, directory: Path) -> harness.ServerProcess:
 
 def plain_exporter(root: Path, directory: Path) -> harness.ServerProcess:
     """Start the plain Python exporter of this directory."""
-    port = harness.free_port()
+    port = free_port()
     command: Sequence[str] = [sys.executable, "-m", "bench.plain_exporter", str(root), str(port)]
     return harness.ServerProcess(command, port=port, log=directory / "plain_exporter.log")
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Self
 from bench import harness, load
 from collector.access.credentials import digest_token
 from railscope import envelopes
+from simulator.demo.process import free_port
 
 CONNECTIONS = 32
 MAX_WAIT_SECONDS = 180.0
@@ -161,7 +162,7 @@ def measure(size: FleetSize, streams: Path, directory: Path) -> FleetCost:
 
 def collector(nodes: int, directory: Path, **environment: str) -> harness.ServerProcess:
     """Start `railscope collector run` with the tokens of all nodes."""
-    port = harness.free_port()
+    port = free_port()
     tokens = directory / f"tokens-{nodes}.toml"
     lines = [f'"{load.name(n)}" = "{digest_token(load.token(n))}"' for n in range(nodes)]
     tokens.write_text("\n".join(["[nodes]", *lines, ""]), encoding="ascii")

@@ -11,7 +11,6 @@ import os
 import re
 import resource
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,8 @@ from pathlib import Path
 from typing import Concatenate, Self, TypeVar
 
 import click
+
+from simulator.demo.process import free_port
 
 Size = TypeVar("Size")
 
@@ -143,14 +144,6 @@ def serving(handler: type[QuietHandler]) -> Iterator[str]:
     finally:
         server.shutdown()
         server.server_close()
-
-
-def free_port() -> int:
-    """Return a port without a listener."""
-    with socket.socket() as found:
-        found.bind((HOST, 0))
-        port: int = found.getsockname()[1]
-        return port
 
 
 class ServerProcess:

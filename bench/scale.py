@@ -23,6 +23,7 @@ import click
 from bench import fleets, harness, load
 from collector.access.credentials import digest_token
 from railscope.catalog import collector as catalog
+from simulator.demo.process import free_port
 from simulator.failover.database_pair import running_pair
 
 COLLECTORS = ("a", "b", "c")
@@ -102,7 +103,7 @@ class ScaledCluster:
         tokens.write_text("\n".join(["[nodes]", *lines, *collector_lines, ""]), encoding="ascii")
         token.write_text(_TOKEN, encoding="ascii")
         for name in COLLECTORS:
-            port = harness.free_port()
+            port = free_port()
             variables = {
                 "ALLOW_ANONYMOUS_READ": "true",
                 "LISTEN": f"{harness.HOST}:{port}",

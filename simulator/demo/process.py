@@ -6,9 +6,12 @@ It has a session of its own, so that it receives signals only through its parent
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
+import secrets
 import signal
+import socket
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -21,10 +24,27 @@ START_SECONDS = 120.0
 STOP_SECONDS = 60.0
 MAX_LINES = 2000
 _RAILSCOPE = "simulator.demo.child"
+_HOST = "127.0.0.1"
+_PORTS = 10_000
 
 
 class ProgramError(SimulatorError, RuntimeError):
     """A program ended by itself or did not start; the message ends with its last log lines."""
+
+
+def free_port() -> int:
+    """Return a port without a listener, which the kernel chooses for no other socket meanwhile (ip(7))."""
+    limits = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii")
+    while True:
+        port = int(limits.split()[0]) - 1 - secrets.randbelow(_PORTS)
+        with (
+            socket.socket() as tcp,
+            socket.socket(type=socket.SOCK_DGRAM) as udp,
+            contextlib.suppress(OSError),
+        ):
+            tcp.bind((_HOST, port))
+            udp.bind((_HOST, port))
+            return port
 
 
 async def run_to_end(arguments: list[str], directory: Path) -> int:

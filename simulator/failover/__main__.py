@@ -13,7 +13,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import sys
 import time
 from collections import defaultdict
@@ -52,7 +51,6 @@ _ROUND_QUERY = f"%{review_decisions.name}.recorded_ns >%"
 _LIMIT_SECONDS = 120.0
 """Maximum wait after the end of a step for what must follow from it."""
 _MAX_RESPONSE_BYTES = 16 << 20
-_PORTS = 10_000
 _CHILD = "simulator.failover.child"
 
 
@@ -82,7 +80,7 @@ class FailoverRun:
 
     def __post_init__(self) -> None:
         """Choose ports and tokens."""
-        self.ports = {name: free_port() for name in (*COLLECTORS, cluster_files.REFERENCE)}
+        self.ports = {name: process.free_port() for name in (*COLLECTORS, cluster_files.REFERENCE)}
         token = secrets.token_urlsafe(24)
         self.files = cluster_files.ClusterFiles(
             self.directory, self.nodes, self.seconds, token, self.ports, self.send_to
@@ -360,16 +358,6 @@ class FailoverRun:
                 program.signal(signal.SIGCONT)
             await program.stop()
             self._write_log(program)
-
-
-def free_port() -> int:
-    """Return a port that no program listens on, and that the kernel chooses for none meanwhile (ip(7))."""
-    limits = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii")
-    while True:
-        port = int(limits.split()[0]) - 1 - secrets.randbelow(_PORTS)
-        with socket.socket() as free, contextlib.suppress(OSError):
-            free.bind((failures.HOST, port))
-            return port
 
 
 def print_step(text: str) -> None:

@@ -18,11 +18,10 @@ from chain_support import (
     PATIENCE_SECONDS,
     ProgramDirectory,
     debian_server,
-    free_port,
     wait_until,
 )
 
-from simulator.demo.process import Program
+from simulator.demo.process import Program, free_port
 from tests.support.alert_rules import ROOT, RULES
 
 SCRAPES_PER_MINUTE = 3

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from support.forked_program import ForkedProgram
 from collector.access.credentials import digest_token
 from railscope.capture import write_capture
 from simulator import NodeSpec, capture_metadata, moments
-from simulator.demo.process import Program
+from simulator.demo.process import Program, free_port
 
 PATIENCE_SECONDS = 240.0
 POLL_SECONDS = 0.05
@@ -43,22 +42,6 @@ async def wait_until(
                 await asyncio.sleep(every)
     except TimeoutError:
         pytest.fail(f"waited {patience:g} s in vain until {what}")
-
-
-def free_port() -> int:
-    """Return a port that the kernel gives to no other program for a minute.
-
-    A closed connection keeps its server's port in TIME_WAIT (tcp(7)). Meanwhile no bind to port 0 and no
-    outgoing connection gets it, but a server can listen on it with SO_REUSEADDR, as all of ours do.
-    """
-    with socket.socket() as server, socket.socket() as client:
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        server.bind(("127.0.0.1", 0))
-        server.listen(1)
-        client.connect(server.getsockname())
-        accepted, _ = server.accept()
-        accepted.close()  # the first to close is the one that waits
-        return int(server.getsockname()[1])
 
 
 @cache

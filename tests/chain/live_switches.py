@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
-from chain_support import free_port
 
+from simulator.demo.process import free_port
 from tests.support import cumulus_pushes as cumulus, sonic_switch
 
 PORTS = 8

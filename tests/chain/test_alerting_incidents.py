@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 from alerting_support import SHORT, run_alerting
-from chain_support import ProgramDirectory, free_port
+from chain_support import ProgramDirectory
 from support.incidents import NIC, incident
 
 from collector.diagnosis.incident_table import IncidentTable
 from collector.diagnosis.ranking import Reach
+from simulator.demo.process import free_port
 
 REACH = Reach(("nic", 0, ""), frozenset({"n1", "n2"}), frozenset({"3"}), frozenset())
 STORM = incident("storm", REACH, severity="critical", **{"class": "pfc_storm"})

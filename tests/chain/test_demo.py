@@ -16,9 +16,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from chain_support import debian_server, free_port
+from chain_support import debian_server
 
 from railscope.service import run_in_thread
+from simulator.demo.process import free_port
 from simulator.demo.watchers import WatcherPorts, Watchers
 from tests.support.demo_alerts import AlertFiring, alert_mismatches, alerts_since, faults_in
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from aiohttp import web
-from chain_support import debian_server, free_port, wait_until
+from chain_support import debian_server, wait_until
 
 from collector.config import ConsoleSettings
 from collector.console import PageProblemError, group_curves
@@ -21,6 +21,7 @@ from collector.console.history_server import HistoryServer, device_queries, quot
 from collector.console.node_history import node_figures
 from collector.workloads.job_roster import JobKey
 from railscope.settings import SettingsError
+from simulator.demo.process import free_port
 
 HOSTILE = 'n"1\\}) or vector(7) #'
 LABELS = {

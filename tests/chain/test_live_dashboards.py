@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from chain_support import ProgramDirectory, debian_server, free_port, wait_until
+from chain_support import ProgramDirectory, debian_server, wait_until
 from live_switches import LiveSwitches
 from PIL import Image
 
@@ -34,7 +34,7 @@ from dashboards.prometheus_api import (
 from dashboards.promql import RULES, detail_of
 from railscope.catalog.declare import BASIC, FULL, MetricDetail
 from simulator import NodeSpec
-from simulator.demo.process import Program
+from simulator.demo.process import Program, free_port
 from simulator.node_hardware import build_node_hardware
 
 ROOT = Path(__file__).parent.parent.parent

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import aiohttp
 import yaml
-from chain_support import ProgramDirectory, debian_server, free_port, wait_until
+from chain_support import ProgramDirectory, debian_server, wait_until
+
+from simulator.demo.process import free_port
 
 RULES = Path(__file__).parents[2] / "alerts" / "rules"
 

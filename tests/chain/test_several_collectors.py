@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from chain_support import debian_server, free_port, wait_until
+from chain_support import debian_server, wait_until
 from support.dashboards import DASHBOARDS
 from support.query_notes import annotated_queries
 from support.split_cluster import OF_COLLECTORS, SPLITS, SplitCluster, matched_values
@@ -20,6 +20,7 @@ from collector.workloads.job_roster import JobKey
 from dashboards.prometheus_api import Prometheus, PrometheusError, fill_variables
 from dashboards.promql import expand, metrics_in
 from railscope.service import run_in_thread
+from simulator.demo.process import free_port
 
 ROOT = Path(__file__).parents[2]
 START, MINUTES = 1_700_000_000, 70

@@ -13,9 +13,10 @@ from typing import Any
 import aiohttp
 import pytest
 import yaml
-from chain_support import ProgramDirectory, debian_server, free_port, wait_until
+from chain_support import ProgramDirectory, debian_server, wait_until
 
 from simulator.demo import watchers
+from simulator.demo.process import free_port
 from simulator.demo.watchers import WatcherPorts, Watchers, WatchersError
 
 

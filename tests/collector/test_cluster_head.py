@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,6 +36,7 @@ from railscope.catalog.tenancy import CLAIM_START_EVENT
 from railscope.frame import Entity, Event
 from railscope.service import run_in_thread
 from railscope.wire import SentAt
+from simulator.demo.process import free_port
 
 NODES = ("n1", "n2", "n3", "n4", "n5", "n6")
 SPLIT = {"a": ("n1", "n4"), "b": ("n2", "n6"), "c": ("n3", "n5")}
@@ -51,12 +51,6 @@ def database(server: postgresql.PostgreSQL) -> Iterator[str]:
     url = server.database()
     yield url
     server.drop(url)
-
-
-def free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return int(bound.getsockname()[1])
 
 
 def settings_of(directory: Path, name: str, url: str) -> CollectorSettings:

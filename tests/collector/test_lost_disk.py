@@ -27,7 +27,7 @@ from support.story import (
 from agent.config import CollectorLink
 from collector.config import CollectorSettings, IngestLimits, LedgerSettings, MeteringSettings
 from railscope.frame import FrameOrigin, NodeTimestamp
-from tests.chain.chain_support import free_port
+from simulator.demo.process import free_port
 
 BOOTED_AT = -5000
 SECOND = 1_000_000_000

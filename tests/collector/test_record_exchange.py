@@ -21,7 +21,6 @@ from support import postgresql
 from test_cluster_head import (
     ReportingNode,
     extent_of,
-    free_port,
     report,
     running,
     settings_of,
@@ -43,6 +42,7 @@ from collector.state.record_feed import FORMAT, FeedHeader, RecordPart, encode_p
 from collector.tables import metadata
 from railscope.settings import SettingsError
 from railscope.wire import SentAt
+from simulator.demo.process import free_port
 
 LARGE = FrameRecord("n1", 0, SentAt(0, 0, ""), bytes(8 << 20))
 

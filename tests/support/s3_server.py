@@ -14,6 +14,8 @@ from importlib.util import find_spec
 
 import pytest
 
+from simulator.demo.process import free_port
+
 START_SECONDS = 60
 CREDENTIALS = "test-access-key\ntest-secret-key\n"
 
@@ -24,9 +26,7 @@ def running() -> Iterator[str]:
     for module in ("moto", "flask", "obstore"):
         if find_spec(module) is None:
             pytest.skip(f"{module} is not installed")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:

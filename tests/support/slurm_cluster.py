@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from simulator.demo.process import free_port
+
 START_SECONDS = 60
 PROGRAMS = ("munged", "slurmctld", "slurmd", "scontrol", "sinfo", "sbatch")
 PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
@@ -125,10 +127,7 @@ def running_slurm(directory: Path, gpus: int, more: Sequence[str]) -> Iterator[S
         pytest.skip(f"{missing[0]} is not installed: make servers")
     directory.mkdir()
     node = socket.gethostname().partition(".")[0]
-    with socket.socket() as first, socket.socket() as second:
-        for free in (first, second):
-            free.bind(("127.0.0.1", 0))
-        ports = [free.getsockname()[1] for free in (first, second)]
+    ports = [free_port(), free_port()]
     user = getpass.getuser()
     settings = SETTINGS.format(
         node=node, user=user, ports=ports, directory=directory, gpus=gpus, more="\n".join(more)

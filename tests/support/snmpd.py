@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from simulator.demo.process import free_port
 from tests.support import snmp_objects
 
 START_SECONDS = 30
@@ -53,9 +53,7 @@ def running(
     if program is None:
         pytest.skip("snmpd is not installed: make servers")
     directory.mkdir(exist_ok=True)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     agent = SwitchAgent(directory, port, objects)
     agent.write()
     answer = f"{sys.executable} -I -S -u {snmp_objects.__file__} {directory / 'objects.txt'}"
