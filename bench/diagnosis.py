@@ -100,7 +100,9 @@ def is_cause(diagnosis: ClusterDiagnosis, incident: Incident, fault: DrawnFault)
         return (gpu.node, gpu.index) == (node_name(fault.node), str(fault.index))
     if cause.kind == "leaf":
         return cause.name.endswith(f"-{fault.index}")
-    return cause.kind in {"storage", "job", "rack"} or cause.name == node_name(fault.node)
+    if cause.job is not None:
+        return cause.job.workload == fault.job
+    return cause.kind in {"storage", "rack"} or cause.name == node_name(fault.node)
 
 
 def outcome_of(
@@ -110,7 +112,10 @@ def outcome_of(
     hours: float,
     onset_seconds: int = ONSET_SLOT * SLOT_SECONDS,
 ) -> RunOutcome:
-    """Return the result of a run. The deadline is not before the fourth sample: three missing ones prove that a node is stale."""
+    """Return the result of a run.
+
+    The deadline is not before the fourth sample: three missing ones prove that a node is stale; nor before the evidence exists.
+    """
     outcome = RunOutcome(name, hours)
     reported = [
         incident
@@ -129,7 +134,8 @@ def outcome_of(
         onset_ns = START_NS + onset_seconds * SECOND_NS
         period_seconds = max(each.period_seconds for each in diagnosis.contacts.values())
         deadline_seconds = goal_of(fault.incident_class).deadline_seconds
-        limit_seconds = max(deadline_seconds, 4 * period_seconds) + 2 * SLOT_SECONDS
+        earliest_seconds = max(deadline_seconds, 4 * period_seconds, fault.evidence_seconds)
+        limit_seconds = earliest_seconds + 2 * SLOT_SECONDS
         # The last frame before a silence may be lost.
         earliest_ns = onset_ns - SLOT_SECONDS * SECOND_NS
         delays = [(i.detected_ns - onset_ns) / SECOND_NS for i in hits if i.onset_ns >= earliest_ns]

@@ -15,13 +15,15 @@ from railscope.wire import WireEntity, WireEvent
 
 @dataclass(frozen=True, slots=True)
 class DrawnFault:
-    """A fault: class, cause by kind and place, and its effect."""
+    """A fault: class, cause by kind and place, its effect, and the time after which its evidence is complete."""
 
     incident_class: str
     kind: str
     node: int
     index: int
     effect: Effect
+    job: str = ""
+    evidence_seconds: float = 0.0
 
 
 def _log_uniform(cluster: DrawnCluster, low: float, high: float) -> float:
@@ -260,7 +262,7 @@ def storage(cluster: DrawnCluster) -> DrawnFault:
 
 
 def slow_input(cluster: DrawnCluster) -> DrawnFault:
-    """A data loader that is too slow."""
+    """A data loader that is too slow. In long steps, two pauses and the work between them may be checkpoints."""
     job = cluster.jobs[0]
     use, speed = float(cluster.rng.uniform(0.3, 0.7)), float(cluster.rng.uniform(0.2, 0.65))
 
@@ -271,7 +273,8 @@ def slow_input(cluster: DrawnCluster) -> DrawnFault:
         row.gpu["utilization"][job.nodes] *= use
         drawn.slow_job(row, job, speed)
 
-    return DrawnFault("dataloader_stall", "job", 0, 0, effect)
+    evidence_seconds = 3 * job.step_seconds / speed if isinstance(job, ShapedJob) else 0.0
+    return DrawnFault("dataloader_stall", "job", 0, 0, effect, job.name, evidence_seconds)
 
 
 def hang(cluster: DrawnCluster) -> DrawnFault:
@@ -292,7 +295,7 @@ def hang(cluster: DrawnCluster) -> DrawnFault:
         for name in ("send", "receive"):
             row.nic[name][job.nodes] = 2e-4
 
-    return DrawnFault("nccl_hang", "job", 0, 0, effect)
+    return DrawnFault("nccl_hang", "job", 0, 0, effect, job.name)
 
 
 def slow_gpu(cluster: DrawnCluster) -> DrawnFault:

@@ -189,9 +189,12 @@ class ShapedJob(drawn_cluster.DrawnJob):
         if self.overlaps:
             share = np.minimum(share + 0.8 * exchange, 1.0)
         level = 0.7 if is_evaluation else 1.0
-        activity = (
-            drawn_cluster.SPIN_ACTIVITY
-            + (self.activity * level - drawn_cluster.SPIN_ACTIVITY) * share
+        waits = np.maximum(1 - gap - share, 0.0)  # spinning
+        activity = self.activity * level * share + drawn_cluster.SPIN_ACTIVITY * waits
+        watts = (
+            self.watts * level * share
+            + drawn_cluster.SPIN_WATTS * waits
+            + (drawn_cluster.IDLE_WATTS + 40) * gap
         )
         noise = self.rng.lognormal(0, 0.01, activity.shape)
         moved = self.exchange_share / (1 + self.starved_share) if self.overlaps else exchange
@@ -202,10 +205,9 @@ class ShapedJob(drawn_cluster.DrawnJob):
         nvlink = 150e9 * (0.3 * compute + moved) * self.rng.lognormal(0, 0.03, shape)
         return JobReadings(
             use,
-            activity * noise * (1 - gap),
+            activity * noise,
             0.5 * share * level * noise,
-            (drawn_cluster.SPIN_WATTS + (self.watts * level - drawn_cluster.SPIN_WATTS) * share)
-            * noise,
+            watts * noise,
             nvlink * (1.0 if shape[1] > 1 else 0.0),
             send,
             np.roll(send, 1, axis=0),

@@ -265,12 +265,14 @@ class StorageWait:
     """Evaluations in which a job waited for slow storage, since its storage is slow, and its speed before that."""
 
     count: int = 0
+    first_slot: int = -1
     last_slot: int = -1
     earlier_speed: float = 1.0
 
     def begin(self, slot: int, speeds: Sequence[float]) -> None:
-        """Set the earlier speed to the usual one of the last speeds, unless the storage was slow during some of these."""
+        """Set the first slot, and the earlier speed to the usual one of the last, unless the storage was slow during these."""
         if self.last_slot < 0 or slot - self.last_slot > SPEED_SLOTS:
+            self.first_slot = slot
             self.earlier_speed = float(np.fmin(median_known(np.array(speeds)), 1.0))
 
     def add(self, slot: int, *, waits: bool, is_slow: bool) -> bool:

@@ -27,10 +27,8 @@ INPUT_SLOTS = 2
 MOMENT_SLOTS, MAX_MOMENTS = 4, 3.0
 """Slots over which few readings of moments count, which miss the gaps of long steps, or the work; the exchange must be even then."""
 
-LONG_SLOTS, LONG_PARTS = (12, 24), 3
-"""Slots over which long steps count, and their parts: all of them have gaps and an exchange, wherever they begin. One pause has not, and
-two have only where they happen to fall into all parts.
-"""
+LONG_SLOTS, MAX_LONG_USE = (12, 24), 0.7
+"""Slots over which long steps count, and the utilization relative to the past that shows their gaps: a single evaluation suffices."""
 
 
 class _InputWait(NamedTuple):
@@ -73,10 +71,7 @@ def jobs_without_input(view: findings.DiagnosisView) -> Iterator[findings.Findin
 def _find_wait(view: findings.DiagnosisView, job: ActiveJob) -> _InputWait | None:
     """Return the wait of a job by the window that shows it best."""
     for slots in LONG_SLOTS:
-        part = slots // LONG_PARTS
-        ends = 0, part // 2, part - 1
-        is_even = all(_waits_evenly(view, job, slots, end) for end in ends)
-        wait = _input_wait(view, job, slots) if is_even else None
+        wait = _input_wait(view, job, slots) if _waits_repeatedly(view, job, slots) else None
         if wait:
             return wait._replace(min_evaluations=1)
     wait = None
@@ -116,7 +111,7 @@ def _input_wait(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> _In
         return None
     progress = job_steps.progress(view, job, slots)
     # Two slots show a part of long steps, with or without their exchange.
-    lowest = max(MIN_PROGRESS, PROGRESS_SHARE * usual)
+    lowest = max(job_steps.MIN_PROGRESS, PROGRESS_SHARE * usual)
     minute = job_steps.progress(view, job, findings.SLOTS_PER_MINUTE)
     starves = any(not each < lowest and not each > 1 for each in (progress, minute))
     windows = slots, findings.SLOTS_PER_MINUTE
@@ -147,25 +142,17 @@ def _exchanges_evenly(view: findings.DiagnosisView, job: ActiveJob) -> bool:
         job_steps.progress(view, job, INPUT_SLOTS, before)
         for before in range(0, MOMENT_SLOTS, INPUT_SLOTS)
     ]
-    return min(changes) > MIN_PROGRESS and max(changes) < min(
+    return min(changes) > job_steps.MIN_PROGRESS and max(changes) < min(
         MAX_STARVED_SPEED, job_steps.MAX_UNEVEN * min(changes)
     )
 
 
-def _waits_evenly(view: findings.DiagnosisView, job: ActiveJob, slots: int, end: int) -> bool:
-    """True if the ranks of a job waited in each third of the slots until `end` slots ago, and the job went on in each."""
-    thresholds = view.thresholds.jobs
-    baseline = view.base(DeviceKind.GPU, "utilization")[job.gpus]
-    part = slots // LONG_PARTS
-    for before in range(end, end + slots, part):
-        used = view.signals.table(DeviceKind.GPU, part, before)["utilization"][job.gpus]
-        usual = slot_sums.mean_known(used / baseline)
-        if not thresholds.min_input < usual < thresholds.max_input:
-            return False
-        progress = max(job_steps.exchange_changes(view, job, part, before), default=np.nan)
-        if progress < MIN_PROGRESS:
-            return False
-    return not job_steps.progress(view, job, slots, end) > MAX_STARVED_SPEED
+def _waits_repeatedly(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> bool:
+    """True if the ranks of a job waited in the last slots, also without its two longest pauses, and the job was slower."""
+    if job_steps.progress(view, job, slots) > MAX_STARVED_SPEED:
+        return False
+    use = job_steps.use_without_pauses(view, job, slots)
+    return view.thresholds.jobs.min_input < use < MAX_LONG_USE
 
 
 def are_alike(values: slot_sums.Floats, usual: float, count: float) -> bool:
@@ -177,7 +164,7 @@ def are_alike(values: slot_sums.Floats, usual: float, count: float) -> bool:
 
 
 MIN_ALIKE = 0.9
-MIN_PROGRESS, PROGRESS_SHARE = 0.12, 0.25
+PROGRESS_SHARE = 0.25
 """Starved steps still end: a job exchanges less as its ranks are used less; in other phases it exchanges next to nothing, or more
 than before, as after its start.
 """

@@ -139,6 +139,8 @@ def node_means(
 
 
 MAX_UNEVEN = 2.0
+MIN_PROGRESS = 0.12
+"""Exchange relative to the past, below which no steps end."""
 
 
 def progress(view: findings.DiagnosisView, job: ActiveJob, slots: int, before: int = 0) -> float:
@@ -158,6 +160,47 @@ def exchange_changes(
         past = np.nansum(view.base(kind, name)[positions])
         if past > 0 and not np.isnan(table[name][positions]).all():
             yield float(np.nansum(table[name][positions]) / past)
+
+
+PAUSES, MIN_USUAL_SLOTS = 2, 6
+"""Pauses of a job, as for checkpoints, that are in one window at most, and the slots without them that show its steps."""
+
+
+def use_without_pauses(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> float:
+    """Return the utilization of a job in the last slots, relative to its past, without its two longest pauses.
+
+    In a pause nothing is exchanged, or the ranks are idle; its first and last slot are parts of others. NaN if too few slots are
+    left, unless a third pause is in them: then the pauses are those of its steps.
+    """
+    past = view.base(DeviceKind.GPU, "utilization")[job.gpus]
+    used = view.signals.slots(DeviceKind.GPU, slots)["utilization"][:, job.gpus]
+    use = slot_sums.means_known((used / past).T)
+    exchange = np.fmax.reduce([np.full(slots, np.nan), *_slot_exchanges(view, job, slots)])
+    is_pause = (use < view.thresholds.jobs.min_input) | (exchange < MIN_PROGRESS)
+    for slot in np.flatnonzero(
+        np.isnan(use) & np.isnan(exchange)
+    ):  # it may be in the pause before it
+        is_pause[slot] = is_pause[max(slot - 1, 0)]
+    for _ in range(PAUSES):
+        edges = np.flatnonzero(np.diff(is_pause, prepend=False, append=False)).reshape(-1, 2)
+        if len(edges):
+            first, end = edges[np.argmax(edges[:, 1] - edges[:, 0])]
+            is_pause[first:end] = False
+            use[max(first - 1, 0) : end + 1] = np.nan
+    is_enough = is_pause.any() or np.sum(~np.isnan(use)) >= MIN_USUAL_SLOTS
+    return slot_sums.mean_known(use) if is_enough else np.nan
+
+
+def _slot_exchanges(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> Iterator[Floats]:
+    """Yield what a job exchanges in each slot over its NICs and over NVLink, relative to its past, where it is known."""
+    for kind, name, positions in (
+        (DeviceKind.NIC, "send", job.nics),
+        (DeviceKind.GPU, "nvlink", job.gpus),
+    ):
+        past = slot_sums.mean_known(view.base(kind, name)[positions])
+        if past > 0:
+            sent = view.signals.slots(kind, slots)[name][:, positions]
+            yield slot_sums.means_known(sent.T) / past
 
 
 def is_other_work(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> bool:

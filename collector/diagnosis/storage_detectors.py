@@ -195,6 +195,15 @@ def _has_stored(view: findings.DiagnosisView, job: ActiveJob) -> bool:
     return bool(is_busy(view, "writes", findings.SLOTS_PER_MINUTE)[mounts].any())
 
 
+IDLE_SLOTS = 2
+
+
+def _is_idle(view: findings.DiagnosisView, job: ActiveJob) -> bool:
+    """True if the usual GPU of a job has just been idle: the minute that has work before this shows no wait."""
+    used = view.signals.table(DeviceKind.GPU, IDLE_SLOTS)["utilization"][job.gpus]
+    return slot_sums.median_known(used) < view.thresholds.jobs.min_input
+
+
 MAX_WAITING_SPEED, MAX_WAITING_USE = 0.9, 0.95
 """Speed and utilization of a job, relative to those before, that are beyond the noise of a minute."""
 CERTAIN_CHANGE = 20.0
@@ -212,6 +221,7 @@ def _job_waits(
     thresholds = view.thresholds.jobs
     state = view.states[job.key]
     pauses = state.history.restarts(view.signals.slot) or _has_stored(view, job)
+    pauses = pauses or _is_idle(view, job)
     if (
         state.works_more
         or (pauses and not is_certain)
@@ -275,6 +285,9 @@ def _waited_before(view: findings.DiagnosisView, job: ActiveJob, slow: findings.
     stall = view.open_faults.get(("dataloader_stall", findings.Cause("job", job=job.key)))
     if stall:  # its waits need not fill all slots
         since = (view.timestamp_ns - stall.onset_ns) // findings.SLOT_NS
+        slow_slots = view.signals.slot - view.states[job.key].history.storage.first_slot
+        if since > slow_slots + findings.SLOTS_PER_MINUTE:
+            return True
         slots = min(max(slots, since), job_steps.HISTORY_SLOTS)
     if not mounts or slots <= MAX_LATE_SLOTS:
         return False
