@@ -37,7 +37,7 @@ HELM := $(CURDIR)/.helm
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help packages release lock demo cluster test quick thorough check bench dashboards docs site pictures cases install clean servers validator vendored
+.PHONY: help packages release lock demo cluster test quick thorough check lint types bench dashboards docs site pictures cases install clean servers debian validator vendored
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -49,7 +49,9 @@ cluster: $(VENV)/.ready-to-test
 	@tests/setup_servers.sh postgresql
 	$(PY) -m simulator.failover --directory .cluster
 
-test: check servers validator
+# The preparations wait for downloads and use one processor each.
+test:
+	@$(MAKE) --jobs 3 --output-sync=recurse check servers validator
 	$(PY) -m pytest -n $(WORKERS) --dist worksteal
 
 # Something of every package; no real servers, no simulated hours. About half a minute on two cores.
@@ -87,12 +89,16 @@ thorough: $(VENV)/.ready-to-test servers
 		tests/vocabulary/test_note.py tests/vocabulary/test_cosignature.py \
 		tests/vocabulary/test_audit_record.py tests/simulator
 
-check: $(VENV)/.ready-to-test
-	$(VENV)/bin/ruff check
-	$(VENV)/bin/ruff format --check
+check: lint types
+
+types: $(VENV)/.ready-to-test
 	$(VENV)/bin/mypy
 	$(VENV)/bin/mypy docs/generate.py docs/passages.py docs/wording.py docs/layout.py docs/website.py
 	$(VENV)/bin/mypy deploy/packages/build.py deploy/packages/manifests.py deploy/packages/release.py
+
+lint: $(VENV)/.ready-to-test
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/lint-imports
 	$(PY) docs/generate.py --check
 	$(PY) docs/wording.py
@@ -136,9 +142,11 @@ vendored: $(VENV)/.ready-to-test
 		&& rm -r package && sha256sum gnmi* > SHA256SUMS
 
 # The servers, Helm and kubectl that the tests use; reports those that it cannot install.
-servers: $(VENV)/.ready-to-test
-	@tests/setup_servers.sh
+servers: $(VENV)/.ready-to-test debian
 	@$(PY) tests/setup_helm.py $(HELM)
+
+debian:
+	@tests/setup_servers.sh
 
 # The official validator of FOCUS exports, which the tests run; reports the reason if it is unavailable.
 validator:
