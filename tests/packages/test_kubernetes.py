@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import importlib
 import json
 import re
 import subprocess
@@ -12,7 +13,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import manifests
 import pytest
 import yaml
@@ -152,11 +152,19 @@ def test_the_version_of_the_chart_is_one_of_helm(version: str, expected: str):
 # Validity ----------------------------------------------------------------------------------------
 
 
+@pytest.fixture(name="kubernetes_validate")
+def _kubernetes_validate() -> Any:
+    """Return the validator, whose import takes a second of each worker."""
+    return importlib.import_module("kubernetes_validate")
+
+
 def is_of_kubernetes(item: Mapping[str, Any]) -> bool:
     return not item["apiVersion"].startswith("monitoring.coreos.com/")
 
 
-def test_the_manifests_and_the_chart_are_valid(rendered: Objects, applied: Objects):
+def test_the_manifests_and_the_chart_are_valid(
+    rendered: Objects, applied: Objects, kubernetes_validate: Any
+):
     for objects in (rendered, applied):
         checked = [item for item in objects.values() if is_of_kubernetes(item)]
         assert len(checked) > 20
@@ -164,7 +172,7 @@ def test_the_manifests_and_the_chart_are_valid(rendered: Objects, applied: Objec
             kubernetes_validate.validate(item, NEWEST, strict=True)
 
 
-def test_a_wrong_type_is_invalid(applied: Objects):
+def test_a_wrong_type_is_invalid(applied: Objects, kubernetes_validate: Any):
     item = json.loads(json.dumps(applied["DaemonSet", "railscope-agent"]))
     item["spec"]["template"]["spec"]["hostNetwork"] = "yes"
     with pytest.raises(kubernetes_validate.ValidationError):
@@ -182,7 +190,9 @@ def test_rules_and_dashboards_are_those_of_the_repository(applied: Objects):
         assert data == {path.name: path.read_text()}
 
 
-def test_the_documented_network_policy_is_valid(chart: Path, tmp_path: Path):
+def test_the_documented_network_policy_is_valid(
+    chart: Path, tmp_path: Path, kubernetes_validate: Any
+):
     page = (ROOT / "docs/kubernetes.md").read_text()
     (block,) = [text for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "networkPolicyFrom" in text]  # fmt: skip
     (tmp_path / "values.yaml").write_text(block)

@@ -149,7 +149,7 @@ def test_a_slow_path_lowers_the_bandwidth_of_its_communicator_on_all_nodes() -> 
     ],
 )
 def test_a_healthy_job_keeps_the_bandwidth_of_its_communicator(plan: JobPlan) -> None:
-    found = replay(scenario(plan, seconds=600))
+    found = replay(scenario(plan, seconds=400))
     assert not [e for _, e in found.events if e.event_class.name.startswith(("collective", "nccl"))]
 
 

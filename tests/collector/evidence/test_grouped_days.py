@@ -145,7 +145,7 @@ def compare_groups(site: FinalizingCollector) -> None:
         assert days_of(site, cuts) == together
 
 
-@fewer_examples(100)
+@fewer_examples(40)
 @given(visits, claims)
 @example([(0, "gpu"), (1, "host")], [Claim(0, "GPU-0", is_ended=False)])
 @example([(0, "gpu"), (200, "host"), (383, "gpu")], [Claim(0, "GPU-0", is_ended=False)])
@@ -197,7 +197,7 @@ async def test_days_do_not_depend_on_the_days_that_are_metered_together(
 boots_of_one = st.sampled_from([0, 2, 3])
 
 
-@fewer_examples(100)
+@fewer_examples(40)
 @given(
     st.lists(
         st.tuples(quarters, st.sampled_from(["gpu", "first", "host"]), boots_of_one), max_size=12
@@ -259,7 +259,7 @@ claims_of_two = st.lists(
 verdicts = st.dictionaries(st.sampled_from(["n1", "n2"]), st.booleans())
 
 
-@fewer_examples(100)
+@fewer_examples(40)
 @given(visits_of_two, claims_of_two, verdicts)
 @example([(0, "first", 0), (0, "first", 1), (1, "host", 0)], [], {})
 @example([(0, "first", 0), (0, "first", 1), (1, "host", 0), (2, "host", 1)], [], {"n2": False})
