@@ -209,10 +209,10 @@ def is_other_work(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> b
     return of_nics > MAX_UNEVEN * of_nvlink
 
 
-MAX_SERVING_USE, MAX_SERVING_SEND = 0.98, 0.1
-MAX_SERVING_STEADINESS, MAX_VARYING_STEADINESS = 0.99, 0.6
-"""Limits of services: their GPUs wait for requests, and their nodes exchange little. The ranks of training spin, or exchange much, or
-wait equally long in all steps; the load of a service varies; one that varies far more than with checkpoints is a service, however busy.
+MAX_SERVING_USE, MAX_SERVING_SEND = 0.95, 0.1
+MAX_BUSY_SERVING_USE, MAX_SERVING_STEADINESS, MAX_VARYING_STEADINESS = 0.98, 0.985, 0.6
+"""Limits of services: their GPUs wait for requests, and their nodes exchange little. The ranks of training spin, or exchange much; the
+load of a service that is nearly as busy varies; one that varies far more than with checkpoints is a service, however busy.
 """
 
 
@@ -224,12 +224,10 @@ def may_serve(view: findings.DiagnosisView, job: ActiveJob) -> bool:
     sent = view.base(DeviceKind.NIC, "send")[job.nics]
     sent = sent[findings.above(sent, view.thresholds.jobs.hung_exchange)]
     steady = steadiness(view, job, "utilization")
-    may_vary = steady < MAX_VARYING_STEADINESS or use < MAX_SERVING_USE
-    return (
-        may_vary
-        and not steady > MAX_SERVING_STEADINESS
-        and slot_sums.mean_known(sent) < MAX_SERVING_SEND
-    )
+    max_use = MAX_BUSY_SERVING_USE if steady < MAX_SERVING_STEADINESS else MAX_SERVING_USE
+    if steady < MAX_VARYING_STEADINESS:
+        max_use = np.inf
+    return use < max_use and slot_sums.mean_known(sent) < MAX_SERVING_SEND
 
 
 def explain_speed(speed: float, gap: slot_sums.Floats) -> findings.Flags:

@@ -129,12 +129,15 @@ def _waiting_jobs(
         # Mounts that are slow by the load of the job itself, as at its start, are not in `slow`.
         is_own_slow = slow[job_mounts]
         is_certain = bool((is_own_slow & (reads[job_mounts] > CERTAIN_CHANGE)).any())
-        history = view.states[job.key].history
+        state = view.states[job.key]
+        history = state.history
         if job_mounts:
             history.storage.begin(view.signals.slot, history.speeds)
         may_wait = bool(is_own_slow.any()) and _job_waits(view, job, slow, is_certain=is_certain)
         waits = may_wait and not _waited_before(view, job, slow)
-        if history.storage.add(view.signals.slot, waits=waits, is_slow=bool(job_mounts)):
+        runs = state.utilization_change > MAX_WAITING_USE and not state.speed < MAX_WAITING_SPEED
+        slot, is_any_slow = view.signals.slot, bool(job_mounts)
+        if history.storage.add(slot, waits=waits, runs=runs, is_slow=is_any_slow):
             lasting += job_mounts
             waits = True
         if waits:
@@ -308,7 +311,22 @@ def _nodes_waiting_for_storage(view: findings.DiagnosisView, job: ActiveJob) -> 
     )
     used = job_steps.node_means(view, job, view.signals.gpu["utilization"])[1]
     hit = np.isnan(past) & (used < job_steps.MIN_BUSY_USE) & waits_for_io(view, nodes)
+    # Tasks cannot wait longer than the operations take together: else they wait for another disk.
+    hit &= _in_flight(view)[nodes] > MIN_EXPLAINED * view.signals.node["io_pressure"][nodes]
     return [view.devices.node_names[node] for node in nodes[hit].tolist()]
+
+
+MIN_EXPLAINED = 0.5
+"""Operations in flight, relative to the share of time in which tasks wait for I/O, both with noise."""
+
+
+def _in_flight(view: findings.DiagnosisView) -> slot_sums.Floats:
+    """Return the operations of each node that mounted storage has in progress on average (Little's law)."""
+    now, node = view.signals.mount, view.devices.nodes
+    seconds = now["read_latency"] * now["reads"], now["write_latency"] * now["writes"]
+    positions = [node[mount.node].position for mount in view.devices.mounts]
+    of_mounts = sum(map(slot_sums.or_zero, seconds))
+    return np.bincount(positions, of_mounts, len(view.devices.node_names)).astype(np.float64)
 
 
 MIN_STORING = 0.1
