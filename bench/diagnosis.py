@@ -63,6 +63,7 @@ def run_case(
 
 
 SHAPED_ONSET_SECONDS, SHAPED_FAULT_SECONDS = 900, 480
+MINUTE_SECONDS = 60.0
 
 
 def run_shaped_case(name: str, seed: int) -> tuple[ClusterDiagnosis, DrawnFault | None, float]:
@@ -114,7 +115,8 @@ def outcome_of(
 ) -> RunOutcome:
     """Return the result of a run.
 
-    The deadline is not before the fourth sample: three missing ones prove that a node is stale; nor before the evidence exists.
+    The deadline is not before the fourth sample: three missing ones prove that a node is stale; nor in the minute after the evidence
+    exists.
     """
     outcome = RunOutcome(name, hours)
     reported = [
@@ -134,8 +136,8 @@ def outcome_of(
         onset_ns = START_NS + onset_seconds * SECOND_NS
         period_seconds = max(each.period_seconds for each in diagnosis.contacts.values())
         deadline_seconds = goal_of(fault.incident_class).deadline_seconds
-        earliest_seconds = max(deadline_seconds, 4 * period_seconds, fault.evidence_seconds)
-        limit_seconds = earliest_seconds + 2 * SLOT_SECONDS
+        limits = deadline_seconds, 4 * period_seconds, fault.evidence_seconds + MINUTE_SECONDS
+        limit_seconds = max(limits) + 2 * SLOT_SECONDS
         # The last frame before a silence may be lost.
         earliest_ns = onset_ns - SLOT_SECONDS * SECOND_NS
         delays = [(i.detected_ns - onset_ns) / SECOND_NS for i in hits if i.onset_ns >= earliest_ns]
