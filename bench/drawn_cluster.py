@@ -151,7 +151,7 @@ class DrawnCluster:
             "temperature": np.full(shape, 32.0),
             "width": np.full(shape, 16.0),
         }
-        node = {"cpu": np.full(nodes, 0.02), "pressure": np.zeros(nodes)}
+        node = {"cpu": np.full(nodes, 0.02), "pressure": np.zeros(nodes), "io": np.zeros(nodes)}
         mount = {"latency": 0.002 * self.noise(0.25, nodes), "operations": np.full(nodes, 20.0)}
         row = Row(nic, gpu, node, mount)
         row.offsets = dict(
@@ -296,14 +296,14 @@ class DrawnFeed:
             ("cpu_seconds", np.full(self.cluster.nodes, 1.0), seconds),
             ("cpu_idle_seconds", 1 - row.node["cpu"], seconds),
             ("cpu_pressure_seconds", row.node["pressure"] * SLOT_SECONDS, seconds),
+            ("io_pressure_seconds", row.node["io"] * SLOT_SECONDS, seconds),
         ):
             self._add(DeviceKind.NODE, name, np.asarray(values, np.float64), weights)
         for kind, prefix in (("read", ""), ("write", "write_")):
             if f"{prefix}operations" in row.mount:
-                count = row.mount[f"{prefix}operations"] * SLOT_SECONDS
-                durations = count * row.mount[f"{prefix}latency"]
-                self._add(DeviceKind.MOUNT, f"{kind}_operations", count, seconds)
-                self._add(DeviceKind.MOUNT, f"{kind}_seconds", durations, seconds)
+                count, latency = (row.mount[prefix + name] for name in ("operations", "latency"))
+                for name, values in (("operations", count), ("seconds", count * latency)):
+                    self._add(DeviceKind.MOUNT, f"{kind}_{name}", values * SLOT_SECONDS, seconds)
         self._store(slot)
         self._put_receipts(slot, row)
 

@@ -177,9 +177,8 @@ def use_without_pauses(view: findings.DiagnosisView, job: ActiveJob, slots: int)
     use = slot_sums.means_known((used / past).T)
     exchange = np.fmax.reduce([np.full(slots, np.nan), *_slot_exchanges(view, job, slots)])
     is_pause = (use < view.thresholds.jobs.min_input) | (exchange < MIN_PROGRESS)
-    for slot in np.flatnonzero(
-        np.isnan(use) & np.isnan(exchange)
-    ):  # it may be in the pause before it
+    # A slot without readings may be in the pause before it.
+    for slot in np.flatnonzero(np.isnan(use) & np.isnan(exchange)):
         is_pause[slot] = is_pause[max(slot - 1, 0)]
     for _ in range(PAUSES):
         edges = np.flatnonzero(np.diff(is_pause, prepend=False, append=False)).reshape(-1, 2)

@@ -146,6 +146,15 @@ def two_checkpoints_within_minutes(cluster: DrawnCluster, row: Row, since: int) 
         row.gpu["utilization"][nodes] = 0.02
 
 
+def a_job_stops_while_storage_is_slow(cluster: DrawnCluster, row: Row, since: int) -> None:
+    """The minute with its last work has the mean of a job that waits."""
+    if since >= -4:
+        row.mount["latency"] *= 8
+    if since >= 0:
+        cluster.slow_job(row, cluster.jobs[0], 0.0)
+        row.gpu["utilization"][cluster.jobs[0].nodes] = 0.0
+
+
 def other_work_uses_nvlink_far_less_than_nics(cluster: DrawnCluster, row: Row, since: int) -> None:
     if since >= 0:
         nodes = cluster.jobs[0].nodes
@@ -161,6 +170,7 @@ def other_work_uses_nvlink_far_less_than_nics(cluster: DrawnCluster, row: Row, s
         a_link_loses_packets_in_one_sample,
         sequences_become_longer_while_storage_is_slower,
         two_checkpoints_within_minutes,
+        a_job_stops_while_storage_is_slow,
         other_work_uses_nvlink_far_less_than_nics,
         nodes_generate_samples,
         a_nic_pauses_in_one_burst,

@@ -41,6 +41,52 @@ def test_storage_that_becomes_slow_while_a_job_already_waits_is_not_the_cause() 
     assert classes_of(incidents_of(input_is_late, 76)) == {("dataloader_stall", "job")}
 
 
+@pytest.mark.parametrize(("period", "gap"), [(3, 2), (4, 2), (6, 4), (7, 4)])
+def test_missing_input_of_long_steps_is_found_before_their_fourth_gap_ends(
+    period: int, gap: int
+) -> None:
+    """Two gaps may be checkpoints."""
+
+    def input_is_late(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0 and since % period < gap:
+            row.gpu["utilization"][cluster.jobs[0].nodes] = 0.02
+            cluster.slow_job(row, cluster.jobs[0], 0.0)
+
+    assert not incidents_of(input_is_late, ONSET + period + gap)
+    found = incidents_of(input_is_late, ONSET + 3 * period + gap)
+    assert classes_of(found) == {("dataloader_stall", "job")}
+
+
+@pytest.mark.parametrize(("operations", "found"), [(3.0, set()), (60.0, {"storage_bound"})])
+def test_a_new_job_waits_for_slow_storage_if_its_operations_take_as_long(
+    operations: float, found: set[str]
+) -> None:
+    """Its utilization has no past; its tasks may wait for another disk."""
+
+    def start(cluster: DrawnCluster, row: Row, since: int) -> None:
+        nodes = cluster.jobs[0].nodes
+        row.mount["operations"][nodes] = operations
+        row.gpu["utilization"][nodes] *= 0.5 if since >= 0 else np.nan
+        if since >= 0:
+            row.mount["latency"] *= 10
+            row.node["io"][nodes] = 0.4
+
+    assert {name for name, _ in classes_of(incidents_of(start, ONSET + 20))} == found
+
+
+def test_storage_that_is_slow_for_minutes_is_not_why_missing_input_waits() -> None:
+    """The history of the readings is shorter than the wait; the storage was slow in a part of it."""
+
+    def input_is_late(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            row.gpu["utilization"][cluster.jobs[0].nodes] *= 0.6
+            cluster.slow_job(row, cluster.jobs[0], 0.6)
+        if since >= 10 and since // 8 % 2:
+            row.mount["latency"] *= 12
+
+    assert classes_of(incidents_of(input_is_late, 100)) == {("dataloader_stall", "job")}
+
+
 def test_storage_that_becomes_slow_after_long_steps_have_waited_is_not_the_cause() -> None:
     """Some slots of a step have no gap: they end no wait."""
 
