@@ -231,6 +231,10 @@ Public recordings, diagnosed by the same command; tests repeat it where the reco
 Hosts do not see the queue of a switch, errors of what a NIC sends, drops that neither end counts, nor bursts that are shorter
 than a sample. They cannot distinguish a leaf switch from its uplinks, and a rank that never entered a collective from those that
 wait for it, unless it is idle, or a [flight recorder or NCCL's RAS subsystem](collectives.md#over-all-nodes-of-a-job) names it. An incident states such a limit in `limits`.
+
+A service with less load has the readings of a training job whose input is late. Jobs on one node, and jobs that exchange little and
+were not busy all the time, may be services: their `dataloader_stall` is advice (`info`). Two gaps of a job may be checkpoints, so
+that steps of more than 20 seconds show late input with their third gap.
 """
 
 
