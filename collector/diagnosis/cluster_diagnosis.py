@@ -33,6 +33,7 @@ from collector.diagnosis import (
     switch_links,
     switch_queues,
 )
+from collector.diagnosis.baselines import Baselines
 from collector.diagnosis.incidents import (
     MAX_OPEN_PER_CAUSE_NODE,
     Incident,
@@ -114,7 +115,7 @@ class ClusterDiagnosis:
         self._loads = network_advice.StandingLoads()
         self.job_histories: dict[JobKey, findings.JobHistory] = {}
         self._resumed_jobs_until = 0
-        self.baselines = findings.Baselines()
+        self.baselines = Baselines()
         self._minute = defaultdict[DeviceKind, job_groups.JobMinute](job_groups.JobMinute)
         self.view: findings.DiagnosisView | None = None
         """View of the last evaluation."""
@@ -236,7 +237,12 @@ class ClusterDiagnosis:
                 "job_gap": job_detectors.node_gaps(view),
                 "gpu_excess": gpu_detectors.node_excess(view),
             }
-            self.baselines.add_minute(signals, self._unusual_devices(view), gaps)
+            self.baselines.add_minute(
+                lambda kind: signals.table(kind, findings.SLOTS_PER_MINUTE),
+                {kind: minute.interrupted for kind, minute in self._minute.items()},
+                self._faulty_devices(view),
+                gaps,
+            )
             self._minute = defaultdict(job_groups.JobMinute)
         signals.clear()
         return changed
@@ -378,11 +384,10 @@ class ClusterDiagnosis:
         ):
             minute.add(jobs, np.where(jobs >= 0, of_jobs[jobs], uses), is_known)
 
-    def _unusual_devices(self, view: findings.DiagnosisView) -> dict[DeviceKind, findings.Flags]:
-        """Return the devices whose last minute is not their baseline.
+    def _faulty_devices(self, view: findings.DiagnosisView) -> dict[DeviceKind, findings.Flags]:
+        """Return the devices that an open incident affects: their last minute is not their baseline.
 
-        An open incident affects them, or their job started, ended or stood still in that minute. A NIC whose incident
-        delays nothing is alone: its job has no other past than that with it.
+        A NIC whose incident delays nothing is alone: its job has no other past than that with it.
         """
         lasting = [each for each in self.tracker.open if not each.incident_class.is_advice]
         faults = [each for each in lasting if not (_is_harmless(each) or _is_unfelt(each))]
@@ -393,8 +398,6 @@ class ClusterDiagnosis:
         nodes |= {name for incident in faults for name in incident.reach.nodes}
         nics |= np.array([nic.node in nodes for nic in self.devices.nics], np.bool_)
         nics[[each.cause.position for each in lasting if _is_harmless(each)]] = True
-        nics |= self._minute[DeviceKind.NIC].interrupted
-        gpus |= self._minute[DeviceKind.GPU].interrupted
         return {
             DeviceKind.NIC: nics,
             DeviceKind.GPU: gpus,

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence, Set as AbstractSet
+from collections.abc import Mapping, Sequence, Set as AbstractSet
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from collector.detector_thresholds import DetectorThresholds
+from collector.diagnosis.baselines import WORK_QUANTILE, Baselines
 from collector.diagnosis.devices import ClusterDevices
 from collector.diagnosis.incident_classes import Severity
 from collector.diagnosis.jobs import ActiveJob, EndedJob, PeerGroups
 from collector.diagnosis.node_readings import NodeEvent
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.signals import ClusterSignals
-from collector.diagnosis.slot_sums import Floats, compress, decompress, median_known
+from collector.diagnosis.slot_sums import Floats, median_known
 from collector.diagnosis.switch_counters import SwitchQueue
 from collector.workloads.job_roster import JobKey
 from railscope.timestamps import SECOND_NS
@@ -28,13 +27,6 @@ Flags: TypeAlias = NDArray[np.bool_]
 _MIN_CERTAINTY = 0.6
 SLOTS_PER_MINUTE = 6
 SLOT_NS = 60 * SECOND_NS // SLOTS_PER_MINUTE
-_MAX_BASELINE_MINUTES = 30
-_ROW_TYPE: np.dtype[np.float32] = np.dtype("<f4")
-_MIN_VARIATION_MINUTES = 4
-_NEEDED_MINUTES = MappingProxyType({None: 2, 0.0: 2, 1.0: 2, 0.5: 3})
-"""Minutes of the past from which on a quantile is known; None is the usual value."""
-_BASELINE_GAP_MINUTES = 2
-"""Minutes before the present that a baseline leaves out: a fault is not part of its own baseline."""
 
 
 class Cause(NamedTuple):
@@ -47,6 +39,7 @@ class Cause(NamedTuple):
 
 
 CHANGE = "change of peers"
+"""Comparison of a value relative to the past, not of the signal itself."""
 EVENT = "event"
 
 
@@ -87,9 +80,6 @@ class ExpectedGain:
     gpu_seconds_per_hour: float = np.nan
 
 
-"""Comparison of a value relative to the past, not of the signal itself."""
-
-
 @dataclass(frozen=True, slots=True)
 class Finding:
     """Conclusion of a detector at one evaluation."""
@@ -126,103 +116,6 @@ class Finding:
             return _MIN_CERTAINTY
         strength = 1.0 if self.is_confirmed else min(1.0, self.strength)
         return _MIN_CERTAINTY + 0.3 * strength + 0.1 * has_slow_jobs
-
-
-WORK_SIGNALS = frozenset(
-    {"receive", "send", "utilization", "activity", "tensor", "power", "nvlink"}
-)
-WORK_QUANTILE = 0.7
-"""Quantile of the signals of work: it is that of a working job, although checkpoints and pauses lower a part of them."""
-
-
-BASELINE_SIGNALS: Mapping[DeviceKind, tuple[str, ...]] = MappingProxyType({
-    DeviceKind.NIC: ("receive", "send", "pausing_share", "paused_share", "pause_frames", "marked_share", "marks", "notifications_handled", "bit_errors", "naks", "out_of_order", "adaptive_retransmissions"),
-    DeviceKind.GPU: ("utilization", "activity", "tensor", "power", "clock", "nvlink"),
-    DeviceKind.NODE: ("cpu", "cpu_pressure", "io_pressure"),
-    DeviceKind.MOUNT: ("read_latency", "write_latency", "reads", "writes"),
-})  # fmt: skip
-"""Signals that are compared with their own past."""
-
-
-class Baselines:
-    """Usual values of signals over the last minutes, of each device's own past: medians, or a quantile for work.
-
-    One row of 32-bit floats per minute and signal, compressed, as most are zero or unknown; values of devices whose job has
-    an open incident, or did not run for the whole minute, are left out.
-    """
-
-    def __init__(self) -> None:
-        self._rows: dict[tuple[DeviceKind, str], deque[bytes]] = defaultdict(
-            lambda: deque(maxlen=_MAX_BASELINE_MINUTES)
-        )
-        self._usual: dict[tuple[DeviceKind, str, int, float], Floats] = {}
-
-    def add_minute(
-        self,
-        signals: ClusterSignals,
-        excluded: Mapping[DeviceKind, Flags],
-        comparisons: Mapping[str, Floats] = MappingProxyType({}),
-    ) -> None:
-        """Add the last minute; `comparisons` are differences of nodes from their peers, by name."""
-        for kind, names in BASELINE_SIGNALS.items():
-            table = signals.table(kind, SLOTS_PER_MINUTE)
-            for name in names:
-                self._add_row(kind, name, table[name], excluded)
-        for name, row in comparisons.items():
-            self._add_row(DeviceKind.NODE, name, row, excluded)
-        self._usual.clear()
-
-    def _add_row(
-        self, kind: DeviceKind, name: str, values: Floats, excluded: Mapping[DeviceKind, Flags]
-    ) -> None:
-        row = values.astype(_ROW_TYPE)
-        if kind in excluded:
-            row[excluded[kind]] = np.nan
-        self._rows[kind, name].append(compress(row))
-
-    def rows(self) -> dict[str, list[bytes]]:
-        """Return all rows as 32-bit floats, by kind and signal."""
-        return {
-            f"{kind}/{name}": [decompress(row, _ROW_TYPE).tobytes() for row in rows]
-            for (kind, name), rows in self._rows.items()
-        }
-
-    def restore(self, rows: Mapping[str, Iterable[bytes]]) -> None:
-        """Continue with the rows of before a restart."""
-        kinds = {str(kind): kind for kind in DeviceKind}
-        for key, found in rows.items():
-            kind, _, name = key.partition("/")
-            if kind in kinds:
-                self._rows[kinds[kind], name].extend(
-                    compress(np.frombuffer(row[: len(row) // 4 * 4], _ROW_TYPE)) for row in found
-                )
-        self._usual.clear()
-
-    def usual(
-        self, kind: DeviceKind, name: str, count: int, quantile: float | None = None
-    ) -> Floats:
-        """Return the baseline of a signal for `count` devices; NaN for devices without a past.
-
-        A quantile other than the usual one shows how much the signal varied, after more minutes; the lowest and the highest
-        value, 0 and 1, do after few, the median after three.
-        """
-        needed = _NEEDED_MINUTES.get(quantile, _MIN_VARIATION_MINUTES)
-        if quantile is None:
-            quantile = WORK_QUANTILE if name in WORK_SIGNALS else 0.5
-        key = kind, name, needed, quantile
-        if key not in self._usual or len(self._usual[key]) != count:
-            rows = list(self._rows[kind, name])[:-_BASELINE_GAP_MINUTES]
-            padded = np.full((len(rows), count), np.nan)
-            for number, packed in enumerate(rows):
-                row = decompress(packed, _ROW_TYPE)[:count]
-                padded[number, : len(row)] = row
-            counts = (~np.isnan(padded)).sum(axis=0)
-            values = np.full(count, np.nan)
-            enough = np.flatnonzero(counts >= needed)
-            places = np.rint(quantile * (counts[enough] - 1)).astype(np.intp)
-            values[enough] = np.sort(padded, axis=0)[places, enough]  # NaN sorts last
-            self._usual[key] = values
-        return self._usual[key]
 
 
 @dataclass(slots=True)
@@ -275,9 +168,9 @@ class StorageWait:
             self.first_slot = slot
             self.earlier_speed = float(np.fmin(median_known(np.array(speeds)), 1.0))
 
-    def add(self, slot: int, *, waits: bool, runs: bool, is_slow: bool) -> bool:
-        """Add a slot; return True if the job has waited for a minute, its storage is still slow, and it has not run since."""
-        if runs or slot - self.last_slot > SLOTS_PER_MINUTE:
+    def add(self, slot: int, *, waits: bool, is_slow: bool) -> bool:
+        """Add a slot; return True if the job has waited for a minute, and its storage is still slow."""
+        if slot - self.last_slot > SLOTS_PER_MINUTE:
             self.count = 0
         if is_slow:
             self.last_slot = slot

@@ -32,7 +32,7 @@ WAIT_SLOTS = 12
 PASSING_CLASSES = frozenset({"link_flap"})
 """Reports of the hardware about what has ended: a link that is up again delays nothing."""
 
-ONSET_SLOTS, _MIN_STAGE_NS, _MIN_BOOT_NS = 6, 30 * SECOND_NS, 120 * SECOND_NS
+ONSET_SLOTS, _MIN_STAGE_NS, _MIN_BOOT_NS = 12, 30 * SECOND_NS, 120 * SECOND_NS
 MAX_EVIDENCE = 16
 MAX_OPEN_PER_CAUSE_NODE = 64
 """Bound of the candidates of one node: a broken node must not fill the table."""

@@ -333,9 +333,21 @@ def _congested_uplink(
         findings.Cause("leaf", leaves[0], names[0]),
         tuple(evidence),
         parts=tuple(parts.tolist()),
+        onset_ns=_first_shown_ns(view, parts, limit),
         alternatives=tuple(leaves[1:]),
         subject=f"uplinks of rail {rail}",
     )
+
+
+def _first_shown_ns(view: findings.DiagnosisView, parts: Positions, limit: float) -> int:
+    """Return the end of the first slot since which NICs of an uplink are marked or paused: a job is slower later; 0 if unknown."""
+    thresholds = view.thresholds
+    slots = view.signals.slots(DeviceKind.NIC, 2 * findings.SLOTS_PER_MINUTE)
+    shown = findings.above(slots["marked_share"], limit)
+    shown |= findings.above(slots["paused_share"], thresholds.network.min_paused)
+    are_shown = shown[::-1, parts].mean(axis=1) >= thresholds.leaves.uplink_paused
+    count = len(are_shown) if are_shown.all() else int(are_shown.argmin())
+    return view.timestamp_ns - (count - 1) * findings.SLOT_NS if count else 0
 
 
 def _means(view: findings.DiagnosisView, values: Floats, use: findings.Flags) -> Floats:

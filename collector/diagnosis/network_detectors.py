@@ -327,11 +327,12 @@ def _by_node(  # noqa: PLR0913, PLR0917 - parts of a finding
     signal: str,
     limit: float,
 ) -> Iterator[findings.Finding]:
-    """Yield the nodes of which most NICs in use are affected, and the NICs of other nodes."""
+    """Yield the nodes of which most NICs in use are affected, or any while the node has an incident, and the NICs of other nodes."""
     if not hit.any():
         return
     values = view.signals.nic[signal]
     for node in np.unique(view.groups.nic_node[hit]).tolist():
+        cause = findings.Cause("node", name=view.devices.node_names[node])
         positions = np.flatnonzero(hit & (view.groups.nic_node == node))
         in_use = int((use & (view.groups.nic_node == node)).sum())
         evidence = [
@@ -340,14 +341,11 @@ def _by_node(  # noqa: PLR0913, PLR0917 - parts of a finding
         ]
         # Settings are those of a node: of two NICs in use, both show it.
         enough = min(3, max(in_use, 2))
-        if (
-            len(positions) >= enough
-            and len(positions) >= view.thresholds.network.node_share * in_use
-        ):
-            cause = findings.Cause("node", name=view.devices.node_names[node])
-            yield findings.Finding(
-                name, cause, tuple(evidence[:4]), parts=tuple(positions.tolist())
-            )
+        is_whole = len(positions) >= max(enough, view.thresholds.network.node_share * in_use)
+        lasting = view.open_faults.get((name, cause))
+        if is_whole or lasting:
+            parts = set(positions.tolist()).union(lasting.parts if lasting else ())
+            yield findings.Finding(name, cause, tuple(evidence[:4]), parts=tuple(sorted(parts)))
         else:
             for position, each in zip(positions.tolist(), evidence, strict=True):
                 yield findings.Finding(name, findings.Cause("nic", position), (each,))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from collector.diagnosis.baselines import Baselines
 from collector.diagnosis.devices import ClusterDevices, ClusterGpu, ClusterNic
 from collector.diagnosis.diagnosis_curves import HISTORY_SLOTS, MAX_GROUPS, NAMES, GroupHistory
-from collector.diagnosis.findings import Baselines, DiagnosisView
+from collector.diagnosis.findings import DiagnosisView
 from collector.diagnosis.jobs import PeerGroups, active_jobs
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.signals import ClusterSignals

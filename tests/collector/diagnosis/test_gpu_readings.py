@@ -194,3 +194,17 @@ def test_gpus_of_few_nodes_of_a_job_straggle_at_once(nodes: int, count: int) -> 
 
     found = incidents_of(slow_down, pods=2, job_nodes=7)
     assert sum(each.class_name == "gpu_straggler" for each in found) == count
+
+
+@pytest.mark.parametrize(("slots", "found"), [(2, set()), (3, {("thermal_straggler", "gpu")})])
+def test_heat_that_lowers_a_clock_for_half_a_minute_is_found(
+    slots: int, found: set[tuple[str, str]]
+) -> None:
+    """The job then waits for another fault, and its GPUs cool down."""
+
+    def heat(_: DrawnCluster, row: Row, since: int) -> None:
+        if 0 <= since < slots:
+            row.gpu["thermal"][1, 2] = 1.0
+            row.gpu["clock"][1, 2] *= 0.8
+
+    assert classes_of(incidents_of(heat)) == found

@@ -105,6 +105,18 @@ def test_a_setting_of_both_nics_that_a_node_uses_is_one_cause() -> None:
     assert classes_of(incidents_of(sends_no_notifications)) == {("cnp_not_sent", "node")}
 
 
+def test_a_setting_of_a_node_that_few_nics_still_show_is_one_fault() -> None:
+    """As during an evaluation of the job, in which few of the NICs have traffic."""
+
+    def ignores_notifications(_: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            row.nic["ignores"][1, : 8 if since < 8 else 2] = 200.0
+
+    (incident,) = incidents_of(ignores_notifications)
+    assert (incident.class_name, incident.cause.kind) == ("cnp_ignored", "node")
+    assert len(incident.parts) == 8
+
+
 @pytest.mark.parametrize("rate", [1.0, 20.0])
 def test_few_losses_of_healthy_links_hide_no_link_that_corrupts_what_it_sends(rate: float) -> None:
     def losses(cluster: DrawnCluster, row: Row, since: int) -> None:
@@ -201,6 +213,18 @@ def test_a_nic_of_a_slower_job_receives_more_although_it_is_little_more_than_bef
 
     classes = classes_of(incidents_of(exchange, slots=ONSET + 12))
     assert (("incast_receiver", "nic") in classes) == found
+
+
+def test_an_incast_of_a_young_job_is_open_while_it_lasts() -> None:
+    def exchange(cluster: DrawnCluster, row: Row, since: int) -> None:
+        nodes = cluster.jobs[0].nodes
+        if since >= 14 - ONSET:
+            cluster.slow_job(row, cluster.jobs[0], 0.8)
+            row.nic["receive"][nodes[0], 3] = 0.7
+            row.nic["marked"][nodes[0], 3] = 0.05
+
+    (incident,) = incidents_of(exchange)
+    assert (incident.class_name, incident.ended_ns) == ("incast_receiver", 0)
 
 
 @pytest.mark.parametrize("has_past", [True, False])
@@ -300,6 +324,17 @@ def test_one_flow_of_a_ring_shows_a_congested_uplink(
 
     incidents = incidents_of(congest, pods=2, job_nodes=2 * NODES)
     assert (("uplink_congested", "leaf") in classes_of(incidents)) == found
+
+
+def test_the_onset_of_a_congested_uplink_is_that_of_the_marks() -> None:
+    def congest(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            row.nic["marked"][[0, NODES], 3] = 0.03
+            cluster.slow_job(row, cluster.jobs[0], 0.8 if since >= 8 else 1.0)
+
+    (incident,) = incidents_of(congest, pods=2, job_nodes=2 * NODES)
+    assert incident.class_name == "uplink_congested"
+    assert incident.onset_ns == START_NS + (ONSET + 1) * SLOT_NS
 
 
 @pytest.mark.parametrize("others_send", [True, False])

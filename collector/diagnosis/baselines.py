@@ -1,0 +1,136 @@
+"""Baselines: the usual values of signals over the last minutes, of each device's own past."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collector.diagnosis.quantities import DeviceKind
+from collector.diagnosis.signals import SignalTable
+from collector.diagnosis.slot_sums import Floats, compress, decompress
+
+_Flags: TypeAlias = NDArray[np.bool_]
+
+_MAX_MINUTES = 30
+_ROW_TYPE: np.dtype[np.float32] = np.dtype("<f4")
+_MIN_VARIATION_MINUTES = 4
+_NEEDED_MINUTES = MappingProxyType({None: 2, 0.0: 2, 1.0: 2, 0.5: 3})
+"""Minutes of the past from which on a quantile is known; None is the usual value."""
+_GAP_MINUTES = 2
+"""Minutes before the present that a baseline leaves out: a fault is not part of its own baseline."""
+
+WORK_SIGNALS = frozenset(
+    {"receive", "send", "utilization", "activity", "tensor", "power", "nvlink"}
+)
+WORK_QUANTILE = 0.7
+"""Quantile of the signals of work: it is that of a working job, although checkpoints and pauses lower a part of them."""
+
+BASELINE_SIGNALS: Mapping[DeviceKind, tuple[str, ...]] = MappingProxyType({
+    DeviceKind.NIC: ("receive", "send", "pausing_share", "paused_share", "pause_frames", "marked_share", "marks", "notifications_handled", "bit_errors", "naks", "out_of_order", "adaptive_retransmissions"),
+    DeviceKind.GPU: ("utilization", "activity", "tensor", "power", "clock", "nvlink"),
+    DeviceKind.NODE: ("cpu", "cpu_pressure", "io_pressure"),
+    DeviceKind.MOUNT: ("read_latency", "write_latency", "reads", "writes"),
+})  # fmt: skip
+"""Signals that are compared with their own past."""
+
+
+class Baselines:
+    """Usual values of signals over the last minutes, of each device's own past: medians, or a quantile for work.
+
+    One row of 32-bit floats per minute and signal, compressed, as most are zero or unknown; values of devices whose job has
+    an open incident, or did not run for the whole minute, are left out.
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[DeviceKind, str], deque[bytes]] = defaultdict(
+            lambda: deque(maxlen=_MAX_MINUTES)
+        )
+        self._usual: dict[tuple[DeviceKind, str, int, float], Floats] = {}
+        self._faulty: dict[DeviceKind, _Flags] = {}
+        """Devices with an incident in the last minute."""
+
+    def add_minute(
+        self,
+        table_of: Callable[[DeviceKind], SignalTable],
+        interrupted: Mapping[DeviceKind, _Flags],
+        faulty: Mapping[DeviceKind, _Flags],
+        comparisons: Mapping[str, Floats] = MappingProxyType({}),
+    ) -> None:
+        """Add the last minute, by its signals, but not of devices that were interrupted or have an incident.
+
+        Those that have one since this minute also lose the minutes of the gap: it has begun before it was concluded.
+        `comparisons` are differences of nodes from their peers, by name.
+        """
+        for kind, names in BASELINE_SIGNALS.items():
+            table, earlier = table_of(kind), self._faulty.get(kind)
+            since_now = faulty[kind].copy()
+            if earlier is not None:
+                since_now[: len(earlier)] &= ~earlier
+            rows = {name: table[name] for name in names}
+            rows |= comparisons if kind == DeviceKind.NODE else {}
+            for name, row in rows.items():
+                if since_now.any():
+                    self._drop(self._rows[kind, name], since_now)
+                excluded = faulty[kind] | interrupted.get(kind, False)
+                self._rows[kind, name].append(
+                    compress(np.where(excluded, np.nan, row).astype(_ROW_TYPE))
+                )
+        self._faulty = dict(faulty)
+        self._usual.clear()
+
+    @staticmethod
+    def _drop(rows: deque[bytes], devices: _Flags) -> None:
+        """Drop the values of devices in the minutes of the gap."""
+        for number in range(1, min(_GAP_MINUTES, len(rows)) + 1):
+            row = decompress(rows[-number], _ROW_TYPE).copy()
+            row[devices[: len(row)]] = np.nan
+            rows[-number] = compress(row)
+
+    def rows(self) -> dict[str, list[bytes]]:
+        """Return all rows as 32-bit floats, by kind and signal."""
+        return {
+            f"{kind}/{name}": [decompress(row, _ROW_TYPE).tobytes() for row in rows]
+            for (kind, name), rows in self._rows.items()
+        }
+
+    def restore(self, rows: Mapping[str, Iterable[bytes]]) -> None:
+        """Continue with the rows of before a restart."""
+        kinds = {str(kind): kind for kind in DeviceKind}
+        for key, found in rows.items():
+            kind, _, name = key.partition("/")
+            if kind in kinds:
+                self._rows[kinds[kind], name].extend(
+                    compress(np.frombuffer(row[: len(row) // 4 * 4], _ROW_TYPE)) for row in found
+                )
+        self._usual.clear()
+
+    def usual(
+        self, kind: DeviceKind, name: str, count: int, quantile: float | None = None
+    ) -> Floats:
+        """Return the baseline of a signal for `count` devices; NaN for devices without a past.
+
+        A quantile other than the usual one shows how much the signal varied, after more minutes; the lowest and the highest
+        value, 0 and 1, do after few, the median after three.
+        """
+        needed = _NEEDED_MINUTES.get(quantile, _MIN_VARIATION_MINUTES)
+        if quantile is None:
+            quantile = WORK_QUANTILE if name in WORK_SIGNALS else 0.5
+        key = kind, name, needed, quantile
+        if key not in self._usual or len(self._usual[key]) != count:
+            rows = list(self._rows[kind, name])[:-_GAP_MINUTES]
+            padded = np.full((len(rows), count), np.nan)
+            for number, packed in enumerate(rows):
+                row = decompress(packed, _ROW_TYPE)[:count]
+                padded[number, : len(row)] = row
+            counts = (~np.isnan(padded)).sum(axis=0)
+            values = np.full(count, np.nan)
+            enough = np.flatnonzero(counts >= needed)
+            places = np.rint(quantile * (counts[enough] - 1)).astype(np.intp)
+            values[enough] = np.sort(padded, axis=0)[places, enough]  # NaN sorts last
+            self._usual[key] = values
+        return self._usual[key]
