@@ -78,6 +78,7 @@ def run_shaped_case(name: str, seed: int) -> tuple[ClusterDiagnosis, DrawnFault 
         row, since = cluster.draw(), second - SHAPED_ONSET_SECONDS
         if fault and since >= 0:
             fault.effect(cluster, row, since // SLOT_SECONDS)
+            fault.hidden_seconds += fault.lacks_evidence()
             if since % SLOT_SECONDS:  # events and interruptions are those of a slot
                 row.events.clear()
                 row.nic["downs"][:] = 0
@@ -116,7 +117,7 @@ def outcome_of(
     """Return the result of a run.
 
     The deadline is not before the fourth sample: three missing ones prove that a node is stale; nor in the minute after the evidence
-    exists.
+    exists; a fault that shows none while it lasts does not count.
     """
     outcome = RunOutcome(name, hours)
     reported = [
@@ -125,18 +126,18 @@ def outcome_of(
         if incident.severity is not Severity.INFO and not incident.explained_by
     ]
     hits = []
-    if fault:
+    if fault and fault.hidden_seconds < SHAPED_FAULT_SECONDS:
         hits = [
             incident
             for incident in reported
             if incident.incident_class.name == fault.incident_class
             and is_cause(diagnosis, incident, fault)
         ]
-        found = FaultOutcome(fault.incident_class, 1.0)
+        found = FaultOutcome(fault.incident_class, 1.0, (fault.form,) if fault.form else ())
         onset_ns = START_NS + onset_seconds * SECOND_NS
         period_seconds = max(each.period_seconds for each in diagnosis.contacts.values())
         deadline_seconds = goal_of(fault.incident_class).deadline_seconds
-        limits = deadline_seconds, 4 * period_seconds, fault.evidence_seconds + MINUTE_SECONDS
+        limits = deadline_seconds, 4 * period_seconds, fault.hidden_seconds + MINUTE_SECONDS
         limit_seconds = max(limits) + 2 * SLOT_SECONDS
         # The last frame before a silence may be lost.
         earliest_ns = onset_ns - SLOT_SECONDS * SECOND_NS

@@ -13,9 +13,9 @@ from bench.shaped_cluster import ShapedJob
 from railscope.wire import WireEntity, WireEvent
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DrawnFault:
-    """A fault: class, cause by kind and place, its effect, and the time after which its evidence is complete."""
+    """A fault: class, cause by kind and place, effect, and a form for which recall is reported."""
 
     incident_class: str
     kind: str
@@ -23,7 +23,10 @@ class DrawnFault:
     index: int
     effect: Effect
     job: str = ""
-    evidence_seconds: float = 0.0
+    form: str = ""
+    lacks_evidence: Callable[[], bool] = lambda: False
+    """True while its effect shows nothing, or only what is normal in another phase of its job."""
+    hidden_seconds: int = 0
 
 
 def _log_uniform(cluster: DrawnCluster, low: float, high: float) -> float:
@@ -262,7 +265,7 @@ def storage(cluster: DrawnCluster) -> DrawnFault:
 
 
 def slow_input(cluster: DrawnCluster) -> DrawnFault:
-    """A data loader that is too slow. In long steps, two pauses and the work between them may be checkpoints."""
+    """A data loader that is too slow: two pauses with work between them may be checkpoints, and an evaluation has others."""
     job = cluster.jobs[0]
     use, speed = float(cluster.rng.uniform(0.3, 0.7)), float(cluster.rng.uniform(0.2, 0.65))
 
@@ -273,8 +276,22 @@ def slow_input(cluster: DrawnCluster) -> DrawnFault:
         row.gpu["utilization"][job.nodes] *= use
         drawn.slow_job(row, job, speed)
 
-    evidence_seconds = 3 * job.step_seconds / speed if isinstance(job, ShapedJob) else 0.0
-    return DrawnFault("dataloader_stall", "job", 0, 0, effect, job.name, evidence_seconds)
+    fault = DrawnFault("dataloader_stall", "job", 0, 0, effect, job.name)
+    if isinstance(job, ShapedJob):
+        fault.lacks_evidence = lambda: job.starved_steps <= EVIDENT_STEPS
+        fault.form = "jobs like services" if _is_like_service(job) else "jobs unlike services"
+    return fault
+
+
+EVIDENT_STEPS = 3
+MAX_SERVICE_SEND, MIN_SERVICE_GAP = 0.1, 0.05
+
+
+def _is_like_service(job: ShapedJob) -> bool:
+    """True if the ranks of a job always have gaps, and its nodes exchange little, as replicas of a service that has requests."""
+    shares = job.nic_shares[job.nic_shares > 0]
+    sent = job.rate * job.exchange_share * float(shares.mean()) if shares.size else 0.0
+    return job.gap_share > MIN_SERVICE_GAP and sent < MAX_SERVICE_SEND
 
 
 def hang(cluster: DrawnCluster) -> DrawnFault:

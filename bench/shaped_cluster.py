@@ -87,6 +87,7 @@ class ShapedJob(drawn_cluster.DrawnJob):
     watts: float = 600.0
     starved_share: float = 0.0
     """Gap of a step in which ranks wait for input, relative to the step without it."""
+    starved_steps: int = 0
     _drift: Drift | None = None
     _nic_drift: Drift | None = None
     _load: Drift | None = None
@@ -169,13 +170,11 @@ class ShapedJob(drawn_cluster.DrawnJob):
             draw -= 1 / period
 
     def _length(self) -> float:
+        seconds = self.checkpoint_seconds
         low, high = {
-            "checkpoint": (0.6 * self.checkpoint_seconds, 1.6 * self.checkpoint_seconds),
-            "evaluation": (20, 600),
-            "down": (20, 400),
-            "start": (20, 300),
-            "rollout": (40, 400),
-        }.get(self.phase, (1, 1))
+            "checkpoint": (0.6 * seconds, 1.6 * seconds),
+            "evaluation": (20, 600), "down": (20, 400), "start": (20, 300), "rollout": (40, 400),
+        }.get(self.phase, (1, 1))  # fmt: skip
         return log_uniform(self.rng, low, high) if high > low else 1e9
 
     # Readings ----------------------------------------------------------------------------------
@@ -224,6 +223,7 @@ class ShapedJob(drawn_cluster.DrawnJob):
                 step = self.step_seconds * float(self.rng.lognormal(0, self.step_noise))
                 gap, moved = self.gap_share * step, self.exchange_share * step
                 starved = self.starved_share * step
+                self.starved_steps += starved > 0 and self.phase == "work"
                 self._step = [gap + starved, step - gap - moved, moved]
             number = 3 - len(self._step)
             used = min(left, self._step[0])
