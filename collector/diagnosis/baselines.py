@@ -122,11 +122,7 @@ class Baselines:
             quantile = WORK_QUANTILE if name in WORK_SIGNALS else 0.5
         key = kind, name, needed, quantile
         if key not in self._usual or len(self._usual[key]) != count:
-            rows = list(self._rows[kind, name])[:-_GAP_MINUTES]
-            padded = np.full((len(rows), count), np.nan)
-            for number, packed in enumerate(rows):
-                row = decompress(packed, _ROW_TYPE)[:count]
-                padded[number, : len(row)] = row
+            padded = self.minutes(kind, name, count)
             counts = (~np.isnan(padded)).sum(axis=0)
             values = np.full(count, np.nan)
             enough = np.flatnonzero(counts >= needed)
@@ -134,3 +130,12 @@ class Baselines:
             values[enough] = np.sort(padded, axis=0)[places, enough]  # NaN sorts last
             self._usual[key] = values
         return self._usual[key]
+
+    def minutes(self, kind: DeviceKind, name: str, count: int) -> Floats:
+        """Return the values of a signal in the minutes of the past, shape (minutes, devices), for `count` devices."""
+        rows = list(self._rows[kind, name])[:-_GAP_MINUTES]
+        padded = np.full((len(rows), count), np.nan)
+        for number, packed in enumerate(rows):
+            row = decompress(packed, _ROW_TYPE)[:count]
+            padded[number, : len(row)] = row
+        return padded

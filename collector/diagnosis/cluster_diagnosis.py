@@ -233,15 +233,11 @@ class ClusterDiagnosis:
             incident_effects.update_effects(view, self.tracker.open)
         if slot % findings.SLOTS_PER_MINUTE == findings.SLOTS_PER_MINUTE - 1:
             self.steps = self._find_steps(jobs, slot)
-            gaps = {
-                "job_gap": job_detectors.node_gaps(view),
-                "gpu_excess": gpu_detectors.node_excess(view),
-            }
             self.baselines.add_minute(
                 lambda kind: signals.table(kind, findings.SLOTS_PER_MINUTE),
                 {kind: minute.interrupted for kind, minute in self._minute.items()},
                 self._faulty_devices(view),
-                gaps,
+                {"job_gap": job_detectors.node_gaps(view)},
             )
             self._minute = defaultdict(job_groups.JobMinute)
         signals.clear()

@@ -25,7 +25,6 @@ from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.slot_sums import (
     Floats,
     Positions,
-    divide,
     mean_known,
     means_known,
     median,
@@ -364,7 +363,7 @@ def _outliers(
     limit = max(
         thresholds.min_excess,
         max(thresholds.straggler_deviations, deviations) * deviation,
-        EXTREME_RATIO * _past_excess(view, job),
+        EXTREME_RATIO * _past_excess(view, job, signal),
     )
     hit = np.flatnonzero(findings.above(excess, limit))
     if not len(hit) or not _are_few(view, job, gpus[hit]):
@@ -387,37 +386,26 @@ def _outliers(
             )
 
 
-UNKNOWN_EXCESS = 0.1
-"""Excess that may be usual for a job whose past is too short to show it."""
+UNKNOWN_EXCESS, MIN_EXCESS_MINUTES = 0.1, 3
+"""Excess that may be usual for a job whose past is too short to show it, and the minutes that do."""
 
 
-def _past_excess(view: findings.DiagnosisView, job: ActiveJob) -> float:
-    """Return the largest excess of a GPU in a minute before, on the usual node of a job: busy experts change places."""
-    nodes = np.unique(view.groups.gpu_node[job.gpus])
-    usual = median_known(view.base(DeviceKind.NODE, "gpu_excess", 1.0)[nodes])
-    return UNKNOWN_EXCESS if np.isnan(usual) else usual
+def _past_excess(view: findings.DiagnosisView, job: ActiveJob, signal: str) -> float:
+    """Return the largest excess of a GPU in a minute before, on the usual node of a job: busy experts change places.
 
-
-def node_excess(view: findings.DiagnosisView) -> Floats:
-    """Return, for each node, by how much the busiest GPU of a job exceeded the others there, relative to their past, in the last minute.
-
-    Zero where a job has too few GPUs on the node to compare.
+    It is that above the other GPUs of the job there, all relative to their past; zero on nodes with too few to compare.
     """
-    found = np.full(len(view.devices.node_names), np.nan)
-    table = view.signals.table(DeviceKind.GPU, findings.SLOTS_PER_MINUTE)
-    for job in view.jobs:
-        for signal in ("activity", "power"):
-            changes = divide(table[signal][job.gpus], view.base(DeviceKind.GPU, signal)[job.gpus])
-            of_node = view.groups.gpu_node[job.gpus]
-            if not np.isnan(changes).all():
-                break
-        for node in np.unique(of_node):
-            members = changes[of_node == node]
-            if np.isnan(members).all():
-                continue
-            excess = np.nanmax(members) - median_known(members)
-            found[node] = np.fmax(found[node], excess if len(members) >= MIN_JOB_GPUS else 0.0)
-    return found
+    count, of_node = len(view.devices.gpus), view.groups.gpu_node[job.gpus]
+    changes = view.baselines.minutes(DeviceKind.GPU, signal, count)[:, job.gpus]
+    changes = changes / view.base(DeviceKind.GPU, signal)[job.gpus]
+    largest = []
+    for node in np.unique(of_node):
+        members = changes[:, of_node == node]
+        of_minutes = [each[~np.isnan(each)] for each in members]
+        excess = [float(each.max()) - median(each) for each in of_minutes if len(each)]
+        if len(excess) >= MIN_EXCESS_MINUTES:
+            largest.append(max(excess) if members.shape[1] >= MIN_JOB_GPUS else 0.0)
+    return median(np.array(largest)) if largest else UNKNOWN_EXCESS
 
 
 def _excess(view: findings.DiagnosisView, job: ActiveJob, slots: Floats) -> Floats:

@@ -47,6 +47,15 @@ def test_a_gpu_that_waits_nearly_as_much_as_its_peers_does_not_straggle(
     assert classes_of(incidents_of(slower)) == expected
 
 
+def test_a_straggler_of_a_young_job_is_found_by_the_minutes_that_are_known() -> None:
+    def slow(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 34 - ONSET:
+            job = cluster.jobs[0]
+            cluster.slow_job(row, job, 0.85, (job.nodes[0], 3))
+
+    assert classes_of(incidents_of(slow, 46)) == {("gpu_straggler", "gpu")}
+
+
 @pytest.mark.parametrize("has_claims", [True, False])
 def test_a_straggler_is_found_soon_after_a_restart(*, has_claims: bool) -> None:
     """The job restarts for three minutes, with its claims or without, and is slow two and a half minutes later."""
