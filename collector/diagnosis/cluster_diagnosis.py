@@ -383,7 +383,7 @@ class ClusterDiagnosis:
     def _faulty_devices(self, view: findings.DiagnosisView) -> dict[DeviceKind, findings.Flags]:
         """Return the devices that an open incident affects: their last minute is not their baseline.
 
-        A NIC whose incident delays nothing is alone: its job has no other past than that with it.
+        NICs whose incident delays nothing are alone: their job has no other past than that with it.
         """
         lasting = [each for each in self.tracker.open if not each.incident_class.is_advice]
         faults = [each for each in lasting if not (_is_harmless(each) or _is_unfelt(each))]
@@ -393,7 +393,8 @@ class ClusterDiagnosis:
         nodes = {name for job in view.jobs if job.key in touched for name in job.nodes}
         nodes |= {name for incident in faults for name in incident.reach.nodes}
         nics |= np.array([nic.node in nodes for nic in self.devices.nics], np.bool_)
-        nics[[each.cause.position for each in lasting if _is_harmless(each)]] = True
+        harmless = (each for each in lasting if _is_harmless(each))
+        nics[[p for each in harmless for p in each.parts or (each.cause.position,)]] = True
         return {
             DeviceKind.NIC: nics,
             DeviceKind.GPU: gpus,
@@ -403,9 +404,9 @@ class ClusterDiagnosis:
 
 
 def _is_harmless(incident: Incident) -> bool:
-    """True for an incident of a NIC that is less severe than its class: it delays no other device."""
+    """True for an incident of NICs or of a leaf that is less severe than its class: it delays no other device."""
     is_less = incident.incident_class.severity.is_above(incident.severity)
-    return incident.cause.kind == "nic" and is_less
+    return incident.cause.kind in {"nic", "leaf"} and is_less
 
 
 def _is_unfelt(incident: Incident) -> bool:

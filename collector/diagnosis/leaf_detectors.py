@@ -221,6 +221,8 @@ def _has_one_sender(view: findings.DiagnosisView, affected: Positions) -> bool:
     return len(reports) > MIN_MEMBERS and bool(reports.max() > ONE_SENDER_SHARE * reports.sum())
 
 
+MIN_SLOW_SLOTS = 4
+"""Evaluations of a minute in which a job must be slower: marks may last longer than what slows it."""
 MAX_MORE, MORE_MARKS = 1.1, 5.0
 """Limits of a flow through a congested uplink, relative to its past: of what its NIC receives, and of the marks."""
 
@@ -230,7 +232,7 @@ def congested_uplinks(view: findings.DiagnosisView) -> Iterator[findings.Finding
 
     Both directions of an uplink may be congested: then the leaves of the rail in several pods are affected alike, and
     hosts cannot distinguish them. Of a ring, one flow in each direction crosses the uplinks: one NIC has its packets marked, the other
-    end, below another leaf, is paused.
+    end, below another leaf, is paused. While no job that spans pods is slower, this is only of severity `info`.
     """
     thresholds = view.thresholds.leaves
     groups, paused = view.groups, victims(view)
@@ -240,10 +242,10 @@ def congested_uplinks(view: findings.DiagnosisView) -> Iterator[findings.Finding
     limit = max(thresholds.min_uplink_marked, thresholds.uplink_factor * usual)
     hits, ends = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
     has_paused = set[int]()
-    flows = _marked_flows(view, crosses)
+    flows, severity = _marked_flows(view, crosses), "" if is_slow else "info"
     for leaf, members in enumerate(groups.leaves):
         of_jobs, local = members[crosses[members]], members[~crosses[members]]
-        if not is_slow or not len(of_jobs) or paused[local].any():
+        if not len(of_jobs) or paused[local].any():
             continue
         rail = int(groups.nic_rail[members[0]])
         is_paused = paused[of_jobs].mean() >= thresholds.uplink_paused
@@ -256,10 +258,13 @@ def congested_uplinks(view: findings.DiagnosisView) -> Iterator[findings.Finding
         leaves = hits[rail]
         # Marks below one leaf alone may be those of its own queues.
         if len(leaves) > 1 or rail in has_paused:
-            yield _congested_uplink(view, leaves, crosses, limit)
+            found = _congested_uplink(view, leaves, crosses, limit)
         elif len(ends[rail]) > 1 and flows[np.isin(groups.nic_leaf, ends[rail])].any():
             affected = flows | (paused & crosses)
-            yield _congested_uplink(view, ends[rail], affected, thresholds.min_uplink_marked)
+            found = _congested_uplink(view, ends[rail], affected, thresholds.min_uplink_marked)
+        else:
+            continue
+        yield replace(found, severity=severity)
 
 
 def _marked_flows(view: findings.DiagnosisView, crosses: findings.Flags) -> findings.Flags:
@@ -303,7 +308,9 @@ def _crossing(view: findings.DiagnosisView) -> tuple[findings.Flags, bool]:
             state = view.states[job.key]
             # Ranks that wait for the network spin; those of a checkpoint have gaps.
             spins = not state.utilization_change < job_steps.MIN_BUSY_USE
-            is_slow |= spins and bool(state.speed < view.thresholds.leaves.uplink_speed)
+            speeds = np.array(state.history.speeds[-findings.SLOTS_PER_MINUTE :])
+            slow_count = np.sum(speeds < view.thresholds.leaves.uplink_speed)
+            is_slow |= spins and bool(slow_count >= MIN_SLOW_SLOTS)
     return crosses, is_slow
 
 

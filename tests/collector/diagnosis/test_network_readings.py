@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.drawn_readings import NODES, ONSET, classes_of, incidents_of
+from support.drawn_readings import NODES, ONSET, classes_of, drawn_feed, incidents_of, run
 
 from bench.drawn_cluster import START_NS, DrawnCluster, DrawnFeed, Row
 from bench.drawn_faults import slow_receiver
@@ -324,6 +324,22 @@ def test_one_flow_of_a_ring_shows_a_congested_uplink(
 
     incidents = incidents_of(congest, pods=2, job_nodes=2 * NODES)
     assert (("uplink_congested", "leaf") in classes_of(incidents)) == found
+
+
+@pytest.mark.parametrize(("slow_slots", "severity"), [(0, "info"), (1, "info"), (12, "warning")])
+def test_a_congested_uplink_that_slows_down_no_job_is_of_severity_info(
+    slow_slots: int, severity: str
+) -> None:
+    def congest(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            row.nic["marked"][[0, NODES], 3] = 0.03
+        if 12 <= since < 12 + slow_slots:
+            cluster.slow_job(row, cluster.jobs[0], 0.8)
+
+    feed = drawn_feed(pods=2, job_nodes=2 * NODES)
+    run(feed, congest, ONSET + 30)
+    (incident,) = feed.diagnosis.tracker.incidents
+    assert (incident.class_name, incident.severity) == ("uplink_congested", severity)
 
 
 def test_the_onset_of_a_congested_uplink_is_that_of_the_marks() -> None:
