@@ -22,7 +22,7 @@ from agent.health.node_health import NodeHealth
 from agent.host import Clock, Host
 from agent.machine_sources import assign_periods, machine_sources
 from agent.otlp import otlp_target
-from agent.sampling import counter_state, governor, hang_guard, sampler, source_reader, status
+from agent.sampling import governor, hang_guard, sampler, source_reader, status
 from agent.sampling.meter import ProcessMeter, create_meter
 from agent.sampling.source import Source
 from agent.shipping import EventNumbering, collector_choice, collector_client
@@ -34,6 +34,7 @@ from agent.sources import (
     nccl_ras,
     nic_counters,
     rdma,
+    source_bases,
     tenancy,
     worker_server,
 )
@@ -192,7 +193,7 @@ class Agent:
         for source in self.sampler.sources:
             if isinstance(source, rdma.RdmaSource | nic_counters.NicSource):
                 memory = self._state / f"{source.name}-{WRAPS_FILE}"
-                source.remember(counter_state.CounterStateFile(memory, self.host.boot_id))
+                source.remember(source_bases.CounterStateFile(memory, self.host.boot_id))
         self._tenancy.remember(self._state, self.node)
         self._shipper, self._exporter = self._make_shipper(), self._start_exporter()
         server = http_server.HttpServer(self.endpoint.respond)

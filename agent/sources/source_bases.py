@@ -4,7 +4,7 @@ Sources of slowly changing state have mostly facts, and events when one changes.
 frame's schema, which a probe creates. So these sources scan the node in the probe, have themselves
 probed before each read, and the read returns the result of that scan.
 
-A keyed file has many values, of which columns are selected by key.
+A keyed file has many values, of which columns are selected by key. Narrow counters are extended to 64 bits.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeAlias
 
 from agent.host import Host
-from agent.sampling import counter_state, known_devices, source as base
+from agent.host.files import BootState, BootStateFile
+from agent.sampling import known_devices, source as base
 from railscope import counter_unwrap
 from railscope.catalog.declare import EntityKind, EventClass, Metric
 from railscope.catalog.entities import NIC, NODE
@@ -28,6 +30,8 @@ MAX_EVENTS = 100
 """Maximum of changes that one read reports individually; the count of the rest is one event."""
 MAX_KNOWN = 100_000
 """Maximum of remembered settings; the least recently read are dropped first."""
+SAVE_EVERY_NS = 60 * SECOND_NS
+"""Interval for saving the last values of counters, which reveal a reset that happened while the agent was down."""
 FRESH_NS = SECOND_NS
 """Maximum age of a probe's scan for a read to use it."""
 
@@ -283,6 +287,38 @@ def whole_lines(content: bytes) -> list[str]:
     return content[: content.rfind(b"\n") + 1].decode(errors="replace").splitlines()
 
 
+class _SavedCounters(BootState, frozen=True):
+    sets: dict[str, dict[str, tuple[int, int]]]
+
+
+class CounterStateFile:
+    """Saves the counters of sets in which one has wrapped, a few kilobytes each. Blocking.
+
+    The saved state is the number of wraps, because a driver shows the low 32 bits only. Without it, a restarted
+    agent would lower the counter by all wraps so far, which consumers of the metrics would treat as a reset.
+    """
+
+    def __init__(self, path: Path, boot_id: str) -> None:
+        self._file = BootStateFile(path, boot_id, "counter_wraps")
+        self._wraps = 0
+        self._saved_ns = 0
+
+    def load(self) -> dict[str, counter_unwrap.CounterStates]:
+        """Return the saved counters of each set."""
+        saved = self._file.read(_SavedCounters)
+        return dict(saved.sets) if saved else {}
+
+    def save(self, sets: Mapping[str, counter_unwrap.CounterUnwrapper], now_ns: int) -> None:
+        """Save each wrap and each reset at once, and the values of wrapped sets at intervals."""
+        wraps = sum(unwrap.wraps for unwrap in sets.values())
+        due = now_ns - self._saved_ns >= SAVE_EVERY_NS
+        if wraps == self._wraps and not (wraps and due):
+            return
+        wrapped = {name: dict(unwrap.state) for name, unwrap in sets.items() if unwrap.wraps}
+        self._file.write(_SavedCounters(self._file.boot_id, wrapped))
+        self._wraps, self._saved_ns = wraps, now_ns
+
+
 class UnwrappingSource:
     """Base class of sources with narrow counters, whose wraps survive probes and restarts.
 
@@ -291,11 +327,11 @@ class UnwrappingSource:
 
     def __init__(self) -> None:
         self._unwraps: dict[str, counter_unwrap.CounterUnwrapper] = {}
-        self._memory: counter_state.CounterStateFile | None = None
+        self._memory: CounterStateFile | None = None
         self._before: dict[str, counter_unwrap.CounterStates] = {}
         """Counters before a restart, or hidden from the last probe by failed calls."""
 
-    def remember(self, memory: counter_state.CounterStateFile) -> None:
+    def remember(self, memory: CounterStateFile) -> None:
         """Load the counter wraps from before a restart, and store them from now on."""
         self._memory = memory
         self._before = memory.load()

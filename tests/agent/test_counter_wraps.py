@@ -14,11 +14,11 @@ from support.reading import ORIGIN, readings
 from support.sampling import families
 
 from agent.config import AgentSettings
-from agent.sampling.counter_state import CounterStateFile
 from agent.sampling.source_reader import SourceReader
 from agent.service import Agent
 from agent.sources.nic_counters import NicSource
 from agent.sources.rdma import RdmaSource
+from agent.sources.source_bases import CounterStateFile
 from railscope.reading import Absent, Reading
 
 PORT = "/sys/class/infiniband/mlx5_0/ports/1"
