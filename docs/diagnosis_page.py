@@ -196,7 +196,7 @@ the affected jobs and as GPU-seconds per hour, and how this was derived. All dev
 - `ecn_late`: while a switch pauses a sender, its queue is longer than the PFC threshold. With a lower ECN threshold it would mark all packets
   that leave this queue, so the receiver would see at least the share of marked packets that senders see as share of paused time. A
   leaf is reported if {_THRESHOLDS.min_late_nics:.0%} of its NICs are paused {_THRESHOLDS.paused_per_marked:.0f} times as much as the packets of any receiver of the rail are marked, and {_THRESHOLDS.late_factor:.0f} times
-  as much as on other rails, or for {_THRESHOLDS.certain_late_paused:.0%} of the time. A receiver without an agent may be the reason instead if it receives from most NICs of the leaf. Without any marks it is `ecn_inactive`, or a site without ECN. The gain is the
+  as much as on other rails, or for {_THRESHOLDS.certain_late_paused:.0%} of the time. If marks became rare below one leaf at its usual load when the pauses began, only receivers below it count. A receiver without an agent may be the reason instead if it receives from most NICs of the leaf. Without any marks it is `ecn_inactive`, or a site without ECN. The gain is the
   share of paused time beyond that of other rails: an upper bound.
   [Switches](#switches) show this themselves: over {switch_advice.MARKS_NS // SECOND_NS} seconds, a leaf sends at least {switch_advice.MIN_PAUSES:.0f} pause frames of a priority per second, and its queues
   of this priority mark fewer packets. Or a queue has, in {switch_advice.MIN_DEEP_SHARE:.0%} of at least {switch_advice.MIN_DEEP_SAMPLES} samples, more than its port sends in

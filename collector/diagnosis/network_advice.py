@@ -33,7 +33,8 @@ def late_marks(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
 
     While a switch pauses, its queue is longer than the PFC threshold. With a lower ECN threshold it would mark every packet
     that leaves this queue: the receiver of the queue would see at least the share of marked packets that the
-    senders see as share of time.
+    senders see as share of time. The queue may be below any leaf of the rail, unless marks became rare below one of them when the
+    pauses began.
     """
     thresholds = view.thresholds.advice
     nic = view.signals.table(DeviceKind.NIC, findings.SLOTS_PER_MINUTE)
@@ -45,27 +46,52 @@ def late_marks(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     for rail in np.unique(rails[findings.above(paused, thresholds.min_late_paused)]).tolist():
         members = np.flatnonzero((groups.nic_rail == rail) & use)
         highest = float(or_zero(nic["marked_share"][members]).max(initial=0.0))
-        if (
-            not highest
-            or findings.above(
-                nic["pausing_share"][members], view.thresholds.network.min_pausing
-            ).any()
-        ):
+        pauses = findings.above(
+            nic["pausing_share"][members], view.thresholds.network.min_pausing
+        ).any()
+        if not highest or pauses:
             continue  # ECN is inactive or not counted, or a receiver is too slow
+        leaves = np.flatnonzero(rails == rail)
+        marked = np.array([_highest_marked(view, leaf, use, highest) for leaf in leaves.tolist()])
         usual = float(or_zero(median_known(paused[rails != rail])))
-        limit = max(
-            thresholds.late_factor * usual,
-            thresholds.min_late_paused,
-            thresholds.paused_per_marked * highest,
-        )
-        limit = min(
-            limit, max(thresholds.certain_late_paused, thresholds.paused_per_marked * highest)
-        )
-        found = np.flatnonzero((rails == rail) & findings.above(paused, limit))
-        if len(found):
-            marked = [_of_leaf(nic["marked_share"], groups.leaves[n], use, 0.5) for n in found]
-            leaf, *alternatives = found[np.argsort(marked)].tolist()
-            yield _late_marks(view, (leaf, alternatives), (float(paused[leaf]), usual, highest))
+        by_marks = thresholds.paused_per_marked * marked
+        limits = np.fmax(max(thresholds.late_factor * usual, thresholds.min_late_paused), by_marks)
+        limits = np.fmin(limits, np.fmax(thresholds.certain_late_paused, by_marks))
+        is_found = findings.above(paused[leaves], limits)
+        if is_found.any():
+            found, shares = leaves[is_found], marked[is_found]
+            medians = [_of_leaf(nic["marked_share"], groups.leaves[n], use, 0.5) for n in found]
+            order = np.argsort(medians)
+            leaf, *alternatives = found[order].tolist()
+            values = float(paused[leaf]), usual, float(shares[order[0]])
+            yield _late_marks(view, (leaf, alternatives), values)
+
+
+MAX_LEFT_MARKS = 1 / 3
+"""Share of its usual marks below which those of a leaf became rare, and of its pauses that may have been usual before."""
+
+
+def _highest_marked(
+    view: findings.DiagnosisView, leaf: int, use: findings.Flags, of_rail: float
+) -> float:
+    """Return the highest share of marks at the queues that may pause senders: of a rail, or of a leaf with rare marks."""
+    members = view.groups.leaves[leaf]
+    members = members[use[members]]
+    nic = view.signals.table(DeviceKind.NIC, findings.SLOTS_PER_MINUTE)
+    now, past = {}, {}
+    for name in ("marked_share", "paused_share", "receive"):
+        both = nic[name][members], view.base(DeviceKind.NIC, name)[members]
+        are_known = ~np.isnan(both[0] + both[1])
+        now[name], past[name] = (mean_known(each[are_known]) for each in both)
+    became_rare = (
+        now["marked_share"] < MAX_LEFT_MARKS * past["marked_share"]
+        and now["receive"] > view.thresholds.leaves.usual_load * past["receive"]
+        and past["paused_share"] < MAX_LEFT_MARKS * now["paused_share"]
+    )
+    cause = findings.Cause("leaf", leaf, view.groups.leaf_names[leaf])
+    if became_rare or ("ecn_late", cause) in view.open_faults:
+        return float(or_zero(nic["marked_share"][members]).max(initial=0.0))
+    return of_rail
 
 
 def _of_leaf(values: Floats, members: Positions, use: findings.Flags, quantile: float) -> float:
@@ -100,7 +126,7 @@ def _late_marks(
                 "marked_share",
                 marked,
                 paused,
-                "highest of the rail; at least the share of pause if ECN acts first",
+                "highest of the queues that may pause; at least the share of pause if ECN acts first",
                 name,
             ),
         ),

@@ -266,3 +266,25 @@ def test_states_of_the_network_are_advice(name: str) -> None:
         assert each.gain
         assert each.gain.share
         assert each.gain.gpu_seconds_per_hour
+
+
+@pytest.mark.parametrize(("left", "expected"), [(0.1, ["ecn_late"]), (0.8, [])])
+def test_marks_that_become_rare_below_one_leaf_show_that_it_marks_late(
+    left: float, expected: list[str]
+) -> None:
+    """The other leaf of the rail marks as before, less than the share of pause and more than a third of it."""
+    cluster = DrawnCluster(SEED, 2, 4, benign=False)
+    cluster.jobs[0].nodes, cluster.jobs[1].nodes = ACROSS, LOCAL
+    feed = DrawnFeed(cluster, 110)
+    for slot in range(110):
+        row = cluster.draw()
+        row.nic["marked"][:, 3] = 0.002
+        if slot >= 40:
+            row.nic["marked"][:4, 3] *= left
+            row.nic["paused"][:, 3] = 0.003
+        feed.put(slot, row)
+        feed.diagnosis.arrange()
+        feed.diagnosis.evaluate(slot)
+    advice = documents(feed.diagnosis)
+    assert [each.incident_class for each in advice] == expected
+    assert not any(each.ended for each in advice)
