@@ -58,12 +58,36 @@ def _slow_mounts(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         usual = float(np.quantile(change[clients], 0.5, method="lower"))
         is_alike = usual > ALIKE_SHARE * thresholds.latency_factor and not slow_nodes
         if len(hit) >= thresholds.majority * len(clients) or is_alike:
+            cause = findings.Cause("storage", name=server)
+            onset_ns = _slow_since_ns(view, hit)
             yield findings.Finding(
-                "storage_bound", findings.Cause("storage", name=server), evidence, parts=tuple(hit)
+                "storage_bound", cause, evidence, onset_ns=onset_ns, parts=tuple(hit)
             )
         else:
             for node in sorted({mounts[p].node for p in hit if is_waiting[p]}):
-                yield findings.Finding("storage_bound", findings.Cause("node", name=node), evidence)
+                onset_ns = _slow_since_ns(view, [p for p in hit if mounts[p].node == node])
+                cause = findings.Cause("node", name=node)
+                yield findings.Finding("storage_bound", cause, evidence, onset_ns=onset_ns)
+
+
+def _slow_since_ns(view: findings.DiagnosisView, mounts: Sequence[int]) -> int:
+    """Return the end of the first slot since which the usual one of some mounts is slow: jobs wait later; 0 if unknown.
+
+    Slots with far more operations than usual, as those of checkpoints, show nothing, nor do slots without any.
+    """
+    thresholds, slots = view.thresholds.jobs, view.signals.slots(DeviceKind.MOUNT, ONSET_SLOTS)
+    ratios = np.full((ONSET_SLOTS, len(mounts)), np.nan)
+    for latency, rate in zip(_LATENCIES, ("reads", "writes"), strict=True):
+        usual, usual_rate = (view.base(DeviceKind.MOUNT, each)[mounts] for each in (latency, rate))
+        of_kind = slots[latency][:, mounts] / np.maximum(usual, 1e-4)
+        max_rate = thresholds.busy_factor * slot_sums.or_zero(usual_rate) + MIN_BUSY_OPERATIONS
+        is_busy_slot = findings.above(slots[rate][:, mounts], max_rate)
+        ratios = np.fmax(ratios, np.where(is_busy_slot, np.nan, of_kind))
+    usual_ratios = np.array([slot_sums.median_known(of_slot) for of_slot in ratios[::-1]])
+    shown = np.flatnonzero(~np.isnan(usual_ratios))
+    is_slow = usual_ratios[shown] > ALIKE_SHARE * thresholds.latency_factor
+    run = shown if is_slow.all() else shown[: int(is_slow.argmin())]
+    return view.timestamp_ns - int(run[-1]) * findings.SLOT_NS if len(run) else 0
 
 
 def _waiting_nodes(view: findings.DiagnosisView, waiting_jobs: Sequence[ActiveJob]) -> set[str]:
@@ -80,6 +104,7 @@ def _is_reported(view: findings.DiagnosisView, node: str) -> bool:
     return ("storage_bound", findings.Cause("node", name=node)) in view.open_faults
 
 
+ONSET_SLOTS = 24
 ALIKE_SHARE = 0.6
 """Share of the usual limit that suffices for all clients of a server: one client has it by chance, and backups cost less."""
 

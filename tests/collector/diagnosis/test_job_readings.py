@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from support.drawn_readings import NODES, ONSET, classes_of, drawn_feed, incidents_of, run
 
-from bench.drawn_cluster import DrawnCluster, DrawnFeed, Row
+from bench.drawn_cluster import START_NS, DrawnCluster, DrawnFeed, Row
 from bench.drawn_faults import hang as hung_job
-from collector.diagnosis.findings import JobState, JobWait
+from collector.diagnosis.findings import SLOT_NS, JobState, JobWait
 from collector.diagnosis.job_detectors import are_alike
 from collector.diagnosis.jobs import ActiveJob
 from collector.workloads.job_roster import JobKey
@@ -305,6 +305,28 @@ def test_slow_storage_is_one_incident_through_checkpoints_and_evaluations() -> N
 
     incidents = incidents_of(slow_down, ONSET + 60)
     assert [(each.class_name, each.ended_ns) for each in incidents] == [("storage_bound", 0)]
+
+
+@pytest.mark.parametrize("first", [0, 8])
+def test_the_onset_of_slow_storage_is_that_of_its_latency_outside_of_checkpoints(
+    first: int,
+) -> None:
+    """A checkpoint makes it slow in the slots 2 to 7, and jobs wait for it after 12."""
+
+    def slow_down(cluster: DrawnCluster, row: Row, since: int) -> None:
+        is_checkpoint = 2 <= since < 8
+        if is_checkpoint:
+            row.mount["operations"] *= 20
+        if since >= first or is_checkpoint:
+            row.mount["latency"] *= 25
+        if since >= 12:
+            for job in cluster.jobs:
+                row.gpu["utilization"][job.nodes] *= 0.6
+                cluster.slow_job(row, job, 0.6)
+
+    (incident,) = incidents_of(slow_down)
+    assert incident.class_name == "storage_bound"
+    assert incident.onset_ns == START_NS + (ONSET + first + 1) * SLOT_NS
 
 
 def test_a_server_that_is_a_little_slower_for_all_its_clients_is_slow() -> None:
