@@ -117,7 +117,7 @@ def outcome_of(
     """Return the result of a run.
 
     The deadline is not before the fourth sample: three missing ones prove that a node is stale; nor in the minute after the evidence
-    exists; a fault that shows none while it lasts does not count.
+    exists.
     """
     outcome = RunOutcome(name, hours)
     reported = [
@@ -126,7 +126,7 @@ def outcome_of(
         if incident.severity is not Severity.INFO and not incident.explained_by
     ]
     hits = []
-    if fault and fault.hidden_seconds < SHAPED_FAULT_SECONDS:
+    if fault:
         hits = [
             incident
             for incident in reported

@@ -27,6 +27,7 @@ class DrawnFault:
     lacks_evidence: Callable[[], bool] = lambda: False
     """True while its effect shows nothing, or only what is normal in another phase of its job."""
     hidden_seconds: int = 0
+    """Seconds since its onset in which it lacked evidence."""
 
 
 def _log_uniform(cluster: DrawnCluster, low: float, high: float) -> float:

@@ -235,7 +235,7 @@ wait for it, unless it is idle, or a [flight recorder or NCCL's RAS subsystem](c
 A service with less load has the readings of a training job whose input is late. Jobs on one node, and jobs that exchange little and
 were not busy all the time, may be services: their `dataloader_stall` is advice (`info`). Two gaps of a job may be checkpoints, so
 that steps of more than 20 seconds show late input with their third gap. Marks or pauses of uplinks that slow down no job are
-`uplink_congested` of severity `info`, until a job that uses them is slower for most of a minute.
+`uplink_congested` of severity `info`, until a job that uses them is slower.
 """
 
 

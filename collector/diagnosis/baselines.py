@@ -21,7 +21,7 @@ _ROW_TYPE: np.dtype[np.float32] = np.dtype("<f4")
 _MIN_VARIATION_MINUTES = 4
 _NEEDED_MINUTES = MappingProxyType({None: 2, 0.0: 2, 1.0: 2, 0.5: 3})
 """Minutes of the past from which on a quantile is known; None is the usual value."""
-_GAP_MINUTES = 2
+GAP_MINUTES = 2
 """Minutes before the present that a baseline leaves out: a fault is not part of its own baseline."""
 
 WORK_SIGNALS = frozenset(
@@ -51,42 +51,38 @@ class Baselines:
             lambda: deque(maxlen=_MAX_MINUTES)
         )
         self._usual: dict[tuple[DeviceKind, str, int, float], Floats] = {}
-        self._faulty: dict[DeviceKind, _Flags] = {}
-        """Devices with an incident in the last minute."""
+        self._minutes: dict[tuple[DeviceKind, str, int], Floats] = {}
 
     def add_minute(
         self,
         table_of: Callable[[DeviceKind], SignalTable],
-        interrupted: Mapping[DeviceKind, _Flags],
-        faulty: Mapping[DeviceKind, _Flags],
+        excluded: Mapping[DeviceKind, _Flags],
         comparisons: Mapping[str, Floats] = MappingProxyType({}),
     ) -> None:
-        """Add the last minute, by its signals, but not of devices that were interrupted or have an incident.
+        """Add the last minute of the devices that are not excluded.
 
-        Those that have one since this minute also lose the minutes of the gap: it has begun before it was concluded.
         `comparisons` are differences of nodes from their peers, by name.
         """
         for kind, names in BASELINE_SIGNALS.items():
-            table, earlier = table_of(kind), self._faulty.get(kind)
-            since_now = faulty[kind].copy()
-            if earlier is not None:
-                since_now[: len(earlier)] &= ~earlier
+            table = table_of(kind)
             rows = {name: table[name] for name in names}
             rows |= comparisons if kind == DeviceKind.NODE else {}
             for name, row in rows.items():
-                if since_now.any():
-                    self._drop(self._rows[kind, name], since_now)
-                excluded = faulty[kind] | interrupted.get(kind, False)
-                self._rows[kind, name].append(
-                    compress(np.where(excluded, np.nan, row).astype(_ROW_TYPE))
-                )
-        self._faulty = dict(faulty)
+                left = np.where(excluded[kind], np.nan, row).astype(_ROW_TYPE)
+                self._rows[kind, name].append(compress(left))
         self._usual.clear()
+        self._minutes.clear()
+
+    def drop_gap(self, devices: Mapping[DeviceKind, _Flags]) -> None:
+        """Drop the minutes of the gap of devices: a fault of them was concluded now, and had begun."""
+        for (kind, _), rows in self._rows.items():
+            if devices[kind].any():
+                self._drop(rows, devices[kind])
 
     @staticmethod
     def _drop(rows: deque[bytes], devices: _Flags) -> None:
         """Drop the values of devices in the minutes of the gap."""
-        for number in range(1, min(_GAP_MINUTES, len(rows)) + 1):
+        for number in range(1, min(GAP_MINUTES, len(rows)) + 1):
             row = decompress(rows[-number], _ROW_TYPE).copy()
             row[devices[: len(row)]] = np.nan
             rows[-number] = compress(row)
@@ -122,7 +118,7 @@ class Baselines:
             quantile = WORK_QUANTILE if name in WORK_SIGNALS else 0.5
         key = kind, name, needed, quantile
         if key not in self._usual or len(self._usual[key]) != count:
-            padded = self.minutes(kind, name, count)
+            padded = self._read_minutes(kind, name, count)
             counts = (~np.isnan(padded)).sum(axis=0)
             values = np.full(count, np.nan)
             enough = np.flatnonzero(counts >= needed)
@@ -133,7 +129,13 @@ class Baselines:
 
     def minutes(self, kind: DeviceKind, name: str, count: int) -> Floats:
         """Return the values of a signal in the minutes of the past, shape (minutes, devices), for `count` devices."""
-        rows = list(self._rows[kind, name])[:-_GAP_MINUTES]
+        key = kind, name, count
+        if key not in self._minutes:
+            self._minutes[key] = self._read_minutes(kind, name, count)
+        return self._minutes[key]
+
+    def _read_minutes(self, kind: DeviceKind, name: str, count: int) -> Floats:
+        rows = list(self._rows[kind, name])[:-GAP_MINUTES]
         padded = np.full((len(rows), count), np.nan)
         for number, packed in enumerate(rows):
             row = decompress(packed, _ROW_TYPE)[:count]

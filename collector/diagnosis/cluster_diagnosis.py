@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict, deque
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Set as AbstractSet
+from collections.abc import (
+    Callable,
+    Container,
+    Iterable,
+    Iterator,
+    Mapping,
+    Set as AbstractSet,
+)
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -36,7 +43,6 @@ from collector.diagnosis import (
 from collector.diagnosis.baselines import Baselines
 from collector.diagnosis.incidents import (
     MAX_OPEN_PER_CAUSE_NODE,
-    Incident,
     IncidentChange,
     IncidentTracker,
 )
@@ -233,12 +239,7 @@ class ClusterDiagnosis:
             incident_effects.update_effects(view, self.tracker.open)
         if slot % findings.SLOTS_PER_MINUTE == findings.SLOTS_PER_MINUTE - 1:
             self.steps = self._find_steps(jobs, slot)
-            self.baselines.add_minute(
-                lambda kind: signals.table(kind, findings.SLOTS_PER_MINUTE),
-                {kind: minute.interrupted for kind, minute in self._minute.items()},
-                self._faulty_devices(view),
-                {"job_gap": job_detectors.node_gaps(view)},
-            )
+            self._add_to_baselines(view)
             self._minute = defaultdict(job_groups.JobMinute)
         signals.clear()
         return changed
@@ -380,38 +381,22 @@ class ClusterDiagnosis:
         ):
             minute.add(jobs, np.where(jobs >= 0, of_jobs[jobs], uses), is_known)
 
-    def _faulty_devices(self, view: findings.DiagnosisView) -> dict[DeviceKind, findings.Flags]:
-        """Return the devices that an open incident affects: their last minute is not their baseline.
+    def _add_to_baselines(self, view: findings.DiagnosisView) -> None:
+        """Add the last minute, except of devices with an open incident; those of new incidents lose those before it, too.
 
-        NICs whose incident delays nothing are alone: their job has no other past than that with it.
+        An incident that opens again drops nothing: a device that flaps must not erase the past of its jobs.
         """
         lasting = [each for each in self.tracker.open if not each.incident_class.is_advice]
-        faults = [each for each in lasting if not (_is_harmless(each) or _is_unfelt(each))]
-        touched = {key for incident in faults for key in incident.reach.jobs}
-        numbers = [number for number, job in enumerate(view.jobs) if job.key in touched]
-        nics, gpus = np.isin(view.job_of_nic, numbers), np.isin(view.job_of_gpu, numbers)
-        nodes = {name for job in view.jobs if job.key in touched for name in job.nodes}
-        nodes |= {name for incident in faults for name in incident.reach.nodes}
-        nics |= np.array([nic.node in nodes for nic in self.devices.nics], np.bool_)
-        harmless = (each for each in lasting if _is_harmless(each))
-        nics[[p for each in harmless for p in each.parts or (each.cause.position,)]] = True
-        return {
-            DeviceKind.NIC: nics,
-            DeviceKind.GPU: gpus,
-            DeviceKind.NODE: np.array([n in nodes for n in self.devices.node_names], np.bool_),
-            DeviceKind.MOUNT: np.array([m.node in nodes for m in self.devices.mounts], np.bool_),
-        }
-
-
-def _is_harmless(incident: Incident) -> bool:
-    """True for an incident of NICs or of a leaf that is less severe than its class: it delays no other device."""
-    is_less = incident.incident_class.severity.is_above(incident.severity)
-    return incident.cause.kind in {"nic", "leaf"} and is_less
-
-
-def _is_unfelt(incident: Incident) -> bool:
-    """True for a fault of a link between switches that slows down no job: traffic takes the other links."""
-    return incident.class_name in switch_links.UNFELT_CLASSES and not incident.job_speeds
+        minute_ns = view.timestamp_ns - findings.SLOTS_PER_MINUTE * self.slot_ns
+        new = [each for each in lasting if each.onset_ns <= minute_ns < each.detected_ns]
+        self.baselines.drop_gap(incident_effects.affected_devices(view, new))
+        excluded = incident_effects.affected_devices(view, lasting)
+        for kind, minute in self._minute.items():
+            excluded[kind] |= minute.interrupted
+        gaps = {"job_gap": job_detectors.node_gaps(view)}
+        self.baselines.add_minute(
+            lambda kind: view.signals.table(kind, findings.SLOTS_PER_MINUTE), excluded, gaps
+        )
 
 
 def _job_numbers(

@@ -168,9 +168,9 @@ class StorageWait:
             self.first_slot = slot
             self.earlier_speed = float(np.fmin(median_known(np.array(speeds)), 1.0))
 
-    def add(self, slot: int, *, waits: bool, is_slow: bool) -> bool:
-        """Add a slot; return True if the job has waited for a minute, and its storage is still slow."""
-        if slot - self.last_slot > SLOTS_PER_MINUTE:
+    def add(self, slot: int, *, waits: bool, runs: bool, is_slow: bool) -> bool:
+        """Add a slot; return True if the job has waited for a minute, its storage is still slow, and it has not run since."""
+        if runs or slot - self.last_slot > SLOTS_PER_MINUTE:
             self.count = 0
         if is_slow:
             self.last_slot = slot

@@ -14,6 +14,7 @@ from types import MappingProxyType
 import numpy as np
 
 from collector.diagnosis import findings
+from collector.diagnosis.baselines import GAP_MINUTES
 from collector.diagnosis.job_steps import (
     MAX_GAP_SPREAD,
     MIN_BUSY_USE,
@@ -25,6 +26,7 @@ from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.slot_sums import (
     Floats,
     Positions,
+    divide,
     mean_known,
     means_known,
     median,
@@ -175,7 +177,9 @@ def slow_clocks(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     gpu = view.signals.gpu
     slower = gpu["clock"] < thresholds.slow_clock * _peer_clocks(view)
     hot = findings.above(gpu["thermal_share"], thresholds.min_limited) & slower
-    yield from _gpu_findings(view, "thermal_straggler", hot, "thermal_share")
+    yield from _gpu_findings(
+        view, "thermal_straggler", hot, "thermal_share", limit=thresholds.min_limited
+    )
     brake = findings.above(gpu["power_brake_share"], thresholds.min_limited)
     braked = (
         brake | (findings.above(gpu["slowdown_share"], thresholds.min_limited) & slower)
@@ -360,11 +364,11 @@ def _outliers(
     deviation = MAD_SCALE * median_known(np.abs(excess - median_known(excess)))
     # Of many GPUs, some deviate by more: the largest of n normal values is near sqrt(2 ln n) deviations.
     deviations = EXTREME_RATIO * math.sqrt(2 * math.log(len(gpus)))
-    limit = max(
-        thresholds.min_excess,
-        max(thresholds.straggler_deviations, deviations) * deviation,
-        EXTREME_RATIO * _past_excess(view, job, signal),
-    )
+    noise = max(thresholds.straggler_deviations, deviations) * deviation
+    limit = max(thresholds.min_excess, noise)
+    if not findings.above(excess, limit).any():
+        return
+    limit = max(limit, EXTREME_RATIO * _past_excess(view, job, signal))
     hit = np.flatnonzero(findings.above(excess, limit))
     if not len(hit) or not _are_few(view, job, gpus[hit]):
         return
@@ -393,17 +397,22 @@ UNKNOWN_EXCESS, MIN_EXCESS_MINUTES = 0.1, 3
 def _past_excess(view: findings.DiagnosisView, job: ActiveJob, signal: str) -> float:
     """Return the largest excess of a GPU in a minute before, on the usual node of a job: busy experts change places.
 
-    It is that above the other GPUs of the job there, all relative to their past; zero on nodes with too few to compare.
+    It is that above the other GPUs of the job there, all relative to their past as known now, and as known in that
+    minute, before they drifted; zero on nodes with too few to compare.
     """
     count, of_node = len(view.devices.gpus), view.groups.gpu_node[job.gpus]
-    changes = view.baselines.minutes(DeviceKind.GPU, signal, count)[:, job.gpus]
-    changes = changes / view.base(DeviceKind.GPU, signal)[job.gpus]
+    minutes = view.baselines.minutes(DeviceKind.GPU, signal, count)[:, job.gpus]
+    are_known = ~np.isnan(minutes)
+    sums = np.where(are_known, minutes, 0.0).cumsum(axis=0)
+    before = divide(sums, are_known.cumsum(axis=0).astype(np.float64))[: -1 - GAP_MINUTES]
+    now = divide(minutes, view.base(DeviceKind.GPU, signal)[job.gpus])
+    changes = np.concatenate([now, divide(minutes[1 + GAP_MINUTES :], before)])
     largest = []
     for node in np.unique(of_node):
         members = changes[:, of_node == node]
         of_minutes = [each[~np.isnan(each)] for each in members]
         excess = [float(each.max()) - median(each) for each in of_minutes if len(each)]
-        if len(excess) >= MIN_EXCESS_MINUTES:
+        if are_known[:, of_node == node].any(axis=1).sum() >= MIN_EXCESS_MINUTES:
             largest.append(max(excess) if members.shape[1] >= MIN_JOB_GPUS else 0.0)
     return median(np.array(largest)) if largest else UNKNOWN_EXCESS
 

@@ -7,20 +7,23 @@ with the highest confidence. The loss begins at the onset.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set as AbstractSet
+from collections.abc import Iterable, Mapping, Sequence, Set as AbstractSet
 
 import numpy as np
 
+from collector.diagnosis import switch_links
 from collector.diagnosis.findings import (
     SLOT_NS,
     SLOTS_PER_MINUTE,
     SPEED_SLOTS,
     DiagnosisView,
+    Flags,
     JobState,
 )
 from collector.diagnosis.incidents import CLOSE_SLOTS, Incident
 from collector.diagnosis.jobs import ActiveJob
 from collector.diagnosis.network_detectors import victims
+from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.slot_sums import median_known
 from collector.workloads.job_roster import JobKey
 from railscope.timestamps import SECOND_NS
@@ -144,3 +147,33 @@ def _add_tenants(view: DiagnosisView, incident: Incident, touched: set[JobKey]) 
             continue
         if tenant in of_tenants or len(of_tenants) < MAX_JOBS:
             of_tenants.setdefault(tenant, set()).update(job.nodes)
+
+
+def affected_devices(view: DiagnosisView, incidents: Sequence[Incident]) -> dict[DeviceKind, Flags]:
+    """Return the devices that incidents affect. Of one that delays nothing, it is its NIC only."""
+    faults = [each for each in incidents if not (_is_harmless(each) or _is_unfelt(each))]
+    touched = {key for incident in faults for key in incident.reach.jobs}
+    numbers = [number for number, job in enumerate(view.jobs) if job.key in touched]
+    nics, gpus = np.isin(view.job_of_nic, numbers), np.isin(view.job_of_gpu, numbers)
+    nodes = {name for job in view.jobs if job.key in touched for name in job.nodes}
+    nodes |= {name for incident in faults for name in incident.reach.nodes}
+    nics |= np.array([nic.node in nodes for nic in view.devices.nics], np.bool_)
+    harmless = (each.cause for each in incidents if _is_harmless(each))
+    nics[[cause.position for cause in harmless if cause.kind == "nic"]] = True
+    return {
+        DeviceKind.NIC: nics,
+        DeviceKind.GPU: gpus,
+        DeviceKind.NODE: np.array([n in nodes for n in view.devices.node_names], np.bool_),
+        DeviceKind.MOUNT: np.array([m.node in nodes for m in view.devices.mounts], np.bool_),
+    }
+
+
+def _is_harmless(incident: Incident) -> bool:
+    """True for an incident of a NIC or of a leaf that is less severe than its class: it delays nothing."""
+    is_less = incident.incident_class.severity.is_above(incident.severity)
+    return incident.cause.kind in {"nic", "leaf"} and is_less
+
+
+def _is_unfelt(incident: Incident) -> bool:
+    """True for a fault of a link between switches that slows down no job: traffic takes the other links."""
+    return incident.class_name in switch_links.UNFELT_CLASSES and not incident.job_speeds

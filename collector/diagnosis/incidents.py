@@ -181,9 +181,7 @@ class IncidentTracker:
         self._of_nodes = Counter(each.reach.nodes for each in self._candidates.values())
         for finding in findings:
             self._add(view, finding, slot)
-        # A finding that is less severe than its class has no victims.
-        causes = (each for each in self._candidates.values() if each.finding.severity != "info")
-        self._causes = _index(sorted(causes, key=_rank))
+        self._causes = _index(sorted(self._candidates.values(), key=_rank))
         present = [each for each in self._candidates.values() if each.slots[-1] == slot]
         for candidate in sorted(present, key=_rank):
             self._conclude(view, candidate, slot)
@@ -429,7 +427,9 @@ def _became(incident: Incident, candidate: _Candidate) -> bool:
 
 
 def _index(found: Iterable[_Candidate]) -> CauseIndex[_Candidate]:
-    return CauseIndex((each.finding.incident_class, each.reach, each) for each in found)
+    # A finding that is less severe than its class has no victims.
+    causes = (each for each in found if each.finding.severity != "info")
+    return CauseIndex((each.finding.incident_class, each.reach, each) for each in causes)
 
 
 def _memory(candidate: _Candidate) -> int:

@@ -222,7 +222,7 @@ def _has_one_sender(view: findings.DiagnosisView, affected: Positions) -> bool:
 
 
 MIN_SLOW_SLOTS = 4
-"""Evaluations of a minute in which a job must be slower: marks may last longer than what slows it."""
+"""Evaluations of a minute whose mean speed must be lower: marks may last longer than what slows a job."""
 MAX_MORE, MORE_MARKS = 1.1, 5.0
 """Limits of a flow through a congested uplink, relative to its past: of what its NIC receives, and of the marks."""
 
@@ -232,17 +232,19 @@ def congested_uplinks(view: findings.DiagnosisView) -> Iterator[findings.Finding
 
     Both directions of an uplink may be congested: then the leaves of the rail in several pods are affected alike, and
     hosts cannot distinguish them. Of a ring, one flow in each direction crosses the uplinks: one NIC has its packets marked, the other
-    end, below another leaf, is paused. While no job that spans pods is slower, this is only of severity `info`.
+    end, below another leaf, is paused. While no job that spans pods is slower, this is of severity `info`, if their past is known:
+    permanent marks and pauses are usual.
     """
     thresholds = view.thresholds.leaves
     groups, paused = view.groups, victims(view)
     crosses, is_slow = _crossing(view)
+    has_past = ~np.isnan(view.base(DeviceKind.NIC, "paused_share"))
     marked = _means(view, view.signals.nic["marked_share"], crosses)
     usual = float(or_zero(median_known(marked)))
     limit = max(thresholds.min_uplink_marked, thresholds.uplink_factor * usual)
     hits, ends = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
     has_paused = set[int]()
-    flows, severity = _marked_flows(view, crosses), "" if is_slow else "info"
+    flows = _marked_flows(view, crosses)
     for leaf, members in enumerate(groups.leaves):
         of_jobs, local = members[crosses[members]], members[~crosses[members]]
         if not len(of_jobs) or paused[local].any():
@@ -264,7 +266,11 @@ def congested_uplinks(view: findings.DiagnosisView) -> Iterator[findings.Finding
             found = _congested_uplink(view, ends[rail], affected, thresholds.min_uplink_marked)
         else:
             continue
-        yield replace(found, severity=severity)
+        affected_nics = np.array(found.parts, np.intp)
+        if is_slow[affected_nics].any():
+            yield found
+        elif has_past[affected_nics].mean() > view.thresholds.jobs.majority:
+            yield replace(found, severity="info")
 
 
 def _marked_flows(view: findings.DiagnosisView, crosses: findings.Flags) -> findings.Flags:
@@ -299,9 +305,9 @@ def paused_leaves(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
             )
 
 
-def _crossing(view: findings.DiagnosisView) -> tuple[findings.Flags, bool]:
-    """Return the NICs of jobs that span pods, and if one of these jobs is slower than before."""
-    crosses, is_slow = np.zeros(len(view.signals.nic), np.bool_), False
+def _crossing(view: findings.DiagnosisView) -> tuple[findings.Flags, findings.Flags]:
+    """Return the NICs of jobs that span pods, and those of them whose job is slower than before."""
+    crosses, is_slow = (np.zeros(len(view.signals.nic), np.bool_) for _ in range(2))
     for job in view.jobs:
         if len(np.unique(view.groups.nic_pod[job.nics])) > 1:
             crosses[job.nics] = True
@@ -310,7 +316,7 @@ def _crossing(view: findings.DiagnosisView) -> tuple[findings.Flags, bool]:
             spins = not state.utilization_change < job_steps.MIN_BUSY_USE
             speeds = np.array(state.history.speeds[-findings.SLOTS_PER_MINUTE :])
             slow_count = np.sum(speeds < view.thresholds.leaves.uplink_speed)
-            is_slow |= spins and bool(slow_count >= MIN_SLOW_SLOTS)
+            is_slow[job.nics] = spins and slow_count >= MIN_SLOW_SLOTS
     return crosses, is_slow
 
 
@@ -340,21 +346,9 @@ def _congested_uplink(
         findings.Cause("leaf", leaves[0], names[0]),
         tuple(evidence),
         parts=tuple(parts.tolist()),
-        onset_ns=_first_shown_ns(view, parts, limit),
         alternatives=tuple(leaves[1:]),
         subject=f"uplinks of rail {rail}",
     )
-
-
-def _first_shown_ns(view: findings.DiagnosisView, parts: Positions, limit: float) -> int:
-    """Return the end of the first slot since which NICs of an uplink are marked or paused: a job is slower later; 0 if unknown."""
-    thresholds = view.thresholds
-    slots = view.signals.slots(DeviceKind.NIC, 2 * findings.SLOTS_PER_MINUTE)
-    shown = findings.above(slots["marked_share"], limit)
-    shown |= findings.above(slots["paused_share"], thresholds.network.min_paused)
-    are_shown = shown[::-1, parts].mean(axis=1) >= thresholds.leaves.uplink_paused
-    count = len(are_shown) if are_shown.all() else int(are_shown.argmin())
-    return view.timestamp_ns - (count - 1) * findings.SLOT_NS if count else 0
 
 
 def _means(view: findings.DiagnosisView, values: Floats, use: findings.Flags) -> Floats:

@@ -315,7 +315,7 @@ def retransmitting_nics(view: findings.DiagnosisView) -> Iterator[findings.Findi
         findings.above(rates, limit) & use,
         use,
         "adaptive_retransmissions",
-        thresholds.min_retries,
+        limit,
     )
 
 
@@ -325,29 +325,36 @@ def _by_node(  # noqa: PLR0913, PLR0917 - parts of a finding
     hit: findings.Flags,
     use: findings.Flags,
     signal: str,
-    limit: float,
+    limit: float | Floats,
 ) -> Iterator[findings.Finding]:
-    """Yield the nodes of which most NICs in use are affected, or any while the node has an incident, and the NICs of other nodes."""
+    """Yield the nodes of which most NICs in use are affected, or still some of those of its incident; and the NICs of other nodes."""
     if not hit.any():
         return
     values = view.signals.nic[signal]
+    limits = np.broadcast_to(limit, len(values))
     for node in np.unique(view.groups.nic_node[hit]).tolist():
         cause = findings.Cause("node", name=view.devices.node_names[node])
         positions = np.flatnonzero(hit & (view.groups.nic_node == node))
         in_use = int((use & (view.groups.nic_node == node)).sum())
-        evidence = [
-            findings.FindingEvidence(signal, float(values[p]), limit, "limit", view.nic_name(p))
+        shown = {
+            p: findings.FindingEvidence(
+                signal, float(values[p]), float(limits[p]), "limit", view.nic_name(p)
+            )
             for p in positions.tolist()
-        ]
+        }
         # Settings are those of a node: of two NICs in use, both show it.
         enough = min(3, max(in_use, 2))
         is_whole = len(positions) >= max(enough, view.thresholds.network.node_share * in_use)
-        lasting = view.open_faults.get((name, cause))
-        if is_whole or lasting:
-            parts = set(positions.tolist()).union(lasting.parts if lasting else ())
-            yield findings.Finding(name, cause, tuple(evidence[:4]), parts=tuple(sorted(parts)))
-        else:
-            for position, each in zip(positions.tolist(), evidence, strict=True):
+        incident = view.open_faults.get((name, cause))
+        earlier_parts = set(incident.parts) if incident else set()
+        parts = set(positions.tolist()) if is_whole else earlier_parts.intersection(positions)
+        if parts:
+            # Those without traffic show nothing, as most do in an evaluation of their job.
+            parts |= {part for part in earlier_parts if not use[part]}
+            evidence = tuple(shown[p] for p in positions.tolist() if p in parts)[:4]
+            yield findings.Finding(name, cause, evidence, parts=tuple(sorted(parts)))
+        for position, each in shown.items():
+            if position not in parts:
                 yield findings.Finding(name, findings.Cause("nic", position), (each,))
 
 

@@ -160,8 +160,9 @@ def _waiting_jobs(
             history.storage.begin(view.signals.slot, history.speeds)
         may_wait = bool(is_own_slow.any()) and _job_waits(view, job, slow, is_certain=is_certain)
         waits = may_wait and not _waited_before(view, job, slow)
+        runs = state.utilization_change > MAX_WAITING_USE and not state.speed < MAX_WAITING_SPEED
         slot, is_any_slow = view.signals.slot, bool(job_mounts)
-        if history.storage.add(slot, waits=waits, is_slow=is_any_slow):
+        if history.storage.add(slot, waits=waits, runs=runs, is_slow=is_any_slow):
             lasting += job_mounts
             waits = True
         if waits:

@@ -212,8 +212,11 @@ def test_heat_that_lowers_a_clock_for_half_a_minute_is_found(
     """The job then waits for another fault, and its GPUs cool down."""
 
     def heat(_: DrawnCluster, row: Row, since: int) -> None:
+        row.gpu["thermal"][1, 2] = 0.05
         if 0 <= since < slots:
             row.gpu["thermal"][1, 2] = 1.0
             row.gpu["clock"][1, 2] *= 0.8
 
-    assert classes_of(incidents_of(heat)) == found
+    incidents = incidents_of(heat)
+    assert classes_of(incidents) == found
+    assert all(each.onset_ns == START_NS + (ONSET + 1) * SLOT_NS for each in incidents)

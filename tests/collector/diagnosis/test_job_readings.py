@@ -307,6 +307,20 @@ def test_slow_storage_is_one_incident_through_checkpoints_and_evaluations() -> N
     assert [(each.class_name, each.ended_ns) for each in incidents] == [("storage_bound", 0)]
 
 
+def test_a_job_that_runs_as_before_does_not_wait_for_storage_that_stays_slow() -> None:
+    def slow_down(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            row.mount["latency"] *= 25
+        if 0 <= since < 14:
+            for job in cluster.jobs:
+                row.gpu["utilization"][job.nodes] *= 0.5
+                cluster.slow_job(row, job, 0.5)
+
+    (incident,) = incidents_of(slow_down, ONSET + 40)
+    assert incident.class_name == "storage_bound"
+    assert incident.ended_ns
+
+
 @pytest.mark.parametrize("first", [0, 8])
 def test_the_onset_of_slow_storage_is_that_of_its_latency_outside_of_checkpoints(
     first: int,

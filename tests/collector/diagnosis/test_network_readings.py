@@ -9,6 +9,7 @@ from support.drawn_readings import NODES, ONSET, classes_of, drawn_feed, inciden
 from bench.drawn_cluster import START_NS, DrawnCluster, DrawnFeed, Row
 from bench.drawn_faults import slow_receiver
 from collector.diagnosis.findings import SLOT_NS
+from collector.diagnosis.quantities import DeviceKind
 from railscope.wire import WireEntity
 
 
@@ -114,7 +115,18 @@ def test_a_setting_of_a_node_that_few_nics_still_show_is_one_fault() -> None:
 
     (incident,) = incidents_of(ignores_notifications)
     assert (incident.class_name, incident.cause.kind) == ("cnp_ignored", "node")
-    assert len(incident.parts) == 8
+    assert incident.parts == (8, 9)
+
+
+def test_a_nic_that_shows_a_setting_later_than_its_node_is_another_fault() -> None:
+    def ignores_notifications(_: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            row.nic["ignores"][1, :6] = 200.0 if since < 8 else 0.0
+            row.nic["ignores"][1, 7] = 200.0 if since >= 12 else 0.0
+
+    found = incidents_of(ignores_notifications)
+    assert classes_of(found) == {("cnp_ignored", "node"), ("cnp_ignored", "nic")}
+    assert [each.cause.kind for each in found if not each.ended_ns] == ["nic"]
 
 
 @pytest.mark.parametrize("rate", [1.0, 20.0])
@@ -326,7 +338,7 @@ def test_one_flow_of_a_ring_shows_a_congested_uplink(
     assert (("uplink_congested", "leaf") in classes_of(incidents)) == found
 
 
-@pytest.mark.parametrize(("slow_slots", "severity"), [(0, "info"), (1, "info"), (12, "warning")])
+@pytest.mark.parametrize(("slow_slots", "severity"), [(0, "info"), (1, "info"), (2, "warning")])
 def test_a_congested_uplink_that_slows_down_no_job_is_of_severity_info(
     slow_slots: int, severity: str
 ) -> None:
@@ -340,6 +352,41 @@ def test_a_congested_uplink_that_slows_down_no_job_is_of_severity_info(
     run(feed, congest, ONSET + 30)
     (incident,) = feed.diagnosis.tracker.incidents
     assert (incident.class_name, incident.severity) == ("uplink_congested", severity)
+
+
+def test_permanent_pauses_below_leaves_are_usual() -> None:
+    """The pauses hide no incast, and are the past of the NICs."""
+
+    def pause(cluster: DrawnCluster, row: Row, since: int) -> None:
+        row.nic["paused"][:, 3] = 0.05
+        if since >= 0:
+            cluster.slow_job(row, cluster.jobs[0], 0.8)
+            row.nic["receive"][0, 3], row.nic["marked"][0, 3] = 0.9, 0.05
+
+    found = classes_of(incidents_of(pause, pods=2, job_nodes=2 * NODES))
+    assert found == {("incast_receiver", "nic")}
+
+
+def test_congestion_that_slows_down_no_job_explains_no_incast() -> None:
+    def receive(_: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            row.nic["marked"][[0, NODES], 3] = 0.03
+        if since >= 8:
+            row.nic["receive"][2, 3], row.nic["marked"][2, 3] = 0.9, 0.05
+
+    (incident,) = incidents_of(receive, pods=2, job_nodes=2 * NODES)
+    assert (incident.class_name, incident.explained_by) == ("incast_receiver", "")
+
+
+def test_a_nic_that_flaps_does_not_erase_the_past_of_the_jobs_on_its_rail() -> None:
+    feed = drawn_feed()
+
+    def flap(_: DrawnCluster, row: Row, since: int) -> None:
+        row.nic["ignores"][1, 3] = 200.0 if since % 24 < 5 else 0.0
+
+    run(feed, flap, 150)
+    base = feed.diagnosis.baselines.usual(DeviceKind.NIC, "send", 8 * NODES)
+    assert not np.isnan(base[:8]).any()
 
 
 def test_the_onset_of_a_congested_uplink_is_that_of_the_marks() -> None:
