@@ -17,6 +17,7 @@ from collector.diagnosis.slot_sums import Floats
 KINDS = (
     "dense", "sharded", "pipeline", "experts", "reinforcement", "inference", "single", "notebook",
 )  # fmt: skip
+_PHASE_SECONDS = {"evaluation": (20.0, 600.0), "down": (20.0, 400.0), "start": (20.0, 300.0), "rollout": (40.0, 400.0)}  # fmt: skip
 SYNCHRONOUS = frozenset({"dense", "sharded", "pipeline", "experts"})
 
 
@@ -170,11 +171,9 @@ class ShapedJob(drawn_cluster.DrawnJob):
             draw -= 1 / period
 
     def _length(self) -> float:
-        seconds = self.checkpoint_seconds
-        low, high = {
-            "checkpoint": (0.6 * seconds, 1.6 * seconds),
-            "evaluation": (20, 600), "down": (20, 400), "start": (20, 300), "rollout": (40, 400),
-        }.get(self.phase, (1, 1))  # fmt: skip
+        low, high = _PHASE_SECONDS.get(self.phase, (1.0, 1.0))
+        if self.phase == "checkpoint":
+            low, high = 0.6 * self.checkpoint_seconds, 1.6 * self.checkpoint_seconds
         return log_uniform(self.rng, low, high) if high > low else 1e9
 
     # Readings ----------------------------------------------------------------------------------
