@@ -367,17 +367,6 @@ def test_permanent_pauses_below_leaves_are_usual() -> None:
     assert found == {("incast_receiver", "nic")}
 
 
-def test_congestion_that_slows_down_no_job_explains_no_incast() -> None:
-    def receive(_: DrawnCluster, row: Row, since: int) -> None:
-        if since >= 0:
-            row.nic["marked"][[0, NODES], 3] = 0.03
-        if since >= 8:
-            row.nic["receive"][2, 3], row.nic["marked"][2, 3] = 0.9, 0.05
-
-    (incident,) = incidents_of(receive, pods=2, job_nodes=2 * NODES)
-    assert (incident.class_name, incident.explained_by) == ("incast_receiver", "")
-
-
 def test_a_nic_that_flaps_does_not_erase_the_past_of_the_jobs_on_its_rail() -> None:
     feed = drawn_feed()
 
