@@ -73,19 +73,17 @@ class Baselines:
         self._usual.clear()
         self._minutes.clear()
 
-    def drop_gap(self, devices: Mapping[DeviceKind, _Flags]) -> None:
-        """Drop the minutes of the gap of devices: a fault of them was concluded now, and had begun."""
+    def drop(self, devices: Mapping[DeviceKind, _Flags], minutes: int = _MAX_MINUTES) -> None:
+        """Drop the values of devices in the last minutes; by default, all: another job uses them now."""
         for (kind, _), rows in self._rows.items():
-            if devices[kind].any():
-                self._drop(rows, devices[kind])
-
-    @staticmethod
-    def _drop(rows: deque[bytes], devices: _Flags) -> None:
-        """Drop the values of devices in the minutes of the gap."""
-        for number in range(1, min(GAP_MINUTES, len(rows)) + 1):
-            row = decompress(rows[-number], _ROW_TYPE).copy()
-            row[devices[: len(row)]] = np.nan
-            rows[-number] = compress(row)
+            if kind not in devices or not devices[kind].any():
+                continue
+            for number in range(1, min(minutes, len(rows)) + 1):
+                row = decompress(rows[-number], _ROW_TYPE).copy()
+                row[devices[kind][: len(row)]] = np.nan
+                rows[-number] = compress(row)
+        self._usual.clear()
+        self._minutes.clear()
 
     def rows(self) -> dict[str, list[bytes]]:
         """Return all rows as 32-bit floats, by kind and signal."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -131,6 +132,27 @@ class JobMinute:
         """Devices that were idle for half of the minute, or served a job for a part of it only."""
         changed: Flags = (self._taken > 0) & (self._free > 0)
         return changed | (2 * self._idle >= self._slots)
+
+
+class GpuUsers:
+    """Job that has used each GPU last, as a hash of its key; 0 for none."""
+
+    def __init__(self) -> None:
+        self._users: NDArray[np.int64] = np.zeros(0, np.int64)
+
+    def update(self, jobs: Sequence[ActiveJob], job_of_gpu: Positions) -> Flags:
+        """Return the GPUs that another job uses than before; `job_of_gpu` are positions of jobs, -1 for none."""
+        now = np.array([*(_hash_of(job.key) for job in jobs), 0], np.int64)[job_of_gpu]
+        new = np.zeros(len(now) - len(self._users), np.int64)
+        before = np.concatenate([self._users, new])
+        self._users = np.where(now != 0, now, before)
+        changed: Flags = (before != 0) & (self._users != before)
+        return changed
+
+
+def _hash_of(key: JobKey) -> int:
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, signed=True)
 
 
 @dataclass
