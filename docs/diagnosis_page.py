@@ -55,6 +55,8 @@ warning: slow_receiver: NIC ens4f0np0 of gpu-node-2 (mlx5_5, 0000:5e:00.0, rail 
    two sums; a slot without a reading is unknown, never zero.
 2. Every 10 seconds, detectors compare the signals of the last 30 seconds with those of the peers (NICs below the same leaf,
    GPUs of the same job or model) and with the device's own past. Reports of the hardware, such as an Xid, need no comparison.
+   The past of a device is the last 30 minutes of its present job. While a fault affects the device, however long, it is the time
+   before; a job that differs from its own past only, such as in `dataloader_stall`, is compared with the new state after 30 minutes.
 3. A finding becomes an incident if it persists, as the table of classes states. A symptom waits while another finding may explain
    it: a finding of a class in the table about the same device, node, rail or job. What is lost on the link of a node or in a
    leaf explains only what happens on its rail to its own jobs.

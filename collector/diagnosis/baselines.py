@@ -43,7 +43,7 @@ class Baselines:
     """Usual values of signals over the last minutes, of each device's own past: medians, or a quantile for work.
 
     One row of 32-bit floats per minute and signal, compressed, as most are zero or unknown; values of devices whose job has
-    an open incident, or did not run for the whole minute, are left out.
+    an open incident, or did not run for the whole minute, are left out. Devices that are held keep the values that they had.
     """
 
     def __init__(self) -> None:
@@ -57,21 +57,27 @@ class Baselines:
         self,
         table_of: Callable[[DeviceKind], SignalTable],
         excluded: Mapping[DeviceKind, _Flags],
+        held_devices: Mapping[DeviceKind, _Flags],
         comparisons: Mapping[str, Floats] = MappingProxyType({}),
     ) -> None:
         """Add the last minute of the devices that are not excluded.
 
-        `comparisons` are differences of nodes from their peers, by name.
+        Of held devices, which must be excluded too, the minute that would leave is added again: however long a fault lasts,
+        it is compared with the time before it. `comparisons` are differences of nodes from their peers, by name.
         """
         for kind, names in BASELINE_SIGNALS.items():
             table = table_of(kind)
             rows = {name: table[name] for name in names}
             rows |= comparisons if kind == DeviceKind.NODE else {}
             for name, row in rows.items():
-                left = np.where(excluded[kind], np.nan, row).astype(_ROW_TYPE)
-                self._rows[kind, name].append(compress(left))
-        self._usual.clear()
-        self._minutes.clear()
+                minute = np.where(excluded[kind], np.nan, row).astype(_ROW_TYPE)
+                past = self._rows[kind, name]
+                if len(past) == _MAX_MINUTES and held_devices[kind].any():
+                    oldest = decompress(past[0], _ROW_TYPE)
+                    positions = np.flatnonzero(held_devices[kind][: len(oldest)])
+                    minute[positions] = oldest[positions]
+                past.append(compress(minute))
+        self._clear_results()
 
     def drop(self, devices: Mapping[DeviceKind, _Flags], minutes: int = _MAX_MINUTES) -> None:
         """Drop the values of devices in the last minutes; by default, all: another job uses them now."""
@@ -82,6 +88,9 @@ class Baselines:
                 row = decompress(rows[-number], _ROW_TYPE).copy()
                 row[devices[kind][: len(row)]] = np.nan
                 rows[-number] = compress(row)
+        self._clear_results()
+
+    def _clear_results(self) -> None:
         self._usual.clear()
         self._minutes.clear()
 
@@ -101,7 +110,7 @@ class Baselines:
                 self._rows[kinds[kind], name].extend(
                     compress(np.frombuffer(row[: len(row) // 4 * 4], _ROW_TYPE)) for row in found
                 )
-        self._usual.clear()
+        self._clear_results()
 
     def usual(
         self, kind: DeviceKind, name: str, count: int, quantile: float | None = None

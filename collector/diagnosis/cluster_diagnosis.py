@@ -396,18 +396,24 @@ class ClusterDiagnosis:
     def _add_to_baselines(self, view: findings.DiagnosisView) -> None:
         """Add the last minute, except of devices with an open incident; those of new incidents lose those before it, too.
 
-        An incident that opens again drops nothing: a device that flaps must not erase the past of its jobs.
+        An incident that opens again drops nothing: a device that flaps must not erase the past of its jobs. A job that only
+        differs from its own past does not hold it: that may be how the job works from now on.
         """
         lasting = [each for each in self.tracker.open if not each.incident_class.is_advice]
         minute_ns = view.timestamp_ns - findings.SLOTS_PER_MINUTE * self.slot_ns
         new = [each for each in lasting if each.onset_ns <= minute_ns < each.detected_ns]
         self.baselines.drop(incident_effects.affected_devices(view, new), GAP_MINUTES)
+        faults = [each for each in lasting if each.cause.kind != "job"]
+        held_devices = incident_effects.affected_devices(view, faults)
         excluded = incident_effects.affected_devices(view, lasting)
         for kind, minute in self._minute.items():
             excluded[kind] |= minute.interrupted
         gaps = {"job_gap": job_detectors.node_gaps(view)}
         self.baselines.add_minute(
-            lambda kind: view.signals.table(kind, findings.SLOTS_PER_MINUTE), excluded, gaps
+            lambda kind: view.signals.table(kind, findings.SLOTS_PER_MINUTE),
+            excluded,
+            held_devices,
+            gaps,
         )
 
 

@@ -231,6 +231,32 @@ def test_a_job_loses_time_from_the_onset_on() -> None:
     assert list(incident.lost_gpu_seconds) == [key.tenant]
 
 
+def test_a_fault_that_lasts_longer_than_the_kept_past_is_compared_with_the_time_before_it() -> None:
+    def change(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            slow_receiver(cluster, row, 1, 2, 0.6 if since < 220 else 0.85)
+
+    feed = drawn_feed(job_nodes=4, slots=ONSET + 240)
+    run(feed, change, ONSET + 220)
+    incident = only(run(feed, change, ONSET + 240), "slow_receiver")
+    (speed,) = incident.job_speeds.values()
+    assert speed == pytest.approx(0.85, abs=0.04)
+
+
+def test_a_job_that_works_in_another_way_from_now_on_is_compared_with_that_after_a_while() -> None:
+    def change(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            nodes = cluster.jobs[0].nodes
+            for device, name in ((row.gpu, "utilization"), (row.gpu, "nvlink"), (row.nic, "send")):
+                device[name][nodes] *= 0.6
+
+    feed = drawn_feed(job_nodes=4, slots=ONSET + 260)
+    run(feed, change, ONSET + 40)
+    assert open_of(feed.diagnosis.tracker.incidents) == {("dataloader_stall", "job")}
+    run(feed, change, ONSET + 260)
+    assert open_of(feed.diagnosis.tracker.incidents) == set()
+
+
 def test_a_checkpoint_does_not_count_as_the_effect_of_a_fault() -> None:
     def change(cluster: DrawnCluster, row: Row, since: int) -> None:
         if since >= 0:
