@@ -319,7 +319,7 @@ class DrawnFeed:
             self.diagnosis.add_event(NodeEvent(end_ns - SECOND_NS, node_name(number), event))
 
     def _put_nics(self, row: Row, present: Floats) -> None:
-        nic = row.nic
+        nic, frame = row.nic, self.cluster.frame_seconds
         seconds = np.repeat(np.where(present, SLOT_SECONDS, 0.0), RAILS)
         up = nic["up"] > 0
         sent, received = (
@@ -330,10 +330,8 @@ class DrawnFeed:
             "rdma_sent_bytes": sent,
             "rdma_received_bytes": received,
             "roce_received_packets": packets,
-            "pausing_seconds": (nic["pausing"] + nic["pausing_frames"] * self.cluster.frame_seconds)
-            * SLOT_SECONDS,
-            "paused_seconds": (nic["paused"] + nic["paused_frames"] * self.cluster.frame_seconds)
-            * SLOT_SECONDS,
+            "pausing_seconds": (nic["pausing"] + nic["pausing_frames"] * frame) * SLOT_SECONDS,
+            "paused_seconds": (nic["paused"] + nic["paused_frames"] * frame) * SLOT_SECONDS,
             "pause_frames_sent": (nic["pausing_frames"] + nic["pausing"] * FULL_STOP_FRAMES)
             * SLOT_SECONDS,
             "pause_frames_received": (nic["paused_frames"] + nic["paused"] * FULL_STOP_FRAMES)
@@ -344,6 +342,7 @@ class DrawnFeed:
             "notifications_ignored": nic["ignores"] * SLOT_SECONDS,
             "out_of_sequence": self._count(nic["order"]),
             "ack_timeouts": self._count(nic["timeouts"]),
+            "adaptive_retransmissions": nic["adaptive"] * SLOT_SECONDS,
             "sequence_naks": self._count(nic["naks"]),
             "discarded_at_port": self._count(nic["discards"]),
             "write_stalled_seconds": nic["stall"] * SLOT_SECONDS,

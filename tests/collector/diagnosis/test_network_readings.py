@@ -354,6 +354,22 @@ def test_a_congested_uplink_that_slows_down_no_job_is_of_severity_info(
     assert (incident.class_name, incident.severity) == ("uplink_congested", severity)
 
 
+def test_a_congested_uplink_that_slows_down_no_job_explains_nothing() -> None:
+    def congested(_: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            row.nic["marked"][[0, NODES], 3] = 0.03
+        if since >= 20:
+            row.nic["adaptive"][2, 3] = 200.0
+
+    feed = drawn_feed(pods=2, job_nodes=2 * NODES)
+    run(feed, congested, ONSET + 40)
+    incidents = feed.diagnosis.tracker.incidents
+    assert {(each.class_name, each.severity, each.explained_by) for each in incidents} == {
+        ("uplink_congested", "info", ""),
+        ("transport_retry", "warning", ""),
+    }
+
+
 def test_permanent_pauses_below_leaves_are_usual() -> None:
     """The pauses hide no incast, and are the past of the NICs."""
 
