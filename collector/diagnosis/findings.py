@@ -153,6 +153,10 @@ class JobWait:
         return slot - self.first_slot + 1 - self.storing
 
 
+WORSE_FACTOR = 1.5
+"""Latency, relative to one with which a job ran as before, from which on the job may wait for its storage."""
+
+
 @dataclass(slots=True)
 class StorageWait:
     """Evaluations in which a job waited for slow storage, since its storage is slow, and its speed before that."""
@@ -161,12 +165,30 @@ class StorageWait:
     first_slot: int = -1
     last_slot: int = -1
     earlier_speed: float = 1.0
+    run_slots: int = 0
+    """Last evaluations, without a break, in which the job ran as before."""
+    harmless_change: float = 0.0
+    """Highest latency, relative to the past, with which the job has run as before."""
 
     def begin(self, slot: int, speeds: Sequence[float]) -> None:
-        """Set the first slot, and the earlier speed to the usual one of the last, unless the storage was slow during these."""
+        """Begin anew, with the usual speed of the last slots as the earlier one, unless the storage was slow during these."""
         if self.last_slot < 0 or slot - self.last_slot > SPEED_SLOTS:
             self.first_slot = slot
             self.earlier_speed = float(np.fmin(median_known(np.array(speeds)), 1.0))
+            self.run_slots, self.harmless_change = 0, 0.0
+
+    def add_run(self, change: float, *, runs: bool) -> None:
+        """Add whether the job ran as before in the last minute; `change` is that of the latency in the minute before it.
+
+        Work shows waits over a minute: a job that ran in two minutes has not waited with the latency of the first of them.
+        """
+        self.run_slots = self.run_slots + 1 if runs else 0
+        if self.run_slots >= 2 * SLOTS_PER_MINUTE:
+            self.harmless_change = float(np.fmax(self.harmless_change, change))
+
+    def may_delay(self, change: float) -> bool:
+        """True unless the job has run as before with about this latency, relative to the past."""
+        return not change < WORSE_FACTOR * self.harmless_change
 
     def add(self, slot: int, *, waits: bool, runs: bool, is_slow: bool) -> bool:
         """Add a slot; return True if the job has waited for a minute, its storage is still slow, and it has not run since."""

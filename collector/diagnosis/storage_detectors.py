@@ -10,6 +10,7 @@ import numpy as np
 from collector.diagnosis import findings, job_steps, slot_sums
 from collector.diagnosis.jobs import MIN_PEERS, ActiveJob
 from collector.diagnosis.quantities import DeviceKind
+from collector.diagnosis.signals import SignalTable
 
 
 def slow_storage(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
@@ -34,7 +35,7 @@ def _slow_mounts(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         if not busy[positions].any() and _are_slow_alike(view, positions, changes):
             is_slow[positions] = ~np.isnan(change[positions])
     slow = is_slow & ~busy
-    waiting_jobs, lasting = _waiting_jobs(view, slow, is_slow, changes[0])
+    waiting_jobs, lasting = _waiting_jobs(view, slow, is_slow, changes)
     slow[lasting] = True
     if not slow.any():
         return
@@ -142,12 +143,17 @@ def _waiting_jobs(
     view: findings.DiagnosisView,
     slow: findings.Flags,
     is_slow: findings.Flags,
-    reads: slot_sums.Floats,
+    changes: slot_sums.Floats,
 ) -> tuple[list[ActiveJob], list[int]]:
     """Return the jobs that wait for slow storage, and the mounts for which some of them have waited longer."""
     mounts_of: dict[str, list[int]] = defaultdict(list)
     for position in np.flatnonzero(is_slow).tolist():
         mounts_of[view.devices.mounts[position].node].append(position)
+    reads, change = changes[0], np.fmax.reduce(changes)
+    before = view.signals.table(
+        DeviceKind.MOUNT, findings.SLOTS_PER_MINUTE, findings.SLOTS_PER_MINUTE
+    )
+    change_before = np.fmax.reduce(_relative_latencies(view, before))
     waiting, lasting = list[ActiveJob](), list[int]()
     for job in view.jobs:
         job_mounts = [p for node in job.nodes for p in mounts_of.get(node, ())]
@@ -158,9 +164,14 @@ def _waiting_jobs(
         history = state.history
         if job_mounts:
             history.storage.begin(view.signals.slot, history.speeds)
-        may_wait = bool(is_own_slow.any()) and _job_waits(view, job, slow, is_certain=is_certain)
-        waits = may_wait and not _waited_before(view, job, slow)
         runs = state.utilization_change > MAX_WAITING_USE and not state.speed < MAX_WAITING_SPEED
+        earlier, now = (
+            slot_sums.median_known(each[job_mounts]) for each in (change_before, change)
+        )
+        history.storage.add_run(earlier, runs=runs and bool(is_own_slow.all()))
+        may_wait = bool(is_own_slow.any()) and (is_certain or history.storage.may_delay(now))
+        may_wait = may_wait and _job_waits(view, job, slow, is_certain=is_certain)
+        waits = may_wait and not _waited_before(view, job, slow)
         slot, is_any_slow = view.signals.slot, bool(job_mounts)
         if history.storage.add(slot, waits=waits, runs=runs, is_slow=is_any_slow):
             lasting += job_mounts
@@ -190,13 +201,21 @@ def _latency_changes(view: findings.DiagnosisView) -> tuple[slot_sums.Floats, fi
     """
     thresholds, now = view.thresholds.jobs, view.signals.mount
     latencies = np.stack([now[name] for name in _LATENCIES])
-    usual = np.stack([view.base(DeviceKind.MOUNT, name) for name in _LATENCIES])
     in_flight = latencies * np.stack([now["reads"], now["writes"]])
     has_enough = findings.above(in_flight, MIN_OPERATION_SECONDS)
-    changes: slot_sums.Floats = np.where(has_enough, latencies / np.maximum(usual, 1e-4), np.nan)
+    changes = np.where(has_enough, _relative_latencies(view, now), np.nan)
     is_slow = findings.above(changes, thresholds.latency_factor)
     is_slow &= findings.above(latencies, thresholds.min_latency_seconds)
     return changes, np.logical_or.reduce(is_slow)
+
+
+def _relative_latencies(view: findings.DiagnosisView, table: SignalTable) -> slot_sums.Floats:
+    """Return the latencies of reads and writes in a window relative to the past, shape (kinds, mounts)."""
+    usual = np.stack([view.base(DeviceKind.MOUNT, name) for name in _LATENCIES])
+    ratios: slot_sums.Floats = np.stack([table[name] for name in _LATENCIES]) / np.maximum(
+        usual, 1e-4
+    )
+    return ratios
 
 
 MIN_BUSY_OPERATIONS = 5.0

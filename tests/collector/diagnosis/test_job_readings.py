@@ -321,6 +321,24 @@ def test_a_job_that_runs_as_before_does_not_wait_for_storage_that_stays_slow() -
     assert incident.ended_ns
 
 
+@pytest.mark.parametrize(
+    ("later_factor", "expected"),
+    [(1, ("dataloader_stall", "job")), (2, ("storage_bound", "storage"))],
+)
+def test_a_job_that_has_run_with_storage_as_slow_waits_for_something_else(
+    later_factor: int, expected: tuple[str, str]
+) -> None:
+    def slow_down(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            row.mount["latency"] *= 8
+        if since >= 24:
+            row.mount["latency"] *= later_factor
+            row.gpu["utilization"][cluster.jobs[0].nodes] *= 0.6
+            cluster.slow_job(row, cluster.jobs[0], 0.6)
+
+    assert classes_of(incidents_of(slow_down, ONSET + 50)) == {expected}
+
+
 @pytest.mark.parametrize("first", [0, 8])
 def test_the_onset_of_slow_storage_is_that_of_its_latency_outside_of_checkpoints(
     first: int,
