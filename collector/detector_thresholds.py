@@ -38,7 +38,7 @@ class NetworkThresholds(Struct, frozen=True, kw_only=True):
     """Packets per second that a slow receiver discards: above it, PCIe is the cause."""
     min_incast_marked: Share = 0.004
     """Share of marked packets above which a receiver may have an incast."""
-    min_incast_receive: Share = 0.2
+    min_incast_receive: Share = 0.02
     """Load above which a receiver may have an incast."""
     incast_receive_factor: Factor = 1.25
     """A receiver of an incast receives this many times what its peers do."""

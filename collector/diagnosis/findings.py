@@ -171,7 +171,7 @@ class StorageWait:
     """Highest latency, relative to the past, with which the job has run as before."""
 
     def begin(self, slot: int, speeds: Sequence[float]) -> None:
-        """Begin anew, with the usual speed of the last slots as the earlier one, unless the storage was slow during these."""
+        """Begin a period of slow storage, with the usual speed of the last slots as the earlier one, unless the storage was slow during these."""
         if self.last_slot < 0 or slot - self.last_slot > SPEED_SLOTS:
             self.first_slot = slot
             self.earlier_speed = float(np.fmin(median_known(np.array(speeds)), 1.0))

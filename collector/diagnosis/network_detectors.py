@@ -174,19 +174,14 @@ def incast_receivers(view: findings.DiagnosisView) -> Iterator[findings.Finding]
     may_hit = use & findings.above(nic["marked_share"], thresholds.min_incast_marked)
     if not (may_hit & findings.above(nic["receive"], thresholds.min_incast_receive)).any():
         return
-    received, _ = view.groups.leaf_peers(nic["receive"], use)
     marked, _ = view.groups.leaf_peers(nic["marked_share"], use)
     usual_marked = np.fmax(or_zero(marked), or_zero(view.base(DeviceKind.NIC, "marked_share")))
-    baseline = view.base(DeviceKind.NIC, "receive")
-    has_past = ~np.isnan(baseline)
-    of_job, past_of_job = (_usual_of_job(view, each) for each in (nic["receive"], baseline))
-    # A slower job would receive less everywhere.
-    slowdown = np.clip(np.nan_to_num(divide(of_job, past_of_job), nan=1.0), MIN_SLOWDOWN, 1.0)
-    baseline = slowdown * baseline + 2 * or_zero(view.variation(DeviceKind.NIC, "receive"))
-    usual = np.fmax.reduce([or_zero(received), or_zero(baseline), of_job])
     limit = np.fmax(thresholds.min_incast_marked, thresholds.incast_marks_factor * usual_marked)
-    min_receive = np.fmax(thresholds.incast_receive_factor * usual, thresholds.min_incast_receive)
-    receives_more = findings.above(nic["receive"], min_receive)
+    has_past = ~np.isnan(view.base(DeviceKind.NIC, "receive"))
+    receives_more, usual = _receives_more(view, nic["receive"], use)
+    of_minute = view.signals.table(DeviceKind.NIC, findings.SLOTS_PER_MINUTE)["receive"]
+    is_steady = findings.above(nic["receive"], CONTINUOUS_LOAD)
+    receives_more = np.where(is_steady, receives_more, _receives_more(view, of_minute, use)[0])
     hit = (
         use
         & findings.above(nic["marked_share"], limit)
@@ -223,6 +218,26 @@ def incast_receivers(view: findings.DiagnosisView) -> Iterator[findings.Finding]
             float(min(1.0, nic["receive"][position])),
             "" if _congests(view, position) else "info",
         )
+
+
+CONTINUOUS_LOAD = 0.2
+"""Load from which on ranks exchange most of the time. With less, samples of some NICs contain more exchanges by chance."""
+
+
+def _receives_more(
+    view: findings.DiagnosisView, received: Floats, use: findings.Flags
+) -> tuple[findings.Flags, Floats]:
+    """Return the NICs that receive more than their peers and before, and what is usual."""
+    thresholds = view.thresholds.network
+    baseline = view.base(DeviceKind.NIC, "receive")
+    of_peers, _ = view.groups.leaf_peers(received, use)
+    of_job, past_of_job = (_usual_of_job(view, each) for each in (received, baseline))
+    # A slower job would receive less everywhere.
+    slowdown = np.clip(np.nan_to_num(divide(of_job, past_of_job), nan=1.0), MIN_SLOWDOWN, 1.0)
+    baseline = slowdown * baseline + 2 * or_zero(view.variation(DeviceKind.NIC, "receive"))
+    usual = np.fmax.reduce([or_zero(of_peers), or_zero(baseline), of_job])
+    limit = np.fmax(thresholds.incast_receive_factor * usual, thresholds.min_incast_receive)
+    return findings.above(received, limit), usual
 
 
 def _delays_other_jobs(view: findings.DiagnosisView, position: int) -> bool:

@@ -39,6 +39,8 @@ def _slow_mounts(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     slow[lasting] = True
     if not slow.any():
         return
+    histories = [view.states[job.key].history.storage for job in waiting_jobs]
+    harmless_change = max((each.harmless_change for each in histories), default=0.0)
     waiting = _waiting_nodes(view, waiting_jobs)
     is_waiting = np.array([each.node in waiting for each in mounts])
     for server, positions in by_server.items():
@@ -60,20 +62,24 @@ def _slow_mounts(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         is_alike = usual > ALIKE_SHARE * thresholds.latency_factor and not slow_nodes
         if len(hit) >= thresholds.majority * len(clients) or is_alike:
             cause = findings.Cause("storage", name=server)
-            onset_ns = _slow_since_ns(view, hit)
+            onset_ns = _slow_since_ns(view, hit, harmless_change)
             yield findings.Finding(
                 "storage_bound", cause, evidence, onset_ns=onset_ns, parts=tuple(hit)
             )
         else:
             for node in sorted({mounts[p].node for p in hit if is_waiting[p]}):
-                onset_ns = _slow_since_ns(view, [p for p in hit if mounts[p].node == node])
+                of_node = [p for p in hit if mounts[p].node == node]
+                onset_ns = _slow_since_ns(view, of_node, harmless_change)
                 cause = findings.Cause("node", name=node)
                 yield findings.Finding("storage_bound", cause, evidence, onset_ns=onset_ns)
 
 
-def _slow_since_ns(view: findings.DiagnosisView, mounts: Sequence[int]) -> int:
+def _slow_since_ns(
+    view: findings.DiagnosisView, mounts: Sequence[int], harmless_change: float
+) -> int:
     """Return the end of the first slot since which the usual one of some mounts is slow: jobs wait later; 0 if unknown.
 
+    `harmless_change` is a latency, relative to the past, with which the jobs that wait have run as before.
     Slots with far more operations than usual, as those of checkpoints, show nothing, nor do slots without any.
     """
     thresholds, slots = view.thresholds.jobs, view.signals.slots(DeviceKind.MOUNT, ONSET_SLOTS)
@@ -86,7 +92,8 @@ def _slow_since_ns(view: findings.DiagnosisView, mounts: Sequence[int]) -> int:
         ratios = np.fmax(ratios, np.where(is_busy_slot, np.nan, of_kind))
     usual_ratios = np.array([slot_sums.median_known(of_slot) for of_slot in ratios[::-1]])
     shown = np.flatnonzero(~np.isnan(usual_ratios))
-    is_slow = usual_ratios[shown] > ALIKE_SHARE * thresholds.latency_factor
+    limit = max(ALIKE_SHARE * thresholds.latency_factor, findings.WORSE_FACTOR * harmless_change)
+    is_slow = usual_ratios[shown] > limit
     run = shown if is_slow.all() else shown[: int(is_slow.argmin())]
     return view.timestamp_ns - int(run[-1]) * findings.SLOT_NS if len(run) else 0
 

@@ -336,7 +336,9 @@ def test_a_job_that_has_run_with_storage_as_slow_waits_for_something_else(
             row.gpu["utilization"][cluster.jobs[0].nodes] *= 0.6
             cluster.slow_job(row, cluster.jobs[0], 0.6)
 
-    assert classes_of(incidents_of(slow_down, ONSET + 50)) == {expected}
+    (incident,) = incidents_of(slow_down, ONSET + 50)
+    assert (incident.class_name, incident.cause.kind) == expected
+    assert incident.onset_ns >= START_NS + (ONSET + 24) * SLOT_NS
 
 
 @pytest.mark.parametrize("first", [0, 8])

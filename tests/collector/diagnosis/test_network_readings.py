@@ -239,6 +239,20 @@ def test_an_incast_of_a_young_job_is_open_while_it_lasts() -> None:
     assert (incident.class_name, incident.ended_ns) == ("incast_receiver", 0)
 
 
+@pytest.mark.parametrize("load", [1.0, 0.05])
+def test_an_incast_is_found_whatever_part_of_the_time_the_job_exchanges(load: float) -> None:
+    def exchange(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            cluster.slow_job(row, cluster.jobs[0], 0.8)
+            row.nic["receive"][0, 3] = 0.9
+            row.nic["marked"][0, 3] = 0.05
+        for name in ("send", "receive"):
+            row.nic[name] *= load
+
+    (incident,) = incidents_of(exchange)
+    assert (incident.class_name, incident.cause.position) == ("incast_receiver", 3)
+
+
 @pytest.mark.parametrize("has_past", [True, False])
 def test_a_nic_without_a_past_receives_no_more_than_before(*, has_past: bool) -> None:
     def exchange(cluster: DrawnCluster, row: Row, since: int) -> None:
