@@ -55,17 +55,18 @@ warning: slow_receiver: NIC ens4f0np0 of gpu-node-2 (mlx5_5, 0000:5e:00.0, rail 
    two sums; a slot without a reading is unknown, never zero.
 2. Every 10 seconds, detectors compare the signals of the last 30 seconds with those of the peers (NICs below the same leaf,
    GPUs of the same job or model) and with the device's own past. Reports of the hardware, such as an Xid, need no comparison.
-   The past of a device is the last 30 minutes of its present job. While a fault affects the device, however long, it is the time
-   before; a job that differs from its own past only, such as in `dataloader_stall`, is compared with the new state after 30 minutes.
+   The past of a device is at most 30 minutes of its present job. While a fault affects a device, its past stays that of the
+   time before the fault. The new state of a job that only differs from its own past, as in `dataloader_stall`, becomes its usual
+   one after 30 minutes.
 3. A finding becomes an incident if it persists, as the table of classes states. A symptom waits while another finding may explain
    it: a finding of a class in the table about the same device, node, rail or job. What is lost on the link of a node or in a
    leaf explains only what happens on its rail to its own jobs.
 4. {NODE_CLASSES} of three or more devices of a node, or of all of its GPUs or NICs, are one incident of the node.
    A device that had an incident before keeps it.
 5. An incident ends after 90 seconds without its finding. One that returns within 10 minutes is the same incident. An incident
-   that is a report of the hardware also lasts while the device shows a symptom of it: an uncorrectable memory error until the
+   that the hardware reported also lasts as long as the device shows its symptom: an uncorrectable memory error until the
    GPU no longer waits for the remapping of a row. A link that is down is reported until it is up. While none of the nodes of the cause
-   sends samples, for an hour at most, the incident stays open: nothing is known. Links of a node without a job, all of which are down, are
+   sends samples, for an hour at most, the incident stays open: the state of the cause is unknown. Links of a node without a job, all of which are down, are
    `info` while other nodes have jobs, and the rails had no traffic in the minute before: maintenance. `node_down` and `agent_partition` are conclusions from the same silence: if the job
    goes on after all, or stops, the later one ends and explains the other.
 6. A fault that outlasts the incident that explained it is an incident of its own again.
@@ -78,17 +79,17 @@ Otherwise it has no incident, and the alert `RailscopeNodeStale` pages: a
 node whose jobs have no other node, whose jobs exchange nothing over NICs, or whose job ended with it. Ports of switches are not
 used for it.
 
-GPUs without a claim are in no job ([how jobs are known](jobs.md)). What only the ranks of a job show together has no incident on them:
+GPUs without a claim are in no job ([how jobs are known](jobs.md)). These classes compare the ranks of a job, and are not reported for such GPUs:
 `gpu_straggler`, `host_late`, `storage_bound`, `dataloader_stall`, `nccl_hang`, `job_slowdown`, `uplink_congested`, `node_down` and
 `agent_partition`. Faults that a device, its link or its leaf shows are found without jobs.
 
 The speed of a job is the data that it exchanges per second, relative to its past, over NICs or over NVLink, whichever changed
-less: each step exchanges the same amount over both, on all nodes. If the nodes change differently, each works for itself, as in a
+less: each step exchanges the same amount over both, on all nodes. If the nodes change differently, each node works independently, as in a
 rollout, and their waits show no fault. `speed` of a job in an incident is the median of the last five minutes, without the first 40 seconds: a
-checkpoint in this time does not change it. `lost_gpu_seconds` are the GPUs of the slow jobs, times what they are slower, since the onset. A job whose GPUs
+checkpoint in this time does not change it. `lost_gpu_seconds` is the sum over the slow jobs of GPUs × (1 − speed) × seconds since the onset. A job whose GPUs
 work more than before, as with longer sequences, is not slow. Storage explains the waits of a job only if the slow operations of one of its nodes
-take 1 % of the time or more, and if they became slow before the job waited. While a rank still works, and the
-others wait for it, `nccl_hang` has the severity `info` for six minutes: it may evaluate. Input of steps that are longer than about ten seconds is judged
+take 1% of the time or more, and if they became slow before the job waited. While a rank still works, and the
+others wait for it, `nccl_hang` has the severity `info` for six minutes: the job may be evaluating its model. Input of steps that are longer than about ten seconds is judged
 over two to four minutes, of which each third must have waits: one evaluation then suffices. If
 several incidents reach a slow job, those on its own devices, its leaf or its storage, or that pause its NICs, are its cause rather than
 those on its rail, and the one with the highest confidence is charged with the loss.
@@ -120,7 +121,7 @@ The queue of frames is bounded for each node (8 MiB) and for all (256 MiB); what
 `railscope_diagnosis_dropped_envelopes_total`. A node may have 64 findings at a time.
 
 The sums of the last six minutes are in memory, those of all but the newest 80 seconds compressed: about 3 KiB per NIC and 1.5 KiB
-per GPU of a healthy cluster. A quantity that no device reports takes none. The whole diagnosis takes about 100 KiB per node with 8 GPUs and
+per GPU of a healthy cluster. A quantity that no device reports uses no memory. The whole diagnosis takes about 100 KiB per node with 8 GPUs and
 10 NICs. `python -m bench.diagnosis` measures its cost.
 
 ## Output
@@ -131,8 +132,9 @@ that was recorded later does not change it. The onset is the end of the first sl
 
 A file `arrivals.csv` beside the captures (columns `node,sent,received`: nanoseconds of the node's clock and of the
 collector's) contains the arrivals of all nodes, from which the offsets of the clocks and missing nodes are computed. Without it,
-clocks are not corrected, and a node is unknown from the end of its capture on. Lines that are more than a day apart from the captures, or whose offset
-is from the others of their node, are ignored with a warning, and so is an invalid capture.
+clocks are not corrected, and a node is unknown from the end of its capture on. A line is ignored with a warning if its times are more than a day
+from the captures, or its offset more than a day from the other offsets of its node; so is an invalid capture. A line that is not a name
+and two integers ends the command with exit status 2.
 """
 
 _SYMPTOMS = """\
@@ -147,8 +149,8 @@ audit log, billing and the collector are never inhibited by an incident.
 
 
 _SWITCH_EVIDENCE = f"""\
-Where the collector [reads switches](switches.md), the diagnosis of a running collector uses them; without them, its results are the same as before,
-and so are those of `railscope diagnose`. A switch whose last sample is older than three periods and 30 seconds is unknown: it
+Where the collector [reads switches](switches.md), the diagnosis of a running collector uses them; without them, and in
+`railscope diagnose`, only the readings of hosts count. A switch whose last sample is older than three periods and 30 seconds is unknown: it
 confirms, contradicts and localises nothing.
 
 - **Both ends of a link.** The classes {_listed(switch_evidence.PAUSING_CLASSES)} rest on pauses that a NIC counts as sent, the classes
@@ -157,11 +159,11 @@ confirms, contradicts and localises nothing.
   the same time, as their samples are at other times, a counter of a switch may be {switch_evidence.COUNTER_AGE_NS // SECOND_NS} seconds old when it is read, and the clock of a
   node is uncertain. If both agree within these bounds, the confidence is that of the strongest evidence of the class; if one end counts more than
   {switch_evidence.DIFFERENT:.0f} times as much, it is the lowest of the class. Between the two (some devices also count the ends of pauses), after a reset, and
-  for a link that is new, nothing follows.
+  for a link that is new, neither is concluded.
 - **Queues.** The cause of {_listed(switch_queues.LOCALISED)} is a leaf, or one of several. Its queues, and those of spines toward it, are compared with the queues of
   the same number at ports of the same role, from the first finding on: marks, drops, pauses received per second, and occupancy. If exactly
   one exceeds {switch_queues.FACTOR:.0f} times the median of at least {switch_queues.MIN_PEERS - 1} others and {switch_queues.RISE:.0f} times its own past, the cause is its leaf, with `port_switch`, `port` and
-  `queue`; otherwise the alternatives stay. A queue that the next switch pauses waits for the one there, and a queue of a spine toward a leaf counts as one with
+  `queue`; otherwise the alternatives stay. A queue that the next switch pauses is explained by the queue of that switch, and a queue of a spine toward a leaf counts as one with
   that of the leaf toward this spine. A quantity counts if all of the leaves report it. The role of a port is "host" if
   a NIC is linked to it, and "uplink" if it receives LLDP from a device without an agent. The queue of a priority has its number.
 - An `incast_receiver` is confirmed if the queue toward it stands out in the same way.
@@ -174,13 +176,13 @@ confirms, contradicts and localises nothing.
   several samples of {switch_links.WINDOW_NS // SECOND_NS} seconds, and {switch_links.FACTOR:.0f} times the median of the other such ports. Packets that the neighbour received corrupted at
   its other ports count as forwarded: cut-through switches forward them. `switch_link_down`: the port of a leaf is down that faced a switch that is read while it was up, unless the port
   is disabled at one of its ends. If all links of a switch are down, that is one incident. `leaf_loss`: a queue drops at least {switch_links.MIN_ERRORS:g} packets per second of a priority
-  of which the switch counts pauses. Links between switches without NICs have no leaf, and raise nothing.
+  of which the switch counts pauses. Links between switches without NICs have no leaf, and raise no incident.
 """
 
 
 _ADVICE = f"""\
 An advice is an incident about a state that lasts and costs, of severity `info`; `headroom_low` is a warning. `gain` states what following it should gain, as a share of the time of
-the affected jobs and as GPU-seconds per hour, and how this was derived. All devices that it concerns are victims. Advice explains symptoms at most, and no baseline leaves its devices out.
+the affected jobs and as GPU-seconds per hour, and how this was derived. All devices that it concerns are victims. Advice can explain symptoms only, and the baselines include its devices.
 
 - `config_drift`: NICs with the same role, driver and board, GPUs with the same model and part number, and nodes are compared by their settings
   and versions, NICs and nodes only with those of nodes with the same GPU models. A value is drift if at least {MIN_MAJORITY} peers and {_THRESHOLDS.majority:.0%} of them agree on another one. Settings that
@@ -191,7 +193,7 @@ the affected jobs and as GPU-seconds per hour, and how this was derived. All dev
   and jobs determine them. The gain is the share of time in which pause stops the NIC, or the deficit of the GPU's clock, relative to peers: an upper bound.
 - `switch_settings_mismatch`: switch ports announce their settings in LLDP frames (DCBX of IEEE 802.1Q). PFC priorities that differ, DSCPs that NIC and switch map to
   different priorities, and an MTU beyond the largest frame of the port are reported, one advice for all NICs with the same two
-  values. A largest frame that contradicts most NICs is taken for a wrong announcement. Switches that send no such frames, firmware that consumes them, and thresholds of queues do not show. The gain is that of `config_drift`.
+  values. A largest frame that contradicts most NICs is regarded as a wrong announcement. Settings of switches that send no such frames, or whose frames the firmware consumes, and thresholds of queues are not detected. The gain is that of `config_drift`.
 - `cabling_fault`: the switches announce themselves to the servers by LLDP. A NIC whose leaf is that of another rail, compared with the other
   nodes of its pod, is reported as in [Switches](switches.md#links-and-cabling-faults), while its link is up. Several NICs of a node are one
   advice. Servers that receive no LLDP are not compared. The gain is unknown.
@@ -228,15 +230,15 @@ Public recordings, diagnosed by the same command; tests repeat it where the reco
 | kernel log with 629 Xid 13 and 7 Xid 43 | nothing | Programs cause both: illegal accesses, and contexts that end after them. |
 | log with six losses of the carrier of an InfiniBand link | nothing | They are messages of a network manager, not of the kernel. The counter of downs of a running agent reports the flaps. |
 | logs with errors of peer memory, a crash in NCCL, and NVSwitch | nothing | No error of a GPU; NVSwitch errors name no GPU. |
-| Xid 79, 94, 145 and 149, as other projects quote them | `gpu_lost`, `ecc_uncorrectable`, `nvlink_errors` twice | Classes of these errors. Xid 13, 32 (programs) and 154 (announces a recovery) raise nothing. |
+| Xid 79, 94, 145 and 149, as other projects quote them | `gpu_lost`, `ecc_uncorrectable`, `nvlink_errors` twice | Classes of these errors. Xid 13, 32 (programs) and 154 (announces a recovery) raise no incident. |
 
 Hosts do not see the queue of a switch, errors of what a NIC sends, drops that neither end counts, nor bursts that are shorter
 than a sample. They cannot distinguish a leaf switch from its uplinks, and a rank that never entered a collective from those that
 wait for it, unless it is idle, or a [flight recorder or NCCL's RAS subsystem](collectives.md#over-all-nodes-of-a-job) names it. An incident states such a limit in `limits`.
 
 A service with less load has the readings of a training job whose input is late. Jobs on one node, and jobs that exchange little and
-were not busy all the time, may be services: their `dataloader_stall` is advice (`info`). Two gaps of a job may be checkpoints, so
-that steps of more than 20 seconds show late input with their third gap. Marks or pauses of uplinks that slow down no job are
+were not busy all the time, may be services: their `dataloader_stall` is advice (`info`). With steps of more
+than 20 seconds, late input is reported from the third gap on: two gaps may be checkpoints. Marks or pauses of uplinks that slow down no job are
 `uplink_congested` of severity `info`, until a job that uses them is slower.
 """
 

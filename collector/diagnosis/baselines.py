@@ -24,6 +24,11 @@ _NEEDED_MINUTES = MappingProxyType({None: 2, 0.0: 2, 1.0: 2, 0.5: 3})
 GAP_MINUTES = 2
 """Minutes before the present that a baseline leaves out: a fault is not part of its own baseline."""
 
+_JOB = "job"
+"""Name of the row of the jobs to which the values of a minute belong."""
+_SEVERAL_JOBS = -1.0
+_NO_JOBS: NDArray[np.float32] = np.zeros(0, np.float32)
+
 WORK_SIGNALS = frozenset(
     {"receive", "send", "utilization", "activity", "tensor", "power", "nvlink"}
 )
@@ -44,6 +49,7 @@ class Baselines:
 
     One row of 32-bit floats per minute and signal, compressed, as most are zero or unknown; values of devices whose job has
     an open incident, or did not run for the whole minute, are left out. Devices that are held keep the values that they had.
+    The past of a device consists of minutes with its present job only.
     """
 
     def __init__(self) -> None:
@@ -52,6 +58,20 @@ class Baselines:
         )
         self._usual: dict[tuple[DeviceKind, str, int, float], Floats] = {}
         self._minutes: dict[tuple[DeviceKind, str, int], Floats] = {}
+        self._jobs: dict[DeviceKind, NDArray[np.float32]] = {}
+        self._minute_jobs: dict[DeviceKind, NDArray[np.float32]] = {}
+        self._is_other: dict[DeviceKind, _Flags] = {}
+
+    def set_jobs(self, jobs: Mapping[DeviceKind, NDArray[np.float32]]) -> None:
+        """Set the numbers of the jobs to which the past of each device belongs now."""
+        for kind, numbers in jobs.items():
+            before = self._jobs.get(kind, _NO_JOBS)
+            if not np.array_equal(numbers, before):
+                self._clear_results()
+            of_minute = np.array(numbers)
+            earlier = self._minute_jobs.get(kind, of_minute)
+            of_minute[: len(earlier)][earlier != of_minute[: len(earlier)]] = _SEVERAL_JOBS
+            self._jobs[kind], self._minute_jobs[kind] = numbers, of_minute
 
     def add_minute(
         self,
@@ -69,22 +89,26 @@ class Baselines:
             table = table_of(kind)
             rows = {name: table[name] for name in names}
             rows |= comparisons if kind == DeviceKind.NODE else {}
-            for name, row in rows.items():
-                minute = np.where(excluded[kind], np.nan, row).astype(_ROW_TYPE)
+            minutes = {name: np.where(excluded[kind], np.nan, row) for name, row in rows.items()}
+            if kind in self._minute_jobs:
+                minutes[_JOB] = self._minute_jobs[kind]
+            for name, values in minutes.items():
+                minute = values.astype(_ROW_TYPE)
                 past = self._rows[kind, name]
                 if len(past) == _MAX_MINUTES and held_devices[kind].any():
                     oldest = decompress(past[0], _ROW_TYPE)
                     positions = np.flatnonzero(held_devices[kind][: len(oldest)])
                     minute[positions] = oldest[positions]
                 past.append(compress(minute))
+        self._minute_jobs.clear()
         self._clear_results()
 
-    def drop(self, devices: Mapping[DeviceKind, _Flags], minutes: int = _MAX_MINUTES) -> None:
-        """Drop the values of devices in the last minutes; by default, all: another job uses them now."""
-        for (kind, _), rows in self._rows.items():
-            if kind not in devices or not devices[kind].any():
+    def drop_gap(self, devices: Mapping[DeviceKind, _Flags]) -> None:
+        """Drop the minutes of the gap of devices: a fault of them was concluded now, and had begun."""
+        for (kind, name), rows in self._rows.items():
+            if name == _JOB or not devices[kind].any():
                 continue
-            for number in range(1, min(minutes, len(rows)) + 1):
+            for number in range(1, min(GAP_MINUTES, len(rows)) + 1):
                 row = decompress(rows[-number], _ROW_TYPE).copy()
                 row[devices[kind][: len(row)]] = np.nan
                 rows[-number] = compress(row)
@@ -93,6 +117,7 @@ class Baselines:
     def _clear_results(self) -> None:
         self._usual.clear()
         self._minutes.clear()
+        self._is_other.clear()
 
     def rows(self) -> dict[str, list[bytes]]:
         """Return all rows as 32-bit floats, by kind and signal."""
@@ -142,6 +167,19 @@ class Baselines:
         return self._minutes[key]
 
     def _read_minutes(self, kind: DeviceKind, name: str, count: int) -> Floats:
+        padded = self._read_rows(kind, name, count)
+        if kind in self._jobs:
+            if kind not in self._is_other:
+                earlier_jobs = self._read_rows(kind, _JOB, len(self._jobs[kind]))
+                is_other = ~np.isnan(earlier_jobs) & (earlier_jobs != self._jobs[kind])
+                self._is_other[kind] = is_other
+            is_other = self._is_other[kind][:, :count]
+            minutes = min(len(padded), len(is_other))
+            newest = padded[len(padded) - minutes :, : is_other.shape[1]]
+            newest[is_other[len(is_other) - minutes :]] = np.nan
+        return padded
+
+    def _read_rows(self, kind: DeviceKind, name: str, count: int) -> Floats:
         rows = list(self._rows[kind, name])[:-GAP_MINUTES]
         padded = np.full((len(rows), count), np.nan)
         for number, packed in enumerate(rows):

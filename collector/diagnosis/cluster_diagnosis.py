@@ -40,7 +40,7 @@ from collector.diagnosis import (
     switch_links,
     switch_queues,
 )
-from collector.diagnosis.baselines import GAP_MINUTES, Baselines
+from collector.diagnosis.baselines import Baselines
 from collector.diagnosis.incidents import (
     MAX_OPEN_PER_CAUSE_NODE,
     IncidentChange,
@@ -122,7 +122,7 @@ class ClusterDiagnosis:
         self.job_histories: dict[JobKey, findings.JobHistory] = {}
         self._resumed_jobs_until = 0
         self.baselines = Baselines()
-        self._users = job_groups.GpuUsers()
+        self._past_jobs = job_groups.PastJobs()
         self._minute = defaultdict[DeviceKind, job_groups.JobMinute](job_groups.JobMinute)
         self.view: findings.DiagnosisView | None = None
         """View of the last evaluation."""
@@ -229,7 +229,7 @@ class ClusterDiagnosis:
         )
         view.job_of_nic = _job_numbers(jobs, len(self.devices.nics), gpus=False)
         view.job_of_gpu = _job_numbers(jobs, len(self.devices.gpus), gpus=True)
-        self._begin_pasts(view)
+        self.baselines.set_jobs(self._past_jobs.update(self.devices, jobs))
         view.states = {job.key: _job_state(view, job) for job in jobs}
         self._add_progress(view, slot)
         self._add_to_minute(view)
@@ -274,16 +274,6 @@ class ClusterDiagnosis:
         if slot >= self._resumed_jobs_until:
             for key in self.job_histories.keys() - view.states.keys():
                 del self.job_histories[key]
-
-    def _begin_pasts(self, view: findings.DiagnosisView) -> None:
-        """Drop the baselines of GPUs that another job uses now, and of nodes and NICs that no earlier one uses."""
-        changed = self._users.update(view.jobs, view.job_of_gpu)
-        if changed.any():
-            nodes, count = view.groups.gpu_node, len(self.devices.node_names)
-            stays = np.bincount(nodes[(view.job_of_gpu >= 0) & ~changed], minlength=count) > 0
-            begins = (np.bincount(nodes[changed], minlength=count) > 0) & ~stays
-            pasts = {DeviceKind.GPU: changed, DeviceKind.NODE: begins}
-            self.baselines.drop(pasts | {DeviceKind.NIC: begins[view.groups.nic_node]})
 
     def _find_steps(
         self, jobs: Iterable[job_groups.ActiveJob], slot: int
@@ -396,16 +386,14 @@ class ClusterDiagnosis:
     def _add_to_baselines(self, view: findings.DiagnosisView) -> None:
         """Add the last minute, except of devices with an open incident; those of new incidents lose those before it, too.
 
-        An incident that opens again drops nothing: a device that flaps must not erase the past of its jobs. A job that only
-        differs from its own past does not hold it: that may be how the job works from now on.
+        An incident that opens again drops nothing: a device that flaps must not erase the past of its jobs.
         """
         lasting = [each for each in self.tracker.open if not each.incident_class.is_advice]
         minute_ns = view.timestamp_ns - findings.SLOTS_PER_MINUTE * self.slot_ns
-        new = [each for each in lasting if each.onset_ns <= minute_ns < each.detected_ns]
-        self.baselines.drop(incident_effects.affected_devices(view, new), GAP_MINUTES)
-        faults = [each for each in lasting if each.cause.kind != "job"]
-        held_devices = incident_effects.affected_devices(view, faults)
+        begun = incident_effects.newly_affected_devices(view, lasting, minute_ns)
+        self.baselines.drop_gap(begun)
         excluded = incident_effects.affected_devices(view, lasting)
+        held_devices = incident_effects.held_devices(view, lasting)
         for kind, minute in self._minute.items():
             excluded[kind] |= minute.interrupted
         gaps = {"job_gap": job_detectors.node_gaps(view)}

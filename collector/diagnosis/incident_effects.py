@@ -67,7 +67,10 @@ def _add_paused_nics(view: DiagnosisView, incident: Incident) -> None:
 
 
 def _update_speeds(view: DiagnosisView, incident: Incident) -> None:
-    """Set the speeds of the jobs that the incident reaches and that lose time; those of jobs that have ended stay."""
+    """Set the speeds of the jobs that the incident reaches and that lose time; those of jobs that have ended stay.
+
+    One that is unknown for as long as the speeds count is removed.
+    """
     slots = max((view.timestamp_ns - incident.detected_ns) // SLOT_NS, 0) + 1
     counted = max(slots - _RAMP_SLOTS, 1)
     speeds = incident.job_speeds
@@ -76,7 +79,7 @@ def _update_speeds(view: DiagnosisView, incident: Incident) -> None:
         usual, limit = median_known(np.array(state.history.speeds[-counted:])), state.losing_speed
         if slots >= _STEADY_SLOTS:
             limit = (1 + limit) / 2
-        if usual >= limit:
+        if usual >= limit or (np.isnan(usual) and counted >= SPEED_SLOTS):
             speeds.pop(key, None)
         elif usual < limit and (key in speeds or len(speeds) < MAX_JOBS):
             speeds[key] = round(usual, 3)
@@ -166,6 +169,29 @@ def affected_devices(view: DiagnosisView, incidents: Sequence[Incident]) -> dict
         DeviceKind.NODE: np.array([n in nodes for n in view.devices.node_names], np.bool_),
         DeviceKind.MOUNT: np.array([m.node in nodes for m in view.devices.mounts], np.bool_),
     }
+
+
+def held_devices(view: DiagnosisView, incidents: Sequence[Incident]) -> dict[DeviceKind, Flags]:
+    """Return the devices that are compared with the time before incidents, however long these last.
+
+    Those of a job with an incident of its own are not: it only differs from its past, and may work like that from now on.
+    """
+    own_incidents = [
+        each for each in incidents if each.cause.kind == "job" and not each.explained_by
+    ]
+    of_jobs = affected_devices(view, own_incidents)
+    devices = affected_devices(view, [each for each in incidents if each.cause.kind != "job"])
+    return {kind: flags & ~of_jobs[kind] for kind, flags in devices.items()}
+
+
+def newly_affected_devices(
+    view: DiagnosisView, incidents: Sequence[Incident], since_ns: int
+) -> dict[DeviceKind, Flags]:
+    """Return the devices of incidents that were concluded after a timestamp and began before, except held ones."""
+    new = [each for each in incidents if each.onset_ns <= since_ns < each.detected_ns]
+    earlier = [each for each in incidents if each not in new]
+    devices, of_earlier = affected_devices(view, new), held_devices(view, earlier)
+    return {kind: flags & ~of_earlier[kind] for kind, flags in devices.items()}
 
 
 def _is_harmless(incident: Incident) -> bool:

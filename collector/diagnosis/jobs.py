@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from collector.diagnosis.devices import ClusterDevices
 from collector.diagnosis.node_readings import NodeEvent
+from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.slot_sums import Floats, Positions, median
 from collector.fleet import rail_cabling
 from collector.workloads.job_roster import NO_PODS, JobKey, job_of_pod
@@ -134,25 +135,50 @@ class JobMinute:
         return changed | (2 * self._idle >= self._slots)
 
 
-class GpuUsers:
-    """Job that has used each GPU last, as a hash of its key; 0 for none."""
+class PastJobs:
+    """For each device, a number of the job to which its past belongs; 0 for none.
+
+    That is the first one of those that have used it, one after the other without a break: a job that ends beside another one,
+    as on a shared GPU, ends no past.
+    """
 
     def __init__(self) -> None:
-        self._users: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._numbers: dict[DeviceKind, NDArray[np.float32]] = {}
+        self._positions: dict[DeviceKind, dict[JobKey, Positions]] = {}
 
-    def update(self, jobs: Sequence[ActiveJob], job_of_gpu: Positions) -> Flags:
-        """Return the GPUs that another job uses than before; `job_of_gpu` are positions of jobs, -1 for none."""
-        now = np.array([*(_hash_of(job.key) for job in jobs), 0], np.int64)[job_of_gpu]
-        new = np.zeros(len(now) - len(self._users), np.int64)
-        before = np.concatenate([self._users, new])
-        self._users = np.where(now != 0, now, before)
-        changed: Flags = (before != 0) & (self._users != before)
-        return changed
+    def update(
+        self, devices: ClusterDevices, jobs: Sequence[ActiveJob]
+    ) -> dict[DeviceKind, NDArray[np.float32]]:
+        """Return the numbers of GPUs, NICs and nodes, with the jobs that run now."""
+        nodes = {name: node.position for name, node in devices.nodes.items()}
+        of_nodes = {job.key: np.array([nodes[name] for name in job.nodes], np.intp) for job in jobs}
+        for kind, positions, count in (
+            (DeviceKind.GPU, {job.key: job.gpus for job in jobs}, len(devices.gpus)),
+            (DeviceKind.NIC, {job.key: job.nics for job in jobs}, len(devices.nics)),
+            (DeviceKind.NODE, of_nodes, len(nodes)),
+        ):
+            self._numbers[kind] = self._update_kind(kind, positions, count)
+            self._positions[kind] = positions
+        return dict(self._numbers)
+
+    def _update_kind(
+        self, kind: DeviceKind, positions: dict[JobKey, Positions], count: int
+    ) -> NDArray[np.float32]:
+        numbers, before = np.zeros((2, count), np.float32)
+        earlier_numbers = self._numbers.get(kind, before[:0])
+        before[: len(earlier_numbers)] = earlier_numbers  # devices are only ever added
+        stays = np.zeros(count, np.bool_)
+        earlier_positions = self._positions.get(kind, {})
+        for key, now in positions.items():
+            earlier = earlier_positions.get(key, now[:0])
+            stays[now if np.array_equal(now, earlier) else np.intersect1d(now, earlier)] = True
+            numbers[now] = _number_of(key)
+        return np.where(stays, before, numbers)
 
 
-def _hash_of(key: JobKey) -> int:
-    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, signed=True)
+def _number_of(key: JobKey) -> int:
+    """Return a number of a job that 32-bit floats represent exactly."""
+    return 1 + int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=3).digest())
 
 
 @dataclass

@@ -6,11 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from support.drawn_readings import NODES, ONSET, classes_of, incidents_of
+from support.drawn_readings import NODES, classes_of, incidents_of
 
-from bench.drawn_cluster import DrawnCluster, DrawnFeed, Row, gpu_uuid
-from collector.diagnosis.quantities import DeviceKind
-from collector.workloads.job_roster import JobKey
+from bench.drawn_cluster import DrawnCluster, Row
 
 
 def rails_of_two_speeds(_: DrawnCluster, row: Row, __: int) -> None:
@@ -193,44 +191,3 @@ def test_a_healthy_cluster_has_no_incident(
     change: Callable[[DrawnCluster, Row, int], None],
 ) -> None:
     assert not classes_of(incidents_of(change))
-
-
-@pytest.mark.parametrize(
-    ("workload", "found"), [("8", set()), ("7", {("dataloader_stall", "job")})]
-)
-@pytest.mark.parametrize("pause_slots", [0, 3])
-def test_a_job_is_not_compared_with_an_earlier_one_on_its_gpus(
-    workload: str, found: set[tuple[str, str]], pause_slots: int
-) -> None:
-    cluster = DrawnCluster(9, 1, NODES, benign=False)
-    nodes, feed = cluster.jobs[0].nodes, DrawnFeed(cluster, ONSET + 30)
-    gpus = [gpu_uuid(node, index) for node in nodes for index in range(8)]
-    for slot in range(ONSET + 30):
-        row, end = cluster.draw(), slot >= ONSET
-        for device, names in ((row.gpu, ("utilization", "nvlink")), (row.nic, ("send", "receive"))):
-            for name in names if end else ():
-                device[name][nodes] *= 0.6 if slot >= ONSET + pause_slots else 0.0
-        feed.put(slot, row)
-        feed.diagnosis.arrange()
-        runs = not ONSET <= slot < ONSET + pause_slots
-        key = JobKey("vision", "slurm", workload if end else "7")
-        feed.diagnosis.evaluate(slot, {key: gpus} if runs else {})
-    assert classes_of(feed.diagnosis.tracker.incidents) == found
-
-
-def test_nics_that_other_jobs_of_the_node_use_as_before_keep_their_past() -> None:
-    cluster = DrawnCluster(9, 1, NODES, benign=False)
-    feed = DrawnFeed(cluster, ONSET)
-    half = [[gpu_uuid(0, index) for index in range(8)[part]] for part in (slice(4), slice(4, 8))]
-    for slot in range(ONSET):
-        feed.put(slot, cluster.draw())
-        feed.diagnosis.arrange()
-        workloads = "1", "2" if slot < ONSET - 1 else "3"
-        jobs = {JobKey("", "slurm", each): gpus for each, gpus in zip(workloads, half, strict=True)}
-        feed.diagnosis.evaluate(slot, jobs)
-    known = {
-        kind: ~np.isnan(feed.diagnosis.baselines.usual(kind, name, 8 * NODES))[:8]
-        for kind, name in ((DeviceKind.NIC, "send"), (DeviceKind.GPU, "power"))
-    }
-    assert known[DeviceKind.NIC].all()
-    assert known[DeviceKind.GPU].tolist() == 4 * [True] + 4 * [False]
