@@ -95,13 +95,18 @@ def _pauses_again(view: findings.DiagnosisView, limit: Floats) -> findings.Flags
     return found
 
 
+MAX_LEFT_RECEIVE = 0.2
+"""Share of what a NIC received before, above which it is not stopped: a job with little exchange receives little."""
+
+
 def _stopped(view: findings.DiagnosisView, nic: SignalTable) -> findings.Flags:
-    """Return the NICs that pause most of the time and receive nothing."""
-    thresholds = view.thresholds.network
-    stops = findings.above(
-        np.fmax(nic["pausing_share"], nic["pausing_frames"]), thresholds.storm_pausing
-    )
-    return stops & ~findings.above(nic["receive"], thresholds.storm_receive)
+    """Return the NICs that pause most of the time and receive nothing; frames are an upper bound where no duration is counted."""
+    thresholds, pausing = view.thresholds.network, nic["pausing_share"]
+    share = np.where(np.isnan(pausing), nic["pausing_frames"], pausing)
+    past = view.base(DeviceKind.NIC, "receive")
+    left = np.where(past > thresholds.min_load, MAX_LEFT_RECEIVE * past, np.inf)
+    limit = np.minimum(thresholds.storm_receive, left)
+    return findings.above(share, thresholds.storm_pausing) & ~findings.above(nic["receive"], limit)
 
 
 def _pausing(

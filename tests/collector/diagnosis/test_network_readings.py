@@ -83,6 +83,25 @@ def test_a_slow_receiver_remains_one_when_its_pcie_link_is_unread() -> None:
     assert [each.class_name for each in found if not each.explained_by] == ["pcie_bound_receiver"]
 
 
+@pytest.mark.parametrize(("received", "name"), [(0.7, "slow_receiver"), (0.02, "pfc_storm")])
+def test_short_pauses_of_a_job_with_little_exchange_are_no_storm(
+    received: float, name: str
+) -> None:
+    """Frames of short pauses are an upper bound only, and a job that exchanges 2 % of the time receives little."""
+
+    def pause(cluster: DrawnCluster, row: Row, since: int) -> None:
+        cluster.frame_seconds = 1e-5
+        for direction in ("send", "receive"):
+            row.nic[direction] *= 0.05
+        if since >= 0:
+            row.nic["pausing"][0, 3] = 0.05 if name == "slow_receiver" else 0.6
+            row.nic["pausing_frames"][0, 3] = 8000.0
+            row.nic["receive"][0, 3] *= received
+
+    (incident,) = incidents_of(pause)
+    assert (incident.class_name, incident.cause.position) == (name, 3)
+
+
 def test_a_receiver_whose_senders_stop_stays_a_slow_receiver() -> None:
     """Without durations, the number of frames is an upper bound: of a window in which the senders stop, too."""
 
