@@ -233,7 +233,7 @@ def late_hosts(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         early_used, early_usual = job_steps.uses_of_nodes(view, job, early)
         lasting = _NodeGaps(nodes, used, usual, slot_sums.means_known(early_used - early_usual))
         gaps = lasting._replace(used=used[-LATE_SLOTS:], usual=usual[-LATE_SLOTS:])
-        has_reason = pressed[nodes]
+        has_reason = pressed[nodes] & _is_pressed_more(view, nodes)
         hit = _have_gaps(view, gaps, has_reason)
         # All ranks wait for a late host, so the job slows down as much; replicas of a service do not.
         speed = view.states[job.key].speed
@@ -336,6 +336,18 @@ def _late_nodes(
 def _is_pressed(view: findings.DiagnosisView) -> findings.Flags:
     """Return the nodes whose tasks wait for processors more than usual."""
     return findings.above(view.signals.node["cpu_pressure"], _pressure_limits(view))
+
+
+MIN_PRESSURE_RATIO = 2.0
+
+
+def _is_pressed_more(view: findings.DiagnosisView, nodes: slot_sums.Positions) -> findings.Flags:
+    """Return the nodes of a job whose tasks wait far more than those of the others: what all have, as late input, delays none alone."""
+    pressures = view.signals.node["cpu_pressure"][nodes]
+    is_usual: findings.Flags = pressures <= MIN_PRESSURE_RATIO * job_steps.medians_of_others(
+        pressures
+    )
+    return ~is_usual
 
 
 def _pressure_limits(view: findings.DiagnosisView) -> slot_sums.Floats:

@@ -254,20 +254,29 @@ def test_a_late_host_is_found_although_some_readings_of_moments_miss_its_gaps(
 
 
 @pytest.mark.parametrize(
-    ("pressure", "has_means", "expected"),
-    [(0.3, False, True), (0.0, True, True), (0.0, False, False)],
+    ("pressure", "others", "has_means", "expected"),
+    [
+        (0.3, 0.0, False, True),
+        (0.3, 0.3, False, False),
+        (0.0, 0.0, True, True),
+        (0.0, 0.0, False, False),
+    ],
 )
 def test_a_late_host_is_found_by_rare_moments_with_pressure_or_by_means(
-    pressure: float, *, has_means: bool, expected: bool
+    pressure: float, others: float, *, has_means: bool, expected: bool
 ) -> None:
-    """A step has one gap, which one reading of four shows; GPM has the share of each interval."""
+    """A step has one gap, which one reading of four shows; GPM has the share of each interval.
+
+    Pressure on all nodes, as by late input, is no reason for one to be late.
+    """
 
     def launch_late(cluster: DrawnCluster, row: Row, since: int) -> None:
         node = cluster.jobs[0].nodes[1]
         uses = row.gpu["utilization"].copy()
         if since >= 0:
             cluster.slow_job(row, cluster.jobs[0], 0.75)
-            row.node["pressure"][node] += pressure
+            row.node["pressure"][cluster.jobs[0].nodes] += others
+            row.node["pressure"][node] += pressure - others
             row.gpu["utilization"][node] *= since % 4 > 0
             uses[node] *= 0.75
         if has_means:
