@@ -158,6 +158,8 @@ def stale_nodes(
         )
         if any(_hangs(view, state, _stale_slot(view, contact)) for state in may_be_cause):
             yield findings.Finding("node_down", cause, (evidence,), onset_ns=onset_ns)
+        elif later := _stopped_later(view, cause):
+            yield findings.Finding("node_down", cause, (evidence,), LATER_STRENGTH, onset_ns=later)
         elif has_receipts and not stopped[name] and _goes_on(view, name, contact):
             may_restart = contact.age_seconds(now_ns) <= thresholds.max_restart_seconds
             if sample_slots is not None:
@@ -170,6 +172,30 @@ def stale_nodes(
             yield findings.Finding(
                 "agent_partition", cause, (evidence,), severity=severity, onset_ns=onset_ns
             )
+
+
+LATER_STRENGTH = 0.3
+"""Strength of the conclusion that a node that was separated is down: that it stopped its job is all that is known of it."""
+
+
+def _stopped_later(view: findings.DiagnosisView, cause: findings.Cause) -> int:
+    """Return since when a job waits for a node that was separated before, with missed acknowledgements; 0 if none does."""
+    if not any((name, cause) in view.open_faults for name in ("agent_partition", "node_down")):
+        return 0
+    for state in _shared_jobs(view, cause.name):
+        slot = state.history.progress_slot
+        waits = state.exchange_now < job_detectors.STALLED_SPEED and slot >= 0
+        waits &= state.utilization_now > job_detectors.MIN_WAITING_USE
+        if (
+            waits
+            and _misses_acknowledgements(view, state)
+            and not (
+                storage_detectors.stores(view, state.job)
+                or _stopped_by_other(view, state, cause.name)
+            )
+        ):
+            return view.timestamp_ns - (view.signals.slot - slot) * findings.SLOT_NS
+    return 0
 
 
 def _stale_slot(view: findings.DiagnosisView, contact: NodeContact) -> float:
@@ -223,15 +249,18 @@ def _hangs(view: findings.DiagnosisView, state: findings.JobState, stale_slot: f
         return False
     if storage_detectors.stores(view, state.job):
         return False
-    timeouts = view.signals.table(DeviceKind.NIC, 1)["ack_timeouts"][state.job.nics]
-    misses = findings.above(timeouts, view.thresholds.leaves.min_timeouts)
     history, longest = state.history, state.history.longest_pause_slots
     if history.progress_slot >= 0:
         stopped_slot, earlier_slots = history.progress_slot, max(longest, findings.SLOTS_PER_MINUTE)
     else:
         stopped_slot, earlier_slots = history.exchange_slot, ACTIVE_SLOTS
     is_longer = history.pause_slots > longest and stopped_slot >= stale_slot - earlier_slots
-    return is_longer or bool(misses.any())
+    return is_longer or _misses_acknowledgements(view, state)
+
+
+def _misses_acknowledgements(view: findings.DiagnosisView, state: findings.JobState) -> bool:
+    timeouts = view.signals.table(DeviceKind.NIC, 1)["ack_timeouts"][state.job.nics]
+    return bool(findings.above(timeouts, view.thresholds.leaves.min_timeouts).any())
 
 
 STOPPING_CLASSES = frozenset({"gpu_lost", "gpu_unresponsive", "nic_lost", "link_down", "node_down"})

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from support.drawn_readings import NODES, ONSET, classes_of, incidents_of
 
-from bench.drawn_cluster import GONE, DrawnCluster, Row
+from bench.drawn_cluster import GONE, START_NS, DrawnCluster, Row
 from bench.drawn_faults import hang
 from collector.detector_thresholds import DetectorThresholds
+from collector.diagnosis.findings import SLOT_NS
 from collector.diagnosis.node_detectors import NodeContact
 from railscope.timestamps import SECOND_NS
 
@@ -46,6 +47,27 @@ def test_a_node_is_not_down_if_its_job_went_on_without_it() -> None:
     found = incidents_of(cut)
     assert ("agent_partition", "node") in classes_of(found)
     assert ("node_down", "node") not in classes_of(found)
+
+
+@pytest.mark.parametrize(("timeouts", "is_down"), [(2.0, True), (0.0, False)])
+def test_a_separated_node_is_down_if_its_job_stops_later_with_missed_acknowledgements(
+    timeouts: float, *, is_down: bool
+) -> None:
+    def die(cluster: DrawnCluster, row: Row, since: int) -> None:
+        nodes = cluster.jobs[0].nodes
+        if since >= 0:
+            row.cut_nodes.add(nodes[1])
+        if since >= 15:
+            row.stale_nodes.add(nodes[1])
+            hang(cluster).effect(cluster, row, since)
+            row.nic["timeouts"][nodes[0]] = timeouts
+
+    found = {
+        each.class_name: each for each in incidents_of(die, ONSET + 50) if not each.explained_by
+    }
+    assert ("node_down" in found) == is_down
+    if is_down:
+        assert found["node_down"].onset_ns >= START_NS + (ONSET + 14) * SLOT_NS
 
 
 def test_a_node_that_falls_silent_after_its_job_has_stopped_is_not_down() -> None:
