@@ -176,7 +176,7 @@ def _reported_down(view: findings.DiagnosisView) -> findings.Flags:
     """Return the links with an incident that they are down: it lasts until they are up."""
     found = np.zeros(len(view.devices.nics), np.bool_)
     for (name, cause), fault in view.open_faults.items():
-        if name == "link_down" and fault.severity != "info":
+        if name == "link_down" and (cause.kind != "nic" or fault.severity != "info"):
             found[[cause.position] if cause.kind == "nic" else [*fault.parts]] = True
     return found
 

@@ -303,5 +303,8 @@ def test_links_of_a_node_without_a_job_are_down_for_maintenance(
         if since >= 0:
             row.nic["up"][5] = 0
 
-    found = run(DrawnFeed(cluster, 160), take_down, ONSET + 30)
+    feed = DrawnFeed(cluster, 160)
+    found = run(feed, take_down, ONSET + 80)
     assert {each for each in classes_of(found) if each[0] == "link_down"} == expected
+    assert open_of(feed.diagnosis.tracker.incidents) >= {("link_down", "node")}
+    assert len(feed.diagnosis.tracker.incidents) == 1
