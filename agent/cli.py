@@ -29,7 +29,7 @@ from railscope import (
     timestamps,
     wire,
 )
-from railscope.capture import Capture, CaptureError, CaptureMetadata, read_capture
+from railscope.capture import DAMAGED_STATUS, Capture, CaptureError, CaptureMetadata, read_capture
 from railscope.catalog.declare import MetricDetail
 from railscope.catalog.entities import TEXTFILE_SERIES
 from railscope.frame import FrameOrigin
@@ -288,13 +288,14 @@ def replay(
     Sources with a period of at most 5 s are read at every recorded moment; those with a longer one, and those of
     claims, sharing and health of GPUs, at their period. A source that uses the results of others needs them as well.
 
-    Exit status 1 if a capture is damaged; the others, and its moments before the damage, are written.
+    Exit status 3 if a capture is damaged; the others, and its moments before the damage, are written.
     """
     from agent.commands.replay import replay_captures  # noqa: PLC0415 - not in an agent that runs
 
     service.configure_logs("error")
     loaded = settings.load(AgentSettings, file=config, prefix=PREFIX)
-    sys.exit(0 if replay_captures(captures, loaded, sources, metrics, sys.stdout.buffer) else 1)
+    is_complete = replay_captures(captures, loaded, sources, metrics, sys.stdout.buffer)
+    sys.exit(0 if is_complete else DAMAGED_STATUS)
 
 
 @agent.command(name="sample-config")

@@ -14,10 +14,13 @@ undecodable bytes as surrogates.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
 import threading
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeAlias
@@ -25,12 +28,23 @@ from typing import Annotated, Any, Self, TypeAlias
 import msgspec
 
 from railscope import RailscopeError
-from railscope.untrusted_text import TomlError, parse_toml
+from railscope.untrusted_text import MAX_BYTES, TomlError, parse_toml
 
 Json: TypeAlias = Any  # result of json.loads; each reader narrows it at the point of use
 
 FORMAT = 1
 SECTIONS = ("files", "names", "links", "calls")
+MAX_LINE_BYTES = 64 << 20
+"""Bound of a line of the timeline, which is read whole.
+
+The first one is the longest: 0.5 MiB of a node with 8 GPUs and 8 NICs. A line also has at most 8 MiB of dumps of flight
+recorders, 16 MiB of an answer of NCCL RAS and, by default, 4 MiB of textfiles, in which JSON doubles quotes and line breaks.
+"""
+DAMAGED_STATUS = 3
+"""Exit status of `agent replay` if a capture is damaged; an unexpected error ends Python with 1."""
+_FILE_KINDS = {
+    stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device", stat.S_IFBLK: "device", stat.S_IFDIR: "directory",
+}  # fmt: skip
 _Nanoseconds: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 """Half the range of a timestamp: the sum of two is one."""
 PENDING: Json = {"pending": True}
@@ -93,12 +107,19 @@ class CaptureMoment(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=Tr
 
     @classmethod
     def from_line(cls, line: str | bytes) -> CaptureMoment:
-        """Decode a line of `timeline.jsonl`. Raises ValueError for a damaged one."""
+        """Decode a line of `timeline.jsonl`. Raises ValueError for a damaged one, and one that is too long."""
+        if len(line) > MAX_LINE_BYTES:
+            message = f"longer than {MAX_LINE_BYTES} bytes: expected a line for each timestamp"
+            raise ValueError(message)
         try:
-            return _moment_decoder.decode(line)
-        except ValueError:  # undecodable bytes are surrogates, which this decoder rejects
+            # Undecodable bytes are surrogates, which this decoder rejects.
+            with suppress(ValueError):
+                return _moment_decoder.decode(line)
             text = line if isinstance(line, str) else line.decode(errors="surrogateescape")
             return msgspec.convert(json.loads(text), cls)
+        except RecursionError as error:
+            message = "nested too deeply: expected an object with the differences of one timestamp"
+            raise ValueError(message) from error
 
 
 READ_BYTES = 1 << 20
@@ -187,21 +208,35 @@ def read_capture(directory: Path) -> Capture:
     return Capture(read_metadata(directory), tuple(read_moments(directory)))
 
 
+def check_regular_file(path: Path) -> None:
+    """Raise OSError unless the path is a regular file or a link to one: to open a pipe waits for its writer."""
+    kind = stat.S_IFMT(path.stat().st_mode)
+    if kind != stat.S_IFREG:
+        found = _FILE_KINDS.get(kind, "unknown kind of file")
+        raise OSError(errno.EINVAL, f"{found}: expected a regular file")
+
+
 def read_metadata(directory: Path) -> CaptureMetadata:
     """Read the metadata of a capture. Raises CaptureError."""
+    path = directory / "capture.toml"
     try:
-        settings = parse_toml((directory / "capture.toml").read_text(encoding="utf-8"))
+        check_regular_file(path)
+        with path.open(encoding="utf-8") as file:
+            settings = parse_toml(file.read(MAX_BYTES + 1))
         if settings.pop("format") != FORMAT:
             message = (
                 f"unknown capture format: {directory}: expected {FORMAT}; fix: record it again"
             )
             raise CaptureError(message)
         return msgspec.convert(settings, CaptureMetadata)
-    except (OSError, KeyError, UnicodeDecodeError, TomlError) as error:
-        message = f"reading the capture failed: {directory}/capture.toml: {error}"
+    except OSError as error:
+        message = f"reading the capture failed: {path}: {error.strerror}"
+        raise CaptureError(message) from error
+    except (KeyError, UnicodeDecodeError, TomlError) as error:
+        message = f"reading the capture failed: {path}: {error}"
         raise CaptureError(message) from error
     except msgspec.ValidationError as error:
-        message = f"invalid capture: {directory}/capture.toml: {error}"
+        message = f"invalid capture: {path}: {error}"
         raise CaptureError(message) from error
 
 
@@ -213,15 +248,16 @@ def read_moments(directory: Path) -> Iterator[CaptureMoment]:
     path = directory / "timeline.jsonl"
     number, line = 0, b""
     try:
+        check_regular_file(path)
         with path.open("rb", buffering=READ_BYTES) as lines:
-            for line in lines:
+            while line := lines.readline(MAX_LINE_BYTES + 1):
                 number += 1
                 yield CaptureMoment.from_line(line)
     except OSError as error:
         message = f"reading the capture failed: {path}: {error.strerror}"
         raise CaptureError(message) from error
     except ValueError as error:
-        is_cut = not line.endswith(b"\n")
+        is_cut = len(line) <= MAX_LINE_BYTES and not line.endswith(b"\n")
         kind = TruncatedCaptureError if is_cut else CaptureError
         line_name = "incomplete last line" if is_cut else "damaged line"
         message = f"reading the capture failed: {path}: {line_name} {number}: {error}"

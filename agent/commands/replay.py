@@ -315,6 +315,7 @@ def replay_captures(
     gc.set_threshold(GC_ALLOCATIONS)
     for directory in directories:
         problem: CaptureError | None
+        is_used = False
         try:
             replay = CaptureReplay(directory, settings, names, metrics)
         except CaptureError as error:
@@ -323,11 +324,12 @@ def replay_captures(
             for envelope in replay.envelopes():
                 body = wire.pack(envelope)
                 out.write(_LENGTH.pack(len(body)) + body)
+                is_used = True
             out.flush()
             problem = replay.problem
-        if isinstance(problem, capture.TruncatedCaptureError):
-            click.echo(f"Warning: {problem}", err=True)
-        elif problem:
-            click.echo(f"Error: {problem}", err=True)
-            is_complete = False
+        if problem:
+            is_cut = isinstance(problem, capture.TruncatedCaptureError)
+            is_complete &= is_cut
+            effect = "the samples before it are used" if is_used else "the capture is left out"
+            click.echo(f"{'Warning' if is_cut else 'Error'}: {problem}; {effect}", err=True)
     return is_complete

@@ -7,6 +7,8 @@ collector. An evaluation uses nothing that was recorded after its end.
 from __future__ import annotations
 
 import os
+import re
+import signal
 import subprocess
 import sys
 from collections import defaultdict
@@ -18,9 +20,14 @@ from typing import NamedTuple
 import click
 import msgspec
 
-from collector.commands import config_option, load_settings
-from collector.commands.node_clocks import MAX_RANGE_NS, DiagnoseError, NodeClocks, read_arrivals
-from collector.config import CollectorSettings
+from collector.commands import config_option, load_settings, node_clocks
+from collector.commands.node_clocks import (
+    CaptureRange,
+    DiagnoseError,
+    NodeClocks,
+    read_arrivals,
+    warn,
+)
 from collector.detector_thresholds import DetectorThresholds
 from collector.diagnosis.cluster_diagnosis import (
     SLOT_SECONDS,
@@ -39,7 +46,7 @@ from collector.fleet.sheets import check_batch
 from collector.framelog import segment_files
 from collector.switches import switch_settings
 from collector.workloads.job_roster import compile_pattern
-from railscope import capture, cli, timestamps
+from railscope import capture, cli, settings, timestamps
 from railscope.envelopes import unpack
 from railscope.wire import Batch, Envelope, WireError, WireSchema, schema_hash
 
@@ -47,10 +54,13 @@ MAX_ENVELOPE_BYTES = 256 << 20
 MAX_ROWS = 1 << 20
 MAX_BACKLOG_NS = 3600 * timestamps.SECOND_NS
 """Age of frames at their receipt that extends the range of a frame log."""
-MAX_SLOTS = MAX_RANGE_NS // timestamps.SECOND_NS // SLOT_SECONDS
 MAX_CAPTURES_PER_PROCESS = 8
 """Captures that one process replays: its start takes as long as ten minutes of a node."""
+_PROGRAM = (sys.executable, "-P", "-m", "railscope")
 _LENGTH_BYTES = 4
+_USAGE_STATUS = 2
+"""Exit status of a command for invalid settings or options."""
+_PREFIX = re.compile(r"^(?:Error|Warning|railscope): ")
 REPLAYED_SOURCES = (
     "gpu", "gpu_activity", "gpu_health", "gpu_device", "gpu_pcie", "gpu_event", "nvlink", "rdma",
     "gpu_sharing", "nic", "link", "link_errors", "nic_settings", "neighbour", "pcie", "host", "nfs", "lustre",
@@ -96,7 +106,11 @@ def diagnose(  # noqa: PLR0913, PLR0917 - options
 
     One subdirectory of --captures is the capture of one node. A file `arrivals.csv` beside them (node,sent,received:
     nanoseconds of the node's and of the collector's clock) states the clock offsets, and the
-    times at which the collector received from each node. A file `agent.toml` has the settings of the agents. With --format json, each incident is one line in its last state. Exit status 0 with or without incidents.
+    times at which the collector received from each node. A file `agent.toml` has the settings of the agents. A capture
+    that cannot be read, or whose time is not that of the others, is left out with a warning.
+
+    Tenants, cabling and thresholds are those of the settings file. Without one, thresholds have their defaults, and owners
+    of jobs are shown in place of tenants. With --format json, each incident is one line in its last state. Exit status 0 with or without incidents.
     """
     if (captures is None) == (frame_log is None):
         message = "expected either --captures or --frame-log"
@@ -117,7 +131,7 @@ def diagnose(  # noqa: PLR0913, PLR0917 - options
         assert frame_log is not None  # noqa: S101 - one of both is set
         diagnosis = _diagnose_frame_log(frame_log, span, site)
     for line in diagnosis.exceeded_limits():
-        click.echo(line, err=True)
+        warn(line)
     try:
         for line in _render(diagnosis, form):
             click.echo(line)
@@ -138,19 +152,20 @@ class _Site(NamedTuple):
 
 def _site(config: Path | None) -> _Site:
     """Return claims with the tenants of owners, thresholds and cabling. Raises SettingsError, DiagnoseError."""
-    settings = load_settings(config, {}) if config else CollectorSettings()
-    pods = compile_pattern(settings.pod_job_pattern)
-    file, mappings = settings.tenants_file, tenancy_files.TenantMappings()
+    loaded = load_settings(config)
+    pods = compile_pattern(loaded.pod_job_pattern)
+    file, mappings = loaded.tenants_file, tenancy_files.TenantMappings()
     try:
         if file:
             mappings = tenancy_files.parse_tenants(Path(file).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, FileError) as error:
         message = f"cannot read tenants_file {file}: {error}"
         raise DiagnoseError(message) from error
-    tenant_of = mappings.find_tenant if config else owner_as_tenant
-    cables = switch_settings.read_cabling(settings.switches)
+    has_tenants = file or config or settings.default_file("collector")
+    tenant_of = mappings.find_tenant if has_tenants else owner_as_tenant
+    cables = switch_settings.read_cabling(loaded.switches)
     links = [LinkedPort(*cable, is_certain=True) for cable in cables]
-    return _Site(ClaimedGpus(tenant_of, pods), settings.diagnosis.thresholds, links)
+    return _Site(ClaimedGpus(tenant_of, pods), loaded.diagnosis.thresholds, links)
 
 
 def _time(text: str, default: int) -> int:
@@ -177,56 +192,13 @@ def _render(diagnosis: ClusterDiagnosis, form: str) -> Iterator[str]:
 # Captures ----------------------------------------------------------------------------------------
 
 
-class _CaptureRange(NamedTuple):
-    """A capture, its node, and the range of its time on the node's clock."""
-
-    directory: Path
-    node: str
-    start_ns: int
-    end_ns: int
-
-
-def _find_captures(directory: Path) -> list[_CaptureRange]:
-    """Return the captures below a directory; warn of invalid ones. Raises DiagnoseError."""
-    found = []
-    for path in sorted(directory.iterdir()):
-        if not (path / "capture.toml").is_file():
-            continue
-        try:
-            about = capture.read_metadata(path)
-        except capture.CaptureError as error:
-            click.echo(f"warning: {error}; the node is unknown", err=True)
-            continue
-        start_ns, end_ns = about.started_wall_ns, about.started_wall_ns + about.duration_ns
-        if not 0 <= start_ns <= end_ns <= timestamps.FOREVER_NS:
-            click.echo(
-                f"warning: invalid capture: {path}: from {start_ns} to {end_ns} ns: expected times since 1970; "
-                "the node is unknown",
-                err=True,
-            )
-            continue
-        found.append(_CaptureRange(path, about.node, start_ns, end_ns))
-    if not found:
-        message = (
-            f"no captures in {directory}: expected a subdirectory with capture.toml for each node"
-        )
-        raise DiagnoseError(message)
-    names = [capture.node for capture in found]
-    if twice := next((name for name in names if names.count(name) > 1), ""):
-        message = f"two captures of node {twice!r} in {directory}: expected one; fix: move one to another directory"
-        raise DiagnoseError(message)
-    return found
-
-
 def _diagnose_captures(directory: Path, site: _Site) -> ClusterDiagnosis:
-    captures = _find_captures(directory)
-    clocks = read_arrivals(directory / "arrivals.csv", [each.start_ns for each in captures])
-    bounds = [
-        clocks.clock(each.node)(ns) for each in captures for ns in (each.start_ns, each.end_ns)
-    ]
-    diagnosis, slots = _new_diagnosis(min(bounds), max(bounds), site)
-    config = directory / "agent.toml"
-    for envelopes in _replay(captures, ("--config", str(config)) if config.exists() else ()):
+    found = node_clocks.find_captures(directory)
+    clocks = read_arrivals(directory / "arrivals.csv", [each.start_ns for each in found])
+    captures = node_clocks.align_captures(found, clocks)
+    start_ns = min(each.start_ns for each in captures)
+    diagnosis, slots = _new_diagnosis(start_ns, max(each.end_ns for each in captures), site)
+    for envelopes in _replay(captures, _agent_options(directory / "agent.toml")):
         _add(diagnosis, clocks, _NodeFrames(envelopes, lambda _: None))
     if not diagnosis.devices.nodes:
         message = f"no frames in the captures of {directory}: expected at least one moment"
@@ -237,15 +209,23 @@ def _diagnose_captures(directory: Path, site: _Site) -> ClusterDiagnosis:
     return diagnosis
 
 
+def _agent_options(config: Path) -> Sequence[str]:
+    """Return the option for the settings of the agents beside the captures. Raises DiagnoseError."""
+    if not config.exists():
+        return ()
+    try:
+        capture.check_regular_file(config)
+    except OSError as error:
+        message = f"cannot read {config}: {error.strerror}"
+        raise DiagnoseError(message) from error
+    return "--config", str(config)
+
+
 def _new_diagnosis(start_ns: int, end_ns: int, site: _Site) -> tuple[ClusterDiagnosis, int]:
     """Return a diagnosis of a range of time, and the number of its slots. Raises DiagnoseError."""
-    slot_ns = SLOT_SECONDS * timestamps.SECOND_NS
-    first_ns = start_ns // slot_ns * slot_ns
-    slots = max(-(-(end_ns - first_ns) // slot_ns), 1)  # the last one may be a part of a slot
-    if slots > MAX_SLOTS:
-        span = f"{timestamps.format_timestamp(start_ns)} to {timestamps.format_timestamp(end_ns)}"
-        message = f"range too long: {span}: expected at most 7 days; fix: select a part, or check the nodes' clocks"
-        raise DiagnoseError(message)
+    first_ns, slots = node_clocks.slots_of(start_ns, end_ns)
+    if slots > node_clocks.MAX_SLOTS:
+        raise node_clocks.range_error(start_ns, end_ns)
     diagnosis = ClusterDiagnosis(first_ns, slots, site.claims, site.thresholds)
     diagnosis.switches.set_links(site.links, first_ns)
     diagnosis.begin(slots - 1)
@@ -273,7 +253,7 @@ def _add(diagnosis: ClusterDiagnosis, clocks: NodeClocks, frames: _NodeFrames) -
             schemas[batch.schema] = used
             diagnosis.add(envelope.node, envelope.run, batch, schemas.__getitem__, clock)
     if skipped:
-        click.echo(f"skipped {skipped} batches without a valid schema", err=True)
+        warn(f"ignored {skipped} batches: expected batches with a valid schema")
 
 
 def _fits(batch: Batch, schema: WireSchema) -> bool:
@@ -296,51 +276,74 @@ def _add_receipts(diagnosis: ClusterDiagnosis, clocks: NodeClocks) -> None:
                 diagnosis.add_receipt(Receipt(diagnosis.end_of(slot) - 1, node))
 
 
-def _replay(captures: Sequence[_CaptureRange], options: Sequence[str]) -> Iterator[list[Envelope]]:
+def _replay(captures: Sequence[CaptureRange], options: Sequence[str]) -> Iterator[list[Envelope]]:
     """Yield the envelopes of a few captures at a time, replayed in one process for each core."""
     cores = len(os.sched_getaffinity(0))
     size = min(-(-len(captures) // cores), MAX_CAPTURES_PER_PROCESS)
     directories = [capture.directory for capture in captures]
     parts = [directories[first : first + size] for first in range(0, len(captures), size)]
     with ThreadPoolExecutor(min(cores, len(parts))) as pool:
-        yield from pool.map(lambda part: _replay_part(part, options), parts)
+        yield from pool.map(lambda part: replay_captures(part, options), parts)
 
 
-def _replay_part(directories: Sequence[Path], options: Sequence[str]) -> list[Envelope]:
-    """Return the frames of captures; those before the damage of a damaged one, of which it warns."""
+def replay_captures(
+    directories: Sequence[Path], options: Sequence[str] = (), program: Sequence[str] = _PROGRAM
+) -> list[Envelope]:
+    """Return the frames of captures; those before the damage of a damaged one, of which it warns.
+
+    After an unexpected end, such as one for lack of memory, each capture is replayed in a process of its own: only
+    those that end it again are left out. Raises DiagnoseError for invalid settings of the agents.
+    """
+    try:
+        return _replay_in_one_process(directories, options, program)
+    except subprocess.SubprocessError as error:
+        if len(directories) == 1:
+            warn(
+                f"cannot replay {directories[0]}: {error}; the capture is left out; "
+                f"fix: see the error of `railscope agent replay {directories[0]}`"
+            )
+            return []
+    return [each for path in directories for each in replay_captures([path], options, program)]
+
+
+def _replay_in_one_process(
+    directories: Sequence[Path], options: Sequence[str], program: Sequence[str]
+) -> list[Envelope]:
+    """Return the frames of captures.
+
+    Raises SubprocessError after an unexpected end of the process, and DiagnoseError for invalid settings of the agents.
+    """
     names = [argument for name in REPLAYED_SOURCES for argument in ("--source", name)]
     names += [argument for name in REPLAYED_METRICS for argument in ("--metric", name)]
-    paths = [str(directory) for directory in directories]
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "railscope",
-        "agent",
-        "replay",
-        *options,
-        *names,
-        *paths,
-    ]
+    command = [*program, "agent", "replay", *options, *names, *map(str, directories)]
     finished = subprocess.run(command, capture_output=True, check=False)  # noqa: S603 - own program
-    if finished.stderr:
-        click.echo(finished.stderr.decode(errors="replace").rstrip(), err=True)
-    if finished.returncode > 1 or finished.returncode < 0:
-        message = f"cannot replay {', '.join(paths)}: exit status {finished.returncode}"
+    problems = finished.stderr.decode(errors="replace").splitlines()
+    status, last = finished.returncode, problems[-1] if problems else ""
+    if status == _USAGE_STATUS:
+        message = f"cannot replay the captures: {_PREFIX.sub('', last)}"
         raise DiagnoseError(message)
-    return list(_records(finished.stdout))
+    if status not in {0, capture.DAMAGED_STATUS}:
+        message = f"exit status {status}: {last}"
+        if status < 0:
+            message = f"ended by signal {-status} ({signal.strsignal(-status)})"
+        raise subprocess.SubprocessError(message)
+    try:
+        envelopes = list(_records(finished.stdout))
+    except WireError as error:
+        message = f"invalid frames: {error}"
+        raise subprocess.SubprocessError(message) from error
+    for line in problems:
+        warn(_PREFIX.sub("", line))
+    return envelopes
 
 
 def _records(stream: bytes) -> Iterator[Envelope]:
+    """Yield the envelopes of a replay. Raises WireError."""
     position = 0
     while position < len(stream):
         end = position + _LENGTH_BYTES
         length = int.from_bytes(stream[position:end], "little")
-        try:
-            yield unpack(stream[end : end + length], MAX_ENVELOPE_BYTES)
-        except WireError as error:
-            message = f"invalid frames of a replayed capture: {error}"
-            raise DiagnoseError(message) from error
+        yield unpack(stream[end : end + length], MAX_ENVELOPE_BYTES)
         position = end + length
 
 

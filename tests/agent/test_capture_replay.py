@@ -22,7 +22,14 @@ from agent.machine_sources import machine_sources
 from agent.sampling.source_reader import SourceReader
 from agent.service import Agent
 from railscope import envelopes, wire
-from railscope.capture import PENDING, Capture, CaptureError, CaptureMetadata, CaptureMoment
+from railscope.capture import (
+    DAMAGED_STATUS,
+    PENDING,
+    Capture,
+    CaptureError,
+    CaptureMetadata,
+    CaptureMoment,
+)
 from railscope.catalog import kernel
 from railscope.frame import Frame
 from railscope.reading import Absent
@@ -218,10 +225,12 @@ def test_a_damaged_capture_is_used_up_to_the_damage_and_the_others_completely(
     (damaged / "notes.txt").write_text("of no concern")
     missing = tmp_path / "missing"
     outcome = replay_command("--source", "kernel", damaged, missing, good)
-    assert outcome.exit_code == 1
+    assert outcome.exit_code == DAMAGED_STATUS
     first, second = outcome.stderr.splitlines()
     assert first.startswith(f"Error: reading the capture failed: {timeline}: damaged line 3: ")
+    assert first.endswith("; the samples before it are used")
     assert str(missing / "capture.toml") in second
+    assert second.endswith("; the capture is left out")
     rows = [sum(b.rows for b in found.batches) for found in records(outcome.stdout_bytes)]
     assert rows == [2, 3]
 
@@ -234,6 +243,7 @@ def test_a_cut_last_line_is_a_warning(tmp_path: Path) -> None:
     assert outcome.exit_code == 0
     assert outcome.stderr.startswith("Warning: ")
     assert f"{timeline}: incomplete last line 3: " in outcome.stderr
+    assert outcome.stderr.endswith("; the samples before it are used\n")
     assert [b.rows for found in records(outcome.stdout_bytes) for b in found.batches] == [2]
 
 
@@ -253,7 +263,7 @@ def test_an_invalid_capture_is_an_error_that_names_the_file(
     capture = written(moments_at(0), tmp_path / "c")
     (capture / name).write_text(text)
     outcome = replay_command("--source", "kernel", capture)
-    assert outcome.exit_code == 1
+    assert outcome.exit_code == DAMAGED_STATUS
     assert outcome.stderr.startswith("Error: ")
     assert name in outcome.stderr
     assert outcome.stderr.count("\n") == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,37 @@ def test_a_damaged_line_is_named(directory: Path, line: str) -> None:
     first, second = timeline.read_text().splitlines()
     timeline.write_text(f"{first}\n{line}\n{second}\n")
     with pytest.raises(CaptureError, match=rf"failed: {timeline}: damaged line 2"):
+        read_capture(directory)
+
+
+@pytest.mark.parametrize(
+    "line", ["[" * 200_000, '{"t":9,"files":{"/a":' + "[" * 200_000], ids=["top", "value"]
+)
+def test_a_line_that_is_nested_deeply_is_named(directory: Path, line: str) -> None:
+    timeline = directory / "timeline.jsonl"
+    timeline.write_text(f"{line}\n")
+    with pytest.raises(CaptureError, match=rf"{timeline}: damaged line 1: nested too deeply: exp"):
+        read_capture(directory)
+
+
+def test_a_line_that_is_too_long_is_not_read_whole(directory: Path) -> None:
+    os.truncate(directory / "timeline.jsonl", 1 << 40)
+    with pytest.raises(CaptureError, match=r"damaged line 3: longer than 67108864 bytes: expected"):
+        read_capture(directory)
+
+
+@pytest.mark.parametrize("name", ["timeline.jsonl", "capture.toml"])
+@pytest.mark.parametrize("kind", ["pipe", "device", "directory"])
+def test_a_file_of_another_kind_is_named(directory: Path, name: str, kind: str) -> None:
+    path = directory / name
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.mkdir()
+    with pytest.raises(CaptureError, match=rf"{path}: {kind}: expected a regular file$"):
         read_capture(directory)
 
 

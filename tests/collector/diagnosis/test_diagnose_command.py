@@ -31,15 +31,20 @@ def test_a_slow_receiver_is_found(captures: Path) -> None:
     assert [job.source for job in incident.jobs] == ["slurm"]
 
 
-def test_the_settings_name_the_tenants(frame_log: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("given", ["option", "default file", "environment"])
+def test_the_settings_name_the_tenants(frame_log: Path, tmp_path: Path, given: str) -> None:
     tenants, settings = tmp_path / "tenants.csv", tmp_path / "collector.toml"
     tenants.write_text(
         "tenant,source,owner,from,to\nphysics,slurm,research,1970-01-01T00:00:00Z,\n"
     )
     settings.write_text(f'tenants_file = "{tenants}"\n')
-    outcome = run(
-        "diagnose", "--frame-log", str(frame_log), "--format", "json", "--config", str(settings)
-    )
+    command = ["diagnose", "--frame-log", str(frame_log), "--format", "json"]
+    if given == "option":
+        outcome = run(*command, "--config", str(settings))
+    elif given == "default file":
+        outcome = run(*command, RAILSCOPE_CONFIGURATION=str(tmp_path))
+    else:
+        outcome = run(*command, RAILSCOPE_COLLECTOR_TENANTS_FILE=str(tenants))
     assert outcome.exit_code == 0, outcome.output
     (incident,) = map(json.loads, outcome.stdout.splitlines())
     assert {job["tenant"] for job in incident["jobs"]} == {"physics"}

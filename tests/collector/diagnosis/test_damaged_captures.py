@@ -1,0 +1,216 @@
+"""`railscope diagnose` on captures of which one is damaged, or has a wrong clock: the others are diagnosed."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from support.command_line import refusal, run
+
+from collector.commands.diagnose import replay_captures
+from collector.commands.node_clocks import NodeClocks, align_captures, find_captures
+from railscope.capture import MAX_LINE_BYTES, Capture, CaptureMetadata, CaptureMoment
+from railscope.timestamps import DAY_NS, SECOND_NS
+
+START_NS = 1_760_000_000 * SECOND_NS
+
+
+@pytest.fixture(autouse=True)
+def one_core() -> Iterator[None]:
+    """On one core, all captures of these tests are replayed by one process."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    yield
+    os.sched_setaffinity(0, cores)
+
+
+def write_capture(
+    directory: Path, node: str, *, start_ns: int = START_NS, seconds: int = 2
+) -> Path:
+    """Write the capture of a node without devices."""
+    about = CaptureMetadata(node, "b", start_ns, 777 * SECOND_NS, seconds * SECOND_NS, "test")
+    moments = tuple(CaptureMoment(at * SECOND_NS) for at in range(2))
+    Capture(about, moments).write(directory / node)
+    return directory / node
+
+
+def diagnose(directory: Path) -> Result:
+    return run("diagnose", "--captures", str(directory))
+
+
+def only_warning(outcome: Result) -> str:
+    """The warning of a run that diagnosed the other captures."""
+    assert (outcome.exit_code, outcome.stdout) == (0, "no incidents\n"), outcome.output
+    (line,) = outcome.stderr.splitlines()
+    assert line.startswith("Warning: ")
+    return line
+
+
+# Damaged lines and files
+
+
+@pytest.mark.parametrize(
+    "line", ["[" * 200_000, '{"t":0,"files":{"/a":' + "[" * 200_000], ids=["top", "value"]
+)
+def test_a_line_that_is_nested_deeply_is_the_damage_of_its_capture(
+    tmp_path: Path, line: str
+) -> None:
+    write_capture(tmp_path, "b")
+    timeline = write_capture(tmp_path, "a") / "timeline.jsonl"
+    timeline.write_text(line + "\n")
+    warning = only_warning(diagnose(tmp_path))
+    assert f"{timeline}: damaged line 1: nested too deeply: expected an object" in warning
+    assert warning.endswith("; the capture is left out")
+
+
+def test_the_samples_before_the_damage_are_used(tmp_path: Path) -> None:
+    timeline = write_capture(tmp_path, "a") / "timeline.jsonl"
+    with timeline.open("a") as file:
+        file.write("[]\n")
+    warning = only_warning(diagnose(tmp_path))
+    assert f"{timeline}: damaged line 3: " in warning
+    assert warning.endswith("; the samples before it are used")
+
+
+def test_the_samples_before_a_cut_line_are_used(tmp_path: Path) -> None:
+    timeline = write_capture(tmp_path, "a") / "timeline.jsonl"
+    timeline.write_text(timeline.read_text() + '{"t":')
+    warning = only_warning(diagnose(tmp_path))
+    assert f"{timeline}: incomplete last line 3: " in warning
+    assert warning.endswith("; the samples before it are used")
+
+
+def test_a_line_without_end_is_not_read_whole(tmp_path: Path) -> None:
+    write_capture(tmp_path, "b")
+    timeline = write_capture(tmp_path, "a") / "timeline.jsonl"
+    os.truncate(timeline, 1 << 40)
+    warning = only_warning(diagnose(tmp_path))
+    assert f"{timeline}: damaged line 3: longer than {MAX_LINE_BYTES} bytes: expected" in warning
+
+
+@pytest.mark.parametrize("name", ["timeline.jsonl", "capture.toml"])
+def test_a_pipe_is_an_error_of_its_capture(tmp_path: Path, name: str) -> None:
+    write_capture(tmp_path, "b")
+    path = write_capture(tmp_path, "a") / name
+    path.unlink()
+    os.mkfifo(path)
+    assert f"{path}: pipe: expected a regular file; " in only_warning(diagnose(tmp_path))
+
+
+def test_a_capture_may_consist_of_links_to_files(tmp_path: Path) -> None:
+    elsewhere, linked = write_capture(tmp_path / "elsewhere", "a"), tmp_path / "captures" / "a"
+    linked.mkdir(parents=True)
+    for name in ("capture.toml", "timeline.jsonl"):
+        (linked / name).symlink_to(elsewhere / name)
+    assert diagnose(tmp_path / "captures").stderr == ""
+
+
+@pytest.mark.parametrize("name", ["arrivals.csv", "agent.toml"])
+def test_a_pipe_beside_the_captures_is_rejected(tmp_path: Path, name: str) -> None:
+    write_capture(tmp_path, "a")
+    os.mkfifo(tmp_path / name)
+    line = refusal(diagnose(tmp_path))
+    assert f"cannot read {tmp_path / name}: pipe: expected a regular file" in line
+
+
+def test_invalid_settings_of_agents_are_one_line(tmp_path: Path) -> None:
+    for node in ("a", "b"):
+        write_capture(tmp_path, node)
+    (tmp_path / "agent.toml").write_text("unheard_of = 1\n")
+    line = refusal(diagnose(tmp_path))
+    assert line.startswith("Error: cannot replay the captures: unknown key 'unheard_of'")
+
+
+# Unexpected ends of a process
+
+
+@pytest.mark.parametrize(
+    ("end", "shown"),
+    [
+        ("kill -KILL $$", "ended by signal 9 (Killed)"),
+        ("echo 'MemoryError' >&2; exit 1", "exit status 1: MemoryError"),
+        ("printf '\\001\\0\\0\\0x'; exit 0", "invalid frames: "),
+    ],
+)
+def test_a_capture_that_ends_its_process_unexpectedly_is_left_out_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], end: str, shown: str
+) -> None:
+    nodes = [write_capture(tmp_path, node) for node in ("guilty", "z")]
+    program = tmp_path / "railscope"
+    run_it = shlex.join([sys.executable, "-m", "railscope"])
+    program.write_text(f'#!/bin/sh\ncase "$*" in */guilty*) {end};; esac\nexec {run_it} "$@"\n')
+    program.chmod(0o755)
+    envelopes = replay_captures(nodes, program=[str(program)])
+    assert {envelope.node for envelope in envelopes} == {"z"}
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"Warning: cannot replay {tmp_path}/guilty: {shown}")
+    assert "the capture is left out" in line
+
+
+# Clocks
+
+
+def test_a_capture_with_a_wrong_clock_is_left_out_alone(tmp_path: Path) -> None:
+    for node, start_ns in (("a", START_NS - 30 * DAY_NS), ("b", START_NS), ("c", START_NS)):
+        write_capture(tmp_path, node, start_ns=start_ns)
+    warning = only_warning(diagnose(tmp_path))
+    assert (
+        f"capture left out: {tmp_path}/a: 2025-09-09T08:53:20Z to 2025-09-09T08:53:22Z" in warning
+    )
+    assert "the others, 2025-10-09T08:53:20Z to 2025-10-09T08:53:22Z; fix: " in warning
+
+
+def aligned_nodes(directory: Path, clocks: NodeClocks | None = None) -> list[str]:
+    found = align_captures(find_captures(directory), clocks or NodeClocks())
+    return [each.node for each in found]
+
+
+def test_a_recording_that_is_long_does_not_excuse_a_wrong_clock(tmp_path: Path) -> None:
+    for node, days in (("a", 0), ("b", 0), ("c", 5)):
+        write_capture(tmp_path, node, start_ns=START_NS + days * DAY_NS, seconds=3 * 86_400)
+    assert aligned_nodes(tmp_path) == ["a", "b"]
+
+
+def test_a_wrong_duration_is_left_out_alone(tmp_path: Path) -> None:
+    for node, days in (("a", 30), ("b", 1), ("c", 1)):
+        write_capture(tmp_path, node, seconds=days * 86_400)
+    assert aligned_nodes(tmp_path) == ["b", "c"]
+
+
+def test_captures_of_different_days_are_kept_as_long_as_their_range_is_valid(
+    tmp_path: Path,
+) -> None:
+    for node, days in (("a", 0), ("b", 3), ("c", 6)):
+        write_capture(tmp_path, node, start_ns=START_NS + days * DAY_NS)
+    assert aligned_nodes(tmp_path) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("days", [-30, 30])
+def test_arrivals_correct_a_wrong_clock(tmp_path: Path, days: int) -> None:
+    offset_ns = days * DAY_NS
+    write_capture(tmp_path, "a", start_ns=START_NS + offset_ns)
+    write_capture(tmp_path, "b")
+    rows = [
+        f"{node},{START_NS + at * SECOND_NS + ahead_ns},{START_NS + at * SECOND_NS}\n"
+        for at in range(3)
+        for node, ahead_ns in (("a", offset_ns), ("b", 0))
+    ]
+    (tmp_path / "arrivals.csv").write_text("".join(rows))
+    outcome = diagnose(tmp_path)
+    assert (outcome.exit_code, outcome.stderr) == (0, ""), outcome.output
+
+
+def test_arrivals_that_contradict_a_capture_leave_it_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for node in ("a", "b", "c"):
+        write_capture(tmp_path, node)
+    clocks = NodeClocks()
+    clocks.add("c", START_NS - 90 * DAY_NS, START_NS)
+    assert aligned_nodes(tmp_path, clocks) == ["a", "b"]
+    assert "on the collector's clock" in capsys.readouterr().err
