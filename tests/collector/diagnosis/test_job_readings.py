@@ -267,7 +267,7 @@ def test_a_late_host_is_found_by_rare_moments_with_pressure_or_by_means(
 ) -> None:
     """A step has one gap, which one reading of four shows; GPM has the share of each interval.
 
-    Pressure on all nodes, as by late input, is no reason for one to be late.
+    Pressure on all nodes, as by late input, makes none late.
     """
 
     def launch_late(cluster: DrawnCluster, row: Row, since: int) -> None:

@@ -84,7 +84,7 @@ def test_a_slow_receiver_remains_one_when_its_pcie_link_is_unread() -> None:
 
 
 @pytest.mark.parametrize(("received", "name"), [(0.7, "slow_receiver"), (0.02, "pfc_storm")])
-def test_short_pauses_of_a_job_with_little_exchange_are_no_storm(
+def test_short_pauses_of_a_job_with_little_exchange_show_a_slow_receiver(
     received: float, name: str
 ) -> None:
     """Frames of short pauses are an upper bound only, and a job that exchanges 2 % of the time receives little."""
