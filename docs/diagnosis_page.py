@@ -86,7 +86,7 @@ GPUs without a claim are in no job ([how jobs are known](jobs.md)). These classe
 The speed of a job is the data that it exchanges per second, relative to its past, over NICs or over NVLink, whichever changed
 less: each step exchanges the same amount over both, on all nodes. If the nodes change differently, each node works independently, as in a
 rollout, and their waits show no fault. `speed` of a job in an incident is the median of the last five minutes, without the first 40 seconds: a
-checkpoint in this time does not change it. `lost_gpu_seconds` is the sum over the slow jobs of GPUs × (1 − speed) × seconds since the onset. A job whose GPUs
+checkpoint in this time does not change it. `lost_gpu_seconds` is the sum over the slow jobs of GPUs, times 1 - `speed`, times the seconds since the onset. A job whose GPUs
 work more than before, as with longer sequences, is not slow. Storage explains the waits of a job only if the slow operations of one of its nodes
 take 1% of the time or more, and if they became slow before the job waited. While a rank still works, and the
 others wait for it, `nccl_hang` has the severity `info` for six minutes: the job may be evaluating its model. Input of steps that are longer than about ten seconds is judged
