@@ -180,19 +180,17 @@ LATER_STRENGTH = 0.3
 
 def _stopped_later(view: findings.DiagnosisView, cause: findings.Cause) -> int:
     """Return since when a job waits for a node that was separated before, with missed acknowledgements; 0 if none does."""
-    if not any((name, cause) in view.open_faults for name in ("agent_partition", "node_down")):
+    is_down = ("node_down", cause) in view.open_faults
+    if not is_down and ("agent_partition", cause) not in view.open_faults:
         return 0
     for state in _shared_jobs(view, cause.name):
         slot = state.history.progress_slot
         waits = state.exchange_now < job_detectors.STALLED_SPEED and slot >= 0
         waits &= state.utilization_now > job_detectors.MIN_WAITING_USE
-        if (
-            waits
-            and _misses_acknowledgements(view, state)
-            and not (
-                storage_detectors.stores(view, state.job)
-                or _stopped_by_other(view, state, cause.name)
-            )
+        # Connections that have failed send nothing that could be acknowledged.
+        waits = waits and (is_down or _misses_acknowledgements(view, state))
+        if waits and not (
+            storage_detectors.stores(view, state.job) or _stopped_by_other(view, state, cause.name)
         ):
             return view.timestamp_ns - (view.signals.slot - slot) * findings.SLOT_NS
     return 0

@@ -60,7 +60,7 @@ def test_a_separated_node_is_down_if_its_job_stops_later_with_missed_acknowledge
         if since >= 15:
             row.stale_nodes.add(nodes[1])
             hang(cluster).effect(cluster, row, since)
-            row.nic["timeouts"][nodes[0]] = timeouts
+            row.nic["timeouts"][nodes[0]] = timeouts * (since < 20)
 
     found = {
         each.class_name: each for each in incidents_of(die, ONSET + 50) if not each.explained_by
@@ -68,6 +68,8 @@ def test_a_separated_node_is_down_if_its_job_stops_later_with_missed_acknowledge
     assert ("node_down" in found) == is_down
     if is_down:
         assert found["node_down"].onset_ns >= START_NS + (ONSET + 14) * SLOT_NS
+        assert not found["node_down"].ended_ns
+        assert "nccl_hang" not in found
 
 
 def test_a_node_that_falls_silent_after_its_job_has_stopped_is_not_down() -> None:
