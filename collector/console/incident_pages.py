@@ -253,7 +253,7 @@ def _history_curve(content: dict[str, Any]) -> shapes.HistoryCurve:
 
 
 def evidence_figure(curve: diagnosis_curves.EvidenceCurve, onset_ns: int) -> CurveFigure:
-    """Return the figure of one signal: the cause, and the median of all devices of its kind."""
+    """Return the figure of one signal: the cause, and the median of all devices of its kind if the reader may see it."""
     times_ns = np.array([point.timestamp_ns for point in curve.points], np.int64)
     period = shapes.TimeRange(int(times_ns.min()), int(times_ns.max()))
     both = [
@@ -262,6 +262,7 @@ def evidence_figure(curve: diagnosis_curves.EvidenceCurve, onset_ns: int) -> Cur
             ("cause", "Cause", [point.value for point in curve.points]),
             ("peers", "Median of all", [point.peers for point in curve.points]),
         )
+        if name == "cause" or curve.has_peers
     ]
     parts = [shapes.table_rows(each, period) for each in both]
     table = [

@@ -199,6 +199,8 @@ class EvidenceCurve:
     signal: str
     unit: str
     points: list[CurvePoint] = field(default_factory=list)
+    has_peers: bool = True
+    """False for a tenant, to which the median of all devices is not shown: it contains those of other tenants."""
 
     def add(self, point: CurvePoint) -> None:
         """Add a point."""

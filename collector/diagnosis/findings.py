@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -41,6 +41,8 @@ class Cause(NamedTuple):
 CHANGE = "change of peers"
 """Comparison of a value relative to the past, not of the signal itself."""
 EVENT = "event"
+OTHER_JOBS = "jobs in one pod"
+"""Comparison with the devices of other jobs, which may be those of other tenants."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,8 @@ class FindingEvidence:
     comparison: str
     """Meaning of the threshold: a limit, the median of peers, the device's own baseline."""
     device: str = ""
+    job: JobKey | None = None
+    """Job whose work or ranks the value shows, relative to its other devices or its past; None for a device as such."""
 
     @property
     def is_change(self) -> bool:
@@ -63,6 +67,10 @@ class FindingEvidence:
     def is_event(self) -> bool:
         """True if a driver reported it once, and no reading shows how long it lasts."""
         return self.comparison == EVENT
+
+    def as_report(self, job: JobKey | None) -> FindingEvidence:
+        """Return it as a report of an agent about a rank of a job."""
+        return replace(self, job=job)
 
 
 Evidence: TypeAlias = tuple[FindingEvidence, ...]

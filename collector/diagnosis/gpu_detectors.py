@@ -316,7 +316,7 @@ def _slower_clocks(
     for position in slower.tolist():
         values = float(gpu["clock"][position]), float(median_known(clocks))
         evidence = findings.FindingEvidence(
-            "clock", *values, "other GPUs of the job", view.gpu_name(position)
+            "clock", *values, "other GPUs of the job", view.gpu_name(position), job.key
         )
         yield findings.Finding(
             "gpu_straggler", findings.Cause("gpu", position), (evidence,), severity=severity
@@ -381,7 +381,9 @@ def _outliers(
             position = int(gpus[index])
             value = usual + float(excess[index])
             name = view.gpu_name(position)
-            evidence = findings.FindingEvidence(signal, value, usual + limit, findings.CHANGE, name)
+            evidence = findings.FindingEvidence(
+                signal, value, usual + limit, findings.CHANGE, name, job.key
+            )
             yield findings.Finding(
                 "gpu_straggler",
                 findings.Cause("gpu", position),

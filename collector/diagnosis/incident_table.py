@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import islice, zip_longest
 
 import msgspec
 
 from collector.diagnosis import incident_report as report
 from collector.diagnosis.diagnosis_curves import EvidenceCurve, GroupHistory
+from collector.diagnosis.findings import OTHER_JOBS
 from collector.diagnosis.incident_classes import AREAS, Severity
 from collector.diagnosis.ranking import Reach
 from collector.diagnosis.step_period import StepTiming
@@ -45,6 +46,8 @@ class ReportedIncident:
     lost_gpu_seconds: Mapping[str, float] = field(default_factory=dict)
     parts: Sequence[report.NicDocument | report.GpuDocument] = ()
     """Devices that a larger cause consists of."""
+    evidence_jobs: Sequence[JobKey | None] = ()
+    """Job of each evidence of the document; None for that of a device, also where there are fewer."""
 
     @property
     def is_open(self) -> bool:
@@ -59,7 +62,8 @@ class ReportedIncident:
     def of_tenant(self, tenant: str) -> ReportedIncident | None:
         """Return what a tenant may read; None if no job of the tenant is touched.
 
-        Of other tenants nothing is named: no job, no node that is only theirs as a victim, no loss.
+        Of other tenants nothing is shown: no job with its ranks, no node that is only theirs as a victim, no loss. The
+        detail, which repeats the evidence, is that of the tenant's own job, if all of its evidence is shown.
         """
         nodes = self.tenant_nodes.get(tenant)
         if nodes is None:
@@ -69,11 +73,20 @@ class ReportedIncident:
         nics = tuple(nic for nic in self.victim_nics if nic.node in nodes)
         lost = self.lost_gpu_seconds.get(tenant, 0.0)
         cause, curves = whole.cause, self.curves
-        if isinstance(cause, report.JobDocument) and cause.tenant != tenant:
-            cause, curves = OTHER_TENANT, ()
+        is_own_job = isinstance(cause, report.JobDocument) and cause.tenant == tenant
+        if isinstance(cause, report.JobDocument):
+            curves = [replace(each, has_peers=False) for each in curves] if is_own_job else ()
+            cause = cause if is_own_job else OTHER_TENANT
         if isinstance(cause, report.RackDocument):
             rack_nodes = tuple(node for node in cause.nodes if node in nodes)
             cause = report.RackDocument(cause.rack, rack_nodes)
+        shown = [
+            (_without_others(each), job)
+            for each, job in zip_longest(whole.evidence, self.evidence_jobs)
+            if _is_visible(each.device, job, tenant, cause, nodes)
+        ]
+        compared = {each.comparison for each in whole.evidence}
+        is_of_job_only = is_own_job and OTHER_JOBS not in compared
         document = msgspec.structs.replace(
             whole,
             cause=cause,
@@ -82,13 +95,9 @@ class ReportedIncident:
             victims=(*nics[: report.MAX_LISTED], *jobs[: report.MAX_LISTED]),
             victim_count=len(nics) + len(jobs),
             lost_gpu_seconds=round(lost),
-            evidence=tuple(
-                each for each in whole.evidence if _is_visible(each.device, cause, nodes)
-            ),
-            detail="",
-            gain=whole.gain
-            if isinstance(cause, report.JobDocument) and cause.tenant == tenant
-            else None,
+            evidence=tuple(each for each, _ in shown),
+            detail=whole.detail if is_of_job_only and len(shown) == len(whole.evidence) else "",
+            gain=whole.gain if is_of_job_only else None,
         )
         own_nodes, losses = {tenant: nodes}, {tenant: lost} if lost else {}
         return replace(
@@ -100,12 +109,31 @@ class ReportedIncident:
             tenant_nodes=own_nodes,
             lost_gpu_seconds=losses,
             parts=(),
+            evidence_jobs=[job for _, job in shown],
         )
 
 
-def _is_visible(device: str, cause: report.EntityDocument, nodes: Container[str]) -> bool:
-    """True if evidence is of the cause itself, or of a node of the tenant: other devices may be another tenant's."""
+def _without_others(evidence: report.EvidenceDocument) -> report.EvidenceDocument:
+    """Return evidence without the value of the jobs of others that it is compared with."""
+    is_of_others = evidence.comparison == OTHER_JOBS
+    return msgspec.structs.replace(evidence, threshold=None) if is_of_others else evidence
+
+
+def _is_visible(
+    device: str,
+    job: JobKey | None,
+    tenant: str,
+    cause: report.EntityDocument,
+    nodes: Container[str],
+) -> bool:
+    """True if evidence is of the cause itself, or of a node of the tenant: other devices may be another tenant's.
+
+    Of a job, it is that of the tenant's own job, of its rails or of a rank on a node of the tenant, also on nodes that tenants
+    share: an event that a job of another tenant left behind may name the nodes of that one.
+    """
     node = device.partition(" ")[0]
+    if job is not None:
+        return job.tenant == tenant and (node in nodes or node == "rail" or device == job.workload)
     if isinstance(cause, report.NicDocument | report.GpuDocument | report.NodeDocument):
         return node == cause.node
     if isinstance(cause, report.LeafDocument):

@@ -14,6 +14,7 @@ import numpy as np
 from collector.diagnosis import findings, job_steps, slot_sums, storage_detectors
 from collector.diagnosis.jobs import MIN_PEERS, ActiveJob
 from collector.diagnosis.quantities import DeviceKind
+from collector.workloads.job_roster import JobKey
 
 MAX_RANK_DEVIATION = 0.12
 MIN_USE, MIN_HIGH_USE = 0.8, 0.92
@@ -52,7 +53,12 @@ def jobs_without_input(view: findings.DiagnosisView) -> Iterator[findings.Findin
         wait = _find_wait(view, job)
         if wait:
             evidence = findings.FindingEvidence(
-                "utilization", wait.usual, wait.limit, "relative to its past", job.key.workload
+                "utilization",
+                wait.usual,
+                wait.limit,
+                "relative to its past",
+                job.key.workload,
+                job.key,
             )
             # Without counters of what a job exchanges, a phase of other work has the same readings.
             severity = "info" if np.isnan(wait.progress) or job_steps.may_serve(view, job) else ""
@@ -199,6 +205,7 @@ class _NodeGaps(NamedTuple):
     `early` is their mean difference some minutes before, in place of a past that is too short for a baseline.
     """
 
+    job: JobKey
     nodes: slot_sums.Positions
     used: slot_sums.Floats
     usual: slot_sums.Floats
@@ -231,7 +238,9 @@ def late_hosts(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         nodes, before = job_steps.node_means(view, job, past)
         used, usual = job_steps.uses_of_nodes(view, job, slots)
         early_used, early_usual = job_steps.uses_of_nodes(view, job, early)
-        lasting = _NodeGaps(nodes, used, usual, slot_sums.means_known(early_used - early_usual))
+        lasting = _NodeGaps(
+            job.key, nodes, used, usual, slot_sums.means_known(early_used - early_usual)
+        )
         gaps = lasting._replace(used=used[-LATE_SLOTS:], usual=usual[-LATE_SLOTS:])
         has_reason = pressed[nodes] & _is_pressed_more(view, nodes)
         hit = _have_gaps(view, gaps, has_reason)
@@ -316,7 +325,9 @@ def _late_nodes(
         name = view.devices.node_names[node]
         use, peer_use = (float(np.nanmean(each[:, index])) for each in (gaps.used, gaps.usual))
         evidence = [
-            findings.FindingEvidence("utilization", use, peer_use, "other nodes of the job", name)
+            findings.FindingEvidence(
+                "utilization", use, peer_use, "other nodes of the job", name, gaps.job
+            )
         ]
         if has_reason[index]:
             pressure, limit = float(pressures[node]), float(limits[node])
@@ -406,6 +417,7 @@ def hung_jobs(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
                 thresholds.hung_activity,
                 "limit",
                 job.key.workload,
+                job.key,
             )
             working = _working_ranks(view, job)
             text = (
@@ -426,12 +438,11 @@ def slow_jobs(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     for state in view.states.values():
         works = state.utilization_change > job_steps.MIN_BUSY_USE
         if state.is_slow and works and job_steps.has_common_steps(view, state.job):
+            key = state.job.key
             evidence = findings.FindingEvidence(
-                "send", state.speed, 1.0, "relative to its past", state.job.key.workload
+                "send", state.speed, 1.0, "relative to its past", key.workload, key
             )
-            yield findings.Finding(
-                "job_slowdown", findings.Cause("job", job=state.job.key), (evidence,)
-            )
+            yield findings.Finding("job_slowdown", findings.Cause("job", job=key), (evidence,))
 
 
 STALLED_SPEED, MIN_WAITING_USE = 0.1, 0.7

@@ -311,7 +311,7 @@ def _unequal_rails(
         findings.Cause("job", job=job.key),
         tuple(
             findings.FindingEvidence(
-                "send", last[rail], 1.0, "median of the job's rails", f"rail {rail}"
+                "send", last[rail], 1.0, "median of the job's rails", f"rail {rail}", job.key
             )
             for rail in rails[:8]
         ),
@@ -339,7 +339,7 @@ def _wide_placement(
         sizes[pod], free[pod] = len(members), len(np.setdiff1d(members, occupied))
     if max(sizes.values()) < needed:
         return
-    load = loads[-1]
+    load, compared_with = loads[-1], (findings.OTHER_JOBS, job.key.workload)
     share = max(load.paused - load.local_paused, 0.0)
     is_free = max(free.values()) >= needed
     derivation = (
@@ -351,10 +351,10 @@ def _wide_placement(
         findings.Cause("job", job=job.key),
         (
             findings.FindingEvidence(
-                "paused_share", load.paused, load.local_paused, "jobs in one pod", job.key.workload
+                "paused_share", load.paused, load.local_paused, *compared_with, job.key
             ),
             findings.FindingEvidence(
-                "marked_share", load.marked, load.local_marked, "jobs in one pod", job.key.workload
+                "marked_share", load.marked, load.local_marked, *compared_with, job.key
             ),
         ),
         detail=f"{needed} nodes in {len(crossed)} pods; a pod has {max(sizes.values())} nodes, "

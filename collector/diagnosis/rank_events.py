@@ -30,8 +30,7 @@ STRAGGLER_NS = 900 * SECOND_NS
 """Time for which the report of a rank that arrives last supports that a job or its GPU is slow."""
 CONFIRM_NS, WINDOW_NS = 180 * SECOND_NS, 60 * SECOND_NS
 """Time after the report of such a rank within which its job must be slower than before, and the time that the report is about."""
-WAITING, STRAGGLER = "collective_waiting", "collective_straggler"
-SLOW_PATH = "collective_slow_path"
+WAITING, STRAGGLER, SLOW_PATH = "collective_waiting", "collective_straggler", "collective_slow_path"
 _TEXTS = {
     "nccl_process_dead": "is considered dead by NCCL",
     "nccl_rank_dead": "is considered dead by NCCL",
@@ -94,9 +93,10 @@ class RankEvents:
         for finding in found:
             named = self._named(view, finding) if self._events else []
             texts = [finding.detail, *(text for _, text in named)]
+            job = finding.evidence[0].job
             yield replace(
                 finding,
-                evidence=(*finding.evidence, *(each for each, _ in named)),
+                evidence=(*finding.evidence, *(each.as_report(job) for each, _ in named)),
                 detail="; ".join(filter(None, texts)),
             )
 
@@ -138,7 +138,8 @@ class RankEvents:
         for gpu, node_event in reports.items():
             ((each, text),) = stragglers([node_event], 0)
             onset_ns, cause = node_event.timestamp_ns - WINDOW_NS, findings.Cause("gpu", gpu)
-            yield findings.Finding("gpu_straggler", cause, (each,), 0.0, "", onset_ns, detail=text)
+            found = (each.as_report(job.key),)
+            yield findings.Finding("gpu_straggler", cause, found, 0.0, "", onset_ns, detail=text)
 
     def name_paths(
         self, view: findings.DiagnosisView, found: Iterable[findings.Finding]
@@ -169,7 +170,7 @@ class RankEvents:
         gpus = set[str]()
         if finding.cause.kind == "gpu":
             gpus = {view.devices.gpus[finding.cause.position].index}
-        slow: list[NodeEvent] = []
+        slow: list[tuple[NodeEvent, ActiveJob]] = []
         for job in (job for job in view.jobs if job.key in reach.jobs):
             events = self._of_job(view, job, since_ns)
             if any(each.event.name == STRAGGLER for each in events):
@@ -181,18 +182,17 @@ class RankEvents:
                     not (places and facts.get(name)) or places & set(facts[name].split())
                     for places, name in ((rails, "rails"), (gpus, "gpus"))
                 ):
-                    slow.append(node_event)
-        for node_event in sorted(slow, key=_percent)[:MAX_NAMED]:
+                    slow.append((node_event, job))
+        for node_event, job in sorted(slow, key=lambda each: _percent(each[0]))[:MAX_NAMED]:
             communicator, kind, size = node_event.event.entity.key[2:]
             name = _text(node_event, "communicator_name") or printable(communicator[:MAX_TEXT])
             device = f"{node_event.node} {printable(kind[:MAX_TEXT])} up to {printable(size[:MAX_TEXT])} of communicator {name}"
-            found, expected = (
-                float(_number(node_event.event.facts.get(each, "")))
-                for each in ("bytes_per_second", "expected_bytes_per_second")
-            )
+            facts, names = node_event.event.facts, ("bytes_per_second", "expected_bytes_per_second")
+            found, expected = (float(_number(facts.get(each, ""))) for each in names)
             comparison = "usual bus bandwidth, or that of other communicators"
             evidence = findings.FindingEvidence(SLOW_PATH, found, expected, comparison, device)
-            yield evidence, f"{device} has {_percent(node_event)}% of its usual bus bandwidth"
+            text = f"{device} has {_percent(node_event)}% of its usual bus bandwidth"
+            yield evidence.as_report(job.key), text
 
     def _named(
         self, view: findings.DiagnosisView, finding: findings.Finding

@@ -111,7 +111,7 @@ def _curve_json(curve: EvidenceCurve) -> dict[str, Any]:
             {
                 "timestamp_ns": point.timestamp_ns,
                 "value": _finite(point.value),
-                "peers": _finite(point.peers),
+                "peers": _finite(point.peers) if curve.has_peers else None,
             }
             for point in curve.points
         ],

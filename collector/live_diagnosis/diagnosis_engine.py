@@ -435,6 +435,7 @@ class DiagnosisEngine:
             {name: frozenset(nodes) for name, nodes in incident.tenant_nodes.items()},
             dict(incident.lost_gpu_seconds),
             parts_of(incident, diagnosis.devices),
+            tuple(each.job for each in incident.evidence),
         )
 
     def _save_if_due(self) -> None:

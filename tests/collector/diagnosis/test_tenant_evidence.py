@@ -1,0 +1,182 @@
+"""Evidence of incidents as two tenants read it: that of their own jobs, and nothing of the other one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
+from support.drawn_readings import ONSET, drawn_feed, run
+from support.incidents import incident
+
+from bench.drawn_cluster import DrawnCluster, Row, node_name
+from bench.drawn_faults import hang
+from collector.access.credentials import Credential, Role
+from collector.diagnosis.diagnosis_curves import CurvePoint, EvidenceCurve
+from collector.diagnosis.findings import OTHER_JOBS
+from collector.diagnosis.incident_report import JobDocument
+from collector.diagnosis.incident_table import IncidentTable, ReportedIncident
+from collector.http.incidents_api import IncidentsApi
+from collector.live_diagnosis.diagnosis_engine import DiagnosisEngine
+from collector.workloads.job_roster import JobKey
+from railscope.timestamps import SECOND_NS
+from railscope.wire import WireSchema
+
+OWN, OTHER = JobKey("red", "slurm", "7"), JobKey("blue", "slurm", "secret")
+CAUSE = {"kind": "job", "tenant": "red", "source": "slurm", "workload": "7"}
+SHARED, OWN_NODE, OTHER_NODE = "n1", "n2", "n9"
+NODES = {"red": frozenset({SHARED, OWN_NODE}), "blue": frozenset({SHARED, OTHER_NODE})}
+
+
+def evidence(device: str, comparison: str = "limit", value: float = 1.0) -> dict[str, Any]:
+    return {
+        "signal": "send", "device": device, "value": value, "threshold": 0.25, "comparison": comparison,
+        "window_seconds": 30.0,
+    }  # fmt: skip
+
+
+def reported(
+    jobs: tuple[JobKey | None, ...], *shown: dict[str, Any], **changes: Any
+) -> ReportedIncident:
+    """Return an incident that touches jobs of both tenants, with the jobs of its evidence."""
+    found = incident("i1", evidence=list(shown), **changes)
+    curve = EvidenceCurve("send", "", [CurvePoint(SECOND_NS, 0.5, 0.75)])
+    return ReportedIncident(
+        found.document,
+        found.onset_ns,
+        found.reach,
+        jobs=[JobDocument(*OWN), JobDocument(*OTHER)],
+        curves=[curve],
+        tenant_nodes=NODES,
+        evidence_jobs=jobs,
+    )
+
+
+async def read(found: ReportedIncident, tenant: str) -> dict[str, Any]:
+    """Return the response of the API to a tenant."""
+    table = IncidentTable(SECOND_NS, (found,))
+    handler = IncidentsApi(lambda: table).handlers()["incident"]
+    request = make_mocked_request("GET", "/", match_info={"incident": found.document.id})
+    response = await handler(request, Credential("reader", Role.TENANT, tenant))
+    assert isinstance(response, web.Response)
+    content: dict[str, Any] = json.loads(response.text or "")
+    return content
+
+
+async def test_a_tenant_reads_evidence_detail_and_curve_of_its_own_job() -> None:
+    ranks = evidence(f"{OWN_NODE} rank 3 (GPU 2)"), evidence("rail 3")
+    found = reported(
+        (OWN, OWN, OWN), evidence("7"), *ranks, cause=CAUSE, detail="n2 rank 3 has not entered"
+    )
+    own = await read(found, "red")
+    assert [each["device"] for each in own["evidence"]] == ["7", "n2 rank 3 (GPU 2)", "rail 3"]
+    assert own["detail"] == "n2 rank 3 has not entered"
+    assert own["curves"][0]["points"] == [{"timestamp_ns": SECOND_NS, "value": 0.5, "peers": None}]
+    other = await read(found, "blue")
+    assert (other["evidence"], other["detail"], other["curves"]) == ([], "", [])
+    assert "red" not in json.dumps(other)
+    assert OWN_NODE not in json.dumps(other)
+
+
+async def test_a_rank_that_another_tenant_left_on_a_shared_node_is_not_named() -> None:
+    """An event without a GPU counts for the only job of its node, and may name a node of the job before."""
+    found = reported(
+        (OWN, OWN), evidence("7"), evidence(f"{OTHER_NODE} rank 5"), cause=CAUSE, detail=f"{OTHER_NODE} rank 5"
+    )  # fmt: skip
+    own = await read(found, "red")
+    assert [each["device"] for each in own["evidence"]] == ["7"]
+    assert OTHER_NODE not in json.dumps(own)
+
+
+async def test_a_tenant_does_not_read_what_its_job_is_compared_with_in_other_jobs() -> None:
+    gain = {
+        "text": "3%",
+        "share": 0.03,
+        "gpu_seconds_per_hour": 1.0,
+        "derivation": "others: 25.00%",
+    }
+    found = reported(
+        (OWN,),
+        evidence("7", OTHER_JOBS),
+        cause=CAUSE,
+        detail="16 nodes, enough are free",
+        gain=gain,
+    )
+    own = await read(found, "red")
+    assert (own["evidence"][0]["value"], own["evidence"][0]["threshold"]) == (1.0, None)
+    assert (own["detail"], own["gain"]) == ("", None)
+    restored = replace(found, evidence_jobs=())  # without its jobs, as an earlier version saved it
+    assert "25.00%" not in json.dumps(await read(restored, "red"))
+    again = found.of_tenant("red")
+    assert again is not None
+    assert again.of_tenant("red") == again
+
+
+@pytest.mark.parametrize("kind", ["nic", "node", "leaf"])
+async def test_jobs_of_two_tenants_on_a_shared_device_have_their_own_evidence(kind: str) -> None:
+    causes = {
+        "nic": {"cause": incident("i1").document.cause},
+        "node": {"cause": {"kind": "node", "node": SHARED}},
+        "leaf": {"cause": {"kind": "leaf", "switch": "leaf1", "pod": 0, "rail": 3, "or": []}},
+    }
+    paths = [evidence(f"{SHARED} AllReduce of communicator {name}") for name in ("red", "blue")]
+    found = reported((None, OWN, OTHER), evidence(f"{SHARED} eth3"), *paths, **causes[kind])
+    for tenant in ("red", "blue"):
+        seen = await read(found, tenant)
+        devices = [each["device"] for each in seen["evidence"]]
+        assert devices == [f"{SHARED} eth3", f"{SHARED} AllReduce of communicator {tenant}"]
+
+
+def slow_input(cluster: DrawnCluster, row: Row, since: int) -> None:
+    if since >= 0:
+        row.gpu["utilization"][cluster.jobs[0].nodes] *= 0.6
+        cluster.slow_job(row, cluster.jobs[0], 0.6)
+
+
+def hung(cluster: DrawnCluster, row: Row, since: int) -> None:
+    if since >= 0:
+        hang(cluster).effect(cluster, row, since)
+
+
+def late_host(cluster: DrawnCluster, row: Row, since: int) -> None:
+    if since >= 0:
+        row.gpu["utilization"][cluster.jobs[0].nodes[1]] *= 0.6
+        cluster.slow_job(row, cluster.jobs[0], 0.8)
+
+
+def no_schema(_: bytes) -> WireSchema:
+    raise KeyError
+
+
+@pytest.mark.parametrize(
+    ("change", "class_name"),
+    [(slow_input, "dataloader_stall"), (hung, "nccl_hang"), (late_host, "host_late")],
+)
+def test_the_detectors_of_jobs_state_the_job_of_their_evidence(
+    change: Callable[[DrawnCluster, Row, int], None], class_name: str, tmp_path: Path
+) -> None:
+    feed = drawn_feed(slots=ONSET + 24)
+    found = {each.class_name: each for each in run(feed, change, ONSET + 24)}
+    engine = DiagnosisEngine(tmp_path, no_schema)
+    whole = engine._report_of(feed.diagnosis, found[class_name])  # noqa: SLF001 - without frames
+    key = whole.evidence_jobs[0]
+    assert key is not None
+    assert whole.document.evidence
+    own = whole.of_tenant(key.tenant)
+    assert own is not None
+    assert own.document.evidence == whole.document.evidence
+    nodes = {**whole.tenant_nodes, "other": frozenset({node_name(0)})}
+    other = ReportedIncident(
+        whole.document,
+        whole.onset_ns,
+        whole.reach,
+        tenant_nodes=nodes,
+        evidence_jobs=whole.evidence_jobs,
+    ).of_tenant("other")
+    assert other is not None
+    assert all(each.signal == "cpu_pressure" for each in other.document.evidence)
