@@ -104,7 +104,7 @@ The collector evaluates the last frames every 10 seconds (`[diagnosis] enabled`)
 
 - `GET /api/v1/incidents`, newest first, at most 200; `?state=open` or `closed`, `?class=`, `?severity=` select.
   `GET /api/v1/incidents/ID` adds the curves of the evidence: the cause, and the median of all devices of its kind, every 10
-  seconds from 5 minutes before the incident opened. A tenant reads the incidents that touch its jobs, without the jobs, victims and
+  seconds from 5 minutes before the incident opened, each of one slot whatever the window of the evidence. A tenant reads the incidents that touch its jobs, without the jobs, victims and
   losses of other tenants. What shows the work or the ranks of a job is evidence for its tenant only; the curves of a job have no median of
   all devices then, and `detail` is empty unless it is about that job alone.
 - [Metrics](metrics/incidents.md): open incidents with their causes, what they touch, and the GPU-seconds lost by class and tenant.
@@ -129,7 +129,8 @@ per GPU of a healthy cluster. A quantity that no device reports uses no memory. 
 
 `--format json` prints one line for each incident, in its last state; [incident.schema.json](incident.schema.json) describes
 the fields. The exit status is 0 with and without incidents. `detected` is the end of the evaluation that first concluded class and cause; data
-that was recorded later does not change it. The onset is the end of the first slot that shows the fault.
+that was recorded later does not change it. The onset is the end of the first slot that shows the fault,
+which may have begun up to `onset_uncertainty_seconds` before.
 
 A file `arrivals.csv` beside the captures (columns `node,sent,received`: nanoseconds of the node's clock and of the
 collector's) contains the arrivals of all nodes, from which the offsets of the clocks and missing nodes are computed. Without it,

@@ -57,6 +57,8 @@ class FindingEvidence:
     device: str = ""
     job: JobKey | None = None
     """Job whose work or ranks the value shows, relative to its other devices or its past; None for a device as such."""
+    slots: int | None = None
+    """Slots over which the detector judges the signal; None for the usual window, 0 for a report, a setting or an age."""
 
     @property
     def is_change(self) -> bool:
@@ -70,7 +72,7 @@ class FindingEvidence:
 
     def as_report(self, job: JobKey | None) -> FindingEvidence:
         """Return it as a report of an agent about a rank of a job."""
-        return replace(self, job=job)
+        return replace(self, job=job, slots=0)
 
 
 Evidence: TypeAlias = tuple[FindingEvidence, ...]
@@ -117,6 +119,13 @@ class Finding:
     """Queue of a switch at which switches show the cause."""
     is_confirmed: bool | None = None
     """True if the other end of a link counts the same, False if it contradicts; None if it is unknown."""
+    onset_slots: int | None = None
+    """Slots before the onset in which the fault may have begun; None for those of the first evidence."""
+
+    @property
+    def uncertain_slots(self) -> int | None:
+        """Slots before the onset in which the fault may have begun; None for the usual window."""
+        return self.evidence[0].slots if self.onset_slots is None else self.onset_slots
 
     def certainty(self, *, has_slow_jobs: bool) -> float:
         """Return the certainty of the conclusion, from 0.6 to 1; the lowest one if it is contradicted."""
@@ -365,6 +374,11 @@ class DiagnosisView:
         """Return node and index of a GPU."""
         gpu = self.devices.gpus[position]
         return f"{gpu.node} GPU {gpu.index or gpu.uuid or gpu.pci_address}"
+
+
+def slots_of(duration_ns: int) -> int:
+    """Return the slots of a time, of samples that have no slots."""
+    return -(-duration_ns // SLOT_NS)
 
 
 def above(values: Floats, limit: Floats | float) -> Flags:

@@ -56,6 +56,8 @@ MAX_XID_DIGITS = 6
 XID_STRENGTH = 0.5
 REMAP_STRENGTH = 0.7
 """Strength of an Xid; a counter or a state of the GPU counts more."""
+ANSWER_SLOTS, NVLINK_SLOTS = 2, 6
+"""Slots without an answer of the driver, and those in which an NVLink must have errors again and again."""
 _STRONGER_XIDS = {48: 0.8}
 """A double-bit error is reported once and needs a drain; the row that waits for its remap afterwards is its effect."""
 
@@ -76,7 +78,7 @@ def xid_events(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
             continue
         is_fatal = not name and xid(number).severity == "fatal"
         evidence = findings.FindingEvidence(
-            f"xid {number}", 1.0, 0.0, findings.EVENT, view.gpu_name(position)
+            f"xid {number}", 1.0, 0.0, findings.EVENT, view.gpu_name(position), slots=0
         )
         yield findings.Finding(
             name or "xid_event",
@@ -93,8 +95,8 @@ def reported_gpu_faults(view: findings.DiagnosisView) -> Iterator[findings.Findi
     gpu, groups = view.signals.gpu, view.groups
     sums, slot = view.devices.sums[DeviceKind.GPU], view.signals.slot
     recent = view.signals.table(DeviceKind.GPU, 2)
-    reason = sums.last("utilization_absence", slot, 2)
-    alive = ~np.isnan(sums.rate("utilization", slot, 2))
+    reason = sums.last("utilization_absence", slot, ANSWER_SLOTS)
+    alive = ~np.isnan(sums.rate("utilization", slot, ANSWER_SLOTS))
     nodes = len(view.devices.node_names)
     answering = np.bincount(groups.gpu_node[alive], minlength=nodes)[groups.gpu_node]
     missing = gpu["device_state"] == _MISSING_STATE
@@ -115,13 +117,13 @@ def reported_gpu_faults(view: findings.DiagnosisView) -> Iterator[findings.Findi
         findings.above(recent["uncorrected_errors"], 0.0),
         "uncorrected_errors",
     )
-    often = findings.above(sums.total("nvlink_errors", slot, 6), 0.0)
+    often = findings.above(sums.total("nvlink_errors", slot, NVLINK_SLOTS), 0.0)
     if often.any():
-        errors = sums.history("nvlink_errors", slot, 6)
+        errors = sums.history("nvlink_errors", slot, NVLINK_SLOTS)
         has_value = ~np.isnan(errors)
         often = ((errors > 0) & has_value).sum(axis=0) > np.fmax(has_value.sum(axis=0) / 2, 2)
     often |= findings.above(gpu["nvlink_recoveries"], 0.0)
-    yield from _gpu_findings(view, "nvlink_errors", often, "nvlink_errors")
+    yield from _gpu_findings(view, "nvlink_errors", often, "nvlink_errors", slots=NVLINK_SLOTS)
     busy = findings.above(gpu["utilization"], 0.1)
     narrow = _below_usual(view, gpu["pcie_width"])
     yield from _gpu_findings(view, "pcie_degraded", narrow, "pcie_width", limit=1.0)
@@ -151,10 +153,11 @@ def _gpu_findings(  # noqa: PLR0913, PLR0917 - parts of a finding
     severity: str = "",
     strength: float = 1.0,
     limit: float = 0.0,
+    slots: int | None = None,
 ) -> Iterator[findings.Finding]:
     for position in np.flatnonzero(hit).tolist():
-        value = float(view.signals.gpu[signal][position])
-        evidence = findings.FindingEvidence(signal, value, limit, "limit", view.gpu_name(position))
+        value, name_of_gpu = float(view.signals.gpu[signal][position]), view.gpu_name(position)
+        evidence = findings.FindingEvidence(signal, value, limit, "limit", name_of_gpu, slots=slots)
         yield findings.Finding(
             name, findings.Cause("gpu", position), (evidence,), strength, severity
         )
@@ -166,7 +169,7 @@ def _without_answer(
     """Yield GPUs about which the driver does not answer, or answers that they are gone: they have no value."""
     for position in np.flatnonzero(hit).tolist():
         evidence = findings.FindingEvidence(
-            "utilization", np.nan, np.nan, reason, view.gpu_name(position)
+            "utilization", np.nan, np.nan, reason, view.gpu_name(position), slots=ANSWER_SLOTS
         )
         yield findings.Finding(name, findings.Cause("gpu", position), (evidence,))
 
@@ -316,7 +319,12 @@ def _slower_clocks(
     for position in slower.tolist():
         values = float(gpu["clock"][position]), float(median_known(clocks))
         evidence = findings.FindingEvidence(
-            "clock", *values, "other GPUs of the job", view.gpu_name(position), job.key
+            "clock",
+            *values,
+            "other GPUs of the job",
+            view.gpu_name(position),
+            job.key,
+            CLOCK_SLOTS,
         )
         yield findings.Finding(
             "gpu_straggler", findings.Cause("gpu", position), (evidence,), severity=severity
@@ -382,7 +390,7 @@ def _outliers(
             value = usual + float(excess[index])
             name = view.gpu_name(position)
             evidence = findings.FindingEvidence(
-                signal, value, usual + limit, findings.CHANGE, name, job.key
+                signal, value, usual + limit, findings.CHANGE, name, job.key, len(changes)
             )
             yield findings.Finding(
                 "gpu_straggler",

@@ -12,14 +12,15 @@ from typing import TypeAlias
 import msgspec
 
 from collector.diagnosis.devices import ClusterDevices
-from collector.diagnosis.findings import Cause, ExpectedGain, FindingEvidence
+from collector.diagnosis.findings import SLOT_NS, Cause, ExpectedGain, FindingEvidence
 from collector.diagnosis.incident_classes import CLASSES, part_kind
 from collector.diagnosis.incidents import Incident
 from collector.diagnosis.jobs import PeerGroups
 from collector.workloads.job_roster import JobKey
-from railscope.timestamps import format_timestamp
+from railscope.timestamps import SECOND_NS, format_timestamp
 from railscope.wire import RAIL_DIGITS
 
+_SLOT_SECONDS = SLOT_NS / SECOND_NS
 MAX_LISTED = 200
 """Victims that are listed; all are counted."""
 
@@ -114,7 +115,11 @@ EntityDocument: TypeAlias = (
 
 
 class EvidenceDocument(msgspec.Struct, frozen=True):
-    """A value that supports an incident; null is unknown. `comparison` is the meaning of the threshold."""
+    """A value that supports an incident; null is unknown. `comparison` is the meaning of the threshold.
+
+    `window_seconds` is the time over which the signal is judged, up to the evaluation; the value may be that of its last part.
+    0 stands for what has no window: a report, a setting, an age.
+    """
 
     signal: str
     device: str
@@ -136,6 +141,9 @@ class GainDocument(msgspec.Struct, frozen=True):
 class IncidentDocument(msgspec.Struct, frozen=True):
     """An incident. Times are RFC 3339 in UTC on the collector's clock; `ended` is null while it lasts.
 
+    `onset` is the end of the first slot of 10 seconds that shows the fault, or the time of the report. The fault may have begun up to
+    `onset_uncertainty_seconds` before: that is the window of the first evidence as of the detection, the time since the wait of
+    a hang began, or the distance of two reads of what has no window; at least one slot.
     `detected` is the time at which this class with this cause was first concluded, from nothing recorded later.
     `explained_by` is the identity of the incident that explains this one.
     """
@@ -192,7 +200,7 @@ def parts_of(incident: Incident, devices: ClusterDevices) -> tuple[NicDocument |
 def incident_document(
     incident: Incident, devices: ClusterDevices, groups: PeerGroups, window_seconds: float
 ) -> IncidentDocument:
-    """Return the document of an incident."""
+    """Return the document of an incident; `window_seconds` is the usual window."""
     kind, cause = incident.incident_class, incident.cause
     entity = _entity(incident, devices, groups)
     nics, jobs = victims_of(incident, devices)
@@ -208,7 +216,9 @@ def incident_document(
         title=title_of(kind.name, entity),
         cause=entity,
         onset=format_timestamp(incident.onset_ns),
-        onset_uncertainty_seconds=window_seconds,
+        onset_uncertainty_seconds=max(
+            _seconds(incident.onset_slots, window_seconds), _SLOT_SECONDS
+        ),
         detected=format_timestamp(incident.detected_ns),
         ended=format_timestamp(incident.ended_ns) if incident.ended_ns else None,
         severity=str(incident.severity),
@@ -322,8 +332,12 @@ def _evidence(evidence: FindingEvidence, window_seconds: float) -> EvidenceDocum
         _finite(evidence.value),
         _finite(evidence.threshold),
         evidence.comparison,
-        window_seconds,
+        _seconds(evidence.slots, window_seconds),
     )
+
+
+def _seconds(slots: int | None, usual_seconds: float) -> float:
+    return usual_seconds if slots is None else slots * _SLOT_SECONDS
 
 
 def _gain(gain: ExpectedGain) -> GainDocument:

@@ -19,19 +19,14 @@ from railscope.timestamps import SECOND_NS
 
 CLOSE_SLOTS = 9
 """Evaluations without the finding after which an incident is closed: three windows."""
-
 STALE_SLOTS = 360
 """Evaluations after which an incident is closed although its nodes have not reported since."""
-
 REOPEN_SLOTS = 60
 """An incident that returns within this many evaluations is the same one."""
-
 WAIT_SLOTS = 12
 """Evaluations for which a symptom waits for its cause."""
-
 PASSING_CLASSES = frozenset({"link_flap"})
 """Reports of the hardware about what has ended: a link that is up again delays nothing."""
-
 ONSET_SLOTS, _MIN_STAGE_NS, _MIN_BOOT_NS = 12, 30 * SECOND_NS, 120 * SECOND_NS
 MAX_EVIDENCE = 16
 MAX_OPEN_PER_CAUSE_NODE = 64
@@ -73,6 +68,8 @@ class Incident:
     """Identity of a finding whose cause changes; empty if the cause is the identity."""
     queue: SwitchQueue | None = None
     """Queue at which the cause is; it stays when the switch no longer shows it."""
+    onset_slots: int | None = None
+    """Slots before the onset in which the fault may have begun; None for the usual window."""
 
     @property
     def incident_class(self) -> IncidentClass:
@@ -330,6 +327,7 @@ class IncidentTracker:
             confidence=0.0,
             last_slot=slot,
             subject=finding.subject,
+            onset_slots=finding.uncertain_slots,
         )
 
     def _refresh(

@@ -33,12 +33,21 @@ LONG_SLOTS, MAX_LONG_USE = (12, 24), 0.7
 
 
 class _InputWait(NamedTuple):
-    """Usual utilization of the ranks of a job relative to their past, its limit, and the progress of the job."""
+    """Usual utilization of the ranks of a job relative to their past, its limit, the progress of the job, and the window."""
 
     usual: float
     limit: float
     progress: float
+    slots: int
     min_evaluations: int = 0
+
+
+def _of_job(
+    job: ActiveJob, signal: str, values: tuple[float, float], comparison: str, slots: int | None
+) -> findings.FindingEvidence:
+    """Return evidence about a job as a whole; `values` are that of the signal and its threshold."""
+    name = job.key.workload
+    return findings.FindingEvidence(signal, *values, comparison, name, job.key, slots)
 
 
 def jobs_without_input(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
@@ -52,14 +61,8 @@ def jobs_without_input(view: findings.DiagnosisView) -> Iterator[findings.Findin
             continue
         wait = _find_wait(view, job)
         if wait:
-            evidence = findings.FindingEvidence(
-                "utilization",
-                wait.usual,
-                wait.limit,
-                "relative to its past",
-                job.key.workload,
-                job.key,
-            )
+            values = wait.usual, wait.limit
+            evidence = _of_job(job, "utilization", values, "relative to its past", wait.slots)
             # Without counters of what a job exchanges, a phase of other work has the same readings.
             severity = "info" if np.isnan(wait.progress) or job_steps.may_serve(view, job) else ""
             slots = job_steps.waiting_slots(view, job, thresholds.min_input, wait.limit)
@@ -124,7 +127,7 @@ def _input_wait(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> _In
     starves &= not all(job_steps.is_other_work(view, job, each) for each in windows)
     has_steps = job_steps.has_common_steps(view, job)
     has_steps = has_steps or job_steps.has_common_steps(view, job, slots)
-    return _InputWait(usual, limit, progress) if starves and has_steps else None
+    return _InputWait(usual, limit, progress, slots) if starves and has_steps else None
 
 
 def _work_alike(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> bool:
@@ -323,10 +326,10 @@ def _late_nodes(
     for index in late:
         node = gaps.nodes[index]
         name = view.devices.node_names[node]
-        use, peer_use = (float(np.nanmean(each[:, index])) for each in (gaps.used, gaps.usual))
+        uses = float(np.nanmean(gaps.used[:, index])), float(np.nanmean(gaps.usual[:, index]))
         evidence = [
             findings.FindingEvidence(
-                "utilization", use, peer_use, "other nodes of the job", name, gaps.job
+                "utilization", *uses, "other nodes of the job", name, gaps.job, len(gaps.used)
             )
         ]
         if has_reason[index]:
@@ -411,14 +414,8 @@ def hung_jobs(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
             wait.add_storing(view.signals.slot)
         elif (slots := wait.add(view.signals.slot)) > thresholds.wait_factor * wait.longest:
             missing = job.gpus[~spins & (gpu["utilization"][job.gpus] < 0.05)]  # noqa: PLR2004 - never launched
-            evidence = findings.FindingEvidence(
-                "activity",
-                slot_sums.mean_known(activity),
-                thresholds.hung_activity,
-                "limit",
-                job.key.workload,
-                job.key,
-            )
+            values = slot_sums.mean_known(activity), thresholds.hung_activity
+            evidence = _of_job(job, "activity", values, "limit", None)
             working = _working_ranks(view, job)
             text = (
                 "no work was launched on" if len(missing) else "the others may wait for the work of"
@@ -430,6 +427,7 @@ def hung_jobs(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
                 (evidence,),
                 severity="info" if len(working) and slots <= MAX_SOLO_SLOTS else "",
                 detail=f"{text} {names}" if names else "",
+                onset_slots=view.signals.slot - wait.first_slot + view.signals.window,
             )
 
 
@@ -438,11 +436,10 @@ def slow_jobs(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     for state in view.states.values():
         works = state.utilization_change > job_steps.MIN_BUSY_USE
         if state.is_slow and works and job_steps.has_common_steps(view, state.job):
-            key = state.job.key
-            evidence = findings.FindingEvidence(
-                "send", state.speed, 1.0, "relative to its past", key.workload, key
-            )
-            yield findings.Finding("job_slowdown", findings.Cause("job", job=key), (evidence,))
+            values, slots = (state.speed, 1.0), findings.SLOTS_PER_MINUTE
+            evidence = _of_job(state.job, "send", values, "relative to its past", slots)
+            cause = findings.Cause("job", job=state.job.key)
+            yield findings.Finding("job_slowdown", cause, (evidence,))
 
 
 STALLED_SPEED, MIN_WAITING_USE = 0.1, 0.7

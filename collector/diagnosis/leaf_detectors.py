@@ -24,7 +24,7 @@ from collector.diagnosis.slot_sums import (
     or_zero,
 )
 
-MIN_MEMBERS = 3
+MIN_MEMBERS, LOSS_SLOTS = 3, 2 * findings.SLOTS_PER_MINUTE
 ONE_SENDER_SHARE = 0.8
 """Share of the missing packets of one sender beyond which those of the others are the few that healthy links lose."""
 
@@ -188,7 +188,12 @@ def _losses(
     ):
         of_nics = tuple(
             findings.FindingEvidence(
-                "losses", float(rate), float(limit), "other leaves and baseline", view.nic_name(p)
+                "losses",
+                float(rate),
+                float(limit),
+                "other leaves and baseline",
+                view.nic_name(p),
+                slots=LOSS_SLOTS,
             )
             for p, rate, limit in zip(affected[:4].tolist(), rates[hit], limits[hit], strict=False)
         )
@@ -197,7 +202,7 @@ def _losses(
 
 def _lasts(view: findings.DiagnosisView, affected: Positions) -> bool:
     """True if most NICs lose packets in several slots of two minutes: overlapping windows show one burst several times."""
-    slots = view.signals.slots(DeviceKind.NIC, 2 * findings.SLOTS_PER_MINUTE)
+    slots = view.signals.slots(DeviceKind.NIC, LOSS_SLOTS)
     losses = np.fmax(slots["out_of_order"], slots["naks"])[:, affected]
     return bool(np.median(findings.above(losses, 0.0).sum(axis=0)) > 1)
 

@@ -107,10 +107,11 @@ def _flaps(view: findings.DiagnosisView, outages: Floats) -> Iterator[findings.F
     # Up again, or counted while the interface does not state its carrier.
     flaps = downs & (is_up | np.isnan(now["link_up"])) & ~reloads[groups.nic_node]
     for position in np.flatnonzero(flaps).tolist():
-        evidence = findings.FindingEvidence(
-            "link_downs", float(counted[position]), 0.0, "limit", view.nic_name(position)
-        )
         slots = OUTAGE_SLOTS if was_down[position] else view.signals.window
+        name = view.nic_name(position)
+        evidence = findings.FindingEvidence(
+            "link_downs", float(counted[position]), 0.0, "limit", name, slots=slots
+        )
         onset_ns = _first_down_ns(view, position, slots)
         yield findings.Finding(
             "link_flap", findings.Cause("nic", position), (evidence,), onset_ns=onset_ns

@@ -121,13 +121,16 @@ def _late_marks(
         "ecn_late",
         findings.Cause("leaf", leaf, name),
         (
-            findings.FindingEvidence("paused_share", paused, usual, "other rails", name),
+            findings.FindingEvidence(
+                "paused_share", paused, usual, "other rails", name, slots=findings.SLOTS_PER_MINUTE
+            ),
             findings.FindingEvidence(
                 "marked_share",
                 marked,
                 paused,
                 "highest of the queues that may pause; at least the share of pause if ECN acts first",
                 name,
+                slots=findings.SLOTS_PER_MINUTE,
             ),
         ),
         alternatives=tuple(alternatives),
@@ -175,7 +178,7 @@ def _cable_evidence(
     nic = view.devices.nics[position]
     text = _cable_text(view, position, wrong)
     return findings.FindingEvidence(
-        "nodes_on_leaf", 1, wrong.peers, text, f"{nic.node} {nic.interface}"
+        "nodes_on_leaf", 1, wrong.peers, text, f"{nic.node} {nic.interface}", slots=0
     )
 
 
@@ -190,6 +193,7 @@ def _cable_text(view: findings.DiagnosisView, position: int, wrong: WrongRail) -
 
 BLOCK_MINUTES, BLOCKS = 5, 6
 _BLOCK_SLOTS = BLOCK_MINUTES * findings.SLOTS_PER_MINUTE
+LOAD_SLOTS = BLOCKS * _BLOCK_SLOTS
 MIN_RAIL_LOAD = 0.01
 MIN_RAILS = 3
 
@@ -311,7 +315,13 @@ def _unequal_rails(
         findings.Cause("job", job=job.key),
         tuple(
             findings.FindingEvidence(
-                "send", last[rail], 1.0, "median of the job's rails", f"rail {rail}", job.key
+                "send",
+                last[rail],
+                1.0,
+                "median of the job's rails",
+                f"rail {rail}",
+                job.key,
+                LOAD_SLOTS,
             )
             for rail in rails[:8]
         ),
@@ -351,10 +361,10 @@ def _wide_placement(
         findings.Cause("job", job=job.key),
         (
             findings.FindingEvidence(
-                "paused_share", load.paused, load.local_paused, *compared_with, job.key
+                "paused_share", load.paused, load.local_paused, *compared_with, job.key, LOAD_SLOTS
             ),
             findings.FindingEvidence(
-                "marked_share", load.marked, load.local_marked, *compared_with, job.key
+                "marked_share", load.marked, load.local_marked, *compared_with, job.key, LOAD_SLOTS
             ),
         ),
         detail=f"{needed} nodes in {len(crossed)} pods; a pod has {max(sizes.values())} nodes, "

@@ -139,12 +139,14 @@ def stale_nodes(
     for name in stale:
         contact = contacts[name]
         period_ns = round(contact.period_seconds * SECOND_NS)
+        period_slots = math.ceil(contact.period_seconds * SLOTS_PER_SECOND)
         evidence = findings.FindingEvidence(
             "receipt_age_seconds",
             contact.age_seconds(now_ns),
             thresholds.max_missed_receipts * contact.period_seconds,
             "limit",
             name,
+            slots=0,
         )
         cause = findings.Cause("node", name=name)
         # The first receipt that is missing was due one period after the last.
@@ -157,9 +159,18 @@ def stale_nodes(
             and not _stopped_by_other(view, state, name)
         )
         if any(_hangs(view, state, _stale_slot(view, contact)) for state in may_be_cause):
-            yield findings.Finding("node_down", cause, (evidence,), onset_ns=onset_ns)
+            yield findings.Finding(
+                "node_down", cause, (evidence,), onset_ns=onset_ns, onset_slots=period_slots
+            )
         elif later := _stopped_later(view, cause):
-            yield findings.Finding("node_down", cause, (evidence,), LATER_STRENGTH, onset_ns=later)
+            yield findings.Finding(
+                "node_down",
+                cause,
+                (evidence,),
+                LATER_STRENGTH,
+                onset_ns=later,
+                onset_slots=PROGRESS_SLOTS,
+            )
         elif has_receipts and not stopped[name] and _goes_on(view, name, contact):
             may_restart = contact.age_seconds(now_ns) <= thresholds.max_restart_seconds
             if sample_slots is not None:
@@ -170,7 +181,12 @@ def stale_nodes(
                 may_restart = sample_slots.get(name, frozenset()).isdisjoint(recent)
             severity = "info" if may_restart else ""
             yield findings.Finding(
-                "agent_partition", cause, (evidence,), severity=severity, onset_ns=onset_ns
+                "agent_partition",
+                cause,
+                (evidence,),
+                severity=severity,
+                onset_ns=onset_ns,
+                onset_slots=period_slots,
             )
 
 
@@ -387,7 +403,10 @@ def wrong_clocks(
         contact, error = recent[name], abs(offset - usual)
         own_delay = contact.delay_seconds if offset < usual else 0.0
         if error > limit + MAX_DELAY_RATIO * max(own_delay, usual_delay):
-            evidence = findings.FindingEvidence("clock_offset", offset, limit, "other nodes", name)
+            slots = math.ceil(_MAX_OFFSETS * contact.period_seconds * SLOTS_PER_SECOND)
+            evidence = findings.FindingEvidence(
+                "clock_offset", offset, limit, "other nodes", name, slots=slots
+            )
             severity = "critical" if error > thresholds.critical_clock_offset_seconds else ""
             yield findings.Finding(
                 "clock_skew",

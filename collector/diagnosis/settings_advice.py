@@ -29,7 +29,7 @@ from collector.diagnosis.slot_sums import Floats, Positions, median_known, or_ze
 from railscope.timestamps import SECOND_NS
 from railscope.wire import WireEntity
 
-MIN_MAJORITY = 4
+MIN_MAJORITY, COMPARE_SLOTS = 4, 10 * SLOTS_PER_MINUTE
 
 _NIC_SETTINGS = (
     "pfc", "trust", "dscp_map", "traffic_classes", "bandwidth", "scheduling", "buffer_of_priority", "ecn_notification",
@@ -150,7 +150,7 @@ class ConfigDrift:
     def findings(self, view: DiagnosisView) -> Iterator[Finding]:
         """Yield one finding for each set of devices that deviate in the same settings from peers, or from their switch."""
         self.settings.advance(view.timestamp_ns)
-        state = self.settings.version, view.signals.slot // (10 * SLOTS_PER_MINUTE)
+        state = self.settings.version, view.signals.slot // COMPARE_SLOTS
         if self._compared != state:
             self._compared = state
             self._found = _merged(self._deviations(view))
@@ -342,7 +342,7 @@ def _finding(
     nics = np.array([each.position for each in affected if each.kind == "nic"], np.intp)
     evidence = tuple(
         FindingEvidence(
-            each.setting, len(each.devices), each.peers, each.text, first.devices[0].node
+            each.setting, len(each.devices), each.peers, each.text, first.devices[0].node, slots=0
         )
         for each in deviations[:8]
     )
@@ -356,6 +356,7 @@ def _finding(
         subject=" ".join((*first.group, first.setting, first.value, first.usual)),
         affected=affected,
         gain=_drift_gain(view, affected),
+        onset_slots=COMPARE_SLOTS,
     )
 
 

@@ -32,6 +32,7 @@ WATCHDOG_NS = 45 * SECOND_NS
 MAX_STORMS = 1000
 """Storms between two samples beyond which the counter is invalid: a watchdog needs a tenth of a second for each."""
 MARKS_NS = 120 * SECOND_NS
+MARKS_SLOTS = findings.slots_of(MARKS_NS)
 """Time over which marks and pauses of a switch are compared."""
 MIN_PAUSES = 20.0
 """Pause frames per second that a switch sends, of one priority."""
@@ -166,7 +167,10 @@ def _watchdog(
 
 def _storm_evidence(storm: _DetectedStorm) -> findings.FindingEvidence:
     text = f"{storm.queue.switch} {storm.queue.port} queue {storm.queue.queue}"
-    return findings.FindingEvidence("watchdog_storms", storm.storms, 0.0, "limit", text)
+    slots = findings.slots_of(WATCHDOG_NS)
+    return findings.FindingEvidence(
+        "watchdog_storms", storm.storms, 0.0, "limit", text, slots=slots
+    )
 
 
 # Thresholds of queues ----------------------------------------------------------------------------
@@ -244,8 +248,12 @@ def _paused_before_marked(name: str, sender: TrackedSender, now_ns: int) -> _Lat
     place = f"{name} priority {number}"
     return _LateQueue(
         (
-            findings.FindingEvidence("switch_pauses_sent", rate, MIN_PAUSES, "per second", place),
-            findings.FindingEvidence("queue_marks", mark_rate, rate, "pause frames sent", place),
+            findings.FindingEvidence(
+                "switch_pauses_sent", rate, MIN_PAUSES, "per second", place, slots=MARKS_SLOTS
+            ),
+            findings.FindingEvidence(
+                "queue_marks", mark_rate, rate, "pause frames sent", place, slots=MARKS_SLOTS
+            ),
         ),
         None,
         f"{name} sends {rate:.0f} pause frames of priority {number} per second, and its queues mark {mark_rate:.0f} packets: "
@@ -285,9 +293,16 @@ def _deep(
     comparison = f"bytes that the port sends in {DEEP_SECONDS * 1e6:.0f} µs"
     return _LateQueue(
         (
-            findings.FindingEvidence("queue_occupancy", highest, limit, comparison, place),
             findings.FindingEvidence(
-                "queue_marked_share", marked, share, "share of samples with a deep queue", place
+                "queue_occupancy", highest, limit, comparison, place, slots=MARKS_SLOTS
+            ),
+            findings.FindingEvidence(
+                "queue_marked_share",
+                marked,
+                share,
+                "share of samples with a deep queue",
+                place,
+                slots=MARKS_SLOTS,
             ),
         ),
         queue,
@@ -344,7 +359,7 @@ def _used_headroom(name: str, sender: TrackedSender) -> Iterator[findings.Findin
             if MIN_HEADROOM_SHARE * size < used < np.inf:
                 text = f"of {size:.0f} bytes of headroom used"
                 place = f"{name} {label.port} priority group {label.number}"
-                yield findings.FindingEvidence("headroom_used", used, size, text, place)
+                yield findings.FindingEvidence("headroom_used", used, size, text, place, slots=0)
 
 
 def _dropped(name: str, sender: TrackedSender, now_ns: int) -> Iterator[findings.FindingEvidence]:
@@ -357,4 +372,6 @@ def _dropped(name: str, sender: TrackedSender, now_ns: int) -> Iterator[findings
             if sent and any(sent[0].recent(now_ns, MARKS_NS, np.array([sent[1]]))):
                 place = f"{name} {label.port} priority group {label.number}"
                 text = f"packets dropped in {MARKS_NS // SECOND_NS} s"
-                yield findings.FindingEvidence("headroom_drops", count, 0.0, text, place)
+                yield findings.FindingEvidence(
+                    "headroom_drops", count, 0.0, text, place, slots=MARKS_SLOTS
+                )

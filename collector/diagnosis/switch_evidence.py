@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
 from collector.diagnosis import switch_counters as counters
-from collector.diagnosis.findings import DiagnosisView, Finding, FindingEvidence
+from collector.diagnosis.findings import DiagnosisView, Finding, FindingEvidence, slots_of
 from railscope.timestamps import SECOND_NS
 
 SwitchPort: TypeAlias = tuple[str, str]
@@ -282,4 +282,5 @@ def pause_evidence(compared: ComparedPauses) -> FindingEvidence:
         compared.high,
         f"pause frames that the NIC counts as {ends[1]} in {compared.seconds:.0f} s, at least {compared.low:.0f}",
         compared.place,
+        slots=slots_of(round(compared.seconds * SECOND_NS)),
     )

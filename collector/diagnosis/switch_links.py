@@ -24,6 +24,7 @@ from collector.diagnosis.switch_evidence import (
 from railscope.timestamps import SECOND_NS
 
 WINDOW_NS = 120 * SECOND_NS
+WINDOW_SLOTS = findings.slots_of(WINDOW_NS)
 """Time over which errors are counted: those of two samples at least: one burst is harmless."""
 MIN_ERRORS = 0.5
 """Errors, or packets that a lossless queue drops, per second."""
@@ -234,6 +235,7 @@ class SwitchLinks:
                         MIN_ERRORS,
                         "per second",
                         f"{queue.switch} {queue.port} queue {queue.queue}",
+                        slots=WINDOW_SLOTS,
                     )
                     for rate, queue in found[:MAX_NAMED]
                 ),
@@ -249,7 +251,9 @@ def _outage(
         "switch_link_down",
         _cause(view, leaves[ports[0][0]]),
         tuple(
-            findings.FindingEvidence("port_up", 0.0, 1.0, "before", " ".join(port))
+            findings.FindingEvidence(
+                "port_up", 0.0, 1.0, "before", " ".join(port), slots=WINDOW_SLOTS
+            )
             for port in ports[:MAX_NAMED]
         ),
         detail=f"{text} are down: {', '.join(' '.join(port) for port in ports[:MAX_NAMED])}",
@@ -310,4 +314,5 @@ def _error_evidence(errors: _PortErrors, usual: float) -> findings.FindingEviden
         max(MIN_ERRORS, FACTOR * usual),
         f"per second; at least {FACTOR:.0f} times the median of the other ports without a NIC",
         " ".join(errors.port),
+        slots=WINDOW_SLOTS,
     )

@@ -185,6 +185,7 @@ class QueueLocaliser:
             if spine not in leaves and self.evidence.is_fresh(spine, view.timestamp_ns):
                 roles.setdefault(spine, {})[port] = UPLINK
         found: dict[SwitchQueue, list[findings.FindingEvidence]] = defaultdict(list)
+        slots = findings.slots_of(view.timestamp_ns - first_ns + BEFORE_NS)
         for measure in measures:
             rows = {
                 name: _values(name, self.evidence.readings.senders[name], measure, first_ns)
@@ -208,6 +209,7 @@ class QueueLocaliser:
                             usual,
                             f"median of {peers - 1} other {role} ports",
                             f"{value.queue.switch} {value.queue.port} queue {value.queue.queue}",
+                            slots=slots,
                         )
                     )
         return found

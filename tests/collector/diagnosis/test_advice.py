@@ -246,6 +246,7 @@ STATES: dict[str, tuple[Callable[[Row], None], int, list[str]]] = {
     "all jobs are limited": (slow_fabric, 190, []),
 }
 """Effect on the readings, evaluations, and the classes of the advice that follows."""
+WINDOWS_SECONDS = {"ecn_late": 60.0, "rail_imbalance": 1800.0, "placement_oversubscribed": 1800.0}
 
 
 @pytest.mark.parametrize("name", third_of(STATES))
@@ -266,6 +267,8 @@ def test_states_of_the_network_are_advice(name: str) -> None:
         assert each.gain
         assert each.gain.share
         assert each.gain.gpu_seconds_per_hour
+        windows = {evidence.window_seconds for evidence in each.evidence}
+        assert windows == {each.onset_uncertainty_seconds} == {WINDOWS_SECONDS[each.incident_class]}
 
 
 @pytest.mark.parametrize(("left", "expected"), [(0.1, ["ecn_late"]), (0.8, [])])
