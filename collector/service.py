@@ -160,7 +160,7 @@ class Collector:
             lambda: self.switches.polling.cabling,
         )
         self.webhook = incident_webhook.IncidentWebhook(
-            self.settings.diagnosis, lambda: self.diagnosis.table, self.diagnosis.engine.notified
+            self.settings, lambda: self.diagnosis.table, self.diagnosis.engine.notified
         )
         self.cluster = ClusterHead(
             self.settings,

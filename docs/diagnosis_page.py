@@ -109,7 +109,8 @@ The collector evaluates the last frames every 10 seconds (`[diagnosis] enabled`)
   all devices then, and `detail` is empty unless it is about that job alone.
 - [Metrics](metrics/incidents.md): open incidents with their causes, what they touch, and the GPU-seconds lost by class and tenant.
 - A webhook (`[diagnosis] webhook_url`), in the form that Alertmanager sends: one notification when an incident of at least
-  `webhook_min_severity` opens, one when it ends or another one explains it, and again one if it outlasts that one. What the receiver does not accept is sent again. Use it
+  `webhook_min_severity` opens, one when it ends or another one explains it, and again one if it outlasts that one. What the receiver does not accept is sent again.
+  The annotation `runbook_url` and the links to the incident and the collector begin with `cluster.advertised_url`; without it, `runbook_url` is a path. Use it
   where no Prometheus evaluates the [alerts](alerts.md).
 - The alert `RailscopeIncident`; [symptoms](#symptoms) of an incident are not sent.
 - Events and [audit records](audit.md): each change of an incident.
@@ -130,7 +131,7 @@ per GPU of a healthy cluster. A quantity that no device reports uses no memory. 
 `--format json` prints one line for each incident, in its last state; [incident.schema.json](incident.schema.json) describes
 the fields. The exit status is 0 with and without incidents. `detected` is the end of the evaluation that first concluded class and cause; data
 that was recorded later does not change it. The onset is the end of the first slot that shows the fault,
-which may have begun up to `onset_uncertainty_seconds` before.
+which may have begun up to `onset_uncertainty_seconds` before. `runbook` is a path, in the console and on the site that the alert rules link to.
 
 A file `arrivals.csv` beside the captures (columns `node,sent,received`: nanoseconds of the node's clock and of the
 collector's) contains the arrivals of all nodes, from which the offsets of the clocks and missing nodes are computed. Without it,

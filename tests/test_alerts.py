@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from collector.diagnosis.incident_classes import CLASSES
+from collector.diagnosis.incident_classes import CLASSES, INCIDENT_RUNBOOK
 from dashboards.build import dashboards
 from dashboards.promql import (
     detail_of,
@@ -365,6 +365,15 @@ def test_the_runbook_of_incidents_has_a_section_for_each_class():
     assert re.findall(r"^### (.*)$", page, re.MULTILINE) == list(CLASSES)
     for kind in CLASSES.values():
         assert f"\n### {kind.name}\n\n{kind.text}\n\nAction: {kind.action}.\n" in page
+
+
+def test_an_incident_has_the_runbook_of_its_alert():
+    rules = [rule for rule in ALERTS if rule["alert"] == INCIDENT_RUNBOOK]
+    for rule in rules:
+        for name, each in CLASSES.items():
+            url = rule["annotations"]["runbook_url"].replace("{{ $labels.class }}", name)
+            assert url == SITE + each.runbook
+    assert rules
 
 
 def test_there_is_no_runbook_without_an_alert():

@@ -25,7 +25,7 @@ from collector.diagnosis import (
     incident_report as report,
     incident_table,
 )
-from collector.diagnosis.incident_classes import CLASSES
+from collector.diagnosis.incident_classes import INCIDENT_RUNBOOK
 from collector.http import incidents_api, read_api
 from railscope.service import run_in_thread
 from railscope.shipped_files import shipped_files
@@ -35,7 +35,6 @@ _MAX_SHOWN = 3
 _RANKS = {"critical": 0, "warning": 1, "info": 2}
 MAX_TIMELINE, MAX_VICTIMS = 40, 100
 _CURVE_WIDTH = 640
-INCIDENT_RUNBOOK = "RailscopeIncident"
 _RUNBOOK_FILES = {
     path.stem: path for path in shipped_files().values() if path.parent.name == "runbooks"
 }
@@ -88,7 +87,7 @@ def incident_row(incident: incident_table.ReportedIncident) -> IncidentRow:
         evidence=tuple(evidence_text(each) for each in document.evidence[:_MAX_SHOWN]),
         lost_gpu_seconds=document.lost_gpu_seconds,
         action=document.action,
-        runbook=runbook_path(document.incident_class),
+        runbook=document.runbook if INCIDENT_RUNBOOK in RUNBOOKS else "",
         explained_by=document.explained_by,
     )
 
@@ -98,13 +97,6 @@ class RunbookModel(msgspec.Struct, frozen=True):
 
     name: str
     blocks: tuple[page_rendering.TextBlock, ...]
-
-
-def runbook_path(incident_class: str) -> str:
-    """Return the path of the section on a class of incidents; empty without runbooks."""
-    if INCIDENT_RUNBOOK not in RUNBOOKS or incident_class not in CLASSES:
-        return ""
-    return f"{RUNBOOKS[INCIDENT_RUNBOOK]}#{incident_class}"
 
 
 def read_runbook(name: str) -> RunbookModel:

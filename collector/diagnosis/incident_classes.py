@@ -36,6 +36,10 @@ class ChangeKind(StrEnum):
     CLOSED = "closed"
 
 
+INCIDENT_RUNBOOK = "RailscopeIncident"
+"""Alert on incidents, and its runbook with a section for each class."""
+
+
 @dataclass(frozen=True, slots=True)
 class IncidentClass:
     """A class of incidents.
@@ -53,6 +57,11 @@ class IncidentClass:
     is_symptom: bool = False
     is_advice: bool = False
     """True for a state that lasts and costs: no fault, and nothing that a baseline should leave out."""
+
+    @property
+    def runbook(self) -> str:
+        """Path of its section in the runbook, on the site that the alert rules link to and in the console."""
+        return f"/runbooks/{INCIDENT_RUNBOOK}#{self.name}"
 
 
 _HARD, _STRONG, _GROUP, _SYMPTOM = 1.0, 0.8, 0.6, 0.3

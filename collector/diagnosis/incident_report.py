@@ -145,6 +145,7 @@ class IncidentDocument(msgspec.Struct, frozen=True):
     `onset_uncertainty_seconds` before: that is the window of the first evidence as of the detection, the time since the wait of
     a hang began, or the distance of two reads of what has no window; at least one slot.
     `detected` is the time at which this class with this cause was first concluded, from nothing recorded later.
+    `runbook` is the path of the section on the class in the runbook, in the console and on the site that alert rules link to.
     `explained_by` is the identity of the incident that explains this one.
     """
 
@@ -167,6 +168,7 @@ class IncidentDocument(msgspec.Struct, frozen=True):
     symptoms: tuple[str, ...]
     lost_gpu_seconds: int
     action: str
+    runbook: str
     detail: str
     limits: str
     explained_by: str | None
@@ -230,6 +232,7 @@ def incident_document(
         symptoms=tuple(sorted(incident.symptoms)),
         lost_gpu_seconds=round(sum(incident.lost_gpu_seconds.values())),
         action=kind.action,
+        runbook=kind.runbook,
         detail=incident.detail,
         limits=_limits_of(incident),
         explained_by=incident.explained_by or None,

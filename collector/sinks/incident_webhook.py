@@ -15,8 +15,8 @@ from typing import Any
 import aiohttp
 import structlog
 
-from collector.config import DiagnosisSettings
-from collector.diagnosis.incident_classes import Severity
+from collector.config import CollectorSettings
+from collector.diagnosis.incident_classes import INCIDENT_RUNBOOK, Severity
 from collector.diagnosis.incident_report import IncidentDocument
 from collector.diagnosis.incident_table import IncidentTable, ReportedIncident, cause_labels
 from railscope.settings import check_http_url, read_named_file
@@ -36,7 +36,7 @@ _LABELS = ("kind", "node", "device", "rail")
 class IncidentWebhook:
     """Sends the opening and the end of each incident to a URL."""
 
-    settings: DiagnosisSettings
+    settings: CollectorSettings
     table: Callable[[], IncidentTable]
     delivered: MutableMapping[str, str]
     """State of which the receiver was notified, by incident."""
@@ -48,7 +48,7 @@ class IncidentWebhook:
 
     def __post_init__(self) -> None:
         """Read the token. Raises SettingsError."""
-        url, file = self.settings.webhook_url, self.settings.webhook_token_file
+        url, file = self.settings.diagnosis.webhook_url, self.settings.diagnosis.webhook_token_file
         if url:
             check_http_url("diagnosis.webhook_url", url)
         if file:
@@ -57,7 +57,7 @@ class IncidentWebhook:
 
     async def run(self) -> None:
         """Send until cancelled; return immediately if no URL is configured."""
-        if not self.settings.webhook_url:
+        if not self.settings.diagnosis.webhook_url:
             return
         timeout = aiohttp.ClientTimeout(total=self.timeout_seconds)
         async with aiohttp.ClientSession(headers=self.headers, timeout=timeout) as session:
@@ -77,12 +77,13 @@ class IncidentWebhook:
             incident, status = due
             attempted.add(incident.document.id)
             now = format_timestamp(self.table().timestamp_ns)
-            problem = await self._post(session, notification(incident, status, now))
+            url = self.settings.cluster.advertised_url.rstrip("/")
+            problem = await self._post(session, notification(incident, status, now, url))
             if problem:
                 is_delivered = False
                 self.failures += 1
                 if problem != self._problem:
-                    url = self.settings.webhook_url
+                    url = self.settings.diagnosis.webhook_url
                     log.warning("incident_notification_failed", url=url, problem=problem)
             else:
                 self.delivered[incident.document.id] = status
@@ -92,7 +93,7 @@ class IncidentWebhook:
     def _due(self) -> Iterator[tuple[ReportedIncident, str]]:
         """Yield incidents whose state differs from the delivered one; a resolved one only after its opening."""
         order = list(Severity)
-        threshold = order.index(Severity(self.settings.webhook_min_severity))
+        threshold = order.index(Severity(self.settings.diagnosis.webhook_min_severity))
         for incident in self.table().incidents:
             before = self.delivered.get(incident.document.id, "")
             is_sent = order.index(Severity(incident.document.severity)) >= threshold
@@ -102,7 +103,7 @@ class IncidentWebhook:
 
     async def _post(self, session: aiohttp.ClientSession, content: Mapping[str, Any]) -> str:
         """Send a notification; return the problem, empty if it was accepted."""
-        url = self.settings.webhook_url
+        url = self.settings.diagnosis.webhook_url
         try:
             async with session.post(url, json=content, allow_redirects=False) as response:
                 accepted = HTTPStatus.OK <= response.status < HTTPStatus.MULTIPLE_CHOICES
@@ -111,12 +112,17 @@ class IncidentWebhook:
             return f"{type(error).__name__}: {error}"
 
 
-def notification(incident: ReportedIncident, status: str, now: str) -> dict[str, Any]:
-    """Return the payload for one incident; one that another explains is resolved now."""
+def notification(
+    incident: ReportedIncident, status: str, now: str, collector_url: str
+) -> dict[str, Any]:
+    """Return the payload for one incident; one that another explains is resolved now.
+
+    Without the URL of the collector there are no links, and the runbook is a path.
+    """
     document = incident.document
     cause = dict(zip(_LABELS, cause_labels(document.cause), strict=True))
     labels = {
-        "alertname": "RailscopeIncident",
+        "alertname": INCIDENT_RUNBOOK,
         "incident": document.id,
         "class": document.incident_class,
         "severity": document.severity,
@@ -126,6 +132,7 @@ def notification(incident: ReportedIncident, status: str, now: str) -> dict[str,
         "summary": document.title,
         "description": _description(document),
         "action": document.action,
+        "runbook_url": collector_url + document.runbook,
     }
     alert = {
         "status": status,
@@ -133,7 +140,7 @@ def notification(incident: ReportedIncident, status: str, now: str) -> dict[str,
         "annotations": annotations,
         "startsAt": document.onset,
         "endsAt": _NOT_ENDED if status == FIRING else document.ended or now,
-        "generatorURL": "",
+        "generatorURL": f"{collector_url}/incidents/{document.id}" if collector_url else "",
         "fingerprint": document.id,
     }
     return {
@@ -145,7 +152,7 @@ def notification(incident: ReportedIncident, status: str, now: str) -> dict[str,
         "groupLabels": {"incident": document.id},
         "commonLabels": labels,
         "commonAnnotations": annotations,
-        "externalURL": "",
+        "externalURL": collector_url,
         "alerts": [alert],
     }
 

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 from support.incidents import incident
 
-from collector.config import DiagnosisSettings
+from collector.config import ClusterSettings, CollectorSettings, DiagnosisSettings
 from collector.diagnosis.incident_table import IncidentTable, ReportedIncident
 from collector.sinks.incident_webhook import IncidentWebhook
 from railscope.settings import SettingsError
@@ -56,8 +56,12 @@ class Pair:
         return await self.webhook.deliver(self.session)
 
 
+def collector_settings(**settings: Any) -> CollectorSettings:
+    return CollectorSettings(diagnosis=DiagnosisSettings(**settings))
+
+
 @contextlib.asynccontextmanager
-async def connected(**settings: Any) -> AsyncIterator[Pair]:
+async def connected(advertised_url: str = "", **settings: Any) -> AsyncIterator[Pair]:
     receiver = Receiver()
     app = web.Application()
     app.router.add_post("/hook", receiver.handle)
@@ -65,9 +69,11 @@ async def connected(**settings: Any) -> AsyncIterator[Pair]:
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     url = f"http://127.0.0.1:{runner.addresses[0][1]}/hook"
-    found = DiagnosisSettings(webhook_url=url, **settings)
+    diagnosis = DiagnosisSettings(webhook_url=url, **settings)
     try:
         async with aiohttp.ClientSession() as session:
+            cluster = ClusterSettings(advertised_url=advertised_url)
+            found = CollectorSettings(diagnosis=diagnosis, cluster=cluster)
             webhook = IncidentWebhook(found, lambda: pair.table, {})
             pair = Pair(receiver, webhook, session)
             yield pair
@@ -91,6 +97,18 @@ async def test_an_incident_is_sent_once_and_again_when_it_has_ended() -> None:
     assert first["startsAt"] == last["startsAt"] == "2026-01-01T00:00:00Z"
     assert (first["endsAt"], last["endsAt"]) == ("0001-01-01T00:00:00Z", "2026-01-01T01:00:00Z")
     assert first["annotations"]["action"] == "drain the node"
+
+
+@pytest.mark.parametrize("url", ["", "https://collector:9470", "https://collector:9470/"])
+async def test_a_notification_links_to_runbook_incident_and_collector(url: str) -> None:
+    async with connected(advertised_url=url) as pair:
+        await pair.send(incident("a"))
+    (sent,) = pair.receiver.notifications
+    (alert,) = sent["alerts"]
+    base = url.rstrip("/")
+    assert alert["annotations"]["runbook_url"] == f"{base}/runbooks/RailscopeIncident#slow_receiver"
+    assert alert["generatorURL"] == (f"{base}/incidents/a" if url else "")
+    assert sent["externalURL"] == base
 
 
 async def test_an_incident_that_another_explains_is_resolved() -> None:
@@ -131,7 +149,7 @@ async def test_a_receiver_that_is_not_there_is_a_failure() -> None:
     async with connected() as pair:
         await pair.session.close()
         async with aiohttp.ClientSession() as session:
-            absent = DiagnosisSettings(webhook_url="http://127.0.0.1:1/")
+            absent = collector_settings(webhook_url="http://127.0.0.1:1/")
             webhook = IncidentWebhook(absent, lambda: IncidentTable(1, (incident("a"),)), {})
             assert not await webhook.deliver(session)
             assert webhook.failures == 1
@@ -151,10 +169,10 @@ async def test_the_token_is_sent(tmp_path: Path) -> None:
 @pytest.mark.parametrize("url", ["ftp://host/", "//host", "host:80", "http://"])
 def test_an_invalid_url_is_rejected(url: str) -> None:
     with pytest.raises(SettingsError, match="expected http://HOST/PATH"):
-        IncidentWebhook(DiagnosisSettings(webhook_url=url), IncidentTable, {})
+        IncidentWebhook(collector_settings(webhook_url=url), IncidentTable, {})
 
 
 def test_a_missing_token_file_is_rejected(tmp_path: Path) -> None:
-    settings = DiagnosisSettings(webhook_token_file=str(tmp_path / "none"))
+    settings = collector_settings(webhook_token_file=str(tmp_path / "none"))
     with pytest.raises(SettingsError, match="webhook_token_file"):
         IncidentWebhook(settings, IncidentTable, {})

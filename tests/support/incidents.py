@@ -26,6 +26,7 @@ def incident(number: str, reach: Reach = NO_REACH, **changes: Any) -> ReportedIn
         "cause": NIC, "onset_uncertainty_seconds": 30.0, "detected": "2026-01-01T00:00:40Z", "ended": None,
         "severity": "warning", "confidence": 0.8, "victims": [], "victim_count": 0, "jobs": [], "evidence": [],
         "symptoms": [], "lost_gpu_seconds": 7, "action": "drain the node", "detail": "", "limits": "",
+        "runbook": "/runbooks/RailscopeIncident#slow_receiver",
         "explained_by": None,
     }  # fmt: skip
     document = msgspec.convert(content | changes, IncidentDocument)
