@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
 
+from collector.detector_thresholds import Share
 from collector.diagnosis.devices import ClusterDevices
 from collector.diagnosis.findings import SLOT_NS, Cause, ExpectedGain, FindingEvidence
 from collector.diagnosis.incident_classes import CLASSES, part_kind
@@ -35,6 +36,9 @@ _LIMITS = {
     "nccl_hang": "Counters of hosts cannot determine the rank that did not enter the collective when all of them spin: flight recorders and NCCL's RAS subsystem do.",
 }  # fmt: skip
 """Limits of the observation, by kind of cause or by class."""
+
+
+Timestamp: TypeAlias = Annotated[str, msgspec.Meta(extra_json_schema={"format": "date-time"})]
 
 
 class NicDocument(msgspec.Struct, frozen=True, tag_field="kind", tag="nic"):
@@ -155,12 +159,12 @@ class IncidentDocument(msgspec.Struct, frozen=True):
     title: str
     """Class and cause in words."""
     cause: EntityDocument
-    onset: str
+    onset: Timestamp
     onset_uncertainty_seconds: float
-    detected: str
-    ended: str | None
+    detected: Timestamp
+    ended: Timestamp | None
     severity: str
-    confidence: float
+    confidence: Share
     victims: tuple[EntityDocument, ...]
     victim_count: int
     jobs: tuple[JobDocument, ...]
