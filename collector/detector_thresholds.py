@@ -1,7 +1,7 @@
 """Thresholds of the diagnosis: settings of the collector, and of `railscope diagnose`.
 
 Most of them multiply or exceed a value of peers or of the device's own past, so sites rarely need to change them. A share of
-time is 0 to 1; a load is a share of the line rate. docs/diagnosis.md states the formulas.
+time is 0 to 1; a load is a share of the line rate. docs/configuration.md lists them with their defaults.
 """
 
 from __future__ import annotations

@@ -99,7 +99,10 @@ class StorageDocument(msgspec.Struct, frozen=True, tag_field="kind", tag="storag
 
 
 class JobDocument(msgspec.Struct, frozen=True, tag_field="kind", tag="job"):
-    """A job, and its lowest speed during the incident, relative to its past."""
+    """A job, and its speed relative to its past: the median of the last five minutes of the incident.
+
+    It is null for a job that is not slower, and of the cause.
+    """
 
     tenant: str
     source: str

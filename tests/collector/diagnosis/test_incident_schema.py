@@ -28,6 +28,11 @@ def test_times_have_a_format(incident: dict[str, Any]) -> None:
     assert properties["ended"] == {"anyOf": [time, {"type": "null"}]}
 
 
+def test_the_speed_of_a_job_is_a_median() -> None:
+    definitions: Any = incident_schema()["$defs"]
+    assert "median of the last five minutes" in definitions["JobDocument"]["description"]
+
+
 def test_class_and_runbook_are_required(incident: dict[str, Any]) -> None:
     assert {"class", "runbook"} <= set(incident["required"])
     assert incident["properties"]["class"]["enum"] == sorted(CLASSES)
