@@ -370,6 +370,15 @@ class DiagnosisView:
         nic = self.devices.nics[position]
         return f"{nic.node} {nic.interface}"
 
+    def identity_of(self, cause: Cause) -> str:
+        """Return kind and names of an entity: every diagnosis of the same cluster gives it the same ones."""
+        if cause.kind == "nic":
+            return f"nic {self.nic_name(cause.position)}"
+        if cause.kind == "gpu":
+            gpu = self.devices.gpus[cause.position]
+            return f"gpu {gpu.node} {gpu.uuid}"
+        return f"{cause.kind} {tuple(cause.job) if cause.job else cause.name}"
+
     def gpu_name(self, position: int) -> str:
         """Return node and index of a GPU."""
         gpu = self.devices.gpus[position]

@@ -309,8 +309,9 @@ class IncidentTracker:
     def _open(
         self, view: DiagnosisView, candidate: _Candidate, kind: IncidentClass, slot: int
     ) -> Incident:
-        finding = candidate.finding
-        text = f"{kind.name} {finding.subject or finding.cause} {candidate.onset_ns}"
+        finding, subject = candidate.finding, candidate.finding.subject or candidate.finding.cause
+        subject = view.identity_of(subject) if isinstance(subject, Cause) else subject
+        text = f"{kind.name} {subject} {candidate.onset_ns}"
         names = text, f"{text} {view.timestamp_ns}"  # of a state that returned, with its onset
         ids = [hashlib.blake2b(each.encode(), digest_size=6).hexdigest() for each in names]
         incident_id = ids[ids[0] in self._ids]

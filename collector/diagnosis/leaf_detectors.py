@@ -345,7 +345,7 @@ def _congested_uplink(
             else ("paused_share", paused, min_paused, "limit")
         )
         evidence.append(findings.FindingEvidence(*shown, name))
-    rail = int(view.groups.nic_rail[view.groups.leaves[leaves[0]][0]])
+    rail = view.devices.nics[int(view.groups.leaves[leaves[0]][0])].rail
     return findings.Finding(
         "uplink_congested",
         findings.Cause("leaf", leaves[0], names[0]),
