@@ -241,7 +241,8 @@ wait for it, unless it is idle, or a [flight recorder or NCCL's RAS subsystem](c
 
 A service with less load has the readings of a training job whose input is late. Jobs on one node, and jobs that exchange little and
 were not busy all the time, may be services: their `dataloader_stall` is advice (`info`). With steps of more
-than 20 seconds, late input is reported from the third gap on: two gaps may be checkpoints. Marks or pauses of uplinks that slow down no job are
+than 20 seconds, late input is reported from the third gap on: two gaps may be checkpoints. A slow GPU
+in steps of more than a minute is not found by its activity, as the others wait in few of the slots. Marks or pauses of uplinks that slow down no job are
 `uplink_congested` of severity `info`, until a job that uses them is slower.
 """
 
