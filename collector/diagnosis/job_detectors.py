@@ -122,7 +122,9 @@ def _input_wait(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> _In
     # Two slots show a part of long steps, with or without their exchange.
     lowest = max(job_steps.MIN_PROGRESS, PROGRESS_SHARE * usual)
     minute = job_steps.progress(view, job, findings.SLOTS_PER_MINUTE)
-    starves = any(not each < lowest and not each > 1 for each in (progress, minute))
+    # Readings of moments may be those of gaps for minutes; a job that makes as much progress as before does not wait.
+    highest = 1 - (1 - usual) / 4
+    starves = any(not each < lowest and not each > highest for each in (progress, minute))
     windows = slots, findings.SLOTS_PER_MINUTE
     starves &= not all(job_steps.is_other_work(view, job, each) for each in windows)
     has_steps = job_steps.has_common_steps(view, job)

@@ -164,9 +164,16 @@ def other_work_uses_nvlink_far_less_than_nics(cluster: DrawnCluster, row: Row, s
             row.nic[name][nodes] *= 0.6
 
 
+def readings_of_moments_fall_into_gaps(cluster: DrawnCluster, row: Row, since: int) -> None:
+    """A step takes one period of the samples, and all ranks are read in its gap for minutes: they exchange as before."""
+    if since >= 0:
+        row.gpu["utilization"][cluster.jobs[0].nodes] *= 0.62
+
+
 @pytest.mark.parametrize(
     "change",
     [
+        readings_of_moments_fall_into_gaps,
         a_link_loses_packets_in_one_sample,
         sequences_become_longer_while_storage_is_slower,
         two_checkpoints_within_minutes,
