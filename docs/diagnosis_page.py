@@ -6,7 +6,9 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import cast
 
+import numpy as np
 import yaml
 
 from collector.detector_thresholds import AdviceThresholds
@@ -15,9 +17,11 @@ from collector.diagnosis.incident_classes import CLASSES, IncidentClass
 from collector.diagnosis.incident_report import incident_schema
 from collector.diagnosis.network_advice import BLOCK_MINUTES, BLOCKS
 from collector.diagnosis.node_detectors import NODE_CLASSES
+from collector.diagnosis.quantities import QUANTITIES
 from collector.diagnosis.ranking import EDGES
 from collector.diagnosis.settings_advice import MIN_MAJORITY
-from collector.diagnosis.signals import SIGNALS
+from collector.diagnosis.signals import SIGNALS, Signal, WindowSums
+from collector.diagnosis.slot_sums import Floats, SlotSums
 from railscope.timestamps import SECOND_NS
 
 
@@ -261,7 +265,7 @@ def page() -> str:
         for kind in CLASSES.values()
     ]
     signals = [
-        (f"`{signal.name}`", str(signal.device), signal.unit, signal.text)
+        (f"`{signal.name}`", str(signal.device), signal.unit, signal.text, _origin(signal))
         for table in SIGNALS.values()
         for signal in table.values()
     ]
@@ -295,9 +299,38 @@ def page() -> str:
         "",
         "## Signals",
         "",
-        *_table(("signal", "device", "unit", "meaning"), signals),
+        "Each signal is computed from the sums of these metrics of the agents, of the first ones that a device reports. [Metrics](metrics/README.md) states where",
+        "the agents read them.",
+        "",
+        *_table(("signal", "device", "unit", "meaning", "metrics"), signals),
     ]
     return "\n".join(lines).rstrip("\n") + "\n"
+
+
+class _RecordedSums:
+    """Sums of one device that record the quantities of which a formula takes them."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def has_readings(self, name: str) -> bool:
+        self.names.append(name)
+        return True
+
+    def rate(self, name: str, *_: int) -> Floats:
+        self.names.append(name)
+        return np.ones(1)
+
+    total = last = latest = rate
+
+
+def _origin(signal: Signal) -> str:
+    """Return the metrics from which a signal is computed."""
+    sums = _RecordedSums()
+    signal.formula(WindowSums(cast("SlotSums", sums), 0, 1))
+    return ", ".join(
+        f"`{metric}`" for metric in dict.fromkeys(QUANTITIES[name].metric for name in sums.names)
+    )
 
 
 def _inhibitions() -> Iterator[tuple[dict[str, str], dict[str, str], list[str]]]:
