@@ -96,7 +96,8 @@ take 1% of the time or more, and if they became slow before the job waited. Whil
 others wait for it, `nccl_hang` has the severity `info` for six minutes: the job may be evaluating its model. Input of steps that are longer than about ten seconds is judged
 over two to four minutes, of which each third must have waits: one evaluation then suffices. If
 several incidents reach a slow job, those on its own devices, its leaf or its storage, or that pause its NICs, are its cause rather than
-those on its rail, and the one with the highest confidence is charged with the loss.
+those on its rail, and the one with the highest confidence is charged with the loss: one that only shares its rail, after two minutes
+without an incident of its own.
 
 [`[diagnosis.thresholds]`](configuration.md#diagnosisthresholdsnetwork) changes what the detectors compare with, in the collector and in
 `railscope diagnose --config FILE`. The defaults are those that `python -m bench.diagnosis` measures.

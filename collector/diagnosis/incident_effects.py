@@ -52,9 +52,10 @@ def update_effects(view: DiagnosisView, incidents: Iterable[Incident]) -> None:
         for other in causes:
             if _is_own(cause, key, touched) and not _is_own(other, key, touched):
                 other.job_speeds.pop(key, None)
-        _add_loss(view, cause, view.states[key])
+        if _may_have_slowed(view, cause, key, touched):
+            _add_loss(view, cause, view.states[key])
     for incident in found:
-        _add_tenants(view, incident, touched[incident.incident_id])
+        _add_tenants(view, incident, touched)
 
 
 def _add_paused_nics(view: DiagnosisView, incident: Incident) -> None:
@@ -126,12 +127,24 @@ def _is_own(incident: Incident, key: JobKey, touched: Mapping[str, set[JobKey]])
     return key in touched[incident.incident_id] or (is_shared and key in incident.reach.jobs)
 
 
+_OWN_CAUSE_SLOTS = 12
+"""Evaluations for which the loss of a job waits for an incident of its own, unless another one touches it."""
+
+
+def _may_have_slowed(
+    view: DiagnosisView, incident: Incident, key: JobKey, touched: Mapping[str, set[JobKey]]
+) -> bool:
+    """True if an incident touches a job, or none of its own was found for a while: most are found later than one on its rail."""
+    waited_ns = view.timestamp_ns - incident.detected_ns
+    return _is_own(incident, key, touched) or waited_ns >= _OWN_CAUSE_SLOTS * SLOT_NS
+
+
 def _add_loss(view: DiagnosisView, incident: Incident, state: JobState) -> None:
     """Add what a job lost in this slot, in those before without the finding, and after the detection since the onset."""
     slot, history, key = view.signals.slot, state.history, state.job.key
     is_same = slot - history.loss_slot <= CLOSE_SLOTS
     first_slot = history.loss_slot + 1 if is_same else slot
-    if view.timestamp_ns - incident.detected_ns < SLOTS_PER_MINUTE * SLOT_NS:
+    if view.timestamp_ns - incident.detected_ns < (_OWN_CAUSE_SLOTS + SLOTS_PER_MINUTE) * SLOT_NS:
         since_onset = (view.timestamp_ns - incident.onset_ns) // SLOT_NS
         first_slot = max(slot - min(since_onset, SPEED_SLOTS), history.loss_slot + 1)
     history.loss_slot = slot
@@ -141,12 +154,17 @@ def _add_loss(view: DiagnosisView, incident: Incident, state: JobState) -> None:
     lost[tenant] = lost.get(tenant, 0.0) + seconds * (1 - max(incident.job_speeds[key], 0))
 
 
-def _add_tenants(view: DiagnosisView, incident: Incident, touched: set[JobKey]) -> None:
+def _add_tenants(
+    view: DiagnosisView, incident: Incident, touched: Mapping[str, set[JobKey]]
+) -> None:
     """Add the tenants whose jobs an incident touches or slows down, with the nodes of these jobs."""
     of_tenants = incident.tenant_nodes
     for job in _jobs_since(view, incident.onset_ns):
         tenant = job.key.tenant
-        if job.key not in touched and job.key not in incident.job_speeds:
+        slows = job.key in incident.job_speeds and _may_have_slowed(
+            view, incident, job.key, touched
+        )
+        if job.key not in touched[incident.incident_id] and not slows:
             continue
         if tenant in of_tenants or len(of_tenants) < MAX_JOBS:
             of_tenants.setdefault(tenant, set()).update(job.nodes)

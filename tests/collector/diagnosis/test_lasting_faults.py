@@ -291,6 +291,24 @@ def test_the_incident_of_a_jobs_own_nic_is_charged_with_its_loss() -> None:
     assert sorted(map(sorted, losses)) == [["tenant-101"], ["tenant-102"]]
 
 
+def test_a_fault_on_its_rail_is_not_charged_with_a_wait_of_a_job_that_is_found_later() -> None:
+    def change(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            row.nic["pausing"][cluster.jobs[0].nodes[0], 2] = 0.3
+            nodes = cluster.jobs[1].nodes
+            for device, name in ((row.gpu, "utilization"), (row.gpu, "nvlink"), (row.nic, "send")):
+                device[name][nodes] *= 0.6
+
+    found = run(drawn_feed(), change, ONSET + 36)
+    receiver, stall = only(found, "slow_receiver"), only(found, "dataloader_stall")
+    assert receiver.detected_ns < stall.detected_ns
+    assert receiver.lost_gpu_seconds.keys() <= {"tenant-101"}
+    gpus = 8 * 2
+    assert stall.lost_gpu_seconds == {
+        "tenant-102": pytest.approx((1 - 0.6) * gpus * 36 * SLOT_SECONDS, rel=0.15)
+    }
+
+
 @pytest.mark.parametrize(("job_nodes", "expected"), [(4, set()), (6, {("link_down", "node")})])
 def test_links_of_a_node_without_a_job_are_down_for_maintenance(
     job_nodes: int, expected: set[tuple[str, str]]
