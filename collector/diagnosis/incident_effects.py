@@ -53,7 +53,7 @@ def update_effects(view: DiagnosisView, incidents: Iterable[Incident]) -> None:
             if _is_own(cause, key, touched) and not _is_own(other, key, touched):
                 other.job_speeds.pop(key, None)
         if _may_have_slowed(view, cause, key, touched):
-            _add_loss(view, cause, view.states[key])
+            _add_loss(view, cause, view.states[key], _wait_slots(cause, key, touched))
     for incident in found:
         _add_tenants(view, incident, touched)
 
@@ -136,15 +136,19 @@ def _may_have_slowed(
 ) -> bool:
     """True if an incident touches a job, or none of its own was found for a while: most are found later than one on its rail."""
     waited_ns = view.timestamp_ns - incident.detected_ns
-    return _is_own(incident, key, touched) or waited_ns >= _OWN_CAUSE_SLOTS * SLOT_NS
+    return waited_ns >= _wait_slots(incident, key, touched) * SLOT_NS
 
 
-def _add_loss(view: DiagnosisView, incident: Incident, state: JobState) -> None:
-    """Add what a job lost in this slot, in those before without the finding, and after the detection since the onset."""
+def _wait_slots(incident: Incident, key: JobKey, touched: Mapping[str, set[JobKey]]) -> int:
+    return 0 if _is_own(incident, key, touched) else _OWN_CAUSE_SLOTS
+
+
+def _add_loss(view: DiagnosisView, incident: Incident, state: JobState, wait_slots: int) -> None:
+    """Add what a job lost in this slot, in those before without the finding, and after detection and wait since the onset."""
     slot, history, key = view.signals.slot, state.history, state.job.key
     is_same = slot - history.loss_slot <= CLOSE_SLOTS
     first_slot = history.loss_slot + 1 if is_same else slot
-    if view.timestamp_ns - incident.detected_ns < (_OWN_CAUSE_SLOTS + SLOTS_PER_MINUTE) * SLOT_NS:
+    if view.timestamp_ns - incident.detected_ns < (wait_slots + SLOTS_PER_MINUTE) * SLOT_NS:
         since_onset = (view.timestamp_ns - incident.onset_ns) // SLOT_NS
         first_slot = max(slot - min(since_onset, SPEED_SLOTS), history.loss_slot + 1)
     history.loss_slot = slot
@@ -207,7 +211,8 @@ def newly_affected_devices(
 ) -> dict[DeviceKind, Flags]:
     """Return the devices of incidents that were concluded after a timestamp and began before, except held ones."""
     new = [each for each in incidents if each.onset_ns <= since_ns < each.detected_ns]
-    earlier = [each for each in incidents if each not in new]
+    new_ids = {each.incident_id for each in new}
+    earlier = [each for each in incidents if each.incident_id not in new_ids]
     devices, of_earlier = affected_devices(view, new), held_devices(view, earlier)
     return {kind: flags & ~of_earlier[kind] for kind, flags in devices.items()}
 
