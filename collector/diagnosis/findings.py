@@ -376,7 +376,7 @@ class DiagnosisView:
             return f"nic {self.nic_name(cause.position)}"
         if cause.kind == "gpu":
             gpu = self.devices.gpus[cause.position]
-            return f"gpu {gpu.node} {gpu.uuid}"
+            return f"gpu {gpu.node} {gpu.uuid or gpu.pci_address}"
         return f"{cause.kind} {tuple(cause.job) if cause.job else cause.name}"
 
     def gpu_name(self, position: int) -> str:

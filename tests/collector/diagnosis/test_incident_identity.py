@@ -80,3 +80,12 @@ def test_two_faults_of_one_device_have_identities_of_their_own() -> None:
             tracker.update(view_of(devices, slot), [])
     found = [each.incident_id for each in tracker.incidents]
     assert len(set(found)) == len(found) == 3
+
+
+def test_gpus_that_only_the_kernel_log_names_have_identities_of_their_own() -> None:
+    devices = devices_of(NODES)
+    for slot in ("1a", "1b"):
+        devices.add_gpu_of_event(devices.nodes["n1"], f"0000:{slot}:00.0")
+    view = view_of(devices, 4)
+    gpus = [Cause("gpu", position) for position, gpu in enumerate(devices.gpus) if not gpu.uuid]
+    assert len({view.identity_of(gpu) for gpu in gpus}) == len(gpus) == 2
