@@ -94,13 +94,6 @@ QUIET: Mapping[tuple[str, str], str] = {
     ): "Both ends are read for less than its 15 minutes.",
 }
 """Panels without data here, by dashboard and title, with the reason."""
-ATTEMPTS: Mapping[str, Sequence[Values]] = {
-    "node.json": [{"node": "n4"}],
-    "pair.json": [{"node": "n2", "rail": "1"}, {"node": "n3"}],
-    "switches.json": [{"switch": "leaf-2"}],
-    "tenant.json": [{"tenant": "slurm:research"}],
-}
-"""More values of the variables of dashboards that show one device: not all devices show everything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +133,12 @@ class RunningPrometheus:
         query = fill_variables(expression, {"__rate_interval": "5s"})
         return bool((await self.prometheus.query_range(query, instants)).series)
 
-    async def answers(self, question: DashboardQuery) -> bool:
-        """True if any selection of the variables has data."""
+    async def choice_with_data(self, question: DashboardQuery) -> Values | None:
+        """Return a selection of the variables for which a query has data, None if there is none yet."""
         async for choice in self.prometheus.choices(question.variables):
             if await self.has(fill_variables(question.expression, choice)):
-                return True
-        return False
+                return choice
+        return None
 
 
 def every_question() -> list[DashboardQuery]:
@@ -263,8 +256,18 @@ async def check_panels(
         await wait_until(has_begun, f"the fault of {FALLS_SILENT} has begun", SCRAPE_SECONDS)
         await agents[FALLS_SILENT].stop()
 
+        selected: dict[str, list[Values]] = {
+            dashboard["title"]: [] for dashboard in DASHBOARDS.values()
+        }
+
+        async def shows_something(server: RunningPrometheus, question: DashboardQuery) -> bool:
+            choice = await server.choice_with_data(question)
+            if choice is not None and choice not in selected[question.dashboard]:
+                selected[question.dashboard].append(choice)
+            return choice is not None
+
         async def all_show_something() -> bool:
-            waiting[:] = [(server, q) for server, q in waiting if not await server.answers(q)]
+            waiting[:] = [each for each in waiting if not await shows_something(*each)]
             return not waiting
 
         try:
@@ -274,11 +277,19 @@ async def check_panels(
         await check_command(full.prometheus.url, tmp_path / "drawn")  # it draws the last minute
         newest = time.time()
         await site.stop()  # Prometheus has all that is drawn
-        await check_pictures(full, newest, tmp_path)
+        await check_pictures(full, newest, selected, tmp_path)
 
 
-async def check_pictures(running: RunningPrometheus, newest: float, directory: Path) -> None:
+async def check_pictures(
+    running: RunningPrometheus,
+    newest: float,
+    selected: Mapping[str, Sequence[Values]],
+    directory: Path,
+) -> None:
     """Every dashboard is drawn, and each of its panels has data in at least one of its pictures.
+
+    They are drawn for the selections of variables, by title of the dashboard, with which queries
+    had data: not all devices show everything.
 
     Tables show one timestamp: data missing at the present are searched at earlier timestamps.
     """
@@ -310,7 +321,7 @@ async def check_pictures(running: RunningPrometheus, newest: float, directory: P
 
     for end in np.arange(newest, running.started, -SCRAPE_SECONDS):
         for name in DASHBOARDS:
-            for wanted in ({}, *ATTEMPTS.get(name, ())):
+            for wanted in selected[DASHBOARDS[name]["title"]]:
                 if missing[name]:
                     await drawn(name, wanted, float(end))
     assert not any(missing.values()), missing
