@@ -124,6 +124,15 @@ def incident_marks() -> DashboardAnnotation:
     )
 
 
+def loss_marks(selector: str) -> DashboardAnnotation:
+    """Annotations while jobs of a tenant lose time to incidents; they name no node, which may be used by others too."""
+    lost = f"railscope_tenant_incident_lost_gpu_seconds_total{selector}"
+    found = f"sum by (class) (increase({lost}[$__rate_interval])) > 0"
+    return DashboardAnnotation(
+        "Incidents", found, "{{class}}: jobs of this tenant are slower", "purple", ("class",)
+    )
+
+
 def settings_marks(selector: str = "") -> DashboardAnnotation:
     """Annotations at changes of NIC settings: old and new settings coexist for a while."""
     settings = f"last_over_time(railscope_nic_settings_info{selector}[$__rate_interval])"
@@ -149,7 +158,8 @@ def assemble(  # noqa: PLR0913 - the differences between dashboards
     """Build a dashboard: one row for each section, titled with a question.
 
     The first section is titled with the question of the dashboard. `console` is the path of its page of the web
-    console. A `shared` dashboard has no links to dashboards that are not shared, and no annotations of incidents.
+    console. A `shared` dashboard has no links to dashboards that are not shared, and no annotations that name the
+    nodes of incidents.
     """
     dashboard = (
         build.Dashboard(title)

@@ -27,6 +27,7 @@ def build_dashboard() -> Dashboard:
         SECTIONS,
         console="/tenants/${tenant:percentencode}",
         choices=choices,
+        marks=(dashboard_parts.loss_marks(OF_TENANT),),
         tags=("tenant",),
         shared=True,
     )

@@ -87,6 +87,7 @@ QUIET: Mapping[tuple[str, str], str] = {
     ("Incidents", "GPUs lost by tenant"): NO_LOSS,
     ("Incidents", "GPU time lost so far"): NO_LOSS,
     ("Tenant", "GPUs lost by class"): NO_LOSS,
+    ("Tenant", "Incidents"): NO_LOSS,
     ("Self-monitoring", "Sources read less often"): "Budgets are off: replays are dear.",
     (
         "Rails and congestion",
