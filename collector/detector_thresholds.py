@@ -32,16 +32,26 @@ class NetworkThresholds(Struct, frozen=True, kw_only=True):
     """Share of time in which a NIC in a PFC storm pauses its switch port."""
     storm_receive: Share = 0.03
     """Load below which such a NIC receives nothing."""
+    storm_receive_share: Share = 0.2
+    """Share of what a NIC received before, above which it is not stopped: a job with little exchange receives little."""
     min_stall: Share = 0.1
     """Share of time in which PCIe stalls writes of a slow receiver: above it, PCIe is the cause."""
     min_discards: Amount = 0.5
     """Packets per second that a slow receiver discards: above it, PCIe is the cause."""
+    socket_share: Share = 0.7
+    """Share of the NICs of the same sockets that must be slow receivers for the node to be the cause."""
     min_incast_marked: Share = 0.004
     """Share of marked packets above which a receiver may have an incast."""
     min_incast_receive: Share = 0.02
     """Load above which a receiver may have an incast."""
     incast_receive_factor: Factor = 1.25
     """A receiver of an incast receives this many times what its peers do."""
+    incast_variation_factor: Factor = 2.0
+    """The past of a receiver counts with this many times its usual variation in addition."""
+    continuous_load: Share = 0.2
+    """Load from which on ranks exchange most of the time: with less, samples of some NICs contain more exchanges by chance."""
+    min_training_exchange: Share = 0.7
+    """Share of its past that a job exchanges at least while it trains: in other phases, some of its NICs receive for the others."""
     incast_marks_factor: Factor = 4.0
     """A receiver of an incast has this many times the marks of its peers."""
     line_receive: Share = 0.8
@@ -56,6 +66,8 @@ class NetworkThresholds(Struct, frozen=True, kw_only=True):
     """Share of the notifications that a NIC ignores."""
     min_unprotected: Share = 0.05
     """Share of RDMA traffic outside the lossless priorities."""
+    min_unprotected_send: Share = 0.02
+    """Load above which a NIC sends enough for such traffic to count."""
     max_unprotected_nics: Share = 0.6
     """Share of NICs with such traffic above which the site has no lossless priorities."""
     node_share: Share = 0.7
@@ -66,6 +78,10 @@ class NetworkThresholds(Struct, frozen=True, kw_only=True):
     """A retransmitting NIC has this many times the retransmissions of its peers and its past."""
     min_paused: Share = 0.01
     """Share of time in which a victim is paused."""
+    paused_factor: Factor = 2.0
+    """A victim is paused this many times its own past, beyond `min_paused`."""
+    max_victim_pausing: Share = 0.1
+    """Time in which a victim pauses its switch port, relative to the time in which it is paused."""
 
 
 class LeafThresholds(Struct, frozen=True, kw_only=True):
@@ -95,12 +111,18 @@ class LeafThresholds(Struct, frozen=True, kw_only=True):
     """
     min_reported: Share = 0.1
     """Packets that receivers reported missing, relative to those out of order; spraying reorders without a loss."""
+    sender_share: Share = 0.8
+    """Share of the missing packets of one sender beyond which those of the others are the few that healthy links lose."""
     min_uplink_marked: Share = 0.01
     """Share of marked packets of jobs that cross a congested uplink."""
     uplink_factor: Factor = 20.0
     """These jobs have this many times the marks of the usual leaf."""
     uplink_paused: Share = 0.3
     """Share of the NICs of these jobs that a congested uplink pauses."""
+    flow_receive_factor: Factor = 1.1
+    """The NIC of a flow through a congested uplink receives at most this many times its past."""
+    flow_marks_factor: Factor = 5.0
+    """Such a flow has this many times the share of marked packets of its past."""
     uplink_speed: Share = 0.95
     """Speed relative to its past below which a job that spans pods is slower."""
 
@@ -130,6 +152,10 @@ class LinkThresholds(Struct, frozen=True, kw_only=True):
     """Negative acknowledgements per second that a sender with transmit errors receives."""
     naks_factor: Factor = 4.0
     """Such a sender receives this many times those of its past."""
+    strong_loss_factor: Factor = 5.0
+    """Losses relative to their limit below which one burst may cause them: then, more evaluations must show them."""
+    min_out_of_order: Amount = 0.1
+    """Packets out of order per second at another NIC below the leaf that show the losses of such a sender."""
 
 
 class GpuThresholds(Struct, frozen=True, kw_only=True):

@@ -25,8 +25,6 @@ from collector.diagnosis.slot_sums import (
 )
 
 MIN_MEMBERS, LOSS_SLOTS = 3, 2 * findings.SLOTS_PER_MINUTE
-ONE_SENDER_SHARE = 0.8
-"""Share of the missing packets of one sender beyond which those of the others are the few that healthy links lose."""
 
 
 def faulty_leaves(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
@@ -223,13 +221,12 @@ def _has_one_sender(view: findings.DiagnosisView, affected: Positions) -> bool:
     rails, naks = view.groups.nic_rail, view.signals.nic["naks"]
     senders = np.isin(rails, rails[affected]) & loaded_nics(view) & ~np.isnan(naks)
     reports = naks[senders]
-    return len(reports) > MIN_MEMBERS and bool(reports.max() > ONE_SENDER_SHARE * reports.sum())
+    share = view.thresholds.leaves.sender_share
+    return len(reports) > MIN_MEMBERS and bool(reports.max() > share * reports.sum())
 
 
 MIN_SLOW_SLOTS = 4
 """Evaluations of a minute whose mean speed must be lower: marks may last longer than what slows a job."""
-MAX_MORE, MORE_MARKS = 1.1, 5.0
-"""Limits of a flow through a congested uplink, relative to its past: of what its NIC receives, and of the marks."""
 
 
 def congested_uplinks(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
@@ -282,8 +279,9 @@ def _marked_flows(view: findings.DiagnosisView, crosses: findings.Flags) -> find
     """Return the NICs of jobs that span pods of which many packets are marked, although they receive no more than before."""
     thresholds, nic = view.thresholds.leaves, view.signals.nic
     past = view.base(DeviceKind.NIC, "marked_share")
-    limit = np.fmax(thresholds.min_uplink_marked, MORE_MARKS * past)
-    receives_more = nic["receive"] > MAX_MORE * view.base(DeviceKind.NIC, "receive")
+    limit = np.fmax(thresholds.min_uplink_marked, thresholds.flow_marks_factor * past)
+    usual = view.base(DeviceKind.NIC, "receive")
+    receives_more = nic["receive"] > thresholds.flow_receive_factor * usual
     pauses = findings.above(nic["pausing_share"], view.thresholds.network.min_pausing)
     return crosses & findings.above(nic["marked_share"], limit) & ~receives_more & ~pauses
 

@@ -264,8 +264,8 @@ def _loses_alone(
     return len(senders) >= MIN_PEERS and int(loses[senders].sum()) == 1
 
 
-STRONG_LOSS, BURST_EVALUATIONS = 5.0, 6
-"""Losses relative to their limit below which one burst may cause them: a sample of 15 s is in the windows of five evaluations."""
+BURST_EVALUATIONS = 6
+"""Evaluations that one burst does not fill: a sample of 15 s is in the windows of five."""
 
 
 def _transmit_errors(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
@@ -287,7 +287,8 @@ def _transmit_errors(view: findings.DiagnosisView) -> Iterator[findings.Finding]
         hit = senders[loses[senders] & clean[senders]]
         if len(hit) == 1 and _loses_alone(view, senders, int(hit[0]), loses):
             position = int(hit[0])
-            receivers = members[findings.above(nic["out_of_order"][members], 0.1)]
+            disorder = nic["out_of_order"][members]
+            receivers = members[findings.above(disorder, thresholds.min_out_of_order)]
             if len(receivers[receivers != position]):
                 evidence = findings.FindingEvidence(
                     "naks",
@@ -296,7 +297,8 @@ def _transmit_errors(view: findings.DiagnosisView) -> Iterator[findings.Finding]
                     "peers and baseline",
                     view.nic_name(position),
                 )
-                is_strong = nic["naks"][position] > STRONG_LOSS * limit[position]
+                strong_limit = thresholds.strong_loss_factor * limit[position]
+                is_strong = nic["naks"][position] > strong_limit
                 yield findings.Finding(
                     "link_transmit_errors",
                     findings.Cause("nic", position),

@@ -95,16 +95,12 @@ def _pauses_again(view: findings.DiagnosisView, limit: Floats) -> findings.Flags
     return found
 
 
-MAX_LEFT_RECEIVE = 0.2
-"""Share of what a NIC received before, above which it is not stopped: a job with little exchange receives little."""
-
-
 def _stopped(view: findings.DiagnosisView, nic: SignalTable) -> findings.Flags:
     """Return the NICs that pause most of the time and receive nothing; frames are an upper bound where no duration is counted."""
     thresholds, pausing = view.thresholds.network, nic["pausing_share"]
     share = np.where(np.isnan(pausing), nic["pausing_frames"], pausing)
     past = view.base(DeviceKind.NIC, "receive")
-    left = np.where(past > thresholds.min_load, MAX_LEFT_RECEIVE * past, np.inf)
+    left = np.where(past > thresholds.min_load, thresholds.storm_receive_share * past, np.inf)
     limit = np.minimum(thresholds.storm_receive, left)
     return findings.above(share, thresholds.storm_pausing) & ~findings.above(nic["receive"], limit)
 
@@ -153,7 +149,7 @@ def _merge_sockets(
     view: findings.DiagnosisView, found: Positions, storm: findings.Flags
 ) -> Iterator[tuple[findings.Cause | None, list[int]]]:
     """Yield the NICs of sockets or nodes that pause together, with the node; else NICs alone."""
-    by_node: dict[int, list[int]] = defaultdict(list)
+    socket_share, by_node = view.thresholds.network.socket_share, defaultdict[int, list[int]](list)
     for position in found.tolist():
         by_node[int(view.groups.nic_node[position])].append(position)
     for node, positions in by_node.items():
@@ -161,15 +157,11 @@ def _merge_sockets(
         sockets = {int(view.groups.nic_socket[p]) for p in positions}
         of_sockets = np.isin(view.groups.nic_socket, list(sockets)) & view.groups.is_rail
         members = int((of_sockets & ~storm).sum())
-        together = len(positions) >= MIN_SOCKET_NICS and len(positions) >= 0.7 * members
+        together = len(positions) >= MIN_SOCKET_NICS and len(positions) >= socket_share * members
         if together and not narrow:
             yield findings.Cause("node", name=view.devices.node_names[node]), positions
         else:
             yield None, positions
-
-
-MIN_SLOWDOWN = 0.7
-"""Share of its past that a job exchanges at least while it trains: in other phases, some of its NICs receive for the others."""
 
 
 def incast_receivers(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
@@ -185,7 +177,7 @@ def incast_receivers(view: findings.DiagnosisView) -> Iterator[findings.Finding]
     has_past = ~np.isnan(view.base(DeviceKind.NIC, "receive"))
     receives_more, usual = _receives_more(view, nic["receive"], use)
     of_minute = view.signals.table(DeviceKind.NIC, findings.SLOTS_PER_MINUTE)["receive"]
-    is_steady = findings.above(nic["receive"], CONTINUOUS_LOAD)
+    is_steady = findings.above(nic["receive"], thresholds.continuous_load)
     receives_more = np.where(is_steady, receives_more, _receives_more(view, of_minute, use)[0])
     hit = (
         use
@@ -225,10 +217,6 @@ def incast_receivers(view: findings.DiagnosisView) -> Iterator[findings.Finding]
         )
 
 
-CONTINUOUS_LOAD = 0.2
-"""Load from which on ranks exchange most of the time. With less, samples of some NICs contain more exchanges by chance."""
-
-
 def _receives_more(
     view: findings.DiagnosisView, received: Floats, use: findings.Flags
 ) -> tuple[findings.Flags, Floats]:
@@ -238,8 +226,10 @@ def _receives_more(
     of_peers, _ = view.groups.leaf_peers(received, use)
     of_job, past_of_job = (_usual_of_job(view, each) for each in (received, baseline))
     # A slower job would receive less everywhere.
-    slowdown = np.clip(np.nan_to_num(divide(of_job, past_of_job), nan=1.0), MIN_SLOWDOWN, 1.0)
-    baseline = slowdown * baseline + 2 * or_zero(view.variation(DeviceKind.NIC, "receive"))
+    slowdown = np.nan_to_num(divide(of_job, past_of_job), nan=1.0)
+    slowdown = np.clip(slowdown, thresholds.min_training_exchange, 1.0)
+    variation = or_zero(view.variation(DeviceKind.NIC, "receive"))
+    baseline = slowdown * baseline + thresholds.incast_variation_factor * variation
     usual = np.fmax.reduce([or_zero(of_peers), or_zero(baseline), of_job])
     limit = np.fmax(thresholds.incast_receive_factor * usual, thresholds.min_incast_receive)
     return findings.above(received, limit), usual
@@ -305,7 +295,7 @@ def congestion_control_faults(view: findings.DiagnosisView) -> Iterator[findings
     yield from _by_node(
         view, "cnp_ignored", ignoring, reacting, "notifications_ignored", thresholds.min_ignored
     )
-    sending = findings.above(nic["send"], 0.02) & view.groups.is_rail
+    sending = findings.above(nic["send"], thresholds.min_unprotected_send) & view.groups.is_rail
     outside = findings.above(nic["unprotected_share"], thresholds.min_unprotected) & sending
     if sending.any() and outside[sending].mean() > thresholds.max_unprotected_nics:
         outside[:] = False  # a site without lossless priorities, or one that cannot be measured
@@ -383,8 +373,7 @@ def victims(view: findings.DiagnosisView) -> findings.Flags:
     thresholds = view.thresholds.network
     nic = view.signals.nic
     baseline = or_zero(view.base(DeviceKind.NIC, "paused_share"))
+    own_limit = np.fmax(thresholds.max_victim_pausing * nic["paused_share"], thresholds.min_pausing)
     return findings.above(
-        nic["paused_share"], thresholds.min_paused + 2 * baseline
-    ) & ~findings.above(
-        nic["pausing_share"], np.fmax(0.1 * nic["paused_share"], thresholds.min_pausing)
-    )
+        nic["paused_share"], thresholds.min_paused + thresholds.paused_factor * baseline
+    ) & ~findings.above(nic["pausing_share"], own_limit)
