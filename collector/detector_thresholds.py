@@ -165,12 +165,36 @@ class GpuThresholds(Struct, frozen=True, kw_only=True):
     """Share of time in which heat or hardware limits the clock."""
     slow_clock: Share = 0.95
     """Share of the clock of its peers below which a GPU is slow."""
+    min_clock_use: Share = 0.3
+    """Utilization above which the clock of a GPU counts for its model."""
+    unexplained_clock: Share = 0.9
+    """Share of its usual clock below which a GPU that reports no reason is slow: GPUs of one model differ by less under the same limit of power."""
+    min_generation_use: Share = 0.1
+    """Utilization above which the generation of the PCIe link of a GPU counts."""
     straggler_deviations: Amount = 4.0
     """Activity of a straggler, beyond that of its peers, in standard deviations."""
     min_excess: Share = 0.04
     """Activity of a straggler, beyond that of its peers, both relative to their past."""
+    unknown_excess: Share = 0.1
+    """Excess that may be usual for a job whose past is too short to show it."""
+    min_explained_activity: Share = 0.5
+    """Share of the fall of its peers' activity that a straggler leaves out, as it works while they wait."""
+    min_explained_power: Share = 0.33
+    """As `min_explained_activity`, for power: a GPU that does less draws less."""
+    max_peer_change: Share = 0.98
+    """Activity, or else power, of the usual GPU of a job relative to its past: that of the peers of a straggler falls."""
     max_stragglers: Share = 0.25
     """Share of the GPUs of a job that may be stragglers at once."""
+    max_straggling_nodes: Share = 0.25
+    """Share of the nodes of a job that may have a straggler at once: what one rank of each node does alone is by design."""
+    min_slowed_use: Share = 0.9
+    """Utilization, relative to its past, of a job that a straggler slows: its GPUs run as long as before."""
+    max_slowed_change: Share = 0.985
+    """Activity, or else power, of such a job relative to its past: its GPUs do less."""
+    min_slowed_speed: Share = 0.1
+    """Speed of such a job relative to its past: with less, it waits for something else than slow steps."""
+    max_slowed_speed: Share = 0.985
+    """Speed of such a job relative to its past, beyond the noise of a minute."""
 
 
 class JobThresholds(Struct, frozen=True, kw_only=True):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from types import MappingProxyType
 
 import numpy as np
 
@@ -124,7 +123,7 @@ def reported_gpu_faults(view: findings.DiagnosisView) -> Iterator[findings.Findi
         often = ((errors > 0) & has_value).sum(axis=0) > np.fmax(has_value.sum(axis=0) / 2, 2)
     often |= findings.above(gpu["nvlink_recoveries"], 0.0)
     yield from _gpu_findings(view, "nvlink_errors", often, "nvlink_errors", slots=NVLINK_SLOTS)
-    busy = findings.above(gpu["utilization"], 0.1)
+    busy = findings.above(gpu["utilization"], view.thresholds.gpus.min_generation_use)
     narrow = _below_usual(view, gpu["pcie_width"])
     yield from _gpu_findings(view, "pcie_degraded", narrow, "pcie_width", limit=1.0)
     slow = busy & _below_usual(view, gpu["pcie_generation"])
@@ -242,7 +241,7 @@ def _peer_clocks(view: findings.DiagnosisView) -> Floats:
     gpu = view.signals.gpu
     usual = np.full(len(gpu), np.nan)
     models = np.array([each.model for each in view.devices.gpus])
-    busy = findings.above(gpu["utilization"], 0.3)
+    busy = findings.above(gpu["utilization"], view.thresholds.gpus.min_clock_use)
     for model in np.unique(models):
         members = (models == model) & busy & ~np.isnan(gpu["clock"])
         if members.sum() >= 3:  # noqa: PLR2004 - a majority needs three
@@ -252,17 +251,13 @@ def _peer_clocks(view: findings.DiagnosisView) -> Floats:
 
 
 MIN_JOB_GPUS = 4
-MIN_EXPLAINED = MappingProxyType({"activity": 0.5, "power": 0.33})
-"""Share of the fall of its peers that a straggler leaves out, as it works while they wait; a GPU that does less draws less power."""
 EXTREME_RATIO = 1.5
 """Margin above the extreme value of noise."""
-MAX_STRAGGLING_NODES = 0.25
-"""Share of the nodes of a job that may have a straggler at once: what one rank of each node does alone is by design."""
 
 
-def max_straggling_nodes(job: ActiveJob) -> int:
+def max_straggling_nodes(view: findings.DiagnosisView, job: ActiveJob) -> int:
     """Return the number of nodes of a job that may have a straggler at once."""
-    return math.ceil(MAX_STRAGGLING_NODES * len(job.nodes))
+    return math.ceil(view.thresholds.gpus.max_straggling_nodes * len(job.nodes))
 
 
 def gpu_stragglers(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
@@ -271,7 +266,7 @@ def gpu_stragglers(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         state = view.states.get(job.key)
         if state is None or len(job.gpus) < MIN_JOB_GPUS:
             continue
-        is_slow = may_have_straggler(state)
+        is_slow = may_have_straggler(view, state)
         slower = list(_slower_clocks(view, job, "" if is_slow else "info"))
         yield from slower
         if slower or not is_slow:
@@ -287,8 +282,8 @@ def gpu_stragglers(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
             break
 
 
-MAX_SLOWER_CLOCK, CLOCK_SLOTS = 0.9, 4
-"""Share of the usual clock: GPUs of one model differ by less under the same limit of power. All readings of these slots show it."""
+CLOCK_SLOTS = 4
+"""Slots of which all readings must show a lower clock."""
 
 
 def _slower_clocks(
@@ -306,11 +301,12 @@ def _slower_clocks(
     use = gpu["utilization"][job.gpus]
     usual = usual * np.fmin(use / view.base(DeviceKind.GPU, "utilization")[job.gpus], 1.0)
     works = ~(use < MIN_BUSY_USE * median_known(use))  # an idle GPU may lower its clock
-    is_slower = (clocks < MAX_SLOWER_CLOCK * usual) & works
+    limit = thresholds.unexplained_clock * usual
+    is_slower = (clocks < limit) & works
     if not is_slower.any():
         return
     readings = view.signals.slots(DeviceKind.GPU, CLOCK_SLOTS)["clock"][:, job.gpus]
-    is_slower &= ((readings < MAX_SLOWER_CLOCK * usual) | np.isnan(readings)).all(axis=0)
+    is_slower &= ((readings < limit) | np.isnan(readings)).all(axis=0)
     slower = job.gpus[is_slower & ((~np.isnan(readings)).sum(axis=0) > 1)]
     shares = [gpu[name][slower] for name in _LIMITS]
     is_limited = np.any([findings.above(share, thresholds.min_limited) for share in shares])
@@ -340,7 +336,7 @@ def _are_few(view: findings.DiagnosisView, job: ActiveJob, gpus: Positions) -> b
     nodes = len(np.unique(view.groups.gpu_node[gpus]))
     indices = {view.devices.gpus[position].index for position in gpus.tolist()}
     is_by_chance = len(gpus) == len(indices) or len(gpus) <= 2 < len(job.nodes)  # noqa: PLR2004 - a pair
-    return len(gpus) <= max_gpus and (nodes <= max_straggling_nodes(job) or is_by_chance)
+    return len(gpus) <= max_gpus and (nodes <= max_straggling_nodes(view, job) or is_by_chance)
 
 
 def _fell_alike(view: findings.DiagnosisView, job: ActiveJob, slots: Floats) -> bool:
@@ -350,13 +346,15 @@ def _fell_alike(view: findings.DiagnosisView, job: ActiveJob, slots: Floats) -> 
     return spread <= MAX_GAP_SPREAD or has_common_steps(view, job)
 
 
-def may_have_straggler(state: findings.JobState) -> bool:
+def may_have_straggler(view: findings.DiagnosisView, state: findings.JobState) -> bool:
     """True if a job is slower than before but goes on, and its GPUs run as long and do less."""
+    thresholds = view.thresholds.gpus
     # GPUs without a measure of activity show waits by their power.
     change = state.power_change if np.isnan(state.activity_change) else state.activity_change
-    works = state.utilization_change > 0.9 and change < 0.985  # noqa: PLR2004 - fell, and still runs
-    stands = state.speed < 0.1  # noqa: PLR2004 - it waits for something else than slow steps
-    return bool(works and not stands and not state.speed > 0.985)  # noqa: PLR2004 - within the noise of a minute
+    runs = state.utilization_change > thresholds.min_slowed_use
+    works = runs and change < thresholds.max_slowed_change
+    stands = state.speed < thresholds.min_slowed_speed
+    return bool(works and not stands and not state.speed > thresholds.max_slowed_speed)
 
 
 def _outliers(
@@ -366,7 +364,7 @@ def _outliers(
     thresholds, gpus = view.thresholds.gpus, job.gpus
     changes = np.array([median_known(of_slot) for of_slot in slots[:-1]])
     usual = mean_known(changes)
-    if usual > 0.98:  # noqa: PLR2004 - peers must have fallen
+    if usual > thresholds.max_peer_change:
         return
     excess = _excess(view, job, slots)
     deviation = MAD_SCALE * median_known(np.abs(excess - median_known(excess)))
@@ -380,8 +378,10 @@ def _outliers(
     hit = np.flatnonzero(findings.above(excess, limit))
     if not len(hit) or not _are_few(view, job, gpus[hit]):
         return
-    worst = float(excess[hit].max())
-    if worst < MIN_EXPLAINED[signal] * (1 - usual):
+    worst, min_explained = float(excess[hit].max()), thresholds.min_explained_activity
+    if signal == "power":
+        min_explained = thresholds.min_explained_power
+    if worst < min_explained * (1 - usual):
         return  # it waits nearly as much as the others
     for index in hit.tolist():
         # A second GPU counts if it is as busy as the first: of two slow ones the lesser waits too.
@@ -400,8 +400,8 @@ def _outliers(
             )
 
 
-UNKNOWN_EXCESS, MIN_EXCESS_MINUTES = 0.1, 3
-"""Excess that may be usual for a job whose past is too short to show it, and the minutes that do."""
+MIN_EXCESS_MINUTES = 3
+"""Minutes of the past that show the usual excess of a job."""
 
 
 def _past_excess(view: findings.DiagnosisView, job: ActiveJob, signal: str) -> float:
@@ -424,7 +424,7 @@ def _past_excess(view: findings.DiagnosisView, job: ActiveJob, signal: str) -> f
         excess = [float(each.max()) - median(each) for each in of_minutes if len(each)]
         if are_known[:, of_node == node].any(axis=1).sum() >= MIN_EXCESS_MINUTES:
             largest.append(max(excess) if members.shape[1] >= MIN_JOB_GPUS else 0.0)
-    return median(np.array(largest)) if largest else UNKNOWN_EXCESS
+    return median(np.array(largest)) if largest else view.thresholds.gpus.unknown_excess
 
 
 def _excess(view: findings.DiagnosisView, job: ActiveJob, slots: Floats) -> Floats:

@@ -120,7 +120,7 @@ class RankEvents:
         self, view: findings.DiagnosisView, job: ActiveJob
     ) -> Iterator[findings.Finding]:
         state = view.states.get(job.key)
-        if state is None or not gpu_detectors.may_have_straggler(state):
+        if state is None or not gpu_detectors.may_have_straggler(view, state):
             return
         reports: dict[int, NodeEvent] = {}
         for node_event in self._of_job(view, job, view.timestamp_ns - STRAGGLER_NS):
@@ -133,7 +133,7 @@ class RankEvents:
                 self._confirmed.add(key)
             if key in self._confirmed and gpu is not None:
                 reports[gpu] = node_event
-        if len({e.node for e in reports.values()}) > gpu_detectors.max_straggling_nodes(job):
+        if len({e.node for e in reports.values()}) > gpu_detectors.max_straggling_nodes(view, job):
             return
         for gpu, node_event in reports.items():
             ((each, text),) = stragglers([node_event], 0)
