@@ -197,11 +197,54 @@ class GpuThresholds(Struct, frozen=True, kw_only=True):
     """Speed of such a job relative to its past, beyond the noise of a minute."""
 
 
+class StepThresholds(Struct, frozen=True, kw_only=True):
+    """Steps of jobs, by which training differs from services and from other phases."""
+
+    max_step_spread: Share = 0.06
+    """Standard deviation of the change of the exchange between the nodes of a job, relative to its mean, below which they take common steps."""
+    max_gap_spread: Share = 0.03
+    """Spread of the utilization of nearly all ranks, relative to it, up to which their gaps are equal by their cause."""
+    max_use_with_gaps: Share = 0.9
+    """Utilization relative to its past below which ranks may have such gaps."""
+    min_busy_use: Share = 0.9
+    """Utilization above which a rank works or spins, absolute or relative to its past or to that of its peers."""
+    max_loss_factor: Factor = 3.0
+    """Loss of speed, relative to the gaps in the work of a rank, beyond which they do not explain it: a step takes longer by its gap."""
+    loss_noise: Share = 0.1
+    """Loss of speed that noise may add to this."""
+    uneven_factor: Factor = 2.0
+    """Maximum ratio of the exchange relative to the past over NICs and over NVLink, or in two halves of a window, in equal steps."""
+    min_progress: Share = 0.12
+    """Exchange relative to the past, below which no steps end."""
+    max_serving_use: Share = 0.95
+    """Usual utilization below which a job may be a service: its GPUs wait for requests, and the ranks of training spin."""
+    max_serving_send: Share = 0.1
+    """Load below which the NICs of a job may be those of a service, whose nodes exchange little."""
+    max_busy_serving_use: Share = 0.98
+    """As `max_serving_use`, for a job whose load varies: a service may be nearly as busy as training."""
+    max_serving_steadiness: Share = 0.985
+    """Low utilization relative to high utilization of GPUs below which the load of a job varies as that of such a service."""
+    max_varying_steadiness: Share = 0.6
+    """As `max_serving_steadiness`, below which a job may be a service, however busy: checkpoints vary it far less."""
+
+
 class JobThresholds(Struct, frozen=True, kw_only=True):
     """Jobs, their hosts and their storage."""
 
     slow_speed: Share = 0.93
     """Speed relative to its past below which a job is slow."""
+    slow_variation_factor: Factor = 2.0
+    """A slow job has lost this many times its usual variation of speed."""
+    max_losing_speed: Share = 0.95
+    """Speed relative to its past below which a job loses time: beyond the noise of a minute."""
+    more_work_factor: Factor = 1.05
+    """A job whose GPUs have more than this many times their past activity, or else power, does other work and is not slow."""
+    idle_use: Share = 0.02
+    """Utilization of GPUs without work: kernels that wait for other ranks keep them busy."""
+    stalled_speed: Share = 0.1
+    """Exchange relative to the past, below which a job makes no progress."""
+    min_waiting_use: Share = 0.7
+    """Utilization above which the ranks of such a job wait for others: those of one that has ended are idle."""
     majority: Share = 0.6
     """Share of clients or ranks that must be affected alike."""
     latency_factor: Factor = 4.0
@@ -212,24 +255,72 @@ class JobThresholds(Struct, frozen=True, kw_only=True):
     """A client with this many times its usual operations causes its latency itself."""
     steady: Share = 0.8
     """Low utilization relative to high utilization of GPUs from which on a job is steady."""
+    min_training_use: Share = 0.8
+    """Utilization of a job that trains, in most minutes: that of a service, or of alternating phases, varies."""
+    min_spinning_use: Share = 0.92
+    """Utilization of ranks that spin while they wait for others: their gaps count although they are small, unlike those of a service with less load."""
     min_input: Share = 0.15
     """Utilization relative to its past below which a job is idle rather than without input."""
     max_input: Share = 0.78
     """Utilization relative to its past above which a job has its input."""
+    max_small_input: Share = 0.88
+    """As `max_input`, for jobs that slow down as much as their gaps explain: other phases exchange far less, or as before."""
+    min_gap_speed: Share = 0.75
+    """Speed of such a job relative to its utilization, both relative to their past."""
+    max_long_step_use: Share = 0.7
+    """Utilization relative to its past below which minutes show the gaps of long steps: a single evaluation suffices."""
+    max_starved_speed: Share = 0.95
+    """Speed relative to its past below which a job may wait for its input."""
+    progress_share: Share = 0.25
+    """Exchange of a job that waits for its input, relative to its utilization, both relative to their past: starved steps still end."""
+    min_starved_loss: Share = 0.25
+    """Loss of exchange of such a job, relative to the loss of its utilization: with less, it makes as much progress as before."""
+    max_rank_deviation: Share = 0.12
+    """Difference of the utilization of a rank, relative to its past, from the usual one of its job, up to which it waits alike."""
+    alike_share: Share = 0.9
+    """Share of the ranks of a job that must wait alike."""
     min_gap: Share = 0.035
     """Utilization of a late host below that of the other nodes of its job."""
+    pressed_gap_share: Share = 0.5
+    """Share of `min_gap` that suffices for a node with tasks that wait for processors."""
     gap_factor: Factor = 1.5
     """A late host has this many times its usual variation below its usual utilization."""
+    other_gap_factor: Factor = 3.0
+    """A late host has this many times the gap of any other node of its job."""
+    min_gap_loss: Share = 0.5
+    """Loss of speed of a job relative to the gap of its late host: all ranks wait for it."""
+    min_others_use: Share = 0.8
+    """Utilization of the other nodes of a job, usual or of a moment, above which they show that one node is late."""
+    min_late_use: Share = 0.05
+    """Utilization above which a late host still works."""
+    min_late_speed: Share = 0.3
+    """Speed of a job relative to its past below which it takes no steps, and its nodes may do different work."""
     late_share: Share = 0.8
     """Share of the readings of a minute that must show a late host."""
+    late_alone_share: Share = 0.6
+    """As `late_share`, while no other node of the job has a gap: some readings miss the gap of a long step."""
     late_deviations: Amount = 4.0
     """Utilization of a late host below that of the other nodes, in standard errors."""
     min_pressure: Share = 0.05
     """CPU pressure of a late host of two."""
+    pressure_factor: Factor = 2.0
+    """A late host has this many times its usual CPU pressure, beyond `min_pressure`."""
+    other_pressure_factor: Factor = 2.0
+    """A late host has this many times the CPU pressure of the other nodes of its job: what all have delays none alone."""
     hung_activity: Share = 0.3
     """Activity of spinning GPUs of a job that hangs."""
+    hung_activity_change: Share = 0.7
+    """Activity relative to its past below which all ranks of a job may hang, and above which one works while the others wait."""
+    hung_power_change: Share = 0.55
+    """Power relative to its past below which a spinning GPU without a measure of activity does no work."""
+    working_power_change: Share = 0.75
+    """Power relative to its past above which such a GPU works while the others wait."""
+    max_unlaunched_use: Share = 0.05
+    """Utilization below which no work was launched on a rank of a job that hangs."""
     hung_exchange: Share = 0.002
     """Load of the NICs of a job below which nothing moves."""
+    hung_nvlink_bytes_per_second: Amount = 1e9
+    """Bytes per second over NVLink of each GPU below which nothing moves."""
     wait_factor: Factor = 1.5
     """A hang lasts this many times the longest wait that ended."""
 
@@ -243,10 +334,18 @@ class NodeThresholds(Struct, frozen=True, kw_only=True):
     """Seconds without frames after which a node may be stale."""
     max_restart_seconds: Annotated[float, Meta(ge=0)] = 90.0
     """Seconds without frames that a restart of the agent may explain: a separated node is reported as `info` until then."""
+    max_stale_nodes: Share = 0.5
+    """Share of the nodes that may be stale at once, if they are several: of more, none is reported."""
+    min_exchange: Share = 0.001
+    """Load below which the NICs of a job, or of a node, exchange nothing."""
+    working_speed: Share = 0.3
+    """Exchange relative to the past, above which a job works while its window may contain the last moments of a stale node."""
     max_clock_offset_seconds: Annotated[float, Meta(gt=0)] = 0.05
     """Difference of a node's clock from that of the others."""
     critical_clock_offset_seconds: Annotated[float, Meta(gt=0)] = 2.0
     """Difference from which on an incident is critical."""
+    delay_factor: Factor = 3.0
+    """A wrong clock differs by this many times the variation of the delays in addition: few receipts show a part of them only."""
 
 
 class AdviceThresholds(Struct, frozen=True, kw_only=True):
@@ -289,6 +388,7 @@ class DetectorThresholds(Struct, frozen=True, kw_only=True):
     leaves: LeafThresholds = LeafThresholds()
     links: LinkThresholds = LinkThresholds()
     gpus: GpuThresholds = GpuThresholds()
+    steps: StepThresholds = StepThresholds()
     jobs: JobThresholds = JobThresholds()
     nodes: NodeThresholds = NodeThresholds()
     advice: AdviceThresholds = AdviceThresholds()

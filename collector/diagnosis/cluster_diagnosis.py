@@ -267,8 +267,8 @@ class ClusterDiagnosis:
             history.slow_speed = state.slow_speed if state.is_slow else 0.0
             history.add(
                 slot,
-                progresses=state.exchange_now >= job_detectors.STALLED_SPEED,
-                exchanges=state.exchange >= node_detectors.MIN_EXCHANGE,
+                progresses=state.exchange_now >= self.thresholds.jobs.stalled_speed,
+                exchanges=state.exchange >= self.thresholds.nodes.min_exchange,
                 speed=state.speed,
             )
         if slot >= self._resumed_jobs_until:
@@ -381,7 +381,8 @@ class ClusterDiagnosis:
             (self._minute[DeviceKind.GPU], view.job_of_gpu, used, is_measured),
             (self._minute[DeviceKind.NIC], view.job_of_nic, of_nics, ~np.isnan(received)),
         ):
-            minute.add(jobs, np.where(jobs >= 0, of_jobs[jobs], uses), is_known)
+            is_idle = np.where(jobs >= 0, of_jobs[jobs], uses) <= self.thresholds.jobs.idle_use
+            minute.add(jobs, is_idle, is_known)
 
     def _add_to_baselines(self, view: findings.DiagnosisView) -> None:
         """Add the last minute, except of devices with an open incident; those of new incidents lose those before it, too.
@@ -418,16 +419,19 @@ def _job_state(view: findings.DiagnosisView, job: job_groups.ActiveJob) -> findi
     """Return the state of a job, relative to its past."""
     nic = view.signals.table(DeviceKind.NIC, findings.SLOTS_PER_MINUTE)
     gpu = view.signals.table(DeviceKind.GPU, findings.SLOTS_PER_MINUTE)
-    state = findings.JobState(job, view.thresholds.jobs.slow_speed)
+    thresholds = view.thresholds.jobs
+    state = findings.JobState(job, thresholds, thresholds.slow_speed)
     state.exchange = mean_known(nic["send"][job.nics])
     newest = view.signals.table(DeviceKind.GPU, 2)
     state.utilization_now = mean_known(newest["utilization"][job.gpus])
     state.activity = mean_known(gpu["activity"][job.gpus])
     past = mean_known(view.base(DeviceKind.NIC, "send")[job.nics])
-    if past > 0.001:  # noqa: PLR2004 - a job that exchanges nothing has no such measure
+    # A job that exchanges nothing has no such measure.
+    if past > view.thresholds.nodes.min_exchange:
         state.exchange_change = state.exchange / past
         low = mean_known(view.base(DeviceKind.NIC, "send", job_steps.LOW_QUANTILE)[job.nics])
-        state.slow_speed = min(state.slow_speed, 1 - 2 * (1 - low / past))
+        max_loss = thresholds.slow_variation_factor * (1 - low / past)
+        state.slow_speed = min(state.slow_speed, 1 - max_loss)
         state.exchange_now = (
             mean_known(view.signals.table(DeviceKind.NIC, 2)["send"][job.nics]) / past
         )

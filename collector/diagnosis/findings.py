@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.detector_thresholds import DetectorThresholds
+from collector.detector_thresholds import DetectorThresholds, JobThresholds
 from collector.diagnosis.baselines import WORK_QUANTILE, Baselines
 from collector.diagnosis.devices import ClusterDevices
 from collector.diagnosis.incident_classes import Severity
@@ -272,15 +272,12 @@ class JobHistory:
         return self.resumed_slot >= 0 and slot - self.resumed_slot < 2 * SLOTS_PER_MINUTE
 
 
-MAX_LOSING_SPEED = 0.95
-"""Speed of a job below which it loses time: beyond the noise of a minute."""
-
-
 @dataclass(slots=True)
 class JobState:
     """State of a job at one evaluation, relative to its own past; 1 is as before, NaN unknown."""
 
     job: ActiveJob
+    thresholds: JobThresholds
     slow_speed: float
     """Speed below which the job is slow."""
     exchange: float = np.nan
@@ -305,7 +302,7 @@ class JobState:
     def works_more(self) -> bool:
         """True if its GPUs work more than before: it exchanges less as its work is other, as with longer sequences."""
         change = self.power_change if np.isnan(self.activity_change) else self.activity_change
-        return bool(change > 1.05)  # noqa: PLR2004 - beyond the noise of a minute
+        return bool(change > self.thresholds.more_work_factor)
 
     @property
     def is_slow(self) -> bool:
@@ -315,7 +312,7 @@ class JobState:
     @property
     def losing_speed(self) -> float:
         """Speed below which the job loses time to a fault: it is slower than its own variation explains, as that of a service."""
-        return min(self.slow_speed, MAX_LOSING_SPEED)
+        return min(self.slow_speed, self.thresholds.max_losing_speed)
 
     @property
     def loses_time(self) -> bool:

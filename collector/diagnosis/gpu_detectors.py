@@ -14,12 +14,7 @@ import numpy as np
 
 from collector.diagnosis import findings
 from collector.diagnosis.baselines import GAP_MINUTES
-from collector.diagnosis.job_steps import (
-    MAX_GAP_SPREAD,
-    MIN_BUSY_USE,
-    has_common_steps,
-    is_steady_for_half,
-)
+from collector.diagnosis.job_steps import has_common_steps, is_steady_for_half
 from collector.diagnosis.jobs import MAD_SCALE, ActiveJob
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.slot_sums import (
@@ -300,7 +295,8 @@ def _slower_clocks(
     usual = np.minimum(view.base(DeviceKind.GPU, "clock")[job.gpus], median_known(clocks))
     use = gpu["utilization"][job.gpus]
     usual = usual * np.fmin(use / view.base(DeviceKind.GPU, "utilization")[job.gpus], 1.0)
-    works = ~(use < MIN_BUSY_USE * median_known(use))  # an idle GPU may lower its clock
+    # An idle GPU may lower its clock.
+    works = ~(use < view.thresholds.steps.min_busy_use * median_known(use))
     limit = thresholds.unexplained_clock * usual
     is_slower = (clocks < limit) & works
     if not is_slower.any():
@@ -343,7 +339,7 @@ def _fell_alike(view: findings.DiagnosisView, job: ActiveJob, slots: Floats) -> 
     """True if the GPUs of a job take common steps, also steps of which a minute shows few: most of them fell by as much."""
     means = means_known(slots)
     spread = MAD_SCALE * median_known(np.abs(means - median_known(means)))
-    return spread <= MAX_GAP_SPREAD or has_common_steps(view, job)
+    return spread <= view.thresholds.steps.max_gap_spread or has_common_steps(view, job)
 
 
 def may_have_straggler(view: findings.DiagnosisView, state: findings.JobState) -> bool:

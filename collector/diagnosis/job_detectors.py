@@ -11,16 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from collector.detector_thresholds import JobThresholds
 from collector.diagnosis import findings, job_steps, slot_sums, storage_detectors
 from collector.diagnosis.jobs import MIN_PEERS, ActiveJob
 from collector.diagnosis.quantities import DeviceKind
 from collector.workloads.job_roster import JobKey
-
-MAX_RANK_DEVIATION = 0.12
-MIN_USE, MIN_HIGH_USE = 0.8, 0.92
-"""Utilization of a job that trains in most minutes; that of a service, or of alternating phases, varies. Ranks that wait for others
-spin: a job of which small gaps count has no others, as a busy service with less load has.
-"""
 
 INPUT_SLOTS = 2
 """Slots over which utilization counts: a longer window would mix a short checkpoint with the work around it."""
@@ -28,8 +23,8 @@ INPUT_SLOTS = 2
 MOMENT_SLOTS, MAX_MOMENTS = 4, 3.0
 """Slots over which few readings of moments count, which miss the gaps of long steps, or the work; the exchange must be even then."""
 
-LONG_SLOTS, MAX_LONG_USE = (12, 24), 0.7
-"""Slots over which long steps count, and the utilization relative to the past that shows their gaps: a single evaluation suffices."""
+LONG_SLOTS = (12, 24)
+"""Slots over which long steps count."""
 
 
 class _InputWait(NamedTuple):
@@ -57,7 +52,8 @@ def jobs_without_input(view: findings.DiagnosisView) -> Iterator[findings.Findin
     for job in view.jobs:
         # A job that restarts fills its caches.
         restarts = view.states[job.key].history.restarts(view.signals.slot)
-        if restarts or findings.above(past[job.gpus], MIN_USE).mean() <= thresholds.majority:
+        trains = findings.above(past[job.gpus], thresholds.min_training_use)
+        if restarts or trains.mean() <= thresholds.majority:
             continue
         wait = _find_wait(view, job)
         if wait:
@@ -108,22 +104,19 @@ def _input_wait(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> _In
         return None
     is_usual_shown = slots == INPUT_SLOTS
     usual = slot_sums.median(changes) if is_usual_shown else slot_sums.mean_known(changes)
-    is_loss_of_gaps = SMALL_LOSS * usual < view.states[job.key].speed < MAX_STARVED_SPEED
-    spins = findings.above(baseline, MIN_HIGH_USE)
-    is_loss_of_gaps &= bool(spins.mean() > thresholds.majority)
-    limit = MAX_SMALL_INPUT if is_loss_of_gaps else thresholds.max_input
+    limit = _input_limit(view, job, usual)
     if not thresholds.min_input < usual < limit:
         return None
-    if not are_alike(changes, usual, _readings(view, job, slots)) and (
+    if not are_alike(changes, usual, _readings(view, job, slots), thresholds) and (
         is_usual_shown or not _work_alike(view, job, slots)
     ):
         return None
     progress = job_steps.progress(view, job, slots)
     # Two slots show a part of long steps, with or without their exchange.
-    lowest = max(job_steps.MIN_PROGRESS, PROGRESS_SHARE * usual)
+    lowest = max(view.thresholds.steps.min_progress, thresholds.progress_share * usual)
     minute = job_steps.progress(view, job, findings.SLOTS_PER_MINUTE)
     # Readings of moments may be those of gaps for minutes; a job that makes as much progress as before does not wait.
-    highest = 1 - (1 - usual) / 4
+    highest = 1 - thresholds.min_starved_loss * (1 - usual)
     starves = any(not each < lowest and not each > highest for each in (progress, minute))
     windows = slots, findings.SLOTS_PER_MINUTE
     starves &= not all(job_steps.is_other_work(view, job, each) for each in windows)
@@ -132,18 +125,30 @@ def _input_wait(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> _In
     return _InputWait(usual, limit, progress, slots) if starves and has_steps else None
 
 
+def _input_limit(view: findings.DiagnosisView, job: ActiveJob, usual: float) -> float:
+    """Return the utilization relative to the past below which a job waits; it is higher if the job slows down as much as its gaps explain."""
+    thresholds, speed = view.thresholds.jobs, view.states[job.key].speed
+    past = view.base(DeviceKind.GPU, "utilization")[job.gpus]
+    spins = findings.above(past, thresholds.min_spinning_use)
+    is_loss_of_gaps = thresholds.min_gap_speed * usual < speed < thresholds.max_starved_speed
+    is_loss_of_gaps &= bool(spins.mean() > thresholds.majority)
+    return thresholds.max_small_input if is_loss_of_gaps else thresholds.max_input
+
+
 def _work_alike(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> bool:
     """True if counters show that all ranks worked less than before, and alike.
 
     If a step takes about one period of the samples, the utilization of a node is read in its gaps each time, or never.
     """
+    thresholds = view.thresholds.jobs
     for name in ("activity", "power"):
         now = view.signals.table(DeviceKind.GPU, slots)[name][job.gpus]
         changes = now / view.base(DeviceKind.GPU, name)[job.gpus]
         changes = changes[~np.isnan(changes)]
-        if len(changes) >= view.thresholds.jobs.majority * len(job.gpus):
+        if len(changes) >= thresholds.majority * len(job.gpus):
             usual = slot_sums.median(changes)
-            return usual < MAX_STARVED_SPEED and are_alike(changes, usual, np.inf)
+            alike = are_alike(changes, usual, np.inf, thresholds)
+            return usual < thresholds.max_starved_speed and alike
     return False
 
 
@@ -153,45 +158,36 @@ def _exchanges_evenly(view: findings.DiagnosisView, job: ActiveJob) -> bool:
         job_steps.progress(view, job, INPUT_SLOTS, before)
         for before in range(0, MOMENT_SLOTS, INPUT_SLOTS)
     ]
-    return min(changes) > job_steps.MIN_PROGRESS and max(changes) < min(
-        MAX_STARVED_SPEED, job_steps.MAX_UNEVEN * min(changes)
+    steps, max_speed = view.thresholds.steps, view.thresholds.jobs.max_starved_speed
+    return min(changes) > steps.min_progress and max(changes) < min(
+        max_speed, steps.uneven_factor * min(changes)
     )
 
 
 def _waits_repeatedly(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> bool:
     """True if the ranks of a job waited in the last slots, also without its two longest pauses, and the job was slower."""
-    if job_steps.progress(view, job, slots) > MAX_STARVED_SPEED:
+    thresholds = view.thresholds.jobs
+    if job_steps.progress(view, job, slots) > thresholds.max_starved_speed:
         return False
     use = job_steps.use_without_pauses(view, job, slots)
-    return view.thresholds.jobs.min_input < use < MAX_LONG_USE
+    return thresholds.min_input < use < thresholds.max_long_step_use
 
 
-def are_alike(values: slot_sums.Floats, usual: float, count: float) -> bool:
+def are_alike(
+    values: slot_sums.Floats, usual: float, count: float, thresholds: JobThresholds
+) -> bool:
     """True if nearly all ranks wait as much as usual; few readings of moments differ although they do."""
-    tolerance = MAX_RANK_DEVIATION
+    tolerance = thresholds.max_rank_deviation
     if count <= MIN_READINGS:
         tolerance += 2 * float(np.sqrt(max(usual * (1 - usual), 0.0) / max(count, 1.0)))
-    return bool(np.mean(np.abs(values - usual) <= tolerance) >= MIN_ALIKE)
+    return bool(np.mean(np.abs(values - usual) <= tolerance) >= thresholds.alike_share)
 
-
-MIN_ALIKE = 0.9
-PROGRESS_SHARE = 0.25
-"""Starved steps still end: a job exchanges less as its ranks are used less; in other phases it exchanges next to nothing, or more
-than before, as after its start.
-"""
-
-MAX_SMALL_INPUT, SMALL_LOSS, MAX_STARVED_SPEED = 0.88, 0.75, 0.95
-"""Limit of utilization for jobs that slow down as much as their gaps explain: other phases exchange far less, or as before."""
 
 MIN_READINGS = 10.0
 """Readings of a usual GPU beyond which their mean shows its waits: NVML reports the last second or less, a moment of a step."""
 
 
-STEADY_USE = 0.8
-LATE_SLOTS, EARLY_SLOTS, MIN_GAP_RATIO = 6, 12, 3.0
-MIN_ALONE_SHARE, MIN_WINDOW_READINGS, MIN_LATE_SPEED = 0.6, 6.0, 0.3
-PRESSED_GAP_SHARE = 0.5
-"""Share of the usual limit that suffices for a node with tasks that wait for processors."""
+LATE_SLOTS, EARLY_SLOTS, MIN_WINDOW_READINGS = 6, 12, 6.0
 
 
 def node_gaps(view: findings.DiagnosisView) -> slot_sums.Floats:
@@ -229,6 +225,7 @@ def late_hosts(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     hardly differed before. Replicas of a service differ with their load: a job that was not steady is unknown. Tasks that
     wait for processors explain a gap, also a small one, and one that the job has time for.
     """
+    thresholds = view.thresholds.jobs
     pressed, past = _is_pressed(view), job_steps.low_use(view)
     slots, early = (
         view.signals.slots(DeviceKind.GPU, EARLY_SLOTS, before)["utilization"]
@@ -236,7 +233,8 @@ def late_hosts(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     )
     for job in view.jobs:
         # Without steps, as between phases of training, nodes may do different work.
-        has_steps = not view.states[job.key].speed < MIN_LATE_SPEED
+        speed = view.states[job.key].speed
+        has_steps = not speed < thresholds.min_late_speed
         is_steady_job = job_steps.is_steady_for_half(view, job, "utilization")
         if len(job.nodes) < 2 or not has_steps or not is_steady_job:  # noqa: PLR2004 - other nodes to compare with
             continue
@@ -250,16 +248,17 @@ def late_hosts(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         has_reason = pressed[nodes] & _is_pressed_more(view, nodes)
         hit = _have_gaps(view, gaps, has_reason)
         # All ranks wait for a late host, so the job slows down as much; replicas of a service do not.
-        speed = view.states[job.key].speed
-        hit &= job_steps.explain_speed(speed, gaps.mean)
-        is_alone = findings.above(job_steps.medians_of_others(before), STEADY_USE)
-        is_alone &= ~(speed > 1 + gaps.mean / 2) & job_steps.has_exchanged(view, job)
-        is_alone &= _stand_out(lasting)
+        hit &= job_steps.explain_speed(view, speed, gaps.mean)
+        past_of_others = job_steps.medians_of_others(before)
+        is_alone = findings.above(past_of_others, thresholds.min_others_use)
+        is_alone &= ~(speed > 1 + thresholds.min_gap_loss * gaps.mean)
+        is_alone &= job_steps.has_exchanged(view, job)
+        is_alone &= _stand_out(view, lasting)
         is_alone &= job_steps.is_steady(view, job, "utilization") and _shows_late_nodes(view, job)
         hit &= has_reason | is_alone
         yield from _late_nodes(view, gaps, np.flatnonzero(hit).tolist(), has_reason)
-        hit = ~hit & has_reason & _have_rare_gaps(view, lasting) & _stand_out(lasting)
-        hit &= job_steps.explain_speed(speed, lasting.mean)
+        hit = ~hit & has_reason & _have_rare_gaps(view, lasting) & _stand_out(view, lasting)
+        hit &= job_steps.explain_speed(view, speed, lasting.mean)
         yield from _late_nodes(view, lasting, np.flatnonzero(hit).tolist(), has_reason)
 
 
@@ -272,13 +271,14 @@ def _have_rare_gaps(view: findings.DiagnosisView, gaps: _NodeGaps) -> findings.F
     return findings.above(usual - gaps.mean, view.thresholds.jobs.min_gap)
 
 
-def _stand_out(gaps: _NodeGaps) -> findings.Flags:
+def _stand_out(view: findings.DiagnosisView, gaps: _NodeGaps) -> findings.Flags:
     """Return the nodes with a far larger gap than all others: readings of moments show a gap that all have as that of some."""
+    thresholds = view.thresholds.jobs
     # A checkpoint stops all of them.
-    differences = np.where(gaps.usual > STEADY_USE, gaps.used - gaps.usual, np.nan)
+    differences = np.where(gaps.usual > thresholds.min_others_use, gaps.used - gaps.usual, np.nan)
     size = np.fmax(-slot_sums.means_known(differences), 0)
     largest_other = np.array([np.delete(size, place).max(initial=0) for place in range(len(size))])
-    return findings.above(size, MIN_GAP_RATIO * largest_other)
+    return findings.above(size, thresholds.other_gap_factor * largest_other)
 
 
 def _have_gaps(
@@ -290,17 +290,17 @@ def _have_gaps(
     spread = view.base(DeviceKind.NODE, "job_gap", 0.5)[gaps.nodes] - low
     low = np.where(np.isnan(low), gaps.early, low)
     own_limit = low - np.fmax(thresholds.min_gap, thresholds.gap_factor * slot_sums.or_zero(spread))
-    min_gap = np.where(has_reason, PRESSED_GAP_SHARE, 1.0) * thresholds.min_gap
+    min_gap = np.where(has_reason, thresholds.pressed_gap_share, 1.0) * thresholds.min_gap
     limit = np.where(has_reason, -min_gap, np.fmin(own_limit, -min_gap))
     # Readings during which the others do not work either, as in a checkpoint, show no gap.
-    differences = np.where(gaps.usual > STEADY_USE, gaps.used - gaps.usual, np.nan)
-    late = (differences < limit) & (gaps.used > 0.05)  # noqa: PLR2004 - it still works
+    differences = np.where(gaps.usual > thresholds.min_others_use, gaps.used - gaps.usual, np.nan)
+    late = (differences < limit) & (gaps.used > thresholds.min_late_use)
     if np.isnan(differences).all():
         return np.zeros(len(gaps.nodes), np.bool_)
     count, late_count = (~np.isnan(differences)).sum(axis=0), late.sum(axis=0)
     # In long steps some readings of moments miss the gap: fewer suffice where no other node has one.
     is_alone = (late_count == late_count.sum()) & (late_count >= LATE_SLOTS / 2)
-    share = np.where(is_alone, MIN_ALONE_SHARE, thresholds.late_share)
+    share = np.where(is_alone, thresholds.late_alone_share, thresholds.late_share)
     hit = (count >= LATE_SLOTS / 2) & (late_count >= share * count)
     # Readings of moments vary: the mean of few of them must differ by more.
     means = slot_sums.means_known(differences)
@@ -354,60 +354,59 @@ def _is_pressed(view: findings.DiagnosisView) -> findings.Flags:
     return findings.above(view.signals.node["cpu_pressure"], _pressure_limits(view))
 
 
-MIN_PRESSURE_RATIO = 2.0
-
-
 def _is_pressed_more(view: findings.DiagnosisView, nodes: slot_sums.Positions) -> findings.Flags:
     """Return the nodes of a job whose tasks wait far more than those of the others: what all have, as late input, delays none alone."""
     pressures = view.signals.node["cpu_pressure"][nodes]
-    is_usual: findings.Flags = pressures <= MIN_PRESSURE_RATIO * job_steps.medians_of_others(
-        pressures
-    )
+    of_others = job_steps.medians_of_others(pressures)
+    is_usual: findings.Flags = pressures <= view.thresholds.jobs.other_pressure_factor * of_others
     return ~is_usual
 
 
 def _pressure_limits(view: findings.DiagnosisView) -> slot_sums.Floats:
+    thresholds = view.thresholds.jobs
     usual = slot_sums.or_zero(view.base(DeviceKind.NODE, "cpu_pressure"))
-    return view.thresholds.jobs.min_pressure + 2 * usual
+    return thresholds.min_pressure + thresholds.pressure_factor * usual
 
 
-HUNG_NVLINK, MAX_HUNG_ACTIVITY, MIN_WORKING_POWER = 1e9, 0.7, 0.75
 MAX_SOLO_SLOTS = 36
 """Slots for which one rank may work while the others wait, as it evaluates or builds an index; a longer wait is a hang."""
 
 
 def _working_ranks(view: findings.DiagnosisView, job: ActiveJob) -> slot_sums.Positions:
     """Return the GPUs of a job that work nearly as much as before: the others wait for them, as for an evaluation by one rank."""
-    gpu, limits = view.signals.gpu, (MAX_HUNG_ACTIVITY, MIN_WORKING_POWER)
+    gpu, thresholds = view.signals.gpu, view.thresholds.jobs
+    limits = thresholds.hung_activity_change, thresholds.working_power_change
     changes = [gpu[name] / view.base(DeviceKind.GPU, name) for name in ("activity", "power")]
     works, has_power = map(findings.above, changes, limits)
-    works &= gpu["activity"] > view.thresholds.jobs.hung_activity
+    works &= gpu["activity"] > thresholds.hung_activity
     return job.gpus[np.where(np.isnan(changes[0]), has_power, works)[job.gpus]]
 
 
 def hung_jobs(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield jobs with ranks that spin in a collective: busy without work, and nothing moves."""
-    thresholds = view.thresholds.jobs
+    thresholds, min_busy_use = view.thresholds.jobs, view.thresholds.steps.min_busy_use
     gpu, nic = view.signals.gpu, view.signals.nic
     base = view.base(DeviceKind.GPU, "activity")
+    min_nvlink = thresholds.hung_nvlink_bytes_per_second
     for job in view.jobs:
-        spins = findings.above(gpu["utilization"][job.gpus], job_steps.MIN_BUSY_USE)
+        spins = findings.above(gpu["utilization"][job.gpus], min_busy_use)
         activity = gpu["activity"][job.gpus]
         # Ranks of one stage may usually work little: all ranks together work less than before.
         change = slot_sums.mean_known(activity) / slot_sums.mean_known(base[job.gpus])
-        idle_work = (activity < thresholds.hung_activity) & (change < MAX_HUNG_ACTIVITY)
+        idle_work = activity < thresholds.hung_activity
+        idle_work &= change < thresholds.hung_activity_change
         if np.isnan(activity).all():
-            power = gpu["power"][job.gpus]
-            idle_work = power < 0.55 * view.base(DeviceKind.GPU, "power")[job.gpus]
+            usual_power = view.base(DeviceKind.GPU, "power")[job.gpus]
+            idle_work = gpu["power"][job.gpus] < thresholds.hung_power_change * usual_power
         moved = findings.above(
             view.base(DeviceKind.NIC, "send")[job.nics], thresholds.hung_exchange
         ).any()
-        moved |= findings.above(view.base(DeviceKind.GPU, "nvlink")[job.gpus], HUNG_NVLINK).any()
+        moved |= findings.above(view.base(DeviceKind.GPU, "nvlink")[job.gpus], min_nvlink).any()
         # A job of which no counter shows progress is unknown: readings of moments may miss its work.
         quiet = (
             moved
             and not findings.above(nic["send"][job.nics], thresholds.hung_exchange).any()
-            and not findings.above(gpu["nvlink"][job.gpus], HUNG_NVLINK).any()
+            and not findings.above(gpu["nvlink"][job.gpus], min_nvlink).any()
         )
         if not quiet or (spins & idle_work).mean() < thresholds.majority:
             continue
@@ -415,7 +414,8 @@ def hung_jobs(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         if storage_detectors.stores(view, job):
             wait.add_storing(view.signals.slot)
         elif (slots := wait.add(view.signals.slot)) > thresholds.wait_factor * wait.longest:
-            missing = job.gpus[~spins & (gpu["utilization"][job.gpus] < 0.05)]  # noqa: PLR2004 - never launched
+            is_unlaunched = gpu["utilization"][job.gpus] < thresholds.max_unlaunched_use
+            missing = job.gpus[~spins & is_unlaunched]
             values = slot_sums.mean_known(activity), thresholds.hung_activity
             evidence = _of_job(job, "activity", values, "limit", None)
             working = _working_ranks(view, job)
@@ -436,12 +436,9 @@ def hung_jobs(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
 def slow_jobs(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield jobs that are slower than before: symptoms, which other findings explain."""
     for state in view.states.values():
-        works = state.utilization_change > job_steps.MIN_BUSY_USE
+        works = state.utilization_change > view.thresholds.steps.min_busy_use
         if state.is_slow and works and job_steps.has_common_steps(view, state.job):
             values, slots = (state.speed, 1.0), findings.SLOTS_PER_MINUTE
             evidence = _of_job(state.job, "send", values, "relative to its past", slots)
             cause = findings.Cause("job", job=state.job.key)
             yield findings.Finding("job_slowdown", cause, (evidence,))
-
-
-STALLED_SPEED, MIN_WAITING_USE = 0.1, 0.7

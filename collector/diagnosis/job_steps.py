@@ -13,9 +13,8 @@ from collector.diagnosis.slot_sums import Floats
 
 LOW_QUANTILE = 0.3
 """Quantile of the past that most minutes exceed."""
-MAX_STEP_SPREAD = 0.06
-MAX_GAP_SPREAD, MAX_USE_WITH_GAPS, ALIKE_QUANTILE = 0.03, 0.9, 0.9
-"""Limits for gaps that are equal by their cause: spread of the utilization of nearly all ranks, relative to it."""
+ALIKE_QUANTILE = 0.9
+"""Quantile of the differences of ranks that covers nearly all of them."""
 
 
 def has_common_steps(
@@ -43,7 +42,7 @@ def has_common_steps(
         if usual.any():
             changes = sums[usual > 0] / usual[usual > 0]
             spreads.append(float(np.std(changes)) / max(float(np.mean(changes)), 1e-9))
-    return min(spreads, default=0.0) < MAX_STEP_SPREAD
+    return min(spreads, default=0.0) < view.thresholds.steps.max_step_spread
 
 
 def _has_equal_gaps(view: findings.DiagnosisView, job: ActiveJob, window_slots: int) -> bool:
@@ -53,9 +52,9 @@ def _has_equal_gaps(view: findings.DiagnosisView, job: ActiveJob, window_slots: 
     changes = changes[~np.isnan(changes)]
     if len(job.nodes) < 2 or len(changes) < ALIKE_QUANTILE * len(job.gpus):  # noqa: PLR2004 - nodes to compare
         return False
-    usual = slot_sums.median(changes)
+    thresholds, usual = view.thresholds.steps, slot_sums.median(changes)
     spread = float(np.quantile(np.abs(changes - usual), ALIKE_QUANTILE))
-    return usual < MAX_USE_WITH_GAPS and spread <= MAX_GAP_SPREAD * usual
+    return usual < thresholds.max_use_with_gaps and spread <= thresholds.max_gap_spread * usual
 
 
 _MAJORITY_QUANTILES, _HALF_QUANTILES, _RANGE_QUANTILES = (LOW_QUANTILE, 0.7), (0.5, 1.0), (0.0, 1.0)
@@ -110,12 +109,6 @@ def waiting_slots(
     return HISTORY_SLOTS
 
 
-MAX_LOSS_FACTOR, LOSS_NOISE = 3.0, 0.1
-"""Loss of speed, relative to the gaps in the work of a rank, beyond which they do not explain it: a step takes longer by its gap."""
-
-MIN_BUSY_USE = 0.9
-
-
 def low_use(view: findings.DiagnosisView) -> slot_sums.Floats:
     """Return a utilization that each GPU had in most minutes; after few, the usual one; after two, the lower."""
     low = view.base(DeviceKind.GPU, "utilization", LOW_QUANTILE)
@@ -136,11 +129,6 @@ def node_means(
     sums = np.bincount(places, rows[present], count).astype(np.float64)
     readings = np.bincount(places, minlength=count).astype(np.float64)
     return nodes, slot_sums.divide(sums, readings).reshape(shape)
-
-
-MAX_UNEVEN = 2.0
-MIN_PROGRESS = 0.12
-"""Exchange relative to the past, below which no steps end."""
 
 
 def progress(view: findings.DiagnosisView, job: ActiveJob, slots: int, before: int = 0) -> float:
@@ -176,7 +164,8 @@ def use_without_pauses(view: findings.DiagnosisView, job: ActiveJob, slots: int)
     used = view.signals.slots(DeviceKind.GPU, slots)["utilization"][:, job.gpus]
     use = slot_sums.means_known((used / past).T)
     exchange = np.fmax.reduce([np.full(slots, np.nan), *_slot_exchanges(view, job, slots)])
-    is_pause = (use < view.thresholds.jobs.min_input) | (exchange < MIN_PROGRESS)
+    min_input, min_progress = view.thresholds.jobs.min_input, view.thresholds.steps.min_progress
+    is_pause = (use < min_input) | (exchange < min_progress)
     # A slot without readings may be in the pause before it.
     for slot in np.flatnonzero(np.isnan(use) & np.isnan(exchange)):
         is_pause[slot] = is_pause[max(slot - 1, 0)]
@@ -205,33 +194,36 @@ def _slot_exchanges(view: findings.DiagnosisView, job: ActiveJob, slots: int) ->
 def is_other_work(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> bool:
     """True if a job moved less over NVLink than its exchange over NICs explains: fewer equal steps have less of both alike."""
     of_nics, of_nvlink, *_ = (*exchange_changes(view, job, slots), np.nan, np.nan)
-    return of_nics > MAX_UNEVEN * of_nvlink
-
-
-MAX_SERVING_USE, MAX_SERVING_SEND = 0.95, 0.1
-MAX_BUSY_SERVING_USE, MAX_SERVING_STEADINESS, MAX_VARYING_STEADINESS = 0.98, 0.985, 0.6
-"""Limits of services: their GPUs wait for requests, and their nodes exchange little. The ranks of training spin, or exchange much; the
-load of a service that is nearly as busy varies; one that varies far more than with checkpoints is a service, however busy.
-"""
+    return of_nics > view.thresholds.steps.uneven_factor * of_nvlink
 
 
 def may_serve(view: findings.DiagnosisView, job: ActiveJob) -> bool:
-    """True if a job may be a service, which has the readings of missing input when it has less load."""
+    """True if a job may be a service, which has the readings of missing input when it has less load.
+
+    The GPUs of a service wait for requests, and its nodes exchange little. The ranks of training spin, or exchange much; the load
+    of a service that is nearly as busy varies; one that varies far more than with checkpoints is a service, however busy.
+    """
     if len(job.nodes) == 1:
         return True
+    thresholds = view.thresholds.steps
     use = slot_sums.median_known(view.base(DeviceKind.GPU, "utilization")[job.gpus])
     sent = view.base(DeviceKind.NIC, "send")[job.nics]
     sent = sent[findings.above(sent, view.thresholds.jobs.hung_exchange)]
     steady = steadiness(view, job, "utilization")
-    max_use = MAX_BUSY_SERVING_USE if steady < MAX_SERVING_STEADINESS else MAX_SERVING_USE
-    if steady < MAX_VARYING_STEADINESS:
+    max_use = thresholds.max_serving_use
+    if steady < thresholds.max_serving_steadiness:
+        max_use = thresholds.max_busy_serving_use
+    if steady < thresholds.max_varying_steadiness:
         max_use = np.inf
-    return use < max_use and slot_sums.mean_known(sent) < MAX_SERVING_SEND
+    return use < max_use and slot_sums.mean_known(sent) < thresholds.max_serving_send
 
 
-def explain_speed(speed: float, gap: slot_sums.Floats) -> findings.Flags:
+def explain_speed(
+    view: findings.DiagnosisView, speed: float, gap: slot_sums.Floats
+) -> findings.Flags:
     """Return the nodes whose gaps explain the speed of the job; all if it is unknown."""
-    lowest = 1 + MAX_LOSS_FACTOR * gap - LOSS_NOISE
+    thresholds = view.thresholds.steps
+    lowest = 1 + thresholds.max_loss_factor * gap - thresholds.loss_noise
     explains: findings.Flags = ~(speed < lowest)
     return explains
 

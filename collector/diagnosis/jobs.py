@@ -97,10 +97,6 @@ class ActiveJob:
     nics: Positions
 
 
-IDLE_USE = 0.02
-"""Utilization of GPUs without work: kernels that wait for other ranks keep them busy."""
-
-
 class EndedJob(NamedTuple):
     """A job that ended within the last minute, and the latest time at which it can have ended."""
 
@@ -115,17 +111,17 @@ class JobMinute:
         self._slots = 0
         self._taken, self._free, self._idle = (np.zeros(0, np.intp) for _ in range(3))
 
-    def add(self, jobs: Positions, uses: Floats, is_known: Flags) -> None:
+    def add(self, jobs: Positions, is_idle: Flags, is_known: Flags) -> None:
         """Add a slot.
 
-        For each device: the number of its job, -1 for none; the utilization of the job's GPUs, or of its node's; and
+        For each device: the number of its job, -1 for none; whether the GPUs of the job, or of its node, are idle; and
         whether it has readings.
         """
         for counts in (self._taken, self._free, self._idle):
             counts.resize(len(jobs), refcheck=False)  # devices are only ever added
         self._taken += jobs >= 0
         self._free += (jobs < 0) & is_known
-        self._idle += uses <= IDLE_USE
+        self._idle += is_idle
         self._slots += 1
 
     @property

@@ -12,7 +12,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from collector.diagnosis import findings, job_steps
+from collector.diagnosis import findings
 from collector.diagnosis.network_detectors import loaded_nics, victims
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.slot_sums import (
@@ -316,7 +316,7 @@ def _crossing(view: findings.DiagnosisView) -> tuple[findings.Flags, findings.Fl
             crosses[job.nics] = True
             state = view.states[job.key]
             # Ranks that wait for the network spin; those of a checkpoint have gaps.
-            spins = not state.utilization_change < job_steps.MIN_BUSY_USE
+            spins = not state.utilization_change < view.thresholds.steps.min_busy_use
             speeds = np.array(state.history.speeds[-findings.SLOTS_PER_MINUTE :])
             slow_count = np.sum(speeds < view.thresholds.leaves.uplink_speed)
             is_slow[job.nics] = spins and slow_count >= MIN_SLOW_SLOTS

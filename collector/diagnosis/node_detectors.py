@@ -11,15 +11,12 @@ from typing import NamedTuple
 import numpy as np
 
 from collector.detector_thresholds import NodeThresholds
-from collector.diagnosis import findings, job_detectors, job_steps, storage_detectors
+from collector.diagnosis import findings, job_steps, storage_detectors
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.slot_sums import mean_known
 from collector.workloads.job_roster import JobKey
 from railscope.timestamps import SECOND_NS
 
-WORKING_SPEED = 0.3
-MIN_EXCHANGE = 1e-3
-"""Share of the line rate below which the nodes of a job exchange nothing."""
 ACTIVE_SLOTS = 12
 """Slots before the last receipt of a node in which its job must have exchanged data, to show by its end that it waits."""
 
@@ -34,8 +31,6 @@ LOST_SECONDS = 86_400.0
 """Age of the last receipt from which on a node counts as removed, and its clock as unknown."""
 
 _MAX_OFFSETS = 5
-MAX_DELAY_RATIO = 3.0
-"""Error of an offset relative to the variation of the delays, which few receipts show in part only."""
 
 
 class DatedOffset(NamedTuple):
@@ -128,7 +123,7 @@ def stale_nodes(
     thresholds = view.thresholds.nodes
     now_ns = view.timestamp_ns
     stale = [name for name, contact in contacts.items() if contact.is_stale(now_ns, thresholds)]
-    if len(stale) > max(1, 0.5 * len(contacts)):
+    if len(stale) > max(1, thresholds.max_stale_nodes * len(contacts)):
         return
     stopped = {name: _stopped_jobs(view, name, contacts[name]) for name in stale}
     first_ns: dict[JobKey, int] = {}
@@ -196,13 +191,13 @@ LATER_STRENGTH = 0.3
 
 def _stopped_later(view: findings.DiagnosisView, cause: findings.Cause) -> int:
     """Return since when a job waits for a node that was separated before, with missed acknowledgements; 0 if none does."""
-    is_down = ("node_down", cause) in view.open_faults
+    thresholds, is_down = view.thresholds.jobs, ("node_down", cause) in view.open_faults
     if not is_down and ("agent_partition", cause) not in view.open_faults:
         return 0
     for state in _shared_jobs(view, cause.name):
         slot = state.history.progress_slot
-        waits = state.exchange_now < job_detectors.STALLED_SPEED and slot >= 0
-        waits &= state.utilization_now > job_detectors.MIN_WAITING_USE
+        waits = state.exchange_now < thresholds.stalled_speed and slot >= 0
+        waits &= state.utilization_now > thresholds.min_waiting_use
         # Connections that have failed send nothing that could be acknowledged.
         waits = waits and (is_down or _misses_acknowledgements(view, state))
         if waits and not (
@@ -232,22 +227,25 @@ def _stopped_jobs(
     # A period after its last receipt it may still have worked, and readings of the others show that a period later.
     last_slot = stale_slot + PROGRESS_SLOTS + 2 * contact.period_seconds * SLOTS_PER_SECOND
     states = _shared_jobs(view, name)
-    return [state for state in states if _has_stopped(state, stale_slot, last_slot)]
+    return [state for state in states if _has_stopped(view, state, stale_slot, last_slot)]
 
 
 def _goes_on(view: findings.DiagnosisView, name: str, contact: NodeContact) -> bool:
     return any(_works(view, state, contact) for state in _shared_jobs(view, name))
 
 
-def _has_stopped(state: findings.JobState, stale_slot: float, last_slot: float) -> bool:
+def _has_stopped(
+    view: findings.DiagnosisView, state: findings.JobState, stale_slot: float, last_slot: float
+) -> bool:
     """True if a job makes no progress since a node stopped; one without a past if it stopped to exchange data then.
 
     It may appear to make progress until before the last slot.
     """
-    is_idle = np.isnan(state.exchange_now) and state.exchange < MIN_EXCHANGE
+    thresholds, min_exchange = view.thresholds.jobs, view.thresholds.nodes.min_exchange
+    is_idle = np.isnan(state.exchange_now) and state.exchange < min_exchange
     was_active = state.history.exchange_slot >= max(stale_slot - ACTIVE_SLOTS, 0)
-    is_waiting = is_idle and was_active and state.utilization_now > job_detectors.MIN_WAITING_USE
-    has_stopped = is_waiting or state.exchange_now < job_detectors.STALLED_SPEED
+    is_waiting = is_idle and was_active and state.utilization_now > thresholds.min_waiting_use
+    has_stopped = is_waiting or state.exchange_now < thresholds.stalled_speed
     return bool(has_stopped and state.history.progress_slot < last_slot)
 
 
@@ -258,8 +256,9 @@ def _hangs(view: findings.DiagnosisView, state: findings.JobState, stale_slot: f
     well before the node, for a minute and for longer than ever: it hangs for another reason. Ranks that exchange data within their nodes evaluate.
     """
     moved = max(job_steps.exchange_changes(view, state.job, RECENT_SLOTS), default=0.0)
-    is_waiting = state.utilization_now > job_detectors.MIN_WAITING_USE
-    if not is_waiting or moved >= job_detectors.STALLED_SPEED:
+    thresholds = view.thresholds.jobs
+    is_waiting = state.utilization_now > thresholds.min_waiting_use
+    if not is_waiting or moved >= thresholds.stalled_speed:
         return False
     if storage_detectors.stores(view, state.job):
         return False
@@ -303,14 +302,13 @@ def _works(view: findings.DiagnosisView, state: findings.JobState, contact: Node
 
     The node may have worked for a period after its last receipt: until the window is after that, traffic may be from before.
     """
-    age_seconds = contact.age_seconds(view.timestamp_ns)
+    thresholds, age_seconds = view.thresholds.nodes, contact.age_seconds(view.timestamp_ns)
     is_later = age_seconds > RECENT_SECONDS + contact.period_seconds
     if not np.isnan(state.exchange_now):
-        return bool(
-            state.exchange_now > (job_detectors.STALLED_SPEED if is_later else WORKING_SPEED)
-        )
+        stalled_speed = view.thresholds.jobs.stalled_speed
+        return bool(state.exchange_now > (stalled_speed if is_later else thresholds.working_speed))
     sent = view.signals.table(DeviceKind.NIC, RECENT_SLOTS)["send"][state.job.nics]
-    return bool(is_later and mean_known(sent) > MIN_EXCHANGE)
+    return bool(is_later and mean_known(sent) > thresholds.min_exchange)
 
 
 NODE_CLASSES = frozenset({
@@ -357,7 +355,7 @@ def _is_drained(view: findings.DiagnosisView, node: str, parts: Sequence[int]) -
     before = view.signals.table(
         DeviceKind.NIC, findings.SLOTS_PER_MINUTE, findings.SLOTS_PER_MINUTE
     )
-    has_sent = findings.above(before["send"][rails], MIN_EXCHANGE).any()
+    has_sent = findings.above(before["send"][rails], view.thresholds.nodes.min_exchange).any()
     has_job = any(node in job.nodes for job in jobs)
     return bool(jobs) and not has_job and not has_sent and set(parts) >= set(rails)
 
@@ -402,7 +400,7 @@ def wrong_clocks(
     for name, offset in offsets.items():
         contact, error = recent[name], abs(offset - usual)
         own_delay = contact.delay_seconds if offset < usual else 0.0
-        if error > limit + MAX_DELAY_RATIO * max(own_delay, usual_delay):
+        if error > limit + thresholds.delay_factor * max(own_delay, usual_delay):
             slots = math.ceil(_MAX_OFFSETS * contact.period_seconds * SLOTS_PER_SECOND)
             evidence = findings.FindingEvidence(
                 "clock_offset", offset, limit, "other nodes", name, slots=slots

@@ -291,7 +291,8 @@ def _job_waits(
     changes = now / job_steps.node_means(view, job, job_steps.low_use(view))[1]
     change = _median_by_weight(changes, _operations(view, slow)[nodes])
     speed: float = state.speed
-    lowest = 1 + job_steps.MAX_LOSS_FACTOR * (change - 1) - job_steps.LOSS_NOISE
+    steps = view.thresholds.steps
+    lowest = 1 + steps.max_loss_factor * (change - 1) - steps.loss_noise
     # A job that was as slow before its storage was is so for another reason.
     is_slow = speed < MAX_WAITING_SPEED * state.history.storage.earlier_speed
     # Ranks that wait for the one that waits for storage run as before.
@@ -361,7 +362,8 @@ def _nodes_waiting_for_storage(view: findings.DiagnosisView, job: ActiveJob) -> 
         view, job, view.base(DeviceKind.GPU, "utilization", job_steps.LOW_QUANTILE)
     )
     used = job_steps.node_means(view, job, view.signals.gpu["utilization"])[1]
-    hit = np.isnan(past) & (used < job_steps.MIN_BUSY_USE) & waits_for_io(view, nodes)
+    is_idle = used < view.thresholds.steps.min_busy_use
+    hit = np.isnan(past) & is_idle & waits_for_io(view, nodes)
     # Tasks cannot wait longer than the operations take together: else they wait for another disk.
     hit &= _in_flight(view)[nodes] > MIN_EXPLAINED * view.signals.node["io_pressure"][nodes]
     return [view.devices.node_names[node] for node in nodes[hit].tolist()]

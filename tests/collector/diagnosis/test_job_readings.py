@@ -8,6 +8,7 @@ from support.drawn_readings import NODES, ONSET, classes_of, drawn_feed, inciden
 
 from bench.drawn_cluster import START_NS, DrawnCluster, DrawnFeed, Row
 from bench.drawn_faults import hang as hung_job
+from collector.detector_thresholds import JobThresholds
 from collector.diagnosis.findings import SLOT_NS, JobState, JobWait
 from collector.diagnosis.job_detectors import are_alike
 from collector.diagnosis.jobs import ActiveJob
@@ -168,7 +169,7 @@ def test_few_readings_of_moments_differ_although_ranks_wait_alike(
     readings: float, *, expected: bool
 ) -> None:
     used = np.repeat([0.2, 0.4, 0.6], 8)
-    assert are_alike(used, 0.4, readings) is expected
+    assert are_alike(used, 0.4, readings, JobThresholds()) is expected
 
 
 def test_steps_of_which_two_slots_show_the_exchange_or_none_show_missing_input() -> None:
@@ -494,7 +495,8 @@ def test_a_job_loses_time_if_it_is_slower_than_its_own_variation(
 ) -> None:
     nothing = np.zeros(0, np.intp)
     job = ActiveJob(JobKey("t", "slurm", "1"), ("n1",), nothing, nothing)
-    assert JobState(job, slow_speed, exchange_change=speed).loses_time == loses
+    state = JobState(job, JobThresholds(), slow_speed, exchange_change=speed)
+    assert state.loses_time == loses
 
 
 def test_a_job_remains_slow_although_its_slow_minutes_become_a_part_of_its_past() -> None:
