@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.detector_thresholds import DetectorThresholds, JobThresholds
+from collector.detector_thresholds import DetectorThresholds, JobThresholds, StorageThresholds
 from collector.diagnosis.baselines import WORK_QUANTILE, Baselines
 from collector.diagnosis.devices import ClusterDevices
 from collector.diagnosis.incident_classes import Severity
@@ -170,10 +170,6 @@ class JobWait:
         return slot - self.first_slot + 1 - self.storing
 
 
-WORSE_FACTOR = 1.5
-"""Latency, relative to one with which a job ran as before, from which on the job may wait for its storage."""
-
-
 @dataclass(slots=True)
 class StorageWait:
     """Evaluations in which a job waited for slow storage, since its storage is slow, and its speed before that."""
@@ -203,9 +199,9 @@ class StorageWait:
         if self.run_slots >= 2 * SLOTS_PER_MINUTE:
             self.harmless_change = float(np.fmax(self.harmless_change, change))
 
-    def may_delay(self, change: float) -> bool:
+    def may_delay(self, change: float, thresholds: StorageThresholds) -> bool:
         """True unless the job has run as before with about this latency, relative to the past."""
-        return not change < WORSE_FACTOR * self.harmless_change
+        return not change < thresholds.worse_factor * self.harmless_change
 
     def add(self, slot: int, *, waits: bool, runs: bool, is_slow: bool) -> bool:
         """Add a slot; return True if the job has waited for a minute, its storage is still slow, and it has not run since."""

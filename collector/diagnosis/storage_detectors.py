@@ -23,7 +23,7 @@ def slow_storage(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
 
 
 def _slow_mounts(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
-    thresholds = view.thresholds.jobs
+    thresholds, alike_share = view.thresholds.jobs, view.thresholds.storage.alike_share
     mounts = view.devices.mounts
     by_server: dict[str, list[int]] = defaultdict(list)
     for position, each in enumerate(mounts):
@@ -59,7 +59,7 @@ def _slow_mounts(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
             hit = [p for p in hit if mounts[p].node in slow_nodes]
         # Clients that are slower alike have a slow server, even if some of them are below the limit; one of two is not.
         usual = float(np.quantile(change[clients], 0.5, method="lower"))
-        is_alike = usual > ALIKE_SHARE * thresholds.latency_factor and not slow_nodes
+        is_alike = usual > alike_share * thresholds.latency_factor and not slow_nodes
         if len(hit) >= thresholds.majority * len(clients) or is_alike:
             cause = findings.Cause("storage", name=server)
             onset_ns = _slow_since_ns(view, hit, harmless_change)
@@ -82,17 +82,20 @@ def _slow_since_ns(
     `harmless_change` is a latency, relative to the past, with which the jobs that wait have run as before.
     Slots with far more operations than usual, as those of checkpoints, show nothing, nor do slots without any.
     """
-    thresholds, slots = view.thresholds.jobs, view.signals.slots(DeviceKind.MOUNT, ONSET_SLOTS)
+    thresholds, storage = view.thresholds.jobs, view.thresholds.storage
+    slots = view.signals.slots(DeviceKind.MOUNT, ONSET_SLOTS)
     ratios = np.full((ONSET_SLOTS, len(mounts)), np.nan)
     for latency, rate in zip(_LATENCIES, ("reads", "writes"), strict=True):
         usual, usual_rate = (view.base(DeviceKind.MOUNT, each)[mounts] for each in (latency, rate))
-        of_kind = slots[latency][:, mounts] / np.maximum(usual, 1e-4)
-        max_rate = thresholds.busy_factor * slot_sums.or_zero(usual_rate) + MIN_BUSY_OPERATIONS
+        of_kind = slots[latency][:, mounts] / np.maximum(usual, storage.min_usual_latency_seconds)
+        max_rate = thresholds.busy_factor * slot_sums.or_zero(usual_rate)
+        max_rate += storage.min_busy_operations
         is_busy_slot = findings.above(slots[rate][:, mounts], max_rate)
         ratios = np.fmax(ratios, np.where(is_busy_slot, np.nan, of_kind))
     usual_ratios = np.array([slot_sums.median_known(of_slot) for of_slot in ratios[::-1]])
     shown = np.flatnonzero(~np.isnan(usual_ratios))
-    limit = max(ALIKE_SHARE * thresholds.latency_factor, findings.WORSE_FACTOR * harmless_change)
+    limit = storage.alike_share * thresholds.latency_factor
+    limit = max(limit, storage.worse_factor * harmless_change)
     is_slow = usual_ratios[shown] > limit
     run = shown if is_slow.all() else shown[: int(is_slow.argmin())]
     return view.timestamp_ns - int(run[-1]) * findings.SLOT_NS if len(run) else 0
@@ -113,8 +116,6 @@ def _is_reported(view: findings.DiagnosisView, node: str) -> bool:
 
 
 ONSET_SLOTS = 24
-ALIKE_SHARE = 0.6
-"""Share of the usual limit that suffices for all clients of a server: one client has it by chance, and backups cost less."""
 
 
 def _are_slow_alike(
@@ -122,13 +123,14 @@ def _are_slow_alike(
 ) -> bool:
     """True if the usual client of a server has a latency that one client alone may have by chance."""
     thresholds = view.thresholds.jobs
+    limit = view.thresholds.storage.alike_share * thresholds.latency_factor
     for name, change in zip(_LATENCIES, changes[:, positions], strict=True):
         known_changes = change[~np.isnan(change)]
         latency = slot_sums.median_known(view.signals.mount[name][positions])
         if (
             len(known_changes) >= MIN_PEERS
             and latency > thresholds.min_latency_seconds
-            and slot_sums.median(known_changes) > ALIKE_SHARE * thresholds.latency_factor
+            and slot_sums.median(known_changes) > limit
         ):
             return True
     return False
@@ -156,7 +158,7 @@ def _waiting_jobs(
     mounts_of: dict[str, list[int]] = defaultdict(list)
     for position in np.flatnonzero(is_slow).tolist():
         mounts_of[view.devices.mounts[position].node].append(position)
-    reads, change = changes[0], np.fmax.reduce(changes)
+    thresholds, reads, change = view.thresholds.storage, changes[0], np.fmax.reduce(changes)
     before = view.signals.table(
         DeviceKind.MOUNT, findings.SLOTS_PER_MINUTE, findings.SLOTS_PER_MINUTE
     )
@@ -166,17 +168,20 @@ def _waiting_jobs(
         job_mounts = [p for node in job.nodes for p in mounts_of.get(node, ())]
         # Mounts that are slow by the load of the job itself, as at its start, are not in `slow`.
         is_own_slow = slow[job_mounts]
-        is_certain = bool((is_own_slow & (reads[job_mounts] > CERTAIN_CHANGE)).any())
+        fails = reads[job_mounts] > thresholds.certain_latency_factor
+        is_certain = bool((is_own_slow & fails).any())
         state = view.states[job.key]
         history = state.history
         if job_mounts:
             history.storage.begin(view.signals.slot, history.speeds)
-        runs = state.utilization_change > MAX_WAITING_USE and not state.speed < MAX_WAITING_SPEED
+        runs = state.utilization_change > thresholds.max_waiting_use
+        runs = runs and not state.speed < thresholds.max_waiting_speed
         earlier, now = (
             slot_sums.median_known(each[job_mounts]) for each in (change_before, change)
         )
         history.storage.add_run(earlier, runs=runs and bool(is_own_slow.all()))
-        may_wait = bool(is_own_slow.any()) and (is_certain or history.storage.may_delay(now))
+        may_wait = bool(is_own_slow.any())
+        may_wait = may_wait and (is_certain or history.storage.may_delay(now, thresholds))
         may_wait = may_wait and _job_waits(view, job, slow, is_certain=is_certain)
         waits = may_wait and not _waited_before(view, job, slow)
         slot, is_any_slow = view.signals.slot, bool(job_mounts)
@@ -197,10 +202,6 @@ def stores(view: findings.DiagnosisView, job: ActiveJob) -> bool:
     return bool(waits_for_io(view, np.array(nodes)).any())
 
 
-MIN_OPERATION_SECONDS = 0.01
-"""Operations in flight on average (Little's law) below which ranks can hardly wait for them: a server may be slow for a few writes."""
-
-
 def _latency_changes(view: findings.DiagnosisView) -> tuple[slot_sums.Floats, findings.Flags]:
     """Return the latencies of each mount relative to its past, shape (kinds, mounts), and whether it is slow by one.
 
@@ -209,7 +210,7 @@ def _latency_changes(view: findings.DiagnosisView) -> tuple[slot_sums.Floats, fi
     thresholds, now = view.thresholds.jobs, view.signals.mount
     latencies = np.stack([now[name] for name in _LATENCIES])
     in_flight = latencies * np.stack([now["reads"], now["writes"]])
-    has_enough = findings.above(in_flight, MIN_OPERATION_SECONDS)
+    has_enough = findings.above(in_flight, view.thresholds.storage.min_in_flight)
     changes = np.where(has_enough, _relative_latencies(view, now), np.nan)
     is_slow = findings.above(changes, thresholds.latency_factor)
     is_slow &= findings.above(latencies, thresholds.min_latency_seconds)
@@ -219,13 +220,11 @@ def _latency_changes(view: findings.DiagnosisView) -> tuple[slot_sums.Floats, fi
 def _relative_latencies(view: findings.DiagnosisView, table: SignalTable) -> slot_sums.Floats:
     """Return the latencies of reads and writes in a window relative to the past, shape (kinds, mounts)."""
     usual = np.stack([view.base(DeviceKind.MOUNT, name) for name in _LATENCIES])
-    ratios: slot_sums.Floats = np.stack([table[name] for name in _LATENCIES]) / np.maximum(
-        usual, 1e-4
-    )
+    usual = np.maximum(usual, view.thresholds.storage.min_usual_latency_seconds)
+    ratios: slot_sums.Floats = np.stack([table[name] for name in _LATENCIES]) / usual
     return ratios
 
 
-MIN_BUSY_OPERATIONS = 5.0
 BUSY_PAST_SLOTS = 12
 
 
@@ -239,8 +238,8 @@ def is_busy(view: findings.DiagnosisView, signal: str, slots: int = 0) -> findin
     before = view.signals.table(DeviceKind.MOUNT, BUSY_PAST_SLOTS, slots)[signal]
     usual = slot_sums.or_zero(np.where(np.isnan(usual), before, usual))
     rates = view.signals.table(DeviceKind.MOUNT, slots)[signal]
-    limits = view.thresholds.jobs.busy_factor * usual + MIN_BUSY_OPERATIONS
-    return findings.above(rates, limits)
+    limits = view.thresholds.jobs.busy_factor * usual
+    return findings.above(rates, limits + view.thresholds.storage.min_busy_operations)
 
 
 def _has_stored(view: findings.DiagnosisView, job: ActiveJob) -> bool:
@@ -258,12 +257,6 @@ def _is_idle(view: findings.DiagnosisView, job: ActiveJob) -> bool:
     return slot_sums.median_known(used) < view.thresholds.jobs.min_input
 
 
-MAX_WAITING_SPEED, MAX_WAITING_USE = 0.9, 0.95
-"""Speed and utilization of a job, relative to those before, that are beyond the noise of a minute."""
-CERTAIN_CHANGE = 20.0
-"""Latency of reads, relative to its past, of a mount that fails: the load of a job and of its neighbours changes it by less."""
-
-
 def _job_waits(
     view: findings.DiagnosisView, job: ActiveJob, slow: findings.Flags, *, is_certain: bool
 ) -> bool:
@@ -272,7 +265,7 @@ def _job_waits(
     Gaps of few of them have another reason, as a late host. The load of a service varies, and alternating phases differ: their
     work shows no wait.
     """
-    thresholds = view.thresholds.jobs
+    thresholds, storage = view.thresholds.jobs, view.thresholds.storage
     state = view.states[job.key]
     pauses = state.history.restarts(view.signals.slot) or _has_stored(view, job)
     pauses = pauses or _is_idle(view, job)
@@ -294,9 +287,9 @@ def _job_waits(
     steps = view.thresholds.steps
     lowest = 1 + steps.max_loss_factor * (change - 1) - steps.loss_noise
     # A job that was as slow before its storage was is so for another reason.
-    is_slow = speed < MAX_WAITING_SPEED * state.history.storage.earlier_speed
+    is_slow = speed < storage.max_waiting_speed * state.history.storage.earlier_speed
     # Ranks that wait for the one that waits for storage run as before.
-    is_slow &= is_certain or (change < MAX_WAITING_USE and lowest < speed)
+    is_slow &= is_certain or (change < storage.max_waiting_use and lowest < speed)
     return thresholds.min_input < change < thresholds.max_input or is_slow
 
 
@@ -332,8 +325,9 @@ def _waited_before(view: findings.DiagnosisView, job: ActiveJob, slow: findings.
     mounts = [
         p for p, mount in enumerate(view.devices.mounts) if slow[p] and mount.node in job.nodes
     ]
+    lowest = view.thresholds.storage.min_usual_latency_seconds
     usual = {
-        name: np.maximum(view.base(DeviceKind.MOUNT, name)[mounts], 1e-4) for name in _LATENCIES
+        name: np.maximum(view.base(DeviceKind.MOUNT, name)[mounts], lowest) for name in _LATENCIES
     }
     limit = np.sqrt(view.thresholds.jobs.latency_factor)
     slots = job_steps.waiting_slots(view, job, 0.0, view.thresholds.jobs.max_input)
@@ -365,12 +359,10 @@ def _nodes_waiting_for_storage(view: findings.DiagnosisView, job: ActiveJob) -> 
     is_idle = used < view.thresholds.steps.min_busy_use
     hit = np.isnan(past) & is_idle & waits_for_io(view, nodes)
     # Tasks cannot wait longer than the operations take together: else they wait for another disk.
-    hit &= _in_flight(view)[nodes] > MIN_EXPLAINED * view.signals.node["io_pressure"][nodes]
+    share = view.thresholds.storage.min_explained_pressure
+    pressure = view.signals.node["io_pressure"][nodes]
+    hit &= _in_flight(view)[nodes] > share * pressure
     return [view.devices.node_names[node] for node in nodes[hit].tolist()]
-
-
-MIN_EXPLAINED = 0.5
-"""Operations in flight, relative to the share of time in which tasks wait for I/O, both with noise."""
 
 
 def _in_flight(view: findings.DiagnosisView) -> slot_sums.Floats:
@@ -382,11 +374,9 @@ def _in_flight(view: findings.DiagnosisView) -> slot_sums.Floats:
     return np.bincount(positions, of_mounts, len(view.devices.node_names)).astype(np.float64)
 
 
-MIN_STORING = 0.1
-
-
 def waits_for_io(view: findings.DiagnosisView, nodes: slot_sums.Positions) -> findings.Flags:
     """Return which nodes have tasks that wait for I/O much more than usual."""
     usual = slot_sums.or_zero(view.base(DeviceKind.NODE, "io_pressure"))[nodes]
     pressure = view.signals.node["io_pressure"][nodes]
-    return findings.above(pressure, MIN_STORING + view.thresholds.jobs.busy_factor * usual)
+    limit = view.thresholds.jobs.busy_factor * usual
+    return findings.above(pressure, view.thresholds.storage.min_io_pressure + limit)
