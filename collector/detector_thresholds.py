@@ -341,7 +341,7 @@ class StorageThresholds(Struct, frozen=True, kw_only=True):
     min_busy_operations: Amount = 5.0
     """Operations per second that a client has beyond `busy_factor` times its usual ones, if it causes its latency itself."""
     max_waiting_speed: Share = 0.9
-    """Speed relative to that before, below which a job may wait for its storage: beyond the noise of a minute."""
+    """Speed relative to that before, below which a job may wait for its storage, unless that fails: beyond the noise of a minute."""
     max_waiting_use: Share = 0.95
     """Utilization relative to its past below which a job may wait for its storage: beyond the noise of a minute."""
     min_explained_pressure: Share = 0.5

@@ -66,11 +66,12 @@ warning: slow_receiver: NIC ens4f0np0 of gpu-node-2 (mlx5_5, 0000:5e:00.0, rail 
    it: a finding of a class in the table about the same device, node, rail or job. What is lost on the link of a node or in a
    leaf explains only what happens on its rail to its own jobs.
 4. {NODE_CLASSES} of three or more devices of a node, or of all of its GPUs or NICs, are one incident of the node.
-   A device that had an incident before keeps it.
+   A device that had an incident before keeps it. Heat of half of the GPUs of a node, or more, is an incident of the node, and that
+   of several such nodes, or a slowdown by hardware, one of the rack; it explains earlier incidents of its GPUs.
 5. An incident ends after 90 seconds without its finding. One that returns within 10 minutes is the same incident. An incident
    that the hardware reported also lasts as long as the device shows its symptom: an uncorrectable memory error until the
    GPU no longer waits for the remapping of a row. A link that is down is reported until it is up. While none of the nodes of the cause
-   sends samples, for an hour at most, the incident stays open: the state of the cause is unknown. Links of a node without a job, all of which are down, are
+   sends samples, for an hour at most, the incident stays open: the state of the cause is unknown. NICs of a node without a job, of which all are down or gone, are
    `info` while other nodes have jobs, and the rails had no traffic in the minute before: maintenance. `node_down` and `agent_partition` are conclusions from the same silence: if the job
    goes on after all, or stops, the later one ends and explains the other.
 6. A fault that outlasts the incident that explained it is an incident of its own again.
@@ -85,7 +86,9 @@ used for it.
 
 GPUs without a claim are in no job ([how jobs are known](jobs.md)). These classes compare the ranks of a job, and are not reported for such GPUs:
 `gpu_straggler`, `host_late`, `storage_bound`, `dataloader_stall`, `nccl_hang`, `job_slowdown`, `uplink_congested`, `node_down` and
-`agent_partition`. Faults that a device, its link or its leaf shows are found without jobs.
+`agent_partition`. Faults that a device, its link or its leaf shows are found without jobs. A job has all NICs of its nodes that are on a
+rail; on a node that it shares with another job, those on the rails of its GPUs. A fault of one GPU or NIC of such a node affects the
+job that holds it.
 
 The speed of a job is the data that it exchanges per second, relative to its past, over NICs or over NVLink, whichever changed
 less: each step exchanges the same amount over both, on all nodes. If the nodes change differently, each node works independently, as in a

@@ -35,6 +35,7 @@ from collector.diagnosis import (
     settings_advice,
     step_period,
     storage_detectors,
+    straggler_detectors,
     switch_advice,
     switch_evidence,
     switch_links,
@@ -49,7 +50,7 @@ from collector.diagnosis.incidents import (
 from collector.diagnosis.node_readings import Clock, FindSchema, NodeEvent, ReadingsCollector
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.signals import ClusterSignals
-from collector.diagnosis.slot_sums import divide, mean_known
+from collector.diagnosis.slot_sums import divide, mean_known, median_known
 from collector.workloads.job_roster import JobKey
 from railscope.timestamps import SECOND_NS
 from railscope.wire import Batch
@@ -318,7 +319,7 @@ class ClusterDiagnosis:
             gpu_detectors.xid_events(view),
             gpu_detectors.reported_gpu_faults(view),
             self.ranks.name_ranks(view, gpu_detectors.slow_clocks(view)),
-            self.ranks.late_gpus(view, gpu_detectors.gpu_stragglers(view)),
+            self.ranks.late_gpus(view, straggler_detectors.gpu_stragglers(view)),
             storage_detectors.slow_storage(view),
             job_detectors.jobs_without_input(view),
             job_detectors.late_hosts(view),
@@ -435,8 +436,11 @@ def _job_state(view: findings.DiagnosisView, job: job_groups.ActiveJob) -> findi
         state.exchange_now = (
             mean_known(view.signals.table(DeviceKind.NIC, 2)["send"][job.nics]) / past
         )
-    for name in ("utilization", "activity", "power", "nvlink"):
+    for name in ("utilization", "nvlink"):
         past = mean_known(view.base(DeviceKind.GPU, name)[job.gpus])
         if past > 0:
             setattr(state, f"{name}_change", mean_known(gpu[name][job.gpus]) / past)
+    for name in ("activity", "power"):  # those of few ranks that work more are left out
+        changes = divide(gpu[name][job.gpus], view.base(DeviceKind.GPU, name)[job.gpus])
+        setattr(state, f"{name}_change", median_known(changes))
     return state

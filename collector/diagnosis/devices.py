@@ -55,6 +55,7 @@ class ClusterGpu:
     pci_address: str = ""
     model: str = ""
     chassis: str = ""
+    rail: str = ""
 
 
 @dataclass(slots=True)
@@ -228,6 +229,7 @@ class ClusterDevices:
         gpu.index = facts.get("index", "") or gpu.index
         gpu.model = facts.get("model", "") or gpu.model
         gpu.chassis = facts.get("chassis", "") or gpu.chassis
+        gpu.rail = facts.get("rail", "") or gpu.rail
         gpu.pci_address = facts.get("pci_address", "") or gpu.pci_address
         if gpu.pci_address:
             node.gpu_by_address[gpu.pci_address] = node.gpus[uuid]

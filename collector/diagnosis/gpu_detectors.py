@@ -1,32 +1,15 @@
-"""Detectors of GPUs: lost, unresponsive, memory, NVLink, heat, power, and the slow GPU of a synchronous job.
-
-All ranks of a synchronous job do the same work in each step, and a rank that waits spins in a kernel on a few
-multiprocessors. So the slow GPU is the *busier* one: its activity stays, while those of its peers fall.
-"""
+"""Detectors of GPUs that report their fault: lost, unresponsive, memory, NVLink, heat, power."""
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from collector.diagnosis import findings
-from collector.diagnosis.baselines import GAP_MINUTES
-from collector.diagnosis.job_steps import has_common_steps, is_steady_for_half
-from collector.diagnosis.jobs import MAD_SCALE, ActiveJob
 from collector.diagnosis.quantities import DeviceKind
-from collector.diagnosis.slot_sums import (
-    Floats,
-    Positions,
-    divide,
-    mean_known,
-    means_known,
-    median,
-    median_known,
-    or_zero,
-)
+from collector.diagnosis.slot_sums import Floats, median, or_zero
 from railscope.catalog.xids import xid
 from railscope.reading import Absent
 
@@ -46,6 +29,7 @@ _CLASS_OF_XID = {
 
 USED_EVENTS = frozenset({"xid", "gpu_lost"})
 _MISSING_STATE = 4
+MIN_MODEL_GPUS = 4
 MAX_XID_DIGITS = 6
 XID_STRENGTH = 0.5
 REMAP_STRENGTH = 0.7
@@ -134,7 +118,7 @@ def _below_usual(view: findings.DiagnosisView, values: Floats) -> findings.Flags
     usual = np.full(len(values), np.nan)
     for model in np.unique(models):
         of_model = values[(models == model) & ~np.isnan(values)]
-        if len(of_model) >= MIN_JOB_GPUS:
+        if len(of_model) >= MIN_MODEL_GPUS:
             usual[models == model] = median(of_model)
     return below & ~(values >= usual)
 
@@ -172,54 +156,71 @@ def slow_clocks(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield GPUs with a clock that is low because of heat, or because hardware forces it."""
     thresholds = view.thresholds.gpus
     gpu = view.signals.gpu
-    slower = gpu["clock"] < thresholds.slow_clock * _peer_clocks(view)
+    usual = _peer_clocks(view)
+    slower = gpu["clock"] < thresholds.slow_clock * usual
     hot = findings.above(gpu["thermal_share"], thresholds.min_limited) & slower
-    yield from _gpu_findings(
-        view, "thermal_straggler", hot, "thermal_share", limit=thresholds.min_limited
-    )
+    is_certain = gpu["clock"] < thresholds.unexplained_clock * usual
+    hot &= is_certain | findings.above(_shown_thermal_share(view), thresholds.min_limited)
+    yield from _slowed(view, "thermal_straggler", hot, "thermal_share", MIN_HOT_SHARE)
     brake = findings.above(gpu["power_brake_share"], thresholds.min_limited)
-    braked = (
-        brake | (findings.above(gpu["slowdown_share"], thresholds.min_limited) & slower)
-    ) & ~hot
-    yield from _slowdowns(view, np.flatnonzero(braked).tolist())
+    brake |= findings.above(gpu["slowdown_share"], thresholds.min_limited) & slower
+    yield from _slowed(view, "hw_slowdown", brake & ~hot, "power_brake_share", 0.0)
 
 
-def _slowdowns(
-    view: findings.DiagnosisView, positions: Sequence[int]
+def _shown_thermal_share(view: findings.DiagnosisView) -> Floats:
+    """Return the share of time in which heat limits the clock, as counted, or of moments less the standard error of few."""
+    sums, window = view.devices.sums[DeviceKind.GPU], (view.signals.slot, view.signals.window)
+    share = np.minimum(sums.rate("thermal_active", *window), 1.0)
+    readings = np.fmax(sums.weight("thermal_active", *window), 1)
+    counted = sums.rate("thermal_seconds", *window)
+    shown: Floats = np.fmax(counted, share - np.sqrt(share * (1 - share) / readings))
+    return shown
+
+
+MIN_HOT_SHARE = 0.5
+"""Share of the GPUs of a node from which on their heat has a common cause."""
+
+
+def _slowed(
+    view: findings.DiagnosisView, name: str, hit: findings.Flags, signal: str, min_share: float
 ) -> Iterator[findings.Finding]:
-    """Yield the smallest unit with all GPUs that hardware forces to a low clock: a GPU, a node, a rack.
+    """Yield the smallest unit with all GPUs that heat or hardware forces to a low clock: a GPU, a node, a rack.
 
-    Nodes that are limited together have a common power supply; GPUs of rack-scale systems report their chassis. Others
-    are in one rack only if their NICs are in one pod.
+    Nodes that are limited together have a common power supply, or cooling; GPUs of rack-scale systems report their chassis.
+    Others are in one rack only if their NICs are in one pod.
     """
-    gpu = view.signals.gpu
-    shares = np.fmax(gpu["power_brake_share"], gpu["slowdown_share"])
     racks: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for position in positions:
+    for position in np.flatnonzero(hit).tolist():
         device = view.devices.gpus[position]
         rack = device.chassis or _first_leaf(view, int(view.groups.gpu_node[position]))
         racks[rack][device.node].append(position)
+    limit, shares = view.thresholds.gpus.min_limited, view.signals.gpu[signal]
+    if name == "hw_slowdown":
+        shares = np.fmax(shares, view.signals.gpu["slowdown_share"])
     for rack, nodes in racks.items():
-        members = [position for of_node in nodes.values() for position in of_node]
-        evidence = tuple(
-            findings.FindingEvidence(
-                "power_brake_share",
-                float(shares[p]),
-                view.thresholds.gpus.min_limited,
-                "limit",
-                view.gpu_name(p),
+        for cause, members in _units(view, rack, nodes, min_share):
+            evidence = tuple(
+                findings.FindingEvidence(signal, float(shares[p]), limit, "limit", view.gpu_name(p))
+                for p in members[:4]
             )
-            for p in members[:4]
-        )
-        if len(nodes) > 1:
-            cause = findings.Cause("rack", name=rack)
-            yield findings.Finding("hw_slowdown", cause, evidence, parts=tuple(members))
-        elif len(members) > 1:
-            yield findings.Finding(
-                "hw_slowdown", findings.Cause("node", name=next(iter(nodes))), evidence
-            )
+            parts = () if cause.kind == "gpu" else tuple(members)
+            yield findings.Finding(name, cause, evidence, parts=parts)
+
+
+def _units(
+    view: findings.DiagnosisView, rack: str, nodes: dict[str, list[int]], min_share: float
+) -> Iterator[tuple[findings.Cause, Sequence[int]]]:
+    """Yield the units of a rack with slow GPUs; nodes with a larger share of them, or several of these nodes, are one."""
+    gpus = {name: len(view.devices.nodes[name].gpus) for name in nodes}
+    whole = [name for name, members in nodes.items() if len(members) >= min_share * gpus[name]]
+    if len(whole) > 1:
+        parts = [position for name in whole for position in nodes.pop(name)]
+        yield findings.Cause("rack", name=rack), parts
+    for name, members in nodes.items():
+        if name in whole and len(members) > 1:
+            yield findings.Cause("node", name=name), members
         else:
-            yield findings.Finding("hw_slowdown", findings.Cause("gpu", members[0]), evidence)
+            yield from ((findings.Cause("gpu", position), [position]) for position in members)
 
 
 def _first_leaf(view: findings.DiagnosisView, node: int) -> str:
@@ -243,203 +244,3 @@ def _peer_clocks(view: findings.DiagnosisView) -> Floats:
             usual[models == model] = median(gpu["clock"][members])
     clocks: Floats = np.fmax(usual, or_zero(view.base(DeviceKind.GPU, "clock")))
     return clocks
-
-
-MIN_JOB_GPUS = 4
-EXTREME_RATIO = 1.5
-"""Margin above the extreme value of noise."""
-
-
-def max_straggling_nodes(view: findings.DiagnosisView, job: ActiveJob) -> int:
-    """Return the number of nodes of a job that may have a straggler at once."""
-    return math.ceil(view.thresholds.gpus.max_straggling_nodes * len(job.nodes))
-
-
-def gpu_stragglers(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
-    """Yield the GPUs of a job with an activity that stayed, while that of the others fell; or else with a lower clock."""
-    for job in view.jobs:
-        state = view.states.get(job.key)
-        if state is None or len(job.gpus) < MIN_JOB_GPUS:
-            continue
-        is_slow = may_have_straggler(view, state)
-        slower = list(_slower_clocks(view, job, "" if is_slow else "info"))
-        yield from slower
-        if slower or not is_slow:
-            continue
-        for signal in ("activity", "power"):
-            base = view.base(DeviceKind.GPU, signal)[job.gpus]
-            slots = view.signals.slots(DeviceKind.GPU, findings.SLOTS_PER_MINUTE + 1)
-            changes = slots[signal][::-1, job.gpus] / base
-            if np.isnan(means_known(changes[:-1])).mean() > 0.5:  # noqa: PLR2004 - most of them unknown
-                continue
-            if is_steady_for_half(view, job, signal) and _fell_alike(view, job, changes[:-1]):
-                yield from _outliers(view, job, changes, signal)
-            break
-
-
-CLOCK_SLOTS = 4
-"""Slots of which all readings must show a lower clock."""
-
-
-def _slower_clocks(
-    view: findings.DiagnosisView, job: ActiveJob, severity: str
-) -> Iterator[findings.Finding]:
-    """Yield the few GPUs of a job with a clock below those of the others and their own before, for no reason that they report.
-
-    A job that has time for it, as in a stage with less work, is not slower: then `severity` is `info`. Readings of moments
-    without work, in which the clock is low, are more of the few ones of some windows: lost utilization or a higher
-    reading shows that.
-    """
-    thresholds, gpu = view.thresholds.gpus, view.signals.gpu
-    clocks = gpu["clock"][job.gpus]
-    usual = np.minimum(view.base(DeviceKind.GPU, "clock")[job.gpus], median_known(clocks))
-    use = gpu["utilization"][job.gpus]
-    usual = usual * np.fmin(use / view.base(DeviceKind.GPU, "utilization")[job.gpus], 1.0)
-    # An idle GPU may lower its clock.
-    works = ~(use < view.thresholds.steps.min_busy_use * median_known(use))
-    limit = thresholds.unexplained_clock * usual
-    is_slower = (clocks < limit) & works
-    if not is_slower.any():
-        return
-    readings = view.signals.slots(DeviceKind.GPU, CLOCK_SLOTS)["clock"][:, job.gpus]
-    is_slower &= ((readings < limit) | np.isnan(readings)).all(axis=0)
-    slower = job.gpus[is_slower & ((~np.isnan(readings)).sum(axis=0) > 1)]
-    shares = [gpu[name][slower] for name in _LIMITS]
-    is_limited = np.any([findings.above(share, thresholds.min_limited) for share in shares])
-    if is_limited or not _are_few(view, job, slower):
-        return
-    for position in slower.tolist():
-        values = float(gpu["clock"][position]), float(median_known(clocks))
-        evidence = findings.FindingEvidence(
-            "clock",
-            *values,
-            "other GPUs of the job",
-            view.gpu_name(position),
-            job.key,
-            CLOCK_SLOTS,
-        )
-        yield findings.Finding(
-            "gpu_straggler", findings.Cause("gpu", position), (evidence,), severity=severity
-        )
-
-
-_LIMITS = ("thermal_share", "power_brake_share", "slowdown_share")
-
-
-def _are_few(view: findings.DiagnosisView, job: ActiveJob, gpus: Positions) -> bool:
-    """True if so few GPUs of a job may be stragglers at once: on few nodes, or none that has the part of all nodes."""
-    max_gpus = max(1, view.thresholds.gpus.max_stragglers * len(job.gpus))
-    nodes = len(np.unique(view.groups.gpu_node[gpus]))
-    indices = {view.devices.gpus[position].index for position in gpus.tolist()}
-    is_by_chance = len(gpus) == len(indices) or len(gpus) <= 2 < len(job.nodes)  # noqa: PLR2004 - a pair
-    return len(gpus) <= max_gpus and (nodes <= max_straggling_nodes(view, job) or is_by_chance)
-
-
-def _fell_alike(view: findings.DiagnosisView, job: ActiveJob, slots: Floats) -> bool:
-    """True if the GPUs of a job take common steps, also steps of which a minute shows few: most of them fell by as much."""
-    means = means_known(slots)
-    spread = MAD_SCALE * median_known(np.abs(means - median_known(means)))
-    return spread <= view.thresholds.steps.max_gap_spread or has_common_steps(view, job)
-
-
-def may_have_straggler(view: findings.DiagnosisView, state: findings.JobState) -> bool:
-    """True if a job is slower than before but goes on, and its GPUs run as long and do less."""
-    thresholds = view.thresholds.gpus
-    # GPUs without a measure of activity show waits by their power.
-    change = state.power_change if np.isnan(state.activity_change) else state.activity_change
-    runs = state.utilization_change > thresholds.min_slowed_use
-    works = runs and change < thresholds.max_slowed_change
-    stands = state.speed < thresholds.min_slowed_speed
-    return bool(works and not stands and not state.speed > thresholds.max_slowed_speed)
-
-
-def _outliers(
-    view: findings.DiagnosisView, job: ActiveJob, slots: Floats, signal: str
-) -> Iterator[findings.Finding]:
-    """Yield stragglers by the change of a signal in the slots of the last minute, the newest first, and one before."""
-    thresholds, gpus = view.thresholds.gpus, job.gpus
-    changes = np.array([median_known(of_slot) for of_slot in slots[:-1]])
-    usual = mean_known(changes)
-    if usual > thresholds.max_peer_change:
-        return
-    excess = _excess(view, job, slots)
-    deviation = MAD_SCALE * median_known(np.abs(excess - median_known(excess)))
-    # Of many GPUs, some deviate by more: the largest of n normal values is near sqrt(2 ln n) deviations.
-    deviations = EXTREME_RATIO * math.sqrt(2 * math.log(len(gpus)))
-    noise = max(thresholds.straggler_deviations, deviations) * deviation
-    limit = max(thresholds.min_excess, noise)
-    if not findings.above(excess, limit).any():
-        return
-    limit = max(limit, EXTREME_RATIO * _past_excess(view, job, signal))
-    hit = np.flatnonzero(findings.above(excess, limit))
-    if not len(hit) or not _are_few(view, job, gpus[hit]):
-        return
-    worst, min_explained = float(excess[hit].max()), thresholds.min_explained_activity
-    if signal == "power":
-        min_explained = thresholds.min_explained_power
-    if worst < min_explained * (1 - usual):
-        return  # it waits nearly as much as the others
-    for index in hit.tolist():
-        # A second GPU counts if it is as busy as the first: of two slow ones the lesser waits too.
-        if excess[index] >= worst - max(thresholds.min_excess, 2 * deviation):
-            position = int(gpus[index])
-            value = usual + float(excess[index])
-            name = view.gpu_name(position)
-            evidence = findings.FindingEvidence(
-                signal, value, usual + limit, findings.CHANGE, name, job.key, len(changes)
-            )
-            yield findings.Finding(
-                "gpu_straggler",
-                findings.Cause("gpu", position),
-                (evidence,),
-                float(min(1.0, 1.5 - usual)),
-            )
-
-
-MIN_EXCESS_MINUTES = 3
-"""Minutes of the past that show the usual excess of a job."""
-
-
-def _past_excess(view: findings.DiagnosisView, job: ActiveJob, signal: str) -> float:
-    """Return the largest excess of a GPU in a minute before, on the usual node of a job: busy experts change places.
-
-    It is that above the other GPUs of the job there, all relative to their past as known now, and as known in that
-    minute, before they drifted; zero on nodes with too few to compare.
-    """
-    count, of_node = len(view.devices.gpus), view.groups.gpu_node[job.gpus]
-    minutes = view.baselines.minutes(DeviceKind.GPU, signal, count)[:, job.gpus]
-    are_known = ~np.isnan(minutes)
-    sums = np.where(are_known, minutes, 0.0).cumsum(axis=0)
-    before = divide(sums, are_known.cumsum(axis=0).astype(np.float64))[: -1 - GAP_MINUTES]
-    now = divide(minutes, view.base(DeviceKind.GPU, signal)[job.gpus])
-    changes = np.concatenate([now, divide(minutes[1 + GAP_MINUTES :], before)])
-    largest = []
-    for node in np.unique(of_node):
-        members = changes[:, of_node == node]
-        of_minutes = [each[~np.isnan(each)] for each in members]
-        excess = [float(each.max()) - median(each) for each in of_minutes if len(each)]
-        if are_known[:, of_node == node].any(axis=1).sum() >= MIN_EXCESS_MINUTES:
-            largest.append(max(excess) if members.shape[1] >= MIN_JOB_GPUS else 0.0)
-    return median(np.array(largest)) if largest else view.thresholds.gpus.unknown_excess
-
-
-def _excess(view: findings.DiagnosisView, job: ActiveJob, slots: Floats) -> Floats:
-    """Return by how much the changes of each GPU exceed those of its peers: of its node, or else of the job.
-
-    The GPUs of a node are sampled together. After a lost sample, a reading has the mean of two slots, and another node
-    differs without a reason: a GPU without peers on its node counts while it lacks no sample.
-    """
-    of_node, found = view.groups.gpu_node[job.gpus], slots - np.nan
-    usual = np.array([median_known(of_slot) for of_slot in slots])
-    for node in np.unique(of_node):
-        members = np.flatnonzero(of_node == node)
-        of_members = slots[:, members]
-        if len(members) >= MIN_JOB_GPUS:
-            found[:, members] = (
-                of_members - np.array([median_known(each) for each in of_members])[:, None]
-            )
-        else:
-            is_complete = ~np.isnan(of_members).any(axis=0)
-            found[:, members[is_complete]] = (of_members - usual[:, None])[:, is_complete]
-    # Most slots must show it: the mean of a minute would show one of ten seconds for as long.
-    return np.array([median_known(of_gpu) for of_gpu in found[:-1].T])

@@ -99,9 +99,9 @@ _ROWS = [
     ("row_remap", "A GPU waits for a memory row to be remapped, or could not remap it.", _WARNING, 2, 3, _HARD, "reset the GPU when its job has ended; replace it after a failure"),
     ("ecc_uncorrectable", "A GPU has an uncorrectable memory error.", _CRITICAL, 2, 3, _HARD, "drain the node and reset the GPU"),
     ("nvlink_errors", "An NVLink of a GPU has errors.", _WARNING, 3, 4, _STRONG, "reset the GPU; check the NVLink connection"),
-    ("thermal_straggler", "Heat lowers the clock of a GPU below that of its peers.", _WARNING, 3, 5, _STRONG, "check fans, heat sink and inlet temperature"),
+    ("thermal_straggler", "Heat lowers the clock of a GPU, a node or a rack below that of its peers.", _WARNING, 3, 5, _STRONG, "check fans, heat sink and inlet temperature"),
     ("hw_slowdown", "Hardware forces GPUs to a low clock.", _WARNING, 3, 4, _STRONG, "check power supply and power limits of the chassis and the rack"),
-    ("gpu_straggler", "A GPU computes more slowly than its peers, which wait for it.", _WARNING, 5, 6, _STRONG, "run a diagnostic on the GPU; exclude it"),
+    ("gpu_straggler", "A GPU, or a node, computes more slowly than its peers, which wait for it.", _WARNING, 5, 6, _STRONG, "run a diagnostic on the GPUs; exclude them"),
     ("xid_event", "The driver reports an error of a GPU.", _WARNING, 1, 1, _HARD, "follow the action of the Xid"),
     # Jobs, nodes, storage
     ("storage_bound", "Storage answers too slowly.", _WARNING, 6, 8, _GROUP, "check load and health of the file server"),

@@ -396,7 +396,7 @@ class IncidentTracker:
                 other = candidate.incident
                 if other is None or other is incident or other.ended_ns or other.explained_by:
                     continue
-                is_late = other.onset_ns > limit_ns and other.reach.device != incident.reach.device
+                is_late = other.onset_ns > limit_ns and not other.reach.contains(incident.reach)
                 is_effect = may_explain(name, incident.reach, other.class_name, other.reach)
                 if not is_late and (not is_effect or _became(incident, candidate)):
                     incident.explained_by = other.incident_id

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -312,21 +312,39 @@ def _members(names: Iterable[str]) -> tuple[Positions, ...]:
 def active_jobs(
     devices: ClusterDevices, groups: PeerGroups, jobs: Mapping[JobKey, Iterable[str]]
 ) -> list[ActiveJob]:
-    """Return jobs with their devices; GPUs that no node reports are left out."""
+    """Return jobs with their devices; GPUs that no node reports are left out.
+
+    A job has all NICs of its nodes that are on a rail; on a node that it shares, those of the rails of its GPUs.
+    """
     position_of: dict[str, int] = {}
     for position, gpu in enumerate(devices.gpus):
         position_of.setdefault(
             gpu.uuid, position
         )  # another node cannot take over a GPU by its UUID
+    gpus_of = {
+        key: np.array(sorted({position_of[uuid] for uuid in uuids if uuid in position_of}), np.intp)
+        for key, uuids in sorted(jobs.items())
+    }
+    job_counts = Counter[int]()
+    for gpus in gpus_of.values():
+        job_counts.update(np.unique(groups.gpu_node[gpus]).tolist())
     found = []
-    for key, uuids in sorted(jobs.items()):
-        gpus = np.array(
-            sorted({position_of[uuid] for uuid in uuids if uuid in position_of}), np.intp
-        )
+    for key, gpus in gpus_of.items():
         if not len(gpus):
             continue
         nodes = np.unique(groups.gpu_node[gpus])
-        nics = np.flatnonzero(np.isin(groups.nic_node, nodes) & groups.is_rail)
+        is_used = np.isin(groups.nic_node, nodes) & groups.is_rail
+        for node in nodes.tolist():
+            if job_counts[node] > 1:
+                held_gpus = gpus[groups.gpu_node[gpus] == node].tolist()
+                is_used[_on_other_rails(devices, devices.node_names[node], held_gpus)] = False
         names = tuple(devices.node_names[node] for node in nodes)
-        found.append(ActiveJob(key, names, gpus, nics))
+        found.append(ActiveJob(key, names, gpus, np.flatnonzero(is_used)))
     return found
+
+
+def _on_other_rails(devices: ClusterDevices, node: str, gpus: Sequence[int]) -> list[int]:
+    """Return the NICs of a node that are on none of the rails of some GPUs; none if one of these rails is unknown."""
+    rails = {devices.gpus[gpu].rail for gpu in gpus}
+    nics = devices.nodes[node].nics.values() if "" not in rails else ()
+    return [nic for nic in nics if devices.nics[nic].rail not in rails]

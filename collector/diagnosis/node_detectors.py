@@ -312,7 +312,7 @@ def _works(view: findings.DiagnosisView, state: findings.JobState, contact: Node
 
 
 NODE_CLASSES = frozenset({
-    "gpu_lost", "gpu_unresponsive", "link_down", "link_flap", "link_speed_low", "nic_lost", "transceiver_degraded",
+    "gpu_lost", "gpu_straggler", "gpu_unresponsive", "link_down", "link_flap", "link_speed_low", "nic_lost", "transceiver_degraded",
 })  # fmt: skip
 """Classes of single devices that are one fault if several devices of a node have them."""
 MIN_NODE_DEVICES = 3
@@ -342,14 +342,19 @@ def merge_into_nodes(
         is_whole = count >= MIN_NODE_DEVICES or 1 < count == len(of_kind)
         if is_whole or (name, cause) in view.open_faults:
             finding = _of_whole_node(cause, members)
-            is_drained = name == "link_down" and _is_drained(view, node, finding.parts)
+            is_drained = _is_drained(view, node, finding)
             yield replace(finding, severity="info") if is_drained else finding
         else:
             yield from members
 
 
-def _is_drained(view: findings.DiagnosisView, node: str, parts: Sequence[int]) -> bool:
-    """True if a node whose rails are all down has no job while others have one, and had no traffic before: it is in maintenance."""
+_DRAINED_CLASSES = frozenset({"link_down", "nic_lost"})
+
+
+def _is_drained(view: findings.DiagnosisView, node: str, finding: findings.Finding) -> bool:
+    """True if a node whose rails are all down, or gone, has no job while others have one, and had no traffic before: it is in maintenance."""
+    if finding.incident_class not in _DRAINED_CLASSES:
+        return False
     rails = [p for p, nic in enumerate(view.devices.nics) if nic.node == node and nic.rail]
     jobs = [*view.jobs, *(each.job for each in view.ended_jobs)]
     before = view.signals.table(
@@ -357,7 +362,7 @@ def _is_drained(view: findings.DiagnosisView, node: str, parts: Sequence[int]) -
     )
     has_sent = findings.above(before["send"][rails], view.thresholds.nodes.min_exchange).any()
     has_job = any(node in job.nodes for job in jobs)
-    return bool(jobs) and not has_job and not has_sent and set(parts) >= set(rails)
+    return bool(jobs) and not has_job and not has_sent and set(finding.parts) >= set(rails)
 
 
 def _of_whole_node(cause: findings.Cause, members: Sequence[findings.Finding]) -> findings.Finding:

@@ -15,9 +15,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from collector.diagnosis import findings, gpu_detectors, ranking
+from collector.diagnosis import findings, ranking
 from collector.diagnosis.jobs import ActiveJob
 from collector.diagnosis.node_readings import NodeEvent
+from collector.diagnosis.straggler_detectors import max_straggling_nodes, may_have_straggler
 from railscope.timestamps import SECOND_NS
 from railscope.untrusted_text import printable
 
@@ -109,7 +110,7 @@ class RankEvents:
         """
         found_gpus = set[int]()
         for finding in self.name_ranks(view, found):
-            found_gpus.add(finding.cause.position)
+            found_gpus.update(finding.parts or [finding.cause.position])
             yield finding
         self._confirmed &= {_report_key(node_event) for node_event in self.all()}
         for job in view.jobs if self._events else ():
@@ -119,8 +120,7 @@ class RankEvents:
     def _late_gpus(
         self, view: findings.DiagnosisView, job: ActiveJob
     ) -> Iterator[findings.Finding]:
-        state = view.states.get(job.key)
-        if state is None or not gpu_detectors.may_have_straggler(view, state):
+        if not may_have_straggler(view, job):
             return
         reports: dict[int, NodeEvent] = {}
         for node_event in self._of_job(view, job, view.timestamp_ns - STRAGGLER_NS):
@@ -133,7 +133,7 @@ class RankEvents:
                 self._confirmed.add(key)
             if key in self._confirmed and gpu is not None:
                 reports[gpu] = node_event
-        if len({e.node for e in reports.values()}) > gpu_detectors.max_straggling_nodes(view, job):
+        if len({e.node for e in reports.values()}) > max_straggling_nodes(view, job):
             return
         for gpu, node_event in reports.items():
             ((each, text),) = stragglers([node_event], 0)

@@ -17,8 +17,9 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from collector.diagnosis.findings import DiagnosisView, Finding, above
+from collector.diagnosis.findings import Cause, DiagnosisView, Finding, above
 from collector.diagnosis.incident_classes import part_kind
+from collector.diagnosis.jobs import ActiveJob
 from collector.diagnosis.quantities import DeviceKind
 from collector.workloads.job_roster import JobKey
 
@@ -85,7 +86,8 @@ EDGES: dict[str, dict[Relation, tuple[str, ...]]] = {
     "nccl_hang": {Relation.JOB: (*_GPU_FAILURES, *_LINK_FAILURES, "pfc_storm", "nvlink_errors")},
     "gpu_straggler": {Relation.JOB: (*_SLOW_GPUS, *_GPU_FAILURES, *_LINK_FAILURES, "host_late", "nccl_hang")},
     "nvlink_errors": {Relation.DEVICE: ("gpu_lost",)},
-    "thermal_straggler": {Relation.DEVICE: ("gpu_lost",), Relation.NODE: ("hw_slowdown",)},
+    "thermal_straggler": {Relation.DEVICE: ("gpu_lost", "thermal_straggler"), Relation.NODE: ("hw_slowdown",)},
+    "hw_slowdown": {Relation.DEVICE: ("hw_slowdown",)},
     "host_late": {Relation.JOB: (*_GPU_FAILURES, "storage_bound", "node_down", "nccl_hang")},
     "dataloader_stall": {Relation.JOB: (*_GPU_FAILURES, *_LINK_FAILURES, "storage_bound", "host_late", "nccl_hang")},
     "job_slowdown": {Relation.JOB: (*FABRIC, "ecn_late", *_GPU_FAILURES, *_SLOW_GPUS, "gpu_straggler", "storage_bound", "dataloader_stall", "host_late", "nccl_hang")},
@@ -111,6 +113,13 @@ class Reach:
     jobs: frozenset[JobKey]
     parts: frozenset[tuple[str, int, str]] = frozenset()
     """Devices that a larger cause consists of."""
+
+    def contains(self, other: Reach) -> bool:
+        """True if a cause is the device of another one, or a larger unit with a part of it."""
+        is_larger = len(self.parts) > len(other.parts)
+        return self.device == other.device or (
+            is_larger and not self.parts.isdisjoint({other.device, *other.parts})
+        )
 
     def shared(self, relation: Relation) -> AbstractSet[Hashable]:
         """Return the properties by which a relation compares reaches."""
@@ -151,10 +160,19 @@ def reach_of(view: DiagnosisView, finding: Finding) -> Reach:
     if cause.kind == "nic" and finding.incident_class not in {*_OWN_LINK, "transport_retry"}:
         jobs |= _jobs_on_rail(view, cause.position)
     else:
-        jobs |= {job.key for job in view.jobs if nodes.intersection(job.nodes)}
+        jobs |= {job.key for job in view.jobs if _uses(view, job, cause, nodes)}
     device = (cause.kind, cause.position, cause.name)
     devices_of_cause = frozenset((part_kind(finding.incident_class), part, "") for part in parts)
     return Reach(device, frozenset(nodes), frozenset(rails), frozenset(jobs), devices_of_cause)
+
+
+def _uses(view: DiagnosisView, job: ActiveJob, cause: Cause, nodes: set[str]) -> bool:
+    """True if a job uses the cause; of single GPUs and NICs on a rail, those of another job on the same node do not count."""
+    if cause.kind == "gpu" and any(cause.position in other.gpus for other in view.jobs):
+        return bool(cause.position in job.gpus)
+    if cause.kind == "nic" and any(cause.position in other.nics for other in view.jobs):
+        return bool(cause.position in job.nics)
+    return not nodes.isdisjoint(job.nodes)
 
 
 def _clients(view: DiagnosisView, server: str) -> set[str]:
@@ -184,7 +202,11 @@ def _jobs_on_rail(view: DiagnosisView, position: int) -> set[JobKey]:
 def may_explain(cause_class: str, cause: Reach, effect_class: str, effect: Reach) -> bool:
     """True if a finding of one class may be the effect of another one."""
     return any(
-        cause_class in classes and not cause.shared(relation).isdisjoint(effect.shared(relation))
+        cause_class in classes
+        and not cause.shared(relation).isdisjoint(effect.shared(relation))
+        and (
+            cause_class != effect_class or relation is not Relation.DEVICE or cause.contains(effect)
+        )
         for relation, classes in EDGES.get(effect_class, {}).items()
     )
 
@@ -203,12 +225,12 @@ class CauseIndex(Generic[ItemT]):
     """Possible causes by class and by what they reach, so that each effect is compared with those of its own only."""
 
     def __init__(self, causes: Iterable[tuple[str, Reach, ItemT]]) -> None:
-        self._causes: dict[tuple[str, Relation, Hashable], list[tuple[int, ItemT]]]
+        self._causes: dict[tuple[str, Relation, Hashable], list[tuple[int, str, Reach, ItemT]]]
         self._causes = defaultdict(list)
         for number, (name, reach, item) in enumerate(causes):
             for relation in _RELATIONS.get(name, ()):
                 for key in reach.shared(relation):
-                    self._causes[name, relation, key].append((number, item))
+                    self._causes[name, relation, key].append((number, name, reach, item))
 
     def causes_of(self, effect_class: str, effect: Reach) -> Iterator[ItemT]:
         """Yield what may explain a finding, in the order of the index; an item may be repeated."""
@@ -218,5 +240,6 @@ class CauseIndex(Generic[ItemT]):
             for key in effect.shared(relation)
             for name in classes
         )
-        for _, item in merge(*filter(None, found), key=itemgetter(0)):
-            yield item
+        for _, name, cause, item in merge(*filter(None, found), key=itemgetter(0)):
+            if name != effect_class or may_explain(name, cause, effect_class, effect):
+                yield item

@@ -287,7 +287,8 @@ def _job_waits(
     steps = view.thresholds.steps
     lowest = 1 + steps.max_loss_factor * (change - 1) - steps.loss_noise
     # A job that was as slow before its storage was is so for another reason.
-    is_slow = speed < storage.max_waiting_speed * state.history.storage.earlier_speed
+    limit = thresholds.max_losing_speed if is_certain else storage.max_waiting_speed
+    is_slow = speed < limit * state.history.storage.earlier_speed
     # Ranks that wait for the one that waits for storage run as before.
     is_slow &= is_certain or (change < storage.max_waiting_use and lowest < speed)
     return thresholds.min_input < change < thresholds.max_input or is_slow

@@ -32,7 +32,7 @@ from railscope import durable_files, http_responses, settings
 from railscope.service import run_in_thread
 from railscope.timestamps import DAY_NS, SECOND_NS
 from simulator.demo import child, process
-from simulator.failover import cluster_files, comparisons, failures, reference
+from simulator.failover import cluster_files, comparisons, failures
 from simulator.failover.database_pair import DatabasePair, running_pair
 from simulator.failover.failures import COLLECTORS, FailureKind
 from simulator.spec import SimulatorError
@@ -195,7 +195,7 @@ class FailoverRun:
         self._write_log(killed)
         state, number = self.directory / f"collector-{name}", len(self._received) + 1
         copy = self._copy_of(f"{name}-lost-{number}")
-        await run_in_thread(reference.copy_frames, state, copy)
+        await run_in_thread(comparisons.copy_frames, state, copy)
         await run_in_thread(shutil.copytree, state / "audit", copy / "audit")
         self._logs[f"{name}, which was lost"] = copy / "audit"
         await run_in_thread(shutil.rmtree, state)
@@ -263,7 +263,7 @@ class FailoverRun:
             waiting = [await self._pending(name) for name in collectors]
             found = await run_in_thread(ledger.newest, self.day, self.day + 1)
             if not any(waiting) and len(found) == gpus:
-                return await run_in_thread(reference.ledger_lines, ledger, self.day)
+                return await run_in_thread(comparisons.ledger_lines, ledger, self.day)
             await asyncio.sleep(_POLL_SECONDS)
         message = (
             f"{len(found)} of {gpus} GPU-days are finalized, and {waiting} intervals of evidence of"
@@ -311,7 +311,7 @@ class FailoverRun:
     async def _reference(self) -> list[bytes]:
         """Return the rows of one collector that received everything."""
         state = self.directory / f"collector-{cluster_files.REFERENCE}"
-        envelopes = await run_in_thread(reference.merge_frames, self._received, state)
+        envelopes = await run_in_thread(comparisons.merge_frames, self._received, state)
         print_step(f"one collector reads all {envelopes} envelopes that the others received")
         await self._start(cluster_files.REFERENCE)
         file = f"sqlite:///{state / 'ledger.sqlite'}"
@@ -339,7 +339,7 @@ class FailoverRun:
         await program.stop()
         self._write_log(program)
         copy = self._copy_of(name)
-        await run_in_thread(reference.copy_frames, self.directory / f"collector-{name}", copy)
+        await run_in_thread(comparisons.copy_frames, self.directory / f"collector-{name}", copy)
 
     def _write_log(self, program: process.Program) -> None:
         """Add the end of a program's log to its file."""

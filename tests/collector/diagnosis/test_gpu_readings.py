@@ -220,3 +220,79 @@ def test_heat_that_lowers_a_clock_for_half_a_minute_is_found(
     incidents = incidents_of(heat)
     assert classes_of(incidents) == found
     assert all(each.onset_ns == START_NS + (ONSET + 1) * SLOT_NS for each in incidents)
+
+
+def test_heat_of_a_whole_node_is_one_incident_and_so_is_that_of_a_rack() -> None:
+    """One GPU of a node gets hot first, then all of them, then those of another node."""
+
+    def heat(_: DrawnCluster, row: Row, since: int) -> None:
+        hot = [(1, slice(2, 3 if since < 12 else 8)), (2, slice(0, 8 if since >= 24 else 0))]
+        for node, gpus in hot if since >= 0 else ():
+            row.gpu["thermal"][node, gpus] = 1.0
+            row.gpu["clock"][node, gpus] *= 0.8
+
+    gpu, node, rack = incidents_of(heat)
+    assert [each.cause.kind for each in (gpu, node, rack)] == ["gpu", "node", "rack"]
+    assert (gpu.explained_by, node.explained_by) == (node.incident_id, rack.incident_id)
+    assert (len(node.parts), len(rack.parts)) == (6, 14)
+    assert not rack.explained_by
+
+
+def test_few_hot_gpus_of_a_node_are_not_the_node() -> None:
+    def heat(_: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            row.gpu["thermal"][1, :3] = 1.0
+            row.gpu["clock"][1, :3] *= 0.8
+
+    assert [each.cause.kind for each in incidents_of(heat)] == ["gpu"] * 3
+
+
+@pytest.mark.parametrize("signals", [("activity", "power"), ("power",)])
+@pytest.mark.parametrize(
+    ("more", "slow_nodes", "expected"),
+    [(1.0, 1, {("gpu_straggler", "node")}), (1.3, 1, {("gpu_straggler", "node")}), (1.0, 3, set())],
+)
+def test_a_node_whose_gpus_stay_busy_while_all_others_wait_straggles(
+    signals: tuple[str, ...], more: float, slow_nodes: int, expected: set[tuple[str, str]]
+) -> None:
+    """Its GPUs do not differ from each other, and may work more than before; half of the nodes have other work."""
+
+    def slow(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if "activity" not in signals:
+            row.gpu["activity"][:] = np.nan
+        if since >= 0:
+            nodes = cluster.jobs[0].nodes[:slow_nodes]
+            before = {name: row.gpu[name][nodes] * more for name in signals}
+            cluster.slow_job(row, cluster.jobs[0], 0.7)
+            for name, values in before.items():
+                row.gpu[name][nodes] = values
+
+    found = incidents_of(slow)
+    assert classes_of(found) == expected
+    assert all(len(each.parts) == 8 for each in found)
+
+
+def test_a_node_whose_gpus_all_have_a_lower_clock_is_one_straggler() -> None:
+    def slow_clock(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            cluster.slow_job(row, cluster.jobs[0], 0.85)
+            row.gpu["clock"][cluster.jobs[0].nodes[1]] *= 0.8
+
+    (found,) = incidents_of(slow_clock)
+    assert (found.class_name, found.cause.kind, len(found.parts)) == ("gpu_straggler", "node", 8)
+
+
+@pytest.mark.parametrize(
+    ("clock", "expected"), [(0.94, set()), (0.8, {("thermal_straggler", "gpu")})]
+)
+def test_few_moments_of_heat_count_only_with_a_clock_that_is_clearly_lower(
+    clock: float, expected: set[tuple[str, str]]
+) -> None:
+    """Two of three readings of moments show it: that may be a seventh of the time."""
+
+    def heat(_: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            row.gpu["thermal"][1, 2] = float(since % 3 > 0)
+            row.gpu["clock"][1, 2] *= clock
+
+    assert classes_of(incidents_of(heat)) == expected

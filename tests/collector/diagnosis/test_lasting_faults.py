@@ -326,3 +326,26 @@ def test_links_of_a_node_without_a_job_are_down_for_maintenance(
     assert {each for each in classes_of(found) if each[0] == "link_down"} == expected
     assert open_of(feed.diagnosis.tracker.incidents) >= {("link_down", "node")}
     assert len(feed.diagnosis.tracker.incidents) == 1
+
+
+@pytest.mark.parametrize(("rails", "severity"), [(RAILS, "info"), (3, "critical")])
+def test_a_driver_that_is_loaded_again_on_a_node_without_a_job_is_maintenance(
+    rails: int, severity: str
+) -> None:
+    """All of its NICs leave the bus for a while; few of them are lost."""
+    cluster = DrawnCluster(9, 1, 6, benign=False)
+    cluster.jobs = cluster.jobs[:1]
+    cluster.jobs[0].nodes = list(range(4))
+    feed = DrawnFeed(cluster, 160)
+    sums = feed.diagnosis.devices.sums[DeviceKind.NIC]
+
+    def reload(_: DrawnCluster, __: Row, since: int) -> None:
+        for position in range(5 * RAILS, 5 * RAILS + rails) if 0 <= since < 4 else ():
+            sums.add(
+                np.array([sums.index["device_gone"]]), np.array([ONSET + since]),
+                np.array([[position]]), np.ones((1, 1)), np.ones((1, 1)),
+            )  # fmt: skip
+
+    run(feed, reload, ONSET + 20)
+    (found,) = feed.diagnosis.tracker.incidents
+    assert (found.class_name, found.cause.kind, found.severity) == ("nic_lost", "node", severity)
