@@ -185,7 +185,7 @@ class ClusterDiagnosis:
     def arrange(self) -> None:
         """Complete additions: add the batches that wait, and order events and receipts by time."""
         self.readings.flush()
-        self._events.sort(key=lambda node_event: node_event.timestamp_ns)
+        self._events.sort(key=lambda node_event: (node_event.known_ns, node_event.timestamp_ns))
         self._receipts.sort(key=lambda receipt: receipt.received_ns)
 
     def end_of(self, slot: int) -> int:
@@ -352,7 +352,7 @@ class ClusterDiagnosis:
         return groups
 
     def _take_events(self, now_ns: int) -> list[NodeEvent]:
-        count = bisect_right(self._events, now_ns, key=lambda node_event: node_event.timestamp_ns)
+        count = bisect_right(self._events, now_ns, key=lambda node_event: node_event.known_ns)
         taken, self._events = self._events[:count], self._events[count:]
         for node_event in taken:
             node = self.devices.nodes.get(node_event.node)

@@ -172,7 +172,7 @@ def _shown_thermal_share(view: findings.DiagnosisView) -> Floats:
     sums, window = view.devices.sums[DeviceKind.GPU], (view.signals.slot, view.signals.window)
     share = np.minimum(sums.rate("thermal_active", *window), 1.0)
     readings = np.fmax(sums.weight("thermal_active", *window), 1)
-    counted = sums.rate("thermal_seconds", *window)
+    counted = view.signals.gpu["thermal_counted"]
     shown: Floats = np.fmax(counted, share - np.sqrt(share * (1 - share) / readings))
     return shown
 

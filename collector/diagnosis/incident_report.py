@@ -382,7 +382,7 @@ def entity_text(entity: EntityDocument) -> str:
         case LeafDocument():
             rail = "" if entity.rail is None else f" of rail {entity.rail}"
             alternatives = (each.switch or "another leaf" for each in entity.alternatives)
-            text = " or ".join((f"leaf {entity.switch}{rail}", *alternatives))
+            text = " or ".join((f"leaf {entity.switch}".rstrip() + rail, *alternatives))
             if entity.port:
                 queue = f" queue {entity.queue}" if entity.queue else ""
                 text += f", {entity.port_switch} {entity.port}{queue}"

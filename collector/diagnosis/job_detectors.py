@@ -435,9 +435,13 @@ def hung_jobs(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
 
 def slow_jobs(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield jobs that are slower than before: symptoms, which other findings explain."""
-    for state in view.states.values():
-        works = state.utilization_change > view.thresholds.steps.min_busy_use
-        if state.is_slow and works and job_steps.has_common_steps(view, state.job):
+    now = view.signals.table(DeviceKind.GPU, findings.SLOTS_PER_MINUTE)["utilization"]
+    past, min_use = view.base(DeviceKind.GPU, "utilization"), view.thresholds.steps.min_busy_use
+    for state in filter(lambda each: each.is_slow, view.states.values()):
+        used, usual = (job_steps.node_means(view, state.job, each)[1] for each in (now, past))
+        # The ranks of one node may wait for those of another.
+        works = findings.above(used, min_use * usual).any()
+        if works and job_steps.has_common_steps(view, state.job):
             values, slots = (state.speed, 1.0), findings.SLOTS_PER_MINUTE
             evidence = _of_job(state.job, "send", values, "relative to its past", slots)
             cause = findings.Cause("job", job=state.job.key)

@@ -41,11 +41,17 @@ FindSchema = Callable[[bytes], WireSchema]
 
 
 class NodeEvent(NamedTuple):
-    """An event of a node, at a time of the collector's clock."""
+    """An event of a node, at a time of the collector's clock, and the time of the sample that read it, if it is later."""
 
     timestamp_ns: int
     node: str
     event: WireEvent
+    read_ns: int = 0
+
+    @property
+    def known_ns(self) -> int:
+        """Return the time from which on the event is known."""
+        return max(self.timestamp_ns, self.read_ns)
 
 
 @dataclass(slots=True)
@@ -130,7 +136,10 @@ class ReadingsCollector:
                 group.clear()
                 self._add_batches(taken)
         for event in batch.events:
-            yield NodeEvent(clock(event.wall_ns), node_name, event)
+            event_ns = clock(event.wall_ns)
+            rows_ns = (first_ns + time_ns for time_ns in times_ns)
+            read_ns = min((each for each in rows_ns if each >= event_ns), default=event_ns)
+            yield NodeEvent(event_ns, node_name, event, read_ns)
 
     def add_devices(
         self, node_name: str, batch: Batch, find_schema: FindSchema

@@ -160,7 +160,9 @@ _QUANTITIES = (
         QuantityKind.COUNTER,
         {
             "energy": "gpu_energy_joules_total",
-            "thermal_seconds": "gpu_throttle_seconds_total{*thermal}",
+            "thermal_seconds": "gpu_throttle_seconds_total{thermal}",
+            "software_thermal_seconds": "gpu_throttle_seconds_total{software_thermal}",
+            "hardware_thermal_seconds": "gpu_throttle_seconds_total{hardware_thermal}",
             "power_brake_seconds": "gpu_throttle_seconds_total{hardware_power_brake}",
             "nvlink_bytes": "gpu_nvlink_transmitted_bytes_total",
             "nvlink_errors": "gpu_nvlink_errors_total",

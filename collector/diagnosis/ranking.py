@@ -190,13 +190,11 @@ def _nics_of_node(view: DiagnosisView, name: str) -> Iterable[int]:
 
 
 def _jobs_on_rail(view: DiagnosisView, position: int) -> set[JobKey]:
-    """Return the jobs with a NIC on the rail of a NIC: pause spreads along it."""
-    rail = view.groups.nic_rail[position]
-    return {
-        job.key
-        for job in view.jobs
-        if len(job.nics) and np.any(view.groups.nic_rail[job.nics] == rail)
-    }
+    """Return the jobs that use the rail of a NIC, along which pause spreads: those that send on it, or did."""
+    of_rail = view.groups.nic_rail == view.groups.nic_rail[position]
+    sent = np.fmax(view.signals.nic["send"], view.base(DeviceKind.NIC, "send"))
+    uses = of_rail & ~(sent < view.thresholds.nodes.min_exchange)
+    return {job.key for job in view.jobs if uses[job.nics].any()}
 
 
 def may_explain(cause_class: str, cause: Reach, effect_class: str, effect: Reach) -> bool:

@@ -151,6 +151,12 @@ class Signal:
     formula: Callable[[WindowSums], Floats]
 
 
+def _counted_heat(sums: WindowSums) -> Floats:
+    """Return the time in which heat limits the clock; one counter contains what others count of its reasons."""
+    names = ("thermal_seconds", "software_thermal_seconds", "hardware_thermal_seconds")
+    return reduce(np.fmax, map(sums.rate, names))
+
+
 _PACKETS = ("roce_received_packets", "port_received_packets", "udp_received_packets")
 
 _NIC = [
@@ -189,7 +195,8 @@ _GPU = [
     ("power", "watts", "Power [w].", lambda w: w.rate("energy", "power")),
     ("clock", "hertz", "Clock of the multiprocessors [f].", lambda w: w.rate("clock")),
     ("temperature", "celsius", "Temperature [θ].", lambda w: w.rate("temperature")),
-    ("thermal_share", "ratio", "Share of time in which heat limits the clock.", lambda w: np.minimum(np.fmax(w.rate("thermal_seconds"), w.rate("thermal_active")), 1.0)),
+    ("thermal_share", "ratio", "Share of time in which heat limits the clock.", lambda w: np.minimum(np.fmax(_counted_heat(w), w.rate("thermal_active")), 1.0)),
+    ("thermal_counted", "ratio", "Share of time in which heat limits the clock, as the driver counts it rather than at moments.", lambda w: np.minimum(_counted_heat(w), 1.0)),
     ("slowdown_share", "ratio", "Share of time in which hardware limits the clock.", lambda w: np.minimum(w.rate("hardware_slowdown_active"), 1.0)),
     ("power_brake_share", "ratio", "Share of time in which the power brake limits the clock.", lambda w: np.minimum(np.fmax(w.rate("power_brake_seconds"), w.rate("power_brake_active")), 1.0)),
     ("nvlink", "bytes per second", "Sent over NVLink [V].", lambda w: w.rate("nvlink_bytes", "nvlink_rate")),

@@ -30,7 +30,7 @@ from collector.diagnosis.ranking import Reach
 from collector.live_diagnosis import diagnosis_engine
 from collector.live_diagnosis.diagnosis_engine import DiagnosisEngine, QueuedBatches
 from collector.live_diagnosis.diagnosis_service import BatchQueue
-from railscope.timestamps import SECOND_NS, format_timestamp
+from railscope.timestamps import SECOND_NS, format_timestamp, parse_timestamp
 from railscope.wire import Batch, WireEntity, WireEvent, WireSchema, schema_hash
 
 START_NS = 1_700_000_000 * SECOND_NS
@@ -115,6 +115,25 @@ def test_an_invalid_event_does_not_hide_that_of_another_node(
     assert "n2" in {each.cause.node for each in found if isinstance(each.cause, GpuDocument)}
     assert feed.engine.failures == 0
     msgspec.json.encode(feed.documents)
+
+
+@pytest.mark.parametrize("read_after_seconds", [0, 25])
+def test_an_event_is_known_from_the_sample_that_read_it_on(
+    feed: HostileFeed, read_after_seconds: int
+) -> None:
+    """The kernel log states an earlier time than that of the sample."""
+    feed.send("n1", [gpu("a")])
+    feed.evaluate(2)
+    at_ns, read_after_ns = feed.now_ns, read_after_seconds * SECOND_NS
+    event = xid(("0000:a", "79"), at_ns)
+    feed.now_ns += read_after_ns
+    feed.send("n1", [gpu("a")], [event])
+    feed.now_ns -= read_after_ns
+    feed.evaluate(8)
+    (document,) = feed.documents
+    detected_ns, onset_ns = map(parse_timestamp, (document.detected, document.onset))
+    assert onset_ns == at_ns
+    assert read_after_ns <= detected_ns - at_ns <= read_after_ns + STEP_NS
 
 
 def test_numbers_that_json_cannot_state_are_unknown(feed: HostileFeed) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.drawn_readings import NODES, ONSET, classes_of, drawn_feed, incidents_of, run
+from support.drawn_readings import NODES, ONSET, SLOTS, classes_of, drawn_feed, incidents_of, run
 
 from bench.drawn_cluster import START_NS, DrawnCluster, DrawnFeed, Row
 from bench.drawn_faults import hang as hung_job
@@ -540,3 +540,18 @@ def test_a_mount_that_fails_is_the_cause_although_the_ranks_that_wait_spin(
             row.mount["latency"] *= factor
 
     assert (("storage_bound", "storage") in classes_of(incidents_of(fail))) == is_storage
+
+
+def test_a_job_of_two_nodes_of_which_one_has_gaps_is_slow() -> None:
+    """Which of them is late is unknown without a third one to compare with."""
+
+    def gaps(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            cluster.slow_job(row, cluster.jobs[0], 0.6)
+            row.gpu["utilization"][cluster.jobs[0].nodes[0]] *= 0.55
+        row.gpu["graphics"] = row.gpu["utilization"].copy()
+
+    feed = drawn_feed(job_nodes=2)
+    run(feed, gaps, SLOTS)
+    found = feed.diagnosis.tracker.incidents
+    assert [(each.class_name, each.severity) for each in found] == [("job_slowdown", "info")]

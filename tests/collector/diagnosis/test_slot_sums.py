@@ -184,3 +184,15 @@ def test_traffic_outside_the_lossless_priority_is_a_share_of_what_the_nic_sends(
     )
     share = SIGNALS[DeviceKind.NIC]["unprotected_share"].formula(window)
     assert share.tolist() == [1.0, 0.25]
+
+
+def test_heat_that_two_counters_count_is_not_added() -> None:
+    """One counter of the driver has all reasons of heat, another one that of hardware."""
+    sums = SlotSums(DeviceKind.GPU, 5, 5)
+    sums.add_device()
+    sums.advance(4)
+    for name, seconds in (("thermal_seconds", 2.5), ("hardware_thermal_seconds", 2.0)):
+        place = np.array([sums.index[name]]), np.array([4]), np.array([[0]])
+        sums.add(*place, np.array([[seconds]]), np.array([[10.0]]))
+    window = WindowSums(sums, 4, 1)
+    assert SIGNALS[DeviceKind.GPU]["thermal_share"].formula(window).tolist() == [0.25]
