@@ -543,7 +543,7 @@ def test_a_mount_that_fails_is_the_cause_although_the_ranks_that_wait_spin(
 
 
 def test_a_job_of_two_nodes_of_which_one_has_gaps_is_slow() -> None:
-    """Which of them is late is unknown without a third one to compare with."""
+    """Without a third one to compare with, the late one is unknown."""
 
     def gaps(cluster: DrawnCluster, row: Row, since: int) -> None:
         if since >= 0:

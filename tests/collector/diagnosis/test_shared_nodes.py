@@ -1,4 +1,4 @@
-"""Jobs that share nodes, each with half of the GPUs: each has the NICs of the rails of its GPUs."""
+"""Jobs that a fault affects: those that use the device, also where several jobs share a node or a rail."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from bench.drawn_cluster import DrawnCluster, DrawnFeed, Row, gpu_uuid
+from bench.drawn_faults import FAULTS
 from collector.diagnosis.incidents import Incident
 from collector.workloads.job_roster import JobKey
 
@@ -38,6 +39,27 @@ def incidents_of(change: Change, *, has_rails: bool = True) -> list[Incident]:
         feed.put(slot, row)
         feed.diagnosis.evaluate(slot, running)
     return [each for each in feed.diagnosis.tracker.incidents if each.severity != "info"]
+
+
+def test_a_job_that_exchanges_nothing_is_no_victim_on_the_rail_of_a_slow_receiver() -> None:
+    cluster = DrawnCluster(9, 1, NODES, benign=False)
+    del cluster.jobs[1:]
+    cluster.jobs[0].nodes = [0, 1, 2]
+    fault, feed = FAULTS["slow_receiver"](cluster), DrawnFeed(cluster, SLOTS)
+    running = {
+        job: [gpu_uuid(node, index) for node in nodes for index in range(8)]
+        for job, nodes in ((FIRST, (0, 1, 2)), (SECOND, (3,)))
+    }
+    feed.diagnosis.arrange()
+    for slot in range(SLOTS):
+        row = cluster.draw()
+        row.nic["send"][3] = row.nic["receive"][3] = 0.0
+        if slot >= ONSET:
+            fault.effect(cluster, row, slot - ONSET)
+        feed.put(slot, row)
+        feed.diagnosis.evaluate(slot, running)
+    (found,) = [each for each in feed.diagnosis.tracker.incidents if not each.explained_by]
+    assert (found.class_name, found.reach.jobs) == ("slow_receiver", {FIRST})
 
 
 def hang(row: Row) -> None:
