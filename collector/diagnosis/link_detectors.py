@@ -201,6 +201,11 @@ def _lost_nics(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         reported = ~np.isnan(before["link_up"]) | ~np.isnan(before["receive"])
         gone &= reported & alive[groups.nic_node]
     gone |= view.devices.sums[DeviceKind.NIC].last("device_gone", view.signals.slot, 6) > 0
+    if gone.any() and view.jobs:
+        # Maintenance resets NICs of nodes without a job: those that are back within a minute were not lost.
+        minute = view.signals.slots(DeviceKind.NIC, findings.SLOTS_PER_MINUTE)
+        busy = [view.devices.nodes[name].position for job in view.jobs for name in job.nodes]
+        gone &= np.isnan(minute["link_up"]).all(axis=0) | np.isin(groups.nic_node, busy)
     for position in np.flatnonzero(gone).tolist():
         evidence = findings.FindingEvidence(
             "link_up", np.nan, 1.0, "before", view.nic_name(position)
