@@ -72,7 +72,7 @@ warning: slow_receiver: NIC ens4f0np0 of gpu-node-2 (mlx5_5, 0000:5e:00.0, rail 
    that the hardware reported also lasts as long as the device shows its symptom: an uncorrectable memory error until the
    GPU no longer waits for the remapping of a row. A link that is down is reported until it is up. While none of the nodes of the cause
    sends samples, for an hour at most, the incident stays open: the state of the cause is unknown. NICs of a node without a job, of which all are down or gone, are
-   `info` while other nodes have jobs, and the rails had no traffic in the minute before: maintenance; those that are back within a minute are not lost. `node_down` and `agent_partition` are conclusions from the same silence: if the job
+   `info` while other nodes have jobs, and the rails had no traffic in the minute before: maintenance; those that are back within two minutes are not lost. `node_down` and `agent_partition` are conclusions from the same silence: if the job
    goes on after all, or stops, the later one ends and explains the other.
 6. A fault that outlasts the incident that explained it is an incident of its own again.
 

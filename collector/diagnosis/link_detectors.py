@@ -202,10 +202,10 @@ def _lost_nics(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         gone &= reported & alive[groups.nic_node]
     gone |= view.devices.sums[DeviceKind.NIC].last("device_gone", view.signals.slot, 6) > 0
     if gone.any() and view.jobs:
-        # Maintenance resets NICs of nodes without a job: those that are back within a minute were not lost.
-        minute = view.signals.slots(DeviceKind.NIC, findings.SLOTS_PER_MINUTE)
+        # Maintenance resets NICs of nodes without a job: those that are back within two minutes were not lost.
+        minutes = view.signals.slots(DeviceKind.NIC, 2 * findings.SLOTS_PER_MINUTE)
         busy = [view.devices.nodes[name].position for job in view.jobs for name in job.nodes]
-        gone &= np.isnan(minute["link_up"]).all(axis=0) | np.isin(groups.nic_node, busy)
+        gone &= np.isnan(minutes["link_up"]).all(axis=0) | np.isin(groups.nic_node, busy)
     for position in np.flatnonzero(gone).tolist():
         evidence = findings.FindingEvidence(
             "link_up", np.nan, 1.0, "before", view.nic_name(position)

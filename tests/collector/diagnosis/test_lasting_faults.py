@@ -331,17 +331,17 @@ def test_links_of_a_node_without_a_job_are_down_for_maintenance(
 @pytest.mark.parametrize(
     ("rails", "slots", "expected"),
     [
-        (RAILS, 12, [("nic_lost", "node", "info")]),
-        (3, 12, [("nic_lost", "node", "critical")]),
-        (1, 12, [("nic_lost", "nic", "critical")]),
-        (1, 5, []),
-        (RAILS, 5, []),
+        (RAILS, 18, [("nic_lost", "node", "info")]),
+        (3, 18, [("nic_lost", "node", "critical")]),
+        (1, 18, [("nic_lost", "nic", "critical")]),
+        (1, 11, []),
+        (RAILS, 11, []),
     ],
 )
 def test_nics_of_a_node_without_a_job_that_are_reset_are_not_lost(
     rails: int, slots: int, expected: list[tuple[str, str, str]]
 ) -> None:
-    """All of them leave the bus when a driver is loaded again, one for new firmware; they return within a minute."""
+    """All of them leave the bus when a driver is loaded again, one for new firmware; they return within two minutes."""
     cluster = DrawnCluster(9, 1, 6, benign=False)
     cluster.jobs = cluster.jobs[:1]
     cluster.jobs[0].nodes = list(range(4))
@@ -356,6 +356,6 @@ def test_nics_of_a_node_without_a_job_that_are_reset_are_not_lost(
             )  # fmt: skip
             row.nic["up"][5, position - 5 * RAILS] = np.nan
 
-    run(feed, reset, ONSET + 20)
+    run(feed, reset, ONSET + 30)
     found = feed.diagnosis.tracker.incidents
     assert [(each.class_name, each.cause.kind, each.severity) for each in found] == expected

@@ -41,7 +41,7 @@ def incidents_of(change: Change, *, has_rails: bool = True) -> list[Incident]:
     return [each for each in feed.diagnosis.tracker.incidents if each.severity != "info"]
 
 
-def test_a_job_that_exchanges_nothing_is_no_victim_on_the_rail_of_a_slow_receiver() -> None:
+def test_a_slow_receiver_affects_the_jobs_that_exchange_on_its_rail() -> None:
     cluster = DrawnCluster(9, 1, NODES, benign=False)
     del cluster.jobs[1:]
     cluster.jobs[0].nodes = [0, 1, 2]
