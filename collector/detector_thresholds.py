@@ -224,7 +224,7 @@ class StepThresholds(Struct, frozen=True, kw_only=True):
     """As `max_serving_use`, for a job whose load varies: a service may be nearly as busy as training."""
     max_serving_steadiness: Share = 0.985
     """Low utilization relative to high utilization of GPUs below which the load of a job varies as that of such a service."""
-    max_varying_steadiness: Share = 0.6
+    max_varying_steadiness: Share = 0.9
     """As `max_serving_steadiness`, below which a job may be a service, however busy: checkpoints vary it far less."""
 
 
@@ -271,7 +271,7 @@ class JobThresholds(Struct, frozen=True, kw_only=True):
     """Utilization relative to its past below which minutes show the gaps of long steps: a single evaluation suffices."""
     max_starved_speed: Share = 0.95
     """Speed relative to its past below which a job may wait for its input."""
-    progress_share: Share = 0.25
+    progress_share: Share = 0.5
     """Exchange of a job that waits for its input, relative to its utilization, both relative to their past: starved steps still end."""
     min_starved_loss: Share = 0.25
     """Loss of exchange of such a job, relative to the loss of its utilization: with less, it makes as much progress as before."""

@@ -234,8 +234,8 @@ def _slow_node(
     """
     thresholds, of_gpu = view.thresholds.gpus, view.groups.gpu_node[job.gpus]
     nodes, counts = np.unique(of_gpu, return_counts=True)
-    if len(nodes) < MIN_PEERS or counts.min() < MIN_JOB_GPUS:
-        return
+    if len(nodes) < MIN_PEERS or counts.min() < MIN_JOB_GPUS or not has_common_steps(view, job):
+        return  # replicas of a service differ as their load does
     changes = _of_nodes(slots[:-1], of_gpu, nodes)
     other_nodes = medians_of_others(changes)
     excess = np.array([median_known(of_node) for of_node in (changes - other_nodes).T])
