@@ -163,6 +163,8 @@ class GpuThresholds(Struct, frozen=True, kw_only=True):
 
     min_limited: Share = 0.4
     """Share of time in which heat or hardware limits the clock."""
+    min_hot_share: Share = 0.5
+    """Share of the GPUs of a node from which on their heat has a common cause."""
     slow_clock: Share = 0.95
     """Share of the clock of its peers below which a GPU is slow."""
     min_clock_use: Share = 0.3

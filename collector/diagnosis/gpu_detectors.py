@@ -161,7 +161,7 @@ def slow_clocks(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     hot = findings.above(gpu["thermal_share"], thresholds.min_limited) & slower
     is_certain = gpu["clock"] < thresholds.unexplained_clock * usual
     hot &= is_certain | findings.above(_shown_thermal_share(view), thresholds.min_limited)
-    yield from _slowed(view, "thermal_straggler", hot, "thermal_share", MIN_HOT_SHARE)
+    yield from _slowed(view, "thermal_straggler", hot, "thermal_share", thresholds.min_hot_share)
     brake = findings.above(gpu["power_brake_share"], thresholds.min_limited)
     brake |= findings.above(gpu["slowdown_share"], thresholds.min_limited) & slower
     yield from _slowed(view, "hw_slowdown", brake & ~hot, "power_brake_share", 0.0)
@@ -175,10 +175,6 @@ def _shown_thermal_share(view: findings.DiagnosisView) -> Floats:
     counted = view.signals.gpu["thermal_counted"]
     shown: Floats = np.fmax(counted, share - np.sqrt(share * (1 - share) / readings))
     return shown
-
-
-MIN_HOT_SHARE = 0.5
-"""Share of the GPUs of a node from which on their heat has a common cause."""
 
 
 def _slowed(

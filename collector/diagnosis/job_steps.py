@@ -172,7 +172,9 @@ def use_without_pauses(view: findings.DiagnosisView, job: ActiveJob, slots: int)
     for _ in range(PAUSES):
         edges = np.flatnonzero(np.diff(is_pause, prepend=False, append=False)).reshape(-1, 2)
         if len(edges):
-            first, end = edges[np.argmax(edges[:, 1] - edges[:, 0])]
+            # How long a pause lasts that has not ended is unknown.
+            lengths = np.where(edges[:, 1] < slots, edges[:, 1] - edges[:, 0], slots)
+            first, end = edges[np.argmax(lengths)]
             is_pause[first:end] = False
             use[max(first - 1, 0) : end + 1] = np.nan
     is_enough = is_pause.any() or np.sum(~np.isnan(use)) >= MIN_USUAL_SLOTS

@@ -245,7 +245,9 @@ def _slow_node(
     minutes = view.baselines.minutes(DeviceKind.GPU, signal, len(view.devices.gpus))[:, job.gpus]
     minutes = _of_nodes(divide(minutes, view.base(DeviceKind.GPU, signal)[job.gpus]), of_gpu, nodes)
     past = np.fmax.reduce(minutes - medians_of_others(minutes), initial=-np.inf)
-    limits = np.fmax(max(thresholds.min_excess, noise), EXTREME_RATIO * np.fmax(past, median(past)))
+    is_short = (~np.isnan(minutes)).any(axis=1).sum() < MIN_EXCESS_MINUTES
+    past = np.fmax(past, thresholds.unknown_excess if is_short else median(past))
+    limits = np.fmax(max(thresholds.min_excess, noise), EXTREME_RATIO * past)
     hit = np.flatnonzero(findings.above(excess, limits))
     if not 0 < len(hit) <= max_straggling_nodes(view, job):
         return

@@ -146,6 +146,15 @@ def two_checkpoints_within_minutes(cluster: DrawnCluster, row: Row, since: int) 
         row.gpu["utilization"][nodes] = 0.02
 
 
+def two_stops_around_a_long_step(cluster: DrawnCluster, row: Row, since: int) -> None:
+    """One slot between them has work without exchange; the second stop has lasted for one as the window contains all three."""
+    if 0 <= since < 6 or 12 <= since < 16:
+        cluster.slow_job(row, cluster.jobs[0], 0.0)
+        row.gpu["utilization"][cluster.jobs[0].nodes] = 0.02
+    if since == 8:
+        cluster.slow_job(row, cluster.jobs[0], 0.0)
+
+
 def a_job_stops_while_storage_is_slow(cluster: DrawnCluster, row: Row, since: int) -> None:
     """The minute with its last work has the mean of a job that waits."""
     if since >= -4:
@@ -177,6 +186,7 @@ def readings_of_moments_fall_into_gaps(cluster: DrawnCluster, row: Row, since: i
         a_link_loses_packets_in_one_sample,
         sequences_become_longer_while_storage_is_slower,
         two_checkpoints_within_minutes,
+        two_stops_around_a_long_step,
         a_job_stops_while_storage_is_slow,
         other_work_uses_nvlink_far_less_than_nics,
         nodes_generate_samples,

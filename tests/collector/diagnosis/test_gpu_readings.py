@@ -272,6 +272,25 @@ def test_a_node_whose_gpus_stay_busy_while_all_others_wait_straggles(
     assert all(len(each.parts) == 8 for each in found)
 
 
+@pytest.mark.parametrize(("more", "expected"), [(1.0, set()), (1.3, {("gpu_straggler", "node")})])
+def test_the_usual_difference_of_the_nodes_of_a_young_job_is_unknown(
+    more: float, expected: set[tuple[str, str]]
+) -> None:
+    """Its known past is less than three minutes: a node that stays 12 % above the others may be usual, one with far more is not."""
+
+    def slow(cluster: DrawnCluster, row: Row, since: int) -> None:
+        nodes = cluster.jobs[0].nodes
+        if since < -24:
+            for name in ("activity", "power", "utilization", "nvlink"):
+                row.gpu[name][nodes] = np.nan
+        if 0 <= since < 10:
+            before = row.gpu["activity"][nodes[0]] * more
+            cluster.slow_job(row, cluster.jobs[0], 0.88)
+            row.gpu["activity"][nodes[0]] = before
+
+    assert classes_of(incidents_of(slow)) == expected
+
+
 def test_a_node_whose_gpus_all_have_a_lower_clock_is_one_straggler() -> None:
     def slow_clock(cluster: DrawnCluster, row: Row, since: int) -> None:
         if since >= 0:
