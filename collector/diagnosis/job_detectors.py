@@ -169,7 +169,8 @@ def _waits_repeatedly(view: findings.DiagnosisView, job: ActiveJob, slots: int) 
     thresholds = view.thresholds.jobs
     if job_steps.progress(view, job, slots) > thresholds.max_starved_speed:
         return False
-    use = job_steps.use_without_pauses(view, job, slots)
+    stores = storage_detectors.storing_slots(view, job, slots)
+    use = job_steps.use_without_pauses(view, job, stores)
     return thresholds.min_input < use < thresholds.max_long_step_use
 
 

@@ -154,12 +154,16 @@ PAUSES, MIN_USUAL_SLOTS = 2, 6
 """Pauses of a job, as for checkpoints, that are in one window at most, and the slots without them that show its steps."""
 
 
-def use_without_pauses(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> float:
-    """Return the utilization of a job in the last slots, relative to its past, without its two longest pauses.
+def use_without_pauses(
+    view: findings.DiagnosisView, job: ActiveJob, stores: findings.Flags
+) -> float:
+    """Return the utilization of a job in the last slots, relative to its past, without pauses for something else than its steps.
 
-    In a pause nothing is exchanged, or the ranks are idle; its first and last slot are parts of others. NaN if too few slots are
-    left, unless a third pause is in them: then the pauses are those of its steps.
+    These are the pauses in which it stores (`stores`, one flag per slot), and the two longest of the rest. In a pause nothing is
+    exchanged, or the ranks are idle; its first and last slot are parts of others. NaN if too few slots are left, unless a third
+    pause is in them: then the pauses are those of its steps.
     """
+    slots = len(stores)
     past = view.base(DeviceKind.GPU, "utilization")[job.gpus]
     used = view.signals.slots(DeviceKind.GPU, slots)["utilization"][:, job.gpus]
     use = slot_sums.means_known((used / past).T)
@@ -169,15 +173,14 @@ def use_without_pauses(view: findings.DiagnosisView, job: ActiveJob, slots: int)
     # A slot without readings may be in the pause before it.
     for slot in np.flatnonzero(np.isnan(use) & np.isnan(exchange)):
         is_pause[slot] = is_pause[max(slot - 1, 0)]
-    for _ in range(PAUSES):
-        edges = np.flatnonzero(np.diff(is_pause, prepend=False, append=False)).reshape(-1, 2)
-        if len(edges):
-            # How long a pause lasts that has not ended is unknown.
-            lengths = np.where(edges[:, 1] < slots, edges[:, 1] - edges[:, 0], slots)
-            first, end = edges[np.argmax(lengths)]
-            is_pause[first:end] = False
-            use[max(first - 1, 0) : end + 1] = np.nan
-    is_enough = is_pause.any() or np.sum(~np.isnan(use)) >= MIN_USUAL_SLOTS
+    edges = np.flatnonzero(np.diff(is_pause, prepend=False, append=False)).reshape(-1, 2).tolist()
+    # How long a pause lasts that has not ended is unknown.
+    edges.sort(key=lambda edge: edge[1] - edge[0] if edge[1] < slots else slots, reverse=True)
+    stored = [edge for edge in edges if stores[slice(*edge)].any()]
+    other_edges = [edge for edge in edges if edge not in stored]
+    for first, end in (*stored, *other_edges[:PAUSES]):
+        use[max(first - 1, 0) : end + 1] = np.nan
+    is_enough = len(other_edges) > PAUSES or np.sum(~np.isnan(use)) >= MIN_USUAL_SLOTS
     return slot_sums.mean_known(use) if is_enough else np.nan
 
 

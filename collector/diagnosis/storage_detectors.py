@@ -195,8 +195,7 @@ def _waiting_jobs(
 
 def stores(view: findings.DiagnosisView, job: ActiveJob) -> bool:
     """True if a node of a job writes or reads much more than usual: its ranks wait for a checkpoint."""
-    mounts = [p for p, mount in enumerate(view.devices.mounts) if mount.node in job.nodes]
-    if (is_busy(view, "writes") | is_busy(view, "reads"))[mounts].any():
+    if (is_busy(view, "writes") | is_busy(view, "reads"))[_mounts_of(view, job)].any():
         return True
     nodes = [view.devices.nodes[name].position for name in job.nodes]
     return bool(waits_for_io(view, np.array(nodes)).any())
@@ -238,14 +237,30 @@ def is_busy(view: findings.DiagnosisView, signal: str, slots: int = 0) -> findin
     before = view.signals.table(DeviceKind.MOUNT, BUSY_PAST_SLOTS, slots)[signal]
     usual = slot_sums.or_zero(np.where(np.isnan(usual), before, usual))
     rates = view.signals.table(DeviceKind.MOUNT, slots)[signal]
-    limits = view.thresholds.jobs.busy_factor * usual
-    return findings.above(rates, limits + view.thresholds.storage.min_busy_operations)
+    return findings.above(rates, _busy_limits(view, usual))
+
+
+def _busy_limits(view: findings.DiagnosisView, usual: slot_sums.Floats) -> slot_sums.Floats:
+    """Return the operations per second beyond which a mount is busy, from the usual ones."""
+    thresholds = view.thresholds
+    return thresholds.jobs.busy_factor * usual + thresholds.storage.min_busy_operations
 
 
 def _has_stored(view: findings.DiagnosisView, job: ActiveJob) -> bool:
     """True if a node of a job wrote much more than usual in the last minute, whose gaps may be those of its checkpoint."""
-    mounts = [p for p, mount in enumerate(view.devices.mounts) if mount.node in job.nodes]
-    return bool(is_busy(view, "writes", findings.SLOTS_PER_MINUTE)[mounts].any())
+    return bool(is_busy(view, "writes", findings.SLOTS_PER_MINUTE)[_mounts_of(view, job)].any())
+
+
+def storing_slots(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> findings.Flags:
+    """Return in which of the last slots a node of a job wrote much more than usual, as for a checkpoint."""
+    mounts = _mounts_of(view, job)
+    limits = _busy_limits(view, slot_sums.or_zero(view.base(DeviceKind.MOUNT, "writes")[mounts]))
+    rates = view.signals.slots(DeviceKind.MOUNT, slots)["writes"][:, mounts]
+    return np.asarray(findings.above(rates, limits).any(axis=1))
+
+
+def _mounts_of(view: findings.DiagnosisView, job: ActiveJob) -> list[int]:
+    return [p for p, mount in enumerate(view.devices.mounts) if mount.node in job.nodes]
 
 
 IDLE_SLOTS = 2

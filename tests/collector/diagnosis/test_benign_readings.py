@@ -155,6 +155,18 @@ def two_stops_around_a_long_step(cluster: DrawnCluster, row: Row, since: int) ->
         cluster.slow_job(row, cluster.jobs[0], 0.0)
 
 
+def many_checkpoints_within_minutes(cluster: DrawnCluster, row: Row, since: int) -> None:
+    """A node writes in all of them; the pauses of long steps would be as many."""
+    is_checkpoint = since >= 0 and since % 8 < 4
+    nodes = cluster.jobs[0].nodes
+    row.mount["write_latency"] = row.mount["latency"].copy()
+    row.mount["write_operations"] = np.full(NODES, 0.1)
+    if is_checkpoint:
+        cluster.slow_job(row, cluster.jobs[0], 0.0)
+        row.gpu["utilization"][nodes] = 0.02
+        row.mount["write_operations"][nodes[1]] = 200.0
+
+
 def a_job_stops_while_storage_is_slow(cluster: DrawnCluster, row: Row, since: int) -> None:
     """The minute with its last work has the mean of a job that waits."""
     if since >= -4:
@@ -187,6 +199,7 @@ def readings_of_moments_fall_into_gaps(cluster: DrawnCluster, row: Row, since: i
         sequences_become_longer_while_storage_is_slower,
         two_checkpoints_within_minutes,
         two_stops_around_a_long_step,
+        many_checkpoints_within_minutes,
         a_job_stops_while_storage_is_slow,
         other_work_uses_nvlink_far_less_than_nics,
         nodes_generate_samples,
