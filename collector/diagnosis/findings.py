@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set as AbstractSet
+from collections.abc import Iterable, Mapping, Sequence, Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -13,7 +13,7 @@ from collector.detector_thresholds import DetectorThresholds, JobThresholds, Sto
 from collector.diagnosis.baselines import WORK_QUANTILE, Baselines
 from collector.diagnosis.devices import ClusterDevices
 from collector.diagnosis.incident_classes import Severity
-from collector.diagnosis.jobs import ActiveJob, EndedJob, PeerGroups
+from collector.diagnosis.jobs import ActiveJob, EndedJob, PeerGroups, connected_pods
 from collector.diagnosis.node_readings import NodeEvent
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.signals import ClusterSignals
@@ -344,6 +344,7 @@ class DiagnosisView:
     """Nodes without samples: nothing is known of their devices."""
     job_of_nic: NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
     job_of_gpu: NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
+    _connected_pods: NDArray[np.intp] | None = None
 
     @property
     def devices(self) -> ClusterDevices:
@@ -357,6 +358,29 @@ class DiagnosisView:
     def variation(self, kind: DeviceKind, name: str) -> Floats:
         """Return the usual variation of a signal of work: the difference of a high and a low quantile of its past."""
         return self.base(kind, name) - self.base(kind, name, 1 - WORK_QUANTILE)
+
+    def pods_around(self, pods: Iterable[int]) -> frozenset[int]:
+        """Return pods, and those with which they may exchange; all and -1 if one is unknown.
+
+        Pause spreads through the spines to the senders of a NIC, and to others of their pods.
+        """
+        if self._connected_pods is None:
+            load = np.fmax(self.signals.nic["send"], self.signals.nic["receive"])
+            is_other = self.groups.is_rail & above(load, self.thresholds.nodes.min_exchange)
+            for job in self.jobs:
+                is_other[job.nics] = False
+            self._connected_pods = connected_pods(self.groups, self.jobs, np.flatnonzero(is_other))
+        first, positions = self._connected_pods, np.unique(list(pods))
+        if not len(positions) or positions[0] < 0:
+            return frozenset(range(-1, len(first)))
+        return frozenset(np.flatnonzero(np.isin(first, first[positions])).tolist())
+
+    def rail_around(self, position: int) -> Flags:
+        """Return the NICs of the rail of a NIC in the pods with which its own may exchange."""
+        groups = self.groups
+        pods = self.pods_around([int(groups.nic_pod[position])])
+        of_rail = groups.nic_rail == groups.nic_rail[position]
+        return np.asarray(of_rail & np.isin(groups.nic_pod, [-1, *pods]))
 
     def nic_name(self, position: int) -> str:
         """Return node and interface of a NIC."""

@@ -206,9 +206,13 @@ def _slowed(
 def _units(
     view: findings.DiagnosisView, rack: str, nodes: dict[str, list[int]], min_share: float
 ) -> Iterator[tuple[findings.Cause, Sequence[int]]]:
-    """Yield the units of a rack with slow GPUs; nodes with a larger share of them, or several of these nodes, are one."""
+    """Yield the units of a rack with slow GPUs; nodes with a larger share of them, or several of these nodes, are one.
+
+    One GPU of several is slow by a cause of its own.
+    """
     gpus = {name: len(view.devices.nodes[name].gpus) for name in nodes}
-    whole = [name for name, members in nodes.items() if len(members) >= min_share * gpus[name]]
+    minimums = {name: max(min_share * count, min(2, count)) for name, count in gpus.items()}
+    whole = [name for name, members in nodes.items() if len(members) >= minimums[name]]
     if len(whole) > 1:
         parts = [position for name in whole for position in nodes.pop(name)]
         yield findings.Cause("rack", name=rack), parts

@@ -59,12 +59,13 @@ def update_effects(view: DiagnosisView, incidents: Iterable[Incident]) -> None:
 
 
 def _add_paused_nics(view: DiagnosisView, incident: Incident) -> None:
-    if not incident.reach.rails:
+    reach, cause, nics = incident.reach, incident.cause, view.devices.nics
+    if not reach.rails:
         return
-    cause, nics = incident.cause, view.devices.nics
     own_parts = {cause.position} if cause.kind == "nic" else set(incident.parts)
-    paused = np.flatnonzero(victims(view)).tolist()
-    incident.victim_nics |= {p for p in paused if nics[p].rail in incident.reach.rails} - own_parts
+    may_be_paused = np.isin(view.groups.nic_pod, [-1, *view.pods_around(reach.pods)])
+    paused = np.flatnonzero(victims(view) & may_be_paused).tolist()
+    incident.victim_nics |= {p for p in paused if nics[p].rail in reach.rails} - own_parts
 
 
 def _update_speeds(view: DiagnosisView, incident: Incident) -> None:

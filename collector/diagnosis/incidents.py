@@ -416,7 +416,8 @@ class IncidentTracker:
 
 def _with_parts(reach: Reach, now: Reach) -> Reach:
     """Return the reach of a cause whose parts are others now."""
-    return replace(reach, rails=reach.rails | now.rails, parts=reach.parts | now.parts)
+    names = ("rails", "parts", "pods")
+    return replace(reach, **{name: getattr(reach, name) | getattr(now, name) for name in names})
 
 
 def _became(incident: Incident, candidate: _Candidate) -> bool:

@@ -348,3 +348,20 @@ def _on_other_rails(devices: ClusterDevices, node: str, gpus: Sequence[int]) -> 
     rails = {devices.gpus[gpu].rail for gpu in gpus}
     nics = devices.nodes[node].nics.values() if "" not in rails else ()
     return [nic for nic in nics if devices.nics[nic].rail not in rails]
+
+
+def connected_pods(
+    groups: PeerGroups, jobs: Sequence[ActiveJob], other_nics: Positions
+) -> Positions:
+    """Return, for each pod, the first of the pods with which it may exchange, directly or over others.
+
+    A job exchanges with all its nodes, and NICs in use that serve no known job (`other_nics`) with each other.
+    """
+    pods = groups.nic_pod
+    first = np.arange(pods.max(initial=-1) + 1)
+    for nics in (*(job.nics for job in jobs), other_nics):
+        spanned = np.unique(pods[nics])
+        connected = first[spanned[spanned >= 0]]
+        if len(connected) > 1:
+            first[np.isin(first, connected)] = connected.min()
+    return first

@@ -237,8 +237,8 @@ def _receives_more(
 
 def _delays_other_jobs(view: findings.DiagnosisView, position: int) -> bool:
     """True if NICs of other jobs are paused on the rail of a NIC."""
-    rails, jobs = view.groups.nic_rail, view.job_of_nic
-    of_other_jobs = (rails == rails[position]) & (jobs >= 0) & (jobs != jobs[position])
+    jobs = view.job_of_nic
+    of_other_jobs = view.rail_around(position) & (jobs >= 0) & (jobs != jobs[position])
     return bool((victims(view) & of_other_jobs).any())
 
 
@@ -259,7 +259,7 @@ def _congests(view: findings.DiagnosisView, position: int) -> bool:
     has_past = not np.isnan(view.base(DeviceKind.NIC, "receive")[position])
     if has_past and job >= 0 and view.states[view.jobs[job].key].is_slow:
         return True
-    of_rail = groups.nic_rail == groups.nic_rail[position]
+    of_rail = view.rail_around(position)
     if findings.above(view.signals.nic["pausing_share"][of_rail], thresholds.min_pausing).any():
         return False  # the peers are victims of the NIC that pauses its switch port
     leaf = groups.nic_leaf[position]

@@ -113,6 +113,8 @@ class Reach:
     jobs: frozenset[JobKey]
     parts: frozenset[tuple[str, int, str]] = frozenset()
     """Devices that a larger cause consists of."""
+    pods: frozenset[int] = frozenset()
+    """Pods to which effects may spread along the rails."""
 
     def contains(self, other: Reach) -> bool:
         """True if a cause is the device of another one, or a larger unit with a part of it."""
@@ -130,27 +132,29 @@ class Reach:
         if relation is Relation.PEERS:
             # Nodes without a job exchange with others without one.
             return {(rail, job) for rail in self.rails for job in self.jobs or {None}}
-        return self.rails if relation is Relation.RAIL else self.jobs
+        if relation is Relation.RAIL:
+            return {(rail, pod) for rail in self.rails for pod in self.pods}
+        return self.jobs
 
 
 def reach_of(view: DiagnosisView, finding: Finding) -> Reach:
-    """Return the reach of a finding. A leaf affects the rail in all pods: its traffic crosses the spines."""
+    """Return the reach of a finding. A leaf affects the rail in all pods with traffic to its own: that crosses the spines."""
     cause, parts = finding.cause, finding.parts
-    devices, nodes, rails = view.devices, set[str](), set[str]()
+    devices, nodes = view.devices, set[str]()
     jobs: set[JobKey] = {cause.job} if cause.job else set()
+    nics: Iterable[int] = ()
     if cause.kind == "nic":
-        nic = devices.nics[cause.position]
-        nodes, rails = {nic.node}, {nic.rail}
+        nics = [cause.position]
+        nodes = {devices.nics[cause.position].node}
     elif cause.kind == "gpu":
         nodes = {devices.gpus[cause.position].node}
     elif cause.kind == "node":
         nodes = {cause.name}
         is_of_nics = part_kind(finding.incident_class) == "nic"
         nics = (is_of_nics and parts) or _nics_of_node(view, cause.name)
-        rails = {devices.nics[position].rail for position in nics}
     elif cause.kind == "leaf":
-        rails = {devices.nics[p].rail for p in view.groups.leaves[cause.position].tolist()}
-        nodes = {devices.nics[p].node for p in view.groups.leaves[cause.position].tolist()}
+        nics = view.groups.leaves[cause.position].tolist()
+        nodes = {devices.nics[position].node for position in nics}
     elif cause.kind == "rack":
         nodes = {devices.gpus[position].node for position in parts}
     elif cause.kind == "storage":
@@ -163,7 +167,9 @@ def reach_of(view: DiagnosisView, finding: Finding) -> Reach:
         jobs |= {job.key for job in view.jobs if _uses(view, job, cause, nodes)}
     device = (cause.kind, cause.position, cause.name)
     devices_of_cause = frozenset((part_kind(finding.incident_class), part, "") for part in parts)
-    return Reach(device, frozenset(nodes), frozenset(rails), frozenset(jobs), devices_of_cause)
+    rails = frozenset(devices.nics[position].rail for position in nics)
+    pods = view.pods_around(view.groups.nic_pod[list(nics)]) if rails else frozenset[int]()
+    return Reach(device, frozenset(nodes), rails, frozenset(jobs), devices_of_cause, pods)
 
 
 def _uses(view: DiagnosisView, job: ActiveJob, cause: Cause, nodes: set[str]) -> bool:
@@ -191,9 +197,8 @@ def _nics_of_node(view: DiagnosisView, name: str) -> Iterable[int]:
 
 def _jobs_on_rail(view: DiagnosisView, position: int) -> set[JobKey]:
     """Return the jobs that use the rail of a NIC, along which pause spreads: those that send on it, or did."""
-    of_rail = view.groups.nic_rail == view.groups.nic_rail[position]
     sent = np.fmax(view.signals.nic["send"], view.base(DeviceKind.NIC, "send"))
-    uses = of_rail & ~(sent < view.thresholds.nodes.min_exchange)
+    uses = view.rail_around(position) & ~(sent < view.thresholds.nodes.min_exchange)
     return {job.key for job in view.jobs if uses[job.nics].any()}
 
 

@@ -118,6 +118,18 @@ def test_racks_of_two_pods_are_two_causes() -> None:
     assert [(each.class_name, len(each.parts)) for each in found] == [("hw_slowdown", 16)] * 2
 
 
+def test_brakes_of_one_gpu_on_each_of_two_nodes_are_two_causes() -> None:
+    def brake(_: DrawnCluster, row: Row, since: int) -> None:
+        for node, gpu, first in ((1, 3, 0), (4, 6, 15)):
+            if since >= first:
+                row.gpu["clock"][node, gpu] *= 0.5
+                row.gpu["brake"][node, gpu] = 0.9
+
+    found = incidents_of(brake)
+    assert [(each.class_name, each.cause.kind) for each in found] == [("hw_slowdown", "gpu")] * 2
+    assert not any(each.explained_by for each in found)
+
+
 @pytest.mark.parametrize("length", [2, 30])
 def test_a_straggler_makes_the_others_wait_longer_than_20_seconds(length: int) -> None:
     """A busy expert does not; the mean of a minute would show both in six evaluations."""

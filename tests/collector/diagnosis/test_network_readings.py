@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.drawn_readings import NODES, ONSET, classes_of, drawn_feed, incidents_of, run
 
-from bench.drawn_cluster import START_NS, DrawnCluster, DrawnFeed, Row
+from bench.drawn_cluster import RAILS, START_NS, DrawnCluster, DrawnFeed, Row
 from bench.drawn_faults import slow_receiver
 from collector.diagnosis.findings import SLOT_NS
 from collector.diagnosis.quantities import DeviceKind
@@ -451,3 +451,29 @@ def test_the_only_nic_below_its_leaf_is_compared_with_those_of_its_rail(
 
     found = classes_of(incidents_of(sends_none, pods=2, job_nodes=2 * NODES))
     assert (("cnp_not_sent", "nic") in found) == others_send
+
+
+@pytest.mark.parametrize(("spanning_nodes", "pods"), [(0, [{0}, {1}]), (2, [{0, 1}] * 2)])
+def test_pause_spreads_only_to_pods_with_traffic_between_them(
+    spanning_nodes: int, pods: list[set[int]]
+) -> None:
+    """The jobs of two pods have a slow receiver each on one rail; the first one may have nodes in both."""
+
+    def pause(cluster: DrawnCluster, row: Row, since: int) -> None:
+        for node, first in ((1, 0), (8, 4)):
+            if since >= first:
+                job = cluster.job_of(node)
+                assert job
+                row.nic["paused"][job.nodes, 2] = 0.2
+                row.nic["paused"][node, 2] = 0.0
+                row.nic["pausing"][node, 2] = 0.1
+
+    cluster = DrawnCluster(9, 2, NODES, benign=False)
+    spanning = range(2 * NODES - spanning_nodes, 2 * NODES)
+    cluster.jobs[0].nodes[:] = [*range(NODES), *spanning]
+    cluster.jobs[1].nodes[:] = range(NODES + 1, 2 * NODES - 2)
+    found = run(DrawnFeed(cluster, ONSET + 20), pause, ONSET + 20)
+    assert [each.class_name for each in found] == ["slow_receiver"] * 2
+    victims = [{position // RAILS // NODES for position in each.victim_nics} for each in found]
+    assert victims == pods
+    assert [len(each.reach.jobs) for each in found] == [len(each) for each in pods]
