@@ -315,7 +315,7 @@ def _replay_in_one_process(
     """
     names = [argument for name in REPLAYED_SOURCES for argument in ("--source", name)]
     names += [argument for name in REPLAYED_METRICS for argument in ("--metric", name)]
-    command = [*program, "agent", "replay", *options, *names, *map(str, directories)]
+    command = [*program, "agent", "replay", *options, *names, "--", *map(str, directories)]
     finished = subprocess.run(command, capture_output=True, check=False)  # noqa: S603 - own program
     problems = finished.stderr.decode(errors="replace").splitlines()
     status, last = finished.returncode, problems[-1] if problems else ""

@@ -20,6 +20,9 @@ NO_POSITION = -1
 MAX_DEVICES_PER_NODE = 256
 """Devices of one kind of a node; further ones are ignored, and reported."""
 
+MAX_SERVERS_PER_NODE = 64
+"""File servers of a node whose further mounts are one device each: containers may mount new names for as long as they come and go."""
+
 _NAMING_KINDS = frozenset({"nic", "nic_neighbour", "rdma_port", "gpu", "pcie"})
 """Kinds of entities that state devices and their names."""
 MAX_FACT = 128
@@ -267,13 +270,15 @@ class ClusterDevices:
         if whole is None or len(entity.key) < len(whole.labels):
             return NO_POSITION
         key = (whole.name, *entity.key[: len(whole.labels)])
+        export = key[1]
+        is_lustre = whole.name.startswith("lustre")
+        server = export if is_lustre or ":/" not in export else export.rpartition(":/")[0]
+        if key not in node.mounts and len(node.mounts) >= MAX_DEVICES_PER_NODE:
+            key = (whole.name, server)
         if key not in node.mounts:
-            if len(node.mounts) >= MAX_DEVICES_PER_NODE:
+            if len(node.mounts) >= MAX_DEVICES_PER_NODE + MAX_SERVERS_PER_NODE:
                 node.has_ignored_devices = True
                 return NO_POSITION
-            export = key[1]
-            is_lustre = whole.name.startswith("lustre")
-            server = export if is_lustre or ":/" not in export else export.rpartition(":/")[0]
             node.mounts[key] = self.sums[DeviceKind.MOUNT].add_device()
             self.mounts.append(ClusterMount(node.name, server, key))
         return node.mounts[key]

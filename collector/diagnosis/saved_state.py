@@ -138,8 +138,10 @@ def set_back(saved: SavedDiagnosis, by_ns: int) -> None:
         incident.ended_ns -= by_ns if incident.ended_ns else 0
     saved.drains = {node: drained_ns - by_ns for node, drained_ns in saved.drains.items()}
     saved.rank_events = [
-        node_event._replace(timestamp_ns=node_event.timestamp_ns - by_ns)
-        for node_event in saved.rank_events
+        each._replace(
+            timestamp_ns=each.timestamp_ns - by_ns, read_ns=each.read_ns and each.read_ns - by_ns
+        )
+        for each in saved.rank_events
     ]
 
 

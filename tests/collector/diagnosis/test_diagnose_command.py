@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections.abc import Sequence
@@ -29,6 +30,17 @@ def test_a_slow_receiver_is_found(captures: Path) -> None:
     assert (incident.cause.node, incident.cause.interface) == (cause["node"], cause["interface"])
     assert incident.cause.switch
     assert [job.source for job in incident.jobs] == ["slurm"]
+
+
+def test_a_directory_with_the_name_of_an_option_is_a_capture(
+    captures: Path, tmp_path: Path
+) -> None:
+    for number, node in enumerate(sorted(path for path in captures.iterdir() if path.is_dir())):
+        (tmp_path / f"-{number}").symlink_to(node)
+    with contextlib.chdir(tmp_path):
+        outcome = run("diagnose", "--captures", ".", "--format", "json")
+    assert outcome.exit_code == 0, outcome.output
+    assert [json.loads(line)["class"] for line in outcome.stdout.splitlines()] == ["slow_receiver"]
 
 
 @pytest.mark.parametrize("given", ["option", "default file", "environment"])

@@ -18,6 +18,7 @@ from collector.diagnosis.devices import MAX_DEVICES_PER_NODE
 from collector.diagnosis.incident_classes import CLASSES
 from collector.diagnosis.jobs import MAX_CLAIMS_PER_GPU, ClaimedGpus, PeerGroups
 from collector.diagnosis.node_readings import NodeEvent
+from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.ranking import EDGES
 from collector.workloads.job_roster import JobKey
 from railscope.wire import WireEntity, WireEvent
@@ -402,6 +403,26 @@ def test_a_node_with_too_many_devices_is_reported() -> None:
     assert list(diagnosis.exceeded_limits()) == [
         "node n1: devices ignored: expected at most 256 of a kind"
     ]
+
+
+def test_mounts_beyond_the_limit_are_one_device_of_their_server() -> None:
+    """Containers mount the same exports under new names for as long as they come and go."""
+    devices = ClusterDiagnosis(0, 1).devices
+    node = devices.node("n1")
+    positions = {
+        number: devices.position(
+            node,
+            DeviceKind.MOUNT,
+            WireEntity(
+                "nfs_operation", (f"filer-{number % 2}:/home", f"/pods/{number}", "tcp", "READ")
+            ),
+        )
+        for number in range(MAX_DEVICES_PER_NODE + 4)
+    }
+    assert len(devices.mounts) == MAX_DEVICES_PER_NODE + 2
+    later = [positions[MAX_DEVICES_PER_NODE + number] for number in range(4)]
+    assert [devices.mounts[position].server for position in later] == ["filer-0", "filer-1"] * 2
+    assert not node.has_ignored_devices
 
 
 def test_claims_beyond_the_limit_of_a_gpu_are_reported() -> None:
