@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 
 from simulator.cluster.scoring import FaultOutcome, RunOutcome, ScoreGoal, goal_of
 
-_CONFIDENCE = 1.96
+_CONFIDENCE, _TAIL = 1.96, 0.025
+"""Quantile of the normal distribution, and probability beyond each end, of an interval of 95%."""
+_BISECTIONS = 60
 
 
 def wilson_interval(successes: float, trials: float) -> tuple[float, float]:
@@ -22,6 +24,25 @@ def wilson_interval(successes: float, trials: float) -> tuple[float, float]:
     spread = math.sqrt(max(share * (1 - share), 0.0) / trials + square / (4 * trials**2))
     spread *= _CONFIDENCE / (1 + square / trials)
     return max(center - spread, 0.0), min(center + spread, 1.0)
+
+
+def poisson_interval(count: int, exposure: float) -> tuple[float, float]:
+    """Return the exact interval of the rate of events that are independent of each other, per unit of the exposure."""
+    lower, upper = _poisson_mean(count - 1, 1 - _TAIL), _poisson_mean(count, _TAIL)
+    return lower / exposure, upper / exposure
+
+
+def _poisson_mean(count: int, probability: float) -> float:
+    """Return the mean with which at most `count` events have a probability; 0 for a count below 0."""
+    lower, upper = 0.0, 2.0 * max(count, 0) + 20.0
+    for _ in range(_BISECTIONS):
+        mean = (lower + upper) / 2
+        logarithms = (k * math.log(mean) - mean - math.lgamma(k + 1) for k in range(count + 1))
+        if sum(map(math.exp, logarithms)) > probability:
+            lower = mean
+        else:
+            upper = mean
+    return lower
 
 
 @dataclass(slots=True)
@@ -126,7 +147,7 @@ def _healthy_lines(outcomes: Sequence[RunOutcome]) -> Iterator[str]:
     hours = sum(outcome.node_hours for outcome in outcomes)
     if hours:
         count = sum(len(outcome.false_classes) for outcome in outcomes)
-        lower, upper = (1000 * end for end in wilson_interval(min(count, hours), hours))
+        lower, upper = (1000 * end for end in poisson_interval(count, hours))
         yield (
             f"healthy: {len(outcomes)} runs, {hours:.1f} node-hours, {count} false positives:"
             f" {1000 * count / hours:.1f} ({lower:.1f}-{upper:.1f}) per 1,000 node-hours, goal 1.0"

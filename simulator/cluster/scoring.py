@@ -3,7 +3,7 @@
 An incident is correct if its class and its cause are those of a fault, and if its onset is between one
 evaluation before the fault and the deadline of the class after it. An incident of the severity warning or
 critical that is neither correct nor explained by another one is a false positive, once per run and class.
-Intervals are Wilson's, for a confidence of 95 %.
+Intervals have a confidence of 95%: Wilson's of shares, exact ones of a Poisson distribution of rates.
 """
 
 from __future__ import annotations

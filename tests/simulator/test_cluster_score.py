@@ -20,7 +20,7 @@ from simulator.cluster.score_scenarios import (
     draw_scenario,
     with_collectives,
 )
-from simulator.cluster.score_table import table, wilson_interval
+from simulator.cluster.score_table import poisson_interval, table, wilson_interval
 from simulator.cluster.scoring import RunOutcome, ScoreError, compare, diagnose
 
 NIC = {"kind": "nic", "node": "n1", "interface": "ens1", "device": "mlx5_0", "rail": 0}
@@ -254,6 +254,22 @@ def test_training_jobs_leave_records_and_services_do_not() -> None:
 def test_intervals_are_those_of_wilson():
     assert wilson_interval(9, 10) == pytest.approx((0.596, 0.982), abs=0.001)
     assert wilson_interval(0, 0) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("count", "hours", "interval"),
+    [(0, 1.5, (0, 2459)), (2, 1315, (0.184, 5.494)), (1, 1, (25.3, 5572)), (100, 1000, (81.36, 121.6))],
+)  # fmt: skip
+def test_the_interval_of_a_rate_is_exact(
+    count: int, hours: float, interval: tuple[float, float]
+) -> None:
+    found = [1000 * end for end in poisson_interval(count, hours)]
+    assert found == pytest.approx(interval, rel=0.002, abs=1e-6)
+
+
+def test_the_healthy_line_has_the_interval_of_a_rate() -> None:
+    lines = table([RunOutcome("healthy/1", node_hours=1.5)])
+    assert any("0 false positives: 0.0 (0.0-2459.3) per 1,000 node-hours" in line for line in lines)
 
 
 @pytest.mark.parametrize(
