@@ -117,7 +117,7 @@ The collector evaluates the last frames every 10 seconds (`[diagnosis] enabled`)
   all devices then, and `detail` is empty unless it is about that job alone.
 - [Metrics](metrics/incidents.md): open incidents with their causes, what they touch, and the GPU-seconds lost by class and tenant.
 - A webhook (`[diagnosis] webhook_url`), in the form that Alertmanager sends: one notification when an incident of at least
-  `webhook_min_severity` opens, one when it ends or another one explains it, and again one if it outlasts that one. What the receiver does not accept is sent again.
+  `webhook_min_severity` opens, one when it ends or another one explains it, and again one if it outlasts that one. What the receiver does not accept is sent again, after up to 5 minutes; the most severe incidents are sent first.
   The annotation `runbook_url` and the links to the incident and the collector begin with `cluster.advertised_url`; without it, `runbook_url` is a path. Use it
   where no Prometheus evaluates the [alerts](alerts.md).
 - The alert `RailscopeIncident`; [symptoms](#symptoms) of an incident are not sent.

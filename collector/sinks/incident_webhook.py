@@ -7,7 +7,7 @@ failed is sent again, also after a restart, and one that is no longer true is no
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
@@ -41,10 +41,13 @@ class IncidentWebhook:
     delivered: MutableMapping[str, str]
     """State of which the receiver was notified, by incident."""
     timeout_seconds: float = TIMEOUT_SECONDS
+    period_seconds: float = PERIOD_SECONDS
     failures: int = 0
     headers: dict[str, str] = field(default_factory=dict)
     """Headers of each request."""
     _problem: str = ""
+    _failed: set[str] = field(default_factory=set)
+    """Incidents whose last notification failed."""
 
     def __post_init__(self) -> None:
         """Read the token. Raises SettingsError."""
@@ -56,31 +59,41 @@ class IncidentWebhook:
             self.headers = {"Authorization": f"Bearer {token}"}
 
     async def run(self) -> None:
-        """Send until cancelled; return immediately if no URL is configured."""
+        """Send until cancelled; return immediately if no URL is configured.
+
+        What failed is sent again after a growing delay, which delays no other notification.
+        """
         if not self.settings.diagnosis.webhook_url:
             return
         timeout = aiohttp.ClientTimeout(total=self.timeout_seconds)
         async with aiohttp.ClientSession(headers=self.headers, timeout=timeout) as session:
-            period_seconds = PERIOD_SECONDS
+            delay_seconds, waited_seconds = self.period_seconds, 0.0
             while True:
-                await asyncio.sleep(period_seconds)
-                is_delivered = await self.deliver(session)
-                longer_seconds = min(2 * period_seconds, MAX_PERIOD_SECONDS)
-                period_seconds = PERIOD_SECONDS if is_delivered else longer_seconds
+                await asyncio.sleep(self.period_seconds)
+                waited_seconds += self.period_seconds
+                is_repeated = waited_seconds >= delay_seconds
+                await self.deliver(session, () if is_repeated else self._failed)
+                if not self._failed:
+                    delay_seconds, waited_seconds = self.period_seconds, 0.0
+                elif is_repeated:
+                    delay_seconds = min(2 * delay_seconds, MAX_PERIOD_SECONDS)
+                    waited_seconds = 0.0
 
-    async def deliver(self, session: aiohttp.ClientSession) -> bool:
-        """Send what the receiver has not been notified of; return True if it accepted everything."""
-        is_delivered, attempted = True, set[str]()
-        while due := next(
-            (each for each in self._due() if each[0].document.id not in attempted), None
-        ):
-            incident, status = due
+    async def deliver(self, session: aiohttp.ClientSession, held: Iterable[str] = ()) -> bool:
+        """Send what the receiver has not been notified of, except held incidents; return True if it accepted everything.
+
+        The most severe incidents are first, of these the oldest ones: a new critical one waits for one attempt at most.
+        """
+        attempted = set(held)
+        self._failed = set(attempted)
+        while due := [each for each in self._due() if each[0].document.id not in attempted]:
+            incident, status = max(due, key=_severity)
             attempted.add(incident.document.id)
             now = format_timestamp(self.table().timestamp_ns)
             url = self.settings.cluster.advertised_url.rstrip("/")
             problem = await self._post(session, notification(incident, status, now, url))
             if problem:
-                is_delivered = False
+                self._failed.add(incident.document.id)
                 self.failures += 1
                 if problem != self._problem:
                     url = self.settings.diagnosis.webhook_url
@@ -88,7 +101,7 @@ class IncidentWebhook:
             else:
                 self.delivered[incident.document.id] = status
             self._problem = problem
-        return is_delivered
+        return not self._failed
 
     def _due(self) -> Iterator[tuple[ReportedIncident, str]]:
         """Yield incidents whose state differs from the delivered one; a resolved one only after its opening."""
@@ -110,6 +123,10 @@ class IncidentWebhook:
                 return "" if accepted else f"status {response.status}: expected 2xx"
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             return f"{type(error).__name__}: {error}"
+
+
+def _severity(due: tuple[ReportedIncident, str]) -> int:
+    return list(Severity).index(Severity(due[0].document.severity))
 
 
 def notification(

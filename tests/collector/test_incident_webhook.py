@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
@@ -115,8 +116,8 @@ async def test_an_incident_that_another_explains_is_resolved() -> None:
     async with connected() as pair:
         await pair.send(incident("a"))
         await pair.send(incident("a", explained_by="b"), incident("b", severity="critical"))
-    assert pair.receiver.states == [("a", "firing"), ("a", "resolved"), ("b", "firing")]
-    assert pair.receiver.notifications[1]["alerts"][0]["endsAt"] == "1970-01-01T00:00:01Z"
+    assert pair.receiver.states == [("a", "firing"), ("b", "firing"), ("a", "resolved")]
+    assert pair.receiver.notifications[2]["alerts"][0]["endsAt"] == "1970-01-01T00:00:01Z"
 
 
 async def test_what_was_never_sent_is_not_resolved() -> None:
@@ -136,6 +137,46 @@ async def test_a_notification_that_was_not_accepted_is_sent_again(status: int) -
         pair.receiver.status = 200
         assert await pair.send(incident("a"), incident("b"))
     assert pair.receiver.states == [("a", "firing"), ("b", "firing")]
+
+
+async def test_critical_incidents_are_sent_first_and_older_ones_before_newer_ones() -> None:
+    async with connected() as pair:
+        await pair.send(incident("a"), incident("b"), incident("c", severity="critical"))
+    assert [name for name, _ in pair.receiver.states] == ["c", "a", "b"]
+
+
+async def test_a_critical_incident_waits_for_one_attempt_of_another_one_at_most() -> None:
+    async with connected() as pair:
+        pair.receiver.status = 503
+        warnings = [incident(name) for name in "abc"]
+        requests: list[int] = []
+
+        def open_critical() -> None:
+            requests.append(pair.receiver.status)
+            both = (*warnings, incident("d", severity="critical"))
+            pair.table = replace(pair.table, incidents=both)
+            pair.receiver.status = 200 if len(requests) == 2 else 503
+
+        pair.receiver.on_request = open_critical
+        assert not await pair.send(*warnings)
+    assert pair.receiver.states == [("d", "firing")]
+
+
+async def test_a_new_incident_does_not_wait_for_the_repetition_of_failed_ones() -> None:
+    async with connected() as pair:
+        pair.webhook.period_seconds = 0.01
+        pair.table = replace(pair.table, incidents=(incident("a"),))
+        pair.receiver.status = 503
+        running = asyncio.create_task(pair.webhook.run())
+        async with asyncio.timeout(60):
+            while pair.webhook.failures < 8:  # noqa: ASYNC110 - a counter without an event
+                await asyncio.sleep(0.01)
+            pair.receiver.status = 200  # the next repetition follows after more than a second
+            pair.table = replace(pair.table, incidents=(incident("a"), incident("b")))
+            while len(pair.receiver.states) < 2:  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0.01)
+        running.cancel()
+    assert pair.receiver.states == [("b", "firing"), ("a", "firing")]
 
 
 async def test_what_is_no_longer_true_is_not_sent() -> None:
