@@ -35,7 +35,7 @@ from collector.diagnosis.cluster_diagnosis import (
     ClusterDiagnosis,
     Receipt,
 )
-from collector.diagnosis.incident_report import describe, incident_document
+from collector.diagnosis.incident_report import describe, incident_document, victims_of
 from collector.diagnosis.jobs import ClaimedGpus, PeerGroups, owner_as_tenant
 from collector.diagnosis.quantities import QUANTITIES
 from collector.diagnosis.switch_evidence import LinkedPort
@@ -184,7 +184,8 @@ def _render(diagnosis: ClusterDiagnosis, form: str) -> Iterator[str]:
         if form == "json":
             yield msgspec.json.encode(document).decode()
         else:
-            yield from describe(document)
+            _, jobs = victims_of(incident, diagnosis.devices)
+            yield from describe(document, len(incident.victim_nics), len(jobs))
     if form == "text" and not incidents:
         yield "no incidents"
 

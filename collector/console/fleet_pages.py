@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from collector.console import incident_pages, page_rendering, page_table, rail_grid, recent_events
+from collector.console import incident_pages, page_table, rail_grid, recent_events
 from collector.diagnosis import entity_states
+from collector.diagnosis.incident_report import count_text
 from collector.fleet.view_cells import ViewCell, label_names
 from collector.http.access_control import ROUTES
 from collector.http.incidents_api import visible_incidents, visible_jobs
@@ -314,15 +315,11 @@ def _summary(model: OverviewModel, urgent: int) -> str:
     if model.nodes:
         counts = {name: getattr(model.nodes, name) for name in entity_states.STATES[:-1]}
         states = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-        parts.append(
-            f"{page_rendering.count_text(model.nodes.total, 'node')}: {states or 'all healthy'}"
-        )
+        parts.append(f"{count_text(model.nodes.total, 'node')}: {states or 'all healthy'}")
     if model.problem:
         parts.append(model.problem)
     else:
-        parts.append(
-            page_rendering.count_text(urgent, "open incident") if urgent else "no open incident"
-        )
+        parts.append(count_text(urgent, "open incident") if urgent else "no open incident")
     if model.touched_jobs:
-        parts.append(f"{page_rendering.count_text(model.touched_jobs, 'job')} touched")
+        parts.append(f"{count_text(model.touched_jobs, 'job')} touched")
     return "; ".join(parts)

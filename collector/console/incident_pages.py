@@ -84,7 +84,7 @@ def incident_row(incident: incident_table.ReportedIncident) -> IncidentRow:
         victim_count=document.victim_count,
         jobs=document.jobs[:_MAX_SHOWN],
         job_count=len(incident.jobs),
-        evidence=tuple(evidence_text(each) for each in document.evidence[:_MAX_SHOWN]),
+        evidence=tuple(report.evidence_text(each) for each in document.evidence[:_MAX_SHOWN]),
         lost_gpu_seconds=document.lost_gpu_seconds,
         action=document.action,
         runbook=document.runbook if INCIDENT_RUNBOOK in RUNBOOKS else "",
@@ -106,13 +106,6 @@ def read_runbook(name: str) -> RunbookModel:
         raise PageProblemError(HTTPStatus.NOT_FOUND, message)
     text = _RUNBOOK_FILES[name].read_text()
     return RunbookModel(name, page_rendering.parse_markdown(text, RUNBOOKS))
-
-
-def evidence_text(evidence: report.EvidenceDocument) -> str:
-    """Return a value and its threshold in words."""
-    value = "unknown" if evidence.value is None else f"{evidence.value:g}"
-    limit = "" if evidence.threshold is None else f" ({evidence.comparison} {evidence.threshold:g})"
-    return f"{evidence.device}: {evidence.signal} {value}{limit}"
 
 
 def worst_first(
@@ -401,7 +394,7 @@ class IncidentPages:
                 (incident_table.cause_labels(each)[1], report.entity_text(each))
                 for each in document.victims[:MAX_VICTIMS]
             ),
-            evidence=tuple(map(evidence_text, document.evidence)),
+            evidence=tuple(map(report.evidence_text, document.evidence)),
             explained=tuple(map(incident_row, explained[:_MAX_SHOWN])),
             explained_count=len(explained),
             figures=tuple(

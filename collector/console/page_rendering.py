@@ -15,6 +15,7 @@ import msgspec
 from markupsafe import Markup
 
 from collector.console import curves, page_table
+from collector.diagnosis.incident_report import count_text
 from railscope.timestamps import SECOND_NS, format_timestamp
 
 _DIRECTORY = Path(__file__).parent
@@ -75,11 +76,6 @@ def format_quantity(value: float | None, name: str) -> str:
         return f"{value * 100:.3g} %"
     unit = next((unit for end, unit in _SUFFIXES.items() if name.endswith(end)), "")
     return format_number(value, unit)
-
-
-def count_text(count: int, noun: str) -> str:
-    """Return a number of things in words."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def format_duration(seconds: float | None) -> str:

@@ -11,8 +11,8 @@ from itertools import groupby
 
 import msgspec
 
-from collector.console.page_rendering import count_text
 from collector.diagnosis.entity_states import LETTERS, STATES, NodeRow
+from collector.diagnosis.incident_report import count_text
 
 MAX_NODES = 4096
 MAX_RAILS = 16

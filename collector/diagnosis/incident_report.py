@@ -13,7 +13,7 @@ import msgspec
 
 from collector.detector_thresholds import Share
 from collector.diagnosis.devices import ClusterDevices
-from collector.diagnosis.findings import SLOT_NS, Cause, ExpectedGain, FindingEvidence
+from collector.diagnosis.findings import EVENT, SLOT_NS, Cause, ExpectedGain, FindingEvidence
 from collector.diagnosis.incident_classes import CLASSES, part_kind
 from collector.diagnosis.incidents import Incident
 from collector.diagnosis.jobs import PeerGroups
@@ -395,22 +395,38 @@ def entity_text(entity: EntityDocument) -> str:
     return text
 
 
-def describe(incident: IncidentDocument) -> Iterator[str]:
-    """Yield the lines of an incident for a terminal."""
-    ended = f" to {incident.ended}" if incident.ended else ""
+def count_text(count: int, noun: str) -> str:
+    """Return a number of things in words."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def evidence_text(evidence: EvidenceDocument) -> str:
+    """Return a value in words, with what it is compared with; without a value, or of an event, the reason."""
+    named, compared = f"{evidence.device}: {evidence.signal}", evidence.comparison
+    if evidence.comparison == EVENT:
+        return f"{named} ({compared})"
+    value = "no value" if evidence.value is None else f"{evidence.value:g}"
+    limit = "" if evidence.threshold is None else f": {evidence.threshold:g}"
+    return f"{named} {value} ({compared}{limit})"
+
+
+def describe(incident: IncidentDocument, paused_nics: int, job_count: int) -> Iterator[str]:
+    """Yield the lines of an incident for a terminal; the document may list fewer NICs and jobs."""
+    ended = f"from {incident.onset} to {incident.ended}"
+    lasting = ended if incident.ended else f"since {incident.onset}"
     yield f"{incident.severity}: {incident.title}"
     yield f"  {incident.text}"
-    yield f"  since {incident.onset}{ended}, detected {incident.detected}, confidence {incident.confidence}"
-    for each in incident.evidence:
-        value = "no value" if each.value is None else each.value
-        limit = "" if each.threshold is None else f": {each.threshold}"
-        yield f"  {each.device}: {each.signal} {value} ({each.comparison}{limit})"
+    yield f"  {lasting}, detected {incident.detected}, confidence {incident.confidence}"
+    yield from (f"  {evidence_text(each)}" for each in incident.evidence)
     for job in incident.jobs:
         speed = "" if job.speed is None else f" at {job.speed:.0%} of its speed"
-        yield f"  job {job.workload} of {job.tenant or 'no tenant'}{speed}"
-    nics = incident.victim_count - len(incident.jobs)
-    if nics and not incident.gain:
-        yield f"  {nics} {'NIC' if nics == 1 else 'NICs'} paused"
+        yield f"  {entity_text(job)}{speed}"
+    if job_count > len(incident.jobs):
+        yield f"  {count_text(job_count - len(incident.jobs), 'more job')}"
+    if paused_nics:
+        yield f"  {count_text(paused_nics, 'NIC')} paused"
+    if not incident.gain:
+        yield f"  {count_text(incident.lost_gpu_seconds, 'GPU-second')} lost"
     if incident.detail:
         yield f"  {incident.detail}"
     if incident.gain:
@@ -418,5 +434,7 @@ def describe(incident: IncidentDocument) -> Iterator[str]:
     if incident.limits:
         yield f"  {incident.limits}"
     if incident.explained_by:
-        yield f"  explained by {incident.explained_by}"
-    yield f"  -> {incident.action} ({incident.id})"
+        yield f"  explained by incident {incident.explained_by}"
+    yield f"  -> {incident.action}"
+    yield f"  runbook: {incident.runbook}"
+    yield f"  incident: {incident.id}"

@@ -17,7 +17,12 @@ import structlog
 
 from collector.config import CollectorSettings
 from collector.diagnosis.incident_classes import INCIDENT_RUNBOOK, Severity
-from collector.diagnosis.incident_report import IncidentDocument
+from collector.diagnosis.incident_report import (
+    IncidentDocument,
+    count_text,
+    entity_text,
+    evidence_text,
+)
 from collector.diagnosis.incident_table import IncidentTable, ReportedIncident, cause_labels
 from railscope.settings import check_http_url, read_named_file
 from railscope.timestamps import format_timestamp
@@ -30,6 +35,8 @@ FIRING, RESOLVED = "firing", "resolved"
 _NOT_ENDED = "0001-01-01T00:00:00Z"
 """Time that Alertmanager sends for an alert that has not ended."""
 _LABELS = ("kind", "node", "device", "rail")
+_MAX_LISTED = 3
+"""Values, and jobs, in the text of a notification."""
 
 
 @dataclass(slots=True)
@@ -79,12 +86,12 @@ class IncidentWebhook:
                     delay_seconds = min(2 * delay_seconds, MAX_PERIOD_SECONDS)
                     waited_seconds = 0.0
 
-    async def deliver(self, session: aiohttp.ClientSession, held: Iterable[str] = ()) -> bool:
+    async def deliver(self, session: aiohttp.ClientSession, held_ids: Iterable[str] = ()) -> bool:
         """Send what the receiver has not been notified of, except held incidents; return True if it accepted everything.
 
         The most severe incidents are first, of these the oldest ones: a new critical one waits for one attempt at most.
         """
-        attempted = set(held)
+        attempted = set(held_ids)
         self._failed = set(attempted)
         while due := [each for each in self._due() if each[0].document.id not in attempted]:
             incident, status = max(due, key=_severity)
@@ -175,14 +182,13 @@ def notification(
 
 
 def _description(document: IncidentDocument) -> str:
-    """Return evidence, victims and cost in one line."""
-    evidence = "; ".join(
-        f"{each.device} {each.signal} {each.value} ({each.comparison} {each.threshold})"
-        for each in document.evidence[:3]
-    )
-    jobs = ", ".join(f"{job.workload} of {job.tenant}" for job in document.jobs[:3])
-    touched = f"; jobs: {jobs}" if jobs else ""
-    return (
-        f"{document.text} Confidence {document.confidence}; {evidence}; {document.victim_count} victims{touched};"
-        f" {document.lost_gpu_seconds} GPU-seconds lost"
-    )
+    """Return evidence, victims and cost in one line; the cost is not known at the opening."""
+    lost = document.lost_gpu_seconds
+    parts = [
+        f"{document.text} Confidence {document.confidence}",
+        *map(evidence_text, document.evidence[:_MAX_LISTED]),
+        count_text(document.victim_count, "victim"),
+        *map(entity_text, document.jobs[:_MAX_LISTED]),
+        *([f"{count_text(lost, 'GPU-second')} lost"] if lost else []),
+    ]
+    return "; ".join(parts)

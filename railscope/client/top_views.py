@@ -308,10 +308,11 @@ def _incident_facts(reading: cluster.ClusterReading) -> tables.ClientTable:
     }
     facts["explained by"] = row["explained_by"]
     for evidence in incident.evidence:
+        value, limit = evidence.get("value"), evidence.get("threshold")
+        shown_value = "no value" if value is None else f"{value}"
+        compared = f"{evidence.get('comparison') or ''}{'' if limit is None else f': {limit}'}"
         name = f"{evidence.get('signal')} {evidence.get('device')}"
-        facts[name] = (
-            f"{evidence.get('value')} ({evidence.get('comparison')} {evidence.get('threshold')})"
-        )
+        facts[name] = f"{shown_value} ({compared})" if compared else shown_value
     return _facts_table("incident", facts)
 
 

@@ -668,7 +668,7 @@ async def test_an_incident_has_evidence_with_curves_victims_and_a_timeline(tmp_p
     assert (len(text) < MAX_BYTES, counted.nodes < MAX_ELEMENTS) == (True, True)
     assert "<img" not in text
     assert text.count("<polyline") == 2
-    assert model.evidence == (f"{HOSTILE} eth1: pause 0.9 (at least 0.5)",)
+    assert model.evidence == (f"{HOSTILE} eth1: pause 0.9 (at least: 0.5)",)
     assert model.figures[0].curves[0]["values"][:4] == [None, None, None, 0.3]
     assert model.figures[0].captions[0].startswith("Cause: last 590 %")
     assert len(model.victims) == 100

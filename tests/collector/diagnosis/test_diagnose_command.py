@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -110,6 +111,8 @@ def test_text_names_cause_and_action(frame_log: Path) -> None:
     outcome = run("diagnose", "--frame-log", str(frame_log))
     assert "slow_receiver" in outcome.stdout
     assert "-> check firmware" in outcome.stdout
+    assert "runbook: /runbooks/RailscopeIncident#slow_receiver" in outcome.stdout
+    assert re.search(r"^  \d+ GPU-seconds? lost$", outcome.stdout, re.MULTILINE)
 
 
 def test_a_frame_log_yields_the_incident_of_the_captures(frame_log: Path) -> None:

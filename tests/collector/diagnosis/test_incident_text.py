@@ -1,0 +1,92 @@
+"""Text of incidents: in the terminal, in the console and in notifications."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from support.incidents import NIC, incident
+
+from collector.console.incident_pages import incident_row
+from collector.diagnosis.incident_report import (
+    EvidenceDocument,
+    GainDocument,
+    JobDocument,
+    describe,
+    evidence_text,
+)
+from collector.sinks.incident_webhook import FIRING, notification
+
+GONE = {
+    "signal": "utilization", "device": "n1 GPU 3", "value": None, "threshold": None, "comparison": "gone",
+    "window_seconds": 30.0,
+}  # fmt: skip
+GONE_TEXT = "n1 GPU 3: utilization no value (gone)"
+
+
+@pytest.mark.parametrize(
+    ("signal", "value", "threshold", "comparison", "text"),
+    [
+        ("pause", 0.9, 0.5, "limit", "n1 eth1: pause 0.9 (limit: 0.5)"),
+        ("utilization", None, None, "gone", "n1 eth1: utilization no value (gone)"),
+        ("link_up", None, 1.0, "before", "n1 eth1: link_up no value (before: 1)"),
+        ("xid 79", 1.0, 0.0, "event", "n1 eth1: xid 79 (event)"),
+        ("marked_share", 0.25, None, "jobs in one pod", "n1 eth1: marked_share 0.25 (jobs in one pod)"),
+    ],
+)  # fmt: skip
+def test_text_of_evidence(
+    signal: str, value: float | None, threshold: float | None, comparison: str, text: str
+) -> None:
+    given = EvidenceDocument(signal, "n1 eth1", value, threshold, comparison, 30.0)
+    assert evidence_text(given) == text
+
+
+def test_console_notification_and_terminal_state_the_same_reason_for_an_absent_value() -> None:
+    found = incident("a", evidence=[GONE], victim_count=1)
+    assert incident_row(found).evidence == (GONE_TEXT,)
+    assert f"  {GONE_TEXT}" in list(describe(found.document, 0, 0))
+    (alert,) = notification(found, FIRING, "", "")["alerts"]
+    assert GONE_TEXT in alert["annotations"]["description"]
+
+
+def test_a_notification_counts_victims_and_names_jobs_without_a_tenant() -> None:
+    jobs = [{"kind": "job", "tenant": "", "source": "slurm", "workload": "7"}]
+    found = incident("a", evidence=[GONE], victim_count=1, jobs=jobs, lost_gpu_seconds=1)
+    (alert,) = notification(found, FIRING, "", "")["alerts"]
+    assert alert["annotations"]["description"] == (
+        f"A NIC is slow. Confidence 0.8; {GONE_TEXT}; 1 victim; job 7 of no tenant; 1 GPU-second lost"
+    )
+    opening = notification(incident("a", lost_gpu_seconds=0), FIRING, "", "")["alerts"][0]
+    assert opening["annotations"]["description"] == "A NIC is slow. Confidence 0.8; 0 victims"
+
+
+def test_the_terminal_shows_cost_runbook_and_id() -> None:
+    lines = list(describe(incident("b41d").document, 0, 0))
+    assert lines[-3:] == [
+        "  -> drain the node",
+        "  runbook: /runbooks/RailscopeIncident#slow_receiver",
+        "  incident: b41d",
+    ]
+    assert "  7 GPU-seconds lost" in lines
+    assert "  since 2026-01-01T00:00:00Z, detected 2026-01-01T00:00:40Z, confidence 0.8" in lines
+    ended = incident("b41d", ended="2026-01-01T01:00:00Z").document
+    assert next(describe(ended, 0, 0)).startswith("warning")
+    assert any(
+        "from 2026-01-01T00:00:00Z to 2026-01-01T01" in line for line in describe(ended, 0, 0)
+    )
+
+
+def test_the_terminal_counts_only_nics_as_paused() -> None:
+    node, jobs = {"kind": "node", "node": "n2"}, [JobDocument("a", "slurm", "7")]
+    document = incident("a", victims=[node, NIC], victim_count=4).document
+    document = msgspec.structs.replace(document, jobs=tuple(jobs))
+    lines = list(describe(document, 1, 2))
+    assert ("  1 NIC paused" in lines, "  1 more job" in lines) == (True, True)
+    assert not any("paused" in line for line in describe(document, 0, 1))
+
+
+def test_advice_has_a_gain_in_place_of_a_cost() -> None:
+    gain = GainDocument("3% of the time", 0.03, None, "relative to peers")
+    document = msgspec.structs.replace(incident("a").document, gain=gain)
+    lines = list(describe(document, 0, 0))
+    assert "  expected gain: 3% of the time (relative to peers)" in lines
+    assert not any("lost" in line for line in lines)
