@@ -113,7 +113,7 @@ The collector evaluates the last frames every 10 seconds (`[diagnosis] enabled`)
 - `GET /api/v1/incidents`, newest first, at most 200; `?state=open` or `closed`, `?class=`, `?severity=` select.
   `GET /api/v1/incidents/ID` adds the curves of the evidence: the cause, and the median of all devices of its kind, every 10
   seconds from 5 minutes before the incident opened, each of one slot whatever the window of the evidence. A tenant reads the incidents that touch its jobs, without the jobs, victims and
-  losses of other tenants. What shows the work or the ranks of a job is evidence for its tenant only; the curves of a job have no median of
+  losses of other tenants, and without the names of a cause on a node of which no such job is, its evidence and its curves. What shows the work or the ranks of a job is evidence for its tenant only; the curves of a job have no median of
   all devices then, and `detail` is empty unless it is about that job alone.
 - [Metrics](metrics/incidents.md): open incidents with their causes, what they touch, and the GPU-seconds lost by class and tenant.
 - A webhook (`[diagnosis] webhook_url`), in the form that Alertmanager sends: one notification when an incident of at least

@@ -422,6 +422,9 @@ class IncidentPages:
         found = recent_events.event_rows(
             events, dict(core.fleet.nodes), core.names_of, MAX_TIMELINE * 4
         )
+        if not reads_nodes:  # as the cause may be another tenant's
+            _, node, device, _ = incident_table.cause_labels(incident.document.cause)
+            found = [msgspec.structs.replace(each, node=node, device=device) for each in found]
         margin_ns = history_pages.BEFORE_NS
         first_ns, last_ns = incident.onset_ns - margin_ns, until_ns + margin_ns
         return [

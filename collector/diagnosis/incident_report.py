@@ -6,7 +6,7 @@ The schema is docs/incident.schema.json; `make docs` writes it from these types.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, TypeAlias
 
 import msgspec
@@ -24,6 +24,7 @@ from railscope.wire import RAIL_DIGITS
 _SLOT_SECONDS = SLOT_NS / SECOND_NS
 MAX_LISTED = 200
 """Victims that are listed; all are counted."""
+_OTHER_NODE = "another node"
 
 _LIMITS = {
     "leaf": "Hosts cannot distinguish a leaf switch from its uplinks and the spines behind it.",
@@ -153,7 +154,8 @@ class IncidentDocument(msgspec.Struct, frozen=True):
     a hang began, or the distance of two reads of what has no window; at least one slot.
     `detected` is the time at which this class with this cause was first concluded, from nothing recorded later.
     `runbook` is the path of the section on the class in the runbook, in the console and on the site that alert rules link to.
-    `explained_by` is the identity of the incident that explains this one.
+    `explained_by` is the identity of the incident that explains this one. For a tenant, the names of a node on which none of its jobs is
+    touched, and of the devices of that node, are empty.
     """
 
     id: str
@@ -370,15 +372,14 @@ def entity_text(entity: EntityDocument) -> str:
         case NicDocument():
             rail = "" if entity.rail is None else f"rail {entity.rail}"
             port = f"{entity.switch} {entity.switch_port}".strip()
-            names = ", ".join(filter(None, (entity.device, entity.pci_address, rail, port)))
-            text = f"NIC {entity.interface} of {entity.node} ({names})"
+            names = entity.device, entity.pci_address, rail, port
+            text = _device_text(f"NIC {entity.interface}".rstrip(), entity.node, names)
         case GpuDocument():
             index = "" if entity.index is None else f" {entity.index}"
-            names = ", ".join(filter(None, (entity.uuid, entity.pci_address)))
-            text = f"GPU{index} of {entity.node} ({names})"
+            text = _device_text(f"GPU{index}", entity.node, (entity.uuid, entity.pci_address))
         case NodeDocument():
             interfaces = f" ({', '.join(entity.interfaces)})" if entity.interfaces else ""
-            text = f"node {entity.node}{interfaces}"
+            text = f"node {entity.node}{interfaces}" if entity.node else _OTHER_NODE
         case LeafDocument():
             rail = "" if entity.rail is None else f" of rail {entity.rail}"
             alternatives = (each.switch or "another leaf" for each in entity.alternatives)
@@ -393,6 +394,11 @@ def entity_text(entity: EntityDocument) -> str:
         case JobDocument():
             text = f"job {entity.workload} of {entity.tenant or 'no tenant'}"
     return text
+
+
+def _device_text(device: str, node: str, names: Iterable[str]) -> str:
+    shown = ", ".join(filter(None, names))
+    return f"{device} of {node or _OTHER_NODE}" + (f" ({shown})" if shown else "")
 
 
 def count_text(count: int, noun: str) -> str:

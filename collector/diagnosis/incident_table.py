@@ -62,7 +62,7 @@ class ReportedIncident:
     def of_tenant(self, tenant: str) -> ReportedIncident | None:
         """Return what a tenant may read; None if no job of the tenant is touched.
 
-        Of other tenants nothing is shown: no job with its ranks, no node that is only theirs as a victim, no loss. The
+        Of other tenants nothing is shown: no job with its ranks, no name of a node without jobs of the tenant, no loss. The
         detail, which repeats the evidence, is that of the tenant's own job, if all of its evidence is shown.
         """
         nodes = self.tenant_nodes.get(tenant)
@@ -80,6 +80,8 @@ class ReportedIncident:
         if isinstance(cause, report.RackDocument):
             rack_nodes = tuple(node for node in cause.nodes if node in nodes)
             cause = report.RackDocument(cause.rack, rack_nodes)
+        if isinstance(cause, _OF_NODES) and cause.node not in nodes:
+            cause, curves = _without_names(cause), ()
         shown = [
             (_without_others(each), job)
             for each, job in zip_longest(whole.evidence, self.evidence_jobs)
@@ -113,6 +115,19 @@ class ReportedIncident:
         )
 
 
+_OF_NODES = report.NicDocument | report.GpuDocument | report.NodeDocument
+
+
+def _without_names(
+    cause: report.NicDocument | report.GpuDocument | report.NodeDocument,
+) -> report.EntityDocument:
+    """Return a cause of which only the kind, and the rail of a NIC, are shown."""
+    if isinstance(cause, report.NicDocument):
+        return report.NicDocument("", "", "", "", cause.rail, "", "")
+    is_gpu = isinstance(cause, report.GpuDocument)
+    return report.GpuDocument("", None, "", "") if is_gpu else report.NodeDocument("")
+
+
 def _without_others(evidence: report.EvidenceDocument) -> report.EvidenceDocument:
     """Return evidence without the value of the jobs of others that it is compared with."""
     is_of_others = evidence.comparison == OTHER_JOBS
@@ -134,7 +149,7 @@ def _is_visible(
     node = device.partition(" ")[0]
     if job is not None:
         return job.tenant == tenant and (node in nodes or node == "rail" or device == job.workload)
-    if isinstance(cause, report.NicDocument | report.GpuDocument | report.NodeDocument):
+    if isinstance(cause, _OF_NODES) and cause.node:
         return node == cause.node
     if isinstance(cause, report.LeafDocument):
         leaves = (cause, *cause.alternatives)

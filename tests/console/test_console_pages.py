@@ -36,7 +36,7 @@ from collector.console.recent_events import event_rows
 from collector.diagnosis import entity_states
 from collector.diagnosis.diagnosis_curves import CurvePoint, EvidenceCurve
 from collector.diagnosis.incident_classes import CLASSES
-from collector.diagnosis.incident_table import IncidentTable, ReportedIncident
+from collector.diagnosis.incident_table import IncidentTable, ReportedIncident, incident_facts
 from collector.fleet.fleet import SeenEvent
 from collector.fleet.schemas import StoredSchemas
 from collector.fleet.view_cells import View, ViewCell
@@ -695,6 +695,26 @@ async def test_a_tenant_sees_incidents_of_its_jobs_and_no_other_events(tmp_path:
         await page_of(running, "incident", other, incident="I1")
     _, model = await page_of(running, "jobs", own)
     assert (model.suppressed, model.problem != "") == (None, True)
+
+
+async def test_a_tenant_reads_no_node_of_another_tenant_on_the_page_of_an_incident(
+    tmp_path: Path,
+) -> None:
+    nodes = {"vision": frozenset({"n1"})}
+    found = replace(curved("secret"), tenant_nodes=nodes)
+    running = fleet(tmp_path, ["n1", "secret"], [found])
+    facts = {"change": "opened", **incident_facts(found.document)}
+    opened = WireEvent("incident_opened", 0, WireEntity("incident", ("I1",)), NOW_NS, NOW_NS, facts)
+    running.pages.api.core.events.add(SeenEvent("secret", "", opened))
+    text, model = await page_of(
+        running, "incident", Credential("board", Role.TENANT, "vision"), incident="I1"
+    )
+    assert [(row.name, row.node, row.device) for row in model.timeline] == [
+        ("incident_opened", "", "")
+    ]
+    assert ("secret" in text, "NIC of another node (rail 1)" in text) == (False, True)
+    _, whole = await page_of(running, "incident", incident="I1")
+    assert [(row.node, row.device) for row in whole.timeline] == [("secret", "eth1")]
 
 
 async def test_a_node_has_its_rails_with_readings_or_the_reasons_for_none(tmp_path: Path) -> None:

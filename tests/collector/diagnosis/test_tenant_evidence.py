@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 from support.drawn_readings import ONSET, drawn_feed, run
-from support.incidents import incident
+from support.incidents import NIC, incident
 
 from bench.drawn_cluster import DrawnCluster, Row, node_name
 from bench.drawn_faults import hang
@@ -24,6 +24,7 @@ from collector.diagnosis.incident_table import IncidentTable, ReportedIncident
 from collector.http.incidents_api import IncidentsApi
 from collector.live_diagnosis.diagnosis_engine import DiagnosisEngine
 from collector.workloads.job_roster import JobKey
+from railscope.catalog.incidents import ONSET as ONSET_METRIC
 from railscope.timestamps import SECOND_NS
 from railscope.wire import WireSchema
 
@@ -130,6 +131,46 @@ async def test_jobs_of_two_tenants_on_a_shared_device_have_their_own_evidence(ki
         seen = await read(found, tenant)
         devices = [each["device"] for each in seen["evidence"]]
         assert devices == [f"{SHARED} eth3", f"{SHARED} AllReduce of communicator {tenant}"]
+
+
+GPU_CAUSE = {
+    "kind": "gpu",
+    "node": OTHER_NODE,
+    "index": 3,
+    "uuid": "GPU-secret",
+    "pci_address": "0:1",
+}
+
+
+@pytest.mark.parametrize(
+    ("cause", "title", "labels"),
+    [
+        (NIC | {"node": OTHER_NODE, "switch": "leaf1", "switch_port": "swp9"}, "NIC of another node (rail 3)", ("nic", "3")),
+        (GPU_CAUSE, "GPU of another node", ("gpu", "")),
+        ({"kind": "node", "node": OTHER_NODE, "interfaces": ["eth3"]}, "another node", ("node", "")),
+    ],
+)  # fmt: skip
+async def test_a_tenant_reads_no_name_of_a_cause_on_a_node_of_another_tenant(
+    cause: dict[str, Any], title: str, labels: tuple[str, str]
+) -> None:
+    shown = evidence(f"{OTHER_NODE} eth3"), evidence(f"{OWN_NODE} eth3"), evidence("")
+    found = reported((), *shown, cause=cause, title=f"slow_receiver: {OTHER_NODE}")
+    own = await read(found, "red")
+    assert own["title"] == f"slow_receiver: {title}"
+    assert [each["device"] for each in own["evidence"]] == [f"{OWN_NODE} eth3"]
+    assert own["curves"] == []
+    cells = list(IncidentTable(SECOND_NS, (found,)).cells("red"))
+    for name in (OTHER_NODE, "secret", "mlx5_3", "leaf1"):
+        assert name not in json.dumps(own)
+        assert name not in repr([cell.labels for cell in cells])
+    (onset,) = [cell for cell in cells if cell.metric is ONSET_METRIC]
+    kind, rail = labels
+    assert onset.labels[-4:] == (kind, "", "", rail)
+    holder = await read(found, "blue")
+    assert holder["cause"]["node"] == OTHER_NODE
+    again = found.of_tenant("red")
+    assert again is not None
+    assert again.of_tenant("red") == again
 
 
 def slow_input(cluster: DrawnCluster, row: Row, since: int) -> None:
