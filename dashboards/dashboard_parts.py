@@ -116,7 +116,7 @@ def claim_marks(selector: str = "") -> DashboardAnnotation:
 
 
 def incident_marks() -> DashboardAnnotation:
-    """Annotations from the opening of an incident to its end, without advice."""
+    """Annotations from the opening of an incident to its end, without those of severity info."""
     shown = 'min by (class, severity, kind, node, device) (railscope_incident_onset_timestamp_seconds{severity!="info"})'
     text = "{{severity}}: {{kind}} {{device}} {{node}}"
     return DashboardAnnotation(

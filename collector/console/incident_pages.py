@@ -124,7 +124,7 @@ def worst_first(
 
 
 def touched_jobs(incidents: Sequence[incident_table.ReportedIncident]) -> set[tuple[str, str, str]]:
-    """Return the jobs that open incidents other than advice touch."""
+    """Return the jobs that open incidents touch, except those of severity info."""
     return {
         (job.tenant, job.source, job.workload)
         for incident in incidents

@@ -285,7 +285,7 @@ class JobStates:
     """States of the running jobs by the incidents that one reader may see."""
 
     touching: Mapping[JobKey, Sequence[ReportedIncident]]
-    """Open incidents by job, the most urgent ones first; advice touches none."""
+    """Open incidents by job, the most urgent ones first; those of severity info touch none."""
     problem: str = ""
     """Reason why incidents are not known now; empty if they are."""
 

@@ -159,7 +159,7 @@ class FleetGpus:
 def _touching(
     gpus: FleetGpus, incidents: Iterable[ReportedIncident]
 ) -> dict[int, dict[str, tuple[int, ReportedIncident]]]:
-    """Return the open incidents except advice by GPU and id, each with the state that it means for the GPU."""
+    """Return the open incidents, except those of severity info, by GPU and id, each with the state that it means for the GPU."""
     touching: dict[int, dict[str, tuple[int, ReportedIncident]]] = defaultdict(dict)
     for incident in incidents:
         document = incident.document

@@ -12,9 +12,9 @@ FIRST_START = "Counts from the first start of the collector."
 
 INCIDENTS = _DIAGNOSIS.gauge("railscope_incidents", "Open incidents that no other one explains, by class and severity; no series while there are none.", "diagnosis", about=entities.INCIDENT_CLASS)
 ONSET = _DIAGNOSIS.gauge("railscope_incident_onset_timestamp_seconds", "Onset of an open incident that no other one explains, with its cause in the labels; of the 500 most severe and oldest.", "diagnosis", about=entities.INCIDENT)
-CAUSE = _DIAGNOSIS.gauge("railscope_incident_cause", "1 for each node, GPU or NIC that causes an open incident, those of which a larger cause consists included; not of advice; at most 500.", "diagnosis", about=entities.INCIDENT_CAUSE)
-REACH = _DIAGNOSIS.gauge("railscope_incident_reach", "1 for each node and rail that an open incident touches, except advice; at most 5000.", "diagnosis", about=entities.INCIDENT_REACH)
-JOB_REACH = _DIAGNOSIS.gauge("railscope_job_incident", "1 for each job that an open incident touches, except advice; at most 5000.", "diagnosis", about=entities.JOB_INCIDENT)
+CAUSE = _DIAGNOSIS.gauge("railscope_incident_cause", "1 for each node, GPU or NIC that causes an open incident, those of which a larger cause consists included; except incidents of severity info; at most 500.", "diagnosis", about=entities.INCIDENT_CAUSE)
+REACH = _DIAGNOSIS.gauge("railscope_incident_reach", "1 for each node and rail that an open incident touches, except incidents of severity info; at most 5000.", "diagnosis", about=entities.INCIDENT_REACH)
+JOB_REACH = _DIAGNOSIS.gauge("railscope_job_incident", "1 for each job that an open incident touches, except incidents of severity info; at most 5000.", "diagnosis", about=entities.JOB_INCIDENT)
 OPENED = _DIAGNOSIS.counter("railscope_incidents_opened_total", "Incidents opened, those explained later included.", "diagnosis", about=entities.INCIDENT_NAME, resets=FIRST_START)
 LOST_TIME = _DIAGNOSIS.counter("railscope_tenant_incident_lost_gpu_seconds_total", "Estimated GPU-seconds that jobs of the tenant lost to incidents of a class, by what they exchange relative to their past; a job's loss counts for one incident.", "diagnosis", about=entities.INCIDENT_LOSS, resets=FIRST_START)
 JOB_STEP = _DIAGNOSIS.gauge("railscope_job_step_seconds", "Period of the steps of a job, by what its NICs send second by second in the last two minutes; no series where samples are more than 2.5 seconds apart, for steps below three seconds, and for jobs without steps.", "diagnosis, RDMA bytes sent", about=entities.JOB)
