@@ -192,22 +192,22 @@ confirms, contradicts and localises nothing.
 
 
 _ADVICE = f"""\
-An advice is an incident about a state that lasts and costs, of severity `info`; `headroom_low` is a warning. `gain` states what following it should gain, as a share of the time of
+Advice is an incident about a state that lasts and costs, of severity `info`; `headroom_low` is a warning. `gain` states what following it should gain, as a share of the time of
 the affected jobs and as GPU-seconds per hour, and how this was derived. All devices that it concerns are victims. Advice can explain symptoms only, and the baselines include its devices.
 
 - `config_drift`: NICs with the same role, driver and board, GPUs with the same model and part number, and nodes are compared by their settings
   and versions, NICs and nodes only with those of nodes with the same GPU models. A value is drift if at least {MIN_MAJORITY} peers and {_THRESHOLDS.majority:.0%} of them agree on another one. Settings that
   differ by rail on most nodes are a design; a setting that changed on several nodes within {_THRESHOLDS.rollout_seconds / 60:.0f} minutes is a
-  rollout; NICs without a link are left out, as drivers report other settings then. One advice names all devices that deviate in the
+  rollout; NICs without a link are left out, as drivers report other settings then. One item of advice names all devices that deviate in the
   same settings. Frames contain no PCIe settings (relaxed ordering, maximum read request size), and ring sizes only as a part
   of the hash of all settings: a hash that deviates alone is reported as other settings. FEC, autonegotiation, MIG and compute modes are not compared, as cables
   and jobs determine them. The gain is the share of time in which pause stops the NIC, or the deficit of the GPU's clock, relative to peers: an upper bound.
 - `switch_settings_mismatch`: switch ports announce their settings in LLDP frames (DCBX of IEEE 802.1Q). PFC priorities that differ, DSCPs that NIC and switch map to
-  different priorities, and an MTU beyond the largest frame of the port are reported, one advice for all NICs with the same two
+  different priorities, and an MTU beyond the largest frame of the port are reported, as one item of advice for all NICs with the same two
   values. A largest frame that contradicts most NICs is regarded as a wrong announcement. Settings of switches that send no such frames, or whose frames the firmware consumes, and thresholds of queues are not detected. The gain is that of `config_drift`.
 - `cabling_fault`: the switches announce themselves to the servers by LLDP. A NIC whose leaf is that of another rail, compared with the other
-  nodes of its pod, is reported as in [Switches](switches.md#links-and-cabling-faults), while its link is up. Several NICs of a node are one
-  advice. Servers that receive no LLDP are not compared. The gain is unknown.
+  nodes of its pod, is reported as in [Switches](switches.md#links-and-cabling-faults), while its link is up. Several NICs of a node are one item
+  of advice. Servers that receive no LLDP are not compared. The gain is unknown.
 - `ecn_late`: while a switch pauses a sender, its queue is longer than the PFC threshold. With a lower ECN threshold it would mark all packets
   that leave this queue, so the receiver would see at least the share of marked packets that senders see as share of paused time. A
   leaf is reported if {_THRESHOLDS.min_late_nics:.0%} of its NICs are paused {_THRESHOLDS.paused_per_marked:.0f} times as much as the packets of any receiver of the rail are marked, and {_THRESHOLDS.late_factor:.0f} times
@@ -217,7 +217,7 @@ the affected jobs and as GPU-seconds per hour, and how this was derived. All dev
   of this priority mark fewer packets. Or a queue has, in {switch_advice.MIN_DEEP_SHARE:.0%} of at least {switch_advice.MIN_DEEP_SAMPLES} samples, more than its port sends in
   {switch_advice.DEEP_SECONDS * 1e6:.0f} µs (at the recommended thresholds, every packet is marked from there on), and marks less than {switch_advice.MARKS_PER_DEEP:.0%} of what this share implies. Depth, marks, packets and pauses
   are those of the same switch and poll; marks that are not counted are unknown, not 0. The gain is the median share of time in which the leaf pauses its NICs: an upper bound.
-- `pause_counts_differ`: the two ends of a link count different numbers of pause frames, beyond what the times of their samples explain ([Switches](#switches)); one advice for each
+- `pause_counts_differ`: the two ends of a link count different numbers of pause frames, beyond what the times of their samples explain ([Switches](#switches)); one item of advice for each
   switch, with both counts. The detector of pauses relies on these counters: a receiver that seems slow may be none, or one may be missed. The gain is unknown.
 - `headroom_low`: the watermark of the headroom of a priority group is above {switch_advice.MIN_HEADROOM_SHARE:.0%} of the size in its buffer profile, or a priority group dropped packets
   although its port pauses the sender. A size that is not known gives no advice. A watermark lasts until the switch clears it. The gain is unknown: a full headroom loses packets.
@@ -225,7 +225,7 @@ the affected jobs and as GPU-seconds per hour, and how this was derived. All dev
   {BLOCKS} consecutive blocks of {BLOCK_MINUTES} minutes. The gain is the time that the busiest rail needs at line rate, less that of the mean rail: an upper
   bound. Unequal uplinks of a leaf do not show in the counters of hosts.
 - `placement_oversubscribed`: a job that would fit into one pod crosses pods, and its NICs are paused, or their packets marked, {_THRESHOLDS.placed_factor:.0f} times as much as those
-  of jobs in one pod, in the same blocks. Without a job in one pod to compare with, there is no such advice: marks may be those of its own
+  of jobs in one pod, in the same blocks. Without a job in one pod to compare with, there is no advice: marks may be those of its own
   receivers. The gain is the difference in paused time: a lower bound, as hosts do not see what rate control costs.
 
 ## Recordings of real hardware

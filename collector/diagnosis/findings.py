@@ -81,7 +81,7 @@ Evidence: TypeAlias = tuple[FindingEvidence, ...]
 
 @dataclass(frozen=True, slots=True)
 class ExpectedGain:
-    """Gain that is expected from following an advice, and its derivation; NaN is unknown."""
+    """Gain that is expected from following advice, and its derivation; NaN is unknown."""
 
     text: str
     derivation: str
@@ -109,9 +109,9 @@ class Finding:
     """Positions of the NICs or GPUs that a larger cause consists of."""
     detail: str = ""
     subject: str | Cause = ""
-    """Identity of an advice whose devices may change while it lasts; without it, the cause is the identity."""
+    """Identity of advice whose devices may change while it lasts; without it, the cause is the identity."""
     affected: tuple[Cause, ...] = ()
-    """All entities that an advice concerns."""
+    """All entities that advice concerns."""
     gain: ExpectedGain | None = None
     min_evaluations: int = 0
     """Evaluations that must agree, where they are not those of the class."""

@@ -138,7 +138,7 @@ class EvidenceDocument(msgspec.Struct, frozen=True):
 
 
 class GainDocument(msgspec.Struct, frozen=True):
-    """Expected gain of following an advice: share of the time of the affected jobs, GPU-seconds per hour; null is unknown."""
+    """Expected gain of following advice: share of the time of the affected jobs, GPU-seconds per hour; null is unknown."""
 
     text: str
     share: float | None
