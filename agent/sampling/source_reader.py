@@ -190,7 +190,8 @@ class SourceReader:
             table.reasons += self._hidden_reasons
         self._sequence += 1
         has_absent = table.reasons.count(PRESENT) < len(table.reasons)
-        reasons = bytearray(self._pick_ordered(table.reasons) if has_absent else table.reasons)
+        width = len(self._schema.columns)  # less than that of the row if metrics are selected
+        reasons = bytearray(self._pick_ordered(table.reasons) if has_absent else width)
         values = _stored_values(self._pick_ordered(table.values), reasons, self._schema.columns)
         return Frame(
             self._origin,

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support.clock import ManualClock
 from support.machine import DENIED, NO_DEVICE, FakeHost
+from support.rdma_nics import add_nic
 from support.reading import ORIGIN, read_once, readings
 from support.sampling import PATIENCE_SECONDS, run_sampler
 from support.tree import TreeHost, make_tree
@@ -156,6 +157,19 @@ def test_a_number_no_counter_can_have_is_an_error(tmp_path: Path) -> None:
         assert outcome.missing_count == list(found.values()).count(Absent.GONE) + 1
         assert found[SENT] is Absent.ERROR
         assert found["railscope_rdma_receive_packets_total", ("mlx5_0", "1")] == 2**64 - 1
+
+
+def test_a_negative_counter_among_selected_metrics_is_an_error_of_its_own_column() -> None:
+    """Without absent readings, the reasons have one code for each selected column, not for each of the row."""
+    host, source = FakeHost(), RdmaSource()
+    add_nic(host, packets="-5")
+    host.files[f"{PORT}/counters/port_rcv_packets"] = "9"
+    received = "railscope_rdma_receive_packets_total"
+    source.selection = frozenset({received, SENT[0]})
+    frame = read_once(source, host).frame
+    assert frame is not None
+    assert len(frame.reasons) == len(frame.schema.columns) == 2
+    assert readings(frame) == {(received, SENT[1]): 9, SENT: Absent.ERROR}
 
 
 # Paths under a root ------------------------------------------------------------------------------
