@@ -21,8 +21,8 @@ from railscope.capture import PENDING, Capture, CaptureTimeline, result
 
 BEFORE_START = -1
 REPLAY_POLL_SECONDS = 0.02
-_RECORD = re.compile(r"\A(\d+,\d+,)(\d+)(?=[,;])")
-"""Priority, sequence number and microseconds since boot (Documentation/ABI/testing/dev-kmsg)."""
+_RECORD = re.compile(r"\A(\d+,\d+,)(\d{1,15})(?=[,;])")
+"""Priority, sequence number and microseconds since boot (Documentation/ABI/testing/dev-kmsg); no time of a damaged record."""
 _NIC_STATISTICS = re.compile(r"ethtool\.statistics\(")
 KERNEL_LOG = "kernel_log.open()"
 """Key under which a capture records if the log was readable; a capture without it had a readable log."""

@@ -153,6 +153,8 @@ def _is_same_xid(reported: NvmlXid, pci_address: str, xid: int, boot_ns: int) ->
 _RECORD_PATTERN = re.compile(
     r"(?P<priority>\d+),(?P<sequence>\d+),(?P<time>\d+),[^;]*;(?P<text>.*)", re.DOTALL
 )
+_MAX_DIGITS = 15
+"""Bound of the numbers of a record: this many microseconds are 31 years, and a timestamp in nanoseconds."""
 _DRIVER_LOADED = "NVRM: loading NVIDIA UNIX"
 _LEVEL_BITS = 3
 """A priority consists of a level and, above it, a facility; that of the kernel is 0."""
@@ -270,7 +272,8 @@ class KernelLogStream(source.PeriodicSource):
                 self._xids.record_driver_load(boot_ns)
             message = parse_kernel_message(text)
             if message:
-                wall_ns = now.wall_ns - (now.boot_ns - boot_ns)
+                # A wall clock that was set back by more than the uptime places early records before 1970.
+                wall_ns = max(now.wall_ns - (now.boot_ns - boot_ns), 0)
                 if message.event_class is c.XID_EVENT:
                     address, number = message.entity.key
                     self._xids.record_logged(address, int(number), boot_ns)
@@ -317,7 +320,9 @@ class KernelLogStream(source.PeriodicSource):
         if not self._counted_below:
             return False
         match = _RECORD_PATTERN.match(record)
-        is_counted = match is not None and int(match["sequence"]) < self._counted_below
+        is_counted = match is not None and (
+            _is_damaged(match) or int(match["sequence"]) < self._counted_below
+        )
         self._counted_below = self._counted_below if is_counted else 0
         return is_counted
 
@@ -325,6 +330,8 @@ class KernelLogStream(source.PeriodicSource):
         match = _RECORD_PATTERN.match(record)
         if not match:
             return now_boot_ns, record
+        if _is_damaged(match):
+            return now_boot_ns, ""
         sequence = int(match["sequence"])
         if self._next_sequence is not None and sequence > self._next_sequence:
             self._lost_records += sequence - self._next_sequence
@@ -341,6 +348,11 @@ class KernelLogStream(source.PeriodicSource):
         key = (name, message.entity)
         if name in _BY_ENTITY and (key in self._counts or len(self._counts) < _MAX_ENTITIES):
             self._counts[key] += 1
+
+
+def _is_damaged(record: re.Match[str]) -> bool:
+    """True if a number is too large, which only a damaged capture contains: such a record is read, and is about nothing."""
+    return max(len(record[name]) for name in ("priority", "sequence", "time")) > _MAX_DIGITS
 
 
 def _open_failure(error: OSError) -> source.ProbeFinding:

@@ -269,8 +269,40 @@ def test_an_invalid_capture_is_an_error_that_names_the_file(
     assert outcome.stderr.count("\n") == 1
 
 
-def test_a_capture_without_moments_has_no_frames(tmp_path: Path) -> None:
-    assert replayed(written(moments_at(), tmp_path / "c")) == []
+def test_a_capture_without_moments_is_a_warning_that_names_node_and_file(tmp_path: Path) -> None:
+    empty, good = written(moments_at(), tmp_path / "c"), written(moments_at(0), tmp_path / "good")
+    outcome = replay_command("--source", "kernel", empty, good)
+    assert outcome.exit_code == 0
+    assert outcome.stderr == (
+        f"Warning: reading the capture of node n1 failed: {empty}/timeline.jsonl: empty file: "
+        "expected a line for each timestamp; the capture is left out\n"
+    )
+    assert [b.rows for found in records(outcome.stdout_bytes) for b in found.batches] == [1]
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        ("3", "7", str(1 << 64)),
+        ("3", str(1 << 64), "781500000"),
+        (str(1 << 64), "7", "781500000"),
+        ("3", "7", "9" * 5000),
+    ],
+    ids=["time", "sequence", "priority", "longer than an integer"],
+)
+def test_a_record_of_the_kernel_with_a_number_out_of_range_is_about_nothing(
+    tmp_path: Path, numbers: tuple[str, str, str]
+) -> None:
+    capture, xid = moments_at(0, 5), "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."
+    capture.moments[1].log.extend([f"{','.join(numbers)},-;{xid}", f"3,8,781500001,-;{xid}"])
+    outcome = replay_command("--source", "kernel", written(capture, tmp_path / "c"))
+    assert (outcome.exit_code, outcome.stderr) == (0, "")
+    (envelope,) = records(outcome.stdout_bytes)
+    (event,) = envelope.batches[-1].events
+    assert event.boot_ns == 781_500_001_000
+    last = replayed(tmp_path / "c", "kernel")[-1]
+    assert readings(last)["railscope_kernel_log_records_total", ()] == 2
+    assert readings(last)["railscope_kernel_log_lost_records_total", ()] == 0
 
 
 def test_an_unknown_source_is_rejected_with_a_list(tmp_path: Path) -> None:

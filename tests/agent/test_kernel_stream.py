@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from support.clock import NS
+from support.clock import NS, ManualClock
 from support.machine import DENIED, FakeHost
 from support.reading import ORIGIN, read_once, readings
 from support.sampling import run_sampler
@@ -18,7 +18,7 @@ from agent.sampling.source_reader import SourceReader
 from agent.sampling.status import FAILED, OK
 from agent.streams.kernel_log import KernelLogStream
 from agent.streams.kernel_messages import parse_kernel_message
-from railscope.frame import Frame
+from railscope.frame import Frame, NodeTimestamp
 from railscope.reading import Reading
 
 XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus."
@@ -134,6 +134,33 @@ async def test_a_log_that_is_opened_again_is_not_counted_twice() -> None:
         assert (counted(last, RECORDS), counted(last, LOST)) == (3, 0)
         assert sum(len(frame.events) for frame in run.frames) == 2
         assert host.log.times_closed == 1
+
+
+async def test_a_record_with_a_number_out_of_range_is_counted_once_if_the_log_is_opened_again() -> (
+    None
+):
+    host = FakeHost()
+    records = [record(7, 7, XID), record(8, 1 << 64, XID), record(9, 9, XID)]
+    host.log.waiting = list(records)
+    async with run_sampler(host, [KernelLogStream()]) as run:
+        host.log.broken = OSError(errno.EIO, "Input/output error")
+        await run.step()
+        await run.step()
+        host.log.broken = None
+        host.log.waiting = list(records)
+        await run.step(60)
+        last = run.frames[-1]
+        assert counted(last, "railscope_kernel_xids_total") == 2
+        assert (counted(last, RECORDS), counted(last, LOST)) == (3, 1)
+
+
+def test_a_record_before_1970_by_a_wall_clock_that_was_set_back_has_a_time() -> None:
+    host = FakeHost(ManualClock(NodeTimestamp(wall_ns=5, boot_ns=1_000 * NS)))
+    host.log.waiting = [record(1, 1, XID)]
+    frame = read_once(KernelLogStream(), host).frame
+    assert frame is not None
+    (event,) = frame.events
+    assert (event.wall_ns, event.boot_ns) == (0, 1000)
 
 
 def test_a_flood_of_different_messages_stays_bounded() -> None:

@@ -33,6 +33,7 @@ from railscope.capture import Capture, CaptureMetadata, CaptureMoment, read_capt
 from railscope.frame import Frame, NodeTimestamp
 
 XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus."
+DAMAGED = f"6,3,{10**30},-;damaged"
 TICKS = 6
 AROUND = {
     "protocols", "bonds", "gpudirect", "nfs", "lustre", "ceph", "nvme", "rapl", "hwmon", "edac",
@@ -148,16 +149,17 @@ def test_a_replayed_log_is_of_the_present() -> None:
     """Log records and readings share one clock, independent of the recording time."""
     capture = Capture(
         CaptureMetadata("n", "b", 0, 1_000 * NS, 10 * NS, "test"),
-        (CaptureMoment(0, log=["6,1,2000000,-;old", "4,2,1000500000,-;new", "plain"]),),
+        (CaptureMoment(0, log=["6,1,2000000,-;old", "4,2,1000500000,-;new", "plain", DAMAGED]),),
     )
     clock = ManualClock()
     started_ns = clock.now().boot_ns
     log = RecordedHost(capture, clock, lambda: clock.now().boot_ns - started_ns).kernel_log()
     clock.advance(3)
-    old, new, plain = log.poll()
+    old, new, plain, damaged = log.poll()
     assert new == f"4,2,{(started_ns + NS // 2) // 1000},-;new"
     assert int(old.split(",")[2]) == max((started_ns - 998 * NS) // 1000, 0)
     assert plain == "plain"
+    assert damaged == DAMAGED
 
 
 def test_unrecorded_files_do_not_exist(tmp_path: Path) -> None:

@@ -85,6 +85,15 @@ def test_the_samples_before_a_cut_line_are_used(tmp_path: Path) -> None:
     assert warning.endswith("; the samples before it are used")
 
 
+def test_a_capture_without_samples_is_left_out_with_a_warning(tmp_path: Path) -> None:
+    write_capture(tmp_path, "b")
+    timeline = write_capture(tmp_path, "a") / "timeline.jsonl"
+    timeline.write_text("")
+    warning = only_warning(diagnose(tmp_path))
+    assert f"the capture of node a failed: {timeline}: empty file: expected" in warning
+    assert warning.endswith("; the capture is left out")
+
+
 def test_a_line_without_end_is_not_read_whole(tmp_path: Path) -> None:
     write_capture(tmp_path, "b")
     timeline = write_capture(tmp_path, "a") / "timeline.jsonl"
