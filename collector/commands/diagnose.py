@@ -56,7 +56,6 @@ MAX_BACKLOG_NS = 3600 * timestamps.SECOND_NS
 """Age of frames at their receipt that extends the range of a frame log."""
 MAX_CAPTURES_PER_PROCESS = 8
 """Captures that one process replays: its start takes as long as ten minutes of a node."""
-_PROGRAM = (sys.executable, "-P", "-m", "railscope")
 _LENGTH_BYTES = 4
 _USAGE_STATUS = 2
 """Exit status of a command for invalid settings or options."""
@@ -242,19 +241,22 @@ def _evaluate(diagnosis: ClusterDiagnosis, slots: int) -> None:
 def _add(diagnosis: ClusterDiagnosis, clocks: NodeClocks, frames: _NodeFrames) -> None:
     """Add the frames of nodes; warn of batches without a schema, or that contradict it."""
     schemas: dict[bytes, WireSchema] = {}
-    skipped = 0
+    skipped: dict[str, list[str]] = defaultdict(list)
     for envelope in frames.envelopes:
         clock = clocks.clock(envelope.node)
         schemas |= {schema_hash(schema): schema for schema in envelope.schemas}
         for batch in envelope.batches:
             used = schemas.get(batch.schema) or frames.find_schema(batch.schema)
             if used is None or not _fits(batch, used):
-                skipped += 1
+                skipped[envelope.node].append(batch.stream)
                 continue
             schemas[batch.schema] = used
             diagnosis.add(envelope.node, envelope.run, batch, schemas.__getitem__, clock)
-    if skipped:
-        warn(f"ignored {skipped} batches: expected batches with a valid schema")
+    for node, sources in skipped.items():
+        warn(
+            f"ignored {len(sources)} batches of node {node!r}, the first is of source {sources[0]!r}: "
+            "expected batches with a valid schema"
+        )
 
 
 def _fits(batch: Batch, schema: WireSchema) -> bool:
@@ -288,7 +290,7 @@ def _replay(captures: Sequence[CaptureRange], options: Sequence[str]) -> Iterato
 
 
 def replay_captures(
-    directories: Sequence[Path], options: Sequence[str] = (), program: Sequence[str] = _PROGRAM
+    directories: Sequence[Path], options: Sequence[str] = (), program: Sequence[str] = ()
 ) -> list[Envelope]:
     """Return the frames of captures; those before the damage of a damaged one, of which it warns.
 
@@ -316,7 +318,17 @@ def _replay_in_one_process(
     """
     names = [argument for name in REPLAYED_SOURCES for argument in ("--source", name)]
     names += [argument for name in REPLAYED_METRICS for argument in ("--metric", name)]
-    command = [*program, "agent", "replay", *options, *names, "--", *map(str, directories)]
+    # The replay ends with this process, for example if that is stopped by a signal.
+    child = (sys.executable, "-P", "-m", "railscope.child_process", str(os.getpid()))
+    command = [
+        *(program or child),
+        "agent",
+        "replay",
+        *options,
+        *names,
+        "--",
+        *map(str, directories),
+    ]
     finished = subprocess.run(command, capture_output=True, check=False)  # noqa: S603 - own program
     problems = finished.stderr.decode(errors="replace").splitlines()
     status, last = finished.returncode, problems[-1] if problems else ""

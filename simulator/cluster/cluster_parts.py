@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from railscope.child_process import end_with_parent
 from simulator.cluster.topology import ClusterTopology, FloatArray
 
 _MIN_NODES = 16
@@ -82,9 +83,9 @@ def run_parts(
     shared = context.RawArray("d", 2 * topology.nodes * topology.rails)
     barrier = context.Barrier(count)
     # A process that is spawned has the defaults, with which searches for cycles take a quarter of its time.
-    state = shared, barrier, gc.get_threshold()
+    state = os.getpid(), shared, barrier, gc.get_threshold()
     # Each part waits for all others, so that no process runs two of them.
-    with ProcessPoolExecutor(count, context, _share, state) as pool:
+    with ProcessPoolExecutor(count, context, _prepare_process, state) as pool:
         parts = [
             pool.submit(_run_part, work, plan, topology, (number, count)) for number in range(count)
         ]
@@ -100,7 +101,10 @@ _shared: dict[str, Any] = {}
 """Shared memory and barrier of a process that simulates a part."""
 
 
-def _share(shared: Sequence[float], barrier: Any, threshold: tuple[int, int, int]) -> None:
+def _prepare_process(
+    parent: int, shared: Sequence[float], barrier: Any, threshold: tuple[int, int, int]
+) -> None:
+    end_with_parent(parent)
     _shared.update(buffers=shared, barrier=barrier)
     gc.set_threshold(*threshold)
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import click
 
+from railscope import child_process
 from railscope.durable_files import lock_directory
 from railscope.service import run_in_thread
 from railscope.timestamps import SECOND_NS
-from simulator.demo import child
 from simulator.demo.cluster import MISSING_SWITCHES, DemoCluster
 from simulator.demo.faults import FaultChange, FaultRecord, FaultTarget, changes
 from simulator.demo.link_ends import ComparedLinks
@@ -62,7 +62,7 @@ def demo(seconds: int, directory: Path, end_with_parent: bool, any_ports: bool) 
     The directory keeps ledger, audit log and state for practice until the next demo begins.
     """
     if end_with_parent:
-        child.end_with_parent(os.getppid())
+        child_process.end_with_parent(os.getppid())
     try:
         with _lock(directory):
             cluster = DemoCluster(directory, dict(_SCHEDULERS), any_ports=any_ports)

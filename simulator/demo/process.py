@@ -23,7 +23,7 @@ from simulator.spec import SimulatorError
 START_SECONDS = 120.0
 STOP_SECONDS = 60.0
 MAX_LINES = 2000
-_RAILSCOPE = "simulator.demo.child"
+_RAILSCOPE = "railscope.child_process"
 _HOST = "127.0.0.1"
 _PORTS = 10_000
 

@@ -28,10 +28,10 @@ from agent.witness.witness_store import WitnessStore
 from collector.evidence.evidence_tables import review_decisions
 from collector.ledger import leases, ledger_store
 from collector.tables import metadata
-from railscope import durable_files, http_responses, settings
+from railscope import child_process, durable_files, http_responses, settings
 from railscope.service import run_in_thread
 from railscope.timestamps import DAY_NS, SECOND_NS
-from simulator.demo import child, process
+from simulator.demo import process
 from simulator.failover import cluster_files, comparisons, failures
 from simulator.failover.database_pair import DatabasePair, running_pair
 from simulator.failover.failures import COLLECTORS, FailureKind
@@ -395,7 +395,7 @@ def failover(nodes: int, seconds: int, seed: int | None, send_to: int, directory
     Writes the rows of both ledgers as JSON lines to ledger.jsonl and reference.jsonl, and the statements of a closed
     period to statements-a and statements-reference. Exit status 1 if anything differs.
     """
-    child.end_with_parent(os.getppid())
+    child_process.end_with_parent(os.getppid())
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     lock = durable_files.lock_directory(directory)

@@ -20,8 +20,8 @@ from agent.witness import audit_witness, witness_store
 from collector.commands import load_settings
 from collector.service import Collector
 from railscope import service, settings
+from railscope.child_process import end_with_parent
 from simulator.cluster import scenario as scenarios, shipped_nodes
-from simulator.demo.child import end_with_parent
 
 
 def collect(shift_ns: int, config: Path) -> service.Serve:

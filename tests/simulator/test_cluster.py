@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+import select
+import signal
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -99,6 +104,39 @@ def test_an_error_of_one_process_ends_the_simulation(tmp_path: Path):
     with pytest.raises(OSError, match="no space"):
         run_parts(fail_in_second_part, tmp_path, topology, 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
+
+
+def wait_for_signal(fifo: Path, _: ClusterPart) -> None:
+    with fifo.open("w") as file:
+        file.write(f"{os.getpid()}\n")
+    while True:
+        signal.pause()
+
+
+def test_all_processes_of_a_simulation_end_with_it(tmp_path: Path):
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    code = (
+        "from pathlib import Path; from tests.simulator import test_cluster as t; "
+        f"t.run_parts(t.wait_for_signal, Path({str(fifo)!r}), t.ClusterTopology(2, 2), 2)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", code], env=environment, stderr=subprocess.DEVNULL
+        ) as parent,
+        os.fdopen(
+            os.open(fifo, os.O_RDWR)
+        ) as file,  # open for writing too: without an end between the writers
+    ):
+        parts = [os.pidfd_open(int(file.readline())) for _ in range(2)]
+        parent.terminate()
+    ended = [bool(select.select([part], [], [], 60)[0]) for part in parts]
+    for part, is_ended in zip(parts, ended, strict=True):
+        if not is_ended:
+            signal.pidfd_send_signal(part, signal.SIGKILL)
+        os.close(part)
+    assert ended == [True, True]
 
 
 def test_equal_scenarios_produce_equal_captures(tmp_path: Path):

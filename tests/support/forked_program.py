@@ -21,8 +21,8 @@ from functools import cache
 from pathlib import Path
 from typing import cast
 
+from railscope.child_process import end_with_parent
 from railscope.cli import main
-from simulator.demo.child import end_with_parent
 from simulator.demo.process import Program
 
 ROOT = Path(__file__).parents[2]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import select
 import shlex
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -159,6 +162,47 @@ def test_a_capture_that_ends_its_process_unexpectedly_is_left_out_alone(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"Warning: cannot replay {tmp_path}/guilty: {shown}")
     assert "the capture is left out" in line
+
+
+REPORTING_PROGRAM = """\
+#!{python}
+# Python as it is started for a replay; the command line reports its process, and never ends by itself.
+import os, runpy, signal, sys
+import railscope.cli
+
+def main(*_):
+    with open({fifo!r}, "w") as fifo:
+        fifo.write(str(os.getpid()))
+    while True:
+        signal.pause()
+
+railscope.cli.main = main
+module, *arguments = sys.argv[3:]
+sys.argv = [module, *arguments]
+runpy.run_module(module, run_name="__main__")
+"""
+
+
+def test_a_replay_ends_with_its_parent(tmp_path: Path) -> None:
+    program, fifo = tmp_path / "python", tmp_path / "fifo"
+    os.mkfifo(fifo)
+    program.write_text(REPORTING_PROGRAM.format(python=sys.executable, fifo=str(fifo)))
+    program.chmod(0o755)
+    code = (
+        f"import sys; sys.executable = {str(program)!r}; from pathlib import Path; "
+        "from collector.commands.diagnose import replay_captures; replay_captures([Path('a')])"
+    )
+    with subprocess.Popen([sys.executable, "-c", code]) as parent:
+        replay = int(fifo.read_text())
+        descriptor = os.pidfd_open(replay)
+        parent.terminate()
+    try:
+        is_ended = bool(select.select([descriptor], [], [], 60)[0])
+        if not is_ended:
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+    finally:
+        os.close(descriptor)
+    assert is_ended
 
 
 # Clocks

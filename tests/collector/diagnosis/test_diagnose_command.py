@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Sequence
@@ -15,7 +16,18 @@ from support.command_line import refusal, run
 
 from collector.commands.node_clocks import DiagnoseError, NodeClocks, read_arrivals
 from collector.diagnosis.incident_report import IncidentDocument, NicDocument
+from collector.framelog.segment_files import (
+    FrameLogStats,
+    encode_record,
+    frame_payload,
+    read_segment,
+    segment_numbers,
+    segment_path,
+    start_segment,
+)
+from railscope.envelopes import unpack
 from railscope.timestamps import SECOND_NS
+from railscope.wire import pack
 
 
 def test_a_slow_receiver_is_found(captures: Path) -> None:
@@ -120,6 +132,35 @@ def test_a_frame_log_yields_the_incident_of_the_captures(frame_log: Path) -> Non
     assert outcome.exit_code == 0, outcome.output
     (incident,) = map(json.loads, outcome.stdout.splitlines())
     assert (incident["class"], incident["cause"]["node"]) == ("slow_receiver", "gpu-node-2")
+
+
+def test_batches_that_contradict_their_schema_are_ignored_and_their_node_is_named(
+    frame_log: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "frames").mkdir()
+    (path,) = (segment_path(frame_log / "frames", n) for n in segment_numbers(frame_log / "frames"))
+    descriptor, marker = start_segment(tmp_path / "frames", 1)
+    damaged = 0
+    for _, record in read_segment(path, FrameLogStats()):
+        envelope = unpack(record.body, 1 << 26)
+        if record.node == "gpu-node-2" and damaged < 2:
+            first, *others = envelope.batches
+            batches = (msgspec.structs.replace(first, reasons=first.reasons + b"\0"), *others)
+            envelope = msgspec.structs.replace(envelope, batches=batches)
+            damaged += 1
+        body = pack(envelope)
+        os.write(
+            descriptor,
+            frame_payload(marker, encode_record(msgspec.structs.replace(record, body=body))),
+        )
+    os.close(descriptor)
+    outcome = run("diagnose", "--frame-log", str(tmp_path))
+    assert outcome.exit_code == 0, outcome.output
+    (line,) = outcome.stderr.splitlines()
+    assert line.startswith(
+        "Warning: ignored 2 batches of node 'gpu-node-2', the first is of source "
+    )
+    assert line.endswith("': expected batches with a valid schema")
 
 
 def test_a_range_of_a_frame_log_without_frames_is_rejected(tmp_path: Path) -> None:

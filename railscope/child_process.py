@@ -1,4 +1,4 @@
-"""`python -m simulator.demo.child PARENT ...`: `railscope ...` that ends with its parent.
+"""`python -m railscope.child_process PARENT ...`: `railscope ...` that ends with its parent.
 
 The kernel sends SIGTERM when the parent ends, for any reason (prctl(2), PR_SET_PDEATHSIG).
 """
