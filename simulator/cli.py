@@ -126,9 +126,6 @@ def cluster(
     with convert_errors((ScenarioError, CollectorLinkError), click.ClickException):
         try:
             plan = read_scenario(scenario)
-            if options["switches"] and not collector_urls:
-                message = "--switches without --collector: expected both"
-                raise click.UsageError(message)
             if collector_urls:
                 flags = collector_flags(collector_urls)
                 agents = settings.load(
@@ -151,6 +148,7 @@ def cluster(
                     )
                 )
             else:
+                _check_options_of_captures()
                 write_cluster(plan, directory, count_processes(plan.topology.nodes))
         except OSError as error:
             raise click.ClickException(_problem(error)) from error
@@ -165,6 +163,18 @@ def cluster(
         )
         if outcome.dropped or outcome.waiting:
             raise click.exceptions.Exit(1)
+
+
+def _check_options_of_captures() -> None:
+    """Raise UsageError for options that have no effect on captures."""
+    context = click.get_current_context()
+    for name in ("speed", "listen", "switches", "config"):
+        if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
+            message = (
+                f"--{name} without --collector: expected both; fix: add --collector URL to send "
+                f"frames, or omit --{name} to write captures"
+            )
+            raise click.UsageError(message)
 
 
 def _check_switches(*, is_present: bool = True) -> None:

@@ -21,9 +21,14 @@ from simulator.data import read_table
 from simulator.spec import NICS, SCHEDULERS, SimulatorError
 
 MAX_NODES = 10_000
+MAX_SECONDS = 1_000_000
+"""Bound of times and lengths in a scenario, which has at most 86,400 s; infinity and NaN are outside of all bounds."""
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
-PositiveSeconds = Annotated[float, msgspec.Meta(gt=0)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=MAX_SECONDS)]
+PositiveSeconds = Annotated[float, msgspec.Meta(gt=0, le=MAX_SECONDS)]
+IterationSeconds = Annotated[float, msgspec.Meta(ge=0.01, le=3_600)]
+"""The model goes through each iteration: the shorter they are, the longer a simulation takes."""
 Index = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -58,13 +63,13 @@ class JobPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     nodes: list[Index]
     pattern: Pattern = "ring"
-    iteration_seconds: PositiveSeconds = 4.0
+    iteration_seconds: IterationSeconds = 4.0
     exchange: Share = 0.45
     rate: Share = 0.78
     activity: Share = 0.94
-    checkpoint_period_seconds: Annotated[float, msgspec.Meta(ge=0)] = 300.0
+    checkpoint_period_seconds: Seconds = 300.0
     checkpoint_seconds: PositiveSeconds = 25.0
-    evaluation_period_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    evaluation_period_seconds: Seconds = 0.0
     evaluation_seconds: PositiveSeconds = 180.0
     uneven: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
     """Share of the computing that the last node has less than the first one: stages of a pipeline."""
@@ -75,7 +80,7 @@ class JobPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Records of its collectives that the job leaves on its nodes: logs of NCCL Inspector, answers of NCCL RAS, dumps of flight recorders."""
     watchdog_seconds: PositiveSeconds = 600.0
     """Time after which ranks that wait in a collective write the dumps of their flight recorders; the job goes on waiting."""
-    breaks: list[tuple[float, float]] = []
+    breaks: list[tuple[Seconds, Seconds]] = []
     """Times without work, as begin and length in seconds: restarts, maintenance."""
 
 
@@ -87,8 +92,8 @@ class PlannedClusterFault(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     """
 
     fault: str
-    begin_seconds: Annotated[float, msgspec.Meta(ge=0)]
-    length_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    begin_seconds: Seconds
+    length_seconds: Seconds = 0.0
     strength: Share = 0.5
     nodes: list[Index] = []
     pods: list[Index] = []

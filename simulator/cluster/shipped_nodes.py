@@ -27,6 +27,8 @@ from agent.host import Clock
 from agent.host.live_host import LiveClock
 from agent.sampling.status import ShippingStats
 from agent.service import allow_many_files
+from agent.shipping import collector_client
+from agent.shipping.collector_choice import collector_links
 from agent.shipping.shipper import MAX_FRAMES_PENDING, Shipper
 from collector.access.credentials import digest_token
 from railscope import durable_files, server_connections, service
@@ -203,6 +205,7 @@ class ShippedCluster:
 
     def __post_init__(self) -> None:
         """Create the nodes."""
+        self._check_settings()
         make_output_directory(self.directory)
         settings = sampled_settings(self.settings, self.scenario)
         settings = self._with_tokens(settings)
@@ -216,6 +219,20 @@ class ShippedCluster:
             clock = NodeClock(self.clock, about.started_boot_ns - self._started_ns)
             directory = self.directory / about.node
             self.nodes.append(ShippedNode(about, path, settings, clock, directory))
+
+    def _check_settings(self) -> None:
+        """Check the settings before anything is written. Raises SettingsError and CollectorLinkError."""
+        nodes = self.scenario.topology.nodes
+        for listen, count in ((self.listen, nodes), (self.switch_listen, 1)):
+            if listen:
+                host, first = server_connections.split_address(listen)
+                server_connections.split_address(f"[{host}]:{first and first + count - 1}")
+        self.settings.read_metrics_token()
+        names = [self.scenario.topology.node_name(number) for number in range(nodes)]
+        for link in collector_links(link_of(self.settings.collector, names[0]), names[0]):
+            collector_client.CollectorClient(link)
+        for name in names:
+            collector_client.read_token(link_of(self.settings.collector, name))
 
     def _with_tokens(self, settings: AgentSettings) -> AgentSettings:
         """Without a token or certificate, return settings with tokens, and write them for the collector."""

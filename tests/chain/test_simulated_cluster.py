@@ -117,17 +117,27 @@ async def metrics_of(address: str) -> str:
     [
         (["--collector", "collector:9470"], "expected http:// or https://"),
         (["--collector", "http://127.0.0.1:1", "--listen", "9461"], "expected HOST:PORT"),
+        (
+            ["--collector", "http://127.0.0.1:1", "--listen", "127.0.0.1:65535"],
+            "expected HOST:PORT with a port from 0 to 65535",
+        ),
+        (["--collector", "http://127.0.0.1:1", "--collector", "tcp://b"], "expected http"),
+        (["--listen", "127.0.0.1:0"], "--listen without --collector: expected both"),
+        (["--speed", "maximum"], "--speed without --collector: expected both"),
+        (["--switches", "127.0.0.1:0"], "--switches without --collector: expected both"),
+        (["--config", "agent.toml"], "--config without --collector: expected both"),
     ],
 )
-def test_settings_that_cannot_work_are_rejected(
+def test_settings_that_cannot_work_are_rejected_and_nothing_is_written(
     tmp_path: Path, options: list[str], problem: str
 ) -> None:
-    (tmp_path / "scenario.toml").write_text("seconds = 1\n[cluster]\nnodes_per_pod = 1\n")
+    (tmp_path / "scenario.toml").write_text("seconds = 1\n[cluster]\nnodes_per_pod = 2\n")
     outcome = run(
         "simulate", "cluster", str(tmp_path / "scenario.toml"), str(tmp_path / "out"), *options
     )
     assert outcome.exit_code
     assert problem in outcome.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_directory_with_content_is_rejected(tmp_path: Path) -> None:

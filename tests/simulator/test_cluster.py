@@ -416,6 +416,40 @@ def test_a_directory_with_content_is_left_as_it_is(tmp_path: Path):
         ("[[jobs]]\nname = 'b'\nnodes = []", "job 'b': no nodes"),
         ("[[jobs]]\nname = 'b'\nnodes = [4]", "node 4: expected at most 3"),
         (fault("ecn_off", begin_seconds=1, pods=[0], strength=2), "$.faults[0].strength"),
+        *(
+            (f"[[jobs]]\nname = 'b'\nnodes = [3]\n{key} = {value}", f"$.jobs[1].{key}")
+            for key in (
+                "iteration_seconds",
+                "exchange",
+                "rate",
+                "activity",
+                "checkpoint_period_seconds",
+                "checkpoint_seconds",
+                "evaluation_period_seconds",
+                "evaluation_seconds",
+                "uneven",
+                "load",
+                "watchdog_seconds",
+            )
+            for value in ("nan", "inf", "-1.0")
+        ),
+        ("[[jobs]]\nname = 'b'\nnodes = [3]\niteration_seconds = 1e-12", "`float` >= 0.01"),
+        *(
+            (f"[[jobs]]\nname = 'b'\nnodes = [3]\nbreaks = [[{times}]]", "$.jobs[1].breaks[0]")
+            for times in ("-5.0, 1.0", "5.0, nan", "inf, 1.0", "5.0, -1.0")
+        ),
+        *(
+            (
+                f"[[faults]]\nfault = 'ecn_off'\npods = [0]\nbegin_seconds = {begin}\n{rest}",
+                "$.faults[0].",
+            )
+            for begin, rest in (
+                ("nan", ""),
+                ("inf", ""),
+                ("1", "length_seconds = nan"),
+                ("1", "length_seconds = inf"),
+            )
+        ),
         ("[[jobs]", "scenario.toml"),
     ],
 )
