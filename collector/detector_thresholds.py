@@ -74,6 +74,8 @@ class NetworkThresholds(Struct, frozen=True, kw_only=True):
     """Share of a node's NICs in use that have a fault: from it on, the node is the cause."""
     min_retries: Amount = 5.0
     """Adaptive retransmissions per second."""
+    min_timeouts: Amount = 0.1
+    """Acknowledgement timeouts per second of a NIC beyond which it retransmits."""
     retry_factor: Factor = 8.0
     """A retransmitting NIC has this many times the retransmissions of its peers and its past."""
     min_paused: Share = 0.01

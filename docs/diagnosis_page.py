@@ -123,7 +123,8 @@ The collector evaluates the last frames every 10 seconds (`[diagnosis] enabled`)
 - The alert `RailscopeIncident`; [symptoms](#symptoms) of an incident are not sent.
 - Events and [audit records](audit.md): each change of an incident.
 
-Open incidents, baselines, the longest pauses of running jobs and the last 1,000 closed incidents are in `diagnosis` of the state directory. After a restart they continue, with
+Incidents, baselines and the longest pauses of running jobs are in `diagnosis` of the state directory. Beyond 1,000 incidents, closed ones are dropped: of the nodes
+with the most, the oldest first. After a restart they continue, with
 the same identity; one whose finding does not return within 90 seconds is closed at the time it was last found. The windows
 of the detectors fill again within a minute.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -309,24 +310,31 @@ def congestion_control_faults(view: findings.DiagnosisView) -> Iterator[findings
     )
 
 
+TIMEOUT_SLOTS = 6
+"""Slots of which half must have timeouts: peers that end, as with their job, leave some behind."""
+
+
 def retransmitting_nics(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
-    """Yield NICs that retransmit far more than their peers and than before."""
+    """Yield NICs that retransmit far more than their peers and than before, adaptively or after timeouts."""
     thresholds = view.thresholds.network
-    nic, use = view.signals.nic, loaded_nics(view)
-    rates = nic["adaptive_retransmissions"]
-    if not findings.above(rates, thresholds.min_retries).any():
-        return
-    peers, _ = view.groups.leaf_peers(rates, use)
-    usual = np.fmax(or_zero(peers), or_zero(view.base(DeviceKind.NIC, "adaptive_retransmissions")))
-    limit = np.fmax(thresholds.min_retries, thresholds.retry_factor * usual)
-    yield from _by_node(
-        view,
-        "transport_retry",
-        findings.above(rates, limit) & use,
-        use,
-        "adaptive_retransmissions",
-        limit,
-    )
+    use = loaded_nics(view)
+    for signal, minimum in (
+        ("adaptive_retransmissions", thresholds.min_retries),
+        ("ack_timeouts", thresholds.min_timeouts),
+    ):
+        rates = view.signals.nic[signal]
+        if not findings.above(rates, minimum).any():
+            continue
+        peers, _ = view.groups.leaf_peers(rates, use)
+        usual = np.fmax(or_zero(peers), or_zero(view.base(DeviceKind.NIC, signal)))
+        limit = np.fmax(minimum, thresholds.retry_factor * usual)
+        hit = findings.above(rates, limit) & use
+        if signal == "ack_timeouts":
+            slots = view.signals.slots(DeviceKind.NIC, TIMEOUT_SLOTS)[signal]
+            hit &= findings.above(slots, minimum).sum(axis=0) >= TIMEOUT_SLOTS / 2
+        for finding in _by_node(view, "transport_retry", hit, use, signal, limit):
+            # Timeouts are a symptom of losses elsewhere, of which hosts may not see the place.
+            yield replace(finding, severity="info") if signal == "ack_timeouts" else finding
 
 
 def _by_node(  # noqa: PLR0913, PLR0917 - parts of a finding

@@ -477,3 +477,19 @@ def test_pause_spreads_only_to_pods_with_traffic_between_them(
     victims = [{position // RAILS // NODES for position in each.victim_nics} for each in found]
     assert victims == pods
     assert [len(each.reach.jobs) for each in found] == [len(each) for each in pods]
+
+
+@pytest.mark.parametrize(("slots", "found"), [(1, []), (20, [("transport_retry", "info", 10)])])
+def test_repeated_timeouts_of_one_nic_are_a_symptom(
+    slots: int, found: list[tuple[str, str, int]]
+) -> None:
+    """Those of one slot are of peers that have ended."""
+
+    def time_out(_: DrawnCluster, row: Row, since: int) -> None:
+        if 0 <= since < slots:
+            row.nic["timeouts"][1, 2] = 1.0
+
+    feed = drawn_feed()
+    run(feed, time_out, ONSET + 20)
+    incidents = feed.diagnosis.tracker.incidents
+    assert [(i.class_name, str(i.severity), i.cause.position) for i in incidents] == found
