@@ -18,12 +18,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from railscope import child_process
 from simulator.spec import SimulatorError
 
 START_SECONDS = 120.0
 STOP_SECONDS = 60.0
 MAX_LINES = 2000
-_RAILSCOPE = "railscope.child_process"
 _HOST = "127.0.0.1"
 _PORTS = 10_000
 
@@ -54,10 +54,12 @@ async def run_to_end(arguments: list[str], directory: Path) -> int:
 
 
 async def _start_process(
-    arguments: Sequence[str], directory: Path, module: str = _RAILSCOPE, **options: Any
+    arguments: Sequence[str], directory: Path, module: str = "", **options: Any
 ) -> asyncio.subprocess.Process:
+    # By its file: the packages may be those of another release, which has no such module.
+    program = ("-m", module) if module else (child_process.__file__,)
     # -P: a directory in the working directory must not be imported as one of our packages.
-    command = (sys.executable, "-P", "-m", module, str(os.getpid()), *arguments)
+    command = (sys.executable, "-P", *program, str(os.getpid()), *arguments)
     return await asyncio.create_subprocess_exec(
         *command, cwd=directory, start_new_session=True, **options
     )
@@ -74,7 +76,7 @@ class Program:
         name: str,
         arguments: list[str],
         environment: Mapping[str, str],
-        module: str = _RAILSCOPE,
+        module: str = "",
     ) -> None:
         self.name = name
         self._arguments = arguments
