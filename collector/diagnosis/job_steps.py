@@ -174,7 +174,7 @@ def use_without_pauses(
     for slot in np.flatnonzero(np.isnan(use) & np.isnan(exchange)):
         is_pause[slot] = is_pause[max(slot - 1, 0)]
     edges = np.flatnonzero(np.diff(is_pause, prepend=False, append=False)).reshape(-1, 2).tolist()
-    # How long a pause lasts that has not ended is unknown.
+    # The length of a pause that has not ended is unknown.
     edges.sort(key=lambda edge: edge[1] - edge[0] if edge[1] < slots else slots, reverse=True)
     stored = [edge for edge in edges if stores[slice(*edge)].any()]
     other_edges = [edge for edge in edges if edge not in stored]
