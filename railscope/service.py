@@ -28,9 +28,9 @@ from typing import Any, ParamSpec, TextIO, TypeAlias, TypeVar, cast
 
 import structlog
 
+from railscope import untrusted_text
 from railscope.durable_files import lock_directory
 from railscope.settings import SettingsError
-from railscope.untrusted_text import printable
 
 _US_PER_SECOND = 1_000_000
 Parameters = ParamSpec("Parameters")
@@ -125,6 +125,7 @@ async def supervise(
     that fails. `before_stop` returns the seconds until the service is stopped; another signal stops it at once.
     Raises the error of a service that ends by itself.
     """
+    untrusted_text.complete_types()
     loop = asyncio.get_running_loop()
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -207,7 +208,7 @@ def _level_first(_: Any, method: str, event: dict[str, Any]) -> str:
 
 
 def _quote_value(value: Any) -> str:
-    text = printable(str(value))
+    text = untrusted_text.printable(str(value))
     return f'"{text}"' if not text or any(c in text for c in ' "=') else text
 
 

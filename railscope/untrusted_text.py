@@ -8,7 +8,9 @@ from __future__ import annotations
 import csv
 import re
 import tomllib
+from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from fractions import Fraction
 from typing import Any, TypeVar
 
@@ -104,6 +106,20 @@ class ShapeError(TextFormatError):
     def __init__(self, field: str, reason: str) -> None:
         self.field, self.reason = field, reason
         super().__init__(f"{field}: {reason}" if field else reason)
+
+
+def complete_types() -> None:
+    """Complete all loaded types of msgspec, before several threads decode at the same time.
+
+    msgspec completes a type at its first use, without a lock (version 0.22): the process crashes when two threads
+    do so at the same time.
+    """
+    types = deque(msgspec.Struct.__subclasses__())
+    while types:
+        shape = types.popleft()
+        types += shape.__subclasses__()
+        with suppress(TypeError):  # a type that cannot be decoded
+            msgspec.json.Decoder(shape)
 
 
 def convert_json(value: Any, shape: type[Shape]) -> Shape:

@@ -110,6 +110,7 @@ class ReadClient:
 
     def __post_init__(self) -> None:
         """Check the address, and read the credentials. Raises ClientError."""
+        untrusted_text.complete_types()
         self._url = parse_url(self.address.url)
         self._token = read_token(self.address.token_file) if self.address.token_file else ""
         self._tls = _tls_context(self.address)
