@@ -410,4 +410,5 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
 
 def schema() -> str:
     """Return the JSON Schema of an incident."""
-    return json.dumps(incident_schema(), indent=1) + "\n"
+    dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+    return json.dumps(dialect | incident_schema(), indent=1) + "\n"

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -375,31 +375,29 @@ def _diagnose_frame_log(state: Path, span: tuple[int, int], site: _Site) -> Clus
             if content:
                 schema = decode_schema(content)
                 known_schemas[schema_hash(schema)] = schema
-    clocks, by_node = NodeClocks(), defaultdict(list)
-    for record in _frame_records(state / "frames", *span):
+    # The log is read twice, as its frames may need more memory than there is.
+    frames, clocks, earliest = state / "frames", NodeClocks(), dict[str, int]()
+    for record in _frame_records(frames, *span):
         clocks.add(record.node, record.sent.wall_ns, record.received_wall_ns)
-        by_node[record.node].append(unpack(record.body, MAX_ENVELOPE_BYTES))
+        for batch in unpack(record.body, MAX_ENVELOPE_BYTES).batches:
+            wall_ns = batch.wall_ns[0]
+            earliest[record.node] = min(earliest.get(record.node, wall_ns), wall_ns)
     if not clocks.receipts:
         message = f"no frames in {state} in this range: expected at least one"
         raise DiagnoseError(message)
     received = [receipt.received_ns for receipt in clocks.receipts]
+    first_ns, last_ns = min(received), max(received)
     # Frames of a spool are older than their receipt; times of a wrong clock must not extend the range.
-    first_ns = min(received)
-    start_ns = max(min(_first_times(clocks, by_node), default=first_ns), first_ns - MAX_BACKLOG_NS)
-    diagnosis, slots = _new_diagnosis(min(start_ns, first_ns), max(received), site)
-    for _, envelopes in sorted(by_node.items()):
-        _add(diagnosis, clocks, _NodeFrames(envelopes, known_schemas.get))
+    sampled_ns = [clocks.clock(node)(wall_ns) for node, wall_ns in earliest.items()]
+    start_ns = min(first_ns, max(min(sampled_ns, default=first_ns), first_ns - MAX_BACKLOG_NS))
+    diagnosis, slots = _new_diagnosis(start_ns, last_ns, site)
+    records = _frame_records(frames, span[0], last_ns)
+    envelopes = (unpack(record.body, MAX_ENVELOPE_BYTES) for record in records)
+    _add(diagnosis, clocks, _NodeFrames(envelopes, known_schemas.get))
     _add_receipts(diagnosis, clocks)
     diagnosis.has_captures = True
     _evaluate(diagnosis, slots)
     return diagnosis
-
-
-def _first_times(clocks: NodeClocks, by_node: Mapping[str, Iterable[Envelope]]) -> Iterator[int]:
-    """Yield the first time of each batch on the collector's clock."""
-    for node, envelopes in by_node.items():
-        clock = clocks.clock(node)
-        yield from (clock(batch.wall_ns[0]) for each in envelopes for batch in each.batches)
 
 
 def _frame_records(frames: Path, from_ns: int, to_ns: int) -> Iterator[segment_files.FrameRecord]:

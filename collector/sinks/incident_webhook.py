@@ -41,12 +41,12 @@ _MAX_LISTED = 3
 
 @dataclass(slots=True)
 class IncidentWebhook:
-    """Sends the opening and the end of each incident to a URL."""
+    """Sends the opening, each higher severity and the end of each incident to a URL."""
 
     settings: CollectorSettings
     table: Callable[[], IncidentTable]
     delivered: MutableMapping[str, str]
-    """State of which the receiver was notified, by incident."""
+    """State of which the receiver was notified, by incident: `resolved`, or `firing` with the severity."""
     timeout_seconds: float = TIMEOUT_SECONDS
     period_seconds: float = PERIOD_SECONDS
     failures: int = 0
@@ -106,7 +106,7 @@ class IncidentWebhook:
                     url = self.settings.diagnosis.webhook_url
                     log.warning("incident_notification_failed", url=url, problem=problem)
             else:
-                self.delivered[incident.document.id] = status
+                self.delivered[incident.document.id] = _state(incident, status)
             self._problem = problem
         return not self._failed
 
@@ -116,9 +116,10 @@ class IncidentWebhook:
         threshold = order.index(Severity(self.settings.diagnosis.webhook_min_severity))
         for incident in self.table().incidents:
             before = self.delivered.get(incident.document.id, "")
+            was_firing = before.startswith(FIRING)
             is_sent = order.index(Severity(incident.document.severity)) >= threshold
             status = FIRING if incident.is_root and is_sent else RESOLVED
-            if status != before and FIRING in {status, before}:
+            if _state(incident, status) != before and (status == FIRING or was_firing):
                 yield incident, status
 
     async def _post(self, session: aiohttp.ClientSession, content: Mapping[str, Any]) -> str:
@@ -130,6 +131,11 @@ class IncidentWebhook:
                 return "" if accepted else f"status {response.status}: expected 2xx"
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             return f"{type(error).__name__}: {error}"
+
+
+def _state(incident: ReportedIncident, status: str) -> str:
+    """Return the state that the receiver gets: one with a higher severity differs, so it is sent again."""
+    return f"{status} {incident.document.severity}" if status == FIRING else status
 
 
 def _severity(due: tuple[ReportedIncident, str]) -> int:

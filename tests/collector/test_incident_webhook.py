@@ -120,6 +120,16 @@ async def test_an_incident_that_another_explains_is_resolved() -> None:
     assert pair.receiver.notifications[2]["alerts"][0]["endsAt"] == "1970-01-01T00:00:01Z"
 
 
+async def test_an_incident_whose_severity_rises_is_sent_again() -> None:
+    async with connected() as pair:
+        for severity in ("warning", "critical", "critical"):
+            await pair.send(incident("a", severity=severity))
+        await pair.send(incident("a", severity="critical", ended="2026-01-01T01:00:00Z"))
+    assert pair.receiver.states == [("a", "firing"), ("a", "firing"), ("a", "resolved")]
+    sent = [each["commonLabels"]["severity"] for each in pair.receiver.notifications]
+    assert sent == ["warning", "critical", "critical"]
+
+
 async def test_what_was_never_sent_is_not_resolved() -> None:
     async with connected(webhook_min_severity="critical") as pair:
         await pair.send(incident("a"), incident("b", ended="2026-01-01T01:00:00Z"))
