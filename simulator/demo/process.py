@@ -26,6 +26,8 @@ STOP_SECONDS = 60.0
 MAX_LINES = 2000
 _HOST = "127.0.0.1"
 _PORTS = 10_000
+_chosen: deque[int] = deque(maxlen=_PORTS // 10)
+"""Ports that were chosen last: their listeners may not have started."""
 
 
 class ProgramError(SimulatorError, RuntimeError):
@@ -33,10 +35,12 @@ class ProgramError(SimulatorError, RuntimeError):
 
 
 def free_port() -> int:
-    """Return a port without a listener, which the kernel chooses for no other socket meanwhile (ip(7))."""
+    """Return a port without a listener, and not one of the last ones; the kernel gives it to no other socket (ip(7))."""
     limits = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii")
     while True:
         port = int(limits.split()[0]) - 1 - secrets.randbelow(_PORTS)
+        if port in _chosen:
+            continue
         with (
             socket.socket() as tcp,
             socket.socket(type=socket.SOCK_DGRAM) as udp,
@@ -44,6 +48,7 @@ def free_port() -> int:
         ):
             tcp.bind((_HOST, port))
             udp.bind((_HOST, port))
+            _chosen.append(port)
             return port
 
 
