@@ -114,3 +114,8 @@ async def test_victoria_metrics_takes_the_views_as_line_protocol(
         cluster = await query(port, CLUSTER_POWER)
         assert list(cluster) == ["{}"]
         assert sum(rails.values()) > 0
+
+
+def test_ports_chosen_before_their_servers_start_are_all_different() -> None:
+    ports = [free_port() for _ in range(500)]
+    assert len(set(ports)) == len(ports)
