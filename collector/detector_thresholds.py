@@ -66,7 +66,7 @@ class NetworkThresholds(Struct, frozen=True, kw_only=True):
     """Share of the notifications that a NIC ignores."""
     min_unprotected: Share = 0.05
     """Share of RDMA traffic outside the lossless priorities."""
-    min_unprotected_send: Share = 0.02
+    min_unprotected_send: Share = 0.005
     """Load above which a NIC sends enough for such traffic to count."""
     max_unprotected_nics: Share = 0.6
     """Share of NICs with such traffic above which the site has no lossless priorities."""
