@@ -311,11 +311,10 @@ class IncidentTracker:
     ) -> Incident:
         finding, subject = candidate.finding, candidate.finding.subject or candidate.finding.cause
         subject = view.identity_of(subject) if isinstance(subject, Cause) else subject
-        text = f"{kind.name} {subject} {candidate.onset_ns}"
+        text = f"{kind.name} {subject} {candidate.onset_ns // self._slot_ns}"  # estimates of clocks differ
         names = text, f"{text} {view.timestamp_ns}"  # of a state that returned, with its onset
         ids = [hashlib.blake2b(each.encode(), digest_size=6).hexdigest() for each in names]
-        incident_id = ids[ids[0] in self._ids]
-        self._ids.add(incident_id)
+        self._ids.add(incident_id := ids[ids[0] in self._ids])
         return Incident(
             incident_id=incident_id,
             class_name=kind.name,
@@ -346,9 +345,10 @@ class IncidentTracker:
         if candidate.severity.is_above(incident.severity):
             incident.severity = candidate.severity
             self._note(ChangeKind.ESCALATED, incident)
-        if finding.queue and incident.queue in {None, finding.queue}:
-            incident.queue, incident.cause = finding.queue, finding.cause
-            incident.subject, incident.alternatives = finding.subject, ()
+        if (queue := finding.queue) and incident.queue in {None, queue}:
+            if incident.cause != finding.cause:
+                incident.cause, incident.detected_ns = finding.cause, view.timestamp_ns
+            incident.queue, incident.subject, incident.alternatives = queue, finding.subject, ()
         elif finding.cause.kind == "leaf" and not incident.queue:
             # Which of several leaves comes first may change.
             leaves = {finding.cause.position, *finding.alternatives} - {incident.cause.position}

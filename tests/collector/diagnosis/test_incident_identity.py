@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from collector.diagnosis.findings import SLOT_NS, Cause, DiagnosisView, Finding,
 from collector.diagnosis.incidents import CLOSE_SLOTS, REOPEN_SLOTS, IncidentTracker
 from collector.diagnosis.jobs import PeerGroups
 from collector.diagnosis.signals import ClusterSignals
+from collector.diagnosis.switch_counters import SwitchQueue
 from collector.workloads.job_roster import JobKey
 from railscope.wire import WireEntity
 
@@ -50,11 +52,11 @@ def finding(devices: ClusterDevices, kind: str, node: str, onset_ns: int = SLOT_
     return Finding(name, causes[kind], (EVIDENCE,), onset_ns=onset_ns)
 
 
-def ids(nodes: Sequence[str], kind: str) -> dict[str, str]:
+def ids(nodes: Sequence[str], kind: str, onset_ns: int = SLOT_NS) -> dict[str, str]:
     """Return the identities of a fault of each node, by its name."""
     devices = devices_of(nodes)
     tracker = IncidentTracker(0, SLOT_NS)
-    tracker.update(view_of(devices, 4), [finding(devices, kind, node) for node in NODES])
+    tracker.update(view_of(devices, 4), [finding(devices, kind, node, onset_ns) for node in NODES])
     by_cause = {each.cause: each.incident_id for each in tracker.incidents}
     return {node: by_cause[finding(devices, kind, node).cause] for node in NODES}
 
@@ -64,6 +66,11 @@ def test_the_identity_does_not_depend_on_the_order_of_the_nodes(kind: str) -> No
     found = ids(NODES, kind)
     assert ids(NODES[::-1], kind) == found
     assert len(set(found.values())) == len(NODES)
+
+
+@pytest.mark.parametrize("kind", ["nic", "gpu", "leaf", "job"])
+def test_the_identity_does_not_depend_on_the_estimate_of_a_clock(kind: str) -> None:
+    assert ids(NODES, kind, SLOT_NS + 3_000_000) == ids(NODES, kind, SLOT_NS + 5_000_000)
 
 
 def test_two_faults_of_one_device_have_identities_of_their_own() -> None:
@@ -89,3 +96,21 @@ def test_gpus_that_only_the_kernel_log_names_have_identities_of_their_own() -> N
     view = view_of(devices, 4)
     gpus = [Cause("gpu", position) for position, gpu in enumerate(devices.gpus) if not gpu.uuid]
     assert len({view.identity_of(gpu) for gpu in gpus}) == len(gpus) == 2
+
+
+def test_a_cause_that_a_queue_changes_is_detected_when_it_changes() -> None:
+    devices = devices_of(NODES)
+    tracker = IncidentTracker(0, SLOT_NS)
+    first, second = (finding(devices, "leaf", node).cause for node in NODES)
+    by_hosts = Finding("leaf_loss", first, (EVIDENCE,), alternatives=(second.position,))
+    queue = SwitchQueue("leaf of n2", "Ethernet1", "3")
+    by_switch = replace(by_hosts, cause=second, alternatives=(), subject=first, queue=queue)
+    named = dict[int, tuple[Cause, int]]()
+    for slot in range(4, 60):
+        tracker.update(view_of(devices, slot), [by_hosts if slot < 30 else by_switch])
+        for incident in tracker.incidents:
+            named[slot] = incident.cause, incident.detected_ns
+    assert len(tracker.incidents) == 1
+    assert named[29][0] == first
+    assert named[29][1] < 30 * SLOT_NS
+    assert named[30] == named[59] == (second, 31 * SLOT_NS)
