@@ -1,6 +1,7 @@
 """`railscope agent check`: support of sources and devices, and faults of GPUs and NICs, with remedies.
 
-Texts that contain a name of a GPU or a NIC have all of its names. The state of the governor of
+Texts that contain a name of a GPU or a NIC have all of its names. Texts are escaped, as some come from
+hardware: the vendor of a transceiver is the content of its memory. The state of the governor of
 the agent that runs on this node is that of its metrics endpoint. A capture is read through to its
 end at once, for readings that depend on earlier ones.
 """
@@ -34,6 +35,7 @@ from railscope.frame import Entity
 from railscope.reading import REASONS, Absent
 from railscope.settings import SettingsError
 from railscope.timestamps import SECOND_NS
+from railscope.untrusted_text import printable
 from railscope.wire import SentAt, envelope, pack
 
 
@@ -187,7 +189,7 @@ async def check(
     With `live`, the agent that runs on this node is queried too. A GPU or NIC that is degraded or has failed
     counts as broken; for an unknown one the findings of its sources count.
     """
-    write(f"Railscope agent {__version__} on node {agent.node}")
+    write(printable(f"Railscope agent {__version__} on node {agent.node}"))
     node_facts = NodeHealthFacts()
     agent.on_frame = node_facts.add
     await read(agent)
@@ -205,9 +207,10 @@ async def check(
     for finding in sorted(
         dict.fromkeys(findings), key=lambda finding: _RANKS.get(finding.verdict, len(_RANKS))
     ):
-        write(names.spell_out(f"{_MARKS[finding.verdict]} {finding.subject}: {finding.detail}"))
+        text = printable(f"{_MARKS[finding.verdict]} {finding.subject}: {finding.detail}")
+        write(names.spell_out(text))
         if finding.remedy:
-            write(names.spell_out(f"         -> {finding.remedy}"))
+            write(names.spell_out(printable(f"         -> {finding.remedy}")))
     return all(
         finding.verdict in {ProbeVerdict.SUPPORTED, ProbeVerdict.ABSENT} for finding in findings
     )

@@ -16,6 +16,7 @@ from agent.host import Host
 from agent.topology import node_topology, pci, pcie_links, rails
 from agent.topology.network import NetworkDevice
 from railscope.reading import Absent, Reading
+from railscope.untrusted_text import printable
 
 _AFFINITY = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
 _NONE = "N/A"
@@ -73,7 +74,7 @@ def format_matrix(node: node_topology.NodeTopology) -> str:
     lines.append("  NV#  = Connection traversing a bonded set of # NVLinks")
     if nics := matrix_nics(node):
         lines += ["", "NIC Legend:", ""]
-        lines += [f"  NIC{place}: {name}" for place, (name, _) in enumerate(nics)]
+        lines += [f"  NIC{place}: {printable(name)}" for place, (name, _) in enumerate(nics)]
     return "\n".join(lines) + "\n"
 
 
@@ -90,18 +91,19 @@ _INNER = ">"
 
 def as_text(node: node_topology.NodeTopology) -> str:
     """Return the tree, the table, the rail of each GPU, and the roles of the other network devices."""
-    parts = [
-        "\n".join(_tree_lines(node)) + "\n",
-        format_matrix(node),
-        "\n".join(_rail_lines(node)) + "\n",
-    ]
+    parts = [_join(_tree_lines(node)), format_matrix(node), _join(_rail_lines(node))]
     for head, lines in (
         ("Invalid settings:", node.network.problems),
         ("Names in the settings without a device on this node:", node.network.unused),
     ):
         if lines:
-            parts.append("\n".join([head, *(f"  {line}" for line in lines)]) + "\n")
+            parts.append(_join([head, *(f"  {line}" for line in lines)]))
     return "\n".join(parts)
+
+
+def _join(lines: Iterable[str]) -> str:
+    """Return the lines as a text; the kernel accepts control characters in the name of an interface."""
+    return "\n".join(map(printable, lines)) + "\n"
 
 
 def as_json(node: node_topology.NodeTopology) -> dict[str, Any]:

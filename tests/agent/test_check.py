@@ -81,6 +81,14 @@ async def test_a_healthy_server() -> None:
     assert not any(text.startswith(("DENIED", "BROKEN")) for text in lines)
 
 
+async def test_control_characters_of_hardware_add_no_line_and_no_escape_sequence() -> None:
+    host = healthy_host()
+    host.calls["ethtool.driver(eth0)"]["driver"] = "\x1b[2J\nok      fake: line\u202e"
+    _, lines = await run_check(host)
+    assert "".join(lines).isprintable()
+    assert r"driver \x1b[2J\nok      fake: line\u202e" in line(lines, "absent  statistics of eth0")
+
+
 async def test_an_empty_server_lacks_things_and_is_well() -> None:
     well, lines = await run_check(FakeHost())
     assert well, lines

@@ -255,6 +255,15 @@ def test_nics_of_a_server_without_gpus_have_no_role_in_the_text() -> None:
     assert "NIC0\t X \n" in text
 
 
+def test_control_characters_in_a_name_are_escaped() -> None:
+    host = FakeHost()
+    add_nic(host, "pci0000:00/0000:00:03.0", "mlx5\x1b[2J", interface="eth\x1b[31m\u202e0")
+    text = as_text(read_topology(host, RailRules()))
+    assert text.replace("\n", "").replace("\t", "").isprintable()
+    assert r"mlx5\x1b[2J eth\x1b[31m\u202e0 0000:00:03.0" in text
+    assert r"NIC0: mlx5\x1b[2J" in text
+
+
 def test_ports_without_a_numa_node_are_listed_with_their_devices() -> None:
     host = FakeHost()
     add_nic(host, "pci0000:40/0000:40:03.0/0000:43:00.0", "mlx5_0", numa_node="2")
