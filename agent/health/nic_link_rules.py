@@ -113,21 +113,18 @@ def _has_bit_errors(facts: rule.HealthFacts) -> bool:
 
 def _has_uncorrected(facts: rule.HealthFacts) -> bool:
     """True if data was lost; a link that goes down or comes up loses some as well."""
-    metric = next(
-        (
-            each
-            for each in (n.UNCORRECTED_SYMBOLS, n.FEC_UNCORRECTABLE_BLOCKS, s.PORT_SYMBOL_ERRORS)
-            if facts.parts(each)
+    has_lost = rule.any_holds(
+        s.UNCORRECTED,
+        lambda metric: (
+            s.count(facts, metric) > 1 and s.rate(facts, metric) > MAX_UNCORRECTED_PER_SECOND
         ),
-        n.UNCORRECTED_SYMBOLS,
     )
-    if s.count(facts, metric) <= 1 or s.known_signal(facts, s.link_downs):
-        return False
-    return s.uncorrected(facts) > MAX_UNCORRECTED_PER_SECOND
+    return has_lost and not s.known_signal(facts, s.link_downs)
 
 
 def _describe_bit_errors(facts: rule.HealthFacts) -> str:
-    lost = s.known_signal(facts, s.uncorrected)
+    rates = [s.known_signal(facts, s.rate_of(metric)) for metric in s.UNCORRECTED]
+    lost = max(rate or 0.0 for rate in rates)
     ratio = BIT_ERRORS.describe(facts) if s.known_signal(facts, s.bit_errors) is not None else ""
     beyond = f"{lost:.3g} errors per second beyond correction" if lost else ""
     return ", ".join(filter(None, (ratio, beyond)))
@@ -261,7 +258,7 @@ LINK_RULES = (
     rule.HealthRule("transceiver_degraded", rule.DEGRADED, _has_bit_errors,
         "a bit error ratio above 1e-6 and 30 times the median of the peers, or above 1e-5; or more than 0.05 errors per second beyond correction",
         "IEEE 802.3 clause 91: RS(544,514) corrects 2.4e-4; received data only, the switch counts the other direction",
-        sources=("nic",), metrics=(n.CORRECTED, n.LINE_RECEIVED, n.UNCORRECTED_SYMBOLS, n.FEC_UNCORRECTABLE_BLOCKS, s.PORT_SYMBOL_ERRORS), compares_readings=True,
+        sources=("nic",), metrics=(n.CORRECTED, n.LINE_RECEIVED, *s.UNCORRECTED), compares_readings=True,
         describe=_describe_bit_errors, remedy="clean or replace the transceiver", alert="RailscopeFecErrors"),
     rule.HealthRule("transceiver_threshold", rule.DEGRADED, lambda facts: bool(_crossings(facts)),
         "temperature or optical power beyond a warning or alarm threshold of the transceiver itself, while the link is up; or the NIC reported a high temperature of it within ten minutes",

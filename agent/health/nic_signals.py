@@ -45,6 +45,8 @@ TRAFFIC = (n.RDMA_RECEIVED, n.RDMA_SENT, PORT_RECEIVED, PORT_SENT, host.LINK_SPE
 """Metrics of `receiving`, `sending` and `line_rate`."""
 PAUSING = (n.PFC_SENT_TIME, n.GLOBAL_PAUSE_SENT_TIME, n.PFC_SENT, *TRAFFIC[-2:])
 PAUSED = (n.PFC_RECEIVED_TIME, n.GLOBAL_PAUSE_RECEIVED_TIME, n.PFC_RECEIVED, *TRAFFIC[-2:])
+UNCORRECTED = (n.UNCORRECTED_SYMBOLS, n.FEC_UNCORRECTABLE_BLOCKS, PORT_SYMBOL_ERRORS)
+"""Counters of data beyond correction. A driver may list one that it does not count: all of them are judged."""
 
 
 def value(facts: rule.HealthFacts, metric: declare.Metric, *part: str) -> float:
@@ -193,16 +195,6 @@ def bit_errors(facts: rule.HealthFacts) -> float:
     if not received:
         raise rule.AbsentFact(Absent.UNSUPPORTED)
     return rate(facts, n.CORRECTED) / (8 * received)
-
-
-def uncorrected(facts: rule.HealthFacts) -> float:
-    """Symbols or blocks beyond correction, per second."""
-    return first(
-        facts,
-        rate_of(n.UNCORRECTED_SYMBOLS),
-        rate_of(n.FEC_UNCORRECTABLE_BLOCKS),
-        rate_of(PORT_SYMBOL_ERRORS),
-    )
 
 
 def link_downs(facts: rule.HealthFacts) -> float:

@@ -38,6 +38,7 @@ from railscope.reading import Absent
 
 HALF = MEGABITS // 2
 PAUSING, PAUSED, STALLED = n.PFC_SENT_TIME, n.PFC_RECEIVED_TIME, n.PCIE_WRITE_STALLED
+BLOCKS, SYMBOLS = n.FEC_UNCORRECTABLE_BLOCKS, s.PORT_SYMBOL_ERRORS
 MICROSECONDS = 10**6
 
 
@@ -68,6 +69,8 @@ FAULTS: list[tuple[str, tuple[Change, ...]]] = [
     ("transceiver_degraded", (rate(n.CORRECTED, LINE_BYTES * 8 * 1e-4),)),
     ("transceiver_degraded", (rate(n.CORRECTED, LINE_BYTES * 8 * 1e-4), peers(number=0))),
     ("transceiver_degraded", (rate(n.UNCORRECTED_SYMBOLS, 1),)),
+    ("transceiver_degraded", (now(BLOCKS, 9), rate(BLOCKS, 1))),
+    ("transceiver_degraded", (now(SYMBOLS, 9), rate(SYMBOLS, 1))),
     ("transceiver_threshold", (now(cabling.TRANSCEIVER_RECEIVE_POWER, 300_000, "0"),)),
     ("transceiver_threshold", (now(cabling.TRANSCEIVER_TEMPERATURE, 85_000),)),
     ("transceiver_threshold", (once(n.TRANSCEIVER_TOO_HOT),)),
