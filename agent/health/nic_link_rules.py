@@ -227,9 +227,11 @@ def _has_pcie_errors(facts: rule.HealthFacts) -> bool:
     speed = s.value(facts, pcie.PCIE_SPEED) * 1e-9
     generation = GIGATRANSFERS_OF_GENERATION.get(speed, max(GIGATRANSFERS_OF_GENERATION.values()))
     usual = hardware_rules.REPLAYS_PER_MINUTE_AND_LANE[generation] * facts.number(pcie.PCIE_WIDTH)
-    if corrected.increase < MIN_ERRORS:
-        return False
-    return corrected.rate(rule.MINUTE_NS, rule.SHORTEST_RATE_NS) > ceil(usual)
+    if corrected.increase >= MIN_ERRORS:
+        rate = corrected.rate(rule.MINUTE_NS, rule.SHORTEST_RATE_NS)
+        if rate > ceil(usual):
+            return True
+    return s.require_readings(facts, pcie.PCIE_ERRORS)
 
 
 def _describe_pcie_errors(facts: rule.HealthFacts) -> str:

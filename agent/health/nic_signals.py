@@ -34,6 +34,12 @@ HANDLED, IGNORED = (rdma(f"congestion_notifications_{way}") for way in ("handled
 SEQUENCE_ERRORS, OUT_OF_SEQUENCE = rdma("packet_sequence_errors"), rdma("out_of_sequence_packets")
 RETRIES_EXCEEDED, ADAPTIVE = rdma("transport_retries_exceeded"), rdma("adaptive_retransmissions")
 OUT_OF_BUFFER = rdma("out_of_buffer_drops")
+DISCARDS = (
+    n.DISCARDS_RECEIVED,
+    n.PRIORITY_DISCARDS,
+    n.PRIORITY_CONGESTION_DISCARDS,
+    OUT_OF_BUFFER,
+)
 PORT_RECEIVED, PORT_SENT = rdma("receive_bytes"), rdma("transmit_bytes")
 PORT_RECEIVED_PACKETS = rdma("receive_packets")
 PORT_SYMBOL_ERRORS = rdma("symbol_errors")
@@ -106,6 +112,11 @@ def first(facts: rule.HealthFacts, *signals: Signal) -> float:
             if absent.reason is not Absent.UNSUPPORTED:
                 raise
     raise rule.AbsentFact(Absent.UNSUPPORTED)
+
+
+def require_readings(facts: rule.HealthFacts, *metrics: declare.Metric) -> bool:
+    """Return False. Raises AbsentFact if a reading is absent: for a sum or a comparison without it."""
+    return rule.require_all(each for metric in metrics for each in facts.parts(metric).values())
 
 
 def known_signal(facts: rule.HealthFacts, signal: Signal) -> float | None:
@@ -209,18 +220,7 @@ def link_downs(facts: rule.HealthFacts) -> float:
 
 def discards(facts: rule.HealthFacts) -> float:
     """Received packets that the NIC dropped, per second."""
-    return total(
-        facts,
-        *map(
-            rate_of,
-            (
-                n.DISCARDS_RECEIVED,
-                n.PRIORITY_DISCARDS,
-                n.PRIORITY_CONGESTION_DISCARDS,
-                OUT_OF_BUFFER,
-            ),
-        ),
-    )
+    return total(facts, *map(rate_of, DISCARDS))
 
 
 def write_stall(facts: rule.HealthFacts) -> float:

@@ -43,7 +43,7 @@ def _storms(facts: rule.HealthFacts) -> float:
 
 
 def _reports_storm(facts: rule.HealthFacts) -> bool:
-    return _storms(facts) > 0
+    return _storms(facts) > 0 or s.require_readings(facts, n.STORM_ERRORS, n.STORM_WARNINGS)
 
 
 def _stands_still(facts: rule.HealthFacts) -> bool:
@@ -146,6 +146,10 @@ def _lossless_discards(facts: rule.HealthFacts) -> float:
     if not supported:
         raise rule.AbsentFact(Absent.UNSUPPORTED)
     return float(sum(rule.require_value(each).increase for each in supported))
+
+
+def _discards(facts: rule.HealthFacts) -> bool:
+    return DISCARDS.is_exceeded(facts) or s.require_readings(facts, *s.DISCARDS)
 
 
 def _retries(facts: rule.HealthFacts) -> bool:
@@ -270,10 +274,10 @@ TRAFFIC_RULES = (
         "IEEE 802.1Qbb: with enough headroom a lossless priority loses none", sources=_NIC,
         metrics=(n.PRIORITY_DISCARDS, n.PRIORITY_CONGESTION_DISCARDS, nic_settings.PFC_ENABLED), compares_readings=True,
         describe=lambda facts: f"{_lossless_discards(facts):.0f} packets dropped", remedy="check buffer sizes and headroom of the NIC", alert="RailscopeLosslessDiscards"),
-    rule.HealthRule("receive_discards", rule.DEGRADED, DISCARDS.is_exceeded,
+    rule.HealthRule("receive_discards", rule.DEGRADED, _discards,
         "more than 0.5 received packets per second dropped and six times as many as at the peers, or more than 10",
         "mlx5 counters.rst, rx_discards_phy; out_of_buffer: no receive request", sources=_NIC_AND_RDMA,
-        metrics=(n.DISCARDS_RECEIVED, n.PRIORITY_DISCARDS, n.PRIORITY_CONGESTION_DISCARDS, s.OUT_OF_BUFFER), compares_readings=True,
+        metrics=s.DISCARDS, compares_readings=True,
         describe=DISCARDS.describe, remedy="check PCIe, buffers and the receiving process", alert="RailscopeLosslessDiscards"),
     rule.HealthRule("transport_retry", rule.DEGRADED, _retries,
         f"more than {MAX_ACK_TIMEOUTS} acknowledgement timeouts or {MAX_SEQUENCE_ERRORS:.0f} sequence errors per second, far more adaptive retransmissions than the peers, or an aborted connection",

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from agent.health import rule
-from agent.health.nic_signals import MIN_PEERS, is_up, known_signal
+from agent.health.nic_signals import MIN_PEERS, is_up, known_signal, require_readings
 from agent.topology.pci import PciDistance
 from railscope.catalog import declare, gpu, gpu_sharing, host, nic, nic_settings, pcie, rdma
 from railscope.reading import Absent
@@ -65,6 +65,8 @@ class PeerSettings:
     """Settings of a device that are compared with those of its peers."""
 
     read: Callable[[rule.HealthFacts], dict[str, str]]
+    metrics: tuple[declare.Metric, ...] = ()
+    """Metrics of the settings: while one cannot be read, the comparison is incomplete."""
 
     def differences(self, facts: rule.HealthFacts) -> dict[str, tuple[str, str]]:
         """Return the value of the device and that of most peers, for each setting that differs."""
@@ -88,7 +90,9 @@ class PeerSettings:
 
     def differ(self, facts: rule.HealthFacts) -> bool:
         """True if a setting differs."""
-        return bool(self.differences(facts))
+        if self.differences(facts):
+            return True
+        return bool(self.metrics) and require_readings(facts, *self.metrics)
 
     def describe(self, facts: rule.HealthFacts) -> str:
         """Describe the differences."""
@@ -147,6 +151,10 @@ def _peer_rule(  # noqa: PLR0913 - columns of a table
 
 
 _GPU_PATH = PeerSettings(_gpu_path)
+_NIC_SETTINGS = PeerSettings(
+    _nic_settings,
+    (nic_settings.MTU, nic_settings.PFC_ENABLED, nic_settings.ECN_ENABLED, nic_settings.RING),
+)
 
 
 def _has_longer_path(facts: rule.HealthFacts) -> bool:
@@ -163,9 +171,9 @@ NIC_SETTING_RULES = (
         "Railscope: GPUDirect RDMA needs PIX or PXB, below one switch or several; PHB and longer paths cross the processor",
         sources=("pcie",), metrics=(pcie.PCIE_INFO,), is_needed=False,
         describe=_GPU_PATH.describe, remedy="move the NIC to a slot below the switch of its GPU; check the rails in the settings"),
-    _peer_rule("settings_differ", PeerSettings(_nic_settings),
+    _peer_rule("settings_differ", _NIC_SETTINGS,
         "PFC, trust, priorities, ECN, MTU, rings or another setting differs from that of most NICs of the same role and model",
-        _APPLY, "nic_settings", nic_settings.SETTINGS_INFO, nic_settings.RING, host.LINK_UP, rdma.RDMA_UP, alert="RailscopeRailSettingsDiffer"),
+        _APPLY, "nic_settings", nic_settings.SETTINGS_INFO, *_NIC_SETTINGS.metrics, host.LINK_UP, rdma.RDMA_UP, alert="RailscopeRailSettingsDiffer"),
     _peer_rule("firmware_differs", PeerSettings(_firmware),
         "the firmware differs from that of most NICs of the same role and model", _UPDATE, "nic", nic.NIC_INFO),
 )  # fmt: skip

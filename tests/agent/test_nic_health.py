@@ -33,6 +33,7 @@ from agent.health import format_verdict, judge, nic_signals as s
 from agent.health.node_facts import NIC_RULES, AbsentSources, NodeHealthFacts
 from agent.health.rule import HEALTHY, UNKNOWN, HealthFacts
 from railscope.catalog import cabling, entities, host, nic as n, nic_settings as t, pcie, rdma
+from railscope.catalog.declare import Metric
 from railscope.frame import Entity, Frame, NodeTimestamp, Schema
 from railscope.reading import Absent
 
@@ -174,6 +175,32 @@ def test_an_absent_reading_is_unknown_and_never_healthy() -> None:
     for metric in (host.LINK_UP, pcie.PCIE_PATH_STATE, rdma.RDMA_STATE):
         for why in (Absent.TIMEOUT, Absent.ERROR, Absent.DENIED):
             assert judge(healthy(now(metric, why)), NIC_RULES).state == UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("reason", "metric", "part"),
+    [
+        ("receive_discards", n.DISCARDS_RECEIVED, ()),
+        ("pfc_storm", n.STORM_WARNINGS, ()),
+        ("pcie_errors", pcie.PCIE_ERRORS, ("fatal",)),
+        ("settings_differ", t.MTU, ()),
+        ("settings_differ", t.PFC_ENABLED, ("3",)),
+        ("settings_differ", t.ECN_ENABLED, ("notification", "3")),
+        ("settings_differ", t.RING, ("receive",)),
+    ],
+)
+def test_one_absent_reading_of_several_is_unknown(
+    reason: str, metric: Metric, part: tuple[str, ...]
+) -> None:
+    facts = healthy(now(metric, Absent.DENIED, *part))
+    verdict = judge(facts, NIC_RULES)
+    assert verdict.missing[reason] is Absent.DENIED
+    assert (verdict.state, verdict.reasons) == (UNKNOWN, ())
+
+
+def test_a_fault_is_reported_although_another_reading_is_absent() -> None:
+    facts = healthy(rate(s.OUT_OF_BUFFER, 20), now(n.DISCARDS_RECEIVED, Absent.ERROR))
+    assert "receive_discards" in judge(facts, NIC_RULES).reasons
 
 
 def test_counters_that_were_read_once_have_no_result_and_delay_nothing() -> None:
