@@ -112,6 +112,7 @@ class NicSettingsSource(source_bases.ScanningSource):
                 settings |= new
                 scan.watched_values[part] = new
                 scan.add_readings(part, answers.readings)
+                is_complete &= not any(isinstance(r, Absent) for r in answers.readings.values())
         if link[0] != "1" or link != _link(host, nic):
             is_complete = False
             for name in _NEGOTIATED_SETTINGS:

@@ -264,11 +264,13 @@ def test_the_hash_covers_all_settings() -> None:
     assert changed not in {usual, ""}
 
 
-@pytest.mark.parametrize("hides", ["denied", "down"])
+@pytest.mark.parametrize("hides", ["denied", "denied file", "down"])
 def test_settings_that_are_not_all_known_have_no_hash(hides: str) -> None:
     host = mainline()
     if hides == "denied":
         add_netlink(host, rings=DENIED)
+    elif hides == "denied file":
+        host.files[f"{NET}/eth0/mtu"] = DENIED
     else:
         host.files[f"{NET}/eth0/carrier"] = "0\n"
     assert not settings_hash(read_once(NicSettingsSource(), host))
