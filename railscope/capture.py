@@ -243,7 +243,8 @@ def read_metadata(directory: Path) -> CaptureMetadata:
 def read_moments(directory: Path) -> Iterator[CaptureMoment]:
     """Yield the moments of a capture, one after another.
 
-    Raises CaptureError at a damaged line, and TruncatedCaptureError if that is the incomplete last one.
+    Raises CaptureError at a damaged line, and TruncatedCaptureError if that is the incomplete last one or
+    if there is no line.
     """
     path = directory / "timeline.jsonl"
     number, line = 0, b""
@@ -262,6 +263,11 @@ def read_moments(directory: Path) -> Iterator[CaptureMoment]:
         line_name = "incomplete last line" if is_cut else "damaged line"
         message = f"reading the capture failed: {path}: {line_name} {number}: {error}"
         raise kind(message) from error
+    if not number:
+        message = (
+            f"reading the capture failed: {path}: empty file: expected a line for each timestamp"
+        )
+        raise TruncatedCaptureError(message)
 
 
 class CaptureTimeline:

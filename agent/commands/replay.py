@@ -238,10 +238,6 @@ class CaptureReplay(ReplayedNode):
             self.advance(moment)
         if end_ns is not None:
             yield self.read_sources()
-        elif self.problem is None:
-            timeline = self._directory / "timeline.jsonl"
-            message = f"reading the capture of node {self.origin.node} failed: {timeline}: empty file: expected a line for each timestamp"
-            self.problem = capture.TruncatedCaptureError(message)
 
     def envelopes(self, samples: int = SAMPLES_OF_AN_ENVELOPE) -> Iterator[wire.Envelope]:
         """Yield all frames in envelopes of several samples, each schema in the first envelope that uses it."""

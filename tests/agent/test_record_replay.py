@@ -387,14 +387,19 @@ def test_a_capture_is_not_written_over_another(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("timeline", "problem"), [('{"t":0}\n{"t":', "incomplete last line 2"), ("", "empty file")]
+)
 @pytest.mark.parametrize("command", ["once", "check", "run"])
-def test_a_damaged_capture_is_one_clear_line(tmp_path: Path, command: str) -> None:
+def test_a_damaged_capture_is_one_clear_line(
+    tmp_path: Path, command: str, timeline: str, problem: str
+) -> None:
     Capture(CaptureMetadata("n", "b", 0, 0, 1, "t"), ()).write(tmp_path)
-    (tmp_path / "timeline.jsonl").write_text('{"t":0}\n{"t":')
+    (tmp_path / "timeline.jsonl").write_text(timeline)
     code, output = run(command, "--replay", tmp_path)
     assert code == 1
     assert output.startswith(
-        f"Error: reading the capture failed: {tmp_path}/timeline.jsonl: incomplete last line 2: "
+        f"Error: reading the capture failed: {tmp_path}/timeline.jsonl: {problem}: "
     )
     assert output.count("\n") == 1
 

@@ -93,7 +93,7 @@ def test_a_capture_without_samples_is_left_out_with_a_warning(tmp_path: Path) ->
     timeline = write_capture(tmp_path, "a") / "timeline.jsonl"
     timeline.write_text("")
     warning = only_warning(diagnose(tmp_path))
-    assert f"the capture of node a failed: {timeline}: empty file: expected" in warning
+    assert f"reading the capture failed: {timeline}: empty file: expected" in warning
     assert warning.endswith("; the capture is left out")
 
 
