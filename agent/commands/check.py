@@ -244,7 +244,11 @@ def _readings(status: SourceState) -> list[ProbeFinding]:
 
 def _node_health(agent: Agent, node_facts: NodeHealthFacts) -> list[ProbeFinding]:
     """Return the findings about the NICs, and about settings of GPUs that differ from those of their peers."""
-    absent = AbsentSources.from_statuses(agent.sampler.statuses, agent.host.clock.now().boot_ns)
+    statuses = agent.sampler.statuses
+    absent = AbsentSources.from_statuses(statuses, agent.host.clock.now().boot_ns)
+    for name, status in statuses.items():
+        if status.state == UNSUPPORTED:
+            node_facts.drop_readings(name)
     scanner = NetworkScanner(parse_rail_rules(agent.settings.topology))
     node_facts.add_gpu_paths(scanner.scan(agent.host))
     nics, gpus = node_facts.nics(absent), node_facts.gpus(absent)

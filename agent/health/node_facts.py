@@ -57,10 +57,14 @@ class AbsentSources:
     def from_statuses(
         cls, statuses: Mapping[str, status.SourceState], now_ns: int
     ) -> AbsentSources:
-        """Return those of a running agent."""
+        """Return those of a running agent, without unsupported ones: rules may use other sources in their place."""
         latest = {name: status.latest_frame(statuses.get(name), now_ns) for name in SOURCES}
         return cls(
-            {name: frame for name, frame in latest.items() if isinstance(frame, Absent)},
+            {
+                name: frame
+                for name, frame in latest.items()
+                if isinstance(frame, Absent) and frame is not Absent.UNSUPPORTED
+            },
             {
                 name: reason
                 for name, state in statuses.items()

@@ -243,6 +243,21 @@ async def test_counters_that_increase_between_two_reads_are_faults() -> None:
     )
 
 
+async def test_an_infiniband_port_without_an_interface_is_judged_by_its_own_counters() -> None:
+    host = FakeHost()
+    add_nic(host)
+    counters = {
+        f"{INFINIBAND}/mlx5_0/ports/1/counters/symbol_error": "0",
+        f"{HW_COUNTERS}/out_of_buffer": "0",
+    }
+    host.files |= counters
+    well, lines = await run_check_twice(host, dict.fromkeys(counters, "500"))
+    assert not well
+    finding = line(lines, "BROKEN  NIC mlx5_0/1")
+    assert "transceiver_degraded (50 errors per second beyond correction)" in finding
+    assert "receive_discards (50 packets dropped per second)" in finding
+
+
 # The budget ---------------------------------------------------------------------------------------
 
 
