@@ -44,7 +44,8 @@ Metrics of a running agent:
 | `healthy` | all required readings are present and no fault is detected |
 
 Readings that are too old for the metrics endpoint are not used. Counters are compared over {WINDOW_NS // _SECOND_NS // 60} minutes;
-rates are those of the last minute. A counter that falls to zero has been reset. After a start of the agent, rules that
+rates are those of the last minute. A counter that falls to at most half of its value has been reset; one that falls less has
+not grown. After a start of the agent, rules that
 compare counters have no result until there are two readings; the state does not wait for them.
 
 An Xid counts until the GPU is reset or the driver is loaded again (the energy counter falls, or the kernel log reports

@@ -82,7 +82,9 @@ class CounterWindow(Generic[CounterKeyT]):
     """Increase of counters by key; totals are unsigned 64-bit integers, as counters are.
 
     Increases are summed as readings arrive, and every half minute the sums are stored as one array, so
-    memory is bounded. The sums before a counter decreased are no longer valid and are dropped.
+    memory is bounded. The sums before a counter decreased are no longer valid and are dropped. A counter that
+    falls to at most half of its value was reset and has grown since; one that falls less was corrected by
+    device or driver, and has not: growth that may not have happened is never counted.
 
     Each list has one entry per counter: its last value, the time since which it is followed, the time of
     its last value, and its increase since it is followed. Most counters stand still most of the time.
@@ -141,7 +143,9 @@ class CounterWindow(Generic[CounterKeyT]):
         elif value >= last:
             self._totals[place] += value - last
         else:
-            self._since_ns[place], self._totals[place] = self._seen_ns[place], value
+            is_reset = value <= last // 2
+            self._since_ns[place] = self._seen_ns[place]
+            self._totals[place] = value if is_reset else 0
             for mark in self._marks:
                 mark.totals[place] = 0
 

@@ -57,6 +57,16 @@ def test_growth_before_a_reset_is_forgotten() -> None:
     assert MINUTE_NS <= change.recent_ns == change.recent * 10**9
 
 
+def test_a_counter_that_steps_back_has_not_grown() -> None:
+    window: CounterWindow[str] = CounterWindow()
+    window.set_keys(["a"])
+    for second, value in enumerate((4_294_967_290, 4_294_967_287, 4_294_967_284, 4_294_967_289)):
+        window.add(second * 10**9, [value])
+    change = window.change("a")
+    assert change
+    assert (change.increase, change.over_ns) == (5, 2 * 10**9)
+
+
 def test_a_window_keeps_the_past_of_counters_that_stay() -> None:
     window: CounterWindow[str] = CounterWindow()
     window.set_keys(["a", "b"])
