@@ -11,22 +11,25 @@ from __future__ import annotations
 import re
 import ssl
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from http import HTTPStatus
 
 from agent.config import AgentSettings
 from agent.health import health_findings
+from agent.health.nic_signals import MIN_PEERS
 from agent.health.node_facts import NIC_RULES, AbsentSources, NodeHealthFacts
 from agent.health.setting_rules import GPU_SETTING_RULES
-from agent.host import recorded_host
+from agent.host import Host, recorded_host
 from agent.sampling.governor import Governor, create_governor, format_percent
 from agent.sampling.meter import ThreadCost
-from agent.sampling.source import ProbeFinding, ProbeVerdict, format_count
+from agent.sampling.source import ProbeFinding, ProbeVerdict, format_count, read_link_name
 from agent.sampling.status import UNSUPPORTED, SourceState
 from agent.service import Agent
 from agent.shipping import collector_choice, collector_client
-from agent.topology.network import NetworkScanner
-from agent.topology.rails import parse_rail_rules
+from agent.topology.network import NetworkScanner, NodeNetwork
+from agent.topology.pci import DEVICES
+from agent.topology.rails import VIRTUAL_FUNCTION, parse_rail_rules
 from railscope import __version__
 from railscope.capture import Capture
 from railscope.catalog import agent as catalog
@@ -250,14 +253,37 @@ def _node_health(agent: Agent, node_facts: NodeHealthFacts) -> list[ProbeFinding
         if status.state == UNSUPPORTED:
             node_facts.drop_readings(name)
     scanner = NetworkScanner(parse_rail_rules(agent.settings.topology))
-    node_facts.add_gpu_paths(scanner.scan(agent.host))
+    network = scanner.scan(agent.host)
+    node_facts.add_gpu_paths(network)
     nics, gpus = node_facts.nics(absent), node_facts.gpus(absent)
     findings = []
     if nics:
         findings += health_findings("health of NICs", "NIC", nics, NIC_RULES)
     if gpus:
         findings += health_findings("settings of GPUs", "GPU", gpus, GPU_SETTING_RULES)
-    return findings
+    return [*findings, *_nics_without_driver(agent.host, network)]
+
+
+def _nics_without_driver(host: Host, network: NodeNetwork) -> list[ProbeFinding]:
+    """Return one finding per NIC without a driver, if others of its model have one and are in use."""
+    drivers = {
+        nic: read_link_name(host, f"{DEVICES}/{nic.address}/driver") for nic in network.devices
+    }
+    in_use = Counter(
+        nic.device.model for nic, name in drivers.items() if name and (nic.rdma or nic.interfaces)
+    )
+    remedy = "read the kernel log; load the driver again, or reseat or replace the NIC"
+    return [
+        ProbeFinding(
+            f"NIC {nic.address}",
+            ProbeVerdict.BROKEN,
+            f"no driver owns it, but {peer_count} NICs of its model ({nic.device.model}) are in use",
+            remedy,
+        )
+        for nic, name in drivers.items()
+        if not (name or nic.rdma or nic.interfaces or nic.role == VIRTUAL_FUNCTION)
+        and (peer_count := in_use[nic.device.model]) >= MIN_PEERS
+    ]
 
 
 def _hangs(agent: Agent) -> list[ProbeFinding]:

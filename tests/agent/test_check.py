@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 from click.testing import CliRunner
+from support import pci_bus
 from support.clock import START
 from support.collector import ScriptedCollector
 from support.gpus import add_gpus, of_gpu
@@ -256,6 +257,27 @@ async def test_an_infiniband_port_without_an_interface_is_judged_by_its_own_coun
     finding = line(lines, "BROKEN  NIC mlx5_0/1")
     assert "transceiver_degraded (50 errors per second beyond correction)" in finding
     assert "receive_discards (50 packets dropped per second)" in finding
+
+
+@pytest.mark.parametrize(
+    ("driver", "others_driver", "is_broken"),
+    [("", "mlx5_core", True), ("vfio-pci", "mlx5_core", False), ("", "", False)],
+)
+async def test_a_nic_that_no_driver_owns_is_broken(
+    driver: str, others_driver: str, *, is_broken: bool
+) -> None:
+    host = FakeHost()
+    for number in range(4):
+        path = f"pci0000:0{number}/0000:0{number}:01.0/0000:{number}1:00.0"
+        pci_bus.add_nic(host, path, f"mlx5_{number}" if number else "")
+        if name := others_driver if number else driver:
+            host.links[f"/sys/devices/{path}/driver"] = f"/sys/bus/pci/drivers/{name}"
+            host.files[f"/sys/bus/pci/drivers/{name}/bind"] = ""
+    well, lines = await run_check(host)
+    found = [text for text in lines if text.startswith("BROKEN  NIC 0000:01:00.0")]
+    detail = "no driver owns it, but 3 NICs of its model (15b3:1021) are in use"
+    assert found == [f"BROKEN  NIC 0000:01:00.0: {detail}"] * is_broken
+    assert not (well and is_broken)
 
 
 # The budget ---------------------------------------------------------------------------------------
