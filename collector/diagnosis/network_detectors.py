@@ -14,11 +14,14 @@ from dataclasses import replace
 import numpy as np
 
 from collector.diagnosis import findings
+from collector.diagnosis.jobs import MAD_SCALE
 from collector.diagnosis.quantities import DeviceKind
 from collector.diagnosis.signals import SignalTable
 from collector.diagnosis.slot_sums import Floats, Positions, divide, median_known, or_zero
 
 MIN_SOCKET_NICS = 2
+MIN_SPREAD_NICS, SPREADS = 8, 3.0
+"""NICs of a job that show how much their load differs at one time, and such deviations beyond which a NIC stands out."""
 
 
 def loaded_nics(view: findings.DiagnosisView) -> findings.Flags:
@@ -225,15 +228,19 @@ def _receives_more(
     thresholds = view.thresholds.network
     baseline = view.base(DeviceKind.NIC, "receive")
     of_peers, _ = view.groups.leaf_peers(received, use)
-    of_job, past_of_job = (_usual_of_job(view, each) for each in (received, baseline))
+    (of_job, spread), (past_of_job, _) = (
+        _usual_of_job(view, each) for each in (received, baseline)
+    )
     # A slower job would receive less everywhere.
     slowdown = np.nan_to_num(divide(of_job, past_of_job), nan=1.0)
     slowdown = np.clip(slowdown, thresholds.min_training_exchange, 1.0)
+    # The past varies with the phases of a job, too: how much its NICs differ now does not.
     variation = or_zero(view.variation(DeviceKind.NIC, "receive"))
-    baseline = slowdown * baseline + thresholds.incast_variation_factor * variation
+    variation = np.where(np.isnan(spread), thresholds.incast_variation_factor * variation, 0.0)
+    baseline = slowdown * baseline + variation
     usual = np.fmax.reduce([or_zero(of_peers), or_zero(baseline), of_job])
-    limit = np.fmax(thresholds.incast_receive_factor * usual, thresholds.min_incast_receive)
-    return findings.above(received, limit), usual
+    limit = np.fmax(thresholds.incast_receive_factor * usual, usual + SPREADS * or_zero(spread))
+    return findings.above(received, np.fmax(limit, thresholds.min_incast_receive)), usual
 
 
 def _delays_other_jobs(view: findings.DiagnosisView, position: int) -> bool:
@@ -243,12 +250,18 @@ def _delays_other_jobs(view: findings.DiagnosisView, position: int) -> bool:
     return bool((victims(view) & of_other_jobs).any())
 
 
-def _usual_of_job(view: findings.DiagnosisView, values: Floats) -> Floats:
-    """Return the value of the usual NIC of its job, for each NIC: all NICs of an all-to-all exchange receive as much."""
-    usual = np.zeros(len(values))
+def _usual_of_job(view: findings.DiagnosisView, values: Floats) -> tuple[Floats, Floats]:
+    """Return the value of the usual NIC of its job, for each NIC, and the scaled deviation of the others if there are many.
+
+    All NICs of an all-to-all exchange receive as much.
+    """
+    usual, spread = np.zeros(len(values)), np.full(len(values), np.nan)
     for job in view.jobs:
-        usual[job.nics] = or_zero(median_known(values[job.nics]))
-    return usual
+        of_job = values[job.nics]
+        usual[job.nics] = center = or_zero(median_known(of_job))
+        if np.count_nonzero(~np.isnan(of_job)) >= MIN_SPREAD_NICS:
+            spread[job.nics] = MAD_SCALE * median_known(np.abs(of_job - center))
+    return usual, spread
 
 
 def _congests(view: findings.DiagnosisView, position: int) -> bool:
