@@ -341,7 +341,8 @@ def _late_nodes(
                 findings.FindingEvidence("cpu_pressure", pressure, limit, "its past", name)
             )
         differences = gaps.used[:, index] - gaps.usual[:, index]
-        first = int(np.argmax(differences < np.nanmin(differences) / 2))
+        above = slot_sums.or_zero(differences - np.nanmin(differences) / 2).cumsum()
+        first = int(np.argmax([0.0, *above[:-1]]))  # a low reading before normal ones is no onset
         yield findings.Finding(
             "host_late",
             findings.Cause("node", name=name),

@@ -254,6 +254,21 @@ def test_a_late_host_is_found_although_some_readings_of_moments_miss_its_gaps(
     assert classes_of(incidents_of(launch_late)) == {("host_late", "node")}
 
 
+def test_a_low_reading_before_normal_ones_is_not_the_onset_of_a_late_host() -> None:
+    def launch_late(cluster: DrawnCluster, row: Row, since: int) -> None:
+        node = cluster.jobs[0].nodes[1]
+        if since >= -2:
+            row.node["pressure"][node] += 0.2
+        if since >= 0 or since == -2:
+            row.gpu["utilization"][node] *= 0.7
+        if since >= 0:
+            cluster.slow_job(row, cluster.jobs[0], 0.8)
+
+    (late,) = incidents_of(launch_late)
+    assert late.class_name == "host_late"
+    assert 0 <= (late.onset_ns - START_NS) // SLOT_NS - ONSET <= 2
+
+
 @pytest.mark.parametrize(
     ("pressure", "others", "has_means", "expected"),
     [
