@@ -342,7 +342,7 @@ def _late_nodes(
             )
         differences = gaps.used[:, index] - gaps.usual[:, index]
         above = slot_sums.or_zero(differences - np.nanmin(differences) / 2).cumsum()
-        first = int(np.argmax([0.0, *above[:-1]]))  # a low reading before normal ones is no onset
+        first = int(np.argmax([0.0, *above[:-1]]))  # normal readings follow an earlier low one
         yield findings.Finding(
             "host_late",
             findings.Cause("node", name=name),

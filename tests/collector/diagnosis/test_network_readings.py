@@ -272,6 +272,22 @@ def test_an_incast_is_found_whatever_part_of_the_time_the_job_exchanges(load: fl
     assert (incident.class_name, incident.cause.position) == ("incast_receiver", 3)
 
 
+def test_an_incast_is_found_in_a_job_whose_load_changes_with_its_steps() -> None:
+    """Windows contain one exchange, two or three; the receiver always receives half as much again as the others."""
+
+    def exchange(cluster: DrawnCluster, row: Row, since: int) -> None:
+        phase = (0.3, 1.0, 1.7)[(since // 3) % 3]
+        for name in ("send", "receive"):
+            row.nic[name][cluster.jobs[0].nodes] *= 0.5 * phase
+        if since >= 0:
+            row.nic["receive"][0, 3] *= 1.5
+            row.nic["marked"][0, 3] = 0.05
+            row.nic["paused"][cluster.jobs[0].nodes[1:], 3] += 0.1
+
+    (incident,) = incidents_of(exchange)
+    assert (incident.class_name, incident.cause.position) == ("incast_receiver", 3)
+
+
 @pytest.mark.parametrize("has_past", [True, False])
 def test_a_nic_without_a_past_receives_no_more_than_before(*, has_past: bool) -> None:
     def exchange(cluster: DrawnCluster, row: Row, since: int) -> None:
