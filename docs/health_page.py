@@ -65,7 +65,7 @@ minute; counts, such as link downs, cover up to {WINDOW_NS // _SECOND_NS // 60} 
 
 The peers of a NIC are the NICs of the node with the same role, model and PCI function. A comparison needs
 {MIN_PEERS} peers with the reading. NICs for management, bridges to NVSwitches and virtual functions are not judged. `check` also reports
-a NIC without a driver, if 3 NICs of its model have one and are in use.
+a NIC without a driver, if 3 NICs of its model have one and are in use, and lists NICs without a carrier and without evidence of a use.
 
 The rules are in the order of cause and effect: the remedy that `check` prints is that of the first reason. Diagnosis names
 [causes across nodes](diagnosis.md).

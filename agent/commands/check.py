@@ -17,6 +17,7 @@ from http import HTTPStatus
 
 from agent.config import AgentSettings
 from agent.health import health_findings
+from agent.health.nic_link_rules import findings_of_unused_ports
 from agent.health.nic_signals import MIN_PEERS
 from agent.health.node_facts import NIC_RULES, AbsentSources, NodeHealthFacts
 from agent.health.setting_rules import GPU_SETTING_RULES
@@ -259,6 +260,7 @@ def _node_health(agent: Agent, node_facts: NodeHealthFacts) -> list[ProbeFinding
     findings = []
     if nics:
         findings += health_findings("health of NICs", "NIC", nics, NIC_RULES)
+        findings += findings_of_unused_ports(nics)
     if gpus:
         findings += health_findings("settings of GPUs", "GPU", gpus, GPU_SETTING_RULES)
     return [*findings, *_nics_without_driver(agent.host, network)]

@@ -7,15 +7,17 @@ correction); SFF-8636 and CMIS (thresholds of transceivers); sysfs-bus-pci.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import ceil
 
 from agent.health import hardware_rules, nic_signals as s, rule
+from agent.sampling.source import ProbeFinding, format_count
 from railscope.catalog import cabling, host, nic as n, nic_settings, pcie, rdma
 from railscope.reading import Absent
 
 ROLES = frozenset({"compute", "storage"})
 MIN_EVIDENCE = 2
+MAX_NAMES = 16
 LOW_SPEED = 0.9
 RELOAD_SHARE = 0.7
 """Share of the peers; if as many links went down, the driver was loaded again or a switch restarted."""
@@ -32,6 +34,17 @@ _DOWNS = (n.LINK_DOWNS, s.PORT_LINK_DOWNS, host.LINK_CHANGES)
 
 def _is_down(facts: rule.HealthFacts) -> bool:
     return not s.is_up(facts) and sum(map(bool, _evidence(facts))) >= MIN_EVIDENCE
+
+
+def findings_of_unused_ports(nics: Mapping[str, rule.HealthFacts]) -> list[ProbeFinding]:
+    """Return a finding about the NICs without a carrier that lack the evidence of a use: they may be unused."""
+    down = [name for name, facts in nics.items() if s.known_signal(facts, s.is_up) is False]
+    unused = [name for name in down if not _is_down(nics[name])]
+    if not unused:
+        return []
+    names = ", ".join(unused[:MAX_NAMES]) + ("" if len(unused) <= MAX_NAMES else ", ...")
+    detail = f"{format_count(len(unused), 'NIC')} without carrier, and without evidence of a use since the driver was loaded: {names}"
+    return [ProbeFinding.absent("links", detail, "none for unused ports, else check the cable")]
 
 
 def _evidence(facts: rule.HealthFacts) -> Iterator[str]:

@@ -30,8 +30,10 @@ from support.reading import ORIGIN
 
 from agent.cli import agent
 from agent.health import format_verdict, judge, nic_signals as s
+from agent.health.nic_link_rules import findings_of_unused_ports
 from agent.health.node_facts import NIC_RULES, AbsentSources, NodeHealthFacts
 from agent.health.rule import HEALTHY, UNKNOWN, HealthFacts
+from agent.sampling.source import ProbeVerdict
 from railscope.catalog import cabling, entities, host, nic as n, nic_settings as t, pcie, rdma
 from railscope.catalog.declare import Metric
 from railscope.frame import Entity, Frame, NodeTimestamp, Schema
@@ -169,6 +171,18 @@ def test_every_rule_has_a_fault() -> None:
 def test_a_harmless_state_has_no_reason(quiet: str) -> None:
     verdict = judge(healthy(*QUIET[quiet]), NIC_RULES)
     assert (verdict.reasons, verdict.state) == ((), HEALTHY)
+
+
+def test_ports_without_evidence_of_a_use_are_listed_as_absent() -> None:
+    unused = QUIET["an unused port without a role"]
+    nics = {"eth0": healthy(), "eth1": healthy(*unused), "eth2": healthy(now(host.LINK_UP, 0))}
+    (finding,) = findings_of_unused_ports(nics)
+    assert finding.verdict is ProbeVerdict.ABSENT
+    assert finding.detail.startswith("1 NIC without carrier")
+    assert finding.detail.endswith(": eth1")
+    assert findings_of_unused_ports({"eth0": healthy(), "eth2": nics["eth2"]}) == []
+    many = findings_of_unused_ports({f"eth{n}": healthy(*unused) for n in range(20)})
+    assert many[0].detail.endswith("eth15, ...")
 
 
 def test_an_absent_reading_is_unknown_and_never_healthy() -> None:
