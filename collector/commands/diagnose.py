@@ -376,8 +376,9 @@ def _diagnose_frame_log(state: Path, span: tuple[int, int], site: _Site) -> Clus
                 schema = decode_schema(content)
                 known_schemas[schema_hash(schema)] = schema
     # The log is read twice, as its frames may need more memory than there is.
-    frames, clocks, earliest = state / "frames", NodeClocks(), dict[str, int]()
-    for record in _frame_records(frames, *span):
+    segments = segment_files.segment_numbers(state / "frames")
+    clocks, earliest = NodeClocks(), dict[str, int]()
+    for record in _frame_records(state / "frames", segments, *span):
         clocks.add(record.node, record.sent.wall_ns, record.received_wall_ns)
         for batch in unpack(record.body, MAX_ENVELOPE_BYTES).batches:
             wall_ns = batch.wall_ns[0]
@@ -391,7 +392,7 @@ def _diagnose_frame_log(state: Path, span: tuple[int, int], site: _Site) -> Clus
     sampled_ns = [clocks.clock(node)(wall_ns) for node, wall_ns in earliest.items()]
     start_ns = min(first_ns, max(min(sampled_ns, default=first_ns), first_ns - MAX_BACKLOG_NS))
     diagnosis, slots = _new_diagnosis(start_ns, last_ns, site)
-    records = _frame_records(frames, span[0], last_ns)
+    records = _frame_records(state / "frames", segments, span[0], last_ns)
     envelopes = (unpack(record.body, MAX_ENVELOPE_BYTES) for record in records)
     _add(diagnosis, clocks, _NodeFrames(envelopes, known_schemas.get))
     _add_receipts(diagnosis, clocks)
@@ -400,11 +401,18 @@ def _diagnose_frame_log(state: Path, span: tuple[int, int], site: _Site) -> Clus
     return diagnosis
 
 
-def _frame_records(frames: Path, from_ns: int, to_ns: int) -> Iterator[segment_files.FrameRecord]:
+def _frame_records(
+    frames: Path, segments: Iterable[int], from_ns: int, to_ns: int
+) -> Iterator[segment_files.FrameRecord]:
+    """Yield the records of a range; warn of a segment that the collector has deleted meanwhile."""
     stats = segment_files.FrameLogStats()
-    for number in segment_files.segment_numbers(frames):
-        for _, record in segment_files.read_segment(
-            segment_files.segment_path(frames, number), stats
-        ):
-            if from_ns <= record.received_wall_ns <= to_ns:
-                yield record
+    for number in segments:
+        try:
+            path = segment_files.segment_path(frames, number)
+            for _, record in segment_files.read_segment(path, stats):
+                if from_ns <= record.received_wall_ns <= to_ns:
+                    yield record
+        except FileNotFoundError:
+            warn(
+                f"segment {number} of {frames} was deleted while the log was read: its frames are missing"
+            )

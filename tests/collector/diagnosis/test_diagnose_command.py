@@ -163,6 +163,21 @@ def test_batches_that_contradict_their_schema_are_ignored_and_their_node_is_name
     assert line.endswith("': expected batches with a valid schema")
 
 
+def test_a_segment_that_is_deleted_while_the_log_is_read_is_a_warning(
+    frame_log: Path, tmp_path: Path
+) -> None:
+    """A link without its target is listed and cannot be read, as a segment that a running collector deletes."""
+    state = tmp_path / "state"
+    shutil.copytree(frame_log, state)
+    (state / "frames" / f"frames-{9:010d}-{'0' * 32}.log").symlink_to(tmp_path / "deleted")
+    outcome = run("diagnose", "--frame-log", str(state), "--format", "json")
+    assert outcome.exit_code == 0
+    assert "segment 9 of" in outcome.stderr
+    assert (
+        outcome.stdout == run("diagnose", "--frame-log", str(frame_log), "--format", "json").stdout
+    )
+
+
 def test_a_range_of_a_frame_log_without_frames_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "frames").mkdir()
     assert "no frames in" in refusal(run("diagnose", "--frame-log", str(tmp_path)))
