@@ -43,11 +43,11 @@ help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
 demo: $(VENV)/.ready-to-run
-	$(PY) -m simulator.demo --seconds $(SECONDS) --directory .demo --end-with-parent
+	$(PY) -m railscope_simulator.demo --seconds $(SECONDS) --directory .demo --end-with-parent
 
 cluster: $(VENV)/.ready-to-test
 	@tests/setup_servers.sh postgresql
-	$(PY) -m simulator.failover --directory .cluster
+	$(PY) -m railscope_simulator.failover --directory .cluster
 
 # The preparations wait for downloads and use one processor each.
 test:
@@ -65,7 +65,7 @@ QUICK_COLLECTOR := access/test_access_credentials access/test_access_entries aud
 	jobs/test_jobs_shares jobs/test_jobs_totals metering/test_metering_cases \
 	metering/test_metering_examples metering/test_metering_units test_decode test_fleet test_metering \
 	test_schemas test_sequences
-QUICK_ROOT := bounded_answers dashboard_tables dashboards demo_faults demo_table docs_queries layout \
+QUICK_ROOT := bounded_answers dashboard_tables dashboards demo_faults demo_table docs_queries purity \
 	reasons supervise wording
 
 quick: $(VENV)/.ready-to-test
@@ -93,7 +93,7 @@ check: lint types
 
 types: $(VENV)/.ready-to-test
 	$(VENV)/bin/mypy
-	$(VENV)/bin/mypy docs/generate.py docs/passages.py docs/wording.py docs/layout.py docs/website.py
+	$(VENV)/bin/mypy docs/generate.py docs/wording.py docs/website.py
 	$(VENV)/bin/mypy deploy/packages/build.py deploy/packages/manifests.py deploy/packages/release.py
 
 lint: $(VENV)/.ready-to-test
@@ -102,8 +102,7 @@ lint: $(VENV)/.ready-to-test
 	$(VENV)/bin/lint-imports
 	$(PY) docs/generate.py --check
 	$(PY) docs/wording.py
-	$(PY) docs/layout.py
-	$(PY) -m dashboards --check
+	$(PY) -m railscope_dashboards --check
 	$(PY) deploy/packages/manifests.py --check
 
 bench: $(VENV)/.ready-to-test servers
@@ -120,7 +119,7 @@ site: $(VENV)/.ready-to-build-site
 	$(PY) docs/website.py --to site
 
 pictures: $(VENV)/.ready-to-test servers
-	$(PY) -m dashboards.pictures.site --seconds $(PICTURE_SECONDS) --to docs/pictures
+	$(PY) -m railscope_dashboards.pictures.site --seconds $(PICTURE_SECONDS) --to docs/pictures
 
 cases: $(VENV)/.ready-to-test
 	PYTHONPATH=tests $(PY) -m captures.make
@@ -130,12 +129,12 @@ UPLOT := uplot@1.6.32
 GNMI := gnmi-proto==0.1.0a4
 GNMI_PROTOS := gnmi/proto/_legacy/gnmi_ext/gnmi_ext.proto gnmi/proto/_legacy/gnmi/gnmi.proto
 vendored: $(VENV)/.ready-to-test
-	cd collector/console/static/vendor && npm pack --silent $(UPLOT) \
+	cd collector/railscope_collector/console/static/vendor && npm pack --silent $(UPLOT) \
 		&& tar -xzf uplot-*.tgz --strip-components=2 package/dist/uPlot.iife.min.js package/dist/uPlot.min.css \
 		&& tar -xzf uplot-*.tgz --strip-components=1 --transform 's/LICENSE/uPlot.LICENSE/' package/LICENSE \
 		&& rm uplot-*.tgz && sha256sum uPlot.* > SHA256SUMS
 	$(PIP) 'grpcio-tools>=1.66'
-	cd collector/switches/vendor && $(PY) -m pip download --quiet --no-deps --dest package $(GNMI) \
+	cd collector/railscope_collector/switches/vendor && $(PY) -m pip download --quiet --no-deps --dest package $(GNMI) \
 		&& $(PY) -m zipfile --extract package/*.whl package \
 		&& $(PY) -m grpc_tools.protoc -I package --descriptor_set_out=gnmi.binpb $(GNMI_PROTOS) \
 		&& cp $(GNMI_PROTOS:%=package/%) . && cp package/gnmi_proto-*/LICENSE gnmi.LICENSE \

@@ -29,7 +29,7 @@ from bench import harness, host_files, node
 from railscope.envelopes import unpack
 from railscope.http_responses import RESPONSE_MARK_HEADER, response_mark
 from railscope.wire import BYTES_PER_VALUE
-from simulator.demo.process import free_port
+from railscope_simulator.demo.process import free_port
 
 NODE_EXPORTER = "prometheus-node-exporter"
 SHORTEST_PERIOD = 0.02

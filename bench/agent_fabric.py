@@ -9,13 +9,13 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.host import Json
-from agent.sampling.source_reader import SourceReader
-from agent.sources.nic_burst import NicBurstSource
-from agent.sources.nvidia.activity import GpuBurstSource
 from bench import agent_costs, harness, host_files, node
 from bench.long_run import ManualClock
 from railscope.frame import FrameOrigin
+from railscope_agent.host import Json
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.sources.nic_burst import NicBurstSource
+from railscope_agent.sources.nvidia.activity import GpuBurstSource
 
 WINDOWS = {"10 Hz": 0.1, "50 Hz": 0.02}
 FOUR_PER_SECOND = 0.25

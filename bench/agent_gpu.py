@@ -20,11 +20,11 @@ from typing import Any
 
 import click
 
-from agent.host import Json
-from agent.host.live_host import LiveHost
-from agent.sampling.source_reader import SourceReader
 from bench.harness import Aim, BenchReport, benchmark
 from railscope.frame import FrameOrigin
+from railscope_agent.host import Json
+from railscope_agent.host.live_host import LiveHost
+from railscope_agent.sampling.source_reader import SourceReader
 
 NvmlCall = tuple[str, tuple[int | str, ...]]
 Call = Callable[[], Any]

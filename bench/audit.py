@@ -8,9 +8,9 @@ import sqlite3
 from pathlib import Path
 
 from bench.harness import Aim, BenchReport, ProcessStopwatch, benchmark, wall_seconds
-from collector.audit import log_writer, tiles, verification
-from collector.ledger.audit_outbox import RecordDraft, build_record
 from railscope.audit import record, signed_note
+from railscope_collector.audit import log_writer, tiles, verification
+from railscope_collector.ledger.audit_outbox import RecordDraft, build_record
 
 GROUP = 100
 APPENDED = Aim(">=", 20_000, " /s")

@@ -18,15 +18,15 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import numpy.typing as npt
 
-from agent.config import AgentSettings, MetricsSettings
-from agent.host.recorded_host import RecordedClock, RecordedHost
-from agent.service import Agent
 from bench import fleets, harness, http_requests, load
-from dashboards.promql import metric_named
 from railscope import catalog, exposition, service
 from railscope.catalog.declare import BASIC, MetricDetail
 from railscope.timestamps import SECOND_NS
-from simulator import NodeSpec, simulate
+from railscope_agent.config import AgentSettings, MetricsSettings
+from railscope_agent.host.recorded_host import RecordedClock, RecordedHost
+from railscope_agent.service import Agent
+from railscope_dashboards.promql import metric_named
+from railscope_simulator import NodeSpec, simulate
 
 SCRAPE_SECONDS = 15
 HEALTHY = (("training", "slurm"), ("training", "kubernetes"))

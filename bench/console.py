@@ -21,8 +21,8 @@ from typing import Any
 import click
 
 from bench import fleets, harness, http_requests, jobs, load
-from collector.console.console_server import REFRESH_SECONDS
-from collector.console.page_table import page_path
+from railscope_collector.console.console_server import REFRESH_SECONDS
+from railscope_collector.console.page_table import page_path
 
 NODES_PER_JOB, TENANTS = 8, 20
 PAGE_BYTES = harness.Aim("<=", 600, " kB")

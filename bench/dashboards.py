@@ -12,7 +12,7 @@ import click
 import numpy as np
 
 from bench import cluster_scrapes, harness, query_database
-from dashboards import promql
+from railscope_dashboards import promql
 
 LARGE = 1000
 """Nodes of the cluster for which dashboards and rules must stay cheap."""

@@ -19,24 +19,24 @@ import click
 import msgspec
 import numpy as np
 
-from agent.commands.replay import CaptureReplay
-from agent.config import AgentSettings
 from bench import load
 from bench.drawn_cluster import START_NS, DrawnCluster, DrawnFeed, node_name
 from bench.drawn_faults import FAULTS, DrawnFault
 from bench.harness import ProcessStopwatch
 from bench.sampled_cluster import SampledFeed
 from bench.shaped_cluster import ShapedCluster
-from collector.diagnosis.cluster_diagnosis import SLOT_SECONDS, ClusterDiagnosis
-from collector.diagnosis.incident_classes import Severity
-from collector.diagnosis.incidents import Incident
-from collector.live_diagnosis.diagnosis_engine import KEPT_SLOTS, OPEN_SLOTS
 from railscope.capture import write_capture
 from railscope.timestamps import SECOND_NS
 from railscope.wire import Batch, WireSchema, schema_hash
-from simulator import NodeSpec, capture_metadata, moments
-from simulator.cluster.score_table import table
-from simulator.cluster.scoring import FaultOutcome, RunOutcome, goal_of
+from railscope_agent.commands.replay import CaptureReplay
+from railscope_agent.config import AgentSettings
+from railscope_collector.diagnosis.cluster_diagnosis import SLOT_SECONDS, ClusterDiagnosis
+from railscope_collector.diagnosis.incident_classes import Severity
+from railscope_collector.diagnosis.incidents import Incident
+from railscope_collector.live_diagnosis.diagnosis_engine import KEPT_SLOTS, OPEN_SLOTS
+from railscope_simulator import NodeSpec, capture_metadata, moments
+from railscope_simulator.cluster.score_table import table
+from railscope_simulator.cluster.scoring import FaultOutcome, RunOutcome, goal_of
 
 SLOTS, ONSET_SLOT, FAULT_SLOTS = 120, 60, 48
 HEALTHY_SLOTS = 360

@@ -1,6 +1,6 @@
 """A cluster with readings that are drawn from distributions, with faults that change them: input for the diagnosis.
 
-It shares nothing with `simulator/cluster`: no queue is computed, and every fault changes the readings of its cause and
+It shares nothing with `simulator/railscope_simulator/cluster`: no queue is computed, and every fault changes the readings of its cause and
 of its victims as published cases and driver documentation describe them. So it is quick enough for thousands of
 node-hours, and a second opinion beside the physical model.
 """
@@ -15,13 +15,13 @@ from typing import TypeAlias
 
 import numpy as np
 
-from collector.diagnosis.cluster_diagnosis import SLOT_SECONDS, ClusterDiagnosis, Receipt
-from collector.diagnosis.node_readings import NodeEvent
-from collector.diagnosis.quantities import QUANTITIES, DeviceKind
-from collector.diagnosis.slot_sums import REPLACED_KINDS, Floats, Positions
 from railscope.reading import Absent
 from railscope.timestamps import SECOND_NS
 from railscope.wire import WireEntity, WireEvent
+from railscope_collector.diagnosis.cluster_diagnosis import SLOT_SECONDS, ClusterDiagnosis, Receipt
+from railscope_collector.diagnosis.node_readings import NodeEvent
+from railscope_collector.diagnosis.quantities import QUANTITIES, DeviceKind
+from railscope_collector.diagnosis.slot_sums import REPLACED_KINDS, Floats, Positions
 
 GPUS, RAILS = 8, 8
 LINE_BYTES = 50e9

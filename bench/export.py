@@ -10,12 +10,17 @@ from functools import partial
 from pathlib import Path
 
 from bench.harness import Aim, BenchReport, benchmark, cpu_seconds, peak_resident_bytes
-from collector.billing import export
-from collector.billing.charges import Charge, ChargeKind, PriceUnit, price_quantity
-from collector.billing.invoices import CLOSE_AFTER_NS, Invoice, draft_invoices, issue_invoice
-from collector.files import seller_file
-from collector.metering.units import Period
 from railscope.timestamps import DAY_NS, HOUR_NS, SECOND_NS
+from railscope_collector.billing import export
+from railscope_collector.billing.charges import Charge, ChargeKind, PriceUnit, price_quantity
+from railscope_collector.billing.invoices import (
+    CLOSE_AFTER_NS,
+    Invoice,
+    draft_invoices,
+    issue_invoice,
+)
+from railscope_collector.files import seller_file
+from railscope_collector.metering.units import Period
 
 ROWS = 100_000
 TENANTS = 20

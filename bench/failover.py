@@ -18,7 +18,7 @@ from pathlib import Path
 
 from bench import harness, scale
 from railscope.catalog import collector as catalog
-from simulator.failover import cluster_files, database_pair
+from railscope_simulator.failover import cluster_files, database_pair
 
 NODES, ORDER = 3, ("b", "c", "a")
 """Number of nodes, and their order of collectors; the last one is the head."""

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from bench import harness, load
-from collector.access.credentials import digest_token
 from railscope import envelopes
-from simulator.demo.process import free_port
+from railscope_collector.access.credentials import digest_token
+from railscope_simulator.demo.process import free_port
 
 CONNECTIONS = 32
 MAX_WAIT_SECONDS = 180.0

@@ -26,7 +26,7 @@ from typing import Concatenate, Self, TypeVar
 
 import click
 
-from simulator.demo.process import free_port
+from railscope_simulator.demo.process import free_port
 
 Size = TypeVar("Size")
 

@@ -20,8 +20,8 @@ from typing import Any, Self
 
 import msgspec
 
-from simulator import NodeSpec, moments
-from simulator.driver_counters import RDMA
+from railscope_simulator import NodeSpec, moments
+from railscope_simulator.driver_counters import RDMA
 
 _DRIVERS = ("nvml.", "ethtool.")
 _MEMORY = "/dev/shm"  # noqa: S108 - the directory in it is private

@@ -12,15 +12,19 @@ import msgspec
 import numpy as np
 
 from bench import harness, load
-from collector.fleet.fleet import NodeUpdate
-from collector.fleet.schemas import StoredSchemas
-from collector.http.read_api import render
-from collector.state.collector_state import CollectorState
-from collector.workloads.job_readings import FleetPositions, GatheredReadings, MeasureAverages
-from collector.workloads.job_roster import JobHolding, JobKey, JobRoster
-from collector.workloads.job_view import RunningJobs
 from railscope import claim_terms, exposition, wire
 from railscope.timestamps import SECOND_NS
+from railscope_collector.fleet.fleet import NodeUpdate
+from railscope_collector.fleet.schemas import StoredSchemas
+from railscope_collector.http.read_api import render
+from railscope_collector.state.collector_state import CollectorState
+from railscope_collector.workloads.job_readings import (
+    FleetPositions,
+    GatheredReadings,
+    MeasureAverages,
+)
+from railscope_collector.workloads.job_roster import JobHolding, JobKey, JobRoster
+from railscope_collector.workloads.job_view import RunningJobs
 
 NOW_NS = 1_790_000_000 * SECOND_NS
 GPUS_PER_JOB, TENANTS = 8, 50

@@ -18,13 +18,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from agent.config import AgentSettings
-from agent.service import Agent
 from bench.host_files import write_answers, write_tree
 from bench.node import BenchHost
 from railscope import __version__, catalog, frame, service, wire
 from railscope.catalog.declare import MetricKind
 from railscope.timestamps import SECOND_NS
+from railscope_agent.config import AgentSettings
+from railscope_agent.service import Agent
 
 ROWS = 10
 START_WALL_NS = 1_700_000_000 * SECOND_NS

@@ -10,13 +10,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from agent.config import AgentSettings
-from agent.machine_sources import machine_sources
-from agent.sampling.source_reader import SourceReader
 from bench import harness, node
 from railscope.exposition import Exposition, TextFormat
 from railscope.frame import Frame, FrameOrigin, NodeTimestamp
 from railscope.timestamps import SECOND_NS
+from railscope_agent.config import AgentSettings
+from railscope_agent.machine_sources import machine_sources
+from railscope_agent.sampling.source_reader import SourceReader
 
 WINDOW_NS = SECOND_NS // 10
 _SLOWER = 10

@@ -17,13 +17,13 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from bench.harness import Aim, BenchReport, ProcessStopwatch, benchmark, cpu_seconds
-from collector.billing import invoices, price_book, usage
-from collector.billing.charges import Charge
-from collector.billing.rating import rate
-from collector.ledger.day_metering import MeteredGpu, MeteringComputation
-from collector.metering import evidence as usage_evidence, measures, units
 from railscope.claim_terms import ClaimAuthority
 from railscope.timestamps import DAY_NS, SECOND_NS
+from railscope_collector.billing import invoices, price_book, usage
+from railscope_collector.billing.charges import Charge
+from railscope_collector.billing.rating import rate
+from railscope_collector.ledger.day_metering import MeteredGpu, MeteringComputation
+from railscope_collector.metering import evidence as usage_evidence, measures, units
 
 SKU = "h100-sxm"
 DAYS = 30

@@ -19,12 +19,20 @@ from pathlib import Path
 import click
 import msgspec
 
-from agent import config
-from agent.host import Clock, FileGroup, HostWrapper, Json, live_host, nvml_readers, recorded_host
-from agent.sampling.meter import ProcessMeter
-from agent.service import Agent
 from railscope import capture, reading, service
 from railscope.timestamps import SECOND_NS
+from railscope_agent import config
+from railscope_agent.host import (
+    Clock,
+    FileGroup,
+    HostWrapper,
+    Json,
+    live_host,
+    nvml_readers,
+    recorded_host,
+)
+from railscope_agent.sampling.meter import ProcessMeter
+from railscope_agent.service import Agent
 
 _LIBRARY_NOT_FOUND = 12
 _DRIVERS = {"nvml", "ethtool"}

@@ -72,7 +72,7 @@ def milliseconds(work: Callable[[Read], object], reads: Iterator[Read], rounds: 
 
 def collector_cost(rounds: int) -> float:
     """Return the median of the processor time of the collector's request with as many samples, in milliseconds."""
-    from collector.sinks.otlp_format import OtlpMetricsFormat  # noqa: PLC0415 - after the agent's, whose memory is measured
+    from railscope_collector.sinks.otlp_format import OtlpMetricsFormat  # noqa: PLC0415 - after the agent's, whose memory is measured
 
     built = OtlpMetricsFormat()
     built.is_compressed = False
@@ -92,7 +92,7 @@ def collector_cost(rounds: int) -> float:
 def main(report: harness.BenchReport, rounds: int, _directory: Path) -> None:
     """Measure exports of 3,000 points of which all have changed."""
     before_bytes = harness.resident_bytes()
-    from agent.otlp.otlp_messages import MetricMessages  # noqa: PLC0415 - its memory is measured
+    from railscope_agent.otlp.otlp_messages import MetricMessages  # noqa: PLC0415 - its memory is measured
 
     import_bytes = harness.resident_bytes() - before_bytes
     resource = {"service.name": "railscope-agent", "service.instance.id": "node-1"}

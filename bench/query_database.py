@@ -18,8 +18,8 @@ import yaml
 
 from bench.harness import HOST, BenchError, ProcessStopwatch, ServerProcess, http_get
 from bench.http_requests import PostConnection, Request
-from dashboards import build, prometheus_api, promql
-from simulator.demo.process import free_port
+from railscope_dashboards import build, prometheus_api, promql
+from railscope_simulator.demo.process import free_port
 
 RATE_SECONDS = 75
 """$__rate_interval of six hours in steps of a minute, scraped every 15 seconds: a step and a scrape."""

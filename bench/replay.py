@@ -8,12 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from agent.commands.check import MAX_READS, CaptureWalk
-from agent.config import AgentSettings
-from agent.service import Agent
 from bench.harness import Aim, BenchReport, benchmark, cpu_seconds, mebibytes
 from railscope.capture import read_capture, write_capture
-from simulator import NodeSpec, capture_metadata, moments
+from railscope_agent.commands.check import MAX_READS, CaptureWalk
+from railscope_agent.config import AgentSettings
+from railscope_agent.service import Agent
+from railscope_simulator import NodeSpec, capture_metadata, moments
 
 SAMPLES = 1_000
 STEPS_SECONDS = (1, 5, 10)

@@ -14,13 +14,13 @@ import numpy as np
 
 from bench.drawn_cluster import FULL_STOP_FRAMES, LINE_BYTES, START_NS, Row, gpu_uuid, node_name
 from bench.shaped_cluster import GPU_LACKS, NIC_LACKS, ShapedCluster, log_uniform
-from collector.diagnosis.cluster_diagnosis import SLOT_SECONDS, ClusterDiagnosis, Receipt
-from collector.diagnosis.findings import Flags
-from collector.diagnosis.node_readings import MAX_STEP_SECONDS, NodeEvent
-from collector.diagnosis.quantities import DeviceKind
-from collector.diagnosis.slot_sums import Floats
 from railscope.timestamps import SECOND_NS
 from railscope.wire import WireEntity, WireEvent
+from railscope_collector.diagnosis.cluster_diagnosis import SLOT_SECONDS, ClusterDiagnosis, Receipt
+from railscope_collector.diagnosis.findings import Flags
+from railscope_collector.diagnosis.node_readings import MAX_STEP_SECONDS, NodeEvent
+from railscope_collector.diagnosis.quantities import DeviceKind
+from railscope_collector.diagnosis.slot_sums import Floats
 
 PERIODS_SECONDS = (1, 2, 5, 10, 15)
 LOSSES = (0.0, 0.005, 0.02, 0.05)

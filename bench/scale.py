@@ -21,10 +21,10 @@ from typing import NamedTuple
 import click
 
 from bench import fleets, harness, load
-from collector.access.credentials import digest_token
 from railscope.catalog import collector as catalog
-from simulator.demo.process import free_port
-from simulator.failover.database_pair import running_pair
+from railscope_collector.access.credentials import digest_token
+from railscope_simulator.demo.process import free_port
+from railscope_simulator.failover.database_pair import running_pair
 
 COLLECTORS = ("a", "b", "c")
 GROWTH = harness.Aim("<=", 1.25)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from bench import drawn_cluster
-from collector.diagnosis.slot_sums import Floats
+from railscope_collector.diagnosis.slot_sums import Floats
 
 KINDS = (
     "dense", "sharded", "pipeline", "experts", "reinforcement", "inference", "single", "notebook",

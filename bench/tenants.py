@@ -27,13 +27,13 @@ import click
 
 from bench.harness import Aim, BenchReport, ProcessStopwatch, benchmark, mebibytes, resident_bytes
 from bench.metering import DAYS, FIRST_DAY, MONTH
-from collector.jobs import job_list, job_list_import, job_metering, job_reconciliation
-from collector.ledger.day_metering import MeteredGpu, MeteringComputation
-from collector.metering import evidence
-from collector.metering.tiling import GpuTimeline
-from collector.metering.units import CapacityRange, Tiling
 from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
 from railscope.timestamps import DAY_NS, SECOND_NS
+from railscope_collector.jobs import job_list, job_list_import, job_metering, job_reconciliation
+from railscope_collector.ledger.day_metering import MeteredGpu, MeteringComputation
+from railscope_collector.metering import evidence
+from railscope_collector.metering.tiling import GpuTimeline
+from railscope_collector.metering.units import CapacityRange, Tiling
 
 TRACE = (
     Path(__file__).parents[2] / "shared/captures/jobs/alibaba-v2025-disaggregated_DLRM_trace.csv.gz"

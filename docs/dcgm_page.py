@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from agent.endpoint.dcgm_table import (
+from railscope_agent.endpoint.dcgm_table import (
     DCGM_METRICS,
     EACH,
     DcgmFormula,

@@ -11,18 +11,23 @@ from typing import cast
 import numpy as np
 import yaml
 
-from collector.detector_thresholds import AdviceThresholds
-from collector.diagnosis import switch_advice, switch_evidence, switch_links, switch_queues
-from collector.diagnosis.incident_classes import CLASSES, IncidentClass
-from collector.diagnosis.incident_report import incident_schema
-from collector.diagnosis.network_advice import BLOCK_MINUTES, BLOCKS
-from collector.diagnosis.node_detectors import NODE_CLASSES
-from collector.diagnosis.quantities import QUANTITIES
-from collector.diagnosis.ranking import EDGES
-from collector.diagnosis.settings_advice import MIN_MAJORITY
-from collector.diagnosis.signals import SIGNALS, Signal, WindowSums
-from collector.diagnosis.slot_sums import Floats, SlotSums
 from railscope.timestamps import SECOND_NS
+from railscope_collector.detector_thresholds import AdviceThresholds
+from railscope_collector.diagnosis import (
+    switch_advice,
+    switch_evidence,
+    switch_links,
+    switch_queues,
+)
+from railscope_collector.diagnosis.incident_classes import CLASSES, IncidentClass
+from railscope_collector.diagnosis.incident_report import incident_schema
+from railscope_collector.diagnosis.network_advice import BLOCK_MINUTES, BLOCKS
+from railscope_collector.diagnosis.node_detectors import NODE_CLASSES
+from railscope_collector.diagnosis.quantities import QUANTITIES
+from railscope_collector.diagnosis.ranking import EDGES
+from railscope_collector.diagnosis.settings_advice import MIN_MAJORITY
+from railscope_collector.diagnosis.signals import SIGNALS, Signal, WindowSums
+from railscope_collector.diagnosis.slot_sums import Floats, SlotSums
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -214,7 +214,7 @@ def dashboards() -> str:
         MADE,
         "",
         "The Grafana dashboards with their panels. The pictures show seven simulated nodes with faults;",
-        "`make pictures` draws them again, and `python -m dashboards.pictures` draws a dashboard with the data of",
+        "`make pictures` draws them again, and `python -m railscope_dashboards.pictures` draws a dashboard with the data of",
         "any Prometheus.",
         "",
         "Each dashboard links to its page of the [web console](console.md#dashboards), at the end of the time range where the page",

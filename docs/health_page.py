@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from agent.commands.check import MAX_READS
-from agent.health import RULES
-from agent.health.gpu_facts import SETTLED_NS, SOURCES
-from agent.health.nic_signals import MIN_PEERS
-from agent.health.node_facts import NIC_RULES
-from agent.health.rule import (
+from railscope.catalog import gpu_health as h
+from railscope_agent.commands.check import MAX_READS
+from railscope_agent.health import RULES
+from railscope_agent.health.gpu_facts import SETTLED_NS, SOURCES
+from railscope_agent.health.nic_signals import MIN_PEERS
+from railscope_agent.health.node_facts import NIC_RULES
+from railscope_agent.health.rule import (
     ACTIONS_BY_SEVERITY,
     SHORTEST_RATE_NS,
     WINDOW_NS,
     HealthRule,
     RequiredActions,
 )
-from agent.health.setting_rules import GPU_SETTING_RULES
-from railscope.catalog import gpu_health as h
+from railscope_agent.health.setting_rules import GPU_SETTING_RULES
 
 Table = Callable[[Iterable[str], Iterable[Iterable[str]]], list[str]]
 _SECOND_NS = 10**9

@@ -20,15 +20,15 @@ from pathlib import Path
 import click
 import msgspec
 
-import agent.config
-import collector.config
+import railscope_agent.config
+import railscope_collector.config
 from railscope import __version__, catalog, cli, settings
 from railscope.client.commands import ClientCommand
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS: Mapping[str, tuple[type[msgspec.Struct], str]] = {
-    "agent": (agent.config.AgentSettings, agent.config.PREFIX),
-    "collector": (collector.config.CollectorSettings, collector.config.PREFIX),
+    "agent": (railscope_agent.config.AgentSettings, railscope_agent.config.PREFIX),
+    "collector": (railscope_collector.config.CollectorSettings, railscope_collector.config.PREFIX),
 }
 SOURCES_OF_SETTINGS = (
     "A program reads its settings from a TOML file, from environment variables and from its flags. A flag "

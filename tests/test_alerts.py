@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 import yaml
 
-from collector.diagnosis.incident_classes import CLASSES, INCIDENT_RUNBOOK
-from dashboards.build import dashboards
-from dashboards.promql import (
+from railscope.catalog import rollups
+from railscope.catalog.declare import MetricDetail
+from railscope.catalog.xids import ERROR_CLASSES, xids
+from railscope_collector.diagnosis.incident_classes import CLASSES, INCIDENT_RUNBOOK
+from railscope_dashboards.build import dashboards
+from railscope_dashboards.promql import (
     detail_of,
     expand,
     labels_in,
@@ -24,9 +27,6 @@ from dashboards.promql import (
     recorded_expressions,
     recorded_in,
 )
-from railscope.catalog import rollups
-from railscope.catalog.declare import MetricDetail
-from railscope.catalog.xids import ERROR_CLASSES, xids
 from tests.support.alert_rules import (
     CASES,
     ROOT,

@@ -14,18 +14,18 @@ import click
 import pytest
 from structlog.testing import capture_logs
 
-from agent.commands.claim import AgentClient
-from agent.host.kubelet import call_kubelet
-from agent.host.kubelet_pods import read_pod_list
-from agent.host.live_host import LiveHost
-from agent.shipping.collector_client import HttpClient
-from collector.config import InfluxSettings, RemoteWriteSettings
-from collector.fleet.view_cells import View, ViewCell
-from collector.sinks.influx import InfluxSink
-from collector.sinks.remote_write import RemoteWriteSink
-from collector.view_refresh import CollectorViews
-from dashboards.prometheus_api import Prometheus, PrometheusError
 from railscope.catalog import collector as catalog
+from railscope_agent.commands.claim import AgentClient
+from railscope_agent.host.kubelet import call_kubelet
+from railscope_agent.host.kubelet_pods import read_pod_list
+from railscope_agent.host.live_host import LiveHost
+from railscope_agent.shipping.collector_client import HttpClient
+from railscope_collector.config import InfluxSettings, RemoteWriteSettings
+from railscope_collector.fleet.view_cells import View, ViewCell
+from railscope_collector.sinks.influx import InfluxSink
+from railscope_collector.sinks.remote_write import RemoteWriteSink
+from railscope_collector.view_refresh import CollectorViews
+from railscope_dashboards.prometheus_api import Prometheus, PrometheusError
 
 MAX_BYTES = 100_000
 SECONDS = 0.5

@@ -15,12 +15,12 @@ import pytest
 from click.testing import CliRunner
 from support.command_line import refusal, refusal_line, run, run_process
 
-from collector.access import credentials
-from collector.access.credentials import Credential, Role
 from railscope.catalog import EVENTS, METRICS, rollups
 from railscope.cli import root as railscope
 from railscope.settings import CONFIGURATION_VARIABLE
-from simulator import MODES, NICS, SCHEDULERS, SHORT_NAMES
+from railscope_collector.access import credentials
+from railscope_collector.access.credentials import Credential, Role
+from railscope_simulator import MODES, NICS, SCHEDULERS, SHORT_NAMES
 
 
 def walk(arguments: tuple[str, ...], command: click.Command) -> Iterator[tuple[str, ...]]:

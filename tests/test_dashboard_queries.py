@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
-from collector.console import group_curves
-from collector.diagnosis.diagnosis_curves import GroupKey
-from collector.workloads.job_roster import JobKey
-from dashboards.panels import MAX_POINTS
-from dashboards.promql import expand, labels_in, problems, recorded_in
-from dashboards.query import at_end, highest, lowest
+from railscope_collector.console import group_curves
+from railscope_collector.diagnosis.diagnosis_curves import GroupKey
+from railscope_collector.workloads.job_roster import JobKey
+from railscope_dashboards.panels import MAX_POINTS
+from railscope_dashboards.promql import expand, labels_in, problems, recorded_in
+from railscope_dashboards.query import at_end, highest, lowest
 from tests.support.dashboards import DASHBOARDS, PANELS, QUERIES, VARIABLE
 
 ROOT = Path(__file__).parent.parent

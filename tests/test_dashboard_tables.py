@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from dashboards.panels import Column, rows
-from dashboards.promql import labels_in, metric_named, metrics_in
-from dashboards.query import build_query, joins_for, with_device_names
+from railscope_dashboards.panels import Column, rows
+from railscope_dashboards.promql import labels_in, metric_named, metrics_in
+from railscope_dashboards.query import build_query, joins_for, with_device_names
 from tests.support.dashboards import DASHBOARDS, TABLES
 
 

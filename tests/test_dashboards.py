@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import yaml
 
-from collector.access.credentials import ANYONE
-from collector.console import page_table
-from dashboards import CONSOLE_URL
-from dashboards.build import GENERATED
-from dashboards.promql import labels_in, problems
+from railscope_collector.access.credentials import ANYONE
+from railscope_collector.console import page_table
+from railscope_dashboards import CONSOLE_URL
+from railscope_dashboards.build import GENERATED
+from railscope_dashboards.promql import labels_in, problems
 from tests.support.dashboards import DASHBOARDS, PANELS, TABLES, VARIABLE
 from tests.support.grafana_schema import mistakes
 
@@ -33,7 +33,7 @@ def used_in(text: str) -> set[str]:
 
 
 def generate(*options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dashboards", *options]
+    command = [sys.executable, "-m", "railscope_dashboards", *options]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from collector.diagnosis.incident_classes import CLASSES
-from simulator.demo.faults import (
+from railscope_collector.diagnosis.incident_classes import CLASSES
+from railscope_simulator.demo.faults import (
     FAULTS,
     ROUND_SECONDS,
     DemoFault,
@@ -20,8 +20,8 @@ from simulator.demo.faults import (
     changes,
     plan_faults,
 )
-from simulator.live import LiveNode
-from simulator.node_hardware import build_node_hardware
+from railscope_simulator.live import LiveNode
+from railscope_simulator.node_hardware import build_node_hardware
 from tests.support.alert_rules import RULES
 from tests.support.demo_alerts import (
     AlertFiring,

@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given, strategies as st
 
 from railscope.timestamps import SECOND_NS
-from simulator.demo.link_ends import ComparedLinks
-from simulator.demo.report import DemoScreen, tables, verdict
+from railscope_simulator.demo.link_ends import ComparedLinks
+from railscope_simulator.demo.report import DemoScreen, tables, verdict
 from tests.test_demo_table import ACCOUNT
 
 STARTED_NS = 10**18

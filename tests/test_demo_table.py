@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from simulator.demo.report import tables
+from railscope_simulator.demo.report import tables
 
 ACCOUNT = {"tenants": {}, "states": {"idle": "0", "unknown": "0"}, "gpus": 0, "capacity_ns": "0",
            "balances": True}  # fmt: skip

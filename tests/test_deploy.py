@@ -20,19 +20,19 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-import agent.config
-import collector.config
-from collector.access import credentials
-from collector.access.credentials import Credential, Role
-from collector.billing import administration, price_book
-from collector.billing.period_closing import BillingBooks
-from collector.files import device_files, tenancy_files
-from collector.ledger.audit_outbox import TimedActor
-from collector.ledger.ledger_store import Ledger
-from collector.tables import metadata
+import railscope_agent.config
+import railscope_collector.config
 from railscope import settings
 from railscope.audit.record import RecordActor
 from railscope.cli import COLLECTOR_MODULES
+from railscope_collector.access import credentials
+from railscope_collector.access.credentials import Credential, Role
+from railscope_collector.billing import administration, price_book
+from railscope_collector.billing.period_closing import BillingBooks
+from railscope_collector.files import device_files, tenancy_files
+from railscope_collector.ledger.audit_outbox import TimedActor
+from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.tables import metadata
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
@@ -41,8 +41,8 @@ EACH_UNIT = pytest.mark.parametrize("unit", UNITS.values(), ids=UNITS)
 MAX_EXPOSURE = {"agent": 1.6, "collector": 1.5}
 MAX_EXPOSURE_OF_TENANCY = 2.0
 PROGRAMS: dict[str, tuple[type[msgspec.Struct], str]] = {
-    "agent": (agent.config.AgentSettings, agent.config.PREFIX),
-    "collector": (collector.config.CollectorSettings, collector.config.PREFIX),
+    "agent": (railscope_agent.config.AgentSettings, railscope_agent.config.PREFIX),
+    "collector": (railscope_collector.config.CollectorSettings, railscope_collector.config.PREFIX),
 }
 EACH_PROGRAM = pytest.mark.parametrize("program", PROGRAMS)
 SANDBOX = Path(__file__).parent / "unit_sandbox.py"
@@ -244,7 +244,7 @@ def test_the_agent_may_read_the_clock_error_with_a_drop_in(tmp_path: Path):
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may receive LLDP frames without the unit")
 def test_the_agent_may_query_and_receive_from_the_network(tmp_path: Path):
     program = """
-from agent.host.live_host import LiveHost
+from railscope_agent.host.live_host import LiveHost
 host = LiveHost()
 print({link["name"] for link in host.call("netlink", "links")} >= {"lo"})
 print(host.call("lldp", "neighbours"))

@@ -240,11 +240,15 @@ def layers(package: str) -> list[str]:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
         "contracts"
     ]
-    (found,) = [entry["layers"] for entry in contracts if entry.get("containers") == [package]]
+    (found,) = [
+        entry["layers"]
+        for entry in contracts
+        if entry.get("containers") == [package] and entry["type"] == "layers"
+    ]
     return [name for layer in found for name in layer.split(" | ")]
 
 
-@pytest.mark.parametrize("package", ["agent", "collector", "railscope"])
+@pytest.mark.parametrize("package", ["railscope_agent", "railscope_collector", "railscope"])
 def test_the_packages_that_are_listed_are_those_of_the_import_contracts(package: str):
     text = (DOCS / "architecture.md").read_text()
     table = text.partition(f"| {package} | contents |\n|---|---|\n")[2].partition("\n\n")[0]
@@ -428,8 +432,8 @@ def test_the_source_that_the_page_adds_stops_in_order(followed: Path, tmp_path: 
     (tmp_path / "proc").mkdir()
     lines = (
         "from pathlib import Path; import sys",
-        "from agent.host.live_host import LiveHost; from agent.sampling.source import RowBuilder",
-        "from agent.sources.open_files import OpenFilesSource",
+        "from railscope_agent.host.live_host import LiveHost; from railscope_agent.sampling.source import RowBuilder",
+        "from railscope_agent.sources.open_files import OpenFilesSource",
         "host, source = LiveHost(Path(sys.argv[1])), OpenFilesSource()",
         "found = source.probe(host)",
         "source.read(host, RowBuilder(len(found.columns)))",
@@ -439,14 +443,22 @@ def test_the_source_that_the_page_adds_stops_in_order(followed: Path, tmp_path: 
 
 
 def test_the_source_that_the_page_adds_is_well_formed(followed: Path):
-    source = "agent/sources/open_files.py"
-    within(followed, "-m", "ruff", "check", "--no-cache", source, "dashboards/cluster_overview.py")
+    source = "agent/railscope_agent/sources/open_files.py"
+    within(
+        followed,
+        "-m",
+        "ruff",
+        "check",
+        "--no-cache",
+        source,
+        "dashboards/railscope_dashboards/cluster_overview.py",
+    )
     within(followed, "-m", "ruff", "format", "--no-cache", "--check", source)
 
 
 @pytest.mark.timeout(300)  # generates the documents and dashboards of a copy
 def test_the_panel_and_the_alert_that_the_page_adds_work(followed: Path):
-    within(followed, "-m", "dashboards")
+    within(followed, "-m", "railscope_dashboards")
     within(followed, "docs/generate.py")
     assert "| 157339 | Open files |" in (followed / "docs/dashboards.md").read_text()
     assert "## RailscopeOpenFiles" in (followed / "docs/alerts.md").read_text()

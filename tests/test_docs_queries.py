@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dashboards.promql import problems
+from railscope_dashboards.promql import problems
 from tests.support.query_notes import annotated_queries, detail_note
 
 DOCS = Path(__file__).parents[1] / "docs"

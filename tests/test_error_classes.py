@@ -7,10 +7,17 @@ import pkgutil
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
-PACKAGES = ("railscope", "agent", "collector", "simulator", "dashboards", "bench")
+PACKAGES = (
+    "railscope",
+    "railscope_agent",
+    "railscope_collector",
+    "railscope_simulator",
+    "railscope_dashboards",
+    "bench",
+)
 NO_ERRORS: Mapping[str, str] = {
-    "agent.health.rule.AbsentFact": "an absent fact, with its reason; not an error",
-    "agent.sampling.hang_guard.CallAbandonedError": "a BaseException: no source may catch it",
+    "railscope_agent.health.rule.AbsentFact": "an absent fact, with its reason; not an error",
+    "railscope_agent.sampling.hang_guard.CallAbandonedError": "a BaseException: no source may catch it",
 }
 
 
@@ -37,7 +44,7 @@ def home(kind: type[BaseException]) -> str:
     package = (
         name if hasattr(importlib.import_module(name), "__path__") else name.rpartition(".")[0]
     )
-    depth = 1 if package.startswith(("simulator", "dashboards", "bench")) else 2
+    depth = 1 if package.startswith(("railscope_simulator", "railscope_dashboards", "bench")) else 2
     return ".".join(package.split(".")[:depth])
 
 

@@ -10,10 +10,10 @@ import pytest
 from support.evaluated_alerts import inhibitions, notified_alerts
 from support.incidents import NIC, incident
 
-from collector.diagnosis.incident_classes import CLASSES
-from collector.diagnosis.incident_report import GpuDocument
-from collector.diagnosis.incident_table import IncidentTable
 from railscope.catalog import incidents as catalog
+from railscope_collector.diagnosis.incident_classes import CLASSES
+from railscope_collector.diagnosis.incident_report import GpuDocument
+from railscope_collector.diagnosis.incident_table import IncidentTable
 from tests.support.alert_rules import ROOT, rules_of
 
 GPU = {"kind": "gpu", "node": "n1", "index": 4, "uuid": "GPU-4", "pci_address": "0000:43:00.0"}

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from collector.config import PREFIX, CollectorSettings
 from railscope import settings
+from railscope_collector.config import PREFIX, CollectorSettings
 from tests.support.alert_rules import ROOT, RULES
 
 USUAL = ("/opt/railscope", "/etc/railscope", "/var/lib/grafana/dashboards/railscope")

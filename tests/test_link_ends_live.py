@@ -18,9 +18,9 @@ from support.namespace import comes_true, ip, network_namespace
 from support.nics import NET, add_nic, facts
 from support.reading import read_once
 
-from agent.host.live_host import LiveHost
-from agent.sources.nic_ports import NeighbourSource
-from collector.switches import links
+from railscope_agent.host.live_host import LiveHost
+from railscope_agent.sources.nic_ports import NeighbourSource
+from railscope_collector.switches import links
 
 HOST_NIC, SWITCH_PORT = "rs-host", "rs-switch"
 NODE, SWITCH = "gpu-0001", "leaf-07"

@@ -21,8 +21,8 @@ from support.evaluated_alerts import (
     notified_alerts,
 )
 
-from agent.sampling.source_reader import REPROBE_NS
-from simulator import SCENARIOS
+from railscope_agent.sampling.source_reader import REPROBE_NS
+from railscope_simulator import SCENARIOS
 from tests.support.alert_rules import RULES, rules_of
 
 MINUTES, SLOW_MINUTES = 28, 44

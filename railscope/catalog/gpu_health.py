@@ -1,6 +1,6 @@
 """Faults of a GPU: memory errors and their repair, PCIe link, fabric, Xids, events, verdict.
 
-The verdict is computed from the other metrics: see `agent/health`.
+The verdict is computed from the other metrics: see `agent/railscope_agent/health`.
 """
 
 # fmt: off

@@ -5,10 +5,10 @@ from __future__ import annotations
 from support.machine import FakeHost
 from support.reading import ORIGIN, numbers, read_once, readings
 
-from agent.sampling.source import ProbeVerdict
-from agent.sampling.source_reader import SourceReader
-from agent.sources.network import NET, BondSource
 from railscope.reading import Absent
+from railscope_agent.sampling.source import ProbeVerdict
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.sources.network import NET, BondSource
 
 
 def add_bond(host: FakeHost, bond: str, mode: str, *members: str, up: str = "up") -> None:

@@ -18,22 +18,22 @@ from support.metric_samples import sample
 from support.reading import ORIGIN, at_period
 from support.sampling import run_sampler
 
-from agent.config import PREFIX, AgentSettings, BudgetSettings
-from agent.endpoint.metrics_endpoint import MetricsEndpoint
-from agent.sampling.governor import BudgetKeeper
-from agent.sampling.hang_guard import MAX_HUNG_CALLS, HungCall
-from agent.sampling.sampler import ReadLimits, Sampler
-from agent.sampling.source import LONGEST_PERIOD_SECONDS, longest_period_seconds
-from agent.sampling.source_reader import SourceReader
-from agent.sampling.status import FAILED, OK, SourceState
-from agent.service import Agent
-from agent.sources.node import HostSource
-from agent.sources.nvidia.gpu_devices import GpuSource
-from agent.sources.rdma import RdmaSource
-from agent.streams.kernel_log import KernelLogStream
 from railscope.catalog.agent import GOVERNOR_EVENT
 from railscope.http_server import HttpServerRequest
 from railscope.settings import SettingsError, load
+from railscope_agent.config import PREFIX, AgentSettings, BudgetSettings
+from railscope_agent.endpoint.metrics_endpoint import MetricsEndpoint
+from railscope_agent.sampling.governor import BudgetKeeper
+from railscope_agent.sampling.hang_guard import MAX_HUNG_CALLS, HungCall
+from railscope_agent.sampling.sampler import ReadLimits, Sampler
+from railscope_agent.sampling.source import LONGEST_PERIOD_SECONDS, longest_period_seconds
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.sampling.status import FAILED, OK, SourceState
+from railscope_agent.service import Agent
+from railscope_agent.sources.node import HostSource
+from railscope_agent.sources.nvidia.gpu_devices import GpuSource
+from railscope_agent.sources.rdma import RdmaSource
+from railscope_agent.streams.kernel_log import KernelLogStream
 
 POWER_ON_PAGE = sample("railscope_gpu_power_watts", gpu="GPU-0")
 SHORT = 0.3

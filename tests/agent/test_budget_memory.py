@@ -12,13 +12,19 @@ from support.metric_samples import sample
 from support.rdma_nics import add_nic
 from support.reading import ORIGIN
 
-from agent.config import AgentSettings
-from agent.sampling.governor import AT_LIMIT, MEMORY_POLL_NS, RELEASE_EVERY_NS, WITHIN, MemoryKeeper
-from agent.sampling.meter import ProcessMeter
-from agent.sampling.source_reader import SourceReader
-from agent.service import Agent
-from agent.sources.rdma import RdmaSource
 from railscope.exposition import TextFormat
+from railscope_agent.config import AgentSettings
+from railscope_agent.sampling.governor import (
+    AT_LIMIT,
+    MEMORY_POLL_NS,
+    RELEASE_EVERY_NS,
+    WITHIN,
+    MemoryKeeper,
+)
+from railscope_agent.sampling.meter import ProcessMeter
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.service import Agent
+from railscope_agent.sources.rdma import RdmaSource
 
 
 def memory(meter: FakeMeter, dropped: list[int]) -> MemoryKeeper:

@@ -11,11 +11,11 @@ from support.machine import FakeHost
 from support.reading import ORIGIN
 from support.sampling import PATIENCE_SECONDS
 
-from agent.sampling.hang_guard import SLICE_SECONDS, CallTime
-from agent.sampling.sampler import ReadLimits, Sampler
-from agent.sampling.status import OK
-from agent.sources.rdma import RdmaSource
 from railscope.frame import Frame
+from railscope_agent.sampling.hang_guard import SLICE_SECONDS, CallTime
+from railscope_agent.sampling.sampler import ReadLimits, Sampler
+from railscope_agent.sampling.status import OK
+from railscope_agent.sources.rdma import RdmaSource
 from tests.agent.test_hung_call import BlockedAnswer
 from tests.support.rdma_nics import add_nic
 

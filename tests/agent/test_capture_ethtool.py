@@ -12,10 +12,10 @@ from support.machine import FakeHost
 from support.reading import ORIGIN, Label, numbers, read_once
 from support.shared import capture_path
 
-from agent.sampling.source import ProbeVerdict
-from agent.sampling.source_reader import SourceReader
-from agent.sources.nic_counters import NicSource
-from agent.sources.rdma import RdmaSource
+from railscope_agent.sampling.source import ProbeVerdict
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.sources.nic_counters import NicSource
+from railscope_agent.sources.rdma import RdmaSource
 
 INTERFACE = "eth0"
 MICROSECOND = 1e-6

@@ -17,10 +17,10 @@ from support.pci_bus import add_gpu, set_link
 from support.reading import read_once, readings
 from support.shared import CAPTURES, capture_path
 
-from agent.gpus.inventory import GpuInventory
-from agent.sources.nvidia.pcie import GpuPathSource
 from railscope.catalog import gpu_health as c
 from railscope.reading import Absent, Reading
+from railscope_agent.gpus.inventory import GpuInventory
+from railscope_agent.sources.nvidia.pcie import GpuPathSource
 
 UNKNOWN = Absent.UNSUPPORTED
 TEXTS = {

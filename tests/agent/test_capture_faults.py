@@ -11,13 +11,13 @@ from support.machine import FakeHost
 from support.reading import ORIGIN, Label, numbers
 from support.shared import capture_path
 
-from agent.sampling.source import Source
-from agent.sampling.source_reader import SourceReader
-from agent.sources.ethtool_statistics import DRIVERS
-from agent.sources.nic_counters import NicSource
-from agent.sources.rdma import RdmaSource
 from railscope.catalog.declare import Metric
 from railscope.catalog.rdma import meaning
+from railscope_agent.sampling.source import Source
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.sources.ethtool_statistics import DRIVERS
+from railscope_agent.sources.nic_counters import NicSource
+from railscope_agent.sources.rdma import RdmaSource
 
 PORT = "/sys/class/infiniband/mlx5_0/ports/1"
 OF_THE_LINK = {

@@ -18,8 +18,8 @@ from support.exporter_pairs import (
     THEIRS_ALONE,
 )
 
-from agent.topology.pci import pci_address
 from railscope.reading import Absent
+from railscope_agent.topology.pci import pci_address
 
 EACH_CASE = pytest.mark.parametrize(
     ("model", "moment"), CASES, ids=[f"{c[21:30]}-{m}" for c, m in CASES]

@@ -10,7 +10,7 @@ from support.machine import FakeHost
 from support.reading import numbers, read_once, readings
 from support.shared import capture_path
 
-from agent.sources.rdma import RdmaSource
+from railscope_agent.sources.rdma import RdmaSource
 
 ROOT = "/sys/class/infiniband"
 STATES = {"Down": "1: DOWN", "Initializing": "2: INIT", "Active": "4: ACTIVE"}

@@ -10,10 +10,10 @@ from support.machine import FakeHost
 from support.reading import ORIGIN, numbers
 from support.shared import capture_path
 
-from agent.sampling.source_reader import SourceReader
-from agent.streams.kernel_log import KernelLogStream
-from agent.streams.kernel_messages import parse_kernel_message
 from railscope.frame import Event, Frame
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.streams.kernel_log import KernelLogStream
+from railscope_agent.streams.kernel_messages import parse_kernel_message
 
 # Plain patterns, made from the lines and not from our parser.
 PEER = re.compile(r"nvidia-peermem .* ERROR ")

@@ -10,11 +10,11 @@ from support.nics import facts
 from support.reading import Label, read_once, readings
 from support.shared import unpack_capture
 
-from agent.host import Json
-from agent.host.live_host import LiveHost
-from agent.sampling.source_reader import ReadOutcome
-from agent.sources.nic_settings import NicSettingsSource
 from railscope.reading import Reading
+from railscope_agent.host import Json
+from railscope_agent.host.live_host import LiveHost
+from railscope_agent.sampling.source_reader import ReadOutcome
+from railscope_agent.sources.nic_settings import NicSettingsSource
 
 SIDES = {"np": "notification", "rp": "reaction"}
 ECN_ENABLED = "railscope_nic_setting_ecn_enabled"

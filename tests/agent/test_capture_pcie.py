@@ -9,9 +9,9 @@ import pytest
 from support.reading import Label, numbers, read_once, readings
 from support.shared import unpack_capture
 
-from agent.host.live_host import LiveHost
-from agent.sources.pcie import ALL_ERRORS, PcieSource, parse_aer
 from railscope.reading import Absent
+from railscope_agent.host.live_host import LiveHost
+from railscope_agent.sources.pcie import ALL_ERRORS, PcieSource, parse_aer
 
 DEVICES = "sys/bus/pci/devices"
 WANTED = re.compile(r"0x(0300|0302|0200|0207|0108)")

@@ -10,10 +10,10 @@ from click.testing import CliRunner
 from support.metric_samples import Sample, sample, samples
 from support.shared import capture_path
 
-from agent.cli import agent
 from railscope.catalog import METRICS
 from railscope.catalog.rdma import COUNTER_FILES, PORT_STATES
 from railscope.reading import Absent, parse_integer
+from railscope_agent.cli import agent
 
 ROOT = "sysfs/procfs/tree"
 NO_COUNTERS = {"lifespan"}

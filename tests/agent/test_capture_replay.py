@@ -13,14 +13,6 @@ from support.cases import CASES, capture_of
 from support.clock import NS
 from support.reading import ORIGIN, readings
 
-from agent.cli import agent
-from agent.commands.check import CaptureWalk
-from agent.commands.replay import CaptureReplay
-from agent.config import AgentSettings, BurstSettings
-from agent.host.recorded_host import RecordedClock, RecordedHost, call_key
-from agent.machine_sources import machine_sources
-from agent.sampling.source_reader import SourceReader
-from agent.service import Agent
 from railscope import envelopes, wire
 from railscope.capture import (
     DAMAGED_STATUS,
@@ -33,7 +25,15 @@ from railscope.capture import (
 from railscope.catalog import kernel
 from railscope.frame import Frame
 from railscope.reading import Absent
-from simulator import NodeSpec, simulate
+from railscope_agent.cli import agent
+from railscope_agent.commands.check import CaptureWalk
+from railscope_agent.commands.replay import CaptureReplay
+from railscope_agent.config import AgentSettings, BurstSettings
+from railscope_agent.host.recorded_host import RecordedClock, RecordedHost, call_key
+from railscope_agent.machine_sources import machine_sources
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.service import Agent
+from railscope_simulator import NodeSpec, simulate
 
 SETTINGS = AgentSettings(bursts=BurstSettings(enabled=False))
 POWER = "railscope_gpu_power_watts"

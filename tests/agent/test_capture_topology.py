@@ -12,14 +12,14 @@ from support.pci_bus import DEVICES, add_device, name_rdma
 from support.reading import read_once
 from support.shared import capture_path, unpack_capture
 
-from agent.config import TopologySettings
-from agent.host.live_host import LiveHost
-from agent.sources.pcie import PcieSource
-from agent.topology import pci
-from agent.topology.nccl_xml import parse_nccl_topology
-from agent.topology.network import NetworkScanner, NodeNetwork
-from agent.topology.node_topology import read_topology
-from agent.topology.pci import (
+from railscope_agent.config import TopologySettings
+from railscope_agent.host.live_host import LiveHost
+from railscope_agent.sources.pcie import PcieSource
+from railscope_agent.topology import pci
+from railscope_agent.topology.nccl_xml import parse_nccl_topology
+from railscope_agent.topology.network import NetworkScanner, NodeNetwork
+from railscope_agent.topology.node_topology import read_topology
+from railscope_agent.topology.pci import (
     RDMA_CLASS,
     NcclTopology,
     PciDistance,
@@ -27,7 +27,7 @@ from agent.topology.pci import (
     pci_distance,
     pci_functions,
 )
-from agent.topology.rails import RailRules, parse_rail_rules
+from railscope_agent.topology.rails import RailRules, parse_rail_rules
 
 WESTMERE = "sysfs/hwloc/40intel64-2g2n4c+pcilocality.tar.bz2"
 GB10 = "sysfs/hwloc/nvidia-dgx-gb10.tar.bz2"

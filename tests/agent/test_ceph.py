@@ -6,16 +6,16 @@ from hypothesis import given, strategies as st
 from support.machine import DENIED, FakeHost
 from support.reading import ORIGIN, numbers, read_once, readings
 
-from agent.sampling.source import ProbeVerdict
-from agent.sampling.source_reader import SourceReader
-from agent.sources.parallel_filesystems import (
+from railscope.reading import Absent
+from railscope_agent.sampling.source import ProbeVerdict
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.sources.parallel_filesystems import (
     CEPH_ROOT,
     CephSource,
     parse_mdsc,
     parse_metrics,
     parse_osdc,
 )
-from railscope.reading import Absent
 
 CLUSTER, CLIENT = "0c93a60d-5645-4c46-8568-4c8f63db4c7f", "client4267"
 DIRECTORY = f"{CEPH_ROOT}/{CLUSTER}.{CLIENT}"

@@ -21,11 +21,11 @@ from support.shared import capture_path
 from support.shipping import link_to
 from support.tree import make_tree
 
-from agent.cli import agent
-from agent.commands.check import check, read_twice
-from agent.config import AgentSettings, BudgetSettings, CollectorLink
-from agent.host import NvmlError
-from agent.service import Agent
+from railscope_agent.cli import agent
+from railscope_agent.commands.check import check, read_twice
+from railscope_agent.config import AgentSettings, BudgetSettings, CollectorLink
+from railscope_agent.host import NvmlError
+from railscope_agent.service import Agent
 
 BOOT_US = START.boot_ns // 1000
 COUNT = "nvml.nvmlDeviceGetCount()"

@@ -7,9 +7,9 @@ from support.machine import FakeHost
 from support.rdma_nics import add_nic
 from support.sampling import run_sampler
 
-from agent.host.live_host import LiveClock
-from agent.sampling.status import OK
-from agent.sources.rdma import RdmaSource
+from railscope_agent.host.live_host import LiveClock
+from railscope_agent.sampling.status import OK
+from railscope_agent.sources.rdma import RdmaSource
 
 HOUR = 3600
 

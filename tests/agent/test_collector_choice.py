@@ -19,16 +19,16 @@ from support.collector import ScriptedCollector, take
 from support.examples import fewer_examples
 from support.shipping import FLUSHING, RunningShipper, link_to, run_shipper, waiting
 
-from agent.config import PREFIX, AgentSettings, CollectorLink
-from agent.shipping.collector_choice import (
+from railscope.settings import SettingsError, load
+from railscope_agent.config import PREFIX, AgentSettings, CollectorLink
+from railscope_agent.shipping.collector_choice import (
     FIRST_RETRY_SECONDS,
     RETURN_SPREAD,
     CollectorChoice,
     collector_links,
     rendezvous_order,
 )
-from agent.shipping.collector_client import ChangeReason, CollectorLinkError
-from railscope.settings import SettingsError, load
+from railscope_agent.shipping.collector_client import ChangeReason, CollectorLinkError
 
 URLS = [f"https://collector-{name}.example:9470" for name in "abcde"]
 

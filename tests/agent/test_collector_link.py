@@ -13,14 +13,14 @@ from support.collector import ScriptedCollector, hang
 from support.reading import ORIGIN
 from support.shipping import link_to, run_shipper
 
-from agent.config import CollectorLink
-from agent.shipping.collector_client import (
+from railscope.wire import SentAt, envelope, pack
+from railscope_agent.config import CollectorLink
+from railscope_agent.shipping.collector_client import (
     CollectorClient,
     CollectorLinkError,
     DeliveryResult,
     EnvelopeDecision,
 )
-from railscope.wire import SentAt, envelope, pack
 
 GREETING = pack(envelope(ORIGIN, (), (), agent_version="1"))
 PATIENCE_SECONDS = 60

@@ -15,16 +15,22 @@ from support.reading import ORIGIN, read_once, readings
 from support.sampling import PATIENCE_SECONDS, run_sampler
 from support.tree import TreeHost, make_tree
 
-from agent.config import AgentSettings
-from agent.host import FileGroup
-from agent.host.files import JoinedFiles, OpenFiles, PlainFiles, PortCounterFiles, RootedFiles
-from agent.host.live_host import LiveHost
-from agent.machine_sources import machine_sources
-from agent.sampling.sampler import Sampler
-from agent.sampling.source import RowBuilder
-from agent.sampling.source_reader import SourceReader
-from agent.sources.rdma import RdmaSource
 from railscope.reading import REASONS, Absent, Reading
+from railscope_agent.config import AgentSettings
+from railscope_agent.host import FileGroup
+from railscope_agent.host.files import (
+    JoinedFiles,
+    OpenFiles,
+    PlainFiles,
+    PortCounterFiles,
+    RootedFiles,
+)
+from railscope_agent.host.live_host import LiveHost
+from railscope_agent.machine_sources import machine_sources
+from railscope_agent.sampling.sampler import Sampler
+from railscope_agent.sampling.source import RowBuilder
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.sources.rdma import RdmaSource
 
 PORT = "/sys/class/infiniband/mlx5_0/ports/1"
 SENT = "railscope_rdma_transmit_packets_total", ("mlx5_0", "1")

@@ -13,13 +13,13 @@ from support.nics import set_statistics
 from support.reading import ORIGIN, readings
 from support.sampling import families
 
-from agent.config import AgentSettings
-from agent.sampling.source_reader import SourceReader
-from agent.service import Agent
-from agent.sources.nic_counters import NicSource
-from agent.sources.rdma import RdmaSource
-from agent.sources.source_bases import CounterStateFile
 from railscope.reading import Absent, Reading
+from railscope_agent.config import AgentSettings
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.service import Agent
+from railscope_agent.sources.nic_counters import NicSource
+from railscope_agent.sources.rdma import RdmaSource
+from railscope_agent.sources.source_bases import CounterStateFile
 
 PORT = "/sys/class/infiniband/mlx5_0/ports/1"
 END = 2**32

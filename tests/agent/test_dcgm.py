@@ -16,18 +16,18 @@ from support.mig import cut
 from support.reading import read_once
 from support.sampling import run_sampler
 
-from agent.endpoint.dcgm import DcgmExposition
-from agent.endpoint.dcgm_table import DCGM_METRICS
-from agent.endpoint.metrics_endpoint import MetricsEndpoint
-from agent.host import NvmlError
-from agent.sampling.source import Source
-from agent.sources.nvidia.activity import GpuActivitySource
-from agent.sources.nvidia.gpu_devices import GpuSource, MigSource
-from agent.sources.nvidia.nvlink import NvLinkSource
-from agent.streams.kernel_log import KernelLogStream
 from railscope.exposition import TextFormat
 from railscope.frame import Frame
 from railscope.http_server import HttpServer
+from railscope_agent.endpoint.dcgm import DcgmExposition
+from railscope_agent.endpoint.dcgm_table import DCGM_METRICS
+from railscope_agent.endpoint.metrics_endpoint import MetricsEndpoint
+from railscope_agent.host import NvmlError
+from railscope_agent.sampling.source import Source
+from railscope_agent.sources.nvidia.activity import GpuActivitySource
+from railscope_agent.sources.nvidia.gpu_devices import GpuSource, MigSource
+from railscope_agent.sources.nvidia.nvlink import NvLinkSource
+from railscope_agent.streams.kernel_log import KernelLogStream
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
 LABELS = {

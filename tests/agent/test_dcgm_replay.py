@@ -16,15 +16,15 @@ from support.metric_samples import Sample, samples
 from support.reading import ORIGIN
 from support.tree import TreeHost, make_tree
 
-from agent.cli import agent
-from agent.config import AgentSettings
-from agent.host.live_host import LiveClock
-from agent.host.recorded_host import RecordedHost
-from agent.host.recording_host import RecordingHost
-from agent.machine_sources import machine_sources
-from agent.sampling.source_reader import SourceReader
-from agent.service import Agent
 from railscope.capture import Capture, CaptureMetadata, read_capture
+from railscope_agent.cli import agent
+from railscope_agent.config import AgentSettings
+from railscope_agent.host.live_host import LiveClock
+from railscope_agent.host.recorded_host import RecordedHost
+from railscope_agent.host.recording_host import RecordingHost
+from railscope_agent.machine_sources import machine_sources
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.service import Agent
 
 PATIENCE_SECONDS = 60
 

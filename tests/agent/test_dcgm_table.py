@@ -19,11 +19,6 @@ from support.machine import FakeHost
 from support.reading import ORIGIN
 from support.shared import capture_path
 
-from agent.endpoint.dcgm import DcgmExposition
-from agent.endpoint.dcgm_table import DCGM_METRICS, EACH, DcgmMetric, FormulaTerm
-from agent.sources.nvidia import activity, gpu_devices, health, value_tables
-from agent.sources.nvidia.call_plan import CallTable
-from agent.sources.nvidia.nvlink import traffic_fields
 from railscope.catalog import METRICS, MetricKind
 from railscope.catalog.declare import Metric
 from railscope.catalog.entities import GPU, GPU_ADDRESS, MIG, NVLINK
@@ -32,6 +27,11 @@ from railscope.catalog.gpu_health import GPU_LAST_XID
 from railscope.exposition import TextFormat
 from railscope.frame import Column, Entity, Frame, NodeTimestamp, Schema
 from railscope.reading import from_stored
+from railscope_agent.endpoint.dcgm import DcgmExposition
+from railscope_agent.endpoint.dcgm_table import DCGM_METRICS, EACH, DcgmMetric, FormulaTerm
+from railscope_agent.sources.nvidia import activity, gpu_devices, health, value_tables
+from railscope_agent.sources.nvidia.call_plan import CallTable
+from railscope_agent.sources.nvidia.nvlink import traffic_fields
 
 CAPTURE = "dcgm/datadog-dcgm-serve-metrics.prom"
 ADDRESS = "0000:3b:00.0"

@@ -16,10 +16,10 @@ from support.clock import ManualClock
 from support.metering import MIB
 from support.sampling import families
 
-from agent.config import AgentSettings
-from agent.host.recorded_host import RecordedHost, ReplayCost
-from agent.service import Agent
-from simulator import NodeSpec, simulate
+from railscope_agent.config import AgentSettings
+from railscope_agent.host.recorded_host import RecordedHost, ReplayCost
+from railscope_agent.service import Agent
+from railscope_simulator import NodeSpec, simulate
 
 SECONDS = 80
 """Longer than the period of probes, and than the governor needs to estimate the cost of a source."""

@@ -7,15 +7,15 @@ from support.rdma_nics import INFINIBAND, add_nic, remove_nic
 from support.reading import ORIGIN, readings
 from support.sampling import run_sampler
 
-from agent.host import Host
-from agent.sampling.source import ProbeResult, RowBuilder, SourceWithoutResources
-from agent.sampling.source_reader import SourceReader
-from agent.sampling.status import FAILED, OK, PARTIAL, UNSUPPORTED
-from agent.sources.rdma import RdmaSource
 from railscope.catalog.entities import RDMA_PORT
 from railscope.catalog.rdma import RDMA_UP
 from railscope.frame import Entity, Frame
 from railscope.reading import Absent
+from railscope_agent.host import Host
+from railscope_agent.sampling.source import ProbeResult, RowBuilder, SourceWithoutResources
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.sampling.status import FAILED, OK, PARTIAL, UNSUPPORTED
+from railscope_agent.sources.rdma import RdmaSource
 
 
 def devices(frame: Frame) -> set[str]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from support.machine import FakeHost
 from support.reading import ORIGIN, numbers, read_once, readings
 
-from agent.sampling.source import ProbeVerdict
-from agent.sampling.source_reader import SourceReader
-from agent.sources.node import EDAC_ROOT, EdacSource
 from railscope.reading import Absent
+from railscope_agent.sampling.source import ProbeVerdict
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.sources.node import EDAC_ROOT, EdacSource
 
 CONTROLLER = {"ce_count": 7, "ue_count": 1, "ce_noinfo_count": 2, "ue_noinfo_count": 0}
 

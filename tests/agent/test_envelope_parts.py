@@ -6,15 +6,15 @@ from array import array
 
 from hypothesis import given, strategies as st
 
-from agent.shipping.spool import (
+from railscope.catalog.agent import GAP_EVENT
+from railscope.catalog.entities import DROP
+from railscope.frame import Entity, Event, Frame, FrameOrigin, NodeTimestamp, Schema
+from railscope_agent.shipping.spool import (
     MAX_BYTES_OF_AN_ENVELOPE,
     MAX_EVENTS_OF_AN_ENVELOPE,
     MAX_FRAMES_OF_AN_ENVELOPE,
     split_into_envelopes,
 )
-from railscope.catalog.agent import GAP_EVENT
-from railscope.catalog.entities import DROP
-from railscope.frame import Entity, Event, Frame, FrameOrigin, NodeTimestamp, Schema
 
 SCHEMA = Schema("gpu", ())
 ABOUT = Entity(DROP, ("disk",))

@@ -9,13 +9,19 @@ from support.machine import FakeHost
 from support.nics import set_statistics
 from support.reading import ORIGIN, read_once, readings
 
-from agent.sampling.source_reader import SourceReader
-from agent.sources.ethtool_statistics import DRIVERS, GROUPS, STANDARD, is_narrow, match_statistics
-from agent.sources.nic_counters import NicSource
 from railscope.catalog import METRICS, nic
 from railscope.catalog.declare import Metric, MetricKind
 from railscope.catalog.entities import NIC, NIC_LANE, NIC_PRIORITY, NIC_TRAFFIC_CLASS
 from railscope.reading import to_stored
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.sources.ethtool_statistics import (
+    DRIVERS,
+    GROUPS,
+    STANDARD,
+    is_narrow,
+    match_statistics,
+)
+from railscope_agent.sources.nic_counters import NicSource
 
 PLACES = {NIC: "", NIC_PRIORITY: "{priority}", NIC_TRAFFIC_CLASS: "{class}", NIC_LANE: "{lane}"}
 SHORT = {

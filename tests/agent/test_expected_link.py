@@ -11,12 +11,12 @@ from support.machine import FakeHost
 from support.pci_bus import add_gpu, set_link
 from support.reading import read_once, readings
 
-from agent.config import PcieSettings
-from agent.gpus.inventory import GpuInventory
-from agent.host import NvmlError
-from agent.sources.nvidia.pcie import GpuPathSource, generation
 from railscope.catalog import gpu_health as c
 from railscope.reading import Absent, Reading
+from railscope_agent.config import PcieSettings
+from railscope_agent.gpus.inventory import GpuInventory
+from railscope_agent.host import NvmlError
+from railscope_agent.sources.nvidia.pcie import GpuPathSource, generation
 
 GPU, PORT = "0000:01:00.0", "0000:00:01.0"
 UNKNOWN = Absent.UNSUPPORTED

@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from support.examples import fewer_examples
 from support.governed import MS, NS, GovernedSources, SimulatedSource
 
-from agent.sampling.governor import (
+from railscope_agent.sampling.governor import (
     AT_LIMIT,
     HOLD_NS,
     SOURCES_SHARE,
@@ -21,7 +21,7 @@ from agent.sampling.governor import (
     Governor,
     PeriodFactorFitter,
 )
-from agent.sampling.meter import ReadCost, ThreadCost
+from railscope_agent.sampling.meter import ReadCost, ThreadCost
 
 STABLE_AFTER_SECONDS = 600.0
 BUDGET = 0.01

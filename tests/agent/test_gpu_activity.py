@@ -7,10 +7,10 @@ from support.machine import FakeHost
 from support.reading import numbers, read_once, readings
 from support.sampling import run_sampler
 
-from agent.host import NvmlError
-from agent.sampling.status import FAILED, OK
-from agent.sources.nvidia.activity import GpuActivitySource
 from railscope.reading import Absent
+from railscope_agent.host import NvmlError
+from railscope_agent.sampling.status import FAILED, OK
+from railscope_agent.sources.nvidia.activity import GpuActivitySource
 
 SM = ("railscope_gpu_sm_activity_ratio", ("GPU-0",))
 

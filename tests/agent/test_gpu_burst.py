@@ -9,11 +9,11 @@ from support.gpus import add_gpus
 from support.machine import FakeHost
 from support.reading import ORIGIN, readings
 
-from agent.host import NvmlError
-from agent.sampling.source_reader import SourceReader
-from agent.sources.nvidia.activity import GpuBurstSource
 from railscope.catalog import Metric, bursts as c
 from railscope.reading import Absent, Reading
+from railscope_agent.host import NvmlError
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.sources.nvidia.activity import GpuBurstSource
 
 US = 1_000_000
 START_US = 1_790_000_000 * US

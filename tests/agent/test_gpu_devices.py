@@ -8,12 +8,12 @@ from support.machine import DENIED, FakeHost
 from support.reading import at_period, read_once, readings
 from support.sampling import run_sampler
 
-from agent.gpus.inventory import GpuInventory
-from agent.sampling.source import ProbeVerdict
-from agent.sources.nvidia.gpu_devices import GpuDeviceSource, GpuSource
 from railscope.catalog.entities import GPU
 from railscope.catalog.gpu_health import GPU_DEVICE_STATE
 from railscope.frame import Entity
+from railscope_agent.gpus.inventory import GpuInventory
+from railscope_agent.sampling.source import ProbeVerdict
+from railscope_agent.sources.nvidia.gpu_devices import GpuDeviceSource, GpuSource
 
 DEVICES = "/sys/bus/pci/devices"
 

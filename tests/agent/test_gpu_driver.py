@@ -10,15 +10,15 @@ from support.machine import FakeHost
 from support.reading import at_period, readings
 from support.sampling import RunningSampler, run_sampler
 
-from agent.gpus.inventory import GpuInventory
-from agent.host import NvmlError
-from agent.sampling.source import Source
-from agent.sampling.status import FAILED, OK
-from agent.sources.nvidia.activity import GpuActivitySource
-from agent.sources.nvidia.gpu_devices import GpuSource
-from agent.sources.nvidia.nvlink import NvLinkSource
 from railscope.catalog.gpu_health import GPU_CHANGE_EVENT
 from railscope.reading import Absent, Reading
+from railscope_agent.gpus.inventory import GpuInventory
+from railscope_agent.host import NvmlError
+from railscope_agent.sampling.source import Source
+from railscope_agent.sampling.status import FAILED, OK
+from railscope_agent.sources.nvidia.activity import GpuActivitySource
+from railscope_agent.sources.nvidia.gpu_devices import GpuSource
+from railscope_agent.sources.nvidia.nvlink import NvLinkSource
 
 COUNT = "nvml.nvmlDeviceGetCount()"
 ENERGY = "railscope_gpu_energy_joules_total"

@@ -12,13 +12,13 @@ from support.machine import FakeHost
 from support.reading import ORIGIN, read_once, readings
 from support.sampling import run_sampler
 
-from agent.host import NvmlError
-from agent.sampling.source import ProbeVerdict
-from agent.sampling.source_reader import SourceReader
-from agent.sampling.status import FAILED, OK, PARTIAL, UNSUPPORTED
-from agent.sources.nvidia.gpu_devices import GpuSource
-from agent.sources.nvidia.value_tables import load_table
 from railscope.reading import Absent, Reading
+from railscope_agent.host import NvmlError
+from railscope_agent.sampling.source import ProbeVerdict
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.sampling.status import FAILED, OK, PARTIAL, UNSUPPORTED
+from railscope_agent.sources.nvidia.gpu_devices import GpuSource
+from railscope_agent.sources.nvidia.value_tables import load_table
 
 COUNT = "nvml.nvmlDeviceGetCount()"
 POWER, AVERAGE = "railscope_gpu_power_watts", "railscope_gpu_power_average_watts"

@@ -12,17 +12,17 @@ from support.machine import FakeHost
 from support.mig import cut
 from support.reading import ORIGIN, at_period, readings
 
-from agent.host import NvmlError
-from agent.sampling.source_reader import SourceReader
-from agent.sources.nvidia.column_history import (
+from railscope.reading import Absent, Reading
+from railscope_agent.host import NvmlError
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.sources.nvidia.column_history import (
     LONGEST_SAMPLE_NS,
     MAX_MEMORY_BYTES,
     Integral,
     IntegratedGauge,
 )
-from agent.sources.nvidia.gpu_devices import GpuSource, MigSource
-from agent.sources.nvidia.value_tables import LOAD_INTEGRALS
-from railscope.reading import Absent, Reading
+from railscope_agent.sources.nvidia.gpu_devices import GpuSource, MigSource
+from railscope_agent.sources.nvidia.value_tables import LOAD_INTEGRALS
 
 NS = 1_000_000_000
 BUSY = "railscope_gpu_busy_seconds_total"

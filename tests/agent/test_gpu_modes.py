@@ -7,11 +7,11 @@ from support.gpus import add_gpus
 from support.machine import FakeHost
 from support.reading import ORIGIN, at_period
 
-from agent.host import NvmlError
-from agent.sampling.source_reader import SourceReader
-from agent.sources.nvidia.gpu_devices import GpuSource
 from railscope.catalog.entities import GPU_SETTINGS
 from railscope.catalog.gpu import GPU_SETTINGS_INFO
+from railscope_agent.host import NvmlError
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.sources.nvidia.gpu_devices import GpuSource
 
 ECC, COMPUTE, LIMIT = (
     f"nvml.nvmlDeviceGet{name}(0)" for name in ("EccMode", "ComputeMode", "PowerManagementLimit")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from agent.commands.check import DeviceNames
 from railscope.catalog.entities import GPU, NIC, NODE
 from railscope.frame import Entity
+from railscope_agent.commands.check import DeviceNames
 
 NAMES = DeviceNames(
     [

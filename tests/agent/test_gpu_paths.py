@@ -10,12 +10,12 @@ from support.machine import FakeHost
 from support.pci_bus import NVIDIA, add_gpu, set_link
 from support.reading import ORIGIN, readings
 
-from agent.gpus.inventory import GpuInventory
-from agent.host import NvmlError
-from agent.sampling.source_reader import SourceReader
-from agent.sources.nvidia.pcie import GpuPathSource
 from railscope.catalog.pcie import PCIE_PATH_STATE
 from railscope.reading import Absent
+from railscope_agent.gpus.inventory import GpuInventory
+from railscope_agent.host import NvmlError
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.sources.nvidia.pcie import GpuPathSource
 
 GPU, PORT = "0000:01:00.0", "0000:00:01.0"
 

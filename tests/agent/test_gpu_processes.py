@@ -11,14 +11,14 @@ from support.mig import cut
 from support.reading import at_period, numbers, read_once, readings
 from support.sampling import run_sampler
 
-from agent.config import AgentSettings
-from agent.host import NvmlError
-from agent.service import Agent, is_shipped
-from agent.sources.nvidia.processes import GpuProcessSource, GpuSharingSource
 from railscope.catalog.gpu_sharing import GPU_SHARING
 from railscope.exposition import TextFormat
 from railscope.frame import Frame, Schema
 from railscope.reading import Absent
+from railscope_agent.config import AgentSettings
+from railscope_agent.host import NvmlError
+from railscope_agent.service import Agent, is_shipped
+from railscope_agent.sources.nvidia.processes import GpuProcessSource, GpuSharingSource
 
 COMPUTE = "nvml.nvmlDeviceGetComputeRunningProcesses(0)"
 MPS = "nvml.nvmlDeviceGetMPSComputeRunningProcesses(0)"

@@ -12,20 +12,20 @@ from support.gpus import add_gpus
 from support.machine import FakeHost
 from support.reading import read_once, readings
 
-from agent.gpus.inventory import list_mig_devices
-from agent.host import Json, NvmlError
-from agent.host.recorded_host import BATCH_FUNCTIONS
-from agent.sampling.source import ColumnBuilder, RowBuilder
-from agent.sources.nvidia import activity, gpu_devices, health, value_tables
-from agent.sources.nvidia.call_plan import CallPlan, CallTable, NvmlCall
-from agent.sources.nvidia.gpu_devices import GpuSource
-from agent.sources.nvidia.nvlink import bit_error_decades, signal_fields, traffic_fields
-from agent.sources.nvidia.processes import GpuProcessSource, GpuSharingSource
-from agent.topology.pci import pci_address
 from railscope.catalog.entities import GPU, MIG, NVLINK
 from railscope.catalog.gpu import THROTTLE_BITS
 from railscope.frame import Entity
 from railscope.reading import REASONS, Absent
+from railscope_agent.gpus.inventory import list_mig_devices
+from railscope_agent.host import Json, NvmlError
+from railscope_agent.host.recorded_host import BATCH_FUNCTIONS
+from railscope_agent.sampling.source import ColumnBuilder, RowBuilder
+from railscope_agent.sources.nvidia import activity, gpu_devices, health, value_tables
+from railscope_agent.sources.nvidia.call_plan import CallPlan, CallTable, NvmlCall
+from railscope_agent.sources.nvidia.gpu_devices import GpuSource
+from railscope_agent.sources.nvidia.nvlink import bit_error_decades, signal_fields, traffic_fields
+from railscope_agent.sources.nvidia.processes import GpuProcessSource, GpuSharingSource
+from railscope_agent.topology.pci import pci_address
 
 JSON: st.SearchStrategy[Json] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),

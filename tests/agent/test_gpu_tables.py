@@ -10,11 +10,11 @@ from support.nvidia_smi import machine
 from support.reading import ORIGIN, numbers
 from support.row_pairs import PAIRS, agrees
 
-from agent.host import NvmlError
-from agent.sampling.source_reader import SourceReader
-from agent.sources.nvidia.gpu_devices import GpuSource
-from agent.sources.nvidia.value_tables import THROTTLE_FIELDS
 from railscope.reading import Absent
+from railscope_agent.host import NvmlError
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.sources.nvidia.gpu_devices import GpuSource
+from railscope_agent.sources.nvidia.value_tables import THROTTLE_FIELDS
 
 GPU = "GPU-0"
 FIELD = "nvml.nvmlDeviceGetFieldValues(0,{})"

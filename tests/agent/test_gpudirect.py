@@ -6,10 +6,10 @@ from hypothesis import given, strategies as st
 from support.machine import DENIED, FakeHost
 from support.reading import ORIGIN, numbers, read_once, readings
 
-from agent.sampling.source import ProbeFinding, ProbeVerdict
-from agent.sampling.source_reader import SourceReader
-from agent.sources.gpudirect import STATS, GpuDirectSource, parse_stats
 from railscope.reading import Absent
+from railscope_agent.sampling.source import ProbeFinding, ProbeVerdict
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.sources.gpudirect import STATS, GpuDirectSource, parse_stats
 
 MIB = 1 << 20
 UUID = "6ba7b810-9dad-11d1-80b4-00c04fd430c8"

@@ -7,8 +7,9 @@ import threading
 import pytest
 from support.machine import FakeHost
 
-from agent.host import NvmlError
-from agent.sampling.hang_guard import (
+from railscope.reading import PRESENT, Absent
+from railscope_agent.host import NvmlError
+from railscope_agent.sampling.hang_guard import (
     CallTime,
     GuardedHost,
     HungCall,
@@ -16,7 +17,6 @@ from agent.sampling.hang_guard import (
     device_of,
     device_of_call,
 )
-from railscope.reading import PRESENT, Absent
 
 
 @pytest.mark.parametrize(

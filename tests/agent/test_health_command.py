@@ -17,9 +17,9 @@ from click.testing import CliRunner, Result
 from support.claim_requests import ask
 from support.health_agents import ReadCapture, answering, install_scripts
 
-from agent.commands.health import query_agent
 from railscope import RailscopeError
 from railscope.cli import root
+from railscope_agent.commands.health import query_agent
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,10 +12,10 @@ from support.machine import DENIED, FakeHost
 from support.reading import ORIGIN, Label, numbers, read_once, readings
 from support.shared import unpack_capture
 
-from agent.host.live_host import LiveHost
-from agent.sampling.source_reader import SourceReader
-from agent.sources.node import HostSource, whole_drives
 from railscope.reading import Absent
+from railscope_agent.host.live_host import LiveHost
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.sources.node import HostSource, whole_drives
 
 KIB, SECTOR = 1024, 512
 NODE = ()

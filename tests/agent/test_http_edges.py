@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from agent.shipping.collector_client import HttpClient, HttpError
 from railscope.http_server import (
     COMPRESSED_AT_ONCE_BYTES,
     MAX_CONNECTIONS,
@@ -19,6 +18,7 @@ from railscope.http_server import (
     HttpServerRequest,
     HttpServerResponse,
 )
+from railscope_agent.shipping.collector_client import HttpClient, HttpError
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

@@ -17,25 +17,25 @@ from support.rdma_nics import add_nic
 from support.reading import ORIGIN, at_period, readings
 from support.sampling import RunningSampler, run_sampler
 
-from agent.endpoint.metrics_endpoint import MetricsEndpoint
-from agent.sampling.hang_guard import (
+from railscope.catalog.agent import HANG_EVENT, SOURCE_EVENT
+from railscope.exposition import TextFormat
+from railscope.frame import Frame
+from railscope.reading import Absent, Reading
+from railscope_agent.endpoint.metrics_endpoint import MetricsEndpoint
+from railscope_agent.sampling.hang_guard import (
     MAX_HUNG_CALLS,
     CallTime,
     GuardedHost,
     HungCall,
     HungCalls,
 )
-from agent.sampling.read_threads import FamilyThread
-from agent.sampling.sampler import ReadLimits, Sampler, _DeviceFamily, _FamilyMember
-from agent.sampling.source_reader import SourceReader
-from agent.sampling.status import FAILED, OK, PARTIAL, ShippingStats
-from agent.sources.agent_state import SelfMetricsSource
-from agent.sources.nvidia.gpu_devices import GpuSource
-from agent.sources.rdma import RdmaSource
-from railscope.catalog.agent import HANG_EVENT, SOURCE_EVENT
-from railscope.exposition import TextFormat
-from railscope.frame import Frame
-from railscope.reading import Absent, Reading
+from railscope_agent.sampling.read_threads import FamilyThread
+from railscope_agent.sampling.sampler import ReadLimits, Sampler, _DeviceFamily, _FamilyMember
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.sampling.status import FAILED, OK, PARTIAL, ShippingStats
+from railscope_agent.sources.agent_state import SelfMetricsSource
+from railscope_agent.sources.nvidia.gpu_devices import GpuSource
+from railscope_agent.sources.rdma import RdmaSource
 
 POWER = "nvml.nvmlDeviceGetPowerUsage(0)"
 SHORT = 0.3

@@ -10,11 +10,11 @@ from support.machine import FakeHost
 from support.reading import ORIGIN, Label, numbers, read_once, readings
 from support.trees import DRIVE, server_tree
 
-from agent.host.live_host import LiveHost
-from agent.sampling.source import ProbeVerdict
-from agent.sampling.source_reader import SourceReader
-from agent.sources.hardware_sensors import HWMON_ROOT, HwmonSource
 from railscope.reading import Absent
+from railscope_agent.host.live_host import LiveHost
+from railscope_agent.sampling.source import ProbeVerdict
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.sources.hardware_sensors import HWMON_ROOT, HwmonSource
 
 TEMPERATURE = "railscope_sensor_temperature_celsius"
 TEMPERATURE_LIMIT = "railscope_sensor_temperature_limit_celsius"

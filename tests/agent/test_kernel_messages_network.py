@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from support.shared import capture_path
 
-from agent.streams.kernel_messages import parse_kernel_message
 from railscope.catalog.entities import NODE, PCIE, PORT_MODULE
+from railscope_agent.streams.kernel_messages import parse_kernel_message
 
 NIC = "mlx5_core 0000:3b:00.0"
 POWER = "power on the PCIe slot"

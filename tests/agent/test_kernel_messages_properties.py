@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given, strategies as st
 
-from agent.streams.kernel_messages import KernelMessage, parse_kernel_message
+from railscope_agent.streams.kernel_messages import KernelMessage, parse_kernel_message
 
 PREFIXES = st.sampled_from(
     ["", "[  171.620236] ", "kernel: ", "[...] ", "Nov 20 06:10:11 node kernel: "]

@@ -12,14 +12,14 @@ from support.machine import DENIED, FakeHost
 from support.reading import ORIGIN, read_once, readings
 from support.sampling import run_sampler
 
-from agent.host.live_host import LiveKernelLog
-from agent.sampling.source import ProbeVerdict
-from agent.sampling.source_reader import SourceReader
-from agent.sampling.status import FAILED, OK
-from agent.streams.kernel_log import KernelLogStream
-from agent.streams.kernel_messages import parse_kernel_message
 from railscope.frame import Frame, NodeTimestamp
 from railscope.reading import Reading
+from railscope_agent.host.live_host import LiveKernelLog
+from railscope_agent.sampling.source import ProbeVerdict
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.sampling.status import FAILED, OK
+from railscope_agent.streams.kernel_log import KernelLogStream
+from railscope_agent.streams.kernel_messages import parse_kernel_message
 
 XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus."
 XIDS = "railscope_kernel_xids_total", ()

@@ -5,9 +5,9 @@ import errno
 from support.machine import FakeHost
 from support.reading import ORIGIN, read_once, readings
 
-from agent.sampling.source_reader import SourceReader
-from agent.sources.network import LinkSource
 from railscope.reading import Absent
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.sources.network import LinkSource
 
 
 def test_a_link_that_is_down_has_no_speed() -> None:

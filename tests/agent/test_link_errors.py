@@ -10,10 +10,10 @@ from support.machine import DENIED, FakeHost
 from support.nics import FEC, PAUSE, add_netlink, add_nic
 from support.reading import ORIGIN, read_once, readings
 
-from agent.sampling.source import ProbeVerdict
-from agent.sampling.source_reader import SourceReader
-from agent.sources.nic_counters import LinkErrorSource, NicSource
 from railscope.reading import Absent
+from railscope_agent.sampling.source import ProbeVerdict
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.sources.nic_counters import LinkErrorSource, NicSource
 
 CORRECTED = ("railscope_nic_receive_fec_corrected_blocks_total", ("eth0",))
 UNCORRECTABLE = ("railscope_nic_receive_fec_uncorrectable_blocks_total", ("eth0",))

@@ -18,16 +18,20 @@ from support.machine import FakeHost
 from support.reading import ORIGIN, readings
 from support.shipping import FLUSHING, RunningShipper, link_to, run_shipper, waiting
 
-from agent.config import PREFIX, AgentSettings, CollectorLink
-from agent.sampling.source_reader import SourceReader
-from agent.sampling.status import ShippingStats
-from agent.shipping.collector_choice import LATE_SECONDS, CollectorFailover, collector_links
-from agent.shipping.collector_client import CollectorLinkError
-from agent.shipping.envelope_delivery import EnvelopeDelivery
-from agent.shipping.live_copies import MAX_COPIES, MAX_COPY_BYTES, LiveCopies
-from agent.sources.agent_state import SelfMetricsSource
 from railscope.settings import SettingsError, load
 from railscope.wire import PRIMARY_FAILING, PRIMARY_HEADER
+from railscope_agent.config import PREFIX, AgentSettings, CollectorLink
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.sampling.status import ShippingStats
+from railscope_agent.shipping.collector_choice import (
+    LATE_SECONDS,
+    CollectorFailover,
+    collector_links,
+)
+from railscope_agent.shipping.collector_client import CollectorLinkError
+from railscope_agent.shipping.envelope_delivery import EnvelopeDelivery
+from railscope_agent.shipping.live_copies import MAX_COPIES, MAX_COPY_BYTES, LiveCopies
+from railscope_agent.sources.agent_state import SelfMetricsSource
 
 DOWN = {"error": "no"}
 

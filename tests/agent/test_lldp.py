@@ -14,12 +14,12 @@ from support import examples
 from support.machine import FakeHost
 from support.namespace import ip, network_namespace, veth_pair
 
-from agent.host import Json
-from agent.host.live_host import LiveHost
-from agent.host.lldp import Lldp, open_socket, parse
-from agent.host.netlink import Netlink
-from agent.host.recording_host import RecordingHost
-from agent.host.redactor import Redactor
+from railscope_agent.host import Json
+from railscope_agent.host.live_host import LiveHost
+from railscope_agent.host.lldp import Lldp, open_socket, parse
+from railscope_agent.host.netlink import Netlink
+from railscope_agent.host.recording_host import RecordingHost
+from railscope_agent.host.redactor import Redactor
 
 HERE, THERE = "rs-here", "rs-there"
 NS = 1_000_000_000

@@ -7,9 +7,11 @@ from hypothesis import given, strategies as st
 from support.machine import DENIED, FakeHost
 from support.reading import ORIGIN, numbers, read_once, readings
 
-from agent.sampling.source import ProbeVerdict
-from agent.sampling.source_reader import SourceReader
-from agent.sources.parallel_filesystems import (
+from railscope.catalog.storage import IMPORT_STATES
+from railscope.reading import Absent
+from railscope_agent.sampling.source import ProbeVerdict
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.sources.parallel_filesystems import (
     LUSTRE_DEBUG_ROOT,
     LUSTRE_HEALTH_FILES,
     MAX_TARGETS,
@@ -18,8 +20,6 @@ from agent.sources.parallel_filesystems import (
     parse_import,
     parse_statistics,
 )
-from railscope.catalog.storage import IMPORT_STATES
-from railscope.reading import Absent
 
 OLD = "/proc/fs/lustre"
 CLIENT = "ffff8800deadbe00"

@@ -15,19 +15,6 @@ from support.examples import fewer_examples
 from support.machine import FakeHost
 from support.metric_samples import sample, samples
 
-from agent.cli import agent as agent_command
-from agent.commands.check import QUERY
-from agent.config import (
-    AgentSettings,
-    BudgetSettings,
-    BurstSettings,
-    MetricsSettings,
-    SourcePeriods,
-    TextfileSettings,
-)
-from agent.endpoint.metrics_endpoint import UNUSED_NS, ExpositionCache, MetricsEndpoint
-from agent.host.recorded_host import RecordedHost
-from agent.service import Agent
 from railscope.capture import write_capture
 from railscope.catalog import METRICS, SUBJECT_OF, SUBJECTS
 from railscope.catalog.declare import MetricDetail, MetricKind
@@ -36,7 +23,20 @@ from railscope.exposition import MetricSelection
 from railscope.http_server import HttpServerRequest
 from railscope.reading import Absent
 from railscope.settings import SettingsError, load
-from simulator import NodeSpec, simulate
+from railscope_agent.cli import agent as agent_command
+from railscope_agent.commands.check import QUERY
+from railscope_agent.config import (
+    AgentSettings,
+    BudgetSettings,
+    BurstSettings,
+    MetricsSettings,
+    SourcePeriods,
+    TextfileSettings,
+)
+from railscope_agent.endpoint.metrics_endpoint import UNUSED_NS, ExpositionCache, MetricsEndpoint
+from railscope_agent.host.recorded_host import RecordedHost
+from railscope_agent.service import Agent
+from railscope_simulator import NodeSpec, simulate
 
 DETAILS = list(MetricDetail)
 """Each contains those before it."""

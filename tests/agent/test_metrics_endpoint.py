@@ -16,12 +16,12 @@ from support.rdma_nics import add_nic
 from support.reading import at_period
 from support.sampling import run_sampler
 
-from agent.endpoint.metrics_endpoint import MetricsEndpoint
-from agent.host import NvmlError
-from agent.sampling.status import FAILED, OK, STARTING, UNSUPPORTED, SourceState
-from agent.sources.nvidia.gpu_devices import GpuSource
-from agent.sources.rdma import RdmaSource
 from railscope.http_server import HttpServer
+from railscope_agent.endpoint.metrics_endpoint import MetricsEndpoint
+from railscope_agent.host import NvmlError
+from railscope_agent.sampling.status import FAILED, OK, STARTING, UNSUPPORTED, SourceState
+from railscope_agent.sources.nvidia.gpu_devices import GpuSource
+from railscope_agent.sources.rdma import RdmaSource
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
 SHOWN = "let-me-in"

@@ -7,14 +7,14 @@ from support.mig import GIBIBYTE, cut, disable_mig
 from support.reading import numbers, readings
 from support.sampling import RunningSampler, run_sampler
 
-from agent.gpus.inventory import GpuInventory
-from agent.host import NvmlError
-from agent.sampling.status import OK
-from agent.sources.nvidia.activity import GpuActivitySource
-from agent.sources.nvidia.gpu_devices import GpuSource, MigSource
 from railscope.catalog.gpu_health import GPU_CHANGE_EVENT
 from railscope.frame import Event, Frame
 from railscope.reading import Absent
+from railscope_agent.gpus.inventory import GpuInventory
+from railscope_agent.host import NvmlError
+from railscope_agent.sampling.status import OK
+from railscope_agent.sources.nvidia.activity import GpuActivitySource
+from railscope_agent.sources.nvidia.gpu_devices import GpuSource, MigSource
 
 UTILIZATION = "nvml.nvmlDeviceGetUtilizationRates(0)"
 RATIO = ("railscope_gpu_utilization_ratio", ("GPU-0",))

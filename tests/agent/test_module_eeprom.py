@@ -12,11 +12,11 @@ from support.machine import FakeHost
 from support.modules import ModuleEeprom, osfp_dr4, qsfp28_sr4, sfp28_dac, sfp28_sr
 from support.netlink import NetlinkRequest, attribute, attributes, ethtool, open_netlink
 
-from agent.host import Json
-from agent.host.module_eeprom import decode
-from agent.host.module_eeprom.pages import HalfPage
-from agent.host.recording_host import RecordingHost
-from agent.host.redactor import Redactor
+from railscope_agent.host import Json
+from railscope_agent.host.module_eeprom import decode
+from railscope_agent.host.module_eeprom.pages import HalfPage
+from railscope_agent.host.recording_host import RecordingHost
+from railscope_agent.host.redactor import Redactor
 
 MEDIA = {
     "passive copper",

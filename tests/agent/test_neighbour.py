@@ -11,10 +11,10 @@ from support.machine import DENIED, FakeHost
 from support.nics import NET, add_nic, events, facts
 from support.reading import ORIGIN, read_once, readings
 
-from agent.sampling.source import ProbeVerdict
-from agent.sampling.source_reader import SourceReader
-from agent.sources.nic_ports import FIRST_FRAME_WITHIN_NS, NeighbourSource
 from railscope.reading import Absent
+from railscope_agent.sampling.source import ProbeVerdict
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.sources.nic_ports import FIRST_FRAME_WITHIN_NS, NeighbourSource
 
 KIND, KNOWN = "nic_neighbour", "railscope_nic_neighbour_known"
 CALL = "lldp.neighbours()"

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from support.namespace import comes_true, ip, network_namespace, veth_pair
 
-from agent.host.live_host import LiveHost
-from agent.host.netlink import Netlink
+from railscope_agent.host.live_host import LiveHost
+from railscope_agent.host.netlink import Netlink
 
 HERE, THERE = "rs-here", "rs-there"
 NET = Path("/sys/class/net")
@@ -217,7 +217,7 @@ def test_a_copied_tree_has_no_network(tmp_path: Path, question: tuple[Any, ...])
 
 def test_an_agent_that_never_calls_it_has_not_loaded_it():
     program = (
-        "import sys, agent.service;"
+        "import sys, railscope_agent.service;"
         "print(*(name for name in sys.modules if name.startswith('agent.host.netlink')))"
     )
     done = subprocess.run(

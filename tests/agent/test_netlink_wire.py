@@ -13,8 +13,8 @@ from hypothesis import example, given, strategies as st
 from support import netlink as by_hand
 from support.netlink import MULTI, OVERRUN, NetlinkRequest, attribute, open_netlink
 
-from agent.host.netlink import Netlink, connection as wire, ethtool, network_devices
-from agent.host.netlink.connection import ROUTE, NetlinkConnection, NetlinkConnections
+from railscope_agent.host.netlink import Netlink, connection as wire, ethtool, network_devices
+from railscope_agent.host.netlink.connection import ROUTE, NetlinkConnection, NetlinkConnections
 
 INTERFACE = struct.Struct("=BxHiII")
 KINDS = st.integers(0, 0x3FFF)

@@ -25,8 +25,8 @@ from support.network_cases import (
     value,
 )
 
-from agent.cli import agent
 from railscope.capture import Json
+from railscope_agent.cli import agent
 
 GPUS = gpus_by_case()
 AFFECTED_DEVICE, OTHER_DEVICE = "mlx5_5", "mlx5_4"

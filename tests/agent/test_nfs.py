@@ -10,10 +10,12 @@ from support.machine import DENIED, FakeHost
 from support.reading import ORIGIN, Label, numbers, read_once, readings
 from support.trees import server_tree
 
-from agent.host.live_host import LiveHost
-from agent.sampling.source import ProbeVerdict
-from agent.sampling.source_reader import SourceReader
-from agent.sources.nfs import (
+from railscope.catalog import storage as c
+from railscope.reading import Absent
+from railscope_agent.host.live_host import LiveHost
+from railscope_agent.sampling.source import ProbeVerdict
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.sources.nfs import (
     EVENTS as ALL_EVENTS,
     FIRST_PROCESS,
     MAX_MOUNTS,
@@ -26,8 +28,6 @@ from agent.sources.nfs import (
     parse_mountstats,
     parse_superblocks,
 )
-from railscope.catalog import storage as c
-from railscope.reading import Absent
 
 MOUNTSTATS, MOUNTINFO = f"{OWN_PROCESS}/mountstats", f"{OWN_PROCESS}/mountinfo"
 TCP = "tcp 832 0 2 0 11 6428 6427 1 12154 7 24 26 5726"

@@ -14,17 +14,17 @@ from support.nic_burst import COUNTERS, MS, WINDOW_MS, BurstReader, CountingNic,
 from support.reading import ORIGIN, readings
 from support.sampling import run_sampler
 
-from agent.config import BudgetSettings
-from agent.host.recorded_host import RecordedHost
-from agent.sampling.burst_windows import MAX_WINDOWS
-from agent.sampling.governor import create_governor
-from agent.sampling.read_threads import FamilyThread
-from agent.sampling.source_reader import SourceReader
-from agent.sampling.status import OK
-from agent.sources.nic_burst import NicBurstSource
 from railscope.catalog import bursts as c
 from railscope.reading import Absent
-from simulator import NodeSpec, simulate
+from railscope_agent.config import BudgetSettings
+from railscope_agent.host.recorded_host import RecordedHost
+from railscope_agent.sampling.burst_windows import MAX_WINDOWS
+from railscope_agent.sampling.governor import create_governor
+from railscope_agent.sampling.read_threads import FamilyThread
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.sampling.status import OK
+from railscope_agent.sources.nic_burst import NicBurstSource
+from railscope_simulator import NodeSpec, simulate
 
 LINE_BYTES_PER_MS = 400_000 // 8 * 1000
 UNSEEN = "railscope_nic_burst_missed_windows_total"

@@ -28,16 +28,16 @@ from support.nic_health import (
 )
 from support.reading import ORIGIN
 
-from agent.cli import agent
-from agent.health import format_verdict, judge, nic_signals as s
-from agent.health.nic_link_rules import findings_of_unused_ports
-from agent.health.node_facts import NIC_RULES, AbsentSources, NodeHealthFacts
-from agent.health.rule import HEALTHY, UNKNOWN, HealthFacts
-from agent.sampling.source import ProbeVerdict
 from railscope.catalog import cabling, entities, host, nic as n, nic_settings as t, pcie, rdma
 from railscope.catalog.declare import Metric
 from railscope.frame import Entity, Frame, NodeTimestamp, Schema
 from railscope.reading import Absent
+from railscope_agent.cli import agent
+from railscope_agent.health import format_verdict, judge, nic_signals as s
+from railscope_agent.health.nic_link_rules import findings_of_unused_ports
+from railscope_agent.health.node_facts import NIC_RULES, AbsentSources, NodeHealthFacts
+from railscope_agent.health.rule import HEALTHY, UNKNOWN, HealthFacts
+from railscope_agent.sampling.source import ProbeVerdict
 
 HALF = MEGABITS // 2
 PAUSING, PAUSED, STALLED = n.PFC_SENT_TIME, n.PFC_RECEIVED_TIME, n.PCIE_WRITE_STALLED

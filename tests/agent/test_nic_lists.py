@@ -10,12 +10,12 @@ from support.machine import FakeHost
 from support.reading import ORIGIN, read_once, readings
 from support.sampling import run_sampler
 
-from agent.sampling.source import ProbeVerdict
-from agent.sampling.source_reader import SourceReader
-from agent.sampling.status import OK, PARTIAL
-from agent.sources.nic_counters import NicSource
 from railscope.frame import Frame
 from railscope.reading import Absent, Reading
+from railscope_agent.sampling.source import ProbeVerdict
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.sampling.status import OK, PARTIAL
+from railscope_agent.sources.nic_counters import NicSource
 
 BYTES, PFC = "railscope_nic_receive_bytes_total", "railscope_nic_receive_pfc_pause_frames_total"
 DISCARDS = "railscope_nic_receive_discarded_packets_total"

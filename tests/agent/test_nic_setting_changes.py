@@ -26,12 +26,12 @@ from support.nics import (
 from support.reading import ORIGIN, read_once, readings
 from support.sampling import run_sampler
 
-from agent.sampling.source_reader import SourceReader
-from agent.sampling.status import OK
-from agent.sources.nic_settings import NicSettingsSource
-from agent.sources.source_bases import MAX_EVENTS
 from railscope.exposition import Exposition, TextFormat
 from railscope.reading import Absent
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.sampling.status import OK
+from railscope_agent.sources.nic_settings import NicSettingsSource
+from railscope_agent.sources.source_bases import MAX_EVENTS
 
 ETH0 = ("eth0",)
 PFC = "railscope_nic_setting_pfc_enabled"

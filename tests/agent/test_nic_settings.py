@@ -27,12 +27,12 @@ from support.nics import (
 )
 from support.reading import ORIGIN, numbers, read_once, readings
 
-from agent.sampling.source import ProbeVerdict
-from agent.sampling.source_reader import SourceReader
-from agent.sources.nic_settings import NicSettingsSource
-from agent.topology.network import NetworkScanner
-from agent.topology.rails import RailRules
 from railscope.reading import Absent
+from railscope_agent.sampling.source import ProbeVerdict
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.sources.nic_settings import NicSettingsSource
+from railscope_agent.topology.network import NetworkScanner
+from railscope_agent.topology.rails import RailRules
 
 ETH0 = ("eth0",)
 PFC = "railscope_nic_setting_pfc_enabled"

@@ -10,13 +10,13 @@ from support.machine import DENIED, FakeHost
 from support.nics import FEC, LINK_MODES, NET, add_netlink, add_nic, changes
 from support.reading import ORIGIN
 
-from agent.sampling.source import RowBuilder
-from agent.sampling.source_reader import SourceReader
-from agent.sources.nic_interfaces import PhysicalInterface, SettingAnswers
-from agent.sources.nic_setting_parsers import add_dscp_map, parameter_name
-from agent.sources.nic_settings import NicSettingsSource
 from railscope.catalog import nic_settings as c
 from railscope.reading import PRESENT, Absent
+from railscope_agent.sampling.source import RowBuilder
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.sources.nic_interfaces import PhysicalInterface, SettingAnswers
+from railscope_agent.sources.nic_setting_parsers import add_dscp_map, parameter_name
+from railscope_agent.sources.nic_settings import NicSettingsSource
 
 INTERFACES = ("eth0", "eth1")
 TROUBLE = (DENIED, OSError(errno.EIO, "I/O error"), OSError(errno.EOPNOTSUPP, "no"), KeyError("x"))

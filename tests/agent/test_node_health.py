@@ -10,13 +10,13 @@ from support.cases import CASES
 from support.health_agents import ReadCapture, answering
 from support.nic_health import reasons_of_nics
 
-from agent.commands.check import CaptureWalk
-from agent.config import AgentSettings
-from agent.health.node_health import GPU_SOURCE, NIC_RULES, NodeHealth
-from agent.service import Agent
 from railscope.capture import read_capture
 from railscope.health_verdict import NodeVerdict
 from railscope.timestamps import SECOND_NS
+from railscope_agent.commands.check import CaptureWalk
+from railscope_agent.config import AgentSettings
+from railscope_agent.health.node_health import GPU_SOURCE, NIC_RULES, NodeHealth
+from railscope_agent.service import Agent
 
 VERDICTS = {
     "hgx-h100-idle": ("healthy", "healthy GPUs: 1, healthy NICs: 0"),

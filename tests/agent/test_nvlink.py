@@ -9,10 +9,10 @@ from support.gpus import add_gpus
 from support.machine import FakeHost
 from support.reading import ORIGIN, numbers, read_once, readings
 
-from agent.host import NvmlError
-from agent.sampling.source_reader import SourceReader
-from agent.sources.nvidia.nvlink import NvLinkSource, bit_error_decades
 from railscope.reading import Absent
+from railscope_agent.host import NvmlError
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.sources.nvidia.nvlink import NvLinkSource, bit_error_decades
 
 STATE = "railscope_nvlink_state"
 ERRORS = "railscope_nvlink_errors_total"

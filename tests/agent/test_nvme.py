@@ -14,7 +14,9 @@ from support.machine import DENIED, FakeHost
 from support.reading import ORIGIN, numbers, read_once, readings
 from support.trees import server_tree
 
-from agent.host.live_host import (
+from railscope.catalog.storage import NVME_STATES
+from railscope.reading import Absent, reason_of
+from railscope_agent.host.live_host import (
     LOG_BYTES,
     LiveHost,
     call_nvme,
@@ -22,13 +24,11 @@ from agent.host.live_host import (
     decode_health_log,
     read_health_log,
 )
-from agent.host.recording_host import RecordingHost
-from agent.host.redactor import Redactor
-from agent.sampling.source import ProbeVerdict
-from agent.sampling.source_reader import SourceReader
-from agent.sources.nvme import ROOT, NvmeSource
-from railscope.catalog.storage import NVME_STATES
-from railscope.reading import Absent, reason_of
+from railscope_agent.host.recording_host import RecordingHost
+from railscope_agent.host.redactor import Redactor
+from railscope_agent.sampling.source import ProbeVerdict
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.sources.nvme import ROOT, NvmeSource
 
 SERIAL = "S680HF8N190894I"
 DRIVE = ("0000:01:00.0",)

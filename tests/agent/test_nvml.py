@@ -13,13 +13,13 @@ from support.reading import ORIGIN, read_once, readings
 from support.standin import LIBRARY, NvmlStandin, StandinHost, code_of, scenario
 from support.standin_table import DOUBLE, INT, LLONG, UINT, ULLONG, ULONG, USHORT, error
 
-from agent.host import Json, NvmlError
-from agent.host.live_host import LiveHost
-from agent.host.nvml import Nvml
-from agent.host.nvml_readers import SHORTEST_NS
-from agent.sampling.source_reader import SourceReader
-from agent.sources.nvidia.gpu_devices import GpuSource
 from railscope.reading import Absent
+from railscope_agent.host import Json, NvmlError
+from railscope_agent.host.live_host import LiveHost
+from railscope_agent.host.nvml import Nvml
+from railscope_agent.host.nvml_readers import SHORTEST_NS
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.sources.nvidia.gpu_devices import GpuSource
 
 _LOW = 0xFFFF_FFFF
 

@@ -7,10 +7,10 @@ from support.reading import readings
 from support.standin import NO_INSTANCE, NvmlReaders, NvmlStandin, StandinHost, code_of, scenario
 from support.standin_table import error
 
-from agent.host.nvml import Nvml
-from agent.host.nvml_readers import LONGEST_NS, MAX_QUEUED_EVENTS, SHORTEST_NS
 from railscope.catalog.gpu_health import GPU_DRIVER_EVENT
 from railscope.reading import Reading
+from railscope_agent.host.nvml import Nvml
+from railscope_agent.host.nvml_readers import LONGEST_NS, MAX_QUEUED_EVENTS, SHORTEST_NS
 
 XID, MIG_CHANGE = 0x8, 0x100
 SECOND_US = 1_000_000

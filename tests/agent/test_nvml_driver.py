@@ -21,13 +21,13 @@ from support.standin import (
 )
 from support.standin_table import error
 
-from agent.host.live_host import LiveHost
-from agent.host.nvml import Nvml
-from agent.sampling.source_reader import SourceReader
-from agent.sampling.status import FAILED, OK
-from agent.sources.rdma import RdmaSource
 from railscope.capture import Json
 from railscope.reading import Absent
+from railscope_agent.host.live_host import LiveHost
+from railscope_agent.host.nvml import Nvml
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.sampling.status import FAILED, OK
+from railscope_agent.sources.rdma import RdmaSource
 
 SM = "railscope_gpu_sm_activity_ratio"
 XID, RECOVERY_ACTION = 0x8, 0x8000

@@ -11,14 +11,20 @@ from support.machine import FakeHost
 from support.reading import ORIGIN, numbers, readings
 from support.sampling import RunningSampler, run_sampler
 
-from agent.gpus.inventory import GpuInventory
-from agent.host import NvmlError
-from agent.sampling.source_reader import SourceReader
-from agent.sources.nvidia.events import MIG_CHANGE, XID, NvmlEventSource
-from agent.sources.nvidia.gpu_devices import GpuSource
-from agent.streams.kernel_log import MAX_WAITING, SAME_NS, KernelLogStream, NvmlXid, XidMatcher
 from railscope.catalog.kernel import XID_EVENT
 from railscope.frame import Event
+from railscope_agent.gpus.inventory import GpuInventory
+from railscope_agent.host import NvmlError
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.sources.nvidia.events import MIG_CHANGE, XID, NvmlEventSource
+from railscope_agent.sources.nvidia.gpu_devices import GpuSource
+from railscope_agent.streams.kernel_log import (
+    MAX_WAITING,
+    SAME_NS,
+    KernelLogStream,
+    NvmlXid,
+    XidMatcher,
+)
 
 WAIT = "nvml.nvmlEventSetWait()"
 NONE = 0xFFFF_FFFF

@@ -12,8 +12,8 @@ from support.metric_samples import Sample, sample, samples
 from support.rdma_nics import INFINIBAND
 from support.tree import HOSTNAME, make_tree
 
-from agent.cli import agent
 from railscope.catalog import METRICS, MetricKind
+from railscope_agent.cli import agent
 
 NUMBERS = {MetricKind.COUNTER, MetricKind.GAUGE}
 OWN = ("railscope_agent_", "railscope_source_", "railscope_governor_")

@@ -12,11 +12,11 @@ from support.nics import add_netlink, add_nic, events, facts
 from support.reading import ORIGIN, numbers, read_once, readings
 from support.sampling import run_sampler
 
-from agent.sampling.source import ProbeVerdict
-from agent.sampling.source_reader import SourceReader
-from agent.sampling.status import FAILED, PARTIAL
-from agent.sources.nic_ports import OpticsSource
 from railscope.reading import Absent
+from railscope_agent.sampling.source import ProbeVerdict
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.sampling.status import FAILED, PARTIAL
+from railscope_agent.sources.nic_ports import OpticsSource
 
 KIND = "nic_transceiver"
 READABLE = ("railscope_nic_transceiver_readable", ("eth0",))

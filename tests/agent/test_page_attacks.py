@@ -13,10 +13,10 @@ from support.machine import FakeHost
 from support.rdma_nics import add_nic
 from support.sampling import run_sampler
 
-from agent.endpoint.metrics_endpoint import MetricsEndpoint
-from agent.sources.nvidia.gpu_devices import GpuSource
-from agent.sources.rdma import RdmaSource
 from railscope.http_server import HttpServer
+from railscope_agent.endpoint.metrics_endpoint import MetricsEndpoint
+from railscope_agent.sources.nvidia.gpu_devices import GpuSource
+from railscope_agent.sources.rdma import RdmaSource
 
 BIDIRECTIONAL = "\u202e\u2066\u200f"
 GET = b"GET %s HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"

@@ -17,12 +17,12 @@ from support.failing import FailingHost, HostCall, failing_host
 from support.reading import Label, readings
 from support.sampling import RunningSampler, run_sampler, source_of
 
-from agent.config import AgentSettings
-from agent.host import NvmlError
-from agent.machine_sources import machine_sources
 from railscope.catalog.entities import CLAIM, GPU_PROCESS
 from railscope.reading import Absent, to_stored
 from railscope.service import run_in_thread
+from railscope_agent.config import AgentSettings
+from railscope_agent.host import NvmlError
+from railscope_agent.machine_sources import machine_sources
 
 MODES = [("whole", "cx7"), ("mig", "bnxt")]
 NAMES = [source.name for source in machine_sources(AgentSettings())]

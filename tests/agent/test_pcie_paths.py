@@ -10,8 +10,10 @@ from support.machine import DENIED, FakeHost
 from support.pci_bus import DEVICES, GPU, NVME, add_device, add_nic, set_link
 from support.reading import Label, numbers, read_once, readings
 
-from agent.sources.pcie import PcieSource
-from agent.topology.pcie_links import (
+from railscope.catalog.pcie import PATH_STEPS
+from railscope.reading import Absent
+from railscope_agent.sources.pcie import PcieSource
+from railscope_agent.topology.pcie_links import (
     DEGRADED,
     FULL,
     POWER_SAVING,
@@ -23,8 +25,6 @@ from agent.topology.pcie_links import (
     path_limit,
     path_state,
 )
-from railscope.catalog.pcie import PATH_STEPS
-from railscope.reading import Absent
 
 LIMIT, NOW = (f"railscope_pcie_path_{what}_bytes_per_second" for what in ("limit", "bandwidth"))
 STATE, ROOT_ERRORS = "railscope_pcie_path_state", "railscope_pcie_root_port_errors_total"

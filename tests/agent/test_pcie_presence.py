@@ -8,11 +8,11 @@ from support.machine import DENIED, FakeHost
 from support.pci_bus import DEVICES, NVME, add_device, add_gpu, add_nic, remove_device, set_link
 from support.reading import ORIGIN, readings
 
-from agent.sampling.source_reader import SourceReader
-from agent.sources.pcie import MAX_DEVICES, PcieSource, PciPresence
 from railscope.catalog.entities import PCIE
 from railscope.frame import Entity, Event, Frame, NodeTimestamp
 from railscope.reading import Absent
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.sources.pcie import MAX_DEVICES, PcieSource, PciPresence
 
 GONE = "railscope_pcie_device_gone"
 NIC_PATH = "pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0/0000:18:00.0"

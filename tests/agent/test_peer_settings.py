@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from agent.health import format_verdict, judge
-from agent.health.rule import HEALTHY, UNKNOWN, HealthFacts
-from agent.health.setting_rules import GPU_SETTING_RULES
 from railscope.catalog import gpu, gpu_sharing
+from railscope_agent.health import format_verdict, judge
+from railscope_agent.health.rule import HEALTHY, UNKNOWN, HealthFacts
+from railscope_agent.health.setting_rules import GPU_SETTING_RULES
 
 MODES = {
     "persistence": "on", "compute_mode": "default", "ecc": "on", "ecc_pending": "on", "mig": "off", "mig_pending": "off",

@@ -13,18 +13,18 @@ from support.machine import FakeHost
 from support.reading import ORIGIN, readings
 from support.sampling import families
 
-from agent.config import AgentSettings, BudgetSettings
-from agent.host import NvmlError
-from agent.host.recorded_host import REPLAY_POLL_SECONDS, RecordedHost
-from agent.host.recording_host import SLOW_NS, RecordingHost
-from agent.sampling.sampler import ReadLimits, Sampler
-from agent.sampling.status import OK, PARTIAL
-from agent.service import Agent
-from agent.sources.nvidia.gpu_devices import GpuSource
 from railscope.capture import PENDING, Capture, CaptureMetadata, CaptureMoment
 from railscope.exposition import TextFormat
 from railscope.service import run_in_thread
-from simulator import NodeSpec, simulate
+from railscope_agent.config import AgentSettings, BudgetSettings
+from railscope_agent.host import NvmlError
+from railscope_agent.host.recorded_host import REPLAY_POLL_SECONDS, RecordedHost
+from railscope_agent.host.recording_host import SLOW_NS, RecordingHost
+from railscope_agent.sampling.sampler import ReadLimits, Sampler
+from railscope_agent.sampling.status import OK, PARTIAL
+from railscope_agent.service import Agent
+from railscope_agent.sources.nvidia.gpu_devices import GpuSource
+from railscope_simulator import NodeSpec, simulate
 
 PATIENCE_SECONDS = 60
 POWER = "nvml.nvmlDeviceGetPowerUsage(0)"

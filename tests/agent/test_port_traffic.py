@@ -12,10 +12,6 @@ from support.port_traffic import SERVERS, CapturedPort, ports, traffic_capture
 from support.reading import ORIGIN, at_period
 from support.sampling import run_sampler
 
-from agent.host.recorded_host import RecordedHost
-from agent.sources.nic_counters import NicSource
-from agent.sources.rdma import RdmaSource
-from collector.fleet import sheets
 from railscope.capture import Capture
 from railscope.catalog import nic as catalog
 from railscope.catalog.rdma import COUNTER_FILES
@@ -23,6 +19,10 @@ from railscope.envelopes import encode_batches, unpack
 from railscope.frame import Frame
 from railscope.reading import Absent
 from railscope.wire import envelope, pack
+from railscope_agent.host.recorded_host import RecordedHost
+from railscope_agent.sources.nic_counters import NicSource
+from railscope_agent.sources.rdma import RdmaSource
+from railscope_collector.fleet import sheets
 
 STEP_SECONDS = 1.0
 NS = 10**9

@@ -10,10 +10,12 @@ from support.machine import DENIED, FakeHost
 from support.reading import ORIGIN, Label, numbers, read_once, readings
 from support.trees import server_tree
 
-from agent.host.live_host import LiveHost
-from agent.sampling.source import ProbeVerdict
-from agent.sampling.source_reader import SourceReader
-from agent.sources.network import (
+from railscope.catalog import network as c
+from railscope.reading import Absent
+from railscope_agent.host.live_host import LiveHost
+from railscope_agent.sampling.source import ProbeVerdict
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.sources.network import (
     CONNTRACK,
     NETSTAT,
     SNMP,
@@ -24,8 +26,6 @@ from agent.sources.network import (
     parse_pairs,
     parse_softnet,
 )
-from railscope.catalog import network as c
-from railscope.reading import Absent
 
 ECN = {"InNoECTPkts": "not_ect", "InECT0Pkts": "ect0", "InECT1Pkts": "ect1", "InCEPkts": "ce"}
 WRAP = 1 << 32

@@ -7,14 +7,14 @@ import asyncio
 import pytest
 from support.machine import FakeHost
 
-from agent.commands.check import CaptureWalk
-from agent.config import AgentSettings
-from agent.service import Agent
-from agent.topology.network import NetworkScanner
 from railscope.catalog.rollup import scopes_of
 from railscope.frame import NO_RAIL, Entity, Schema
 from railscope.wire import rails_of_entities, to_wire_schema
-from simulator import NodeSpec, simulate
+from railscope_agent.commands.check import CaptureWalk
+from railscope_agent.config import AgentSettings
+from railscope_agent.service import Agent
+from railscope_agent.topology.network import NetworkScanner
+from railscope_simulator import NodeSpec, simulate
 
 NODES = [
     NodeSpec("mlx5", gpus=2, scheduler="slurm"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, strategies as st
 from support.pci_trees import BRIDGES, plant
 
-from agent.topology.pci import RAIL_REACH, PciPlace, pci_distance
-from agent.topology.rails import RailAssignment, RailNic, assign_rails
+from railscope_agent.topology.pci import RAIL_REACH, PciPlace, pci_distance
+from railscope_agent.topology.rails import RailAssignment, RailNic, assign_rails
 
 CX7, STORAGE = "15b3:1021 InfiniBand", "15b3:a2dc Ethernet"
 

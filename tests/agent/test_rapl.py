@@ -11,11 +11,16 @@ from support.machine import DENIED, FakeHost
 from support.reading import ORIGIN, numbers, read_once, readings
 from support.trees import server_tree
 
-from agent.host.live_host import LiveHost
-from agent.sampling.source import ProbeVerdict, longest_period_seconds
-from agent.sampling.source_reader import SourceReader
-from agent.sources.hardware_sensors import MAX_WATTS, POWERCAP_ROOT, EnergyCounter, RaplSource
 from railscope.reading import Absent
+from railscope_agent.host.live_host import LiveHost
+from railscope_agent.sampling.source import ProbeVerdict, longest_period_seconds
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.sources.hardware_sensors import (
+    MAX_WATTS,
+    POWERCAP_ROOT,
+    EnergyCounter,
+    RaplSource,
+)
 
 ENERGY, LIMIT = "railscope_rapl_energy_joules_total", "railscope_rapl_power_limit_watts"
 RANGE = 262_143_328_850

@@ -13,11 +13,11 @@ from hypothesis import given, strategies as st
 from support.machine import FakeHost
 from support.reading import ORIGIN, readings
 
-from agent.host.live_host import LiveHost
-from agent.sampling.source_reader import SourceReader
-from agent.sources.rdma import RdmaSource
 from railscope.catalog.rdma import meaning
 from railscope.reading import Absent, Reading
+from railscope_agent.host.live_host import LiveHost
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.sources.rdma import RdmaSource
 
 PORT = "/sys/class/infiniband/mlx5_0/ports/1"
 KEY = ("mlx5_0", "1")

@@ -10,11 +10,11 @@ import pytest
 from support.machine import FakeHost
 from support.reading import ORIGIN, Label, read_once, readings
 
-from agent.sampling.source_reader import SourceReader
-from agent.sources.rdma import RdmaSource
 from railscope.catalog.declare import MetricKind
 from railscope.catalog.rdma import FILES, RDMA_COUNTERS, meaning
 from railscope.reading import Absent, Reading
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.sources.rdma import RdmaSource
 
 ROOT = "/sys/class/infiniband"
 DRIVERS = {

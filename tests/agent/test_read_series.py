@@ -14,13 +14,13 @@ from support.rdma_nics import add_nic
 from support.reading import ORIGIN
 from support.sampling import PATIENCE_SECONDS
 
-from agent.host.live_host import LiveClock
-from agent.sampling.sampler import Sampler
-from agent.sampling.source import Source
-from agent.sampling.status import OK, SourceState
-from agent.sources.nic_burst import NicBurstSource
-from agent.sources.rdma import RdmaSource
 from railscope.frame import Frame
+from railscope_agent.host.live_host import LiveClock
+from railscope_agent.sampling.sampler import Sampler
+from railscope_agent.sampling.source import Source
+from railscope_agent.sampling.status import OK, SourceState
+from railscope_agent.sources.nic_burst import NicBurstSource
+from railscope_agent.sources.rdma import RdmaSource
 
 STATISTICS = "ethtool.statistics(ens1)"
 

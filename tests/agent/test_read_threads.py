@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 from support.sampling import PATIENCE_SECONDS
 
-from agent.sampling.read_threads import FamilyThread, ReadJob, ReadThreads
+from railscope_agent.sampling.read_threads import FamilyThread, ReadJob, ReadThreads
 
 
 def read_threads() -> ReadThreads:

@@ -7,11 +7,11 @@ from hypothesis import given, strategies as st
 from support.clock import ManualClock
 from support.machine import FakeHost
 
-from agent.host import Host, NvmlError
-from agent.host.recorded_host import RecordedHost
-from agent.host.recording_host import RecordingHost
-from agent.host.redactor import Redactor
 from railscope.capture import Capture, CaptureMetadata, CaptureMoment
+from railscope_agent.host import Host, NvmlError
+from railscope_agent.host.recorded_host import RecordedHost
+from railscope_agent.host.recording_host import RecordingHost
+from railscope_agent.host.redactor import Redactor
 
 FIELDS = "nvmlDeviceGetFieldValues"
 ENTRIES = st.lists(st.integers(1, 300), min_size=1, unique=True)

@@ -18,19 +18,19 @@ from support.rdma_nics import INFINIBAND
 from support.reading import ORIGIN, read_once
 from support.tree import HOSTNAME, TreeHost, make_tree
 
-from agent.cli import agent
-from agent.config import AgentSettings
-from agent.host import Host, NvmlError
-from agent.host.recorded_host import RecordedHost
-from agent.host.recording_host import RecordingHost
-from agent.host.redactor import Redactor
-from agent.machine_sources import machine_sources
-from agent.sampling.source import ProbeVerdict
-from agent.sampling.source_reader import SourceReader
-from agent.streams.kernel_log import KernelLogStream
-from agent.topology.network import NetworkScanner
 from railscope.capture import Capture, CaptureMetadata, CaptureMoment, read_capture
 from railscope.frame import Frame, NodeTimestamp
+from railscope_agent.cli import agent
+from railscope_agent.config import AgentSettings
+from railscope_agent.host import Host, NvmlError
+from railscope_agent.host.recorded_host import RecordedHost
+from railscope_agent.host.recording_host import RecordingHost
+from railscope_agent.host.redactor import Redactor
+from railscope_agent.machine_sources import machine_sources
+from railscope_agent.sampling.source import ProbeVerdict
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.streams.kernel_log import KernelLogStream
+from railscope_agent.topology.network import NetworkScanner
 
 XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus."
 DAMAGED = f"6,3,{10**30},-;damaged"

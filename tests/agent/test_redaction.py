@@ -13,13 +13,13 @@ from hypothesis import given, strategies as st
 from support.cases import capture_of, names, third_of
 from support.tree import HOSTNAME, make_tree
 
-from agent.cli import agent
-from agent.commands.check import CaptureWalk
-from agent.config import AgentSettings
-from agent.host import redactor as harmless
-from agent.host.redactor import Redactor
-from agent.service import Agent
 from railscope.capture import Capture, CaptureMoment
+from railscope_agent.cli import agent
+from railscope_agent.commands.check import CaptureWalk
+from railscope_agent.config import AgentSettings
+from railscope_agent.host import redactor as harmless
+from railscope_agent.host.redactor import Redactor
+from railscope_agent.service import Agent
 
 SECRETS = (
     "acme", "globex", "payroll", "hooli", "nas01", "oss17", "hunter2", "Überbank", "kunde42",

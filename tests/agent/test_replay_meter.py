@@ -13,15 +13,15 @@ import pytest
 from support.clock import NS, ManualClock
 from support.metric_samples import sample, samples
 
-from agent.config import AgentSettings, BudgetSettings, MetricsSettings
-from agent.host.live_host import LiveHost
-from agent.host.recorded_host import RecordedHost
-from agent.sampling.governor import BudgetKeeper
-from agent.sampling.meter import ProcessMeter, ReplayMeter, create_meter, measure_memory
-from agent.service import Agent
 from railscope.capture import Capture, CaptureMetadata, CaptureMoment, write_capture
 from railscope.exposition import TextFormat
-from simulator import NodeSpec, simulate
+from railscope_agent.config import AgentSettings, BudgetSettings, MetricsSettings
+from railscope_agent.host.live_host import LiveHost
+from railscope_agent.host.recorded_host import RecordedHost
+from railscope_agent.sampling.governor import BudgetKeeper
+from railscope_agent.sampling.meter import ProcessMeter, ReplayMeter, create_meter, measure_memory
+from railscope_agent.service import Agent
+from railscope_simulator import NodeSpec, simulate
 
 MIB = 1 << 20
 ABOUT = CaptureMetadata("n1", "b", 0, 0, 60 * NS, "test")
@@ -86,9 +86,9 @@ STANDARD = MetricsSettings(detail="standard")
 LONG_RUN = """
 import asyncio, sys
 from pathlib import Path
-from agent.cli import _host
-from agent.config import AgentSettings
-from agent.service import Agent
+from railscope_agent.cli import _host
+from railscope_agent.config import AgentSettings
+from railscope_agent.service import Agent
 from railscope.exposition import TextFormat
 
 async def main():

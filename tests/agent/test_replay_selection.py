@@ -7,12 +7,12 @@ from click.testing import CliRunner
 from support.cases import CASES
 from support.reading import readings
 
-from agent.cli import agent
-from agent.commands.replay import CaptureReplay
-from agent.config import AgentSettings
-from collector.diagnosis.quantities import QUANTITIES
 from railscope.catalog import entities, gpu, nic, nvlink
 from railscope.frame import Frame
+from railscope_agent.cli import agent
+from railscope_agent.commands.replay import CaptureReplay
+from railscope_agent.config import AgentSettings
+from railscope_collector.diagnosis.quantities import QUANTITIES
 
 DIAGNOSED = frozenset(quantity.metric for quantity in QUANTITIES.values())
 SUMS = frozenset({

@@ -13,10 +13,10 @@ from support.collector import ScriptedCollector, take
 from support.reading import ORIGIN
 from support.shipping import link_to, run_shipper
 
-from agent.shipping.spool import RUN_END_FILE
 from railscope.durable_files import read_json
 from railscope.envelopes import unpack
 from railscope.wire import Envelope, RunEnd, WireError, envelope, pack
+from railscope_agent.shipping.spool import RUN_END_FILE
 
 NEXT = replace(ORIGIN, run="next")
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from support.certificates import self_signed, server_context
 
-from agent.commands.check import QUERY, check_running_agent
-from agent.config import AgentSettings, AgentTlsSettings
-from agent.sampling.source import ProbeVerdict
 from railscope.http_server import HttpServer, HttpServerRequest, HttpServerResponse
+from railscope_agent.commands.check import QUERY, check_running_agent
+from railscope_agent.config import AgentSettings, AgentTlsSettings
+from railscope_agent.sampling.source import ProbeVerdict
 
 TOKEN = "page-token"  # noqa: S105 - no secret
 PAGE = """\

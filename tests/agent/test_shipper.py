@@ -14,11 +14,11 @@ from support.collector import PATIENCE_SECONDS, ScriptedCollector, Step, hang, t
 from support.reading import ORIGIN
 from support.shipping import SCHEMA, PassingClock, link_to, run_shipper, waiting
 
-from agent.shipping.envelope_delivery import MAX_SCHEMA_SENDINGS
 from railscope.catalog import gpu
 from railscope.catalog.entities import GPU
 from railscope.frame import Entity, FrameOrigin, Schema
 from railscope.wire import SENT_HEADER, Envelope, SentAt, schema_identity
+from railscope_agent.shipping.envelope_delivery import MAX_SCHEMA_SENDINGS
 
 OTHER = Schema("gpu", ((gpu.GPU_POWER, Entity(GPU, ("GPU-1",))),))
 

@@ -17,11 +17,11 @@ from support.disk import small_file_system
 from support.reading import ORIGIN
 from support.shipping import SCHEMA, RunningShipper, link_to, run_shipper
 
-from agent.config import CollectorLink
 from railscope.catalog.agent import GAP_EVENT
 from railscope.catalog.entities import DROP
 from railscope.frame import Entity, Event, FrameOrigin
 from railscope.wire import Envelope, schema_identity
+from railscope_agent.config import CollectorLink
 
 MEBIBYTE = 1 << 20
 

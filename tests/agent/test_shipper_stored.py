@@ -18,7 +18,9 @@ from support.reading import ORIGIN
 from support.shipping import RunningShipper, link_to, run_shipper
 from test_collector_choice import DRAINING, pair, return_to_first
 
-from agent.shipping.collector_logs import (
+from railscope.timestamps import SECOND_NS
+from railscope.wire import MAX_RECEIPT_CHARACTERS, RECEIPT_HEADER, DeliveredRun, Envelope
+from railscope_agent.shipping.collector_logs import (
     FIRST_PAUSE_NS,
     LOG_EXPIRY_NS,
     MAX_LOGS,
@@ -27,8 +29,6 @@ from agent.shipping.collector_logs import (
     ReceivedEnvelope,
     RespondingLogs,
 )
-from railscope.timestamps import SECOND_NS
-from railscope.wire import MAX_RECEIPT_CHARACTERS, RECEIPT_HEADER, DeliveredRun, Envelope
 
 
 @dataclass

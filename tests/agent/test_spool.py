@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, strategies as st
 from structlog.testing import capture_logs
 
-from agent.shipping.spool import FrameLoss, Spool, SpooledEnvelope, SpooledSchemas
 from railscope.wire import WireSchema
+from railscope_agent.shipping.spool import FrameLoss, Spool, SpooledEnvelope, SpooledSchemas
 
 PLENTY = 1 << 20
 HEAD = 8

@@ -15,14 +15,14 @@ from support.full_gpus import full_gpus, nvml_sources
 from support.reading import ORIGIN, Label, readings
 from support.standin import NvmlStandin, run_scenario
 
-from agent.host import Json
-from agent.host.nvml import Nvml
-from agent.host.recorded_host import RecordedHost
-from agent.sampling.source_reader import SourceReader
 from railscope.capture import Capture, CaptureMetadata, CaptureMoment
 from railscope.catalog import METRICS
 from railscope.frame import Event
 from railscope.reading import Absent, Reading
+from railscope_agent.host import Json
+from railscope_agent.host.nvml import Nvml
+from railscope_agent.host.recorded_host import RecordedHost
+from railscope_agent.sampling.source_reader import SourceReader
 
 ROUNDS = 5
 """GPM needs two; what a process or an event adds to the columns comes a round later."""

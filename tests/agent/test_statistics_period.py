@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from support.clock import NS, ManualClock
 
-from agent.host.recorded_host import RecordedHost
 from railscope.capture import Capture, CaptureMetadata, CaptureMoment
+from railscope_agent.host.recorded_host import RecordedHost
 
 MS = NS // 1000
 

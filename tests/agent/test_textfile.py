@@ -26,19 +26,23 @@ from support.textfiles import (
     values_of,
 )
 
-from agent.config import TextfileSettings
-from agent.host.recorded_host import call_key
-from agent.host.textfiles import MAX_FILES, TextfileCalls
-from agent.sampling.source import ProbeVerdict
-from agent.sampling.source_reader import SourceReader
-from agent.sources import textfile
-from agent.sources.textfile_parser import MAX_LINE_CHARACTERS, TextfileError, parse_textfile
 from railscope.catalog.textfile import DIRECTORY_STATES, TextfileState
 from railscope.exposition import Exposition, MetricSelection, TextFormat
 from railscope.frame import Frame
 from railscope.reading import Absent
 from railscope.textfile_series import decode_value, encode_value
 from railscope.untrusted_text import parse_toml
+from railscope_agent.config import TextfileSettings
+from railscope_agent.host.recorded_host import call_key
+from railscope_agent.host.textfiles import MAX_FILES, TextfileCalls
+from railscope_agent.sampling.source import ProbeVerdict
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.sources import textfile
+from railscope_agent.sources.textfile_parser import (
+    MAX_LINE_CHARACTERS,
+    TextfileError,
+    parse_textfile,
+)
 
 CASES = sorted(path for path in Path(__file__).with_name("textfiles").iterdir() if path.is_dir())
 EACH_CASE = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])

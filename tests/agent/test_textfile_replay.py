@@ -15,16 +15,16 @@ from support.sampling import run_sampler
 from support.textfiles import TextfileDirectory, own_series, page_of, values_of
 from support.tree import make_tree
 
-from agent.cli import agent
-from agent.config import TextfileSettings
-from agent.endpoint.metrics_endpoint import MetricsEndpoint
-from agent.host.recorded_host import RecordedHost, SteppedHost
-from agent.host.recording_host import RecordingHost
-from agent.sampling.source_reader import SourceReader
-from agent.sources.textfile import TextfileSource
 from railscope.capture import Capture, CaptureMetadata, read_capture
 from railscope.frame import Frame
 from railscope.http_server import HttpServer
+from railscope_agent.cli import agent
+from railscope_agent.config import TextfileSettings
+from railscope_agent.endpoint.metrics_endpoint import MetricsEndpoint
+from railscope_agent.host.recorded_host import RecordedHost, SteppedHost
+from railscope_agent.host.recording_host import RecordingHost
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.sources.textfile import TextfileSource
 
 DIRECTORY = "/var/lib/railscope/textfile"
 CASES = Path(__file__).with_name("textfiles")

@@ -10,8 +10,8 @@ from support.machine import FakeHost
 from support.pci_bus import add_device, add_gpu, add_nic
 from support.pci_trees import BRIDGES, plant, walked_distance
 
-from agent.topology import pci
-from agent.topology.pci import (
+from railscope_agent.topology import pci
+from railscope_agent.topology.pci import (
     PciDistance,
     PciPlace,
     bus_order,

@@ -9,14 +9,14 @@ from support.machine import FakeHost
 from support.pci_bus import add_gpu, add_nic
 from support.reading import read_once
 
-from agent.config import PREFIX, AgentSettings, TopologySettings
-from agent.sampling.source import ProbeVerdict
-from agent.service import Agent
-from agent.sources.rdma import RdmaSource
-from agent.topology.network import NetworkDevice, NetworkScanner, NodeNetwork
-from agent.topology.rails import ROLES, parse_rail_rules
 from railscope import settings
 from railscope.settings import SettingsError
+from railscope_agent.config import PREFIX, AgentSettings, TopologySettings
+from railscope_agent.sampling.source import ProbeVerdict
+from railscope_agent.service import Agent
+from railscope_agent.sources.rdma import RdmaSource
+from railscope_agent.topology.network import NetworkDevice, NetworkScanner, NodeNetwork
+from railscope_agent.topology.rails import ROLES, parse_rail_rules
 
 
 def server(count: int = 4) -> FakeHost:

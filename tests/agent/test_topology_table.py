@@ -19,21 +19,26 @@ from support.pci_bus import GPU, NVIDIA, add_device, add_gpu, add_nic, set_link
 from support.reading import read_once
 from support.shared import capture_path
 
-from agent.commands.check import CaptureWalk
-from agent.sources.nic_counters import NicSource
-from agent.sources.nvidia.gpu_devices import GpuSource
-from agent.sources.rdma import RdmaSource
-from agent.topology.node_topology import (
+from railscope.cli import root as railscope
+from railscope_agent.commands.check import CaptureWalk
+from railscope_agent.sources.nic_counters import NicSource
+from railscope_agent.sources.nvidia.gpu_devices import GpuSource
+from railscope_agent.sources.rdma import RdmaSource
+from railscope_agent.topology.node_topology import (
     NodeTopology,
     count_bonded_links,
     read_gpu_links as look_at_links,
     read_topology,
 )
-from agent.topology.pci import pci_address
-from agent.topology.rails import RailRules
-from agent.topology.topology_report import as_json, as_text, distance_matrix, format_matrix
-from railscope.cli import root as railscope
-from simulator import SHORT_NAMES, NodeSpec, simulate
+from railscope_agent.topology.pci import pci_address
+from railscope_agent.topology.rails import RailRules
+from railscope_agent.topology.topology_report import (
+    as_json,
+    as_text,
+    distance_matrix,
+    format_matrix,
+)
+from railscope_simulator import SHORT_NAMES, NodeSpec, simulate
 
 MODELS = sorted({model for model, _ in CASES})
 ESCAPES = re.compile(r"\x1b\[\d*m")

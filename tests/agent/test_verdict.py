@@ -19,10 +19,12 @@ from support.health import (
     xid,
 )
 
-from agent.config import AgentSettings
-from agent.health import RULES, RuleResults, judge
-from agent.health.gpu_facts import SOURCES
-from agent.health.rule import (
+from railscope.catalog import gpu as c, gpu_health as h, nvlink as n
+from railscope.reading import Absent
+from railscope_agent.config import AgentSettings
+from railscope_agent.health import RULES, RuleResults, judge
+from railscope_agent.health.gpu_facts import SOURCES
+from railscope_agent.health.rule import (
     ACTIONS_BY_SEVERITY,
     DEGRADED,
     FAILED,
@@ -34,9 +36,7 @@ from agent.health.rule import (
     HealthFacts,
     HealthRule,
 )
-from agent.machine_sources import machine_sources
-from railscope.catalog import gpu as c, gpu_health as h, nvlink as n
-from railscope.reading import Absent
+from railscope_agent.machine_sources import machine_sources
 
 BY_REASON = {rule.reason: rule for rule in RULES}
 BADNESS = (HEALTHY, DEGRADED, UNKNOWN, FAILED)

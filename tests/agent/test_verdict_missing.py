@@ -7,9 +7,9 @@ from support.gpus import of_gpu
 from support.judging import HEALTH, REASON, VerdictSources, plug, verdict_sources
 from support.reading import readings
 
-from agent.host import NvmlError
 from railscope.catalog import gpu_health as h
 from railscope.reading import Absent
+from railscope_agent.host import NvmlError
 
 COUNT = "nvml.nvmlDeviceGetCount()"
 LOST = NvmlError(15, "GPU is lost")

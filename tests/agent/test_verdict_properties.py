@@ -6,11 +6,18 @@ from hypothesis import assume, given, strategies as st
 from support.faults import FAULTS
 from support.health import HealthFault, healthy, with_faults
 
-from agent.health import RULES, judge
-from agent.health.rule import ACTIONS_BY_SEVERITY, DEGRADED, FAILED, HEALTHY, UNKNOWN, HealthRule
 from railscope.catalog import gpu as c, gpu_health as h, gpu_sharing as s, nvlink as n
 from railscope.catalog.declare import Metric
 from railscope.reading import Absent
+from railscope_agent.health import RULES, judge
+from railscope_agent.health.rule import (
+    ACTIONS_BY_SEVERITY,
+    DEGRADED,
+    FAILED,
+    HEALTHY,
+    UNKNOWN,
+    HealthRule,
+)
 
 BY_REASON = {rule.reason: rule for rule in RULES}
 BADNESS = (HEALTHY, DEGRADED, UNKNOWN, FAILED)

@@ -18,14 +18,14 @@ from support.machine import FakeHost
 from support.pci_bus import add_gpu, set_link
 from support.reading import readings
 
-from agent.config import AgentSettings
-from agent.endpoint.metrics_endpoint import MetricsEndpoint
-from agent.host import NvmlError
-from agent.sampling.status import FAILED, OK, STARTING, UNSUPPORTED
-from agent.service import Agent
-from agent.streams.kernel_log import MAX_GPUS
 from railscope.exposition import TextFormat
 from railscope.reading import Absent
+from railscope_agent.config import AgentSettings
+from railscope_agent.endpoint.metrics_endpoint import MetricsEndpoint
+from railscope_agent.host import NvmlError
+from railscope_agent.sampling.status import FAILED, OK, STARTING, UNSUPPORTED
+from railscope_agent.service import Agent
+from railscope_agent.streams.kernel_log import MAX_GPUS
 
 COUNT = "nvml.nvmlDeviceGetCount()"
 REPLAYS, THERMAL = 94, 270

@@ -7,9 +7,13 @@ from dataclasses import replace
 
 from hypothesis import given, strategies as st
 
-from agent.health import RuleResults, judge
-from agent.health.gpu_facts import FactCollector
-from agent.health.rule import (
+from railscope.catalog import entities, gpu_health as h, nvlink as n
+from railscope.catalog.declare import Metric
+from railscope.frame import Entity, Frame, FrameOrigin, NodeTimestamp, Schema
+from railscope.reading import PRESENT, REASONS
+from railscope_agent.health import RuleResults, judge
+from railscope_agent.health.gpu_facts import FactCollector
+from railscope_agent.health.rule import (
     MINUTE_NS,
     STEP_NS,
     WINDOW_NS,
@@ -17,10 +21,6 @@ from agent.health.rule import (
     CounterWindow,
     DevicePart,
 )
-from railscope.catalog import entities, gpu_health as h, nvlink as n
-from railscope.catalog.declare import Metric
-from railscope.frame import Entity, Frame, FrameOrigin, NodeTimestamp, Schema
-from railscope.reading import PRESENT, REASONS
 
 
 def test_a_window_is_bounded_however_long_it_is_used() -> None:

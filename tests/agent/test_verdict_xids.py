@@ -7,10 +7,10 @@ from support.gpus import of_gpu
 from support.judging import RECOVERY, old_driver, set_field, verdict_sources
 from support.machine import DENIED
 
-from agent.host import NvmlError
-from agent.streams.kernel_log import MAX_GPUS, MAX_REMEMBERED, ActionableXid, XidMatcher
 from railscope.catalog.xids import judge
 from railscope.reading import Absent
+from railscope_agent.host import NvmlError
+from railscope_agent.streams.kernel_log import MAX_GPUS, MAX_REMEMBERED, ActionableXid, XidMatcher
 
 ENERGY = 83
 LOST = NvmlError(15, "GPU is lost")

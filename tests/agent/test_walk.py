@@ -8,13 +8,13 @@ from hypothesis import given, strategies as st
 from support.cases import CASES, capture_of
 from support.metric_samples import sample, samples
 
-from agent.cli import agent
-from agent.commands.check import MAX_READS, CaptureWalk, find_read_offsets
-from agent.config import AgentSettings
-from agent.host.recorded_host import RecordedClock
-from agent.service import Agent
 from railscope.capture import Capture, CaptureMetadata, CaptureMoment
 from railscope.exposition import TextFormat
+from railscope_agent.cli import agent
+from railscope_agent.commands.check import MAX_READS, CaptureWalk, find_read_offsets
+from railscope_agent.config import AgentSettings
+from railscope_agent.host.recorded_host import RecordedClock
+from railscope_agent.service import Agent
 
 NS = 10**9
 GPU = "GPU-895f3d94-b02d-48a6-a43b-61d5471207e8"

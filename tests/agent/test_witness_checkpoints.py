@@ -12,14 +12,6 @@ from hypothesis import given, strategies as st
 from support.clock import ManualClock
 from support.examples import fewer_examples
 
-from agent.config import WitnessSettings
-from agent.sampling.status import CONFLICT, CONSISTENT, AuditLogState
-from agent.witness.audit_witness import (
-    AuditWitness,
-    CheckpointOffer,
-    ReportedConflictError,
-)
-from agent.witness.witness_store import MAX_EVIDENCE, WitnessStore
 from railscope.audit.merkle import (
     CompactRange,
     TreeHead,
@@ -35,6 +27,14 @@ from railscope.audit.signed_note import (
     parse_witness_key,
     read_checkpoint,
 )
+from railscope_agent.config import WitnessSettings
+from railscope_agent.sampling.status import CONFLICT, CONSISTENT, AuditLogState
+from railscope_agent.witness.audit_witness import (
+    AuditWitness,
+    CheckpointOffer,
+    ReportedConflictError,
+)
+from railscope_agent.witness.witness_store import MAX_EVIDENCE, WitnessStore
 
 KEY = SecretKey.generate("log.example")
 

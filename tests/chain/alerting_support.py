@@ -21,7 +21,7 @@ from chain_support import (
     wait_until,
 )
 
-from simulator.demo.process import Program, free_port
+from railscope_simulator.demo.process import Program, free_port
 from tests.support.alert_rules import ROOT, RULES
 
 SCRAPES_PER_MINUTE = 3

@@ -17,10 +17,10 @@ import aiohttp
 import pytest
 from support.forked_program import ForkedProgram
 
-from collector.access.credentials import digest_token
 from railscope.capture import write_capture
-from simulator import NodeSpec, capture_metadata, moments
-from simulator.demo.process import Program, free_port
+from railscope_collector.access.credentials import digest_token
+from railscope_simulator import NodeSpec, capture_metadata, moments
+from railscope_simulator.demo.process import Program, free_port
 
 PATIENCE_SECONDS = 240.0
 POLL_SECONDS = 0.05

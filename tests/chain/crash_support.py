@@ -9,9 +9,9 @@ import aiohttp
 from chain_support import ProgramDirectory, wait_until
 from makers import ClaimingAgent, FrameSender
 
-from collector.commands.audit import read_extent, read_records
 from railscope.audit.record import AuditRecord, decode_audit_record
 from railscope.frame import Event
+from railscope_collector.commands.audit import read_extent, read_records
 
 SMALL = {
     "RAILSCOPE_COLLECTOR_FRAME_LOG__SEGMENT_BYTES": "65536",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import aiohttp
 
-from simulator.demo.process import free_port
+from railscope_simulator.demo.process import free_port
 from tests.support import cumulus_pushes as cumulus, sonic_switch
 
 PORTS = 8

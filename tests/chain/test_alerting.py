@@ -7,8 +7,8 @@ import asyncio
 from alerting_support import errors_of_rules, metrics_addresses, run_alerting
 from chain_support import ProgramDirectory
 
-from simulator import NodeSpec
-from simulator.node_hardware import build_node_hardware
+from railscope_simulator import NodeSpec
+from railscope_simulator.node_hardware import build_node_hardware
 
 CAPTURE_SECONDS = 24
 """Faults start at half of it; the replay starts again at its end."""

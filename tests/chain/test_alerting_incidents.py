@@ -12,9 +12,9 @@ from alerting_support import SHORT, run_alerting
 from chain_support import ProgramDirectory
 from support.incidents import NIC, incident
 
-from collector.diagnosis.incident_table import IncidentTable
-from collector.diagnosis.ranking import Reach
-from simulator.demo.process import free_port
+from railscope_collector.diagnosis.incident_table import IncidentTable
+from railscope_collector.diagnosis.ranking import Reach
+from railscope_simulator.demo.process import free_port
 
 REACH = Reach(("nic", 0, ""), frozenset({"n1", "n2"}), frozenset({"3"}), frozenset())
 STORM = incident("storm", REACH, severity="critical", **{"class": "pfc_storm"})

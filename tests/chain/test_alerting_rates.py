@@ -9,9 +9,9 @@ from dataclasses import replace
 from alerting_support import SHORT, metrics_addresses, run_alerting
 from chain_support import ProgramDirectory
 
-from collector.access.credentials import digest_token
 from railscope.capture import SECTIONS, CaptureMoment, write_capture
-from simulator import NodeSpec, capture_metadata, moments
+from railscope_collector.access.credentials import digest_token
+from railscope_simulator import NodeSpec, capture_metadata, moments
 
 SECONDS = 300
 INCAST = NodeSpec("n1", seed=1, gpus=2, scenario="incast")

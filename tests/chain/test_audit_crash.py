@@ -12,13 +12,13 @@ from crash_support import SMALL, SharingAgent, read, send_until_acknowledged
 from support.audit import draft
 from support.metered import record_number
 
-from collector.access.credentials import digest_token
-from collector.audit.verification import verify_log
-from collector.ledger.audit_outbox import count_unrecorded, put_record
-from collector.ledger.database import Database
-from collector.tables import metadata
 from railscope.audit.signed_note import PublicKey
 from railscope.service import run_in_thread
+from railscope_collector.access.credentials import digest_token
+from railscope_collector.audit.verification import verify_log
+from railscope_collector.ledger.audit_outbox import count_unrecorded, put_record
+from railscope_collector.ledger.database import Database
+from railscope_collector.tables import metadata
 
 BODIES, FRAMES, FACTS = 10, 100, 40
 

@@ -13,19 +13,19 @@ from running_collector import RunningCollector, run_collector, settings_in
 from support.audit import draft
 from support.clock import ManualClock
 
-from agent.config import CollectorLink, WitnessSettings
-from agent.sampling.status import CONFLICT, CONSISTENT, NO_CHECKPOINT, AuditLogState
-from agent.witness.audit_witness import (
+from railscope.audit.signed_note import PublicKey, SecretKey, add_cosignature, witness_key
+from railscope_agent.config import CollectorLink, WitnessSettings
+from railscope_agent.sampling.status import CONFLICT, CONSISTENT, NO_CHECKPOINT, AuditLogState
+from railscope_agent.witness.audit_witness import (
     AuditLogClient,
     AuditLogUnavailableError,
     AuditWitness,
 )
-from agent.witness.witness_store import WitnessStore
-from collector.audit.directory_check import LogVerificationError, VerifyOutcome
-from collector.audit.log_writer import LogWriteError
-from collector.audit.verification import verify_log
-from collector.config import AuditSettings, CollectorSettings
-from railscope.audit.signed_note import PublicKey, SecretKey, add_cosignature, witness_key
+from railscope_agent.witness.witness_store import WitnessStore
+from railscope_collector.audit.directory_check import LogVerificationError, VerifyOutcome
+from railscope_collector.audit.log_writer import LogWriteError
+from railscope_collector.audit.verification import verify_log
+from railscope_collector.config import AuditSettings, CollectorSettings
 
 
 def witness_of(directory: Path, url: str, node: str = "n1", key: str = "") -> AuditWitness:

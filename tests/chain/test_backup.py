@@ -17,12 +17,12 @@ from chain_support import ProgramDirectory, wait_until
 from makers import SECOND, START_BOOT_NS, START_WALL_NS, FrameSender, gpu_schema
 from support import postgresql
 
-from collector.access.credentials import digest_token
-from collector.evidence.evidence_store import EvidenceStore
-from collector.ledger.database import Database
-from collector.tables import metadata
 from railscope.service import run_in_thread
 from railscope.wire import SentAt
+from railscope_collector.access.credentials import digest_token
+from railscope_collector.evidence.evidence_store import EvidenceStore
+from railscope_collector.ledger.database import Database
+from railscope_collector.tables import metadata
 
 PAGE = Path(__file__).parents[2] / "docs" / "availability.md"
 STATE, BACKUP = "/var/lib/railscope-collector", "/var/backups/railscope"

@@ -11,7 +11,7 @@ from chain_support import ProgramDirectory, wait_until
 from support.command_line import run_process
 
 from railscope.service import run_in_thread
-from simulator import NodeSpec
+from railscope_simulator import NodeSpec
 
 SPECS = [
     NodeSpec(node="n1", seed=5, gpus=2, scenario="training", scheduler="slurm"),

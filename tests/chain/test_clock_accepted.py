@@ -13,13 +13,13 @@ from crash_support import SMALL, read, send_until_acknowledged
 from makers import FrameSender
 from running_collector import gpu_frames
 
-from collector import clock
-from collector.access.credentials import digest_token
-from collector.clock import ClockState
-from collector.evidence.evidence_store import EvidenceStore
-from collector.ledger.database import Database
-from collector.tables import metadata
-from simulator.demo.process import run_to_end
+from railscope_collector import clock
+from railscope_collector.access.credentials import digest_token
+from railscope_collector.clock import ClockState
+from railscope_collector.evidence.evidence_store import EvidenceStore
+from railscope_collector.ledger.database import Database
+from railscope_collector.tables import metadata
+from railscope_simulator.demo.process import run_to_end
 
 HOUR_NS = 3_600_000_000_000
 QUICK = SMALL | {

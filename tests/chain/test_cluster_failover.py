@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from railscope.timestamps import DAY_NS, SECOND_NS
-from simulator.failover.__main__ import FailoverError, FailoverRun
-from simulator.failover.comparisons import compare_records, compare_statements
-from simulator.failover.database_pair import DatabaseServerError, find_program
+from railscope_simulator.failover.__main__ import FailoverError, FailoverRun
+from railscope_simulator.failover.comparisons import compare_records, compare_statements
+from railscope_simulator.failover.database_pair import DatabaseServerError, find_program
 
 NODES, SECONDS = 6, 60
 
@@ -25,7 +25,14 @@ def run(directory: Path, *options: str) -> list[str]:
         find_program("initdb")
     except DatabaseServerError as error:
         pytest.skip(str(error))
-    command = [sys.executable, "-P", "-m", "simulator.failover", "--directory", str(directory)]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "railscope_simulator.failover",
+        "--directory",
+        str(directory),
+    ]
     command += ["--nodes", str(NODES), "--seconds", str(SECONDS), *options]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from chain_support import ProgramDirectory, wait_until
 
-from collector.framelog.segment_files import (
+from railscope.envelopes import unpack
+from railscope_collector.framelog.segment_files import (
     FrameLogStats,
     read_segment,
     segment_numbers,
     segment_path,
 )
-from railscope.envelopes import unpack
 
 MAX_BYTES = 64 << 20
 

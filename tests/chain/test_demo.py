@@ -19,13 +19,13 @@ import pytest
 from chain_support import debian_server
 
 from railscope.service import run_in_thread
-from simulator.demo.process import free_port
-from simulator.demo.watchers import WatcherPorts, Watchers
+from railscope_simulator.demo.process import free_port
+from railscope_simulator.demo.watchers import WatcherPorts, Watchers
 from tests.support.demo_alerts import AlertFiring, alert_mismatches, alerts_since, faults_in
 
 PATIENCE_SECONDS = 120.0
 
-DEMO = [sys.executable, "-m", "simulator.demo", "--any-ports"]
+DEMO = [sys.executable, "-m", "railscope_simulator.demo", "--any-ports"]
 COMMAND = [sys.executable, "-m", "railscope", "demo", "--any-ports"]
 STARTED = "own-node is reporting"
 BEFORE_NS = 3600 * 10**9
@@ -212,7 +212,7 @@ async def test_a_demo_ends_well_and_a_second_one_in_its_directory_is_rejected(tm
 
 async def test_a_demo_without_grpcio_states_it_and_runs_without_switches(tmp_path: Path):
     directory = tmp_path / "demo"
-    start = "import runpy, sys; sys.modules['grpc'] = None; runpy.run_module('simulator.demo', run_name='__main__')"
+    start = "import runpy, sys; sys.modules['grpc'] = None; runpy.run_module('railscope_simulator.demo', run_name='__main__')"
     async with demo(directory, sys.executable, "-c", start, "--any-ports") as process:
         text = await read_until(process, STARTED)
         assert "links have one end only: missing grpcio; fix: pip install 'railscope[switches]'" in text  # fmt: skip

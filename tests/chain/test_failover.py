@@ -13,7 +13,7 @@ from chain_support import ProgramDirectory, wait_until
 from support import postgresql
 from test_crash import frames_of_runs, identities
 
-from simulator.demo.process import Program
+from railscope_simulator.demo.process import Program
 
 CHANGED = r"collector_changed from_url=\S+ to_url=(\S+) reason={}"
 MORE = 20

@@ -15,14 +15,14 @@ from alerting_support import AlertingServers, RuleTimes, run_alerting
 from chain_support import ProgramDirectory, wait_until
 from support.forked_program import ForkedProgram
 
-from collector.access.credentials import digest_token
-from simulator.cluster.cluster_model import ClusterModel
-from simulator.cluster.scenario import FAULT_KINDS, ClusterScenario, read_scenario
-from simulator.cluster.topology import ClusterTopology
-from simulator.network_interfaces import leaf_name
-from simulator.nfs_mounts import server_name
-from simulator.node_hardware import build_node_hardware
-from simulator.owners import slurm_job_number
+from railscope_collector.access.credentials import digest_token
+from railscope_simulator.cluster.cluster_model import ClusterModel
+from railscope_simulator.cluster.scenario import FAULT_KINDS, ClusterScenario, read_scenario
+from railscope_simulator.cluster.topology import ClusterTopology
+from railscope_simulator.network_interfaces import leaf_name
+from railscope_simulator.nfs_mounts import server_name
+from railscope_simulator.node_hardware import build_node_hardware
+from railscope_simulator.owners import slurm_job_number
 
 NODES_PER_POD, RAIL = 3, 3
 TIMES = RuleTimes(scrape_seconds=2, agent_scrapes=3, short=True, holds=True)

@@ -10,8 +10,8 @@ import pytest
 from chain_support import ProgramDirectory
 from crash_support import SMALL, SharingAgent, read, send_until_acknowledged
 
-from collector.access.credentials import digest_token
-from collector.framelog.segment_files import segment_numbers
+from railscope_collector.access.credentials import digest_token
+from railscope_collector.framelog.segment_files import segment_numbers
 
 FRAMES = 5
 

@@ -14,14 +14,20 @@ import pytest
 from aiohttp import web
 from chain_support import debian_server, wait_until
 
-from collector.config import ConsoleSettings
-from collector.console import PageProblemError, group_curves
-from collector.console.curves import GPU_FIGURES, NIC_FIGURES, HistoryCurve, NamedFigure, TimeRange
-from collector.console.history_server import HistoryServer, device_queries, quoted
-from collector.console.node_history import node_figures
-from collector.workloads.job_roster import JobKey
 from railscope.settings import SettingsError
-from simulator.demo.process import free_port
+from railscope_collector.config import ConsoleSettings
+from railscope_collector.console import PageProblemError, group_curves
+from railscope_collector.console.curves import (
+    GPU_FIGURES,
+    NIC_FIGURES,
+    HistoryCurve,
+    NamedFigure,
+    TimeRange,
+)
+from railscope_collector.console.history_server import HistoryServer, device_queries, quoted
+from railscope_collector.console.node_history import node_figures
+from railscope_collector.workloads.job_roster import JobKey
+from railscope_simulator.demo.process import free_port
 
 HOSTILE = 'n"1\\}) or vector(7) #'
 LABELS = {

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 from chain_support import ProgramDirectory, wait_until
 
-from simulator import NodeSpec
+from railscope_simulator import NodeSpec
 
 CAPTURE_SECONDS = 26
 SLOW = -0.05

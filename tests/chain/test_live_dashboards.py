@@ -20,9 +20,10 @@ from chain_support import ProgramDirectory, debian_server, wait_until
 from live_switches import LiveSwitches
 from PIL import Image
 
-from dashboards.build import dashboards
-from dashboards.pictures import layout, tables
-from dashboards.prometheus_api import (
+from railscope.catalog.declare import BASIC, FULL, MetricDetail
+from railscope_dashboards.build import dashboards
+from railscope_dashboards.pictures import layout, tables
+from railscope_dashboards.prometheus_api import (
     DashboardResults,
     Prometheus,
     PrometheusError,
@@ -31,11 +32,10 @@ from dashboards.prometheus_api import (
     fill_variables,
     query_dashboard,
 )
-from dashboards.promql import RULES, detail_of
-from railscope.catalog.declare import BASIC, FULL, MetricDetail
-from simulator import NodeSpec
-from simulator.demo.process import Program, free_port
-from simulator.node_hardware import build_node_hardware
+from railscope_dashboards.promql import RULES, detail_of
+from railscope_simulator import NodeSpec
+from railscope_simulator.demo.process import Program, free_port
+from railscope_simulator.node_hardware import build_node_hardware
 
 ROOT = Path(__file__).parent.parent.parent
 DASHBOARDS: dict[str, dict[str, Any]] = {name: json.loads(text) for name, text in dashboards()}
@@ -344,7 +344,7 @@ def check_columns(dashboard: Mapping[str, Any], answers: DashboardResults) -> No
 
 async def check_command(url: str, directory: Path) -> None:
     """The command line draws the pictures."""
-    command = [sys.executable, "-m", "dashboards.pictures", "--prometheus", url, "--to", str(directory),
+    command = [sys.executable, "-m", "railscope_dashboards.pictures", "--prometheus", url, "--to", str(directory),
                "--dashboard", "pair", "--choose", "node=n3", "--range", "1m", "--scrape-interval", "1s",
                "--sections", "1"]  # fmt: skip
     process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=subprocess.PIPE)

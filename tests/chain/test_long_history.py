@@ -15,11 +15,11 @@ import pytest
 from chain_support import ProgramDirectory, debian_server, wait_until
 from structlog.testing import capture_logs
 
-from collector.config import RemoteWriteSettings
-from collector.fleet.view_cells import ViewCell
-from collector.sinks.remote_write import RemoteWriteSink
 from railscope.catalog import collector as catalog
-from simulator.demo.process import free_port
+from railscope_collector.config import RemoteWriteSettings
+from railscope_collector.fleet.view_cells import ViewCell
+from railscope_collector.sinks.remote_write import RemoteWriteSink
+from railscope_simulator.demo.process import free_port
 
 NAME = catalog.NODE_CLOCK_OFFSET.name
 NODES = ("n1", 'a"b\\c,d=e', "ü\nrail")

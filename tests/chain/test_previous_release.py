@@ -15,8 +15,8 @@ from chain_support import ProgramDirectory, wait_until
 from support.once_per_run import once_per_run
 from test_crash import frames_of_runs, identities
 
-from agent.config import SourcePeriods
-from collector.access.credentials import digest_token
+from railscope_agent.config import SourcePeriods
+from railscope_collector.access.credentials import digest_token
 
 ROOT = Path(__file__).parents[2]
 RELEASES = tomllib.loads((ROOT / "RELEASES.toml").read_text())["release"]
@@ -142,13 +142,13 @@ def test_captures_of_the_previous_release_are_replayed(previous: Path, capture: 
 
 
 SETTINGS = """
-import agent.config, collector.config, msgspec
+import railscope_agent.config, railscope_collector.config, msgspec
 def names(type_):
     for field in msgspec.structs.fields(type_):
         yield field.name
         if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
             yield from names(field.type)
-print(*names(agent.config.AgentSettings), *names(collector.config.CollectorSettings))
+print(*names(railscope_agent.config.AgentSettings), *names(railscope_collector.config.CollectorSettings))
 """
 
 

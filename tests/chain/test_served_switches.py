@@ -14,9 +14,9 @@ from support import sonic_switch as sonic
 from support.command_line import run
 from support.forked_program import ForkedProgram
 
-from collector.config import SwitchesSettings
-from collector.switches import gnmi_reader, switch_settings
-from simulator.live import LiveNode
+from railscope_collector.config import SwitchesSettings
+from railscope_collector.switches import gnmi_reader, switch_settings
+from railscope_simulator.live import LiveNode
 from tests.chain.test_simulated_cluster import start_simulator
 
 SCENARIO = """

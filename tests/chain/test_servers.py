@@ -9,7 +9,7 @@ import aiohttp
 import yaml
 from chain_support import ProgramDirectory, debian_server, wait_until
 
-from simulator.demo.process import free_port
+from railscope_simulator.demo.process import free_port
 
 RULES = Path(__file__).parents[2] / "alerts" / "rules"
 

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from simulator.demo.process import Program
+from railscope_simulator.demo.process import Program
 
 
 class NotifySocket:

@@ -15,12 +15,12 @@ from support.dashboards import DASHBOARDS
 from support.query_notes import annotated_queries
 from support.split_cluster import OF_COLLECTORS, SPLITS, SplitCluster, matched_values
 
-from collector.console import group_curves
-from collector.workloads.job_roster import JobKey
-from dashboards.prometheus_api import Prometheus, PrometheusError, fill_variables
-from dashboards.promql import expand, metrics_in
 from railscope.service import run_in_thread
-from simulator.demo.process import free_port
+from railscope_collector.console import group_curves
+from railscope_collector.workloads.job_roster import JobKey
+from railscope_dashboards.prometheus_api import Prometheus, PrometheusError, fill_variables
+from railscope_dashboards.promql import expand, metrics_in
+from railscope_simulator.demo.process import free_port
 
 ROOT = Path(__file__).parents[2]
 START, MINUTES = 1_700_000_000, 70

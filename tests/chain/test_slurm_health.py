@@ -14,11 +14,17 @@ from support.command_line import run
 from support.health_agents import answering, install_scripts, write_settings
 from support.slurm_cluster import SlurmCluster, running_slurm, wait_until
 
-from collector.audit.collector_records import AuditTrail
-from collector.config import SlurmSettings
-from collector.diagnosis.entity_states import NodeRow
-from collector.sinks.slurm_drain import NODES, SlurmDrainer, SlurmNode, parse_nodes, run_program
-from collector.view_refresh import GpuVerdicts
+from railscope_collector.audit.collector_records import AuditTrail
+from railscope_collector.config import SlurmSettings
+from railscope_collector.diagnosis.entity_states import NodeRow
+from railscope_collector.sinks.slurm_drain import (
+    NODES,
+    SlurmDrainer,
+    SlurmNode,
+    parse_nodes,
+    run_program,
+)
+from railscope_collector.view_refresh import GpuVerdicts
 
 GPUS = 4
 

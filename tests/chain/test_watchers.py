@@ -15,9 +15,9 @@ import pytest
 import yaml
 from chain_support import ProgramDirectory, debian_server, wait_until
 
-from simulator.demo import watchers
-from simulator.demo.process import free_port
-from simulator.demo.watchers import WatcherPorts, Watchers, WatchersError
+from railscope_simulator.demo import watchers
+from railscope_simulator.demo.process import free_port
+from railscope_simulator.demo.watchers import WatcherPorts, Watchers, WatchersError
 
 
 async def fetch(url: str) -> Any:
@@ -140,7 +140,7 @@ async def test_the_demo_stops_in_order_if_it_cannot_write_the_addresses_of_its_p
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "simulator.demo",
+        "railscope_simulator.demo",
         "--any-ports",
         "--seconds",
         "1",

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from support import postgresql
 
-from collector.ledger.ledger_store import Ledger
-from collector.tables import metadata
+from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.tables import metadata
 
 sys.path.insert(0, str(Path(__file__).parent))
 

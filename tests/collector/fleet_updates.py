@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from hypothesis import strategies as st
 from support.batches import batch_of
 
-from collector.fleet.fleet import NodeUpdate
-from collector.fleet.schemas import SchemaLayout, make_layout
 from railscope.catalog import gpu, host, nic
 from railscope.catalog.declare import Metric
 from railscope.catalog.entities import CPU_MODE, GPU, GPU_CLOCK, NIC, NIC_PRIORITY
@@ -17,6 +15,8 @@ from railscope.wire import (
     schema_hash,
     to_wire_schema,
 )
+from railscope_collector.fleet.fleet import NodeUpdate
+from railscope_collector.fleet.schemas import SchemaLayout, make_layout
 
 SECOND = 1_000_000_000
 GPUS = [Entity(GPU, (f"GPU-{i}",), {"rail": str(i)} if i < 2 else {}) for i in range(3)]

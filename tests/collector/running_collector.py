@@ -12,17 +12,17 @@ import aiohttp
 import msgspec
 from makers import FrameSender, gpu_schema
 
-from collector.access.credentials import digest_token
-from collector.config import AuditSettings, CollectorSettings, IngestLimits
-from collector.framelog.segment_files import (
+from railscope.frame import Frame
+from railscope_collector.access.credentials import digest_token
+from railscope_collector.config import AuditSettings, CollectorSettings, IngestLimits
+from railscope_collector.framelog.segment_files import (
     FrameLogStats,
     read_segment,
     segment_numbers,
     segment_path,
 )
-from collector.ledger.audit_outbox import RecordDraft
-from collector.service import Collector
-from railscope.frame import Frame
+from railscope_collector.ledger.audit_outbox import RecordDraft
+from railscope_collector.service import Collector
 
 SMALL = IngestLimits(
     body_bytes=200_000,

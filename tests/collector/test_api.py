@@ -18,23 +18,23 @@ from aiohttp import web
 from makers import FrameSender, gpu_schema, rdma_schema
 from running_collector import RunningCollector, gpu_frames, run_collector, settings_in
 
-from collector.access.access_trail import AccessTrail
-from collector.access.credentials import Credentials
-from collector.access.tokens_file import RecordedCredentials
-from collector.account.live_account import LiveAccount
-from collector.config import LedgerSettings
-from collector.evidence.evidence_book import EvidenceBook
-from collector.evidence.gpu_evidence import AdministratorInputs
-from collector.fleet.sheets import PendingBatch
-from collector.fleet.view_cells import View, ViewCell
-from collector.http.access_control import ROUTES, RequestAuthorizer, make_application
-from collector.http.read_api import CollectorMetrics, ViewApi
-from collector.view_refresh import CollectorViews, ViewRefresher
-from collector.views import Rollups, find_fresh_rows
 from railscope.catalog import account as account_catalog, collector as catalog
 from railscope.service import run_in_thread
 from railscope.settings import SettingsError
 from railscope.wire import Batch
+from railscope_collector.access.access_trail import AccessTrail
+from railscope_collector.access.credentials import Credentials
+from railscope_collector.access.tokens_file import RecordedCredentials
+from railscope_collector.account.live_account import LiveAccount
+from railscope_collector.config import LedgerSettings
+from railscope_collector.evidence.evidence_book import EvidenceBook
+from railscope_collector.evidence.gpu_evidence import AdministratorInputs
+from railscope_collector.fleet.sheets import PendingBatch
+from railscope_collector.fleet.view_cells import View, ViewCell
+from railscope_collector.http.access_control import ROUTES, RequestAuthorizer, make_application
+from railscope_collector.http.read_api import CollectorMetrics, ViewApi
+from railscope_collector.view_refresh import CollectorViews, ViewRefresher
+from railscope_collector.views import Rollups, find_fresh_rows
 
 CLAIMS = "tenant,holds,from,to\nvision,n1,2020-01-01T00:00:00Z,\n"
 

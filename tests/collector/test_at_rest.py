@@ -12,9 +12,10 @@ import pytest
 from support.checkpoints import facts_of
 from support.story import NodeReporter, accept, core_in, gpus_of
 
-from collector import clock
-from collector.framelog.framelog import FrameLog
-from collector.framelog.segment_files import (
+from railscope.wire import SentAt
+from railscope_collector import clock
+from railscope_collector.framelog.framelog import FrameLog
+from railscope_collector.framelog.segment_files import (
     EXTENT,
     MANIFEST,
     FrameLogStats,
@@ -24,8 +25,7 @@ from collector.framelog.segment_files import (
     segment_numbers,
     segment_path,
 )
-from collector.state.state_checkpointer import CheckpointSchedule, StateCheckpointer
-from railscope.wire import SentAt
+from railscope_collector.state.state_checkpointer import CheckpointSchedule, StateCheckpointer
 
 SECOND = 1_000_000_000
 

@@ -13,17 +13,17 @@ from support.audit import draft
 from support.audit_keys import load_or_create_key
 from support.metered import record_number
 
-from collector.audit.collector_records import AuditTrail
-from collector.audit.log_writer import AuditLog
-from collector.audit.verification import verify_log
-from collector.audit_service import RECORDER_STATE_FILE
-from collector.config import FrameLogSettings, IngestLimits
-from collector.ledger.audit_outbox import put_record
-from collector.ledger.database import Database
-from collector.tables import metadata
 from railscope.audit.record import AuditRecord, RecordSource, decode_audit_record
 from railscope.audit.signed_note import PublicKey
 from railscope.settings import SettingsError
+from railscope_collector.audit.collector_records import AuditTrail
+from railscope_collector.audit.log_writer import AuditLog
+from railscope_collector.audit.verification import verify_log
+from railscope_collector.audit_service import RECORDER_STATE_FILE
+from railscope_collector.config import FrameLogSettings, IngestLimits
+from railscope_collector.ledger.audit_outbox import put_record
+from railscope_collector.ledger.database import Database
+from railscope_collector.tables import metadata
 
 PATIENCE_SECONDS = 60
 

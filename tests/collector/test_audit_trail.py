@@ -12,11 +12,11 @@ from support.audit import NOON_NS, audit_log, verified_records
 from support.audit_keys import load_or_create_key
 from support.disk import small_file_system
 
-from collector.audit.collector_records import MAX_DENIED, AuditTrail, DeniedRequest
-from collector.config import PREFIX, CollectorSettings
 from railscope import settings
 from railscope.audit.record import AuditRecord
 from railscope.settings import SettingsError
+from railscope_collector.audit.collector_records import MAX_DENIED, AuditTrail, DeniedRequest
+from railscope_collector.config import PREFIX, CollectorSettings
 
 
 async def denied(directory: Path, denials: list[DeniedRequest]) -> list[AuditRecord]:

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
-from collector import clock
-from collector.clock import ClockState, CollectorClock, Correction
 from railscope.timestamps import SECOND_NS
+from railscope_collector import clock
+from railscope_collector.clock import ClockState, CollectorClock, Correction
 
 DAY_NS = 86_400 * SECOND_NS
 START_NS = 1_790_000_000 * SECOND_NS

@@ -9,8 +9,8 @@ from pathlib import Path
 from makers import FrameSender
 from running_collector import RunningCollector, gpu_frames, run_collector, settings_in
 
-from collector import clock
-from collector.framelog.segment_files import (
+from railscope_collector import clock
+from railscope_collector.framelog.segment_files import (
     FrameLogStats,
     FrameRecord,
     read_segment,

@@ -23,8 +23,8 @@ from test_cluster_head import (
     until_true,
 )
 
-from collector.cluster_head import MIN_COPIES
 from railscope.wire import COPIES_PATH, PRIMARY_FAILING, PRIMARY_HEADER, SentAt
+from railscope_collector.cluster_head import MIN_COPIES
 
 READINGS = ("/api/v1/rails", "/api/v1/gpus", "/api/v1/nodes/n2", "/api/v1/nodes/n6")
 LOST = ("n2", "n6")

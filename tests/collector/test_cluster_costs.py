@@ -18,15 +18,15 @@ from support.postgresql import PostgreSQL
 from test_cluster_head import settings_of, until_head
 from test_record_feed import Feed
 
-from collector.config import MeteringSettings
-from collector.evidence import evidence_tables
-from collector.evidence.node_intervals import FirstContact
-from collector.framelog.segment_files import FrameRecord
-from collector.ledger.database import call_database
-from collector.service import Collector
-from collector.state.record_feed import FORMAT, FeedHeader, RecordPart
 from railscope.envelopes import open_body
 from railscope.wire import SentAt
+from railscope_collector.config import MeteringSettings
+from railscope_collector.evidence import evidence_tables
+from railscope_collector.evidence.node_intervals import FirstContact
+from railscope_collector.framelog.segment_files import FrameRecord
+from railscope_collector.ledger.database import call_database
+from railscope_collector.service import Collector
+from railscope_collector.state.record_feed import FORMAT, FeedHeader, RecordPart
 
 EVIDENCE, MEMBERS = re.compile(r"\bevidence_"), re.compile(r"\bcollector_member\b")
 

@@ -14,12 +14,12 @@ from running_collector import RunningCollector, run_collector
 from support.postgresql import PostgreSQL
 from test_cluster_head import settings_of, until_head, until_true
 
-from collector.config import SlurmSettings
-from collector.sinks.slurm_drain import NODES
 from railscope.catalog.entities import GPU
 from railscope.catalog.gpu_health import GPU_HEALTH
 from railscope.frame import Entity, Schema
 from railscope.wire import SentAt
+from railscope_collector.config import SlurmSettings
+from railscope_collector.sinks.slurm_drain import NODES
 
 FAILED = 3
 

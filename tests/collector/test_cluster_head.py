@@ -18,25 +18,25 @@ from makers import SECOND, START_BOOT_NS, START_WALL_NS, FrameSender, gpu_schema
 from running_collector import RunningCollector, run_collector, settings_in
 from support import postgresql
 
-from agent.shipping import EventNumbering
-from collector.access.credentials import digest_token
-from collector.cluster_head import ClusterHead, HeadState
-from collector.config import (
-    ClusterSettings,
-    CollectorSettings,
-    LedgerSettings,
-    MeteringSettings,
-)
-from collector.diagnosis.saved_state import decode_diagnosis
-from collector.ledger import membership
-from collector.ledger.database import SharedDatabase
-from collector.tables import metadata
 from railscope.catalog.entities import CLAIM
 from railscope.catalog.tenancy import CLAIM_START_EVENT
 from railscope.frame import Entity, Event
 from railscope.service import run_in_thread
 from railscope.wire import SentAt
-from simulator.demo.process import free_port
+from railscope_agent.shipping import EventNumbering
+from railscope_collector.access.credentials import digest_token
+from railscope_collector.cluster_head import ClusterHead, HeadState
+from railscope_collector.config import (
+    ClusterSettings,
+    CollectorSettings,
+    LedgerSettings,
+    MeteringSettings,
+)
+from railscope_collector.diagnosis.saved_state import decode_diagnosis
+from railscope_collector.ledger import membership
+from railscope_collector.ledger.database import SharedDatabase
+from railscope_collector.tables import metadata
+from railscope_simulator.demo.process import free_port
 
 NODES = ("n1", "n2", "n3", "n4", "n5", "n6")
 SPLIT = {"a": ("n1", "n4"), "b": ("n2", "n6"), "c": ("n3", "n5")}

@@ -11,9 +11,9 @@ from running_collector import RunningCollector, run_collector
 from support import postgresql, sonic_switch
 from test_cluster_head import settings_of, until, until_head, until_true
 
-from collector.config import CollectorSettings, IngestLimits, SwitchesSettings
-from collector.diagnosis.switch_counters import CounterTrack
-from collector.switches.switch_polling import PolledSwitch
+from railscope_collector.config import CollectorSettings, IngestLimits, SwitchesSettings
+from railscope_collector.diagnosis.switch_counters import CounterTrack
+from railscope_collector.switches.switch_polling import PolledSwitch
 
 SWITCH = "leaf-07"
 RECEIVED = sonic_switch.port_row(1)["SAI_PORT_STAT_IF_IN_OCTETS"]

@@ -13,9 +13,9 @@ import sqlalchemy as sa
 from running_collector import run_collector, settings_in
 from support.postgresql import PostgreSQL
 
-from collector.config import CollectorSettings, LedgerSettings
-from collector.ledger import database as databases, leases, membership
-from collector.tables import metadata
+from railscope_collector.config import CollectorSettings, LedgerSettings
+from railscope_collector.ledger import database as databases, leases, membership
+from railscope_collector.tables import metadata
 
 IN_USE = (
     r"state_directory .*copy is a copy of that of the running collector \S+: expected one collector for each; "

@@ -13,15 +13,15 @@ from support.checkpoints import facts_of
 from test_cluster_head import ReportingNode
 from test_record_feed import Feed
 
-from collector.fleet.schemas import StoredSchemas
-from collector.framelog.received_frames import MAX_STREAMS
-from collector.framelog.segment_files import FrameRecord
-from collector.state.collector_state import CollectorState
-from collector.state.record_feed import CopyPart, FeedPart, ReadingsPart
-from collector.state.state_checkpoint import NodePart
 from railscope.envelopes import open_body
 from railscope.frame import Schema
 from railscope.wire import COPIES_PATH, PRIMARY_FAILING, PRIMARY_HEADER, SentAt, pack
+from railscope_collector.fleet.schemas import StoredSchemas
+from railscope_collector.framelog.received_frames import MAX_STREAMS
+from railscope_collector.framelog.segment_files import FrameRecord
+from railscope_collector.state.collector_state import CollectorState
+from railscope_collector.state.record_feed import CopyPart, FeedPart, ReadingsPart
+from railscope_collector.state.state_checkpoint import NodePart
 
 FAILING = {PRIMARY_HEADER: PRIMARY_FAILING}
 

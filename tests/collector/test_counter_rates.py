@@ -18,12 +18,12 @@ from fleet_updates import (
 from hypothesis import given, strategies as st
 from makers import rdma_schema
 
-from collector.fleet.fleet import Fleet
-from collector.fleet.schemas import SchemaLayout, make_layout
-from collector.fleet.sheets import increase
 from railscope.catalog import gpu
 from railscope.reading import to_stored
 from railscope.wire import to_wire_schema
+from railscope_collector.fleet.fleet import Fleet
+from railscope_collector.fleet.schemas import SchemaLayout, make_layout
+from railscope_collector.fleet.sheets import increase
 
 counter = st.integers(0, 2**64 - 1)
 

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, strategies as st
 from makers import FrameSender, gpu_schema
 
-from collector.fleet import sheets
 from railscope.envelopes import encode_batch
 from railscope.frame import Frame
 from railscope.wire import Batch, WireEntity, WireError, WireEvent
+from railscope_collector.fleet import sheets
 
 COLUMNS = 6
 numbers = st.integers(-(2**63), 2**63 - 1)

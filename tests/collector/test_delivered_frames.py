@@ -18,11 +18,11 @@ from support import postgresql
 from support.examples import fewer_examples
 from test_cluster_head import settings_of
 
-from agent.shipping.delivered_frames import DELIVERED_FILE, DeliveredFrames, add_range
-from collector.framelog.received_frames import MAX_DELIVERED_RANGES, ReceivedFrames
 from railscope import wire
 from railscope.catalog import collector as catalog
 from railscope.frame import Frame
+from railscope_agent.shipping.delivered_frames import DELIVERED_FILE, DeliveredFrames, add_range
+from railscope_collector.framelog.received_frames import MAX_DELIVERED_RANGES, ReceivedFrames
 
 COLLECTORS = ("a", "b", "c")
 

@@ -12,12 +12,12 @@ import aiohttp
 from makers import FrameSender, gpu_schema
 from running_collector import RunningCollector, run_collector, settings_in
 
-from collector.access.credentials import digest_token
-from collector.config import DiagnosisSettings
-from collector.diagnosis.incident_table import IncidentTable
 from railscope.client.cluster_reading import DOCUMENTS, READY, ClusterReader, gpus_request
 from railscope.client.connection import MAX_CONNECTIONS, ReadClient, ServerAddress
 from railscope.service import run_in_thread
+from railscope_collector.access.credentials import digest_token
+from railscope_collector.config import DiagnosisSettings
+from railscope_collector.diagnosis.incident_table import IncidentTable
 
 VIEWS = {"cluster", "rails", "nodes", "jobs", "tenants", "account", "gpus"}
 """Documents that are new after each refresh of the views."""

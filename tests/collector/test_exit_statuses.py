@@ -13,10 +13,10 @@ from running_collector import run_collector, settings_in
 from support.command_line import run
 from support.incidents import NIC, incident
 
-from collector.config import DiagnosisSettings
-from collector.diagnosis.incident_table import IncidentTable, ReportedIncident
 from railscope.service import run_in_thread
 from railscope.timestamps import SECOND_NS
+from railscope_collector.config import DiagnosisSettings
+from railscope_collector.diagnosis.incident_table import IncidentTable, ReportedIncident
 
 KEYS = (
     "status", "exit_status", "reasons", "server", "program", "observed", "age_seconds", "nodes", "gpus", "jobs",

@@ -21,10 +21,6 @@ from fleet_updates import (
 )
 from hypothesis import given, settings, strategies as st
 
-from collector.fleet.fleet import Fleet
-from collector.fleet.schemas import SchemaLayout, make_layout
-from collector.fleet.sheets import BLOCK_ROWS
-from collector.views import NO_TENANT, Rollups, find_fresh_rows
 from railscope.catalog import gpu, nic, rollups
 from railscope.catalog.declare import Metric, MetricKind, Rollup
 from railscope.catalog.entities import NIC, NIC_PRIORITY
@@ -37,6 +33,10 @@ from railscope.wire import (
     rails_of_entities,
     to_wire_schema,
 )
+from railscope_collector.fleet.fleet import Fleet
+from railscope_collector.fleet.schemas import SchemaLayout, make_layout
+from railscope_collector.fleet.sheets import BLOCK_ROWS
+from railscope_collector.views import NO_TENANT, Rollups, find_fresh_rows
 
 tenant = st.sampled_from(["", "t1", "t2", "t3"])
 tenants_of_rails = st.tuples(tenant, tenant, tenant) | tenant.map(lambda one: (one,) * 3)

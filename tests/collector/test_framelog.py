@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from collector.framelog.framelog import FrameLog, FrameLogError
-from collector.framelog.segment_files import (
+from railscope.wire import SentAt
+from railscope_collector.framelog.framelog import FrameLog, FrameLogError
+from railscope_collector.framelog.segment_files import (
     FrameLogStats,
     FrameRecord,
     read_segment,
     segment_numbers,
     segment_path,
 )
-from railscope.wire import SentAt
 
 
 def record(number: int, size: int = 50) -> FrameRecord:

@@ -13,22 +13,22 @@ from running_collector import RunningCollector, run_collector, settings_in
 from support.batches import batch_of
 from support.incidents import NIC, incident
 
-from collector.access.credentials import ANYONE, Credential, Role, digest_token
-from collector.diagnosis.incident_table import IncidentTable, ReportedIncident
-from collector.fleet.fleet import Fleet, NodeUpdate
-from collector.fleet.schemas import StoredSchemas, make_layout
-from collector.fleet.view_cells import View, ViewCell
-from collector.http.gpus_api import FleetGpus, GpusApi, GpusQuery
-from collector.state.collector_state import CollectorState
-from collector.view_refresh import CollectorViews
-from collector.views import ListedReadings, find_fresh_rows
-from collector.workloads.job_roster import JobGpu, JobHolding, JobKey, RunningJob
-from collector.workloads.job_view import RunningJobs
 from railscope.catalog import METRICS, collector as catalog
 from railscope.catalog.entities import GPU, GPU_REASON, NIC as NIC_KIND
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.frame import Column, Entity, Schema
 from railscope.wire import to_wire_schema
+from railscope_collector.access.credentials import ANYONE, Credential, Role, digest_token
+from railscope_collector.diagnosis.incident_table import IncidentTable, ReportedIncident
+from railscope_collector.fleet.fleet import Fleet, NodeUpdate
+from railscope_collector.fleet.schemas import StoredSchemas, make_layout
+from railscope_collector.fleet.view_cells import View, ViewCell
+from railscope_collector.http.gpus_api import FleetGpus, GpusApi, GpusQuery
+from railscope_collector.state.collector_state import CollectorState
+from railscope_collector.view_refresh import CollectorViews
+from railscope_collector.views import ListedReadings, find_fresh_rows
+from railscope_collector.workloads.job_roster import JobGpu, JobHolding, JobKey, RunningJob
+from railscope_collector.workloads.job_view import RunningJobs
 
 SECOND_NS = 1_000_000_000
 NOW_NS = 100 * SECOND_NS

@@ -13,11 +13,11 @@ from makers import FrameSender
 from running_collector import gpu_frames, logged_envelopes, run_collector, settings_in
 from support import postgresql
 
-from collector.config import LedgerSettings, MeteringSettings
-from collector.evidence.evidence_store import EncodedInterval, EvidenceStore
-from collector.evidence.node_intervals import FirstContact
-from collector.ledger.database import Database, UnusableLedgerError, call_database
-from collector.tables import metadata
+from railscope_collector.config import LedgerSettings, MeteringSettings
+from railscope_collector.evidence.evidence_store import EncodedInterval, EvidenceStore
+from railscope_collector.evidence.node_intervals import FirstContact
+from railscope_collector.ledger.database import Database, UnusableLedgerError, call_database
+from railscope_collector.tables import metadata
 
 STANDBY = "ALTER SYSTEM SET synchronous_standby_names = '{}'"
 WAITING = (

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from running_collector import run_collector, settings_in
 
-from collector.access import credentials
-from collector.administrator_files import AdministratorFiles
-from collector.billing import price_book
-from collector.billing.price_book import PriceBookError
-from collector.config import CollectorSettings
-from collector.files.seller_file import find_seller
 from railscope.settings import SettingsError
+from railscope_collector.access import credentials
+from railscope_collector.administrator_files import AdministratorFiles
+from railscope_collector.billing import price_book
+from railscope_collector.billing.price_book import PriceBookError
+from railscope_collector.config import CollectorSettings
+from railscope_collector.files.seller_file import find_seller
 
 START = "2026-01-01T00:00:00Z"
 NINES, DEEP = "9" * 5000, "[" * 5000

@@ -8,10 +8,10 @@ import pytest
 from click.testing import CliRunner
 from running_collector import settings_in
 
-from collector.billing import price_book
-from collector.billing.price_book import PriceBookError
 from railscope.cli import root
 from railscope.settings import SettingsError
+from railscope_collector.billing import price_book
+from railscope_collector.billing.price_book import PriceBookError
 
 BOOK = """version = 1
 published = {published}

@@ -7,10 +7,10 @@ from pathlib import Path
 from makers import SECOND, START_BOOT_NS, START_WALL_NS, FrameSender
 from running_collector import gpu_frames, run_collector, settings_in
 
-from collector.evidence.evidence_records import EvidenceProblem
-from collector.framelog.segment_files import FrameRecord
-from collector.http.identity_conflicts import IdentityConflictDetector
 from railscope.wire import SENT_HEADER, SentAt
+from railscope_collector.evidence.evidence_records import EvidenceProblem
+from railscope_collector.framelog.segment_files import FrameRecord
+from railscope_collector.http.identity_conflicts import IdentityConflictDetector
 
 
 class ConflictWatch:

@@ -14,11 +14,11 @@ import pytest
 from aiohttp import web
 from support.incidents import incident
 
-from collector.config import ClusterSettings, CollectorSettings, DiagnosisSettings
-from collector.diagnosis.incident_table import IncidentTable, ReportedIncident
-from collector.sinks.incident_webhook import IncidentWebhook
 from railscope.settings import SettingsError
 from railscope.timestamps import SECOND_NS
+from railscope_collector.config import ClusterSettings, CollectorSettings, DiagnosisSettings
+from railscope_collector.diagnosis.incident_table import IncidentTable, ReportedIncident
+from railscope_collector.sinks.incident_webhook import IncidentWebhook
 
 
 @dataclass

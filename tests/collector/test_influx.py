@@ -12,11 +12,11 @@ import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
 
-from collector.config import InfluxSettings
-from collector.fleet.view_cells import View, ViewCell
-from collector.sinks.influx import LINES_PER_WRITE, InfluxSink, format_lines
-from collector.view_refresh import CollectorViews
 from railscope.catalog import collector as catalog
+from railscope_collector.config import InfluxSettings
+from railscope_collector.fleet.view_cells import View, ViewCell
+from railscope_collector.sinks.influx import LINES_PER_WRITE, InfluxSink, format_lines
+from railscope_collector.view_refresh import CollectorViews
 
 
 def up(name: str, value: float = 1.0) -> ViewCell:

@@ -20,12 +20,17 @@ from running_collector import (
 from support.checkpoints import facts_of
 from support.postgresql import PostgreSQL
 
-from collector.config import FrameLogSettings, IngestLimits, LedgerSettings, MeteringSettings
-from collector.framelog.received_frames import MAX_STREAMS
-from collector.framelog.segment_files import segment_numbers, segment_path
 from railscope.catalog import collector as catalog
 from railscope.settings import SettingsError
 from railscope.wire import RECEIPT_HEADER, RunEnd, pack
+from railscope_collector.config import (
+    FrameLogSettings,
+    IngestLimits,
+    LedgerSettings,
+    MeteringSettings,
+)
+from railscope_collector.framelog.received_frames import MAX_STREAMS
+from railscope_collector.framelog.segment_files import segment_numbers, segment_path
 
 PATIENCE_SECONDS = 60
 

@@ -10,8 +10,6 @@ import pytest
 from makers import FrameSender
 from running_collector import gpu_frames, logged_envelopes, run_collector, settings_in
 
-from collector.config import IngestLimits
-from collector.http.envelope_senders import NodeSender
 from railscope.catalog import gpu
 from railscope.frame import Entity, Schema
 from railscope.wire import (
@@ -24,6 +22,8 @@ from railscope.wire import (
     pack,
     zstd,
 )
+from railscope_collector.config import IngestLimits
+from railscope_collector.http.envelope_senders import NodeSender
 
 REFUSALS = {
     "no magic": (b"hello", 400, "which starts with"),

@@ -8,9 +8,9 @@ from makers import FrameSender
 from running_collector import gpu_frames, run_collector, settings_in
 from structlog.testing import capture_logs
 
-from collector.config import IngestLimits
-from collector.framelog.received_frames import MAX_RUNS, ReceivedFrames
 from railscope.service import LogRateLimit
+from railscope_collector.config import IngestLimits
+from railscope_collector.framelog.received_frames import MAX_RUNS, ReceivedFrames
 
 
 def test_the_first_line_is_written_at_once_and_the_next_one_has_the_count():

@@ -24,10 +24,15 @@ from support.story import (
     gpus_of,
 )
 
-from agent.config import CollectorLink
-from collector.config import CollectorSettings, IngestLimits, LedgerSettings, MeteringSettings
 from railscope.frame import FrameOrigin, NodeTimestamp
-from simulator.demo.process import free_port
+from railscope_agent.config import CollectorLink
+from railscope_collector.config import (
+    CollectorSettings,
+    IngestLimits,
+    LedgerSettings,
+    MeteringSettings,
+)
+from railscope_simulator.demo.process import free_port
 
 BOOTED_AT = -5000
 SECOND = 1_000_000_000

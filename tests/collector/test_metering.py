@@ -10,16 +10,16 @@ import pytest
 from running_collector import RunningCollector, run_collector, settings_in
 from support.story import SECOND, NodeReporter, claim_ended, claim_started, gpus_of
 
-from collector.config import IngestLimits, LedgerSettings, MeteringSettings
-from collector.evidence.evidence_store import EvidenceStore
-from collector.evidence.node_intervals import FirstContact
-from collector.ledger.ledger_store import Ledger
-from collector.metering.tiling import SlotState
-from collector.metering.units import Tiling
-from collector.tables import metadata
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.settings import SettingsError
 from railscope.timestamps import DAY_NS
+from railscope_collector.config import IngestLimits, LedgerSettings, MeteringSettings
+from railscope_collector.evidence.evidence_store import EvidenceStore
+from railscope_collector.evidence.node_intervals import FirstContact
+from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.metering.tiling import SlotState
+from railscope_collector.metering.units import Tiling
+from railscope_collector.tables import metadata
 
 HOURS = 3600
 LONG = 30 * HOURS

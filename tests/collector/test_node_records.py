@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from collector.framelog.framelog import MAX_INDEXED_RECORDS, NodeRecords
-from collector.framelog.segment_files import (
+from railscope.wire import SentAt
+from railscope_collector.framelog.framelog import MAX_INDEXED_RECORDS, NodeRecords
+from railscope_collector.framelog.segment_files import (
     FrameLogStats,
     FrameRecord,
     encode_record,
@@ -20,7 +21,6 @@ from collector.framelog.segment_files import (
     segment_path,
     start_segment,
 )
-from railscope.wire import SentAt
 
 START_NS = 1_700_000_000_000_000_000
 SECOND_NS = 1_000_000_000

@@ -20,15 +20,15 @@ from running_collector import RunningCollector, run_collector, settings_in
 from support.otlp_grpc_server import GrpcAnswer, otlp_grpc_server
 from support.otlp_server import PROTOBUF, OtlpServer, ScriptedAnswer, otlp_server
 
-from collector.config import RemoteWriteSettings
-from collector.fleet.fleet import MAX_EVENTS, EventPosition, RecentEvents, SeenEvent
-from collector.sinks import SinkError
-from collector.sinks.otlp_events import OtlpEventQueue, OtlpEventsFormat
-from collector.sinks.remote_write import RemoteWriteSink
 from railscope.catalog import EVENTS, entities
 from railscope.frame import Entity, Event
 from railscope.settings import SettingsError
 from railscope.wire import WireEntity, WireEvent
+from railscope_collector.config import RemoteWriteSettings
+from railscope_collector.fleet.fleet import MAX_EVENTS, EventPosition, RecentEvents, SeenEvent
+from railscope_collector.sinks import SinkError
+from railscope_collector.sinks.otlp_events import OtlpEventQueue, OtlpEventsFormat
+from railscope_collector.sinks.remote_write import RemoteWriteSink
 
 POSITION = EventPosition("run", "kernel", 1, 0, 7)
 

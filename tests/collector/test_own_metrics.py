@@ -7,15 +7,15 @@ from pathlib import Path
 
 from running_collector import RunningCollector, run_collector, settings_in
 
-from agent.config import AgentSettings
-from agent.host.recorded_host import RecordedClock, RecordedHost
-from agent.service import Agent
-from collector.access.credentials import digest_token
-from collector.config import IngestLimits
 from railscope.envelopes import encode_batches
 from railscope.frame import Frame
 from railscope.wire import SentAt, envelope, pack, to_wire_schema
-from simulator import NodeSpec, simulate
+from railscope_agent.config import AgentSettings
+from railscope_agent.host.recorded_host import RecordedClock, RecordedHost
+from railscope_agent.service import Agent
+from railscope_collector.access.credentials import digest_token
+from railscope_collector.config import IngestLimits
+from railscope_simulator import NodeSpec, simulate
 
 MAX_OWN, MAX_OF_A_NODE, MAX_OF_FIVE = 1200, 60, 1500
 NICS = ("cx7", "cx7", "mixed", "irdma", "bnxt")

@@ -9,10 +9,10 @@ from hostile.generators import frames_far_apart
 from makers import FrameSender
 from running_collector import gpu_frames, run_collector, settings_in
 
-from collector.framelog.framelog import FrameLog
-from collector.framelog.segment_files import FrameRecord
 from railscope.envelopes import unpack
 from railscope.wire import MAGIC, SentAt
+from railscope_collector.framelog.framelog import FrameLog
+from railscope_collector.framelog.segment_files import FrameRecord
 
 SENT = SentAt(1_790_000_000 * 10**9, 10**18, "boot-1")
 

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from hypothesis import given, strategies as st
 
-from collector.fleet.rail_cabling import RailEnd, WrongRail, find_wrong_rails
+from railscope_collector.fleet.rail_cabling import RailEnd, WrongRail, find_wrong_rails
 
 LeafOf = Callable[[int, int], str]
 

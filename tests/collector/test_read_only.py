@@ -11,9 +11,9 @@ from makers import FrameSender
 from running_collector import RunningCollector, gpu_frames, run_collector, settings_in
 from support.disk import enlarge, small_file_system
 
-from collector.audit.ledger_watch import KNOWN_HEAD_FILE
-from collector.http.web_server import find_write_problem
 from railscope.durable_files import PARTIAL
+from railscope_collector.audit.ledger_watch import KNOWN_HEAD_FILE
+from railscope_collector.http.web_server import find_write_problem
 
 PATIENCE_SECONDS = 60
 FULL = "cannot write the state directory: No space left on device"
@@ -21,8 +21,8 @@ FULL = "cannot write the state directory: No space left on device"
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from collector.audit.ledger_watch import KNOWN_HEAD_FILE
-from collector.http.web_server import find_write_problem
+from railscope_collector.audit.ledger_watch import KNOWN_HEAD_FILE
+from railscope_collector.http.web_server import find_write_problem
 soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
 print(find_write_problem(Path(sys.argv[1])))

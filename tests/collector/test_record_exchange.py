@@ -31,18 +31,23 @@ from test_cluster_head import (
 )
 from test_record_feed import Feed
 
-from collector.config import IngestLimits, LedgerSettings
-from collector.framelog.segment_files import FrameRecord
-from collector.ledger import database as databases, membership
-from collector.record_exchange import RECORDS_PATH, FollowedCollector, PeerAccess, RecordServer
-from collector.service import Collector
-from collector.state.collector_state import CollectorState
-from collector.state.feed_follower import FeedFollower
-from collector.state.record_feed import FORMAT, FeedHeader, RecordPart, encode_part
-from collector.tables import metadata
 from railscope.settings import SettingsError
 from railscope.wire import SentAt
-from simulator.demo.process import free_port
+from railscope_collector.config import IngestLimits, LedgerSettings
+from railscope_collector.framelog.segment_files import FrameRecord
+from railscope_collector.ledger import database as databases, membership
+from railscope_collector.record_exchange import (
+    RECORDS_PATH,
+    FollowedCollector,
+    PeerAccess,
+    RecordServer,
+)
+from railscope_collector.service import Collector
+from railscope_collector.state.collector_state import CollectorState
+from railscope_collector.state.feed_follower import FeedFollower
+from railscope_collector.state.record_feed import FORMAT, FeedHeader, RecordPart, encode_part
+from railscope_collector.tables import metadata
+from railscope_simulator.demo.process import free_port
 
 LARGE = FrameRecord("n1", 0, SentAt(0, 0, ""), bytes(8 << 20))
 

@@ -17,19 +17,27 @@ from support.examples import fewer_examples
 from support.story import no_turns
 from test_cluster_head import ReportingNode
 
-from collector.account.live_account import LiveAccount
-from collector.config import IngestLimits
-from collector.evidence.batch_facts import MAX_IN_FORCE_ON_GPU
-from collector.evidence.claim_events import MAX_CHARACTERS, ReportedClaim, ReportedEnd
-from collector.evidence.evidence_memory import GpuMemory
-from collector.evidence.gpu_evidence import AdministratorInputs
-from collector.evidence.gpu_node_history import GpuPresence
-from collector.evidence.node_intervals import FirstContact, LayoutSpans, NodeReceipts, SampleSpan
-from collector.fleet.schemas import StoredSchemas
-from collector.framelog.segment_files import FrameRecord
-from collector.state.collector_state import CollectorState
-from collector.state.feed_follower import FeedFollower
-from collector.state.record_feed import (
+from railscope.claim_terms import ClaimAuthority
+from railscope.envelopes import MAX_SCHEMA_BYTES, MAX_SCHEMAS_BYTES, open_body
+from railscope.wire import MAX_SCHEMAS, SentAt, WireEntity, WireEvent, pack
+from railscope_collector.account.live_account import LiveAccount
+from railscope_collector.config import IngestLimits
+from railscope_collector.evidence.batch_facts import MAX_IN_FORCE_ON_GPU
+from railscope_collector.evidence.claim_events import MAX_CHARACTERS, ReportedClaim, ReportedEnd
+from railscope_collector.evidence.evidence_memory import GpuMemory
+from railscope_collector.evidence.gpu_evidence import AdministratorInputs
+from railscope_collector.evidence.gpu_node_history import GpuPresence
+from railscope_collector.evidence.node_intervals import (
+    FirstContact,
+    LayoutSpans,
+    NodeReceipts,
+    SampleSpan,
+)
+from railscope_collector.fleet.schemas import StoredSchemas
+from railscope_collector.framelog.segment_files import FrameRecord
+from railscope_collector.state.collector_state import CollectorState
+from railscope_collector.state.feed_follower import FeedFollower
+from railscope_collector.state.record_feed import (
     MAX_PART_BYTES,
     MAX_WAITING_BYTES,
     FeedError,
@@ -46,11 +54,8 @@ from collector.state.record_feed import (
     group_claims,
     read_parts,
 )
-from collector.state.state_checkpoint import EventsPart, GpuPart, NodeMemory, NodePart
-from collector.work_limits import TimeSlices
-from railscope.claim_terms import ClaimAuthority
-from railscope.envelopes import MAX_SCHEMA_BYTES, MAX_SCHEMAS_BYTES, open_body
-from railscope.wire import MAX_SCHEMAS, SentAt, WireEntity, WireEvent, pack
+from railscope_collector.state.state_checkpoint import EventsPart, GpuPart, NodeMemory, NodePart
+from railscope_collector.work_limits import TimeSlices
 
 
 class Feed:

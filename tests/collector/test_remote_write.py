@@ -23,20 +23,20 @@ from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2
 from structlog.testing import capture_logs
 from support.otlp_decoding import DecodedMetrics
 
-from collector.config import RemoteWriteSettings
-from collector.fleet.view_cells import ViewCell, label_names
-from collector.sinks import MAX_PROBLEM_LENGTH
-from collector.sinks.otlp_format import OtlpMetricsFormat
-from collector.sinks.remote_write import (
+from railscope.catalog import METRICS, collector as catalog, rollups
+from railscope.catalog.declare import MetricKind
+from railscope.settings import SettingsError
+from railscope_collector.config import RemoteWriteSettings
+from railscope_collector.fleet.view_cells import ViewCell, label_names
+from railscope_collector.sinks import MAX_PROBLEM_LENGTH
+from railscope_collector.sinks.otlp_format import OtlpMetricsFormat
+from railscope_collector.sinks.remote_write import (
     STALE_MARKER,
     ImportTextFormat,
     RemoteWriteSink,
     SampleEncoder,
     WriteRequestFormat,
 )
-from railscope.catalog import METRICS, collector as catalog, rollups
-from railscope.catalog.declare import MetricKind
-from railscope.settings import SettingsError
 
 MILLISECOND_NS = 1_000_000
 STALE = struct.unpack("<Q", STALE_MARKER)[0]

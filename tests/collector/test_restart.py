@@ -11,11 +11,11 @@ import pytest
 from support.checkpoints import facts_of
 from support.story import NodeReporter, accept, core_in, gpus_of
 
-from collector.framelog.framelog import FrameLog
-from collector.framelog.segment_files import FrameLogStats, FrameRecord, segment_numbers
-from collector.state.collector_state import CollectorState
-from collector.state.state_checkpointer import CheckpointSchedule, StateCheckpointer
 from railscope.service import run_in_thread
+from railscope_collector.framelog.framelog import FrameLog
+from railscope_collector.framelog.segment_files import FrameLogStats, FrameRecord, segment_numbers
+from railscope_collector.state.collector_state import CollectorState
+from railscope_collector.state.state_checkpointer import CheckpointSchedule, StateCheckpointer
 
 SECOND = 1_000_000_000
 PATIENCE_SECONDS = 60

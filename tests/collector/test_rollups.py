@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from support.batches import batch_of
 
-from collector.fleet.fleet import Fleet, NodeUpdate
-from collector.fleet.schemas import make_layout
-from collector.views import Rollups, find_fresh_rows
 from railscope.catalog import KINDS, METRICS, rollups
 from railscope.catalog.declare import EntityKind
 from railscope.catalog.rollup import ON_A_RAIL
 from railscope.frame import Entity, Schema
 from railscope.wire import to_wire_schema
+from railscope_collector.fleet.fleet import Fleet, NodeUpdate
+from railscope_collector.fleet.schemas import make_layout
+from railscope_collector.views import Rollups, find_fresh_rows
 
 SECOND = 1_000_000_000
 RAILS = 2

@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from collector.fleet.schema_files import encode_schema
-from collector.fleet.schema_templates import (
+from railscope.catalog import METRICS
+from railscope.wire import WireEntity, WireError, WireGroup, WireSchema
+from railscope_collector.fleet.schema_files import encode_schema
+from railscope_collector.fleet.schema_templates import (
     MAX_TEMPLATES,
     MAX_VARIANTS,
     SchemaTemplate,
     SchemaTemplates,
     TemplateMatch,
 )
-from collector.fleet.schemas import KnownSchema, StoredSchemas
-from railscope.catalog import METRICS
-from railscope.wire import WireEntity, WireError, WireGroup, WireSchema
+from railscope_collector.fleet.schemas import KnownSchema, StoredSchemas
 
 SERIALS = ("1650000000001", "1650000000002", "1650000000003")
 UUIDS = tuple(f"GPU-{number:08x}-aaaa" for number in range(3))

@@ -10,22 +10,22 @@ import pytest
 from makers import FrameSender
 from running_collector import gpu_frames, run_collector, settings_in
 
-from collector.config import FrameLogSettings, IngestLimits
-from collector.fleet.schema_files import (
+from railscope.wire import WireEntity, WireGroup, WireSchema
+from railscope_collector.config import FrameLogSettings, IngestLimits
+from railscope_collector.fleet.schema_files import (
     MAX_DECODED,
     MAX_DECODED_ENTITIES,
     SchemaFiles,
     encode_schema,
     schema_digest,
 )
-from collector.fleet.schema_templates import EncodedSchema
-from collector.fleet.schemas import (
+from railscope_collector.fleet.schema_templates import EncodedSchema
+from railscope_collector.fleet.schemas import (
     MAX_SCHEMA_BYTES_PER_NODE,
     MAX_SCHEMAS_PER_NODE,
     KnownSchema,
     StoredSchemas,
 )
-from railscope.wire import WireEntity, WireGroup, WireSchema
 
 
 def schema(number: int) -> WireSchema:

@@ -3,7 +3,7 @@ from itertools import pairwise
 import msgspec
 from hypothesis import given, strategies as st
 
-from collector.framelog.received_frames import (
+from railscope_collector.framelog.received_frames import (
     MAX_LOST_AT_END,
     MAX_MISSING,
     MAX_RANGES,

@@ -24,12 +24,16 @@ from support.shipping import FLUSHING, RunningShipper, run_shipper
 from test_cluster_head import settings_of
 from test_delivered_frames import frames_of, missing_at
 
-from agent.config import CollectorLink
-from agent.shipping.delivered_frames import STATEMENT_NS, DeliveredFrames, StatementSchedule
-from collector.config import MeteringSettings
-from collector.framelog.received_frames import ReceivedFrames
 from railscope.frame import FrameOrigin
 from railscope.timestamps import SECOND_NS
+from railscope_agent.config import CollectorLink
+from railscope_agent.shipping.delivered_frames import (
+    STATEMENT_NS,
+    DeliveredFrames,
+    StatementSchedule,
+)
+from railscope_collector.config import MeteringSettings
+from railscope_collector.framelog.received_frames import ReceivedFrames
 
 COLLECTORS = ("a", "b", "c")
 

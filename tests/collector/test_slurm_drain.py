@@ -17,11 +17,18 @@ from msgspec.structs import replace as replace_row
 from running_collector import run_collector, settings_in
 from support.audit import audit_log, running_log, verified_records
 
-from collector.audit.collector_records import AuditTrail
-from collector.config import CollectorSettings, SlurmSettings
-from collector.diagnosis.entity_states import NodeRow
-from collector.diagnosis.incident_table import IncidentTable
-from collector.sinks.slurm_drain import (
+from railscope.catalog.entities import GPU
+from railscope.catalog.gpu_health import GPU_HEALTH
+from railscope.frame import Entity, Schema
+from railscope.health_verdict import MAX_REASON
+from railscope.reading import PRESENT, Absent
+from railscope.settings import SettingsError
+from railscope.timestamps import HOUR_NS, SECOND_NS
+from railscope_collector.audit.collector_records import AuditTrail
+from railscope_collector.config import CollectorSettings, SlurmSettings
+from railscope_collector.diagnosis.entity_states import NodeRow
+from railscope_collector.diagnosis.incident_table import IncidentTable
+from railscope_collector.sinks.slurm_drain import (
     MAX_REJECTED,
     NODES,
     SlurmCommandError,
@@ -31,14 +38,7 @@ from collector.sinks.slurm_drain import (
     parse_nodes,
     run_program,
 )
-from collector.view_refresh import GpuVerdicts
-from railscope.catalog.entities import GPU
-from railscope.catalog.gpu_health import GPU_HEALTH
-from railscope.frame import Entity, Schema
-from railscope.health_verdict import MAX_REASON
-from railscope.reading import PRESENT, Absent
-from railscope.settings import SettingsError
-from railscope.timestamps import HOUR_NS, SECOND_NS
+from railscope_collector.view_refresh import GpuVerdicts
 
 OWN = "railscope: incident 4f: GPU 3 failed [8 GPUs]"
 ON = SlurmSettings(resume=True)

@@ -11,10 +11,10 @@ from makers import FrameSender
 from running_collector import run_collector, settings_in
 from support.textfiles import TextfileDirectory, values_of
 
-from collector.config import IngestLimits
 from railscope import wire
 from railscope.envelopes import MAX_SCHEMA_BYTES
 from railscope.frame import Frame, FrameOrigin
+from railscope_collector.config import IngestLimits
 
 CASES = sorted(
     path.resolve()

@@ -7,7 +7,7 @@ import socket
 from dataclasses import dataclass
 from typing import Any
 
-from collector.work_limits import SLICE_SECONDS, TimeSlices
+from railscope_collector.work_limits import SLICE_SECONDS, TimeSlices
 
 
 class TimerLoop(asyncio.SelectorEventLoop):

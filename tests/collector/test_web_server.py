@@ -9,7 +9,7 @@ import pytest
 from running_collector import RunningCollector, run_collector, settings_in
 from support.framing import FRAMINGS, SMUGGLED
 
-from collector.config import IngestLimits
+from railscope_collector.config import IngestLimits
 
 PATIENCE_SECONDS = 60
 GET = b"GET /-/healthy HTTP/1.1\r\nHost: a\r\n"

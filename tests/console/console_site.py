@@ -15,10 +15,10 @@ from makers import FrameSender, gpu_schema
 from running_collector import RunningCollector, run_collector, settings_in
 from support.incidents import NIC, incident
 
-from collector.access.credentials import Role, digest_token
-from collector.diagnosis.incident_table import ReportedIncident
 from railscope.catalog import cabling, entities, nic as nic_catalog
 from railscope.frame import Entity, Schema
+from railscope_collector.access.credentials import Role, digest_token
+from railscope_collector.diagnosis.incident_table import ReportedIncident
 
 TOKENS = {role: f"token-of-{role}" for role in Role}
 PLACES = {

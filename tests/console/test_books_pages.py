@@ -19,27 +19,27 @@ from running_collector import RunningCollector
 from support.books import PRICES, books_with, claim, evidence_of, gpu, meter
 from support.demo_months import copy_demo_months
 
-from collector.access.credentials import Role
-from collector.audit.tiles import check_proof
-from collector.billing import billing_demo, reconciliation, statement_formats
-from collector.billing.charges import format_decimal
-from collector.billing.period_closing import BillingBooks
-from collector.billing.tenant_statements import (
+from railscope.audit.record import RecordActor, RecordSubject
+from railscope.audit.signed_note import read_checkpoint
+from railscope.service import run_in_thread
+from railscope.timestamps import DAY_NS
+from railscope_collector.access.credentials import Role
+from railscope_collector.audit.tiles import check_proof
+from railscope_collector.billing import billing_demo, reconciliation, statement_formats
+from railscope_collector.billing.charges import format_decimal
+from railscope_collector.billing.period_closing import BillingBooks
+from railscope_collector.billing.tenant_statements import (
     BillingReader,
     BillingUnavailableError,
     MonthCharges,
     read_statement,
 )
-from collector.console.billing_pages import check_row
-from collector.console.tenant_pages import charges_row
-from collector.ledger.audit_outbox import RecordDraft, put_record
-from collector.ledger.ledger_store import Ledger
-from collector.metering.units import parse_period
-from collector.tables import metadata
-from railscope.audit.record import RecordActor, RecordSubject
-from railscope.audit.signed_note import read_checkpoint
-from railscope.service import run_in_thread
-from railscope.timestamps import DAY_NS
+from railscope_collector.console.billing_pages import check_row
+from railscope_collector.console.tenant_pages import charges_row
+from railscope_collector.ledger.audit_outbox import RecordDraft, put_record
+from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.metering.units import parse_period
+from railscope_collector.tables import metadata
 
 CLAIMS = "tenant,gpu,from,to,workload,share\nvision,n1,2026-01-01T00:00:00Z,,train,3/7\n"
 QUOTAS = "tenant,gpu_hours,period,gpus,from,to\nvision,40.5,month,32,2020-01-01T00:00:00Z,\n"

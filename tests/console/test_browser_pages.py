@@ -21,22 +21,22 @@ from support.browser import Visitor, visiting
 from support.dashboards import DASHBOARDS
 from support.demo_months import copy_demo_months
 
-from collector.access.credentials import Role, digest_token
-from collector.billing import billing_demo
-from collector.billing.period_closing import BillingBooks
-from collector.billing.tenant_statements import BillingReader
-from collector.config import DiagnosisSettings, IngestLimits, SwitchesSettings
-from collector.console.page_table import PAGES, PAGES_BY_NAME, Page
-from collector.diagnosis.incident_table import IncidentTable
-from collector.fleet.view_cells import View, ViewCell
-from collector.http.access_control import TenantScope
-from collector.http.audit_api import EntrySelection
-from collector.ledger.ledger_store import Ledger
-from collector.switches.switch_reading import MAX_PORTS
-from collector.tables import metadata
-from collector.view_refresh import CollectorViews
-from dashboards import CONSOLE_URL
 from railscope.catalog import collector as catalog
+from railscope_collector.access.credentials import Role, digest_token
+from railscope_collector.billing import billing_demo
+from railscope_collector.billing.period_closing import BillingBooks
+from railscope_collector.billing.tenant_statements import BillingReader
+from railscope_collector.config import DiagnosisSettings, IngestLimits, SwitchesSettings
+from railscope_collector.console.page_table import PAGES, PAGES_BY_NAME, Page
+from railscope_collector.diagnosis.incident_table import IncidentTable
+from railscope_collector.fleet.view_cells import View, ViewCell
+from railscope_collector.http.access_control import TenantScope
+from railscope_collector.http.audit_api import EntrySelection
+from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.switches.switch_reading import MAX_PORTS
+from railscope_collector.tables import metadata
+from railscope_collector.view_refresh import CollectorViews
+from railscope_dashboards import CONSOLE_URL
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser

@@ -20,18 +20,18 @@ from running_collector import run_collector, settings_in
 from support.audit import verified_records
 from support.certificates import ClientAuthority, self_signed
 
-from collector.access.authentication import (
+from railscope_collector.access.authentication import (
     MAX_SESSIONS,
     MAX_SESSIONS_PER_KEY,
     SESSION_IDLE_SECONDS,
     SESSION_SECONDS,
     BrowserSessions,
 )
-from collector.access.credentials import CredentialKey, Role, digest_token
-from collector.config import CollectorTlsSettings, DiagnosisSettings
-from collector.console.console_server import SECURITY_HEADERS
-from collector.console.page_table import CONSOLE_ROUTES, PAGES, local_target
-from collector.http.access_control import ROUTES
+from railscope_collector.access.credentials import CredentialKey, Role, digest_token
+from railscope_collector.config import CollectorTlsSettings, DiagnosisSettings
+from railscope_collector.console.console_server import SECURITY_HEADERS
+from railscope_collector.console.page_table import CONSOLE_ROUTES, PAGES, local_target
+from railscope_collector.http.access_control import ROUTES
 
 PATHS = {  # roles of each page, repeated here by hand
     "/": "operator auditor tenant",

@@ -17,34 +17,6 @@ import pytest
 from console_site import TOKENS, browser, console, count_elements, incident_at
 from makers import FrameSender, gpu_schema
 
-from collector.access.credentials import ANYONE, Credential, Role
-from collector.config import DiagnosisSettings
-from collector.console import PageProblemError, incident_pages, page_rendering
-from collector.console.console_server import page_models
-from collector.console.fleet_pages import FleetPages
-from collector.console.page_cache import PageCache, RenderedContent
-from collector.console.page_table import (
-    PAGES_BY_NAME,
-    PageModels,
-    PageRequest,
-    check_grafana_url,
-    page_path,
-    parse_query,
-)
-from collector.console.rail_grid import make_grid
-from collector.console.recent_events import event_rows
-from collector.diagnosis import entity_states
-from collector.diagnosis.diagnosis_curves import CurvePoint, EvidenceCurve
-from collector.diagnosis.incident_classes import CLASSES
-from collector.diagnosis.incident_table import IncidentTable, ReportedIncident, incident_facts
-from collector.fleet.fleet import SeenEvent
-from collector.fleet.schemas import StoredSchemas
-from collector.fleet.view_cells import View, ViewCell
-from collector.http.read_api import ViewApi
-from collector.state.collector_state import CollectorState
-from collector.view_refresh import CollectorViews
-from collector.workloads.job_roster import JobGpu, JobHolding, JobKey, RunningJob
-from collector.workloads.job_view import RunningJobs
 from railscope.catalog import collector as catalog
 from railscope.catalog.gpu_health import GPU_HEALTH
 from railscope.claim_terms import GPU_CAPACITY
@@ -55,6 +27,38 @@ from railscope.frame import Schema
 from railscope.settings import SettingsError
 from railscope.timestamps import SECOND_NS, format_timestamp
 from railscope.wire import WireEntity, WireEvent
+from railscope_collector.access.credentials import ANYONE, Credential, Role
+from railscope_collector.config import DiagnosisSettings
+from railscope_collector.console import PageProblemError, incident_pages, page_rendering
+from railscope_collector.console.console_server import page_models
+from railscope_collector.console.fleet_pages import FleetPages
+from railscope_collector.console.page_cache import PageCache, RenderedContent
+from railscope_collector.console.page_table import (
+    PAGES_BY_NAME,
+    PageModels,
+    PageRequest,
+    check_grafana_url,
+    page_path,
+    parse_query,
+)
+from railscope_collector.console.rail_grid import make_grid
+from railscope_collector.console.recent_events import event_rows
+from railscope_collector.diagnosis import entity_states
+from railscope_collector.diagnosis.diagnosis_curves import CurvePoint, EvidenceCurve
+from railscope_collector.diagnosis.incident_classes import CLASSES
+from railscope_collector.diagnosis.incident_table import (
+    IncidentTable,
+    ReportedIncident,
+    incident_facts,
+)
+from railscope_collector.fleet.fleet import SeenEvent
+from railscope_collector.fleet.schemas import StoredSchemas
+from railscope_collector.fleet.view_cells import View, ViewCell
+from railscope_collector.http.read_api import ViewApi
+from railscope_collector.state.collector_state import CollectorState
+from railscope_collector.view_refresh import CollectorViews
+from railscope_collector.workloads.job_roster import JobGpu, JobHolding, JobKey, RunningJob
+from railscope_collector.workloads.job_view import RunningJobs
 
 MAX_BYTES, MAX_ELEMENTS = 600_000, 6_000
 HOSTILE = "<img src=x onerror=alert(1)>\"'&{{7*7}}"

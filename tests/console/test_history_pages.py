@@ -19,11 +19,15 @@ from makers import FrameSender, gpu_schema, rdma_schema
 from running_collector import RunningCollector
 from support.browser import visiting
 
-from collector.access.credentials import ANYONE, Credential, Role
-from collector.console import PageProblemError, page_rendering
-from collector.console.curves import HistoryCurve, TimeRange
-from collector.console.group_curves import BEFORE_HISTORY
-from collector.console.history_pages import (
+from railscope.catalog.entities import CPU_MODE
+from railscope.catalog.host import CPU_TIME
+from railscope.frame import Entity, Schema
+from railscope.timestamps import HOUR_NS, SECOND_NS, format_timestamp
+from railscope_collector.access.credentials import ANYONE, Credential, Role
+from railscope_collector.console import PageProblemError, page_rendering
+from railscope_collector.console.curves import HistoryCurve, TimeRange
+from railscope_collector.console.group_curves import BEFORE_HISTORY
+from railscope_collector.console.history_pages import (
     AFTER_NS,
     BEFORE_NS,
     SERVER_FAILED,
@@ -33,18 +37,24 @@ from collector.console.history_pages import (
     ServerHistory,
     shown_period,
 )
-from collector.console.history_server import CurveQuery
-from collector.console.node_history import NodeHistory
-from collector.console.page_table import PAGES_BY_NAME, HistoryQuery, PageRequest, parse_query
-from collector.diagnosis.diagnosis_curves import NAMES, GroupHistory, GroupKey, GroupPoints
-from collector.fleet.schemas import StoredSchemas
-from collector.http.web_server import MAX_READS_PER_REQUESTER, ReadPool
-from collector.state.collector_state import CollectorState
-from collector.workloads.job_roster import JobKey
-from railscope.catalog.entities import CPU_MODE
-from railscope.catalog.host import CPU_TIME
-from railscope.frame import Entity, Schema
-from railscope.timestamps import HOUR_NS, SECOND_NS, format_timestamp
+from railscope_collector.console.history_server import CurveQuery
+from railscope_collector.console.node_history import NodeHistory
+from railscope_collector.console.page_table import (
+    PAGES_BY_NAME,
+    HistoryQuery,
+    PageRequest,
+    parse_query,
+)
+from railscope_collector.diagnosis.diagnosis_curves import (
+    NAMES,
+    GroupHistory,
+    GroupKey,
+    GroupPoints,
+)
+from railscope_collector.fleet.schemas import StoredSchemas
+from railscope_collector.http.web_server import MAX_READS_PER_REQUESTER, ReadPool
+from railscope_collector.state.collector_state import CollectorState
+from railscope_collector.workloads.job_roster import JobKey
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser

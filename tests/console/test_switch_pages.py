@@ -12,10 +12,11 @@ from console_site import TOKENS, Browser, browser, console, count_elements, repo
 from hypothesis import given, strategies as st
 from running_collector import RunningCollector
 
-from collector.access.credentials import ANYONE, Role
-from collector.config import IngestLimits, SwitchesSettings
-from collector.console import page_rendering, switch_models
-from collector.console.counter_increases import (
+from railscope.timestamps import SECOND_NS
+from railscope_collector.access.credentials import ANYONE, Role
+from railscope_collector.config import IngestLimits, SwitchesSettings
+from railscope_collector.console import page_rendering, switch_models
+from railscope_collector.console.counter_increases import (
     FELL,
     NO_END,
     NO_START,
@@ -23,10 +24,9 @@ from collector.console.counter_increases import (
     CounterSample,
     StoredCounters,
 )
-from collector.console.curves import TimeRange
-from collector.console.page_table import PAGES_BY_NAME, PageRequest
-from collector.switches.switch_reading import MAX_PORTS
-from railscope.timestamps import SECOND_NS
+from railscope_collector.console.curves import TimeRange
+from railscope_collector.console.page_table import PAGES_BY_NAME, PageRequest
+from railscope_collector.switches.switch_reading import MAX_PORTS
 from tests.support import switch_readings
 
 MAX_BYTES, MAX_ELEMENTS = 600_000, 6_000

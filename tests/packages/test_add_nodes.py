@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from support.packages import ROOT
 
-from collector.access.credentials import Role, digest_token, parse_credentials
+from railscope_collector.access.credentials import Role, digest_token, parse_credentials
 
 KUBECTL = ROOT / ".helm/kubectl"
 SECRETS = "/api/v1/namespaces/railscope/secrets"

@@ -16,8 +16,8 @@ import yaml
 from support.image_root import ImageSandbox, UnpackedImage
 from support.packages import ROOT, require
 
-import agent.config
-import collector.config
+import railscope_agent.config
+import railscope_collector.config
 
 pytestmark = pytest.mark.timeout(900)  # the first of these tests builds all packages
 CAPTURE = ROOT / "tests/captures/hgx-h100-idle"
@@ -74,7 +74,7 @@ def test_the_archive_is_an_oci_layout(image: UnpackedImage):
 
 def test_the_image_has_the_ports_user_and_directories_of_the_programs(image: UnpackedImage):
     config = image.configuration["config"]
-    kinds = (agent.config.AgentSettings, collector.config.CollectorSettings)
+    kinds = (railscope_agent.config.AgentSettings, railscope_collector.config.CollectorSettings)
     listened = {kind().listen.rpartition(":")[2] for kind in kinds}
     assert config["ExposedPorts"].keys() == {f"{port}/tcp" for port in listened}
     assert config["Volumes"].keys() == {kind().state_directory for kind in kinds}

@@ -19,8 +19,8 @@ import yaml
 from chart_values import VALUES, ChartValue
 from support.packages import ROOT
 
-import agent.config
-import collector.config
+import railscope_agent.config
+import railscope_collector.config
 from railscope import __version__, settings
 
 HELM, KUBECTL = ROOT / ".helm/helm", ROOT / ".helm/kubectl"
@@ -30,8 +30,8 @@ MAX_APPLIED_BYTES = 262_144
 MAX_RELEASE_BYTES = 1 << 20
 """Size of the Secret in which Helm stores a release."""
 PROGRAMS = {
-    "agent": (agent.config.AgentSettings, agent.config.PREFIX),
-    "collector": (collector.config.CollectorSettings, collector.config.PREFIX),
+    "agent": (railscope_agent.config.AgentSettings, railscope_agent.config.PREFIX),
+    "collector": (railscope_collector.config.CollectorSettings, railscope_collector.config.PREFIX),
 }
 EACH_PROGRAM = pytest.mark.parametrize("program", PROGRAMS)
 Objects = dict[tuple[str, str], dict[str, Any]]

@@ -95,8 +95,26 @@ def test_the_wheel_has_every_file_of_its_modules(built: Path):
         carried = set(wheel.namelist())
     command = ["git", "-C", str(ROOT), "ls-files", "agent", "collector", "railscope", "simulator"]
     tracked = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    assert len(tracked) > 500
-    assert set(tracked) <= carried
+    inside = {name[name.index("railscope") :] for name in tracked}
+    assert len(inside) > 500
+    expected = {name for name in inside if not name.startswith("railscope_simulator/failover/")}
+    assert expected <= carried
+    assert not [name for name in carried if name.startswith(("railscope_dashboards", "bench"))]
+
+
+def test_an_installation_adds_only_names_that_start_with_railscope(built: Path, tmp_path: Path):
+    venv.create(tmp_path / "venv")
+    (site,) = (tmp_path / "venv/lib").glob("python*/site-packages")
+    before = {path.name for path in site.iterdir()}
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    pip += ["--python", str(tmp_path / "venv/bin/python"), "install", "--no-deps"]
+    subprocess.run([*pip, str(one(built, "*.whl"))], capture_output=True, check=True)
+    added = {path.name for path in site.iterdir()} - before
+    programs = {"railscope", "railscope_agent", "railscope_collector", "railscope_simulator"}
+    assert {name for name in added if not name.endswith(".dist-info")} == programs
+    assert all(name.startswith("railscope") for name in added)
+    imported = [tmp_path / "venv/bin/python", "-c", "import railscope_agent"]
+    assert subprocess.run(imported, cwd=tmp_path, check=False).returncode == 0
 
 
 def test_the_context_of_the_dockerfile_is_what_the_wheel_is_built_of(built: Path, tmp_path: Path):

@@ -10,7 +10,12 @@ import pytest
 from aiohttp import web
 from hypothesis import given, strategies as st
 
-from dashboards.prometheus_api import Prometheus, PrometheusError, QueryWindow, fill_variables
+from railscope_dashboards.prometheus_api import (
+    Prometheus,
+    PrometheusError,
+    QueryWindow,
+    fill_variables,
+)
 
 NODES = {"name": "node", "type": "query", "includeAll": False, "sort": 7,
          "query": "label_values(railscope_node_info, node)"}  # fmt: skip

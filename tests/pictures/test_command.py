@@ -1,4 +1,4 @@
-"""`python -m dashboards.pictures`, its wrong uses, and the pictures of the documentation."""
+"""`python -m railscope_dashboards.pictures`, its wrong uses, and the pictures of the documentation."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
-from dashboards.build import DASHBOARDS
-from dashboards.pictures import site
-from dashboards.pictures.__main__ import main
-from dashboards.pictures.layout import WIDTH
+from railscope_dashboards.build import DASHBOARDS
+from railscope_dashboards.pictures import site
+from railscope_dashboards.pictures.__main__ import main
+from railscope_dashboards.pictures.layout import WIDTH
 
 PICTURES = Path(__file__).parent.parent.parent / "docs" / "pictures"
 NOWHERE = "http://127.0.0.1:1"

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from dashboards.pictures import drawing
-from dashboards.pictures.fields import UnsupportedFeatureError, format_of
+from railscope_dashboards.pictures import drawing
+from railscope_dashboards.pictures.fields import UnsupportedFeatureError, format_of
 
 STEPS = [
     {"color": "green", "value": None},

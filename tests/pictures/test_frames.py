@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from dashboards.pictures.fields import UnsupportedFeatureError
-from dashboards.pictures.tables import (
+from railscope_dashboards.pictures.fields import UnsupportedFeatureError
+from railscope_dashboards.pictures.tables import (
     TableFrame,
     frames_of,
     merge,
@@ -17,7 +17,7 @@ from dashboards.pictures.tables import (
     to_matrix,
     transform,
 )
-from dashboards.prometheus_api import QueryResult, ResultSeries
+from railscope_dashboards.prometheus_api import QueryResult, ResultSeries
 
 NAMES = st.text("abc", min_size=1, max_size=2)
 PAIRS = st.dictionaries(st.tuples(NAMES, NAMES), st.floats(-1e6, 1e6), min_size=1)

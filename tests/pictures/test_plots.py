@@ -11,10 +11,15 @@ import pytest
 from hypothesis import given, strategies as st
 from PIL import Image
 
-from dashboards.pictures import curves, drawing, layout, plot
-from dashboards.pictures.drawing import ELLIPSIS, clip_text, width_of
-from dashboards.pictures.fields import UnsupportedFeatureError
-from dashboards.prometheus_api import DashboardResults, QueryResult, QueryWindow, ResultSeries
+from railscope_dashboards.pictures import curves, drawing, layout, plot
+from railscope_dashboards.pictures.drawing import ELLIPSIS, clip_text, width_of
+from railscope_dashboards.pictures.fields import UnsupportedFeatureError
+from railscope_dashboards.prometheus_api import (
+    DashboardResults,
+    QueryResult,
+    QueryWindow,
+    ResultSeries,
+)
 
 WINDOW = QueryWindow(1000.0, 1600.0, 15.0)
 TIMES = WINDOW.grid(40)

@@ -7,9 +7,15 @@ import re
 import pytest
 from hypothesis import given, strategies as st
 
-from dashboards.pictures.curves import ticks_between
-from dashboards.pictures.fields import UNITS, text, texts_of_ticks
-from dashboards.query import COUNT, EVENTS_PER_SECOND, RATE_UNITS, SHARE, UNITS as UNITS_OF_METRICS
+from railscope_dashboards.pictures.curves import ticks_between
+from railscope_dashboards.pictures.fields import UNITS, text, texts_of_ticks
+from railscope_dashboards.query import (
+    COUNT,
+    EVENTS_PER_SECOND,
+    RATE_UNITS,
+    SHARE,
+    UNITS as UNITS_OF_METRICS,
+)
 
 
 @pytest.mark.parametrize(

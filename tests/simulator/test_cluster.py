@@ -19,12 +19,12 @@ from support.cases import third_of
 
 from railscope.capture import CaptureTimeline, read_capture
 from railscope.timestamps import SECOND_NS
-from simulator.cluster.captures import write_cluster
-from simulator.cluster.cluster_model import ClusterModel
-from simulator.cluster.cluster_parts import ClusterPart, run_parts
-from simulator.cluster.scenario import FAULT_KINDS, ScenarioError, read_scenario
-from simulator.cluster.topology import ClusterTopology
-from simulator.owners import slurm_job_number
+from railscope_simulator.cluster.captures import write_cluster
+from railscope_simulator.cluster.cluster_model import ClusterModel
+from railscope_simulator.cluster.cluster_parts import ClusterPart, run_parts
+from railscope_simulator.cluster.scenario import FAULT_KINDS, ScenarioError, read_scenario
+from railscope_simulator.cluster.topology import ClusterTopology
+from railscope_simulator.owners import slurm_job_number
 
 CLUSTER = """
 seconds = 60

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from agent.collective_settings import CollectiveSettings
-from agent.commands.replay import ReplayedNode
-from agent.config import AgentSettings
 from railscope.frame import Event
-from simulator.cluster import collective_records, scoring
-from simulator.cluster.captures import SampledCluster, write_cluster
-from simulator.cluster.scenario import (
+from railscope_agent.collective_settings import CollectiveSettings
+from railscope_agent.commands.replay import ReplayedNode
+from railscope_agent.config import AgentSettings
+from railscope_simulator.cluster import collective_records, scoring
+from railscope_simulator.cluster.captures import SampledCluster, write_cluster
+from railscope_simulator.cluster.scenario import (
     ClusterScenario,
     JobPlan,
     PlannedClusterFault,

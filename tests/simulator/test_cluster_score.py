@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from simulator.cli import simulate
-from simulator.cluster.scenario import FAULT_KINDS, scenario_problems
-from simulator.cluster.score_scenarios import (
+from railscope_simulator.cli import simulate
+from railscope_simulator.cluster.scenario import FAULT_KINDS, scenario_problems
+from railscope_simulator.cluster.score_scenarios import (
     CASCADE,
     CLASSES,
     COMPOUND,
@@ -20,8 +20,8 @@ from simulator.cluster.score_scenarios import (
     draw_scenario,
     with_collectives,
 )
-from simulator.cluster.score_table import poisson_interval, table, wilson_interval
-from simulator.cluster.scoring import RunOutcome, ScoreError, compare, diagnose
+from railscope_simulator.cluster.score_table import poisson_interval, table, wilson_interval
+from railscope_simulator.cluster.scoring import RunOutcome, ScoreError, compare, diagnose
 
 NIC = {"kind": "nic", "node": "n1", "interface": "ens1", "device": "mlx5_0", "rail": 0}
 OTHER_NIC = {**NIC, "interface": "ens2", "device": "mlx5_3", "rail": 1}

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from simulator import NodeSpec
-from simulator.driver_counters import ETHTOOL, RDMA, CounterTable, port_values
-from simulator.node_model import NodeModel
+from railscope_simulator import NodeSpec
+from railscope_simulator.driver_counters import ETHTOOL, RDMA, CounterTable, port_values
+from railscope_simulator.node_model import NodeModel
 
 ROOT = Path(__file__).parents[2]
 TABLES = {

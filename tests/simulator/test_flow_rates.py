@@ -7,9 +7,9 @@ from dataclasses import fields
 import numpy as np
 from hypothesis import example, given, settings, strategies as st
 
-from simulator.cluster.fabric_state import FabricRates, FabricState
-from simulator.cluster.flow_rates import FlowSolver, fair_speeds
-from simulator.cluster.topology import (
+from railscope_simulator.cluster.fabric_state import FabricRates, FabricState
+from railscope_simulator.cluster.flow_rates import FlowSolver, fair_speeds
+from railscope_simulator.cluster.topology import (
     ClusterTopology,
     FloatArray,
     FlowGroup,

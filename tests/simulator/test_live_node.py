@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from railscope.timestamps import SECOND_NS
-from simulator.live import (
+from railscope_simulator.live import (
     MAX_START_STEPS,
     MAX_STEPS,
     STEP_NS,
@@ -20,7 +20,7 @@ from simulator.live import (
     read_live_node,
     start_model,
 )
-from simulator.node_hardware import build_node_hardware
+from railscope_simulator.node_hardware import build_node_hardware
 
 DAY_NS = 86_400 * SECOND_NS
 ROUND = 60

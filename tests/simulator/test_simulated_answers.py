@@ -9,14 +9,14 @@ import pytest
 from support.clock import ManualClock
 from support.simulated import ALL_WAYS
 
-from agent.config import AgentSettings
-from agent.host import Json
-from agent.host.recorded_host import BATCH_FUNCTIONS, RecordedHost, call_key
-from agent.machine_sources import machine_sources
-from agent.sampling.sampler import Sampler
-from agent.sampling.source import Source
 from railscope.frame import Frame, FrameOrigin
-from simulator import NICS, NodeSpec, simulate
+from railscope_agent.config import AgentSettings
+from railscope_agent.host import Json
+from railscope_agent.host.recorded_host import BATCH_FUNCTIONS, RecordedHost, call_key
+from railscope_agent.machine_sources import machine_sources
+from railscope_agent.sampling.sampler import Sampler
+from railscope_agent.sampling.source import Source
+from railscope_simulator import NICS, NodeSpec, simulate
 
 
 class NotingHost(RecordedHost):

@@ -8,16 +8,21 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from support.examples import fewer_examples
 
-from agent.sources.ethtool_statistics import match_statistics
 from railscope.capture import Json
 from railscope.catalog import nic as catalog, rdma as rdma_catalog
 from railscope.timestamps import SECOND_NS
-from simulator import NICS, NodeSpec, simulate
-from simulator.device_models import CONNECTX7, E810, THOR2
-from simulator.driver_counters import counters, ethtool_statistics, hw_counters, optional_counters
-from simulator.fabric import Cable
-from simulator.node_model import NodeModel
-from simulator.port import by_priority, on_the_wire
+from railscope_agent.sources.ethtool_statistics import match_statistics
+from railscope_simulator import NICS, NodeSpec, simulate
+from railscope_simulator.device_models import CONNECTX7, E810, THOR2
+from railscope_simulator.driver_counters import (
+    counters,
+    ethtool_statistics,
+    hw_counters,
+    optional_counters,
+)
+from railscope_simulator.fabric import Cable
+from railscope_simulator.node_model import NodeModel
+from railscope_simulator.port import by_priority, on_the_wire
 
 SHORT = settings(fewer_examples(40), deadline=None)
 FAULTS = ("training", "incast", "pause_storm", "flapping", "settings_drift", "optics", "speed_down")

@@ -7,17 +7,17 @@ from itertools import combinations
 
 import pytest
 
-from agent.commands.check import CaptureWalk
-from agent.config import TenancySettings
-from agent.gpus.inventory import GpuInventory
-from agent.gpus.process_lists import ProcessLists
-from agent.sampling.source import RowBuilder
-from agent.sources.nvidia.processes import GpuSharingSource
-from agent.sources.tenancy import ClaimSource
 from railscope.catalog import tenancy as c
 from railscope.claim_terms import parse_share
 from railscope.frame import Event
-from simulator import NodeSpec, simulate
+from railscope_agent.commands.check import CaptureWalk
+from railscope_agent.config import TenancySettings
+from railscope_agent.gpus.inventory import GpuInventory
+from railscope_agent.gpus.process_lists import ProcessLists
+from railscope_agent.sampling.source import RowBuilder
+from railscope_agent.sources.nvidia.processes import GpuSharingSource
+from railscope_agent.sources.tenancy import ClaimSource
+from railscope_simulator import NodeSpec, simulate
 
 SECONDS = 20
 MODES = ("whole", "mig", "mps", "time_slicing")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.simulated_ports import ONSET, SECONDS, CaptureAtOffset, run
 
-from simulator import NodeSpec, simulate
+from railscope_simulator import NodeSpec, simulate
 
 AFFECTED, OTHER = "ens4f0np0", "ens3f0np0"
 PORT = "/sys/class/infiniband/mlx5_5/ports/1"

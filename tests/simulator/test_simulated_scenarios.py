@@ -10,8 +10,8 @@ from support.capture_index import CaptureIndex
 from support.simulated import HEATING_SECONDS, SECONDS, scenario_run, scenario_seconds
 
 from railscope.capture import Json
-from simulator import SCENARIOS, NodeSpec, simulate
-from simulator.scenarios import scenario_of
+from railscope_simulator import SCENARIOS, NodeSpec, simulate
+from railscope_simulator.scenarios import scenario_of
 
 ONSET, HEATING_ONSET = SECONDS // 2, HEATING_SECONDS // 2
 AFFECTED_DEVICE, AFFECTED_INTERFACE, AFFECTED_GPU = "mlx5_5", "ens4f0np0", 3

@@ -7,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 from support.examples import fewer_examples
 from support.simulated_ports import SECONDS, CaptureAtOffset, run
 
-from simulator import NICS
+from railscope_simulator import NICS
 
 SHORT = settings(fewer_examples(25), deadline=None)
 REFUSED = {"error": ["os", 95]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.simulated import ALL_WAYS, NOT_SUPPORTED, SECONDS, CapturedNvml, node, pairs
 
-from simulator import NodeSpec, find_model, simulate
+from railscope_simulator import NodeSpec, find_model, simulate
 
 
 @pytest.mark.parametrize(("model", "mode"), ALL_WAYS)

@@ -13,24 +13,30 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from support import sonic_switch as sonic
 
-from collector.config import SwitchesSettings
-from collector.switches import gnmi_reader, switch_settings
 from railscope.settings import SettingsError
 from railscope.timestamps import SECOND_NS
-from simulator import gnmi_server, network_interfaces, node_model, sonic_answers, switch_ports
-from simulator.cluster.cluster_model import ClusterModel
-from simulator.cluster.cluster_switches import ClusterSwitches
-from simulator.cluster.scenario import (
+from railscope_collector.config import SwitchesSettings
+from railscope_collector.switches import gnmi_reader, switch_settings
+from railscope_simulator import (
+    gnmi_server,
+    network_interfaces,
+    node_model,
+    sonic_answers,
+    switch_ports,
+)
+from railscope_simulator.cluster.cluster_model import ClusterModel
+from railscope_simulator.cluster.cluster_switches import ClusterSwitches
+from railscope_simulator.cluster.scenario import (
     FAULT_KINDS,
     ClusterScenario,
     JobPlan,
     PlannedClusterFault,
     SimulatedClusterSize,
 )
-from simulator.fabric import Cable
-from simulator.live import LiveNode, LiveSwitches, LiveTimeline, PlannedFault
-from simulator.port import on_the_wire
-from simulator.spec import NodeSpec, TimeSpan
+from railscope_simulator.fabric import Cable
+from railscope_simulator.live import LiveNode, LiveSwitches, LiveTimeline, PlannedFault
+from railscope_simulator.port import on_the_wire
+from railscope_simulator.spec import NodeSpec, TimeSpan
 from tests.simulator.test_cluster import target
 
 RAIL = 3

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from support.capture_tree import write_tree
 
-from agent.host.files import RootedFiles
 from railscope.capture import Capture, CaptureError, CaptureMoment, CaptureTimeline, Json
-from simulator import NodeSpec, simulate
+from railscope_agent.host.files import RootedFiles
+from railscope_simulator import NodeSpec, simulate
 
 END_NS = 6 * 10**9
 FUNCTIONS = (
@@ -21,7 +21,7 @@ FUNCTIONS = (
 )  # fmt: skip
 ASK = """
 import json, sys
-from agent.host.live_host import PsutilCalls
+from railscope_agent.host.live_host import PsutilCalls
 machine = PsutilCalls(sys.argv[1])
 print(json.dumps({function: machine.call(function) for function in sys.argv[2:]}))
 """

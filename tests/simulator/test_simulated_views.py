@@ -17,7 +17,7 @@ from support.simulated import scenario_run, scenario_seconds
 
 from railscope.capture import PENDING, Capture, Json, read_capture
 from railscope.catalog.rdma import COUNTER_FILES
-from simulator import NICS, SCENARIOS, NodeSpec, capture_metadata, moments, simulate
+from railscope_simulator import NICS, SCENARIOS, NodeSpec, capture_metadata, moments, simulate
 
 SHORT = settings(few_examples(20), deadline=None)
 SPECS = st.builds(

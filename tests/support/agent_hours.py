@@ -17,13 +17,13 @@ import msgspec
 from support.clock import NS, ManualClock
 from support.sampling import families
 
-from agent.config import AgentSettings, BudgetSettings, BurstSettings, SourcePeriods
-from agent.host.recorded_host import REPLAY_POLL_SECONDS, RecordedHost, ReplayCost
-from agent.sampling.hang_guard import CallTime
-from agent.service import Agent
 from railscope.exposition import TextFormat
 from railscope.frame import NodeTimestamp
-from simulator import NodeSpec, simulate
+from railscope_agent.config import AgentSettings, BudgetSettings, BurstSettings, SourcePeriods
+from railscope_agent.host.recorded_host import REPLAY_POLL_SECONDS, RecordedHost, ReplayCost
+from railscope_agent.sampling.hang_guard import CallTime
+from railscope_agent.service import Agent
+from railscope_simulator import NodeSpec, simulate
 
 SCRAPE_SECONDS = 30
 """Twice the interval of deploy/prometheus: rules hold for it as well, with half the reads."""

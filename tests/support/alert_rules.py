@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
-from dashboards.promql import metric_named, metrics_in
 from railscope.catalog import MetricKind
+from railscope_dashboards.promql import metric_named, metrics_in
 
 ROOT = Path(__file__).parent.parent.parent
 RULES = sorted((ROOT / "alerts/rules").glob("*.yml"))

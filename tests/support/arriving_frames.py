@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agent.commands.replay import CaptureReplay
-from agent.config import AgentSettings
-from collector.commands.diagnose import MAX_ENVELOPE_BYTES
-from collector.framelog import segment_files
-from collector.live_diagnosis.diagnosis_engine import QueuedBatches
-from collector.workloads.job_roster import JobKey
 from railscope.envelopes import unpack
 from railscope.timestamps import SECOND_NS
 from railscope.wire import Envelope, WireSchema, schema_hash
+from railscope_agent.commands.replay import CaptureReplay
+from railscope_agent.config import AgentSettings
+from railscope_collector.commands.diagnose import MAX_ENVELOPE_BYTES
+from railscope_collector.framelog import segment_files
+from railscope_collector.live_diagnosis.diagnosis_engine import QueuedBatches
+from railscope_collector.workloads.job_roster import JobKey
 
 STEP_NS = 10 * SECOND_NS
 DELAY_NS = SECOND_NS // 5

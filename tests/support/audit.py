@@ -10,9 +10,6 @@ from pathlib import Path
 from click.testing import CliRunner
 from sqlalchemy import Connection, text
 
-from collector.audit.log_writer import AuditLog
-from collector.audit.verification import verify_log
-from collector.ledger.audit_outbox import RecordDraft
 from railscope.audit.merkle import TreeHead
 from railscope.audit.record import (
     AuditRecord,
@@ -23,6 +20,9 @@ from railscope.audit.record import (
 )
 from railscope.audit.signed_note import PublicKey, SecretKey
 from railscope.cli import root
+from railscope_collector.audit.log_writer import AuditLog
+from railscope_collector.audit.verification import verify_log
+from railscope_collector.ledger.audit_outbox import RecordDraft
 
 KEY = SecretKey.generate("log.example")
 NOON_NS = 1_790_000_000_000_000_000

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from collector.audit.log_secrets import load_or_generate_key, store_key
 from railscope.audit.signed_note import SecretKey
+from railscope_collector.audit.log_secrets import load_or_generate_key, store_key
 
 
 def load_or_create_key(path: Path, origin: str) -> SecretKey:

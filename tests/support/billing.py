@@ -8,14 +8,14 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 
-from collector.billing.charges import PriceUnit
-from collector.billing.price_book import Price, PriceBook, Tariff
-from collector.billing.usage import Usage
-from collector.metering.evidence import NodeEvidence
-from collector.metering.tiling import SlotState
-from collector.metering.units import Period
 from railscope.reading import Absent
 from railscope.timestamps import DAY_NS, FOREVER_NS, HOUR_NS, SECOND_NS
+from railscope_collector.billing.charges import PriceUnit
+from railscope_collector.billing.price_book import Price, PriceBook, Tariff
+from railscope_collector.billing.usage import Usage
+from railscope_collector.metering.evidence import NodeEvidence
+from railscope_collector.metering.tiling import SlotState
+from railscope_collector.metering.units import Period
 
 TENANTS = ("team-a", "team-b")
 MONTH = Period(0, 30 * DAY_NS)

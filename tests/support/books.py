@@ -9,19 +9,22 @@ import msgspec
 import numpy as np
 from sqlalchemy import select
 
-from collector.billing import administration
-from collector.billing.billing_demo import SimulatedEvidence
-from collector.billing.charges import PriceUnit
-from collector.billing.invoices import CLOSE_AFTER_NS, InvoiceStatus
-from collector.billing.period_closing import BillingBooks
-from collector.billing.price_book import Price, PriceBook
-from collector.evidence.gpu_evidence import AssembledGpu
-from collector.files.seller_file import PayerAccount, Seller
-from collector.ledger.audit_outbox import HEAD, TimedActor, outbox_rows
-from collector.ledger.database import Database
-from collector.ledger.day_metering import MeteredGpu, MeteringComputation
-from collector.ledger.ledger_store import Ledger
-from collector.metering.evidence import (
+from railscope.audit.record import RecordActor
+from railscope.claim_terms import ClaimAuthority
+from railscope.timestamps import DAY_NS, FOREVER_NS, HOUR_NS, SECOND_NS, format_timestamp
+from railscope_collector.billing import administration
+from railscope_collector.billing.billing_demo import SimulatedEvidence
+from railscope_collector.billing.charges import PriceUnit
+from railscope_collector.billing.invoices import CLOSE_AFTER_NS, InvoiceStatus
+from railscope_collector.billing.period_closing import BillingBooks
+from railscope_collector.billing.price_book import Price, PriceBook
+from railscope_collector.evidence.gpu_evidence import AssembledGpu
+from railscope_collector.files.seller_file import PayerAccount, Seller
+from railscope_collector.ledger.audit_outbox import HEAD, TimedActor, outbox_rows
+from railscope_collector.ledger.database import Database
+from railscope_collector.ledger.day_metering import MeteredGpu, MeteringComputation
+from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.metering.evidence import (
     BootSampleSpan,
     ClaimRelease,
     Evidence,
@@ -30,16 +33,13 @@ from collector.metering.evidence import (
     NodeSighting,
     NodeStay,
 )
-from collector.metering.measures import (
+from railscope_collector.metering.measures import (
     CountedQuantity,
     CounterIncrements,
     CounterReadings,
     compute_increments,
 )
-from collector.metering.units import Period
-from railscope.audit.record import RecordActor
-from railscope.claim_terms import ClaimAuthority
-from railscope.timestamps import DAY_NS, FOREVER_NS, HOUR_NS, SECOND_NS, format_timestamp
+from railscope_collector.metering.units import Period
 
 FIRST_DAY = 20_000
 START = FIRST_DAY * DAY_NS

@@ -15,16 +15,16 @@ from support.metric_samples import Sample, samples
 from support.rdma_nics import INFINIBAND, add_nic
 from support.sampling import RunningSampler, run_sampler
 
-from agent.config import BudgetSettings
-from agent.endpoint.metrics_endpoint import MetricsEndpoint
-from agent.sampling.governor import BudgetKeeper
-from agent.sampling.sampler import Sampler
-from agent.sampling.status import ShippingStats, SourceState
-from agent.sources.agent_state import SelfMetricsSource
-from agent.sources.nvidia.gpu_devices import GpuSource
-from agent.sources.rdma import RdmaSource
 from railscope.exposition import TextFormat
 from railscope.frame import Event
+from railscope_agent.config import BudgetSettings
+from railscope_agent.endpoint.metrics_endpoint import MetricsEndpoint
+from railscope_agent.sampling.governor import BudgetKeeper
+from railscope_agent.sampling.sampler import Sampler
+from railscope_agent.sampling.status import ShippingStats, SourceState
+from railscope_agent.sources.agent_state import SelfMetricsSource
+from railscope_agent.sources.nvidia.gpu_devices import GpuSource
+from railscope_agent.sources.rdma import RdmaSource
 
 POWER = "nvml.nvmlDeviceGetPowerUsage(0)"
 COUNTER = f"{INFINIBAND}/mlx5_0/ports/1/counters/port_xmit_packets"

@@ -19,11 +19,11 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from agent.cli import agent
 from railscope.capture import Capture, read_capture
 from railscope.catalog import SUBJECT_OF
 from railscope.untrusted_text import TomlError, parse_toml
-from simulator import NodeSpec, find_model
+from railscope_agent.cli import agent
+from railscope_simulator import NodeSpec, find_model
 
 CASES = Path(__file__).parents[1] / "captures"
 DESCRIPTION, EXPECTED = "case.toml", "expected.prom"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from collector.state.collector_state import CollectorState
-from collector.state.state_checkpoint import (
+from railscope_collector.state.collector_state import CollectorState
+from railscope_collector.state.state_checkpoint import (
     MAGIC,
     decode_parts,
     encode_part,

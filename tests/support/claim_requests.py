@@ -15,9 +15,9 @@ from typing import Any, Protocol, TypeVar
 
 from support.tenancy import NODE, PolledTenancy, cut, node
 
-from agent.config import TenancySettings
-from agent.endpoint.claims_endpoint import ClaimsEndpoint
-from agent.health.node_health import NodeHealth
+from railscope_agent.config import TenancySettings
+from railscope_agent.endpoint.claims_endpoint import ClaimsEndpoint
+from railscope_agent.health.node_health import NodeHealth
 
 
 class UnixSocketConnection(http.client.HTTPConnection):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dashboards.build import dashboards
+from railscope_dashboards.build import dashboards
 
 DASHBOARDS: dict[str, dict[str, Any]] = {name: json.loads(text) for name, text in dashboards()}
 PANELS = [

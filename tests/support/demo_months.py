@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from collector.billing import billing_demo
-from collector.ledger.ledger_store import Ledger
-from collector.tables import metadata
+from railscope_collector.billing import billing_demo
+from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.tables import metadata
 from tests.support.once_per_run import once_per_run
 
 FILE = "months.sqlite"

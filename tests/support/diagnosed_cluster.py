@@ -13,28 +13,28 @@ from pathlib import Path
 
 from support.audit import audit_log
 
-from agent.commands.replay import CaptureReplay
-from agent.config import AgentSettings
-from collector.audit.collector_records import AuditTrail
-from collector.commands.diagnose import REPLAYED_METRICS, REPLAYED_SOURCES
-from collector.diagnosis.incident_report import IncidentDocument
-from collector.fleet.schemas import StoredSchemas
-from collector.framelog.segment_files import FrameRecord
-from collector.live_diagnosis.diagnosis_service import DiagnosisService
-from collector.state.collector_state import CollectorState
-from collector.switches import gnmi_reader, switch_frames
-from collector.switches.switch_settings import ConfiguredSwitch, GnmiAccess
-from collector.workloads.job_roster import JobGpu, JobHolding, JobKey, RunningJob
 from railscope.capture import CaptureWriter
 from railscope.envelopes import open_body
 from railscope.frame import NodeTimestamp
 from railscope.timestamps import SECOND_NS
 from railscope.wire import SentAt, pack
-from simulator.cluster.captures import SampledCluster
-from simulator.cluster.cluster_switches import ClusterSwitches
-from simulator.cluster.scenario import read_scenario
-from simulator.gnmi_server import encode_answer
-from simulator.sonic_answers import FindAnswer
+from railscope_agent.commands.replay import CaptureReplay
+from railscope_agent.config import AgentSettings
+from railscope_collector.audit.collector_records import AuditTrail
+from railscope_collector.commands.diagnose import REPLAYED_METRICS, REPLAYED_SOURCES
+from railscope_collector.diagnosis.incident_report import IncidentDocument
+from railscope_collector.fleet.schemas import StoredSchemas
+from railscope_collector.framelog.segment_files import FrameRecord
+from railscope_collector.live_diagnosis.diagnosis_service import DiagnosisService
+from railscope_collector.state.collector_state import CollectorState
+from railscope_collector.switches import gnmi_reader, switch_frames
+from railscope_collector.switches.switch_settings import ConfiguredSwitch, GnmiAccess
+from railscope_collector.workloads.job_roster import JobGpu, JobHolding, JobKey, RunningJob
+from railscope_simulator.cluster.captures import SampledCluster
+from railscope_simulator.cluster.cluster_switches import ClusterSwitches
+from railscope_simulator.cluster.scenario import read_scenario
+from railscope_simulator.gnmi_server import encode_answer
+from railscope_simulator.sonic_answers import FindAnswer
 
 _MAX_BYTES, _STEP_NS = 64 << 20, 10 * SECOND_NS
 _DELAY_NS = SECOND_NS // 10

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bench.drawn_cluster import DrawnCluster, DrawnFeed, Row
-from collector.diagnosis.incidents import Incident
+from railscope_collector.diagnosis.incidents import Incident
 
 SLOTS, ONSET = 84, 50
 NODES = 6

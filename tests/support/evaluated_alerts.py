@@ -19,7 +19,7 @@ import pytest
 import yaml
 from support.agent_hours import SCRAPE_SECONDS, UP_SECONDS, Samples
 
-from dashboards.promql import expand, metrics_in
+from railscope_dashboards.promql import expand, metrics_in
 from tests.support.alert_rules import ROOT, RULES, rules_of
 
 Labels = Mapping[str, str]

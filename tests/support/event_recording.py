@@ -10,10 +10,10 @@ from pathlib import Path
 from support.agent_events import AgentEvents
 from support.audit import audit_log, draft, running_log
 
-from collector.audit.event_recorder import EventRecorder
-from collector.audit.log_secrets import PersonalSalts
-from collector.fleet.fleet import SeenEvent
 from railscope.audit.record import AuditRecord, decode_audit_record
+from railscope_collector.audit.event_recorder import EventRecorder
+from railscope_collector.audit.log_secrets import PersonalSalts
+from railscope_collector.fleet.fleet import SeenEvent
 
 
 @contextlib.asynccontextmanager

@@ -9,17 +9,22 @@ from fractions import Fraction
 
 from support.billing import MONTH, book, price, usage
 
-from collector.billing import billing_demo
-from collector.billing.charges import Charge, ChargeKind, PriceUnit
-from collector.billing.focus_files import FocusCsvWriter, FocusRow, read_csv
-from collector.billing.invoices import Invoice, credit_charge, draft_invoice, issue_invoice
-from collector.billing.period_closing import BillingBooks
-from collector.billing.price_book import Tariff
-from collector.billing.rating import rate
-from collector.files.seller_file import GpuRegion, PayerAccount, Seller
-from collector.ledger.ledger_store import Ledger
-from collector.metering.tiling import SlotState
 from railscope.timestamps import HOUR_NS
+from railscope_collector.billing import billing_demo
+from railscope_collector.billing.charges import Charge, ChargeKind, PriceUnit
+from railscope_collector.billing.focus_files import FocusCsvWriter, FocusRow, read_csv
+from railscope_collector.billing.invoices import (
+    Invoice,
+    credit_charge,
+    draft_invoice,
+    issue_invoice,
+)
+from railscope_collector.billing.period_closing import BillingBooks
+from railscope_collector.billing.price_book import Tariff
+from railscope_collector.billing.rating import rate
+from railscope_collector.files.seller_file import GpuRegion, PayerAccount, Seller
+from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.metering.tiling import SlotState
 
 EUR = 10**9
 DUE_NS = 3 * MONTH.end_ns

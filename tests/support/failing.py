@@ -12,12 +12,12 @@ from typing import Any
 from support.clock import ManualClock
 from support.tree import AROUND
 
-from agent.host import Json
-from agent.host.files import PlainFiles
-from agent.host.live_host import LiveHost
-from agent.host.recorded_host import RecordedHost, RecordedKernelLog
 from railscope.capture import Capture
-from simulator import NodeSpec, simulate
+from railscope_agent.host import Json
+from railscope_agent.host.files import PlainFiles
+from railscope_agent.host.live_host import LiveHost
+from railscope_agent.host.recorded_host import RecordedHost, RecordedKernelLog
+from railscope_simulator import NodeSpec, simulate
 
 SMART = {
     "critical_warning": 0, "temperature_kelvins": 310, "spare_percent": 100,

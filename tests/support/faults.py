@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from support.health import LINKS, ONE_MORE, HealthFault, change, late, links, reading, xid
 
-from agent.health.rule import MINUTE_NS, CounterIncrease
 from railscope.catalog import gpu as c, gpu_health as h, gpu_sharing as s, nvlink as n
 from railscope.catalog.declare import Metric
 from railscope.reading import Absent
+from railscope_agent.health.rule import MINUTE_NS, CounterIncrease
 
 PULSE = (
     c.GPU_POWER, c.GPU_TEMPERATURE, c.GPU_MEMORY_TOTAL, c.GPU_PERFORMANCE_STATE, h.GPU_PCIE_WIDTH,

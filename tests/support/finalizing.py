@@ -9,30 +9,30 @@ from support.checkpoints import checkpoint_of, resume_from
 from support.metered import revision_of
 from support.story import at, core_in, no_turns
 
-from collector.account.account_sums import GpuTimeAccount
-from collector.account.live_account import LiveAccount
-from collector.config import IngestLimits, MeteringSettings
-from collector.evidence.evidence_store import EvidenceStore
-from collector.evidence.gpu_evidence import AdministratorInputs
-from collector.evidence.review_decisions import (
+from railscope.audit.record import RecordActor
+from railscope.timestamps import DAY_NS
+from railscope_collector.account.account_sums import GpuTimeAccount
+from railscope_collector.account.live_account import LiveAccount
+from railscope_collector.config import IngestLimits, MeteringSettings
+from railscope_collector.evidence.evidence_store import EvidenceStore
+from railscope_collector.evidence.gpu_evidence import AdministratorInputs
+from railscope_collector.evidence.review_decisions import (
     ReviewDecision,
     find_pending_evidence,
     record_decision,
 )
-from collector.evidence.review_rules import ReviewDecisions
-from collector.evidence.waiting_evidence import DIRECTORY, WaitingEvidence
-from collector.files import device_files, tenancy_files
-from collector.files.device_files import DeviceInventory
-from collector.finalization.day_finalizer import DayFinalizer
-from collector.finalization.ledger_days import MeteringStores
-from collector.framelog.segment_files import StateFiles
-from collector.ledger import leases
-from collector.ledger.database import Database
-from collector.ledger.ledger_store import Ledger
-from collector.state.collector_state import CollectorState
-from collector.tables import metadata
-from railscope.audit.record import RecordActor
-from railscope.timestamps import DAY_NS
+from railscope_collector.evidence.review_rules import ReviewDecisions
+from railscope_collector.evidence.waiting_evidence import DIRECTORY, WaitingEvidence
+from railscope_collector.files import device_files, tenancy_files
+from railscope_collector.files.device_files import DeviceInventory
+from railscope_collector.finalization.day_finalizer import DayFinalizer
+from railscope_collector.finalization.ledger_days import MeteringStores
+from railscope_collector.framelog.segment_files import StateFiles
+from railscope_collector.ledger import leases
+from railscope_collector.ledger.database import Database
+from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.state.collector_state import CollectorState
+from railscope_collector.tables import metadata
 
 SETTINGS = MeteringSettings(quiet_seconds=60, finalize_delay_seconds=3600)
 LEASE_SECONDS = 600.0

@@ -23,13 +23,13 @@ from typing import cast
 
 from railscope.child_process import end_with_parent
 from railscope.cli import main
-from simulator.demo.process import Program
+from railscope_simulator.demo.process import Program
 
 ROOT = Path(__file__).parents[2]
 _MODULES = {
-    "agent": ["agent.cli"],
-    "simulate": ["simulator.cli"],
-    "collector": ["collector.commands.administration", "sqlalchemy.dialects.sqlite"],
+    "agent": ["railscope_agent.cli"],
+    "simulate": ["railscope_simulator.cli"],
+    "collector": ["railscope_collector.commands.administration", "sqlalchemy.dialects.sqlite"],
 }
 """Modules to import, by the first argument of `railscope`."""
 _MAX_REQUEST_BYTES = 1 << 20

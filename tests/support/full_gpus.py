@@ -11,13 +11,13 @@ from support.clock import ManualClock
 from support.reading import ORIGIN
 from support.standin_table import SRAM
 
-from agent.config import AgentSettings
-from agent.host import Json
-from agent.host.files import PlainFiles
-from agent.host.recorded_host import BATCH_FUNCTIONS, call_key
-from agent.machine_sources import machine_sources
-from agent.sampling.source import Source
-from agent.sampling.source_reader import SourceReader
+from railscope_agent.config import AgentSettings
+from railscope_agent.host import Json
+from railscope_agent.host.files import PlainFiles
+from railscope_agent.host.recorded_host import BATCH_FUNCTIONS, call_key
+from railscope_agent.machine_sources import machine_sources
+from railscope_agent.sampling.source import Source
+from railscope_agent.sampling.source_reader import SourceReader
 
 LINKS = 18
 _LINK_COUNT, _STATE, _MEMORY_TEMPERATURE, _THRESHOLDS = 91, 165, 82, range(193, 197)

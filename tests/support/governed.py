@@ -6,8 +6,8 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from agent.sampling.governor import GovernedSource, Governor
-from agent.sampling.meter import ReadCost, ThreadCost
+from railscope_agent.sampling.governor import GovernedSource, Governor
+from railscope_agent.sampling.meter import ReadCost, ThreadCost
 
 NS = 1_000_000_000
 MS = 1_000_000

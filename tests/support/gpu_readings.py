@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 from support.reading import Label, numbers, read_once, readings
 
-from agent.gpus.inventory import GpuInventory
-from agent.host import Host
-from agent.sampling.source import Source
-from agent.sources.nvidia.activity import GpuActivitySource
-from agent.sources.nvidia.gpu_devices import GpuSource, MigSource
-from agent.sources.nvidia.nvlink import NvLinkSource
-from agent.sources.nvidia.processes import GpuProcessSource, GpuSharingSource
 from railscope.reading import Absent
+from railscope_agent.gpus.inventory import GpuInventory
+from railscope_agent.host import Host
+from railscope_agent.sampling.source import Source
+from railscope_agent.sources.nvidia.activity import GpuActivitySource
+from railscope_agent.sources.nvidia.gpu_devices import GpuSource, MigSource
+from railscope_agent.sources.nvidia.nvlink import NvLinkSource
+from railscope_agent.sources.nvidia.processes import GpuProcessSource, GpuSharingSource
 
 
 @dataclass

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from agent.health.rule import MINUTE_NS, CounterIncrease, DevicePart, HealthFacts
-from agent.streams.kernel_log import ActionableXid
 from railscope.catalog import gpu as c, gpu_health as h, gpu_sharing as s, nvlink as n
 from railscope.catalog.declare import Metric
 from railscope.catalog.xids import judge
 from railscope.reading import Absent, Reading
+from railscope_agent.health.rule import MINUTE_NS, CounterIncrease, DevicePart, HealthFacts
+from railscope_agent.streams.kernel_log import ActionableXid
 
 LINKS = 18
 WINDOW_NS = 10 * MINUTE_NS

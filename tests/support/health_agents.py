@@ -12,12 +12,12 @@ from pathlib import Path
 from support.cases import CASES
 from support.claim_requests import ask, serving
 
-from agent.commands.check import CaptureWalk
-from agent.config import AgentSettings, TenancySettings
-from agent.endpoint.claims_endpoint import ClaimsEndpoint
-from agent.service import Agent
-from agent.sources.tenancy import ClaimSource
 from railscope.capture import read_capture
+from railscope_agent.commands.check import CaptureWalk
+from railscope_agent.config import AgentSettings, TenancySettings
+from railscope_agent.endpoint.claims_endpoint import ClaimsEndpoint
+from railscope_agent.service import Agent
+from railscope_agent.sources.tenancy import ClaimSource
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from collector.diagnosis.incident_report import IncidentDocument, NicDocument
-from collector.diagnosis.incident_table import ReportedIncident
-from collector.diagnosis.ranking import Reach
 from railscope.timestamps import SECOND_NS
+from railscope_collector.diagnosis.incident_report import IncidentDocument, NicDocument
+from railscope_collector.diagnosis.incident_table import ReportedIncident
+from railscope_collector.diagnosis.ranking import Reach
 
 NIC = {
     "kind": "nic", "node": "n1", "interface": "eth3", "device": "mlx5_3", "pci_address": "", "rail": 3,

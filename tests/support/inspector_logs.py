@@ -19,26 +19,26 @@ from support.clock import ManualClock
 from support.flight_recorders import USER, job_of
 from support.reading import ORIGIN
 
-from agent.collective_settings import CollectiveSettings
-from agent.collectives.inspector import parse_part
-from agent.collectives.inspector_metrics import parse_metrics
-from agent.gpus import inventory, process_lists
-from agent.host.job_files import (
+from railscope.capture import CaptureMoment, Json
+from railscope.catalog import collectives as c
+from railscope.frame import Event
+from railscope_agent.collective_settings import CollectiveSettings
+from railscope_agent.collectives.inspector import parse_part
+from railscope_agent.collectives.inspector_metrics import parse_metrics
+from railscope_agent.gpus import inventory, process_lists
+from railscope_agent.host.job_files import (
     JobFile,
     JobFileListing,
     OpenedLog,
     OpenedMetrics,
     RankProcess,
 )
-from agent.host.live_host import LiveHost
-from agent.host.recorded_host import call_key
-from agent.sampling.source_reader import SourceReader
-from agent.sources import nccl_inspector, source_bases
-from agent.sources.rank_places import RankPlaces, SeenProcess
-from agent.topology.network import NetworkScanner
-from railscope.capture import CaptureMoment, Json
-from railscope.catalog import collectives as c
-from railscope.frame import Event
+from railscope_agent.host.live_host import LiveHost
+from railscope_agent.host.recorded_host import call_key
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.sources import nccl_inspector, source_bases
+from railscope_agent.sources.rank_places import RankPlaces, SeenProcess
+from railscope_agent.topology.network import NetworkScanner
 
 CASES = Path(__file__).parents[1] / "agent" / "collectives" / "inspector"
 DIRECTORY = "/run/railscope/nccl-inspector"

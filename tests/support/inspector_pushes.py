@@ -16,18 +16,18 @@ from support.clock import ManualClock
 from support.inspector_logs import COMMUNICATOR, gpu_uuid
 from support.reading import ORIGIN
 
-from agent.collective_settings import CollectiveSettings
-from agent.endpoint.inspector_receiver import InspectorReceiver
-from agent.gpus import inventory, process_lists
-from agent.host.job_files import RankProcess
-from agent.host.live_host import LiveHost
-from agent.sampling.source_reader import SourceReader
-from agent.sources import nccl_inspector, nccl_metrics, source_bases
-from agent.sources.inspector_pushes import InspectorPushes
-from agent.sources.rank_places import RankPlaces, SeenProcess
-from agent.topology.network import NetworkScanner
 from railscope.catalog import declare
 from railscope.frame import Frame
+from railscope_agent.collective_settings import CollectiveSettings
+from railscope_agent.endpoint.inspector_receiver import InspectorReceiver
+from railscope_agent.gpus import inventory, process_lists
+from railscope_agent.host.job_files import RankProcess
+from railscope_agent.host.live_host import LiveHost
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.sources import nccl_inspector, nccl_metrics, source_bases
+from railscope_agent.sources.inspector_pushes import InspectorPushes
+from railscope_agent.sources.rank_places import RankPlaces, SeenProcess
+from railscope_agent.topology.network import NetworkScanner
 
 Point = tuple[str, dict[str, str], float]
 """Name, attributes and value."""

@@ -8,21 +8,27 @@ from fractions import Fraction
 import msgspec
 from hypothesis import strategies as st
 
-from collector.jobs.job_list import GpuModels, ListedGpu, ListedGpuPart, ListedJob, UnnamedGpus
-from collector.jobs.job_list_import import (
+from railscope.claim_terms import GPU_CAPACITY
+from railscope.timestamps import DAY_NS
+from railscope_collector.jobs.job_list import (
+    GpuModels,
+    ListedGpu,
+    ListedGpuPart,
+    ListedJob,
+    UnnamedGpus,
+)
+from railscope_collector.jobs.job_list_import import (
     ImportCounts,
     as_observed_evidence,
     list_computation,
     number_placeholders,
 )
-from collector.jobs.job_metering import job_evidence, timeline_entries as timeline
-from collector.jobs.job_reconciliation import DifferenceKind
-from collector.ledger.day_metering import MeteredGpu
-from collector.ledger.day_tiling import DayTiling
-from collector.ledger.ledger_store import Ledger
-from collector.metering.tiling import TilingEntry
-from railscope.claim_terms import GPU_CAPACITY
-from railscope.timestamps import DAY_NS
+from railscope_collector.jobs.job_metering import job_evidence, timeline_entries as timeline
+from railscope_collector.jobs.job_reconciliation import DifferenceKind
+from railscope_collector.ledger.day_metering import MeteredGpu
+from railscope_collector.ledger.day_tiling import DayTiling
+from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.metering.tiling import TilingEntry
 
 S = 1_000_000_000
 GPUS = [ListedGpu(node, f"00000000:0{number}:00.0") for node in ("n1", "n2") for number in range(3)]

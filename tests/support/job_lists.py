@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collector.ledger.ledger_store import Ledger
-from collector.metering.tiling import SlotState
-from collector.metering.units import Tiling
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import FOREVER_NS
+from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.metering.tiling import SlotState
+from railscope_collector.metering.units import Tiling
 
 S = 1_000_000_000
 HOUR = 3600 * S

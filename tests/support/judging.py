@@ -9,18 +9,18 @@ from support.gpus import add_gpus
 from support.machine import FakeHost
 from support.reading import ORIGIN, readings
 
-from agent.gpus.inventory import GpuInventory
-from agent.sampling.source import Source
-from agent.sampling.source_reader import ReadOutcome, SourceReader
-from agent.sampling.status import SourceGrader, SourceState
-from agent.sources.agent_state import GpuVerdictSource
-from agent.sources.nvidia.gpu_devices import GpuDeviceSource, GpuSource
-from agent.sources.nvidia.nvlink import NvLinkSource
-from agent.sources.nvidia.pcie import GpuPathSource
-from agent.streams.kernel_log import KernelLogStream, XidMatcher
 from railscope.catalog import gpu_health as h
 from railscope.frame import Event, Frame
 from railscope.reading import Absent, Reading
+from railscope_agent.gpus.inventory import GpuInventory
+from railscope_agent.sampling.source import Source
+from railscope_agent.sampling.source_reader import ReadOutcome, SourceReader
+from railscope_agent.sampling.status import SourceGrader, SourceState
+from railscope_agent.sources.agent_state import GpuVerdictSource
+from railscope_agent.sources.nvidia.gpu_devices import GpuDeviceSource, GpuSource
+from railscope_agent.sources.nvidia.nvlink import NvLinkSource
+from railscope_agent.sources.nvidia.pcie import GpuPathSource
+from railscope_agent.streams.kernel_log import KernelLogStream, XidMatcher
 
 DEVICES = "/sys/bus/pci/devices"
 FIELD = "nvml.nvmlDeviceGetFieldValues({},{})"

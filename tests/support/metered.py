@@ -6,14 +6,14 @@ from collections import Counter
 
 from sqlalchemy import Connection, select
 
-from collector.ledger.audit_outbox import placed_rows
-from collector.ledger.ledger_store import Ledger, Revision
-from collector.ledger.row_conversion import GpuDay
-from collector.metering.evidence import Evidence
-from collector.metering.tiling import GpuTimeline, TilingEntry
-from collector.metering.units import CapacityRange, Tiling, Units
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import DAY_NS
+from railscope_collector.ledger.audit_outbox import placed_rows
+from railscope_collector.ledger.ledger_store import Ledger, Revision
+from railscope_collector.ledger.row_conversion import GpuDay
+from railscope_collector.metering.evidence import Evidence
+from railscope_collector.metering.tiling import GpuTimeline, TilingEntry
+from railscope_collector.metering.units import CapacityRange, Tiling, Units
 
 
 def tile(evidence: Evidence, start_ns: int, end_ns: int) -> list[TilingEntry]:

@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from collector.diagnosis.switch_evidence import LinkedPort
-from collector.fleet.fleet import SWITCH_PREFIX
-from collector.live_diagnosis.diagnosis_engine import QueuedBatches
-from collector.switches import switch_frames, switch_reading
 from railscope import envelopes
 from railscope.catalog import nic, switches as catalog
 from railscope.catalog.declare import Metric
 from railscope.frame import Entity, NodeTimestamp
 from railscope.timestamps import SECOND_NS
 from railscope.wire import Envelope, WireSchema, schema_hash
+from railscope_collector.diagnosis.switch_evidence import LinkedPort
+from railscope_collector.fleet.fleet import SWITCH_PREFIX
+from railscope_collector.live_diagnosis.diagnosis_engine import QueuedBatches
+from railscope_collector.switches import switch_frames, switch_reading
 
 PRIORITY = "3"
 PAUSES = {nic.PFC_SENT.name: catalog.PFC_RECEIVED, nic.PFC_RECEIVED.name: catalog.PFC_SENT}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 
-from agent.host.module_eeprom.pages import HalfPage
+from railscope_agent.host.module_eeprom.pages import HalfPage
 
 
 class ModuleEeprom:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from agent.host.netlink import Netlink
+from railscope_agent.host.netlink import Netlink
 
 MULTI, DUMP_INTERRUPTED, CAPPED, WITH_TEXT = 0x02, 0x10, 0x100, 0x200
 ERROR, DONE, OVERRUN = 2, 3, 4

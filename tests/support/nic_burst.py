@@ -6,11 +6,11 @@ from support.clock import ManualClock
 from support.machine import FakeHost
 from support.reading import ORIGIN, readings
 
-from agent.sampling.source_reader import SourceReader
-from agent.sources.nic_burst import NicBurstSource
 from railscope.catalog import Metric
 from railscope.frame import Frame
 from railscope.reading import Reading
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.sources.nic_burst import NicBurstSource
 
 MS = 1_000_000
 WINDOW_MS = 100

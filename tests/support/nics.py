@@ -7,8 +7,8 @@ from typing import Any
 
 from support.machine import FakeHost
 
-from agent.sampling.source_reader import ReadOutcome
 from railscope.frame import Event
+from railscope_agent.sampling.source_reader import ReadOutcome
 
 NET = "/sys/class/net"
 ADDRESS = "0000:3b:00.0"

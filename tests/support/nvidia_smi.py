@@ -14,7 +14,7 @@ from decimal import Decimal
 from functools import partial
 from typing import Any
 
-from agent.host import NvmlError
+from railscope_agent.host import NvmlError
 
 Row = Mapping[str, str]
 Answers = dict[str, Any]

@@ -10,7 +10,7 @@ from typing import Any
 from support.machine import FakeHost
 from support.nvidia_smi import MEBIBYTE, Answers, Row, members, number
 
-from agent.host import NvmlError
+from railscope_agent.host import NvmlError
 
 _LISTS = {"C": "Compute", "G": "Graphics", "M": "MPSCompute"}
 _NO_INSTANCE = 0xFFFF_FFFF

@@ -9,7 +9,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from agent.topology.pci import PciDistance, PciPlace
+from railscope_agent.topology.pci import PciDistance, PciPlace
 
 SHAPES = st.recursive(
     st.just("device"), lambda below: st.lists(below, min_size=1, max_size=3), max_leaves=6

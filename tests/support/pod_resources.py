@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from agent.owners.kubelet_answers import KubeletPod, PodContainer, PodDevices, PodResourceClaim
+from railscope_agent.owners.kubelet_answers import (
+    KubeletPod,
+    PodContainer,
+    PodDevices,
+    PodResourceClaim,
+)
 
 
 def varint(value: int) -> bytes:

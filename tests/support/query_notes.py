@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from dashboards.promql import detail_of, metric_named, metrics_in
 from railscope.catalog.declare import BASIC
+from railscope_dashboards.promql import detail_of, metric_named, metrics_in
 
 
 def detail_note(query: str) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from agent.host import Host
-from agent.sampling.source import Source
-from agent.sampling.source_reader import ReadOutcome, SourceReader
 from railscope.exposition import number
 from railscope.frame import Frame, FrameOrigin
 from railscope.reading import Absent, Reading
+from railscope_agent.host import Host
+from railscope_agent.sampling.source import Source
+from railscope_agent.sampling.source_reader import ReadOutcome, SourceReader
 
 ORIGIN = FrameOrigin("node-1", "run-1", "boot-1")
 

@@ -6,7 +6,7 @@ import math
 
 from support.nvidia_smi import MEBIBYTE, TEXTS, THRESHOLDS, number
 
-from agent.host import NvmlError
+from railscope_agent.host import NvmlError
 
 Part = tuple[str, ...]
 

@@ -11,11 +11,11 @@ from support.clock import ManualClock
 from support.machine import FakeHost
 from support.reading import ORIGIN
 
-from agent.config import AgentSettings, MetricsSettings, SourcePeriods
-from agent.machine_sources import machine_sources
-from agent.sampling.sampler import ReadLimits, Sampler
-from agent.sampling.source import Source
 from railscope.frame import Frame
+from railscope_agent.config import AgentSettings, MetricsSettings, SourcePeriods
+from railscope_agent.machine_sources import machine_sources
+from railscope_agent.sampling.sampler import ReadLimits, Sampler
+from railscope_agent.sampling.source import Source
 
 WITHOUT_NETWORK = MetricsSettings(
     disabled_sources="bonds ceph edac gpu_activity gpu_burst gpudirect host hwmon link link_errors lustre neighbour nfs nic"

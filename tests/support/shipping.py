@@ -13,12 +13,12 @@ from support.clock import ManualClock
 from support.collector import PATIENCE_SECONDS, FrameId, ScriptedCollector
 from support.reading import ORIGIN
 
-from agent.config import CollectorLink
-from agent.sampling.status import ShippingStats
-from agent.shipping.shipper import Shipper
 from railscope.catalog import gpu
 from railscope.catalog.entities import GPU
 from railscope.frame import Entity, Event, Frame, FrameOrigin, NodeTimestamp, Schema
+from railscope_agent.config import CollectorLink
+from railscope_agent.sampling.status import ShippingStats
+from railscope_agent.shipping.shipper import Shipper
 
 SCHEMA = Schema("gpu", ((gpu.GPU_ENERGY, Entity(GPU, ("GPU-1",))),))
 FLUSHING, PAUSED = 1, 2

@@ -8,8 +8,8 @@ from functools import cache
 from support.capture_index import index_of
 
 from railscope.capture import Capture, Json
-from simulator import MODES, SHORT_NAMES, NodeSpec, simulate
-from simulator.device_models import GpuModel
+from railscope_simulator import MODES, SHORT_NAMES, NodeSpec, simulate
+from railscope_simulator.device_models import GpuModel
 
 NOT_SUPPORTED = {"error": ["nvml", 3]}
 SECONDS, STEP = 40, 10

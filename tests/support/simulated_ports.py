@@ -7,7 +7,7 @@ from functools import cache
 from support.capture_index import index_of
 
 from railscope.capture import Capture, Json
-from simulator import NodeSpec, simulate
+from railscope_simulator import NodeSpec, simulate
 
 SECONDS, ONSET = 120, 60
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from simulator.demo.process import free_port
+from railscope_simulator.demo.process import free_port
 
 START_SECONDS = 60
 PROGRAMS = ("munged", "slurmctld", "slurmd", "scontrol", "sinfo", "sbatch")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from simulator.demo.process import free_port
+from railscope_simulator.demo.process import free_port
 from tests.support import snmp_objects
 
 START_SECONDS = 30

@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 
-from simulator import gnmi_server
+from railscope_simulator import gnmi_server
 
 encode_answer = gnmi_server.encode_answer
 

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import NamedTuple
 
-from dashboards.promql import metric_named
 from railscope.catalog import Metric, MetricKind, Rollup, account, collector, incidents, rollups
 from railscope.catalog.declare import BUCKET
+from railscope_dashboards.promql import metric_named
 
 NODES = ("n0", "n1", "n2", "n3")
 STALE_NODE, MISSING_NODE, UNEXPECTED_NODE = "n3", "n9", "n8"

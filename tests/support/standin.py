@@ -27,11 +27,11 @@ from support.machine import FakeHost
 from support.reading import ORIGIN, Label, readings
 from support.standin_table import table
 
-from agent.host import Json, NvmlError
-from agent.host.nvml import Nvml
-from agent.sampling.source import Source
-from agent.sampling.source_reader import ReadOutcome, SourceReader
 from railscope.reading import Reading
+from railscope_agent.host import Json, NvmlError
+from railscope_agent.host.nvml import Nvml
+from railscope_agent.sampling.source import Source
+from railscope_agent.sampling.source_reader import ReadOutcome, SourceReader
 
 SOURCES = Path(__file__).parents[1] / "nvml_standin"
 LIBRARY = "libnvidia-ml.so.1"

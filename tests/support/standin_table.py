@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agent.host import Json
 from railscope.capture import failure
+from railscope_agent.host import Json
 
 ALL_EVENTS = 0xFFFF
 _NOT_SUPPORTED, _LIBRARY_NOT_FOUND = 3, 12

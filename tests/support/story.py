@@ -11,22 +11,22 @@ from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 
-from collector.account.account_sums import GpuTimeAccount
-from collector.account.live_account import LiveAccount
-from collector.evidence.gpu_evidence import (
-    AdministratorInputs,
-    AssembledGpu,
-    assemble_gpu,
-    collect_facts,
-)
-from collector.fleet.schemas import StoredSchemas
-from collector.framelog.segment_files import FrameRecord
-from collector.state.collector_state import CollectorState
 from railscope.catalog import METRICS, gpu, tenancy
 from railscope.catalog.entities import CLAIM, GPU, MIG, NIC, NODE, RDMA_PORT
 from railscope.envelopes import encode_batches
 from railscope.frame import Entity, Event, Frame, FrameOrigin, NodeTimestamp, Schema
 from railscope.wire import Envelope, SentAt, envelope, pack, to_wire_schema
+from railscope_collector.account.account_sums import GpuTimeAccount
+from railscope_collector.account.live_account import LiveAccount
+from railscope_collector.evidence.gpu_evidence import (
+    AdministratorInputs,
+    AssembledGpu,
+    assemble_gpu,
+    collect_facts,
+)
+from railscope_collector.fleet.schemas import StoredSchemas
+from railscope_collector.framelog.segment_files import FrameRecord
+from railscope_collector.state.collector_state import CollectorState
 
 SECOND = 1_000_000_000
 DAY = 20_700

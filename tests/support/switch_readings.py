@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from collector.switches import switch_frames, switch_reading
-from collector.switches.switch_settings import ConfiguredSwitch, SnmpCredential
 from railscope.catalog import entities, switches as catalog
 from railscope.catalog.declare import Metric
 from railscope.frame import Entity, NodeTimestamp
 from railscope.timestamps import SECOND_NS
+from railscope_collector.switches import switch_frames, switch_reading
+from railscope_collector.switches.switch_settings import ConfiguredSwitch, SnmpCredential
 
 if TYPE_CHECKING:
     from running_collector import RunningCollector

@@ -8,13 +8,13 @@ from typing import Any
 from support.gpus import add_gpus
 from support.machine import FakeHost
 
-from agent.config import TenancySettings
-from agent.gpus.inventory import GpuInventory
-from agent.gpus.process_lists import ProcessLists
-from agent.sampling.source import RowBuilder
-from agent.sources.nvidia.processes import GpuSharingSource
-from agent.sources.tenancy import ClaimSource
 from railscope.frame import Event
+from railscope_agent.config import TenancySettings
+from railscope_agent.gpus.inventory import GpuInventory
+from railscope_agent.gpus.process_lists import ProcessLists
+from railscope_agent.sampling.source import RowBuilder
+from railscope_agent.sources.nvidia.processes import GpuSharingSource
+from railscope_agent.sources.tenancy import ClaimSource
 
 SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
 LISTED = f"kubelet.List({SOCKET})"

@@ -11,14 +11,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.clock import ManualClock
 from support.reading import ORIGIN, Label, readings
 
-from agent.config import TextfileSettings
-from agent.host.live_host import LiveHost
-from agent.sampling.source_reader import ReadOutcome, SourceReader
-from agent.sources.textfile import TextfileSource
 from railscope.catalog.textfile import TEXTFILE_STATES
 from railscope.exposition import Exposition, TextFormat
 from railscope.frame import Frame
 from railscope.reading import Reading
+from railscope_agent.config import TextfileSettings
+from railscope_agent.host.live_host import LiveHost
+from railscope_agent.sampling.source_reader import ReadOutcome, SourceReader
+from railscope_agent.sources.textfile import TextfileSource
 
 _OF_AGENT = re.compile(r"(?:# (?:HELP|TYPE|UNIT) )?railscope_|# EOF")
 Value = Decimal | str

@@ -9,8 +9,8 @@ from support.gpus import add_gpus
 from support.machine import FakeHost
 from support.rdma_nics import add_nic
 
-from agent.host import Json
-from agent.host.live_host import LiveHost
+from railscope_agent.host import Json
+from railscope_agent.host.live_host import LiveHost
 
 HOSTNAME = "secret-node-17"
 PROC = {

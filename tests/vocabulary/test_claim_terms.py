@@ -6,8 +6,6 @@ import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
-from agent.gpus.mig_slots import GpuSlotRange
-from agent.tenancy.claims import NodeClaim
 from railscope.claim_terms import (
     GPU_CAPACITY,
     MAX_NODE_AUTHORITY,
@@ -15,6 +13,8 @@ from railscope.claim_terms import (
     SlotsError,
     parse_slots,
 )
+from railscope_agent.gpus.mig_slots import GpuSlotRange
+from railscope_agent.tenancy.claims import NodeClaim
 
 
 @given(st.integers(0, GPU_CAPACITY), st.integers(0, GPU_CAPACITY))

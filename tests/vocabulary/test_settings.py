@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import msgspec
 import pytest
 
-from agent.config import PREFIX, AgentSettings
 from railscope.settings import (
     SettingsError,
     default_file,
@@ -18,6 +17,7 @@ from railscope.settings import (
     load,
     sample,
 )
+from railscope_agent.config import PREFIX, AgentSettings
 
 
 class Inner(msgspec.Struct, frozen=True, kw_only=True):

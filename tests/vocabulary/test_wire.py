@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, strategies as st
 from support.frames import CLOCK, runs
 
-from collector.fleet import sheets
 from railscope import envelopes as batch_codec, wire
 from railscope.catalog import gpu, host
 from railscope.catalog.entities import DISK, GPU
 from railscope.envelopes import unpack
 from railscope.frame import Entity, Frame, FrameOrigin, NodeTimestamp, Schema
 from railscope.reading import Absent, from_stored, to_stored
+from railscope_collector.fleet import sheets
 
 PLENTY = 1 << 24
 UINT64_MAX = (1 << 64) - 1

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, strategies as st
 from support.frames import runs
 
-from collector.fleet import sheets
-from collector.fleet.schema_templates import check_schema
 from railscope import envelopes as batch_codec, wire
 from railscope.catalog import gpu
 from railscope.catalog.entities import GPU
 from railscope.envelopes import unpack
 from railscope.frame import Entity, Frame, FrameOrigin, NodeTimestamp, Schema
+from railscope_collector.fleet import sheets
+from railscope_collector.fleet.schema_templates import check_schema
 
 if sys.version_info >= (3, 14):
     from compression import zstd

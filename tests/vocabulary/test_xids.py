@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, strategies as st
 from support.shared import capture_path
 
-from agent.streams.kernel_messages import parse_kernel_message
 from railscope.catalog.xids import (
     ACTION_ORDER,
     RECOVERY_ACTIONS,
@@ -19,6 +18,7 @@ from railscope.catalog.xids import (
     xid,
     xids,
 )
+from railscope_agent.streams.kernel_messages import parse_kernel_message
 
 ROOT = Path(__file__).parents[2]
 SEVERITIES = {"fatal", "nonfatal", "unknown"}

@@ -15,20 +15,20 @@ from support.cases import capture_of
 from support.flight_recorders import DIRECTORY, SAME_TIME_NS, STEP_NS, USER, dump, entry, pickled
 from support.sampling import WITHOUT_NETWORK
 
-from agent.collective_settings import CollectiveSettings
-from agent.collectives import flight_recorder as recorder
-from agent.collectives.flight_recorder import parse_dump
-from agent.commands.check import CaptureWalk
-from agent.config import AgentSettings
-from agent.host.job_files import OpenedDump, RankProcess
-from agent.host.recorded_host import call_key
-from agent.service import Agent, is_shipped
-from agent.sources import flight_recorder, rank_places
 from railscope.capture import Capture, CaptureMoment
 from railscope.catalog import collectives as c
 from railscope.frame import Event, Frame
 from railscope.reading import Absent
 from railscope.timestamps import SECOND_NS
+from railscope_agent.collective_settings import CollectiveSettings
+from railscope_agent.collectives import flight_recorder as recorder
+from railscope_agent.collectives.flight_recorder import parse_dump
+from railscope_agent.commands.check import CaptureWalk
+from railscope_agent.config import AgentSettings
+from railscope_agent.host.job_files import OpenedDump, RankProcess
+from railscope_agent.host.recorded_host import call_key
+from railscope_agent.service import Agent, is_shipped
+from railscope_agent.sources import flight_recorder, rank_places
 
 CAPTURE = capture_of("nccl-hang")
 CALLS = CAPTURE.moments[0].calls

@@ -26,12 +26,16 @@ from support.inspector_logs import (
 )
 from support.shared import capture_path
 
-from agent.collectives import inspector
-from agent.collectives.communicator_totals import CallTotals, CommunicatorTotals, size_class
-from agent.collectives.inspector import InspectedCall, InspectorPart, parse_part
 from railscope.catalog import collectives as c
 from railscope.reading import SIGNED_LIMIT
 from railscope.untrusted_text import parse_toml
+from railscope_agent.collectives import inspector
+from railscope_agent.collectives.communicator_totals import (
+    CallTotals,
+    CommunicatorTotals,
+    size_class,
+)
+from railscope_agent.collectives.inspector import InspectedCall, InspectorPart, parse_part
 
 NAMES = sorted(path.name for path in CASES.iterdir() if path.is_dir())
 CAPTURES = "collectives/nccl-inspector"

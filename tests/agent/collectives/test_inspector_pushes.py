@@ -37,23 +37,23 @@ from support.inspector_pushes import (
 from support.textfiles import page_of
 from test_nccl_metrics import MetricsDirectory
 
-from agent.collective_settings import CollectiveSettings
-from agent.collectives.inspector import MAX_BANDWIDTH_GBS
-from agent.config import AgentSettings
-from agent.endpoint.inspector_receiver import MAX_POINTS, InspectorReceiver
-from agent.gpus.inventory import GpuInventory
-from agent.gpus.process_lists import ProcessLists
-from agent.host.live_host import LiveHost
-from agent.host.tcp_sockets import TcpSocketCalls
-from agent.service import Agent
-from agent.sources import inspector_pushes
-from agent.sources.inspector_pushes import MAX_REPORTS, PushingProcess, decode_push
-from agent.sources.rank_places import RankPlaces
-from agent.topology.network import NetworkScanner
 from railscope import otlp_metrics
 from railscope.catalog import collectives as c
 from railscope.otlp_metrics import MetricPoint, MetricsRequest, ResourcePoints
 from railscope.settings import SettingsError
+from railscope_agent.collective_settings import CollectiveSettings
+from railscope_agent.collectives.inspector import MAX_BANDWIDTH_GBS
+from railscope_agent.config import AgentSettings
+from railscope_agent.endpoint.inspector_receiver import MAX_POINTS, InspectorReceiver
+from railscope_agent.gpus.inventory import GpuInventory
+from railscope_agent.gpus.process_lists import ProcessLists
+from railscope_agent.host.live_host import LiveHost
+from railscope_agent.host.tcp_sockets import TcpSocketCalls
+from railscope_agent.service import Agent
+from railscope_agent.sources import inspector_pushes
+from railscope_agent.sources.inspector_pushes import MAX_REPORTS, PushingProcess, decode_push
+from railscope_agent.sources.rank_places import RankPlaces
+from railscope_agent.topology.network import NetworkScanner
 
 
 async def test_pushed_reports_have_the_series_of_the_metrics_file(tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from support.flight_recorders import dump, pickled
 
-from agent.host import job_files
-from agent.host.files import RootedFiles
-from agent.host.job_files import RankProcess, parse_rank_process
-from agent.host.live_host import LiveHost
-from agent.sources.rank_places import processes_of_job
+from railscope_agent.host import job_files
+from railscope_agent.host.files import RootedFiles
+from railscope_agent.host.job_files import RankProcess, parse_rank_process
+from railscope_agent.host.live_host import LiveHost
+from railscope_agent.sources.rank_places import processes_of_job
 
 CONTENT = pickled(dump(range(2), 5, 4, 10**18))
 

@@ -25,21 +25,21 @@ from support.inspector_logs import (
 from support.reading import ORIGIN
 from support.textfiles import page_of
 
-from agent.collective_settings import CollectiveSettings
-from agent.collectives.communicator_totals import MIN_COMPARED
-from agent.collectives.inspector import MAX_PART_BYTES
-from agent.host import HostWrapper, Json
-from agent.host.job_files import MAX_JOB_ENTRIES
-from agent.host.recorded_host import SteppedHost
-from agent.host.recording_host import RecordingHost
-from agent.host.redactor import Redactor
-from agent.sampling.source_reader import SourceReader
-from agent.service import is_shipped
-from agent.sources import nccl_inspector
-from agent.sources.nccl_inspector import CommunicatorSource
 from railscope.capture import CaptureMetadata
 from railscope.catalog import collectives as c
 from railscope.frame import Frame
+from railscope_agent.collective_settings import CollectiveSettings
+from railscope_agent.collectives.communicator_totals import MIN_COMPARED
+from railscope_agent.collectives.inspector import MAX_PART_BYTES
+from railscope_agent.host import HostWrapper, Json
+from railscope_agent.host.job_files import MAX_JOB_ENTRIES
+from railscope_agent.host.recorded_host import SteppedHost
+from railscope_agent.host.recording_host import RecordingHost
+from railscope_agent.host.redactor import Redactor
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.service import is_shipped
+from railscope_agent.sources import nccl_inspector
+from railscope_agent.sources.nccl_inspector import CommunicatorSource
 
 CALLS = f"{COMMUNICATOR} AllReduce 64MiB"
 

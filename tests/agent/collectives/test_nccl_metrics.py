@@ -13,17 +13,21 @@ from support.reading import ORIGIN
 from support.shared import capture_path
 from support.textfiles import page_of
 
-from agent.collective_settings import CollectiveSettings
-from agent.collectives import CollectiveFormatError
-from agent.collectives.inspector_metrics import InspectorMetrics, ReportedCalls, parse_metrics
-from agent.host.recorded_host import SteppedHost
-from agent.host.recording_host import RecordingHost
-from agent.sampling.source_reader import SourceReader
-from agent.service import is_shipped
-from agent.sources import inspector_pushes, nccl_metrics
 from railscope.capture import CaptureMetadata
 from railscope.catalog import collectives as c
 from railscope.frame import Frame
+from railscope_agent.collective_settings import CollectiveSettings
+from railscope_agent.collectives import CollectiveFormatError
+from railscope_agent.collectives.inspector_metrics import (
+    InspectorMetrics,
+    ReportedCalls,
+    parse_metrics,
+)
+from railscope_agent.host.recorded_host import SteppedHost
+from railscope_agent.host.recording_host import RecordingHost
+from railscope_agent.sampling.source_reader import SourceReader
+from railscope_agent.service import is_shipped
+from railscope_agent.sources import inspector_pushes, nccl_metrics
 
 KEY = ("DP Group 0", "4", "1", "AllReduce", "4-5MB", "Ring_ll")
 COUNTS = b'nccl_collectives_total{gpu="GPU0"} 90\nnccl_p2p_total{gpu="GPU0"} 9\nnccl_collectives_dropped_total{gpu="GPU0"} 4\n'

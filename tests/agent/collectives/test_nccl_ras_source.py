@@ -17,22 +17,22 @@ from support import ras_servers as ras
 from support.cases import capture_of
 from support.sampling import WITHOUT_NETWORK
 
-from agent.collective_settings import CollectiveSettings
-from agent.collectives import ras_answers
-from agent.commands.check import CaptureWalk
-from agent.config import AgentSettings
-from agent.host import HostWrapper, Json
-from agent.host.live_host import LiveHost
-from agent.host.nccl_ras import NcclProcess, RasAnswer
-from agent.host.recorded_host import RecordedClock, RecordedHost
-from agent.host.recording_host import RecordingHost
-from agent.host.redactor import Redactor
-from agent.service import Agent, is_shipped
-from agent.sources.nccl_ras import is_allowed
 from railscope.capture import Capture, CaptureMoment
 from railscope.catalog import collectives as c
 from railscope.frame import Event, Frame
 from railscope.timestamps import SECOND_NS
+from railscope_agent.collective_settings import CollectiveSettings
+from railscope_agent.collectives import ras_answers
+from railscope_agent.commands.check import CaptureWalk
+from railscope_agent.config import AgentSettings
+from railscope_agent.host import HostWrapper, Json
+from railscope_agent.host.live_host import LiveHost
+from railscope_agent.host.nccl_ras import NcclProcess, RasAnswer
+from railscope_agent.host.recorded_host import RecordedClock, RecordedHost
+from railscope_agent.host.recording_host import RecordingHost
+from railscope_agent.host.redactor import Redactor
+from railscope_agent.service import Agent, is_shipped
+from railscope_agent.sources.nccl_ras import is_allowed
 
 HANG = capture_of("nccl-hang")
 PIDS = [int(key[18:-1]) for key in HANG.moments[0].calls if key.startswith("job_files.process(")]

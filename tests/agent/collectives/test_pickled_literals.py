@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import example, given, strategies as st
 
-from agent.collectives import CollectiveFormatError, pickled_literals
-from agent.collectives.pickled_literals import read_literals
+from railscope_agent.collectives import CollectiveFormatError, pickled_literals
+from railscope_agent.collectives.pickled_literals import read_literals
 
 DUMPS = Path(__file__).parent / "dumps"
 INTEGERS = st.integers(-(1 << 63), (1 << 63) - 1)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from agent.gpus import inventory, process_lists
-from agent.host.job_files import RankProcess
-from agent.sources.rank_places import RankPlaces, SeenProcess
+from railscope_agent.gpus import inventory, process_lists
+from railscope_agent.host.job_files import RankProcess
+from railscope_agent.sources.rank_places import RankPlaces, SeenProcess
 
 ROOT = 0
 

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given, strategies as st
 from support.flight_recorders import SAME_TIME_NS, STEP_NS, dump, entry, pickled
 
-from agent.collectives import CollectiveFormatError, flight_recorder
-from agent.collectives.flight_recorder import parse_dump
-from agent.collectives.rank_verdicts import (
+from railscope.timestamps import SECOND_NS
+from railscope.untrusted_text import parse_toml
+from railscope_agent.collectives import CollectiveFormatError, flight_recorder
+from railscope_agent.collectives.flight_recorder import parse_dump
+from railscope_agent.collectives.rank_verdicts import (
     RankRecord,
     RankState,
     RankVerdict,
     compare_ranks,
 )
-from railscope.timestamps import SECOND_NS
-from railscope.untrusted_text import parse_toml
 
 DUMPS = Path(__file__).parent / "dumps"
 CASES = sorted(path.name for path in DUMPS.iterdir() if (path / "case.toml").exists())

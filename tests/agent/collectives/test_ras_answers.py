@@ -9,8 +9,8 @@ from hypothesis import example, given, strategies as st
 from support import ras_servers as ras
 from support.shared import capture_path
 
-from agent.collectives import CollectiveFormatError, ras_answers
-from agent.collectives.ras_answers import ReportedPeer, parse_events, parse_report
+from railscope_agent.collectives import CollectiveFormatError, ras_answers
+from railscope_agent.collectives.ras_answers import ReportedPeer, parse_events, parse_report
 
 HEALTHY = ras.report(ras.communicator([ras.rank(n, 100 + n, AllReduce=7) for n in range(4)]))
 INCOMPLETE = ras.communicator(

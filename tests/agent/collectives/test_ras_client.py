@@ -18,10 +18,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from support import ras_servers as ras
 
-from agent.host import nccl_ras
-from agent.host.files import RootedFiles
-from agent.host.live_host import LiveHost
-from agent.host.nccl_ras import NcclProcess, RasCalls
+from railscope_agent.host import nccl_ras
+from railscope_agent.host.files import RootedFiles
+from railscope_agent.host.live_host import LiveHost
+from railscope_agent.host.nccl_ras import NcclProcess, RasCalls
 
 OWN, USER = os.getpid(), os.geteuid()
 REPORT = ras.report(ras.communicator([ras.rank(0, OWN, AllReduce=3), ras.rank(1, OWN + 1)]))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from agent.collectives.ras_answers import ReportedCommunicator, ReportedRank
-from agent.collectives.ras_verdicts import (
+from railscope_agent.collectives.ras_answers import ReportedCommunicator, ReportedRank
+from railscope_agent.collectives.ras_verdicts import (
     MIN_REPORTS,
     CommunicatorHistory,
     NcclRankState,

@@ -20,23 +20,27 @@ from support.flight_recorders import DIRECTORY, SAME_TIME_NS, STEP_NS, USER, dum
 from support.sampling import WITHOUT_NETWORK
 from support.worker_servers import NCCL, SUMMARY, PytorchServer, http_answer
 
-from agent.collective_settings import CollectiveSettings
-from agent.collectives.flight_recorder import RecordedCollective, RecordedGroup, parse_dump
-from agent.commands.check import CaptureWalk
-from agent.config import AgentSettings
-from agent.host import HostWrapper, Json
-from agent.host.job_files import JobFile, JobFileListing
-from agent.host.live_host import LiveHost
-from agent.host.recorded_host import RecordedClock, RecordedHost, call_key
-from agent.host.recording_host import RecordingHost
-from agent.service import Agent
-from agent.sources import worker_server
-from agent.sources.worker_server import WorkerServer, parse_ports
 from railscope.capture import Capture, CaptureMoment
 from railscope.catalog import collectives as c
 from railscope.frame import Event, Frame
 from railscope.settings import SettingsError
 from railscope.timestamps import SECOND_NS
+from railscope_agent.collective_settings import CollectiveSettings
+from railscope_agent.collectives.flight_recorder import (
+    RecordedCollective,
+    RecordedGroup,
+    parse_dump,
+)
+from railscope_agent.commands.check import CaptureWalk
+from railscope_agent.config import AgentSettings
+from railscope_agent.host import HostWrapper, Json
+from railscope_agent.host.job_files import JobFile, JobFileListing
+from railscope_agent.host.live_host import LiveHost
+from railscope_agent.host.recorded_host import RecordedClock, RecordedHost, call_key
+from railscope_agent.host.recording_host import RecordingHost
+from railscope_agent.service import Agent
+from railscope_agent.sources import worker_server
+from railscope_agent.sources.worker_server import WorkerServer, parse_ports
 
 HANG = capture_of("nccl-hang")
 CALLS = HANG.moments[0].calls

@@ -18,9 +18,9 @@ from hypothesis import given, settings, strategies as st
 from support.flight_recorders import dump, pickled
 from support.worker_servers import NCCL, NOT_FOUND, OTHER, SUMMARY, PytorchServer, http_answer
 
-from agent.collectives.flight_recorder import parse_dump, parse_progress
-from agent.host.live_host import LiveHost
-from agent.host.worker_servers import MAX_ANSWER_BYTES
+from railscope_agent.collectives.flight_recorder import parse_dump, parse_progress
+from railscope_agent.host.live_host import LiveHost
+from railscope_agent.host.worker_servers import MAX_ANSWER_BYTES
 
 GLOO = (Path(__file__).parent / "dumps" / "missing" / "rank_0.json").read_bytes()
 DUMP = msgspec.json.encode(dump(range(4), 5000, 4999, 10**18))

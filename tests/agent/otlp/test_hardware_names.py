@@ -15,16 +15,16 @@ from support.metric_samples import Sample, samples
 from support.otlp_decoding import DecodedMetrics
 from support.reading import ORIGIN
 
-from agent.config import AgentSettings, MetricsSettings
-from agent.host.recorded_host import RecordedClock, RecordedHost
-from agent.otlp import hardware_names
-from agent.otlp.otlp_messages import MetricMessages
-from agent.service import Agent
 from railscope.catalog import entities, gpu_health, host as links
 from railscope.catalog.declare import MetricKind
 from railscope.exposition import EVERYTHING, TextFormat
 from railscope.frame import Entity, Frame, NodeTimestamp, Schema
 from railscope.reading import Absent
+from railscope_agent.config import AgentSettings, MetricsSettings
+from railscope_agent.host.recorded_host import RecordedClock, RecordedHost
+from railscope_agent.otlp import hardware_names
+from railscope_agent.otlp.otlp_messages import MetricMessages
+from railscope_agent.service import Agent
 
 WALL_NS = 1_790_000_000 * NS
 GPUS = tuple(Entity(entities.GPU, (f"GPU-{number}",)) for number in range(3))

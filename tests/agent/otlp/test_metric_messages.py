@@ -20,17 +20,17 @@ from support.otlp_decoding import DecodedMetrics, prometheus_name
 from support.reading import ORIGIN
 from support.textfiles import TextfileDirectory, page_of
 
-from agent.commands.check import find_read_offsets
-from agent.config import AgentSettings, MetricsSettings
-from agent.host.recorded_host import RecordedClock, RecordedHost
-from agent.otlp.otlp_messages import MetricMessages
-from agent.service import Agent
 from railscope import otlp_points
 from railscope.catalog import METRICS, declare, entities
 from railscope.catalog.declare import MetricKind
 from railscope.exposition import EVERYTHING, ExpositionTemplate, TextFormat
 from railscope.frame import Column, Entity, Frame, NodeTimestamp, Schema
 from railscope.reading import Absent, to_stored
+from railscope_agent.commands.check import find_read_offsets
+from railscope_agent.config import AgentSettings, MetricsSettings
+from railscope_agent.host.recorded_host import RecordedClock, RecordedHost
+from railscope_agent.otlp.otlp_messages import MetricMessages
+from railscope_agent.service import Agent
 
 FULL = AgentSettings(metrics=MetricsSettings(detail="full"), read_timeout_seconds=60)
 RESOURCE = {"service.name": "railscope-agent"}

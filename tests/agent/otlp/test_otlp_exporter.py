@@ -19,22 +19,22 @@ from support.machine import FakeHost
 from support.otlp_server import ScriptedAnswer, otlp_server
 from support.reading import ORIGIN, numbers, read_once
 
-from agent.commands.check import check
-from agent.config import AgentSettings, MetricsSettings, OtlpSettings
-from agent.host.live_host import LiveClock
-from agent.host.recorded_host import RecordedHost
-from agent.otlp import otlp_exporter, otlp_messages
-from agent.otlp.otlp_exporter import OtlpExporter
-from agent.otlp.otlp_target import LOGS, METRICS, otlp_targets
-from agent.sampling.status import OtlpStats, ShippingStats
-from agent.service import Agent
-from agent.sources.agent_state import SelfMetricsSource
 from railscope import __version__
 from railscope.catalog import EVENTS, agent as catalog, entities
 from railscope.catalog.declare import SEVERITY_NUMBERS, MetricDetail
 from railscope.exposition import EVERYTHING, MetricSelection
 from railscope.frame import Entity, Event, Frame, NodeTimestamp, Schema
 from railscope.settings import SettingsError
+from railscope_agent.commands.check import check
+from railscope_agent.config import AgentSettings, MetricsSettings, OtlpSettings
+from railscope_agent.host.live_host import LiveClock
+from railscope_agent.host.recorded_host import RecordedHost
+from railscope_agent.otlp import otlp_exporter, otlp_messages
+from railscope_agent.otlp.otlp_exporter import OtlpExporter
+from railscope_agent.otlp.otlp_target import LOGS, METRICS, otlp_targets
+from railscope_agent.sampling.status import OtlpStats, ShippingStats
+from railscope_agent.service import Agent
+from railscope_agent.sources.agent_state import SelfMetricsSource
 
 XID = EVENTS["xid"]
 
@@ -275,9 +275,9 @@ def test_an_agent_without_an_endpoint_does_not_load_protobuf(
 ) -> None:
     script = (
         "import sys\n"
-        "from agent.config import AgentSettings, OtlpSettings\n"
-        "from agent.host.live_host import LiveHost\n"
-        "from agent.service import Agent\n"
+        "from railscope_agent.config import AgentSettings, OtlpSettings\n"
+        "from railscope_agent.host.live_host import LiveHost\n"
+        "from railscope_agent.service import Agent\n"
         f"settings = AgentSettings(node='n1', otlp=OtlpSettings(endpoint={endpoint!r}))\n"
         f"Agent(settings, LiveHost({str(tmp_path)!r}), environment={{}}).make_exporter()\n"
         "print('google.protobuf' in sys.modules)\n"
@@ -292,9 +292,9 @@ def test_a_missing_extra_is_named_with_its_installation(tmp_path: Path) -> None:
     script = (
         "import sys\n"
         "sys.modules['opentelemetry'] = None  # as without the extra\n"
-        "from agent.config import AgentSettings, OtlpSettings\n"
-        "from agent.host.live_host import LiveHost\n"
-        "from agent.service import Agent\n"
+        "from railscope_agent.config import AgentSettings, OtlpSettings\n"
+        "from railscope_agent.host.live_host import LiveHost\n"
+        "from railscope_agent.service import Agent\n"
         "settings = AgentSettings(node='n1', otlp=OtlpSettings(endpoint='http://127.0.0.1:9'))\n"
         f"Agent(settings, LiveHost({str(tmp_path)!r}), environment={{}}).make_exporter()\n"
     )

@@ -16,15 +16,15 @@ from support.clock import START, ManualClock
 from support.otlp_grpc_server import GrpcAnswer, otlp_grpc_server
 from support.reading import ORIGIN
 
-from agent.config import OtlpSettings
-from agent.host.live_host import LiveClock
-from agent.otlp.otlp_exporter import GrpcTransport, OtlpExporter
-from agent.otlp.otlp_sender import OtlpResult, OtlpSender, RetryLaterError
-from agent.otlp.otlp_target import LOGS, METRICS, otlp_targets
-from agent.sampling.status import OtlpStats
 from railscope.catalog import EVENTS, agent as catalog, entities
 from railscope.exposition import EVERYTHING
 from railscope.frame import Entity, Event, Frame, Schema
+from railscope_agent.config import OtlpSettings
+from railscope_agent.host.live_host import LiveClock
+from railscope_agent.otlp.otlp_exporter import GrpcTransport, OtlpExporter
+from railscope_agent.otlp.otlp_sender import OtlpResult, OtlpSender, RetryLaterError
+from railscope_agent.otlp.otlp_target import LOGS, METRICS, otlp_targets
+from railscope_agent.sampling.status import OtlpStats
 
 CODES = grpc.StatusCode
 REPEATED = {"CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "OUT_OF_RANGE", "UNAVAILABLE", "DATA_LOSS"}
@@ -176,9 +176,9 @@ def test_only_an_export_over_grpc_needs_its_extra(protocol: str, tmp_path: Path)
     script = (
         "import sys\n"
         "sys.modules['grpc'] = None  # as without the extra\n"
-        "from agent.config import AgentSettings, OtlpSettings\n"
-        "from agent.host.live_host import LiveHost\n"
-        "from agent.service import Agent\n"
+        "from railscope_agent.config import AgentSettings, OtlpSettings\n"
+        "from railscope_agent.host.live_host import LiveHost\n"
+        "from railscope_agent.service import Agent\n"
         f"otlp = OtlpSettings(endpoint='http://127.0.0.1:9', protocol={protocol!r})\n"
         "settings = AgentSettings(node='n1', otlp=otlp)\n"
         f"Agent(settings, LiveHost({str(tmp_path)!r}), environment={{}}).make_exporter()\n"

@@ -27,14 +27,14 @@ from support.otlp_server import (
 )
 from support.reading import ORIGIN
 
-from agent.config import OtlpSettings
-from agent.otlp.otlp_http import HttpTransport
-from agent.otlp.otlp_messages import MetricMessages
-from agent.otlp.otlp_sender import OtlpSender
-from agent.otlp.otlp_target import METRICS, otlp_targets
-from agent.sampling.status import OtlpStats
 from railscope.catalog import agent as catalog, entities
 from railscope.frame import Entity, Frame, Schema
+from railscope_agent.config import OtlpSettings
+from railscope_agent.otlp.otlp_http import HttpTransport
+from railscope_agent.otlp.otlp_messages import MetricMessages
+from railscope_agent.otlp.otlp_sender import OtlpSender
+from railscope_agent.otlp.otlp_target import METRICS, otlp_targets
+from railscope_agent.sampling.status import OtlpStats
 
 SECRET = "hunter2"  # noqa: S105 - no secret
 

@@ -9,10 +9,10 @@ from typing import Literal
 import pytest
 from support.certificates import self_signed
 
-from agent.config import PREFIX, AgentSettings, OtlpSettings
-from agent.otlp.otlp_target import GRPC, HTTP, LOGS, METRICS, is_enabled, otlp_targets
 from railscope import settings
 from railscope.settings import SettingsError
+from railscope_agent.config import PREFIX, AgentSettings, OtlpSettings
+from railscope_agent.otlp.otlp_target import GRPC, HTTP, LOGS, METRICS, is_enabled, otlp_targets
 
 BASE = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://env:4318/"}
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from agent.owners import OwnerFormatError
-from agent.owners.cgroup import (
+from railscope_agent.owners import OwnerFormatError
+from railscope_agent.owners.cgroup import (
     CgroupOwner,
     ContainerOwner,
     NoOwner,

@@ -7,8 +7,8 @@ import contextlib
 import pytest
 from hypothesis import given, strategies as st
 
-from agent.owners.slurm import GresDevice, parse_gres_conf
 from railscope.slurm import SlurmFormatError
+from railscope_agent.owners.slurm import GresDevice, parse_gres_conf
 
 CONF = r"""
 # what the servers have

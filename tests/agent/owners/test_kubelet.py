@@ -18,16 +18,16 @@ from hypothesis import given, strategies as st
 from support import pod_resources as wire
 from support.kubelet_server import Handler, run_kubelet
 
-from agent.host.kubelet import call_kubelet
-from agent.host.owners import ALLOCATABLE, LIST
-from agent.owners.kubelet_answers import (
+from railscope.reading import Absent, reason_of
+from railscope_agent.host.kubelet import call_kubelet
+from railscope_agent.host.owners import ALLOCATABLE, LIST
+from railscope_agent.owners.kubelet_answers import (
     KubeletPod,
     PodContainer,
     PodDevices,
     parse_allocatable,
     parse_pods,
 )
-from railscope.reading import Absent, reason_of
 
 MANY = tuple(
     KubeletPod(

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, strategies as st
 from support import pod_resources as wire
 
-from agent.owners import OwnerFormatError
-from agent.owners.kubelet_answers import (
+from railscope_agent.owners import OwnerFormatError
+from railscope_agent.owners.kubelet_answers import (
     ClaimedDevice,
     KubeletPod,
     PodContainer,

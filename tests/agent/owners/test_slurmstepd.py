@@ -7,8 +7,8 @@ import contextlib
 import pytest
 from hypothesis import given, strategies as st
 
-from agent.owners.slurm import parse_step_title
 from railscope.slurm import SlurmFormatError
+from railscope_agent.owners.slurm import parse_step_title
 
 
 @pytest.mark.parametrize(

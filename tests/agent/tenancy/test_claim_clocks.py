@@ -10,11 +10,14 @@ from tempfile import TemporaryDirectory
 from hypothesis import given, settings, strategies as st
 from support.tenancy import LISTED, NODE, PolledTenancy, node, pod, uuid
 
-from agent.config import TenancySettings
-from agent.endpoint.claims_endpoint import ClaimsEndpoint, ClaimStartRequest
-from agent.health.node_health import NodeHealth
-from agent.tenancy.claims import MAX_OFFSETS, ClockHistory
-from collector.evidence.claim_events import (
+from railscope.catalog import tenancy as c
+from railscope.frame import Event, NodeTimestamp
+from railscope.wire import WireEntity, WireEvent
+from railscope_agent.config import TenancySettings
+from railscope_agent.endpoint.claims_endpoint import ClaimsEndpoint, ClaimStartRequest
+from railscope_agent.health.node_health import NodeHealth
+from railscope_agent.tenancy.claims import MAX_OFFSETS, ClockHistory
+from railscope_collector.evidence.claim_events import (
     ReportedClaim,
     ReportedEnd,
     ReportingBoot,
@@ -22,9 +25,6 @@ from collector.evidence.claim_events import (
     first_report_key,
     parse_claim_event,
 )
-from railscope.catalog import tenancy as c
-from railscope.frame import Event, NodeTimestamp
-from railscope.wire import WireEntity, WireEvent
 
 NS = 1_000_000_000
 BOOT, ANCHOR_NS = "boot-1", 1_700_000_000 * NS

@@ -11,11 +11,11 @@ from click.testing import CliRunner
 from support.claim_requests import BATCH, ServedEndpoint, ask, serving
 from support.tenancy import event_summaries, mig_uuid, uuid
 
-from agent.config import TenancySettings
-from agent.endpoint.claims_endpoint import MAX_BODY_BYTES
-from agent.tenancy.command_claims import CLAIMS_FILE
 from railscope.cli import root
 from railscope.settings import SettingsError
+from railscope_agent.config import TenancySettings
+from railscope_agent.endpoint.claims_endpoint import MAX_BODY_BYTES
+from railscope_agent.tenancy.command_claims import CLAIMS_FILE
 
 
 def test_a_reported_claim_begins_and_ends(served):

@@ -8,10 +8,10 @@ import pytest
 from support.clock import NS, START
 from support.tenancy import LISTED, PolledTenancy, event_summaries, node, pod, uuid
 
-from agent.config import TenancySettings
-from collector.files.tenancy_files import parse_claims
 from railscope.claim_terms import share_text
 from railscope.claims_file import ClaimsFileError, ClaimsFileLine, parse_claims_file
+from railscope_agent.config import TenancySettings
+from railscope_collector.files.tenancy_files import parse_claims
 
 PATH = "/etc/railscope/gpus.csv"
 

@@ -20,9 +20,9 @@ from support.tenancy import (
     uuid,
 )
 
-from agent.host.recorded_host import RecordedHost
-from agent.host.recording_host import RecordingHost
 from railscope.capture import Capture, CaptureMetadata
+from railscope_agent.host.recorded_host import RecordedHost
+from railscope_agent.host.recording_host import RecordingHost
 
 SCOPE = "/sys/fs/cgroup/system.slice/slurmstepd.scope"
 POLLS = 6

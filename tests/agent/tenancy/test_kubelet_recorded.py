@@ -10,20 +10,20 @@ from support import pod_resources as wire
 from support.kubelet_server import Handler, run_kubelet
 from support.tenancy import SOCKET, PolledTenancy, event_summaries, node, uuid
 
-from agent.config import TenancySettings
-from agent.host.live_host import LiveHost
-from agent.host.recorded_host import RecordedHost
-from agent.host.recording_host import RecordingHost
-from agent.host.redactor import Redactor
-from agent.owners.kubelet_answers import (
+from railscope.capture import Capture, CaptureMetadata
+from railscope_agent.config import TenancySettings
+from railscope_agent.host.live_host import LiveHost
+from railscope_agent.host.recorded_host import RecordedHost
+from railscope_agent.host.recording_host import RecordingHost
+from railscope_agent.host.redactor import Redactor
+from railscope_agent.owners.kubelet_answers import (
     ClaimedDevice,
     KubeletPod,
     PodContainer,
     PodDevices,
     PodResourceClaim,
 )
-from agent.sampling.source import ProbeFinding
-from railscope.capture import Capture, CaptureMetadata
+from railscope_agent.sampling.source import ProbeFinding
 
 PODS = (
     KubeletPod("train-0", "research", (PodContainer("main", (PodDevices("nvidia.com/gpu", (uuid(0),)),)),)),

@@ -17,7 +17,7 @@ from support.tenancy import (
     uuid,
 )
 
-from agent.tenancy.tenancy_state_file import STATE_FILE
+from railscope_agent.tenancy.tenancy_state_file import STATE_FILE
 
 
 def after_restart(looked, directory):

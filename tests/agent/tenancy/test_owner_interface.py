@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from agent.host.live_host import LiveHost
-from agent.host.redactor import Redactor
-from agent.owners import OwnerFormatError, runtimes, slurm
+from railscope_agent.host.live_host import LiveHost
+from railscope_agent.host.redactor import Redactor
+from railscope_agent.owners import OwnerFormatError, runtimes, slurm
 
 HEX = "ab" * 32
 DOMAIN = """<domain><name>web</name><uuid>u</uuid><devices>

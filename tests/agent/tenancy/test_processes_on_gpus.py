@@ -19,9 +19,9 @@ from support.tenancy import (
     uuid,
 )
 
-from agent.config import TenancySettings
-from agent.host import NvmlError
 from railscope.settings import SettingsError
+from railscope_agent.config import TenancySettings
+from railscope_agent.host import NvmlError
 
 BEGAN, ENDED = "unclaimed_use_start", "unclaimed_use_end"
 HEX = "ab" * 32

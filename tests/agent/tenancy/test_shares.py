@@ -13,8 +13,8 @@ import msgspec
 import pytest
 from support.tenancy import ALLOCATABLE, LISTED, PolledTenancy, cut, mig_uuid, node, pod, uuid
 
-from agent.config import TenancySettings
-from agent.sampling.source import ProbeVerdict
+from railscope_agent.config import TenancySettings
+from railscope_agent.sampling.source import ProbeVerdict
 
 CASES = Path(__file__).parent / "shares"
 
@@ -88,7 +88,7 @@ def test_a_finding_names_the_job_and_how_to_place_it():
 
 def test_a_count_is_placed_when_a_prolog_names_devices_later():
     looked, _ = load_case(CASES / "slurm-count-only")
-    from agent.tenancy.command_claims import CommandClaim  # noqa: PLC0415 - only here
+    from railscope_agent.tenancy.command_claims import CommandClaim  # noqa: PLC0415 - only here
 
     tenancy = looked.tenancy
     devices = tuple(tenancy.devices.gpu(uuid(n)) for n in (2, 3))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from agent.gpus.mig_slots import (
+from railscope.claim_terms import GPU_CAPACITY
+from railscope_agent.gpus.mig_slots import (
     WHOLE_GPU,
     GpuSlotRange,
     ReportedMigDevice,
     count_covered_slots,
     find_mig_slots,
 )
-from railscope.claim_terms import GPU_CAPACITY
 
 
 def instance(

@@ -20,7 +20,7 @@ from support.tenancy import (
     uuid,
 )
 
-from agent.config import TenancySettings
+from railscope_agent.config import TenancySettings
 
 SCOPE = "/sys/fs/cgroup/system.slice/slurmstepd.scope"
 SLUID = "sEKNKTV3WPV500"

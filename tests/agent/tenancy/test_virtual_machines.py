@@ -8,8 +8,8 @@ import pytest
 from support.machine import DENIED
 from support.tenancy import LISTED, PolledTenancy, event_summaries, node, pod, pod_group, uuid
 
-from agent.owners import OwnerFormatError
-from agent.owners.runtimes import LibvirtDomain, parse_domain, parse_qemu_command
+from railscope_agent.owners import OwnerFormatError
+from railscope_agent.owners.runtimes import LibvirtDomain, parse_domain, parse_qemu_command
 
 ADDRESS = "0000:3b:00.0"
 RUNNING = "/run/libvirt/qemu"

@@ -19,14 +19,20 @@ from running_collector import run_collector, settings_in, write_audit_log
 from support.audit import verified_records
 from support.books import ONE, TWO, books_with, claim, evidence_of, gpu, manager_after
 
-from collector.access.credentials import Credential, Role, digest_token, quote_key, section_name
-from collector.config import LedgerSettings
-from collector.http.web_server import MAX_READS_PER_REQUESTER, ReadPool
-from collector.ledger.ledger_store import Ledger
-from collector.metering.units import period_name
-from collector.service import Collector
-from collector.tables import metadata
 from railscope.service import run_in_thread
+from railscope_collector.access.credentials import (
+    Credential,
+    Role,
+    digest_token,
+    quote_key,
+    section_name,
+)
+from railscope_collector.config import LedgerSettings
+from railscope_collector.http.web_server import MAX_READS_PER_REQUESTER, ReadPool
+from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.metering.units import period_name
+from railscope_collector.service import Collector
+from railscope_collector.tables import metadata
 
 TENANTS = ("imaging", "speech")
 GPUS = {"imaging": "GPU-imaging-0", "speech": "GPU-speech-0"}

@@ -11,9 +11,10 @@ from hypothesis import given, strategies as st
 from support import examples
 from support.certificates import ClientAuthority
 
-from collector.access import credentials as certificate
-from collector.access.authentication import authenticate
-from collector.access.credentials import (
+from railscope.settings import SettingsError
+from railscope_collector.access import credentials as certificate
+from railscope_collector.access.authentication import authenticate
+from railscope_collector.access.credentials import (
     SCHEME,
     Credential,
     CredentialEntry,
@@ -29,8 +30,7 @@ from collector.access.credentials import (
     quote_key,
     section_name,
 )
-from collector.access.tokens_file import RecordedCredentials, find_changes
-from railscope.settings import SettingsError
+from railscope_collector.access.tokens_file import RecordedCredentials, find_changes
 
 NOON_NS = 1_790_000_000_000_000_000
 A, B, C = (digest_token(name) for name in "abc")

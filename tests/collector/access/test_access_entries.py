@@ -16,16 +16,21 @@ from support.agent_events import AgentEvents
 from support.audit import KEY, NOON_NS, audit_log, running_log
 from support.examples import fewer_examples
 
-from collector.access.credentials import Credential, Role
-from collector.audit.event_records import ClaimsInForce, make_drafts
-from collector.audit.tiles import check_proof
-from collector.http.audit_api import EntrySelection, IndexBehindError, SignedEntries, sole_tenant
-from collector.ledger.audit_outbox import RecordDraft, build_record
-from collector.service import Collector
 from railscope.audit.merkle import TreeHead, consistent, includes, leaf_hash
 from railscope.audit.record import RecordActor, RecordData, RecordSource, encode_audit_record
 from railscope.audit.signed_note import read_checkpoint
 from railscope.service import run_in_thread
+from railscope_collector.access.credentials import Credential, Role
+from railscope_collector.audit.event_records import ClaimsInForce, make_drafts
+from railscope_collector.audit.tiles import check_proof
+from railscope_collector.http.audit_api import (
+    EntrySelection,
+    IndexBehindError,
+    SignedEntries,
+    sole_tenant,
+)
+from railscope_collector.ledger.audit_outbox import RecordDraft, build_record
+from railscope_collector.service import Collector
 
 SCHEDULER = RecordActor("scheduler", "slurm")
 names = st.sampled_from(["vision", "speech", "a/b", "a", "b"])

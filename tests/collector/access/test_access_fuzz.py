@@ -15,17 +15,17 @@ from hypothesis import HealthCheck, example, given, settings, strategies as st
 from running_collector import settings_in, write_audit_log
 from support.billing_port import BookedRows
 
-from collector.access.credentials import digest_token
-from collector.account.account_sums import GpuTimeAccount, TimeKey
-from collector.fleet.view_cells import View, ViewCell
-from collector.http import web_server
-from collector.ledger.audit_outbox import RecordDraft
-from collector.metering.tiling import SlotState
-from collector.service import Collector
-from collector.view_refresh import CollectorViews
 from railscope.audit.record import RecordActor
 from railscope.catalog import account as account_catalog, collector as catalog
 from railscope.claim_terms import GPU_CAPACITY
+from railscope_collector.access.credentials import digest_token
+from railscope_collector.account.account_sums import GpuTimeAccount, TimeKey
+from railscope_collector.fleet.view_cells import View, ViewCell
+from railscope_collector.http import web_server
+from railscope_collector.ledger.audit_outbox import RecordDraft
+from railscope_collector.metering.tiling import SlotState
+from railscope_collector.service import Collector
+from railscope_collector.view_refresh import CollectorViews
 
 SECRET, OWN = 312_345_678, 387_654_321
 """Numbers of another tenant and of the cluster, and of the requesting tenant."""

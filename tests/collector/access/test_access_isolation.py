@@ -23,7 +23,11 @@ from support import examples
 from support.billing_port import BookedRows
 from support.examples import fewer_examples
 
-from collector.access.credentials import (
+from railscope.audit.record import RecordActor, RecordData, RecordSubject
+from railscope.catalog import METRICS, account as account_catalog, collector as catalog, rollups
+from railscope.claim_terms import GPU_CAPACITY
+from railscope.wire import WireEntity, WireEvent
+from railscope_collector.access.credentials import (
     Credential,
     Role,
     digest_token,
@@ -31,19 +35,15 @@ from collector.access.credentials import (
     section_name,
     tenant_cells,
 )
-from collector.account.account_sums import GpuTimeAccount, TimeKey
-from collector.fleet.fleet import SeenEvent
-from collector.fleet.view_cells import View, ViewCell
-from collector.ledger.audit_outbox import RecordDraft
-from collector.metering.tiling import SlotState
-from collector.service import Collector
-from collector.view_refresh import CollectorViews
-from collector.workloads.job_roster import JobHolding, JobKey, JobRoster
-from collector.workloads.job_view import RunningJobs
-from railscope.audit.record import RecordActor, RecordData, RecordSubject
-from railscope.catalog import METRICS, account as account_catalog, collector as catalog, rollups
-from railscope.claim_terms import GPU_CAPACITY
-from railscope.wire import WireEntity, WireEvent
+from railscope_collector.account.account_sums import GpuTimeAccount, TimeKey
+from railscope_collector.fleet.fleet import SeenEvent
+from railscope_collector.fleet.view_cells import View, ViewCell
+from railscope_collector.ledger.audit_outbox import RecordDraft
+from railscope_collector.metering.tiling import SlotState
+from railscope_collector.service import Collector
+from railscope_collector.view_refresh import CollectorViews
+from railscope_collector.workloads.job_roster import JobHolding, JobKey, JobRoster
+from railscope_collector.workloads.job_view import RunningJobs
 
 NOON_NS = 1_790_000_000_000_000_000
 PERIODS = ("2026-01", "2026-02")

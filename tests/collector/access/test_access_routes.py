@@ -21,9 +21,9 @@ from support.audit import verified_records
 from support.billing_port import BookedRows
 from support.certificates import ClientAuthority, self_signed
 
-from collector.access.credentials import Role, digest_bytes, digest_token
-from collector.config import CollectorTlsSettings, DiagnosisSettings
-from collector.http.access_control import (
+from railscope_collector.access.credentials import Role, digest_bytes, digest_token
+from railscope_collector.config import CollectorTlsSettings, DiagnosisSettings
+from railscope_collector.http.access_control import (
     ROUTES,
     RequestAuthorizer,
     Route,

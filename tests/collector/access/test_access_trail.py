@@ -9,13 +9,14 @@ from pathlib import Path
 from running_collector import RunningCollector, run_collector, settings_in
 from support.audit import NOON_NS, audit_log, verified_records
 
-from collector.access.access_trail import (
+from railscope.audit.record import AuditRecord
+from railscope_collector.access.access_trail import (
     MAX_EVENTS_PER_DAY,
     MAX_MISUSES_PER_MINUTE,
     AccessTrail,
     DeliveredExport,
 )
-from collector.access.credentials import (
+from railscope_collector.access.credentials import (
     Credential,
     CredentialEntry,
     CredentialKey,
@@ -23,15 +24,14 @@ from collector.access.credentials import (
     Role,
     digest_token,
 )
-from collector.access.tokens_file import RecordedCredentials, TokensFile
-from collector.audit.collector_records import AuditTrail
-from collector.http.access_control import (
+from railscope_collector.access.tokens_file import RecordedCredentials, TokensFile
+from railscope_collector.audit.collector_records import AuditTrail
+from railscope_collector.http.access_control import (
     MAX_ADDRESSES,
     MAX_FAILURES,
     SECONDS_PER_FAILURE,
     FailureThrottle,
 )
-from railscope.audit.record import AuditRecord
 
 DAY_NS = 86_400_000_000_000
 READER = Credential("board", Role.TENANT, "vision")

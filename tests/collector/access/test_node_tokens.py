@@ -10,10 +10,14 @@ from click.testing import Result
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 from support.command_line import run
 
-from collector.access import credentials
-from collector.access.node_tokens import NodeTokenOptions, create_node_tokens, parse_node_names
 from railscope import timestamps
 from railscope.settings import read_named_file
+from railscope_collector.access import credentials
+from railscope_collector.access.node_tokens import (
+    NodeTokenOptions,
+    create_node_tokens,
+    parse_node_names,
+)
 
 SAMPLE = Path(__file__).parents[3] / "deploy/tokens.toml"
 OTHERS = '[operators]\nprometheus = "sha256:' + "1" * 64 + '"\n'

@@ -7,20 +7,25 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, strategies as st
 
-from collector.account.account_cells import (
+from railscope.catalog import METRICS, account as catalog
+from railscope.claim_terms import GPU_CAPACITY
+from railscope.timestamps import DAY_NS, SECOND_NS
+from railscope_collector.account.account_cells import (
     account_json,
     cluster_cells,
     quota_days,
     tenant_cells,
 )
-from collector.account.account_sums import AmountKey, GpuTimeAccount, TimeKey, gpu_nanoseconds
-from collector.files.tenancy_files import Quotas, parse_quotas
-from collector.files.watched_file import FileError
-from collector.metering.measures import AmountAttribution, CountedQuantity
-from collector.metering.tiling import SlotState
-from railscope.catalog import METRICS, account as catalog
-from railscope.claim_terms import GPU_CAPACITY
-from railscope.timestamps import DAY_NS, SECOND_NS
+from railscope_collector.account.account_sums import (
+    AmountKey,
+    GpuTimeAccount,
+    TimeKey,
+    gpu_nanoseconds,
+)
+from railscope_collector.files.tenancy_files import Quotas, parse_quotas
+from railscope_collector.files.watched_file import FileError
+from railscope_collector.metering.measures import AmountAttribution, CountedQuantity
+from railscope_collector.metering.tiling import SlotState
 
 HOUR = 3_600_000_000_000
 DAY = 20_700

@@ -18,9 +18,9 @@ from support.story import (
     no_turns,
 )
 
-from collector.account.live_account import MAX_CLAIMS_ON_LOOP, LiveAccount
-from collector.evidence.gpu_evidence import AdministratorInputs
 from railscope.claim_terms import GPU_CAPACITY
+from railscope_collector.account.live_account import MAX_CLAIMS_ON_LOOP, LiveAccount
+from railscope_collector.evidence.gpu_evidence import AdministratorInputs
 
 GPU = "GPU-0"
 

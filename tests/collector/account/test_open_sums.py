@@ -2,9 +2,9 @@
 
 from hypothesis import given, strategies as st
 
-from collector.account.account_sums import OpenSums, Rates, StateUnits, TimeSums, add_span
-from collector.metering.tiling import SlotState
 from railscope.timestamps import DAY_NS
+from railscope_collector.account.account_sums import OpenSums, Rates, StateUnits, TimeSums, add_span
+from railscope_collector.metering.tiling import SlotState
 
 states = st.builds(
     StateUnits, st.sampled_from(SlotState), st.sampled_from(["", "a", "b"]), st.integers(1, 840)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from collector.ledger.database import Database
-from collector.tables import metadata
+from railscope_collector.ledger.database import Database
+from railscope_collector.tables import metadata
 
 
 @pytest.fixture

@@ -13,17 +13,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from support.audit import KEY, NOON_NS, append_drafts, audit_log, running_log
 
-from collector.audit.collector_records import AuditTrail
-from collector.audit.directory_check import LogVerificationError, VerifyOutcome
-from collector.audit.housekeeping_files import CosignedCheckpoint, read_acknowledgement
-from collector.audit.journal import journal_paths
-from collector.audit.log_writer import LogWriteError
-from collector.audit.tiles import tile_name
-from collector.audit.verification import verify_log
-from collector.ledger.audit_outbox import RecordDraft
 from railscope.audit.record import RecordActor, RecordSubject, decode_audit_record
 from railscope.audit.signed_note import SecretKey, add_cosignature, key_name, witness_key
 from railscope.service import run_in_thread
+from railscope_collector.audit.collector_records import AuditTrail
+from railscope_collector.audit.directory_check import LogVerificationError, VerifyOutcome
+from railscope_collector.audit.housekeeping_files import CosignedCheckpoint, read_acknowledgement
+from railscope_collector.audit.journal import journal_paths
+from railscope_collector.audit.log_writer import LogWriteError
+from railscope_collector.audit.tiles import tile_name
+from railscope_collector.audit.verification import verify_log
+from railscope_collector.ledger.audit_outbox import RecordDraft
 
 RUNS = (300, 290)
 TAIL = 5

@@ -12,15 +12,15 @@ from support.audit import KEY, NOON_NS, audit_log, draft, running_log
 from support.books import ONE, books_with, claim, evidence_of, gpu, manager_after
 from support.event_recording import recorded_events, run_observers
 
-from collector.audit.collector_records import OutboxDrain
-from collector.audit.log_secrets import PersonalSalts
-from collector.audit.verification import verify_log
-from collector.ledger.audit_outbox import RecordDraft
-from collector.ledger.database import Database
-from collector.ledger.ledger_store import Ledger
-from collector.tables import metadata
 from railscope.audit.record import RecordActor, RecordData, RecordSource, RecordSubject
 from railscope.cli import root
+from railscope_collector.audit.collector_records import OutboxDrain
+from railscope_collector.audit.log_secrets import PersonalSalts
+from railscope_collector.audit.verification import verify_log
+from railscope_collector.ledger.audit_outbox import RecordDraft
+from railscope_collector.ledger.database import Database
+from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.tables import metadata
 
 S_NS = 1_000_000_000
 

@@ -16,15 +16,15 @@ from support.audit import KEY
 from support.event_recording import recorded_events, run_observers
 from support.examples import fewer_examples
 
-from collector.audit.event_recorder import EventRecorder
-from collector.audit.event_records import is_numbered, normalize_text
-from collector.audit.recorder_state import load_recorded_state
-from collector.audit.verification import verify_log
-from collector.fleet.fleet import EventPosition, SeenEvent
 from railscope.audit.record import AuditRecord, decode_audit_record
 from railscope.catalog import EVENTS
 from railscope.cli import root
 from railscope.wire import WireEntity, WireEvent
+from railscope_collector.audit.event_recorder import EventRecorder
+from railscope_collector.audit.event_records import is_numbered, normalize_text
+from railscope_collector.audit.recorder_state import load_recorded_state
+from railscope_collector.audit.verification import verify_log
+from railscope_collector.fleet.fleet import EventPosition, SeenEvent
 
 TEXTS = st.text(max_size=8) | st.sampled_from(
     ["0-840", "9" * 60, "0-" + "9" * 60, "\x1b[2J", "\u0661"]

@@ -10,16 +10,23 @@ import pytest
 from hypothesis import given, strategies as st
 from support.audit import KEY, NOON_NS, append_drafts, audit_log, draft, running_log, write_log
 
-from collector.audit.collector_records import AuditTrail
-from collector.audit.directory_check import LogVerificationError, VerifyOutcome
-from collector.audit.housekeeping_files import LogOwnership
-from collector.audit.log_writer import LogWriteError
-from collector.audit.tiles import WIDTH, TileError, Tiles, decode_bundle, encode_bundle, tile_name
-from collector.audit.verification import verify_log
 from railscope.audit.merkle import CompactRange, TreeHead, leaf_hash, root_of
 from railscope.audit.record import RecordError, RecordSource, decode_audit_record
 from railscope.audit.signed_note import read_checkpoint
 from railscope.service import run_in_thread
+from railscope_collector.audit.collector_records import AuditTrail
+from railscope_collector.audit.directory_check import LogVerificationError, VerifyOutcome
+from railscope_collector.audit.housekeeping_files import LogOwnership
+from railscope_collector.audit.log_writer import LogWriteError
+from railscope_collector.audit.tiles import (
+    WIDTH,
+    TileError,
+    Tiles,
+    decode_bundle,
+    encode_bundle,
+    tile_name,
+)
+from railscope_collector.audit.verification import verify_log
 
 
 def stored(directory: Path, size: int) -> list[bytes]:

@@ -13,15 +13,15 @@ from support.audit import KEY
 from support.event_recording import record_events, recorded_events, run_observers, wait_for_records
 from support.examples import fewer_examples
 
-from collector.audit.event_recorder import MAX_BATCH_EVENTS
-from collector.audit.event_records import MAX_TEXT
-from collector.audit.log_secrets import PersonalSalts
-from collector.audit.verification import verify_log
-from collector.fleet.fleet import SeenEvent
 from railscope.audit.record import AuditRecord
 from railscope.catalog.agent import CONFLICT_EVENT, GAP_EVENT, SOURCE_EVENT
 from railscope.catalog.nic_settings import SUPPRESSED_EVENT
 from railscope.catalog.tenancy import UNCLAIMED_END_EVENT, UNCLAIMED_START_EVENT
+from railscope_collector.audit.event_recorder import MAX_BATCH_EVENTS
+from railscope_collector.audit.event_records import MAX_TEXT
+from railscope_collector.audit.log_secrets import PersonalSalts
+from railscope_collector.audit.verification import verify_log
+from railscope_collector.fleet.fleet import SeenEvent
 
 
 async def test_claims_become_assignments_and_releases(tmp_path: Path) -> None:

@@ -15,13 +15,18 @@ from sqlalchemy.exc import DBAPIError
 from support.audit import KEY, append_drafts, audit_log, draft, running_log
 from support.metered import record_number
 
-from collector.audit.collector_records import OutboxDrain
-from collector.audit.log_writer import AuditLog, LogWriteError
-from collector.audit.verification import verify_log
-from collector.ledger.audit_outbox import OutboxError, count_unrecorded, put_record, take_rows
-from collector.ledger.database import Database, UnusableLedgerError
-from collector.ledger.head_chain import database_id
 from railscope.audit.record import MAX_RECORD_BYTES, AuditRecord, RecordActor, decode_audit_record
+from railscope_collector.audit.collector_records import OutboxDrain
+from railscope_collector.audit.log_writer import AuditLog, LogWriteError
+from railscope_collector.audit.verification import verify_log
+from railscope_collector.ledger.audit_outbox import (
+    OutboxError,
+    count_unrecorded,
+    put_record,
+    take_rows,
+)
+from railscope_collector.ledger.database import Database, UnusableLedgerError
+from railscope_collector.ledger.head_chain import database_id
 
 
 class PowerCutError(BaseException):

@@ -17,16 +17,16 @@ from support.audit import KEY, NOON_NS, append_drafts, audit_log, draft, running
 from support.event_recording import recorded_events, run_observers
 from support.examples import fewer_examples
 
-from collector.audit.log_secrets import PersonalSalts
-from collector.audit.log_writer import LogWriteError
-from collector.audit.record_checks import SourceContinuity
-from collector.audit.signing_guard import CheckpointConflictError, SigningGuard
-from collector.audit.tiles import Tiles
-from collector.audit.verification import verify_log
-from collector.ledger.audit_outbox import build_record
 from railscope.audit.merkle import CompactRange, leaf_hash
 from railscope.audit.record import RecordSource, decode_audit_record
 from railscope.audit.signed_note import read_checkpoint
+from railscope_collector.audit.log_secrets import PersonalSalts
+from railscope_collector.audit.log_writer import LogWriteError
+from railscope_collector.audit.record_checks import SourceContinuity
+from railscope_collector.audit.signing_guard import CheckpointConflictError, SigningGuard
+from railscope_collector.audit.tiles import Tiles
+from railscope_collector.audit.verification import verify_log
+from railscope_collector.ledger.audit_outbox import build_record
 
 steps = st.lists(st.sampled_from(["append", "sign", "restart", "back up", "put back"]), max_size=14)
 

@@ -17,21 +17,21 @@ from support.audit import KEY, append_drafts, audit_log, draft, running_log, wri
 from support.audit_keys import load_or_create_key
 from support.disk import enlarge, small_file_system
 
-from collector.audit.directory_check import LogVerificationError, VerifyOutcome
-from collector.audit.journal import Journal, JournalError, read_journal
-from collector.audit.log_writer import LogWriteError
-from collector.audit.tiles import WIDTH, Tiles, encode_bundle
-from collector.audit.verification import verify_log
 from railscope.audit.merkle import CompactRange
 from railscope.audit.record import decode_audit_record
 from railscope.cli import root
 from railscope.settings import SettingsError
+from railscope_collector.audit.directory_check import LogVerificationError, VerifyOutcome
+from railscope_collector.audit.journal import Journal, JournalError, read_journal
+from railscope_collector.audit.log_writer import LogWriteError
+from railscope_collector.audit.tiles import WIDTH, Tiles, encode_bundle
+from railscope_collector.audit.verification import verify_log
 
 WRITER = """
 import asyncio, os, sys
 from pathlib import Path
-from collector.ledger.audit_outbox import RecordDraft
-from collector.audit.log_writer import AuditLog
+from railscope_collector.ledger.audit_outbox import RecordDraft
+from railscope_collector.audit.log_writer import AuditLog
 from railscope.audit.signed_note import SecretKey
 from railscope.audit.record import RecordActor, RecordSource
 

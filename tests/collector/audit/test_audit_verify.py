@@ -12,15 +12,15 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings, strategies as st
 from support.audit import KEY, append_drafts, audit_log, running_log, write_log
 
-from collector.audit.directory_check import LogVerificationError, VerifyOutcome
-from collector.audit.tiles import Tiles, decode_bundle, encode_bundle, tile_name
-from collector.audit.verification import verify_log
-from collector.ledger.audit_outbox import RecordDraft
 from railscope.audit.merkle import CompactRange, TreeHead, leaf_hash
 from railscope.audit.record import RecordActor
 from railscope.audit.signed_note import Checkpoint, SecretKey
 from railscope.cli import root
 from railscope.durable_files import PARTIAL
+from railscope_collector.audit.directory_check import LogVerificationError, VerifyOutcome
+from railscope_collector.audit.tiles import Tiles, decode_bundle, encode_bundle, tile_name
+from railscope_collector.audit.verification import verify_log
+from railscope_collector.ledger.audit_outbox import RecordDraft
 
 SIZE = 600
 UNSIGNED = 5

@@ -23,28 +23,6 @@ from hypothesis import given, strategies as st
 from support.audit import KEY, NOON_NS, append_drafts, draft
 from support.examples import fewer_examples
 
-from collector.archive_stores import (
-    MAX_FILE_BYTES,
-    ArchiveError,
-)
-from collector.audit.directory_check import LogVerificationError, VerifyOutcome
-from collector.audit.housekeeping_files import CosignedCheckpoint
-from collector.audit.tiles import (
-    ArchivedEntriesError,
-    MissingEntriesError,
-    Tiles,
-    check_proof,
-    encode_bundle,
-    make_proof,
-)
-from collector.audit.verification import PeriodicVerification, verify_log
-from collector.http.audit_api import (
-    MAX_ARCHIVE_READS,
-    EntrySelection,
-    IndexBehindError,
-    SignedEntries,
-)
-from collector.ledger.audit_outbox import RecordDraft
 from railscope.audit.merkle import leaf_hash
 from railscope.audit.record import (
     RecordData,
@@ -55,6 +33,28 @@ from railscope.audit.signed_note import SecretKey, add_cosignature, key_name, wi
 from railscope.cli import root
 from railscope.service import run_in_thread
 from railscope.timestamps import DAY_NS, SECOND_NS
+from railscope_collector.archive_stores import (
+    MAX_FILE_BYTES,
+    ArchiveError,
+)
+from railscope_collector.audit.directory_check import LogVerificationError, VerifyOutcome
+from railscope_collector.audit.housekeeping_files import CosignedCheckpoint
+from railscope_collector.audit.tiles import (
+    ArchivedEntriesError,
+    MissingEntriesError,
+    Tiles,
+    check_proof,
+    encode_bundle,
+    make_proof,
+)
+from railscope_collector.audit.verification import PeriodicVerification, verify_log
+from railscope_collector.http.audit_api import (
+    MAX_ARCHIVE_READS,
+    EntrySelection,
+    IndexBehindError,
+    SignedEntries,
+)
+from railscope_collector.ledger.audit_outbox import RecordDraft
 
 
 def test_without_the_archive_its_records_are_not_checked(tmp_path: Path) -> None:

@@ -33,21 +33,6 @@ from support import s3_server
 from support.audit import KEY, NOON_NS, append_drafts, draft, running_log
 from support.examples import fewer_examples
 
-from collector.archive_stores import (
-    DirectoryStore,
-    open_archive_store,
-)
-from collector.audit.directory_check import LogVerificationError
-from collector.audit.entry_retention import find_newest_ns, open_entry_archive
-from collector.audit.housekeeping_files import CosignedCheckpoint
-from collector.audit.tiles import (
-    Tiles,
-    encode_bundle,
-)
-from collector.audit.verification import verify_log
-from collector.clock import CollectorClock
-from collector.config import ArchiveSettings, AuditSettings, CollectorSettings
-from collector.ledger.audit_outbox import build_record
 from railscope.audit.merkle import leaf_hash
 from railscope.audit.record import (
     RecordSource,
@@ -56,6 +41,21 @@ from railscope.cli import root
 from railscope.service import run_in_thread
 from railscope.settings import SettingsError
 from railscope.timestamps import DAY_NS, SECOND_NS
+from railscope_collector.archive_stores import (
+    DirectoryStore,
+    open_archive_store,
+)
+from railscope_collector.audit.directory_check import LogVerificationError
+from railscope_collector.audit.entry_retention import find_newest_ns, open_entry_archive
+from railscope_collector.audit.housekeeping_files import CosignedCheckpoint
+from railscope_collector.audit.tiles import (
+    Tiles,
+    encode_bundle,
+)
+from railscope_collector.audit.verification import verify_log
+from railscope_collector.clock import CollectorClock
+from railscope_collector.config import ArchiveSettings, AuditSettings, CollectorSettings
+from railscope_collector.ledger.audit_outbox import build_record
 
 
 def test_old_entries_are_archived_recorded_and_deleted(tmp_path: Path) -> None:

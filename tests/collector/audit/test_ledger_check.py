@@ -31,28 +31,37 @@ from support.books import (
     manager_after,
 )
 
-from collector.audit.collector_records import OutboxDrain
-from collector.audit.directory_check import VerifyOutcome
-from collector.audit.ledger_check import compare_ledger, read_outbox_records
-from collector.audit.ledger_watch import LedgerWatch, OlderCopyError
-from collector.audit.verification import verify_log
-from collector.billing import administration, tables
-from collector.billing.invoices import adjustment_charge, credit_charge
-from collector.billing.period_closing import BillingBooks
-from collector.billing.reconciliation import check_records as recorded_rows, reconcile_period
-from collector.evidence.evidence_tables import archives, removals
-from collector.files.seller_file import PayerAccount, Seller
-from collector.jobs import imported_lists
-from collector.jobs.job_list_import import import_list
-from collector.ledger import head_chain, schema
-from collector.ledger.audit_outbox import HEAD, TimedActor, outbox_rows, placed_rows, taken_rows
-from collector.ledger.database import Database, UnusableLedgerError
-from collector.ledger.ledger_store import Ledger
-from collector.ledger.schema import covered_tables
-from collector.tables import metadata
 from railscope.claim_terms import ClaimAuthority
 from railscope.cli import root
 from railscope.service import run_in_thread
+from railscope_collector.audit.collector_records import OutboxDrain
+from railscope_collector.audit.directory_check import VerifyOutcome
+from railscope_collector.audit.ledger_check import compare_ledger, read_outbox_records
+from railscope_collector.audit.ledger_watch import LedgerWatch, OlderCopyError
+from railscope_collector.audit.verification import verify_log
+from railscope_collector.billing import administration, tables
+from railscope_collector.billing.invoices import adjustment_charge, credit_charge
+from railscope_collector.billing.period_closing import BillingBooks
+from railscope_collector.billing.reconciliation import (
+    check_records as recorded_rows,
+    reconcile_period,
+)
+from railscope_collector.evidence.evidence_tables import archives, removals
+from railscope_collector.files.seller_file import PayerAccount, Seller
+from railscope_collector.jobs import imported_lists
+from railscope_collector.jobs.job_list_import import import_list
+from railscope_collector.ledger import head_chain, schema
+from railscope_collector.ledger.audit_outbox import (
+    HEAD,
+    TimedActor,
+    outbox_rows,
+    placed_rows,
+    taken_rows,
+)
+from railscope_collector.ledger.database import Database, UnusableLedgerError
+from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.ledger.schema import covered_tables
+from railscope_collector.tables import metadata
 
 EVERYTHING = evidence_of(
     gpu(

@@ -13,18 +13,18 @@ from click.testing import CliRunner, Result
 from support.audit import audit_log, draft, running_log
 from support.books import ALL, ONE, books_with, manager_after
 
-from collector.audit import ledger_watch
-from collector.audit.collector_records import OutboxDrain
-from collector.audit.ledger_watch import LedgerWatch
-from collector.billing import administration
-from collector.billing.invoices import adjustment_charge
-from collector.billing.period_closing import BillingBooks
-from collector.ledger import head_chain
-from collector.ledger.head_chain import ChainHead
-from collector.ledger.ledger_store import Ledger
-from collector.tables import metadata
 from railscope.cli import root
 from railscope.service import run_in_thread
+from railscope_collector.audit import ledger_watch
+from railscope_collector.audit.collector_records import OutboxDrain
+from railscope_collector.audit.ledger_watch import LedgerWatch
+from railscope_collector.billing import administration
+from railscope_collector.billing.invoices import adjustment_charge
+from railscope_collector.billing.period_closing import BillingBooks
+from railscope_collector.ledger import head_chain
+from railscope_collector.ledger.head_chain import ChainHead
+from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.tables import metadata
 
 FILE = "ledger.sqlite"
 WRITING = {

@@ -12,9 +12,9 @@ from sqlalchemy import event
 from support.books import ONE, manager_after
 from support.fork_server import serve
 
-from collector.billing.period_closing import BillingBooks
-from collector.ledger.ledger_store import Ledger
-from collector.tables import metadata
+from railscope_collector.billing.period_closing import BillingBooks
+from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.tables import metadata
 
 
 def close(url: str, dies: str, all_ready: Barrier) -> None:

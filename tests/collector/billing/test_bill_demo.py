@@ -15,16 +15,16 @@ from support.demo_months import copy_demo_months, result_of_demo
 from support.exports import parse_csv
 from support.statement_readers import from_csv, from_json, total_amount
 
-from collector.billing import billing_demo, statement_formats
-from collector.billing.billing_demo import GPUS, MONTH, NEXT_MONTH, PRICES
-from collector.billing.focus_files import read_parquet
-from collector.billing.focus_rows import billed_cost
-from collector.billing.period_closing import BillingBooks
-from collector.billing.tenant_statements import read_statement, statement_periods
-from collector.commands.bill import bill
-from collector.ledger.ledger_store import Ledger
-from collector.tables import metadata
 from railscope.timestamps import HOUR_NS
+from railscope_collector.billing import billing_demo, statement_formats
+from railscope_collector.billing.billing_demo import GPUS, MONTH, NEXT_MONTH, PRICES
+from railscope_collector.billing.focus_files import read_parquet
+from railscope_collector.billing.focus_rows import billed_cost
+from railscope_collector.billing.period_closing import BillingBooks
+from railscope_collector.billing.tenant_statements import read_statement, statement_periods
+from railscope_collector.commands.bill import bill
+from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.tables import metadata
 
 
 @pytest.fixture(scope="module")

@@ -29,22 +29,34 @@ from support.exports import parse_csv, write_csv
 from support.metered import replica
 from support.statement_readers import from_csv, from_json, total_amount
 
-from collector.billing import administration, focus_rows, statement_formats
-from collector.billing.billing_demo import SimulatedEvidence
-from collector.billing.billing_listing import read_listing
-from collector.billing.charges import Charge, ChargeKind, PriceUnit, currency_exponent
-from collector.billing.invoices import InvoiceStatus
-from collector.billing.period_closing import BillingBooks, ClosedPeriod
-from collector.billing.period_rating import merge_reviews, newest_revisions, rate_period
-from collector.billing.price_book import Price, PriceBook, Tariff, parse_price_book as parse_book
-from collector.billing.reconciliation import recompute_closing, reconcile_period
-from collector.billing.tenant_statements import BillingReader, read_statement
-from collector.evidence.gpu_evidence import AssembledGpu
-from collector.files.seller_file import PayerAccount, Seller
-from collector.ledger.audit_outbox import TimedActor
-from collector.ledger.ledger_store import Ledger
-from collector.metering.evidence import ClaimRelease, GpuOutage, MeteredClaim, SlotReservation
-from collector.metering.units import (
+from railscope.claim_terms import ClaimAuthority
+from railscope.timestamps import DAY_NS, FOREVER_NS, HOUR_NS, SECOND_NS
+from railscope_collector.billing import administration, focus_rows, statement_formats
+from railscope_collector.billing.billing_demo import SimulatedEvidence
+from railscope_collector.billing.billing_listing import read_listing
+from railscope_collector.billing.charges import Charge, ChargeKind, PriceUnit, currency_exponent
+from railscope_collector.billing.invoices import InvoiceStatus
+from railscope_collector.billing.period_closing import BillingBooks, ClosedPeriod
+from railscope_collector.billing.period_rating import merge_reviews, newest_revisions, rate_period
+from railscope_collector.billing.price_book import (
+    Price,
+    PriceBook,
+    Tariff,
+    parse_price_book as parse_book,
+)
+from railscope_collector.billing.reconciliation import recompute_closing, reconcile_period
+from railscope_collector.billing.tenant_statements import BillingReader, read_statement
+from railscope_collector.evidence.gpu_evidence import AssembledGpu
+from railscope_collector.files.seller_file import PayerAccount, Seller
+from railscope_collector.ledger.audit_outbox import TimedActor
+from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.metering.evidence import (
+    ClaimRelease,
+    GpuOutage,
+    MeteredClaim,
+    SlotReservation,
+)
+from railscope_collector.metering.units import (
     WHOLE,
     Period,
     compute_slices,
@@ -52,9 +64,7 @@ from collector.metering.units import (
     parse_period,
     period_name,
 )
-from collector.tables import metadata
-from railscope.claim_terms import ClaimAuthority
-from railscope.timestamps import DAY_NS, FOREVER_NS, HOUR_NS, SECOND_NS
+from railscope_collector.tables import metadata
 
 SELLER = Seller("Hall", {"team-a": PayerAccount("a"), "team-b": PayerAccount("b")})
 few = settings(

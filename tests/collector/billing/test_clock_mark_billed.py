@@ -19,17 +19,17 @@ from support.books import (
 from support.metered import revision_of
 from support.statement_readers import from_csv, from_json
 
-from collector.billing.reconciliation import evidence_checks
-from collector.billing.statement_formats import (
+from railscope.timestamps import DAY_NS, HOUR_NS
+from railscope_collector.billing.reconciliation import evidence_checks
+from railscope_collector.billing.statement_formats import (
     as_csv,
     as_html,
     as_json,
     as_text,
 )
-from collector.billing.tenant_statements import preview_statement, read_statement
-from collector.metering.evidence import ClockDoubt
-from collector.metering.timeline import TimePiece
-from railscope.timestamps import DAY_NS, HOUR_NS
+from railscope_collector.billing.tenant_statements import preview_statement, read_statement
+from railscope_collector.metering.evidence import ClockDoubt
+from railscope_collector.metering.timeline import TimePiece
 
 DOUBT = ClockDoubt(START + DAY_NS + HOUR_NS, -HOUR_NS)
 RETURNED = ClockDoubt(START + DAY_NS + 5 * HOUR_NS)

@@ -36,25 +36,25 @@ from support.books import (
 from support.fork_server import ForkServer
 from support.postgresql import PostgreSQL
 
-from collector.billing import administration, tables
-from collector.billing.billing_store import BillingStore
-from collector.billing.charges import ChargeKind
-from collector.billing.invoices import (
+from railscope.timestamps import DAY_NS
+from railscope_collector.billing import administration, tables
+from railscope_collector.billing.billing_store import BillingStore
+from railscope_collector.billing.charges import ChargeKind
+from railscope_collector.billing.invoices import (
     ClosingError,
     InvoiceStatus,
     PeriodClosing,
     adjustment_charge,
 )
-from collector.billing.period_closing import BillingBooks
-from collector.billing.reconciliation import recompute_closing
-from collector.billing.tenant_statements import read_statement
-from collector.ledger.audit_outbox import TimedActor
-from collector.ledger.database import UnusableLedgerError
-from collector.ledger.ledger_store import Ledger
-from collector.metering.evidence import NodeStay
-from collector.metering.units import Period
-from collector.tables import metadata
-from railscope.timestamps import DAY_NS
+from railscope_collector.billing.period_closing import BillingBooks
+from railscope_collector.billing.reconciliation import recompute_closing
+from railscope_collector.billing.tenant_statements import read_statement
+from railscope_collector.ledger.audit_outbox import TimedActor
+from railscope_collector.ledger.database import UnusableLedgerError
+from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.metering.evidence import NodeStay
+from railscope_collector.metering.units import Period
+from railscope_collector.tables import metadata
 
 
 def test_a_period_is_billed_from_the_ledger_once(ledger):
@@ -172,7 +172,7 @@ def test_days_on_which_a_gpu_was_nowhere_do_not_lack(ledger):
 
 
 def test_days_that_were_not_over_when_they_were_computed_are_not_final(ledger):
-    from collector.ledger.day_metering import MeteredGpu, MeteringComputation  # noqa: PLC0415
+    from railscope_collector.ledger.day_metering import MeteredGpu, MeteringComputation  # noqa: PLC0415
 
     books = books_with(ledger, ALL)
     known = released_gpu(ALL.assembled["GPU-0"], RED.id, 59)

@@ -30,17 +30,21 @@ from support.books import (
     released_gpu,
 )
 
-from collector.billing import administration, tables
-from collector.billing.billing_demo import SimulatedEvidence
-from collector.billing.invoices import ClosingError, adjustment_charge, credit_charge
-from collector.billing.period_closing import BillingBooks
-from collector.billing.price_book import PriceBookError
-from collector.billing.reconciliation import recompute_closing
-from collector.billing.tenant_statements import read_statement
-from collector.ledger.audit_outbox import LogPosition as AuditPlace, store_positions, take_rows
-from collector.ledger.database import UnusableLedgerError
-from collector.metering.evidence import BootSampleSpan, SlotReservation
 from railscope.timestamps import DAY_NS
+from railscope_collector.billing import administration, tables
+from railscope_collector.billing.billing_demo import SimulatedEvidence
+from railscope_collector.billing.invoices import ClosingError, adjustment_charge, credit_charge
+from railscope_collector.billing.period_closing import BillingBooks
+from railscope_collector.billing.price_book import PriceBookError
+from railscope_collector.billing.reconciliation import recompute_closing
+from railscope_collector.billing.tenant_statements import read_statement
+from railscope_collector.ledger.audit_outbox import (
+    LogPosition as AuditPlace,
+    store_positions,
+    take_rows,
+)
+from railscope_collector.ledger.database import UnusableLedgerError
+from railscope_collector.metering.evidence import BootSampleSpan, SlotReservation
 
 
 def test_what_comes_late_is_corrected_in_the_next_period(ledger):

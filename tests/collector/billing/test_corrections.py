@@ -9,8 +9,9 @@ from fractions import Fraction
 from hypothesis import given, strategies as st
 from support.billing import MONTH, NEXT_MONTH, TENANTS, book, books, price, timelines, usage
 
-from collector.billing.charges import Charge, ChargeKind, PriceUnit
-from collector.billing.invoices import (
+from railscope.timestamps import HOUR_NS
+from railscope_collector.billing.charges import Charge, ChargeKind, PriceUnit
+from railscope_collector.billing.invoices import (
     CLOSE_AFTER_NS,
     Invoice,
     InvoiceStatus,
@@ -21,12 +22,11 @@ from collector.billing.invoices import (
     invoiced_charges,
     issue_invoice,
 )
-from collector.billing.price_book import Tariff
-from collector.billing.rating import rate
-from collector.metering.evidence import NodeEvidence
-from collector.metering.tiling import SlotState
-from collector.metering.units import Period
-from railscope.timestamps import HOUR_NS
+from railscope_collector.billing.price_book import Tariff
+from railscope_collector.billing.rating import rate
+from railscope_collector.metering.evidence import NodeEvidence
+from railscope_collector.metering.tiling import SlotState
+from railscope_collector.metering.units import Period
 
 EUR = 10**9
 

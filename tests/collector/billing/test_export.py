@@ -23,8 +23,9 @@ from support.demo_months import copy_demo_months
 from support.examples import fewer_examples
 from support.exports import DUE_NS, SELLER, all_kinds, closed_months
 
-from collector.billing.charges import format_amount
-from collector.billing.export import (
+from railscope.durable_files import stage_files
+from railscope_collector.billing.charges import format_amount
+from railscope_collector.billing.export import (
     WRITERS,
     ExportError,
     ExportFormat,
@@ -32,7 +33,7 @@ from collector.billing.export import (
     export_document,
     export_invoices,
 )
-from collector.billing.focus_files import (
+from railscope_collector.billing.focus_files import (
     COLUMNS,
     NUMBERS,
     TIMES,
@@ -43,8 +44,8 @@ from collector.billing.focus_files import (
     read_csv,
     read_parquet,
 )
-from collector.billing.focus_rows import billed_cost, invoice_rows
-from collector.billing.invoices import (
+from railscope_collector.billing.focus_rows import billed_cost, invoice_rows
+from railscope_collector.billing.invoices import (
     CLOSE_AFTER_NS,
     Invoice,
     InvoiceStatus,
@@ -53,10 +54,9 @@ from collector.billing.invoices import (
     draft_invoices,
     issue_invoice,
 )
-from collector.billing.rating import rate
-from collector.ledger.ledger_store import Ledger
-from collector.tables import metadata
-from railscope.durable_files import stage_files
+from railscope_collector.billing.rating import rate
+from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.tables import metadata
 
 ORDER = ExportOrder(SELLER, DUE_NS)
 
@@ -155,8 +155,8 @@ WITHOUT_PYARROW = """
 import sys
 from pathlib import Path
 from support.exports import DUE_NS, SELLER, all_kinds
-from collector.billing.export import ExportFormat, ExportOrder, export_invoices
-from collector.billing.focus_files import NoParquetError
+from railscope_collector.billing.export import ExportFormat, ExportOrder, export_invoices
+from railscope_collector.billing.focus_files import NoParquetError
 
 directory, all_ = Path(sys.argv[1]), (all_kinds(),)
 try:

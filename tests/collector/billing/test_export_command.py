@@ -15,21 +15,21 @@ from support.demo_months import copy_demo_months
 from support.exports import parse_csv
 from support.metered import revision_of
 
-from collector.billing import billing_demo
-from collector.billing.billing_demo import MONTH, NEXT_MONTH
-from collector.billing.charges import content_digest
-from collector.billing.export_provenance import provenance_of_lines
-from collector.billing.focus_files import FocusRow
-from collector.billing.period_closing import BillingBooks
-from collector.commands.bill import bill
-from collector.ledger.audit_outbox import outbox_rows
-from collector.ledger.ledger_store import Ledger
-from collector.metering.tiling import SlotState
-from collector.metering.units import Tiling
-from collector.tables import metadata
 from railscope.audit.merkle import TreeHead
 from railscope.audit.signed_note import Checkpoint, SecretKey
 from railscope.timestamps import DAY_NS, from_datetime
+from railscope_collector.billing import billing_demo
+from railscope_collector.billing.billing_demo import MONTH, NEXT_MONTH
+from railscope_collector.billing.charges import content_digest
+from railscope_collector.billing.export_provenance import provenance_of_lines
+from railscope_collector.billing.focus_files import FocusRow
+from railscope_collector.billing.period_closing import BillingBooks
+from railscope_collector.commands.bill import bill
+from railscope_collector.ledger.audit_outbox import outbox_rows
+from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.metering.tiling import SlotState
+from railscope_collector.metering.units import Tiling
+from railscope_collector.tables import metadata
 
 SELLER = """
 provider = "Example Data Center"

@@ -13,9 +13,10 @@ from msgspec import structs
 from support.billing import MONTH, NEXT_MONTH, TENANTS, book, books, price, timelines, usage
 from support.exports import SELLER as EVERY_KIND_SELLER, all_kinds, parse_csv, write_csv
 
-from collector.billing.charges import ChargeKind, PriceUnit
-from collector.billing.focus_files import FocusCsvError, FocusRow, format_number
-from collector.billing.focus_rows import (
+from railscope.timestamps import HOUR_NS
+from railscope_collector.billing.charges import ChargeKind, PriceUnit
+from railscope_collector.billing.focus_files import FocusCsvError, FocusRow, format_number
+from railscope_collector.billing.focus_rows import (
     ChargeProvenance,
     ExportContext,
     applicability_criteria,
@@ -23,7 +24,7 @@ from collector.billing.focus_rows import (
     invoice_rows,
     round_decimal,
 )
-from collector.billing.invoices import (
+from railscope_collector.billing.invoices import (
     CLOSE_AFTER_NS,
     Invoice,
     InvoiceError,
@@ -33,11 +34,10 @@ from collector.billing.invoices import (
     draft_invoices,
     issue_invoice,
 )
-from collector.billing.price_book import Tariff
-from collector.billing.rating import rate
-from collector.files.seller_file import PayerAccount, Seller
-from collector.metering.tiling import SlotState
-from railscope.timestamps import HOUR_NS
+from railscope_collector.billing.price_book import Tariff
+from railscope_collector.billing.rating import rate
+from railscope_collector.files.seller_file import PayerAccount, Seller
+from railscope_collector.metering.tiling import SlotState
 
 EUR = 10**9
 DUE_NS = 3 * MONTH.end_ns

@@ -11,13 +11,18 @@ from support.demo_months import copy_demo_months
 from support.exports import DUE_NS, SELLER, closed_months, parse_csv
 from support.focus_validator import ARTEFACT, readable_rules, validate
 
-from collector.billing.charges import ChargeKind
-from collector.billing.export import ExportFormat, ExportManifest, ExportOrder, export_invoices
-from collector.billing.export_provenance import with_origins
-from collector.billing.focus_files import COLUMNS
-from collector.billing.period_closing import BillingBooks
-from collector.ledger.ledger_store import Ledger
-from collector.tables import metadata
+from railscope_collector.billing.charges import ChargeKind
+from railscope_collector.billing.export import (
+    ExportFormat,
+    ExportManifest,
+    ExportOrder,
+    export_invoices,
+)
+from railscope_collector.billing.export_provenance import with_origins
+from railscope_collector.billing.focus_files import COLUMNS
+from railscope_collector.billing.period_closing import BillingBooks
+from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.tables import metadata
 
 RESERVATIONS = "CAPACITY_RESERVATION_SUPPORTED"
 # There is one pricing category and one currency; the columns are for several.

@@ -21,17 +21,17 @@ from support.story import (
     gpus_of,
 )
 
-from collector.billing import administration
-from collector.billing.invoices import CLOSE_AFTER_NS
-from collector.billing.period_closing import BillingBooks
-from collector.commands.bill import bill
-from collector.commands.command_options import read_evidence
-from collector.evidence.node_intervals import TOLERANCE_NS
-from collector.evidence.review_rules import MAX_GPUS_AT_ONCE
-from collector.fleet.schema_columns import sku_of
-from collector.ledger.audit_outbox import TimedActor
-from collector.metering.tiling import SlotState
-from collector.metering.units import Period, Tiling
+from railscope_collector.billing import administration
+from railscope_collector.billing.invoices import CLOSE_AFTER_NS
+from railscope_collector.billing.period_closing import BillingBooks
+from railscope_collector.commands.bill import bill
+from railscope_collector.commands.command_options import read_evidence
+from railscope_collector.evidence.node_intervals import TOLERANCE_NS
+from railscope_collector.evidence.review_rules import MAX_GPUS_AT_ONCE
+from railscope_collector.fleet.schema_columns import sku_of
+from railscope_collector.ledger.audit_outbox import TimedActor
+from railscope_collector.metering.tiling import SlotState
+from railscope_collector.metering.units import Period, Tiling
 
 MODEL = "NVIDIA H100 80GB HBM3"
 DAYS, REQUESTS, GPUS, STEP = 27, 14, 64, 30

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, strategies as st
 from support.billing import MONTH, NEXT_MONTH, book, books, price, timelines, usage
 
-from collector.billing.charges import Charge, ChargeKind, currency_exponent
-from collector.billing.invoices import (
+from railscope.timestamps import DAY_NS, HOUR_NS
+from railscope_collector.billing.charges import Charge, ChargeKind, currency_exponent
+from railscope_collector.billing.invoices import (
     CLOSE_AFTER_NS,
     Invoice,
     InvoiceError,
@@ -22,9 +23,8 @@ from collector.billing.invoices import (
     draft_invoices,
     issue_invoice,
 )
-from collector.billing.rating import rate
-from collector.metering.units import Period
-from railscope.timestamps import DAY_NS, HOUR_NS
+from railscope_collector.billing.rating import rate
+from railscope_collector.metering.units import Period
 
 EUR = 10**9
 DUE_NS = MONTH.end_ns + CLOSE_AFTER_NS

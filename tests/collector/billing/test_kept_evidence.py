@@ -26,23 +26,23 @@ from support.story import (
     gpus_of,
 )
 
-from collector.billing import administration
-from collector.billing.invoices import CLOSE_AFTER_NS
-from collector.billing.period_closing import BillingBooks
-from collector.billing.reconciliation import reconcile_period
-from collector.commands.bill import bill
-from collector.commands.command_options import read_evidence
-from collector.evidence import evidence_tables
-from collector.evidence.evidence_store import EvidenceStore, compress_interval
-from collector.evidence.node_intervals import decode_interval, encode_interval
-from collector.files.seller_file import PayerAccount, Seller
-from collector.fleet.schema_columns import sku_of
-from collector.ledger.audit_outbox import TimedActor
-from collector.ledger.day_metering import MeteredGpu, MeteringComputation
-from collector.ledger.ledger_store import Ledger
-from collector.metering.units import Period, period_name
-from collector.tables import metadata
 from railscope.timestamps import DAY_NS
+from railscope_collector.billing import administration
+from railscope_collector.billing.invoices import CLOSE_AFTER_NS
+from railscope_collector.billing.period_closing import BillingBooks
+from railscope_collector.billing.reconciliation import reconcile_period
+from railscope_collector.commands.bill import bill
+from railscope_collector.commands.command_options import read_evidence
+from railscope_collector.evidence import evidence_tables
+from railscope_collector.evidence.evidence_store import EvidenceStore, compress_interval
+from railscope_collector.evidence.node_intervals import decode_interval, encode_interval
+from railscope_collector.files.seller_file import PayerAccount, Seller
+from railscope_collector.fleet.schema_columns import sku_of
+from railscope_collector.ledger.audit_outbox import TimedActor
+from railscope_collector.ledger.day_metering import MeteredGpu, MeteringComputation
+from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.metering.units import Period, period_name
+from railscope_collector.tables import metadata
 
 if sys.version_info >= (3, 14):
     from compression import zstd

@@ -7,13 +7,13 @@ from fractions import Fraction
 
 from click.testing import CliRunner
 
-from collector.ledger.day_metering import MeteredGpu, MeteringComputation
-from collector.ledger.ledger_store import Ledger
-from collector.metering.evidence import Evidence, MeteredClaim, NodeStay
-from collector.tables import metadata
 from railscope.claim_terms import ClaimAuthority
 from railscope.cli import root
 from railscope.timestamps import DAY_NS
+from railscope_collector.ledger.day_metering import MeteredGpu, MeteringComputation
+from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.metering.evidence import Evidence, MeteredClaim, NodeStay
+from railscope_collector.tables import metadata
 
 S = 1_000_000_000
 DAY = 20_000

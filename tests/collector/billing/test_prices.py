@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, strategies as st
 from support.billing import SKU, books, price
 
-from collector.billing.charges import PriceUnit
-from collector.billing.price_book import (
+from railscope.timestamps import DAY_NS, HOUR_NS, SECOND_NS, format_timestamp
+from railscope_collector.billing.charges import PriceUnit
+from railscope_collector.billing.price_book import (
     Price,
     PriceBook,
     PriceBookError,
@@ -19,7 +20,6 @@ from collector.billing.price_book import (
     check_appended,
     parse_price_book,
 )
-from railscope.timestamps import DAY_NS, HOUR_NS, SECOND_NS, format_timestamp
 
 EUR = 10**9
 HEAD = 'version = 2\npublished = 2026-06-20T09:00:00Z\ncurrency = "EUR"\n'

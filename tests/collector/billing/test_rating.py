@@ -9,15 +9,15 @@ from fractions import Fraction
 import pytest
 from support.billing import MONTH, SKU, book, price, usage
 
-from collector.billing.charges import Charge, ChargeKind, PriceUnit
-from collector.billing.price_book import Tariff
-from collector.billing.rating import MissingPriceError, RatingResult, rate
-from collector.billing.usage import DoubleUsageError, Usage
-from collector.metering.evidence import NodeEvidence
-from collector.metering.tiling import SlotState
-from collector.metering.units import Period
 from railscope.reading import Absent
 from railscope.timestamps import DAY_NS, HOUR_NS, SECOND_NS
+from railscope_collector.billing.charges import Charge, ChargeKind, PriceUnit
+from railscope_collector.billing.price_book import Tariff
+from railscope_collector.billing.rating import MissingPriceError, RatingResult, rate
+from railscope_collector.billing.usage import DoubleUsageError, Usage
+from railscope_collector.metering.evidence import NodeEvidence
+from railscope_collector.metering.tiling import SlotState
+from railscope_collector.metering.units import Period
 
 EUR = 10**9  # one unit of the currency, in nano
 

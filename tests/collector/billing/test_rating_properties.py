@@ -12,14 +12,14 @@ import pytest
 from hypothesis import Phase, given, settings, strategies as st
 from support.billing import MONTH, books, timelines, without_minimum
 
-from collector.billing.charges import Charge, ChargeKind, price_quantity
-from collector.billing.price_book import Price, PriceBook, PriceGroup, Tariff
-from collector.billing.rating import RatingResult, rate
-from collector.billing.usage import Usage
-from collector.metering.evidence import NodeEvidence
-from collector.metering.tiling import SlotState
-from collector.metering.units import Period
 from railscope.timestamps import DAY_NS, HOUR_NS
+from railscope_collector.billing.charges import Charge, ChargeKind, price_quantity
+from railscope_collector.billing.price_book import Price, PriceBook, PriceGroup, Tariff
+from railscope_collector.billing.rating import RatingResult, rate
+from railscope_collector.billing.usage import Usage
+from railscope_collector.metering.evidence import NodeEvidence
+from railscope_collector.metering.tiling import SlotState
+from railscope_collector.metering.units import Period
 
 EUR = 10**9  # one unit of the currency, in nano
 Rate = Callable[[Sequence[Usage], PriceBook, Period], RatingResult]

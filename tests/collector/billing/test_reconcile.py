@@ -29,21 +29,23 @@ from support.books import (
     without_counter,
 )
 
-from collector.billing import administration
-from collector.billing.billing_demo import SimulatedEvidence
-from collector.billing.period_closing import BillingBooks
-from collector.billing.period_rating import newest_revisions, rate_period
-from collector.billing.reconciliation import (
+from railscope.claim_terms import GPU_CAPACITY
+from railscope.timestamps import DAY_NS, HOUR_NS
+from railscope_collector.billing import administration
+from railscope_collector.billing.billing_demo import SimulatedEvidence
+from railscope_collector.billing.period_closing import BillingBooks
+from railscope_collector.billing.period_rating import newest_revisions, rate_period
+from railscope_collector.billing.reconciliation import (
     ReconciliationCheck,
     check_amounts,
     check_billable_time,
     check_charged_amount,
     reconcile_period,
 )
-from collector.evidence.gpu_evidence import AssembledGpu
-from collector.ledger.day_metering import MeteredGpu, MeteringComputation
-from collector.ledger.ledger_store import Ledger
-from collector.metering.evidence import (
+from railscope_collector.evidence.gpu_evidence import AssembledGpu
+from railscope_collector.ledger.day_metering import MeteredGpu, MeteringComputation
+from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.metering.evidence import (
     BootSampleSpan,
     MigInstanceSlots,
     NodeEvidence,
@@ -51,9 +53,7 @@ from collector.metering.evidence import (
     NodeStay,
     PartitionLayout,
 )
-from collector.metering.units import compute_slices, memory_slices
-from railscope.claim_terms import GPU_CAPACITY
-from railscope.timestamps import DAY_NS, HOUR_NS
+from railscope_collector.metering.units import compute_slices, memory_slices
 
 
 def failing(checks: list[ReconciliationCheck]) -> set[str]:

@@ -8,16 +8,16 @@ from support.books import BOSS, PRICES
 from support.finalizing import FinalizingCollector
 from support.story import DAY_SECONDS, NodeReporter, accept, at, claim_started, gpus_of
 
-from collector.billing import administration
-from collector.billing.charges import PriceUnit
-from collector.billing.invoices import CLOSE_AFTER_NS
-from collector.billing.period_closing import BillingBooks, ClosedPeriod
-from collector.billing.reconciliation import reconcile_period
-from collector.commands.command_options import read_evidence
-from collector.files.seller_file import PayerAccount, Seller
-from collector.fleet.schema_columns import sku_of
-from collector.ledger.audit_outbox import TimedActor
-from collector.metering.units import Period
+from railscope_collector.billing import administration
+from railscope_collector.billing.charges import PriceUnit
+from railscope_collector.billing.invoices import CLOSE_AFTER_NS
+from railscope_collector.billing.period_closing import BillingBooks, ClosedPeriod
+from railscope_collector.billing.reconciliation import reconcile_period
+from railscope_collector.commands.command_options import read_evidence
+from railscope_collector.files.seller_file import PayerAccount, Seller
+from railscope_collector.fleet.schema_columns import sku_of
+from railscope_collector.ledger.audit_outbox import TimedActor
+from railscope_collector.metering.units import Period
 
 MODEL = "NVIDIA H100 80GB HBM3"
 ONE, TWO = (Period(at(n * DAY_SECONDS), at((n + 1) * DAY_SECONDS)) for n in (0, 1))

@@ -9,22 +9,22 @@ from support.books import BOSS, PRICES
 from support.finalizing import FinalizingCollector
 from support.story import DAY_SECONDS, NodeReporter, accept, at, claim_started, gpus_of
 
-from collector.billing import administration
-from collector.billing.period_closing import BillingBooks
-from collector.billing.reconciliation import ReconciliationCheck, reconcile_period
-from collector.commands.command_options import read_evidence
-from collector.evidence.review_decisions import (
+from railscope.audit.record import RecordActor
+from railscope.claim_terms import GPU_CAPACITY
+from railscope.timestamps import DAY_NS
+from railscope_collector.billing import administration
+from railscope_collector.billing.period_closing import BillingBooks
+from railscope_collector.billing.reconciliation import ReconciliationCheck, reconcile_period
+from railscope_collector.commands.command_options import read_evidence
+from railscope_collector.evidence.review_decisions import (
     ReviewDecision,
     find_pending_evidence,
     record_decision,
 )
-from collector.files.seller_file import PayerAccount, Seller
-from collector.fleet.schema_columns import sku_of
-from collector.ledger.audit_outbox import TimedActor
-from collector.metering.units import Period
-from railscope.audit.record import RecordActor
-from railscope.claim_terms import GPU_CAPACITY
-from railscope.timestamps import DAY_NS
+from railscope_collector.files.seller_file import PayerAccount, Seller
+from railscope_collector.fleet.schema_columns import sku_of
+from railscope_collector.ledger.audit_outbox import TimedActor
+from railscope_collector.metering.units import Period
 
 MODEL = "NVIDIA H100 80GB HBM3"
 HOUR = 3600

@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import Phase, given, settings, strategies as st
 
-from collector.billing.charges import (
+from railscope_collector.billing.charges import (
     EXPONENTS,
     UnknownCurrencyError,
     currency_exponent,

@@ -8,10 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from collector.files import seller_file
-from collector.files.seller_file import GpuRegion, PayerAccount, Seller, find_seller, parse_seller
-from collector.files.watched_file import FileError
 from railscope.settings import SettingsError
+from railscope_collector.files import seller_file
+from railscope_collector.files.seller_file import (
+    GpuRegion,
+    PayerAccount,
+    Seller,
+    find_seller,
+    parse_seller,
+)
+from railscope_collector.files.watched_file import FileError
 
 
 def test_the_example_in_the_documentation_is_one():

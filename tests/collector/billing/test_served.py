@@ -26,23 +26,23 @@ from support.books import (
 )
 from support.demo_months import copy_demo_months
 
-from collector.billing import administration, billing_demo
-from collector.billing.export import ExportFormat, ExportOrder, export_invoices
-from collector.billing.export_provenance import with_origins
-from collector.billing.focus_files import read_parquet
-from collector.billing.period_closing import BillingBooks
-from collector.billing.tenant_statements import (
+from railscope.timestamps import DAY_NS, HOUR_NS
+from railscope_collector.billing import administration, billing_demo
+from railscope_collector.billing.export import ExportFormat, ExportOrder, export_invoices
+from railscope_collector.billing.export_provenance import with_origins
+from railscope_collector.billing.focus_files import read_parquet
+from railscope_collector.billing.period_closing import BillingBooks
+from railscope_collector.billing.tenant_statements import (
     BillingReader,
     BillingUnavailableError,
     MonthCharges,
 )
-from collector.ledger.audit_outbox import TimedActor
-from collector.ledger.day_metering import MeteredGpu, MeteringComputation
-from collector.ledger.ledger_store import Ledger
-from collector.metering.evidence import BootSampleSpan
-from collector.metering.units import parse_period
-from collector.tables import metadata
-from railscope.timestamps import DAY_NS, HOUR_NS
+from railscope_collector.ledger.audit_outbox import TimedActor
+from railscope_collector.ledger.day_metering import MeteredGpu, MeteringComputation
+from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.metering.evidence import BootSampleSpan
+from railscope_collector.metering.units import parse_period
+from railscope_collector.tables import metadata
 
 
 @pytest.fixture(scope="module")

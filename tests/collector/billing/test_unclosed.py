@@ -33,30 +33,30 @@ from support.books import (
     without_counter,
 )
 
-from collector.billing import administration
-from collector.billing.billing_listing import listing_document, read_listing
-from collector.billing.charges import ChargeKind
-from collector.billing.invoices import ClosingError, adjustment_charge, credit_charge
-from collector.billing.period_closing import BillingBooks
-from collector.billing.reconciliation import reconcile_period
-from collector.billing.statement_formats import as_text
-from collector.billing.tenant_statements import (
+from railscope.claim_terms import GPU_CAPACITY
+from railscope.cli import root as railscope
+from railscope.timestamps import DAY_NS, HOUR_NS
+from railscope_collector.billing import administration
+from railscope_collector.billing.billing_listing import listing_document, read_listing
+from railscope_collector.billing.charges import ChargeKind
+from railscope_collector.billing.invoices import ClosingError, adjustment_charge, credit_charge
+from railscope_collector.billing.period_closing import BillingBooks
+from railscope_collector.billing.reconciliation import reconcile_period
+from railscope_collector.billing.statement_formats import as_text
+from railscope_collector.billing.tenant_statements import (
     STATEMENT_FORMATS,
     BillingReader,
     UnknownTenantError,
     read_statement,
     statement_periods,
 )
-from collector.evidence.gpu_evidence import AssembledGpu
-from collector.ledger.audit_outbox import TimedActor
-from collector.ledger.day_metering import MeteredGpu, MeteringComputation
-from collector.ledger.ledger_store import Ledger
-from collector.metering.evidence import BootSampleSpan, GpuOutage
-from collector.metering.units import Period
-from collector.tables import metadata
-from railscope.claim_terms import GPU_CAPACITY
-from railscope.cli import root as railscope
-from railscope.timestamps import DAY_NS, HOUR_NS
+from railscope_collector.evidence.gpu_evidence import AssembledGpu
+from railscope_collector.ledger.audit_outbox import TimedActor
+from railscope_collector.ledger.day_metering import MeteredGpu, MeteringComputation
+from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.metering.evidence import BootSampleSpan, GpuOutage
+from railscope_collector.metering.units import Period
+from railscope_collector.tables import metadata
 
 SEEN_FOR_AN_HOUR = {"sample_spans": (BootSampleSpan("boot", START - DAY_NS, hours(6)),)}
 RATE = Fraction("2.49") + Fraction("0.31") / 2

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from collector.console.curves import (
+from railscope_collector.console.curves import (
     HEIGHT,
     POINTS_PER_PIXEL,
     CurveGap,

@@ -10,26 +10,26 @@ import numpy as np
 import pytest
 from makers import SECOND, START_WALL_NS, FrameSender, gpu_schema, rdma_schema
 
-from collector.console import node_history
-from collector.console.curves import (
+from railscope.catalog import METRICS
+from railscope.frame import Frame, Schema
+from railscope.reading import Absent
+from railscope.wire import WireSchema, schema_identity, to_wire_schema
+from railscope_collector.console import node_history
+from railscope_collector.console.curves import (
     GPU_FIGURES,
     NIC_FIGURES,
     HistoryCurve,
     NamedFigure,
     TimeRange,
 )
-from collector.console.node_history import NodeHistory
-from collector.framelog.framelog import NodeRecords
-from collector.framelog.segment_files import (
+from railscope_collector.console.node_history import NodeHistory
+from railscope_collector.framelog.framelog import NodeRecords
+from railscope_collector.framelog.segment_files import (
     FrameRecord,
     encode_record,
     frame_payload,
     start_segment,
 )
-from railscope.catalog import METRICS
-from railscope.frame import Frame, Schema
-from railscope.reading import Absent
-from railscope.wire import WireSchema, schema_identity, to_wire_schema
 
 FIGURES = [*GPU_FIGURES, *NIC_FIGURES]
 KEYS: node_history.DeviceKeys = {

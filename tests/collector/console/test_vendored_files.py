@@ -6,10 +6,10 @@ import re
 from hashlib import sha256
 from pathlib import Path
 
-import collector.console
+import railscope_collector.console
 
 ROOT = Path(__file__).parents[3]
-PACKAGE = Path(collector.console.__file__).parent
+PACKAGE = Path(railscope_collector.console.__file__).parent
 VENDORED = PACKAGE / "static" / "vendor"
 HASHES = {
     name: digest

@@ -9,17 +9,17 @@ import pytest
 from support.once_per_run import once_per_run
 from support.scenarios import SLOW_RECEIVER
 
-from agent.commands.replay import CaptureReplay
-from agent.config import AgentSettings
-from collector.framelog.segment_files import (
+from railscope.wire import SentAt, pack
+from railscope_agent.commands.replay import CaptureReplay
+from railscope_agent.config import AgentSettings
+from railscope_collector.framelog.segment_files import (
     FrameRecord,
     encode_record,
     frame_payload,
     start_segment,
 )
-from railscope.wire import SentAt, pack
-from simulator.cluster.captures import write_cluster
-from simulator.cluster.scenario import read_scenario
+from railscope_simulator.cluster.captures import write_cluster
+from railscope_simulator.cluster.scenario import read_scenario
 
 
 @pytest.fixture(scope="session")

@@ -17,11 +17,11 @@ from bench.drawn_cluster import (
     gpu_uuid,
     node_name,
 )
-from collector.diagnosis.cluster_diagnosis import SLOT_SECONDS, ClusterDiagnosis
-from collector.diagnosis.incident_report import IncidentDocument, incident_document
-from collector.diagnosis.jobs import PeerGroups
 from railscope.timestamps import SECOND_NS
 from railscope.wire import WireEntity
+from railscope_collector.diagnosis.cluster_diagnosis import SLOT_SECONDS, ClusterDiagnosis
+from railscope_collector.diagnosis.incident_report import IncidentDocument, incident_document
+from railscope_collector.diagnosis.jobs import PeerGroups
 
 SEED = 9
 SLOTS = 40

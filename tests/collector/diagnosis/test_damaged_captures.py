@@ -15,10 +15,10 @@ import pytest
 from click.testing import Result
 from support.command_line import refusal, run
 
-from collector.commands.diagnose import replay_captures
-from collector.commands.node_clocks import NodeClocks, align_captures, find_captures
 from railscope.capture import MAX_LINE_BYTES, Capture, CaptureMetadata, CaptureMoment
 from railscope.timestamps import DAY_NS, SECOND_NS
+from railscope_collector.commands.diagnose import replay_captures
+from railscope_collector.commands.node_clocks import NodeClocks, align_captures, find_captures
 
 START_NS = 1_760_000_000 * SECOND_NS
 
@@ -190,7 +190,7 @@ def test_a_replay_ends_with_its_parent(tmp_path: Path) -> None:
     program.chmod(0o755)
     code = (
         f"import sys; sys.executable = {str(program)!r}; from pathlib import Path; "
-        "from collector.commands.diagnose import replay_captures; replay_captures([Path('a')])"
+        "from railscope_collector.commands.diagnose import replay_captures; replay_captures([Path('a')])"
     )
     with subprocess.Popen([sys.executable, "-c", code]) as parent:
         replay = int(fifo.read_text())

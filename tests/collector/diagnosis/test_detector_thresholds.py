@@ -10,9 +10,9 @@ import pytest
 from support.drawn_readings import SLOTS, classes_of, drawn_feed, run
 
 from bench.drawn_cluster import DrawnCluster, Row
-from collector import diagnosis
-from collector.config import CollectorSettings
-from collector.detector_thresholds import DetectorThresholds
+from railscope_collector import diagnosis
+from railscope_collector.config import CollectorSettings
+from railscope_collector.detector_thresholds import DetectorThresholds
 
 
 def test_the_diagnosis_reads_every_threshold() -> None:

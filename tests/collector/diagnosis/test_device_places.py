@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collector.diagnosis.devices import ClusterDevices
 from railscope.wire import WireEntity
+from railscope_collector.diagnosis.devices import ClusterDevices
 
 ENDS = {
     ("n1", "nic0"): ("leaf1", "1"),

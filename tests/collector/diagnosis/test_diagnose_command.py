@@ -14,9 +14,12 @@ import msgspec
 import pytest
 from support.command_line import refusal, run
 
-from collector.commands.node_clocks import DiagnoseError, NodeClocks, read_arrivals
-from collector.diagnosis.incident_report import IncidentDocument, NicDocument
-from collector.framelog.segment_files import (
+from railscope.envelopes import unpack
+from railscope.timestamps import SECOND_NS
+from railscope.wire import pack
+from railscope_collector.commands.node_clocks import DiagnoseError, NodeClocks, read_arrivals
+from railscope_collector.diagnosis.incident_report import IncidentDocument, NicDocument
+from railscope_collector.framelog.segment_files import (
     FrameLogStats,
     encode_record,
     frame_payload,
@@ -25,9 +28,6 @@ from collector.framelog.segment_files import (
     segment_path,
     start_segment,
 )
-from railscope.envelopes import unpack
-from railscope.timestamps import SECOND_NS
-from railscope.wire import pack
 
 
 def test_a_slow_receiver_is_found(captures: Path) -> None:

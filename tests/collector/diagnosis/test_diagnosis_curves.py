@@ -5,15 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from collector.diagnosis.baselines import Baselines
-from collector.diagnosis.devices import ClusterDevices, ClusterGpu, ClusterNic
-from collector.diagnosis.diagnosis_curves import HISTORY_SLOTS, MAX_GROUPS, NAMES, GroupHistory
-from collector.diagnosis.findings import DiagnosisView
-from collector.diagnosis.jobs import PeerGroups, active_jobs
-from collector.diagnosis.quantities import DeviceKind
-from collector.diagnosis.signals import ClusterSignals
-from collector.diagnosis.step_period import StepTiming
-from collector.workloads.job_roster import JobKey
+from railscope_collector.diagnosis.baselines import Baselines
+from railscope_collector.diagnosis.devices import ClusterDevices, ClusterGpu, ClusterNic
+from railscope_collector.diagnosis.diagnosis_curves import (
+    HISTORY_SLOTS,
+    MAX_GROUPS,
+    NAMES,
+    GroupHistory,
+)
+from railscope_collector.diagnosis.findings import DiagnosisView
+from railscope_collector.diagnosis.jobs import PeerGroups, active_jobs
+from railscope_collector.diagnosis.quantities import DeviceKind
+from railscope_collector.diagnosis.signals import ClusterSignals
+from railscope_collector.diagnosis.step_period import StepTiming
+from railscope_collector.workloads.job_roster import JobKey
 
 START_NS, SLOT_NS = 1_700_000_000_000_000_000, 10_000_000_000
 FOREVER_NS = START_NS * 2

@@ -13,15 +13,15 @@ from support.cases import third_of
 from bench.diagnosis import ONSET_SLOT, outcome_of, run_case
 from bench.drawn_cluster import DrawnCluster, DrawnFeed
 from bench.drawn_faults import FAULTS
-from collector.diagnosis.cluster_diagnosis import ClusterDiagnosis
-from collector.diagnosis.devices import MAX_DEVICES_PER_NODE
-from collector.diagnosis.incident_classes import CLASSES
-from collector.diagnosis.jobs import MAX_CLAIMS_PER_GPU, ClaimedGpus, PeerGroups
-from collector.diagnosis.node_readings import NodeEvent
-from collector.diagnosis.quantities import DeviceKind
-from collector.diagnosis.ranking import EDGES
-from collector.workloads.job_roster import JobKey
 from railscope.wire import WireEntity, WireEvent
+from railscope_collector.diagnosis.cluster_diagnosis import ClusterDiagnosis
+from railscope_collector.diagnosis.devices import MAX_DEVICES_PER_NODE
+from railscope_collector.diagnosis.incident_classes import CLASSES
+from railscope_collector.diagnosis.jobs import MAX_CLAIMS_PER_GPU, ClaimedGpus, PeerGroups
+from railscope_collector.diagnosis.node_readings import NodeEvent
+from railscope_collector.diagnosis.quantities import DeviceKind
+from railscope_collector.diagnosis.ranking import EDGES
+from railscope_collector.workloads.job_roster import JobKey
 
 SEED = 9
 

@@ -7,10 +7,14 @@ from support.drawn_readings import ONSET, Change, drawn_feed, run
 
 from bench.drawn_cluster import DrawnCluster, DrawnFeed, Row
 from bench.drawn_faults import hang
-from collector.diagnosis.findings import EVENT, Cause, Finding, FindingEvidence
-from collector.diagnosis.incident_report import IncidentDocument, incident_document, incident_schema
-from collector.diagnosis.incidents import Incident
-from collector.diagnosis.jobs import PeerGroups
+from railscope_collector.diagnosis.findings import EVENT, Cause, Finding, FindingEvidence
+from railscope_collector.diagnosis.incident_report import (
+    IncidentDocument,
+    incident_document,
+    incident_schema,
+)
+from railscope_collector.diagnosis.incidents import Incident
+from railscope_collector.diagnosis.jobs import PeerGroups
 
 USUAL_SECONDS = 30.0
 

@@ -8,9 +8,9 @@ from support.drawn_readings import NODES, ONSET, classes_of, incidents_of
 
 from bench.drawn_cluster import START_NS, DrawnCluster, DrawnFeed, Row, gpu_uuid
 from bench.drawn_faults import slow_gpu
-from collector.diagnosis.findings import SLOT_NS
-from collector.workloads.job_roster import JobKey
 from railscope.wire import WireEntity, WireEvent
+from railscope_collector.diagnosis.findings import SLOT_NS
+from railscope_collector.workloads.job_roster import JobKey
 
 
 def test_a_straggler_is_found_in_a_job_that_often_stores_its_state() -> None:

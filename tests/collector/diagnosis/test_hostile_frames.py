@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 from support.incidents import incident as reported_incident
 
-from collector.diagnosis import incidents, jobs
-from collector.diagnosis.devices import ClusterDevices, ClusterNic
-from collector.diagnosis.findings import Cause, FindingEvidence
-from collector.diagnosis.incident_classes import ChangeKind, Severity
-from collector.diagnosis.incident_report import (
+from railscope.timestamps import SECOND_NS, format_timestamp, parse_timestamp
+from railscope.wire import Batch, WireEntity, WireEvent, WireSchema, schema_hash
+from railscope_collector.diagnosis import incidents, jobs
+from railscope_collector.diagnosis.devices import ClusterDevices, ClusterNic
+from railscope_collector.diagnosis.findings import Cause, FindingEvidence
+from railscope_collector.diagnosis.incident_classes import ChangeKind, Severity
+from railscope_collector.diagnosis.incident_report import (
     MAX_LISTED,
     GpuDocument,
     IncidentDocument,
@@ -24,14 +26,12 @@ from collector.diagnosis.incident_report import (
     NicDocument,
     StorageDocument,
 )
-from collector.diagnosis.incident_table import ReportedIncident
-from collector.diagnosis.incidents import Incident, IncidentTracker
-from collector.diagnosis.ranking import Reach
-from collector.live_diagnosis import diagnosis_engine
-from collector.live_diagnosis.diagnosis_engine import DiagnosisEngine, QueuedBatches
-from collector.live_diagnosis.diagnosis_service import BatchQueue
-from railscope.timestamps import SECOND_NS, format_timestamp, parse_timestamp
-from railscope.wire import Batch, WireEntity, WireEvent, WireSchema, schema_hash
+from railscope_collector.diagnosis.incident_table import ReportedIncident
+from railscope_collector.diagnosis.incidents import Incident, IncidentTracker
+from railscope_collector.diagnosis.ranking import Reach
+from railscope_collector.live_diagnosis import diagnosis_engine
+from railscope_collector.live_diagnosis.diagnosis_engine import DiagnosisEngine, QueuedBatches
+from railscope_collector.live_diagnosis.diagnosis_service import BatchQueue
 
 START_NS = 1_700_000_000 * SECOND_NS
 STEP_NS = 10 * SECOND_NS

@@ -7,15 +7,21 @@ from dataclasses import replace
 
 import pytest
 
-from collector.diagnosis.baselines import Baselines
-from collector.diagnosis.devices import ClusterDevices
-from collector.diagnosis.findings import SLOT_NS, Cause, DiagnosisView, Finding, FindingEvidence
-from collector.diagnosis.incidents import CLOSE_SLOTS, REOPEN_SLOTS, IncidentTracker
-from collector.diagnosis.jobs import PeerGroups
-from collector.diagnosis.signals import ClusterSignals
-from collector.diagnosis.switch_counters import SwitchQueue
-from collector.workloads.job_roster import JobKey
 from railscope.wire import WireEntity
+from railscope_collector.diagnosis.baselines import Baselines
+from railscope_collector.diagnosis.devices import ClusterDevices
+from railscope_collector.diagnosis.findings import (
+    SLOT_NS,
+    Cause,
+    DiagnosisView,
+    Finding,
+    FindingEvidence,
+)
+from railscope_collector.diagnosis.incidents import CLOSE_SLOTS, REOPEN_SLOTS, IncidentTracker
+from railscope_collector.diagnosis.jobs import PeerGroups
+from railscope_collector.diagnosis.signals import ClusterSignals
+from railscope_collector.diagnosis.switch_counters import SwitchQueue
+from railscope_collector.workloads.job_roster import JobKey
 
 NODES = ("n1", "n2")
 EVIDENCE = FindingEvidence("link_up", 0.0, 1.0, "before")

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from collector.diagnosis.incident_classes import CLASSES
-from collector.diagnosis.incident_report import incident_schema
+from railscope_collector.diagnosis.incident_classes import CLASSES
+from railscope_collector.diagnosis.incident_report import incident_schema
 
 
 @pytest.fixture(scope="module")

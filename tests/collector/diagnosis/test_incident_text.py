@@ -6,15 +6,15 @@ import msgspec
 import pytest
 from support.incidents import NIC, incident
 
-from collector.console.incident_pages import incident_row
-from collector.diagnosis.incident_report import (
+from railscope_collector.console.incident_pages import incident_row
+from railscope_collector.diagnosis.incident_report import (
     EvidenceDocument,
     GainDocument,
     JobDocument,
     describe,
     evidence_text,
 )
-from collector.sinks.incident_webhook import FIRING, notification
+from railscope_collector.sinks.incident_webhook import FIRING, notification
 
 GONE = {
     "signal": "utilization", "device": "n1 GPU 3", "value": None, "threshold": None, "comparison": "gone",

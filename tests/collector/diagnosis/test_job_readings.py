@@ -8,11 +8,11 @@ from support.drawn_readings import NODES, ONSET, SLOTS, classes_of, drawn_feed, 
 
 from bench.drawn_cluster import START_NS, DrawnCluster, DrawnFeed, Row
 from bench.drawn_faults import hang as hung_job
-from collector.detector_thresholds import JobThresholds
-from collector.diagnosis.findings import SLOT_NS, JobState, JobWait
-from collector.diagnosis.job_detectors import are_alike
-from collector.diagnosis.jobs import ActiveJob
-from collector.workloads.job_roster import JobKey
+from railscope_collector.detector_thresholds import JobThresholds
+from railscope_collector.diagnosis.findings import SLOT_NS, JobState, JobWait
+from railscope_collector.diagnosis.job_detectors import are_alike
+from railscope_collector.diagnosis.jobs import ActiveJob
+from railscope_collector.workloads.job_roster import JobKey
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ import pytest
 from support.drawn_readings import ONSET, classes_of, drawn_feed, run
 
 from bench.drawn_cluster import RAILS, DrawnCluster, DrawnFeed, Row
-from collector.diagnosis.incidents import Incident
-from collector.diagnosis.quantities import DeviceKind
 from railscope.reading import Absent
 from railscope.wire import WireEntity, WireEvent
+from railscope_collector.diagnosis.incidents import Incident
+from railscope_collector.diagnosis.quantities import DeviceKind
 
 NODE = 1
 

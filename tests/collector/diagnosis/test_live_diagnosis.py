@@ -14,17 +14,17 @@ import pytest
 from running_collector import RunningCollector, run_collector, settings_in
 from support.arriving_frames import STEP_NS, ArrivingFrames
 
-from collector.access.credentials import digest_token
-from collector.config import DiagnosisSettings
-from collector.diagnosis.incident_classes import ChangeKind
-from collector.diagnosis.incident_report import JobDocument, NicDocument
-from collector.diagnosis.incidents import IncidentChange
-from collector.live_diagnosis import diagnosis_engine
-from collector.live_diagnosis.diagnosis_engine import DiagnosisEngine
-from collector.live_diagnosis.diagnosis_service import BatchQueue, DiagnosisService
-from collector.workloads.job_roster import JobGpu, JobHolding, JobKey, RunningJob
 from railscope.audit.record import decode_audit_record
 from railscope.timestamps import HOUR_NS, SECOND_NS
+from railscope_collector.access.credentials import digest_token
+from railscope_collector.config import DiagnosisSettings
+from railscope_collector.diagnosis.incident_classes import ChangeKind
+from railscope_collector.diagnosis.incident_report import JobDocument, NicDocument
+from railscope_collector.diagnosis.incidents import IncidentChange
+from railscope_collector.live_diagnosis import diagnosis_engine
+from railscope_collector.live_diagnosis.diagnosis_engine import DiagnosisEngine
+from railscope_collector.live_diagnosis.diagnosis_service import BatchQueue, DiagnosisService
+from railscope_collector.workloads.job_roster import JobGpu, JobHolding, JobKey, RunningJob
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,9 @@ from support.drawn_readings import NODES, ONSET, classes_of, drawn_feed, inciden
 
 from bench.drawn_cluster import RAILS, START_NS, DrawnCluster, DrawnFeed, Row
 from bench.drawn_faults import slow_receiver
-from collector.diagnosis.findings import SLOT_NS
-from collector.diagnosis.quantities import DeviceKind
 from railscope.wire import WireEntity
+from railscope_collector.diagnosis.findings import SLOT_NS
+from railscope_collector.diagnosis.quantities import DeviceKind
 
 
 def test_a_leaf_with_all_links_down_is_one_incident() -> None:

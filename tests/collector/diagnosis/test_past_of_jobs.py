@@ -10,12 +10,12 @@ import pytest
 from support.drawn_readings import NODES, ONSET, classes_of, drawn_feed, run
 
 from bench.drawn_cluster import DrawnCluster, DrawnFeed, Row, gpu_uuid
-from collector.detector_thresholds import DetectorThresholds
-from collector.diagnosis import saved_state
-from collector.diagnosis.baselines import GAP_MINUTES
-from collector.diagnosis.cluster_diagnosis import ClusterDiagnosis
-from collector.diagnosis.quantities import DeviceKind
-from collector.workloads.job_roster import JobKey
+from railscope_collector.detector_thresholds import DetectorThresholds
+from railscope_collector.diagnosis import saved_state
+from railscope_collector.diagnosis.baselines import GAP_MINUTES
+from railscope_collector.diagnosis.cluster_diagnosis import ClusterDiagnosis
+from railscope_collector.diagnosis.quantities import DeviceKind
+from railscope_collector.workloads.job_roster import JobKey
 
 JOB, NEXT_JOB = (JobKey("vision", "slurm", workload) for workload in ("7", "8"))
 STALL = {("dataloader_stall", "job")}

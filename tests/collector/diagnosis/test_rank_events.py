@@ -9,9 +9,11 @@ from hypothesis import given, strategies as st
 
 from bench.drawn_cluster import START_NS, DrawnCluster, DrawnFeed, Row, gpu_uuid, node_name
 from bench.drawn_faults import hang
-from collector.diagnosis.incidents import Incident
-from collector.diagnosis.node_readings import NodeEvent
-from collector.diagnosis.rank_events import (
+from railscope.timestamps import SECOND_NS
+from railscope.wire import WireEntity, WireEvent
+from railscope_collector.diagnosis.incidents import Incident
+from railscope_collector.diagnosis.node_readings import NodeEvent
+from railscope_collector.diagnosis.rank_events import (
     KEEP_NS,
     MAX_EVENTS_PER_NODE,
     MAX_NAMED,
@@ -20,8 +22,6 @@ from collector.diagnosis.rank_events import (
     explain_hang,
     stragglers,
 )
-from railscope.timestamps import SECOND_NS
-from railscope.wire import WireEntity, WireEvent
 
 SLOTS, ONSET, REPORTED = 44, 26, 34
 CLUSTER = DrawnCluster(9, 1, 6, benign=False)

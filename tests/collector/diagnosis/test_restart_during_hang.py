@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from support.arriving_frames import ArrivingFrames
 
-from agent.collective_settings import CollectiveSettings
-from agent.commands.replay import CaptureReplay
-from agent.config import AgentSettings
-from collector.live_diagnosis.diagnosis_engine import DiagnosisEngine, QueuedBatches
-from collector.workloads.job_roster import JobKey
 from railscope.timestamps import SECOND_NS
 from railscope.wire import Envelope, WireSchema, schema_hash
-from simulator.cluster import captures, collective_records, scenario
+from railscope_agent.collective_settings import CollectiveSettings
+from railscope_agent.commands.replay import CaptureReplay
+from railscope_agent.config import AgentSettings
+from railscope_collector.live_diagnosis.diagnosis_engine import DiagnosisEngine, QueuedBatches
+from railscope_collector.workloads.job_roster import JobKey
+from railscope_simulator.cluster import captures, collective_records, scenario
 
 STEP_NS = 10 * SECOND_NS
 SECONDS = 480

@@ -8,8 +8,8 @@ import pytest
 
 from bench.drawn_cluster import DrawnCluster, DrawnFeed, Row, gpu_uuid
 from bench.drawn_faults import FAULTS
-from collector.diagnosis.incidents import Incident
-from collector.workloads.job_roster import JobKey
+from railscope_collector.diagnosis.incidents import Incident
+from railscope_collector.workloads.job_roster import JobKey
 
 ONSET, SLOTS = 50, 80
 NODES = 4

@@ -7,10 +7,10 @@ from support.drawn_readings import NODES, ONSET, classes_of, incidents_of
 
 from bench.drawn_cluster import GONE, START_NS, DrawnCluster, Row
 from bench.drawn_faults import hang
-from collector.detector_thresholds import DetectorThresholds
-from collector.diagnosis.findings import SLOT_NS
-from collector.diagnosis.node_detectors import NodeContact
 from railscope.timestamps import SECOND_NS
+from railscope_collector.detector_thresholds import DetectorThresholds
+from railscope_collector.diagnosis.findings import SLOT_NS
+from railscope_collector.diagnosis.node_detectors import NodeContact
 
 
 def test_delayed_receipts_leave_the_offset_of_a_clock() -> None:

@@ -8,7 +8,7 @@ import pytest
 from support.diagnosed_cluster import diagnose_records, record_cluster
 from support.scenarios import SLOW_RECEIVER, UPLINK_DEGRADED
 
-from collector.diagnosis.incident_report import LeafDocument, NicDocument
+from railscope_collector.diagnosis.incident_report import LeafDocument, NicDocument
 
 
 @pytest.mark.parametrize(

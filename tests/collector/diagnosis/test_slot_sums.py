@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, strategies as st
 
-from collector.diagnosis.quantities import QUANTITIES, DeviceKind
-from collector.diagnosis.signals import SIGNALS, WindowSums
-from collector.diagnosis.slot_sums import MAX_DEVICES_AT_ONCE, SlotSums
+from railscope_collector.diagnosis.quantities import QUANTITIES, DeviceKind
+from railscope_collector.diagnosis.signals import SIGNALS, WindowSums
+from railscope_collector.diagnosis.slot_sums import MAX_DEVICES_AT_ONCE, SlotSums
 
 STEPS = st.lists(
     st.tuples(st.integers(0, 19), st.integers(0, 1000), st.integers(1, 20)), max_size=40

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from agent.commands.replay import CaptureReplay
-from agent.config import AgentSettings
-from collector.diagnosis.cluster_diagnosis import ClusterDiagnosis
-from collector.diagnosis.step_period import WINDOW_SECONDS, TrafficTraces, find_step
 from railscope.wire import schema_hash
-from simulator.cluster.captures import write_cluster
-from simulator.cluster.scenario import read_scenario
+from railscope_agent.commands.replay import CaptureReplay
+from railscope_agent.config import AgentSettings
+from railscope_collector.diagnosis.cluster_diagnosis import ClusterDiagnosis
+from railscope_collector.diagnosis.step_period import WINDOW_SECONDS, TrafficTraces, find_step
+from railscope_simulator.cluster.captures import write_cluster
+from railscope_simulator.cluster.scenario import read_scenario
 
 
 def traffic(

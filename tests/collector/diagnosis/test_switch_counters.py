@@ -7,17 +7,17 @@ from itertools import accumulate
 import pytest
 from hypothesis import given, strategies as st
 
-from collector.diagnosis import switch_counters, switch_evidence
-from collector.diagnosis.switch_counters import CounterTrack, PartLabel, SenderReadings
-from collector.diagnosis.switch_evidence import ComparedPauses, LinkedPort
-from collector.switches.switch_frames import SwitchFrames
-from collector.switches.switch_reading import PRIORITY, SwitchReading
 from railscope import envelopes, wire
 from railscope.catalog import nic, switches as catalog
 from railscope.catalog.declare import Metric
 from railscope.frame import Column, Entity, NodeTimestamp
 from railscope.reading import Absent, Reading
 from railscope.timestamps import SECOND_NS
+from railscope_collector.diagnosis import switch_counters, switch_evidence
+from railscope_collector.diagnosis.switch_counters import CounterTrack, PartLabel, SenderReadings
+from railscope_collector.diagnosis.switch_evidence import ComparedPauses, LinkedPort
+from railscope_collector.switches.switch_frames import SwitchFrames
+from railscope_collector.switches.switch_reading import PRIORITY, SwitchReading
 
 SECONDS = 240
 PAUSING = True, "3"

@@ -13,12 +13,16 @@ from support.mirrored_switches import PRIORITY, Amount, Amounts, MirroredSwitche
 from support.once_per_run import once_per_run
 from support.scenarios import UPLINK_DEGRADED
 
-from collector.diagnosis.incident_report import IncidentDocument, LeafDocument, NicDocument
-from collector.live_diagnosis.diagnosis_engine import DiagnosisEngine, QueuedBatches
 from railscope.catalog import switches as catalog
 from railscope.timestamps import SECOND_NS
-from simulator.cluster.captures import write_cluster
-from simulator.cluster.scenario import read_scenario
+from railscope_collector.diagnosis.incident_report import (
+    IncidentDocument,
+    LeafDocument,
+    NicDocument,
+)
+from railscope_collector.live_diagnosis.diagnosis_engine import DiagnosisEngine, QueuedBatches
+from railscope_simulator.cluster.captures import write_cluster
+from railscope_simulator.cluster.scenario import read_scenario
 
 ONSET_SECONDS = 300
 

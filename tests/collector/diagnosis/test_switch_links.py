@@ -11,11 +11,11 @@ from support.arriving_frames import STEP_NS, ArrivingFrames
 from support.mirrored_switches import PRIORITY, Amount, Amounts, MirroredSwitches, Port
 from test_switch_evidence import counted, diagnose, end_ns, leaf_of, mirror, pods
 
-from collector.diagnosis.incident_report import IncidentDocument, LeafDocument
-from collector.live_diagnosis.diagnosis_engine import DiagnosisEngine
 from railscope.catalog import switches as catalog
 from railscope.catalog.declare import Metric
 from railscope.timestamps import SECOND_NS
+from railscope_collector.diagnosis.incident_report import IncidentDocument, LeafDocument
+from railscope_collector.live_diagnosis.diagnosis_engine import DiagnosisEngine
 
 __all__ = ["pods"]
 

@@ -16,17 +16,17 @@ from support.incidents import NIC, incident
 
 from bench.drawn_cluster import DrawnCluster, Row, node_name
 from bench.drawn_faults import hang
-from collector.access.credentials import Credential, Role
-from collector.diagnosis.diagnosis_curves import CurvePoint, EvidenceCurve
-from collector.diagnosis.findings import OTHER_JOBS
-from collector.diagnosis.incident_report import JobDocument
-from collector.diagnosis.incident_table import IncidentTable, ReportedIncident
-from collector.http.incidents_api import IncidentsApi
-from collector.live_diagnosis.diagnosis_engine import DiagnosisEngine
-from collector.workloads.job_roster import JobKey
 from railscope.catalog.incidents import ONSET as ONSET_METRIC
 from railscope.timestamps import SECOND_NS
 from railscope.wire import WireSchema
+from railscope_collector.access.credentials import Credential, Role
+from railscope_collector.diagnosis.diagnosis_curves import CurvePoint, EvidenceCurve
+from railscope_collector.diagnosis.findings import OTHER_JOBS
+from railscope_collector.diagnosis.incident_report import JobDocument
+from railscope_collector.diagnosis.incident_table import IncidentTable, ReportedIncident
+from railscope_collector.http.incidents_api import IncidentsApi
+from railscope_collector.live_diagnosis.diagnosis_engine import DiagnosisEngine
+from railscope_collector.workloads.job_roster import JobKey
 
 OWN, OTHER = JobKey("red", "slurm", "7"), JobKey("blue", "slurm", "secret")
 CAUSE = {"kind": "job", "tenant": "red", "source": "slurm", "workload": "7"}

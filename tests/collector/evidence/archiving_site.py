@@ -11,14 +11,14 @@ from sqlalchemy import func, select
 from support.finalizing import FinalizingCollector
 from support.story import DAY, DAY_SECONDS, NodeReporter, accept, at, gpus_of
 
-from collector.audit.ledger_check import compare_ledger, read_outbox_records
-from collector.config import ArchiveSettings, CollectorSettings, MeteringSettings
-from collector.evidence.evidence_archive import INTERVALS, EvidenceArchive, EvidenceFile
-from collector.evidence.evidence_tables import archived_facts, evidence_intervals
-from collector.finalization import ledger_days
-from collector.finalization.evidence_retention import EvidenceRetention
-from collector.ledger.audit_outbox import outbox_rows
-from collector.ledger.database import Database
+from railscope_collector.audit.ledger_check import compare_ledger, read_outbox_records
+from railscope_collector.config import ArchiveSettings, CollectorSettings, MeteringSettings
+from railscope_collector.evidence.evidence_archive import INTERVALS, EvidenceArchive, EvidenceFile
+from railscope_collector.evidence.evidence_tables import archived_facts, evidence_intervals
+from railscope_collector.finalization import ledger_days
+from railscope_collector.finalization.evidence_retention import EvidenceRetention
+from railscope_collector.ledger.audit_outbox import outbox_rows
+from railscope_collector.ledger.database import Database
 
 METERING = MeteringSettings(quiet_seconds=60, finalize_delay_seconds=3600, max_revision_age_days=1)
 DAYS = 5

@@ -10,7 +10,7 @@ import pytest
 from support.finalizing import FinalizingCollector
 from support.story import core_in
 
-from collector.state.collector_state import CollectorState
+from railscope_collector.state.collector_state import CollectorState
 
 sys.path.insert(0, str(Path(__file__).parent))
 from archiving_site import archiving  # noqa: F401 - the fixture

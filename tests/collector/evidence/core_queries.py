@@ -5,11 +5,11 @@ from __future__ import annotations
 from support.metered import tile
 from support.story import DAY, SECOND, at, known_of
 
-from collector.account.account_sums import count_amounts
-from collector.evidence.gpu_evidence import AdministratorInputs
-from collector.metering.measures import CountedQuantity
-from collector.metering.units import Tiling
-from collector.state.collector_state import CollectorState
+from railscope_collector.account.account_sums import count_amounts
+from railscope_collector.evidence.gpu_evidence import AdministratorInputs
+from railscope_collector.metering.measures import CountedQuantity
+from railscope_collector.metering.units import Tiling
+from railscope_collector.state.collector_state import CollectorState
 
 ALICE = {"tenant": "alice"}
 

@@ -6,11 +6,11 @@ from core_queries import ALICE
 from support.finalizing import FinalizingCollector
 from support.story import DAY, DAY_SECONDS, NodeReporter, claim_ended, claim_started, gpus_of
 
-from collector.account.account_sums import AmountKey
-from collector.metering.measures import AmountAttribution, CountedQuantity
-from collector.metering.units import Tiling
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import DAY_NS
+from railscope_collector.account.account_sums import AmountKey
+from railscope_collector.metering.measures import AmountAttribution, CountedQuantity
+from railscope_collector.metering.units import Tiling
 
 HOURS = 3600
 LATER = DAY_SECONDS + 2 * HOURS

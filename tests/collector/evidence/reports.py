@@ -9,15 +9,15 @@ from pathlib import Path
 from msgspec.structs import replace
 from support.story import Envelopes, NodeReporter, gpus_of, temporary_core
 
-from collector.framelog.segment_files import (
+from railscope.frame import Event
+from railscope_collector.framelog.segment_files import (
     FrameLogStats,
     encode_record,
     frame_payload,
     start_segment,
 )
-from collector.state.collector_state import CollectorState
-from collector.state.state_checkpointer import StateCheckpointer
-from railscope.frame import Event
+from railscope_collector.state.collector_state import CollectorState
+from railscope_collector.state.state_checkpointer import StateCheckpointer
 
 HOUR = 3600
 SENT = 600

@@ -18,8 +18,8 @@ from support.story import (
     ports_of,
 )
 
-from collector.evidence.gpu_evidence import AdministratorInputs
-from collector.files import device_files, tenancy_files
+from railscope_collector.evidence.gpu_evidence import AdministratorInputs
+from railscope_collector.files import device_files, tenancy_files
 
 LAST = 3600
 LEVELS = ["scheduler", "scheduler", "node_plugin", "process", "administrator"]

@@ -18,12 +18,12 @@ from support.story import (
     host,
 )
 
-from collector.evidence.evidence_memory import UnstoredFacts
-from collector.evidence.evidence_store import EvidenceStore
-from collector.evidence.node_intervals import Contacts
-from collector.finalization.ledger_days import MeteringStores
-from collector.ledger.database import UnusableLedgerError
-from collector.state.state_checkpointer import IDENTITY, StateCheckpointer
+from railscope_collector.evidence.evidence_memory import UnstoredFacts
+from railscope_collector.evidence.evidence_store import EvidenceStore
+from railscope_collector.evidence.node_intervals import Contacts
+from railscope_collector.finalization.ledger_days import MeteringStores
+from railscope_collector.ledger.database import UnusableLedgerError
+from railscope_collector.state.state_checkpointer import IDENTITY, StateCheckpointer
 
 QUARTER = 900
 

@@ -16,21 +16,21 @@ import pytest
 from support import s3_server
 from support.disk import enlarge, small_file_system
 
-from collector.archive_stores import (
+from railscope.settings import SettingsError
+from railscope_collector.archive_stores import (
     ArchiveError,
     ArchiveStore,
     MissingFileError,
     open_archive_store,
 )
-from collector.config import ArchiveSettings
-from collector.evidence.archive_files import (
+from railscope_collector.config import ArchiveSettings
+from railscope_collector.evidence.archive_files import (
     EvidenceRow,
     check_written,
     compile_pod_pattern,
     decode_file,
     encode_file,
 )
-from railscope.settings import SettingsError
 
 if sys.version_info >= (3, 14):
     from compression import zstd

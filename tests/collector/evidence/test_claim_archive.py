@@ -16,12 +16,12 @@ from support.finalizing import FinalizingCollector
 from support.metered import revision_of
 from support.story import DAY, DAY_SECONDS, NodeReporter, accept, at, gpus_of
 
-from collector.archive_stores import ArchiveError
-from collector.evidence import claim_archive, evidence_tables
-from collector.evidence.evidence_archive import CLAIMS
-from collector.finalization import archived_days
-from collector.ledger import day_metering, day_tiling
 from railscope.timestamps import format_timestamp
+from railscope_collector.archive_stores import ArchiveError
+from railscope_collector.evidence import claim_archive, evidence_tables
+from railscope_collector.evidence.evidence_archive import CLAIMS
+from railscope_collector.finalization import archived_days
+from railscope_collector.ledger import day_metering, day_tiling
 
 ARCHIVED = range(DAY, DAY + DAYS - 2)
 """Archived days whose following day is archived."""

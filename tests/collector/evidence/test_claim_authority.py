@@ -20,11 +20,11 @@ from support.story import (
     known_of,
 )
 
-from collector.evidence.gpu_evidence import AdministratorInputs
-from collector.files import tenancy_files
-from collector.framelog.segment_files import FrameRecord
-from collector.state.collector_state import CollectorState
 from railscope.claim_terms import ClaimAuthority
+from railscope_collector.evidence.gpu_evidence import AdministratorInputs
+from railscope_collector.files import tenancy_files
+from railscope_collector.framelog.segment_files import FrameRecord
+from railscope_collector.state.collector_state import CollectorState
 
 FILE = "tenant,holds,from,to\nowner,GPU-0,2026-09-04T00:00:00Z,2026-09-04T00:01:40Z\n"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from core_queries import new_problems
 from support.story import NodeReporter, accept, claim_ended, claim_started, gpus_of
 
-from collector.evidence.batch_facts import MAX_IN_FORCE, MAX_IN_FORCE_ON_GPU, MAX_REPORTS
-from collector.state.collector_state import CollectorState
+from railscope_collector.evidence.batch_facts import MAX_IN_FORCE, MAX_IN_FORCE_ON_GPU, MAX_REPORTS
+from railscope_collector.state.collector_state import CollectorState
 
 GPU = "GPU-0"
 

@@ -19,18 +19,6 @@ from support.story import (
     known_of,
 )
 
-from collector.evidence.claim_events import (
-    ClaimEventError,
-    ReportedClaim,
-    ReportedEnd,
-    ReportingBoot,
-    find_ends,
-    first_report_key,
-    is_repetition,
-    parse_claim_event,
-)
-from collector.evidence.node_claims import reported_id
-from collector.state.collector_state import CollectorState
 from railscope.claim_terms import (
     MAX_DENOMINATOR,
     ClaimAuthority,
@@ -42,6 +30,18 @@ from railscope.claim_terms import (
 )
 from railscope.frame import Event
 from railscope.wire import WireEntity, WireEvent
+from railscope_collector.evidence.claim_events import (
+    ClaimEventError,
+    ReportedClaim,
+    ReportedEnd,
+    ReportingBoot,
+    find_ends,
+    first_report_key,
+    is_repetition,
+    parse_claim_event,
+)
+from railscope_collector.evidence.node_claims import reported_id
+from railscope_collector.state.collector_state import CollectorState
 
 BOOTED = 5000
 """Seconds from the boot of a `NodeReporter` to second 0 of a story."""

@@ -20,8 +20,8 @@ from support.story import (
     seconds_of,
 )
 
-from collector.evidence.gpu_evidence import AdministratorInputs
-from collector.files import tenancy_files
+from railscope_collector.evidence.gpu_evidence import AdministratorInputs
+from railscope_collector.files import tenancy_files
 
 GPU, OTHER = "GPU-0", "GPU-9"
 BOSS = "tenant,holds,from,to\nboss,GPU-0,2026-09-04T00:00:50Z,2026-09-04T00:03:20Z\n"

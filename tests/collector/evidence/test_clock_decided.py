@@ -20,11 +20,11 @@ from support.story import (
     known_of,
 )
 
-from collector.evidence.gpu_evidence import build_evidence
-from collector.framelog.framelog import FrameLog
-from collector.ledger.day_tiling import evidence_root
-from collector.state.collector_state import CollectorState
-from collector.state.state_checkpointer import StateCheckpointer
+from railscope_collector.evidence.gpu_evidence import build_evidence
+from railscope_collector.framelog.framelog import FrameLog
+from railscope_collector.ledger.day_tiling import evidence_root
+from railscope_collector.state.collector_state import CollectorState
+from railscope_collector.state.state_checkpointer import StateCheckpointer
 
 few = fewer_examples(60)
 deltas = st.one_of(

@@ -23,13 +23,13 @@ from support.story import (
     known_of,
 )
 
-from collector.account.account_cells import account_json
-from collector.evidence.node_intervals import MAX_DOUBTS, EvidenceInterval, SuspectPeriod
-from collector.finalization.ledger_days import ENGINE_VERSION
-from collector.ledger.day_metering import MeteredGpu, MeteringComputation
-from collector.ledger.row_conversion import GpuDay
-from collector.metering.evidence import ClockDoubt
-from collector.state.collector_state import CollectorState
+from railscope_collector.account.account_cells import account_json
+from railscope_collector.evidence.node_intervals import MAX_DOUBTS, EvidenceInterval, SuspectPeriod
+from railscope_collector.finalization.ledger_days import ENGINE_VERSION
+from railscope_collector.ledger.day_metering import MeteredGpu, MeteringComputation
+from railscope_collector.ledger.row_conversion import GpuDay
+from railscope_collector.metering.evidence import ClockDoubt
+from railscope_collector.state.collector_state import CollectorState
 
 DAYS = range(DAY - 1, DAY + 9)
 LAST = 2 * DAY_SECONDS + 3 * HOUR

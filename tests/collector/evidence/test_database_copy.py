@@ -24,13 +24,13 @@ from support.finalizing import FinalizingCollector, content
 from support.postgresql import PostgreSQL
 from support.story import DAY, NodeReporter, accept
 
-from collector.billing import tables
-from collector.ledger import audit_outbox, database_copy
-from collector.ledger.database import Database, UnusableLedgerError
-from collector.ledger.ledger_store import Ledger
-from collector.tables import metadata
 from railscope.cli import root
 from railscope.service import lock_state_directory
+from railscope_collector.billing import tables
+from railscope_collector.ledger import audit_outbox, database_copy
+from railscope_collector.ledger.database import Database, UnusableLedgerError
+from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.tables import metadata
 
 DAYS = range(DAY, DAY + 1)
 

@@ -13,12 +13,13 @@ from support.metered import tile
 from support.story import DAY, DAY_SECONDS, NodeReporter, accept, at, gpus_of
 from test_grouped_days import DAYS, Claim, compare_groups, write
 
-from collector.evidence.evidence_contents import content_days, contents_table
-from collector.evidence.evidence_records import EvidenceQuarantine
-from collector.evidence.evidence_store import EvidenceStore, compress_interval
-from collector.evidence.gpu_counters import counter_increments
-from collector.evidence.gpu_evidence import AdministratorInputs
-from collector.evidence.node_intervals import (
+from railscope.timestamps import DAY_NS, FOREVER_NS
+from railscope_collector.evidence.evidence_contents import content_days, contents_table
+from railscope_collector.evidence.evidence_records import EvidenceQuarantine
+from railscope_collector.evidence.evidence_store import EvidenceStore, compress_interval
+from railscope_collector.evidence.gpu_counters import counter_increments
+from railscope_collector.evidence.gpu_evidence import AdministratorInputs
+from railscope_collector.evidence.node_intervals import (
     INTERVAL_NS,
     CounterReading,
     CounterSeries,
@@ -27,14 +28,13 @@ from collector.evidence.node_intervals import (
     SampleSpan,
     encode_interval,
 )
-from collector.finalization import archived_days
-from collector.fleet.schema_columns import CounterSubject
-from collector.ledger.database import Database
-from collector.metering.evidence import NodeStay
-from collector.metering.measures import CountedQuantity
-from collector.metering.tiling import SlotState
-from collector.tables import metadata
-from railscope.timestamps import DAY_NS, FOREVER_NS
+from railscope_collector.finalization import archived_days
+from railscope_collector.fleet.schema_columns import CounterSubject
+from railscope_collector.ledger.database import Database
+from railscope_collector.metering.evidence import NodeStay
+from railscope_collector.metering.measures import CountedQuantity
+from railscope_collector.metering.tiling import SlotState
+from railscope_collector.tables import metadata
 
 PARTS_PER_DAY = DAY_NS // INTERVAL_NS
 

@@ -19,35 +19,35 @@ from support.finalizing import FinalizingCollector, content
 from support.metered import revision_of, tile
 from support.story import DAY, DAY_SECONDS, NodeReporter, accept, at, gpus_of
 
-from collector.archive_stores import MAX_FILE_BYTES, ArchiveError, ArchiveStore
-from collector.billing import administration
-from collector.billing.period_closing import BillingBooks
-from collector.config import MeteringSettings
-from collector.evidence import node_parts
-from collector.evidence.claim_archive import ClaimArchive
-from collector.evidence.evidence_archive import (
+from railscope.audit.record import RecordActor
+from railscope.timestamps import DAY_NS
+from railscope_collector.archive_stores import MAX_FILE_BYTES, ArchiveError, ArchiveStore
+from railscope_collector.billing import administration
+from railscope_collector.billing.period_closing import BillingBooks
+from railscope_collector.config import MeteringSettings
+from railscope_collector.evidence import node_parts
+from railscope_collector.evidence.claim_archive import ClaimArchive
+from railscope_collector.evidence.evidence_archive import (
     INTERVALS,
     KEPT_REPORTS,
     EvidenceArchive,
 )
-from collector.evidence.evidence_contents import ArchivedEvidenceError
-from collector.evidence.evidence_store import EvidenceStore
-from collector.evidence.evidence_tables import (
+from railscope_collector.evidence.evidence_contents import ArchivedEvidenceError
+from railscope_collector.evidence.evidence_store import EvidenceStore
+from railscope_collector.evidence.evidence_tables import (
     archived_facts,
     archives,
     evidence_intervals,
     removals,
 )
-from collector.finalization import ledger_days
-from collector.finalization.evidence_retention import find_first_needed_day
-from collector.ledger import schema
-from collector.ledger.audit_outbox import TimedActor
-from collector.ledger.database import Database
-from collector.ledger.ledger_store import Ledger
-from collector.metering.units import Period
-from collector.tables import metadata
-from railscope.audit.record import RecordActor
-from railscope.timestamps import DAY_NS
+from railscope_collector.finalization import ledger_days
+from railscope_collector.finalization.evidence_retention import find_first_needed_day
+from railscope_collector.ledger import schema
+from railscope_collector.ledger.audit_outbox import TimedActor
+from railscope_collector.ledger.database import Database
+from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.metering.units import Period
+from railscope_collector.tables import metadata
 
 EARLIER_TRIGGERS = {
     "sqlite": (

@@ -13,15 +13,15 @@ from support.finalizing import FinalizingCollector, content
 from support.metered import revision_of, tile
 from support.story import DAY, DAY_SECONDS, accept, at
 
-from collector.archive_stores import open_archive_store
-from collector.config import ArchiveSettings, CollectorSettings, MeteringSettings
-from collector.evidence.evidence_archive import EvidenceArchive
-from collector.evidence.evidence_contents import ArchivedEvidenceError
-from collector.evidence.evidence_tables import evidence_intervals
-from collector.finalization import archived_days, ledger_days
-from collector.finalization.evidence_retention import EvidenceRetention
-from collector.ledger.database import Database
 from railscope.timestamps import DAY_NS
+from railscope_collector.archive_stores import open_archive_store
+from railscope_collector.config import ArchiveSettings, CollectorSettings, MeteringSettings
+from railscope_collector.evidence.evidence_archive import EvidenceArchive
+from railscope_collector.evidence.evidence_contents import ArchivedEvidenceError
+from railscope_collector.evidence.evidence_tables import evidence_intervals
+from railscope_collector.finalization import archived_days, ledger_days
+from railscope_collector.finalization.evidence_retention import EvidenceRetention
+from railscope_collector.ledger.database import Database
 
 METERING = MeteringSettings(quiet_seconds=60, finalize_delay_seconds=3600, max_revision_age_days=1)
 DAYS = range(DAY, DAY + 4)

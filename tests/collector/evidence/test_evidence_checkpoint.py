@@ -12,8 +12,8 @@ from support.checkpoints import checkpoint_of, facts_of, resume_from
 from support.examples import fewer_examples
 from support.story import NodeReporter, accept, at, gpus_of, host, temporary_core
 
-from collector.state.collector_state import CollectorState
-from collector.state.state_checkpoint import (
+from railscope_collector.state.collector_state import CollectorState
+from railscope_collector.state.state_checkpoint import (
     MAGIC,
     StateCheckpointError,
     decode_parts,

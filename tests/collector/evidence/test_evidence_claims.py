@@ -20,11 +20,11 @@ from support.story import (
     seconds_of,
 )
 
-from collector.evidence.claim_events import MAX_CHARACTERS
-from collector.evidence.gpu_evidence import AdministratorInputs
-from collector.files import tenancy_files
-from collector.metering.tiling import SlotState
-from collector.state.collector_state import CollectorState
+from railscope_collector.evidence.claim_events import MAX_CHARACTERS
+from railscope_collector.evidence.gpu_evidence import AdministratorInputs
+from railscope_collector.files import tenancy_files
+from railscope_collector.metering.tiling import SlotState
+from railscope_collector.state.collector_state import CollectorState
 
 
 async def test_a_claim_holds_from_its_start_to_its_end(core: CollectorState):

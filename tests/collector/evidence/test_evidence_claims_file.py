@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, strategies as st
 from structlog.testing import capture_logs
 
-from collector.files.tenancy_files import FileClaim, FileClaims, claims_file, parse_claims
-from collector.files.watched_file import FileError
 from railscope.timestamps import FOREVER_NS
+from railscope_collector.files.tenancy_files import FileClaim, FileClaims, claims_file, parse_claims
+from railscope_collector.files.watched_file import FileError
 
 GOOD = "tenant,holds,from,to\nvision,gpu-node-1,2026-01-01T00:00:00Z,2026-01-01T01:00:00+00:00\n"
 

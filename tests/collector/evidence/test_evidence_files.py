@@ -15,9 +15,9 @@ from support.story import (
     seconds_of,
 )
 
-from collector.evidence.gpu_evidence import AdministratorInputs
-from collector.files import device_files, tenancy_files, watched_file
-from collector.state.collector_state import CollectorState
+from railscope_collector.evidence.gpu_evidence import AdministratorInputs
+from railscope_collector.files import device_files, tenancy_files, watched_file
+from railscope_collector.state.collector_state import CollectorState
 
 
 def test_stamps_are_seconds_of_the_story():

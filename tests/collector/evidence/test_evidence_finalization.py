@@ -21,12 +21,12 @@ from support.story import (
     seconds_of,
 )
 
-from collector.account.account_cells import quota_days
-from collector.evidence.evidence_tables import evidence_intervals, reported_claims
-from collector.ledger.audit_outbox import HEAD, outbox_rows
-from collector.metering.tiling import SlotState
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import DAY_NS
+from railscope_collector.account.account_cells import quota_days
+from railscope_collector.evidence.evidence_tables import evidence_intervals, reported_claims
+from railscope_collector.ledger.audit_outbox import HEAD, outbox_rows
+from railscope_collector.metering.tiling import SlotState
 
 
 async def test_a_day_goes_to_the_ledger_when_it_is_over_and_the_account_goes_on(

@@ -24,9 +24,13 @@ from support.story import (
     seconds_of,
 )
 
-from collector.evidence.evidence_store import compress_interval
-from collector.evidence.evidence_tables import evidence_intervals, gpu_nodes, reported_claims
-from collector.evidence.node_intervals import encode_interval
+from railscope_collector.evidence.evidence_store import compress_interval
+from railscope_collector.evidence.evidence_tables import (
+    evidence_intervals,
+    gpu_nodes,
+    reported_claims,
+)
+from railscope_collector.evidence.node_intervals import encode_interval
 
 
 async def test_a_collector_that_takes_over_goes_on_from_the_ledger(make, url: str):

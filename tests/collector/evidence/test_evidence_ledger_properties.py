@@ -12,9 +12,9 @@ from support.finalizing import FinalizingCollector, content
 from support.metered import revision_of, tile
 from support.story import DAY, DAY_SECONDS, accept, at
 
-from collector.account.account_sums import AmountKey
-from collector.metering.measures import AmountAttribution, CountedQuantity
 from railscope.claim_terms import GPU_CAPACITY
+from railscope_collector.account.account_sums import AmountKey
+from railscope_collector.metering.measures import AmountAttribution, CountedQuantity
 
 # Each example makes databases and waits for the disk.
 few = fewer_examples(20)

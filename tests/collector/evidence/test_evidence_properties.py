@@ -13,13 +13,13 @@ from support.examples import fewer_examples
 from support.metered import tile
 from support.story import SECOND, accept, at, known_of, no_turns, temporary_core
 
-from collector.account.account_sums import sum_entries
-from collector.account.live_account import LiveAccount
-from collector.evidence.claim_events import ReportedClaim, is_gpu
-from collector.evidence.claim_placement import ClaimPlacer
-from collector.evidence.gpu_evidence import build_evidence
-from collector.ledger.day_tiling import evidence_root
-from collector.state.collector_state import CollectorState
+from railscope_collector.account.account_sums import sum_entries
+from railscope_collector.account.live_account import LiveAccount
+from railscope_collector.evidence.claim_events import ReportedClaim, is_gpu
+from railscope_collector.evidence.claim_placement import ClaimPlacer
+from railscope_collector.evidence.gpu_evidence import build_evidence
+from railscope_collector.ledger.day_tiling import evidence_root
+from railscope_collector.state.collector_state import CollectorState
 
 few = fewer_examples(50)
 since_the_newest = st.sampled_from([-15, -8, -3, -1, 0, 1, 5, 40, 400, 8000])

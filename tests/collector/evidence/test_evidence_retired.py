@@ -27,21 +27,21 @@ from support.story import (
     seconds_of,
 )
 
-from collector.account.account_sums import AmountKey
-from collector.account.live_account import LiveAccount
-from collector.evidence.gpu_evidence import AdministratorInputs
-from collector.files.device_files import (
+from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
+from railscope.timestamps import DAY_NS, FOREVER_NS
+from railscope_collector.account.account_sums import AmountKey
+from railscope_collector.account.live_account import LiveAccount
+from railscope_collector.evidence.gpu_evidence import AdministratorInputs
+from railscope_collector.files.device_files import (
     RETIREMENTS_HEADER,
     RetiredGpus,
     Retirement,
     parse_retirements,
 )
-from collector.files.watched_file import FileError
-from collector.ledger.audit_outbox import HEAD as BILLING_HEAD, outbox_rows
-from collector.metering.evidence import MeteredClaim, NodeStay
-from collector.metering.measures import AmountAttribution, CountedQuantity
-from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
-from railscope.timestamps import DAY_NS, FOREVER_NS
+from railscope_collector.files.watched_file import FileError
+from railscope_collector.ledger.audit_outbox import HEAD as BILLING_HEAD, outbox_rows
+from railscope_collector.metering.evidence import MeteredClaim, NodeStay
+from railscope_collector.metering.measures import AmountAttribution, CountedQuantity
 
 HEAD = ",".join(RETIREMENTS_HEADER) + "\n"
 HOURS = 3600

@@ -29,16 +29,22 @@ from support.story import (
     known_of,
 )
 
-from collector.commands.bill_decisions import accept_command, reject_command, review_command
-from collector.evidence.gpu_evidence import AdministratorInputs
-from collector.evidence.node_intervals import LATE_NS
-from collector.evidence.review_decisions import (
+from railscope.audit.record import RecordActor
+from railscope.frame import Event
+from railscope_collector.commands.bill_decisions import (
+    accept_command,
+    reject_command,
+    review_command,
+)
+from railscope_collector.evidence.gpu_evidence import AdministratorInputs
+from railscope_collector.evidence.node_intervals import LATE_NS
+from railscope_collector.evidence.review_decisions import (
     PendingEvidence,
     ReviewDecision,
     find_pending_evidence,
     record_decision,
 )
-from collector.evidence.review_rules import (
+from railscope_collector.evidence.review_rules import (
     BEFORE_CONTACT,
     BEYOND_INVENTORY,
     LATE_CLAIM,
@@ -49,11 +55,9 @@ from collector.evidence.review_rules import (
     ReviewKind,
     ReviewSubject,
 )
-from collector.files import device_files
-from collector.ledger.audit_outbox import outbox_rows
-from collector.state.collector_state import CollectorState
-from railscope.audit.record import RecordActor
-from railscope.frame import Event
+from railscope_collector.files import device_files
+from railscope_collector.ledger.audit_outbox import outbox_rows
+from railscope_collector.state.collector_state import CollectorState
 
 
 def inventory(*rows: str) -> AdministratorInputs:

@@ -26,12 +26,12 @@ from support.story import (
     seconds_of,
 )
 
-from collector.account.account_sums import AmountKey, count_amounts
-from collector.fleet.schema_columns import sku_of
-from collector.metering.evidence import NodeEvidence
-from collector.metering.measures import AmountAttribution, CountedQuantity
-from collector.metering.tiling import SlotState
-from collector.state.collector_state import CollectorState
+from railscope_collector.account.account_sums import AmountKey, count_amounts
+from railscope_collector.fleet.schema_columns import sku_of
+from railscope_collector.metering.evidence import NodeEvidence
+from railscope_collector.metering.measures import AmountAttribution, CountedQuantity
+from railscope_collector.metering.tiling import SlotState
+from railscope_collector.state.collector_state import CollectorState
 
 
 async def test_a_node_that_never_comes_back_keeps_its_claim_without_node_evidence(

@@ -16,11 +16,11 @@ from support.finalizing import FinalizingCollector
 from support.postgresql import PostgreSQL
 from support.story import DAY, DAY_SECONDS, Envelopes, NodeReporter, accept, claim_started, gpus_of
 
-from collector.evidence import evidence_records, evidence_tables, node_intervals
-from collector.ledger import audit_outbox, schema
-from collector.ledger.database import Database, call_database
-from collector.state.state_checkpointer import StateCheckpointer
-from collector.tables import metadata
+from railscope_collector.evidence import evidence_records, evidence_tables, node_intervals
+from railscope_collector.ledger import audit_outbox, schema
+from railscope_collector.ledger.database import Database, call_database
+from railscope_collector.state.state_checkpointer import StateCheckpointer
+from railscope_collector.tables import metadata
 
 QUIET = 60
 INTERVAL = node_intervals.INTERVAL_NS // 10**9

@@ -7,9 +7,10 @@ from hypothesis import given, strategies as st
 from reports import HOUR
 from support.story import DAY_SECONDS, NodeReporter, accept, at, claim_started, gpus_of, known_of
 
-from collector.evidence.gpu_evidence import AdministratorInputs
-from collector.evidence.node_intervals import FirstContact
-from collector.evidence.review_rules import (
+from railscope.timestamps import FOREVER_NS
+from railscope_collector.evidence.gpu_evidence import AdministratorInputs
+from railscope_collector.evidence.node_intervals import FirstContact
+from railscope_collector.evidence.review_rules import (
     MAX_GPUS_AT_ONCE,
     MAX_NEW_GPUS,
     NEW_NS,
@@ -20,9 +21,8 @@ from collector.evidence.review_rules import (
     ReviewKind,
     ReviewSubject,
 )
-from collector.files.device_files import RetiredGpus, Retirement
-from collector.state.collector_state import CollectorState
-from railscope.timestamps import FOREVER_NS
+from railscope_collector.files.device_files import RetiredGpus, Retirement
+from railscope_collector.state.collector_state import CollectorState
 
 MONTH = 30 * DAY_SECONDS
 

@@ -20,13 +20,13 @@ from support.metered import revision_of
 from support.postgresql import PostgreSQL
 from support.story import DAY, DAY_SECONDS, NodeReporter, accept, gpus_of, seconds_of
 
-from collector.account.live_account import FinalizedSums
-from collector.finalization.ledger_days import read_finalized
-from collector.ledger import leases
-from collector.ledger.database import Database, call_database
-from collector.ledger.day_tiling import TilingError
-from collector.ledger.ledger_store import Ledger, accept_any
 from railscope.service import run_in_thread
+from railscope_collector.account.live_account import FinalizedSums
+from railscope_collector.finalization.ledger_days import read_finalized
+from railscope_collector.ledger import leases
+from railscope_collector.ledger.database import Database, call_database
+from railscope_collector.ledger.day_tiling import TilingError
+from railscope_collector.ledger.ledger_store import Ledger, accept_any
 
 WHOLE = {("idle", ""): 6, ("observed", "alice"): 12, ("observed", "kubernetes:ns"): 6}
 

@@ -23,8 +23,8 @@ from support.story import (
     known_of,
 )
 
-from collector.evidence.node_intervals import MAX_GPUS
-from collector.state.collector_state import CollectorState
+from railscope_collector.evidence.node_intervals import MAX_GPUS
+from railscope_collector.state.collector_state import CollectorState
 
 
 def observed(core: CollectorState, name: str = "GPU-0") -> list[tuple[float, float]]:

@@ -12,13 +12,17 @@ from support.examples import fewer_examples
 from support.postgresql import PostgreSQL
 from support.story import SECOND, accept, claim_started, core_in
 
-from collector.evidence import node_intervals
-from collector.evidence.evidence_book import EvidenceBook
-from collector.evidence.first_receipts import MAX_RECEIPT_AGE_NS, FirstReceipt, ReceiptSigner
-from collector.framelog.segment_files import FrameRecord
-from collector.ledger.database import Database
-from collector.tables import metadata
 from railscope.wire import MAX_RECEIPT_CHARACTERS, SentAt
+from railscope_collector.evidence import node_intervals
+from railscope_collector.evidence.evidence_book import EvidenceBook
+from railscope_collector.evidence.first_receipts import (
+    MAX_RECEIPT_AGE_NS,
+    FirstReceipt,
+    ReceiptSigner,
+)
+from railscope_collector.framelog.segment_files import FrameRecord
+from railscope_collector.ledger.database import Database
+from railscope_collector.tables import metadata
 
 NOW = 2_000
 RECORD = FrameRecord("n1", 1_000, SentAt(900, 50, "boot"), b"body")

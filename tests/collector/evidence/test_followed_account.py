@@ -7,8 +7,8 @@ from pathlib import Path
 from support.finalizing import SETTINGS, FinalizingCollector
 from support.story import NodeReporter, accept, at, core_in, gpus_of, no_turns, seconds_of
 
-from collector.account.live_account import LiveAccount
-from collector.finalization.followed_account import FollowedAccount
+from railscope_collector.account.live_account import LiveAccount
+from railscope_collector.finalization.followed_account import FollowedAccount
 
 DAY_SECONDS = 86_400
 RELEASED = 600

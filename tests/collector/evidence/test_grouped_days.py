@@ -28,13 +28,17 @@ from support.story import (
     ports_of,
 )
 
-from collector.evidence.review_decisions import PendingEvidence, ReviewDecision, record_decision
-from collector.evidence.review_rules import ReviewKind, ReviewSubject
-from collector.ledger.day_metering import MeteringComputation
-from collector.ledger.day_tiling import DayTiling
 from railscope.audit.record import RecordActor
 from railscope.frame import Schema
 from railscope.timestamps import DAY_NS
+from railscope_collector.evidence.review_decisions import (
+    PendingEvidence,
+    ReviewDecision,
+    record_decision,
+)
+from railscope_collector.evidence.review_rules import ReviewKind, ReviewSubject
+from railscope_collector.ledger.day_metering import MeteringComputation
+from railscope_collector.ledger.day_tiling import DayTiling
 
 DAYS = 4
 QUARTERS = DAYS * 96

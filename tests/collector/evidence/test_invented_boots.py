@@ -21,17 +21,17 @@ from support.story import (
     gpus_of,
 )
 
-from collector.evidence.gpu_evidence import AdministratorInputs
-from collector.evidence.review_decisions import (
+from railscope.audit.record import RecordActor
+from railscope.frame import Event
+from railscope_collector.evidence.gpu_evidence import AdministratorInputs
+from railscope_collector.evidence.review_decisions import (
     ReviewDecision,
     find_pending_evidence,
     record_decision,
 )
-from collector.evidence.review_rules import ReviewDecisions, ReviewKind, ReviewSubject
-from collector.metering.units import Tiling
-from collector.state.collector_state import CollectorState
-from railscope.audit.record import RecordActor
-from railscope.frame import Event
+from railscope_collector.evidence.review_rules import ReviewDecisions, ReviewKind, ReviewSubject
+from railscope_collector.metering.units import Tiling
+from railscope_collector.state.collector_state import CollectorState
 
 LAST = 80 * HOUR
 HORIZON = LAST - HOUR

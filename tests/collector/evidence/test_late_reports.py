@@ -25,8 +25,10 @@ from support.story import (
     gpus_of,
 )
 
-from collector.evidence.boot_starts import BootStart
-from collector.evidence.claim_events import (
+from railscope.claim_terms import ClaimAuthority
+from railscope.frame import Event
+from railscope_collector.evidence.boot_starts import BootStart
+from railscope_collector.evidence.claim_events import (
     ClaimGap,
     ReportedClaim,
     ReportedEnd,
@@ -37,13 +39,11 @@ from collector.evidence.claim_events import (
     is_repetition,
     with_receipt,
 )
-from collector.evidence.claim_placement import ClaimPlacer
-from collector.evidence.gpu_evidence import AdministratorInputs
-from collector.evidence.review_rules import ReviewDecisions, ReviewKind, ReviewSubject
-from collector.metering.units import Tiling
-from collector.state.collector_state import CollectorState
-from railscope.claim_terms import ClaimAuthority
-from railscope.frame import Event
+from railscope_collector.evidence.claim_placement import ClaimPlacer
+from railscope_collector.evidence.gpu_evidence import AdministratorInputs
+from railscope_collector.evidence.review_rules import ReviewDecisions, ReviewKind, ReviewSubject
+from railscope_collector.metering.units import Tiling
+from railscope_collector.state.collector_state import CollectorState
 
 BOOTED = 5000
 REPORTED = 20 * HOUR

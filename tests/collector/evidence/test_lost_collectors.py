@@ -15,15 +15,15 @@ from support.examples import fewer_examples
 from support.finalizing import FinalizingCollector
 from support.story import NodeReporter, accept, claim_ended, claim_started, gpus_of
 
-from agent.shipping.collector_logs import EvidenceReceipt
-from agent.shipping.spool import FrameLoss, Spool
-from collector.evidence import evidence_tables
-from collector.evidence.evidence_records import EvidenceQuarantine
-from collector.ledger.ledger_store import Ledger
-from collector.state.state_checkpointer import StateCheckpointer
-from collector.tables import metadata
 from railscope.catalog.tenancy import CLAIM_END_EVENT, CLAIM_START_EVENT
 from railscope.frame import Frame
+from railscope_agent.shipping.collector_logs import EvidenceReceipt
+from railscope_agent.shipping.spool import FrameLoss, Spool
+from railscope_collector.evidence import evidence_tables
+from railscope_collector.evidence.evidence_records import EvidenceQuarantine
+from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.state.state_checkpointer import StateCheckpointer
+from railscope_collector.tables import metadata
 
 GPU = gpus_of("GPU-0")
 NODE = "n1"

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 from hypothesis import given, strategies as st
 
-from collector.fleet.schema_columns import ReportedMigInstance, find_metered_columns
 from railscope.wire import WireEntity, WireSchema, rails_of_entities
+from railscope_collector.fleet.schema_columns import ReportedMigInstance, find_metered_columns
 
 WHOLE = (0, 840)
 

@@ -22,13 +22,18 @@ from support.story import (
     known_of,
 )
 
-from collector.evidence.batch_facts import MAX_OF_A_GPU, MAX_OF_A_NODE, SpanCounts, max_new_spans
-from collector.evidence.evidence_book import EvidenceBook
-from collector.evidence.gpu_evidence import AdministratorInputs
-from collector.evidence.node_intervals import SampleSpan, add_spans
-from collector.evidence.review_rules import ReviewDecisions, ReviewKind, ReviewSubject
-from collector.metering.evidence import GAP_NS
-from collector.state.collector_state import CollectorState
+from railscope_collector.evidence.batch_facts import (
+    MAX_OF_A_GPU,
+    MAX_OF_A_NODE,
+    SpanCounts,
+    max_new_spans,
+)
+from railscope_collector.evidence.evidence_book import EvidenceBook
+from railscope_collector.evidence.gpu_evidence import AdministratorInputs
+from railscope_collector.evidence.node_intervals import SampleSpan, add_spans
+from railscope_collector.evidence.review_rules import ReviewDecisions, ReviewKind, ReviewSubject
+from railscope_collector.metering.evidence import GAP_NS
+from railscope_collector.state.collector_state import CollectorState
 
 APART = 31
 

@@ -28,8 +28,10 @@ from support.story import (
     seconds_of,
 )
 
-from collector.evidence.gpu_evidence import AdministratorInputs
-from collector.evidence.gpu_node_history import (
+from railscope.audit.record import RecordActor
+from railscope.reading import Absent
+from railscope_collector.evidence.gpu_evidence import AdministratorInputs
+from railscope_collector.evidence.gpu_node_history import (
     LEFT_NS,
     NodeListing,
     divide_occupancy,
@@ -37,24 +39,22 @@ from collector.evidence.gpu_node_history import (
     subtract_periods,
     unite_periods,
 )
-from collector.evidence.node_intervals import SampleSpan
-from collector.evidence.review_decisions import (
+from railscope_collector.evidence.node_intervals import SampleSpan
+from railscope_collector.evidence.review_decisions import (
     ReviewDecision,
     find_pending_evidence,
     record_decision,
 )
-from collector.evidence.review_rules import (
+from railscope_collector.evidence.review_rules import (
     CONTESTED,
     MOVED,
     ReviewDecisions,
     ReviewKind,
     ReviewSubject,
 )
-from collector.files import device_files
-from collector.metering.evidence import GAP_NS
-from collector.state.collector_state import CollectorState
-from railscope.audit.record import RecordActor
-from railscope.reading import Absent
+from railscope_collector.files import device_files
+from railscope_collector.metering.evidence import GAP_NS
+from railscope_collector.state.collector_state import CollectorState
 
 END = 290
 RED = {"tenant": "red"}

@@ -24,14 +24,14 @@ from support.story import (
     seconds_of,
 )
 
-from collector.evidence.claim_events import unplaced_key
-from collector.evidence.claim_placement import ClaimPlacer
-from collector.evidence.gpu_evidence import AdministratorInputs, build_evidence
-from collector.evidence.review_decisions import find_pending_evidence
-from collector.evidence.review_rules import ReviewDecisions, ReviewKind, ReviewSubject
-from collector.files import device_files
-from collector.state.collector_state import CollectorState
 from railscope.frame import Event
+from railscope_collector.evidence.claim_events import unplaced_key
+from railscope_collector.evidence.claim_placement import ClaimPlacer
+from railscope_collector.evidence.gpu_evidence import AdministratorInputs, build_evidence
+from railscope_collector.evidence.review_decisions import find_pending_evidence
+from railscope_collector.evidence.review_rules import ReviewDecisions, ReviewKind, ReviewSubject
+from railscope_collector.files import device_files
+from railscope_collector.state.collector_state import CollectorState
 
 ALICE, BOB = {"tenant": "alice"}, {"tenant": "bob"}
 

@@ -24,17 +24,17 @@ from support.examples import fewer_examples
 from support.finalizing import FinalizingCollector, content
 from support.story import DAY, NodeReporter, accept, at, gpus_of
 
-from collector.config import IngestLimits
-from collector.evidence.evidence_memory import IntervalInMemory
-from collector.evidence.evidence_store import EvidenceStore
-from collector.evidence.evidence_tables import evidence_intervals
-from collector.evidence.node_intervals import EvidenceInterval, encode_interval
-from collector.evidence.waiting_evidence import WaitingEvidence, compare_files
-from collector.finalization.ledger_days import MeteringStores
-from collector.framelog.segment_files import StateFiles, accept_loss
-from collector.state.state_checkpointer import StateCheckpointer
 from railscope.service import run_in_thread
-from simulator.failover.database_pair import DatabaseServer, server_identity
+from railscope_collector.config import IngestLimits
+from railscope_collector.evidence.evidence_memory import IntervalInMemory
+from railscope_collector.evidence.evidence_store import EvidenceStore
+from railscope_collector.evidence.evidence_tables import evidence_intervals
+from railscope_collector.evidence.node_intervals import EvidenceInterval, encode_interval
+from railscope_collector.evidence.waiting_evidence import WaitingEvidence, compare_files
+from railscope_collector.finalization.ledger_days import MeteringStores
+from railscope_collector.framelog.segment_files import StateFiles, accept_loss
+from railscope_collector.state.state_checkpointer import StateCheckpointer
+from railscope_simulator.failover.database_pair import DatabaseServer, server_identity
 
 MINUTE, QUARTER, HOUR = 60, 900, 3600
 
@@ -618,8 +618,8 @@ def test_files_return_what_was_written(found: list[tuple[str, int]], data: st.Da
 WRITER = """
 import os, sys
 from pathlib import Path
-from collector.config import IngestLimits
-from collector.evidence.waiting_evidence import WaitingEvidence
+from railscope_collector.config import IngestLimits
+from railscope_collector.evidence.waiting_evidence import WaitingEvidence
 waiting = WaitingEvidence(Path(sys.argv[1]), IngestLimits())
 waiting.open()
 while True:

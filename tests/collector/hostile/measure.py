@@ -29,8 +29,8 @@ from makers import FrameSender
 from running_collector import RunningCollector, gpu_frames, run_collector, settings_in
 from support.fork_server import serve
 
-from collector.config import IngestLimits
 from railscope.wire import SentAt
+from railscope_collector.config import IngestLimits
 
 NEIGHBOUR = "n2"
 RESULT = "result.json"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from collector.files.device_files import ExpectedDevices
-from collector.fleet.schema_columns import GPU, RDMA_PORT, ShownDevices
-from collector.inventory.comparison import (
+from railscope.timestamps import FOREVER_NS
+from railscope_collector.files.device_files import ExpectedDevices
+from railscope_collector.fleet.schema_columns import GPU, RDMA_PORT, ShownDevices
+from railscope_collector.inventory.comparison import (
     DeviceCounts,
     NodeInventoryState,
     ReportedDevices,
@@ -14,7 +15,6 @@ from collector.inventory.comparison import (
     compare_nodes,
     count_devices,
 )
-from railscope.timestamps import FOREVER_NS
 
 EIGHT = ExpectedDevices(0, FOREVER_NS, "n1", 8, 8)
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from collector.files.device_files import (
+from railscope.timestamps import FOREVER_NS
+from railscope_collector.files.device_files import (
     INVENTORY_HEADER,
     DeviceInventory,
     ExpectedDevices,
     parse_inventory,
 )
-from collector.files.watched_file import FileError, WatchedFile
-from railscope.timestamps import FOREVER_NS
+from railscope_collector.files.watched_file import FileError, WatchedFile
 
 HEAD = ",".join(INVENTORY_HEADER) + "\n"
 START = 1_767_225_600 * 10**9

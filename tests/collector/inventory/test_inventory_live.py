@@ -11,8 +11,8 @@ from makers import FrameSender, gpu_schema, rdma_schema
 from running_collector import RunningCollector, run_collector, settings_in
 from support.audit import verified_records
 
-from collector.access.credentials import digest_token
-from collector.config import LedgerSettings, MeteringSettings
+from railscope_collector.access.credentials import digest_token
+from railscope_collector.config import LedgerSettings, MeteringSettings
 
 INVENTORY = "node,gpus,rdma_ports,from,to\n"
 RETIRED = "gpu,from,to,reason\n"

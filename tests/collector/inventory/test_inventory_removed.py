@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, strategies as st
 from support.story import NodeReporter, accept, at, core_in, gpus_of
 
-from collector.account.live_account import LiveAccount
-from collector.evidence.gpu_evidence import AdministratorInputs
-from collector.files.device_files import DeviceInventory, ExpectedDevices, RetiredGpus
-from collector.inventory.comparison import InventoryWatch
-from collector.state.collector_state import CollectorState
-from collector.view_refresh import ViewRefresher
 from railscope.catalog import collector as catalog
+from railscope_collector.account.live_account import LiveAccount
+from railscope_collector.evidence.gpu_evidence import AdministratorInputs
+from railscope_collector.files.device_files import DeviceInventory, ExpectedDevices, RetiredGpus
+from railscope_collector.inventory.comparison import InventoryWatch
+from railscope_collector.state.collector_state import CollectorState
+from railscope_collector.view_refresh import ViewRefresher
 
 STALE = 5.0
 

@@ -11,9 +11,25 @@ import pytest
 from hypothesis import given, strategies as st
 from support.story import NodeReporter, accept, at, core_in, gpus_of, no_turns, ports_of
 
-from collector.files.device_files import DeviceInventory, ExpectedDevices, RetiredGpus, Retirement
-from collector.fleet.schema_columns import GPU, RDMA_PORT, DeviceColumns, find_device_columns
-from collector.inventory.comparison import (
+from railscope.catalog import METRICS, agent
+from railscope.catalog.entities import SOURCE
+from railscope.frame import Entity, Frame, Schema
+from railscope.reading import PRESENT, Absent
+from railscope.timestamps import FOREVER_NS
+from railscope.wire import to_wire_schema
+from railscope_collector.files.device_files import (
+    DeviceInventory,
+    ExpectedDevices,
+    RetiredGpus,
+    Retirement,
+)
+from railscope_collector.fleet.schema_columns import (
+    GPU,
+    RDMA_PORT,
+    DeviceColumns,
+    find_device_columns,
+)
+from railscope_collector.inventory.comparison import (
     DeviceCounts,
     InventoryComparison,
     InventoryWatch,
@@ -21,13 +37,7 @@ from collector.inventory.comparison import (
     inventory_cells,
     inventory_json,
 )
-from collector.state.collector_state import CollectorState
-from railscope.catalog import METRICS, agent
-from railscope.catalog.entities import SOURCE
-from railscope.frame import Entity, Frame, Schema
-from railscope.reading import PRESENT, Absent
-from railscope.timestamps import FOREVER_NS
-from railscope.wire import to_wire_schema
+from railscope_collector.state.collector_state import CollectorState
 
 STALE = 5
 OF_A_GPU = 3

@@ -16,13 +16,13 @@ from support.job_books import job_days, with_placeholders, write_jobs
 
 from bench import tenants
 from bench.tenants import units_of_share
-from collector.jobs.job_metering import timeline_entries
-from collector.jobs.job_reconciliation import compare_jobs
-from collector.ledger.ledger_store import Ledger
-from collector.metering.units import Tiling
-from collector.tables import metadata
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import FOREVER_NS
+from railscope_collector.jobs.job_metering import timeline_entries
+from railscope_collector.jobs.job_reconciliation import compare_jobs
+from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.metering.units import Tiling
+from railscope_collector.tables import metadata
 from tests.support.shared import capture_path
 
 NS = 1e9

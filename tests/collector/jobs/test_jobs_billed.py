@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from collector.metering.units import parse_period
 from railscope.cli import root as railscope
+from railscope_collector.metering.units import parse_period
 
 S = 1_000_000_000
 START = parse_period("2025-12").start_ns // S

@@ -7,18 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from collector.jobs.job_list import account_name
-from collector.jobs.scheduler_records import (
+from railscope.claim_terms import ClaimAuthority
+from railscope_collector.jobs.job_list import account_name
+from railscope_collector.jobs.scheduler_records import (
     SchedulerRecords,
     SchedulerRecordsError,
     comparison_text,
 )
-from collector.ledger.day_metering import MeteredGpu, MeteringComputation
-from collector.ledger.ledger_store import Ledger
-from collector.metering.evidence import Evidence, MeteredClaim, NodeEvidence, NodeSighting, NodeStay
-from collector.metering.units import Period
-from collector.tables import metadata
-from railscope.claim_terms import ClaimAuthority
+from railscope_collector.ledger.day_metering import MeteredGpu, MeteringComputation
+from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.metering.evidence import (
+    Evidence,
+    MeteredClaim,
+    NodeEvidence,
+    NodeSighting,
+    NodeStay,
+)
+from railscope_collector.metering.units import Period
+from railscope_collector.tables import metadata
 
 S = 1_000_000_000
 DAY = Period(0, 86_400 * S)

@@ -7,8 +7,9 @@ import json
 import pytest
 from hypothesis import given, strategies as st
 
-from collector.jobs.clustercockpit import read_clustercockpit
-from collector.jobs.job_list import (
+from railscope.timestamps import FOREVER_NS
+from railscope_collector.jobs.clustercockpit import read_clustercockpit
+from railscope_collector.jobs.job_list import (
     JobList,
     JobListError,
     ListedGpu,
@@ -16,8 +17,7 @@ from collector.jobs.job_list import (
     UnnamedGpus,
     pci_address,
 )
-from collector.jobs.job_metering import meter_jobs
-from railscope.timestamps import FOREVER_NS
+from railscope_collector.jobs.job_metering import meter_jobs
 
 S = 1_000_000_000
 LINE = {

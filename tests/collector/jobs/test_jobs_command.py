@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from collector.jobs.job_metering import format_hours
 from railscope.cli import root as railscope
+from railscope_collector.jobs.job_metering import format_hours
 from tests.support.shared import capture_path
 
 S = 1_000_000_000

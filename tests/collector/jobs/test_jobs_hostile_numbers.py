@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from agent.config import PREFIX, AgentSettings
-from collector.jobs.job_list_reader import read_jobs
-from collector.jobs.kubernetes import NodeGpuLabels
 from railscope.pod_shares import pod_entry, requests_of
 from railscope.settings import SettingsError, load
-from simulator.live import LiveNodeFileError, read_live_node
+from railscope_agent.config import PREFIX, AgentSettings
+from railscope_collector.jobs.job_list_reader import read_jobs
+from railscope_collector.jobs.kubernetes import NodeGpuLabels
+from railscope_simulator.live import LiveNodeFileError, read_live_node
 
 NINES = "9" * 5000
 HEADER = "name,num_gpu,gpu_milli,pod_phase,deletion_time,scheduled_time\n"

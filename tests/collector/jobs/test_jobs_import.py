@@ -12,14 +12,14 @@ from click.testing import CliRunner, Result
 from support.job_lists import GPU_1, GPU_2, HOUR, S, tenant_hours
 from support.shared import capture_path
 
-from collector.jobs import imported_lists
-from collector.jobs.job_list_reader import read_jobs
-from collector.ledger.ledger_store import Ledger
-from collector.metering.units import Period, Tiling, period_name
-from collector.tables import metadata
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.cli import root as railscope
 from railscope.timestamps import DAY_NS, FOREVER_NS, format_timestamp
+from railscope_collector.jobs import imported_lists
+from railscope_collector.jobs.job_list_reader import read_jobs
+from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.metering.units import Period, Tiling, period_name
+from railscope_collector.tables import metadata
 
 
 def clustercockpit(

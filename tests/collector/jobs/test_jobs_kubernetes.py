@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from collector.jobs.job_list import JobList, JobListError, ListedJob, UnnamedGpus
-from collector.jobs.job_metering import meter_jobs
-from collector.jobs.kubernetes import KUBERNETES_UNNAMED, read_kubernetes
 from railscope.timestamps import FOREVER_NS
+from railscope_collector.jobs.job_list import JobList, JobListError, ListedJob, UnnamedGpus
+from railscope_collector.jobs.job_metering import meter_jobs
+from railscope_collector.jobs.kubernetes import KUBERNETES_UNNAMED, read_kubernetes
 
 S = 1_000_000_000
 START, END = "2026-01-01T00:00:00Z", "2026-01-01T02:00:00Z"

@@ -11,18 +11,18 @@ from hypothesis import given, strategies as st
 from support.job_books import job_days, with_placeholders, write_jobs
 from support.metered import revision_of
 
-from collector.jobs.clustercockpit import read_clustercockpit
-from collector.jobs.job_list import ListedJob, UnnamedGpus
-from collector.jobs.job_list_import import ImportCounts
-from collector.jobs.job_metering import meter_jobs
-from collector.jobs.job_reconciliation import DifferenceKind, compare_jobs
-from collector.ledger.day_tiling import check_tiling
-from collector.ledger.ledger_store import Ledger
-from collector.metering.tiling import SlotState
-from collector.metering.units import Tiling
-from collector.tables import metadata
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import FOREVER_NS
+from railscope_collector.jobs.clustercockpit import read_clustercockpit
+from railscope_collector.jobs.job_list import ListedJob, UnnamedGpus
+from railscope_collector.jobs.job_list_import import ImportCounts
+from railscope_collector.jobs.job_metering import meter_jobs
+from railscope_collector.jobs.job_reconciliation import DifferenceKind, compare_jobs
+from railscope_collector.ledger.day_tiling import check_tiling
+from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.metering.tiling import SlotState
+from railscope_collector.metering.units import Tiling
+from railscope_collector.tables import metadata
 from tests.support.shared import capture_path
 
 S = 1_000_000_000

@@ -12,21 +12,21 @@ from sqlalchemy import select
 from support.examples import fewer_examples
 from support.job_lists import GPU_1, GPU_2, HOUR, tenant_hours
 
-from collector.jobs import imported_lists
-from collector.jobs.imported_lists import JobLedgerError, NewList, PlacedJob
-from collector.jobs.job_list import GpuModels, JobList, ListedGpu, ListedJob, UnnamedGpus
-from collector.jobs.job_list_import import (
+from railscope.audit.record import RecordActor
+from railscope.timestamps import DAY_NS
+from railscope_collector.jobs import imported_lists
+from railscope_collector.jobs.imported_lists import JobLedgerError, NewList, PlacedJob
+from railscope_collector.jobs.job_list import GpuModels, JobList, ListedGpu, ListedJob, UnnamedGpus
+from railscope_collector.jobs.job_list_import import (
     ImportCounts,
     import_list,
     number_placeholders,
     place_jobs,
 )
-from collector.ledger.audit_outbox import TimedActor, outbox_rows
-from collector.ledger.ledger_store import Ledger
-from collector.metering.units import Period
-from collector.tables import metadata
-from railscope.audit.record import RecordActor
-from railscope.timestamps import DAY_NS
+from railscope_collector.ledger.audit_outbox import TimedActor, outbox_rows
+from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.metering.units import Period
+from railscope_collector.tables import metadata
 
 BY = TimedActor(RecordActor("operator", "op", "test"), 100 * DAY_NS)
 FIRST, SECOND = Period(0, 3 * DAY_NS), Period(3 * DAY_NS, 6 * DAY_NS)

@@ -11,15 +11,15 @@ import msgspec
 import pytest
 from hypothesis import assume, given, strategies as st
 
-from collector.jobs.clustercockpit import read_clustercockpit
-from collector.jobs.job_list import ListedGpu, ListedGpuPart, ListedJob, UnnamedGpus
-from collector.jobs.job_list_reader import read_sacct
-from collector.jobs.job_reconciliation import DifferenceKind, JobComparison, compare_jobs
-from collector.metering.tiling import SlotState
-from collector.metering.units import Period, Tiling
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.slurm.sacct import COLUMNS
 from railscope.slurm.scontrol import parse_text
+from railscope_collector.jobs.clustercockpit import read_clustercockpit
+from railscope_collector.jobs.job_list import ListedGpu, ListedGpuPart, ListedJob, UnnamedGpus
+from railscope_collector.jobs.job_list_reader import read_sacct
+from railscope_collector.jobs.job_reconciliation import DifferenceKind, JobComparison, compare_jobs
+from railscope_collector.metering.tiling import SlotState
+from railscope_collector.metering.units import Period, Tiling
 from tests.support.job_books import (
     GPUS,
     SEEDS,

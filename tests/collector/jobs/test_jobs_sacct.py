@@ -10,10 +10,10 @@ from zoneinfo import ZoneInfo
 import pytest
 from hypothesis import given, strategies as st
 
-from collector.jobs.job_list import JobList, JobListError, ListedJob, UnnamedGpus
-from collector.jobs.job_list_reader import SACCT_UNNAMED, read_sacct
-from collector.jobs.job_metering import meter_jobs
 from railscope.slurm.sacct import COLUMNS
+from railscope_collector.jobs.job_list import JobList, JobListError, ListedJob, UnnamedGpus
+from railscope_collector.jobs.job_list_reader import SACCT_UNNAMED, read_sacct
+from railscope_collector.jobs.job_metering import meter_jobs
 from tests.support.shared import capture_path
 
 S = 1_000_000_000

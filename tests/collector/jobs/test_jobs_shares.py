@@ -10,19 +10,19 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, strategies as st
 
-from collector.jobs.imported_lists import newest_lists
-from collector.jobs.job_list import GpuModels, JobListError, ListedJob, UnnamedGpus
-from collector.jobs.job_list_import import number_placeholders
-from collector.jobs.job_list_reader import detect_format, read_alibaba, read_jobs
-from collector.jobs.job_metering import meter_jobs
-from collector.jobs.kubernetes import read_kubernetes
-from collector.ledger.ledger_store import Ledger
-from collector.metering.tiling import SlotState
-from collector.metering.units import Tiling
-from collector.tables import metadata
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.cli import root as railscope
 from railscope.timestamps import FOREVER_NS
+from railscope_collector.jobs.imported_lists import newest_lists
+from railscope_collector.jobs.job_list import GpuModels, JobListError, ListedJob, UnnamedGpus
+from railscope_collector.jobs.job_list_import import number_placeholders
+from railscope_collector.jobs.job_list_reader import detect_format, read_alibaba, read_jobs
+from railscope_collector.jobs.job_metering import meter_jobs
+from railscope_collector.jobs.kubernetes import read_kubernetes
+from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.metering.tiling import SlotState
+from railscope_collector.metering.units import Tiling
+from railscope_collector.tables import metadata
 
 S = 1_000_000_000
 

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, strategies as st
 from support.job_books import job_days
 
-from collector.billing.usage import usages_of_days
-from collector.jobs.clustercockpit import read_clustercockpit
-from collector.jobs.job_list import JobList, ListedGpu, ListedJob
-from collector.jobs.job_metering import job_evidence, meter_jobs, timeline_entries
-from collector.metering.evidence import NodeEvidence
-from collector.metering.tiling import SlotState
-from collector.metering.units import Tiling
 from railscope.claim_terms import GPU_CAPACITY
+from railscope_collector.billing.usage import usages_of_days
+from railscope_collector.jobs.clustercockpit import read_clustercockpit
+from railscope_collector.jobs.job_list import JobList, ListedGpu, ListedJob
+from railscope_collector.jobs.job_metering import job_evidence, meter_jobs, timeline_entries
+from railscope_collector.metering.evidence import NodeEvidence
+from railscope_collector.metering.tiling import SlotState
+from railscope_collector.metering.units import Tiling
 from tests.support.shared import capture_path
 
 S = 1_000_000_000

@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from collector.ledger.day_metering import MeteredGpu, MeteringComputation
-from collector.ledger.day_tiling import DayTiling
-from collector.metering.evidence import (
+from railscope.claim_terms import ClaimAuthority
+from railscope.timestamps import DAY_NS, FOREVER_NS
+from railscope_collector.ledger.day_metering import MeteredGpu, MeteringComputation
+from railscope_collector.ledger.day_tiling import DayTiling
+from railscope_collector.metering.evidence import (
     BootSampleSpan,
     Evidence,
     MeteredClaim,
@@ -15,15 +17,13 @@ from collector.metering.evidence import (
     NodeSighting,
     NodeStay,
 )
-from collector.metering.measures import (
+from railscope_collector.metering.measures import (
     CountedQuantity,
     CounterIncrements,
     CounterReadings,
     compute_increments,
 )
-from collector.metering.units import WHOLE, CapacityRange, compute_slices, memory_slices
-from railscope.claim_terms import ClaimAuthority
-from railscope.timestamps import DAY_NS, FOREVER_NS
+from railscope_collector.metering.units import WHOLE, CapacityRange, compute_slices, memory_slices
 
 DAY = 20_000
 START = DAY * DAY_NS

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from days import DAY, HOUR, START, held
 
-from collector.ledger.day_metering import MeteredGpu, MeteringComputation
-from collector.metering.evidence import NodeStay
 from railscope.timestamps import DAY_NS, FOREVER_NS
+from railscope_collector.ledger.day_metering import MeteredGpu, MeteringComputation
+from railscope_collector.metering.evidence import NodeStay
 
 LEFT, RETURNED = START + 6 * HOUR, START + 2 * DAY_NS + HOUR
 AWAY = (NodeStay(LEFT, "node2", RETURNED),)

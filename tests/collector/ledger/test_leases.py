@@ -17,11 +17,11 @@ from structlog.testing import capture_logs
 from support.metered import revision_of
 from support.postgresql import PostgreSQL
 
-from collector.ledger import leases
-from collector.ledger.database import Database, UnusableLedgerError
-from collector.ledger.ledger_store import Ledger
-from collector.tables import metadata
 from railscope.service import run_in_thread
+from railscope_collector.ledger import leases
+from railscope_collector.ledger.database import Database, UnusableLedgerError
+from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.tables import metadata
 
 NAME = leases.FINALIZATION
 CLOCK = sa.func.clock_timestamp()

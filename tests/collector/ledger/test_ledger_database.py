@@ -15,11 +15,11 @@ from days import DAY, START, held, metered
 from sqlalchemy import create_engine, inspect, text
 from support.metered import revision_of
 
-from collector.ledger.database import Database, UnusableLedgerError
-from collector.ledger.ledger_store import Ledger
-from collector.ledger.row_conversion import GpuDay
-from collector.metering.evidence import ClockDoubt
-from collector.tables import metadata
+from railscope_collector.ledger.database import Database, UnusableLedgerError
+from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.ledger.row_conversion import GpuDay
+from railscope_collector.metering.evidence import ClockDoubt
+from railscope_collector.tables import metadata
 
 
 @pytest.fixture

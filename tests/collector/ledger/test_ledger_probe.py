@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from collector.ledger import database as probe
-from collector.ledger.database import Database, UnusableLedgerError
-from collector.tables import metadata
+from railscope_collector.ledger import database as probe
+from railscope_collector.ledger.database import Database, UnusableLedgerError
+from railscope_collector.tables import metadata
 
 
 def test_a_write_is_committed_each_time(url: str):

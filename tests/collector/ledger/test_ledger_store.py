@@ -14,21 +14,21 @@ from sqlalchemy.exc import DBAPIError
 from support.examples import fewer_examples
 from support.metered import revision_of
 
-from collector.ledger.database import Database, UnusableLedgerError
-from collector.ledger.day_tiling import TilingError, evidence_root
-from collector.ledger.ledger_store import Ledger, TimeTotalKey, WrittenRevision
-from collector.ledger.row_conversion import GpuDay
-from collector.metering.measures import (
+from railscope.claim_terms import GPU_CAPACITY
+from railscope.timestamps import DAY_NS, FOREVER_NS
+from railscope_collector.ledger.database import Database, UnusableLedgerError
+from railscope_collector.ledger.day_tiling import TilingError, evidence_root
+from railscope_collector.ledger.ledger_store import Ledger, TimeTotalKey, WrittenRevision
+from railscope_collector.ledger.row_conversion import GpuDay
+from railscope_collector.metering.measures import (
     AmountAttribution,
     CountedQuantity,
     CounterReadings,
     compute_increments,
 )
-from collector.metering.tiling import SlotState
-from collector.metering.units import Tiling
-from collector.tables import metadata
-from railscope.claim_terms import GPU_CAPACITY
-from railscope.timestamps import DAY_NS, FOREVER_NS
+from railscope_collector.metering.tiling import SlotState
+from railscope_collector.metering.units import Tiling
+from railscope_collector.tables import metadata
 
 gpu_numbers = count()
 # Each example waits for the disk, so there are fewer of them.

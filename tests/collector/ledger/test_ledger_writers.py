@@ -10,9 +10,9 @@ from threading import Barrier
 from days import DAY, held, metered
 from support.metered import revision_of, sizes_of_day
 
-from collector.ledger.ledger_store import Ledger
-from collector.metering.units import Tiling
-from collector.tables import metadata
+from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.metering.units import Tiling
+from railscope_collector.tables import metadata
 
 WRITERS = 6
 ROUNDS = 5
@@ -91,9 +91,9 @@ import os, sys
 sys.path.insert(0, {directory!r})
 from days import held, metered
 from sqlalchemy import event
-from collector.ledger.database import Database
-from collector.ledger.ledger_store import Ledger
-from collector.tables import metadata
+from railscope_collector.ledger.database import Database
+from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.tables import metadata
 
 def die(connection, cursor, statement, *_rest):
     if statement.startswith("INSERT INTO ledger_entry"):

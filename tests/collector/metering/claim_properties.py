@@ -12,12 +12,12 @@ import msgspec
 from histories import LAST, MeteringCase, S
 from properties import MeteringImplementation, by_claim
 
-from collector.metering.evidence import Evidence, MeteredClaim, NodeStay
-from collector.metering.overlaps import Overlap, OverlapKind
-from collector.metering.tiling import SlotState, TilingEntry
-from collector.metering.units import WHOLE, CapacityRange, Tiling
 from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
 from railscope.timestamps import FOREVER_NS
+from railscope_collector.metering.evidence import Evidence, MeteredClaim, NodeStay
+from railscope_collector.metering.overlaps import Overlap, OverlapKind
+from railscope_collector.metering.tiling import SlotState, TilingEntry
+from railscope_collector.metering.units import WHOLE, CapacityRange, Tiling
 
 
 def claim_time(entries: Iterable[TilingEntry]) -> Counter:

@@ -11,7 +11,9 @@ import numpy as np
 from hypothesis import strategies as st
 from support.metered import replica
 
-from collector.metering.evidence import (
+from railscope.claim_terms import ClaimAuthority
+from railscope.timestamps import FOREVER_NS
+from railscope_collector.metering.evidence import (
     BootSampleSpan,
     ClaimRelease,
     Evidence,
@@ -24,10 +26,8 @@ from collector.metering.evidence import (
     PartitionLayout,
     SlotReservation,
 )
-from collector.metering.measures import CounterReadings
-from collector.metering.units import WHOLE, Units, compute_slices, memory_slices
-from railscope.claim_terms import ClaimAuthority
-from railscope.timestamps import FOREVER_NS
+from railscope_collector.metering.measures import CounterReadings
+from railscope_collector.metering.units import WHOLE, Units, compute_slices, memory_slices
 
 S = 1_000_000_000
 LAST = 400

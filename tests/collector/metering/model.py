@@ -11,11 +11,11 @@ from math import floor
 
 import msgspec
 
-from collector.metering.evidence import GAP_NS, Evidence, MeteredClaim, NodeEvidence
-from collector.metering.measures import AmountAttribution, CounterReadings
-from collector.metering.tiling import SlotState, TilingEntry
-from collector.metering.units import CapacityRange, Tiling, Units
 from railscope.timestamps import FOREVER_NS, SECOND_NS
+from railscope_collector.metering.evidence import GAP_NS, Evidence, MeteredClaim, NodeEvidence
+from railscope_collector.metering.measures import AmountAttribution, CounterReadings
+from railscope_collector.metering.tiling import SlotState, TilingEntry
+from railscope_collector.metering.units import CapacityRange, Tiling, Units
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,11 @@ from histories import S
 from properties import MeteringImplementation
 from support.metered import tile
 
-from collector.metering.evidence import Evidence, MeteredClaim, NodeEvidence
-from collector.metering.holders import claims_in_force
-from collector.metering.measures import (
+from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
+from railscope.timestamps import FOREVER_NS
+from railscope_collector.metering.evidence import Evidence, MeteredClaim, NodeEvidence
+from railscope_collector.metering.holders import claims_in_force
+from railscope_collector.metering.measures import (
     AmountShare,
     CounterIncrements,
     CounterReadings,
@@ -24,10 +26,8 @@ from collector.metering.measures import (
     compute_increments,
     find_owners,
 )
-from collector.metering.overlaps import Overlap, find_overlaps
-from collector.metering.tiling import SlotState, TilingEntry
-from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
-from railscope.timestamps import FOREVER_NS
+from railscope_collector.metering.overlaps import Overlap, find_overlaps
+from railscope_collector.metering.tiling import SlotState, TilingEntry
 
 
 def dropped_last_interval(evidence: Evidence, start: int, end: int) -> list[TilingEntry]:

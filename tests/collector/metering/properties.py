@@ -12,13 +12,18 @@ import msgspec
 from histories import MeteringCase, S
 from support import metered
 
-from collector.metering import measures, overlaps
-from collector.metering.evidence import GAP_NS, Evidence
-from collector.metering.measures import AmountShare, CounterIncrements, CounterReadings, SlotOwners
-from collector.metering.overlaps import Overlap
-from collector.metering.tiling import SlotState, TilingEntry
-from collector.metering.units import Tiling, Units
 from railscope.claim_terms import GPU_CAPACITY
+from railscope_collector.metering import measures, overlaps
+from railscope_collector.metering.evidence import GAP_NS, Evidence
+from railscope_collector.metering.measures import (
+    AmountShare,
+    CounterIncrements,
+    CounterReadings,
+    SlotOwners,
+)
+from railscope_collector.metering.overlaps import Overlap
+from railscope_collector.metering.tiling import SlotState, TilingEntry
+from railscope_collector.metering.units import Tiling, Units
 
 
 @dataclass(frozen=True)

@@ -10,22 +10,22 @@ from histories import MeteringCase, metering_cases
 from hypothesis import given, strategies as st
 from support.billing import book, price
 
-from collector.billing.price_book import Tariff
-from collector.billing.rating import rate
-from collector.billing.usage import usages_of_days
-from collector.ledger.day_metering import MeteredGpu, MeteringComputation
-from collector.ledger.day_tiling import DayTiling
-from collector.metering.measures import (
+from railscope.reading import Absent
+from railscope.timestamps import DAY_NS
+from railscope_collector.billing.price_book import Tariff
+from railscope_collector.billing.rating import rate
+from railscope_collector.billing.usage import usages_of_days
+from railscope_collector.ledger.day_metering import MeteredGpu, MeteringComputation
+from railscope_collector.ledger.day_tiling import DayTiling
+from railscope_collector.metering.measures import (
     AmountAttribution,
     CountedQuantity,
     CounterIncrements,
     CounterReadings,
     compute_increments,
 )
-from collector.metering.tiling import HELD_STATES, SlotState
-from collector.metering.units import Period, Tiling
-from railscope.reading import Absent
-from railscope.timestamps import DAY_NS
+from railscope_collector.metering.tiling import HELD_STATES, SlotState
+from railscope_collector.metering.units import Period, Tiling
 
 SKU = "h100"
 BOOK = book(price(10**9, sku=SKU), price(10**8, sku=SKU, tariff=Tariff.RESERVATION))

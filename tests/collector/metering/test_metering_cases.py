@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from support.metered import tile
 
-from collector.metering.evidence import Evidence, MeteredClaim, NodeStay
-from collector.metering.overlaps import find_overlaps
-from collector.metering.units import Tiling
 from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
+from railscope_collector.metering.evidence import Evidence, MeteredClaim, NodeStay
+from railscope_collector.metering.overlaps import find_overlaps
+from railscope_collector.metering.units import Tiling
 
 S = 1_000_000_000
 CASES = sorted((Path(__file__).parent / "cases").glob("*.toml"))

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from support.metered import replica, tile
 
-from collector.metering.evidence import (
+from railscope.claim_terms import ClaimAuthority
+from railscope.timestamps import FOREVER_NS
+from railscope_collector.metering.evidence import (
     BootSampleSpan,
     ClaimRelease,
     Evidence,
@@ -22,7 +24,7 @@ from collector.metering.evidence import (
     join_sample_spans,
     join_samples,
 )
-from collector.metering.measures import (
+from railscope_collector.metering.measures import (
     AmountAttribution,
     AmountShare,
     CounterReadings,
@@ -31,11 +33,9 @@ from collector.metering.measures import (
     compute_increments,
     find_owners,
 )
-from collector.metering.overlaps import OverlapKind, find_overlaps
-from collector.metering.tiling import SlotState
-from collector.metering.units import GPU_HOUR, Tiling, compute_slices, memory_slices
-from railscope.claim_terms import ClaimAuthority
-from railscope.timestamps import FOREVER_NS
+from railscope_collector.metering.overlaps import OverlapKind, find_overlaps
+from railscope_collector.metering.tiling import SlotState
+from railscope_collector.metering.units import GPU_HOUR, Tiling, compute_slices, memory_slices
 
 S = 1_000_000_000
 HERE = (NodeStay(0, "n1"),)

@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, Phase, given, seed, settings, strategies as 
 from mutants import MUTANTS
 from properties import MeteringImplementation
 
-from collector.metering import measures
 from railscope.timestamps import DAY_NS, FOREVER_NS
+from railscope_collector.metering import measures
 
 SEARCHES = 300
 """Three find every defect."""

@@ -1,13 +1,13 @@
 import pytest
 
-from collector.metering.units import (
+from railscope.claim_terms import GPU_CAPACITY
+from railscope_collector.metering.units import (
     COMPUTE_SLICE,
     GPU_HOUR,
     MEMORY_SLICE,
     compute_slices,
     memory_slices,
 )
-from railscope.claim_terms import GPU_CAPACITY
 
 
 def test_every_mig_slice_and_share_up_to_eight_comes_out_whole():

@@ -7,15 +7,15 @@ from fractions import Fraction
 from hypothesis import given, strategies as st
 from msgspec.structs import replace
 
-from collector.metering.evidence import MeteredClaim
-from collector.metering.placement import (
+from railscope.claim_terms import ClaimAuthority
+from railscope_collector.metering.evidence import MeteredClaim
+from railscope_collector.metering.placement import (
     ClaimExcess,
     Placement,
     PlacementGpu,
     UnplacedClaim,
     place_counts,
 )
-from railscope.claim_terms import ClaimAuthority
 
 N, S = ClaimAuthority.NODE_PLUGIN, ClaimAuthority.SCHEDULER
 END = 100

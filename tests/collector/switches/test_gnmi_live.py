@@ -15,12 +15,12 @@ from running_collector import run_collector, settings_in
 from support import sonic_switch as sonic
 from support.certificates import self_signed
 
-from collector.config import IngestLimits, SwitchesSettings
-from collector.switches import gnmi_reader, switch_settings
-from collector.switches.switch_polling import SwitchPolling
-from collector.switches.switch_reading import SwitchReadError, SwitchReading
 from railscope.reading import Absent, Reading
 from railscope.settings import SettingsError
+from railscope_collector.config import IngestLimits, SwitchesSettings
+from railscope_collector.switches import gnmi_reader, switch_settings
+from railscope_collector.switches.switch_polling import SwitchPolling
+from railscope_collector.switches.switch_reading import SwitchReadError, SwitchReading
 
 ROOT = Path(__file__).parents[3]
 VENDORED = ROOT / "collector" / "switches" / "vendor"

@@ -10,10 +10,10 @@ import pytest
 from support.certificates import self_signed
 from test_switch_settings import table
 
-from collector.config import SwitchesSettings
-from collector.switches.switch_polling import SwitchPolling
-from collector.switches.switch_settings import ConfiguredSwitch, GnmiUser, read_switches
 from railscope.settings import SettingsError
+from railscope_collector.config import SwitchesSettings
+from railscope_collector.switches.switch_polling import SwitchPolling
+from railscope_collector.switches.switch_settings import ConfiguredSwitch, GnmiUser, read_switches
 
 USER = 'user = "watcher"\npassword = "secret-text"\n'
 
@@ -95,8 +95,8 @@ def test_only_gnmi_needs_grpc(tmp_path: Path):
     script = (
         "import sys\n"
         "sys.modules['grpc'] = None  # as without the extra\n"
-        "from collector.config import SwitchesSettings\n"
-        "from collector.switches.switch_polling import SwitchPolling\n"
+        "from railscope_collector.config import SwitchesSettings\n"
+        "from railscope_collector.switches.switch_polling import SwitchPolling\n"
         f"SwitchPolling.from_settings(SwitchesSettings(file={settings.file!r}), lambda: 0, lambda: True)\n"
     )
     done = subprocess.run(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from collector.config import SwitchesSettings
-from collector.switches import links
-from collector.switches.switch_settings import read_cabling
 from railscope.settings import SettingsError
+from railscope_collector.config import SwitchesSettings
+from railscope_collector.switches import links
+from railscope_collector.switches.switch_settings import read_cabling
 
 CHASSIS = "02:aa:00:00:00:07"
 NIC = ("gpu-0001", "eth0")

@@ -27,12 +27,17 @@ from running_collector import RunningCollector, logged_envelopes, run_collector,
 from support import cumulus_pushes as cumulus
 from support.cumulus_pushes import priority
 
-from collector.config import CollectorSettings, IngestLimits, OtlpReceiverSettings, SwitchesSettings
-from collector.service import Collector
-from collector.switches import otlp_receiver
 from railscope.catalog import switches as catalog
 from railscope.otlp_metrics import JSON, PROTOBUF
 from railscope.settings import SettingsError
+from railscope_collector.config import (
+    CollectorSettings,
+    IngestLimits,
+    OtlpReceiverSettings,
+    SwitchesSettings,
+)
+from railscope_collector.service import Collector
+from railscope_collector.switches import otlp_receiver
 
 TABLE = '[leaf-08]\naddress = "127.0.0.1"\nprotocol = "otlp"\nperiod_seconds = 5\n'
 
@@ -390,8 +395,8 @@ async def start_collector(directory: Path, before: str, after: str, listen: str)
     code = (
         "import msgspec, sys\n"
         f"{before}\n"
-        "from collector.config import CollectorSettings\n"
-        "from collector.service import Collector\n"
+        "from railscope_collector.config import CollectorSettings\n"
+        "from railscope_collector.service import Collector\n"
         f"Collector(msgspec.json.decode({settings!r}, type=CollectorSettings))\n"
         f"{after}\n"
     )

@@ -7,17 +7,17 @@ import asyncio
 import pytest
 from hypothesis import given, strategies as st
 
-from collector.switches.switch_frames import UNKNOWN_SCHEMA
-from collector.switches.switch_polling import (
+from railscope import envelopes, wire
+from railscope.catalog import entities, switches as catalog
+from railscope.frame import Entity
+from railscope_collector.switches.switch_frames import UNKNOWN_SCHEMA
+from railscope_collector.switches.switch_polling import (
     MAX_BACK_OFF_SECONDS,
     PolledSwitch,
     SwitchPolling,
 )
-from collector.switches.switch_reading import PORTS, SwitchReadError, SwitchReading
-from collector.switches.switch_settings import ConfiguredSwitch, SnmpCredential
-from railscope import envelopes, wire
-from railscope.catalog import entities, switches as catalog
-from railscope.frame import Entity
+from railscope_collector.switches.switch_reading import PORTS, SwitchReadError, SwitchReading
+from railscope_collector.switches.switch_settings import ConfiguredSwitch, SnmpCredential
 
 
 def configured(name: str = "leaf-07", period_seconds: float = 30.0) -> ConfiguredSwitch:

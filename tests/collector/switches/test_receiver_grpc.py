@@ -21,9 +21,9 @@ from support import certificates, cumulus_pushes as cumulus
 from support.cumulus_pushes import priority
 from test_otlp_receiver import SERIES, TABLE, settings_with, wait_for_failure
 
-from collector.switches import otlp_grpc, otlp_receiver
 from railscope import otlp_metrics, server_connections
 from railscope.otlp_receiving import MAX_WAITING
+from railscope_collector.switches import otlp_grpc, otlp_receiver
 
 
 @asynccontextmanager

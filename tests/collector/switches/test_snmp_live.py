@@ -10,12 +10,12 @@ import msgspec
 import pytest
 from running_collector import RunningCollector, logged_envelopes, run_collector, settings_in
 
-from collector.config import IngestLimits, SwitchesSettings
-from collector.switches import switch_settings
-from collector.switches.snmp_reader import MAX_EMPTY_POLLS, SnmpReader
-from collector.switches.switch_reading import PORTS, SwitchReadError, SwitchReading
 from railscope.catalog.collector import NODES
 from railscope.reading import Absent
+from railscope_collector.config import IngestLimits, SwitchesSettings
+from railscope_collector.switches import switch_settings
+from railscope_collector.switches.snmp_reader import MAX_EMPTY_POLLS, SnmpReader
+from railscope_collector.switches.switch_reading import PORTS, SwitchReadError, SwitchReading
 from tests.support import snmp_objects, snmpd
 
 

@@ -13,12 +13,12 @@ from hypothesis import given, strategies as st
 from support import sonic_switch as sonic
 from support.shared import capture_path
 
-from collector.switches import gnmi_reader, sonic_tables as tables, switch_frames
-from collector.switches.switch_reading import SwitchReadError, SwitchReading
 from railscope.catalog import switches as catalog
 from railscope.catalog.declare import MetricKind
 from railscope.frame import NodeTimestamp, Schema
 from railscope.reading import Absent, Reading
+from railscope_collector.switches import gnmi_reader, sonic_tables as tables, switch_frames
+from railscope_collector.switches.switch_reading import SwitchReadError, SwitchReading
 
 
 def values(reading: SwitchReading) -> dict[tuple[str, ...], Reading]:

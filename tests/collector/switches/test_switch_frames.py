@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from collector.switches.snmp_tables import UPTIME_RANGE_NS
-from collector.switches.switch_frames import SwitchFrames, has_restarted, pack_frames
-from collector.switches.switch_reading import PORTS, SwitchReading
 from railscope import envelopes, wire
 from railscope.catalog import entities, switches as catalog
 from railscope.frame import Entity, Frame, NodeTimestamp
 from railscope.reading import Absent, Reading
 from railscope.timestamps import DAY_NS, SECOND_NS
+from railscope_collector.switches.snmp_tables import UPTIME_RANGE_NS
+from railscope_collector.switches.switch_frames import SwitchFrames, has_restarted, pack_frames
+from railscope_collector.switches.switch_reading import PORTS, SwitchReading
 
 PORT = Entity(entities.SWITCH_PORT, ("leaf-07", "Ethernet0"), {"alias": "etp1"})
 PERIOD_NS = 30 * SECOND_NS

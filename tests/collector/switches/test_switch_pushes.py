@@ -11,14 +11,14 @@ from support import cumulus_pushes as cumulus
 from support.cumulus_pushes import START_NS, Pushed, priority, queue
 from support.shared import capture_path
 
-from collector.switches import cumulus_metrics
-from collector.switches.cumulus_metrics import PointResult
-from collector.switches.switch_frames import SwitchFrames
-from collector.switches.switch_pushes import DecodedPush, SwitchPushes
 from railscope import otlp_metrics
 from railscope.frame import NodeTimestamp
 from railscope.reading import Absent
 from railscope.timestamps import HOUR_NS, SECOND_NS
+from railscope_collector.switches import cumulus_metrics
+from railscope_collector.switches.cumulus_metrics import PointResult
+from railscope_collector.switches.switch_frames import SwitchFrames
+from railscope_collector.switches.switch_pushes import DecodedPush, SwitchPushes
 
 PORT = ("swp1",)
 

@@ -6,9 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from collector.config import SwitchesSettings
-from collector.switches.switch_settings import ConfiguredSwitch, SnmpCredential, read_switches
 from railscope.settings import SettingsError
+from railscope_collector.config import SwitchesSettings
+from railscope_collector.switches.switch_settings import (
+    ConfiguredSwitch,
+    SnmpCredential,
+    read_switches,
+)
 
 COMMUNITY = 'community = "secret-text"'
 V3 = 'user = "watcher"\nauthentication = "sha256"\nauthentication_password = "password-1"'

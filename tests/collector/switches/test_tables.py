@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from collector.switches import snmp_tables as tables
-from collector.switches.switch_reading import (
+from railscope import envelopes, wire
+from railscope.catalog import switches as catalog
+from railscope.frame import Schema
+from railscope.reading import Absent
+from railscope_collector.switches import snmp_tables as tables
+from railscope_collector.switches.switch_reading import (
     MAX_PORTS,
     MAX_TEXT,
     NEIGHBOURS,
@@ -15,10 +19,6 @@ from collector.switches.switch_reading import (
     SWITCH,
     SwitchReadError,
 )
-from railscope import envelopes, wire
-from railscope.catalog import switches as catalog
-from railscope.frame import Schema
-from railscope.reading import Absent
 
 VALUES = st.one_of(
     st.none(), st.booleans(), st.floats(), st.integers(-5, 1 << 65), st.binary(max_size=12), st.text(max_size=5)

@@ -11,15 +11,15 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 import pytest
 from hypothesis import given, strategies as st
 
-from collector.switches.snmp_reader import (
+from railscope_collector.switches.snmp_reader import (
     MAX_ROWS,
     SnmpValue,
     WalkBudget,
     open_session,
     walk_column,
 )
-from collector.switches.switch_reading import SwitchReadError
-from collector.switches.switch_settings import ConfiguredSwitch, SnmpCredential
+from railscope_collector.switches.switch_reading import SwitchReadError
+from railscope_collector.switches.switch_settings import ConfiguredSwitch, SnmpCredential
 
 COLUMN = "1.3.6.1.2.1.2.2.1.10"
 INDEXES = st.lists(st.integers(0, (1 << 32) - 1), min_size=1, max_size=3).map(tuple)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from collector.workloads.job_roster import (
+from railscope_collector.workloads.job_roster import (
     MAX_JOBS_OF_A_NODE,
     JobGpu,
     JobHolding,

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 from support.story import NodeReporter, accept, at, claim_ended, claim_started, core_in
 
-from collector.account.live_account import LiveAccount
-from collector.config import CollectorSettings
-from collector.evidence.gpu_evidence import AdministratorInputs
-from collector.files import tenancy_files
-from collector.view_refresh import ViewRefresher
-from collector.workloads.job_roster import JobKey, compile_pattern, job_of_pod
-from collector.workloads.job_view import RunningJobs
 from railscope.catalog import account as catalog, gpu as gpu_catalog
 from railscope.catalog.entities import GPU
 from railscope.frame import Entity, Event, Schema
 from railscope.reading import Absent
 from railscope.settings import SettingsError
+from railscope_collector.account.live_account import LiveAccount
+from railscope_collector.config import CollectorSettings
+from railscope_collector.evidence.gpu_evidence import AdministratorInputs
+from railscope_collector.files import tenancy_files
+from railscope_collector.view_refresh import ViewRefresher
+from railscope_collector.workloads.job_roster import JobKey, compile_pattern, job_of_pod
+from railscope_collector.workloads.job_view import RunningJobs
 
 POD_JOBS = re.compile(CollectorSettings().pod_job_pattern)
 

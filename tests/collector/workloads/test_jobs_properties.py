@@ -14,12 +14,19 @@ from histories import LAST, S, metering_cases
 from hypothesis import given, strategies as st
 from support.batches import batch_of
 
-from collector.fleet.fleet import NodeUpdate
-from collector.fleet.schemas import StoredSchemas
-from collector.metering.tiling import HELD_STATES, GpuTimeline
-from collector.metering.units import Tiling
-from collector.state.collector_state import CollectorState
-from collector.workloads.job_readings import (
+from railscope.catalog import METRICS, account as catalog, gpu
+from railscope.catalog.declare import MetricKind, Rollup
+from railscope.catalog.entities import GPU, GPU_CLOCK, RDMA_PORT
+from railscope.catalog.rollup import derived_name
+from railscope.claim_terms import GPU_CAPACITY
+from railscope.frame import Entity, Schema
+from railscope.wire import to_wire_schema
+from railscope_collector.fleet.fleet import NodeUpdate
+from railscope_collector.fleet.schemas import StoredSchemas
+from railscope_collector.metering.tiling import HELD_STATES, GpuTimeline
+from railscope_collector.metering.units import Tiling
+from railscope_collector.state.collector_state import CollectorState
+from railscope_collector.workloads.job_readings import (
     DEFAULT_TIME_CONSTANT_SECONDS,
     FleetPositions,
     GatheredReadings,
@@ -27,7 +34,7 @@ from collector.workloads.job_readings import (
     GpuValues,
     MeasureAverages,
 )
-from collector.workloads.job_roster import (
+from railscope_collector.workloads.job_roster import (
     NO_JOB,
     JobGpu,
     JobHolding,
@@ -36,14 +43,7 @@ from collector.workloads.job_roster import (
     RunningJob,
     find_holdings,
 )
-from collector.workloads.job_view import RunningJobs, Straggler, compare_gpus
-from railscope.catalog import METRICS, account as catalog, gpu
-from railscope.catalog.declare import MetricKind, Rollup
-from railscope.catalog.entities import GPU, GPU_CLOCK, RDMA_PORT
-from railscope.catalog.rollup import derived_name
-from railscope.claim_terms import GPU_CAPACITY
-from railscope.frame import Entity, Schema
-from railscope.wire import to_wire_schema
+from railscope_collector.workloads.job_view import RunningJobs, Straggler, compare_gpus
 
 SECOND = 1_000_000_000
 NOW = 100 * SECOND

@@ -1,0 +1,447 @@
+"""`railscope agent check`: support of sources and devices, and faults of GPUs and NICs, with remedies.
+
+Texts that contain a name of a GPU or a NIC have all of its names. Texts are escaped, as some come from
+hardware: the vendor of a transceiver is the content of its memory. The state of the governor of
+the agent that runs on this node is that of its metrics endpoint. A capture is read through to its
+end at once, for readings that depend on earlier ones.
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from http import HTTPStatus
+
+from railscope import __version__
+from railscope.capture import Capture
+from railscope.catalog import agent as catalog
+from railscope.catalog.entities import GPU, NIC
+from railscope.frame import Entity
+from railscope.reading import REASONS, Absent
+from railscope.settings import SettingsError
+from railscope.timestamps import SECOND_NS
+from railscope.untrusted_text import printable
+from railscope.wire import SentAt, envelope, pack
+from railscope_agent.config import AgentSettings
+from railscope_agent.health import health_findings
+from railscope_agent.health.nic_link_rules import findings_of_unused_ports
+from railscope_agent.health.nic_signals import MIN_PEERS
+from railscope_agent.health.node_facts import NIC_RULES, AbsentSources, NodeHealthFacts
+from railscope_agent.health.setting_rules import GPU_SETTING_RULES
+from railscope_agent.host import Host, recorded_host
+from railscope_agent.sampling.governor import Governor, create_governor, format_percent
+from railscope_agent.sampling.meter import ThreadCost
+from railscope_agent.sampling.source import ProbeFinding, ProbeVerdict, format_count, read_link_name
+from railscope_agent.sampling.status import UNSUPPORTED, SourceState
+from railscope_agent.service import Agent
+from railscope_agent.shipping import collector_choice, collector_client
+from railscope_agent.topology.network import NetworkScanner, NodeNetwork
+from railscope_agent.topology.pci import DEVICES
+from railscope_agent.topology.rails import VIRTUAL_FUNCTION, parse_rail_rules
+
+
+class DeviceNames:
+    """Names of the devices of a node.
+
+    A GPU has a UUID, an index and a PCI address; a NIC has an interface, an RDMA device and a rail.
+    """
+
+    def __init__(self, entities: Iterable[Entity]) -> None:
+        self._names: dict[str, str] = {}
+        for entity in entities:
+            name, facts = entity.key[0] if entity.key else "", entity.facts
+            if entity.kind is GPU and {"index", "pci_address"} <= facts.keys():
+                index, address = facts["index"], facts["pci_address"]
+                self._names[name] = f"{name} (index {index}, {address})"
+                self._names[address] = f"{address} (GPU {index}, {name})"
+            elif entity.kind is NIC and facts.keys() & {"rdma_device", "rail"}:
+                rail = f"rail {facts['rail']}" if facts.get("rail") else ""
+                details = ", ".join(filter(None, (facts.get("rdma_device"), rail)))
+                self._names[name] = f"{name} ({details})"
+        any_name = "|".join(map(re.escape, sorted(self._names, key=len, reverse=True)))
+        self._pattern = (
+            re.compile(rf"(?<![\w.:-])(?:{any_name})(?![\w.:-]*\w)") if any_name else None
+        )
+
+    def spell_out(self, text: str) -> str:
+        """Return a text with the other names of a device appended to each of its names."""
+        if self._pattern is None:
+            return text
+        return self._pattern.sub(lambda match: self._names[match[0]], text)
+
+
+TIMEOUT_SECONDS = 5.0
+MAX_EXPOSITION_BYTES = 16 << 20
+QUERY = "detail=full&collect%5B%5D=agent"
+"""Query for the metrics of the agent itself."""
+_WILDCARD_HOSTS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "[::1]", "[::]": "[::1]"}  # noqa: S104 - any
+_OF_SOURCE = re.compile(r'(?P<name>\w+)\{source="(?P<source>[^"]+)"\} (?P<value>\S+)')
+_OF_AGENT = re.compile(r"(?P<name>\w+) (?P<value>\S+)")
+_STATE = re.compile(r'\w+\{resource="(?P<resource>\w+)",state="(?P<state>\w+)"\} 1')
+
+
+async def check_running_agent(settings: AgentSettings) -> list[ProbeFinding]:
+    """Return findings from the agent at the configured address; one finding if none answers."""
+    url = _url(settings)
+    if not url:
+        return [
+            _running_finding(ProbeVerdict.ABSENT, "not queried: the port is not fixed (port 0)")
+        ]
+    client = collector_client.HttpClient(url, _tls(settings), TIMEOUT_SECONDS, MAX_EXPOSITION_BYTES)
+    try:
+        token = settings.read_metrics_token()
+    except SettingsError as error:
+        remedy = "run the check as the agent's user"
+        return [_running_finding(ProbeVerdict.BROKEN, str(error), remedy)]
+    try:
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        answer = await client.get(headers, f"{client.target}?{QUERY}")
+    except OSError as error:
+        problem = error.strerror or str(error) or "no response"
+        return [_running_finding(ProbeVerdict.ABSENT, f"no response from {url}: {problem}")]
+    finally:
+        await client.close()
+    if answer.status != HTTPStatus.OK:
+        detail = f"{url} returned status {answer.status}"
+        remedy = "specify the settings file that contains its metrics_token with --config"
+        return [_running_finding(ProbeVerdict.BROKEN, detail, remedy)]
+    return _metrics_findings(url, answer.body.decode(errors="replace"))
+
+
+def _running_finding(verdict: ProbeVerdict, detail: str, remedy: str = "") -> ProbeFinding:
+    return ProbeFinding("running agent", verdict, detail, remedy)
+
+
+def _url(settings: AgentSettings) -> str:
+    host, _, port = settings.listen.rpartition(":")
+    if port == "0":
+        return ""
+    scheme = "https" if settings.tls.certificate_file else "http"
+    return f"{scheme}://{_WILDCARD_HOSTS.get(host, host)}:{port}/metrics"
+
+
+def _tls(settings: AgentSettings) -> ssl.SSLContext | None:
+    """Return a context that trusts the certificate of the metrics endpoint for any host name."""
+    if not settings.tls.certificate_file:
+        return None
+    context = ssl.create_default_context(cafile=settings.tls.certificate_file)
+    context.check_hostname = False
+    return context
+
+
+def _metrics_findings(url: str, exposition: str) -> list[ProbeFinding]:
+    lines = exposition.splitlines()
+    of_agent = {m["name"]: float(m["value"]) for line in lines if (m := _OF_AGENT.fullmatch(line))}
+    of_source: dict[str, dict[str, float]] = {}
+    for line in lines:
+        if match := _OF_SOURCE.fullmatch(line):
+            of_source.setdefault(match["name"], {})[match["source"]] = float(match["value"])
+    use = of_agent.get(catalog.AGENT_CPU_USE.name)
+    budget = of_agent.get(catalog.AGENT_CPU_BUDGET.name)
+    if catalog.AGENT_MEMORY.name not in of_agent:
+        detail = f"{url} is not the metrics endpoint of an agent"
+        return [_running_finding(ProbeVerdict.BROKEN, detail)]
+    parts = ["not measured yet" if use is None else f"uses {format_percent(use)} of a core"]
+    if budget:
+        parts.append(f"budget {format_percent(budget)}")
+    parts += [
+        f"{match['resource']} {match['state'].replace('_', ' ')}"
+        for line in lines
+        if line.startswith(catalog.GOVERNOR_STATE.name) and (match := _STATE.fullmatch(line))
+    ]
+    findings = [_running_finding(ProbeVerdict.SUPPORTED, ", ".join(parts))]
+    periods = of_source.get(catalog.SOURCE_PERIOD.name, {})
+    for source, period_factor in sorted(of_source.get(catalog.PERIOD_FACTOR.name, {}).items()):
+        if period_factor > 1:
+            period_seconds = periods.get(source, 0.0)
+            detail = f"{source} is read every {period_seconds:g} s instead of {period_seconds / period_factor:g} s"
+            findings.append(ProbeFinding.supported("governor", detail))
+    return findings
+
+
+_MARKS = {
+    ProbeVerdict.SUPPORTED: "ok     ",
+    ProbeVerdict.ABSENT: "absent ",
+    ProbeVerdict.DENIED: "DENIED ",
+    ProbeVerdict.BROKEN: "BROKEN ",
+    ProbeVerdict.AWAITED: "awaited",
+}
+_RANKS = {ProbeVerdict.BROKEN: 0, ProbeVerdict.DENIED: 1, ProbeVerdict.AWAITED: 2}
+"""Sort order of the output, the worst first."""
+_MS, _MIB = 1_000_000, 1 << 20
+_AS_ROOT = "run the agent as root, or accept that these are missing"
+_DENIED = {
+    "gpu_activity": "run the agent as root, or load the nvidia module with"
+    " NVreg_RestrictProfilingToAdminUsers=0",
+    "gpu_verdict": "fix the sources above: verdicts need their readings",
+}
+"""Remedies for denied reads, by source."""
+
+
+async def check(
+    agent: Agent,
+    write: Callable[[str], None],
+    read: Callable[[Agent], Awaitable[None]] = Agent.once,
+    *,
+    live: bool = False,
+) -> bool:
+    """Read every source and try the collector; return True if nothing is denied or broken.
+
+    With `live`, the agent that runs on this node is queried too. A GPU or NIC that is degraded or has failed
+    counts as broken; for an unknown one the findings of its sources count.
+    """
+    write(printable(f"Railscope agent {__version__} on node {agent.node}"))
+    node_facts = NodeHealthFacts()
+    agent.on_frame = node_facts.add
+    await read(agent)
+    statuses = agent.sampler.statuses.values()
+    findings = [finding for s in statuses for finding in (*s.findings, *_readings(s))]
+    findings += _node_health(agent, node_facts)
+    findings += _hangs(agent)
+    findings += _costs(agent)
+    if live:
+        findings += await check_running_agent(agent.settings)
+    findings += await _collectors(agent)
+    findings += await _otlp_receivers(agent)
+    entities = [entity for s in statuses if s.frame for _, entity in s.frame.schema.columns]
+    names = DeviceNames([*node_facts.devices.values(), *entities])
+    for finding in sorted(
+        dict.fromkeys(findings), key=lambda finding: _RANKS.get(finding.verdict, len(_RANKS))
+    ):
+        text = printable(f"{_MARKS[finding.verdict]} {finding.subject}: {finding.detail}")
+        write(names.spell_out(text))
+        if finding.remedy:
+            write(names.spell_out(printable(f"         -> {finding.remedy}")))
+    return all(
+        finding.verdict in {ProbeVerdict.SUPPORTED, ProbeVerdict.ABSENT} for finding in findings
+    )
+
+
+def _readings(status: SourceState) -> list[ProbeFinding]:
+    """Return one finding per absence reason of a source's readings."""
+    frame = status.frame
+    name = status.source.name
+    if status.is_overdue:
+        return [ProbeFinding(name, ProbeVerdict.BROKEN, status.problem, "see the kernel log")]
+    if frame is None or not frame.reasons:
+        return []
+    findings = []
+    for code, reason in REASONS.items():
+        columns = zip(frame.schema.columns, frame.reasons, strict=True)
+        metrics = sorted(
+            {metric.name for (metric, _), column_code in columns if column_code == code}
+        )
+        if not metrics or reason is Absent.NOT_DUE:
+            continue
+        count = format_count(frame.reasons.count(code), "reading")
+        detail = f"{count} {reason.label}: {', '.join(metrics)}"
+        verdict = ProbeVerdict.ABSENT if reason is Absent.UNSUPPORTED else ProbeVerdict.BROKEN
+        remedy = ""
+        if reason is Absent.DENIED:
+            verdict, remedy = ProbeVerdict.DENIED, _DENIED.get(name, _AS_ROOT)
+        findings.append(ProbeFinding(name, verdict, detail, remedy))
+    return findings
+
+
+def _node_health(agent: Agent, node_facts: NodeHealthFacts) -> list[ProbeFinding]:
+    """Return the findings about the NICs, and about settings of GPUs that differ from those of their peers."""
+    statuses = agent.sampler.statuses
+    absent = AbsentSources.from_statuses(statuses, agent.host.clock.now().boot_ns)
+    for name, status in statuses.items():
+        if status.state == UNSUPPORTED:
+            node_facts.drop_readings(name)
+    scanner = NetworkScanner(parse_rail_rules(agent.settings.topology))
+    network = scanner.scan(agent.host)
+    node_facts.add_gpu_paths(network)
+    nics, gpus = node_facts.nics(absent), node_facts.gpus(absent)
+    findings = []
+    if nics:
+        findings += health_findings("health of NICs", "NIC", nics, NIC_RULES)
+        findings += findings_of_unused_ports(nics)
+    if gpus:
+        findings += health_findings("settings of GPUs", "GPU", gpus, GPU_SETTING_RULES)
+    return [*findings, *_nics_without_driver(agent.host, network)]
+
+
+def _nics_without_driver(host: Host, network: NodeNetwork) -> list[ProbeFinding]:
+    """Return one finding per NIC without a driver, if others of its model have one and are in use."""
+    drivers = {
+        nic: read_link_name(host, f"{DEVICES}/{nic.address}/driver") for nic in network.devices
+    }
+    in_use = Counter(
+        nic.device.model for nic, name in drivers.items() if name and (nic.rdma or nic.interfaces)
+    )
+    remedy = "read the kernel log; load the driver again, or reseat or replace the NIC"
+    return [
+        ProbeFinding(
+            f"NIC {nic.address}",
+            ProbeVerdict.BROKEN,
+            f"no driver owns it, but {peer_count} NICs of its model ({nic.device.model}) are in use",
+            remedy,
+        )
+        for nic, name in drivers.items()
+        if not (name or nic.rdma or nic.interfaces or nic.role == VIRTUAL_FUNCTION)
+        and (peer_count := in_use[nic.device.model]) >= MIN_PEERS
+    ]
+
+
+def _hangs(agent: Agent) -> list[ProbeFinding]:
+    """Return one finding per device with a call that has not returned."""
+    now_ns = agent.host.clock.now().boot_ns
+    return [
+        ProbeFinding(
+            f"device {device}",
+            ProbeVerdict.BROKEN,
+            f"{hung.call} has not returned for {(now_ns - hung.since_ns) / SECOND_NS:.0f} s",
+            "read the kernel log; reset or replace the device",
+        )
+        for device, hung in agent.sampler.hung.by_device.items()
+    ]
+
+
+def _costs(agent: Agent) -> list[ProbeFinding]:
+    """Return the measured cost of the reads, and the periods that the governor would set.
+
+    First reads are more expensive than later ones; the metrics endpoint of a running agent has its actual
+    cost.
+    """
+    budget, sources = agent.settings.budget, agent.sampler.sources
+    statuses = agent.sampler.statuses
+    governor = create_governor(budget, sources, min_values=1)
+    for name, status in statuses.items():
+        if status.last_cost and status.state != UNSUPPORTED:
+            governor.record_read(name, status.last_cost, 0)
+    shares = {name: load.cpu_share(1) for name, load in governor.loads.items()}
+    whole = governor.expected_use
+    governor.decide(lambda: 0, 0)
+    findings = [
+        _cost(statuses[name], shares[name], governor)
+        for name in sorted(shares, key=shares.__getitem__, reverse=True)
+        if shares[name]
+    ]
+    detail = f"reads use {format_percent(whole)} of a core at the configured periods"
+    verdict, remedy = ProbeVerdict.SUPPORTED, ""
+    if not budget.cpu_ratio:
+        detail, verdict = f"{detail}, no budget is set", ProbeVerdict.ABSENT
+    else:
+        detail = f"{detail}, budget {format_percent(budget.cpu_ratio)}"
+        if whole > budget.cpu_ratio:
+            detail += ": exceeded; periods are lengthened until reads fit the budget"
+            remedy = "increase periods in [period_seconds], or increase budget.cpu_ratio"
+    return [*findings, ProbeFinding("processor budget", verdict, detail, remedy), _memory(agent)]
+
+
+def _cost(status: SourceState, share: float, governor: Governor) -> ProbeFinding:
+    name, spent = status.source.name, status.last_cost
+    cost = spent.read if spent else ThreadCost()
+    period = status.source.period_seconds
+    detail = (
+        f"{format_percent(share)} of a core: {cost.cpu_ns / _MS:.2f} ms of processor time in"
+        f" {cost.wall_ns / _MS:.2f} ms every {period:g} s"
+    )
+    load = governor.loads[name]
+    if load.period_factor > 1:
+        detail += f"; lengthened to every {period * load.period_factor:g} s ({load.why})"
+    return ProbeFinding.supported(f"cost of {name}", detail)
+
+
+def _memory(agent: Agent) -> ProbeFinding:
+    subject, bound = "memory budget", agent.settings.budget.memory_bytes
+    try:
+        resident = agent.keeper.meter.resident_bytes()
+    except OSError as error:
+        detail = f"resident memory cannot be read: {error.strerror}"
+        return ProbeFinding.absent(subject, detail)
+    detail = f"{resident / _MIB:.0f} MiB resident"
+    if not bound:
+        return ProbeFinding.absent(subject, f"{detail}, no budget is set")
+    detail = f"{detail}, budget {bound / _MIB:.0f} MiB"
+    if resident <= bound:
+        return ProbeFinding.supported(subject, detail)
+    detail = f"{detail}: exceeded"
+    return ProbeFinding.absent(subject, detail, "increase budget.memory_bytes")
+
+
+async def _collectors(agent: Agent) -> list[ProbeFinding]:
+    """Return a finding about each collector, in the order for this node."""
+    try:
+        links = collector_choice.collector_links(agent.settings.collector, agent.node)
+        clients = [collector_client.CollectorClient(link) for link in links]
+    except collector_client.CollectorLinkError as error:
+        return [ProbeFinding("collector", ProbeVerdict.BROKEN, str(error))]
+    if not clients:
+        detail = "collector.url is not set: no frames are shipped"
+        return [ProbeFinding.absent("collector", detail)]
+    greeting = pack(envelope(agent.origin, (), (), agent_version=__version__))
+    findings = []
+    for client in clients:
+        now = agent.host.clock.now()
+        async with client:
+            answer = await client.post(greeting, SentAt.from_timestamp(now, agent.origin.boot_id))
+        if answer.verdict is collector_client.EnvelopeDecision.ACKNOWLEDGED:
+            detail = f"{client.url} accepts frames of this node"
+            findings.append(ProbeFinding.supported("collector", detail))
+        else:
+            findings.append(ProbeFinding("collector", ProbeVerdict.BROKEN, answer.problem))
+    return findings
+
+
+async def _otlp_receivers(agent: Agent) -> list[ProbeFinding]:
+    """Return a finding about the receiver of each signal of OTLP; none without an endpoint."""
+    try:
+        exporter = agent.make_exporter()
+    except SettingsError as error:
+        return [ProbeFinding("OTLP", ProbeVerdict.BROKEN, str(error))]
+    if exporter is None:
+        return []
+    findings = []
+    for signal, problem in (await exporter.probe()).items():
+        url = exporter.targets[signal].shown_url
+        if problem:
+            detail = f"{url} does not accept {signal}: {problem}"
+            findings.append(ProbeFinding("OTLP", ProbeVerdict.BROKEN, detail))
+        else:
+            findings.append(ProbeFinding.supported("OTLP", f"{url} accepts {signal}"))
+    return findings
+
+
+async def read_twice(agent: Agent, seconds: float) -> None:
+    """Have the agent read all sources twice, `seconds` apart."""
+    started_ns = agent.clock.now().boot_ns
+    await agent.once()
+    await agent.clock.sleep_until(started_ns + round(seconds * SECOND_NS))
+    await agent.once()
+
+
+MAX_READS = 12
+
+
+class CaptureWalk:
+    """A recorded node that is read several times, the last time at the end of the capture."""
+
+    def __init__(self, capture: Capture) -> None:
+        self._clock = recorded_host.RecordedClock(capture.about)
+        self._offsets = find_read_offsets(capture)
+        self.host = recorded_host.RecordedHost(capture, self._clock, lambda: self._clock.offset_ns)
+
+    def go_to_end(self) -> None:
+        """Advance to the end of the capture without earlier reads."""
+        self._clock.go_to(self._offsets[-1])
+
+    async def read(self, agent: Agent) -> None:
+        """Have an agent of this host read all sources at each offset."""
+        for offset_ns in self._offsets:
+            self._clock.go_to(offset_ns)
+            await agent.once()
+
+
+def find_read_offsets(capture: Capture) -> list[int]:
+    """Return the offsets of at most `MAX_READS` moments, evenly spread, and the end of the capture."""
+    end_ns = capture.about.duration_ns
+    offsets = sorted({moment.offset_ns for moment in capture.moments})
+    targets_ns = (end_ns * step // (MAX_READS - 1) for step in range(MAX_READS - 1))
+    places = (bisect_right(offsets, at_ns) - 1 for at_ns in targets_ns)
+    return sorted({*(offsets[place] for place in places if place >= 0), end_ns})

@@ -1,0 +1,313 @@
+"""The command `railscope claim`: start and end claims on GPUs of this node at its agent.
+
+For the prolog and epilog of a scheduler, and for an administrator.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote, urlsplit
+
+import click
+
+from railscope import cli, http_responses, service, settings
+from railscope_agent.config import CLAIMS_PATH, CLAIMS_SOCKET, PREFIX, AgentSettings
+
+_RETRY_SECONDS = 0.5
+_ANSWER_SECONDS = 10.0
+"""Timeout of an answer, which waits for the disk."""
+_MAX_ANSWER_BYTES = 64 << 20
+"""Maximum size of the list of all claims of a node."""
+_NO_ANSWER, _UNAVAILABLE = 0, 503
+_OK = 200
+_COLUMNS = (
+    "index", "device", "pci_address", "share", "source", "authority", "workload", "tenant", "owner", "start", "id",
+)  # fmt: skip
+"""Columns of the list of claims."""
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class _UnixHttpConnection(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path: str, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+class AgentClient:
+    """Client of this node's agent. It retries while the agent is unreachable or not ready."""
+
+    def __init__(
+        self,
+        socket_or_url: str,
+        token: str,
+        timeout: float,
+        *,
+        answer_seconds: float = _ANSWER_SECONDS,
+        max_bytes: int = _MAX_ANSWER_BYTES,
+    ) -> None:
+        self._address, self._token, self._timeout = socket_or_url, token, timeout
+        self._answer_seconds, self._max_bytes = answer_seconds, max_bytes
+
+    def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """Send a request and return the answer. Raises ClickException with the agent's error message."""
+        until = time.monotonic() + self._timeout
+        while True:
+            status, answer = self._request_once(method, path, body)
+            if status == _OK:
+                return answer
+            if status not in {_NO_ANSWER, _UNAVAILABLE} or time.monotonic() >= until:
+                message = answer.get("error", f"the agent returned status {status}")
+                raise click.ClickException(message)
+            time.sleep(_RETRY_SECONDS)
+
+    def _request_once(
+        self, method: str, path: str, body: Mapping[str, Any] | None
+    ) -> tuple[int, Any]:
+        connection = self._connection()
+        http_responses.bound_responses(connection, self._max_bytes, self._answer_seconds)
+        headers = {"Content-Type": "application/json"}
+        if self._token:
+            headers["Authorization"] = f"Bearer {self._token}"
+        try:
+            sent = None if body is None else json.dumps(body)
+            connection.request(method, path, sent, headers)
+            answer = connection.getresponse()
+            content = json.loads(answer.read())
+            return answer.status, content if isinstance(content, dict) else {"error": str(content)}
+        except PermissionError as error:
+            message = (
+                f"cannot connect to {self._address}: {error.strerror}; fix: run the command as root"
+            )
+            raise click.ClickException(message) from error
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            return _NO_ANSWER, {"error": f"no response from the agent at {self._address}: {error}"}
+        finally:
+            connection.close()
+
+    def _connection(self) -> http.client.HTTPConnection:
+        if not self._address.startswith("http"):
+            return _UnixHttpConnection(self._address, self._answer_seconds)
+        parts = urlsplit(self._address)
+        return http.client.HTTPConnection(
+            parts.hostname or "", parts.port, timeout=self._answer_seconds
+        )
+
+
+def _add_options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Return a decorator that adds options in this order."""
+
+    def decorate(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+_agent_options = _add_options(
+    click.option(
+        "--config",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help=f"Settings file of the agent (TOML). Default: {settings.CONFIGURATION}/agent.toml, if it exists.",
+    ),
+    click.option("--socket", "path", help="Socket of the agent. Default: as in its settings."),
+    click.option(
+        "--url", help="Address of the agent, instead of its socket: http://127.0.0.1:PORT."
+    ),
+    click.option(
+        "--token-file",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="File that contains the token for --url.",
+    ),
+    click.option(
+        "--timeout-seconds",
+        type=click.FloatRange(min=0),
+        default=5.0,
+        show_default=True,
+        help="Seconds to wait for an agent that is unreachable.",
+    ),
+)
+_start_options = _add_options(
+    click.option("--id", "name", help="Permanent, unique ID of the claim."),
+    click.option(
+        "--gpu",
+        "gpus",
+        multiple=True,
+        help="Index, UUID, MIG UUID, PCI address or /dev/nvidiaN; several separated by commas.",
+    ),
+    click.option("--tenant", default="", help="Tenant of the claim, as on invoices."),
+    click.option(
+        "--owner", default="", help="Owner of the claim, as named by the scheduler: an account."
+    ),
+    click.option(
+        "--workload",
+        default="",
+        help="Workload that holds the claim: slurm:123, kubernetes:research/train.",
+    ),
+    click.option("--start", help="Start of the claim (RFC 3339). Default: now."),
+    click.option("--shared", is_flag=True, help="Allow other claims on the same devices."),
+    click.option(
+        "--share",
+        default="",
+        help="Fraction of each device: 3/8 or 37.5%. Other claims may hold the rest.",
+    ),
+    click.option(
+        "--system", is_flag=True, help="Mark as a health check or the administrator's own use."
+    ),
+    click.option(
+        "--from-slurm",
+        is_flag=True,
+        help="In a prolog: read ID, GPUs, owner and workload from SLURM_JOB_ID and related variables.",
+    ),
+)
+
+
+def _create_client(connection: Mapping[str, Any]) -> AgentClient:
+    """Return a client from the options; by default from the settings of the installed agent."""
+    token_file: Path | None = connection["token_file"]
+    try:
+        token = token_file.read_text("utf-8").strip() if token_file else ""
+    except OSError as error:
+        message = f"cannot read token file {token_file}: {error.strerror}"
+        raise click.ClickException(message) from error
+    if connection["url"]:
+        return AgentClient(connection["url"], token, connection["timeout_seconds"])
+    if connection["path"]:
+        return AgentClient(connection["path"], "", connection["timeout_seconds"])
+    config = connection["config"] or settings.default_file("agent")
+    loaded = settings.load(AgentSettings, file=config, prefix=PREFIX)
+    state = service.state_directory(loaded)
+    return AgentClient(
+        loaded.tenancy.socket or str(state / CLAIMS_SOCKET), "", connection["timeout_seconds"]
+    )
+
+
+@click.group()
+def claim() -> None:
+    """Start and end claims on the GPUs of this node."""
+
+
+@claim.command()
+@_start_options
+@_agent_options
+def start(gpus: tuple[str, ...], **options: Any) -> None:
+    """Start a claim on GPUs. Repeating it has no effect."""
+    body = {
+        "id": options["name"],
+        "gpus": [name for text in gpus for name in text.split(",") if name],
+        "tenant": options["tenant"],
+        "owner": options["owner"],
+        "workload": options["workload"],
+        "start": options["start"],
+        "exclusive": not (options["shared"] or options["share"]),
+        "share": options["share"] or None,
+        "system": options["system"],
+    }
+    if options["from_slurm"]:
+        job = _claim_of_slurm_job(os.environ)
+        if not job["gpus"] and not body["gpus"]:
+            return  # a job without GPUs claims none
+        body = {**job, **{key: value for key, value in body.items() if value not in (None, "", [])}}
+    _check_required(body, ("id", "--id"), ("gpus", "--gpu"))
+    answer = _create_client(options).request(
+        "POST", CLAIMS_PATH, {k: v for k, v in body.items() if v is not None}
+    )
+    started = answer["claim"]
+    click.echo(f"{started['id']}: {', '.join(started['devices'])} since {started['start']}")
+
+
+@claim.command()
+@click.argument("name", required=False)
+@click.option("--id", "other", help="Same as the argument NAME.")
+@click.option("--end", "when", help="End of the claim (RFC 3339). Default: now.")
+@click.option(
+    "--from-slurm", is_flag=True, help="In an epilog: end the claims of job SLURM_JOB_ID."
+)
+@_agent_options
+def end(name: str | None, other: str | None, when: str | None, **options: Any) -> None:
+    """End a claim on GPUs. Repeating it has no effect."""
+    agent, body = _create_client(options), {} if when is None else {"end": when}
+    names = [name or other] if name or other else []
+    if options["from_slurm"]:
+        workload = _claim_of_slurm_job(os.environ)["workload"]
+        claims = agent.request("GET", CLAIMS_PATH)["claims"]
+        job = workload.partition(":")[2]
+        names = [
+            claim_id["id"]
+            for claim_id in claims
+            if (claim_id["reported_by"], claim_id["source"], claim_id["workload"])
+            == ("command", "slurm", job)
+        ]
+    elif not names:
+        message = "missing claim: expected its id or --from-slurm"
+        raise click.UsageError(message)
+    for claim_id in dict.fromkeys(names):
+        ended = agent.request("POST", f"{CLAIMS_PATH}/{quote(str(claim_id), safe='')}/end", body)[
+            "claim"
+        ]
+        click.echo(f"{ended['id']}: {', '.join(ended['devices'])} until {ended['end']}")
+
+
+@claim.command(name="list")
+@cli.format_option("table", "json")
+@_agent_options
+def show(form: str, **options: Any) -> None:
+    """List the claims in force on this node from all claim providers, and use without a claim."""
+    claims = _create_client(options).request("GET", CLAIMS_PATH)["claims"]
+    if form == "json":
+        click.echo(json.dumps(claims, indent=1))
+        return
+    # An agent of an earlier release reports the device by its UUID alone.
+    rows = [_COLUMNS, *(tuple(str(claim.get(name, "")) for name in _COLUMNS) for claim in claims)]
+    widths = [max(len(row[place]) for row in rows) for place in range(len(_COLUMNS))]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        click.echo("  ".join(cells).rstrip())
+
+
+def _claim_of_slurm_job(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the claim of a job from its prolog's environment (slurm.schedmd.com/prolog_epilog.html).
+
+    GPUs are device files.
+    """
+    job = environment.get("SLURM_JOB_ID", "")
+    if not job.isdecimal():
+        message = (
+            "missing SLURM_JOB_ID: expected a job id; fix: use --from-slurm "
+            "only in a prolog or epilog"
+        )
+        raise click.ClickException(message)
+    numbers = [n for n in environment.get("SLURM_JOB_GPUS", "").split(",") if n]
+    names: Sequence[str] = [f"/dev/nvidia{n}" if n.isdecimal() else n for n in numbers]
+    owner = environment.get("SLURM_JOB_ACCOUNT") or environment.get("SLURM_JOB_USER", "")
+    return {
+        "id": f"slurm-{job}",
+        "gpus": list(names),
+        "owner": owner,
+        "workload": f"slurm:{job}",
+        "allow_restart": True,
+    }
+
+
+def _check_required(body: Mapping[str, Any], *options: tuple[str, str]) -> None:
+    for key, option in options:
+        if not body.get(key):
+            message = f"missing option {option}"
+            raise click.UsageError(message)
+    if not body.get("tenant") and not body.get("owner"):
+        message = "missing owner of the claim: expected --tenant or --owner"
+        raise click.UsageError(message)

@@ -1,0 +1,335 @@
+"""`railscope agent replay`: frames of captures, as an agent would have read them.
+
+The sources run at each moment of a capture, one after the other on one thread, by the clock of the
+recording. Nothing waits, so that hours of a node are read in minutes.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import re
+import struct
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+import click
+import msgspec
+
+from railscope import __version__, capture, envelopes, wire
+from railscope.capture import CaptureError, CaptureMetadata, CaptureMoment, Json
+from railscope.catalog import METRICS
+from railscope.frame import Frame, FrameOrigin, Schema
+from railscope.reading import Absent
+from railscope.settings import SettingsError
+from railscope.timestamps import SECOND_NS
+from railscope.untrusted_text import printable
+from railscope_agent.config import AgentSettings, BurstSettings
+from railscope_agent.host import recorded_host
+from railscope_agent.machine_sources import assign_periods, machine_sources
+from railscope_agent.sampling import hang_guard
+from railscope_agent.sampling.source import PeriodicSource, Source
+from railscope_agent.sampling.source_reader import REPROBE_NS, SourceReader
+from railscope_agent.sampling.status import UNSUPPORTED, SourceGrader, SourceState
+from railscope_agent.service import UNSHIPPED_SOURCES
+from railscope_agent.shipping import EventNumbering
+from railscope_agent.shipping.spool import split_into_envelopes
+from railscope_agent.sources.agent_state import GpuVerdictSource
+from railscope_agent.sources.nvidia.processes import GpuSharingSource
+from railscope_agent.sources.tenancy import ClaimSource
+from railscope_agent.streams.kernel_log import XidMatcher
+
+SAMPLE_NS = 400_000_000
+"""Moments within this time are one sample: a recording agent takes some time for its reads."""
+EVERY_SAMPLE_NS = 5 * SECOND_NS
+"""Sources with at most this period are read at every sample."""
+STATE_SOURCES = {ClaimSource.name, GpuVerdictSource.name, GpuSharingSource.name}
+"""Sources of states that no other source reads between two of their own reads: they keep their period."""
+STATIC_SOURCES = {
+    "pcie", "gpu_pcie", "gpu_device", "gpu_settings", "gpu_health", "nvlink_signal", "neighbour",
+    "nic_settings", "optics",
+}  # fmt: skip
+"""Sources whose readings depend on the present answers only, and not on the time: most of these never change."""
+REPROBE_SAME_NS = 900 * SECOND_NS
+"""Time after which a source searches for devices although none seems to have come or gone."""
+_VARYING = {r.value for r in Absent} - {Absent.UNSUPPORTED.value, Absent.DENIED.value}
+"""Reasons of readings that may change with time."""
+SAMPLES_OF_AN_ENVELOPE = 64
+GC_ALLOCATIONS = 100_000
+"""Each moment replaces thousands of answers, without reference cycles: searches for cycles can be rare."""
+BEGIN_NS = 10 * SECOND_NS
+"""Time in which a recording agent finds its devices."""
+_Answer = TypeVar("_Answer")
+_LENGTH = struct.Struct("<I")
+_CALL = re.compile(r"(\w+)\.(\w+)\(([^,)]*)")
+"""Host interface, function and first argument in the key of a call."""
+
+
+class _ReplayGuard(hang_guard.GuardedHost):
+    """Checks answers as in a live agent; calls return at once, so that none is measured."""
+
+    def make_call(
+        self, device: str, name: str, call: Callable[..., _Answer], *arguments: int | str
+    ) -> _Answer:
+        """Make a call about a device. Raises OSError or NvmlError at once if one is hung."""
+        if device in self._hung.by_device:
+            return super().make_call(device, name, call, *arguments)
+        return call(*arguments)
+
+
+@dataclass(slots=True)
+class _ReplayedSource:
+    """A source, its reader, and the time of its next read."""
+
+    status: SourceState
+    reader: SourceReader
+    due_ns: int = 0
+    used: set[str] = field(default_factory=set)
+    """Keys of the queries of the last probe and of the reads since."""
+    is_outdated: bool = True
+    """True if the answer to one of these queries may have changed."""
+    has_new_devices: bool = False
+    """True if devices may have come or gone since the last probe."""
+    _probed_ns: int = 0
+
+    def read(self, host: recorded_host.SteppedHost, grader: SourceGrader) -> Frame | None:
+        """Return the next frame; the last one with a new time if all answers are the same."""
+        now, before = host.clock.now(), self.status.frame
+        if not self.is_outdated and before and now.boot_ns - self._probed_ns < REPROBE_SAME_NS:
+            self.status.frame = self.reader.repeat(before)
+            return self.status.frame
+        if self.has_new_devices and now.boot_ns - self._probed_ns >= REPROBE_NS:
+            self.reader.forget_plan()
+        host.used.clear()
+        outcome = self.reader.run()
+        grader.record_return(self.status, outcome, now)
+        if outcome.cost.probe:
+            self.used, self.has_new_devices, self._probed_ns = set(), False, now.boot_ns
+        if self.status.source.name in STATIC_SOURCES:
+            self.used |= host.used
+            self.is_outdated = not outcome.frame or bool(_VARYING & set(outcome.frame.reasons))
+        return outcome.frame
+
+    def plan(self, now_ns: int) -> None:
+        """Set the next time: a tenth earlier, as samples have some jitter."""
+        period_ns = self.status.period_ns
+        if self.status.state == UNSUPPORTED:
+            period_ns = max(period_ns, REPROBE_NS)
+        every_sample = period_ns <= EVERY_SAMPLE_NS and self.status.source.name not in STATE_SOURCES
+        self.due_ns = 0 if every_sample else now_ns + period_ns - period_ns // 10
+
+
+class ReplayedNode:
+    """Sources of a node whose answers come moment by moment: the named ones, or all that an agent ships."""
+
+    def __init__(
+        self,
+        about: CaptureMetadata,
+        settings: AgentSettings,
+        names: Collection[str] = (),
+        metrics: Collection[str] = (),
+    ) -> None:
+        """Raises SettingsError for an unknown source or metric."""
+        self.origin = _origin(about)
+        self.host = recorded_host.SteppedHost(about)
+        self._hung = hang_guard.HungCalls()
+        self._pending: dict[str, str] = {}
+        """Device of each call without a result, by the key of the call."""
+        self._grader = SourceGrader()
+        self._numbering = EventNumbering()
+        self.statuses: dict[str, SourceState] = {}
+        settings = msgspec.structs.replace(
+            settings, node=about.node, bursts=BurstSettings(enabled=False)
+        )
+        # One guard for all sources: those of a sample share the scan of the network devices.
+        guard = _ReplayGuard(self.host, self._hung, hang_guard.CallTime(lambda: 0.0))
+        self._sources: list[_ReplayedSource] = []
+        xids = XidMatcher()
+        verdicts = GpuVerdictSource(lambda: self.statuses, xids)
+        sources = [*machine_sources(settings, xids), verdicts]
+        disabled = settings.metrics.disabled_sources.split()
+        selected = _select(assign_periods(sources, settings.period_seconds), names, disabled)
+        selection = _selected_metrics(metrics)
+        for source in selected:
+            if isinstance(source, PeriodicSource):
+                source.selection = selection
+            status = self.statuses[source.name] = SourceState(source)
+            reader = SourceReader(source, guard, self.origin, reprobe_ns=REPROBE_SAME_NS)
+            self._sources.append(_ReplayedSource(status, reader))
+
+    def advance(self, moment: CaptureMoment) -> None:
+        """Apply the differences of a moment."""
+        changed = self.host.changed_keys(moment)
+        has_new_devices = self.host.advance(moment)
+        is_other_hung = self._update_hung_calls(moment)
+        is_begin = moment.offset_ns < BEGIN_NS
+        for source in self._sources:
+            source.has_new_devices |= has_new_devices
+            source.is_outdated |= has_new_devices or not source.used.isdisjoint(changed)
+            if has_new_devices and (is_begin or source.status.state == UNSUPPORTED):
+                source.reader.forget_plan()
+                source.due_ns = 0
+            if is_other_hung:
+                source.is_outdated = True
+                source.reader.forget_plan()
+
+    def _update_hung_calls(self, moment: CaptureMoment) -> bool:
+        """Record the devices of calls without a result; return True if they changed."""
+        before = dict(self._pending)
+        for section in capture.SECTIONS:
+            answers: dict[str, Json] = getattr(moment, section)
+            for key in before.keys() & answers.keys():
+                del self._pending[key]
+            if capture.PENDING in answers.values():
+                keys = (key for key, answer in answers.items() if answer == capture.PENDING)
+                self._pending |= {key: _device(section, key) for key in keys}
+        if self._pending == before:
+            return False
+        hung, now_ns = self._hung.by_device, self.host.clock.now().boot_ns
+        calls = {
+            device: hang_guard.HungCall(device, key, now_ns)
+            for key, device in self._pending.items()
+        }
+        self._hung.by_device = {device: hung.get(device, call) for device, call in calls.items()}
+        return True
+
+    def read_sources(self) -> list[Frame]:
+        """Return the frames of the sources that are due at this moment."""
+        now = self.host.clock.now()
+        frames = []
+        for source in self._sources:
+            if source.due_ns > now.boot_ns:
+                continue
+            frame = source.read(self.host, self._grader)
+            source.plan(now.boot_ns)
+            if frame:
+                frames.append(self._numbering.number_events(frame))
+        self._grader.events.clear()
+        return frames
+
+
+class CaptureReplay(ReplayedNode):
+    """Frames of a capture."""
+
+    def __init__(
+        self,
+        directory: Path,
+        settings: AgentSettings,
+        names: Collection[str] = (),
+        metrics: Collection[str] = (),
+    ) -> None:
+        """Raises CaptureError for invalid metadata, and SettingsError for an unknown source or metric."""
+        super().__init__(capture.read_metadata(directory), settings, names, metrics)
+        self._directory = directory
+        self.problem: CaptureError | None = None
+        """Reason why the timeline could not be read to its end; known after the last frame."""
+
+    def samples(self) -> Iterator[list[Frame]]:
+        """Yield the frames of one sample after another."""
+        end_ns: int | None = None
+        for moment in self._read_moments():
+            if end_ns is None:
+                end_ns = moment.offset_ns + SAMPLE_NS
+            elif moment.offset_ns >= end_ns:
+                yield self.read_sources()
+                end_ns = moment.offset_ns + SAMPLE_NS
+            self.advance(moment)
+        if end_ns is not None:
+            yield self.read_sources()
+
+    def envelopes(self, samples: int = SAMPLES_OF_AN_ENVELOPE) -> Iterator[wire.Envelope]:
+        """Yield all frames in envelopes of several samples, each schema in the first envelope that uses it."""
+        sent: set[Schema] = set()
+        frames: list[Frame] = []
+        for number, sample in enumerate(self.samples(), 1):
+            frames += sample
+            if number % samples == 0:
+                yield from self._pack(frames, sent)
+                frames = []
+        yield from self._pack(frames, sent)
+
+    def _pack(self, frames: list[Frame], sent: set[Schema]) -> Iterator[wire.Envelope]:
+        frames.sort(key=lambda frame: (frame.schema.stream, frame.sequence))
+        for group in split_into_envelopes(frames):
+            new = dict.fromkeys(f.schema for f in group if f.schema not in sent)
+            sent.update(new)
+            batches = envelopes.encode_batches(group)
+            schemas = [wire.to_wire_schema(schema) for schema in new]
+            yield wire.envelope(self.origin, batches, schemas, agent_version=__version__)
+
+    def _read_moments(self) -> Iterator[CaptureMoment]:
+        try:
+            yield from capture.read_moments(self._directory)
+        except CaptureError as error:
+            self.problem = error
+
+
+def _select(
+    sources: Iterable[Source], names: Collection[str], disabled: Iterable[str]
+) -> list[Source]:
+    """Return the named sources without disabled ones; without names, those whose frames an agent ships."""
+    by_name = {source.name: source for source in sources}
+    if unknown := sorted(set(names) - by_name.keys() - set(disabled)):
+        message = f"unknown source: {unknown[0]}: expected one of {', '.join(sorted(by_name))}"
+        raise SettingsError(message)
+    return [
+        by_name[name] for name in by_name if name in (names or by_name.keys() - UNSHIPPED_SOURCES)
+    ]
+
+
+def _selected_metrics(names: Collection[str]) -> frozenset[str]:
+    if unknown := sorted(set(names) - METRICS.keys()):
+        message = f"unknown metric: {unknown[0]}: expected a metric of the catalog"
+        raise SettingsError(message)
+    return frozenset(names)
+
+
+def _origin(about: CaptureMetadata) -> FrameOrigin:
+    """Return the origin of frames; the run is the same for every replay of a capture."""
+    start = f"{about.boot_id} {about.started_boot_ns} {about.started_wall_ns}"
+    run = hashlib.blake2b(start.encode(errors="surrogatepass"), digest_size=8).hexdigest()
+    node, boot_id = (printable(text)[: wire.MAX_NAME] for text in (about.node, about.boot_id))
+    return FrameOrigin(node, run, boot_id)
+
+
+def _device(section: str, key: str) -> str:
+    """Return the device of a query, as that of a hung call."""
+    match = _CALL.match(key) if section == "calls" else None
+    if match is None:
+        return hang_guard.device_of(key)
+    interface, function, argument = match.groups()
+    return hang_guard.device_of_call(interface, function, (argument,) if argument else ())
+
+
+def replay_captures(
+    directories: Iterable[Path],
+    settings: AgentSettings,
+    names: Collection[str],
+    metrics: Collection[str],
+    out: BinaryIO,
+) -> bool:
+    """Write the envelopes of captures, each after its length; return False if one is damaged."""
+    is_complete = True
+    gc.set_threshold(GC_ALLOCATIONS)
+    for directory in directories:
+        problem: CaptureError | None
+        is_used = False
+        try:
+            replay = CaptureReplay(directory, settings, names, metrics)
+        except CaptureError as error:
+            problem = error
+        else:
+            for envelope in replay.envelopes():
+                body = wire.pack(envelope)
+                out.write(_LENGTH.pack(len(body)) + body)
+                is_used = True
+            out.flush()
+            problem = replay.problem
+        if problem:
+            is_cut = isinstance(problem, capture.TruncatedCaptureError)
+            is_complete &= is_cut
+            effect = "the samples before it are used" if is_used else "the capture is left out"
+            click.echo(f"{'Warning' if is_cut else 'Error'}: {problem}; {effect}", err=True)
+    return is_complete

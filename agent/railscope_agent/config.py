@@ -1,0 +1,422 @@
+"""Settings of the agent."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from railscope.settings import SettingsError, read_named_file
+from railscope_agent.collective_settings import CollectiveSettings
+
+PREFIX = "RAILSCOPE_AGENT_"
+CLAIMS_SOCKET = "claims.sock"
+"""Socket of `railscope claim` in the state directory."""
+CLAIMS_PATH = "/v1/claims"
+"""HTTP path of claims."""
+MAX_COLLECTORS = 16
+MAX_SECONDS = 86_400.0
+"""Upper bound of periods and timeouts; a longer one is a mistake in the unit."""
+
+
+class SourcePeriods(Struct, frozen=True, kw_only=True):
+    """Periods of the sources, by name: seconds between two reads."""
+
+    renamed = MappingProxyType(
+        {
+            "storage": "nfs, lustre and ceph",
+            "drives": "nvme",
+            "power": "rapl",
+            "sensors": "hwmon",
+            "memory_errors": "edac",
+            "nic_burst": "bursts.window_seconds",
+        }
+    )
+
+    gpu: Annotated[float, Meta(ge=0.02)] = 1.0
+    """GPU load, memory, clocks, power and temperature."""
+    gpu_activity: Annotated[float, Meta(ge=0.12)] = 1.0
+    """Activity of SMs, pipes and links of GPUs and MIG devices (GPM)."""
+    gpu_event: Annotated[float, Meta(ge=0.02, le=MAX_SECONDS)] = 1.0
+    """Events of the NVIDIA driver."""
+    gpu_sharing: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 5.0
+    """Numbers of processes on GPUs and of virtual GPUs, and the sharing mode."""
+    gpu_process: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 5.0
+    """Each process on GPUs, and each virtual GPU."""
+    gpu_burst: Annotated[float, Meta(ge=0.1, le=10.0)] = 1.0
+    """Samples that the NVIDIA driver buffers (nvmlDeviceGetSamples)."""
+    mig: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 5.0
+    """Memory and state of MIG devices."""
+    tenancy: Annotated[float, Meta(ge=0.5, le=MAX_SECONDS)] = 5.0
+    """Claims on GPUs and on parts of GPUs."""
+    gpu_health: Annotated[float, Meta(ge=0.1)] = 10.0
+    """ECC, remapped rows, PCIe, fabric and recovery state of GPUs."""
+    gpu_verdict: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 5.0
+    """Health verdict of each GPU."""
+    gpu_device: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 10.0
+    """State of the GPUs on the PCI bus: driver, virtual machine, unbound, missing."""
+    nvlink: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 10.0
+    """State, bytes and errors of NVLinks."""
+    gpu_settings: Annotated[float, Meta(ge=0.1)] = 60.0
+    """GPU limits, thresholds and modes, and GPU errors by location."""
+    nvlink_signal: Annotated[float, Meta(ge=0.1)] = 60.0
+    """Error ratios and corrected codewords of NVLinks."""
+    rdma: Annotated[float, Meta(ge=0.02, le=MAX_SECONDS)] = 1.0
+    """Counters and state of RDMA ports."""
+    nic: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 1.0
+    """Driver statistics of NICs."""
+    link: Annotated[float, Meta(ge=0.1)] = 5.0
+    """Speed and carrier of interfaces."""
+    link_errors: Annotated[float, Meta(ge=0.1)] = 5.0
+    """Forward error correction and pause of interfaces whose driver statistics lack them."""
+    nic_settings: Annotated[float, Meta(ge=1)] = 60.0
+    """NIC settings and their changes."""
+    optics: Annotated[float, Meta(ge=1, le=MAX_SECONDS)] = 60.0
+    """Transceivers and cables of NICs."""
+    neighbour: Annotated[float, Meta(ge=1)] = 10.0
+    """Switch ports that NICs are connected to (LLDP)."""
+    pcie: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 10.0
+    """PCIe links and errors."""
+    gpu_pcie: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 10.0
+    """PCIe links of GPUs, up to the root port."""
+    host: Annotated[float, Meta(ge=0.1)] = 5.0
+    """CPUs, memory, disks and network of the node."""
+    protocols: Annotated[float, Meta(ge=0.1)] = 5.0
+    """TCP, UDP, IP, backlogs and connection tracking."""
+    bonds: Annotated[float, Meta(ge=0.1)] = 5.0
+    """Bonds and their members."""
+    gpudirect: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 10.0
+    """GPUDirect Storage and GPUDirect kernel modules."""
+    nfs: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 10.0
+    """NFS mounts."""
+    lustre: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 10.0
+    """Lustre clients."""
+    ceph: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 10.0
+    """Ceph clients."""
+    nvme: Annotated[float, Meta(ge=1, le=MAX_SECONDS)] = 60.0
+    """State and health of NVMe drives."""
+    rapl: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 5.0
+    """Energy and power limits of processors (RAPL)."""
+    hwmon: Annotated[float, Meta(ge=1, le=MAX_SECONDS)] = 10.0
+    """Temperatures, fans, voltages and power."""
+    edac: Annotated[float, Meta(ge=1, le=MAX_SECONDS)] = 60.0
+    """Errors of main memory (EDAC)."""
+    flight_recorder: Annotated[float, Meta(ge=0.5, le=MAX_SECONDS)] = 10.0
+    """Dumps of PyTorch's flight recorders."""
+    collective_rank: Annotated[float, Meta(ge=0.5, le=MAX_SECONDS)] = 10.0
+    """State of each rank that has such a dump."""
+    worker_server: Annotated[float, Meta(ge=15, le=MAX_SECONDS)] = 60.0
+    """Worker servers of PyTorch, if collectives.worker_servers is on: one request per server, and one for its dump if the
+    job stands still.
+    """
+    nccl_inspector: Annotated[float, Meta(ge=0.5, le=MAX_SECONDS)] = 5.0
+    """Logs of NCCL Inspector."""
+    communicator: Annotated[float, Meta(ge=0.5, le=MAX_SECONDS)] = 5.0
+    """Totals of each communicator in such logs."""
+    nccl_metrics: Annotated[float, Meta(ge=0.5, le=MAX_SECONDS)] = 10.0
+    """Metrics files of NCCL Inspector."""
+    nccl_ras: Annotated[float, Meta(ge=15, le=MAX_SECONDS)] = 60.0
+    """NCCL's RAS subsystem, if collectives.ras is on: one query per job."""
+    nccl_rank: Annotated[float, Meta(ge=0.5, le=MAX_SECONDS)] = 10.0
+    """State of ranks as of the last answers of RAS."""
+    kernel: Annotated[float, Meta(ge=0.02, le=MAX_SECONDS)] = 1.0
+    """The kernel log."""
+    agent: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 1.0
+    """The agent's own state."""
+    textfile: Annotated[float, Meta(ge=1, le=MAX_SECONDS)] = 15.0
+    """Files in textfile.directory."""
+
+
+class BurstSettings(Struct, frozen=True, kw_only=True):
+    """Burst sampling: histograms over short windows."""
+
+    enabled: bool = True
+    """True if burst sampling is enabled."""
+    window_seconds: Annotated[float, Meta(ge=0.02, le=1.0)] = 0.1
+    """Length of a window in seconds; NICs are polled at this period."""
+    interfaces: str = ""
+    """Interfaces to poll: space-separated patterns. Empty: all interfaces with RDMA."""
+
+
+class BudgetSettings(Struct, frozen=True, kw_only=True):
+    """Resource budget of the agent on its node."""
+
+    cpu_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.03
+    """Maximum share of one core. Above it, sources are read less often, the most expensive first. 0:
+    no limit.
+    """
+    memory_bytes: Annotated[int, Meta(ge=0, le=1 << 40)] = 96 << 20
+    """Maximum resident memory. Above it, unused memory is returned to the system. 0: no limit."""
+
+
+class CollectorLink(Struct, frozen=True, kw_only=True):
+    """Connection to the collector that frames are shipped to, one of several if `urls` lists them."""
+
+    url: str = ""
+    """Base URL, http:// or https://. Empty: no frames are shipped, unless urls lists collectors."""
+    urls: Annotated[list[str], Meta(max_length=MAX_COLLECTORS)] = []
+    """Base URLs of several collectors, in place of url. Frames are shipped to one of them at a time: the
+    first of this node's order that responds.
+    """
+    send_to: Annotated[int, Meta(ge=1, le=2)] = 1
+    """Number of collectors to which frames are sent: 1, or 2 for a live copy of all frames to another one of urls, whose
+    views have no gap if the first one fails.
+    """
+    order: Literal["rendezvous", "pod", "listed"] = "rendezvous"
+    """Order of urls for this node: rendezvous (by a hash of node and URL: equal shares of the nodes), pod (by a hash
+    of pod and URL: the nodes of a pod have one collector) or listed (as listed, the same for all nodes).
+    """
+    pod: str = ""
+    """Name of the pod of this node, if order is pod: the same for all nodes below the same leaf switches."""
+    max_failures: Annotated[int, Meta(ge=1, le=1000)] = 5
+    """Consecutive failed attempts after which the next collector is used."""
+    failover_seconds: Annotated[float, Meta(gt=0, le=MAX_SECONDS)] = 30.0
+    """Seconds without an acknowledgement after which the next collector is used."""
+    return_seconds: Annotated[float, Meta(gt=0, le=MAX_SECONDS)] = 300.0
+    """Seconds for which the first collector of the order must be ready before it is used again; up to half as much
+    is added at random, so that agents do not return at the same time.
+    """
+    token: str = ""
+    """Token of this node. Prefer token_file."""
+    token_file: str = ""
+    """File that contains the token of this node."""
+    ca_file: str = ""
+    """CA certificates (PEM) trusted for https. Empty: those of the system."""
+    certificate_file: str = ""
+    """Client certificate (PEM) of this node for https, with or without a token."""
+    key_file: str = ""
+    """Private key (PEM) of the certificate."""
+    push_seconds: Annotated[float, Meta(ge=0.02, le=MAX_SECONDS)] = 5.0
+    """Seconds of frames per envelope."""
+    timeout_seconds: Annotated[float, Meta(gt=0, le=MAX_SECONDS)] = 30.0
+    """Timeout for an acknowledgement."""
+    max_retry_seconds: Annotated[float, Meta(gt=0, le=MAX_SECONDS)] = 30.0
+    """Maximum delay between retries while the collector is unreachable."""
+    spool_bytes: Annotated[int, Meta(ge=1 << 16, le=1 << 50)] = 1 << 30
+    """Maximum size of the spool on disk while the collector is unreachable."""
+
+    @property
+    def all_urls(self) -> list[str]:
+        """URLs of all collectors, as listed."""
+        return self.urls or [self.url] * bool(self.url)
+
+
+class WitnessSettings(Struct, frozen=True, kw_only=True):
+    """Witness of the collector's audit log, which detects a rewritten log by checkpoints stored here."""
+
+    enabled: bool = True
+    """Store and cosign checkpoints of the audit log of each collector that is configured."""
+    period_seconds: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 60.0
+    """Seconds between two polls of the audit log."""
+    log_key: str = ""
+    """Public key of the audit log, or the absolute path of its file; for several collectors, those of all logs,
+    space-separated. Empty: the first key received is trusted.
+    """
+
+
+class MetricsSettings(Struct, frozen=True, kw_only=True):
+    """Metrics on the metrics endpoint. Frames to the collector contain every reading in any case."""
+
+    detail: Literal["basic", "standard", "full"] = "basic"
+    """basic (what overview dashboards and all alerts except RailscopeBurstPause need), standard (what the
+    analysis of one node needs) or full.
+    """
+    groups: dict[str, Literal["off", "basic", "standard", "full"]] = {}
+    """Detail by group of metrics, or off, in place of that for all groups."""
+    disabled_sources: str = ""
+    """Sources that are not sampled at all: space-separated names, those of period_seconds or nic_burst. Their readings are
+    missing in frames too. Neither agent nor sources that metering or the health of GPUs needs, such as kernel, can
+    be disabled.
+    """
+
+
+class TextfileSettings(Struct, frozen=True, kw_only=True):
+    """Textfiles: series of the site in files of a directory, as of the textfile collector of node_exporter."""
+
+    directory: str = ""
+    """Directory whose files *.prom are read. Empty: none. Only trusted users should be able to write to it."""
+    max_age_seconds: Annotated[int, Meta(ge=0, le=10 * 365 * 86_400)] = 0
+    """Age at which a file is rejected that was not written again. 0: files have no maximum age."""
+    max_file_bytes: Annotated[int, Meta(ge=1, le=16 << 20)] = 1 << 20
+    """Maximum size of a file; a larger one is rejected."""
+    max_total_bytes: Annotated[int, Meta(ge=1, le=64 << 20)] = 4 << 20
+    """Maximum size of all files; those beyond it are rejected."""
+    max_series: Annotated[int, Meta(ge=1, le=8000)] = 1000
+    """Maximum number of series of all files; a file with series beyond it is rejected."""
+
+
+class OtlpSettings(Struct, frozen=True, kw_only=True):
+    """Export of metrics and events to an OpenTelemetry receiver by OTLP; the extra otlp is required."""
+
+    endpoint: str = ""
+    """Base URL of the receiver, such as http://HOST:4318, to which /v1/metrics and /v1/logs are appended, or http://HOST:4317
+    for gRPC. Empty: that of OTEL_EXPORTER_OTLP_ENDPOINT; without it, nothing is exported.
+    """
+    protocol: Literal["default", "http/protobuf", "grpc"] = "default"
+    """http/protobuf, grpc, which requires the extra otlp-grpc, or default: that of the environment, else http/protobuf."""
+    metrics_endpoint: str = ""
+    """URL for metrics, used as it is, in place of the base URL."""
+    logs_endpoint: str = ""
+    """URL for events, which are sent as logs, used as it is, in place of the base URL."""
+    headers_file: str = ""
+    """File of headers of each request, such as credentials: NAME=VALUE, separated by commas or lines, values
+    percent-encoded.
+    """
+    ca_file: str = ""
+    """CA certificates (PEM) trusted for https. Empty: those of the system."""
+    certificate_file: str = ""
+    """Client certificate (PEM) of this node for https."""
+    key_file: str = ""
+    """Private key (PEM) of the certificate."""
+    compression: Literal["default", "gzip", "none"] = "default"
+    """gzip, none, or default: that of the environment, else gzip."""
+    timeout_seconds: Annotated[float, Meta(ge=0, le=MAX_SECONDS)] = 0.0
+    """Timeout for the response to a request. 0: 10 s, unless the environment specifies another one."""
+    period_seconds: Annotated[float, Meta(ge=1, le=3600)] = 10.0
+    """Seconds between two exports of metrics. An export contains the sources that were read since the last one."""
+    detail: Literal["metrics", "basic", "standard", "full"] = "metrics"
+    """Detail of the exported metrics: basic, standard, full, or metrics: those of the metrics endpoint."""
+    names: Literal["railscope", "hardware", "both"] = "railscope"
+    """Names of the exported metrics: railscope (those of the metrics endpoint), hardware (those of the OpenTelemetry conventions
+    for hardware, hw.*, where there is one) or both.
+    """
+    events: bool = True
+    """True if events are exported, as log records."""
+    resource_attributes: dict[str, str] = {}
+    """Attributes of the resource by name, in addition to those of the agent or in place of them."""
+    max_waiting_bytes: Annotated[int, Meta(ge=1 << 16, le=1 << 30)] = 4 << 20
+    """Maximum size of the requests of a signal that wait in memory while the receiver is unavailable. Above it, the oldest
+    are dropped.
+    """
+
+
+class AgentTlsSettings(Struct, frozen=True, kw_only=True):
+    """TLS of the agent's metrics endpoint."""
+
+    certificate_file: str = ""
+    """Certificate (PEM) of the metrics endpoint. Empty: plain HTTP."""
+    key_file: str = ""
+    """Private key (PEM) of the certificate."""
+
+
+class TopologySettings(Struct, frozen=True, kw_only=True):
+    """Rails of network devices, for topologies that the PCI tree does not show."""
+
+    rails: dict[str, int] = {}
+    """Rail numbers, starting at 0, by RDMA device, interface or PCI address."""
+    rail_pattern: str = ""
+    r"""Regular expression that matches the whole name of an RDMA device or interface; its group
+    `rail` is the rail number: rail(?P<rail>\d+).
+    """
+    roles: dict[str, str] = {}
+    """Roles by RDMA device, interface or PCI address, or by regular expression for whole names:
+    compute, storage, management, bridge, virtual_function. The first match applies.
+    """
+    expected_megabits_per_second: dict[str, int] = {}
+    """Expected line rate of a link (Mb/s), by RDMA device, interface, PCI address or role. Default:
+    the highest rate that NIC and cable support.
+    """
+    nccl_file: str = ""
+    """NCCL topology file (XML) that takes precedence over the PCI tree, as in a cloud VM."""
+
+
+class PcieSettings(Struct, frozen=True, kw_only=True):
+    """Expected PCIe links of GPUs, for slots that report none or a wrong one."""
+
+    expected_lanes: dict[str, Annotated[int, Meta(ge=1, le=32)]] = {}
+    """PCIe lanes by GPU model or PCI address. Default: the maximum of the slot."""
+    expected_generation: dict[str, Annotated[int, Meta(ge=1, le=7)]] = {}
+    """PCIe generation by GPU model or PCI address. Default: the maximum of the slot."""
+
+
+class TenancySettings(Struct, frozen=True, kw_only=True):
+    """Claim providers: claims on the GPUs and where to read them."""
+
+    kubelet_socket: str = "/var/lib/kubelet/pod-resources/kubelet.sock"
+    """Socket of the kubelet's PodResources API. Empty: not queried."""
+    kubelet_url: str = ""
+    """URL of the kubelet's pod list, for GPU shares in annotations and limits (HAMi, Volcano,
+    Alibaba, Tencent): https://NODE:10250/pods. Empty: not queried.
+    """
+    kubelet_token_file: str = ""
+    """File that contains the bearer token for kubelet_url (requires get on nodes/proxy)."""
+    kubelet_ca_file: str = ""
+    """CA certificate that kubelet_url is verified with. Empty: those of the system."""
+    slurm_gpu_directory: str = ""
+    """Directory in which a Slurm prolog writes a file of job IDs for each GPU."""
+    slurm_job_directory: str = ""
+    """Directory in which a Slurm prolog writes the output of `scontrol show job -d` for each
+    job.
+    """
+    gres_conf: str = "/etc/slurm/gres.conf"
+    """The Slurm file gres.conf, which maps GPU indices to devices."""
+    claims_file: str = ""
+    """CSV file of dated claims on GPUs of this node, with the authority of a scheduler."""
+    trusted_owners: str = ""
+    """Space-separated owners whose processes count as claims where no scheduler assigns GPUs:
+    docker, containerd, cri-o, podman, systemd, libvirt, slurm, kubernetes.
+    """
+    system_owners: str = "kube-system gpu-operator"
+    """Space-separated namespaces, units and containers of health checks and of the administrator's
+    own use.
+    """
+    owner_label: str = ""
+    """Label of Docker containers that names their owner."""
+    socket: str = ""
+    """Unix socket for `railscope claim`, accessible to root only. Empty: claims.sock in the state
+    directory.
+    """
+    listen: str = ""
+    """Address and port for `railscope claim`, in addition to the socket. Empty: none."""
+    token: str = ""
+    """Bearer token required at that address. Prefer token_file."""
+    token_file: str = ""
+    """File that contains this token."""
+
+
+class AgentSettings(Struct, frozen=True, kw_only=True):
+    """Settings of the agent."""
+
+    node: str = ""
+    """Name of this node. Empty: the host name."""
+    listen: str = "0.0.0.0:9469"
+    """Address and port of the metrics endpoint; port 0 selects a free port."""
+    metrics_token: str = ""
+    """Bearer token required to scrape the metrics endpoint. Prefer metrics_token_file. Empty: every
+    client that can connect can read tenants, serial numbers and all readings.
+    """
+    metrics_token_file: str = ""
+    """File that contains this token."""
+    state_directory: str = "/var/lib/railscope-agent"
+    """Directory of the spool and other state. systemd's STATE_DIRECTORY overrides the default."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """debug, info, warning or error."""
+    read_timeout_seconds: Annotated[float, Meta(gt=0, le=MAX_SECONDS)] = 1.0
+    """Minimum timeout of a read. The timeout is the period of the source, if that is longer."""
+    period_seconds: SourcePeriods = SourcePeriods()
+    bursts: BurstSettings = BurstSettings()
+    budget: BudgetSettings = BudgetSettings()
+    collector: CollectorLink = CollectorLink()
+    witness: WitnessSettings = WitnessSettings()
+    metrics: MetricsSettings = MetricsSettings()
+    textfile: TextfileSettings = TextfileSettings()
+    otlp: OtlpSettings = OtlpSettings()
+    tls: AgentTlsSettings = AgentTlsSettings()
+    topology: TopologySettings = TopologySettings()
+    pcie: PcieSettings = PcieSettings()
+    tenancy: TenancySettings = TenancySettings()
+    collectives: CollectiveSettings = CollectiveSettings()
+
+    def read_metrics_token(self) -> str:
+        """Return the token of the metrics endpoint; empty if there is none. Raises SettingsError."""
+        if not self.metrics_token_file:
+            return self.metrics_token.strip()
+        token = read_named_file("metrics_token_file", self.metrics_token_file)
+        if not token:
+            message = (
+                f"invalid metrics_token_file {self.metrics_token_file}: expected a "
+                "token; the file is empty"
+            )
+            raise SettingsError(message)
+        return token

@@ -1,0 +1,172 @@
+"""Rules about the driver's reports on a GPU, and about a driver that does not respond.
+
+Sources: nvml.h (NVML_ERROR_GPU_IS_LOST, NVML_FI_DEV_GET_GPU_RECOVERY_ACTION); NVIDIA's Xid catalogue, by
+`railscope.catalog.xids`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+
+from railscope.catalog import declare, gpu as c, gpu_health as h
+from railscope.catalog.xids import RECOVERY_ACTIONS, xid
+from railscope.reading import Absent
+from railscope_agent.health import rule
+from railscope_agent.streams.kernel_log import ActionableXid
+
+PRESENCE_METRICS: dict[str, tuple[declare.Metric, ...]] = {
+    rule.LOAD: (c.GPU_POWER, c.GPU_TEMPERATURE, c.GPU_MEMORY_TOTAL),
+    rule.HEALTH: (c.GPU_PERFORMANCE_STATE, h.GPU_PCIE_WIDTH, h.GPU_PCIE_GENERATION),
+}
+"""Readings by source that a GPU has for as long as it is present."""
+_LOST = xid(79)
+_FIRMWARE_XIDS = {119, 120}
+"""The GPU's system processor (GSP) did not respond, or failed: every call ends in a timeout."""
+_UNRESPONSIVE_REASONS = {Absent.TIMEOUT, Absent.ERROR, Absent.DENIED}
+_DRIVER, _, _, _, _MISSING = h.GPU_DEVICE_STATE.states
+_NO_ACTION = 0
+_MAY_FINISH = {3, 4, 5}
+"""Drain P2P, drain and reset, recover the IMEX domain: running jobs may finish."""
+
+
+def _is_lost(facts: rule.HealthFacts) -> bool:
+    """Return True if both sources report it: one may have been read while the driver was unloaded."""
+    pulses = [_has_readings(facts, source) for source in PRESENCE_METRICS]
+    if all(pulse is Absent.GONE for pulse in pulses):
+        return PRESENCE_METRICS.keys().isdisjoint(facts.absent_sources) or _is_lost_by_nvml(facts)
+    alive = True in pulses
+    for pulse in pulses:
+        if isinstance(pulse, Absent) and not (alive and pulse is Absent.UNSUPPORTED):
+            raise rule.AbsentFact(pulse)
+    return False
+
+
+def _has_readings(facts: rule.HealthFacts, source: str) -> bool | Absent:
+    """True if a source has any reading of the GPU, else the reason for which it has none."""
+    if source in facts.absent_sources:
+        return facts.absent_sources[source]
+    absent: list[Absent] = []
+    for metric in PRESENCE_METRICS[source]:
+        reading = facts.reading(metric)
+        if not isinstance(reading, Absent):
+            return True
+        absent.append(reading)
+    broken = (reason for reason in absent if reason is not Absent.UNSUPPORTED)
+    return next(broken, Absent.UNSUPPORTED)
+
+
+def _is_lost_by_nvml(facts: rule.HealthFacts) -> bool:
+    """True if a GPU that NVML no longer lists is still bound to its driver, or is gone from the bus."""
+    state = facts.device_state
+    if state == _DRIVER:  # as before: the bus has not been scanned since
+        raise rule.AbsentFact(Absent.NOT_DUE)
+    if isinstance(state, Absent) and state is not Absent.GONE:
+        raise rule.AbsentFact(state)
+    return state in {_MISSING, Absent.GONE}
+
+
+def is_firmware_unresponsive(xids: Iterable[ActionableXid]) -> bool:
+    """True if Xids indicate a GPU that is still on the bus and no longer responds to the driver."""
+    numbers = {reported.number for reported in xids}
+    return bool(numbers & _FIRMWARE_XIDS) and _LOST.number not in numbers
+
+
+def _is_unresponsive(facts: rule.HealthFacts) -> bool:
+    reasons = [
+        facts.absent_sources[source]
+        for source in (rule.LOAD, rule.HEALTH, rule.NVLINK)
+        if source in facts.absent_sources
+    ]
+    if any(reason in _UNRESPONSIVE_REASONS for reason in reasons):
+        return True
+    if all(_has_readings(facts, source) in _UNRESPONSIVE_REASONS for source in PRESENCE_METRICS):
+        return True
+    if Absent.NOT_DUE in reasons:
+        raise rule.AbsentFact(Absent.NOT_DUE)
+    return False
+
+
+def _recovery_test(*, may_finish: bool) -> rule.FaultTest:
+    def test(facts: rule.HealthFacts) -> bool:
+        action = facts.number(h.GPU_RECOVERY_ACTION)
+        return action != _NO_ACTION and (action in _MAY_FINISH) is may_finish
+
+    return test
+
+
+def _recovery_actions(facts: rule.HealthFacts) -> rule.RequiredActions:
+    """Return the actions of the table; for an action of a newer driver, its number."""
+    value = facts.number(h.GPU_RECOVERY_ACTION)
+    action = RECOVERY_ACTIONS.get(value)
+    return (
+        rule.RequiredActions(action.actions, (action.nvidia,))
+        if action
+        else rule.RequiredActions((), (f"0x{value:x}",))
+    )
+
+
+def _describe_recovery(facts: rule.HealthFacts) -> str:
+    return f"the driver requires {', '.join(_recovery_actions(facts).nvidia)}"
+
+
+def _xid_test(*, fatal: bool) -> rule.FaultTest:
+    def test(facts: rule.HealthFacts) -> bool:
+        if _select_xids(facts, fatal=fatal):
+            return True
+        if rule.KERNEL_LOG in facts.absent_sources:
+            raise rule.AbsentFact(facts.absent_sources[rule.KERNEL_LOG])
+        return False
+
+    return test
+
+
+def _select_xids(facts: rule.HealthFacts, *, fatal: bool) -> list[ActionableXid]:
+    return [reported for reported in facts.xids if reported.is_fatal is fatal]
+
+
+def _describe_xids(facts: rule.HealthFacts, *, fatal: bool) -> str:
+    """Return each Xid with its name and meaning."""
+    entries = (xid(reported.number) for reported in _select_xids(facts, fatal=fatal))
+    return " ".join(
+        dict.fromkeys(f"Xid {entry.number} {entry.name}: {entry.meaning}" for entry in entries)
+    )
+
+
+def _xid_actions(facts: rule.HealthFacts, *, fatal: bool) -> rule.RequiredActions:
+    xids = _select_xids(facts, fatal=fatal)
+    actions = {action for reported in xids for action in reported.judgement.actions}
+    texts = (
+        f"Xid {reported.number}: {reported.judgement.nvidia}".removesuffix(": ")
+        for reported in xids
+    )
+    return rule.RequiredActions(tuple(actions), tuple(texts))
+
+
+DRIVER_RULES = (
+    rule.HealthRule("gpu_lost", rule.FAILED, _is_lost,
+        "NVML reports the GPU as lost, or does not list it although it was not removed",
+        "nvml.h, NVML_ERROR_GPU_IS_LOST; action as for Xid 79",
+        actions=rule.RequiredActions(_LOST.actions, (_LOST.immediate,)), sources=(),
+        metrics=(*PRESENCE_METRICS[rule.LOAD], *PRESENCE_METRICS[rule.HEALTH])),
+    rule.HealthRule("driver_unresponsive", rule.UNKNOWN, _is_unresponsive,
+        "a source of the GPU's readings has failed or is stale, or the GPU does not respond",
+        "Railscope: a GPU without readings is neither known to be broken nor known to be healthy",
+        sources=()),
+    rule.HealthRule("recovery_action", rule.FAILED, _recovery_test(may_finish=False),
+        "the driver requires a reset of GPU or bus, or a reboot",
+        "nvml.h, nvmlDeviceGpuRecoveryAction_t",
+        actions=_recovery_actions, describe=_describe_recovery, metrics=(h.GPU_RECOVERY_ACTION,)),
+    rule.HealthRule("recovery_drain", rule.DEGRADED, _recovery_test(may_finish=True),
+        "the driver requires a reset after running processes have finished, or a new IMEX domain",
+        "nvml.h, nvmlDeviceGpuRecoveryAction_t",
+        actions=_recovery_actions, describe=_describe_recovery, metrics=(h.GPU_RECOVERY_ACTION,)),
+    rule.HealthRule("xid_fatal", rule.FAILED, _xid_test(fatal=True),
+        "a fatal Xid since the last reset of the GPU, load of its driver, or recovery reported by it",
+        "Xid catalogue, and the text of the message",
+        actions=partial(_xid_actions, fatal=True), describe=partial(_describe_xids, fatal=True), sources=(), is_needed=False),
+    rule.HealthRule("xid_action", rule.DEGRADED, _xid_test(fatal=False),
+        "an Xid since then that is not known to be fatal, but requires more than a restart of the application",
+        "Xid catalogue, and the text of the message",
+        actions=partial(_xid_actions, fatal=False), describe=partial(_describe_xids, fatal=False), sources=(), is_needed=False),
+)  # fmt: skip

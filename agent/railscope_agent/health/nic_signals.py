@@ -1,0 +1,267 @@
+"""Signals of a NIC: rates, shares and ratios from its facts, and comparison with the peers of its node.
+
+A signal is a function of facts that raises AbsentFact while a reading is absent. The peers of a NIC have the same
+role, model and PCI function; a comparison needs `MIN_PEERS`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import TypeAlias
+
+from railscope.catalog import METRICS, declare, host, nic as n
+from railscope.reading import Absent
+from railscope.timestamps import SECOND_NS
+from railscope_agent.health import rule
+
+MIN_PEERS = 3
+PAUSE_QUANTA_BYTES = 65_535 * 512 // 8
+"""Bytes at line rate for which one frame stops a priority at most (IEEE 802.1Qbb)."""
+Signal: TypeAlias = Callable[[rule.HealthFacts], float]
+
+
+def rdma(stem: str) -> declare.Metric:
+    """Return the metric of an RDMA counter."""
+    return METRICS[f"railscope_rdma_{stem}_total"]
+
+
+MARKED, ACK_TIMEOUTS = rdma("ecn_marked_packets"), rdma("ack_timeouts")
+NOTIFIED = rdma("congestion_notifications_sent")
+HANDLED, IGNORED = (rdma(f"congestion_notifications_{way}") for way in ("handled", "ignored"))
+SEQUENCE_ERRORS, OUT_OF_SEQUENCE = rdma("packet_sequence_errors"), rdma("out_of_sequence_packets")
+RETRIES_EXCEEDED, ADAPTIVE = rdma("transport_retries_exceeded"), rdma("adaptive_retransmissions")
+OUT_OF_BUFFER = rdma("out_of_buffer_drops")
+DISCARDS = (
+    n.DISCARDS_RECEIVED,
+    n.PRIORITY_DISCARDS,
+    n.PRIORITY_CONGESTION_DISCARDS,
+    OUT_OF_BUFFER,
+)
+PORT_RECEIVED, PORT_SENT = rdma("receive_bytes"), rdma("transmit_bytes")
+PORT_RECEIVED_PACKETS = rdma("receive_packets")
+PORT_SYMBOL_ERRORS = rdma("symbol_errors")
+PORT_LINK_DOWNS = rdma("link_downs")
+PORT_UP = METRICS["railscope_rdma_port_up"]
+PORT_RATE = METRICS["railscope_rdma_port_rate_bytes_per_second"]
+
+TRAFFIC = (n.RDMA_RECEIVED, n.RDMA_SENT, PORT_RECEIVED, PORT_SENT, host.LINK_SPEED, PORT_RATE)
+"""Metrics of `receiving`, `sending` and `line_rate`."""
+PAUSING = (n.PFC_SENT_TIME, n.GLOBAL_PAUSE_SENT_TIME, n.PFC_SENT, *TRAFFIC[-2:])
+PAUSED = (n.PFC_RECEIVED_TIME, n.GLOBAL_PAUSE_RECEIVED_TIME, n.PFC_RECEIVED, *TRAFFIC[-2:])
+UNCORRECTED = (n.UNCORRECTED_SYMBOLS, n.FEC_UNCORRECTABLE_BLOCKS, PORT_SYMBOL_ERRORS)
+"""Counters of data beyond correction. A driver may list one that it does not count: all of them are judged."""
+
+
+def value(facts: rule.HealthFacts, metric: declare.Metric, *part: str) -> float:
+    """Return a reading in base units."""
+    return float(facts.number(metric, *part) * metric.scale)
+
+
+def rate(facts: rule.HealthFacts, metric: declare.Metric) -> float:
+    """Return the increase per second of all parts of a counter, in base units."""
+    return _sum(facts, metric, lambda of: float(of.rate(SECOND_NS, rule.SHORTEST_RATE_NS)))
+
+
+def count(facts: rule.HealthFacts, metric: declare.Metric) -> float:
+    """Return the increase of all parts of a counter over the window, in base units."""
+    return _sum(facts, metric, lambda of: float(of.increase))
+
+
+def _sum(
+    facts: rule.HealthFacts,
+    metric: declare.Metric,
+    measure: Callable[[rule.CounterIncrease], float],
+) -> float:
+    changes = [facts.change(metric, *part) for part in facts.parts(metric)]
+    supported = [change for change in changes if change is not Absent.UNSUPPORTED]
+    if not supported:
+        raise rule.AbsentFact(Absent.UNSUPPORTED)
+    return sum(measure(rule.require_value(change)) for change in supported) * float(metric.scale)
+
+
+def value_of(metric: declare.Metric, *part: str) -> Signal:
+    """Return the signal of a reading."""
+    return lambda facts: value(facts, metric, *part)
+
+
+def rate_of(metric: declare.Metric) -> Signal:
+    """Return the signal of a counter's increase per second."""
+    return lambda facts: rate(facts, metric)
+
+
+def count_of(metric: declare.Metric) -> Signal:
+    """Return the signal of a counter's increase over the window."""
+    return lambda facts: count(facts, metric)
+
+
+def total(facts: rule.HealthFacts, *signals: Signal) -> float:
+    """Return the sum of the signals that the NIC supports. Raises AbsentFact without any."""
+    found = [each for signal in signals if (each := known_signal(facts, signal)) is not None]
+    return sum(found) if found else first(facts, *signals)
+
+
+def first(facts: rule.HealthFacts, *signals: Signal) -> float:
+    """Return the first of these signals that the NIC supports."""
+    for signal in signals:
+        try:
+            return signal(facts)
+        except rule.AbsentFact as absent:
+            if absent.reason is not Absent.UNSUPPORTED:
+                raise
+    raise rule.AbsentFact(Absent.UNSUPPORTED)
+
+
+def require_readings(facts: rule.HealthFacts, *metrics: declare.Metric) -> bool:
+    """Return False. Raises AbsentFact if a reading is absent: for a sum or a comparison without it."""
+    return rule.require_all(each for metric in metrics for each in facts.parts(metric).values())
+
+
+def known_signal(facts: rule.HealthFacts, signal: Signal) -> float | None:
+    """Return a signal; None while it is absent."""
+    try:
+        return signal(facts)
+    except rule.AbsentFact:
+        return None
+
+
+def of_peers(facts: rule.HealthFacts, signal: Signal) -> list[float]:
+    """Return a signal of each peer that has it; nothing for too few peers."""
+    found = [known_signal(peer, signal) for peer in facts.peers]
+    present = [each for each in found if each is not None]
+    return present if len(present) >= MIN_PEERS else []
+
+
+def usual(facts: rule.HealthFacts, signal: Signal) -> float | None:
+    """Return the median of a signal over the peers; None for too few peers."""
+    peers = of_peers(facts, signal)
+    return median(peers) if peers else None
+
+
+def is_up(facts: rule.HealthFacts) -> bool:
+    """True if the NIC has a carrier; a port without an interface, if it is active."""
+    return first(facts, value_of(host.LINK_UP), value_of(PORT_UP)) != 0
+
+
+def line_rate(facts: rule.HealthFacts) -> float:
+    """Bytes per second of the link."""
+    return first(facts, value_of(host.LINK_SPEED), value_of(PORT_RATE))
+
+
+def receiving(facts: rule.HealthFacts) -> float:
+    """Received RDMA bytes, relative to the line rate."""
+    received = first(facts, rate_of(n.RDMA_RECEIVED), rate_of(PORT_RECEIVED))
+    return _of_line_rate(facts, received)
+
+
+def sending(facts: rule.HealthFacts) -> float:
+    """Sent RDMA bytes, relative to the line rate."""
+    sent = first(facts, rate_of(n.RDMA_SENT), rate_of(PORT_SENT))
+    return _of_line_rate(facts, sent)
+
+
+def _of_line_rate(facts: rule.HealthFacts, amount: float) -> float:
+    speed = line_rate(facts)
+    if not speed:
+        raise rule.AbsentFact(Absent.UNSUPPORTED)
+    return amount / speed
+
+
+def pausing(facts: rule.HealthFacts) -> float:
+    """Share of time in which the NIC pauses its switch port."""
+    return _pause_share(facts, n.PFC_SENT_TIME, n.GLOBAL_PAUSE_SENT_TIME, n.PFC_SENT)
+
+
+def paused(facts: rule.HealthFacts) -> float:
+    """Share of time in which the switch pauses the NIC."""
+    return _pause_share(facts, n.PFC_RECEIVED_TIME, n.GLOBAL_PAUSE_RECEIVED_TIME, n.PFC_RECEIVED)
+
+
+def _pause_share(facts: rule.HealthFacts, *metrics: declare.Metric) -> float:
+    """Return the share; by the number of frames, which is an upper bound, if there are no durations."""
+    *durations, frames = metrics
+    share = first(
+        facts,
+        *map(rate_of, durations),
+        lambda of: _of_line_rate(of, rate(of, frames) * PAUSE_QUANTA_BYTES),
+    )
+    return min(share, 1.0)
+
+
+def marked(facts: rule.HealthFacts) -> float:
+    """Marked packets, relative to those received."""
+    received = first(
+        facts,
+        rate_of(n.RDMA_RECEIVED_PACKETS),
+        rate_of(PORT_RECEIVED_PACKETS),
+    )
+    return rate(facts, MARKED) / received if received else 0.0
+
+
+def bit_errors(facts: rule.HealthFacts) -> float:
+    """Corrected bits, relative to received bits."""
+    received = rate(facts, n.LINE_RECEIVED)
+    if not received:
+        raise rule.AbsentFact(Absent.UNSUPPORTED)
+    return rate(facts, n.CORRECTED) / (8 * received)
+
+
+def link_downs(facts: rule.HealthFacts) -> float:
+    """Times that the link went down within the window."""
+    return first(
+        facts,
+        count_of(n.LINK_DOWNS),
+        count_of(PORT_LINK_DOWNS),
+        lambda of: (count(of, host.LINK_CHANGES) + (not is_up(of))) // 2,
+    )
+
+
+def discards(facts: rule.HealthFacts) -> float:
+    """Received packets that the NIC dropped, per second."""
+    return total(facts, *map(rate_of, DISCARDS))
+
+
+def write_stall(facts: rule.HealthFacts) -> float:
+    """Share of time in which PCIe writes stall: the receive path."""
+    return first(
+        facts,
+        rate_of(n.PCIE_WRITE_STALLED),
+        value_of(n.PCIE_WRITE_STALL),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLimit:
+    """A limit of a signal: `floor`, and `factor` times the median of the peers, at most `always`.
+
+    Without peers the limit is `always`; without that, the signal cannot be judged.
+    """
+
+    signal: Signal
+    text: str
+    """Text with a place for the signal."""
+    form: str
+    """Format of the signal."""
+    floor: float
+    factor: float
+    always: float = math.inf
+
+    def limit(self, facts: rule.HealthFacts) -> float:
+        """Return the limit. Raises AbsentFact if there is none."""
+        of_peers = usual(facts, self.signal)
+        if of_peers is None and math.isinf(self.always):
+            raise rule.AbsentFact(Absent.UNSUPPORTED)
+        limit = math.inf if of_peers is None else self.floor + self.factor * of_peers
+        return min(limit, self.always)
+
+    def is_exceeded(self, facts: rule.HealthFacts) -> bool:
+        """True if the signal is above the limit."""
+        return self.signal(facts) > self.limit(facts)
+
+    def describe(self, facts: rule.HealthFacts) -> str:
+        """Describe the signal, and that of the peers."""
+        of_peers = usual(facts, self.signal)
+        text = self.text.format(format(self.signal(facts), self.form))
+        return text if of_peers is None else f"{text}, median of the peers {of_peers:{self.form}}"

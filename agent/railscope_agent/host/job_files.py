@@ -1,0 +1,319 @@
+"""Files that jobs write for the agent, and users, ranks, jobs and starts of their processes.
+
+Jobs name, replace, grow and remove these files at any time. Links are not followed, nothing but regular files is opened,
+opening never waits, and the number of entries and of bytes is bounded. The owner is that of the opened file.
+
+A launcher sets the rank in the environment of each process: torchrun, Slurm, Open MPI. A process may change its own: a file
+is attributed only to a process of the user that owns the file.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import msgspec
+
+from railscope.capture import Json
+from railscope.timestamps import SECOND_NS
+from railscope_agent.collectives import (
+    CollectiveFormatError,
+    flight_recorder,
+    inspector,
+    inspector_metrics,
+)
+from railscope_agent.host.files import RootedFiles
+
+JOB_FILES = "job_files"
+MAX_ENTRIES = 16_384
+"""Maximum number of directory entries of one listing; users share what their jobs have, and the jobs of a user its share."""
+MAX_JOB_ENTRIES = 2048
+"""Maximum number of entries of one job in it, so that a job cannot hide the files of others."""
+MAX_DUMP_BYTES = 8 << 20
+_RANK_FILE = re.compile(r".{0,200}?(?<!\d)(\d{1,7})(?:\.(?:json|pickle|pkl))?", re.DOTALL)
+_SOCKET_FILE = re.compile(r".{0,200}?(?<!\d)(\d{1,7})\.sock", re.DOTALL)
+_INSPECTOR_FILE = re.compile(r".{1,200}-pid([1-9]\d{0,9})\.log", re.DOTALL | re.ASCII)
+_METRICS_FILE = re.compile(r"nccl_inspector_metrics_([A-Za-z0-9-]{1,64})\.prom", re.DOTALL)
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+
+RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+"""Variables with the rank, in order of precedence: one launcher may start another."""
+JOB_VARIABLES = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID")
+MAX_RANK_DIGITS, MAX_JOB_NAME = 7, 128
+_START_FIELD = 22 - 3
+"""Index of `starttime` after the name of the program, which can contain spaces and brackets."""
+_USER = re.compile(rb"^Uid:\s+(\d{1,10})\s", re.MULTILINE)
+_OWN_PID = re.compile(rb"^NSpid:(?:\s+\d{1,10})*\s+(\d{1,10})$", re.MULTILINE)
+
+
+class RankProcess(msgspec.Struct, frozen=True, omit_defaults=True):
+    """User of a process as the agent's namespace numbers it, its rank, and the names of its job.
+
+    `own_pid` is the number of the process in its own namespace, `started_ns` its start on the boot clock; 0 if unknown.
+    """
+
+    user: int
+    rank: int | None = None
+    jobs: list[str] = []
+    own_pid: int = 0
+    started_ns: int = 0
+
+
+def parse_rank_process(
+    status: bytes, environment: bytes, started_ns: int = 0
+) -> RankProcess | None:
+    """Parse /proc/PID/status and /proc/PID/environ (proc(5)); None if the status has no user."""
+    user = _USER.search(status)
+    if user is None:
+        return None
+    variables: dict[str, str] = {}
+    for entry in environment.split(b"\0"):
+        name, equals, value = entry.decode(errors="backslashreplace").partition("=")
+        if equals and name in RANK_VARIABLES + JOB_VARIABLES:
+            variables.setdefault(name, value)
+    ranks = [text for name in RANK_VARIABLES if (text := variables.get(name, "")) and is_rank(text)]
+    jobs = [variables[name][:MAX_JOB_NAME] for name in JOB_VARIABLES if variables.get(name)]
+    own_pid = _OWN_PID.search(status)
+    return RankProcess(
+        int(user[1]),
+        int(ranks[0]) if ranks else None,
+        jobs,
+        int(own_pid[1]) if own_pid else 0,
+        started_ns,
+    )
+
+
+def is_rank(text: str) -> bool:
+    """True if a text is a rank in digits."""
+    return text.isascii() and text.isdecimal() and len(text) <= MAX_RANK_DIGITS
+
+
+class JobFile(msgspec.Struct, frozen=True):
+    """File of a job; `job` is the name of its directory, empty for one directly in the configured directory.
+
+    `subject` is the rank in its name, the number of the process in its own namespace, or the UUID of the GPU.
+    """
+
+    job: str
+    name: str
+    subject: str
+    user: int
+    bytes: int
+    modified_ns: int
+    inode: int
+    is_regular: bool
+
+
+class JobFileListing(msgspec.Struct, frozen=True):
+    """Files of jobs; `is_complete` is False if there are more entries than the bound."""
+
+    files: list[JobFile] = []
+    is_complete: bool = True
+
+
+class OpenedDump(msgspec.Struct, frozen=True):
+    """A dump of a flight recorder with the owner and time of the opened file."""
+
+    user: int
+    modified_ns: int
+    dump: flight_recorder.FlightRecorderDump
+
+
+class OpenedLog(msgspec.Struct, frozen=True):
+    """Part of a log of NCCL Inspector with the owner and inode of the opened file."""
+
+    user: int
+    inode: int
+    part: inspector.InspectorPart
+
+
+class OpenedMetrics(msgspec.Struct, frozen=True):
+    """Metrics file of NCCL Inspector with the owner of the opened file."""
+
+    user: int
+    metrics: inspector_metrics.InspectorMetrics
+
+
+class JobFileCalls:
+    """The host interface "job_files"."""
+
+    def __init__(self, files: RootedFiles, max_entries: int = MAX_ENTRIES) -> None:
+        self._files = files
+        self._max_entries = max_entries
+        self._functions: dict[str, Callable[..., object]] = {
+            "list": partial(self._list, pattern=_RANK_FILE),
+            "list_sockets": partial(self._list, pattern=_SOCKET_FILE),
+            "list_inspector": partial(self._list, pattern=_INSPECTOR_FILE),
+            "list_inspector_metrics": partial(self._list, pattern=_METRICS_FILE),
+            "flight_recorder": self._flight_recorder,
+            "inspector_metrics": self._inspector_metrics,
+            "inspector_log": self._inspector_log,
+            "process": self._process,
+        }
+
+    def call(self, function: str, *arguments: int | str) -> Json:
+        """Return the answer of a call. Raises OSError.
+
+        job_files.list(directory)                              dumps of ranks in it and in its directories
+        job_files.list_sockets(directory)                      sockets of worker servers, likewise
+        job_files.list_inspector(directory)                    logs of NCCL Inspector, likewise
+        job_files.list_inspector_metrics(directory)            metrics files of NCCL Inspector, likewise
+        job_files.flight_recorder(directory, job, name)        a dump; EBADMSG if malformed, EFBIG if too large
+        job_files.inspector_log(directory, job, name, offset)  part of a log from an offset
+        job_files.inspector_metrics(directory, job, name)      metrics; EBADMSG if incomplete, EFBIG if too large
+        job_files.process(pid)                                 user, rank, names of the job, and start of a process
+        """
+        return msgspec.to_builtins(self._functions[function](*arguments))
+
+    def _list(self, directory: str, pattern: re.Pattern[str]) -> JobFileListing:
+        found: list[JobFile] = []
+        with _opened(os.open(self._files.real(directory), _DIRECTORY)) as top:
+            entries = list(_entries(top, self._max_entries))
+            remaining = self._max_entries - len(entries)
+            is_complete = remaining > 0
+            found += _job_files("", entries, pattern)
+            users: dict[int, list[str]] = {}
+            for job, status in entries:
+                if stat.S_ISDIR(status.st_mode):
+                    users.setdefault(status.st_uid, []).append(job)
+            # Users with few jobs first: what they leave is for the others.
+            ordered = sorted(users.values(), key=len)
+            for users_left, jobs in zip(range(len(ordered), 0, -1), ordered, strict=True):
+                of_user = remaining // users_left
+                remaining -= of_user
+                for jobs_left, job in zip(range(len(jobs), 0, -1), jobs, strict=True):
+                    limit = min(of_user // jobs_left, MAX_JOB_ENTRIES)
+                    try:
+                        inner = _directory_entries(top, job, limit)
+                    except OSError:
+                        continue  # removed, replaced by a link, or private
+                    is_complete &= len(inner) < limit
+                    of_user -= len(inner)
+                    found += _job_files(job, inner, pattern)
+                remaining += of_user
+        return JobFileListing(found, is_complete)
+
+    def _flight_recorder(self, directory: str, job: str, name: str) -> OpenedDump:
+        with self._opened_file(directory, job, name) as (opened, status):
+            content = _read_bounded(opened, MAX_DUMP_BYTES)
+        try:
+            dump = flight_recorder.parse_dump(content)
+        except CollectiveFormatError as error:
+            raise OSError(errno.EBADMSG, str(error)) from error
+        return OpenedDump(status.st_uid, status.st_mtime_ns, dump)
+
+    def _inspector_log(self, directory: str, job: str, name: str, offset: int) -> OpenedLog:
+        with self._opened_file(directory, job, name) as (opened, status):
+            content = os.pread(opened, inspector.MAX_PART_BYTES, max(offset - 1, 0))
+        return OpenedLog(status.st_uid, status.st_ino, inspector.parse_part(content, offset))
+
+    def _inspector_metrics(self, directory: str, job: str, name: str) -> OpenedMetrics:
+        with self._opened_file(directory, job, name) as (opened, status):
+            content = _read_bounded(opened, inspector_metrics.MAX_METRICS_BYTES)
+        try:
+            return OpenedMetrics(status.st_uid, inspector_metrics.parse_metrics(content))
+        except CollectiveFormatError as error:
+            raise OSError(errno.EBADMSG, str(error)) from error
+
+    @contextmanager
+    def _opened_file(
+        self, directory: str, job: str, name: str
+    ) -> Iterator[tuple[int, os.stat_result]]:
+        """Open a regular file of a job. Raises OSError; with EINVAL for anything else."""
+        with self.opened_parent(directory, job, name) as parent:
+            # A device that a job placed there may react to being opened.
+            if not stat.S_ISREG(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+                raise OSError(errno.EINVAL, "not a regular file")
+            descriptor = os.open(name, _FILE, dir_fd=parent)
+        with _opened(descriptor) as opened:
+            status = os.fstat(opened)
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError(errno.EINVAL, "not a regular file")
+            yield opened, status
+
+    @contextmanager
+    def opened_parent(self, directory: str, job: str, name: str) -> Iterator[int]:
+        """Open the directory of a file of a job, following no link of the job. Raises OSError."""
+        if "/" in job + name or job in {".", ".."}:
+            raise OSError(errno.EINVAL, "expected names without a slash")
+        with _opened(os.open(self._files.real(directory), _DIRECTORY)) as top:
+            descriptor = (
+                os.open(job, _DIRECTORY | os.O_NOFOLLOW, dir_fd=top) if job else os.dup(top)
+            )
+        with _opened(descriptor) as parent:
+            yield parent
+
+    def started_ns(self, pid: int) -> int:
+        """Return the start of a process on the boot clock (proc_pid_stat(5)). Raises OSError."""
+        fields = self._files.read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+        return int(fields[_START_FIELD]) * (SECOND_NS // os.sysconf("SC_CLK_TCK"))
+
+    def _process(self, pid: int) -> RankProcess | None:
+        started_ns = self.started_ns(pid)
+        status = self._files.read(f"/proc/{pid}/status")
+        try:
+            environment = self._files.read(f"/proc/{pid}/environ")
+        except PermissionError:
+            environment = b""  # its user is known nevertheless
+        return parse_rank_process(status, environment, started_ns)
+
+
+@contextmanager
+def _opened(descriptor: int) -> Iterator[int]:
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _entries(directory: int, limit: int) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield at most `limit` entries of an open directory."""
+    with os.scandir(directory) as entries:
+        for _, entry in zip(range(limit), entries, strict=False):
+            try:
+                yield entry.name, entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue  # removed since
+
+
+def _directory_entries(top: int, job: str, limit: int) -> list[tuple[str, os.stat_result]]:
+    """Return at most `limit` entries of the directory of a job. Raises OSError, also for a link."""
+    descriptor = os.open(job, _DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
+    with _opened(descriptor) as of_job:
+        return list(_entries(of_job, limit))
+
+
+def _job_files(
+    job: str, entries: list[tuple[str, os.stat_result]], pattern: re.Pattern[str]
+) -> Iterator[JobFile]:
+    for name, status in entries:
+        match = pattern.fullmatch(name)
+        if match and not stat.S_ISDIR(status.st_mode):
+            yield JobFile(
+                job,
+                name,
+                match[1],
+                status.st_uid,
+                status.st_size,
+                status.st_mtime_ns,
+                status.st_ino,
+                stat.S_ISREG(status.st_mode) and status.st_nlink == 1,
+            )
+
+
+def _read_bounded(descriptor: int, limit: int) -> bytes:
+    """Return the content of a file. Raises OSError with EFBIG beyond the limit."""
+    parts, length = [], 0
+    while part := os.read(descriptor, min(limit + 1 - length, 1 << 20)):
+        parts.append(part)
+        length += len(part)
+        if length > limit:
+            raise OSError(errno.EFBIG, f"more than {limit} bytes")
+    return b"".join(parts)

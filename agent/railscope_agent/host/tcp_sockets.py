@@ -1,0 +1,129 @@
+"""TCP sockets of this node: their users, and the processes that have them, as of /proc/net/tcp (proc_net_tcp.rst).
+
+The kernel lists the other end of a connection on loopback, whatever the process that has it states about itself.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+import re
+import socket
+import struct
+from collections.abc import Collection, Iterable, Iterator
+from itertools import islice
+
+from railscope.capture import Json
+from railscope_agent.host.files import RootedFiles
+
+TCP_SOCKETS = "tcp_sockets"
+MAX_DESCRIPTORS = 16_384
+"""Maximum number of descriptors of a process among which a socket is searched."""
+_LISTENING = b"0A"
+_SOCKET = re.compile(r"socket:\[(\d+)\]")
+"""Target of the link of a descriptor (proc_pid_fd(5))."""
+_MAPPED = "::ffff:"
+"""Prefix of IPv4 addresses in sockets of IPv6 (RFC 4291, section 2.5.5.2)."""
+
+
+class TcpSocketCalls:
+    """The host interface "tcp_sockets". Without `live`, there are no processes."""
+
+    def __init__(self, files: RootedFiles, *, live: bool = True) -> None:
+        self._files = files
+        self._live = live
+
+    def call(self, function: str, *arguments: int | str) -> Json:
+        """Return the answer of a call. Raises OSError.
+
+        tcp_sockets.owners(address, port, peer, peer_port, *pids)   user of the socket with this address and this peer, and
+                                                                    those of the processes that have it; empty without one
+        """
+        if function != "owners" or not self._live:
+            raise OSError(errno.ENODEV, "processes are not available in a copied tree")
+        address, port, peer, peer_port, *pids = arguments
+        user, inode = self.find_socket((str(address), int(port)), (str(peer), int(peer_port)))
+        return [user, *(int(pid) for pid in pids if self.has_socket(int(pid), inode))] * bool(inode)
+
+    def listening_users(self, family: int, address: str, port: int) -> Iterable[int]:
+        """Return the users of the sockets that listen on an address, or on all addresses."""
+        return (int(fields[7]) for fields in self._listening(family, address, {port}))
+
+    def listening_processes(self, ports: Collection[int], pids: Iterable[int]) -> dict[int, int]:
+        """Return which of these processes listens on 127.0.0.1 or on all addresses, by port."""
+        found: dict[int, int] = {}
+        by_inode = {
+            int(fields[9]): int(fields[1].rpartition(b":")[2], 16)
+            for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::"))
+            for fields in self._listening(family, address, ports)
+        }
+        for pid in pids:
+            for inode in by_inode.keys() & set(self._inodes(pid)):
+                found.setdefault(by_inode[inode], pid)
+        return found
+
+    def _listening(
+        self, family: int, address: str, ports: Collection[int]
+    ) -> Iterator[list[bytes]]:
+        accepted = {
+            _endpoint(family, host, port)
+            for host in (address, "::" if family == socket.AF_INET6 else "0.0.0.0")  # noqa: S104 - searched, not bound
+            for port in ports
+        }
+        for fields in self._connections(family):
+            if fields[3] == _LISTENING and fields[1] in accepted:
+                yield fields
+
+    def find_socket(self, local: tuple[str, int], remote: tuple[str, int]) -> tuple[int, int]:
+        """Return user and inode of a connected socket; the inode is 0 if no process has it.
+
+        A socket of IPv6 with a connection of IPv4 is listed with mapped addresses, whichever family its peer has.
+        """
+        for family, hosts in _listed_forms(local[0], remote[0]):
+            ends = [_endpoint(family, hosts[0], local[1]), _endpoint(family, hosts[1], remote[1])]
+            for fields in self._connections(family):
+                if fields[1:3] == ends:
+                    return int(fields[7]), int(fields[9])
+        return 0, 0
+
+    def has_socket(self, pid: int, inode: int) -> bool:
+        """True if a process has a socket; False as well if it has ended, or its descriptors may not be read."""
+        return inode in self._inodes(pid)
+
+    def _inodes(self, pid: int) -> Iterator[int]:
+        """Yield the sockets of a process."""
+        try:
+            with os.scandir(self._files.real(f"/proc/{pid}/fd")) as entries:
+                for entry in islice(entries, MAX_DESCRIPTORS):
+                    try:
+                        target = os.readlink(entry.path)  # noqa: PTH115 - many of them
+                    except FileNotFoundError:
+                        continue  # closed since
+                    if match := _SOCKET.fullmatch(target):
+                        yield int(match[1])
+        except OSError:
+            return
+
+    def _connections(self, family: int) -> Iterator[list[bytes]]:
+        name = "tcp6" if family == socket.AF_INET6 else "tcp"
+        for line in self._files.read(f"/proc/self/net/{name}").splitlines()[1:]:
+            yield line.split()
+
+
+def _listed_forms(*hosts: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the families of sockets that may have these addresses, with the addresses as they are listed there."""
+    addresses = [ipaddress.ip_address(host.partition("%")[0]) for host in hosts]
+    plain = [str(getattr(each, "ipv4_mapped", None) or each) for each in addresses]
+    if any(":" in host for host in plain):
+        yield socket.AF_INET6, plain
+    else:
+        yield socket.AF_INET, plain
+        yield socket.AF_INET6, [_MAPPED + host for host in plain]
+
+
+def _endpoint(family: int, address: str, port: int) -> bytes:
+    """Return an endpoint as /proc/net/tcp has it: words of the address in the byte order of the node."""
+    packed = socket.inet_pton(family, address)
+    words = struct.unpack(f"={len(packed) // 4}I", packed)
+    return f"{''.join(f'{word:08X}' for word in words)}:{port:04X}".encode()

@@ -1,0 +1,139 @@
+"""Sources that read the node, in the order of their first reads."""
+
+from __future__ import annotations
+
+from railscope.settings import MAX_QUOTED, SettingsError
+from railscope_agent.config import AgentSettings, SourcePeriods
+from railscope_agent.gpus import inventory, process_lists
+from railscope_agent.health.gpu_facts import SOURCES
+from railscope_agent.sampling.source import Source
+from railscope_agent.sources import (
+    flight_recorder,
+    gpudirect,
+    hardware_sensors,
+    inspector_pushes,
+    nccl_inspector,
+    nccl_metrics,
+    nccl_ras,
+    nfs,
+    nic_burst,
+    nic_settings,
+    nvme,
+    rank_places,
+    rdma,
+    source_bases,
+    textfile,
+    worker_server,
+)
+from railscope_agent.sources.network import BondSource, LinkSource, ProtocolSource
+from railscope_agent.sources.nic_counters import LinkErrorSource, NicSource
+from railscope_agent.sources.nic_ports import NeighbourSource, OpticsSource
+from railscope_agent.sources.node import EdacSource, HostSource
+from railscope_agent.sources.nvidia import activity, events, gpu_devices, nvlink, pcie, processes
+from railscope_agent.sources.parallel_filesystems import CephSource, LustreSource
+from railscope_agent.sources.pcie import PcieSource
+from railscope_agent.sources.tenancy import ClaimSource
+from railscope_agent.streams.kernel_log import KernelLogStream, XidMatcher
+from railscope_agent.topology import network, rails
+
+
+def machine_sources(settings: AgentSettings, xids: XidMatcher | None = None) -> list[Source]:
+    """Return all sources that read the node, without the disabled ones. Raises SettingsError."""
+    wiring, matcher = (
+        network.NetworkScanner(rails.parse_rail_rules(settings.topology)),
+        xids or XidMatcher(),
+    )
+    gpus, lists = inventory.GpuInventory(wiring), process_lists.ProcessLists()
+    claims = ClaimSource(settings.tenancy, settings.node, gpus, lists)
+    places = rank_places.RankPlaces(gpus, lists, claims.claims_of_process)
+    ranks, communicators, nccl_ranks = (source_bases.ReportedReadings() for _ in range(3))
+    pushes = None
+    if settings.collectives.nccl_inspector_listen:
+        pushes = inspector_pushes.InspectorPushes(places)
+    ras_places, server_places = (
+        rank_places.RankPlaces(gpus, lists, claims.claims_of_process) for _ in range(2)
+    )
+    served = flight_recorder.ServedDumps()
+    bursts = settings.bursts
+    burst_sampling: list[Source] = [
+        nic_burst.NicBurstSource(bursts.window_seconds, bursts.interfaces.split(), wiring),
+        activity.GpuBurstSource(bursts.window_seconds, gpus),
+    ]
+    all_sources: list[Source] = [
+        gpu_devices.GpuSource.load(gpus),
+        activity.GpuActivitySource(gpus),
+        events.NvmlEventSource(matcher, gpus),
+        processes.GpuSharingSource(gpus, lists),
+        processes.GpuProcessSource(gpus),
+        gpu_devices.MigSource(gpus),
+        gpu_devices.GpuSource.health(gpus),
+        gpu_devices.GpuDeviceSource(gpus),
+        pcie.GpuPathSource(gpus, settings.pcie),
+        nvlink.NvLinkSource.traffic(gpus),
+        gpu_devices.GpuSource.settings(gpus),
+        nvlink.NvLinkSource.signal(gpus),
+        rdma.RdmaSource(wiring),
+        NicSource(wiring),
+        LinkSource(wiring),
+        LinkErrorSource(wiring),
+        nic_settings.NicSettingsSource(wiring),
+        OpticsSource(wiring),
+        NeighbourSource(wiring),
+        PcieSource(),
+        HostSource(),
+        ProtocolSource(),
+        BondSource(),
+        gpudirect.GpuDirectSource(),
+        nfs.NfsSource(),
+        LustreSource(),
+        CephSource(),
+        nvme.NvmeSource(),
+        hardware_sensors.RaplSource(),
+        hardware_sensors.HwmonSource(),
+        EdacSource(),
+        KernelLogStream(matcher),
+        claims,
+        worker_server.WorkerServerSource(settings.collectives, server_places, served),
+        flight_recorder.FlightRecorderSource(settings.collectives, places, ranks, served),
+        flight_recorder.CollectiveRankSource(ranks),
+        nccl_inspector.NcclInspectorSource(settings.collectives, places, communicators, pushes),
+        nccl_inspector.CommunicatorSource(communicators),
+        nccl_metrics.NcclMetricsSource(settings.collectives, places, pushes),
+        nccl_ras.NcclRasSource(settings.collectives, ras_places, nccl_ranks),
+        nccl_ras.NcclRankSource(nccl_ranks),
+        *(burst_sampling if bursts.enabled else ()),
+        *([textfile.TextfileSource(settings.textfile)] if settings.textfile.directory else ()),
+    ]
+    enabled = _exclude_disabled(all_sources, settings.metrics.disabled_sources.split())
+    return assign_periods(enabled, settings.period_seconds)
+
+
+def assign_periods(sources: list[Source], periods: SourcePeriods) -> list[Source]:
+    """Set the period of each source to that of its name; the window of `nic_burst` is its period."""
+    for source in sources:
+        source.period_seconds = getattr(periods, source.name, source.period_seconds)
+    return sources
+
+
+_NEEDED = frozenset(
+    {ClaimSource.name, gpu_devices.MigSource.name, events.NvmlEventSource.name, *SOURCES}
+)
+"""Without them a claimed GPU would count as free, a present one as missing, or a failed one as healthy."""
+
+
+def _exclude_disabled(sources: list[Source], disabled: list[str]) -> list[Source]:
+    """Return the sources that are not disabled. Raises SettingsError for an unknown or needed one."""
+    if needed := sorted(_NEEDED.intersection(disabled)):
+        message = (
+            f"invalid metrics.disabled_sources: {needed[0]!r}: expected sources that neither metering nor"
+            " the health of GPUs needs; fix: switch off its metrics by metrics.groups"
+        )
+        raise SettingsError(message)
+    names = {source.name for source in sources} - _NEEDED
+    if unknown := sorted(set(disabled) - names):
+        message = (
+            f"invalid metrics.disabled_sources: {unknown[0][:MAX_QUOTED]!r}: expected one of"
+            f" {', '.join(sorted(names))}"
+        )
+        raise SettingsError(message)
+    return [source for source in sources if source.name not in disabled]

@@ -1,0 +1,224 @@
+"""Owner of a process by its control groups: /proc/PID/cgroup.
+
+Lines are `hierarchy:controllers:path`. cgroup v2 has the one line `0::path`; v1 has one per hierarchy, and
+not every hierarchy contains the job or container. Paths are relative to the reader's cgroup namespace: the
+agent has to run in that of the host.
+
+Sources: Documentation/admin-guide/cgroup-v2.rst; kubernetes/kubernetes:pkg/kubelet/cm/
+cgroup_manager_linux.go; SchedMD/slurm:src/plugins/cgroup/v2/cgroup_v2.c; systemd.unit(5) for escapes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from railscope_agent.owners import OwnerFormatError, slurm
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmTask:
+    """A Slurm job, named by `job` or, if Slurm names control groups by SLUID, by `sluid` alone."""
+
+    job: int | None
+    sluid: str
+
+
+@dataclass(frozen=True, slots=True)
+class PodOwner:
+    """A Kubernetes pod. The uid is written with dashes, except that of a static pod, which has none."""
+
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualMachineOwner:
+    """A libvirt domain."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerOwner:
+    """A container outside of any pod. The runtime is empty if the path does not contain it.
+
+    `user_id` is set for a rootless container of a user.
+    """
+
+    runtime: str
+    id: str
+    user_id: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class UserOwner:
+    """A user session; `session` is empty for processes under the user's own systemd instance."""
+
+    user_id: int
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnitOwner:
+    """A systemd service or scope."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class NoOwner:
+    """A process in no group with an owner, such as a kernel thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerNotVisible:
+    """A process outside of the reader's cgroup namespace, whose owner is not visible."""
+
+
+CgroupOwner: TypeAlias = (
+    SlurmTask
+    | PodOwner
+    | VirtualMachineOwner
+    | ContainerOwner
+    | UserOwner
+    | UnitOwner
+    | NoOwner
+    | OwnerNotVisible
+)
+
+_ID = "[0-9a-f]{64}"
+_NUMBER = "[0-9]{1,10}"
+_END = "(?=/|$)"
+_SLURM = re.compile(
+    rf"/(?:slurm(?:_[^/]+)?/uid_{_NUMBER}|(?:[^/]+_)?slurmstepd\.scope)"
+    rf"/(?:job_(?P<job>{_NUMBER})|(?P<sluid>{slurm.SLUID_PATTERN})){_END}"
+)
+_POD = re.compile(
+    r"kubepods.*?[-/]pod"
+    r"([0-9a-f]{8}([-_])[0-9a-f]{4}\2[0-9a-f]{4}\2[0-9a-f]{4}\2[0-9a-f]{12}|[0-9a-f]{32})(?=[.:/]|$)"
+)
+_CONTAINER = re.compile(
+    rf"/(?P<prefix>cri-containerd|crio|docker|libpod|nerdctl)-(?:payload-)?(?P<named>{_ID})(?:\.scope)?{_END}"
+    rf"|:(?P<manager>[a-z-]+):(?P<managed>{_ID}){_END}"
+    rf"|(?:/(?P<directory>docker))?/(?P<bare>{_ID}){_END}"
+)
+_RUNTIMES = {
+    "cri-containerd": "containerd",
+    "nerdctl": "containerd",
+    "crio": "cri-o",
+    "libpod": "podman",
+}
+_MACHINE = re.compile(
+    rf"/(?:machine-(?P<scope>[^/]+)\.scope|(?P<directory>[^/]+)\.libvirt-[a-z]+){_END}"
+)
+_DOMAIN = re.compile(rf"(?:qemu|lxc|xen|ch)-(?:{_NUMBER}-)?(?P<name>.+)")
+"""Driver, number since the start of libvirtd, and name."""
+_USER = re.compile(
+    rf"^/user\.slice/user-(?P<user>{_NUMBER})\.slice(?:/session-(?P<session>[^/]+)\.scope)?(?P<below>/.*)?$"
+)
+_UNIT = re.compile(rf"/(?P<name>[^/]+\.(?:service|scope)){_END}")
+_ESCAPED = re.compile(r"(?:\\x[0-9a-f]{2})+")
+_DELETED = " (deleted)"
+
+
+def parse_owner(content: bytes) -> CgroupOwner:
+    """Return the owner of a process, from the content of its /proc/PID/cgroup.
+
+    A job precedes the pod that slurmd may run in, and a pod precedes the container that the whole
+    Kubernetes node may run in. Users can create directories with any name below their own systemd slice, so
+    there only a container of that user is accepted. Raises OwnerFormatError.
+    """
+    paths = [_path(line) for line in content.decode(errors="backslashreplace").split("\n") if line]
+    if any(".." in path.split("/") for path in paths):
+        return OwnerNotVisible()
+    for find in _FINDERS:
+        for path in paths:
+            owner = find(path)
+            if owner is not None:
+                return owner
+    return NoOwner()
+
+
+def _path(line: str) -> str:
+    """Return the path of one line without the kernel's mark for a deleted group (cgroup v2)."""
+    hierarchy, _, controllers = line.partition(":")
+    _, colon, path = controllers.partition(":")
+    if not colon or not hierarchy.isdecimal() or not path.startswith("/"):
+        message = f"invalid line of /proc/PID/cgroup: {line[:200]!r}"
+        raise OwnerFormatError(message)
+    return path.removesuffix(_DELETED)
+
+
+def _user_container(path: str) -> CgroupOwner | None:
+    """Return a user's container, or the user: nothing else is accepted below a user's slice."""
+    user = _USER.search(path)
+    if user is None:
+        return None
+    user_id = int(user["user"])
+    container = _CONTAINER.search(user["below"] or "")
+    if container:
+        return _container_of(container, user_id)
+    return UserOwner(user_id, user["session"] or "")
+
+
+def _outside_user_slices(
+    find: Callable[[str], CgroupOwner | None],
+) -> Callable[[str], CgroupOwner | None]:
+    """Restrict a finder to paths where users cannot create directories."""
+    return lambda path: None if _USER.search(path) else find(path)
+
+
+def _slurm(path: str) -> SlurmTask | None:
+    match = _SLURM.search(path)
+    if match is None:
+        return None
+    return SlurmTask(int(match["job"]) if match["job"] else None, match["sluid"] or "")
+
+
+def _pod(path: str) -> PodOwner | None:
+    match = _POD.search(path)
+    return PodOwner(match[1].replace("_", "-")) if match else None
+
+
+def _machine(path: str) -> VirtualMachineOwner | None:
+    match = _MACHINE.search(path)
+    domain = match and _DOMAIN.fullmatch(unescape_unit_name(match["scope"] or match["directory"]))
+    return VirtualMachineOwner(domain["name"]) if domain else None
+
+
+def _container(path: str) -> ContainerOwner | None:
+    """Return the outermost container: the one of the host's runtime."""
+    match = _CONTAINER.search(path)
+    return _container_of(match) if match else None
+
+
+def _container_of(match: re.Match[str], user_id: int | None = None) -> ContainerOwner:
+    runtime = match["prefix"] or match["manager"] or match["directory"] or ""
+    name = match["named"] or match["managed"] or match["bare"]
+    return ContainerOwner(_RUNTIMES.get(runtime, runtime), name, user_id)
+
+
+def _unit(path: str) -> UnitOwner | None:
+    """Return the outermost unit: a unit may name the groups below it as it likes."""
+    match = _UNIT.search(path)
+    return UnitOwner(unescape_unit_name(match["name"])) if match else None
+
+
+def unescape_unit_name(name: str) -> str:
+    r"""Return a systemd name with escapes such as `\x2d` replaced (systemd.unit(5))."""
+    return _ESCAPED.sub(_bytes_of, name)
+
+
+def _bytes_of(escaped: re.Match[str]) -> str:
+    raw = bytes.fromhex(escaped[0].replace(r"\x", ""))
+    return raw.decode(errors="backslashreplace")
+
+
+_FINDERS: tuple[Callable[[str], CgroupOwner | None], ...] = (
+    *map(_outside_user_slices, (_slurm, _pod, _machine, _container)),
+    _user_container,
+    _outside_user_slices(_unit),
+)
+"""Owner parsers in order of precedence, over all hierarchies."""

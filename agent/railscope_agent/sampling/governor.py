@@ -1,0 +1,450 @@
+"""Resource budget of the agent: the governor of periods, and the keeper that drives it.
+
+The governor receives the cost of every read and sets a factor (1, 2, 4, ...) for the period of each
+source, so that all reads and the other work of the agent take no more of a core than the budget
+allows. It is pure arithmetic: no clock, no input, no output. Times are those of the boot clock.
+
+The keeper measures the cost of the agent and drives the governor and the memory bound. Periods
+change the cost of reading, but not the resident memory: above the memory bound, the agent releases
+caches, and reports if that is not enough.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heapreplace
+
+import structlog
+
+from railscope.catalog.agent import GOVERNOR_STATES
+from railscope.timestamps import SECOND_NS
+from railscope_agent.config import BudgetSettings
+from railscope_agent.sampling.meter import ProcessMeter, ReadCost
+from railscope_agent.sampling.source import Source, longest_period_seconds
+
+SPAN_NS = 30_000_000_000
+"""Approximate memory of the mean."""
+MAX_WEIGHT = 0.25
+"""Maximum weight of a value that arrives long after the one before."""
+MAX_GROWTH = 2.0
+MIN_VALUES = 3
+
+
+@dataclass(slots=True)
+class CostTrend:
+    """Mean over time that follows each value by its share of `SPAN_NS`.
+
+    A single outlier does not move it far: a garbage collection or a page fault makes one read a hundred
+    times more expensive and must not change a period; a faulty driver makes every read so and must change
+    it within a few reads. One value at most doubles the mean, but it is never below the minimum of the
+    last three: three consecutive values are a real change. Of the first three the minimum counts, as
+    some are measured with cold caches.
+    """
+
+    min_values: int = MIN_VALUES
+    mean: float = 0.0
+    count: int = 0
+    _at_ns: int = 0
+    _last: tuple[float, ...] = ()
+
+    @property
+    def estimate(self) -> float:
+        """Mean; zero while there are too few values."""
+        return self.mean if self.count >= self.min_values else 0.0
+
+    def add(self, value: float, at_ns: int) -> None:
+        """Record a value measured at a time of the boot clock."""
+        self.count += 1
+        self._last = (*self._last, value)[-MIN_VALUES:]
+        if self.count <= MIN_VALUES:
+            self.mean = min(self._last)
+        else:
+            elapsed_ns = at_ns - self._at_ns
+            weight = min(elapsed_ns / (SPAN_NS + elapsed_ns), MAX_WEIGHT)
+            weight = max(weight, 1 / (self.count - 1))
+            followed = self.mean + weight * (value - self.mean)
+            self.mean = max(min(followed, self.mean * MAX_GROWTH), min(self._last))
+        self._at_ns = at_ns
+
+
+WITHIN, STRETCHING, AT_LIMIT = GOVERNOR_STATES
+
+MAX_PERIOD_FACTOR = 64
+THREAD_SHARE = 0.25
+"""Maximum share of its time that a thread may spend in reads; the other sources wait as long."""
+RELAXED_SHARE = 0.8
+"""Periods grow when the budget is exceeded, and shrink if they would fit into this part of it."""
+SOURCES_SHARE = 0.25
+"""Part of the budget reserved for reading, however expensive the rest is."""
+HOLD_NS = 60 * SECOND_NS
+"""Minimum time before a period factor is reduced."""
+DECIDE_NS = 1 * SECOND_NS
+WINDOW_NS = 10 * SECOND_NS
+"""Window for measuring the rest (metrics endpoint, shipping, event loop): process use without reads."""
+WINDOWS_OF_USE = 6
+REPROBE_NS = 60 * SECOND_NS
+CPU, BLOCKING, FITS = "processor time", "blocks its thread", "within budget"
+
+
+@dataclass(frozen=True, slots=True)
+class GovernedSource:
+    """A source as the governor sees it: its configured period, and its longest allowed period."""
+
+    name: str
+    family: str
+    period_ns: int
+    longest_ns: int
+
+    @property
+    def max_period_factor(self) -> int:
+        """Greatest period factor that the longest period allows."""
+        period_factor = 1
+        while (
+            period_factor < MAX_PERIOD_FACTOR
+            and self.period_ns * period_factor * 2 <= self.longest_ns
+        ):
+            period_factor *= 2
+        return period_factor
+
+
+@dataclass(slots=True)
+class _CostTrends:
+    """Cost of reads and probes, in processor time or in elapsed time."""
+
+    read: CostTrend
+    probe: CostTrend
+
+    def share(self, period_ns: int, probes_every_ns: int) -> float:
+        """Return the share of a core, or of a thread's time, at a period."""
+        probes_every_ns = max(probes_every_ns, period_ns)
+        return self.read.estimate / period_ns + self.probe.estimate / probes_every_ns
+
+
+class GovernedLoad:
+    """A governed source: its cost and its period factor."""
+
+    def __init__(self, source: GovernedSource, min_values: int = MIN_VALUES) -> None:
+        self.source = source
+        self.max_period_factor = source.max_period_factor
+        self.period_factor = 1
+        self.why = ""
+        self.changed_ns = 0
+        self._min_values = min_values
+        self.forget()
+
+    def forget(self) -> None:
+        """Reset the cost: the source has no devices on this node, or none any more."""
+
+        def new_trends() -> _CostTrends:
+            return _CostTrends(CostTrend(self._min_values), CostTrend(self._min_values))
+
+        self._cpu, self._wall = new_trends(), new_trends()
+        self._probed_ns: int | None = None
+        self._probes_every_ns = REPROBE_NS
+
+    @property
+    def is_measured(self) -> bool:
+        """True if it has a cost: that of a source without devices is zero at every period."""
+        return self._cpu.read.count > 0
+
+    def record_cost(self, cost: ReadCost, at_ns: int) -> None:
+        """Record the cost of a read."""
+        self._cpu.read.add(cost.read.cpu_ns, at_ns)
+        self._wall.read.add(cost.read.wall_ns, at_ns)
+        if cost.probe is None:
+            return
+        if self._probed_ns is not None:
+            self._probes_every_ns = min(max(at_ns - self._probed_ns, 1), REPROBE_NS)
+        self._probed_ns = at_ns
+        self._cpu.probe.add(cost.probe.cpu_ns, at_ns)
+        self._wall.probe.add(cost.probe.wall_ns, at_ns)
+
+    def set(self, period_factor: int, reason: str, at_ns: int) -> None:
+        """Set the period factor and its reason."""
+        self.period_factor, self.why, self.changed_ns = period_factor, reason, at_ns
+
+    def cpu_share(self, period_factor: int) -> float:
+        """Return the share of a core that it would take at a period factor."""
+        return self._cpu.share(self.source.period_ns * period_factor, self._probes_every_ns)
+
+    def wall_share(self, period_factor: int) -> float:
+        """Return the share of its thread's time that it would take at a period factor."""
+        return self._wall.share(self.source.period_ns * period_factor, self._probes_every_ns)
+
+
+Share = Callable[[GovernedLoad, int], float]
+_RequiredFactors = dict[str, tuple[int, str]]
+
+
+class PeriodFactorFitter:
+    """Lengthens the periods of loads until their shares fit into an allowance, the most expensive first.
+
+    A smaller allowance continues the same sequence: no period is lengthened less for it.
+    """
+
+    def __init__(self, loads: Sequence[GovernedLoad], share: Share) -> None:
+        self._loads = loads
+        self._share = share
+        self._period_factors: dict[str, int] = {}
+        shares = [share(load, 1) for load in loads]
+        self._total = sum(shares)
+        self._source_count = max(sum(share > 0 for share in shares), 1)
+        self._most_expensive = [
+            (-share, index)
+            for index, share in enumerate(shares)
+            if loads[index].max_period_factor > 1
+        ]
+        heapify(self._most_expensive)
+
+    def fit(self, allowance: float) -> dict[str, int]:
+        """Return the period factors above 1, for loads above their fair share and up to their limits."""
+        fair = allowance / self._source_count
+        while self._total > allowance and self._most_expensive:
+            share, index = -self._most_expensive[0][0], self._most_expensive[0][1]
+            if share <= fair:
+                break
+            load = self._loads[index]
+            period_factor = 2 * self._period_factors.get(load.source.name, 1)
+            self._period_factors[load.source.name] = period_factor
+            lower = self._share(load, period_factor)
+            self._total += lower - share
+            if period_factor < load.max_period_factor:
+                heapreplace(self._most_expensive, (-lower, index))
+            else:
+                heappop(self._most_expensive)
+        return dict(self._period_factors)
+
+
+@dataclass(slots=True)
+class _ProcessorUse:
+    """Processor use of the process: reads separately from the rest."""
+
+    other: CostTrend = field(default_factory=CostTrend)
+    reads_ns: int = 0
+    _marks: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=WINDOWS_OF_USE + 1))
+
+    @property
+    def use(self) -> float | None:
+        """Share of a core over the last minute; None before the end of the first window."""
+        if len(self._marks) < 2:  # noqa: PLR2004 - two ends of a time span
+            return None
+        (began_ns, used_then), (ended_ns, used_now) = self._marks[0], self._marks[-1]
+        return (used_now - used_then) / (ended_ns - began_ns)
+
+    def record_total(self, process_clock: Callable[[], int], at_ns: int) -> None:
+        """Record the total of the process, once per window."""
+        if self._marks and at_ns - self._marks[-1][0] < WINDOW_NS:
+            return
+        process_cpu_ns = process_clock()
+        if self._marks:
+            began_ns, used_then = self._marks[-1]
+            rest_ns = max(process_cpu_ns - used_then - self.reads_ns, 0)
+            self.other.add(rest_ns / (at_ns - began_ns), at_ns)
+        self._marks.append((at_ns, process_cpu_ns))
+        self.reads_ns = 0
+
+
+class Governor:
+    """Sets the period factor of every source. A `cpu_ratio` of 0 sets no bound; use is still measured.
+
+    The period of the most expensive source is lengthened first and restored last, and also that of a source
+    that blocks its thread without using the processor, because the other sources of that thread wait.
+    A source within its fair share keeps its period, even if the expensive one is at its longest period.
+    Such a budget cannot be met, and the state reports that.
+    """
+
+    def __init__(
+        self, cpu_ratio: float, sources: Iterable[GovernedSource], min_values: int = MIN_VALUES
+    ) -> None:
+        self.cpu_ratio = cpu_ratio
+        self.state = WITHIN
+        self.loads: Mapping[str, GovernedLoad] = {
+            source.name: GovernedLoad(source, min_values) for source in sources
+        }
+        families = dict.fromkeys(load.source.family for load in self.loads.values())
+        self._threads = [
+            [load for load in self.loads.values() if load.source.family == family]
+            for family in families
+        ]
+        self._account = _ProcessorUse()
+        self._decide_from_ns = 0
+
+    @property
+    def use(self) -> float | None:
+        """Share of a core that the process used over the last minute; None at the start."""
+        return self._account.use
+
+    @property
+    def other_use(self) -> float:
+        """Share of a core used by everything except reads, which no period changes."""
+        return self._account.other.estimate
+
+    @property
+    def expected_use(self) -> float:
+        """Expected share of a core at the present periods."""
+        return self.other_use + sum(
+            load.cpu_share(load.period_factor) for load in self.loads.values()
+        )
+
+    def record_read(self, name: str, cost: ReadCost, at_ns: int) -> None:
+        """Record a read of a source."""
+        self._account.reads_ns += cost.total.cpu_ns
+        self.loads[name].record_cost(cost, at_ns)
+
+    def record_absence(self, name: str) -> None:
+        """Record that a source has no devices here: the cost of its probes belongs to the rest."""
+        self.loads[name].forget()
+
+    def decide(self, process_clock: Callable[[], int], at_ns: int) -> None:
+        """Set all period factors, given the clock of the process's processor time."""
+        self._account.record_total(process_clock, at_ns)
+        if not self.cpu_ratio or at_ns < self._decide_from_ns:
+            return
+        self._decide_from_ns = at_ns + DECIDE_NS
+        needed, relaxed = self._required_factors()
+        for name, load in self.loads.items():
+            (minimum, reason), (maximum, _) = needed[name], relaxed[name]
+            if load.period_factor < minimum:
+                load.set(minimum, reason, at_ns)
+            elif load.period_factor > maximum and at_ns - load.changed_ns >= HOLD_NS:
+                load.set(maximum, FITS, at_ns)
+        self.state = self._grade_state()
+
+    def _required_factors(self) -> tuple[_RequiredFactors, _RequiredFactors]:
+        """Return the period factors required by the budget, and those required by its relaxed part."""
+        reserved = SOURCES_SHARE * self.cpu_ratio
+        measured = [load for load in self.loads.values() if load.is_measured]
+        whole = PeriodFactorFitter(measured, GovernedLoad.cpu_share)
+        needed = dict.fromkeys(self.loads, (1, FITS))
+        relaxed = needed.copy()
+        for period_factors, part in ((needed, 1.0), (relaxed, RELAXED_SHARE)):
+            allowance = max(part * self.cpu_ratio - self.other_use, part * reserved)
+            for name, period_factor in whole.fit(allowance).items():
+                period_factors[name] = (period_factor, CPU)
+        for thread in self._threads:
+            measured = [load for load in thread if load.is_measured]
+            waits = PeriodFactorFitter(measured, GovernedLoad.wall_share)
+            for period_factors, part in ((needed, 1.0), (relaxed, RELAXED_SHARE)):
+                for name, period_factor in waits.fit(part * THREAD_SHARE).items():
+                    if period_factor > period_factors[name][0]:
+                        period_factors[name] = (period_factor, BLOCKING)
+        return needed, relaxed
+
+    def _grade_state(self) -> int:
+        if self.expected_use > self.cpu_ratio:
+            return AT_LIMIT
+        is_lengthened = any(load.period_factor > 1 for load in self.loads.values())
+        return STRETCHING if is_lengthened else WITHIN
+
+
+log = structlog.get_logger(__name__)
+
+MEMORY_POLL_NS = 10 * SECOND_NS
+RELEASE_EVERY_NS = 600 * SECOND_NS
+"""Minimum interval of releases: a garbage collection takes tens of milliseconds."""
+
+
+def create_governor(
+    budget: BudgetSettings, sources: Iterable[Source], min_values: int = MIN_VALUES
+) -> Governor:
+    """Return a governor of these sources at their configured periods."""
+    governed = [
+        GovernedSource(
+            source.name,
+            source.family,
+            round(source.period_seconds * SECOND_NS),
+            round(longest_period_seconds(source) * SECOND_NS),
+        )
+        for source in sources
+    ]
+    return Governor(budget.cpu_ratio, governed, min_values)
+
+
+@dataclass(slots=True)
+class MemoryKeeper:
+    """Releases memory when the resident memory exceeds the budget; a budget of 0 sets no bound."""
+
+    budget_bytes: int
+    resident_bytes: Callable[[], int]
+    release_memory: Callable[[], None]
+    state: int = WITHIN
+    _check_from_ns: int = 0
+    _release_from_ns: int = 0
+
+    def update(self, at_ns: int) -> None:
+        """Check the resident memory periodically."""
+        if not self.budget_bytes or at_ns < self._check_from_ns:
+            return
+        self._check_from_ns = at_ns + MEMORY_POLL_NS
+        try:
+            resident = self._release_excess(at_ns)
+        except OSError as error:  # the agent's own source fails as well, and reports it
+            log.debug("memory_measurement_failed", problem=str(error))
+            return
+        state = AT_LIMIT if resident > self.budget_bytes else WITHIN
+        if state != self.state:
+            self.state = state
+            report = log.warning if state == AT_LIMIT else log.info
+            event = "memory_budget_exceeded" if state == AT_LIMIT else "memory_budget_restored"
+            report(event, resident_bytes=resident, budget_bytes=self.budget_bytes)
+
+    def _release_excess(self, at_ns: int) -> int:
+        """Return the resident memory, after a release if it is too much."""
+        before = self.resident_bytes()
+        if before <= self.budget_bytes or at_ns < self._release_from_ns:
+            return before
+        self._release_from_ns = at_ns + RELEASE_EVERY_NS
+        self.release_memory()
+        after = self.resident_bytes()
+        log.info("memory_released", resident_before_bytes=before, resident_bytes=after)
+        return after
+
+
+@dataclass(slots=True)
+class BudgetKeeper:
+    """Keeps one agent within its budget."""
+
+    budget: BudgetSettings
+    sources: Iterable[Source]
+    meter: ProcessMeter = field(default_factory=ProcessMeter)
+    drop_caches: Callable[[], None] = lambda: None
+    """Drops caches that the agent can rebuild; the freed memory is returned to the system afterwards."""
+    governor: Governor = field(init=False)
+    memory: MemoryKeeper = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Start at the configured periods."""
+        self.governor = create_governor(self.budget, self.sources)
+        self.memory = MemoryKeeper(
+            self.budget.memory_bytes, self.meter.resident_bytes, self._release_memory
+        )
+
+    def update(self, at_ns: int) -> None:
+        """Decide again; called after reads."""
+        self.governor.decide(self.meter.process_cpu_ns, at_ns)
+        self.memory.update(at_ns)
+
+    def period_factor(self, name: str) -> tuple[int, str]:
+        """Return the period factor of a source, and the reason for its last change."""
+        load = self.governor.loads[name]
+        return load.period_factor, load.why
+
+    def describe_use(self) -> str:
+        """Describe the use of the processor budget."""
+        use, bound = self.governor.use, self.budget.cpu_ratio
+        use_text = "not measured yet" if use is None else f"{format_percent(use)} of a core"
+        if not bound:
+            return f"{use_text}, no budget"
+        state = GOVERNOR_STATES[self.governor.state].replace("_", " ")
+        return f"{use_text}, budget {format_percent(bound)}: {state}"
+
+    def _release_memory(self) -> None:
+        self.drop_caches()
+        self.meter.release_memory()
+
+
+def format_percent(ratio: float) -> str:
+    """Format a ratio as percent."""
+    return f"{ratio * 100:.2g} %" if ratio < 1 else f"{ratio * 100:.0f} %"

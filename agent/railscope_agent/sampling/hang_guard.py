@@ -1,0 +1,415 @@
+"""Hung calls: a call that does not return keeps its thread, and only its device becomes stale.
+
+Each device family has its own thread: a call into a faulty driver can block permanently, and a
+thread that is stuck in it cannot be ended. Waits for the thread have a deadline, and the thread is
+a daemon: it never keeps the agent from stopping. The family continues with a new thread.
+
+Limitation: a lock that the driver or the library shares between devices. NVML may hold one for all
+GPUs, and the kernel holds the RTNL lock during ethtool calls. Calls about other devices then hang
+as well, each in its own thread, up to `MAX_HUNG_CALLS`; beyond that a family waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import queue
+import threading
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from itertools import groupby
+from typing import Any, TypeVar
+
+from railscope.reading import Absent, reason_of
+from railscope.timestamps import SECOND_NS
+from railscope_agent.host import FileGroup, Host, HostWrapper, Json, NvmlError
+from railscope_agent.sampling import answer_completeness, answer_shapes
+
+SLICE_SECONDS = 0.1
+"""Longest single wait. A hung call is detected in any case: every wait counts up to this much."""
+
+
+class CallTime:
+    """Stopwatch that stops while the agent does not run.
+
+    The duration of a call excludes the time in which the agent itself did not run. On a node without
+    free processors, or after the process or its virtual machine was stopped, a call that a driver
+    completes at once can take seconds: its thread does not run, and neither does the event loop. The
+    event loop detects this, because its waits end late. That delay is the agent's, not the driver's, so
+    no time limit of a call or of a read counts it.
+    """
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._stalled_seconds = 0.0
+        self._stalled_until = 0.0
+
+    def seconds(self) -> float:
+        """Return the reading of the stopwatch; thread safe."""
+        return self._monotonic() - self._stalled_seconds
+
+    async def wait(self, future: asyncio.Future[None], seconds: float) -> None:
+        """Wait for a future, at most this long and possibly less: the caller compares readings."""
+        await self.wait_for_end(future, min(seconds, SLICE_SECONDS))
+
+    async def wait_for_end(self, future: asyncio.Future[None], seconds: float) -> None:
+        """Wait for a future with one timer. A stall counts if the wait ends late by it."""
+        expected = self._monotonic() + seconds
+        loop = asyncio.get_running_loop()
+        end = loop.create_future()
+        timer = loop.call_later(seconds, _resolve, end, None)
+
+        def resolve(_: asyncio.Future[None]) -> None:
+            _resolve(end, None)
+
+        future.add_done_callback(resolve)
+        try:
+            await end
+        finally:
+            timer.cancel()
+            future.remove_done_callback(resolve)
+        self.note_wait(expected, self._monotonic())
+
+    def note_wait(self, expected: float, ended: float) -> None:
+        """Exclude the delay of a wait. A delay that prolonged several waits counts once."""
+        delayed_from = max(expected, self._stalled_until)
+        if ended > delayed_from:
+            self._stalled_seconds += ended - delayed_from
+            self._stalled_until = ended
+
+
+MAX_HUNG_CALLS = 24
+"""Maximum number of stuck threads: three for each GPU of a node with eight."""
+_NVML_TIMEOUT = 10
+_INTERFACE_CLASSES = {"ethtool": "net", "netlink": "net"}
+"""Host interfaces whose first argument names a device that also has files."""
+
+Answer = TypeVar("Answer")
+
+
+class CallAbandonedError(BaseException):
+    """Raised in a thread if its call returns after the thread was replaced.
+
+    A BaseException, because it is not a failure of the call: no source may catch it.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class HungCall:
+    """A call that has not returned, and its start on the boot clock."""
+
+    device: str
+    call: str
+    since_ns: int
+
+
+@dataclass(slots=True)
+class HungCalls:
+    """Hung calls of all families, by their device."""
+
+    by_device: dict[str, HungCall] = field(default_factory=dict)
+    _reported: dict[str, HungCall] = field(default_factory=dict)
+
+    def changes(self) -> list[tuple[HungCall, bool]]:
+        """Return calls that began to hang (True) or returned (False) since the last call."""
+        now, before = dict(self.by_device), self._reported
+        self._reported = now
+        returned = [(call, False) for device, call in before.items() if now.get(device) != call]
+        return returned + [(c, True) for device, c in now.items() if before.get(device) != c]
+
+
+class GuardedHost(HostWrapper):
+    """Host of one family: records the current call of its thread, and blocks calls about hung devices.
+
+    Answers of calls are complete or fail: see agent/railscope_agent/sampling/answer_shapes.py and
+    agent/railscope_agent/sampling/answer_completeness.py.
+
+    A device with a hung call is not read again before the call has returned: until then every call about
+    it fails at once with a timeout. When the call returns, its thread unwinds by `CallAbandonedError` and
+    ends. In the usual case the only cost is a record of the current call of each thread.
+    """
+
+    def __init__(self, host: Host, hung: HungCalls, time: CallTime) -> None:
+        super().__init__(host)
+        self._hung = hung
+        self._time = time
+        self._rosters = answer_completeness.AnswerRosters()
+        self._rejected: set[str] = set()
+        """Hung devices that sources of this family requested since the last probe."""
+        self._running: list[tuple[str, str, float]] = []
+        """Calls in progress: at most one, of the present thread.
+
+        Removing it decides whether a call has returned or is abandoned: `list.pop` succeeds in one thread
+        only.
+        """
+
+    @property
+    def running_seconds(self) -> float:
+        """Duration of the present call so far; 0 between two calls."""
+        try:
+            return self._time.seconds() - self._running[-1][2]
+        except IndexError:
+            return 0.0
+
+    def take_returned(self) -> bool:
+        """Return True once after a hung device that was requested has returned."""
+        returned = {device for device in self._rejected if device not in self._hung.by_device}
+        self._rejected -= returned
+        return bool(returned)
+
+    def abandon(self) -> HungCall | None:
+        """Leave the present call to its thread; None if it returned or too many are hung."""
+        if len(self._hung.by_device) >= MAX_HUNG_CALLS:
+            return None
+        try:
+            device, call, since = self._running.pop()
+        except IndexError:
+            return None
+        age_ns = round((self._time.seconds() - since) * SECOND_NS)
+        hung = HungCall(device, call, self.clock.now().boot_ns - age_ns)
+        self._hung.by_device[device] = hung
+        self._running = []
+        return hung
+
+    def read(self, path: str) -> bytes:
+        """Return the content of a small file."""
+        return answer_shapes.well_formed_file(path, self._query(path, self._host.read))
+
+    def names(self, path: str) -> list[str]:
+        """Return the entries of a directory."""
+        return self._query(path, self._host.names)
+
+    def resolve(self, path: str) -> str:
+        """Return a path with all links followed."""
+        return self._query(path, self._host.resolve)
+
+    def _query(self, path: str, call: Callable[[str], Answer]) -> Answer:
+        answer_shapes.checked_path(path)
+        return self.make_call(device_of(path), path, call, path)
+
+    def open_file_group(self, paths: Sequence[str]) -> FileGroup:
+        """Open a group of files for frequent reads."""
+        return GuardedFiles(self, self._host, paths)
+
+    def call(self, host_interface: str, function: str, *arguments: int | str) -> Json:
+        """Return a well-formed and complete answer of a call. Raises OSError or NvmlError."""
+        device, name, shape, has_roster = _describe_call(host_interface, function, arguments[:1])
+        answer = self.make_call(device, name, self._host.call, host_interface, function, *arguments)
+        if shape:
+            answer = answer_shapes.well_formed(host_interface, function, shape, answer)
+        if has_roster:
+            answer = self._rosters.complete_answer(
+                self, host_interface, function, arguments, answer
+            )
+        return answer
+
+    def make_call(
+        self, device: str, name: str, call: Callable[..., Answer], *arguments: int | str
+    ) -> Answer:
+        """Make a call about a device. Raises OSError or NvmlError at once if one is hung."""
+        if device in self._hung.by_device:
+            self._reject(device)
+        running = self._running
+        running.append((device, name, self._time.seconds()))
+        try:
+            return call(*arguments)
+        finally:
+            try:
+                running.pop()
+            except IndexError:
+                self._hung.by_device.pop(device, None)
+                raise CallAbandonedError from None
+
+    def _reject(self, device: str) -> None:
+        hung = self._hung.by_device.get(device)
+        if hung is None:
+            return
+        self._rejected.add(device)
+        seconds = (self.clock.now().boot_ns - hung.since_ns) / SECOND_NS
+        problem = f"{hung.call} has not returned for {seconds:.0f} s"
+        if device.partition("/")[0] == "nvml":
+            raise NvmlError(_NVML_TIMEOUT, problem)
+        raise TimeoutError(errno.ETIMEDOUT, problem)
+
+
+class GuardedFiles:
+    """Open files in groups by device, so that one hung device does not delay the others."""
+
+    def __init__(self, guard: GuardedHost, host: Host, paths: Sequence[str]) -> None:
+        self._guard = guard
+        self._groups: list[tuple[str, int, FileGroup]] = []
+        self._starts: list[int] = []
+        start = 0
+        for device, members in groupby(paths, device_of_path):
+            group = list(members)
+            self._groups.append((device, len(group), host.open_file_group(group)))
+            self._starts.append(start)
+            start += len(group)
+
+    def read_into(self, values: list[int], reasons: bytearray, start: int) -> None:
+        """Write each file's integer, or its reason code, into consecutive columns."""
+        for device, count, files in self._groups:
+            try:
+                self._guard.make_call(
+                    device, device, partial(files.read_into, values, reasons, start)
+                )
+            except TimeoutError:
+                values[start : start + count] = [0] * count
+                reasons[start : start + count] = bytes([Absent.TIMEOUT.value]) * count
+            start += count
+
+    def text(self, index: int) -> bytes:
+        """Return the content of one file."""
+        group = bisect_right(self._starts, index) - 1
+        device, _, files = self._groups[group]
+        within = index - self._starts[group]
+        content = self._guard.make_call(device, device, lambda: files.text(within))
+        return answer_shapes.well_formed_file(device, content)
+
+    def texts(self) -> list[bytes | Absent]:
+        """Return the content of each file, or the reason why it cannot be read."""
+        contents: list[bytes | Absent] = []
+        for device, count, files in self._groups:
+            try:
+                contents += self._guard.make_call(device, device, files.texts)
+            except TimeoutError:
+                contents += [Absent.TIMEOUT] * count
+        return [
+            content if isinstance(content, Absent) else _well_formed_text(content)
+            for content in contents
+        ]
+
+    def close(self) -> None:
+        """Close the open files."""
+        for _, _, files in self._groups:
+            files.close()
+
+
+def _well_formed_text(content: bytes) -> bytes | Absent:
+    try:
+        return answer_shapes.well_formed_file("", content)
+    except OSError as error:
+        return reason_of(error)
+
+
+def device_of_call(host_interface: str, function: str, arguments: Sequence[int | str]) -> str:
+    """Return the device that a call is about; the function itself if it names none."""
+    if not arguments:
+        return f"{host_interface}.{function}"
+    if function == "rdma_statistics":
+        return f"infiniband/{arguments[0]}"
+    return f"{_INTERFACE_CLASSES.get(host_interface, host_interface)}/{arguments[0]}"
+
+
+MAX_CACHED_DEVICES = 2048
+"""Far more than a node has. Names of files and of calls about processes are not limited in number."""
+
+
+@lru_cache(MAX_CACHED_DEVICES)
+def _describe_call(
+    host_interface: str, function: str, arguments: tuple[int | str, ...]
+) -> tuple[str, str, answer_shapes.Shape | None, bool]:
+    """Return the device and the name of a call, the shape of its answer, and True if it lists devices."""
+    name = f"{host_interface}.{function}"
+    return (
+        device_of_call(host_interface, function, arguments),
+        name,
+        answer_shapes.SHAPES.get(name),
+        name in answer_completeness.ROSTERS,
+    )
+
+
+def device_of_path(path: str) -> str:
+    """Return the device of a file as class and name; the file itself if it names none.
+
+    Other trees are divided at the first number: `/sys/devices/system/edac/mc/mc0`.
+    """
+    parts = path.split("/", 6)
+    if path.startswith("/sys/class/") and len(parts) > _NAME_OF_CLASS:
+        return f"{parts[3]}/{parts[4]}"
+    if path.startswith("/sys/bus/") and len(parts) > _NAME_ON_BUS:
+        return f"{parts[3]}/{parts[5]}"
+    if path.startswith("/sys/block/"):
+        return f"block/{parts[3]}"
+    if path.startswith(("/sys/devices/", "/sys/kernel/debug/", "/proc/fs/")):
+        parts = path.split("/")
+        for position, part in enumerate(parts):
+            if any(map(str.isdigit, part)):
+                return "/".join(parts[: position + 1])
+    return path
+
+
+device_of = lru_cache(MAX_CACHED_DEVICES)(device_of_path)
+"""The same for files that are read repeatedly by their paths."""
+
+_NAME_OF_CLASS, _NAME_ON_BUS = 4, 5
+
+
+Result = TypeVar("Result")
+
+
+class DeviceThread:
+    """Runs functions sequentially on its own thread."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, function: Callable[[], Result]) -> asyncio.Future[Result]:
+        """Queue a function and return a future of its result, on the running loop."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Result] = loop.create_future()
+
+        def job() -> None:
+            try:
+                result = function()
+            except CallAbandonedError:
+                return  # the result is not awaited: the family has another thread
+            except Exception as error:  # noqa: BLE001 - passed to the future
+                _report_result(loop, _fail, future, error)
+            else:
+                _report_result(loop, _resolve, future, result)
+
+        self._jobs.put(job)
+        return future
+
+    def run(self, function: Callable[[], None], end: Callable[[], None]) -> None:
+        """Queue a function that raises nothing, and afterwards another one on the running loop."""
+        loop = asyncio.get_running_loop()
+
+        def job() -> None:
+            with suppress(CallAbandonedError):  # the family has another thread
+                function()
+                _report_result(loop, end)
+
+        self._jobs.put(job)
+
+    def stop(self) -> None:
+        """Let the thread end after the queued functions; a stuck one is left behind."""
+        self._jobs.put(None)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+
+def _report_result(loop: asyncio.AbstractEventLoop, *call: Any) -> None:
+    # The loop may have ended while the thread was stuck; then the result is not awaited.
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(*call)
+
+
+def _resolve(future: asyncio.Future[Result], result: Result) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _fail(future: asyncio.Future[Any], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)

@@ -1,0 +1,419 @@
+"""Known devices: the columns of a device persist until the device has left the system.
+
+A probe with failed calls finds fewer devices than exist. `ProbeHost` records the failed calls of a
+probe and those with a smaller answer than before; `KnownDevices` completes the inventory with the
+columns that are missing because of them. A device that is no longer listed while all calls succeed
+in full has left, and its columns are removed.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from railscope.catalog.declare import EntityKind, Metric
+from railscope.catalog.entities import CLAIM, GPU_PROCESS
+from railscope.frame import Column, Entity
+from railscope.reading import Absent
+from railscope_agent.host import FileGroup, Host, HostWrapper, Json, NvmlError
+from railscope_agent.sampling.answer_completeness import (
+    AnswerSizes,
+    answer_size,
+    smaller_answer_error,
+)
+from railscope_agent.sampling.source import ProbeResult, reason_for
+
+MAX_REPEATED_CALLS = 16
+"""Limit of failed calls repeated between probes; one that succeeds triggers a new probe."""
+MAX_HIDDEN_COLUMNS = 1 << 14
+"""Far more columns than the devices of one node have in one source."""
+
+Answer = TypeVar("Answer")
+_EntityKey = tuple[EntityKind, tuple[str, ...]]
+_ColumnKey = tuple[Metric, EntityKind, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class FailedCall:
+    """A call that failed during a probe, and the device names in its arguments."""
+
+    key: str
+    names: frozenset[str]
+    reason: Absent
+    repeat: Callable[[], object]
+    is_incomplete: bool = False
+    """True if the call raised nothing and returned less than before."""
+
+    def has_changed(self) -> bool:
+        """Repeat the call; true if it succeeds or fails for another reason."""
+        try:
+            self.repeat()
+        except (OSError, NvmlError) as error:
+            return reason_for(error) is not self.reason
+        return True
+
+
+class ProbeHost(HostWrapper):
+    """A host that records the failed calls of a probe, and every name that occurred in it."""
+
+    def __init__(self, host: Host, sizes: AnswerSizes) -> None:
+        super().__init__(host)
+        self._sizes = sizes
+        self._is_recording = True
+        self.failed_calls: dict[str, FailedCall] = {}
+        self.succeeded_calls: set[int] = set()
+        self.listed_paths: set[int] = set()
+        self.mentioned_names: set[str] = set()
+
+    def stop(self) -> None:
+        """Stop recording; a source may use this host for its reads afterwards."""
+        self._is_recording = False
+
+    @property
+    def machine(self) -> Host:
+        """The underlying host."""
+        return self._host
+
+    def read(self, path: str) -> bytes:
+        """Return the content of a small file."""
+
+        def is_smaller(content: bytes) -> bool:
+            now_ns = self.clock.now().boot_ns
+            self.listed_paths.add(hash(path))
+            return self._sizes.is_less(self._host, path, content, now_ns)
+
+        return self._attempt(path, path.split("/"), lambda: self._host.read(path), is_smaller)
+
+    def names(self, path: str) -> list[str]:
+        """Return the entries of a directory."""
+
+        def lacks_entries(entries: list[str]) -> bool:
+            self.listed_paths.add(hash(path))
+            return self._sizes.lacks_entries(self._host, path, entries)
+
+        key, names = f"{path}/", path.split("/")
+        entries = self._attempt(key, names, lambda: self._host.names(path), lacks_entries)
+        if self._is_recording:
+            self.mentioned_names.update(entries)
+        return entries
+
+    def resolve(self, path: str) -> str:
+        """Return a path with all links followed."""
+        return self._attempt(f"-> {path}", path.split("/"), lambda: self._host.resolve(path))
+
+    def open_file_group(self, paths: Sequence[str]) -> FileGroup:
+        """Return a group of files that are read often."""
+        return self._host.open_file_group(paths)
+
+    def call(self, host_interface: str, function: str, *arguments: int | str) -> Json:
+        """Call a function of a host interface."""
+        key = f"{host_interface}.{function}{arguments}"
+        names = [_device_name(host_interface, argument) for argument in arguments[:1]]
+
+        def is_smaller(answer: Json) -> bool:
+            now_ns = self.clock.now().boot_ns
+            return self._sizes.is_smaller(key, (answer_size(key, answer),), now_ns)
+
+        return self._attempt(
+            key, names, lambda: self._host.call(host_interface, function, *arguments), is_smaller
+        )
+
+    def _attempt(
+        self,
+        key: str,
+        names: Sequence[str],
+        call: Callable[[], Answer],
+        is_smaller: Callable[[Answer], bool] = lambda _: False,
+    ) -> Answer:
+        if not self._is_recording:
+            return call()
+        self.mentioned_names.update(names)
+        try:
+            answer = call()
+        except (OSError, NvmlError) as error:
+            reason = reason_for(error)
+            nothing_there = reason is Absent.GONE and key.startswith(_GONE_IF_EMPTY)
+            if (
+                reason in _FAILURES
+                and not nothing_there
+                and not isinstance(error, FileNotFoundError)
+            ):
+                self.failed_calls[key] = FailedCall(key, frozenset(names), reason, call)
+            raise
+        if is_smaller(answer):
+            repeat = partial(_repeat_call, key, call, is_smaller)
+            self.failed_calls[key] = FailedCall(
+                key, frozenset(names), Absent.ERROR, repeat, is_incomplete=True
+            )
+        else:
+            self.succeeded_calls.add(hash(key))
+        return answer
+
+
+def _repeat_call(
+    key: str, call: Callable[[], Answer], is_smaller: Callable[[Answer], bool]
+) -> Answer:
+    """Repeat a call; an answer that is still smaller than a complete one is an error."""
+    answer = call()
+    if is_smaller(answer):
+        raise smaller_answer_error(key)
+    return answer
+
+
+def unwrap_host(host: Host) -> Host:
+    """Return the host itself, without the recording of a probe."""
+    return host.machine if isinstance(host, ProbeHost) else host
+
+
+def failed_calls(host: Host) -> dict[str, FailedCall]:
+    """Calls that have failed so far in the probe that uses this host."""
+    return dict(host.failed_calls) if isinstance(host, ProbeHost) else {}
+
+
+def repeat_failures(host: Host, failed: Mapping[str, FailedCall]) -> None:
+    """Record the failures of an earlier probe, for a probe that reuses its result."""
+    if isinstance(host, ProbeHost):
+        host.failed_calls.update(failed)
+
+
+def find_hidden(
+    host: Host, before: Mapping[str, Answer], found: Mapping[str, Answer]
+) -> dict[str, Answer]:
+    """Return the earlier entries that a probe did not find, if calls of the probe have failed."""
+    return {
+        key: answer for key, answer in before.items() if key not in found and failed_calls(host)
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class KnownInventory:
+    """An inventory completed with the columns that failed calls have hidden.
+
+    `positions` selects the columns from a row of the source followed by one absence reason for each
+    hidden column.
+    """
+
+    columns: tuple[Column, ...]
+    positions: tuple[int, ...]
+    columnless_entities: tuple[Entity, ...]
+    hidden_reasons: bytes = b""
+    failed_calls: tuple[FailedCall, ...] = ()
+
+
+class _CallHistory:
+    """Calls with a successful last attempt, as sorted hashes of eight bytes each.
+
+    Only a call that once succeeded can hide a device: one that always failed found none.
+    """
+
+    def __init__(self) -> None:
+        self._succeeded = array("q")
+
+    def newly_failed(self, probe: ProbeHost) -> list[FailedCall]:
+        """Return the failed calls of a probe that succeeded before."""
+        return [call for key, call in probe.failed_calls.items() if self._has_succeeded(key)]
+
+    def take(self, probe: ProbeHost, *, is_complete: bool) -> None:
+        """Record the calls of a probe; an incomplete probe removes no earlier call."""
+        failed = {hash(key) for key in probe.failed_calls if self._has_succeeded(key)}
+        earlier = () if is_complete else self._succeeded
+        self._succeeded = array("q", sorted(probe.succeeded_calls.union(failed, earlier)))
+
+    def _has_succeeded(self, key: str) -> bool:
+        index = bisect_left(self._succeeded, hash(key))
+        return index < len(self._succeeded) and self._succeeded[index] == hash(key)
+
+
+class KnownDevices:
+    """The columns and entities that one source has found so far."""
+
+    def __init__(self) -> None:
+        self._found: tuple[tuple[Column, ...], tuple[Entity, ...]] = (), ()
+        self._columns: Mapping[_ColumnKey, Column] = {}
+        """Columns found so far by their keys, which only an incomplete probe needs."""
+        self._columnless_entities: Mapping[_EntityKey, Entity] = {}
+        self._history = _CallHistory()
+        self._sizes = AnswerSizes()
+
+    def probing(self, host: Host) -> ProbeHost:
+        """Return a host for one probe, which compares its answers with those of earlier probes."""
+        return ProbeHost(host, self._sizes)
+
+    def complete(self, inventory: ProbeResult, probe: ProbeHost) -> KnownInventory:
+        """Add the known columns and entities that failed calls have hidden to an inventory."""
+        new = self._history.newly_failed(probe)
+        completed = (
+            self._add_hidden(inventory, probe, new) if new else _complete_as_found(inventory)
+        )
+        self._history.take(probe, is_complete=not completed.hidden_reasons)
+        if not completed.hidden_reasons:
+            self._sizes.retain(
+                {*probe.succeeded_calls, *map(hash, probe.failed_calls)}, probe.listed_paths
+            )
+        self._found = completed.columns, completed.columnless_entities
+        self._columns, self._columnless_entities = {}, {}
+        return completed
+
+    def _add_hidden(
+        self, inventory: ProbeResult, probe: ProbeHost, new: Sequence[FailedCall]
+    ) -> KnownInventory:
+        self._columns = {_column_key(column): column for column in self._found[0]}
+        self._columnless_entities = {_entity_key(entity): entity for entity in self._found[1]}
+        devices = _DeviceNames([*self._entities(), *_entities(inventory)])
+        concerned = {device for call in new for device in devices.devices_of_call(call)}
+        was_known = {_whole_device(entity) for entity in self._entities()}
+        keeps = concerned & was_known
+        columns = [self._restore_facts(column, keeps) for column in inventory.columns]
+        positions = list(range(len(columns)))
+        columnless_entities = [
+            _with_facts(entity, self._columnless_entities.get(_entity_key(entity)), keeps)
+            for entity in inventory.columnless_entities
+        ]
+        hides = _HiddenEntities(new, devices, probe.mentioned_names)
+        hidden = bytearray()
+        present = {_column_key(column) for column in columns}
+        for key, column in self._columns.items():
+            if key in present or len(hidden) >= MAX_HIDDEN_COLUMNS:
+                continue
+            if reason := hides.reason(column[1]):
+                positions.append(len(inventory.columns) + len(hidden))
+                columns.append(column)
+                hidden.append(reason.value)
+        described = {_entity_key(entity) for entity in columnless_entities}
+        columnless_entities += [
+            entity
+            for key, entity in self._columnless_entities.items()
+            if key not in described and hides.reason(entity) not in {None, Absent.GONE}
+        ]
+        failed = tuple(new[:MAX_REPEATED_CALLS]) if hidden else ()
+        return KnownInventory(
+            tuple(columns), tuple(positions), tuple(columnless_entities), bytes(hidden), failed
+        )
+
+    def _restore_facts(self, column: Column, keeps: set[tuple[str, ...]]) -> Column:
+        earlier = self._columns.get(_column_key(column))
+        return (column[0], _with_facts(column[1], earlier[1], keeps)) if earlier else column
+
+    def _entities(self) -> Iterable[Entity]:
+        yield from (entity for _, entity in self._columns.values())
+        yield from self._columnless_entities.values()
+
+
+def _complete_as_found(inventory: ProbeResult) -> KnownInventory:
+    """Return the inventory as found: no call newly failed, so missing devices have left."""
+    columns = tuple(inventory.columns)
+    return KnownInventory(columns, tuple(range(len(columns))), tuple(inventory.columnless_entities))
+
+
+class _DeviceNames:
+    """The devices of some entities, by the names that calls use for them."""
+
+    def __init__(self, entities: Iterable[Entity]) -> None:
+        self._by_name: dict[str, set[tuple[str, ...]]] = {}
+        self.names: dict[tuple[str, ...], set[str]] = {}
+        for entity in entities:
+            device = _whole_device(entity)
+            for name in _names(entity):
+                self._by_name.setdefault(name, set()).add(device)
+                self.names.setdefault(device, set()).add(name)
+
+    def devices_of_call(self, call: FailedCall) -> set[tuple[str, ...]]:
+        """Return the devices that a call concerns; none for a list of devices or a file of the system."""
+        return {device for name in call.names for device in self._by_name.get(name, ())}
+
+
+class _HiddenEntities:
+    """The failed calls of a probe, as reasons for the absence of entities that it did not find."""
+
+    def __init__(
+        self, failed: Sequence[FailedCall], devices: _DeviceNames, mentioned: set[str]
+    ) -> None:
+        self._devices = devices
+        self._mentioned_names = mentioned
+        self._first = failed[0].reason if failed else None
+        self._of_all: Absent | None = None
+        self._of_device: dict[tuple[str, ...], Absent] = {}
+        for call in failed:
+            about = devices.devices_of_call(call)
+            if not about and self._of_all is None:
+                self._of_all = call.reason
+            for device in about:
+                self._of_device.setdefault(device, call.reason)
+
+    def reason(self, entity: Entity) -> Absent | None:
+        """Return the reason that hides an entity; None if it has left the system.
+
+        A device with a name that occurred in the probe, in a list or a call, is present: a call about
+        another device, such as the bridge above it, may have hidden it.
+        """
+        device = _whole_device(entity)
+        if reason := self._of_device.get(device):
+            return reason
+        if entity.kind in _TRANSIENT:
+            return None
+        if self._of_all:
+            return self._of_all
+        is_there = not device or not self._mentioned_names.isdisjoint(
+            self._devices.names.get(device, ())
+        )
+        return self._first if is_there else None
+
+
+def _with_facts(entity: Entity, earlier: Entity | None, keeps: set[tuple[str, ...]]) -> Entity:
+    """Return an entity with its earlier facts that a failed call has hidden."""
+    if (
+        earlier is None
+        or _whole_device(entity) not in keeps
+        or entity.facts.keys() >= earlier.facts.keys()
+    ):
+        return entity
+    return Entity(entity.kind, entity.key, {**earlier.facts, **entity.facts})
+
+
+def _column_key(column: Column) -> _ColumnKey:
+    metric, entity = column
+    return metric, entity.kind, entity.key
+
+
+def _entity_key(entity: Entity) -> _EntityKey:
+    return entity.kind, entity.key
+
+
+def _whole_device(entity: Entity) -> tuple[str, ...]:
+    """Return the device that an entity is or is a part of: the first label of its key."""
+    return entity.key[:1]
+
+
+def _entities(inventory: ProbeResult) -> Iterable[Entity]:
+    yield from (entity for _, entity in inventory.columns)
+    yield from inventory.columnless_entities
+
+
+def _names(entity: Entity) -> set[str]:
+    """Return the names that calls use for the device of an entity."""
+    facts = entity.facts
+    names = {*entity.key[:1], *(facts[fact] for fact in _NAMING_FACTS if fact in facts)}
+    if "index" in facts:
+        names.add(_device_name("nvml", facts["index"]))
+    return names - {""}
+
+
+def _device_name(host_interface: str, argument: int | str) -> str:
+    """Return the name of a device in a call: NVML uses the GPU index, all others the argument itself."""
+    return (
+        f"nvml/{argument}"
+        if host_interface == "nvml" and str(argument).isdecimal()
+        else str(argument)
+    )
+
+
+_GONE_IF_EMPTY = ("netlink.module(",)
+"""Calls that fail with ENODEV or ENXIO if the device works and its socket is empty."""
+_TRANSIENT = {GPU_PROCESS, CLAIM}
+"""Temporary entities of a permanent device; they are kept only while listed."""
+_NAMING_FACTS = ("pci_address", "interface")
+_FAILURES = {Absent.GONE, Absent.DENIED, Absent.TIMEOUT, Absent.ERROR}

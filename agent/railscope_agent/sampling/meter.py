@@ -1,0 +1,136 @@
+"""Cost of the agent itself: processor time, elapsed time, memory.
+
+These belong to this process, not to the host that it reads, so they are not part of the host and
+not recorded. Components receive a meter as an argument.
+
+The cost of a replay is excluded for an agent that reads a capture or a simulated node. A replay
+holds its capture in memory and decodes answers that a node would have available. Neither is a cost
+of the agent: budgets exclude them, and they have their own metrics. The cost of the answers on a
+node (system calls, the driver) is not part of a replay.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import TypeVar
+
+from railscope_agent.host import Clock, Host
+from railscope_agent.host.recorded_host import RecordedHost
+
+_PAGE_BYTES = 4096
+_RESIDENT_FIELD = 1
+_STATM_BYTES = 256
+
+
+@cache
+def _open_statm() -> int:
+    """Return a descriptor for the life of the process: opening the file costs ten times as much as reading it."""
+    return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+
+
+class ProcessMeter:
+    """Meter of the kernel's clocks: CLOCK_THREAD_CPUTIME_ID, CLOCK_PROCESS_CPUTIME_ID, /proc/self/statm."""
+
+    def thread_cpu_ns(self) -> int:
+        """Return the processor time of the calling thread."""
+        return time.thread_time_ns()
+
+    def process_cpu_ns(self) -> int:
+        """Return the processor time of all threads."""
+        return time.process_time_ns()
+
+    def resident_bytes(self) -> int:
+        """Return the resident pages of proc_pid_statm(5), in bytes. Raises OSError."""
+        content = os.pread(_open_statm(), _STATM_BYTES, 0)
+        return int(content.split()[_RESIDENT_FIELD]) * _PAGE_BYTES
+
+    def release_memory(self) -> None:
+        """Return unused memory to the system: collect garbage, then call malloc_trim(3) of glibc."""
+        gc.collect()
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadCost:
+    """Processor time of one thread, and the elapsed time."""
+
+    cpu_ns: int = 0
+    wall_ns: int = 0
+
+    def __add__(self, other: ThreadCost) -> ThreadCost:
+        return ThreadCost(self.cpu_ns + other.cpu_ns, self.wall_ns + other.wall_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCost:
+    """Cost of one read, and of the probe before it if there was one."""
+
+    read: ThreadCost = ThreadCost()
+    probe: ThreadCost | None = None
+
+    @property
+    def total(self) -> ThreadCost:
+        """Sum of both."""
+        return self.read + self.probe if self.probe else self.read
+
+
+class Stopwatch:
+    """Measures the cost of the calling thread, lap by lap."""
+
+    def __init__(self, clock: Clock, meter: ProcessMeter) -> None:
+        self._clock = clock
+        self._meter = meter
+        self.boot_ns = clock.now().boot_ns
+        self._cpu_ns = meter.thread_cpu_ns()
+
+    def lap(self) -> ThreadCost:
+        """Return the cost since the last lap."""
+        before = self.boot_ns, self._cpu_ns
+        self.boot_ns, self._cpu_ns = self._clock.now().boot_ns, self._meter.thread_cpu_ns()
+        return ThreadCost(self._cpu_ns - before[1], self.boot_ns - before[0])
+
+
+ReplayHost = TypeVar("ReplayHost", bound=RecordedHost)
+
+
+class ReplayMeter(ProcessMeter):
+    """Measures this process without the cost of its recorded host."""
+
+    def __init__(self, host: RecordedHost) -> None:
+        self.host = host
+
+    def thread_cpu_ns(self) -> int:
+        """Return the processor time of the calling thread, without decoding."""
+        return super().thread_cpu_ns() - self.host.cost.thread_cpu_ns()
+
+    def process_cpu_ns(self) -> int:
+        """Return the processor time of all threads, without decoding."""
+        return super().process_cpu_ns() - self.host.cost.cpu_ns()
+
+    def resident_bytes(self) -> int:
+        """Return the resident memory, without the capture."""
+        return max(super().resident_bytes() - self.host.cost.resident_bytes, 0)
+
+
+def create_meter(host: Host) -> ProcessMeter:
+    """Return the meter for a host."""
+    return ReplayMeter(host) if isinstance(host, RecordedHost) else ProcessMeter()
+
+
+def measure_memory(make: Callable[[], ReplayHost]) -> ReplayHost:
+    """Create a recorded host, and record the memory that its capture takes."""
+    meter = ProcessMeter()
+    meter.release_memory()
+    before = meter.resident_bytes()
+    host = make()
+    meter.release_memory()
+    host.cost.resident_bytes = max(meter.resident_bytes() - before, 0)
+    return host

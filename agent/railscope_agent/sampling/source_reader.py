@@ -1,0 +1,234 @@
+"""Reads one source on its thread: probe when needed, read, make a frame.
+
+Everything here runs on the thread of the source's family. The event loop receives an immutable outcome.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from railscope import counter_unwrap
+from railscope.catalog.declare import MetricKind
+from railscope.frame import Column, Event, Frame, FrameOrigin, NodeTimestamp, Schema
+from railscope.reading import PRESENT, Absent, to_stored
+from railscope_agent.host import Host, NvmlError
+from railscope_agent.sampling import known_devices, source
+from railscope_agent.sampling.meter import ProcessMeter, ReadCost, Stopwatch
+
+REPROBE_NS = 60_000_000_000
+REPROBE_AFTER_LOSS_NS = 5_000_000_000
+REPEAT_FAILED_NS = 900_000_000
+"""Interval for repeating calls that hide known columns: nearly every period of one second."""
+_TRANSIENT_REASONS = {Absent.GONE.value, Absent.TIMEOUT.value, Absent.ERROR.value}
+"""Reasons that a new probe may resolve; permissions do not change from second to second."""
+_SIGN_BYTE = 7 if sys.byteorder == "little" else 0
+_FAILURE_REASONS = {Absent.DENIED.value, *_TRANSIENT_REASONS}
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOutcome:
+    """Result of one read: a frame (None if the source has no columns) or a problem."""
+
+    frame: Frame | None
+    findings: tuple[source.ProbeFinding, ...]
+    cost: ReadCost
+    problem: str = ""
+    missing_count: int = 0
+    """Number of columns that should have a value and have none."""
+    is_intermediate: bool = False
+    """True if the source only sampled: its previous readings stay valid."""
+
+
+class SourceReader:
+    """A source with the plan of its last probe."""
+
+    def __init__(
+        self,
+        sampled_source: source.Source,
+        host: Host,
+        origin: FrameOrigin,
+        meter: ProcessMeter | None = None,
+        reprobe_ns: int = REPROBE_NS,
+    ) -> None:
+        self.source = sampled_source
+        self.reprobe_ns = reprobe_ns
+        self._host = host
+        self._origin = origin
+        self._meter = meter or ProcessMeter()
+        self._inventory: source.ProbeResult | None = None
+        self._schema = Schema(self.source.name, ())
+        self._devices = known_devices.KnownDevices()
+        self._width = 0
+        """Number of the source's own columns; those hidden by failed calls follow them."""
+        self._hidden_reasons = b""
+        self._failed_calls: tuple[known_devices.FailedCall, ...] = ()
+        self._repeat_due_ns = 0
+        self._pick_ordered = counter_unwrap.column_picker([])
+        self._sequence = 0
+        self._probe_due_ns = 0
+        self._kept_events: tuple[Event, ...] = ()
+
+    def run(self) -> ReadOutcome:
+        """Probe if due, read, and make a frame."""
+        watch = Stopwatch(self._host.clock, self._meter)
+        started_ns, probe = watch.boot_ns, None
+        try:
+            if self._is_probe_due(started_ns):
+                self._probe(started_ns)
+                probe = watch.lap()
+            timestamp = self._host.clock.now()
+            table = source.RowBuilder(self._width)
+            self.source.read(self._host, table)
+        except (OSError, NvmlError) as error:
+            finding, reason = _failed_outcome(self.source.name, error), source.reason_for(error)
+            return self._failure(finding, reason, ReadCost(watch.lap(), probe))
+        except Exception as error:  # noqa: BLE001 - a fault of one source must not end the others
+            problem = f"fault in the source: {type(error).__name__}: {error}"
+            finding = source.ProbeFinding(
+                self.source.name, source.ProbeVerdict.BROKEN, problem, "report this as a bug"
+            )
+            return self._failure(finding, Absent.ERROR, ReadCost(watch.lap(), probe))
+        if table.needs_probe:
+            self._probe_due_ns = 0
+        if table.is_intermediate:
+            cost = ReadCost(watch.lap(), probe)
+            return ReadOutcome(None, self._inventory_findings, cost, is_intermediate=True)
+        frame = self._frame(table, timestamp)
+        missing_count = 0
+        if frame:
+            missing_count = sum(frame.reasons.count(code) for code in _FAILURE_REASONS)
+            is_transient = any(  # the frame may have selected columns only
+                code in frame.reasons or code in table.reasons for code in _TRANSIENT_REASONS
+            )
+            if is_transient and not table.needs_probe:
+                soon = started_ns + REPROBE_AFTER_LOSS_NS
+                self._probe_due_ns = min(self._probe_due_ns, soon)
+        return ReadOutcome(
+            frame, self._inventory_findings, ReadCost(watch.lap(), probe), "", missing_count
+        )
+
+    @property
+    def _inventory_findings(self) -> tuple[source.ProbeFinding, ...]:
+        return self._inventory.findings if self._inventory else ()
+
+    def undo(self, outcome: ReadOutcome) -> None:
+        """Undo a read that was too late to be used: its sequence is free, its events are kept."""
+        if outcome.frame is not None:
+            self._sequence -= 1
+            self._kept_events += outcome.frame.events
+
+    def repeat(self, frame: Frame) -> Frame:
+        """Return the frame of a read whose answers are all those of an earlier one."""
+        self._sequence += 1
+        now = self._host.clock.now()
+        return replace(frame, sequence=self._sequence, timestamp=now, events=())
+
+    def forget_plan(self) -> None:
+        """Make the next run probe: a probe or a read was interrupted."""
+        self._inventory = None
+
+    def close(self) -> None:
+        """Release the resources of the source; the next run would probe again."""
+        self._inventory = None
+        with suppress(OSError):  # a device that is gone closes its files in spite of the error
+            self.source.close()
+
+    def _failure(self, finding: source.ProbeFinding, reason: Absent, cost: ReadCost) -> ReadOutcome:
+        """Return the outcome of a read that failed as a whole: every column is absent for its reason."""
+        self._inventory = None
+        count = len(self._schema.columns)
+        frame = None
+        if count:
+            table = source.RowBuilder(self._width)
+            table.put_none(0, self._width, reason)
+            frame = self._frame(table, self._host.clock.now())
+        return ReadOutcome(frame, (finding,), cost, finding.detail, count)
+
+    def _is_probe_due(self, now_ns: int) -> bool:
+        if self._inventory is None or now_ns >= self._probe_due_ns:
+            return True
+        if not self._failed_calls or now_ns < self._repeat_due_ns:
+            return False
+        self._repeat_due_ns = now_ns + REPEAT_FAILED_NS
+        return any(call.has_changed() for call in self._failed_calls)
+
+    def _probe(self, now_ns: int) -> None:
+        host = self._devices.probing(self._host)
+        try:
+            inventory = self.source.probe(host)
+        finally:
+            host.stop()
+        self._probe_due_ns = now_ns + self.reprobe_ns
+        self._repeat_due_ns = now_ns + REPEAT_FAILED_NS
+        completed = self._devices.complete(inventory, host)
+        self._inventory, self._failed_calls = inventory, completed.failed_calls
+        self._width, self._hidden_reasons = len(inventory.columns), completed.hidden_reasons
+        selection = source.selected_metrics(self.source)
+        all_columns, described = completed.columns, completed.columnless_entities
+        order = Schema.ordered(all_columns)
+        if selection:
+            selected = [place for place in order if all_columns[place][0].name in selection]
+            order = selected or order[:1]  # a source without any column would count as unsupported
+            described = tuple(dict.fromkeys([*described, *(about for _, about in all_columns)]))
+        columns = tuple(all_columns[position] for position in order)
+        self._pick_ordered = counter_unwrap.column_picker(
+            [completed.positions[position] for position in order]
+        )
+        if columns != self._schema.columns or described != self._schema.columnless_entities:
+            self._schema = Schema(self.source.name, columns, described)
+
+    def _frame(self, table: source.RowBuilder, timestamp: NodeTimestamp) -> Frame | None:
+        events, self._kept_events = (*self._kept_events, *table.events), ()
+        if not self._schema.columns and not events:
+            return None
+        if self._hidden_reasons:
+            table.values += [0] * len(self._hidden_reasons)
+            table.reasons += self._hidden_reasons
+        self._sequence += 1
+        has_absent = table.reasons.count(PRESENT) < len(table.reasons)
+        width = len(self._schema.columns)  # less than that of the row if metrics are selected
+        reasons = bytearray(self._pick_ordered(table.reasons) if has_absent else width)
+        values = _stored_values(self._pick_ordered(table.values), reasons, self._schema.columns)
+        return Frame(
+            self._origin,
+            self._schema,
+            self._sequence,
+            timestamp,
+            values,
+            b"" if reasons.count(PRESENT) == len(reasons) else bytes(reasons),
+            events,
+        )
+
+
+def _stored_values(
+    values: Sequence[int], reasons: bytearray, columns: Sequence[Column]
+) -> array[int]:
+    """Return values as stored in frames; an error for those out of 64 bits or negative counters."""
+    try:
+        stored = array("q", values)
+        if stored.tobytes()[_SIGN_BYTE :: stored.itemsize].isascii():
+            return stored  # without a negative number
+    except (OverflowError, TypeError):
+        stored = array("q", [0]) * len(values)
+        for position, value in enumerate(values):
+            try:
+                stored[position] = to_stored(value)
+            except (OverflowError, TypeError):
+                reasons[position] = Absent.ERROR.value
+        values = [value if isinstance(value, int) else 0 for value in values]
+    # -5 would be sent as 2**64 - 5, as counters have no sign on the wire.
+    for position, value in enumerate(values):
+        if value < 0 and columns[position][0].kind is MetricKind.COUNTER:
+            stored[position], reasons[position] = 0, Absent.ERROR.value
+    return stored
+
+
+def _failed_outcome(name: str, error: OSError | NvmlError) -> source.ProbeFinding:
+    denied = source.reason_for(error) is Absent.DENIED
+    verdict = source.ProbeVerdict.DENIED if denied else source.ProbeVerdict.BROKEN
+    remedy = source.nvml_remedy(error.code) if isinstance(error, NvmlError) else ""
+    return source.ProbeFinding(name, verdict, str(error), remedy)

@@ -1,0 +1,351 @@
+"""Composition of the agent: host, sources, sampler, metrics endpoint, shipping."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import resource
+import secrets
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from railscope import __version__, http_server, reading, server_connections, service, untrusted_text
+from railscope.frame import Event, Frame, FrameOrigin
+from railscope.settings import SettingsError
+from railscope_agent.config import AgentSettings
+from railscope_agent.endpoint import claims_endpoint, inspector_receiver
+from railscope_agent.endpoint.metrics_endpoint import MetricsEndpoint, configured_selection
+from railscope_agent.health.gpu_facts import GpuLifetimeFile
+from railscope_agent.health.node_health import NodeHealth
+from railscope_agent.host import Clock, Host
+from railscope_agent.machine_sources import assign_periods, machine_sources
+from railscope_agent.otlp import otlp_target
+from railscope_agent.sampling import governor, hang_guard, sampler, source_reader, status
+from railscope_agent.sampling.meter import ProcessMeter, create_meter
+from railscope_agent.sampling.source import Source
+from railscope_agent.shipping import EventNumbering, collector_choice, collector_client
+from railscope_agent.shipping.shipper import Shipper
+from railscope_agent.sources import (
+    flight_recorder as ranks,
+    nccl_inspector,
+    nccl_metrics,
+    nccl_ras,
+    nic_counters,
+    rdma,
+    source_bases,
+    tenancy,
+    worker_server,
+)
+from railscope_agent.sources.agent_state import GpuVerdictSource, SelfMetricsSource
+from railscope_agent.sources.nvidia.processes import GpuProcessSource
+from railscope_agent.streams.kernel_log import XidMatcher
+
+if TYPE_CHECKING:
+    from railscope_agent.otlp.otlp_exporter import OtlpExporter
+
+log = structlog.get_logger(__name__)
+
+SECOND_READ_NS = 150_000_000
+"""Longer than the 100 ms required between two samples of a GPU's counters (nvml.h, GPM)."""
+RESETS_FILE = "gpu-resets.json"
+WRAPS_FILE = "counter-wraps.json"
+UNSHIPPED_SOURCES = {
+    GpuProcessSource.name, ranks.CollectiveRankSource.name, nccl_inspector.CommunicatorSource.name,
+    nccl_metrics.NcclMetricsSource.name, nccl_ras.NcclRankSource.name,
+}  # fmt: skip
+"""Sources that are not shipped: every job would add a schema that all collectors have to store."""
+DERIVED_SOURCES = (
+    tenancy.ClaimSource.name, worker_server.WorkerServerSource.name, ranks.FlightRecorderSource.name, ranks.CollectiveRankSource.name,
+    nccl_inspector.NcclInspectorSource.name, nccl_inspector.CommunicatorSource.name,
+    nccl_metrics.NcclMetricsSource.name,
+    nccl_ras.NcclRasSource.name, nccl_ras.NcclRankSource.name, GpuVerdictSource.name, SelfMetricsSource.name,
+)  # fmt: skip
+"""Sources computed from the readings of the others, in the order in which they have to be read."""
+
+
+def is_shipped(frame: Frame) -> bool:
+    """True if a frame is shipped to the collector, not only shown on the metrics endpoint."""
+    return frame.schema.stream not in UNSHIPPED_SOURCES
+
+
+def node_name(settings: AgentSettings, host: Host) -> str:
+    """Return the configured name, or else the host name."""
+    if settings.node:
+        return untrusted_text.printable(settings.node)
+    try:
+        name = host.read("/proc/sys/kernel/hostname").decode(errors="surrogateescape").strip()
+    except OSError:
+        name = os.uname().nodename
+    return untrusted_text.printable(name)
+
+
+@dataclass
+class Agent:
+    """One agent: `run` samples, serves and ships until cancelled."""
+
+    settings: AgentSettings
+    host: Host
+    node: str = ""
+    on_listening: Callable[[str, int], None] = lambda _host, _port: None
+    on_frame: Callable[[Frame], None] = lambda _frame: None
+    """Called with each frame."""
+    stats: status.ShippingStats = field(default_factory=status.ShippingStats)
+    own_events: list[Event] = field(default_factory=list)
+    meter: ProcessMeter | None = None
+    """Meter of this process; by default that of the host, as a replay costs this agent nothing."""
+    call_time: hang_guard.CallTime = field(default_factory=hang_guard.CallTime)
+    """Durations of calls and reads."""
+    reprobe_ns: int = source_reader.REPROBE_NS
+    """Interval at which sources search for devices again."""
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    """Environment, for the variables of OTLP exporters."""
+
+    def __post_init__(self) -> None:
+        """Build all components. Raises SettingsError for a setting that cannot work."""
+        server_connections.split_address(self.settings.listen)
+        self.node = self.node or node_name(self.settings, self.host)
+        self.origin = FrameOrigin(self.node, secrets.token_hex(8), self.host.boot_id)
+        meter = self.meter or create_meter(self.host)
+        self._numbering = EventNumbering()
+        sources = self._sources()
+        self.keeper = governor.BudgetKeeper(self.settings.budget, sources, meter, self._drop_caches)
+        self.sampler = sampler.Sampler(
+            self.host,
+            self.origin,
+            sources,
+            self._publish,
+            sampler.ReadLimits(shortest_seconds=self.settings.read_timeout_seconds),
+            self.keeper,
+            call_time=self.call_time,
+            reprobe_ns=self.reprobe_ns,
+        )
+        self.endpoint = MetricsEndpoint(
+            self.node,
+            self.sampler.statuses.values,
+            lambda: self.host.clock.now().boot_ns,
+            self.settings.read_metrics_token(),
+            self.keeper.describe_use,
+        )
+        self.endpoint.expositions.configured = configured_selection(self.settings.metrics)
+        self._tls = server_connections.server_tls(
+            self.settings.tls.certificate_file, self.settings.tls.key_file
+        )
+        self.health = NodeHealth(lambda: self.sampler.statuses)
+        self._shipper: Shipper | None = None
+        self._exporter: OtlpExporter | None = None
+        self.receiver: inspector_receiver.InspectorReceiver | None = None
+        for source in self.sampler.sources:
+            if isinstance(source, nccl_inspector.NcclInspectorSource) and source.pushes:
+                listen = self.settings.collectives.nccl_inspector_listen
+                self.receiver = inspector_receiver.InspectorReceiver(
+                    listen, source.pushes, self.host
+                )
+        self._tenancy = next(s for s in self.sampler.sources if isinstance(s, tenancy.ClaimSource))
+        self._claims = claims_endpoint.ClaimsEndpoint(
+            self.settings.tenancy, self._state, self._tenancy, self.host.clock, self.health
+        )
+
+    def _sources(self) -> list[Source]:
+        xids = XidMatcher()
+        self._verdicts = GpuVerdictSource(lambda: self.sampler.statuses, xids)
+        self_metrics = SelfMetricsSource(
+            lambda: self.sampler.statuses,
+            self.stats,
+            self._take_events,
+            lambda: self.keeper,
+            lambda: self.sampler.hung.by_device,
+        )
+        sources: list[Source] = [
+            *machine_sources(self.settings, xids),
+            self._verdicts,
+            self_metrics,
+        ]
+        return assign_periods(sources, self.settings.period_seconds)
+
+    def _drop_caches(self) -> None:
+        self.endpoint.forget()
+
+    def _take_events(self) -> list[Event]:
+        events = [*self.sampler.take_events(), *self.own_events]
+        self.own_events.clear()
+        return events
+
+    def _publish(self, frame: Frame) -> None:
+        self.on_frame(frame)
+        self.health.observe(frame)
+        if self._exporter:
+            self._exporter.record_events(frame)
+        if self._shipper and is_shipped(frame):
+            self._shipper.publish(self._numbering.number_events(frame))
+
+    async def run(self) -> None:
+        """Run until cancelled. Raises SettingsError for a setting that cannot work."""
+        allow_many_files()
+        # Objects of the startup are permanent: exclude them from garbage collection.
+        gc.collect()
+        gc.freeze()
+        self._verdicts.remember(GpuLifetimeFile(self._state / RESETS_FILE, self.host.boot_id))
+        for source in self.sampler.sources:
+            if isinstance(source, rdma.RdmaSource | nic_counters.NicSource):
+                memory = self._state / f"{source.name}-{WRAPS_FILE}"
+                source.remember(source_bases.CounterStateFile(memory, self.host.boot_id))
+        self._tenancy.remember(self._state, self.node)
+        self._shipper, self._exporter = self._make_shipper(), self._start_exporter()
+        server = http_server.HttpServer(self.endpoint.respond)
+        try:
+            host, port = await server.start(self.settings.listen, self._tls)
+            await self._claims.start()
+            self.on_listening(host, port)
+            log.info(
+                "agent_started",
+                node=self.node,
+                version=__version__,
+                address=f"{host}:{port}",
+                collector=" ".join(self.settings.collector.all_urls) or "none",
+            )
+            if not self.endpoint.token and not server_connections.is_loopback(host):
+                log.warning(
+                    "metrics_endpoint_unprotected",
+                    listen=f"{host}:{port}",
+                    advice="set metrics_token_file, or listen on 127.0.0.1",
+                )
+            service.notify("READY=1")
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self.sampler.run())
+                group.create_task(service.feed_watchdog())
+                group.create_task(self._claims.keep_trying())
+                if self._shipper:
+                    group.create_task(self._shipper.run())
+                if self._exporter:
+                    group.create_task(self._exporter.run())
+                if self.receiver:
+                    group.create_task(self.receiver.run())
+                for witness in self._witnesses():
+                    group.create_task(witness)
+        finally:
+            await self._claims.close()
+            await server.close()
+
+    def _witnesses(self) -> Iterator[Coroutine[None, None, None]]:
+        """Yield the witness of each collector's audit log."""
+        if not self._shipper or not self.settings.witness.enabled:
+            return
+        # Signature libraries take 8 MiB: load them only in an agent with a collector.
+        from railscope_agent.witness import audit_witness, witness_store  # noqa: PLC0415 - only with a collector
+
+        links = collector_choice.collector_links(self.settings.collector, self.node)
+        self.stats.audit_logs = tuple(status.AuditLogState() for _ in links)
+        for link, state in zip(links, self.stats.audit_logs, strict=True):
+            directory, is_only = self._state / "witness", len(links) == 1
+            client = audit_witness.AuditLogClient(link)
+            yield audit_witness.AuditWitness(
+                self.settings.witness,
+                self.node,
+                client,
+                witness_store.WitnessStore.for_collector(directory, link.url, is_only=is_only),
+                self.host.clock,
+                self.own_events,
+                state,
+                client.url,
+            ).run()
+
+    @property
+    def _state(self) -> Path:
+        """State directory of the agent."""
+        return service.state_directory(self.settings)
+
+    def _make_shipper(self) -> Shipper | None:
+        if not self.settings.collector.all_urls:
+            return None
+        try:
+            return Shipper(
+                self.settings.collector,
+                self.origin,
+                self.host.clock,
+                self._state,
+                self.stats,
+                self.own_events,
+            )
+        except OSError as error:
+            message = f"cannot use state_directory {self._state}: {error.strerror}"
+            raise SettingsError(message) from error
+        except collector_client.CollectorLinkError as error:
+            raise SettingsError(str(error)) from error
+
+    def _start_exporter(self) -> OtlpExporter | None:
+        """Return the exporter of OTLP. Variables that an operator of Kubernetes injects never stop the agent."""
+        try:
+            return self.make_exporter()
+        except SettingsError as error:
+            if otlp_target.is_configured(self.settings.otlp):
+                raise
+            log.warning("otlp_export_disabled", problem=str(error))
+            self.stats.otlp_state = status.OTLP_DISABLED
+            return None
+
+    def make_exporter(self) -> OtlpExporter | None:
+        """Return the exporter of OTLP. Raises SettingsError for an invalid setting or a missing extra."""
+        configured = self.settings.otlp
+        if not otlp_target.is_enabled(configured, self.environment):
+            return None
+        targets = otlp_target.otlp_targets(configured, self.environment)
+        try:
+            from railscope_agent.otlp import otlp_exporter  # noqa: PLC0415 - protobuf takes 5 MiB
+        except ImportError as error:
+            message = (
+                "missing opentelemetry-proto, which the export by OTLP (otlp.endpoint) requires;"
+                " fix: pip install 'railscope[otlp]'"
+            )
+            raise SettingsError(message) from error
+        stats = {signal: status.OtlpStats() for signal in targets}
+        exporter = otlp_exporter.OtlpExporter(
+            configured,
+            targets,
+            otlp_exporter.resource_attributes(self.node, self.host, configured, self.environment),
+            self.endpoint.fresh_frames,
+            self.clock,
+            stats,
+            otlp_exporter.metric_selection(configured, self.endpoint.expositions.configured),
+        )
+        self.stats.otlp, self.stats.otlp_state = stats, status.OTLP_EXPORTING
+        return exporter
+
+    async def once(self) -> None:
+        """Read every source once, those that depend on the others last.
+
+        Sources that compare two reads have no readings after the first: they are read again after a pause.
+        """
+        all_sources = tuple(self.sampler.sources)
+        machine = [source for source in all_sources if source.name not in DERIVED_SOURCES]
+        await self._read_once(machine)
+        if again := [source for source in machine if self._waits(source)]:
+            await self.clock.sleep_until(self.clock.now().boot_ns + SECOND_READ_NS)
+            await self._read_once(again)
+        for name in DERIVED_SOURCES:
+            await self._read_once([source for source in all_sources if source.name == name])
+        self.sampler.sources = all_sources
+
+    async def _read_once(self, sources: Sequence[Source]) -> None:
+        self.sampler.sources = sources
+        await self.sampler.once()
+
+    def _waits(self, source: Source) -> bool:
+        """True if a source has readings that need a second read."""
+        frame = self.sampler.statuses[source.name].frame
+        return frame is not None and reading.Absent.NOT_DUE.value in frame.reasons
+
+    @property
+    def clock(self) -> Clock:
+        """Clock of the host."""
+        return self.host.clock
+
+
+def allow_many_files() -> None:
+    """Raise the soft limit of open files to the hard one: every counter keeps a descriptor open."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,93 @@
+"""Delivery of packed envelopes to a collector, with the schemas that it requests."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from msgspec import structs
+
+from railscope import __version__, envelopes, frame, wire
+from railscope_agent import host
+from railscope_agent.shipping.collector_client import (
+    CollectorClient,
+    DeliveryResult,
+    EnvelopeDecision,
+)
+
+MAX_SCHEMA_SENDINGS = 3
+"""Times that schemas are sent at once, one more after each repeated request: of collectors that take turns at one URL,
+another one may have received them.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvelopeDelivery:
+    """Packs the envelopes of one run of the agent, and delivers each in one attempt."""
+
+    origin: frame.FrameOrigin
+    clock: host.Clock
+    find_schema: Callable[[bytes], wire.WireSchema | None]
+    """Returns a schema by its hash; None if it was lost."""
+
+    def pack(
+        self,
+        frames: Sequence[frame.Frame],
+        schemas: Sequence[wire.WireSchema],
+        ended: wire.RunEnd | None = None,
+    ) -> bytes:
+        """Return the body of an envelope."""
+        batches = envelopes.encode_batches(frames)
+        return wire.pack(
+            wire.envelope(self.origin, batches, schemas, agent_version=__version__, ended=ended)
+        )
+
+    async def query(
+        self, client: CollectorClient, delivered: tuple[wire.DeliveredRun, ...]
+    ) -> DeliveryResult:
+        """Send an envelope without frames, which states those that other collectors received."""
+        bare = wire.envelope(self.origin, (), (), agent_version=__version__)
+        return await client.post(wire.pack(structs.replace(bare, delivered=delivered)), self._sent)
+
+    async def offer(
+        self, client: CollectorClient, body: bytes, receipt: str = ""
+    ) -> DeliveryResult:
+        """Send a body, after the schemas that the collector requests."""
+
+        async def post(content: bytes) -> DeliveryResult:
+            return await client.post(content, self._sent, receipt if content is body else "")
+
+        return await self._offer(post, body)
+
+    async def offer_copy(
+        self, client: CollectorClient, body: bytes, *, is_failing: bool
+    ) -> DeliveryResult:
+        """As `offer`, for a live copy; `is_failing` is true if the primary collector does not acknowledge."""
+
+        async def post(content: bytes) -> DeliveryResult:
+            return await client.post_copy(content, self._sent, is_failing=is_failing)
+
+        return await self._offer(post, body)
+
+    @property
+    def _sent(self) -> wire.SentAt:
+        return wire.SentAt.from_timestamp(self.clock.now(), self.origin.boot_id)
+
+    async def _offer(
+        self, post: Callable[[bytes], Awaitable[DeliveryResult]], body: bytes
+    ) -> DeliveryResult:
+        for sendings in range(1, MAX_SCHEMA_SENDINGS + 1):
+            answer = await post(body)
+            if answer.verdict is not EnvelopeDecision.WANTS_SCHEMAS:
+                return answer
+            schemas = [schema for digest in answer.schemas if (schema := self.find_schema(digest))]
+            if len(schemas) < len(answer.schemas):
+                return DeliveryResult(
+                    EnvelopeDecision.REJECTED,
+                    "schema of these frames is missing from the agent's state directory",
+                )
+            for _ in range(sendings):
+                answer = await post(self.pack((), schemas))
+                if answer.verdict is not EnvelopeDecision.ACKNOWLEDGED:
+                    return answer
+        return await post(body)

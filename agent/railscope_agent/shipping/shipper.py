@@ -1,0 +1,451 @@
+"""Shipping: packs frames into envelopes, spools them, and sends them until the collector acknowledges.
+
+An envelope is removed only when the collector has acknowledged it as durable or rejected it
+permanently; where a shared database gets its evidence later, it stays in the spool until then. Sending
+again is harmless: the collector identifies every frame. While the collector acknowledges, an envelope is
+sent from memory, and spooled if that fails or takes longer than `UNSPOOLED_SECONDS`: a disk write and its
+wait for each envelope would only protect frames that are durable elsewhere a moment later. Otherwise it is
+spooled before it is sent. If the disk is full, envelopes wait in memory, with a smaller bound. Only the
+spool's thread accesses waiting envelopes, on disk or in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import structlog
+
+from railscope import timestamps, wire
+from railscope.catalog.agent import GAP_EVENT
+from railscope.catalog.entities import DROP
+from railscope.frame import Entity, Event, Frame, FrameOrigin
+from railscope_agent import config, host
+from railscope_agent.sampling import hang_guard, status
+from railscope_agent.shipping import spool
+from railscope_agent.shipping.collector_choice import CollectorFailover
+from railscope_agent.shipping.collector_client import (
+    CollectorClient,
+    DeliveryResult,
+    EnvelopeDecision,
+)
+from railscope_agent.shipping.collector_logs import EvidenceReceipt
+from railscope_agent.shipping.delivered_frames import DeliveredFrames
+from railscope_agent.shipping.envelope_delivery import EnvelopeDelivery
+from railscope_agent.shipping.live_copies import LiveCopies
+
+log = structlog.get_logger(__name__)
+
+MAX_FRAMES_PENDING = 20_000
+MAX_BYTES_IN_MEMORY = 16 << 20
+SHUTDOWN_SECONDS = 3.0
+MAX_FLUSH_DELAY_SECONDS = 0.2
+ROUND_SECONDS = 0.01
+"""Maximum duration from the first frame of a round of reads to the last one, usually."""
+UNSPOOLED_SECONDS = 1.0
+"""Maximum time that an envelope is only in memory while the collector has not acknowledged it."""
+
+
+@dataclass
+class Shipper:
+    """Ships frames to a collector, or to one of several, until cancelled."""
+
+    link: config.CollectorLink
+    origin: FrameOrigin
+    clock: host.Clock
+    directory: Path
+    stats: status.ShippingStats
+    events: list[Event]
+    """Events of the agent, which its own source reports."""
+    _pending: list[Frame] = field(default_factory=list)
+    _memory: deque[tuple[bytes, int]] = field(default_factory=deque)
+    _has_envelopes: asyncio.Event = field(default_factory=asyncio.Event)
+    _is_flush_due: asyncio.Event = field(default_factory=asyncio.Event)
+    _is_all_sent: asyncio.Event = field(default_factory=asyncio.Event)
+    _flush_ns: int = 0
+    """Time of the next flush."""
+    _sent_body: bytes = b""
+    """The envelope in memory that is being sent, or was sent last."""
+    _spooled_body: spool.SpooledEnvelope | None = None
+    """The same envelope in the spool, if it was spooled meanwhile."""
+    _has_disk_failed: bool = False
+    _is_stopping: bool = False
+    _problem: str | None = None
+    """Problem of the last attempt: empty if it was acknowledged, None before the first."""
+    _is_log_known: bool = field(init=False)
+    """False if another collector, or one that lost its disk, may respond next."""
+    _ended: wire.RunEnd | None = None
+    """Last sequences of the previous run, until an envelope that contains them is spooled."""
+    _last: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Open the spool. Raises OSError if the state directory cannot be used."""
+        self._ended = spool.read_run_end(self.directory)
+        self._failover = CollectorFailover(self.link, self.origin.node, self.clock, self.stats)
+        self._client = self._failover.client
+        self._delivered = DeliveredFrames(self.directory, bool(self.link.urls))
+        self._spool = spool.Spool(self.directory / "spool", self.link.spool_bytes, self._delivered)
+        self._schemas = spool.SpooledSchemas(self.directory / "schemas")
+        self._is_log_known = not self._delivered_elsewhere()
+        self._delivery = EnvelopeDelivery(self.origin, self.clock, self._schemas.get)
+        self._copies = None
+        if self.link.send_to > 1:
+            self._copies = LiveCopies(self._failover, self._delivery, self.stats)
+            self.stats.has_copies = True
+        self._disk = hang_guard.DeviceThread("spool")
+        self._update_stats()
+
+    def publish(self, frame: Frame) -> None:
+        """Queue a frame for the next envelope."""
+        if len(self._pending) >= MAX_FRAMES_PENDING:
+            self._record_loss(spool.FrameLoss("disk", 0, 1))
+            return
+        self._pending.append(frame)
+        if frame.timestamp.boot_ns >= self._flush_ns:
+            self._is_flush_due.set()
+
+    async def run(self) -> None:
+        """Ship until cancelled; then spool the pending frames and try to send them once more."""
+        try:
+            async with self._failover, asyncio.TaskGroup() as group:
+                group.create_task(self._flush_regularly())
+                group.create_task(self._send_all())
+                group.create_task(self._failover.watch_first())
+                if self._copies:
+                    group.create_task(self._copies.run())
+        finally:
+            await self._send_at_shutdown()
+            self._disk.stop()
+            log.info(
+                "agent_stopped",
+                shipped_frames=self.stats.shipped_frames,
+                dropped_frames=sum(self.stats.dropped_frames.values()),
+                waiting_envelopes=self.stats.spool_envelopes,
+            )
+
+    async def _send_at_shutdown(self) -> None:
+        client = self._client = self._failover.new_client()
+        self._is_stopping = True  # from now on, envelopes are spooled before they are sent
+        try:
+            async with asyncio.timeout(SHUTDOWN_SECONDS), client:
+                await self._disk.submit(self._spool_memory)
+                await self.flush()
+                while (oldest := await self._wait_for_oldest()) is not None:
+                    answer = await self._offer(client, *oldest)
+                    if answer.verdict is not EnvelopeDecision.ACKNOWLEDGED:
+                        break
+                    await self._remove_shipped(*oldest, answer.receipt)
+        except TimeoutError:
+            log.warning(
+                "final_delivery_interrupted",
+                url=self._client.url,
+                directory=str(self.directory),
+                timeout_seconds=SHUTDOWN_SECONDS,
+            )
+
+    # Frames to envelopes -----------------------------------------------------------------------
+
+    async def _flush_regularly(self) -> None:
+        period_ns = round(self.link.push_seconds * timestamps.SECOND_NS)
+        while True:
+            now_ns = self.clock.now().boot_ns
+            self._flush_ns = (now_ns // period_ns + 1) * period_ns
+            if self.clock.is_running:
+                seconds = (self._flush_ns - now_ns) / timestamps.SECOND_NS
+                await self._wait_for_reads(
+                    seconds + min(self.link.push_seconds, MAX_FLUSH_DELAY_SECONDS)
+                )
+            await self.clock.sleep_until(self._flush_ns)
+            await self.flush()
+
+    async def _wait_for_reads(self, seconds: float) -> None:
+        """Wait for the frames that are read when a flush is due.
+
+        Packing at the same time would contend with the reads, and with the event loop that publishes frames.
+        """
+        self._is_flush_due.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._is_flush_due.wait()
+                await asyncio.sleep(ROUND_SECONDS)
+
+    async def flush(self) -> None:
+        """Pack the pending frames into envelopes, to be sent from memory or spooled."""
+        frames, self._pending = self._pending, []
+        if frames:
+            packed = await self._disk.submit(lambda: self._pack_frames(frames))
+            if self._copies:
+                self._copies.put(packed)
+            self._is_all_sent.clear()
+            self._has_envelopes.set()
+
+    async def wait_until_sent(self) -> None:
+        """Wait until the collector has decided about all envelopes."""
+        await self._is_all_sent.wait()
+
+    def _pack_frames(self, frames: list[Frame]) -> list[tuple[bytes, int]]:
+        """Pack frames into envelopes, and return them with their numbers of frames; runs on the spool's thread."""
+        frames.sort(key=lambda frame: (frame.schema.stream, frame.sequence))
+        for schema in dict.fromkeys(frame.schema for frame in frames):
+            self._schemas.try_put(
+                wire.schema_identity(schema), partial(wire.to_wire_schema, schema)
+            )
+        groups = spool.split_into_envelopes(frames)
+        packed = [(self._add_envelope(group), len(group)) for group in groups]
+        self._update_stats()
+        return packed
+
+    def _add_envelope(self, frames: list[Frame]) -> bytes:
+        body = self._delivery.pack(frames, (), self._ended)
+        self._ended = None
+        self._last |= {frame.schema.stream: frame.sequence for frame in frames}
+        is_first = not self._spool and not self._memory
+        self._memory.append((body, len(frames)))
+        if self._is_stopping or self._problem != "" or not is_first:
+            self._spool_memory()
+        else:
+            spool.write_run_end(
+                self.directory, wire.RunEnd(self.origin.run, self._last), is_synced=False
+            )
+        return body
+
+    def _spool_memory(self) -> None:
+        """Spool the envelopes in memory, as far as the disk allows; runs on the spool's thread."""
+        while self._memory:
+            body, frames = self._memory[0]
+            try:
+                self._spool_envelope(body, frames)
+            except OSError as error:
+                self._bound_memory(error)
+                break
+            self._memory.popleft()
+            if body is self._sent_body:
+                self._spooled_body = self._spool.newest
+        if self._last:
+            spool.write_run_end(self.directory, wire.RunEnd(self.origin.run, self._last))
+        self._update_stats()
+
+    def _spool_envelope(self, body: bytes, frames: int, *, is_synced: bool = True) -> None:
+        """Spool an envelope, and report those dropped for it. Raises OSError."""
+        if loss := self._spool.put(body, frames, is_synced=is_synced):
+            self._record_loss(loss)
+        self._has_disk_failed = False
+
+    def _bound_memory(self, error: OSError) -> None:
+        """Keep the newest envelopes that could not be spooled."""
+        self._report_disk(error)
+        while sum(len(buffered) for buffered, _ in self._memory) > MAX_BYTES_IN_MEMORY:
+            _, dropped = self._memory.popleft()
+            self._record_loss(spool.FrameLoss("disk", 1, dropped))
+
+    def _report_disk(self, error: OSError) -> None:
+        if not self._has_disk_failed:
+            self._has_disk_failed = True
+            log.error(
+                "spool_failed",
+                directory=str(self.directory),
+                problem=error.strerror or str(error),
+                advice="free disk space; frames are buffered in memory until then",
+            )
+
+    # Envelopes to the collector ----------------------------------------------------------------
+
+    async def _send_all(self) -> None:
+        while True:
+            oldest = await self._wait_for_oldest() if self.stats.spool_envelopes else None
+            if oldest is None:
+                self._has_envelopes.clear()
+                self._is_all_sent.set()
+                await self._has_envelopes.wait()
+                continue
+            client = await self._failover.begin_attempt()
+            self._is_log_known &= client is self._client
+            self._client = client
+            is_query = self._spool.is_statement_due(self.clock.now().boot_ns) or (
+                not self._is_log_known
+                and (self.stats.unstored_envelopes > 0 or bool(self._delivered_elsewhere()))
+            )
+            answer = await (self._query_log() if is_query else self._offer_in_time(*oldest))
+            if is_query and answer.verdict is EnvelopeDecision.ACKNOWLEDGED:
+                self._is_log_known = True
+            elif answer.verdict is EnvelopeDecision.ACKNOWLEDGED:
+                self._failover.record_response()
+                await self._remove_shipped(*oldest, answer.receipt)
+            elif answer.verdict is EnvelopeDecision.REJECTED and not is_query:
+                self._failover.record_response()
+                await self._remove_rejected(*oldest, answer)
+            else:
+                self._record_failure(answer)
+                self._is_log_known = False
+                await self._disk.submit(self._spool_memory)
+                await self._pause(await self._failover.record_failure(answer))
+
+    async def _query_log(self) -> DeliveryResult:
+        """Send an envelope without frames, to find out which log this collector has.
+
+        If it is another one, what it has not received is sent in order, before newer envelopes: a collector
+        trusts claims from an hour before the newest frame that it has received. The envelope states the frames that
+        others have received: they are not missing.
+        """
+        await self._disk.submit(self._spool_memory)
+        stated = await self._disk.submit(
+            lambda: self._spool.statement(self.origin.run, self._client.url)
+        )
+        answer = await self._delivery.query(self._client, stated)
+        if answer.verdict is EnvelopeDecision.ACKNOWLEDGED:
+            await self._disk.submit(lambda: self._accept_receipt(None, b"", answer.receipt))
+            if answer.receipt:
+                self._spool.statements.record_statement(answer.receipt.log)
+        return answer
+
+    def _delivered_elsewhere(self) -> tuple[wire.DeliveredRun, ...]:
+        return self._delivered.elsewhere(self._client.url)
+
+    async def _pause(self, seconds: float) -> None:
+        spread = random.uniform(0.8, 1.2)  # noqa: S311 - keeps agents from retrying in step
+        now_ns = self.clock.now().boot_ns
+        await self.clock.sleep_until(now_ns + round(seconds * spread * timestamps.SECOND_NS))
+
+    async def _wait_for_oldest(self) -> tuple[spool.SpooledEnvelope | None, bytes] | None:
+        """Return the next envelope: from the spool, then from memory."""
+        while True:
+            try:
+                oldest = await self._disk.submit(self._find_oldest)
+            except OSError as error:
+                problem = f"cannot read the spool in {self.directory}: {error.strerror or error}"
+                self._record_failure(DeliveryResult(EnvelopeDecision.LATER, problem))
+                await self._pause(self.link.max_retry_seconds)
+                continue
+            if not isinstance(oldest, spool.FrameLoss):
+                return oldest
+            self._record_loss(oldest)
+
+    def _find_oldest(self) -> tuple[spool.SpooledEnvelope | None, bytes] | spool.FrameLoss | None:
+        """Return the next envelope, or a loss; runs on the spool's thread."""
+        oldest = self._spool.oldest()
+        self._update_stats()
+        if oldest is None and self._memory:
+            self._sent_body, self._spooled_body = self._memory[0][0], None
+            return None, self._sent_body
+        return oldest
+
+    async def _offer(
+        self, client: CollectorClient, spooled: spool.SpooledEnvelope | None, body: bytes
+    ) -> DeliveryResult:
+        return await self._delivery.offer(client, body, spooled.first_receipt if spooled else "")
+
+    async def _offer_in_time(
+        self, spooled: spool.SpooledEnvelope | None, body: bytes
+    ) -> DeliveryResult:
+        """Send a body; if that takes long, spool it meanwhile."""
+        sending = asyncio.ensure_future(self._offer(self._client, spooled, body))
+        try:
+            if spooled is None:
+                await asyncio.wait({sending}, timeout=UNSPOOLED_SECONDS)
+                if not sending.done():
+                    await self._disk.submit(self._spool_memory)
+            return await sending
+        finally:
+            sending.cancel()
+
+    # Removed and counted in one step on the spool's thread: it counts even if the waiting task is cancelled.
+
+    async def _remove_shipped(
+        self,
+        spooled: spool.SpooledEnvelope | None,
+        body: bytes,
+        receipt: EvidenceReceipt | None,
+    ) -> None:
+        def remove() -> None:
+            frames = self._accept_receipt(spooled, body, receipt)
+            if self._problem != "":
+                log.info(
+                    "collector_connected", url=self._client.url, waiting_envelopes=len(self._spool)
+                )
+                self._problem = ""
+            self.stats.shipped_frames += frames
+
+        await self._disk.submit(remove)
+
+    def _accept_receipt(
+        self,
+        spooled: spool.SpooledEnvelope | None,
+        body: bytes,
+        receipt: EvidenceReceipt | None,
+    ) -> int:
+        """Release a received envelope, or keep it until it is stored; return its frames, if new. On the spool's thread."""
+        if receipt is None:
+            self._spool.select_log("")
+            if (frames := self._release(spooled, body)) and self._delivered.is_always_recorded:
+                self._delivered.add(self._client.url, body)
+            return frames
+        frames = 0
+        if spooled is None and body is self._sent_body:
+            spooled = self._spooled_body
+        if spooled is None and (frames := self._release(None, body)):
+            try:
+                self._spool_envelope(body, frames, is_synced=False)
+            except OSError as error:
+                self._report_disk(error)
+                self.stats.dropped_frames["unstored"] += frames
+            else:
+                spooled, frames = self._spool.newest, 0
+        now_ns = self.clock.now().boot_ns
+        frames += self._spool.receive(spooled, receipt, now_ns, self._client.url)
+        self._update_stats()
+        return frames
+
+    async def _remove_rejected(
+        self, spooled: spool.SpooledEnvelope | None, body: bytes, answer: DeliveryResult
+    ) -> None:
+        def remove() -> None:
+            frames = self._release(spooled, body)
+            log.error("frames_rejected", frames=frames, problem=answer.problem)
+            self._record_loss(spool.FrameLoss("rejected", 1, frames))
+
+        await self._disk.submit(remove)
+
+    def _release(self, spooled: spool.SpooledEnvelope | None, body: bytes) -> int:
+        """Remove an envelope from the spool or from memory; runs on the spool's thread.
+
+        An envelope that was dropped meanwhile for lack of space is counted as lost, not here.
+        """
+        frames = 0
+        if spooled is None and body is self._sent_body:
+            spooled = self._spooled_body
+        if spooled is not None:
+            frames = spooled.frames if self._spool.remove(spooled) else 0
+        elif self._memory and self._memory[0][0] is body:
+            frames = self._memory.popleft()[1]
+        self._update_stats()
+        return frames
+
+    def _record_failure(self, answer: DeliveryResult) -> None:
+        self.stats.failures += 1
+        if self._failover.is_new_problem(answer.problem):
+            log.warning("collector_unreachable", problem=answer.problem)
+        self._problem = answer.problem
+
+    def _record_loss(self, loss: spool.FrameLoss) -> None:
+        """Count dropped frames, and report them in an event of the next frame."""
+        self.stats.dropped_frames[loss.reason] += loss.frames
+        now = self.clock.now()
+        facts = {"frames": str(loss.frames), "envelopes": str(loss.envelopes)}
+        self.events.append(
+            Event(GAP_EVENT, Entity(DROP, (loss.reason,)), now.wall_ns, now.boot_ns, facts)
+        )
+        log.error("frames_lost", reason=loss.reason, frames=loss.frames)
+
+    def _update_stats(self) -> None:
+        stats, queue = self.stats, self._spool
+        stats.spool_bytes = queue.waiting_bytes + sum(len(body) for body, _ in self._memory)
+        stats.spool_envelopes = len(queue) + len(self._memory)
+        stats.unstored_bytes = queue.size - queue.waiting_bytes
+        stats.unstored_envelopes = queue.unstored_count
+        stats.unstored_since_ns = queue.unstored_since_ns
+        stats.collector_logs = queue.responding.count

@@ -1,0 +1,411 @@
+"""Spool: envelopes on disk until a collector has received them and their evidence is stored, and their schemas.
+
+One file per envelope, which is complete or absent: neither a crash of the agent nor a power failure loses an envelope that waits
+to be received. One that is spooled after its receipt is not synchronized: a power failure loses it within about 30 s, and only
+together with the disk of the collector. At the size bound, the oldest envelopes are dropped, first those that were received.
+
+Envelopes do not contain their schemas. A collector without a schema requests it, possibly after a
+restart of the agent with another configuration, so schemas are stored beside the spool for as
+long as frames may be.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from railscope import durable_files
+from railscope.frame import Frame
+from railscope.untrusted_text import DECODING_ERRORS
+from railscope.wire import BYTES_PER_VALUE, DeliveredRun, RunEnd, WireSchema
+from railscope_agent.shipping import collector_logs, delivered_frames
+
+log = structlog.get_logger(__name__)
+
+_SUFFIX, _UNSYNCED_SUFFIX = ".envelope", ".received"
+_RESERVE = 64
+"""Reciprocal of the share of the spool that is freed at once by dropping received envelopes."""
+_HEAD_BYTES = 8
+_NAME_DIGITS = 12
+MAX_FRAMES_OF_AN_ENVELOPE, MAX_BYTES_OF_AN_ENVELOPE = 4_000, 8 << 20
+MAX_EVENTS_OF_AN_ENVELOPE = 4_000
+"""Limit of one envelope, at most half of what a collector accepts: many events may be pending after a disk hang."""
+
+
+def split_into_envelopes(frames: Sequence[Frame]) -> Iterator[list[Frame]]:
+    """Yield frames in groups that are within the bounds of an envelope."""
+    group: list[Frame] = []
+    size = events = 0
+    for frame in frames:
+        frame_bytes = len(frame.values) * BYTES_PER_VALUE + len(frame.reasons)
+        full = (
+            len(group) >= MAX_FRAMES_OF_AN_ENVELOPE or size + frame_bytes > MAX_BYTES_OF_AN_ENVELOPE
+        )
+        if group and (full or events + len(frame.events) > MAX_EVENTS_OF_AN_ENVELOPE):
+            yield group
+            group, size, events = [], 0, 0
+        group.append(frame)
+        size += frame_bytes
+        events += len(frame.events)
+    if group:
+        yield group
+
+
+@dataclass(frozen=True, slots=True)
+class SpooledEnvelope:
+    """A spooled envelope: number, size and count of frames."""
+
+    number: int
+    size: int
+    frames: int
+    is_synced: bool = True
+    """False if a power failure may damage it: it was spooled after a collector had received it."""
+    first_receipt: str = ""
+    """Signed receipt of the first collector that received it; empty if there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrameLoss:
+    """Dropped envelopes, and the reason."""
+
+    reason: str
+    envelopes: int
+    frames: int
+
+
+class Spool:
+    """Bounded FIFO queue of envelopes in a directory. Blocking: do not call it on the event loop.
+
+    An envelope waits until a collector has received it. Where evidence is stored later than that, it stays in
+    the directory until it is stored, and waits again if another collector, or one that lost its disk, responds.
+    Raises OSError if the directory cannot be created.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        max_bytes: int,
+        delivered: delivered_frames.DeliveredFrames | None = None,
+    ) -> None:
+        self._directory = directory
+        self._delivered = delivered
+        """Frames of the envelopes that were stored."""
+        self.statements = delivered_frames.StatementSchedule()
+        self._max_bytes = max_bytes
+        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        durable_files.delete_partial_files(self._directory)
+        found = sorted(self._scan_directory(), key=lambda spooled: spooled.number)
+        self._envelopes = {spooled.number: spooled for spooled in found}
+        self._waiting = dict(self._envelopes)
+        self.size = self.waiting_bytes = sum(spooled.size for spooled in found)
+        self._next = self._first = found[-1].number + 1 if found else 1
+        self._unreported: list[FrameLoss] = []
+        self.responding = collector_logs.RespondingLogs()
+        self._logs = frozenset(("",))
+        """Logs whose receipts count: that of the last acknowledgement; empty for a collector that names none."""
+        self._receipts = collector_logs.LogReceipts()
+        self._received: dict[int, int] = {}
+        """Times of receipt of the envelopes that do not wait, in that order."""
+        self._counted: set[int] = set()
+        """Envelopes that were received at least once."""
+
+    def __len__(self) -> int:
+        """Number of envelopes that wait to be received."""
+        return len(self._waiting)
+
+    @property
+    def newest(self) -> SpooledEnvelope:
+        """Envelope that was spooled last. Raises StopIteration if there is none."""
+        return next(reversed(self._envelopes.values()))
+
+    @property
+    def unstored_count(self) -> int:
+        """Number of envelopes that a collector has received and not stored."""
+        return len(self._received)
+
+    @property
+    def unstored_since_ns(self) -> int | None:
+        """Receipt of the oldest of these envelopes on the boot clock; None if there is none."""
+        return next(iter(self._received.values()), None)
+
+    def put(self, body: bytes, frames: int, *, is_synced: bool = True) -> FrameLoss | None:
+        """Spool an envelope; return the loss if older ones were dropped. Raises OSError (a full disk)."""
+        head = frames.to_bytes(4, "little") + zlib.crc32(body).to_bytes(4, "little")
+        loss = self._free_space(len(head) + len(body))
+        spooled = SpooledEnvelope(self._next, len(head) + len(body), frames, is_synced)
+        try:
+            write = durable_files.write_durably if is_synced else durable_files.write_atomically
+            write(self._path(spooled), head + body)
+        except OSError:
+            self._unreported += [loss] if loss else []
+            raise
+        self._next += 1
+        self._envelopes[spooled.number] = self._waiting[spooled.number] = spooled
+        self.size += spooled.size
+        self.waiting_bytes += spooled.size
+        return loss
+
+    def oldest(self) -> tuple[SpooledEnvelope, bytes] | FrameLoss | None:
+        """Return the envelope to send next; a damaged one is dropped and returned as a loss.
+
+        Envelopes dropped for one that then could not be spooled are returned here, too, and those that a
+        collector had received. Raises OSError if the disk cannot be read now; the envelope stays.
+        """
+        if self._unreported:
+            return self._unreported.pop(0)
+        if not self._waiting:
+            return None
+        spooled = next(iter(self._waiting.values()))
+        body = self._read_body(spooled)
+        if body is None:
+            self.remove(spooled)
+            return FrameLoss("damaged" if spooled.is_synced else "unstored", 1, spooled.frames)
+        return spooled, body
+
+    def _read_body(self, spooled: SpooledEnvelope) -> bytes | None:
+        """Return the body of a spooled envelope; None if it is damaged. Raises OSError."""
+        try:
+            content = self._path(spooled).read_bytes()
+        except FileNotFoundError:
+            content = b""
+        body = content[_HEAD_BYTES:]
+        is_valid = zlib.crc32(body).to_bytes(4, "little") == content[4:_HEAD_BYTES]
+        return body if is_valid else None
+
+    def remove(self, spooled: SpooledEnvelope) -> bool:
+        """Remove an envelope that was stored or rejected.
+
+        Return False if it has been dropped for lack of space: it is counted as lost already.
+        """
+        if self._envelopes.pop(spooled.number, None) is None:
+            return False
+        if self._waiting.pop(spooled.number, None):
+            self.waiting_bytes -= spooled.size
+        self._received.pop(spooled.number, None)
+        self._counted.discard(spooled.number)
+        self.size -= spooled.size
+        try:
+            self._path(spooled).unlink(missing_ok=True)
+        except OSError as error:
+            # It is removed from the queue all the same: after a restart it is sent again, and counts once.
+            log.warning(
+                "envelope_removal_failed", file=str(self._path(spooled)), problem=str(error)
+            )
+        return True
+
+    def receive(
+        self,
+        spooled: SpooledEnvelope | None,
+        receipt: collector_logs.EvidenceReceipt,
+        boot_ns: int,
+        url: str = "",
+    ) -> int:
+        """Record that a collector received an envelope, and remove those whose evidence is stored.
+
+        `url` is that of a collector, or of a load balancer of several. Return the envelope's frames; 0 if they were
+        received before, or the envelope was dropped.
+        """
+        self.select_log(receipt.log, boot_ns, url)
+        receipts = self._receipts.use(receipt.log, boot_ns)
+        if receipts and receipt.position < receipts[-1].position:
+            log.error("collector_state_replaced", problem="its positions have decreased")
+            receipts.clear()
+            self._sort_by_receipts()
+        frames = 0
+        if spooled and spooled.number in self._envelopes:
+            receipts.append(
+                collector_logs.ReceivedEnvelope(receipt.position, spooled.number, boot_ns)
+            )
+            if not spooled.first_receipt:
+                self._envelopes[spooled.number] = replace(spooled, first_receipt=receipt.receipt)
+            if self._waiting.pop(spooled.number, None):
+                self.waiting_bytes -= spooled.size
+            self._received.pop(spooled.number, None)
+            self._received[spooled.number] = boot_ns
+            frames = 0 if spooled.number in self._counted else spooled.frames
+            self._counted.add(spooled.number)
+            self.statements.record_envelope(receipt.log)
+        while receipts:
+            first = receipts[0]
+            envelope = self._envelopes.get(first.number)
+            if envelope and first.position > receipt.stored:
+                break
+            receipts.popleft()
+            if envelope:
+                self._record_delivery(url, envelope)
+                self.remove(envelope)
+        return frames
+
+    def _record_delivery(self, url: str, stored: SpooledEnvelope) -> None:
+        is_shared = len(self.responding.responses_ns) > 1
+        if self._delivered is None or not (is_shared or self._delivered.is_always_recorded):
+            return
+        try:
+            body = self._read_body(stored)
+        except OSError as error:
+            log.warning("delivered_frames_lost", problem=str(error))
+            return
+        if body is not None:
+            self._delivered.add(url, body, stored.number if is_shared else 0)
+            self.statements.record_change()
+
+    def is_statement_due(self, boot_ns: int) -> bool:
+        """True if one of several collectors behind one URL needs a statement."""
+        return self.responding.is_alternating and self.statements.is_due(self._logs, boot_ns)
+
+    def statement(self, run: str, url: str) -> tuple[DeliveredRun, ...]:
+        """Return the frames of this and the previous run that the collector at a URL does not miss."""
+        if self._delivered is None:
+            return ()
+        if not self.responding.is_alternating:
+            return self._delivered.elsewhere(url)
+        oldest = next(iter(self._envelopes), self._next)
+        is_decided = oldest >= self._first
+        return self._delivered.of_shared_url(run, oldest, is_previous_decided=is_decided)
+
+    def select_log(self, name: str, boot_ns: int = 0, url: str = "") -> None:
+        """Continue with another log: envelopes that only others have received wait again."""
+        logs = self.responding.record(url, name, boot_ns)
+        self._receipts.use(name, boot_ns)
+        if logs != self._logs:
+            self._logs = logs
+            self._sort_by_receipts()
+
+    def _sort_by_receipts(self) -> None:
+        """Divide the envelopes into those that these logs have received, and those that wait."""
+        receipts = [each for name in self._logs for each in self._receipts.find(name)]
+        self._received = {
+            receipt.number: receipt.boot_ns
+            for receipt in sorted(receipts, key=lambda receipt: receipt.boot_ns)
+            if receipt.number in self._envelopes
+        }
+        self._waiting = {n: e for n, e in self._envelopes.items() if n not in self._received}
+        self.waiting_bytes = sum(spooled.size for spooled in self._waiting.values())
+
+    def _free_space(self, needed_bytes: int) -> FrameLoss | None:
+        """Drop envelopes, first those that a collector has received: only the loss of its disk loses them.
+
+        Of those, some more are dropped at once, so that losses are not reported with each envelope.
+        """
+        max_bytes = self._max_bytes - needed_bytes
+        if self.size <= max_bytes:
+            return None
+        dropped: dict[str, list[int]] = {"unstored": [], "spool_full": []}
+        reserve = self._max_bytes // _RESERVE
+        for numbers, bound in ((self._received, max_bytes - reserve), (self._waiting, max_bytes)):
+            while numbers and self.size > bound:
+                oldest = self._envelopes[next(iter(numbers))]
+                reason = "unstored" if oldest.number in self._counted else "spool_full"
+                dropped[reason].append(oldest.frames)
+                self.remove(oldest)
+        losses = {
+            r: FrameLoss(r, len(frames), sum(frames)) for r, frames in dropped.items() if frames
+        }
+        if "unstored" in losses:
+            self._unreported.append(losses["unstored"])
+        return losses.get("spool_full")
+
+    def _path(self, spooled: SpooledEnvelope) -> Path:
+        suffix = _SUFFIX if spooled.is_synced else _UNSYNCED_SUFFIX
+        return self._directory / f"{spooled.number:0{_NAME_DIGITS}d}{suffix}"
+
+    def _scan_directory(self) -> list[SpooledEnvelope]:
+        envelopes = []
+        for entry in os.scandir(self._directory):
+            name, _, suffix = entry.name.partition(".")
+            if f".{suffix}" in {_SUFFIX, _UNSYNCED_SUFFIX} and name.isdecimal():
+                with open(entry.path, "rb") as file:  # noqa: PTH123 - scandir returns plain paths
+                    frames = int.from_bytes(file.read(4), "little")
+                is_synced = f".{suffix}" == _SUFFIX
+                size = entry.stat().st_size
+                envelopes.append(SpooledEnvelope(int(name), size, frames, is_synced))
+        return envelopes
+
+
+_MAX_SCHEMAS = 256
+_SCHEMA_SUFFIX = ".schema"
+
+
+class SpooledSchemas:
+    """Wire schemas by hash. Raises OSError if the directory cannot be written."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        durable_files.delete_partial_files(self._directory)
+        self._contents: dict[bytes, bytes] = {}
+        """Content of the files: a third of the memory of the schemas."""
+        self._stored: set[bytes] = set()
+        self._failed: set[bytes] = set()
+
+    def try_put(self, digest: bytes, make: Callable[[], WireSchema]) -> None:
+        """Store a schema; a failure is logged once for each, and it is stored with a later envelope."""
+        try:
+            self.put(digest, make)
+            self._failed.discard(digest)
+        except OSError as error:
+            if digest not in self._failed:
+                log.warning(
+                    "schema_write_failed", directory=str(self._directory.parent), problem=str(error)
+                )
+            self._failed.add(digest)
+
+    def put(self, digest: bytes, make: Callable[[], WireSchema]) -> None:
+        """Store a schema unless it is stored already. Raises OSError (a full disk)."""
+        if digest in self._stored:
+            return
+        content = self._contents.get(digest) or msgspec.msgpack.encode(make())
+        self._contents[digest] = content
+        durable_files.write_durably(self._path(digest), content)
+        self._forget_oldest()
+        self._stored.add(digest)
+
+    def get(self, digest: bytes) -> WireSchema | None:
+        """Return a schema by its hash; None if it was never stored or is damaged."""
+        try:
+            content = self._contents.get(digest) or self._path(digest).read_bytes()
+            return msgspec.msgpack.decode(content, type=WireSchema)
+        except (OSError, *DECODING_ERRORS):
+            return None
+
+    def _path(self, digest: bytes) -> Path:
+        return self._directory / (digest.hex() + _SCHEMA_SUFFIX)
+
+    def _forget_oldest(self) -> None:
+        files = sorted(
+            self._directory.glob("*" + _SCHEMA_SUFFIX), key=lambda file: file.stat().st_mtime_ns
+        )
+        for file in files[:-_MAX_SCHEMAS]:
+            self._contents.pop(bytes.fromhex(file.stem), None)
+            self._stored.discard(bytes.fromhex(file.stem))
+            file.unlink(missing_ok=True)
+
+
+RUN_END_FILE = "run_end.json"
+"""File in the state directory with the last packed sequence of each stream, written at each push; durable at
+once only with a spooled envelope."""
+
+
+def write_run_end(directory: Path, ended: RunEnd, *, is_synced: bool = True) -> None:
+    """Write the last packed sequences of a run. Blocking."""
+    write = durable_files.write_json if is_synced else durable_files.replace_json
+    try:
+        write(directory / RUN_END_FILE, ended)
+    except OSError as error:
+        # Only the end of the run is missing; the file is written again at the next push.
+        log.warning("run_end_write_failed", directory=str(directory), problem=str(error))
+
+
+def read_run_end(directory: Path) -> RunEnd | None:
+    """Return the last sequences of the previous run. Blocking; raises OSError for the state directory."""
+    try:
+        return durable_files.read_json(directory / RUN_END_FILE, RunEnd)
+    except durable_files.DamagedFileError as error:
+        log.warning("run_end_lost", problem=str(error))
+        return None

@@ -1,0 +1,376 @@
+"""Sources that read the agent and not the node: its own metrics, and the verdict on every GPU.
+
+Both are sources like any other. Metrics of the agent itself: its sources, its spool, its own cost.
+The verdict on every GPU is derived from the latest frames of the other sources; the rules are in
+`railscope_agent.health`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from railscope import service
+from railscope.catalog import agent as c, declare, entities, gpu_health as h
+from railscope.frame import Entity, Event, Frame, NodeTimestamp
+from railscope.reading import REASONS, Absent, Reading
+from railscope_agent.health import RULES, HealthVerdict, RuleResults, health_findings, judge
+from railscope_agent.health.gpu_facts import SOURCES, FactCollector, GpuLifetimeFile
+from railscope_agent.health.rule import HEALTHY, LOAD, UNKNOWN
+from railscope_agent.host import Host
+from railscope_agent.sampling import governor, hang_guard, source as base, status as states
+from railscope_agent.sampling.meter import ProcessMeter, ReplayMeter
+from railscope_agent.streams.kernel_log import XidMatcher
+
+_MILLIONTHS = 1_000_000
+_NONE_ABSENT = (0,) * len(REASONS)
+_SOURCE_METRICS = (
+    c.SOURCE_STATE, c.SOURCE_READ_TIME, c.SOURCE_AGE, c.SOURCE_READS, c.SOURCE_MISSED,
+    c.SOURCE_CPU, c.SOURCE_PERIOD, c.PERIOD_FACTOR,
+)  # fmt: skip
+_AGENT_METRICS = (
+    c.AGENT_READS, c.AGENT_MISSED, c.AGENT_READ_CPU, c.AGENT_STRETCHED,
+    c.AGENT_CPU, c.AGENT_MEMORY, c.SPOOL_SIZE, c.SPOOL_BATCHES, c.UNSTORED_SIZE, c.UNSTORED_BATCHES,
+    c.UNSTORED_AGE, c.COLLECTORS_AT_URL, c.FRAMES_SHIPPED, c.SHIP_FAILURES, c.LOG_LINES_LOST,
+)  # fmt: skip
+
+
+class SelfMetricsSource(base.SourceWithoutResources):
+    """The agent's own state as columns."""
+
+    name = "agent"
+    family = "agent"
+    stage = 2
+    is_in_memory = True
+    longest_period_seconds = 5.0
+    """The metrics that report faults must not be the first to become stale."""
+
+    def __init__(
+        self,
+        statuses: Callable[[], Mapping[str, states.SourceState]],
+        shipping: states.ShippingStats,
+        take_events: Callable[[], list[Event]],
+        keeper: Callable[[], governor.BudgetKeeper | None] = lambda: None,
+        hung: Callable[[], Mapping[str, hang_guard.HungCall]] = dict,
+    ) -> None:
+        self._hung = hung
+        self._devices: tuple[str, ...] = ()
+        self._counted: dict[str, tuple[Frame, list[int]]] = {}
+        """Last counted frame with absent readings, by source."""
+        self._keeper = keeper
+        self._statuses = statuses
+        self._shipping = shipping
+        self._take_events = take_events
+
+    def probe(self, host: Host) -> base.ProbeResult:  # noqa: ARG002 - it reads the agent itself
+        """Columns for every source and for the agent."""
+        columns = base.ColumnBuilder()
+        for name in self._statuses():
+            source = Entity(entities.SOURCE, (name,))
+            columns.add_each(_SOURCE_METRICS, source)
+            for reason in Absent:
+                columns.add(c.SOURCE_ABSENT, source.child(entities.ABSENCE, reason.label))
+        node = Entity(entities.NODE)
+        columns.add_each(_AGENT_METRICS, node)
+        for why in self._shipping.dropped_frames:
+            columns.add(c.FRAMES_DROPPED, node.child(entities.DROP, why))
+        for metric, about, _ in _budget_readings(self._keeper()):
+            columns.add(metric, about)
+        for metric, about, _ in _collector_readings(self._shipping):
+            columns.add(metric, about)
+        for metric, about, _ in _otlp_readings(self._shipping, 0):
+            columns.add(metric, about)
+        columns.add_each(_witness_readings(self._shipping), node)
+        columns.add_each(_replay_readings(self._keeper()), node)
+        self._devices = tuple(self._hung())
+        for device in self._devices:
+            columns.add(c.HUNG_TIME, Entity(entities.HUNG_DEVICE, (device,)))
+        return columns.result()
+
+    def read(self, host: Host, into: base.RowBuilder) -> None:
+        """Read every status, the spool and the process."""
+        now_ns = host.clock.now().boot_ns
+        readings: list[Reading] = []
+        reads = missed_ticks = cpu_ns = stretched = 0
+        for status in self._statuses().values():
+            reads += status.reads
+            missed_ticks += status.missed_ticks
+            cpu_ns += status.cpu_ns
+            stretched += status.period_factor > 1
+            finished = status.finished_boot_ns
+            readings += (
+                status.state,
+                Absent.NOT_DUE if finished is None else status.duration_ns,
+                Absent.NOT_DUE if finished is None else now_ns - finished,
+                status.reads,
+                status.missed_ticks,
+                status.cpu_ns,
+                status.configured_ns * status.period_factor,
+                status.period_factor,
+                *self._absent_counts(status),
+            )
+        shipping, keeper = self._shipping, self._keeper()
+        meter = keeper.meter if keeper else ProcessMeter()
+        readings += [
+            reads,
+            missed_ticks,
+            cpu_ns,
+            stretched,
+            meter.process_cpu_ns(),
+            meter.resident_bytes(),
+            shipping.spool_bytes,
+            shipping.spool_envelopes,
+            shipping.unstored_bytes,
+            shipping.unstored_envelopes,
+            Absent.NOT_DUE
+            if shipping.unstored_since_ns is None
+            else max(now_ns - shipping.unstored_since_ns, 0),
+            Absent.NOT_DUE if shipping.collector_logs == 1 else shipping.collector_logs,
+            shipping.shipped_frames,
+            shipping.failures,
+            service.LOG_STREAM.lost,
+            *shipping.dropped_frames.values(),
+            *(reading for _, _, reading in _budget_readings(keeper)),
+            *(reading for _, _, reading in _collector_readings(shipping)),
+            *(reading for _, _, reading in _otlp_readings(shipping, now_ns)),
+            *_witness_readings(shipping).values(),
+            *_replay_readings(keeper).values(),
+            *self._hung_times(now_ns, into),
+        ]
+        into.put_readings(0, readings)
+        into.events = self._take_events()
+
+    def _absent_counts(self, status: states.SourceState) -> Sequence[int]:
+        """Number of absent readings by reason; most sources have the same frame for several reads."""
+        frame = status.frame
+        if frame is None or not (frame.reasons or status.is_overdue):
+            return _NONE_ABSENT
+        if status.is_overdue:
+            return [len(frame.values) if r is Absent.TIMEOUT else 0 for r in REASONS.values()]
+        name = status.source.name
+        counted = self._counted.get(name)
+        if counted is None or counted[0] is not frame:
+            counted = frame, [frame.reasons.count(code) for code in REASONS]
+            self._counted[name] = counted
+        return counted[1]
+
+    def _hung_times(self, now_ns: int, into: base.RowBuilder) -> list[Reading]:
+        """Duration of the hang of each device that hung at the last probe."""
+        hung = dict(self._hung())
+        into.needs_probe = tuple(hung) != self._devices
+        return [
+            max(now_ns - hung[device].since_ns, 0) if device in hung else Absent.GONE
+            for device in self._devices
+        ]
+
+
+def _replay_readings(keeper: governor.BudgetKeeper | None) -> dict[declare.Metric, Reading]:
+    """Cost of a replay; empty on a live node."""
+    if keeper is None or not isinstance(keeper.meter, ReplayMeter):
+        return {}
+    cost = keeper.meter.host.cost
+    return {c.REPLAY_CPU: cost.cpu_ns(), c.REPLAY_MEMORY: cost.resident_bytes}
+
+
+def _witness_readings(shipping: states.ShippingStats) -> dict[declare.Metric, Reading]:
+    """State of the witness for the audit logs; empty if it is disabled."""
+    if not shipping.audit_logs:
+        return {}
+    found = [audit_log.state for audit_log in shipping.audit_logs]
+    records = sum(audit_log.records for audit_log in shipping.audit_logs)
+    return {
+        c.WITNESS_STATE: states.CONFLICT if states.CONFLICT in found else min(found),
+        c.WITNESSED_RECORDS: records or Absent.NOT_DUE,
+    }
+
+
+def _collector_readings(
+    shipping: states.ShippingStats,
+) -> list[tuple[declare.Metric, Entity, Reading]]:
+    """Collector in use, and its changes; empty if there is only one."""
+    if not shipping.collector_urls:
+        return []
+    node = Entity(entities.NODE)
+    readings: list[tuple[declare.Metric, Entity, Reading]] = [
+        (c.COLLECTOR_POSITION, node, shipping.collector_position)
+    ]
+    for url in shipping.collector_urls:
+        is_in_use = int(url == shipping.collector_url)
+        readings.append((c.COLLECTOR_IN_USE, node.child(entities.COLLECTOR, url), is_in_use))
+    if shipping.has_copies:
+        readings.append((c.COPIED_FRAMES, node, shipping.copied_frames))
+        readings.append((c.DROPPED_COPIES, node, shipping.dropped_copies))
+    for reason, count in shipping.collector_changes.items():
+        change = node.child(entities.COLLECTOR_CHANGE, reason)
+        readings.append((c.COLLECTOR_CHANGES, change, count))
+    return readings
+
+
+def _otlp_readings(
+    shipping: states.ShippingStats, now_ns: int
+) -> list[tuple[declare.Metric, Entity, Reading]]:
+    """Export by OTLP; empty without it."""
+    readings: list[tuple[declare.Metric, Entity, Reading]] = []
+    if shipping.otlp_state is not None:
+        readings.append((c.OTLP_STATE, Entity(entities.NODE), shipping.otlp_state))
+    for signal, stats in shipping.otlp.items():
+        oldest_ns = stats.oldest_boot_ns
+        about = Entity(entities.OTLP_SIGNAL, (signal,))
+        readings += [
+            (c.OTLP_SENT, about, stats.sent),
+            (c.OTLP_RETRIES, about, stats.retries),
+            (c.OTLP_WAITING, about, stats.waiting_bytes),
+            (c.OTLP_AGE, about, Absent.NOT_DUE if oldest_ns is None else now_ns - oldest_ns),
+        ]
+        for reason, count in stats.dropped.items():
+            readings.append((c.OTLP_DROPPED, about.child(entities.OTLP_DROP, reason), count))
+    return readings
+
+
+def _budget_readings(
+    keeper: governor.BudgetKeeper | None,
+) -> list[tuple[declare.Metric, Entity, Reading]]:
+    """State of the agent's budget; limits only for bounded resources."""
+    if keeper is None:
+        return []
+    node, budget, use = Entity(entities.NODE), keeper.budget, keeper.governor.use
+    share: Reading = Absent.NOT_DUE if use is None else round(use * _MILLIONTHS)
+    readings: list[tuple[declare.Metric, Entity, Reading]] = [(c.AGENT_CPU_USE, node, share)]
+    if budget.cpu_ratio:
+        state = keeper.governor.state
+        readings += [
+            (c.AGENT_CPU_BUDGET, node, round(budget.cpu_ratio * _MILLIONTHS)),
+            (c.GOVERNOR_STATE, node.child(entities.BUDGET, "cpu"), state),
+        ]
+    if budget.memory_bytes:
+        readings += [
+            (c.AGENT_MEMORY_BUDGET, node, budget.memory_bytes),
+            (c.GOVERNOR_STATE, node.child(entities.BUDGET, "memory"), keeper.memory.state),
+        ]
+    return readings
+
+
+SAVE_EVERY_NS = 600_000_000_000
+_ReportedVerdict = tuple[int, tuple[str, ...]]
+
+
+class GpuVerdictSource(base.SourceWithoutResources):
+    """State, reasons and recommended action of every GPU, and an event when they change."""
+
+    name = "gpu_verdict"
+    family = "gpu_verdict"
+    stage = 1
+    longest_period_seconds = 20.0
+    """Upper bound of the delay until a GPU that needs draining is reported."""
+
+    def __init__(
+        self, statuses: Callable[[], Mapping[str, states.SourceState]], xids: XidMatcher
+    ) -> None:
+        self._statuses = statuses
+        self._facts = FactCollector(xids.actionable_xids)
+        self._memory: GpuLifetimeFile | None = None
+        self._saved_resets: dict[str, int] = {}
+        self._saved_ns = 0
+        self._gpus: list[Entity] = []
+        self._reported: dict[str, _ReportedVerdict] = {}
+        self._results: dict[str, RuleResults] = {}
+
+    def remember(self, memory: GpuLifetimeFile) -> None:
+        """Load the state from before a restart, and store it from now on."""
+        self._memory = memory
+        self._facts.earlier_lifetimes = memory.load()
+
+    def _save_lifetimes(self, now_ns: int) -> None:
+        """Store each reset at once, and periodically the counters that reveal the next one."""
+        lifetimes = {**self._facts.earlier_lifetimes, **self._facts.lifetimes}
+        resets = {name: lifetime.resets for name, lifetime in lifetimes.items()}
+        due = resets != self._saved_resets or now_ns - self._saved_ns >= SAVE_EVERY_NS
+        if self._memory and lifetimes and due:
+            self._memory.save(lifetimes)
+            self._saved_resets, self._saved_ns = resets, now_ns
+
+    def probe(self, host: Host) -> base.ProbeResult:
+        """Columns for every GPU seen so far, including lost ones."""
+        self._collect_facts(host.clock.now().boot_ns)
+        self._gpus = self._facts.gpus
+        uuids = {gpu.key[0] for gpu in self._gpus}
+        self._reported = {name: v for name, v in self._reported.items() if name in uuids}
+        self._results = {name: self._results.get(name) or RuleResults() for name in uuids}
+        columns = base.ColumnBuilder()
+        for gpu in self._gpus:
+            columns.add_each((h.GPU_HEALTH, h.GPU_ACTION), gpu)
+            for rule in RULES:
+                columns.add(h.GPU_HEALTH_REASON, gpu.child(entities.GPU_REASON, rule.reason))
+        return columns.result(*self._findings())
+
+    def read(self, host: Host, into: base.RowBuilder) -> None:
+        """Judge every GPU."""
+        now = host.clock.now()
+        self._collect_facts(now.boot_ns)
+        self._save_lifetimes(now.boot_ns)
+        gpus = self._facts.gpus
+        into.needs_probe = gpus != self._gpus or (
+            not gpus and self._load_state() != states.UNSUPPORTED
+        )
+        left = {gpu.key for gpu in gpus}
+        width = 2 + len(RULES)
+        for first, gpu in zip(range(0, len(into.values), width), self._gpus, strict=True):
+            if gpu.key not in left:
+                into.put_none(first, width, Absent.GONE)
+                continue
+            verdict = judge(self._facts.facts(gpu), results=self._results[gpu.key[0]])
+            results = [
+                result if isinstance(result, Absent) else int(result)
+                for result in verdict.results.values()
+            ]
+            into.put_readings(first, (verdict.state, verdict.action, *results))
+            into.events += self._record_changes(gpu, verdict, now)
+
+    def _collect_facts(self, now_ns: int) -> None:
+        statuses = self._statuses()
+        latest = {name: states.latest_frame(statuses.get(name), now_ns) for name in SOURCES}
+        self._facts.update(latest, now_ns)
+
+    def _load_state(self) -> int:
+        status = self._statuses().get(LOAD)
+        return status.state if status else states.UNSUPPORTED
+
+    def _findings(self) -> list[base.ProbeFinding]:
+        if not self._gpus:
+            return [self._no_gpu()]
+        facts = {gpu.key[0]: self._facts.facts(gpu) for gpu in self._gpus}
+        return health_findings("health of GPUs", "GPU", facts)
+
+    def _no_gpu(self) -> base.ProbeFinding:
+        verdict, detail = {
+            states.STARTING: (
+                base.ProbeVerdict.AWAITED,
+                "waiting for the first readings of the GPUs",
+            ),
+            states.FAILED: (base.ProbeVerdict.BROKEN, "no GPU could be read"),
+        }.get(self._load_state(), (base.ProbeVerdict.ABSENT, "the node has no GPU"))
+        return base.ProbeFinding("health of GPUs", verdict, detail)
+
+    def _record_changes(
+        self, gpu: Entity, verdict: HealthVerdict, now: NodeTimestamp
+    ) -> list[Event]:
+        """Event for a changed verdict; none for a GPU that is healthy from the start."""
+        (name,) = gpu.key
+        before, reported = self._reported.get(name), (verdict.state, verdict.reasons)
+        unclear = verdict.missing if verdict.state == UNKNOWN else {}
+        if reported == before or (before is None and Absent.NOT_DUE in unclear.values()):
+            return []
+        self._reported[name] = reported
+        if before is None and verdict.state == HEALTHY:
+            return []
+        reasons = (
+            *verdict.reasons,
+            *(f"{reason} ({why.label})" for reason, why in unclear.items()),
+        )
+        facts = base.nonempty_facts(
+            before=h.GPU_HEALTH.states[before[0]] if before else "",
+            after=h.GPU_HEALTH.states[verdict.state],
+            reasons=", ".join(reasons),
+            action=" ".join(verdict.actions),
+            nvidia_action=", ".join(verdict.nvidia),
+        )
+        return [Event(h.GPU_HEALTH_EVENT, gpu, now.wall_ns, now.boot_ns, facts)]

@@ -1,0 +1,183 @@
+"""Settings of NICs, and every change of them.
+
+A setting is a configured value: MTU, PFC, trust, ring sizes. Values that result from the link, such
+as its speed or the FEC in use, change with the link and are not settings; they have readings but no
+events.
+
+Some drivers return the negotiated values instead of the configured ones (with the link down, ice
+reports autonegotiation as off, and firmware that runs DCBX reports no PFC). So while a link is
+down, or when it goes down, such values are reported but not compared with earlier ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+
+from railscope.catalog import declare, entities, nic_settings as c
+from railscope.frame import Entity
+from railscope.reading import Absent, reason_of
+from railscope_agent.host import Host, Json
+from railscope_agent.sampling import source as base
+from railscope_agent.sources import nic_interfaces, nic_setting_parsers as parsers, source_bases
+from railscope_agent.topology.network import NetworkScanner, NodeNetwork
+
+_HASH_DIGITS = 12
+_DIRECTIONS = ("receive", "transmit")
+_NETLINK = {
+    "dcb": parsers.parse_dcb,
+    "pause": parsers.parse_pause,
+    "fec": parsers.parse_fec,
+    "rings": parsers.parse_rings,
+    "link_modes": parsers.parse_link_modes,
+}
+_NEGOTIATED_SETTINGS = {"dcb", "pause", "fec", "link_modes"}
+_FILES = {
+    "mtu": parsers.read_mtu,
+    "ecn": parsers.read_ecn,
+    "qos": parsers.read_qos,
+    "rdma": parsers.read_rdma,
+    "gids": parsers.read_gids,
+}
+_USUAL: Mapping[str, tuple[tuple[declare.Metric, *tuple[str, ...]], ...]] = {
+    "dcb": tuple((c.PFC_ENABLED, str(priority)) for priority in range(nic_interfaces.PRIORITIES)),
+    "pause": tuple((c.PAUSE_ENABLED, direction) for direction in _DIRECTIONS),
+    "fec": ((c.FEC_ACTIVE,),),
+    "rings": tuple((c.RING, direction) for direction in _DIRECTIONS),
+    "link_modes": ((c.AUTONEGOTIATION,), (c.EXPECTED_SPEED,)),
+}
+"""Usual columns of a query: if it fails, they are absent for the reason of the failure."""
+_AS_ROOT = (
+    "run the agent as root (debugfs is readable by root only), or accept that these are missing"
+)
+_REMEDIES = {"cc_params": _AS_ROOT, "cc_config": _AS_ROOT}
+_ALLOW = "allow the agent netlink sockets (AF_NETLINK) and the calls that its unit forbids"
+
+SettingsQuery = Callable[[nic_interfaces.SettingAnswers, Host], None]
+"""Adds the answers to one query of a NIC. Raises OSError."""
+
+
+class NicSettingsSource(source_bases.ScanningSource):
+    """Settings of every physical interface."""
+
+    name = "nic_settings"
+    family = "nic_settings"
+    changed = c.SETTING_EVENT
+
+    def __init__(self, wiring: NetworkScanner | None = None) -> None:
+        super().__init__()
+        self._wiring = wiring or NetworkScanner()
+        self._network = NodeNetwork()
+
+    def scan(self, host: Host) -> source_bases.NodeScan:
+        """Query all settings of every NIC."""
+        scan = source_bases.NodeScan(described_entities=list(self._wiring.find_nics(host)))
+        self._network = self._wiring.scan(host)
+        interfaces = nic_interfaces.physical_interfaces(host)
+        for interface in interfaces:
+            self._scan_nic(host, nic_interfaces.read_interface(host, interface), scan)
+        if not interfaces:
+            scan.findings.append(
+                base.ProbeFinding.absent("NIC settings", nic_interfaces.NO_INTERFACE)
+            )
+        return scan
+
+    def _scan_nic(
+        self, host: Host, nic: nic_interfaces.PhysicalInterface, scan: source_bases.NodeScan
+    ) -> None:
+        settings: dict[str, str] = {}
+        unanswered: list[str] = []
+        link, is_complete = _link(host, nic), True
+        for name, query in self._queries(nic, settings):
+            part = (nic.interface, name)
+            answers = nic_interfaces.SettingAnswers(nic)
+            try:
+                query(answers, host)
+            except (OSError, *base.MALFORMED_ERRORS) as error:
+                reason = reason_of(error) if isinstance(error, OSError) else Absent.ERROR
+                if reason in {Absent.UNSUPPORTED, Absent.GONE}:
+                    unanswered.append(name)
+                    continue
+                is_complete = False
+                usual = [
+                    (metric, Entity(metric.about, (nic.interface, *key)))
+                    for metric, *key in _USUAL.get(name, ())
+                ]
+                scan.failure(part, reason, usual)
+                subject, remedy = f"settings of {nic.interface}", _REMEDIES.get(name, _ALLOW)
+                scan.findings.append(base.ProbeFinding.failed(subject, error, remedy, name))
+            else:
+                new = {key: text for key, text in answers.texts.items() if key not in settings}
+                settings |= new
+                scan.watched_values[part] = new
+                scan.add_readings(part, answers.readings)
+                is_complete &= not any(isinstance(r, Absent) for r in answers.readings.values())
+        if link[0] != "1" or link != _link(host, nic):
+            is_complete = False
+            for name in _NEGOTIATED_SETTINGS:
+                scan.watched_values.pop((nic.interface, name), None)
+        facts = {key: text for key, text in settings.items() if key in entities.NIC_SETTINGS.facts}
+        if settings and is_complete:
+            facts["hash"] = _settings_hash(settings)
+        scan.described_entities.append(Entity(entities.NIC_SETTINGS, (nic.interface,), facts))
+        scan.findings.append(_finding(nic, len(settings), unanswered))
+
+    def _queries(
+        self, nic: nic_interfaces.PhysicalInterface, settings: Mapping[str, str]
+    ) -> Iterator[tuple[str, SettingsQuery]]:
+        """Queries in order of precedence, for settings that several of them return."""
+        yield "expected_speed", self._add_expected_speed
+        yield "driver", _add_firmware
+        for name, parse in _NETLINK.items():
+            yield name, partial(_add_netlink, name=name, parse=parse)
+        yield from _FILES.items()
+        for name, directory in parsers.congestion_directories(nic).items():
+            read = partial(parsers.read_congestion, directory=directory, settings_before=settings)
+            yield name, read
+
+    def _add_expected_speed(self, answers: nic_interfaces.SettingAnswers, host: Host) -> None:  # noqa: ARG002 - a query
+        nic = answers.nic
+        role = self._network.device_at(nic.pci_address).role
+        names = (nic.interface, nic.rdma_device, nic.pci_address, role)
+        speed = self._wiring.rules.expected_speed(names)
+        if speed is not None:
+            answers.put(c.EXPECTED_SPEED, speed)
+
+
+def _settings_hash(settings: Mapping[str, str]) -> str:
+    """Return a digest of all settings, equal for NICs with equal settings; firmware is not a setting."""
+    compared = sorted((name, text) for name, text in settings.items() if name != "firmware")
+    return hashlib.sha256(repr(compared).encode()).hexdigest()[:_HASH_DIGITS]
+
+
+def _link(host: Host, nic: nic_interfaces.PhysicalInterface) -> tuple[str, ...]:
+    """Carrier state, and the number of carrier changes."""
+    files = ("carrier", "carrier_changes")
+    return tuple(
+        base.read_text(host, f"{nic_interfaces.NET}/{nic.interface}/{file}") for file in files
+    )
+
+
+def _add_firmware(answers: nic_interfaces.SettingAnswers, host: Host) -> None:
+    if firmware := host.call("ethtool", "driver", answers.nic.interface).get("firmware"):
+        answers.set("firmware", firmware)
+
+
+def _add_netlink(
+    answers: nic_interfaces.SettingAnswers,
+    host: Host,
+    name: str,
+    parse: Callable[[nic_interfaces.SettingAnswers, Json], None],
+) -> None:
+    parse(answers, host.call("netlink", name, answers.nic.interface))
+
+
+def _finding(
+    nic: nic_interfaces.PhysicalInterface, settings: int, unanswered: list[str]
+) -> base.ProbeFinding:
+    detail = base.format_count(settings, "setting")
+    if unanswered:
+        detail += f"; driver {nic.driver or 'unknown'} does not report {', '.join(unanswered)}"
+    verdict = base.ProbeVerdict.SUPPORTED if settings else base.ProbeVerdict.ABSENT
+    return base.ProbeFinding(f"settings of {nic.interface}", verdict, detail)

@@ -1,0 +1,279 @@
+"""Processes and virtual GPUs of each GPU: individual ones, their numbers, and the sharing mode.
+
+The numbers and the mode have the same columns for any set of processes. Individual processes and
+virtual GPUs are bounded in number. A process gets its own columns once it has been present at two
+polls, so that short processes do not create new columns every time; the others are counted. PIDs are in the
+host's PID namespace, which the agent needs in a container too. Every job has different columns: acceptable
+on a metrics endpoint, too many for a schema that is transmitted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from railscope.catalog import entities, gpu_sharing as s
+from railscope.frame import Entity
+from railscope.reading import Absent, Reading
+from railscope_agent.gpus.inventory import GpuDevice, GpuInventory
+from railscope_agent.gpus.process_lists import (
+    ListedProcess,
+    ListedProcesses,
+    ProcessLists,
+    list_processes,
+)
+from railscope_agent.host import Host, Json, NvmlError
+from railscope_agent.sampling import source
+
+UNUSED, EXCLUSIVE, TIME_SLICING, MPS, MIG, VGPUS = s.GPU_SHARING.states
+
+
+class GpuSharingSource(source.SourceWithoutResources):
+    """Number of processes and virtual GPUs of each GPU, and its sharing mode."""
+
+    name = "gpu_sharing"
+    family = "nvml"
+
+    def __init__(self, gpus: GpuInventory | None = None, lists: ProcessLists | None = None) -> None:
+        self._gpus = gpus or GpuInventory()
+        self._lists = lists or ProcessLists()
+        self._generation = 0
+        self._columns: list[tuple[GpuDevice, int]] = []
+
+    def probe(self, host: Host) -> source.ProbeResult:
+        """Three columns for each GPU."""
+        gpus = self._gpus.scan(host)
+        self._generation = self._gpus.generation
+        columns = source.ColumnBuilder()
+        self._columns = [(gpu, columns.add(s.GPU_SHARING, gpu.entity)) for gpu in gpus.values()]
+        for metric in (s.GPU_PROCESSES, s.GPU_VGPUS):
+            for gpu in gpus.values():
+                columns.add(metric, gpu.entity)
+        return columns.result()
+
+    def read(self, host: Host, into: source.RowBuilder) -> None:
+        """Count the processes and virtual GPUs."""
+        count = len(self._columns)
+        for gpu, column in self._columns:
+            listed = host.clock.now()
+            processes, absent = list_processes(host, gpu)
+            self._lists.put(gpu.entity.key[0], ListedProcesses(listed, processes, absent))
+            vgpus = absent or list_vgpus(host, gpu.index)
+            into.put(column, absent or _sharing_mode(gpu, processes, vgpus))
+            into.put(column + count, absent or len(processes))
+            into.put(column + 2 * count, vgpus if isinstance(vgpus, Absent) else len(vgpus))
+        into.needs_probe = self._gpus.generation != self._generation
+
+
+def list_vgpus(host: Host, gpu: int) -> list[int] | Absent:
+    """Running virtual GPUs of a GPU, or the reason for their absence."""
+    answer = _call_for_list(host, "nvmlDeviceGetActiveVgpus", gpu)
+    return answer if isinstance(answer, Absent) else [int(instance) for instance in answer]
+
+
+def _call_for_list(
+    host: Host, function: str, gpu: int, empty_code: int | None = None
+) -> list[Json] | Absent:
+    """List that a call returns, or the reason for its absence; `empty_code` stands for no entry."""
+    try:
+        answer: list[Json] = host.call("nvml", function, gpu)
+    except NvmlError as error:
+        return [] if error.code == empty_code else source.nvml_reason(error.code)
+    except FileNotFoundError:
+        return Absent.UNSUPPORTED
+    return answer
+
+
+def _sharing_mode(
+    gpu: GpuDevice, processes: dict[int, ListedProcess], vgpus: list[int] | Absent
+) -> Reading:
+    """Sharing mode of the GPU. Several computing processes without MPS are time-sliced."""
+    if gpu.mig_mode == "1":
+        return MIG
+    if isinstance(vgpus, Absent):
+        if vgpus is not Absent.UNSUPPORTED:
+            return vgpus  # some may be running
+    elif vgpus:
+        return VGPUS
+    contexts = [process.context for process in processes.values()]
+    if "mps" in contexts:
+        return MPS
+    computing = contexts.count("compute")
+    if computing > 1:
+        return TIME_SLICING
+    return EXCLUSIVE if computing else UNUSED
+
+
+MAX_REPORTED = 64
+_NOT_FOUND = 6
+"""No sample since the last call."""
+
+
+@dataclass(slots=True)
+class _GpuUse:
+    """Usage of one GPU, and its columns."""
+
+    gpu: GpuDevice
+    column: int = 0
+    reported: dict[int, int] = field(default_factory=dict)
+    """First column of each process that has columns."""
+    vgpus: dict[int, int] = field(default_factory=dict)
+
+
+class GpuProcessSource(source.SourceWithoutResources):
+    """Processes and virtual GPUs of every GPU, one by one."""
+
+    name = "gpu_process"
+    family = "nvml"
+
+    def __init__(self, gpus: GpuInventory | None = None, max_reported: int = MAX_REPORTED) -> None:
+        self._max_reported = max_reported
+        self._gpus = gpus or GpuInventory()
+        self._generation = 0
+        self._uses: list[_GpuUse] = []
+        self._earlier_pids: dict[int, set[int]] = {}
+        """Processes of each GPU at the last poll: those still present at the next one get columns."""
+        self._planned: dict[int, list[ListedProcess]] = {}
+        self._vgpus: dict[int, dict[int, Entity]] = {}
+
+    def probe(self, host: Host) -> source.ProbeResult:
+        """Create columns for every GPU, and for the processes that have been present at two polls."""
+        gpus = self._gpus.scan(host)
+        self._generation = self._gpus.generation
+        columns = source.ColumnBuilder()
+        self._uses = [self._plan(host, gpu, columns) for gpu in gpus.values()]
+        return columns.result()
+
+    def _plan(self, host: Host, gpu: GpuDevice, columns: source.ColumnBuilder) -> _GpuUse:
+        use = _GpuUse(gpu, columns.add(s.GPU_SUPPRESSED_PROCESSES, gpu.entity))
+        processes, absent = list_processes(host, gpu)
+        earlier_pids = self._earlier_pids.get(gpu.index)
+        lasting = [p for p in processes.values() if earlier_pids is None or p.pid in earlier_pids]
+        if absent:  # processes keep their columns until they are confirmed to have ended
+            lasting = self._planned.get(gpu.index, [])
+        else:
+            self._earlier_pids[gpu.index] = set(processes)
+        self._planned[gpu.index] = lasting
+        by_memory = sorted(lasting, key=lambda process: (-(process.memory_bytes or 0), process.pid))
+        for process in by_memory[: self._max_reported]:
+            entity = _entity(host, gpu.entity, process)
+            metrics = s.PROCESS_MEMORY, s.PROCESS_SM, s.PROCESS_MEMORY_ACTIVITY
+            use.reported[process.pid] = columns.add_each(metrics, entity)
+        instances = _running_vgpus(host, gpu.index)
+        if not isinstance(instances, Absent):
+            vgpus = {instance: _vgpu_entity(host, gpu.entity, instance) for instance in instances}
+            self._vgpus[gpu.index] = vgpus
+        for instance, entity in self._vgpus.get(gpu.index, {}).items():
+            use.vgpus[instance] = columns.add_each((s.VGPU_MEMORY, s.VGPU_UTILIZATION), entity)
+        return use
+
+    def read(self, host: Host, into: source.RowBuilder) -> None:
+        """Poll every GPU. A process that stayed or ended, or a changed vGPU, requests another probe."""
+        for use in self._uses:
+            processes, absent = list_processes(host, use.gpu)
+            self._fill(host, use, processes, absent, into)
+            into.needs_probe |= self._fill_vgpus(host, use, absent, into)
+            if absent:
+                continue
+            lasting = {pid for pid in processes if pid in self._earlier_pids.get(use.gpu.index, ())}
+            self._earlier_pids[use.gpu.index] = set(processes)
+            reportable = min(
+                len(lasting | use.reported.keys() & processes.keys()), self._max_reported
+            )
+            into.needs_probe |= (
+                use.reported.keys() - processes.keys() != set() or len(use.reported) < reportable
+            )
+        into.needs_probe |= self._gpus.generation != self._generation
+
+    def _fill(
+        self,
+        host: Host,
+        use: _GpuUse,
+        processes: dict[int, ListedProcess],
+        absent: Absent | None,
+        into: source.RowBuilder,
+    ) -> None:
+        still_reported = use.reported.keys() & processes.keys()
+        into.put(use.column, absent or len(processes) - len(still_reported))
+        busy = absent or _utilization(host, use.gpu)
+        for pid, column in use.reported.items():
+            process = processes.get(pid)
+            if process is None:
+                into.put_none(column, 3, absent or Absent.UNSUPPORTED)
+                continue
+            memory = process.memory_bytes
+            into.put(column, Absent.UNSUPPORTED if memory is None else memory)
+            activity = (busy, busy) if isinstance(busy, Absent) else busy.get(pid, (0, 0))
+            into.put_readings(column + 1, activity)
+
+    def _fill_vgpus(
+        self, host: Host, use: _GpuUse, absent: Absent | None, into: source.RowBuilder
+    ) -> bool:
+        """Report the virtual GPUs that have columns. Return True if the running ones differ from them."""
+        instances = absent or _running_vgpus(host, use.gpu.index)
+        if isinstance(instances, Absent):
+            for column in use.vgpus.values():
+                into.put_none(column, 2, instances)
+            return False
+        if not use.vgpus:
+            return bool(instances)
+        busy = _vgpu_utilization(host, use.gpu.index)
+        for instance, column in use.vgpus.items():
+            try:
+                into.put(column, int(host.call("nvml", "nvmlVgpuInstanceGetFbUsage", instance)))
+            except NvmlError as error:
+                into.put(column, source.nvml_reason(error.code))
+            into.put(column + 1, busy if isinstance(busy, Absent) else busy.get(instance, 0))
+        return set(instances) != use.vgpus.keys()
+
+
+def _entity(host: Host, gpu: Entity, process: ListedProcess) -> Entity:
+    facts = source.nonempty_facts(
+        process_name=source.read_text(host, f"/proc/{process.pid}/comm"),
+        context=process.context,
+        gpu_instance=process.gpu_instance,
+        compute_instance=process.compute_instance,
+    )
+    return Entity(entities.GPU_PROCESS, (*gpu.key, str(process.pid)), facts)
+
+
+def _utilization(host: Host, gpu: GpuDevice) -> dict[int, tuple[int, int]] | Absent:
+    """SM and memory activity in percent by process; those without a sample were idle."""
+    if gpu.mig_mode == "1":
+        return Absent.UNSUPPORTED
+    samples = _samples(host, "nvmlDeviceGetProcessUtilization", gpu.index)
+    if isinstance(samples, Absent):
+        return samples
+    return {sample["pid"]: (sample["smUtil"], sample["memUtil"]) for sample in samples}
+
+
+def _samples(host: Host, function: str, gpu: int) -> list[Json] | Absent:
+    """Samples since the last call, the oldest first."""
+    samples = _call_for_list(host, function, gpu, _NOT_FOUND)
+    if isinstance(samples, Absent):
+        return samples
+    return sorted(samples, key=lambda sample: sample["timeStamp"])
+
+
+def _running_vgpus(host: Host, gpu: int) -> list[int] | Absent:
+    """Running virtual GPUs, none if the GPU does not support them; or the absence reason."""
+    vgpus = list_vgpus(host, gpu)
+    return [] if vgpus is Absent.UNSUPPORTED else vgpus
+
+
+def _vgpu_entity(host: Host, gpu: Entity, instance: int) -> Entity:
+    kind, machine, name = (
+        source.call_nvml(host, f"nvmlVgpuInstanceGet{member}", instance)
+        for member in ("Type", "VmID", "UUID")
+    )
+    vgpu_type = None if kind is None else source.call_nvml(host, "nvmlVgpuTypeGetName", kind)
+    facts = source.nonempty_facts(
+        vgpu_type=str(vgpu_type or ""), virtual_machine=str(machine[0]) if machine else ""
+    )
+    return Entity(entities.VGPU, (*gpu.key, str(name or instance)), facts)
+
+
+def _vgpu_utilization(host: Host, gpu: int) -> dict[int, int] | Absent:
+    samples = _samples(host, "nvmlDeviceGetVgpuUtilization", gpu)
+    if isinstance(samples, Absent):
+        return samples
+    return {sample["vgpuInstance"]: sample["smUtil"] & 0xFFFF_FFFF for sample in samples}

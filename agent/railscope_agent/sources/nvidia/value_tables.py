@@ -1,0 +1,283 @@
+"""Tables of NVML calls for values that change every second, and for values that change rarely.
+
+Every second: activity, memory, clocks, power, heat, clock limit reasons. Rarely: limits,
+thresholds, modes, memory errors by location, spare rows, C2C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from railscope.catalog import declare, entities, gpu as c, gpu_health as h, nvlink as n
+from railscope.reading import Absent, Reading
+from railscope_agent.host import Host, Json
+from railscope_agent.sampling.source import call_nvml, pick_reading
+from railscope_agent.sources.nvidia import call_plan, column_history
+
+CLOCKS = {"graphics": 0, "sm": 1, "memory": 2, "video": 3}
+# Fields that count the nanoseconds that a reason was active since driver load.
+THROTTLE_FIELDS = {
+    74: "software_power_cap",
+    75: "thermal",
+    76: "sync_boost",
+    77: "board_limit",
+    78: "low_utilization",
+    79: "reliability",
+    80: "application_clocks",
+    81: "base_clocks",
+}
+# Three more consecutive ones, under new numbers since driver 590 (pynvml 13.615); 575 and 580 have
+# them at the present numbers of power smoothing (NVIDIA/k8s-test-infra, mocknvml: calls of
+# nvidia-smi 580).
+SLOWDOWNS = ("software_thermal", "hardware_thermal", "hardware_power_brake")
+_FIRST_SLOWDOWN_FIELD, _FIRST_SLOWDOWN_FIELD_BEFORE_590 = 269, 251
+_DRIVERS_BEFORE_590 = range(575, 590)
+_REASONS_OF_ALL = 0x1FF
+"""The oldest reasons of nvml.h, for a GPU that does not report its supported ones."""
+ALL_LINKS = 0xFFFF_FFFF
+MODULE_SCOPE, MEMORY_SCOPE = 1, 2
+MAX_PLAUSIBLE_CELSIUS = 200  # DCGM rejects higher ones too
+
+
+def _memory_temperature(value: Json) -> Reading:
+    if value == 0:
+        return Absent.UNSUPPORTED  # a GPU without the sensor (NVIDIA/dcgm-exporter#460)
+    return int(value) if 0 < value < MAX_PLAUSIBLE_CELSIUS else Absent.ERROR
+
+
+def _memory_power(value: Json) -> Reading:
+    # A GPU without the sensor may report 0 (ml-energy/zeus, device/gpu/nvidia.py).
+    return int(value) or Absent.UNSUPPORTED
+
+
+def _calls_of_parts(
+    function: str, metric: declare.Metric, kind: declare.EntityKind, numbers: Mapping[str, int]
+) -> list[call_plan.NvmlCall]:
+    """One call for each part of the GPU, with the number of the part as its argument."""
+    parts = numbers.items()
+    return [
+        call_plan.simple(function, metric, kind, name, arguments=(number,))
+        for name, number in parts
+    ]
+
+
+_LOAD_CALLS: tuple[call_plan.NvmlCall, ...] = (
+    call_plan.members("nvmlDeviceGetUtilizationRates", {"gpu": c.GPU_UTILIZATION, "memory": c.GPU_MEMORY_ACTIVITY}),
+    call_plan.members(
+        "nvmlDeviceGetMemoryInfo",
+        {"total": c.GPU_MEMORY_TOTAL, "free": c.GPU_MEMORY_FREE, "reserved": c.GPU_MEMORY_RESERVED},
+        call_plan.CallTarget(c.GPU_MEMORY_USED, call_plan.used),
+    ),
+    *_calls_of_parts("nvmlDeviceGetClockInfo", c.GPU_CLOCK_SPEED, entities.GPU_CLOCK, CLOCKS),
+    call_plan.simple("nvmlDeviceGetPowerUsage", c.GPU_POWER),
+    call_plan.NvmlCall(
+        ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"),
+        (call_plan.CallTarget(c.GPU_TEMPERATURE, call_plan.whole),),
+        (0,),
+    ),
+)  # fmt: skip
+
+_LOAD_FIELDS: tuple[call_plan.BatchField, ...] = (
+    call_plan.field(
+        83,
+        c.GPU_ENERGY,
+        otherwise=call_plan.simple("nvmlDeviceGetTotalEnergyConsumption", c.GPU_ENERGY),
+    ),
+    call_plan.field(185, c.GPU_POWER_AVERAGE),
+    call_plan.field(186, c.GPU_POWER_INSTANT),
+    call_plan.field(f"186:{MODULE_SCOPE}", c.GPU_MODULE_POWER),
+    call_plan.field(f"190:{MODULE_SCOPE}", c.GPU_MODULE_POWER_LIMIT),
+    call_plan.field(f"185:{MEMORY_SCOPE}", c.GPU_MEMORY_POWER, pick=_memory_power),
+    call_plan.field(82, c.GPU_MEMORY_TEMPERATURE, pick=_memory_temperature),
+    *(
+        call_plan.field(number, c.GPU_THROTTLE_TIME, entities.GPU_THROTTLE, reason)
+        for number, reason in THROTTLE_FIELDS.items()
+    ),
+    call_plan.field(197, h.GPU_PCIE_TRANSMITTED),
+    call_plan.field(198, h.GPU_PCIE_RECEIVED),
+    call_plan.field(f"138:{ALL_LINKS}", n.GPU_NVLINK_TRANSMITTED),
+    call_plan.field(f"139:{ALL_LINKS}", n.GPU_NVLINK_RECEIVED),
+    call_plan.field(f"140:{ALL_LINKS}", n.GPU_NVLINK_RAW_TRANSMITTED),
+    call_plan.field(f"141:{ALL_LINKS}", n.GPU_NVLINK_RAW_RECEIVED),
+)
+
+_PERCENT = 100
+LOAD_INTEGRALS = (
+    column_history.IntegratedGauge(c.GPU_UTILIZATION, c.GPU_BUSY, _PERCENT),
+    column_history.IntegratedGauge(
+        c.GPU_MEMORY_USED, c.GPU_MEMORY_USED_TIME, column_history.MAX_MEMORY_BYTES
+    ),
+)
+
+_REPEATED_TIMES = ("low_utilization", "application_clocks", "base_clocks")
+"""Times that are left out of the total: idle, and below some clocks for any reason."""
+TOTALS: tuple[tuple[declare.Metric, declare.Metric, tuple[str, ...]], ...] = (
+    (c.GPU_THROTTLE_TIME, c.GPU_ALL_THROTTLE_TIME, _REPEATED_TIMES),
+    (h.GPU_PCIE_ERRORS, h.GPU_ALL_PCIE_ERRORS, ()),
+)
+"""Counters by reason or kind, their totals for a GPU, and the parts that these leave out."""
+SUMS: Mapping[declare.Metric, tuple[declare.Metric, ...]] = {
+    **{each.gauge: (each.counter,) for each in LOAD_INTEGRALS},
+    **{part: (total,) for part, total, _ in TOTALS},
+}
+"""Metrics that are computed from a gauge or from the parts of a counter, by that metric."""
+
+
+def load_table(host: Host, gpu: int) -> call_plan.CallTable:
+    """Calls for one GPU, with the clock limit reasons that it supports."""
+    reasons = _supported_reasons(host, gpu)
+    active = call_plan.NvmlCall(
+        ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"),
+        tuple(
+            call_plan.CallTarget(
+                c.GPU_THROTTLE_ACTIVE, call_plan.bit(mask), entities.GPU_THROTTLE, (reason,)
+            )
+            for reason, mask in c.THROTTLE_BITS.items()
+            if reasons & mask
+        ),
+    )
+    slowdowns = (
+        call_plan.field(number, c.GPU_THROTTLE_TIME, entities.GPU_THROTTLE, reason)
+        for number, reason in enumerate(SLOWDOWNS, _first_slowdown_field(host))
+    )
+    return call_plan.CallTable((*_LOAD_CALLS, active), (*_LOAD_FIELDS, *slowdowns))
+
+
+def _supported_reasons(host: Host, gpu: int) -> int:
+    """Supported clock limit reasons of a GPU as a bit mask; the default set if it does not report them."""
+    for term in ("Event", "Throttle"):
+        mask = call_nvml(host, f"nvmlDeviceGetSupportedClocks{term}Reasons", gpu)
+        if mask is not None:
+            return int(mask) & sum(c.THROTTLE_BITS.values()) or _REASONS_OF_ALL
+    return _REASONS_OF_ALL
+
+
+def _first_slowdown_field(host: Host) -> int:
+    branch = str(call_nvml(host, "nvmlSystemGetDriverVersion")).partition(".")[0]
+    if branch.isdecimal() and int(branch) in _DRIVERS_BEFORE_590:
+        return _FIRST_SLOWDOWN_FIELD_BEFORE_590
+    return _FIRST_SLOWDOWN_FIELD
+
+
+THRESHOLDS = ("shutdown", "slowdown", "memory_maximum", "gpu_maximum")
+_FIRST_THRESHOLD_FIELD = 193
+# Each with the call that drivers before 530 have.
+_LIMIT = "nvmlDeviceGetPowerManagement"
+POWER_BOUNDS = {
+    "minimum": (187, f"{_LIMIT}LimitConstraints", call_plan.item(0)),
+    "maximum": (188, f"{_LIMIT}LimitConstraints", call_plan.item(1)),
+    "default": (189, f"{_LIMIT}DefaultLimit", call_plan.whole),
+    "requested": (192, f"{_LIMIT}Limit", call_plan.whole),
+}
+ERRORS, LIFETIMES = ("corrected", "uncorrected"), ("volatile", "aggregate")
+LOCATIONS = ("l1", "l2", "dram", "register_file", "texture", "texture_shared", "cbu", "sram")
+BANKS = ("max", "high", "partial", "low", "none")
+RETIREMENTS = {"correctable": 0, "uncorrectable": 1}
+_C2C_LINK_COUNT, _MAX_PARTS = 170, 64
+C2C_ERRORS = {231: "interrupt", 232: "replay", 233: "replay_back_to_back"}
+
+_SETTINGS_CALLS: tuple[call_plan.NvmlCall, ...] = (
+    *_calls_of_parts("nvmlDeviceGetMaxClockInfo", c.GPU_CLOCK_LIMIT, entities.GPU_CLOCK, CLOCKS),
+    *_calls_of_parts("nvmlDeviceGetTemperatureThreshold", c.GPU_TEMPERATURE_THRESHOLD, entities.GPU_THRESHOLD,
+                     {name: number for number, name in enumerate(THRESHOLDS)}),
+    call_plan.members("nvmlDeviceGetBAR1MemoryInfo", {"bar1Total": c.GPU_BAR1_SIZE, "bar1Used": c.GPU_BAR1_USED}),
+    call_plan.simple("nvmlDeviceGetPersistenceMode", c.GPU_PERSISTENCE),
+    call_plan.simple("nvmlDeviceGetComputeMode", c.GPU_COMPUTE_MODE),
+    call_plan.simple("nvmlDeviceGetAccountingMode", c.GPU_ACCOUNTING),
+    call_plan.NvmlCall(("nvmlSystemGetConfComputeState",),
+                       (call_plan.CallTarget(c.GPU_CONFIDENTIAL, call_plan.key("ccFeature")),), is_of_device=False),
+    call_plan.members("nvmlDeviceGetConfComputeProtectedMemoryUsage",
+                      {"total": c.GPU_PROTECTED_SIZE, "used": c.GPU_PROTECTED_USED}),
+    call_plan.items("nvmlDeviceGetGspFirmwareMode", c.GPU_GSP),
+    *(
+        call_plan.simple("nvmlDeviceGetMemoryErrorCounter", h.GPU_ECC_LOCATIONS, entities.GPU_ECC_LOCATION,
+                         *(error, lifetime, location), arguments=(kind, counter, place))
+        for kind, error in enumerate(ERRORS)
+        for counter, lifetime in enumerate(LIFETIMES)
+        for place, location in enumerate(LOCATIONS)
+    ),
+    call_plan.NvmlCall(("nvmlDeviceGetRowRemapperHistogram",), tuple(
+        call_plan.CallTarget(h.GPU_REMAP_BANKS, call_plan.key(name), entities.GPU_BANK, (name,)) for name in BANKS
+    )),
+    *(
+        call_plan.NvmlCall(("nvmlDeviceGetRetiredPages",),
+                           (call_plan.CallTarget(h.GPU_RETIRED_PAGES, call_plan.count, entities.GPU_REMAP, (cause,)),),
+                           (number,))
+        for cause, number in RETIREMENTS.items()
+    ),
+    call_plan.simple("nvmlDeviceGetGpuMaxPcieLinkGeneration", h.GPU_PCIE_GENERATION_OWN),
+    call_plan.members("nvmlDeviceGetC2cModeInfoV", {"isC2cEnabled": h.GPU_C2C_ENABLED}),
+)  # fmt: skip
+
+
+def _power_bound(
+    bound: str, number: int, function: str, pick: call_plan.PickReading
+) -> call_plan.BatchField:
+    target = call_plan.CallTarget(c.GPU_POWER_BOUNDS, pick, entities.GPU_POWER_BOUND, (bound,))
+    call = call_plan.NvmlCall((function,), (target,))
+    return call_plan.field(
+        number, c.GPU_POWER_BOUNDS, entities.GPU_POWER_BOUND, bound, otherwise=call
+    )
+
+
+_SETTINGS_FIELDS: tuple[call_plan.BatchField, ...] = (
+    *(_power_bound(bound, *source) for bound, source in POWER_BOUNDS.items()),
+    call_plan.field(274, c.GPU_PEAK_POWER),
+    *(
+        call_plan.field(
+            number, c.GPU_TEMPERATURE_THRESHOLD_MARGIN, entities.GPU_THRESHOLD, threshold
+        )
+        for number, threshold in enumerate(THRESHOLDS, _FIRST_THRESHOLD_FIELD)
+    ),
+    call_plan.field(301, h.GPU_REMAPPED_INACTIVE, entities.GPU_REMAP, "correctable"),
+    call_plan.field(302, h.GPU_REMAPPED_INACTIVE, entities.GPU_REMAP, "uncorrectable"),
+    call_plan.field(_C2C_LINK_COUNT, h.GPU_C2C_LINKS),
+)
+
+
+def settings_table(host: Host, gpu: int) -> call_plan.CallTable:
+    """Calls for one GPU, with its actual numbers of fans and of links to a Grace processor."""
+    fans = _bounded_count(call_nvml(host, "nvmlDeviceGetNumFans", gpu))
+    answer = call_nvml(host, "nvmlDeviceGetFieldValues", gpu, _C2C_LINK_COUNT)
+    links = pick_reading(_first_field, answer)
+    return call_plan.CallTable(
+        (*_SETTINGS_CALLS, *(call for fan in range(fans) for call in _fan(fan))),
+        (
+            *_SETTINGS_FIELDS,
+            *(entry for link in range(_bounded_count(links)) for entry in _c2c(link)),
+        ),
+    )
+
+
+def _bounded_count(number: Json) -> int:
+    return min(number, _MAX_PARTS) if isinstance(number, int) else 0
+
+
+def _first_field(answer: Json) -> Reading:
+    (value,), (code,) = answer
+    return 0 if code else int(value)
+
+
+def _c2c(link: int) -> tuple[call_plan.BatchField, ...]:
+    name = str(link)
+    errors = (
+        call_plan.field(f"{number}:{link}", h.GPU_C2C_ERRORS, entities.GPU_C2C_ERROR, name, error)
+        for number, error in C2C_ERRORS.items()
+    )
+    return (
+        call_plan.field(f"171:{link}", h.GPU_C2C_ACTIVE, entities.GPU_C2C, name),
+        call_plan.field(f"172:{link}", h.GPU_C2C_BANDWIDTH, entities.GPU_C2C, name),
+        *errors,
+    )
+
+
+def _fan(fan: int) -> tuple[call_plan.NvmlCall, ...]:
+    speed = call_plan.simple(
+        "nvmlDeviceGetFanSpeed_v2", c.GPU_FAN_SPEED, entities.GPU_FAN, str(fan), arguments=(fan,)
+    )
+    if fan:
+        return (speed,)
+    rotation = call_plan.simple(
+        "nvmlDeviceGetFanSpeedRPM", c.GPU_FAN_ROTATION, entities.GPU_FAN, str(fan)
+    )
+    return speed, rotation

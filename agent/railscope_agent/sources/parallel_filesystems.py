@@ -1,0 +1,302 @@
+"""Clients of parallel file systems in the kernel: Lustre and Ceph.
+
+Lustre: file operations, requests by target, connections to targets. Formats: lustre/lustre-release
+lustre/obdclass/lprocfs_status.c and lprocfs_counters.c. Clients since 2.12 have their statistics in
+debugfs, which only root may enter, older ones in /proc; some use both.
+
+Ceph (CephFS and RBD): requests in flight, latencies, bytes. Formats: torvalds/linux
+fs/ceph/debugfs.c and net/ceph/debugfs.c. Kernels from 5.8 on have the file `metrics`, from 5.14 on
+a directory of that name with the same tables. Listing requests takes the client's locks: the source
+runs on its own thread.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
+
+from railscope.catalog import declare, entities, storage as c
+from railscope.frame import Column, Entity
+from railscope.reading import Absent, Reading, reason_of
+from railscope_agent.host import Host
+from railscope_agent.sampling import source
+from railscope_agent.sources.source_bases import KeyedFileSource, parse_natural, whole_lines
+
+LUSTRE_DEBUG_ROOT = "/sys/kernel/debug/lustre"
+LUSTRE_ROOTS = (LUSTRE_DEBUG_ROOT, "/proc/fs/lustre")
+LUSTRE_HEALTH_FILES = ("/sys/fs/lustre/health_check", "/proc/fs/lustre/health_check")
+MAX_TARGETS = 128
+_REMEDY = "run the agent as root, or grant it CAP_DAC_READ_SEARCH"
+_LUSTRE_CLIENT = re.compile(r"(?P<filesystem>.+)-(?P<client>[0-9a-f]{8,16})")
+_TARGET = re.compile(
+    r"(?P<filesystem>.+)-(?P<target>(?:OST|MDT)[0-9a-f]{4})-(?:osc|mdc)-(?P<client>[0-9a-f]{8,16})"
+)
+_STATISTIC = re.compile(r"(\w+)\s+(\d+) samples \[(\w+)\](?: \d+ \d+ (\d+))?")
+_STATE = re.compile(r"^\s+state: (\w+)$", re.MULTILINE)
+_RPCS = re.compile(r"^\s+(inflight|timeouts): (\d+)$", re.MULTILINE)
+_MICROSECONDS = {"usec", "usecs"}
+_LUSTRE_OPERATIONS = {
+    "read", "write", "open", "close", "getattr", "setattr", "fsync", "readdir", "lookup", "create",
+    "mknod", "unlink", "mkdir", "rmdir", "rename", "statfs", "mmap", "page_fault", "page_mkwrite",
+    "truncate",
+}  # fmt: skip
+_LUSTRE_REQUESTS = {
+    "ost_read", "ost_write", "ost_punch", "ost_sync", "ost_statfs", "mds_getattr",
+    "mds_getattr_lock", "mds_close", "mds_sync", "mds_readpage", "mds_statfs", "ldlm_enqueue",
+    "ldlm_glimpse_enqueue", "ldlm_extent_enqueue", "ldlm_ibits_enqueue", "ldlm_cancel",
+    "mds_reint", "obd_ping",
+}  # fmt: skip
+_NUMBER_OF_STATE = {name.upper(): number for number, name in c.IMPORT_STATES.items()}
+_HEALTH_KEY = "healthy"
+
+
+def parse_statistics(content: bytes) -> dict[Hashable, Reading]:
+    """Samples and sums by name of a stats file; times are identified by their unit.
+
+    `(name, "samples")` is a count, `(name, "sum")` a sum in its own unit, `(name, "usec")` a sum in
+    microseconds. Operations that never happened have no line.
+    """
+    readings: dict[Hashable, Reading] = {}
+    for line in whole_lines(content):
+        if match := _STATISTIC.match(line):
+            name, samples, unit, total = match.groups()
+            readings[name, "samples"] = parse_natural(samples)
+            if total is not None:
+                readings[name, "usec" if unit in _MICROSECONDS else "sum"] = parse_natural(total)
+    return readings
+
+
+def parse_import(content: bytes) -> dict[Hashable, Reading]:
+    """State, requests in flight and timeouts of a connection to a target."""
+    text = "\n".join(whole_lines(content))
+    readings: dict[Hashable, Reading] = {
+        name: parse_natural(count) for name, count in _RPCS.findall(text)
+    }
+    if match := _STATE.search(text):
+        readings["state"] = _NUMBER_OF_STATE.get(match[1], Absent.ERROR)
+    return readings
+
+
+def parse_health(content: bytes) -> dict[Hashable, Reading]:
+    """Health: 1 for healthy, 0 for unhealthy."""
+    state = content.decode(errors="replace").strip()
+    if state == "healthy":
+        return {_HEALTH_KEY: 1}
+    return {_HEALTH_KEY: 0 if "NOT HEALTHY" in state or "LBUG" in state else Absent.ERROR}
+
+
+_CLIENT_SUMS: dict[Hashable, declare.Metric] = {
+    ("read_bytes", "sum"): c.LUSTRE_READ,
+    ("write_bytes", "sum"): c.LUSTRE_WRITTEN,
+}
+_TARGET_SUMS: dict[Hashable, declare.Metric] = {
+    ("req_waittime", "samples"): c.LUSTRE_TARGET_REQUESTS,
+    ("req_waittime", "usec"): c.LUSTRE_TARGET_WAIT,
+    ("read_bytes", "sum"): c.LUSTRE_TARGET_READ,
+    ("write_bytes", "sum"): c.LUSTRE_TARGET_WRITTEN,
+}
+_IMPORT: dict[Hashable, declare.Metric] = {
+    "state": c.LUSTRE_TARGET_STATE,
+    "inflight": c.LUSTRE_TARGET_IN_FLIGHT,
+    "timeouts": c.LUSTRE_TARGET_TIMEOUTS,
+}
+
+
+class LustreSource(KeyedFileSource):
+    """File operations of each client, requests and connection of each of its targets."""
+
+    name = "lustre"
+    family = "lustre"
+
+    def probe(self, host: Host) -> source.ProbeResult:
+        """Find the clients, their targets, and the counters that exist so far."""
+        columns = source.ColumnBuilder()
+        self._files = []
+        health = _first_readable(host, LUSTRE_HEALTH_FILES)
+        if health:
+            healthy = c.LUSTRE_HEALTHY, Entity(entities.NODE)
+            self._add_file(host, columns, health, parse_health, lambda _: healthy)
+        clients = _directories(host, "llite", _LUSTRE_CLIENT)
+        targets = [*_directories(host, "mdc", _TARGET), *_directories(host, "osc", _TARGET)]
+        for directory, about in clients:
+            path = _first_readable(host, [f"{root}/{directory}/stats" for root in LUSTRE_ROOTS])
+            self._add_file(host, columns, path, parse_statistics, partial(_client_column, about))
+        for directory, about in targets[:MAX_TARGETS]:
+            for file, parse, column_of in (
+                ("stats", parse_statistics, _target_column),
+                ("import", parse_import, _import_column),
+            ):
+                path = _first_readable(
+                    host, [f"{root}/{directory}/{file}" for root in LUSTRE_ROOTS]
+                )
+                self._add_file(host, columns, path, parse, partial(column_of, about))
+        return columns.result(_lustre_finding(host, health, len(clients), len(targets)))
+
+
+def _first_readable(host: Host, paths: Sequence[str]) -> str:
+    return next((path for path in paths if source.read_text(host, path)), "")
+
+
+def _directories(host: Host, kind: str, pattern: re.Pattern[str]) -> list[tuple[str, Entity]]:
+    """Clients or targets: their directories below the roots, and their entities."""
+    instances = {
+        name for root in LUSTRE_ROOTS for name in source.list_names(host, f"{root}/{kind}")
+    }
+    about = entities.LUSTRE_CLIENT if pattern is _LUSTRE_CLIENT else entities.LUSTRE_TARGET
+    return [
+        (f"{kind}/{name}", Entity(about, tuple(match[label] for label in about.labels)))
+        for name in sorted(instances)
+        if (match := pattern.fullmatch(name))
+    ]
+
+
+def _client_column(client: Entity, key: Hashable) -> Column | None:
+    """Column of a client. Byte counters always exist; an operation exists once it has happened."""
+    if metric := _CLIENT_SUMS.get(key):
+        return metric, client
+    name, part = key if isinstance(key, tuple) else ("", "")
+    metrics = {"samples": c.LUSTRE_OPERATIONS, "usec": c.LUSTRE_OPERATION_TIME}
+    if name in _LUSTRE_OPERATIONS and part in metrics:
+        return metrics[part], client.child(entities.LUSTRE_OPERATION, name)
+    return None
+
+
+def _target_column(target: Entity, key: Hashable) -> Column | None:
+    if metric := _TARGET_SUMS.get(key):
+        return metric, target
+    name, part = key if isinstance(key, tuple) else ("", "")
+    metrics = {"samples": c.LUSTRE_REQUESTS, "usec": c.LUSTRE_REQUEST_TIME}
+    if name in _LUSTRE_REQUESTS and part in metrics:
+        return metrics[part], target.child(entities.LUSTRE_REQUEST, name)
+    return None
+
+
+def _import_column(target: Entity, key: Hashable) -> Column | None:
+    return (_IMPORT[key], target) if key in _IMPORT else None
+
+
+def _lustre_finding(host: Host, health: str, clients: int, targets: int) -> source.ProbeFinding:
+    if clients:
+        parts = source.format_count(clients, "client"), source.format_count(targets, "target")
+        detail = ", ".join(parts)
+        if targets > MAX_TARGETS:
+            detail += f"; {targets - MAX_TARGETS} beyond the first {MAX_TARGETS} are omitted"
+        return source.ProbeFinding.supported("Lustre", detail)
+    if not health:
+        return source.ProbeFinding.absent("Lustre", "the Lustre client is not loaded")
+    return _denied_finding(host, "Lustre", LUSTRE_DEBUG_ROOT) or source.ProbeFinding.supported(
+        "Lustre", "nothing is mounted"
+    )
+
+
+def _denied_finding(host: Host, subject: str, root: str) -> source.ProbeFinding | None:
+    """Finding about a directory of debugfs that the agent may not enter."""
+    try:
+        host.names(root)
+    except OSError as error:
+        if reason_of(error) is Absent.DENIED:
+            detail = f"permission denied for {root}"
+            return source.ProbeFinding(subject, source.ProbeVerdict.DENIED, detail, _REMEDY)
+    return None
+
+
+CEPH_ROOT = "/sys/kernel/debug/ceph"
+_CEPH_CLIENT = re.compile(r"(?P<cluster>[0-9a-f-]{36})\.(?P<client>client\d+)")
+_CEPH_REQUESTS = re.compile(r"REQUESTS (\d+) homeless (\d+)")
+_CEPH_OPERATIONS = {name: name for name in ("read", "write", "metadata")} | {
+    "copyfrom": "copy_from"
+}
+_OF_OPERATION: dict[str, declare.Metric] = {
+    "total": c.CEPH_OPERATIONS,
+    "avg_lat(us)": c.CEPH_LATENCY,
+    "max_lat(us)": c.CEPH_LONGEST,
+    "total_sz(bytes)": c.CEPH_BYTES,
+}
+_OF_CLIENT: dict[Hashable, declare.Metric] = {
+    "requests": c.CEPH_OSD_REQUESTS,
+    "homeless": c.CEPH_HOMELESS,
+    "metadata requests": c.CEPH_MDS_REQUESTS,
+    ("caps", "hit"): c.CEPH_CAPS_HITS,
+    ("caps", "miss"): c.CEPH_CAPS_MISSES,
+}
+
+
+def parse_osdc(content: bytes) -> dict[Hashable, Reading]:
+    """Requests to object stores, and the number of them without a target."""
+    lines = whole_lines(content)
+    match = _CEPH_REQUESTS.fullmatch(lines[0]) if lines else None
+    if match:
+        return {"requests": parse_natural(match[1]), "homeless": parse_natural(match[2])}
+    return {"requests": Absent.ERROR} if lines else {}
+
+
+def parse_mdsc(content: bytes) -> dict[Hashable, Reading]:
+    """Requests to metadata servers, one line each."""
+    return {"metadata requests": len(whole_lines(content))}
+
+
+def parse_metrics(content: bytes) -> dict[Hashable, Reading]:
+    """Cells by row and column of the tables with named columns; `total` comes from latencies."""
+    readings: dict[Hashable, Reading] = {}
+    columns: list[str] = []
+    for line in whole_lines(content):
+        row, *cells = line.split() or [""]
+        if row == "item":
+            columns = cells
+        elif len(cells) == len(columns) > 1:
+            named = zip(columns, map(parse_natural, cells), strict=True)
+            readings |= {(row, name): cell for name, cell in named if name in _PUBLISHED}
+            if "avg_sz(bytes)" not in columns:
+                readings[row, "total"] = parse_natural(cells[0])
+    return readings
+
+
+_PUBLISHED = frozenset({*_OF_OPERATION, "hit", "miss"} - {"total"})
+_FILES: tuple[tuple[str, Callable[[bytes], Mapping[Hashable, Reading]]], ...] = (
+    ("osdc", parse_osdc),
+    ("mdsc", parse_mdsc),
+    ("metrics", parse_metrics),
+    ("metrics/latency", parse_metrics),
+    ("metrics/size", parse_metrics),
+    ("metrics/caps", parse_metrics),
+)
+
+
+class CephSource(KeyedFileSource):
+    """Requests in flight, latencies and bytes of every client."""
+
+    name = "ceph"
+    family = "ceph"
+
+    def probe(self, host: Host) -> source.ProbeResult:
+        """Find the clients and the metrics that their kernel reports."""
+        columns = source.ColumnBuilder()
+        self._files = []
+        matches = map(_CEPH_CLIENT.fullmatch, source.list_names(host, CEPH_ROOT))
+        clients = [match for match in matches if match]
+        for match in clients:
+            about = Entity(entities.CEPH_CLIENT, (match["cluster"], match["client"]))
+            for name, parse in _FILES:
+                path = f"{CEPH_ROOT}/{match[0]}/{name}"
+                self._add_file(host, columns, path, parse, partial(_ceph_column, about))
+        return columns.result(_ceph_finding(host, len(clients)))
+
+
+def _ceph_column(about: Entity, key: Hashable) -> Column | None:
+    if metric := _OF_CLIENT.get(key):
+        return metric, about
+    row, column = key if isinstance(key, tuple) else ("", "")
+    if row in _CEPH_OPERATIONS and column in _OF_OPERATION:
+        return _OF_OPERATION[column], about.child(entities.CEPH_OPERATION, _CEPH_OPERATIONS[row])
+    return None
+
+
+def _ceph_finding(host: Host, clients: int) -> source.ProbeFinding:
+    if clients:
+        return source.ProbeFinding.supported("Ceph", source.format_count(clients, "client"))
+    if not source.list_names(host, "/sys/module/libceph"):
+        return source.ProbeFinding.absent("Ceph", "the Ceph client is not loaded")
+    return _denied_finding(host, "Ceph", CEPH_ROOT) or source.ProbeFinding.absent(
+        "Ceph", "nothing is mounted or mapped"
+    )

@@ -1,0 +1,379 @@
+"""RDMA ports: every counter file with its metric, optional counters, port state and line rate.
+
+Layout: torvalds/linux:drivers/infiniband/core/sysfs.c. Reading one file of a set makes the driver
+refresh the whole set, so the files of a set are read back to back. Counters that wrap at 32 bits
+are extended to 64; those that stick at their maximum are counted as saturated.
+
+Kernels before 4.5 have the 64-bit counters of a port in counters_ext/. Counters of a device for all
+its ports together are in its own hw_counters/; they are reported as port 0, which is the kernel's
+number for the device itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import ge
+
+from railscope import counter_unwrap
+from railscope.catalog import declare, rdma as catalog
+from railscope.catalog.entities import RDMA_COUNTER, RDMA_PORT
+from railscope.frame import Entity
+from railscope.reading import PRESENT, REASONS, UNSIGNED_RANGE, Absent, Reading, reason_of
+from railscope_agent.host import Host
+from railscope_agent.sampling import source
+from railscope_agent.sources.source_bases import UnwrappingSource
+from railscope_agent.topology import rails
+from railscope_agent.topology.network import NetworkScanner, NodeNetwork
+
+DEVICE = "0"
+_WIDEST_FIRST = ("counters_ext", "counters", "hw_counters")
+_REFRESHED = "hw_counters"
+_NO_COUNTERS = {"lifespan"}
+
+_DRIVERS = {
+    "mlx5_core": "mlx5",
+    "mlx5_core.sf": "mlx5",
+    "mlx4_core": "mlx4",
+    "bnxt_en": "bnxt_re",
+    "ice": "irdma",
+    "i40e": "irdma",
+    "idpf": "irdma",
+}
+_NAMED = ("mlx5", "mlx4", "bnxt_re", "irdma", "efa", "erdma", "hfi1", "ionic", "mana")
+
+
+def rdma_driver(pci_driver: str, device: str) -> str:
+    """RDMA driver, by the driver of its PCI device; else by the device's name."""
+    by_name = next((driver for driver in _NAMED if device.startswith(driver)), "")
+    return _DRIVERS.get(pci_driver, pci_driver) or by_name
+
+
+@dataclass(frozen=True, slots=True)
+class CounterFile:
+    """A counter file, with its metric and entity."""
+
+    directory: str
+    name: str
+    metric: declare.Metric
+    about: Entity
+    step: int
+    is_narrow: bool
+    """True if it wraps to zero at 2^32."""
+    highest: int
+    """Maximum at which it sticks; 0 if it does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class RdmaDevice:
+    """An RDMA device: its driver, itself as an entity, and the directory and entity of each port."""
+
+    driver: str
+    directory: str
+    whole: Entity
+    ports: tuple[tuple[str, Entity], ...]
+
+
+def counter_files(host: Host, device: RdmaDevice) -> Iterator[CounterFile]:
+    """Every counter file of a device, set by set, in reading order: back to back.
+
+    Of two files with the same metric of a port the first counts; the other one, and sums of the
+    device over its ports, are reported under their own names.
+    """
+    metrics: set[declare.Metric] = set()
+    for directory, port in device.ports:
+        sets = [f"{directory}/{name}" for name in _WIDEST_FIRST]
+        files = list(_files_of(host, device.driver, sets, port, set()))
+        metrics |= {file.metric for file in files}
+        yield from files
+    sets = [f"{device.directory}/{_REFRESHED}"]
+    yield from _files_of(host, device.driver, sets, device.whole, metrics)
+
+
+def _files_of(
+    host: Host, driver: str, sets: Sequence[str], about: Entity, metrics: set[declare.Metric]
+) -> Iterator[CounterFile]:
+    taken, generic = set(metrics), set[str]()
+    for directory in sets:
+        refreshed = directory.endswith(_REFRESHED)
+        for name in source.list_names(host, directory):
+            if name in _NO_COUNTERS:
+                continue
+            narrow = refreshed and catalog.wraps_at_32_bits(driver, name)
+            highest = 0 if refreshed else catalog.highest(name)
+            metric = catalog.meaning(driver, name)
+            if metric and metric not in taken:
+                taken.add(metric)
+                step = catalog.bytes_per_step(driver, name)
+                yield CounterFile(directory, name, metric, about, step, narrow, highest)
+            elif name not in generic:
+                generic.add(name)
+                part = about.child(RDMA_COUNTER, name)
+                yield CounterFile(directory, name, catalog.other(name), part, 1, narrow, highest)
+
+
+ROOT = "/sys/class/infiniband"
+_ACTIVE = 4
+_MEGABITS_PER_GIGABIT = 1000
+_NUMBERED = re.compile(rb"\s*(\d+)\s*:")
+_RATE = re.compile(rb"\s*(\d+(?:\.\d+)?)\s*Gb/sec")
+
+
+class RdmaSource(UnwrappingSource, source.SourceWithFiles):
+    """Counters, state and rate of every RDMA port, of any vendor."""
+
+    name = "rdma"
+    family = "network"
+    longest_period_seconds = 10.0
+    """Q counters of mlx5 are 32 bits wide: they wrap in 11 s at some 400 million messages per second."""
+
+    def __init__(self, wiring: NetworkScanner | None = None) -> None:
+        super().__init__()
+        self._wiring = wiring or NetworkScanner()
+        self._steps: list[tuple[int, int]] = []
+        self._saturating: list[_SaturatedCounters] = []
+        self._optional: list[_OptionalCounters] = []
+        self._first_state = 0
+        self._state_texts: list[bytes | Absent] = []
+        self._states: list[Reading] = []
+
+    def probe(self, host: Host) -> source.ProbeResult:
+        """Find all ports and all their counter files."""
+        network = self._wiring.scan(host)
+        all_devices = _devices(host, network)
+        bridges = [
+            device.whole for device in all_devices if device.whole.facts.get("role") == rails.BRIDGE
+        ]
+        devices = [device for device in all_devices if device.whole not in bridges]
+        columns = source.ColumnBuilder()
+        files = [file for device in devices for file in counter_files(host, device)]
+        for file in files:
+            columns.add(file.metric, file.about)
+        ports = [pair for device in devices for pair in device.ports]
+        self._optional = [
+            optional
+            for device in devices
+            for _, port in device.ports
+            if (optional := _optional(host, device.driver, port, columns))
+        ]
+        self._saturating = _find_saturating(files, columns)
+        self._first_state = len(columns.columns)
+        for _, entity in ports:
+            columns.add_each(_STATES, entity)
+        self._steps = [(column, file.step) for column, file in enumerate(files) if file.step != 1]
+        self._before |= self._counter_states
+        self._replace_unwraps(host, _unwraps(files, self._before))
+        states = [f"{directory}/{file}" for directory, _ in ports for file in _STATE_FILES]
+        self._keep(host, [f"{file.directory}/{file.name}" for file in files], states)
+        findings = [_finding(len(all_devices), len(ports), len(files))]
+        remedy = "correct the section [topology] of the settings"
+        findings += [
+            source.ProbeFinding("rails", source.ProbeVerdict.BROKEN, problem, remedy)
+            for problem in network.problems
+        ]
+        return columns.result(*findings, columnless_entities=bridges)
+
+    def read(self, host: Host, into: source.RowBuilder) -> None:
+        """Read all counter files, then the netlink counters, then the states."""
+        if not self._files:
+            return
+        counters, states = self._files
+        counters.read_into(into.values, into.reasons, 0)
+        for optional in self._optional:
+            optional.read(host, into)
+        self._carry_on(host, into)
+        texts = states.texts()
+        if texts != self._state_texts:
+            self._state_texts, self._states = texts, _parse_states(texts)
+        into.put_readings(self._first_state, self._states)
+
+    def _carry_on(self, host: Host, into: source.RowBuilder) -> None:
+        values = into.values
+        for column, step in self._steps:
+            values[column] = values[column] * step % UNSIGNED_RANGE
+        for saturated in self._saturating:
+            saturated.count(into)
+        for unwrap in self._unwraps.values():
+            unwrap.extend_values(values, into.reasons)
+        self._save_unwraps(host)
+
+
+_STATE_FILES = ("state", "phys_state", "rate")
+_STATES = (catalog.RDMA_STATE, catalog.RDMA_PHYSICAL_STATE, catalog.RDMA_UP, catalog.RDMA_RATE)
+
+
+@dataclass(frozen=True, slots=True)
+class _SaturatedCounters:
+    """Narrow counters of a port that stick at their maximum, and the column with the number of them."""
+
+    column: int
+    pick: Callable[[Sequence[int]], Sequence[int]]
+    highest: tuple[int, ...]
+
+    def count(self, into: source.RowBuilder) -> None:
+        reasons = self.pick(into.reasons)
+        if PRESENT in reasons:
+            into.put(self.column, sum(map(ge, self.pick(into.values), self.highest)))
+        else:
+            into.put(self.column, REASONS[reasons[0]])
+
+
+def _find_saturating(
+    files: Sequence[CounterFile], columns: source.ColumnBuilder
+) -> list[_SaturatedCounters]:
+    sticking: dict[tuple[str, ...], dict[int, int]] = {}
+    for column, file in enumerate(files):
+        if file.highest:
+            sticking.setdefault(file.about.key[:2], {})[column] = file.highest
+    entities = {file.about.key: file.about for file in files if file.about.kind is RDMA_PORT}
+    return [
+        _SaturatedCounters(
+            columns.add(catalog.RDMA_SATURATED, entities[key]),
+            counter_unwrap.column_picker(of),
+            tuple(of.values()),
+        )
+        for key, of in sticking.items()
+    ]
+
+
+def _unwraps(
+    files: Sequence[CounterFile], before: dict[str, counter_unwrap.CounterStates]
+) -> dict[str, counter_unwrap.CounterUnwrapper]:
+    """One for each directory with 32-bit counters; its other counters have 64 bits."""
+    narrow: dict[str, dict[str, int]] = {}
+    wide: dict[str, list[int]] = {}
+    for column, file in enumerate(files):
+        if file.is_narrow:
+            narrow.setdefault(file.directory, {})[file.name] = column
+        else:
+            wide.setdefault(file.directory, []).append(column)
+    return {
+        directory: counter_unwrap.CounterUnwrapper(
+            of, wide.get(directory, ()), before.get(directory)
+        )
+        for directory, of in narrow.items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _OptionalCounters:
+    """Counters of a port that only netlink reports: one call for all of them."""
+
+    port: Entity
+    columns: dict[str, int]
+
+    def read(self, host: Host, into: source.RowBuilder) -> None:
+        try:
+            statistics = _netlink(host, self.port)
+        except OSError as error:
+            into.put_each(self.columns.values(), reason_of(error))
+            return
+        for name, column in self.columns.items():
+            into.put(column, statistics.get(name, Absent.GONE))
+
+
+def _netlink(host: Host, port: Entity) -> dict[str, int]:
+    device, number = port.key
+    statistics: dict[str, int] = host.call("netlink", "rdma_statistics", device, int(number))
+    return statistics
+
+
+def _optional(
+    host: Host, driver: str, port: Entity, columns: source.ColumnBuilder
+) -> _OptionalCounters | None:
+    """Enabled optional counters of a port, and columns for them."""
+    try:
+        statistics = _netlink(host, port)
+    except OSError:
+        return None
+    taken = {metric for metric, about in columns.columns if about == port}
+    counters = {}
+    for name in sorted(statistics.keys() & catalog.OPTIONAL):
+        metric, about = catalog.meaning(driver, name), port
+        if metric is None or metric in taken:
+            metric, about = catalog.other(name), port.child(RDMA_COUNTER, name)
+        counters[name] = columns.add(metric, about)
+    return _OptionalCounters(port, counters) if counters else None
+
+
+def _devices(host: Host, network: NodeNetwork) -> list[RdmaDevice]:
+    try:
+        names = host.names(ROOT)
+    except FileNotFoundError:
+        return []
+    return [_device(host, name, network) for name in names]
+
+
+def _device(host: Host, name: str, network: NodeNetwork) -> RdmaDevice:
+    base = f"{ROOT}/{name}"
+    facts = _facts(host, base, network)
+    ports = []
+    for port in source.list_names(host, f"{base}/ports"):
+        directory = f"{base}/ports/{port}"
+        of_port = source.nonempty_facts(
+            link_layer=source.read_text(host, f"{directory}/link_layer"),
+            interface=_interface(host, base, directory),
+        )
+        ports.append((directory, Entity(RDMA_PORT, (name, port), facts | of_port)))
+    driver = rdma_driver(facts.get("driver", ""), name)
+    return RdmaDevice(driver, base, Entity(RDMA_PORT, (name, DEVICE), facts), tuple(ports))
+
+
+def _facts(host: Host, base: str, network: NodeNetwork) -> dict[str, str]:
+    address = source.read_link_name(host, f"{base}/device")
+    return network.device_at(address).facts | source.nonempty_facts(
+        driver=_driver(host, base, address),
+        pci_address=address,
+        firmware=source.read_text(host, f"{base}/fw_ver"),
+        board=source.read_text(host, f"{base}/board_id"),
+        hca=source.read_text(host, f"{base}/hca_type"),
+    )
+
+
+def _driver(host: Host, base: str, address: str) -> str:
+    """Driver of the PCI device; a part of one (a subfunction) is on its own bus."""
+    path = f"/sys/bus/pci/devices/{address}/driver"
+    of_pci = source.read_link_name(host, path) if address else ""
+    return of_pci or source.read_link_name(host, f"{base}/device/driver")
+
+
+def _interface(host: Host, base: str, directory: str) -> str:
+    named = source.read_text(host, f"{directory}/gid_attrs/ndevs/0")
+    candidates = [named] if named else source.list_names(host, f"{base}/device/net")
+    return candidates[0] if len(candidates) == 1 else ""
+
+
+def _parse_states(texts: Sequence[bytes | Absent]) -> list[Reading]:
+    """Readings of each port from its state files."""
+    readings: list[Reading] = []
+    for port in range(0, len(texts), len(_STATE_FILES)):
+        state, physical_state, rate = texts[port : port + len(_STATE_FILES)]
+        number = _parse_state(state)
+        is_up = number if isinstance(number, Absent) else int(number == _ACTIVE)
+        readings += (number, _parse_state(physical_state), is_up, _parse_rate(rate))
+    return readings
+
+
+def _parse_state(content: bytes | Absent) -> Reading:
+    """The number in "4: ACTIVE"."""
+    if isinstance(content, Absent):
+        return content
+    match = _NUMBERED.match(content)
+    return int(match[1]) if match else Absent.ERROR
+
+
+def _parse_rate(content: bytes | Absent) -> Reading:
+    """Mb/s from a text such as "400 Gb/sec (4X NDR)"; fractions of a gigabit occur."""
+    if isinstance(content, Absent):
+        return content
+    match = _RATE.match(content)
+    return round(float(match[1]) * _MEGABITS_PER_GIGABIT) if match else Absent.ERROR
+
+
+def _finding(devices: int, ports: int, files: int) -> source.ProbeFinding:
+    if not devices:
+        return source.ProbeFinding.absent("RDMA devices", f"{ROOT} contains no device")
+    amounts = (source.format_count(devices, "device"), source.format_count(ports, "port"))
+    detail = f"{', '.join(amounts)}, {source.format_count(files, 'counter file')}"
+    return source.ProbeFinding.supported("RDMA devices", detail)

@@ -1,0 +1,363 @@
+"""Kernel log as events and counters, and the matching of its Xids with those of NVML.
+
+Record format: Documentation/ABI/testing/dev-kmsg, `priority,sequence,microseconds,flags;text`.
+Plain lines, as dmesg and journalctl write them, are accepted as well, without their time.
+
+Both the kernel log (with text) and NVML (as a number) report Xids. The log's report counts, as it
+has the details. An Xid that only NVML reported is emitted once the log has had time to report it
+too. NVML's reports come from the thread of the driver, the log's from another. Xids after which a
+GPU needs recovery are retained for the verdict on its health.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import Counter, deque
+from dataclasses import dataclass
+from itertools import islice
+
+from railscope.catalog import declare, entities, gpu_health as gpu_catalog, kernel as c
+from railscope.catalog.xids import ACTION_ORDER, RECOVERY_ACTIONS, Judgement, judge, xid
+from railscope.frame import Entity, Event
+from railscope.reading import Absent, Reading, reason_of
+from railscope.timestamps import MICROSECOND_NS
+from railscope_agent.host import Host, KernelLog
+from railscope_agent.sampling import source
+from railscope_agent.streams.kernel_messages import KernelMessage, parse_kernel_message
+
+SAME_NS = 3_000_000_000
+"""Two seconds between both reports (NVIDIA's driver logs first), and one for the period of NVML reads."""
+MAX_WAITING = 1000
+MAX_GPUS = 64
+MAX_REMEMBERED = 64
+"""Maximum number of different Xids of one GPU."""
+_HARD = frozenset(ACTION_ORDER[ACTION_ORDER.index("drain") :])
+_RECOVERY_CHANGED = 154
+_ALL_CLEAR = RECOVERY_ACTIONS[0].nvidia
+
+
+@dataclass(frozen=True, slots=True)
+class NvmlXid:
+    """An Xid of a GPU as NVML reported it; it happened after `since_boot_ns` and until `boot_ns`.
+
+    Instances are empty if it concerns no MIG device.
+    """
+
+    pci_address: str
+    xid: int
+    wall_ns: int
+    boot_ns: int
+    since_boot_ns: int
+    gpu_instance: str = ""
+    compute_instance: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ActionableXid:
+    """The last message of its kind about a GPU that requires an action."""
+
+    number: int
+    boot_ns: int
+    judgement: Judgement
+
+    @property
+    def is_fatal(self) -> bool:
+        """True if the GPU cannot continue in its present state."""
+        return self.judgement.severity == "fatal"
+
+
+class XidMatcher:
+    """Matches Xids of NVML with those of the kernel log, one to one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._logged_xids: deque[tuple[str, int, int]] = deque(maxlen=MAX_WAITING)
+        self._waiting: deque[NvmlXid] = deque()
+        self._judgements: dict[str, dict[object, ActionableXid]] = {}
+        self.dropped_reports = 0
+        """Number of NVML reports beyond the bound."""
+
+    def record_logged(self, pci_address: str, xid: int, boot_ns: int) -> None:
+        """Record an Xid from the kernel log."""
+        with self._lock:
+            for reported in self._waiting:
+                if _is_same_xid(reported, pci_address, xid, boot_ns):
+                    self._waiting.remove(reported)
+                    return
+            self._logged_xids.append((pci_address, xid, boot_ns))
+
+    def record_nvml(self, reported: NvmlXid) -> None:
+        """Record an Xid from NVML."""
+        with self._lock:
+            for logged in self._logged_xids:
+                if _is_same_xid(reported, *logged):
+                    self._logged_xids.remove(logged)
+                    return
+            if len(self._waiting) < MAX_WAITING:
+                self._waiting.append(reported)
+            else:
+                self.dropped_reports += 1
+
+    def take_unlogged(self, now_boot_ns: int) -> list[NvmlXid]:
+        """Return the Xids that NVML reported and the log did not, each once."""
+        with self._lock:
+            due = [s for s in self._waiting if now_boot_ns - s.boot_ns > SAME_NS]
+            for reported in due:
+                self._waiting.remove(reported)
+            return due
+
+    def record_judgement(self, pci_address: str, reported: ActionableXid) -> None:
+        """Record a judged Xid; it is remembered if the GPU needs recovery after it.
+
+        A flood of one Xid displaces no other: the last of each number and judgement is kept.
+        """
+        changed = reported.number == _RECOVERY_CHANGED
+        judgement = reported.judgement
+        kind = (
+            reported.number if changed else (reported.number, judgement.severity, judgement.actions)
+        )
+        with self._lock:
+            if pci_address not in self._judgements and len(self._judgements) >= MAX_GPUS:
+                return
+            recorded = self._judgements.setdefault(pci_address, {})
+            if changed and judgement.nvidia == _ALL_CLEAR:
+                recorded.clear()
+            recorded.pop(kind, None)
+            if reported.is_fatal or _HARD.intersection(judgement.actions):
+                recorded[kind] = reported
+            for oldest in list(islice(recorded, max(0, len(recorded) - MAX_REMEMBERED))):
+                del recorded[oldest]
+
+    def record_driver_load(self, boot_ns: int) -> None:
+        """Record a load of the driver: earlier faults no longer count."""
+        with self._lock:
+            for recorded in self._judgements.values():
+                for kind, reported in tuple(recorded.items()):
+                    if reported.boot_ns <= boot_ns:
+                        del recorded[kind]
+
+    def actionable_xids(self, pci_address: str) -> tuple[ActionableXid, ...]:
+        """Return the Xids after which a GPU needs recovery, the latest last."""
+        with self._lock:
+            return tuple(self._judgements.get(pci_address, {}).values())
+
+
+def _is_same_xid(reported: NvmlXid, pci_address: str, xid: int, boot_ns: int) -> bool:
+    """True if an Xid of the log may be this one: a hanging driver delivers its events late."""
+    if (reported.pci_address, reported.xid) != (pci_address, xid):
+        return False
+    return reported.since_boot_ns - SAME_NS <= boot_ns <= reported.boot_ns + SAME_NS
+
+
+_RECORD_PATTERN = re.compile(
+    r"(?P<priority>\d+),(?P<sequence>\d+),(?P<time>\d+),[^;]*;(?P<text>.*)", re.DOTALL
+)
+_MAX_DIGITS = 15
+"""Bound of the numbers of a record: this many microseconds are 31 years, and a timestamp in nanoseconds."""
+_DRIVER_LOADED = "NVRM: loading NVIDIA UNIX"
+_LEVEL_BITS = 3
+"""A priority consists of a level and, above it, a facility; that of the kernel is 0."""
+_MAX_ENTITIES = 1000
+_MAX_GPUS = 64
+MAX_EVENTS_PER_FRAME, MAX_EVENTS_WAITING = 500, 10_000
+"""Bounds such that a collector accepts the events of some seconds and all sources in one envelope."""
+_BY_ENTITY: dict[str, declare.Metric] = {
+    c.XID_EVENT.name: gpu_catalog.GPU_XID_ERRORS,
+    c.SXID_EVENT.name: c.SXID_ERRORS,
+    c.LINK_EVENT.name: c.LINK_MESSAGES,
+    c.AER_EVENT.name: c.AER_MESSAGES,
+}
+_BY_NODE: dict[str, declare.Metric] = {
+    c.XID_EVENT.name: c.XIDS,
+    c.SXID_EVENT.name: c.SXIDS,
+    c.OOM_EVENT.name: c.OOM_KILLS,
+    c.GPU_LOST_EVENT.name: c.GPU_FAILURES,
+    c.GPU_INIT_FAILED_EVENT.name: c.GPU_FAILURES,
+}
+_NODE_METRICS = tuple(metric for metric in dict.fromkeys(_BY_NODE.values()) if metric is not c.XIDS)
+
+
+class KernelLogStream(source.PeriodicSource):
+    """Follows the kernel log and counts relevant messages."""
+
+    name = "kernel"
+    family = "kernel"
+    longest_period_seconds = 5.0
+    """The log is a ring: records that are overwritten before they are read are lost."""
+
+    def __init__(self, xids: XidMatcher | None = None) -> None:
+        self._xids = xids or XidMatcher()
+        self._last_xid: dict[tuple[str, ...], int] = {}
+        self._problem: Absent | None = None
+        self._log: KernelLog | None = None
+        self._counts: Counter[tuple[str, Entity]] = Counter()
+        self._node_counts: Counter[declare.Metric] = Counter()
+        self._records = 0
+        self._lost_records = 0
+        self._next_sequence: int | None = None
+        self._counted_below = 0
+        self._events: list[Event] = []
+        self._suppressed = 0
+        self._columns: list[tuple[str, Entity]] = []
+        self._last: list[tuple[str, ...]] = []
+
+    def probe(self, host: Host) -> source.ProbeResult:
+        """Open the log if necessary, read new records, and add a column for everything counted so far.
+
+        Xids come from NVML, too: they are reported even if the log cannot be read.
+        """
+        finding = self._open(host)
+        self._report_unlogged(host)
+        columns = source.ColumnBuilder()
+        if self._log or self._counts:
+            metrics = (c.XIDS, *_NODE_METRICS, c.LOG_RECORDS, c.LOG_LOST, c.LOG_SUPPRESSED)
+            columns.add_each(metrics, Entity(entities.NODE))
+        self._columns = list(self._counts)
+        for name, entity in self._columns:
+            columns.add(_BY_ENTITY[name], entity)
+        self._last = list(self._last_xid)
+        for key in self._last:
+            columns.add(gpu_catalog.GPU_LAST_XID, Entity(entities.GPU_ADDRESS, key))
+        return columns.result(finding)
+
+    def _open(self, host: Host) -> source.ProbeFinding:
+        try:
+            if self._log is None:
+                self._log = host.kernel_log()
+                self._counted_below = self._next_sequence or 0  # it starts over from the oldest
+            self._follow(host, self._log)
+        except OSError as error:
+            self.close()
+            self._problem = reason_of(error)
+            return _open_failure(error)
+        self._problem = None
+        return source.ProbeFinding.supported("kernel log", f"{self._records} records read")
+
+    def read(self, host: Host, into: source.RowBuilder) -> None:
+        """Read new records. The first message of its kind gets its column with the next probe."""
+        if self._log:
+            self._follow(host, self._log)
+        self._report_unlogged(host)
+        into.events = self._events[:MAX_EVENTS_PER_FRAME]
+        del self._events[:MAX_EVENTS_PER_FRAME]
+        into.needs_probe = len(self._counts) != len(self._columns)
+        into.needs_probe |= len(self._last_xid) != len(self._last)
+        if not into.reasons:
+            return
+        of_log = [self._node_counts[metric] for metric in _NODE_METRICS]
+        of_log += [self._records, self._lost_records, self._suppressed]
+        readings: list[Reading] = [
+            self._node_counts[c.XIDS],
+            *(self._problem or reading for reading in of_log),
+            *(self._counts[counted] for counted in self._columns),
+            *(self._last_xid[gpu] for gpu in self._last),
+        ]
+        into.put_readings(0, readings)
+
+    def close(self) -> None:
+        """Close the log; the counts stay."""
+        if self._log:
+            self._log.close()
+        self._log = None
+
+    def _follow(self, host: Host, log: KernelLog) -> None:
+        now = host.clock.now()
+        for record in log.poll():
+            if self._is_counted(record):
+                continue
+            self._records += 1
+            boot_ns, text = self._parse_record(record, now.boot_ns)
+            if text.startswith(_DRIVER_LOADED):
+                self._xids.record_driver_load(boot_ns)
+            message = parse_kernel_message(text)
+            if message:
+                # A wall clock that was set back by more than the uptime places early records before 1970.
+                wall_ns = max(now.wall_ns - (now.boot_ns - boot_ns), 0)
+                if message.event_class is c.XID_EVENT:
+                    address, number = message.entity.key
+                    self._xids.record_logged(address, int(number), boot_ns)
+                self._record_message(message, wall_ns, boot_ns)
+
+    def _report_unlogged(self, host: Host) -> None:
+        """Report the Xids that only NVML reported."""
+        for reported in self._xids.take_unlogged(host.clock.now().boot_ns):
+            entity = Entity(entities.XID, (reported.pci_address, str(reported.xid)))
+            facts = source.nonempty_facts(
+                gpu_instance=reported.gpu_instance,
+                compute_instance=reported.compute_instance,
+                reported_by="nvml",
+            )
+            self._record_message(
+                KernelMessage(c.XID_EVENT, entity, facts), reported.wall_ns, reported.boot_ns
+            )
+
+    def _record_message(self, message: KernelMessage, wall_ns: int, boot_ns: int) -> None:
+        facts = message.facts
+        if message.event_class is c.XID_EVENT:
+            address, number = message.entity.key
+            gpu = Entity(entities.GPU_ADDRESS, (address,))
+            if gpu.key in self._last_xid or len(self._last_xid) < _MAX_GPUS:
+                self._last_xid[gpu.key] = int(number)
+            judged, entry = judge(int(number), facts.get("message", "")), xid(int(number))
+            self._xids.record_judgement(address, ActionableXid(int(number), boot_ns, judged))
+            facts = source.nonempty_facts(
+                **facts,
+                name=entry.name,
+                meaning=entry.meaning,
+                severity=judged.severity,
+                action=" ".join(judged.actions),
+                nvidia_action=judged.nvidia,
+            )
+        self._count(message)
+        if len(self._events) >= MAX_EVENTS_WAITING:
+            self._suppressed += 1
+            return
+        self._events.append(Event(message.event_class, message.entity, wall_ns, boot_ns, facts))
+
+    def _is_counted(self, record: str) -> bool:
+        """True if a record was counted before the log had to be opened again."""
+        if not self._counted_below:
+            return False
+        match = _RECORD_PATTERN.match(record)
+        is_counted = match is not None and (
+            _is_damaged(match) or int(match["sequence"]) < self._counted_below
+        )
+        self._counted_below = self._counted_below if is_counted else 0
+        return is_counted
+
+    def _parse_record(self, record: str, now_boot_ns: int) -> tuple[int, str]:
+        match = _RECORD_PATTERN.match(record)
+        if not match:
+            return now_boot_ns, record
+        if _is_damaged(match):
+            return now_boot_ns, ""
+        sequence = int(match["sequence"])
+        if self._next_sequence is not None and sequence > self._next_sequence:
+            self._lost_records += sequence - self._next_sequence
+        self._next_sequence = sequence + 1
+        # Any process that may write to /dev/kmsg can write any text, but not with the kernel's facility.
+        by_kernel = int(match["priority"]) >> _LEVEL_BITS == 0
+        text = match["text"].split("\n", 1)[0] if by_kernel else ""
+        return int(match["time"]) * MICROSECOND_NS, text
+
+    def _count(self, message: KernelMessage) -> None:
+        name = message.event_class.name
+        if name in _BY_NODE:
+            self._node_counts[_BY_NODE[name]] += 1
+        key = (name, message.entity)
+        if name in _BY_ENTITY and (key in self._counts or len(self._counts) < _MAX_ENTITIES):
+            self._counts[key] += 1
+
+
+def _is_damaged(record: re.Match[str]) -> bool:
+    """True if a number is too large, which only a damaged capture contains: such a record is read, and is about nothing."""
+    return max(len(record[name]) for name in ("priority", "sequence", "time")) > _MAX_DIGITS
+
+
+def _open_failure(error: OSError) -> source.ProbeFinding:
+    if reason_of(error) is Absent.GONE:
+        return source.ProbeFinding.absent("kernel log", "/dev/kmsg does not exist")
+    remedy = "run the agent under its systemd unit, which opens the kernel log, or with CAP_SYSLOG"
+    detail = f"cannot open /dev/kmsg: {error.strerror}"
+    return source.ProbeFinding("kernel log", source.ProbeVerdict.DENIED, detail, remedy)

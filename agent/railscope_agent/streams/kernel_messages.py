@@ -1,0 +1,215 @@
+"""Parser for kernel log messages: errors of GPUs and switches, links, PCIe, out of memory.
+
+Formats and their sources: NVIDIA's Xid catalogue and open-gpu-kernel-modules, Fabric Manager User Guide
+(SXid), torvalds/linux drivers/pci/pcie/aer.c, mm/oom_kill.c and the drivers' link messages.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from railscope.catalog import declare, entities, kernel as c
+from railscope.frame import Entity
+from railscope_agent.sampling.source import nonempty_facts
+
+_DOMAIN = r"[0-9a-fA-F]{4,8}"
+_PCI = rf"{_DOMAIN}:[0-9a-fA-F]{{2}}:[0-9a-fA-F]{{2}}"
+# As the driver prints it in src/nvidia/src/kernel/gpu/rc/kernel_rc.c, and older drivers did. A name ends at
+# the first comma with a space: the rest of a name that contains one is in the message.
+_XID = re.compile(
+    rf"NVRM: Xid \((?:PCI:)?(?P<pci>{_PCI})(?:\.[0-7])?"
+    r"(?: GPU-I:(?P<gi>[0-9]{1,9}))?(?: GPU-CI:(?P<ci>[0-9]{1,9}))?\): (?P<xid>[0-9]{1,10})\b"
+    r"(?:,? pid='?<?(?:(?P<pid>[0-9]{1,10})|unknown)>?'?(?=[, ]|$))?"
+    r"(?:, name=(?P<name>.*?)(?=, |,?$))?"
+    r"(?:[, ]\s*(?P<message>.*))?"
+)
+# As the driver prints it, see src/common/nvswitch/kernel/inc/error_nvswitch.h.
+_SXID = re.compile(
+    r"nvidia-(?P<switch>nvswitch[0-9]{1,9}): "
+    rf"SXid \(PCI:(?P<pci>{_PCI})(?:\.(?P<function>[0-7]))?\): (?P<sxid>[0-9]{{1,10}}), "
+    r"(?:(?P<severity>Fatal|Non-fatal|Correctable)(?:, ?| |$)"
+    r"(?:Link (?P<link>[0-9]{1,9})(?: |$))?)?(?P<message>.*)"
+)
+_SXID_FOLLOW_UP = re.compile(r"Severity [0-9]|Data \{|$")
+_GPU_EVENTS = {
+    "GPU has fallen off the bus": c.GPU_LOST_EVENT,
+    "RmInitAdapter failed": c.GPU_INIT_FAILED_EVENT,
+}
+_GPU = re.compile(
+    rf"NVRM: GPU (?P<pci>{_PCI})(?:\.[0-7])?: "
+    rf"(?P<message>(?P<failure>{'|'.join(_GPU_EVENTS)}).*)"
+)
+# "link becomes ready" is left out: it follows the driver's own message of the same link.
+_LINK = re.compile(
+    r"(?:^|[ :])(?!nvidia-)(?P<interface>[A-Za-z][\w.\-]{0,14})(?:: (?:NIC )?| NIC )"
+    r"[Ll]ink (?:is )?(?P<state>[Uu]p|[Dd]own|UP|DOWN)\b"
+)
+_AER = re.compile(
+    rf"(?:(?P<domain>{_DOMAIN}):[0-9a-fA-F]{{2}}:[0-9a-fA-F]{{2}}\.[0-7]: )?"
+    r"AER: (?:Multiple )?(?P<severity>Correct(?:ed|able)|Uncorrect(?:ed|able)(?: \((?:Non-Fatal|Fatal)\))?|Fatal)"
+    r" error(?: message)? received"
+    r"(?:: id=(?P<requester>[0-9a-fA-F]{4})\b|(?: from|:)? ?(?P<pci>[0-9a-fA-F:.]*))"
+)
+_OOM = re.compile(
+    r"(?:Out of memory|Memory cgroup out of memory)(?: \(oom_kill_allocating_task\))?"
+    r": Kill(?:ed)? process (?P<pid>\d+) \((?P<name>[^)]*)\)"
+)
+# drivers/net/ethernet/mellanox/mlx5/core/events.c: port_module and pcie_core.
+_MLX5 = rf"mlx5_core (?P<pci>{_PCI}\.[0-7])\b.*?"
+_SLOT_POWER = re.compile(
+    _MLX5 + r"(?:(?P<insufficient>[Dd]etected insufficient power on the PCIe slot)"
+    r"|(?P<sufficient>PCIe slot advertised sufficient power)"
+    r"|(?P<unstated>PCIe slot power capability was not advertised))"
+    r"(?: \((?P<watts>[0-9]{1,6})W\))?"
+)
+_PORT_MODULE = re.compile(
+    _MLX5 + r"Port module event(?:\[error\])?: module (?P<module>[0-9]{1,9}), "
+    r"Cable (?P<state>plugged|unplugged|error|disabled)\b(?:, (?P<problem>[^.]*))?"
+)
+_PEER_MEMORY = re.compile(r"(?:^|[ :])(?:nvidia[-_]peermem|nv_peer_mem)\b.*", re.DOTALL)
+_PEER_ERROR = re.compile(
+    r"\b(?:ERROR|error|fail(?:ed|ure|s)?|invalid|Unknown symbol|disagrees about version)\b"
+)
+_UNKNOWN = "unknown"
+_NAMELESS = ("<unknown>", "'<unknown>'")
+
+
+@dataclass(frozen=True, slots=True)
+class KernelMessage:
+    """A relevant message: event class, entity and facts."""
+
+    event_class: declare.EventClass
+    entity: Entity
+    facts: dict[str, str]
+
+
+def parse_kernel_message(text: str) -> KernelMessage | None:
+    """Parse a line of the kernel log; None for lines that are not relevant."""
+    for marker, pattern, build in _PARSERS:
+        if marker in text and (match := pattern.search(text)) and (message := build(match)):
+            return message
+    return None
+
+
+def _xid(match: re.Match[str]) -> KernelMessage:
+    name = match["name"] or ""
+    facts = {
+        "process": match["pid"] or "",
+        "process_name": "" if name in _NAMELESS else name,
+        "gpu_instance": _number(match["gi"]),
+        "compute_instance": _number(match["ci"]),
+        "message": match["message"] or "",
+    }
+    entity = Entity(entities.XID, (_address(match["pci"]), _number(match["xid"])))
+    return _message(c.XID_EVENT, entity, facts)
+
+
+def _gpu(match: re.Match[str]) -> KernelMessage:
+    entity = Entity(entities.GPU_ADDRESS, (_address(match["pci"]),))
+    return _message(_GPU_EVENTS[match["failure"]], entity, {"message": match["message"]})
+
+
+def _sxid(match: re.Match[str]) -> KernelMessage | None:
+    # One error takes several lines: Severity ... and Data {...} follow the line of the error.
+    if not match["severity"] and _SXID_FOLLOW_UP.match(match["message"]):
+        return None
+    severity = (match["severity"] or "unstated").lower().replace("-", "_")
+    facts = {
+        "pci_address": _address(match["pci"], match["function"] or "0"),
+        "link": _number(match["link"]),
+        "message": match["message"],
+    }
+    entity = Entity(entities.SXID, (match["switch"], _number(match["sxid"]), severity))
+    return _message(c.SXID_EVENT, entity, facts)
+
+
+def _link(match: re.Match[str]) -> KernelMessage:
+    entity = Entity(entities.LINK_CHANGE, (match["interface"], match["state"].lower()))
+    return _message(c.LINK_EVENT, entity, {"message": match.string})
+
+
+def _aer(match: re.Match[str]) -> KernelMessage:
+    printed = match["severity"].lower()
+    severity = "nonfatal" if "non-fatal" in printed else "fatal"
+    if printed.startswith("correct"):
+        severity = "correctable"
+    entity = Entity(entities.AER_MESSAGE, (_aer_address(match), severity))
+    return _message(c.AER_EVENT, entity, {"message": match.string})
+
+
+def _aer_address(match: re.Match[str]) -> str:
+    """Return the reporting device. Older kernels print its requester id, in the domain of the port."""
+    if not match["requester"]:
+        return (match["pci"] or "").lower() or _UNKNOWN
+    if not match["domain"]:
+        return _UNKNOWN
+    requester = int(match["requester"], 16)
+    bus, device, function = requester >> 8, requester >> 3 & 0x1F, requester & 7
+    return f"{match['domain'].lower()}:{bus:02x}:{device:02x}.{function}"
+
+
+def _oom(match: re.Match[str]) -> KernelMessage:
+    facts = {"process": match["pid"], "process_name": match["name"], "message": match.string}
+    return _message(c.OOM_EVENT, Entity(entities.NODE), facts)
+
+
+def _slot_power(match: re.Match[str]) -> KernelMessage:
+    states = ("insufficient", "sufficient", "unstated")
+    facts = {
+        "state": next(state for state in states if match[state]),
+        "watts": _number(match["watts"]),
+        "message": match.string,
+    }
+    entity = Entity(entities.PCIE, (_function_address(match["pci"]),))
+    return _message(c.SLOT_POWER_EVENT, entity, facts)
+
+
+def _port_module(match: re.Match[str]) -> KernelMessage:
+    key = _function_address(match["pci"]), _number(match["module"])
+    problem = (match["problem"] or "").strip()
+    facts = {"state": match["state"], "problem": problem, "message": match.string}
+    return _message(c.PORT_MODULE_EVENT, Entity(entities.PORT_MODULE, key), facts)
+
+
+def _peer_memory(match: re.Match[str]) -> KernelMessage | None:
+    """Return errors only: loading of the module, or that it taints the kernel, is not relevant."""
+    if not _PEER_ERROR.search(match[0]):
+        return None
+    return _message(c.PEER_MEMORY_EVENT, Entity(entities.NODE), {"message": match[0].strip(" :")})
+
+
+def _function_address(text: str) -> str:
+    address, _, function = text.rpartition(".")
+    return _address(address, function)
+
+
+_PARSERS = (
+    ("PCIe slot", _SLOT_POWER, _slot_power),
+    ("Port module event", _PORT_MODULE, _port_module),
+    ("peer", _PEER_MEMORY, _peer_memory),
+    ("NVRM: Xid", _XID, _xid),
+    ("NVRM: GPU", _GPU, _gpu),
+    ("SXid", _SXID, _sxid),
+    ("AER:", _AER, _aer),
+    ("ut of memory", _OOM, _oom),
+    ("ink", _LINK, _link),
+)
+"""Text that every message of a kind contains, its pattern, and the function that reads a match."""
+
+
+def _message(
+    event_class: declare.EventClass, entity: Entity, facts: dict[str, str]
+) -> KernelMessage:
+    return KernelMessage(event_class, entity, nonempty_facts(**facts))
+
+
+def _address(text: str, function: str = "0") -> str:
+    """Return the PCI address of a device and function in the format of all labels."""
+    domain, rest = text.lower().split(":", 1)
+    return f"{int(domain, 16):04x}:{rest}.{function}"
+
+
+def _number(digits: str | None) -> str:
+    """Return a number without the zeros that the driver pads it with."""
+    return str(int(digits)) if digits else ""

@@ -1,0 +1,346 @@
+"""Processes on the GPUs by NVML, their owners by control group, and use of GPUs without a claim.
+
+A process is identified by id and start time, because ids are reused (proc(5), /proc/PID/stat,
+field 22, in hundredths of a second since boot). Its control group is read once.
+
+Unclaimed use is reported from the second process list that contains it, because a claim may end
+between the poll of processes and the poll of claims. If a provider cannot be read, its processes
+are not reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from railscope.claim_terms import ClaimAuthority
+from railscope.frame import NodeTimestamp
+from railscope.reading import Absent
+from railscope_agent.gpus.process_lists import ListedProcess, ListedProcesses, ProcessLists
+from railscope_agent.host import Host
+from railscope_agent.host.owners import OWNER
+from railscope_agent.owners import OwnerFormatError, cgroup
+from railscope_agent.sampling.source import read_text
+from railscope_agent.tenancy.claims import COMMAND_SOURCE, FILE_SOURCE, BootTime, NodeClaim
+from railscope_agent.tenancy.devices import ClaimableDevice, NodeDevices
+from railscope_agent.tenancy.pods import NodePods
+
+_NS_PER_TICK = 10_000_000
+_START_FIELD = 19
+"""Index of the start time in the fields after the program name."""
+_MPS = "nvidia-cuda-mps"
+MAX_LIST_AGE_NS = 60_000_000_000
+"""Maximum age of a process list: an older one is not used, as the driver's thread hangs or is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessOwner:
+    """Owner of a process, as in events. `is_named` is False for a pod of which only the uid is known."""
+
+    source: str
+    workload: str
+    owner: str = ""
+    is_named: bool = True
+    is_shared_or_hidden: bool = False
+    """True if the owner is not visible, or if the process serves several users: any claim may cover it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUse:
+    """Processes of one owner on one GPU or MIG device. Times are wall clock."""
+
+    owner: ProcessOwner
+    device: ClaimableDevice
+    pids: tuple[int, ...]
+    listed_at: NodeTimestamp
+    begun_boot_ns: int
+    """Start of the first of the processes; 0 if unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUses:
+    """Result of one poll of the process lists; GPUs without a usable list have an absence reason."""
+
+    uses: tuple[DeviceUse, ...] = ()
+    absences: Mapping[str, Absent] = field(default_factory=dict)
+    listed: Mapping[str, NodeTimestamp] = field(default_factory=dict)
+    """Time of the process list of each other GPU."""
+
+    @property
+    def oldest(self) -> NodeTimestamp | None:
+        """Time of the oldest list."""
+        return min(self.listed.values(), key=lambda listed: listed.boot_ns, default=None)
+
+    @property
+    def newest(self) -> NodeTimestamp | None:
+        """Time of the newest list."""
+        return max(self.listed.values(), key=lambda listed: listed.boot_ns, default=None)
+
+
+@dataclass(slots=True)
+class GpuProcessOwners:
+    """Owners of the processes on GPUs, cached by process."""
+
+    lists: ProcessLists
+    label: str = ""
+    """Docker container label that names the owner."""
+    _owners: dict[int, tuple[int, ProcessOwner]] = field(default_factory=dict)
+    """Start time in ticks, and owner, by process."""
+    _missed_ns: dict[int, int] = field(default_factory=dict)
+    """Processes that NVML lists and /proc does not have, with the time of the first such list."""
+
+    def poll(self, host: Host, devices: NodeDevices, pods: NodePods) -> DeviceUses:
+        """Group the processes of the latest lists by owner."""
+        now = host.clock.now()
+        lists = {gpu.uuid: self.lists.get(gpu.uuid) for gpu in devices.present}
+        absences = {
+            uuid: reason for uuid, listed in lists.items() if (reason := _list_failure(listed, now))
+        }
+        readable = {
+            uuid: listed for uuid, listed in lists.items() if listed and uuid not in absences
+        }
+        pids = {pid for listed in readable.values() for pid in listed.processes}
+        self._owners = {pid: cached for pid, cached in self._owners.items() if pid in pids}
+        self._missed_ns = {pid: since for pid, since in self._missed_ns.items() if pid in pids}
+        ticks = {pid: self._ticks(host, pid) for pid in pids}
+        uses: dict[tuple[str, str, str], DeviceUse] = {}
+        for uuid, listed in readable.items():
+            for process in listed.processes.values():
+                owner = self._owner(host, process.pid, ticks[process.pid], listed.listed)
+                if owner is None:
+                    continue
+                device = _used_device(devices, uuid, process)
+                begun_ns = (ticks[process.pid] or 0) * _NS_PER_TICK
+                use = DeviceUse(
+                    _with_pod_name(owner, pods), device, (process.pid,), listed.listed, begun_ns
+                )
+                key = (use.owner.source, use.owner.workload, device.id)
+                uses[key] = _join_uses(uses[key], use) if key in uses else use
+        return DeviceUses(
+            tuple(uses.values()),
+            absences,
+            {uuid: listed.listed for uuid, listed in readable.items()},
+        )
+
+    def _owner(
+        self, host: Host, pid: int, ticks: int | None, listed: NodeTimestamp
+    ) -> ProcessOwner | None:
+        """Return the owner of a process; None for one that has just ended.
+
+        A process that ended since the list was made is not in the next list.
+        """
+        if ticks is None:
+            if self._missed_ns.setdefault(pid, listed.boot_ns) == listed.boot_ns:
+                return None
+            return ProcessOwner("process", str(pid), is_shared_or_hidden=True)
+        self._missed_ns.pop(pid, None)
+        remembered = self._owners.get(pid)
+        if remembered is None or remembered[0] != ticks:
+            try:
+                group = host.read(f"/proc/{pid}/cgroup")
+            except OSError:
+                return None
+            remembered = self._owners[pid] = ticks, _find_owner(host, pid, group, self.label)
+        return remembered[1]
+
+    def _ticks(self, host: Host, pid: int) -> int | None:
+        """Return the start time of a process in ticks since boot; None if there is no such process."""
+        try:
+            behind = host.read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+            return int(behind[_START_FIELD])
+        except (OSError, ValueError, IndexError):
+            return None
+
+
+def _find_owner(host: Host, pid: int, group: bytes, label: str) -> ProcessOwner:
+    """Return the owner of a process, from its control group."""
+    try:
+        reported = cgroup.parse_owner(group)
+    except OwnerFormatError:
+        reported = cgroup.OwnerNotVisible()
+    program = read_text(host, f"/proc/{pid}/comm")
+    serves = program.startswith(_MPS)
+    match reported:
+        case cgroup.SlurmTask(job=job, sluid=sluid):
+            owner = ProcessOwner(
+                "slurm", sluid if job is None else str(job), is_named=job is not None
+            )
+        case cgroup.PodOwner(uid=uid):
+            owner = ProcessOwner("kubernetes", uid, is_named=False)
+        case cgroup.VirtualMachineOwner(name=name):
+            owner = ProcessOwner("libvirt", name)
+        case cgroup.ContainerOwner():
+            owner = _container_owner(host, reported, label)
+        case cgroup.UserOwner(user_id=user, session=session):
+            workload = f"session-{session}" if session else f"user@{user}"
+            owner = ProcessOwner("systemd", workload, _user_name(host, user))
+        case cgroup.UnitOwner(name=name):
+            owner = ProcessOwner("systemd", name, is_shared_or_hidden=serves)
+        case cgroup.OwnerNotVisible() | cgroup.NoOwner():
+            hidden = isinstance(reported, cgroup.OwnerNotVisible)
+            owner = ProcessOwner(
+                "process", program or str(pid), is_shared_or_hidden=hidden or serves
+            )
+    return owner
+
+
+def _container_owner(host: Host, container: cgroup.ContainerOwner, label: str) -> ProcessOwner:
+    """Return the owner for a container; Docker's files provide its name and a label with the owner."""
+    runtime = container.runtime or "process"
+    if container.user_id is not None:
+        return ProcessOwner(runtime, container.id, _user_name(host, container.user_id))
+    try:
+        if runtime == "docker":
+            answer = host.call(OWNER, "container", container.id, label)
+            return ProcessOwner(runtime, answer["name"] or container.id, answer["label"])
+    except OSError:
+        pass  # its id identifies it
+    return ProcessOwner(runtime, container.id)
+
+
+def _used_device(devices: NodeDevices, gpu: str, process: ListedProcess) -> ClaimableDevice:
+    """Return the GPU or MIG device that a process uses."""
+    if not process.gpu_instance:
+        return devices.gpu(gpu)
+    part = devices.mig_with_instance(gpu, process.gpu_instance, process.compute_instance)
+    return part or devices.gpu(gpu)
+
+
+def _list_failure(listed: ListedProcesses | None, now: NodeTimestamp) -> Absent | None:
+    if listed is None:
+        return Absent.NOT_DUE
+    if listed.absent is not None:
+        return listed.absent
+    return Absent.TIMEOUT if now.boot_ns - listed.listed.boot_ns > MAX_LIST_AGE_NS else None
+
+
+def _with_pod_name(owner: ProcessOwner, pods: NodePods) -> ProcessOwner:
+    """Replace the uid of a pod by its name once that is known."""
+    if owner.source == "kubernetes" and owner.workload in pods.names:
+        namespace, name = pods.names[owner.workload]
+        return ProcessOwner("kubernetes", f"{namespace}/{name}", namespace)
+    return owner
+
+
+def _join_uses(use: DeviceUse, other: DeviceUse) -> DeviceUse:
+    starts = [start_ns for start_ns in (use.begun_boot_ns, other.begun_boot_ns) if start_ns]
+    return replace(use, pids=(*use.pids, *other.pids), begun_boot_ns=min(starts, default=0))
+
+
+def _user_name(host: Host, number: int) -> str:
+    try:
+        return str(host.call(OWNER, "user", number)) or str(number)
+    except OSError:
+        return str(number)
+
+
+UseKey = tuple[str, str, str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class FirstListedUse:
+    """First process list with an unclaimed use, and the uncertainty of its start."""
+
+    listed_at: NodeTimestamp
+    uncertainty_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimContext:
+    """Claims and other facts that process owners are compared with.
+
+    `jobs` contains the Slurm job ids by SLUID. `in_force` is unclaimed use that was reported before,
+    possibly by an earlier run of the agent.
+    """
+
+    claims: Collection[NodeClaim]
+    unreadable_providers: Collection[str]
+    jobs: Mapping[str, str]
+    system: Collection[str]
+    in_force: Collection[NodeClaim]
+    boot_id: str = ""
+
+
+@dataclass(slots=True)
+class UnclaimedUseDetector:
+    """Unclaimed use, with the process list that it was first seen in."""
+
+    _first: dict[UseKey, FirstListedUse] = field(default_factory=dict)
+    _listed: dict[str, int] = field(default_factory=dict)
+    """Time of the last process list of each GPU (boot clock)."""
+
+    def update(
+        self, uses: DeviceUses, context: ClaimContext
+    ) -> tuple[tuple[DeviceUse, ...], tuple[NodeClaim, ...]]:
+        """Return all unclaimed use, and the part of it that an earlier list also contained."""
+        free = tuple(
+            use
+            for use in uses.uses
+            if use.owner.source not in context.unreadable_providers
+            and not any(can_account_for(claim, use, context.jobs) for claim in context.claims)
+        )
+        keys = {_use_key(use) for use in free}
+        self._first = {
+            key: first
+            for key, first in self._first.items()
+            if key in keys or key[2] in uses.absences or key[0] in context.unreadable_providers
+        }
+        for use in free:
+            if _use_key(use) not in self._first:
+                self._first[_use_key(use)] = self._first_listed_use(use)
+        self._listed |= {gpu: timestamp.boot_ns for gpu, timestamp in uses.listed.items()}
+        before = {claim.key[:4] for claim in context.in_force}
+        unclaimed = tuple(
+            msgspec.structs.replace(
+                claim_of_use(use, ClaimAuthority.PROCESS, context.system),
+                start_ns=first.listed_at.wall_ns,
+                start_boot=BootTime(context.boot_id, first.listed_at.boot_ns),
+                uncertainty_ns=first.uncertainty_ns,
+            )
+            for use in free
+            if (first := self._first[_use_key(use)]).listed_at.boot_ns != use.listed_at.boot_ns
+            or _use_key(use) in before
+        )
+        return free, unclaimed
+
+    def _first_listed_use(self, use: DeviceUse) -> FirstListedUse:
+        """Return the start: after the previous list, and no earlier than the start of its first process."""
+        now_ns = use.listed_at.boot_ns
+        bounds = [now_ns - self._listed.get(use.device.gpu, 0), now_ns - use.begun_boot_ns]
+        return FirstListedUse(use.listed_at, min(bound for bound in bounds if bound >= 0))
+
+
+def can_account_for(claim: NodeClaim, use: DeviceUse, jobs: Mapping[str, str]) -> bool:
+    """True if processes may belong to the holder of a claim."""
+    if claim.gpu != use.device.gpu or not claim.compute.overlaps(use.device.compute):
+        return False
+    source, workload = claim.owning_workload
+    owner = use.owner
+    if owner.is_shared_or_hidden or source in {COMMAND_SOURCE, FILE_SOURCE}:
+        return True
+    if source != owner.source:
+        return False
+    if not owner.is_named:
+        return jobs.get(owner.workload, workload) == workload
+    return workload == owner.workload
+
+
+def claim_of_use(use: DeviceUse, authority: ClaimAuthority, system: Collection[str]) -> NodeClaim:
+    """Return the use of a device as a claim without a start; `system` are the system owners."""
+    owner = use.owner
+    return NodeClaim(
+        source=owner.source,
+        authority=authority,
+        workload=owner.workload,
+        owner=owner.owner,
+        gpu="",
+        exclusive=False,
+        system=owner.workload in system or owner.owner in system,
+        pids=tuple(sorted(use.pids)),
+    ).claim_on_device(use.device)
+
+
+def _use_key(use: DeviceUse) -> UseKey:
+    return use.owner.source, use.owner.workload, use.device.gpu, use.device.id

@@ -1,0 +1,358 @@
+"""Claims by Kubernetes: devices that the kubelet has allocated to pods.
+
+The kubelet lists pods without uid: a pod that ends and is created again under the same name between two
+polls appears as one. Sources: kubernetes/kubelet:pkg/apis/podresources/v1/api.proto; NVIDIA/
+k8s-device-plugin:README.md (shared GPUs); NVIDIA/k8s-dra-driver-gpu:cmd/gpu-kubelet-plugin (names of
+devices of resource claims).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+import msgspec
+
+from railscope.claim_terms import ClaimAuthority, share_text
+from railscope.pod_shares import PodShareRequests, RequestedShare
+from railscope_agent.config import TenancySettings
+from railscope_agent.host import Host
+from railscope_agent.host.owners import ALLOCATABLE, KUBELET, LIST
+from railscope_agent.owners import kubelet_answers
+from railscope_agent.sampling.source import ProbeFinding, ProbeVerdict, format_count
+from railscope_agent.tenancy import devices as naming, virtual_machines
+from railscope_agent.tenancy.claims import ClaimReport, NodeClaim, absent_report, failed_report
+from railscope_agent.tenancy.devices import ClaimableDevice, NodeDevices
+from railscope_agent.tenancy.pods import NodePods, PodDirectories, PodRequests
+
+SUBJECT = "claims by Kubernetes"
+DRIVER = "gpu.nvidia.com"
+REPLICAS_VALID_NS = 60_000_000_000
+_VENDOR = "nvidia.com/"
+_RESOURCE = re.compile(r"nvidia\.com/(?:gpu(?:\.[a-z0-9.-]+)?|mig-[a-z0-9.+-]+)")
+_CLAIMED = re.compile(r"gpu-(?P<minor>\d+)(?:-mig-(?P<mig>.+))?")
+_PLACED = re.compile(r"\d+-(?P<start>\d+)-\d+")
+_PROFILED = re.compile(r"\d+g\d+gb(?:-[a-z-]+)?-\d+-(?P<start>\d+)")
+_NAMED = re.compile(r"(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_MAX_QUOTED, _SEVERAL = 5, 2
+
+
+@dataclass(frozen=True, slots=True)
+class _PodDevice:
+    """A device of a pod by the kubelet's name for it; `share` distinguishes shares of the same device."""
+
+    pod: kubelet_answers.KubeletPod
+    text: str
+    device: ClaimableDevice
+    replica: int | None = None
+    share: str = ""
+    is_slot: bool = False
+    """True for one of several slots of the GPU (HAMi); a slot does not specify the size of its share."""
+    claimed: bool = False
+    """True for a device of a resource claim, which several pods may share.
+
+    A device of a plugin belongs to one pod: if two are listed, one of them has ended.
+    """
+
+
+@dataclass(slots=True)
+class KubernetesProvider:
+    """Pods of this node."""
+
+    settings: TenancySettings
+    system: frozenset[str] = frozenset()
+    """Namespaces of health checks and the administrator's own use."""
+    requests: PodRequests = field(init=False)
+    name: str = "kubernetes"
+    pods: NodePods = field(default_factory=NodePods)
+    """Pods as of the last poll."""
+    _passed: virtual_machines.PassedThroughGpus = field(
+        default_factory=virtual_machines.PassedThroughGpus
+    )
+    _directories: PodDirectories = field(default_factory=PodDirectories)
+    _replicas: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    _replicas_valid_until_ns: int = 0
+
+    def __post_init__(self) -> None:
+        """Create the reader of the pod list."""
+        self.requests = PodRequests(self.settings)
+
+    def poll(
+        self, host: Host, devices: NodeDevices, in_force: tuple[NodeClaim, ...]
+    ) -> ClaimReport:
+        """Return the devices of all pods that have not ended."""
+        socket = self.settings.kubelet_socket
+        if not socket:
+            return absent_report(SUBJECT, "tenancy.kubelet_socket is not set")
+        self.pods = self._directories.scan(host)
+        requests = self.requests.poll(host, devices)
+        try:
+            answer = host.call(KUBELET, LIST, socket)
+            pods = msgspec.convert(answer, tuple[kubelet_answers.KubeletPod, ...])
+        except FileNotFoundError as error:
+            if in_force or self.pods.names:
+                return failed_report(
+                    SUBJECT, error, "start the kubelet, or set tenancy.kubelet_socket"
+                )
+            detail = f"the kubelet is not installed: {socket} does not exist"
+            return absent_report(SUBJECT, detail)
+        except (OSError, msgspec.ValidationError) as error:
+            return failed_report(
+                SUBJECT, error, "run the agent as root, or read the log of the kubelet"
+            )
+        active_pods = [pod for pod in pods if not self._has_ended(pod.namespace, pod.name)]
+        unknown: list[str] = []
+        holdings = [
+            holding
+            for pod in active_pods
+            for holding in (
+                *_list_pod_devices(pod, devices, unknown),
+                *self._passed_through_claims(host, pod, devices),
+            )
+        ]
+        self._learn_replicas(host, holdings)
+        claimed = Counter(holding.text + holding.share for holding in holdings if holding.claimed)
+        node_claims = tuple(
+            self._claim_of_holding(holding, alone=claimed[holding.text + holding.share] < _SEVERAL)
+            for holding in holdings
+            if holding.replica is None
+        )
+        node_claims += tuple(self._replica_claims(holdings))
+        node_claims = self._apply_requests(node_claims, requests, devices)
+        findings = (*self._findings(node_claims, holdings, unknown), *self.requests.findings)
+        return ClaimReport(node_claims, findings)
+
+    def _has_ended(self, namespace: str, name: str) -> bool:
+        return self.pods.has_ended(namespace, name) or (namespace, name) in self.requests.ended
+
+    def _apply_requests(
+        self,
+        node_claims: tuple[NodeClaim, ...],
+        requests: Mapping[tuple[str, str], PodShareRequests],
+        devices: NodeDevices,
+    ) -> tuple[NodeClaim, ...]:
+        """Return the claims, with those of pods with shares as requested instead of as listed.
+
+        A pod with an exclusive device keeps it: an annotation, which a user may write, does not reduce it.
+        """
+        exclusive_pods = {_pod_of(claim) for claim in node_claims if claim.exclusive}
+        requests = {
+            pod: request
+            for pod, request in requests.items()
+            if pod not in exclusive_pods and not self._has_ended(*pod)
+        }
+        limited = [claim for claim in node_claims if _pod_of(claim) not in requests]
+        for pod, request in requests.items():
+            of_pod = self._pod_claim(*pod)
+            listed = [claim for claim in node_claims if _pod_of(claim) == pod]
+            for part in request.parts:
+                device = (
+                    None if part.place is None else naming.find_device(str(part.place), devices)
+                )
+                if device is not None:
+                    limited.append(_limit_to_share(of_pod.claim_on_device(device), part))
+                    continue
+                count = part.count if part.place is None else 1
+                chosen, listed = listed[:count], listed[count:]
+                limited += [_limit_to_share(claim, part) for claim in chosen]
+                if missing_count := count - len(chosen):
+                    share = share_text(part.share) if part.share else ""
+                    limited.append(
+                        msgspec.structs.replace(
+                            of_pod,
+                            count=missing_count,
+                            share=share,
+                            exclusive=not share,
+                            reference=share,
+                        )
+                    )
+        return tuple(limited)
+
+    def _claim_of_holding(self, holding: _PodDevice, *, alone: bool) -> NodeClaim:
+        pod, device = holding.pod, holding.device
+        if holding.share:
+            device = msgspec.structs.replace(device, id=f"{device.id}::{holding.share}")
+        exclusive = alone and not holding.share and not holding.is_slot
+        of_pod = self._pod_claim(pod.namespace, pod.name)
+        return msgspec.structs.replace(of_pod, exclusive=exclusive).claim_on_device(device)
+
+    def _pod_claim(self, namespace: str, name: str) -> NodeClaim:
+        """Return a claim of a pod without a device."""
+        return NodeClaim(
+            source=self.name,
+            authority=ClaimAuthority.NODE_PLUGIN,
+            workload=f"{namespace}/{name}",
+            owner=namespace,
+            gpu="",
+            system=namespace in self.system,
+        )
+
+    def _replica_claims(self, holdings: list[_PodDevice]) -> Iterator[NodeClaim]:
+        """Yield claims on replicas (time slicing or MPS): a pod's share of all replicas of a device."""
+        groups: dict[tuple[str, str, str], list[_PodDevice]] = {}
+        for holding in holdings:
+            if holding.replica is not None:
+                groups.setdefault(
+                    (holding.pod.namespace, holding.pod.name, holding.device.id), []
+                ).append(holding)
+        for group in groups.values():
+            are_known = all(_has_known_replicas(holding, self._replicas) for holding in group)
+            of = len(self._replicas.get(_without_replica(group[0].text), ()))
+            share = (
+                share_text(Fraction(len({holding.replica for holding in group}), of))
+                if are_known
+                else ""
+            )
+            claim = self._claim_of_holding(group[0], alone=False)
+            yield msgspec.structs.replace(claim, share=share)
+
+    def _passed_through_claims(
+        self, host: Host, pod: kubelet_answers.KubeletPod, devices: NodeDevices
+    ) -> Iterator[_PodDevice]:
+        """Yield the GPUs that a virtual machine in a pod has (KubeVirt)."""
+        unlisted = dict.fromkeys(
+            text
+            for container in pod.containers
+            for entry in container.devices
+            if entry.resource.startswith(_VENDOR) and not _is_gpu(entry.resource)
+            for text in entry.ids
+        )
+        passed = self._passed.scan(host) if unlisted else set()
+        for text in unlisted if passed else ():
+            for device in virtual_machines.find_passed_through(host, text, passed, devices):
+                yield _PodDevice(pod, text, device)
+
+    def _learn_replicas(self, host: Host, holdings: list[_PodDevice]) -> None:
+        """Read the number of replicas of each GPU if a pod has one; periodically once it is known."""
+        shared = {
+            _without_replica(holding.text) for holding in holdings if holding.replica is not None
+        }
+        now_ns = host.clock.now().boot_ns
+        if not shared or (
+            shared <= self._replicas.keys() and now_ns < self._replicas_valid_until_ns
+        ):
+            return
+        try:
+            answer = host.call(KUBELET, ALLOCATABLE, self.settings.kubelet_socket)
+            allocatable = msgspec.convert(answer, tuple[kubelet_answers.PodDevices, ...])
+        except (OSError, msgspec.ValidationError):
+            return  # earlier numbers stay; without them the claim is not exclusive and has no share
+        numbers: dict[str, set[int]] = {}
+        for text in (
+            name for entry in allocatable if _is_gpu(entry.resource) for name in entry.ids
+        ):
+            name = kubelet_answers.parse_device_id(text)
+            if name is not None and name.replica is not None:
+                numbers.setdefault(_without_replica(text), set()).add(name.replica)
+        self._replicas = {base: tuple(sorted(replicas)) for base, replicas in numbers.items()}
+        self._replicas_valid_until_ns = now_ns + REPLICAS_VALID_NS
+
+    def _findings(
+        self, node_claims: tuple[NodeClaim, ...], holdings: list[_PodDevice], unknown: list[str]
+    ) -> Iterator[ProbeFinding]:
+        pods = len({claim.workload for claim in node_claims})
+        detail = (
+            f"{format_count(len(node_claims), 'device')} held by "
+            f"{format_count(pods, 'pod')}, reported by {self.settings.kubelet_socket}"
+        )
+        yield ProbeFinding.supported(SUBJECT, detail)
+        if unknown:
+            examples = ", ".join(sorted(set(unknown))[:_MAX_QUOTED])
+            detail = (
+                f"{format_count(len(set(unknown)), 'device')} of pods not found "
+                f"on this node: {examples}"
+            )
+            yield ProbeFinding(
+                SUBJECT, ProbeVerdict.BROKEN, detail, "check that NVML lists all GPUs of the node"
+            )
+        lost = {
+            holding.text for holding in holdings if not _has_known_replicas(holding, self._replicas)
+        }
+        if lost:
+            detail = f"number of shares not reported: {', '.join(sorted(lost)[:_MAX_QUOTED])}"
+            yield ProbeFinding.absent(
+                SUBJECT, detail, "enable GetAllocatableResources of the kubelet"
+            )
+
+
+def _pod_of(claim: NodeClaim) -> tuple[str, str]:
+    namespace, _, name = claim.workload.partition("/")
+    return namespace, name
+
+
+def _limit_to_share(claim: NodeClaim, part: RequestedShare) -> NodeClaim:
+    """Return a device of a pod, limited to the share requested."""
+    if part.share is None:
+        return msgspec.structs.replace(claim, share="", exclusive=True)
+    return msgspec.structs.replace(claim, share=share_text(part.share), exclusive=False)
+
+
+def _has_known_replicas(holding: _PodDevice, replicas: dict[str, tuple[int, ...]]) -> bool:
+    return holding.replica is None or holding.replica in replicas.get(
+        _without_replica(holding.text), ()
+    )
+
+
+def _list_pod_devices(
+    pod: kubelet_answers.KubeletPod, devices: NodeDevices, unknown: list[str]
+) -> Iterator[_PodDevice]:
+    """Yield each device of a pod once, even if several containers and entries list it."""
+    texts = dict.fromkeys(
+        text
+        for container in pod.containers
+        for entry in container.devices
+        if _is_gpu(entry.resource)
+        for text in entry.ids
+    )
+    for text in texts:
+        name = kubelet_answers.parse_device_id(text)
+        device = naming.device_with_id(name, devices) if name else None
+        if name is None or device is None:
+            unknown.append(text)
+        else:
+            is_slot = isinstance(name, kubelet_answers.GpuId) and name.slot is not None
+            yield _PodDevice(pod, text, device, name.replica, is_slot=is_slot)
+    claims = dict.fromkeys(claim for container in pod.containers for claim in container.claims)
+    for claim in claims:
+        allocations = [each for each in claim.devices if each.driver == DRIVER]
+        for each in allocations:
+            device = _find_claimed_device(
+                each, claim.cdi_names if len(allocations) == 1 else (), devices
+            )
+            if device is None:
+                unknown.append(f"{each.device} of claim {claim.namespace}/{claim.name}")
+            else:
+                yield _PodDevice(pod, device.id, device, share=each.share, claimed=True)
+
+
+def _find_claimed_device(
+    claimed: kubelet_answers.ClaimedDevice, cdi_names: tuple[str, ...], devices: NodeDevices
+) -> ClaimableDevice | None:
+    """Return a device of a resource claim: by a UUID in its CDI names, else by its name.
+
+    The name contains the minor number of the device file, and the placement of a MIG device.
+    """
+    for name in cdi_names:
+        uuid = _NAMED.search(name)
+        parsed = kubelet_answers.parse_device_id(uuid[0]) if uuid else None
+        if parsed is not None:
+            return naming.device_with_id(parsed, devices)
+    match = _CLAIMED.fullmatch(claimed.device)
+    gpu = devices.gpu_with_minor(int(match["minor"])) if match else None
+    if match is None or gpu is None or not match["mig"]:
+        return gpu
+    placement = _PLACED.fullmatch(match["mig"]) or _PROFILED.fullmatch(match["mig"])
+    start = int(placement["start"]) if placement else None
+    return devices.find_mig(gpu.gpu, lambda part: part.start == start) if placement else None
+
+
+def _is_gpu(resource: str) -> bool:
+    return _RESOURCE.fullmatch(resource) is not None
+
+
+def _without_replica(text: str) -> str:
+    """Return the device id without its replica."""
+    return re.sub(r"(?:::\d+|/vgpu\d+)$", "", text)

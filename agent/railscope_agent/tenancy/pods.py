@@ -1,0 +1,138 @@
+"""Pods of the node: those that run, and the shares of GPUs that they request.
+
+The kubelet's log directories and control groups identify the pods that run: a kubelet may keep
+listing pods that have ended (kubernetes issues 119423 and 132020). A pod gets its control group
+before its log directory, and loses the group first: a pod with a log directory and no group has
+ended. Sources: kubernetes/kubernetes:pkg/kubelet/kuberuntime/helpers.go (BuildPodLogsDirectory),
+pkg/kubelet/cm/pod_container_manager_linux.go.
+
+The pod list of the kubelet contains the shares of GPUs that pods request.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from railscope.pod_shares import PodEntry, PodShareRequests, requests_of
+from railscope_agent.config import TenancySettings
+from railscope_agent.host import Host
+from railscope_agent.host.owners import KUBELET, PODS
+from railscope_agent.sampling.source import ProbeFinding, ProbeVerdict, format_count, list_names
+from railscope_agent.tenancy import claims
+from railscope_agent.tenancy.devices import NodeDevices
+
+POD_LOGS = "/var/log/pods"
+_GROUPS = "/sys/fs/cgroup"
+_HIERARCHIES = (_GROUPS, f"{_GROUPS}/memory", f"{_GROUPS}/systemd")
+_ROOTS = {
+    "kubepods.slice": ("kubepods-burstable.slice", "kubepods-besteffort.slice"),
+    "kubepods": ("burstable", "besteffort"),
+}
+_LOG = re.compile(r"(?P<namespace>[^_]+)_(?P<name>[^_]+)_(?P<uid>[0-9a-f-]{32,36})")
+_GROUP = re.compile(r"(?:^|-)pod([0-9a-f_-]{32,36})(?:\.slice)?$")
+
+
+@dataclass(frozen=True, slots=True)
+class NodePods:
+    """Pods of the node. `alive` is None if their control groups are not visible."""
+
+    uids: dict[tuple[str, str], set[str]] = field(default_factory=dict)
+    """UIDs by namespace and name; a recreated pod has several."""
+    names: dict[str, tuple[str, str]] = field(default_factory=dict)
+    alive_pods: frozenset[str] | None = None
+
+    def has_ended(self, namespace: str, name: str) -> bool:
+        """True if a pod is certain to have ended."""
+        uids = self.uids.get((namespace, name), set())
+        return self.alive_pods is not None and bool(uids) and not uids & self.alive_pods
+
+
+class PodDirectories:
+    """Scanner of the kubelet's directories; caches their location."""
+
+    def __init__(self) -> None:
+        self._root = ""
+
+    def scan(self, host: Host) -> NodePods:
+        """Return the pods of the node."""
+        uids: dict[tuple[str, str], set[str]] = {}
+        named: dict[str, tuple[str, str]] = {}
+        for directory in list_names(host, POD_LOGS):
+            match = _LOG.fullmatch(directory)
+            if match:
+                pod = match["namespace"], match["name"]
+                uids.setdefault(pod, set()).add(match["uid"])
+                named[match["uid"]] = pod
+        return NodePods(uids, named, self._running_pods(host) if named else None)
+
+    def _running_pods(self, host: Host) -> frozenset[str] | None:
+        """Return the uids of all pods with a control group; None if no such groups are found."""
+        places = [self._root] if self._root else []
+        places += [f"{h}/{root}" for h in _HIERARCHIES for root in _ROOTS]
+        for place in places:
+            try:
+                entries = host.names(place)
+            except OSError:
+                continue
+            self._root = place
+            for quality in _ROOTS[place.rpartition("/")[2]]:
+                if quality in entries:
+                    entries = [*entries, *list_names(host, f"{place}/{quality}")]
+            matches = map(_GROUP.search, entries)
+            return frozenset(match[1].replace("_", "-") for match in matches if match)
+        self._root = ""
+        return None
+
+
+SUBJECT = "shares of GPUs in pods"
+_MAX_QUOTED = 5
+
+
+@dataclass(slots=True)
+class PodRequests:
+    """Requests of the pods, read at each poll. If the list cannot be read, the previous one stays."""
+
+    settings: TenancySettings
+    """Address of the pod list of the kubelet; an empty URL disables it."""
+    ended: frozenset[tuple[str, str]] = frozenset()
+    """Ended pods, by namespace and name."""
+    findings: tuple[ProbeFinding, ...] = ()
+    _entries: tuple[PodEntry, ...] = ()
+
+    def poll(self, host: Host, devices: NodeDevices) -> Mapping[tuple[str, str], PodShareRequests]:
+        """Return the requests for shares of each pod, by namespace and name."""
+        url, self.findings = self.settings.kubelet_url, ()
+        if not url:
+            return {}
+        try:
+            files = self.settings.kubelet_token_file, self.settings.kubelet_ca_file
+            answer = host.call(KUBELET, PODS, url, *files)
+            self._entries = msgspec.convert(answer, tuple[PodEntry, ...])
+        except (OSError, msgspec.ValidationError) as error:
+            remedy = f"check tenancy.kubelet_url {url}, kubelet_token_file and kubelet_ca_file"
+            self.findings = (claims.failure_finding(SUBJECT, error, remedy),)
+        self.ended = frozenset((e.namespace, e.name) for e in self._entries if e.has_ended)
+        requests = {
+            (entry.namespace, entry.name): requests_of(entry, devices.memory_mib)
+            for entry in self._entries
+            if not entry.has_ended
+        }
+        requests = {pod: request for pod, request in requests.items() if request}
+        if not self.findings:
+            self.findings = (_shares_finding(requests),)
+        return requests
+
+
+def _shares_finding(requests: Mapping[tuple[str, str], PodShareRequests]) -> ProbeFinding:
+    problems = [text for request in requests.values() for text in request.problems]
+    if problems:
+        detail = (
+            f"no claim for a share that cannot be computed: {'; '.join(problems[:_MAX_QUOTED])}"
+        )
+        remedy = "run `railscope claim start --share` for these pods, or correct the annotation"
+        return ProbeFinding(SUBJECT, ProbeVerdict.BROKEN, detail, remedy)
+    return ProbeFinding.supported(SUBJECT, f"{format_count(len(requests), 'pod')} with shares")

@@ -1,0 +1,213 @@
+"""Claims by libvirt and QEMU: GPUs passed through to virtual machines.
+
+libvirt has a file in /run/libvirt/qemu for each running machine. Machines that run without
+libvirt are found by the command line of their process.
+
+A passed-through GPU is bound to vfio-pci and not visible to NVML. It keeps the UUID that it had
+under the driver of this node, or else its PCI address names it. KubeVirt's device plugin names it
+by PCI address, older versions by IOMMU group
+(NVIDIA/kubevirt-gpu-device-plugin:pkg/device_plugin/device_plugin.go).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from railscope.claim_terms import ClaimAuthority
+from railscope_agent.host import Host
+from railscope_agent.host.owners import OWNER
+from railscope_agent.owners import OwnerFormatError, cgroup
+from railscope_agent.owners.runtimes import LibvirtDomain
+from railscope_agent.sampling import source
+from railscope_agent.tenancy import claims
+from railscope_agent.tenancy.devices import ClaimableDevice, NodeDevices
+from railscope_agent.topology.pci import DEVICES, gpu_addresses, is_address
+
+_PASSTHROUGH_DRIVERS = {
+    "vfio-pci",
+    "nvgrace_gpu_vfio_pci",
+    "nvgrace-gpu-vfio-pci",
+    "xen-pciback",
+    "pci-stub",
+}
+_IOMMU_GROUPS = "/sys/kernel/iommu_groups"
+
+
+class PassedThroughGpus:
+    """Passed-through GPUs of the PCI bus; the bus is read again only when its devices change."""
+
+    def __init__(self) -> None:
+        self._bus: tuple[list[str], list[str]] = ([], [])
+
+    def scan(self, host: Host) -> set[str]:
+        """Return their PCI addresses."""
+        addresses = source.list_names(host, DEVICES)
+        if addresses != self._bus[0]:
+            self._bus = addresses, gpu_addresses(host)
+        return {
+            address
+            for address in self._bus[1]
+            if source.read_link_name(host, f"{DEVICES}/{address}/driver") in _PASSTHROUGH_DRIVERS
+        }
+
+
+def passed_through_device(address: str, devices: NodeDevices) -> ClaimableDevice:
+    """Return the GPU at an address by its former UUID; by its address if it never had one here."""
+    name = f"pci:{address}"
+    return devices.gpu_at(address) or ClaimableDevice(name, name)
+
+
+def find_passed_through(
+    host: Host, text: str, passed: set[str], devices: NodeDevices
+) -> list[ClaimableDevice]:
+    """Return the passed-through GPUs that an id of KubeVirt's plugin names: PCI address or IOMMU group."""
+    if text.isdecimal():
+        addresses = source.list_names(host, f"{_IOMMU_GROUPS}/{text}/devices")
+    else:
+        addresses = [text.lower()] if is_address(text.lower()) else []
+    return [passed_through_device(address, devices) for address in addresses if address in passed]
+
+
+SUBJECT = "claims by virtual machines"
+RUNNING, DEFINED = "/run/libvirt/qemu", "/etc/libvirt/qemu"
+_MEDIATED = "/sys/bus/mdev/devices"
+_XML = ".xml"
+
+
+@dataclass(slots=True)
+class VirtualMachineProvider:
+    """Virtual machines of this node with GPUs."""
+
+    name: str = "libvirt"
+    _passed: PassedThroughGpus = field(default_factory=PassedThroughGpus)
+    _scanned_pids: frozenset[str] = frozenset()
+    _machines: dict[str, LibvirtDomain] = field(default_factory=dict)
+    """QEMU processes among the scanned ones, by process id."""
+
+    def poll(
+        self, host: Host, devices: NodeDevices, in_force: tuple[claims.NodeClaim, ...]
+    ) -> claims.ClaimReport:
+        """Return the claims of running machines. No machine is read without a passed-through GPU."""
+        passed = self._passed.scan(host)
+        mediated = set(source.list_names(host, _MEDIATED))
+        if not passed and not mediated and not in_force:
+            self._scanned_pids, self._machines = frozenset(), {}
+            return claims.absent_report(SUBJECT, "no GPU is passed through")
+        try:
+            domains = list(_read_running_domains(host))
+            domain_names = {domain.name for domain in domains}
+            domains += [
+                machine
+                for machine in self._scan_processes(host)
+                if machine.name not in domain_names
+            ]
+            node_claims = [
+                claim
+                for domain in domains
+                for claim in self._claims_of_domain(host, domain, passed, devices)
+            ]
+        except (OSError, msgspec.ValidationError) as error:
+            return claims.failed_report(SUBJECT, error, "read the log of libvirtd")
+        detail = (
+            f"{source.format_count(len(passed), 'GPU')} passed through, {len(node_claims)} held by "
+            "running virtual machines"
+        )
+        return claims.ClaimReport(
+            tuple(node_claims), (source.ProbeFinding.supported(SUBJECT, detail),)
+        )
+
+    def _claims_of_domain(
+        self, host: Host, domain: LibvirtDomain, passed: set[str], devices: NodeDevices
+    ) -> Iterator[claims.NodeClaim]:
+        for address in domain.pci_addresses:
+            physical_function = source.read_link_name(host, f"{DEVICES}/{address}/physfn")
+            if address in passed and not physical_function:
+                yield self._claim(domain, passed_through_device(address, devices), exclusive=True)
+            elif physical_function and devices.gpu_at(physical_function):
+                yield self._claim(
+                    domain,
+                    _shared_device(devices.gpu_at(physical_function), address),
+                    exclusive=False,
+                )
+        for identity in domain.mediated:
+            try:
+                path = host.resolve(f"{_MEDIATED}/{identity}")
+            except FileNotFoundError:
+                continue  # the mediated device was removed meanwhile
+            owner = next((d for p in reversed(path.split("/")) if (d := devices.gpu_at(p))), None)
+            if owner:
+                yield self._claim(domain, _shared_device(owner, identity), exclusive=False)
+
+    def _claim(
+        self, domain: LibvirtDomain, device: ClaimableDevice, *, exclusive: bool
+    ) -> claims.NodeClaim:
+        return claims.NodeClaim(
+            source=self.name,
+            authority=ClaimAuthority.NODE_PLUGIN,
+            workload=domain.name or domain.uuid,
+            owner=domain.project_id or domain.project,
+            gpu="",
+            exclusive=exclusive,
+        ).claim_on_device(device)
+
+    def _scan_processes(self, host: Host) -> list[LibvirtDomain]:
+        """Return machines from the command lines of QEMU processes; only new processes are read.
+
+        Raises OSError if one cannot be read: then all new ones are read again.
+        """
+        pids = frozenset(name for name in source.list_names(host, "/proc") if name.isdecimal())
+        self._machines = {pid: machine for pid, machine in self._machines.items() if pid in pids}
+        for pid in pids - self._scanned_pids:
+            self._machines.pop(pid, None)
+            if not source.read_text(host, f"/proc/{pid}/comm").startswith(("qemu", "kvm")):
+                continue
+            try:
+                answer = host.call(OWNER, "machine", int(pid))
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # the process has ended meanwhile
+            if answer is not None and not _is_of_pod(host, pid):
+                self._machines[pid] = msgspec.convert(answer, LibvirtDomain)
+        self._scanned_pids = pids
+        return list(self._machines.values())
+
+
+def _is_of_pod(host: Host, pid: str) -> bool:
+    """True if a machine belongs to a pod (KubeVirt), which the kubelet reports."""
+    try:
+        return isinstance(cgroup.parse_owner(host.read(f"/proc/{pid}/cgroup")), cgroup.PodOwner)
+    except (FileNotFoundError, ProcessLookupError, OwnerFormatError):
+        return False
+
+
+def _read_running_domains(host: Host) -> Iterator[LibvirtDomain]:
+    """Yield the running machines from libvirt's files. Raises OSError if they cannot be read."""
+    try:
+        files = host.names(RUNNING)
+    except FileNotFoundError:
+        return
+    for file in files:
+        if not file.endswith(_XML):
+            continue
+        try:
+            domain = msgspec.convert(host.call(OWNER, "domain", f"{RUNNING}/{file}"), LibvirtDomain)
+        except FileNotFoundError:
+            continue  # the machine has ended meanwhile
+        if not domain.project_id:  # some versions write the metadata to the definition only
+            domain = _read_definition(host, file) or domain
+        yield domain
+
+
+def _read_definition(host: Host, file: str) -> LibvirtDomain | None:
+    try:
+        domain = msgspec.convert(host.call(OWNER, "domain", f"{DEFINED}/{file}"), LibvirtDomain)
+    except FileNotFoundError:
+        return None  # a transient machine: libvirt has only its running form
+    return domain if domain.project_id and domain.pci_addresses else None
+
+
+def _shared_device(owner: ClaimableDevice | None, name: str) -> ClaimableDevice:
+    assert owner is not None  # noqa: S101 - found just before
+    return ClaimableDevice(owner.gpu, name)

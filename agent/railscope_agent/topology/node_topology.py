@@ -1,0 +1,202 @@
+"""Model of the whole node: PCI tree, GPUs and their NVLinks, network devices and rails.
+
+NVLinks between GPUs, and links to a Grace processor (C2C), are those that NVML reports.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import permutations
+
+from railscope_agent.host import Host
+from railscope_agent.sampling.source import call_nvml
+from railscope_agent.topology import pci, pcie_links, rails
+from railscope_agent.topology.network import NetworkDevice, NetworkScanner, NodeNetwork
+
+_LINK_COUNT, _LINK_STATE, _C2C_COUNT = 91, 165, 170
+_MAX_LINKS = 36
+_ACTIVE, _TO_GPU, _TO_SWITCH = 1, 0, 2
+_NO_NODE = (1 << 32) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class GpuLinks:
+    """A GPU as NVML reports it: index, model, and the remote ends of its links.
+
+    `peers` counts active direct links to other GPUs by their PCI address, `to_switches` those to
+    NVSwitches, which connect all GPUs. `memory_node` is the NUMA node of the GPU's own memory, empty if it
+    has none.
+    """
+
+    index: int
+    address: str
+    model: str
+    uuid: str
+    peers: Mapping[str, int]
+    to_switches: int
+    c2c_links: int
+    memory_node: str
+
+
+def read_gpu_links(host: Host) -> tuple[GpuLinks, ...]:
+    """Return every GPU that the driver reports; none without a driver."""
+    count = call_nvml(host, "nvmlDeviceGetCount")
+    links = (_read_gpu(host, index) for index in range(count or 0))
+    return tuple(gpu for gpu in links if gpu)
+
+
+def count_bonded_links(gpus: tuple[GpuLinks, ...]) -> dict[tuple[str, str], int]:
+    """Return the number of NVLinks between two GPUs, by their addresses, in either order.
+
+    Between GPUs at switches it is the lesser number of both.
+    """
+    bonded: dict[tuple[str, str], int] = {}
+    for gpu, other in permutations(gpus, 2):
+        straight = max(gpu.peers.get(other.address, 0), other.peers.get(gpu.address, 0))
+        links = straight or min(gpu.to_switches, other.to_switches)
+        if links:
+            bonded[gpu.address, other.address] = links
+    return bonded
+
+
+def _read_gpu(host: Host, index: int) -> GpuLinks | None:
+    place = call_nvml(host, "nvmlDeviceGetPciInfo", index)
+    if not place:
+        return None
+    peers: Counter[str] = Counter()
+    switched = 0
+    count = _read_field(host, index, _LINK_COUNT)
+    for link in range(_MAX_LINKS if count is None else min(count, _MAX_LINKS)):
+        state = _read_field(host, index, f"{_LINK_STATE}:{link}")
+        if state is None:
+            state = call_nvml(host, "nvmlDeviceGetNvLinkState", index, link)
+        if state != _ACTIVE:
+            continue
+        leads_to = call_nvml(host, "nvmlDeviceGetNvLinkRemoteDeviceType", index, link)
+        if leads_to == _TO_SWITCH:
+            switched += 1
+        elif leads_to == _TO_GPU:
+            remote = call_nvml(host, "nvmlDeviceGetNvLinkRemotePciInfo", index, link)
+            if remote and remote["busId"]:
+                peers[pci.pci_address(remote["busId"])] += 1
+    node = call_nvml(host, "nvmlDeviceGetNumaNodeId", index)
+    return GpuLinks(
+        index,
+        pci.pci_address(place["busId"]),
+        call_nvml(host, "nvmlDeviceGetName", index) or "",
+        call_nvml(host, "nvmlDeviceGetUUID", index) or "",
+        peers,
+        switched,
+        _read_field(host, index, _C2C_COUNT) or 0,
+        "" if node is None or node == _NO_NODE else str(node),
+    )
+
+
+def _read_field(host: Host, index: int, entry: int | str) -> int | None:
+    answer = call_nvml(host, "nvmlDeviceGetFieldValues", index, entry)
+    if answer is None:
+        return None
+    (value,), (code,) = answer
+    return None if code else int(value)
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyGpu:
+    """A GPU on the bus. `index` is NVML's if NVML lists the GPU, else its position in bus order."""
+
+    index: int
+    device: pci.PciDevice
+    reported: GpuLinks | None = None
+
+    @property
+    def address(self) -> str:
+        """PCI address."""
+        return self.device.address
+
+    @property
+    def model(self) -> str:
+        """Name, or vendor and device if no driver reports the name."""
+        return self.reported.model if self.reported and self.reported.model else self.device.model
+
+    @property
+    def memory_node(self) -> str:
+        """NUMA node of its own memory; empty if it has none."""
+        return self.reported.memory_node if self.reported else ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTopology:
+    """Result of `read_topology`.
+
+    `names`, `links` and `cpus` are by device address: names, states of PCIe links, and near CPUs. `bonds`
+    are the NVLinks between pairs of GPUs in table notation (NV18).
+    """
+
+    devices: Mapping[str, pci.PciDevice]
+    names: Mapping[str, list[str]]
+    links: Mapping[str, pcie_links.PcieLinkState]
+    cpus: Mapping[str, str]
+    gpus: tuple[TopologyGpu, ...]
+    network: NodeNetwork
+    bonds: Mapping[tuple[str, str], str]
+
+    @property
+    def nics(self) -> list[NetworkDevice]:
+        """Network devices with RDMA, in bus order: those of the table."""
+        return [device for device in self.network.devices if device.rdma]
+
+    def format_distance(self, address: str, other: str) -> str:
+        """Return the distance of two GPUs or NICs by address, in the terms of the table."""
+        if address == other:
+            return "X"
+        if (address, other) in self.bonds:
+            return self.bonds[address, other]
+        return self.pci_distance(address, other).name
+
+    def pci_distance(self, address: str, other: str) -> pci.PciDistance:
+        """Return the same without NVLinks."""
+        places = [self._find_place(end) for end in (address, other)]
+        c2c = {gpu.address for gpu in self.gpus if gpu.reported and gpu.reported.c2c_links}
+        if (address in c2c) != (other in c2c):
+            gpu, nic = places if address in c2c else reversed(places)
+            return pci.c2c_distance(gpu, nic)
+        return pci.pci_distance(*places)
+
+    def _find_place(self, address: str) -> pci.PciPlace:
+        device = self.devices.get(address)
+        return device.place if device else self.network.device_at(address).device.place
+
+
+def read_topology(host: Host, rules: rails.RailRules) -> NodeTopology:
+    """Return the node as it is now."""
+    tree = rules.tree or pci.NcclTopology()
+    devices = pci.read_pci_devices(host, tree.places)
+    network = NetworkScanner(rules).assign_roles(host, devices.values())
+    reported = {gpu.address: gpu for gpu in read_gpu_links(host)}
+    gpus = []
+    for position, device in enumerate(network.gpus):
+        links = reported.get(device.address)
+        gpus.append(TopologyGpu(links.index if links else position, device, links))
+    files = host.open_file_group(pcie_links.link_files(devices))
+    states = pcie_links.read_links(files, devices)
+    files.close()
+    bonds = {pair: f"{kind}{count}" for pair, (kind, count) in tree.links.items()}
+    bonded = count_bonded_links(tuple(reported.values()))
+    bonds |= {pair: f"NV{count}" for pair, count in bonded.items()}
+    return NodeTopology(
+        devices,
+        pci.find_device_names(host, devices),
+        states,
+        {address: _list_near_cpus(device, tree) for address, device in devices.items()},
+        tuple(sorted(gpus, key=lambda gpu: (gpu.index, pci.bus_order(gpu.address)))),
+        network,
+        bonds,
+    )
+
+
+def _list_near_cpus(device: pci.PciDevice, tree: pci.NcclTopology) -> str:
+    """Return the CPUs of the topology file if it contains the device, else those of sysfs."""
+    in_file = tree.cpus.get(device.place.numa_node) if device.address in tree.places else None
+    return in_file or device.cpus

@@ -1,0 +1,316 @@
+"""PCI devices of a node: places in the tree of sysfs, names in other subsystems, and distances.
+
+`realpath(/sys/bus/pci/devices/ADDRESS)` contains the host bridge and every port above a device
+(torvalds/linux Documentation/ABI/testing/sysfs-bus-pci): host bridge, root port, upstream and
+downstream port of each switch, device.
+
+The distance between two PCI devices is that of NCCL (src/graph/topo.cc, src/graph/xml.cc).
+
+The content of a topology file is defined here, apart from its parser in `nccl_xml`, so that an
+agent without such a file does not load the parser.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from railscope_agent.host import Host
+from railscope_agent.sampling.source import list_names, read_link_name, read_text
+
+DEVICES = "/sys/bus/pci/devices"
+NO_NUMA_NODE = "-1"
+GPU, NIC, NVME, NVSWITCH, BRIDGE = "gpu", "nic", "nvme", "nvswitch", "bridge"
+_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_HOST_BRIDGE = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
+_NVIDIA, _AMD = "0x10de", "0x1002"
+_DISPLAY_CLASS = "0x03"
+_ROLES = {
+    "0x0302": GPU, "0x0108": NVME, "0x0604": BRIDGE,
+    "0x0200": NIC, "0x0207": NIC, "0x0208": NIC, "0x0280": NIC, "0x0c06": NIC,
+}  # fmt: skip
+_ROLES_BY_VENDOR = {
+    "0x0300": {_NVIDIA: GPU, _AMD: GPU}, "0x0380": {_AMD: GPU}, "0x1200": {_AMD: GPU},
+    "0x0680": {_NVIDIA: NVSWITCH},
+}  # fmt: skip
+"""Classes that other vendors use as well: the display chip of a node's console is not a GPU."""
+_CLASS_DIGITS = 6
+_VIRTIO = "virtio"
+
+
+@dataclass(frozen=True, slots=True)
+class PciPlace:
+    """Place of a PCI device: host bridge, path from there, NUMA node.
+
+    `chain` contains the addresses from the root port down to the device itself, with the upstream and the
+    downstream port of each switch. `numa_node` is empty if unknown.
+    """
+
+    bridge: str
+    chain: tuple[str, ...]
+    numa_node: str = ""
+
+    @property
+    def address(self) -> str:
+        """Address of the device itself."""
+        return self.chain[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class PciDevice:
+    """A relevant PCI device: role, model, place, and near CPUs."""
+
+    role: str
+    vendor: str
+    device: str
+    place: PciPlace
+    cpus: str = ""
+
+    @property
+    def address(self) -> str:
+        """Domain, bus, device and function."""
+        return self.place.address
+
+    @property
+    def model(self) -> str:
+        """Vendor and device, as lspci writes them."""
+        return f"{self.vendor}:{self.device}".replace("0x", "")
+
+
+def pci_address(text: str) -> str:
+    """Return a PCI address as sysfs writes it: 0000:3b:00.0. NVML writes 00000000:3B:00.0."""
+    domain, _, rest = text.lower().partition(":")
+    return f"{int(domain, 16):04x}:{rest}" if rest else text.lower()
+
+
+def is_address(text: str) -> bool:
+    """True if a text is a PCI address as sysfs writes it."""
+    return bool(_ADDRESS.fullmatch(text))
+
+
+def bus_order(address: str) -> tuple[int, ...]:
+    """Return a key that sorts PCI addresses in bus order, whatever the length of their domains."""
+    return tuple(int(part, 16) for part in re.split("[:.]", address))
+
+
+def pci_slot(address: str) -> str:
+    """Return an address without its function: ports of one NIC differ only in that."""
+    return address.rpartition(".")[0]
+
+
+def pci_path(resolved: str) -> tuple[str, ...]:
+    """Return the host bridge and PCI addresses along a resolved sysfs path.
+
+    /sys/devices/pci0000:3a/0000:3a:01.0/0000:3b:00.0 results in (pci0000:3a, 0000:3a:01.0, 0000:3b:00.0).
+    """
+    parts = resolved.split("/")
+    bridge = next((part for part in parts if _HOST_BRIDGE.fullmatch(part)), "")
+    return (bridge, *[part for part in parts if _ADDRESS.fullmatch(part)])
+
+
+def address_of(host: Host, link: str) -> str:
+    """Return the PCI address that a link resolves to, directly or through virtio; else empty.
+
+    Other devices below a function, such as the sub-functions of mlx5, are only a part of it.
+    """
+    try:
+        resolved = host.resolve(link)
+    except OSError:
+        return ""
+    last = resolved.rsplit("/", 1)[-1]
+    return pci_path(resolved)[-1] if is_address(last) or last.startswith(_VIRTIO) else ""
+
+
+def read_place(host: Host, address: str) -> PciPlace:
+    """Return the place of a device. If its path cannot be read, it is alone on its own host bridge."""
+    node = read_text(host, f"{DEVICES}/{address}/numa_node").removeprefix(NO_NUMA_NODE)
+    try:
+        bridge, *chain = pci_path(host.resolve(f"{DEVICES}/{address}"))
+    except OSError:
+        bridge, chain = "", []
+    return PciPlace(bridge or address, tuple(chain) or (address,), node)
+
+
+def read_role(host: Host, address: str) -> str:
+    """Return the kind of device at an address; empty if it is not relevant."""
+    class_ = read_text(host, f"{DEVICES}/{address}/class")[:_CLASS_DIGITS]
+    of_vendor = _ROLES_BY_VENDOR.get(class_)
+    if of_vendor is None:
+        return _ROLES.get(class_, "")
+    return of_vendor.get(read_text(host, f"{DEVICES}/{address}/vendor"), "")
+
+
+def read_pci_devices(
+    host: Host, places: Mapping[str, PciPlace] | None = None
+) -> dict[str, PciDevice]:
+    """Return relevant devices by address, with every port between them and the processor.
+
+    `places` take precedence over sysfs for the same addresses.
+    """
+    roles = {address: read_role(host, address) for address in list_names(host, DEVICES)}
+    devices: dict[str, PciDevice] = {}
+    for address, role in roles.items():
+        if role and role != BRIDGE:
+            devices[address] = _read_device(host, address, role, places)
+    for device in list(devices.values()):
+        for above in device.place.chain[:-1]:
+            if roles.get(above) == BRIDGE and above not in devices:
+                devices[above] = _read_device(host, above, BRIDGE, places)
+    return dict(sorted(devices.items()))
+
+
+def _read_device(
+    host: Host, address: str, role: str, places: Mapping[str, PciPlace] | None
+) -> PciDevice:
+    place = (places or {}).get(address) or read_place(host, address)
+    vendor, device, cpus = (
+        read_text(host, f"{DEVICES}/{address}/{name}")
+        for name in ("vendor", "device", "local_cpulist")
+    )
+    return PciDevice(role, vendor, device, place, cpus)
+
+
+def select_gpus(devices: Iterable[PciDevice]) -> list[PciDevice]:
+    """Return GPUs in bus order, the order of NVML indices; those of NVIDIA if there are any.
+
+    The node's own display chip is of another vendor.
+    """
+    gpus = sorted((d for d in devices if d.role == GPU), key=lambda d: bus_order(d.address))
+    return [gpu for gpu in gpus if gpu.vendor == _NVIDIA] or [
+        gpu for gpu in gpus if gpu.vendor == _AMD
+    ]
+
+
+def gpu_addresses(host: Host) -> list[str]:
+    """Return PCI addresses of NVIDIA GPUs in bus order, the order of NVML indices."""
+    return [address for address in list_names(host, DEVICES) if _is_gpu(host, address)]
+
+
+def _is_gpu(host: Host, address: str) -> bool:
+    directory = f"{DEVICES}/{address}"
+    vendor, class_ = read_text(host, f"{directory}/vendor"), read_text(host, f"{directory}/class")
+    return vendor == _NVIDIA and class_.startswith(_DISPLAY_CLASS)
+
+
+def is_virtual_function(host: Host, address: str) -> bool:
+    """True for a virtual function whose physical function is on this node (SR-IOV)."""
+    return bool(read_link_name(host, f"{DEVICES}/{address}/physfn"))
+
+
+RDMA_CLASS, NET_CLASS, NVME_CLASS = "/sys/class/infiniband", "/sys/class/net", "/sys/class/nvme"
+_UUID = "GPU UUID:"
+
+
+def pci_functions(host: Host, directory: str) -> dict[str, str]:
+    """Return devices of a class that are a PCI function as a whole: addresses by name."""
+    functions = {
+        name: address_of(host, f"{directory}/{name}/device") for name in list_names(host, directory)
+    }
+    return {name: address for name, address in functions.items() if address}
+
+
+def find_device_names(host: Host, devices: dict[str, PciDevice]) -> dict[str, list[str]]:
+    """Return RDMA devices, interfaces, drives and GPU UUIDs by PCI address."""
+    names: dict[str, list[str]] = {}
+    for directory in (RDMA_CLASS, NET_CLASS, NVME_CLASS):
+        for name, address in pci_functions(host, directory).items():
+            names.setdefault(address, []).append(name)
+    for device in devices.values():
+        uuid = read_gpu_uuid(host, device.address) if device.role == GPU else ""
+        if uuid:
+            names.setdefault(device.address, []).append(uuid)
+    return names
+
+
+def read_gpu_uuid(host: Host, address: str) -> str:
+    """Return the UUID of a GPU in the kernel driver; empty if it has none.
+
+    A driver that never started the GPU writes question marks, or omits the line (open-gpu-kernel-modules,
+    kernel-open/nvidia/nv-procfs.c, nv_procfs_read_gpu_info).
+    """
+    lines = read_text(host, f"/proc/driver/nvidia/gpus/{address}/information").splitlines()
+    uuid = next((line.removeprefix(_UUID).strip() for line in lines if line.startswith(_UUID)), "")
+    return "" if "?" in uuid else uuid
+
+
+_SAME_SWITCH = 2
+"""Levels below the shared port of a switch: its downstream port, and the device there."""
+
+
+class PciDistance(IntEnum):
+    """Distance between two PCI devices, in the terms of `nvidia-smi topo -m`; P2C is NCCL's."""
+
+    PIX = 1
+    PXB = 2
+    P2C = 3
+    PHB = 4
+    NODE = 5
+    SYS = 6
+
+
+DISTANCE_MEANINGS = {
+    PciDistance.SYS: "Connection traversing PCIe as well as the SMP interconnect between NUMA nodes"
+    " (e.g., QPI/UPI)",
+    PciDistance.NODE: "Connection traversing PCIe as well as the interconnect between PCIe Host"
+    " Bridges within a NUMA node",
+    PciDistance.PHB: "Connection traversing PCIe as well as a PCIe Host Bridge (typically the CPU)",
+    PciDistance.P2C: "Connection traversing C2C between GPU and CPU, then PCIe of the same CPU",
+    PciDistance.PXB: "Connection traversing multiple PCIe bridges (without traversing the PCIe Host"
+    " Bridge)",
+    PciDistance.PIX: "Connection traversing at most a single PCIe bridge",
+}
+"""Explanation of each distance, as printed by `nvidia-smi topo -m`, which users are familiar with."""
+
+RAIL_REACH = PciDistance.PXB
+"""Maximum distance for GPUDirect RDMA between a NIC and a GPU, except over C2C."""
+
+
+def pci_distance(place: PciPlace, other: PciPlace) -> PciDistance:
+    """Return the distance of two devices. It is symmetric; a device is PIX to itself."""
+    if place.bridge != other.bridge:
+        return PciDistance.NODE if same_numa_node(place, other) else PciDistance.SYS
+    shared = 0
+    for left, right in zip(place.chain, other.chain, strict=False):
+        if left != right:
+            break
+        shared += 1
+    if shared == 0:
+        return PciDistance.PHB
+    deepest = max(len(place.chain), len(other.chain))
+    return PciDistance.PIX if deepest - shared <= _SAME_SWITCH else PciDistance.PXB
+
+
+def same_numa_node(place: PciPlace, other: PciPlace) -> bool:
+    """True if two devices are known to be at the same NUMA node."""
+    return place.numa_node == other.numa_node != ""
+
+
+def c2c_distance(gpu: PciPlace, other: PciPlace) -> PciDistance:
+    """Return the distance of a device from a GPU that is linked to its processor by C2C.
+
+    A device at the same processor is P2C, whatever its host bridge.
+    """
+    distance = pci_distance(gpu, other)
+    near = distance in {PciDistance.PHB, PciDistance.NODE} and same_numa_node(gpu, other)
+    return PciDistance.P2C if near else distance
+
+
+class NcclFileError(ValueError):
+    """A file without an NCCL topology; the message names the invalid part."""
+
+
+@dataclass(frozen=True, slots=True)
+class NcclTopology:
+    """Content of such a file.
+
+    Places by PCI address; network devices by name with their addresses; CPUs of each NUMA node as a list
+    (`0-23,48-71`); number and kind of links for pairs of GPU addresses.
+    """
+
+    places: dict[str, PciPlace] = field(default_factory=dict)
+    classes: dict[str, str] = field(default_factory=dict)
+    networks: dict[str, str] = field(default_factory=dict)
+    cpus: dict[str, str] = field(default_factory=dict)
+    links: dict[tuple[str, str], tuple[str, int]] = field(default_factory=dict)

@@ -1,0 +1,362 @@
+"""Witness of the collector's audit log: verifies, stores and cosigns its newest checkpoint.
+
+The agent fetches the newest checkpoint periodically over HTTP, and accepts it only with a
+consistency proof against the one it has. That detects a log that was rolled back, rewritten or
+forked, also by an attacker with the collector and its key: the agent reports it, stores both
+checkpoints as evidence, and keeps its own one. It cosigns accepted checkpoints, so that others can check
+that a witness received them.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import random
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from http import HTTPStatus
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from railscope.audit import merkle, signed_note
+from railscope.catalog.agent import CONFLICT_EVENT
+from railscope.catalog.entities import NODE
+from railscope.frame import Entity, Event
+from railscope.timestamps import SECOND_NS
+from railscope_agent import config, host
+from railscope_agent.sampling.hang_guard import DeviceThread
+from railscope_agent.sampling.status import CONFLICT, CONSISTENT, NO_CHECKPOINT, AuditLogState
+from railscope_agent.shipping import collector_client
+from railscope_agent.witness import WitnessError, witness_store
+
+CHECKPOINT_PATH = "/v1/checkpoint"
+PRESENT_HEADER = "railscope-show"
+
+
+class AuditLogUnavailableError(WitnessError):
+    """The collector does not respond, or with an unexpected response; the message has details."""
+
+
+class ReportedConflictError(WitnessError):
+    """The collector reports that its log never had the checkpoint sent to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointOffer:
+    """Newest checkpoint of the log; empty if nothing is signed."""
+
+    note: str
+    must_submit: bool
+    """True if the collector requests the stored checkpoint."""
+
+
+class AuditLogClient:
+    """Client of one collector. Raises CollectorLinkError if the link cannot work."""
+
+    def __init__(self, link: config.CollectorLink) -> None:
+        self.url = collector_client.url_without_credentials(link.url)
+        self._base = collector_client.HttpClient(
+            self.url + CHECKPOINT_PATH,
+            collector_client.create_tls_context(link),
+            link.timeout_seconds,
+        )
+        token = collector_client.read_token(link)
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._path = self._base.target
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._base.close()
+
+    async def newest(self) -> CheckpointOffer:
+        """Fetch the newest checkpoint. Raises AuditLogUnavailableError."""
+        answer = await self._get("")
+        show = PRESENT_HEADER in answer.headers
+        if answer.status == HTTPStatus.NOT_FOUND and answer.body.startswith(
+            signed_note.NOTHING_SIGNED.encode()
+        ):
+            return CheckpointOffer("", show)
+        return CheckpointOffer(self._text(answer), show)
+
+    async def key(self) -> str:
+        """Fetch the public key of the log. Raises AuditLogUnavailableError."""
+        return self._text(await self._get("/key"))
+
+    async def consistency(self, old: int, new: int) -> list[bytes]:
+        """Fetch the consistency proof between the logs of `old` and `new` records. Raises AuditLogUnavailableError.
+
+        An invalid proof is returned as an empty list, which proves nothing.
+        """
+        text = self._text(await self._get(f"/consistency?from={old}&to={new}"))
+        try:
+            return [base64.b64decode(line, validate=True) for line in text.splitlines()]
+        except (binascii.Error, ValueError):
+            return []
+
+    async def submit(self, note: str, key: str) -> None:
+        """Send the stored, cosigned checkpoint, or that there is none. Raises AuditLogUnavailableError, ReportedConflictError."""
+        body = msgspec.json.encode({"note": note, "key": key})
+        try:
+            target = f"{self._path}/cosignature"
+            answer = await self._base.post(body, self._headers, target)
+        except OSError as error:
+            raise self._unavailable(error) from error
+        if answer.status == HTTPStatus.CONFLICT:
+            raise ReportedConflictError(answer.body[:500].decode(errors="replace"))
+        self._text(answer)
+
+    async def _get(self, suffix: str) -> collector_client.HttpResponse:
+        try:
+            return await self._base.get(self._headers, self._path + suffix)
+        except OSError as error:
+            raise self._unavailable(error) from error
+
+    def _unavailable(self, error: OSError) -> AuditLogUnavailableError:
+        return AuditLogUnavailableError(
+            f"cannot read the audit log of {self.url}: {error.strerror or error or 'timeout'}"
+        )
+
+    def _text(self, answer: collector_client.HttpResponse) -> str:
+        if answer.status != HTTPStatus.OK:
+            detail = answer.body[:200].decode(errors="replace").strip()
+            message = (
+                f"request to {self.url}{CHECKPOINT_PATH} failed: status {answer.status} ({detail})"
+            )
+            raise AuditLogUnavailableError(message)
+        try:
+            return answer.body.decode()
+        except UnicodeDecodeError as error:
+            message = f"invalid response from {self.url}{CHECKPOINT_PATH}: expected UTF-8"
+            raise AuditLogUnavailableError(message) from error
+
+
+NEW_LOG_SECONDS = 5.0
+ROLLBACK, FORK, OTHER_KEY = "rollback", "fork", "other_key"
+_LOG_KEYS = dict.fromkeys(CONFLICT_EVENT.facts, "")
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass
+class AuditWitness:
+    """Witness of one log. Raises CollectorLinkError if the collector link cannot work."""
+
+    settings: config.WitnessSettings
+    node: str
+    client: AuditLogClient
+    store: witness_store.WitnessStore
+    clock: host.Clock
+    events: list[Event]
+    state: AuditLogState
+    collector: str = ""
+    """URL of the collector, for messages."""
+    _note: str = ""
+    _checkpoint: signed_note.Checkpoint | None = None
+    _key: signed_note.PublicKey | None = None
+    _witness: signed_note.SecretKey | None = None
+    _configured: list[signed_note.PublicKey] = field(default_factory=list)
+    _reported: set[tuple[str, str, str]] = field(default_factory=set)
+    _problem: str = ""
+    _disagreed: str = ""
+    _is_beginning: bool = False
+
+    def __post_init__(self) -> None:
+        """Start the thread that accesses files."""
+        self._disk = DeviceThread("witness")
+
+    async def run(self) -> None:
+        """Check the log every period until cancelled. Failures are logged and retried."""
+        opened = False
+        try:
+            while True:
+                try:
+                    if not opened:
+                        await self._disk.submit(self._open)
+                        opened = True
+                    await self.check()
+                    self._problem = ""
+                except (AuditLogUnavailableError, signed_note.NoteError, OSError) as error:
+                    if str(error) != self._problem:
+                        self._problem = str(error)
+                        log.warning("audit_checkpoint_check_failed", problem=self._problem)
+                spread = random.uniform(0.8, 1.2)  # noqa: S311 - spreads agents over time
+                pause_ns = round(self._pause_seconds * spread * SECOND_NS)
+                await self.clock.sleep_until(self.clock.now().boot_ns + pause_ns)
+        finally:
+            self._disk.stop()
+            await self.client.close()
+
+    @property
+    def _pause_seconds(self) -> float:
+        """Pause before the next check. A new log is checked again soon, for its first checkpoint."""
+        period_seconds = self.settings.period_seconds
+        return min(period_seconds, NEW_LOG_SECONDS) if self._is_beginning else period_seconds
+
+    def _open(self) -> None:
+        """Read the stored checkpoint and keys. Raises NoteError, OSError."""
+        self.store.open()
+        self._witness = self.store.witness(self.node)
+        self._configured = _configured_keys(self.settings.log_key)
+        stored = self.store.log_key()
+        if len(self._configured) == 1:
+            (self._key,) = self._configured
+        elif not self._configured or str(stored) in map(str, self._configured):
+            self._key = stored
+        if self._key:
+            self._read_checkpoint(self._key)
+
+    def _read_checkpoint(self, key: signed_note.PublicKey) -> None:
+        """Read the stored checkpoint, if there is one. Raises NoteError, OSError."""
+        note = self.store.read_checkpoint()
+        if not note:
+            return
+        try:
+            self._checkpoint = signed_note.read_checkpoint(note, key)
+        except signed_note.NoteError as error:
+            message = f"invalid checkpoint file {self.store.directory / 'held'}: {error}"
+            raise signed_note.NoteError(message) from error
+        self._note = note
+        self._set_state(CONSISTENT)
+
+    async def check(self) -> None:
+        """Check the log once. Raises AuditLogUnavailableError, NoteError, OSError."""
+        self._is_beginning = False
+        offer = await self.client.newest()
+        self._is_beginning = not offer.note
+        if not offer.note:
+            if self._checkpoint:
+                await self._report_conflict(ROLLBACK, "")
+            if self._checkpoint or offer.must_submit:
+                await self._send_checkpoint()
+            return
+        key = self._key or await self._first_key(offer.note)
+        try:
+            offered = signed_note.read_checkpoint(offer.note, key)
+        except signed_note.NoteError as error:
+            log.error("audit_checkpoint_rejected", problem=str(error))
+            await self._report_conflict(OTHER_KEY, offer.note)
+            return
+        if problem := await self._find_contradiction(offered):
+            await self._report_conflict(problem, offer.note)
+            await self._send_checkpoint()
+        elif self._checkpoint is None or offered.tree.size > self._checkpoint.tree.size:
+            await self._store_checkpoint(offered, offer.note)
+            await self._send_checkpoint()
+        else:
+            self._set_state(CONSISTENT)
+            if offer.must_submit:
+                await self._send_checkpoint()
+
+    async def _first_key(self, note: str) -> signed_note.PublicKey:
+        """Return the configured key that has signed a note, or else fetch and trust the log's key on first use.
+
+        If no configured key has signed it, the first of them is returned. Raises AuditLogUnavailableError, NoteError,
+        OSError.
+        """
+        for configured in self._configured:
+            with suppress(signed_note.NoteError):
+                signed_note.read_checkpoint(note, configured)
+                await self._disk.submit(partial(self._trust, configured))
+                return configured
+        if self._configured:
+            return self._configured[0]
+        key = signed_note.PublicKey.parse(await self.client.key())
+        signed_note.read_checkpoint(note, key)
+        await self._disk.submit(lambda: self._trust(key))
+        log.warning(
+            "audit_log_key_trusted",
+            collector=self.collector,
+            key=str(key),
+            advice="first key received; compare it with the log's key.pub",
+        )
+        return key
+
+    def _trust(self, key: signed_note.PublicKey) -> None:
+        """Store the log's key, and what was stored of this log before. Raises NoteError, OSError."""
+        self.store.adopt(key)
+        self.store.write_log_key(key)
+        self._read_checkpoint(key)
+        self._key = key
+
+    async def _find_contradiction(self, offered: signed_note.Checkpoint) -> str:
+        """Return the contradiction of an offered checkpoint with the stored one; empty if there is none."""
+        stored = self._checkpoint
+        if stored is None:
+            return ""
+        old, new = stored.tree, offered.tree
+        if new.size < old.size:
+            return ROLLBACK
+        if new.size == old.size:
+            return FORK if new.root != old.root else ""
+        proof = await self.client.consistency(old.size, new.size)
+        return "" if merkle.consistent(old, new, proof) else FORK
+
+    async def _store_checkpoint(self, offered: signed_note.Checkpoint, note: str) -> None:
+        assert self._witness is not None  # noqa: S101 - `_open` has made it
+        wall_seconds = self.clock.now().wall_ns // SECOND_NS
+        note = signed_note.add_cosignature(note, self._witness, wall_seconds)
+        await self._disk.submit(lambda: self.store.write_checkpoint(note))
+        self._note, self._checkpoint = note, offered
+        self._set_state(CONSISTENT)
+
+    async def _send_checkpoint(self) -> None:
+        """Send the stored checkpoint to the collector, which must not sign a contradicting one."""
+        assert self._witness is not None  # noqa: S101 - `_open` has made it
+        try:
+            await self.client.submit(self._note, str(signed_note.witness_key(self._witness)))
+        except ReportedConflictError as error:
+            if str(error) != self._disagreed:
+                log.error("checkpoint_conflict_received", problem=str(error))
+            self._disagreed = str(error)
+
+    async def _report_conflict(self, kind: str, offered: str) -> None:
+        """Report once a state that no honest log can have, and store the evidence."""
+        self._set_state(CONFLICT)
+        if (kind, self._note, offered) in self._reported or len(
+            self._reported
+        ) >= witness_store.MAX_EVIDENCE:
+            return
+        stored = self._note
+        directory = await self._disk.submit(
+            lambda: self.store.write_evidence(kind, stored, offered)
+        )
+        self._reported.add((kind, stored, offered))
+        facts = {
+            "kind": kind,
+            **_checkpoint_facts("held", stored),
+            **_checkpoint_facts("offered", offered),
+        }
+        if self.collector:
+            facts["collector"] = self.collector
+        now = self.clock.now()
+        self.events.append(Event(CONFLICT_EVENT, Entity(NODE), now.wall_ns, now.boot_ns, facts))
+        log.error(
+            "checkpoint_conflict_detected",
+            **_LOG_KEYS | facts,
+            evidence=str(directory or ""),
+            advice="the collector's audit log contradicts the stored checkpoint: "
+            "run `railscope audit verify --anchor` with it",
+        )
+
+    def _set_state(self, state: int) -> None:
+        self.state.state = state if self._checkpoint or state == CONFLICT else NO_CHECKPOINT
+        self.state.records = self._checkpoint.tree.size if self._checkpoint else 0
+
+
+def _configured_keys(setting: str) -> list[signed_note.PublicKey]:
+    """Return the keys of the settings: keys or paths of files, of one log each. Raises NoteError, OSError."""
+    texts = (
+        Path(each).read_text() if Path(each).is_absolute() else each for each in setting.split()
+    )
+    return [signed_note.PublicKey.parse(text) for text in texts]
+
+
+def _checkpoint_facts(name: str, note: str) -> dict[str, str]:
+    """Return size and root of a checkpoint, as in its text."""
+    lines = note.split("\n")
+    if len(lines) < len(("origin", "size", "root")):
+        return {}
+    return {f"{name}_size": lines[1][:20], f"{name}_root": lines[2][:64]}

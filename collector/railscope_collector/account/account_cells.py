@@ -1,0 +1,119 @@
+"""The account as cells of views and as JSON, with the quotas of tenants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from railscope.catalog import account as catalog, declare
+from railscope.claim_terms import GPU_CAPACITY
+from railscope.timestamps import HOUR_NS, SECOND_NS
+from railscope_collector.account import account_sums
+from railscope_collector.files.tenancy_files import Quotas
+from railscope_collector.fleet.view_cells import ViewCell
+from railscope_collector.metering import measures, tiling
+from railscope_collector.metering.units import Units
+
+
+def quota_days(period: str, timestamp_ns: int) -> tuple[int, int]:
+    """Return the days [first, end) of the period that contains a timestamp, counted from the epoch."""
+    day = timestamp_ns // (24 * HOUR_NS)
+    if period == "day":
+        return day, day + 1
+    first = account_sums.month_start(day)
+    return first, account_sums.month_start(first + 31)
+
+
+QUOTA_USE = (catalog.QUOTA_TIME_USED, catalog.QUOTA_GPUS_USED)
+"""Metrics of the use of quotas, which sums over collectors would count twice for nodes that changed their collector."""
+_UNIT_SECONDS = GPU_CAPACITY * SECOND_NS
+_AMOUNTS: dict[measures.CountedQuantity, declare.Metric] = {
+    measures.CountedQuantity.ENERGY: catalog.TENANT_ENERGY,
+    measures.CountedQuantity.USED: catalog.TENANT_BUSY,
+    measures.CountedQuantity.MEMORY: catalog.TENANT_MEMORY,
+    measures.CountedQuantity.RECEIVED: catalog.TENANT_RECEIVED,
+    measures.CountedQuantity.TRANSMITTED: catalog.TENANT_TRANSMITTED,
+}
+
+
+def cluster_cells(account: account_sums.GpuTimeAccount) -> Iterator[ViewCell]:
+    """Yield the GPU time of the cluster by state."""
+    yield ViewCell(catalog.GPU_CAPACITY, (), float(account.capacity / _UNIT_SECONDS))
+    for state, units in account.states().items():
+        yield ViewCell(catalog.GPU_TIME, (state.value,), float(units / _UNIT_SECONDS))
+
+
+def tenant_cells(
+    account: account_sums.GpuTimeAccount,
+    amounts: account_sums.AmountTotals,
+    held_units: Mapping[str, Units],
+    quotas: Quotas,
+) -> Iterator[ViewCell]:
+    """Yield GPU time, amounts and quotas of each tenant; `held` are the units that it holds now."""
+    tenants = account.tenants()
+    for tenant, states in tenants.items():
+        for state, units in sorted(states.items()):
+            yield ViewCell(
+                catalog.TENANT_GPU_TIME, (tenant, state.value), float(units / _UNIT_SECONDS)
+            )
+        yield ViewCell(
+            catalog.TENANT_GPUS, (tenant,), float(held_units.get(tenant, 0) / GPU_CAPACITY)
+        )
+    for key, amount in sorted(amounts.items()):
+        if key.use is measures.AmountAttribution.ATTRIBUTED and key.tenant:
+            metric = _AMOUNTS[key.measure]
+            value = amount * metric.scale.numerator / metric.scale.denominator
+            yield ViewCell(metric, (key.tenant,), value)
+    for quota in quotas.in_force(account.until_ns):
+        labels = (quota.tenant, quota.period)
+        if quota.gpu_time_ns is not None:
+            yield ViewCell(catalog.QUOTA_TIME, labels, float(quota.gpu_time_ns) / SECOND_NS)
+            used = account.held_time(*quota_days(quota.period, account.until_ns)).get(
+                quota.tenant, 0
+            )
+            yield ViewCell(catalog.QUOTA_TIME_USED, labels, float(used / _UNIT_SECONDS))
+        if quota.gpus is not None:
+            yield ViewCell(catalog.QUOTA_GPUS, (quota.tenant,), float(quota.gpus))
+            held_gpus = float(held_units.get(quota.tenant, 0) / GPU_CAPACITY)
+            yield ViewCell(catalog.QUOTA_GPUS_USED, (quota.tenant,), held_gpus)
+
+
+def account_json(account: account_sums.GpuTimeAccount) -> dict[str, Any]:
+    """Return an account in integers as strings: JSON readers that use doubles are exact to 104 days only.
+
+    All values are in nanoseconds of whole GPUs. Held, idle, unknown and the other states add up to
+    the capacity.
+    """
+    states = account_sums.gpu_nanoseconds(account.states())
+    held_ns = sum(states[state] for state in tiling.HELD_STATES)
+    return {
+        "until_ns": str(account.until_ns),
+        "gpus": account.gpus,
+        "capacity_ns": str(account.capacity // GPU_CAPACITY),
+        "held_ns": str(held_ns),
+        "idle_ns": str(states[tiling.SlotState.IDLE]),
+        "unknown_ns": str(states[tiling.SlotState.UNKNOWN]),
+        "states": {state.value: str(ns) for state, ns in states.items()},
+        "balances": account.balances,
+        "clock_suspect": [
+            {"since_ns": str(step.since_ns), "delta_ns": str(step.delta_ns), "gpu_days": days}
+            for step, days in sorted(account.clock_suspect.items())
+        ],
+        "tenants": {
+            tenant: _tenant_json(account_sums.gpu_nanoseconds(tenant_account))
+            for tenant, tenant_account in account.tenants().items()
+        },
+    }
+
+
+def _tenant_json(states: Mapping[tiling.SlotState, int]) -> dict[str, Any]:
+    observed, inferred = (
+        states.get(tiling.SlotState.OBSERVED, 0),
+        states.get(tiling.SlotState.INFERRED, 0),
+    )
+    return {
+        "held_ns": str(observed + inferred),
+        "held_observed_ns": str(observed),
+        "held_unknown_ns": str(inferred),
+        "states": {state.value: str(ns) for state, ns in sorted(states.items())},
+    }

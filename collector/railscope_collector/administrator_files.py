@@ -1,0 +1,125 @@
+"""Files that administrators write in addition to the settings."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from operator import is_not
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from railscope.settings import SettingsError
+from railscope_collector.config import CollectorSettings
+from railscope_collector.evidence import evidence_tables, gpu_evidence, review_rules
+from railscope_collector.files import device_files, tenancy_files, watched_file
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class AdministratorFiles:
+    """All administrator files, watched for changes."""
+
+    claims: watched_file.WatchedFile[tenancy_files.FileClaims]
+    tenants: watched_file.WatchedFile[tenancy_files.TenantMappings]
+    calendar: watched_file.WatchedFile[device_files.Calendar]
+    quotas: watched_file.WatchedFile[tenancy_files.Quotas]
+    retired: watched_file.WatchedFile[device_files.RetiredGpus]
+    inventory: watched_file.WatchedFile[device_files.DeviceInventory]
+    decisions: review_rules.ReviewDecisions = field(default_factory=review_rules.ReviewDecisions)
+    """Decisions of people about evidence under review, from the database."""
+    _contents: tuple[Any, ...] = ()
+    _last: gpu_evidence.AdministratorInputs = field(
+        default_factory=gpu_evidence.AdministratorInputs
+    )
+
+    @classmethod
+    def from_settings(cls, settings: CollectorSettings) -> AdministratorFiles:
+        """Return the files that the settings name."""
+        empty = gpu_evidence.AdministratorInputs()
+
+        def watched(kind: str, path: str) -> watched_file.WatchedFile[Any]:
+            return watched_file.WatchedFile(
+                kind, _path(path), evidence_tables.PARSERS[kind], getattr(empty, kind)
+            )
+
+        return cls(
+            tenancy_files.claims_file(_path(settings.claims_file)),
+            watched("tenants", settings.tenants_file),
+            watched("calendar", settings.calendar_file),
+            tenancy_files.quotas_file(_path(settings.quotas_file)),
+            watched("retired", settings.retired_file),
+            watched("inventory", settings.inventory_file),
+        )
+
+    @property
+    def all_files(self) -> tuple[watched_file.WatchedFile[Any], ...]:
+        """All files."""
+        return *self._metering, self.quotas, self.inventory
+
+    @property
+    def _metering(self) -> tuple[watched_file.WatchedFile[Any], ...]:
+        """Files that metering requires to be valid."""
+        return self.claims, self.tenants, self.calendar, self.retired
+
+    @property
+    def evidence(self) -> gpu_evidence.AdministratorInputs:
+        """File contents for metering; the same object until one changes."""
+        files = *self._metering, self.inventory
+        parts = (*(file.content for file in files), self.decisions)
+        if len(self._contents) != len(parts) or any(map(is_not, self._contents, parts)):
+            self._contents, self._last = parts, gpu_evidence.AdministratorInputs(*parts)
+        return self._last
+
+    @property
+    def unknown(self) -> str:
+        """Names of required files that were never valid; empty if there are none."""
+        return ", ".join(f"the {file.kind} file" for file in self._metering if not file.is_known)
+
+    def desired_state(self) -> device_files.DeviceInventory | None:
+        """Return the inventory; None if there is none, or none that was ever valid."""
+        file = self.inventory
+        return file.content if file.path and file.is_known else None
+
+    def texts(self) -> Mapping[str, str] | None:
+        """Return the texts to store, by kind; None while a file that metering needs was never valid."""
+        if self.unknown:
+            return None
+        recorded_files = (*self._metering, self.inventory)
+        return {f.kind: f.text for f in recorded_files if f.path and f.is_known}
+
+    def refresh(self) -> None:
+        """Read the files that have changed. Blocking."""
+        for file in self.all_files:
+            file.refresh()
+
+    def start(self, stored: Callable[[str], str | None]) -> None:
+        """Read all files; an unusable file is replaced by its newest stored version. Blocking.
+
+        `stored` returns the newest version of a kind of file in the database. Raises SettingsError for an
+        unusable file of which there is no earlier version; UnusableLedgerError if the database is unavailable.
+        """
+        self.refresh()
+        for file in (*self._metering, self.inventory):
+            if file.is_known:
+                continue
+            text = stored(file.kind)
+            if text is None:
+                message = (
+                    f"invalid {file.kind}_file {file.path}: {file.problem}: the ledger has no"
+                    " earlier version; fix: correct the file, or leave the setting empty"
+                )
+                raise SettingsError(message)
+            file.restore(text)
+            log.warning("earlier_version_used", kind=file.kind, file=str(file.path))
+
+    async def watch(self) -> None:
+        """Read each file after each change, until cancelled."""
+        await asyncio.gather(*(file.watch() for file in self.all_files))
+
+
+def _path(text: str) -> Path | None:
+    return Path(text) if text else None

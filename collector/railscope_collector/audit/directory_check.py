@@ -1,0 +1,351 @@
+"""Checks of an audit directory: outcomes, hash tiles, and everything that is not a signed record.
+
+Housekeeping files are checked by their signatures, and the directory may contain only what a log of
+this size has: every other file is reported. The only exception are partial tiles that longer ones
+superseded.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+
+from railscope.audit import merkle, signed_note
+from railscope.durable_files import LOCK_FILE, PARTIAL_NAME
+from railscope_collector import archive_stores
+from railscope_collector.audit import (
+    AuditLogError,
+    housekeeping_files,
+    journal,
+    signing_guard,
+    tiles as tile_files,
+)
+
+
+class VerifyOutcome(IntEnum):
+    """Outcome of a check: the exit status of `railscope audit verify`."""
+
+    CONSISTENT = 0
+    ALTERED = 1
+    """A record, a tile or a checkpoint is not what was signed."""
+    TAIL_MISSING = 2
+    """There are fewer records than were signed."""
+    KEY_PROBLEM = 3
+    """The key is not that of this log, or its policy forbids the finding."""
+    FORKED = 4
+    """Two signed checkpoints that no single log can have: a rollback, or two logs with one key."""
+    UNREADABLE = 5
+    """A file that is needed cannot be read: the check has no result."""
+    UNCHECKED = 6
+    """Archived records were not read; everything else is consistent."""
+
+
+class LogVerificationError(AuditLogError):
+    """The log is not valid; the message states the defect and its location."""
+
+    def __init__(self, outcome: VerifyOutcome, message: str) -> None:
+        super().__init__(message)
+        self.outcome = outcome
+
+
+@contextmanager
+def raise_verify_error(
+    outcome: VerifyOutcome, *errors: type[Exception], prefix: str = ""
+) -> Iterator[None]:
+    """Raise LogVerificationError with this outcome in place of the errors; `where` precedes the message."""
+    try:
+        yield
+    except errors as error:
+        raise LogVerificationError(outcome, f"{prefix}{error}") from error
+
+
+@contextmanager
+def raise_tile_verify_error() -> Iterator[None]:
+    """Raise LogVerificationError in place of TileError, with the outcome for its cause."""
+    try:
+        yield
+    except tile_files.TileError as error:
+        cause, outcome = error.__cause__, VerifyOutcome.ALTERED
+        if isinstance(
+            cause,
+            FileNotFoundError
+            | NotADirectoryError
+            | tile_files.TruncatedTileError
+            | archive_stores.MissingFileError,
+        ):
+            outcome = VerifyOutcome.TAIL_MISSING
+        elif isinstance(cause, OSError | archive_stores.ArchiveError):
+            outcome = VerifyOutcome.UNREADABLE
+        raise LogVerificationError(outcome, str(error)) from error
+
+
+_TOP_FILES = frozenset(
+    {
+        housekeeping_files.EPOCH_FILE,
+        housekeeping_files.ACKNOWLEDGED_FILE,
+        housekeeping_files.WITNESSES_FILE,
+        housekeeping_files.KEY_FILE,
+        LOCK_FILE,
+        "checkpoint",
+    }
+)
+_TILE = re.compile(r"tile/(entries|[0-7])((?:/x[0-9]{3})*/[0-9]{3})(?:[.]p/([1-9][0-9]{0,2}))?")
+
+
+@dataclass(frozen=True, slots=True)
+class HousekeepingState:
+    """Housekeeping state of an audit directory at one point in time."""
+
+    epoch: int
+    acknowledged: housekeeping_files.Acknowledgement
+    witnesses: dict[str, housekeeping_files.CosignedCheckpoint]
+    files: list[journal.JournalFile]
+    checkpoint: signed_note.Checkpoint
+
+
+def read_housekeeping(
+    directory: Path, key: signed_note.PublicKey, checkpoint: Callable[[], signed_note.Checkpoint]
+) -> HousekeepingState:
+    """Read and check everything that is not a tile. Raises LogVerificationError, OSError.
+
+    The log may be written concurrently: the files are read again until nothing was replaced between the
+    first file and the last.
+    """
+    with raise_verify_error(
+        VerifyOutcome.ALTERED, housekeeping_files.HousekeepingError, journal.JournalError
+    ):
+        while True:
+            before = _read_acknowledged(directory, key)
+            witnesses, witnesses_epoch = housekeeping_files.read_witnesses(directory, key)
+            files = journal.read_journal(directory / "journal")
+            signed = checkpoint()
+            path = directory / housekeeping_files.EPOCH_FILE
+            content = housekeeping_files.read_bytes(path)
+            epoch = housekeeping_files.read_statement(
+                path, content, housekeeping_files.EPOCH_FILE, key
+            ).epoch
+            after = _read_acknowledged(directory, key)
+            same = (before.files, before.epoch) == (after.files, after.epoch)
+            if same and (before.count >= signed.tree.size or before == after):
+                break
+        housekeeping_files.check_epoch(
+            directory / housekeeping_files.ACKNOWLEDGED_FILE, before.epoch, epoch
+        )
+        housekeeping_files.check_epoch(
+            directory / housekeeping_files.WITNESSES_FILE, witnesses_epoch, epoch
+        )
+        journal.check_files(directory / "journal", files, before, signed.tree.size)
+        if housekeeping_files.read_bytes(directory / LOCK_FILE):
+            message = f"invalid lock file {directory / LOCK_FILE}: expected an empty file"
+            raise housekeeping_files.HousekeepingError(message)
+    return HousekeepingState(epoch, before, witnesses, files, signed)
+
+
+def _read_acknowledged(
+    directory: Path, key: signed_note.PublicKey
+) -> housekeeping_files.Acknowledgement:
+    path = directory / housekeeping_files.ACKNOWLEDGED_FILE
+    content = housekeeping_files.read_bytes(path)
+    # A writer may be overwriting it: accept the content on which two reads agree.
+    while (again := housekeeping_files.read_bytes(path)) != content:
+        content = again
+    return housekeeping_files.read_acknowledgement(path, content, key)
+
+
+def check_key_file(directory: Path, recorded: str, key: signed_note.PublicKey) -> None:
+    """Check `key.pub` against the genesis record, or the given key. Raises LogVerificationError, OSError."""
+    path = directory / housekeeping_files.KEY_FILE
+    with raise_verify_error(VerifyOutcome.ALTERED, housekeeping_files.HousekeepingError):
+        content = housekeeping_files.read_bytes(path)
+    if content != f"{recorded or key}\n".encode():
+        message = f"wrong key in {path}: expected {recorded or key}, the key of this log"
+        raise LogVerificationError(VerifyOutcome.ALTERED, message)
+
+
+def check_foreign(
+    directory: Path, key: signed_note.PublicKey, signed: int, unsigned: Sequence[bytes]
+) -> None:
+    """Check that the directory contains no unexpected files. Raises LogVerificationError, OSError.
+
+    Tiles beyond the signed size may exist, because a writer creates them first. They must match the records
+    of the journal.
+    """
+    tiles = _ExpectedTiles(
+        tile_files.Tiles(directory, signed), [merkle.leaf_hash(raw) for raw in unsigned], unsigned
+    )
+    for path in _existing_files(directory):
+        name = path.relative_to(directory).as_posix()
+        if PARTIAL_NAME.fullmatch(name):
+            continue  # being written, or left behind by a writer that was killed
+        try:
+            problem = _find_file_problem(path, name, tiles)
+        except FileNotFoundError:
+            if os.path.lexists(path):
+                raise
+            continue  # a writer has removed it since: a tile with more records replaces it
+        if problem and os.path.lexists(path):
+            if _read_acknowledged(directory, key).count > signed + len(unsigned):
+                return  # The log has grown since; the file is checked on the next run.
+            raise LogVerificationError(VerifyOutcome.ALTERED, f"{problem}: {path}")
+
+
+def _existing_files(directory: Path) -> Iterator[Path]:
+    """Iterate over all files, and over directories that are symbolic links."""
+    for parent, directories, names in os.walk(directory, onerror=_raise):
+        for name in sorted(names):
+            yield Path(parent, name)
+        for name in directories:
+            if Path(parent, name).is_symlink():
+                yield Path(parent, name)
+
+
+def _raise(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
+def _find_file_problem(path: Path, name: str, tiles: _ExpectedTiles) -> str:
+    if path.is_symlink() or not path.is_file():
+        return "symbolic link or special file" if path.exists() or path.is_symlink() else ""
+    if name in _TOP_FILES or name.startswith(f"{signing_guard.CONFLICT_DIRECTORY}/"):
+        return ""
+    if name.startswith("journal/"):
+        return _find_journal_problem(path)
+    tile = _TILE.fullmatch(name)
+    if tile is None:
+        return "unexpected file"
+    groups = [int(group.removeprefix("x")) for group in tile[2].strip("/").split("/")]
+    index = 0
+    for group in groups:
+        index = index * 1000 + group
+    level = tile[1] if tile[1] == "entries" else int(tile[1])
+    return tiles.find_problem(path, level, index, int(tile[3] or tile_files.WIDTH))
+
+
+def _find_journal_problem(path: Path) -> str:
+    try:
+        journal_files = journal.journal_paths(path.parent)
+    except journal.JournalError:
+        return "unexpected file"
+    return "" if path in journal_files else "unexpected file"
+
+
+@dataclass(slots=True)
+class _ExpectedTiles:
+    """Tiles that a directory may contain."""
+
+    signed: tile_files.Tiles
+    unsigned_leaves: list[merkle.Hash]
+    """Leaves after the signed ones."""
+    records: Sequence[bytes]
+
+    def find_problem(self, path: Path, level: int | str, index: int, width: int) -> str:
+        """Return the reason why a tile is not allowed here; empty if it is."""
+        depth = tile_files.depth_of(level)
+        begin, end = index * tile_files.WIDTH, index * tile_files.WIDTH + width
+        if end << (tile_files.LEVELS * depth) <= self.signed.size:
+            # Full tiles, and the partial tiles that are needed, are checked elsewhere.
+            return self._find_prefix_problem(path, level, index, width)
+        if end << (tile_files.LEVELS * depth) > self.signed.size + len(self.unsigned_leaves):
+            return "foreign tile, beyond the end of the log"
+        hashes = [self._hash(depth, position) for position in range(begin, end)]
+        expected = b"".join(hashes)
+        if isinstance(level, str):
+            first = self.signed.size
+            signed = [] if begin >= first else self.signed.records(index)[: first - begin]
+            expected = tile_files.encode_bundle(
+                [*signed, *self.records[max(0, begin - first) : end - first]]
+            )
+        is_equal = path.read_bytes() == expected
+        return "" if is_equal else "tile that does not match the records of the journal"
+
+    def _find_prefix_problem(self, path: Path, level: int | str, index: int, width: int) -> str:
+        """Check that a partial tile superseded by a full one is a prefix of it."""
+        if (
+            width == tile_files.WIDTH
+            or index
+            >= (self.signed.size >> (tile_files.LEVELS * tile_files.depth_of(level)))
+            // tile_files.WIDTH
+        ):
+            return ""
+        tiles = tile_files.Tiles(self.signed.directory, self.signed.size)
+        expected = tiles.row(tile_files.depth_of(level), index)[: width * merkle.HASH_BYTES]
+        try:
+            found = path.read_bytes()
+            if isinstance(level, str):  # the full tile may be archived, its hashes are not
+                found = b"".join(map(merkle.leaf_hash, tile_files.decode_bundle(found)))
+        except FileNotFoundError:
+            return ""
+        except tile_files.TruncatedTileError:
+            found = b""
+        return "" if found == expected else "altered: expected the beginning of its full tile"
+
+    def _hash(self, level: int, index: int) -> merkle.Hash:
+        """Return the hash of a complete subtree of tile level `level`, signed or not."""
+        if (index + 1) << (tile_files.LEVELS * level) <= self.signed.size:
+            return self.signed.node(tile_files.LEVELS * level, index)
+        if level == 0:
+            return self.unsigned_leaves[index - self.signed.size]
+        return tile_files.complete_root(
+            [
+                self._hash(level - 1, position)
+                for position in range(index * tile_files.WIDTH, (index + 1) * tile_files.WIDTH)
+            ]
+        )
+
+
+@dataclass(slots=True)
+class HashTileCheck:
+    """The hash tiles, each compared with the hashes of the records."""
+
+    tiles: tile_files.Tiles
+    rows: list[list[merkle.Hash]] = field(
+        default_factory=lambda: [[] for _ in range(tile_files.LEVELS)]
+    )
+    full: list[int] = field(default_factory=lambda: [0] * tile_files.LEVELS)
+
+    def add(self, leaves: list[merkle.Hash]) -> merkle.Hash | None:
+        """Add the leaves of the next tile; return its root if it is full."""
+        self._compare(0, leaves)
+        if len(leaves) < tile_files.WIDTH:
+            return None
+        self.full[0] += 1
+        first = carried = tile_files.complete_root(leaves)
+        for level in range(1, tile_files.LEVELS):
+            row = self.rows[level]
+            row.append(carried)
+            if len(row) < tile_files.WIDTH:
+                break
+            self._compare(level, row)
+            self.full[level] += 1
+            self.rows[level] = []
+            carried = tile_files.complete_root(row)
+        return first
+
+    def finish(self) -> None:
+        """Compare the tiles that are not full."""
+        for level in range(1, tile_files.LEVELS):
+            if self.rows[level]:
+                self._compare(level, self.rows[level])
+
+    def _compare(self, level: int, hashes: list[merkle.Hash]) -> None:
+        name = tile_files.tile_name(level, self.full[level], len(hashes))
+        with raise_tile_verify_error():
+            content = self.tiles.row(level, self.full[level])
+        if content != b"".join(hashes):
+            stored = [
+                content[at : at + merkle.HASH_BYTES]
+                for at in range(0, len(content), merkle.HASH_BYTES)
+            ]
+            at = next(
+                (i for i, hashed in enumerate(hashes) if stored[i : i + 1] != [hashed]),
+                tile_files.WIDTH,
+            )
+            record = (self.full[level] * tile_files.WIDTH + at) << (tile_files.LEVELS * level)
+            message = f"altered tile {name}: hash {at} does not match the stored data from record {record} on"
+            raise LogVerificationError(VerifyOutcome.ALTERED, message)

@@ -1,0 +1,253 @@
+"""Recording of agent events in the audit log, each event once.
+
+An agent numbers its audited events, and the number is the record's `src.n`: it identifies events that are
+received again, and an event that never arrived leaves a gap that `railscope audit verify` finds. Events
+come from the frame log, live and again at a restart; events that are not recorded yet when a segment may be
+deleted are stored in the copy of `recorded`. So nothing is recorded twice, and nothing that was
+acknowledged is lost.
+
+The queue is bounded. Events that do not fit are read again from the frame log once there is room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import filterfalse, islice
+from pathlib import Path
+
+import structlog
+
+from railscope import durable_files, service, wire
+from railscope.audit.record import RecordActor, RecordData, RecordError, encode_audit_record
+from railscope_collector.audit import event_records, log_secrets, log_writer, recorder_state
+from railscope_collector.fleet.fleet import SWITCH_PREFIX, SeenEvent
+from railscope_collector.framelog.segment_files import FrameRecord
+from railscope_collector.ledger.audit_outbox import RecordDraft, build_record
+
+_ANY_NUMBER = (1 << 53) - 1
+"""Placeholder sequence number of a record that has none yet: no other number is longer."""
+MAX_WAITING = 20_000
+MAX_BATCH_EVENTS = 256
+RETRY_SECONDS = 5.0
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class EventRecorder:
+    """Records the events of agents; `open` it after the log, and `run` it while the log is open."""
+
+    audit: log_writer.AuditLog
+    salts: log_secrets.PersonalSalts
+    file: Path
+    """Path of the copy."""
+    reread: Callable[[], Iterator[SeenEvent]] = lambda: iter(())
+    """Events of all frames that the frame log replays at a restart."""
+    max_waiting: int = MAX_WAITING
+    wall_ns: Callable[[], int] = time.time_ns
+    retry_seconds: float = RETRY_SECONDS
+    tenant_of: event_records.TenantOf = lambda _source, _owner, _timestamp_ns: ""
+    recorded: recorder_state.RecordedState = field(default_factory=recorder_state.RecordedState)
+    nodes: recorder_state.NodeRecorder = field(default_factory=recorder_state.NodeRecorder)
+    overflowed: int = 0
+    """Number of events that did not fit and are read again."""
+    unnumbered: int = 0
+    """Number of events of agents too old to number them: they cannot be recorded."""
+    problem: str = ""
+    _queue: deque[SeenEvent] = field(default_factory=deque)
+    _facts: deque[RecordDraft] = field(default_factory=deque)
+    _has_overflowed: bool = False
+    _is_rereading: bool = False
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def waiting_items(self) -> int:
+        """Number of items that are not in the log yet, without those that will be read again."""
+        return len(self._queue) + len(self._facts)
+
+    def open(self) -> None:
+        """Load the state of the log. Blocking; raises TileError, RecordError, OSError."""
+        snapshot = recorder_state.load_recorded_state(self.file, self.audit)
+        self.recorded = snapshot.recorded
+        self.nodes.start(snapshot.recorded.nodes, snapshot.drafts)
+        self._queue.extend(snapshot.seen_events())
+        self._facts.extend(snapshot.drafts)
+        previous, current = self.recorded.version, self.recorded.started
+        kind = recorder_state.UPGRADE
+        is_drafted = any(draft.type == kind and not draft.subject.node for draft in self._facts)
+        if previous != current and not is_drafted:
+            data: RecordData = {"before": previous, "version": current}
+            actor = RecordActor("collector", self.audit.source.id)
+            self._facts.append(RecordDraft(kind, actor, self.wall_ns(), "done", data=data))
+
+    def check_envelope(self, record: FrameRecord, envelope: wire.Envelope) -> None:
+        """Check an envelope for a new node, a boot, another agent version or a clock step."""
+        if envelope.node.startswith(SWITCH_PREFIX):
+            return  # what a collector reads itself begins again with each of its starts
+        facts = self.nodes.observe(record, envelope)
+        if facts:
+            self._facts.extend(facts)
+            self._wake.set()
+
+    def queue_event(self, seen_event: SeenEvent) -> None:
+        """Queue an event. Never waits."""
+        if not event_records.is_audited(seen_event.event):
+            return
+        if not event_records.is_numbered(seen_event.event):
+            if not self.unnumbered:
+                log.warning(
+                    "event_audit_skipped",
+                    node=seen_event.node,
+                    name=seen_event.event.name,
+                    advice="update the agent: its events have no sequence numbers",
+                )
+            self.unnumbered += 1
+        elif self.recorded.has(event_records.event_source(seen_event)):
+            return
+        elif len(self._queue) >= self.max_waiting:
+            self.overflowed += 1
+            self._has_overflowed = True
+        else:
+            self._queue.append(seen_event)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Record queued events until cancelled, then store the rest for the next start."""
+        self._wake.set()
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                while self.waiting_items:
+                    await self._record_batch()
+                if self._has_overflowed:
+                    await self._reread_events()
+        finally:
+            self._store_copy()
+
+    def _store_copy(self) -> None:
+        """Store a copy, so that the next start does not read the whole log. Blocking."""
+        content = self.snapshot()
+        try:
+            if content is not None:
+                durable_files.write_durably(self.file, content)
+        except OSError as error:
+            log.warning("audit_copy_write_failed", file=str(self.file), problem=error.strerror)
+
+    async def _reread_events(self) -> None:
+        """Read the events that did not fit from the frame log; those that overflow meanwhile, later."""
+        log.warning("audit_events_reloaded", events=self.overflowed)
+        self._has_overflowed, self._is_rereading = False, True
+        events = self.reread()
+        while missing := await service.run_in_thread(self._find_unrecorded, events):
+            self._queue.extend(missing)
+            while self.waiting_items:
+                await self._record_batch()
+        self._is_rereading = False
+
+    def _find_unrecorded(self, events: Iterator[SeenEvent]) -> list[SeenEvent]:
+        audited = (
+            seen_event for seen_event in events if event_records.is_audited(seen_event.event)
+        )
+        numbered = (
+            seen_event for seen_event in audited if event_records.is_numbered(seen_event.event)
+        )
+        missing = filterfalse(
+            lambda seen_event: self.recorded.has(event_records.event_source(seen_event)), numbered
+        )
+        return list(islice(missing, self.max_waiting // 2 or 1))
+
+    async def _record_batch(self) -> None:
+        """Record a batch; events leave the queue when all of them are in the log."""
+        facts = list(islice(self._facts, MAX_BATCH_EVENTS))
+        events = list(islice(self._queue, MAX_BATCH_EVENTS))
+        while True:
+            try:
+                drafts = await service.run_in_thread(self._make_drafts, events)
+                break
+            except (OSError, log_secrets.SaltError) as error:
+                await self._pause(str(error))
+        await self._append([*facts, *drafts])
+        for _ in events:
+            self._queue.popleft()
+
+    def _make_drafts(self, events: list[SeenEvent]) -> list[RecordDraft]:
+        """Return the drafts of a batch, each based on the claims after the preceding ones. Off the loop."""
+        keys = [seen_event.event.entity.key for seen_event in events]
+        gpus = {event_records.normalize_text(key[0]) for key in keys if key}
+        holdings = self.recorded.holdings.copy_of_gpus(gpus)
+        batch_drafts: list[RecordDraft] = []
+        numbers: set[tuple[str, str, int]] = set()
+        for seen_event in events:
+            source = event_records.event_source(seen_event)
+            number = source.id, source.boot, source.n
+            if self.recorded.has(source) or number in numbers:
+                continue
+            numbers.add(number)
+            try:
+                converted = event_records.make_drafts(
+                    seen_event, holdings, self.salts.make_commitment, self.tenant_of
+                )
+                drafts = list(converted)
+                records = [
+                    build_record(draft, draft.source or source, _ANY_NUMBER) for draft in drafts
+                ]
+                for record in records:
+                    encode_audit_record(record)
+            except RecordError as error:
+                log.error("audit_event_rejected", node=seen_event.node, problem=str(error))
+                batch_drafts.append(event_records.find_recording_problem(seen_event, error))
+                continue
+            for record in records:
+                holdings.add(record)
+            batch_drafts += drafts
+        return batch_drafts
+
+    async def _append(self, drafts: list[RecordDraft]) -> None:
+        """Append all drafts to the log, retrying until it succeeds."""
+        while drafts:
+            appended = (self.audit.append(draft) for draft in drafts)
+            results = await asyncio.gather(*appended, return_exceptions=True)
+            failed: list[RecordDraft] = []
+            problem = ""
+            for draft, result in zip(drafts, results, strict=True):
+                if isinstance(result, int):
+                    source = draft.source or self.audit.source
+                    self.recorded.add(build_record(draft, source, result))
+                    if draft.source is None and draft in self._facts:
+                        self._facts.remove(draft)  # no number identifies it in the log
+                elif isinstance(result, log_writer.LogWriteError):
+                    failed.append(draft)
+                    problem = str(result)
+                else:
+                    raise result
+            drafts = failed
+            if problem:
+                await self._pause(problem)
+        self.problem = ""
+
+    async def _pause(self, problem: str) -> None:
+        if problem != self.problem:
+            log.error("audit_events_delayed", events=self.waiting_items, problem=problem)
+        self.problem = problem
+        await asyncio.sleep(self.retry_seconds)
+
+    def snapshot(self, horizon_ns: int = 0) -> bytes | None:
+        """Return the copy to store before frame log segments are deleted; None while they are still needed.
+
+        Runs with their last record received before the horizon are dropped.
+        """
+        if self._has_overflowed or self._is_rereading:
+            return None
+        self.recorded.forget_before(horizon_ns)
+        events = [
+            (seen_event.node, seen_event.boot_id, seen_event.event, seen_event.position)
+            for seen_event in self._queue
+            if seen_event.position
+        ]
+        copied = recorder_state.RecordedSnapshot(self.recorded, events, list(self._facts))
+        return recorder_state.encode_snapshot(copied)

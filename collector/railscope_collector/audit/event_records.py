@@ -1,0 +1,338 @@
+"""Audit records of agent events, and the claims in force according to them.
+
+The claims in force make a claim an assignment, a transfer or a conflict.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from itertools import islice
+from typing import TypeAlias
+
+import msgspec
+
+from railscope import claim_terms, timestamps
+from railscope.audit import record
+from railscope.catalog import EVENTS, agent, gpu_health, nic_settings, tenancy
+from railscope.wire import MAX_EVENT_NUMBER, WireEvent
+from railscope_collector.fleet.fleet import SeenEvent
+from railscope_collector.ledger.audit_outbox import RecordDraft
+
+ASSIGN, RELEASE, TRANSFER = "tenancy.assign", "tenancy.release", "tenancy.transfer"
+CONFLICT = "tenancy.conflict"
+OBSERVED, DONE = "seen", "done"
+MAX_CONFLICTS = 8
+"""Maximum number of recorded conflicts of one claim with others."""
+
+
+class ClaimInForce(msgspec.Struct, frozen=True, array_like=True):
+    """A claim in force: its holder, slots and authority."""
+
+    holder: tuple[str, ...]
+    """Tenant, and the owner or the commitment to the owner; empty if unknown."""
+    level: str
+    slots: tuple[int, int]
+    exclusive: bool
+
+    @classmethod
+    def from_record(cls, data: record.RecordData, commitments: dict[str, str]) -> ClaimInForce:
+        """Return the holding that the record of an assignment describes."""
+        owner = commitments.get("owner") or str(data.get("owner", ""))
+        return cls(
+            (str(data.get("tenant", "")), owner),
+            str(data.get("level", "")),
+            slots_or_none(str(data.get("compute", ""))),
+            data.get("exclusive") == "true",
+        )
+
+    def conflicts_with(self, other: ClaimInForce) -> bool:
+        """True if two exclusive claims of equal authority overlap in their slots."""
+        same_authority = self.exclusive and other.exclusive and self.level == other.level
+        return same_authority and self.slots[0] < other.slots[1] and other.slots[0] < self.slots[1]
+
+
+def slots_or_none(text: str) -> tuple[int, int]:
+    """Parse a range of slots; (0, 0), an empty range, if it is invalid."""
+    try:
+        return claim_terms.parse_slots(text)
+    except claim_terms.SlotsError:
+        return 0, 0
+
+
+def claim_key(node: str, claim: str) -> str:
+    """Return the key of a claim as a node reports it: the same name on another node is another claim."""
+    return f"{node}\n{claim}"
+
+
+class ClaimsInForce(msgspec.Struct):
+    """Claims in force, by GPU and by node and name (`claim_key`)."""
+
+    gpus: dict[str, dict[str, ClaimInForce]] = {}
+    conflicts: dict[str, dict[str, set[str]]] = {}
+    """Recorded conflicts, by GPU and the later claim: the earlier claims."""
+
+    def find_conflicts(self, gpu: str, claim: str, new_claim: ClaimInForce) -> list[str]:
+        """Return the other claims of a GPU that conflict with this one in slots and are not recorded yet.
+
+        The number is bounded: otherwise a provider that reports thousands of claims fills the log with
+        pairs.
+        """
+        claims, conflicting = (
+            self.gpus.get(gpu, {}).items(),
+            self.conflicts.get(gpu, {}).get(claim, ()),
+        )
+        found = (
+            name
+            for name, other in claims
+            if name != claim and name not in conflicting and other.conflicts_with(new_claim)
+        )
+        return list(islice(found, max(0, MAX_CONFLICTS - len(conflicting))))
+
+    def copy_of_gpus(self, gpus: Iterable[str]) -> ClaimsInForce:
+        """Return a copy restricted to some GPUs, to apply further records to it tentatively."""
+        selected = set(gpus)
+        return ClaimsInForce(
+            {gpu: dict(self.gpus[gpu]) for gpu in selected & self.gpus.keys()},
+            {
+                gpu: {
+                    claim: set(other_claims) for claim, other_claims in self.conflicts[gpu].items()
+                }
+                for gpu in selected & self.conflicts.keys()
+            },
+        )
+
+    def add(self, new: record.AuditRecord) -> None:
+        """Apply the next record of the log."""
+        claim_id = new.data.get("claim")
+        if not isinstance(claim_id, str):
+            return
+        claim = claim_key(new.obj.node, claim_id)
+        if new.type in {ASSIGN, TRANSFER} and new.out == DONE:
+            claims = self.gpus.setdefault(new.obj.gpu, {})
+            claims[claim] = ClaimInForce.from_record(new.data, new.pii)
+        elif new.type == CONFLICT and "node_before" in new.data:
+            other = claim_key(str(new.data["node_before"]), str(new.data.get("claim_before")))
+            self.conflicts.setdefault(new.obj.gpu, {}).setdefault(claim, set()).add(other)
+        elif new.type == RELEASE:
+            self._release(new.obj.gpu, claim)
+
+    def _release(self, gpu: str, claim: str) -> None:
+        claims = self.gpus.get(gpu, {})
+        claims.pop(claim, None)
+        if not claims:
+            self.gpus.pop(gpu, None)
+        conflicts = self.conflicts.pop(gpu, {})
+        left = {
+            name: other_claims - {claim}
+            for name, other_claims in conflicts.items()
+            if name != claim
+        }
+        if any(left.values()):
+            self.conflicts[gpu] = {
+                name: other_claims for name, other_claims in left.items() if other_claims
+            }
+
+
+MAX_TEXT = 500
+NO_PERSONS = frozenset({"kubernetes", "containerd", "cri-o"})
+"""Sources with namespaces as owners; the owners of all others may be persons."""
+UNCLAIMED, JOIN, GAP = "tenancy.unclaimed_use", "node.join", "evidence.gap"
+TenantOf: TypeAlias = Callable[[str, str, int], str]
+"""Tenant of a source's owner at a timestamp, if the tenants file contains one; empty otherwise."""
+
+_FIRMWARE = ("vbios", "inforom", "gsp_firmware")
+_SETTINGS = {
+    "network.pfc": ("pfc", "pause"),
+    "network.dscp": ("trust", "dscp", "applications", "np_cnp", "rdma_cm_tos", "rdma_traffic"),
+    "network.ecn": ("ecn", "cc_", "np_", "rp_"),
+    "network.mtu": ("mtu",),
+    "network.buffer": (
+        "buffer", "ring", "rate_limits", "traffic_classes", "bandwidth", "scheduling",
+    ),
+    "network.nic_firmware": ("firmware",),
+}  # fmt: skip
+"""Record type by prefix of the setting name; a setting without a match concerns the link."""
+_GPU_CHANGES = {
+    "added": JOIN,
+    "removed": "device.retire",
+    "mig_mode": "device.mig",
+    "mig_devices": "device.mig",
+    "ecc_mode": "device.ecc",
+    "compute_mode": "device.compute_mode",
+    "power_limit": "device.power_limit",
+    "clocks": "device.clocks",
+}
+_CLAIMS = {
+    tenancy.CLAIM_START_EVENT.name: (ASSIGN, DONE),
+    tenancy.CLAIM_END_EVENT.name: (RELEASE, DONE),
+    tenancy.UNCLAIMED_START_EVENT.name: (UNCLAIMED, OBSERVED),
+    tenancy.UNCLAIMED_END_EVENT.name: (UNCLAIMED, DONE),
+}
+_CONFLICT_EVENTS = {agent.CONFLICT_EVENT.name, "audit_log_disputed"}
+"""The checkpoint conflict of an agent, with its name in 0.2.0."""
+
+
+def is_audited(event: WireEvent) -> bool:
+    """True if an event becomes a record."""
+    event_class = EVENTS.get(event.name)
+    return event.name in _CONFLICT_EVENTS or (event_class is not None and event_class.audited)
+
+
+def is_numbered(event: WireEvent) -> bool:
+    """True if the number of an event is valid as a record number."""
+    return 0 < event.number <= MAX_EVENT_NUMBER
+
+
+def event_source(seen_event: SeenEvent) -> record.RecordSource:
+    """Return the run of the agent as a record source, with the record number of this event."""
+    run = seen_event.position.run if seen_event.position else ""
+    return record.RecordSource(
+        "agent", normalize_text(seen_event.node), normalize_text(run), seen_event.event.number - 1
+    )
+
+
+def make_drafts(
+    seen_event: SeenEvent,
+    holdings: ClaimsInForce,
+    commitment: Callable[[str], str],
+    tenant_of: TenantOf = lambda _source, _owner, _timestamp_ns: "",
+) -> Iterator[RecordDraft]:
+    """Yield the record of an event, preceded by the claim conflicts that it reveals.
+
+    `commitment` returns the commitment to a person's name, `tenant_of` the tenant of an owner.
+    """
+    draft = _draft(seen_event, commitment, tenant_of)
+    if draft.type != ASSIGN:
+        yield draft
+        return
+    gpu, claim = draft.subject.gpu, claim_key(draft.subject.node, str(draft.data["claim"]))
+    new_claim, present = (
+        ClaimInForce.from_record(draft.data, draft.commitments),
+        holdings.gpus.get(gpu, {}).get(claim),
+    )
+    if present is None:
+        for other in holdings.find_conflicts(gpu, claim, new_claim):
+            yield _conflict(draft, other)
+        yield draft
+    elif present.holder == new_claim.holder:
+        yield replace(draft, outcome=OBSERVED)
+    else:
+        yield replace(draft, type=TRANSFER)
+
+
+def _draft(
+    seen_event: SeenEvent, commitment: Callable[[str], str], tenant_of: TenantOf
+) -> RecordDraft:
+    event = seen_event.event
+    facts = {
+        normalize_text(name): normalize_text(text)
+        for name, text in event.facts.items()
+        if name.isascii()
+    }
+    type_, outcome, about = _subject_data(event, facts)
+    node = normalize_text(seen_event.node)
+    position = seen_event.position
+    data: record.RecordData = {**facts, **about, "event": event.name}
+    references: tuple[str, ...] = ()
+    if position:
+        data["received_ns"] = str(position.received_ns)
+        frame = f"{node}/{normalize_text(position.run)}/{position.stream}/{position.sequence}"
+        references = (f"frame/{frame}/{position.index}",)
+    commitments = {}
+    if facts.get("owner") and not facts.get("tenant"):
+        tenant = tenant_of(facts.get("source", ""), facts["owner"], event.wall_ns)
+        data |= {"owner_tenant": normalize_text(tenant)} if tenant else {}
+    if data.get("owner") and data.get("source") not in NO_PERSONS:
+        commitments["owner"] = commitment(str(data.pop("owner")))
+    uncertainty_ns = facts.get("uncertainty_ns", "")
+    return RecordDraft(
+        type_,
+        record.RecordActor(facts.get("level") or "agent", facts.get("source") or node),
+        event.wall_ns,
+        outcome,
+        record.RecordSubject(node, _gpu(event, facts), facts.get("device", "")),
+        data,
+        references,
+        int(uncertainty_ns) // timestamps.MILLISECOND_NS if uncertainty_ns.isdecimal() else 0,
+        event_source(seen_event),
+        commitments,
+    )
+
+
+def _subject_data(event: WireEvent, facts: dict[str, str]) -> tuple[str, str, record.RecordData]:
+    """Return the type and outcome of the record, and the data derived from the event's entity."""
+    key = [normalize_text(part) for part in event.entity.key]
+    if event.name in _CLAIMS:
+        return *_CLAIMS[event.name], {"claim": key[-1] if key else ""}
+    if event.name == gpu_health.GPU_CHANGE_EVENT.name:
+        return _gpu_change(facts), OBSERVED, {"address": "/".join(key)}
+    if event.name == nic_settings.SETTING_EVENT.name:
+        return _setting(facts.get("setting", "")), OBSERVED, {"interface": "/".join(key)}
+    if event.name in _CONFLICT_EVENTS:
+        return "log.witness", "failed", {}
+    if event.name in {agent.GAP_EVENT.name, nic_settings.SUPPRESSED_EVENT.name}:
+        return GAP, OBSERVED, {"about": "/".join(key)}
+    return "evidence.quarantine", OBSERVED, {"about": "/".join(key)}
+
+
+def _gpu_change(facts: dict[str, str]) -> str:
+    change = facts.get("change", "")
+    if change != "facts":
+        return _GPU_CHANGES.get(change, "device.sharing")
+    after = facts.get("after", "")
+    return "device.firmware" if any(fact in after for fact in _FIRMWARE) else "device.driver"
+
+
+def _setting(name: str) -> str:
+    return next(
+        (kind for kind, begins in _SETTINGS.items() if name.startswith(begins)),
+        "network.link_admin",
+    )
+
+
+def _gpu(event: WireEvent, facts: dict[str, str]) -> str:
+    if event.entity.kind in {"claim", "gpu"} and event.entity.key:
+        return normalize_text(event.entity.key[0])
+    return facts.get("gpu", "")
+
+
+def _conflict(draft: RecordDraft, other: str) -> RecordDraft:
+    """Return the record of two claims with a conflict in slots, as an observation of the collector."""
+    node, _, before = other.partition("\n")
+    data: record.RecordData = {"claim_before": before, "node_before": node}
+    data |= {name: draft.data.get(name, "") for name in ("claim", "level")}
+    return replace(
+        draft,
+        type=CONFLICT,
+        outcome=OBSERVED,
+        data=data,
+        source=None,
+        commitments={},
+        actor=record.RecordActor("collector", "collector"),
+    )
+
+
+def find_recording_problem(seen_event: SeenEvent, problem: record.RecordError) -> RecordDraft:
+    """Return a placeholder for an event that no record can hold, so that its number is not missing."""
+    data: record.RecordData = {
+        "event": normalize_text(seen_event.event.name),
+        "problem": normalize_text(str(problem)),
+        "sha256": hashlib.sha256(repr(seen_event.event).encode(errors="replace")).hexdigest(),
+    }
+    return RecordDraft(
+        "evidence.quarantine",
+        record.RecordActor("agent", normalize_text(seen_event.node)),
+        max(0, seen_event.event.wall_ns),
+        OBSERVED,
+        record.RecordSubject(normalize_text(seen_event.node)),
+        data,
+        source=event_source(seen_event),
+    )
+
+
+def normalize_text(text: str) -> str:
+    """Return a text as records store it: in NFC, cut to `MAX_TEXT` characters."""
+    return unicodedata.normalize("NFC", text)[:MAX_TEXT]

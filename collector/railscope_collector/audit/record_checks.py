@@ -1,0 +1,245 @@
+"""Findings that no signature covers but a person must explain: gaps, unpaired claims, clock errors.
+
+Each source numbers its records without a gap. The records of an agent arrive in envelopes and may
+be late; those of the log's own writer cannot be.
+
+Where archived records are not read, nothing is reported that only they could explain.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from railscope.audit import merkle
+from railscope.audit.record import AuditRecord, RecordSource, encode_audit_record
+from railscope.timestamps import MILLISECOND_NS, SECOND_NS
+from railscope_collector.audit import event_records, housekeeping_files
+from railscope_collector.framelog.received_frames import SequenceRanges
+from railscope_collector.ledger.audit_outbox import LedgerRecords
+
+MAX_FINDINGS = 1000
+MAY_BE_LATE = "agent"
+
+
+@dataclass(slots=True)
+class _SourceCounter:
+    """Record numbers received from one source."""
+
+    next_number: int = 0
+    first: int = 0
+    """First number that was checked: earlier ones may be in records that are not read."""
+    late: SequenceRanges | None = None
+    """Late arrivals: numbers that were missing when a higher number arrived, and arrived afterwards."""
+
+
+@dataclass(slots=True)
+class _RecordGap:
+    """Range of numbers that had not arrived before a record."""
+
+    before: int
+    source: RecordSource
+    first: int
+    last: int
+
+
+@dataclass(slots=True)
+class SourceContinuity:
+    """Tracks the counters of all sources, in the order of the log."""
+
+    is_partial: bool = False
+    """True if the records before were not read."""
+    _counters: dict[tuple[str, str, str], _SourceCounter] = field(default_factory=dict)
+    _gaps: list[_RecordGap] = field(default_factory=list)
+    _again: list[tuple[int, str]] = field(default_factory=list)
+    _uncounted: int = 0
+
+    def add(self, record: AuditRecord) -> None:
+        """Process the next record of the log."""
+        source = record.src
+        key = (source.kind, source.id, source.boot)
+        counter = self._counters.get(key)
+        if counter is None:
+            first = source.n if self.is_partial else 0
+            counter = self._counters[key] = _SourceCounter(first, first)
+        if source.n > counter.next_number:
+            if len(self._gaps) < MAX_FINDINGS:
+                gap = _RecordGap(record.seq, source, counter.next_number, source.n - 1)
+                self._gaps.append(gap)
+            else:
+                self._uncounted += 1
+        elif counter.first <= source.n < counter.next_number:
+            self._check_late(record, counter)
+        counter.next_number = max(counter.next_number, source.n + 1)
+
+    def _check_late(self, record: AuditRecord, counter: _SourceCounter) -> None:
+        source, late = record.src, counter.late
+        awaited = source.kind == MAY_BE_LATE and any(
+            gap.first <= source.n <= gap.last
+            and _source_counter(gap.source) == _source_counter(source)
+            for gap in self._gaps
+        )
+        if late is None:
+            late = counter.late = SequenceRanges([], [])
+        if awaited and late.missing_in(source.n, source.n):
+            late.add(source.n, source.n)
+        elif len(self._again) < MAX_FINDINGS:
+            finding = f"{_source_name(source)}: its record {source.n} is received again or late"
+            self._again.append((record.seq, finding))
+        else:
+            self._uncounted += 1
+
+    def findings(self) -> tuple[str, ...]:
+        """Return the findings that a person must explain, in the order of the log."""
+        findings = list(self._again)
+        for gap in self._gaps:
+            late = self._counters[_source_counter(gap.source)].late or SequenceRanges([], [])
+            for first, last in late.missing_in(gap.first, gap.last):
+                finding = f"{_source_name(gap.source)}: its records {first} to {last} are missing"
+                findings.append((gap.before, finding))
+        more = (f"and {self._uncounted} more",) if self._uncounted else ()
+        return (
+            *(f"before record {before}: {finding}" for before, finding in sorted(findings)),
+            *more,
+        )
+
+
+def _source_counter(source: RecordSource) -> tuple[str, str, str]:
+    return source.kind, source.id, source.boot
+
+
+def _source_name(source: RecordSource) -> str:
+    return f"{source.kind} {source.id}, boot {source.boot}"
+
+
+ARCHIVE = "log.archive"
+"""Type of the record that entries were archived; all entries before them were archived earlier."""
+
+
+def archived_end(record: AuditRecord) -> int:
+    """Return the number of records, from the first on, that are archived according to a record."""
+    first, count = record.data.get("first"), record.data.get("records")
+    return first + count if isinstance(first, int) and isinstance(count, int) else 0
+
+
+TOLERANCE_NS = 2_000_000_000
+"""Tolerated backward step of the clock of the log's own writer."""
+AHEAD_NS = 60_000_000_000
+"""Tolerated lead of an event's timestamp over the time of its receipt."""
+
+
+@dataclass(slots=True)
+class ClaimPairing:
+    """Check that claims are assigned before they are released, and only once."""
+
+    findings: list[tuple[int, str]] = field(default_factory=list)
+    is_partial: bool = False
+    """True if the records before were not read."""
+    _open: dict[tuple[str, str, str], int] = field(default_factory=dict)
+
+    def add(self, record: AuditRecord) -> None:
+        """Process the next record of the log."""
+        claim = record.data.get("claim")
+        if record.src.kind != "agent" or not isinstance(claim, str):
+            return
+        key = record.obj.node, record.obj.gpu, claim
+        since = self._open.get(key)
+        problem = ""
+        if record.type == event_records.ASSIGN and record.out == event_records.DONE:
+            self._open[key] = record.seq
+            problem = f"was already assigned by record {since}" if since is not None else ""
+        elif record.type in {event_records.ASSIGN, event_records.TRANSFER, event_records.RELEASE}:
+            problem = "had not been assigned" if since is None and not self.is_partial else ""
+            if record.type == event_records.RELEASE:
+                self._open.pop(key, None)
+        if problem and len(self.findings) < MAX_FINDINGS:
+            finding = f"{record.type} of claim {claim} on {record.obj.gpu}, which {problem}"
+            self.findings.append((record.seq, finding))
+
+
+@dataclass(slots=True)
+class RecordTimes:
+    """Check that timestamps are possible according to the clock of the log's writer."""
+
+    findings: list[tuple[int, str]] = field(default_factory=list)
+    _latest_ns: int = 0
+
+    def add(self, record: AuditRecord) -> None:
+        """Process the next record of the log."""
+        timestamp_ns, received = int(record.t), record.data.get("received_ns")
+        uncertain_ns = record.tu * MILLISECOND_NS
+        problem = ""
+        if isinstance(received, str) and received.isdecimal():
+            ahead_ns = timestamp_ns - int(received)
+            if ahead_ns > AHEAD_NS + uncertain_ns:
+                problem = f"is {ahead_ns // SECOND_NS} s after its receipt"
+        elif record.src.kind != "agent" and not record.ref:
+            back_ns = self._latest_ns - timestamp_ns
+            if back_ns > TOLERANCE_NS + uncertain_ns:
+                problem = f"is {back_ns // SECOND_NS} s before that of an earlier record"
+            self._latest_ns = max(self._latest_ns, timestamp_ns)
+        if problem and len(self.findings) < MAX_FINDINGS:
+            self.findings.append((record.seq, f"{record.type}: its time {problem}"))
+
+
+@dataclass(slots=True)
+class RecordChecks:
+    """All checks, applied record by record."""
+
+    continuity: SourceContinuity = field(default_factory=SourceContinuity)
+    pairing: ClaimPairing = field(default_factory=ClaimPairing)
+    times: RecordTimes = field(default_factory=RecordTimes)
+    witnesses: dict[str, str] = field(default_factory=dict)
+    """Latest recorded key of each witness, by node."""
+    ledger: LedgerRecords = field(default_factory=LedgerRecords)
+    """Records of operations on the ledger's database."""
+    epoch: int = 0
+    """Highest epoch recorded with a start of the collector."""
+    genesis_key: str = ""
+    """Public key of the log, from its first record."""
+    archived: int = 0
+    """Number of records, from the first on, that are archived according to the log."""
+    losses: list[tuple[int, str]] = field(default_factory=list)
+
+    def begin_after_unread_records(self) -> None:
+        """Begin with the next record, because those before it are archived and not read."""
+        self.continuity = SourceContinuity(is_partial=True)
+        self.pairing = ClaimPairing(is_partial=True)
+
+    def add(self, record: AuditRecord) -> None:
+        """Process the next record of the log."""
+        self.continuity.add(record)
+        self.pairing.add(record)
+        self.times.add(record)
+        self.ledger.add(record)
+        if record.seq == 0:
+            self.ledger.log = merkle.leaf_hash(encode_audit_record(record)).hex()
+        key = record.data.get("key")
+        epoch = record.data.get(housekeeping_files.EPOCH_FILE)
+        if record.type == "log.genesis" and record.seq == 0 and isinstance(key, str):
+            self.genesis_key = key
+        elif (
+            record.type == "admin.config" and record.src.kind != "agent" and isinstance(epoch, int)
+        ):
+            self.epoch = max(self.epoch, epoch)
+        elif record.type == ARCHIVE and record.src.kind != "agent":
+            self.archived = max(self.archived, archived_end(record))
+        if (
+            record.type == "log.witness"
+            and record.out == event_records.DONE
+            and isinstance(key, str)
+        ):
+            self.witnesses[record.obj.node] = key
+        elif record.type == "log.recovered" and len(self.losses) < MAX_FINDINGS:
+            damaged, missing = record.data.get("damaged"), record.data.get("missing")
+            finding = f"{missing} earlier records were lost unsigned"
+            self.losses.append(
+                (record.seq, f"damage found at a start: {damaged}" if damaged else finding)
+            )
+
+    def findings(self) -> tuple[str, ...]:
+        """Return the findings that a person must explain."""
+        findings = sorted([*self.pairing.findings, *self.times.findings, *self.losses])
+        return (
+            *self.continuity.findings(),
+            *(f"record {sequence}: {finding}" for sequence, finding in findings),
+        )

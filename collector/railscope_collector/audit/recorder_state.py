@@ -1,0 +1,268 @@
+"""State of the event recorder, derived from the log: nodes, runs and claims.
+
+By it every event is recorded once even if it is received again. A copy is stored beside the log to
+avoid reading the whole log at a start; records after the copy are read from the log, and all of
+them if the copy is of another log.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from copy import copy
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from railscope.audit import record as audit_record
+from railscope.untrusted_text import DECODING_ERRORS
+from railscope.wire import Envelope, WireEvent
+from railscope_collector.audit import event_records, log_writer
+from railscope_collector.fleet.fleet import EventPosition, SeenEvent
+from railscope_collector.framelog import received_frames, segment_files
+from railscope_collector.ledger.audit_outbox import HEAD, RecordDraft, build_record
+
+BOOT, UPGRADE, STEP = "node.boot", "admin.upgrade", "evidence.clock_step"
+OF_NODES = frozenset({event_records.JOIN, BOOT, UPGRADE, STEP})
+CONFIG = "admin.config"
+RECEIVED = "received_ns"
+MAX_BOOTS = 8
+
+log = structlog.get_logger(__name__)
+
+
+class RecordedNode(msgspec.Struct, array_like=True):
+    """State of a node as of its last record in the log."""
+
+    boots: list[str] = []
+    """Latest boot IDs, oldest first."""
+    version: str = ""
+    received_ns: int = 0
+    stepped_ns: int = 0
+
+    def apply(self, record: audit_record.AuditRecord) -> None:
+        """Apply a record about the node."""
+        received_ns = _received_ns(record)
+        if record.type == STEP:
+            self.stepped_ns = max(self.stepped_ns, received_ns)
+        else:
+            boot_id = str(record.data.get("boot_id", ""))
+            self.boots = [*(boot for boot in self.boots if boot != boot_id), boot_id][-MAX_BOOTS:]
+            self.version = str(record.data.get("version", ""))
+            self.received_ns = max(self.received_ns, received_ns)
+
+
+class RecordedRun(msgspec.Struct, array_like=True):
+    """Record numbers of one run of an agent that are in the log, and the receipt time of the last one."""
+
+    numbers: received_frames.SequenceRanges = msgspec.field(
+        default_factory=received_frames.SequenceRanges
+    )
+    last_ns: int = 0
+
+
+class RecordedState(msgspec.Struct):
+    """State of the log that is needed to recognize what is received again."""
+
+    genesis: str = ""
+    """Hash of the log's first record, which identifies the log."""
+    size: int = 0
+    runs: dict[str, dict[str, RecordedRun]] = {}
+    nodes: dict[str, RecordedNode] = {}
+    holdings: event_records.ClaimsInForce = msgspec.field(
+        default_factory=event_records.ClaimsInForce
+    )
+    head: tuple[str, int, str] = ("", 0, "")
+    """Database, number and hash of the newest recorded head of the ledger."""
+    version: str = ""
+    """Collector version of the last recorded upgrade, or of the first start."""
+    started: str = ""
+    """Collector version of the last recorded start."""
+
+    def has(self, source: audit_record.RecordSource) -> bool:
+        """True if the record of this number is in the log."""
+        recorded = self.runs.get(source.id, {}).get(source.boot)
+        return recorded is not None and not recorded.numbers.missing_in(source.n, source.n)
+
+    def add(self, record: audit_record.AuditRecord) -> None:
+        """Apply the next record of the log."""
+        self.size = record.seq + 1
+        source = record.src
+        if source.kind == "agent":
+            recorded = self.runs.setdefault(source.id, {}).setdefault(source.boot, RecordedRun())
+            recorded.numbers.add(source.n, source.n)
+            recorded.last_ns = max(recorded.last_ns, _received_ns(record))
+            self.holdings.add(record)
+        elif record.type == HEAD:
+            database, n, head = (record.data.get(key) for key in ("database", "n", "head"))
+            self.head = str(database), n if isinstance(n, int) else 0, str(head)
+        elif record.type == event_records.CONFLICT:
+            self.holdings.add(record)
+        elif record.obj.node and record.type in OF_NODES:
+            self.nodes.setdefault(record.obj.node, RecordedNode()).apply(record)
+        elif record.type == UPGRADE:
+            self.version = str(record.data.get("version", ""))
+        elif record.type == CONFIG:
+            self.started = str(record.data.get("collector", self.started))
+            self.version = self.version or self.started
+
+    def forget_before(self, ns: int) -> None:
+        """Drop runs with their last record received before a timestamp; no older frames exist."""
+        for node, runs in list(self.runs.items()):
+            for run in [run for run, recorded in runs.items() if recorded.last_ns < ns]:
+                del runs[run]
+            if not runs:
+                del self.runs[node]
+
+
+def _received_ns(record: audit_record.AuditRecord) -> int:
+    received = record.data.get(RECEIVED)
+    return int(received) if isinstance(received, str) and received.isdecimal() else 0
+
+
+class RecordedSnapshot(msgspec.Struct):
+    """Copy of `RecordedState`, with the events and drafts that were not in the log yet."""
+
+    recorded: RecordedState
+    events: list[tuple[str, str, WireEvent, EventPosition]] = []
+    drafts: list[RecordDraft] = []
+
+    def seen_events(self) -> list[SeenEvent]:
+        """Return the events that are still to be recorded."""
+        return [SeenEvent(*parts) for parts in self.events]
+
+    def apply_record(self, record: audit_record.AuditRecord) -> None:
+        """Apply the next record of the log; a draft that it contains is no longer pending."""
+        self.recorded.add(record)
+        self.drafts = [
+            draft for draft in self.drafts if build_record(draft, record.src, record.seq) != record
+        ]
+
+
+def load_recorded_state(path: Path, audit: log_writer.AuditLog) -> RecordedSnapshot:
+    """Load the copy and update it from the log. Blocking; raises TileError, RecordError, OSError."""
+    genesis = audit.genesis()
+    snapshot = _read(path)
+    if snapshot.recorded.genesis != genesis or snapshot.recorded.size > audit.size:
+        snapshot = RecordedSnapshot(RecordedState(genesis), snapshot.events, snapshot.drafts)
+    for raw in audit.records(snapshot.recorded.size):
+        snapshot.apply_record(audit_record.decode_audit_record(raw))
+    return snapshot
+
+
+def encode_snapshot(snapshot: RecordedSnapshot) -> bytes:
+    """Encode a copy for the file: SHA-256 of the content, then the content."""
+    content = msgspec.msgpack.encode(snapshot)
+    return hashlib.sha256(content).digest() + content
+
+
+def _decode_snapshot(content: bytes) -> RecordedSnapshot:
+    """Decode a copy. Raises MsgspecError, also if the hash does not match."""
+    size = hashlib.sha256().digest_size
+    if hashlib.sha256(content[size:]).digest() != content[:size]:
+        message = "its hash does not match its content"
+        raise msgspec.DecodeError(message)
+    return msgspec.msgpack.decode(content[size:], type=RecordedSnapshot)
+
+
+def _read(path: Path) -> RecordedSnapshot:
+    try:
+        return _decode_snapshot(path.read_bytes())
+    except FileNotFoundError:
+        pass
+    except DECODING_ERRORS as error:
+        log.error(
+            "audit_copy_damaged",
+            file=str(path),
+            problem=str(error),
+            advice="the whole audit log is read instead",
+        )
+    return RecordedSnapshot(RecordedState())
+
+
+STEP_NS = 2_000_000_000
+"""Minimum clock step of a node that is evidence."""
+STEPS_EVERY_NS = 3_600_000_000_000
+"""Minimum interval between two recorded steps of a clock."""
+
+
+@dataclass(slots=True)
+class _NodeClock:
+    boot_id: str
+    wall_less_boot_ns: int
+
+
+@dataclass(slots=True)
+class NodeRecorder:
+    """Tracks all nodes. Envelopes that the log already covers are skipped."""
+
+    _nodes: dict[str, RecordedNode] = field(default_factory=dict)
+    _clocks: dict[str, _NodeClock] = field(default_factory=dict)
+
+    def start(self, nodes: dict[str, RecordedNode], drafts: Iterable[RecordDraft]) -> None:
+        """Start from the nodes in the log, and from the drafts that are still to be recorded."""
+        self._nodes = {name: copy(state) for name, state in nodes.items()}
+        for draft in drafts:
+            self._apply(draft)
+
+    def observe(self, record: segment_files.FrameRecord, envelope: Envelope) -> list[RecordDraft]:
+        """Return drafts of everything that is new in an envelope."""
+        name = event_records.normalize_text(envelope.node)
+        state = self._nodes.get(name)
+        drafts = []
+        if state is None or not state.boots:
+            drafts.append(_draft(event_records.JOIN, name, record, envelope))
+        elif record.received_wall_ns > state.received_ns:
+            boot_id, version = (
+                event_records.normalize_text(envelope.boot_id),
+                event_records.normalize_text(envelope.agent_version),
+            )
+            # Two nodes of the same name alternate: a boot ID seen before is not a new boot.
+            if boot_id not in state.boots:
+                drafts.append(_draft(BOOT, name, record, envelope, before=state.boots[-1]))
+            if version != state.version and boot_id not in state.boots[:-1]:
+                drafts.append(_draft(UPGRADE, name, record, envelope, before=state.version))
+        if step := self._step(name, state, record):
+            drafts.append(_draft(STEP, name, record, envelope, step_ns=str(step)))
+        for draft in drafts:
+            self._apply(draft)
+        return drafts
+
+    def _apply(self, draft: RecordDraft) -> None:
+        record = build_record(draft, audit_record.RecordSource("collector", "", "", 0), 0)
+        self._nodes.setdefault(draft.subject.node, RecordedNode()).apply(record)
+
+    def _step(
+        self, name: str, state: RecordedNode | None, record: segment_files.FrameRecord
+    ) -> int:
+        """Return the clock step of a node in ns; 0 if it is not evidence."""
+        sent = record.sent
+        offset_ns, clock = sent.wall_ns - sent.boot_ns, self._clocks.get(name)
+        if clock is None or clock.boot_id != sent.boot_id or not sent.boot_id:
+            self._clocks[name] = _NodeClock(sent.boot_id, offset_ns)
+            return 0
+        step_ns = offset_ns - clock.wall_less_boot_ns
+        if abs(step_ns) <= STEP_NS:
+            return 0
+        clock.wall_less_boot_ns = offset_ns
+        stepped_ns = state.stepped_ns if state else 0
+        recent = stepped_ns and record.received_wall_ns < stepped_ns + STEPS_EVERY_NS
+        return 0 if recent else step_ns
+
+
+def _draft(
+    kind: str, name: str, record: segment_files.FrameRecord, envelope: Envelope, **more: str
+) -> RecordDraft:
+    data: audit_record.RecordData = {
+        "boot_id": event_records.normalize_text(envelope.boot_id),
+        "version": event_records.normalize_text(envelope.agent_version),
+        "run": event_records.normalize_text(envelope.run),
+        RECEIVED: str(record.received_wall_ns),
+        **{key: event_records.normalize_text(text) for key, text in more.items()},
+    }
+    actor = audit_record.RecordActor("agent", name)
+    return RecordDraft(
+        kind, actor, record.received_wall_ns, "seen", audit_record.RecordSubject(name), data
+    )

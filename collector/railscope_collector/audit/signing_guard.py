@@ -1,0 +1,191 @@
+"""Comparison with the checkpoints that agents hold, before the collector signs.
+
+A log that was replaced by an older copy is consistent in itself, and its key is present: only holders of a
+newer checkpoint can detect the rollback. After each start nothing is signed until some agents have
+submitted their checkpoints, or a timeout has passed, which is recorded. If one of them holds a checkpoint
+that is inconsistent with this log, signing stops and that checkpoint is stored as evidence. Records remain
+durable meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import quote
+
+import structlog
+
+from railscope.audit import merkle, record, signed_note
+from railscope.durable_files import sync_directory, write_durably
+from railscope.service import run_in_thread
+from railscope_collector.audit import AuditLogError, log_writer
+from railscope_collector.audit.tiles import TileError, Tiles
+from railscope_collector.ledger.audit_outbox import RecordDraft
+
+CONFLICT_DIRECTORY = "disputed"
+"""Below the log's directory: checkpoints held by agents that contradict this log.
+
+The name is that of 0.2.0: its `railscope audit verify` reports any other as an unexpected file.
+"""
+
+log = structlog.get_logger(__name__)
+
+_ADVICE = "see docs/audit.md"
+
+
+class CheckpointConflictError(AuditLogError, RuntimeError):
+    """An agent holds a checkpoint that is inconsistent with this log; the message names it."""
+
+
+@dataclass(slots=True)
+class SigningGuard:
+    """Decides if the log may be signed. `open` it after the log, and `run` it while the log is open."""
+
+    audit: log_writer.AuditLog
+    required_agents: int
+    """Number of agents to wait for; fewer if fewer exist."""
+    wait_seconds: float
+    count_agents: Callable[[], int]
+    """Number of agents of the fleet."""
+    wall_ns: Callable[[], int]
+    stop_reason: str = ""
+    """Reason why signing has stopped permanently; empty if it has not."""
+    submitted_sizes: dict[str, int] = field(default_factory=dict)
+    """Size of the checkpoint that each node has submitted since the start; 0 if it holds none."""
+    _is_open: bool = False
+    _change: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def open(self) -> None:
+        """Install the check before signing; earlier conflicts still apply. Blocking; raises OSError."""
+        self.audit.publisher.before_signing = self.check_allowed
+        notes = sorted(self._directory.iterdir()) if self._directory.exists() else []
+        if notes:
+            self.stop_reason = (
+                f"an agent has a signed checkpoint that is missing in this log: {notes[0]};"
+                " fix: find out which copy was restored or what was lost; to continue with this"
+                " log, move the directory away"
+            )
+            log.error("audit_signing_stopped", problem=self.stop_reason, advice=_ADVICE)
+
+    @property
+    def _directory(self) -> Path:
+        return self.audit.directory / CONFLICT_DIRECTORY
+
+    @property
+    def required_checkpoints(self) -> int:
+        """Number of agents that must have submitted their checkpoints."""
+        return min(self.required_agents, self.count_agents())
+
+    def check_allowed(self, _: merkle.TreeHead) -> None:
+        """Raise LogWriteError if nothing may be signed now."""
+        if self.stop_reason:
+            raise log_writer.LogWriteError(self.stop_reason)
+        if not self._is_open:
+            message = (
+                f"{len(self.submitted_sizes)} of {self.required_checkpoints} agents have presented their checkpoints:"
+                " signing starts when all have"
+            )
+            raise log_writer.SigningPostponedError(message)
+
+    async def run(self) -> None:
+        """Wait for the agents, then permit signing."""
+        try:
+            async with asyncio.timeout(self.wait_seconds):
+                while len(self.submitted_sizes) < self.required_checkpoints:
+                    self._change.clear()
+                    await self._change.wait()
+        except TimeoutError:
+            await self._record_missing_checkpoints()
+        self._is_open = True
+        self.audit.sign_soon()
+
+    async def _record_missing_checkpoints(self) -> None:
+        required, received = self.required_checkpoints, len(self.submitted_sizes)
+        log.warning(
+            "audit_witnesses_missed", required_checkpoints=required, received_checkpoints=received
+        )
+        actor = record.RecordActor("collector", self.audit.source.id)
+        data: record.RecordData = {
+            "signed_without": "witnesses",
+            "asked": required,
+            "shown": received,
+        }
+        data["waited_seconds"] = round(self.wait_seconds)
+        draft = RecordDraft("log.policy", actor, self.wall_ns(), "done", data=data)
+        try:
+            await self.audit.append(draft)
+        except log_writer.LogWriteError as error:
+            log.error("audit_record_lost", type=draft.type, data=draft.data, problem=str(error))
+
+    async def submit_checkpoint(self, node: str, note: str) -> None:
+        """Process the checkpoint that a node holds; an empty note means none.
+
+        Raises NoteError for a note that this log's key has not signed, CheckpointConflictError for a checkpoint that
+        is inconsistent with this log, OSError.
+        """
+        size = 0
+        if note:
+            checkpoint = signed_note.read_checkpoint(note, self.audit.signer.public)
+            problem = await run_in_thread(self._find_conflict, checkpoint)
+            if problem:
+                await self._report_conflict(node, note, problem)
+            size = checkpoint.tree.size
+        self.submitted_sizes[node] = size
+        self._change.set()
+
+    def _find_conflict(self, checkpoint: signed_note.Checkpoint) -> str:
+        """Return the inconsistency between this log and a checkpoint of it; runs off the loop."""
+        if checkpoint.tree.size > self.audit.size:
+            return f"it covers {checkpoint.tree.size} records, and this log has {self.audit.size}"
+        try:
+            root = self._root_of_first(checkpoint.tree.size)
+        except TileError as error:
+            return f"cannot read this log: {error}"
+        return (
+            ""
+            if root == checkpoint.tree.root
+            else f"the first {checkpoint.tree.size} records differ"
+        )
+
+    def _root_of_first(self, size: int) -> bytes:
+        """Return the root over the first records, including those that are durable but not signed."""
+        signed = self.audit.signed.size
+        tiles = Tiles(self.audit.directory, signed)
+        if size <= signed:
+            return merkle.root_of(tiles.node, size)
+        tree = merkle.CompactRange(
+            signed, [tiles.node(level, index) for level, index in merkle.subtrees(signed)]
+        )
+        for raw in self.audit.records(signed):
+            if tree.size == size:
+                break
+            tree.append(merkle.leaf_hash(raw))
+        return tree.root
+
+    def stop_signing(self, problem: str) -> None:
+        """Stop signing permanently, because another source than an agent shows that the log has changed."""
+        if not self.stop_reason:
+            log.error("audit_signing_stopped", problem=problem, advice=_ADVICE)
+        self.stop_reason = self.stop_reason or problem
+
+    async def _report_conflict(self, node: str, note: str, problem: str) -> None:
+        text = f"{node} has a signed checkpoint that is missing in this log: {problem}"
+        if not self.stop_reason:
+            log.error(
+                "checkpoint_conflict_reported",
+                node=node,
+                problem=problem,
+                checkpoint=note,
+                advice="signing is stopped; check if an older copy was restored",
+            )
+        self.stop_reason = self.stop_reason or text
+        await run_in_thread(self._store_note, node, note)
+        raise CheckpointConflictError(text)
+
+    def _store_note(self, node: str, note: str) -> None:
+        if not self._directory.exists():
+            self._directory.mkdir(mode=0o700)
+            sync_directory(self.audit.directory)
+        write_durably(self._directory / quote(node, safe=""), note.encode())

@@ -1,0 +1,237 @@
+"""Completeness of a period: GPU-days missing or not final, and earlier time that is unbilled.
+
+Time before a period that no closing has billed prevents its closing; the opening date excludes some
+of it. `DatabaseEvidence` is usage evidence in this database, read so that the evidence of each node
+is read once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from sqlalchemy import select
+
+from railscope.timestamps import DAY_NS, format_timestamp
+from railscope_collector.billing import billing_store, invoices, period_rating
+from railscope_collector.evidence import evidence_store, gpu_evidence, loaded_facts
+from railscope_collector.jobs.imported_lists import ImportedList, is_listed_gpu, uncovered_days
+from railscope_collector.ledger import ledger_queries, row_conversion, schema
+from railscope_collector.metering import holders, tiling, units
+
+_MAX_DAY_RANGES = 8
+
+
+class UsageEvidence(Protocol):
+    """Store of usage evidence."""
+
+    def gpus(self, start_ns: int, end_ns: int) -> list[str]:
+        """GPUs with any evidence in [start, end)."""
+        ...
+
+    def evidence(self, gpu: str, start_ns: int, end_ns: int) -> gpu_evidence.AssembledGpu:
+        """Evidence of a GPU for entries and shares of [start, end)."""
+        ...
+
+
+class MissingDays(NamedTuple):
+    """GPU-days that are missing in the ledger, and those computed before the day was over."""
+
+    missing: tuple[row_conversion.GpuDay, ...]
+    provisional: tuple[row_conversion.GpuDay, ...]
+
+    def __str__(self) -> str:
+        parts = []
+        if self.missing:
+            parts.append(f"missing in the ledger: {format_days(self.missing)}")
+        if self.provisional:
+            parts.append(f"not final in the ledger: {format_days(self.provisional)}")
+        return "; ".join(parts)
+
+    @property
+    def all(self) -> tuple[row_conversion.GpuDay, ...]:
+        """Missing and provisional GPU-days, sorted."""
+        return tuple(sorted({*self.missing, *self.provisional}))
+
+
+def find_missing_days(
+    period: units.Period,
+    sources: Mapping[row_conversion.GpuDay, period_rating.SourceRevision],
+    evidence: UsageEvidence | None = None,
+    imported: Sequence[ImportedList] = (),
+) -> MissingDays:
+    """GPU-days that are missing or not final in a period.
+
+    A GPU in the ledger is expected on every day from its first one on, unless the evidence places
+    it in no node on that day. With evidence, GPUs without any ledger day are found, too. GPUs of
+    job lists are expected only on the days of lists that name them; each source of lists is
+    expected to have a list for every day from its first one on.
+    """
+    days = period_rating.period_days(period)
+    first: dict[str, int] = {}
+    for key in sources:
+        if key.day < days.stop and not is_listed_gpu(key.gpu):
+            first[key.gpu] = min(key.day, first.get(key.gpu, key.day))
+    if evidence is not None:
+        # In the order in which evidence is read most efficiently.
+        gpus = evidence.gpus(period.start_ns, period.end_ns)
+        first = {gpu: first.get(gpu, days.start) for gpu in gpus} | first
+    missing = [
+        row_conversion.GpuDay(gpu, day)
+        for gpu, since in first.items()
+        for day in range(max(since, days.start), days.stop)
+        if row_conversion.GpuDay(gpu, day) not in sources
+    ]
+    if evidence is not None and missing:
+        missing = _select_present(missing, period, evidence)
+    missing += [
+        row_conversion.GpuDay(f"job list {source}", day)
+        for source, day in uncovered_days(imported, days)
+    ]
+    early = [
+        key
+        for key, source in sources.items()
+        if key.day in days and source.computed_ns < (key.day + 1) * DAY_NS
+    ]
+    return MissingDays(tuple(sorted(missing)), tuple(sorted(early)))
+
+
+def _select_present(
+    missing: Iterable[row_conversion.GpuDay], period: units.Period, evidence: UsageEvidence
+) -> list[row_conversion.GpuDay]:
+    """Those GPU-days on which the GPU was in a node for some time."""
+    present = []
+    places: dict[str, list[tuple[int, int]]] = {}
+    for key in missing:
+        if key.gpu not in places:
+            assembled = evidence.evidence(key.gpu, period.start_ns, period.end_ns)
+            places[key.gpu] = [
+                (stay.start_ns, stay.end_ns) for stay in holders.resolve_stays(assembled.evidence)
+            ]
+        start_ns, end_ns = key.day * DAY_NS, (key.day + 1) * DAY_NS
+        if any(start < end_ns and start_ns < end for start, end in places[key.gpu]):
+            present.append(key)
+    return present
+
+
+def format_days(days: Iterable[row_conversion.GpuDay]) -> str:
+    """Format some GPU-days, consecutive days as one range, with the number of those left out."""
+    ordered = sorted(set(days))
+    rows: list[tuple[str, int, int]] = []
+    for key in ordered:
+        if rows and rows[-1][0] == key.gpu and rows[-1][2] == key.day - 1:
+            rows[-1] = (key.gpu, rows[-1][1], key.day)
+        else:
+            rows.append((key.gpu, key.day, key.day))
+    shown = ", ".join(
+        f"{gpu} {_format_day_range(first, last)}" for gpu, first, last in rows[:_MAX_DAY_RANGES]
+    )
+    rest = sum(last - first + 1 for _, first, last in rows[_MAX_DAY_RANGES:])
+    more = f" and {rest:,} more" if rest else ""
+    return f"{len(ordered):,} GPU-{'day' if len(ordered) == 1 else 'days'} ({shown}{more})"
+
+
+def _format_day_range(first: int, last: int) -> str:
+    start, end = (format_timestamp(day * DAY_NS)[:10] for day in (first, last))
+    return f"on {start}" if first == last else f"from {start} to {end}"
+
+
+NEVER_BILLED = frozenset(
+    {
+        tiling.SlotState.IDLE,
+        tiling.SlotState.STRANDED,
+        tiling.SlotState.SYSTEM,
+        tiling.SlotState.MAINTENANCE,
+        tiling.SlotState.DOWN,
+        tiling.SlotState.UNKNOWN,
+    }
+)
+"""States that never need a bill or a decision; time in any other state is billable or undecided."""
+
+
+def find_unclosed_days(
+    store: billing_store.BillingStore,
+    period: units.Period,
+    closings: Sequence[invoices.PeriodClosing],
+) -> list[row_conversion.GpuDay]:
+    """GPU-days before a period with billable or undecided time that no closing covers.
+
+    Closed periods are consecutive, so these are days before the first of them.
+    """
+    first_ns = min([period.start_ns, *(closing.period.start_ns for closing in closings)])
+    opened = store.opening()
+    since_ns = opened.opening_ns if opened else 0
+    if since_ns >= first_ns:
+        return []
+    days = select(schema.entries.c.gpu_uuid, schema.entries.c.day).distinct()
+    days = ledger_queries.restrict_to_window(days, schema.entries, since_ns, first_ns).where(
+        schema.entries.c.tiling == units.Tiling.COMPUTE, schema.entries.c.state.not_in(NEVER_BILLED)
+    )
+    with store.database.transaction() as connection:
+        return sorted(row_conversion.GpuDay(*row) for row in connection.execute(days))
+
+
+def check_earlier(
+    store: billing_store.BillingStore,
+    period: units.Period,
+    closings: Sequence[invoices.PeriodClosing],
+) -> None:
+    """Raise ClosingError if a period begins before the opening date or leaves out earlier time."""
+    name, opened = units.period_name(period), store.opening()
+    if opened and period.start_ns < opened.opening_ns:
+        message = (
+            f"cannot close {name}: it begins before the opening date: expected a period from "
+            f"{format_timestamp(opened.opening_ns)[:10]} on"
+        )
+        raise invoices.ClosingError(message)
+    days = find_unclosed_days(store, period, closings)
+    if not days:
+        return
+    first = format_timestamp(min(gpu_day.day for gpu_day in days) * DAY_NS)
+    until_ns = min([period.start_ns, *(closing.period.start_ns for closing in closings)])
+    fix = "" if closings else f"close the period from {first[:10]} on first, or "
+    message = (
+        f"cannot close {name}: earlier days are not closed and have billable or undecided time: "
+        f"{format_days(days)}; fix: {fix}exclude them with `railscope bill opening "
+        f"{format_timestamp(until_ns)[:10]} --reason TEXT`"
+    )
+    raise invoices.ClosingError(message)
+
+
+@dataclass(slots=True)
+class DatabaseEvidence:
+    """Usage evidence in the database. Raises UnusableLedgerError.
+
+    GPUs are listed so that those of a node are consecutive; the evidence of a node is cached for
+    its next GPU.
+    """
+
+    store: evidence_store.EvidenceStore
+    _homes: dict[str, dict[str, int]] = field(default_factory=dict)
+    _files: gpu_evidence.AdministratorInputs | None = None
+    _selection: tuple[frozenset[str], int, int] | None = None
+    _loaded: loaded_facts.LoadedFacts | None = None
+
+    @property
+    def empty(self) -> bool:
+        """True if the database has never contained evidence."""
+        return not self.store.homes()
+
+    def gpus(self, start_ns: int, end_ns: int) -> list[str]:  # noqa: ARG002 - a GPU stays where it was
+        """GPUs first seen before the end, grouped by node; each is assumed to stay on its node."""
+        self._homes, self._files, self._selection = self.store.homes(), self.store.files(), None
+        gpus = [gpu for gpu, homes in self._homes.items() if min(homes.values()) < end_ns]
+        return sorted(gpus, key=lambda gpu: (sorted(self._homes[gpu]), gpu))
+
+    def evidence(self, gpu: str, start_ns: int, end_ns: int) -> gpu_evidence.AssembledGpu:
+        """Evidence of a GPU in a window, with everything that affects it."""
+        if self._files is None or gpu not in self._homes:
+            return self.store.evidence(gpu, start_ns, end_ns)
+        nodes = frozenset(self._homes[gpu])
+        if self._loaded is None or self._selection != (nodes, start_ns, end_ns):
+            together = [gpu_id for gpu_id, homes in self._homes.items() if nodes == homes.keys()]
+            homes_of = {gpu_id: set(nodes) for gpu_id in together}
+            self._loaded = self.store.load(sorted(together), homes_of, start_ns, end_ns)
+            self._selection = (nodes, start_ns, end_ns)
+        return self._loaded.assemble(gpu, self._files)

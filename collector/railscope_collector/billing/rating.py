@@ -1,0 +1,421 @@
+"""Rating: exact charges from usage and prices, with minimums and granularity of claims.
+
+Billable by state of the ledger:
+
+    observed      time and energy
+    inferred      time under an allocation tariff, if there is evidence that the node was up and the
+                  gap is at most an hour, else for review; under a usage tariff nothing;
+                  energy if the counter covers it
+    reserved      the reservation
+    unclaimed     for review; and use without a tenant or without a SKU
+    all others    nothing
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import lru_cache
+from itertools import pairwise
+from operator import attrgetter
+from typing import NamedTuple
+
+from railscope import claim_terms, reading
+from railscope.timestamps import DAY_NS, FOREVER_NS, HOUR_NS, format_timestamp
+from railscope_collector.billing import BillingError, price_book
+from railscope_collector.billing.charges import Charge, ChargeKind, PriceUnit, price_quantity
+from railscope_collector.billing.usage import WITH_TENANT, Usage, gap_lengths, reject_double_usage
+from railscope_collector.metering import evidence, tiling, units
+
+
+class CountedClaim(NamedTuple):
+    """A claim for a number of GPUs of a node."""
+
+    tenant: str
+    id: str
+    node: str
+
+
+class _BilledInterval(NamedTuple):
+    """A billed interval, and its size as a rate of metered units."""
+
+    charge: Charge
+    price: price_book.Price
+    size: Fraction
+
+
+@dataclass(slots=True)
+class _ClaimBilling:
+    """One claim on one resource, or on any of a node: its last usage, and its billed intervals."""
+
+    last: Usage
+    billed: list[_BilledInterval] = field(default_factory=list)
+
+
+class ClaimMinimums:
+    """Billed time of every claim, up to the end of a period.
+
+    Billed time of a claim beyond its use is in separate lines; usage and its charges are not changed.
+    A claim on a device has one minimum on it. A claim for a number of GPUs has one for its first GPU,
+    its second and so on, whichever these are: its quantity at a time is added up over its GPUs, so
+    that the placement does not affect the result.
+    """
+
+    def __init__(self, period: units.Period) -> None:
+        self._period = period
+        self._claims: dict[tuple[str, ...], _ClaimBilling] = {}
+
+    def add_usage(self, usage: Usage) -> None:
+        """Add a usage of a claim, billed or not. To be called before `add_charge` for this usage."""
+        claim = self._claims.setdefault(_claim_key(usage), _ClaimBilling(usage))
+        if _end_order(usage) > _end_order(claim.last):
+            claim.last = usage
+
+    def add_charge(self, usage: Usage, charge: Charge, price: price_book.Price) -> None:
+        """Add the charge for an interval of a usage."""
+        size = charge.quantity / (charge.service_t1_ns - charge.service_t0_ns)
+        self._claims[_claim_key(usage)].billed.append(_BilledInterval(charge, price, size))
+
+    def find_begun(self, timestamp_ns: int) -> dict[CountedClaim, int]:
+        """Start times of counted claims that began before an instant and end in the period."""
+        return {
+            CountedClaim(last.tenant, last.claim, last.counted_on): last.claim_start_ns
+            for last in (claim.last for claim in self._claims.values())
+            if last.counted_on
+            and last.claim_start_ns < timestamp_ns
+            and self._ends(last) is not None
+        }
+
+    def topups(self) -> Iterator[Charge]:
+        """Top-up charges of every claim that ends in the period, at the price it ended with.
+
+        A claim without billed time has no minimum. A claim that continues beyond the period, or has
+        lost its slots for a time, has its minimum in the period in which it ends.
+        """
+        for claim in self._claims.values():
+            end_ns = self._ends(claim.last)
+            if end_ns is None:
+                continue
+            missing: dict[Charge, Fraction] = {}
+            for billed_ns, last in _by_gpu(claim.billed):
+                for charge, price, size in last:
+                    missing_ns = target_ns(billed_ns, price) - billed_ns
+                    missing[charge] = missing.get(charge, Fraction(0)) + missing_ns * size
+            for charge, quantity in missing.items():
+                if quantity:
+                    yield self._topup(charge, claim.last, end_ns, quantity)
+
+    def _ends(self, last: Usage) -> int | None:
+        """The end of a claim with this last usage; None if it is not in the period."""
+        end_ns = last.end_ns if last.claim_end_ns is None else last.claim_end_ns
+        return end_ns if self._period.start_ns < end_ns <= self._period.end_ns else None
+
+    def _topup(self, charge: Charge, last: Usage, end_ns: int, quantity: Fraction) -> Charge:
+        last_day_ns = (end_ns - 1) // DAY_NS * DAY_NS
+        return replace(
+            charge,
+            kind=ChargeKind.MINIMUM_TOPUP,
+            service_t0_ns=max(last.start_ns, last_day_ns, self._period.start_ns),
+            service_t1_ns=end_ns,
+            quantity=quantity,
+            amount=charge.amount * quantity / charge.quantity,
+            state="",
+        )
+
+
+def _claim_key(usage: Usage) -> tuple[str, ...]:
+    if usage.counted_on:
+        return usage.tenant, usage.claim, usage.counted_on
+    return usage.tenant, usage.claim, usage.resource, usage.sku, usage.mig_profile
+
+
+def _end_order(usage: Usage) -> tuple[int, int, str]:
+    """Sort key of the usages of a claim: of two with equal end, that with the claim's end is last."""
+    return usage.end_ns, -(usage.claim_end_ns or FOREVER_NS), usage.resource
+
+
+def _by_gpu(billed: Iterable[_BilledInterval]) -> Iterator[tuple[int, Sequence[_BilledInterval]]]:
+    """Yield billed time and the last billed intervals of each whole GPU; the last may be a fraction."""
+    edges: dict[int, list[tuple[_BilledInterval, bool]]] = {}
+    for interval in billed:
+        edges.setdefault(interval.charge.service_t0_ns, []).append((interval, True))
+        edges.setdefault(interval.charge.service_t1_ns, []).append((interval, False))
+    current: dict[tuple[str, int], _BilledInterval] = {}
+    times: list[int] = []
+    lasts: list[Sequence[_BilledInterval]] = []
+    for now_ns, until_ns in pairwise(sorted(edges)):
+        for interval, begins in sorted(edges[now_ns], key=lambda edge: edge[1]):
+            place = interval.charge.resource, interval.charge.service_t0_ns
+            if begins:
+                current[place] = interval
+            else:
+                del current[place]
+        for at, parts in enumerate(_gpus(current[place] for place in sorted(current))):
+            if at == len(times):
+                times.append(0)
+                lasts.append(())
+            times[at] += until_ns - now_ns
+            lasts[at] = parts
+    return zip(times, lasts, strict=True)
+
+
+def _gpus(billed: Iterable[_BilledInterval]) -> Iterator[list[_BilledInterval]]:
+    """Billed parts at an instant, grouped to whole GPUs; the last group may be a fraction."""
+    intervals: list[_BilledInterval] = []
+    capacity_left = Fraction(claim_terms.GPU_CAPACITY)
+    for interval in billed:
+        left = interval.size
+        while left:
+            size = min(left, capacity_left)
+            intervals.append(interval._replace(size=size))
+            left, capacity_left = left - size, capacity_left - size
+            if not capacity_left:
+                yield intervals
+                intervals, capacity_left = [], Fraction(claim_terms.GPU_CAPACITY)
+    if intervals:
+        yield intervals
+
+
+def target_ns(billed_ns: int, price: price_book.Price) -> int:
+    """Billed time raised to the minimum, and to a whole multiple of the granularity."""
+    steps = -(-max(billed_ns, price.minimum_ns) // price.granularity_ns)
+    return steps * price.granularity_ns
+
+
+MAX_BILLED_GAP_NS = HOUR_NS
+_TENANTS_TIMES_SKUS = 1 << 16
+_NOT_IN_USE = "not observed in use, under a tariff by use"
+
+
+class MissingPriceError(BillingError, ValueError):
+    """Billable usage without a price in the price book; the message contains both."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsageReview:
+    """An interval of usage that is not billed until it is decided; `group` of the prices concerned."""
+
+    usage: Usage
+    start_ns: int
+    end_ns: int
+    reason: str
+    group: price_book.PriceGroup = price_book.PriceGroup.TIME
+
+
+@dataclass(frozen=True, slots=True)
+class RatingResult:
+    """The charges of a period, undecided use, and use that a usage tariff does not bill."""
+
+    charges: tuple[Charge, ...]
+    reviews: tuple[UsageReview, ...]
+    free: tuple[UsageReview, ...] = ()
+
+
+def rate(usages: Iterable[Usage], book: price_book.PriceBook, period: units.Period) -> RatingResult:
+    """Rate the usage of a period.
+
+    Every claim that overlaps the period is expected whole, from its start to its end or to the end
+    of the evidence, and so is every observation gap: the length of a gap and the billed time of a
+    claim are computed over the whole of it, then clipped to the period. Order does not matter.
+
+    Raises MissingPriceError for time in the period, and DoubleUsageError for time that would be
+    billed twice.
+    """
+    rater = Rater(book, period)
+    rating = rater.rate(usages)
+    charges = sorted([*rating.charges, *rater.counted.topups()], key=_charge_order)
+    return replace(rating, charges=tuple(charges))
+
+
+def _charge_order(charge: Charge) -> tuple[str, int, str]:
+    return charge.tenant, charge.service_t0_ns, charge.charge_id
+
+
+class Rater:
+    """Rating of the GPUs of a period, some at a time.
+
+    Claims for a number of GPUs may be on any GPU of a node, so their minimums are computed last,
+    from `counted`.
+    """
+
+    def __init__(self, book: price_book.PriceBook, period: units.Period) -> None:
+        self.period = period
+        self.counted = ClaimMinimums(period)
+        self._placed = ClaimMinimums(period)
+        self._timeline = lru_cache(_TENANTS_TIMES_SKUS)(book.timeline)
+
+    def rate(self, usages: Iterable[Usage]) -> RatingResult:
+        """Rate the whole usage of some GPUs, except for the minimums of counted claims."""
+        in_order = attrgetter("resource", "start_ns", "end_ns", "tenant", "claim", "state")
+        ordered = sorted(usages, key=in_order)
+        reject_double_usage(ordered)
+        self._placed = ClaimMinimums(self.period)
+        all_charges = [
+            outcome
+            for usage, gap_ns in zip(ordered, gap_lengths(ordered), strict=True)
+            for outcome in self._rate(usage, gap_ns)
+            if self._is_inside(outcome)
+        ]
+        charges = [charge for charge in all_charges if isinstance(charge, Charge)]
+        charges.extend(self._placed.topups())
+        reviews = [review for review in all_charges if isinstance(review, UsageReview)]
+        return RatingResult(
+            tuple(sorted(charges, key=_charge_order)),
+            tuple(review for review in reviews if review.reason != _NOT_IN_USE),
+            tuple(review for review in reviews if review.reason == _NOT_IN_USE),
+        )
+
+    def _find_claims(self, usage: Usage) -> ClaimMinimums:
+        return self.counted if usage.counted_on else self._placed
+
+    def _rate(self, usage: Usage, gap_ns: int) -> Iterator[Charge | UsageReview]:
+        """The charges of one usage in the period, and its undecided parts."""
+        if usage.claim:
+            self._find_claims(usage).add_usage(usage)
+        reason = _unbillable_reason(usage)
+        if reason:
+            for start_ns, end_ns in self._spans(usage)[-1:]:
+                yield UsageReview(usage, start_ns, end_ns, reason)
+        elif usage.state is tiling.SlotState.RESERVED:
+            for interval, price in self._priced_intervals(usage, price_book.PriceGroup.RESERVATION):
+                yield _charge(usage, interval, price)
+        elif usage.state in tiling.HELD_STATES:
+            yield from self._time(usage, gap_ns)
+            yield from self._energy(usage)
+
+    def _time(self, usage: Usage, gap_ns: int) -> Iterator[Charge | UsageReview]:
+        reason = _review_reason(usage, gap_ns)
+        for interval, price in self._priced_intervals(usage, price_book.PriceGroup.TIME):
+            unused = (
+                usage.state is tiling.SlotState.INFERRED and price.tariff is price_book.Tariff.USED
+            )
+            if unused or reason:
+                why = _NOT_IN_USE if unused else reason
+                yield UsageReview(usage, interval.start_ns, interval.end_ns, why)
+                continue
+            charge = _charge(usage, interval, price)
+            self._find_claims(usage).add_charge(usage, charge, price)
+            yield charge
+
+    def _energy(self, usage: Usage) -> Iterator[Charge | UsageReview]:
+        energy = usage.energy_millijoules
+        for interval, price in self._priced_intervals(usage, price_book.PriceGroup.ENERGY):
+            if isinstance(energy, int):
+                yield _charge(usage, interval, price)
+            elif price.nano:
+                reason = f"its energy is unknown: {energy.label}"
+                span = (interval.start_ns, interval.end_ns)
+                yield UsageReview(usage, *span, reason, price_book.PriceGroup.ENERGY)
+
+    def _priced_intervals(
+        self, usage: Usage, group: price_book.PriceGroup
+    ) -> Iterator[tuple[price_book.PriceInterval, price_book.Price]]:
+        """The usage split at every price boundary and at the start of the period.
+
+        Energy prices may begin at any time; once begun, all prices continue without a gap.
+        """
+        profile = "" if group is price_book.PriceGroup.ENERGY else usage.mig_profile
+        timeline = self._timeline(usage.tenant, (usage.sku, profile, group))
+        for start_ns, end_ns in self._spans(usage):
+            for interval in _split(usage, timeline, start_ns, end_ns):
+                if interval.price is not None:
+                    yield interval, interval.price
+                elif start_ns < self.period.start_ns:
+                    continue  # missing prices of an earlier period are not an error here
+                elif (
+                    group is not price_book.PriceGroup.ENERGY
+                    or interval.start_ns >= timeline.begins_ns
+                ):
+                    span = f"{format_timestamp(interval.start_ns)} to {format_timestamp(interval.end_ns)}"
+                    message = f"no price of {group.value} from {span} for {usage}"
+                    raise MissingPriceError(message)
+
+    def _spans(self, usage: Usage) -> list[tuple[int, int]]:
+        """The usage up to the end of the period, split at the start of the period."""
+        starts, ends = self.period.start_ns, self.period.end_ns
+        spans = [
+            (usage.start_ns, min(usage.end_ns, starts)),
+            (max(usage.start_ns, starts), min(usage.end_ns, ends)),
+        ]
+        return [(start, end) for start, end in spans if start < end]
+
+    def _is_inside(self, outcome: Charge | UsageReview) -> bool:
+        start = outcome.start_ns if isinstance(outcome, UsageReview) else outcome.service_t0_ns
+        return start >= self.period.start_ns
+
+
+def _split(
+    usage: Usage, timeline: price_book.PriceTimeline, start_ns: int, end_ns: int
+) -> Iterator[price_book.PriceInterval]:
+    """One interval per price; a single one if the claim keeps the price of its start."""
+    if usage.claim:
+        price, list_nano = timeline.price_at(usage.claim_start_ns)
+        if price is not None and price.at_claim_start:
+            yield price_book.PriceInterval(start_ns, end_ns, price, list_nano)
+            return
+    yield from timeline.intervals(start_ns, end_ns)
+
+
+def _unbillable_reason(usage: Usage) -> str:
+    """Reason why the use of a GPU cannot be billed to any tenant; empty if it can."""
+    if usage.state is tiling.SlotState.UNCLAIMED:
+        return "processes without a claim"
+    if usage.state is tiling.SlotState.REVIEW:
+        return f"evidence under review: {usage.reason}"
+    if usage.state not in WITH_TENANT:
+        return ""
+    if not usage.tenant:
+        return "its tenant is unknown"
+    return "" if usage.sku else "the model of the GPU is unknown, so it has no price"
+
+
+def _review_reason(usage: Usage, gap_ns: int) -> str:
+    """Reason why held time needs a decision; empty if it is billable."""
+    if usage.state is not tiling.SlotState.INFERRED:
+        return ""
+    if usage.node_evidence is evidence.NodeEvidence.NONE:
+        return "inferred without evidence that the node was running"
+    if max(gap_ns, usage.gap_ns) > MAX_BILLED_GAP_NS:
+        return f"inferred over a gap of more than {MAX_BILLED_GAP_NS // HOUR_NS} h"
+    return ""
+
+
+_KINDS = {
+    price_book.PriceGroup.TIME: ChargeKind.USAGE,
+    price_book.PriceGroup.RESERVATION: ChargeKind.RESERVATION,
+    price_book.PriceGroup.ENERGY: ChargeKind.ENERGY,
+}
+
+
+def _charge(usage: Usage, interval: price_book.PriceInterval, price: price_book.Price) -> Charge:
+    quantity = _quantity(usage, interval.end_ns - interval.start_ns, price.unit)
+    return Charge(
+        tenant=usage.tenant,
+        kind=_KINDS[price.tariff.group],
+        service_t0_ns=interval.start_ns,
+        service_t1_ns=interval.end_ns,
+        amount=price_quantity(quantity, price.unit, price.nano),
+        sku=usage.sku,
+        quantity=quantity,
+        unit=price.unit,
+        price_nano=price.nano,
+        list_nano=interval.list_nano,
+        price_version=price.version,
+        resource=usage.resource,
+        mig_profile=usage.mig_profile,
+        claim=usage.claim,
+        state=usage.state,
+    )
+
+
+def _quantity(usage: Usage, duration_ns: int, unit: PriceUnit) -> Fraction:
+    """Metered units of a part of a usage. Energy is spread evenly over the whole usage."""
+    if unit is PriceUnit.KILOWATT_HOURS:
+        energy = usage.energy_millijoules
+        if isinstance(energy, reading.Absent):
+            message = f"energy of {usage} is {energy.label}"
+            raise ValueError(message)
+        return Fraction(energy * duration_ns, usage.duration_ns)
+    size = usage.capacity_units if unit is PriceUnit.GPU_HOURS else usage.instances
+    return Fraction(duration_ns * size)

@@ -1,0 +1,294 @@
+"""Statements: an invoice or a preview, with the data needed to verify it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import NamedTuple
+
+from railscope.timestamps import DAY_NS, SECOND_NS, format_timestamp
+from railscope_collector.billing import charges as charge_types, invoices, period_rating
+from railscope_collector.ledger import audit_outbox, row_conversion
+from railscope_collector.metering import evidence, tiling, units
+
+_QUANTITY_PLACES = 6
+_PERCENT_PLACES = 3
+_UNSEEN = "part of the time was not observed: it is billed as the scheduler reported it"
+
+
+class SummaryLine(NamedTuple):
+    """Lines of one kind and price summed up, as text."""
+
+    item: str
+    product: str
+    state: str
+    start: str
+    end: str
+    gpus: str
+    quantity: str
+    unit: str
+    price: str
+    amount: str
+
+
+class ClaimSummary(NamedTuple):
+    """Sum of one claim, as text."""
+
+    claim: str
+    gpus: str
+    start: str
+    end: str
+    gpu_hours: str
+    energy: str
+    amount: str
+
+
+@dataclass(frozen=True, slots=True)
+class TenantStatement:
+    """An invoice, the evidence it was computed from, and the use that is not on it.
+
+    `revisions` are the ledger revisions that its lines were computed from, `roots` are named hashes
+    over larger parts of the ledger. `marks` are the reasons why it may still change.
+    """
+
+    invoice: invoices.Invoice
+    seller: str = ""
+    undecided: Sequence[period_rating.UndecidedUse] = ()
+    revisions: Mapping[row_conversion.GpuDay, int] = field(default_factory=dict)
+    roots: Mapping[str, str] = field(default_factory=dict)
+    audit: audit_outbox.LogPosition | None = None
+    marks: Sequence[str] = ()
+    clock_suspect: Mapping[row_conversion.GpuDay, Sequence[evidence.ClockDoubt]] = field(
+        default_factory=dict
+    )
+    """GPU-days with evidence that was received while the collector's clock was suspect."""
+    closed_ns: int | None = None
+    """Time of closing of its period, if that issued no invoice to the tenant."""
+
+    @property
+    def invoice_id(self) -> str:
+        """Id of its invoice; empty if there is none."""
+        return self.invoice.invoice_id if self.closed_ns is None else ""
+
+    @property
+    def status(self) -> str:
+        """Status of its invoice; `none` if there is none."""
+        return self.invoice.status.value if self.closed_ns is None else "none"
+
+    @property
+    def title(self) -> str:
+        """Kind of document, tenant and period."""
+        kind = {
+            invoices.InvoiceStatus.DRAFT: "PREVIEW, not an invoice",
+            invoices.InvoiceStatus.ISSUED: "STATEMENT",
+            invoices.InvoiceStatus.VOID: "VOID STATEMENT",
+        }[self.invoice.status]
+        if self.closed_ns is not None:
+            kind = "STATEMENT"
+        return f"{kind}  {self.invoice.tenant}  {units.period_name(self.invoice.period)}"
+
+    @property
+    def facts(self) -> list[tuple[str, str]]:
+        """Named properties of the invoice and its evidence."""
+        invoice, period = self.invoice, self.invoice.period
+        rows = [
+            ("Billed by", self.seller),
+            ("Tenant", invoice.tenant),
+            (
+                "Service",
+                f"{format_timestamp(period.start_ns)} to {format_timestamp(period.end_ns)}",
+            ),
+        ]
+        if invoice.status is not invoices.InvoiceStatus.DRAFT:
+            rows += [
+                ("Invoice", invoice.invoice_id),
+                ("Issued", format_timestamp(invoice.issued_ns or 0)),
+                ("Replaces", invoice.replaces),
+                ("Content hash", f"sha256 {invoice.content_hash}"),
+                ("Audit log", self._audit),
+            ]
+        if self.closed_ns is not None:
+            rows += [
+                ("Invoice", "none: nothing is billed"),
+                ("Closed", format_timestamp(self.closed_ns)),
+            ]
+        rows += [("Observed", self.coverage), ("Ledger", self._ledger), *self.roots.items()]
+        rows.append(("Clock suspect", self._clock_suspect))
+        return [(name, text) for name, text in rows if text]
+
+    @property
+    def _clock_suspect(self) -> str:
+        """The marked GPU-days of its lines, with the reasons."""
+        days = {source_day(line.charge) for line in self.invoice.lines}
+        doubts_by_day = {key: self.clock_suspect.get(key, ()) for key in days if key}
+        doubts = sorted({doubt for day_doubts in doubts_by_day.values() for doubt in day_doubts})
+        if not doubts:
+            return ""
+        marked = sum(map(bool, doubts_by_day.values()))
+        days_ = "GPU-day" if marked == 1 else "GPU-days"
+        return f"{marked:,} {days_}: {'; '.join(map(format_clock_doubt, doubts))}"
+
+    @property
+    def _audit(self) -> str:
+        if self.audit is None:
+            return "not recorded yet"
+        size = self.audit.checkpoint_size
+        checkpoint = f", under the checkpoint of size {size:,}" if size is not None else ""
+        return f"record {self.audit.leaf:,}{checkpoint}"
+
+    @property
+    def _ledger(self) -> str:
+        days = {key for line in self.invoice.lines if (key := source_day(line.charge))}
+        return f"{len(days):,} GPU-days, revisions in the CSV and JSON forms" if days else ""
+
+    @property
+    def coverage(self) -> str:
+        """The share of the billed time that was observed; empty if none is billed."""
+        ratio = coverage(self.invoice)
+        if ratio is None:
+            return ""
+        shown = charge_types.format_decimal(100 * ratio, _PERCENT_PLACES)
+        return f"{shown} % of the time billed" + (f"; {_UNSEEN}" if ratio < 1 else "")
+
+    @property
+    def summary(self) -> list[SummaryLine]:
+        """Lines of one kind and price summed up, in a fixed order, with rounded amounts.
+
+        The amounts add up to the total, and each is within one minor unit of the exact amount.
+        """
+        grouped: dict[str, list[charge_types.Charge]] = {}
+        for line in self.invoice.lines:
+            grouped.setdefault(_summary_key(line.charge), []).append(line.charge)
+        amounts = self._amounts(grouped)
+        return [_summary_line(grouped[key], amounts[key]) for key in sorted(grouped)]
+
+    @property
+    def claims(self) -> list[ClaimSummary]:
+        """Sum of each claim without corrections; the most expensive first."""
+        by_claim: dict[str, list[charge_types.Charge]] = {}
+        for line in self.invoice.lines:
+            named = line.charge.claim and not line.charge.corrects
+            by_claim.setdefault(line.charge.claim if named else "", []).append(line.charge)
+        amounts = self._amounts(by_claim)
+        ordered = sorted(
+            by_claim.keys() - {""}, key=lambda claim: (-_exact_sum(by_claim[claim]), claim)
+        )
+        return [_claim_summary(claim, by_claim[claim], amounts[claim]) for claim in ordered]
+
+    def _amounts(self, parts: Mapping[str, Sequence[charge_types.Charge]]) -> dict[str, str]:
+        """The rounded total, spread over parts of the invoice."""
+        places = charge_types.currency_exponent(self.invoice.currency)
+        minor = charge_types.spread_rounding(
+            {name: _exact_sum(claim_charges) for name, claim_charges in parts.items()}, places
+        )
+        return {
+            name: charge_types.format_decimal(Fraction(minor_units, 10**places), places)
+            for name, minor_units in minor.items()
+        }
+
+    @property
+    def total(self) -> str:
+        """Amount to be paid or credited."""
+        payable = self.invoice.payable
+        shown = abs(payable) if self.invoice.status is invoices.InvoiceStatus.ISSUED else payable
+        return charge_types.format_decimal(
+            shown, charge_types.currency_exponent(self.invoice.currency)
+        )
+
+    @property
+    def total_label(self) -> str:
+        """Label of the total."""
+        if self.invoice.status is invoices.InvoiceStatus.DRAFT and self.closed_ns is None:
+            return "Would be"
+        if self.invoice.status is invoices.InvoiceStatus.VOID:
+            return "Void, was"
+        return "To pay" if self.invoice.total_minor >= 0 else "To be credited"
+
+
+def coverage(invoice: invoices.Invoice) -> Fraction | None:
+    """The observed share of the time on an invoice, without corrections."""
+    observed = whole = Fraction(0)
+    for line in invoice.lines:
+        charge = line.charge
+        if charge.kind is charge_types.ChargeKind.USAGE and not charge.corrects and charge.unit:
+            hours = charge.quantity / charge.unit.size
+            whole += hours
+            observed += hours if charge.state == tiling.SlotState.OBSERVED else 0
+    return observed / whole if whole else None
+
+
+def source_day(charge: charge_types.Charge) -> row_conversion.GpuDay | None:
+    """The GPU-day of the ledger that a charge was computed from; None for an administrative charge."""
+    if not charge.unit or not charge.resource:
+        return None
+    return row_conversion.GpuDay(charge.resource, charge.service_t0_ns // DAY_NS)
+
+
+def format_clock_doubt(doubt: evidence.ClockDoubt) -> str:
+    """A time in which the collector's clock was suspect, and how it ended."""
+    decided = (
+        f"accepted {charge_types.format_decimal(Fraction(doubt.delta_ns, SECOND_NS), 9)} s later"
+        if doubt.delta_ns
+        else "returned"
+    )
+    return f"since {format_timestamp(doubt.since_ns)}, {decided}"
+
+
+def unit_price(price_nano: int) -> str:
+    """A price with all of its decimals, at least two."""
+    text = charge_types.format_decimal(Fraction(price_nano, charge_types.NANO), 9).rstrip("0")
+    whole, _, decimals = text.partition(".")
+    return f"{whole}.{decimals.ljust(2, '0')}"
+
+
+def _summary_key(charge: charge_types.Charge) -> str:
+    """Key of the lines that are summed up, and of their order."""
+    unit = charge.unit.label if charge.unit else ""
+    price = f"{charge.price_nano:020d}"
+    reason = (charge.state, charge.mig_profile, charge.note)
+    return "\0".join((charge.corrects, charge.kind, charge.sku, unit, price, *reason))
+
+
+def _exact_sum(charges: Iterable[charge_types.Charge]) -> Fraction:
+    return sum((charge.amount for charge in charges), Fraction(0))
+
+
+def _summary_line(charges: Sequence[charge_types.Charge], amount: str) -> SummaryLine:
+    first, unit = charges[0], charges[0].unit
+    quantity = sum((charge.quantity for charge in charges), Fraction(0))
+    return SummaryLine(
+        item=f"{first.kind}, correction" if first.corrects else first.kind.replace("_", " "),
+        product=" ".join(part for part in (first.sku, first.mig_profile, first.note) if part),
+        state=first.state,
+        start=format_timestamp(min(charge.service_t0_ns for charge in charges)),
+        end=format_timestamp(max(charge.service_t1_ns for charge in charges)),
+        gpus=str(len({charge.resource for charge in charges if charge.resource}) or ""),
+        quantity=charge_types.format_decimal(quantity / unit.size, _QUANTITY_PLACES)
+        if unit
+        else "",
+        unit=unit.label if unit else "",
+        price=unit_price(first.price_nano) if unit else "",
+        amount=amount,
+    )
+
+
+def _claim_summary(claim: str, charges: Sequence[charge_types.Charge], amount: str) -> ClaimSummary:
+    hours = _hours(charges, charge_types.PriceUnit.GPU_HOURS) + _hours(
+        charges, charge_types.PriceUnit.INSTANCE_HOURS
+    )
+    energy = _hours(charges, charge_types.PriceUnit.KILOWATT_HOURS)
+    return ClaimSummary(
+        claim,
+        str(len({charge.resource for charge in charges})),
+        format_timestamp(min(charge.service_t0_ns for charge in charges)),
+        format_timestamp(max(charge.service_t1_ns for charge in charges)),
+        charge_types.format_decimal(hours, _PERCENT_PLACES),
+        charge_types.format_decimal(energy, _PERCENT_PLACES) if energy else "",
+        amount,
+    )
+
+
+def _hours(charges: Sequence[charge_types.Charge], unit: charge_types.PriceUnit) -> Fraction:
+    quantities = (charge.quantity / unit.size for charge in charges if charge.unit is unit)
+    return sum(quantities, Fraction(0))

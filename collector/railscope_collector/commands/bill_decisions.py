@@ -1,0 +1,345 @@
+"""Commands of `railscope bill` that record decisions of people: corrections, reviews, prices.
+
+`railscope bill opening`, `void`, `adjust`, `credit` and `accept-copy`: decisions about bills.
+
+`railscope bill review`, `accept` and `reject`: decisions about evidence under review.
+
+`railscope bill prices`: check and publish price books.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from decimal import Decimal
+from fractions import Fraction
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+
+from railscope import cli, convert_errors, untrusted_text
+from railscope.timestamps import HOUR_NS, format_timestamp, from_datetime
+from railscope_collector.billing import administration, charges, invoices, price_book
+from railscope_collector.commands import bill_periods, command_options
+from railscope_collector.evidence import evidence_store, review_decisions
+from railscope_collector.ledger.database import Database
+from railscope_collector.metering.units import Period, period_name
+
+_DECISION_REASON = click.option(
+    "--reason", required=True, help="Reason; recorded, and printed on the statement."
+)
+
+
+def _parse_amount(_context: click.Context, _parameter: click.Parameter, text: str) -> Fraction:
+    with convert_errors(untrusted_text.NumberError, click.BadParameter):
+        return untrusted_text.parse_decimal(text)
+
+
+_ARBITRARY_ARGUMENTS = {"ignore_unknown_options": True}  # a negative amount begins like an option
+
+
+_FORCE = click.option(
+    "--force",
+    is_flag=True,
+    help="Allow a negative amount or a credit that is dated in the future or exceeds the invoiced amount.",
+)
+
+
+@click.command("opening")
+@click.argument("day", metavar="DAY", type=click.DateTime(["%Y-%m-%d"]))
+@_DECISION_REASON
+@command_options.deciding_command
+def opening_command(place: command_options.CommandContext, day: datetime, reason: str) -> None:
+    """Exclude all time before DAY (such as 2026-10-01, UTC) from invoices.
+
+    Without an opening date no period can be closed while earlier days have billable or undecided
+    time.
+    """
+    with place.books() as books:
+        opening_ns = from_datetime(day.replace(tzinfo=UTC))
+        administration.set_opening(books, opening_ns, reason, place.timed_actor)
+    click.echo(f"opening date: {day:%Y-%m-%d}; earlier days are not billed")
+
+
+@click.command("void")
+@click.argument("invoice")
+@_DECISION_REASON
+@click.option("--replace", is_flag=True, help="Issue a replacement invoice now.")
+@command_options.deciding_command
+def void_command(
+    place: command_options.CommandContext, invoice: str, reason: str, *, replace: bool
+) -> None:
+    """Void INVOICE. Its content is unchanged; the next closing bills its charges again."""
+    with place.books() as books:
+        if replace:
+            for line in bill_periods.format_closing(
+                administration.replace(books, invoice, reason, place.timed_actor)
+            ):
+                click.echo(line)
+        else:
+            voided = administration.void(books, invoice, reason, place.timed_actor)
+            click.echo(f"{voided.invoice_id} of {voided.tenant} is void")
+
+
+def _charge_command(charge_of: Callable[..., charges.Charge]) -> Callable[..., None]:
+    """Add the arguments of a charge by decision to a function that makes it; the charge is recorded."""
+
+    @click.argument("tenant")
+    @command_options.period_argument()
+    @click.argument("amount", callback=_parse_amount)
+    @_DECISION_REASON
+    @_FORCE
+    @command_options.deciding_command
+    @wraps(charge_of)
+    def wrapped(
+        place: command_options.CommandContext, *, force: bool, period: Period, **rest: Any
+    ) -> None:
+        charge = charge_of(period=period, **rest)
+        with place.books() as books:
+            added, currency = administration.record(books, charge, place.timed_actor, force=force)
+        shown = charges.format_decimal(charge.amount, charges.currency_exponent(currency))
+        outcome = "recorded, for the next closing" if added else "already recorded"
+        text = f"{charge.kind} of {shown} {currency} for {charge.tenant}, {period_name(period)}"
+        click.echo(f"{text}: {outcome}")
+
+    return wrapped
+
+
+@click.command("adjust", context_settings=_ARBITRARY_ARGUMENTS)
+@_charge_command
+def adjust_command(tenant: str, period: Period, amount: Fraction, reason: str) -> charges.Charge:
+    """Bill TENANT an AMOUNT of either sign for PERIOD, by decision, with the next closing."""
+    return invoices.adjustment_charge(tenant, amount, period, reason)
+
+
+@click.command("credit", context_settings=_ARBITRARY_ARGUMENTS)
+@_charge_command
+def credit_command(tenant: str, period: Period, amount: Fraction, reason: str) -> charges.Charge:
+    """Credit TENANT an AMOUNT for PERIOD, with the next closing."""
+    if amount <= 0:
+        message = (
+            "invalid credit: expected an amount above zero; fix: use `railscope bill"
+            " adjust`, which accepts either sign"
+        )
+        raise click.ClickException(message)
+    return invoices.credit_charge(tenant, amount, period, reason)
+
+
+@click.command("accept-copy")
+@_DECISION_REASON
+@click.confirmation_option(
+    prompt="Data that only the newest database contained is lost, and recorded as lost. Continue?"
+)
+@command_options.deciding_command
+def accept_copy_command(place: command_options.CommandContext, reason: str) -> None:
+    """Accept an older copy of the ledger's database, because the newest is lost.
+
+    The copy gets a new identity, which is recorded permanently. `railscope audit verify --ledger`
+    then reports the lost rows as findings to explain.
+    """
+    with place.books(any_copy=True) as books:
+        identity = administration.accept_copy(books, reason, place.timed_actor)
+    click.echo(f"accepted: the ledger continues as {identity}")
+
+
+def _pending_evidence(database: Database, now_ns: int) -> list[review_decisions.PendingEvidence]:
+    return review_decisions.find_pending_evidence(
+        evidence_store.EvidenceStore(database), database, now_ns
+    )
+
+
+def _gpu_hours(item: review_decisions.PendingEvidence) -> str:
+    """GPU-hours, rounded down to six decimals."""
+    micro = item.gpu_ns * 1_000_000 / HOUR_NS
+    return f"{Decimal(micro.numerator // micro.denominator) / 1_000_000:.6f}"
+
+
+def _review_row(item: review_decisions.PendingEvidence) -> dict[str, object]:
+    return {
+        "id": item.subject.id,
+        "kind": item.subject.kind.value,
+        "node": item.subject.node,
+        "name": item.subject.name,
+        "gpus": list(item.gpus),
+        "tenants": list(item.tenants),
+        "reasons": list(item.reasons),
+        "start": format_timestamp(item.start_ns),
+        "end": format_timestamp(item.end_ns),
+        "gpu_hours": _gpu_hours(item),
+    }
+
+
+@click.command("review")
+@cli.format_option("text", "json")
+@command_options.ledger_command
+def review_command(place: command_options.CommandContext, form: str) -> None:
+    """List evidence under review: late claims and ends, unexpected GPUs."""
+    with place.books() as books:
+        pending = _pending_evidence(books.ledger.database, place.timed_actor.now_ns)
+    if form == "json":
+        click.echo(json.dumps([_review_row(item) for item in pending], indent=2))
+        return
+    for item in pending:
+        span = f"{format_timestamp(item.start_ns)} to {format_timestamp(item.end_ns)}"
+        subject = item.subject
+        description = f"{subject.kind.value} {subject.name} on {subject.node}"
+        gpus = ", ".join(item.gpus) or "unidentified GPUs"
+        tenants = ", ".join(item.tenants) or "no tenant"
+        click.echo(f"{subject.id}  {description}: {_gpu_hours(item)} GPU-hours, {tenants}, {span}")
+        click.echo(f"              {gpus}: {', '.join(item.reasons) or 'no claim yet'}")
+    remedy = "; decide with `railscope bill accept|reject ID`" if pending else ""
+    click.echo(f"{len(pending)} under review{remedy}")
+
+
+def _decide(
+    place: command_options.CommandContext,
+    names: Sequence[str],
+    node: str,
+    reason: str,
+    *,
+    accepted: bool,
+) -> None:
+    by = place.timed_actor
+    with place.books() as books:
+        database = books.ledger.database
+        pending = _pending_evidence(database, by.now_ns)
+        selected = [
+            item
+            for item in pending
+            if item.subject.id in names or (node and item.subject.node == node)
+        ]
+        unknown = sorted(set(names) - {item.subject.id for item in pending})
+        if unknown:
+            message = (
+                f"unknown ID {unknown[0]}: expected one of evidence under review; fix: list them with"
+                " `railscope bill review`"
+            )
+            raise click.ClickException(message)
+        if not selected:
+            message = "no evidence selected: expected IDs, or --node with evidence under review"
+            raise click.ClickException(message)
+        review_decisions.record_decision(
+            database,
+            selected,
+            review_decisions.ReviewDecision(accepted, by.actor, by.now_ns, reason),
+        )
+    verdict = "accepted" if accepted else "rejected"
+    for item in selected:
+        subject = item.subject
+        description = f"{subject.kind.value} {subject.name} on {subject.node}"
+        click.echo(f"{verdict} {subject.id}: {description}, {_gpu_hours(item)} GPU-hours")
+    click.echo("the collector writes new revisions of the affected days")
+
+
+def _review_options(command: Callable[..., None]) -> Callable[..., None]:
+    ids = click.argument("names", metavar="ID...", nargs=-1)
+    node = click.option(
+        "--node", default="", help="Select all evidence of this node that is under review."
+    )
+    reason = click.option("--reason", default="", help="Reason; recorded.")
+    return ids(node(reason(command_options.deciding_command(command))))
+
+
+@click.command("accept")
+@_review_options
+def accept_command(place: command_options.CommandContext, **options: Any) -> None:
+    """Accept evidence under review, so that it counts as reported."""
+    _decide(place, accepted=True, **options)
+
+
+@click.command("reject")
+@_review_options
+def reject_command(place: command_options.CommandContext, **options: Any) -> None:
+    """Reject evidence under review: it holds no time."""
+    _decide(place, accepted=False, **options)
+
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+class _PriceCommands(click.Group):
+    """Command group in which `prices FILE` means `prices check FILE`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Insert `check` if the first argument is not a command."""
+        if args and args[0] not in {*self.commands, *ctx.help_option_names}:
+            args = ["check", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group("prices", cls=_PriceCommands)
+def prices() -> None:
+    """Check a price book (`prices FILE`), publish it, or print the current one as a file."""
+
+
+@prices.command("check")
+@click.argument("file", type=_FILE)
+@click.option(
+    "--before", type=_FILE, help="Previously published price book; its past must be unchanged."
+)
+def check(file: Path, before: Path | None) -> None:
+    """Check a price book (TOML) and print it. Exit status 1: it is invalid."""
+    book = _parse_file(file)
+    if before is not None:
+        try:
+            price_book.check_appended(_parse_file(before), book)
+        except price_book.PriceBookError as error:
+            message = f"invalid price book {file}: {error}"
+            raise click.ClickException(message) from error
+    _print_price_book(book)
+
+
+@prices.command("publish")
+@click.argument("file", type=_FILE)
+@command_options.deciding_command
+def publish(place: command_options.CommandContext, file: Path) -> None:
+    """Publish the price book in FILE as the current one. Versions are consecutive and never removed."""
+    text = command_options.parse_file(file, str)
+    with place.books() as books:
+        book, added = administration.publish(books, text, str(file), place.timed_actor)
+    click.echo(f"version {book.version} is {'published' if added else 'already published'}")
+
+
+@prices.command("show")
+@click.option(
+    "--version", type=click.IntRange(min=1), help="Version to print. Default: the newest."
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["toml", "text"]),
+    default="toml",
+    show_default=True,
+    help="toml: the file as published, to edit and publish again; text: one line per price.",
+)
+@command_options.ledger_command
+def show(place: command_options.CommandContext, version: int | None, form: str) -> None:
+    """Print the current price book, or an earlier version, as a file that can be published again."""
+    with place.books() as books:
+        published = books.store.book(version)
+    if published is None:
+        version_name = f"version {version}" if version else "a price book"
+        message = f"{version_name} is not published; fix: run `railscope bill prices publish FILE`"
+        raise invoices.ClosingError(message)
+    if form == "text":
+        _print_price_book(published.book)
+    else:
+        click.echo(published.text, nl=not published.text.endswith("\n"))
+
+
+def _parse_file(file: Path) -> price_book.PriceBook:
+    """Parse the price book in a file. Raises ClickException."""
+    with convert_errors(price_book.PriceBookError, click.ClickException):
+        return price_book.parse_price_book(command_options.parse_file(file, str), str(file))
+
+
+def _print_price_book(book: price_book.PriceBook) -> None:
+    click.echo(
+        f"version {book.version}, published {format_timestamp(book.published_ns)}, {book.currency}"
+    )
+    for price in book.prices:
+        until = f", to {format_timestamp(price.to_ns)}"
+        click.echo(f"  {price}{until}: {price.nano:,} nano-{book.currency} per {price.unit.label}")

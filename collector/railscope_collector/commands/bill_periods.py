@@ -1,0 +1,357 @@
+"""Commands of `railscope bill` about periods: previews, closings, statements, overlaps.
+
+`railscope bill preview`, `close`, `statement`, `reconcile` and `list`.
+
+`railscope bill overlaps`: time that claims requested and did not hold, with the reason.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+from sqlalchemy import select
+
+from railscope.claim_terms import GPU_CAPACITY
+from railscope.cli import format_option
+from railscope.timestamps import SECOND_NS, format_timestamp
+from railscope_collector.billing import (
+    billing_listing,
+    charges,
+    period_closing,
+    period_completeness,
+    period_rating,
+    reconciliation,
+    tenant_statements,
+)
+from railscope_collector.billing.invoices import Invoice
+from railscope_collector.billing.statement import TenantStatement
+from railscope_collector.commands import command_options
+from railscope_collector.jobs import imported_lists, job_metering, scheduler_records
+from railscope_collector.ledger import ledger_queries, row_conversion, schema
+from railscope_collector.ledger.database import Database
+from railscope_collector.metering import units
+from railscope_collector.metering.overlaps import Overlap
+
+_MAX_SHOWN = 10
+
+
+def _statement_options(command: Callable[..., None]) -> Callable[..., None]:
+    form = format_option(*tenant_statements.STATEMENT_FORMATS)
+    file = click.option(
+        "--output",
+        "file",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="Write to this file. Default: standard output.",
+    )
+    return form(file(command))
+
+
+def _write_statement(statement: TenantStatement, form: str, file: Path | None) -> None:
+    """Print a statement, or write it to a file. Raises ClickException."""
+    content = tenant_statements.STATEMENT_FORMATS[form](statement)
+    if file is None:
+        click.echo(content.decode(), nl=False)
+        return
+    try:
+        file.write_bytes(content)
+    except OSError as error:
+        message = f"cannot write {file}: {error.strerror}"
+        raise click.ClickException(message) from error
+    click.echo(f"written {file}: {len(content):,} bytes")
+
+
+@click.command("preview")
+@click.argument("periods", nargs=-1, required=True, metavar="[TENANT] PERIOD")
+@_statement_options
+@command_options.ledger_command
+def preview_command(
+    place: command_options.CommandContext, periods: tuple[str, ...], form: str, file: Path | None
+) -> None:
+    """Preview the bill of PERIOD from the current ledger, for all tenants or one. Writes nothing."""
+    *tenants, last = periods
+    if len(tenants) > 1:
+        message = "too many arguments: expected at most one tenant, and one period"
+        raise click.UsageError(message)
+    tenant, period = next(iter(tenants), None), units.parse_period(last)
+    with place.books() as books:
+        bill = books.bill(period)
+        incomplete = _format_incomplete_lists(books, period)
+        earlier = period_completeness.find_unclosed_days(
+            books.store, period, books.store.closings()
+        )
+    if tenant is not None:
+        arguments = tenant_statements.preview_statement(bill, tenant, place.seller_name)
+        _write_statement(arguments, form, file)
+        return
+    click.echo(f"PREVIEW of {units.period_name(period)}, not binding")
+    if bill.missing_days.all:
+        click.echo(f"not complete: {bill.missing_days}")
+    for line in incomplete:
+        click.echo(line)
+    if earlier:
+        click.echo(f"earlier days are not closed: {period_completeness.format_days(earlier)}")
+    for line in _invoices(bill.drafts):
+        click.echo(line)
+    _print_unassigned_use(bill.undecided)
+
+
+@click.command("close")
+@command_options.period_argument()
+@click.option("--provisional", is_flag=True, help="Close even if days are not in the ledger yet.")
+@command_options.deciding_command
+def close_command(
+    place: command_options.CommandContext, period: units.Period, *, provisional: bool
+) -> None:
+    """Close PERIOD and issue its invoices, once. Later evidence is billed as corrections."""
+    place.reject_suspect_clock()
+    with place.books() as books:
+        closed = books.close(period, place.timed_actor, provisional=provisional)
+        reviews = books.store.reviews(closed.closing.number)
+        incomplete = _format_incomplete_lists(books, period)
+    for line in (*format_closing(closed), *incomplete):
+        click.echo(line)
+    _print_unassigned_use(reviews)
+
+
+@click.command("statement")
+@click.argument("tenant")
+@command_options.period_argument()
+@_statement_options
+@click.option("--invoice", help="Print this invoice, even if it is void.")
+@command_options.ledger_command
+def statement_command(  # noqa: PLR0913, PLR0917 - its options
+    place: command_options.CommandContext,
+    tenant: str,
+    period: units.Period,
+    form: str,
+    file: Path | None,
+    invoice: str | None,
+) -> None:
+    """Print the statement of TENANT for a closed PERIOD: the invoice, line by line, and its evidence."""
+    with place.books() as books:
+        if invoice is None:
+            statement = tenant_statements.read_statement(books, tenant, period, place.seller_name)
+        else:
+            statement = tenant_statements.read_invoice_statement(books, invoice, place.seller_name)
+    _write_statement(statement, form, file)
+
+
+@click.command("reconcile")
+@command_options.period_argument(required=False)
+@command_options.books_options
+@command_options.ledger_command
+def reconcile_command(
+    place: command_options.CommandContext,
+    period: units.Period | None,
+    compare: command_options.LedgerComparison | None,
+) -> None:
+    """Reconcile PERIOD, or all closed periods: exact comparisons without tolerance.
+
+    With a scheduler's own records, compare the ledger with those too, job by job, within
+    `--tolerance`. Exit status 1: a check failed.
+    """
+    passed = True
+    with place.books() as books:
+        periods = [period] if period is not None else tenant_statements.statement_periods(books)
+        if not periods:
+            click.echo(
+                "no period is closed; fix: name a period to compare what the ledger contains"
+            )
+        for closed_period in periods:
+            checks = reconciliation.reconcile_period(
+                books, closed_period, place.seller(_tenants(books, closed_period))
+            )
+            click.echo(f"RECONCILIATION of {units.period_name(closed_period)}")
+            for line in format_checks(checks):
+                click.echo(line)
+            if books.evidence is None:
+                click.echo("R1, R2, R4 not compared: this ledger has no evidence")
+            passed = passed and all(check.passes for check in checks)
+            if compare is not None:
+                compared = compare(books.ledger, closed_period)
+                for line in scheduler_records.comparison_text(compared):
+                    click.echo(line)
+                passed = passed and compared.agrees
+    sys.exit(0 if passed else 1)
+
+
+@click.command("list")
+@format_option("text", "json")
+@command_options.ledger_command
+def list_command(place: command_options.CommandContext, form: str) -> None:
+    """List closed periods, invoices, credits, pending corrections and undecided usage."""
+    with place.books() as books:
+        listing = billing_listing.read_listing(books)
+    if form == "json":
+        click.echo(json.dumps(billing_listing.listing_document(listing), indent=2))
+        return
+    for line in billing_listing.listing_text(listing):
+        click.echo(line)
+
+
+def format_closing(closed: period_closing.ClosedPeriod) -> list[str]:
+    """Lines that describe a closing with its invoices."""
+    closing = closed.closing
+    state = "closed" if closed.added else "is already closed, since"
+    lines = [
+        f"{units.period_name(closing.period)} {state} {format_timestamp(closing.closed_ns)} by {closing.closed_by}"
+    ]
+    if closing.provisional:
+        lines.append(f"PROVISIONAL: {len(closing.missing):,} GPU-days were not final")
+    if closing.corrected:
+        names = ", ".join(map(units.period_name, closing.corrected))
+        lines.append(f"computed again, with corrections: {names}")
+    return [*lines, *_invoices(closed.invoices), f"root {closing.manifest_root}"]
+
+
+def format_checks(checks: Sequence[reconciliation.ReconciliationCheck]) -> list[str]:
+    """Comparisons in aligned columns."""
+    rows = [("rule", "check", "compared", "difference", "result")]
+    rows += [
+        (check.rule, check.title, f"{check.parts:,}", _difference(check), _remark(check))
+        for check in checks
+    ]
+    return job_metering.format_table(rows, {2, 3})
+
+
+def _difference(check: reconciliation.ReconciliationCheck) -> str:
+    return "" if check.bound is not None else str(check.difference)
+
+
+def _remark(check: reconciliation.ReconciliationCheck) -> str:
+    if check.bound is not None:
+        difference, bound = _percent(check.found), _percent(check.bound)
+        return f"{difference}, {'within' if check.is_within_bound else 'ABOVE'} {bound}"
+    return "" if check.passes else f"worst: {check.place}" if check.place else "DIFFERS"
+
+
+def _percent(share: Fraction) -> str:
+    return f"{charges.format_decimal(100 * share, 3)} %"
+
+
+def _tenants(books: period_closing.BillingBooks, period: units.Period) -> list[str]:
+    return sorted({head.tenant for head in books.store.heads(period)})
+
+
+def _invoices(invoices: Sequence[Invoice]) -> list[str]:
+    if not invoices:
+        return ["no invoice: no billable usage"]
+    rows = [("tenant", "invoice", "status", "lines", "total", "currency")]
+    rows += [
+        (
+            invoice.tenant,
+            invoice.invoice_id,
+            invoice.status.value,
+            f"{len(invoice.lines):,}",
+            charges.format_decimal(invoice.payable, charges.currency_exponent(invoice.currency)),
+            invoice.currency,
+        )
+        for invoice in invoices
+    ]
+    return job_metering.format_table(rows, {3, 4})
+
+
+def _format_incomplete_lists(books: period_closing.BillingBooks, period: units.Period) -> list[str]:
+    """Job lists of a period with lines that could not be imported."""
+    lines = []
+    for jobs in imported_lists.newest_lists(books.ledger.database):
+        if jobs.rejected_count and jobs.period.overlaps(period):
+            count = job_metering.format_count(jobs.rejected_count, "line")
+            lines.append(f"incomplete job list {jobs}: {count} not imported")
+            lines += [f"  {line}" for line in jobs.rejected[:_MAX_SHOWN]]
+            if jobs.rejected_count > _MAX_SHOWN:
+                lines.append(f"  and {jobs.rejected_count - _MAX_SHOWN:,} more")
+    return lines
+
+
+def _print_unassigned_use(reviews: Iterable[period_rating.UndecidedUse]) -> None:
+    for review in reviews:
+        prefix = f"{review.tenant}: " if review.tenant else "no tenant: "
+        click.echo(f"not billed until decided, {prefix}{review}")
+
+
+_PLACES = 9
+
+
+class GpuOverlap(NamedTuple):
+    """An overlap of compute time, and its GPU."""
+
+    gpu: str
+    overlap: Overlap
+
+    @property
+    def gpu_seconds(self) -> Fraction:
+        """Time that moved, in seconds of whole GPUs."""
+        return Fraction(self.overlap.quantity) / GPU_CAPACITY / SECOND_NS
+
+
+def read_overlaps(database: Database, period: units.Period) -> Iterator[GpuOverlap]:
+    """Overlaps of compute time in a period by GPU and start, from newest revisions."""
+    columns = select(schema.overlaps, schema.revisions.c.capacity_units)
+    query = ledger_queries.restrict_to_window(
+        columns, schema.overlaps, period.start_ns, period.end_ns
+    ).where(schema.overlaps.c.tiling == units.Tiling.COMPUTE.value)
+    with database.transaction() as connection:
+        rows = connection.execute(query).all()
+    for row in sorted(rows, key=lambda row: (row.gpu_uuid, row.t0_ns, row.claim_id)):
+        yield GpuOverlap(row.gpu_uuid, row_conversion.parse_overlap(row, row.capacity_units))
+
+
+@click.command("overlaps")
+@command_options.period_argument()
+@format_option("text", "json")
+@command_options.ledger_command
+def overlaps_command(
+    place: command_options.CommandContext, period: units.Period, form: str
+) -> None:
+    """List the GPU-seconds of PERIOD that claims requested and others held, and the total."""
+    with place.books() as books:
+        overlaps = list(read_overlaps(books.store.database, period))
+    if form == "json":
+        click.echo(json.dumps([_overlap_document(overlap) for overlap in overlaps], indent=2))
+        return
+    rows: list[tuple[str, ...]] = [
+        ("GPU", "from", "to", "kind", "requested by", "held by", "GPU-seconds")
+    ]
+    rows += (_overlap_row(overlap) for overlap in overlaps)
+    for line in job_metering.format_table(rows, {6}) if overlaps else ():
+        click.echo(line)
+    total = sum((overlap.gpu_seconds for overlap in overlaps), Fraction(0))
+    click.echo(
+        f"{job_metering.format_count(len(overlaps), 'overlap')}, {charges.format_decimal(total, _PLACES)} GPU-seconds moved"
+    )
+
+
+def _overlap_row(overlap: GpuOverlap) -> tuple[str, ...]:
+    moved = overlap.overlap
+    return (
+        overlap.gpu,
+        format_timestamp(moved.start_ns),
+        format_timestamp(moved.end_ns),
+        moved.kind.value,
+        f"{moved.claim} ({moved.tenant})",
+        f"{moved.other} ({moved.other_tenant})",
+        charges.format_decimal(overlap.gpu_seconds, _PLACES),
+    )
+
+
+def _overlap_document(overlap: GpuOverlap) -> dict[str, Any]:
+    moved = overlap.overlap
+    return {
+        "gpu": overlap.gpu,
+        "start_ns": str(moved.start_ns),
+        "end_ns": str(moved.end_ns),
+        "kind": moved.kind.value,
+        "claim": moved.claim,
+        "tenant": moved.tenant,
+        "other_claim": moved.other,
+        "other_tenant": moved.other_tenant,
+        "gpu_seconds": str(overlap.gpu_seconds),
+        "ratio": str(moved.ratio),
+    }

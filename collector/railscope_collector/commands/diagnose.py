@@ -1,0 +1,418 @@
+"""`railscope diagnose`: causes, victims and evidence of faults, from captures or from a frame log.
+
+Captures are replayed by `railscope agent replay` in one process for each core; the diagnosis is that of the running
+collector. An evaluation uses nothing that was recorded after its end.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+import msgspec
+
+from railscope import capture, cli, settings, timestamps
+from railscope.envelopes import unpack
+from railscope.wire import Batch, Envelope, WireError, WireSchema, schema_hash
+from railscope_collector.commands import config_option, load_settings, node_clocks
+from railscope_collector.commands.node_clocks import (
+    CaptureRange,
+    DiagnoseError,
+    NodeClocks,
+    read_arrivals,
+    warn,
+)
+from railscope_collector.detector_thresholds import DetectorThresholds
+from railscope_collector.diagnosis.cluster_diagnosis import (
+    SLOT_SECONDS,
+    WINDOW_SLOTS,
+    ClusterDiagnosis,
+    Receipt,
+)
+from railscope_collector.diagnosis.incident_report import describe, incident_document, victims_of
+from railscope_collector.diagnosis.jobs import ClaimedGpus, PeerGroups, owner_as_tenant
+from railscope_collector.diagnosis.quantities import QUANTITIES
+from railscope_collector.diagnosis.switch_evidence import LinkedPort
+from railscope_collector.files import tenancy_files
+from railscope_collector.files.watched_file import FileError
+from railscope_collector.fleet.schema_files import SchemaFiles, decode_schema
+from railscope_collector.fleet.sheets import check_batch
+from railscope_collector.framelog import segment_files
+from railscope_collector.switches import switch_settings
+from railscope_collector.workloads.job_roster import compile_pattern
+
+MAX_ENVELOPE_BYTES = 256 << 20
+MAX_ROWS = 1 << 20
+MAX_BACKLOG_NS = 3600 * timestamps.SECOND_NS
+"""Age of frames at their receipt that extends the range of a frame log."""
+MAX_CAPTURES_PER_PROCESS = 8
+"""Captures that one process replays: its start takes as long as ten minutes of a node."""
+_LENGTH_BYTES = 4
+_USAGE_STATUS = 2
+"""Exit status of a command for invalid settings or options."""
+_PREFIX = re.compile(r"^(?:Error|Warning|railscope): ")
+REPLAYED_SOURCES = (
+    "gpu", "gpu_activity", "gpu_health", "gpu_device", "gpu_pcie", "gpu_event", "nvlink", "rdma",
+    "gpu_sharing", "nic", "link", "link_errors", "nic_settings", "neighbour", "pcie", "host", "nfs", "lustre",
+    "kernel", "tenancy", "worker_server", "flight_recorder", "nccl_inspector", "nccl_ras",
+)  # fmt: skip
+"""Sources of the metrics that the diagnosis uses."""
+REPLAYED_METRICS = sorted({quantity.metric for quantity in QUANTITIES.values()})
+
+
+class _NodeFrames(NamedTuple):
+    """Envelopes of nodes, of each in the order of their time, and where their schemas are found."""
+
+    envelopes: Iterable[Envelope]
+    find_schema: Callable[[bytes], WireSchema | None]
+
+
+@click.command()
+@click.option(
+    "--captures",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Directory with a capture of each node in a subdirectory.",
+)
+@click.option(
+    "--frame-log",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="State directory of a collector, in place of captures.",
+)
+@click.option(
+    "--from", "from_text", default="", help="Start of the range of a frame log, RFC 3339."
+)
+@click.option("--to", "to_text", default="", help="End of the range of a frame log, RFC 3339.")
+@config_option
+@cli.format_option("text", "json")
+def diagnose(  # noqa: PLR0913, PLR0917 - options
+    captures: Path | None,
+    frame_log: Path | None,
+    from_text: str,
+    to_text: str,
+    config: Path | None,
+    form: str,
+) -> None:
+    """Find the cause, the victims and the evidence of each fault in a recording.
+
+    One subdirectory of --captures is the capture of one node. A file `arrivals.csv` beside them (node,sent,received:
+    nanoseconds of the node's and of the collector's clock) states the clock offsets, and the
+    times at which the collector received from each node. A file `agent.toml` has the settings of the agents. A capture
+    that cannot be read, or whose time is not that of the others, is left out with a warning.
+
+    Tenants, cabling and thresholds are those of the settings file. Without one, thresholds have their defaults, and owners
+    of jobs are shown in place of tenants. With --format json, each incident is one line in its last state. Exit status 0 with or without incidents.
+    """
+    if (captures is None) == (frame_log is None):
+        message = "expected either --captures or --frame-log"
+        raise click.UsageError(message)
+    span = _time(from_text, 0), _time(to_text, 1 << 62)
+    if captures and (from_text or to_text):
+        message = "--from and --to select a range of --frame-log: expected none with --captures"
+        raise click.UsageError(message)
+    if span[0] > span[1]:
+        message = (
+            f"invalid range: --from {from_text} is after --to {to_text}: expected an earlier time"
+        )
+        raise click.UsageError(message)
+    site = _site(config)
+    if captures:
+        diagnosis = _diagnose_captures(captures, site)
+    else:
+        assert frame_log is not None  # noqa: S101 - one of both is set
+        diagnosis = _diagnose_frame_log(frame_log, span, site)
+    for line in diagnosis.exceeded_limits():
+        warn(line)
+    try:
+        for line in _render(diagnosis, form):
+            click.echo(line)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        message = f"cannot write the incidents: {error}"
+        raise DiagnoseError(message) from error
+
+
+class _Site(NamedTuple):
+    """Claims with the tenants and jobs of a site, its thresholds and its cabling, by the settings of its collector."""
+
+    claims: ClaimedGpus
+    thresholds: DetectorThresholds
+    links: Sequence[LinkedPort]
+
+
+def _site(config: Path | None) -> _Site:
+    """Return claims with the tenants of owners, thresholds and cabling. Raises SettingsError, DiagnoseError."""
+    loaded = load_settings(config)
+    pods = compile_pattern(loaded.pod_job_pattern)
+    file, mappings = loaded.tenants_file, tenancy_files.TenantMappings()
+    try:
+        if file:
+            mappings = tenancy_files.parse_tenants(Path(file).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, FileError) as error:
+        message = f"cannot read tenants_file {file}: {error}"
+        raise DiagnoseError(message) from error
+    has_tenants = file or config or settings.default_file("collector")
+    tenant_of = mappings.find_tenant if has_tenants else owner_as_tenant
+    cables = switch_settings.read_cabling(loaded.switches)
+    links = [LinkedPort(*cable, is_certain=True) for cable in cables]
+    return _Site(ClaimedGpus(tenant_of, pods), loaded.diagnosis.thresholds, links)
+
+
+def _time(text: str, default: int) -> int:
+    try:
+        return timestamps.parse_timestamp(text) if text else default
+    except timestamps.TimestampError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _render(diagnosis: ClusterDiagnosis, form: str) -> Iterator[str]:
+    groups = diagnosis.groups or PeerGroups(diagnosis.devices)
+    incidents = sorted(diagnosis.tracker.incidents, key=lambda incident: incident.detected_ns)
+    seconds = float(SLOT_SECONDS * WINDOW_SLOTS)
+    for incident in incidents:
+        document = incident_document(incident, diagnosis.devices, groups, seconds)
+        if form == "json":
+            yield msgspec.json.encode(document).decode()
+        else:
+            _, jobs = victims_of(incident, diagnosis.devices)
+            yield from describe(document, len(incident.victim_nics), len(jobs))
+    if form == "text" and not incidents:
+        yield "no incidents"
+
+
+# Captures ----------------------------------------------------------------------------------------
+
+
+def _diagnose_captures(directory: Path, site: _Site) -> ClusterDiagnosis:
+    found = node_clocks.find_captures(directory)
+    clocks = read_arrivals(directory / "arrivals.csv", [each.start_ns for each in found])
+    captures = node_clocks.align_captures(found, clocks)
+    start_ns = min(each.start_ns for each in captures)
+    diagnosis, slots = _new_diagnosis(start_ns, max(each.end_ns for each in captures), site)
+    for envelopes in _replay(captures, _agent_options(directory / "agent.toml")):
+        _add(diagnosis, clocks, _NodeFrames(envelopes, lambda _: None))
+    if not diagnosis.devices.nodes:
+        message = f"no frames in the captures of {directory}: expected at least one moment"
+        raise DiagnoseError(message)
+    _add_receipts(diagnosis, clocks)
+    diagnosis.has_captures = True
+    _evaluate(diagnosis, slots)
+    return diagnosis
+
+
+def _agent_options(config: Path) -> Sequence[str]:
+    """Return the option for the settings of the agents beside the captures. Raises DiagnoseError."""
+    if not config.exists():
+        return ()
+    try:
+        capture.check_regular_file(config)
+    except OSError as error:
+        message = f"cannot read {config}: {error.strerror}"
+        raise DiagnoseError(message) from error
+    return "--config", str(config)
+
+
+def _new_diagnosis(start_ns: int, end_ns: int, site: _Site) -> tuple[ClusterDiagnosis, int]:
+    """Return a diagnosis of a range of time, and the number of its slots. Raises DiagnoseError."""
+    first_ns, slots = node_clocks.slots_of(start_ns, end_ns)
+    if slots > node_clocks.MAX_SLOTS:
+        raise node_clocks.range_error(start_ns, end_ns)
+    diagnosis = ClusterDiagnosis(first_ns, slots, site.claims, site.thresholds)
+    diagnosis.switches.set_links(site.links, first_ns)
+    diagnosis.begin(slots - 1)
+    return diagnosis, slots
+
+
+def _evaluate(diagnosis: ClusterDiagnosis, slots: int) -> None:
+    diagnosis.arrange()
+    for slot in range(slots):
+        diagnosis.evaluate(slot)
+
+
+def _add(diagnosis: ClusterDiagnosis, clocks: NodeClocks, frames: _NodeFrames) -> None:
+    """Add the frames of nodes; warn of batches without a schema, or that contradict it."""
+    schemas: dict[bytes, WireSchema] = {}
+    skipped: dict[str, list[str]] = defaultdict(list)
+    for envelope in frames.envelopes:
+        clock = clocks.clock(envelope.node)
+        schemas |= {schema_hash(schema): schema for schema in envelope.schemas}
+        for batch in envelope.batches:
+            used = schemas.get(batch.schema) or frames.find_schema(batch.schema)
+            if used is None or not _fits(batch, used):
+                skipped[envelope.node].append(batch.stream)
+                continue
+            schemas[batch.schema] = used
+            diagnosis.add(envelope.node, envelope.run, batch, schemas.__getitem__, clock)
+    for node, sources in skipped.items():
+        warn(
+            f"ignored {len(sources)} batches of node {node!r}, the first is of source {sources[0]!r}: "
+            "expected batches with a valid schema"
+        )
+
+
+def _fits(batch: Batch, schema: WireSchema) -> bool:
+    """True if the lengths of a batch are those of its schema."""
+    try:
+        check_batch(batch, sum(len(group.entities) for group in schema.groups), MAX_ROWS)
+    except WireError:
+        return False
+    return True
+
+
+def _add_receipts(diagnosis: ClusterDiagnosis, clocks: NodeClocks) -> None:
+    """Add the arrivals, or the samples in their place."""
+    diagnosis.has_receipts = bool(clocks.receipts)
+    for receipt in clocks.receipts:
+        diagnosis.add_receipt(receipt)
+    if not clocks.receipts:
+        for node, slots in diagnosis.readings.sample_slots.items():
+            for slot in slots:
+                diagnosis.add_receipt(Receipt(diagnosis.end_of(slot) - 1, node))
+
+
+def _replay(captures: Sequence[CaptureRange], options: Sequence[str]) -> Iterator[list[Envelope]]:
+    """Yield the envelopes of a few captures at a time, replayed in one process for each core."""
+    cores = len(os.sched_getaffinity(0))
+    size = min(-(-len(captures) // cores), MAX_CAPTURES_PER_PROCESS)
+    directories = [capture.directory for capture in captures]
+    parts = [directories[first : first + size] for first in range(0, len(captures), size)]
+    with ThreadPoolExecutor(min(cores, len(parts))) as pool:
+        yield from pool.map(lambda part: replay_captures(part, options), parts)
+
+
+def replay_captures(
+    directories: Sequence[Path], options: Sequence[str] = (), program: Sequence[str] = ()
+) -> list[Envelope]:
+    """Return the frames of captures; those before the damage of a damaged one, of which it warns.
+
+    After an unexpected end, such as one for lack of memory, each capture is replayed in a process of its own: only
+    those that end it again are left out. Raises DiagnoseError for invalid settings of the agents.
+    """
+    try:
+        return _replay_in_one_process(directories, options, program)
+    except subprocess.SubprocessError as error:
+        if len(directories) == 1:
+            warn(
+                f"cannot replay {directories[0]}: {error}; the capture is left out; "
+                f"fix: see the error of `railscope agent replay {directories[0]}`"
+            )
+            return []
+    return [each for path in directories for each in replay_captures([path], options, program)]
+
+
+def _replay_in_one_process(
+    directories: Sequence[Path], options: Sequence[str], program: Sequence[str]
+) -> list[Envelope]:
+    """Return the frames of captures.
+
+    Raises SubprocessError after an unexpected end of the process, and DiagnoseError for invalid settings of the agents.
+    """
+    names = [argument for name in REPLAYED_SOURCES for argument in ("--source", name)]
+    names += [argument for name in REPLAYED_METRICS for argument in ("--metric", name)]
+    # The replay ends with this process, for example if that is stopped by a signal.
+    child = (sys.executable, "-P", "-m", "railscope.child_process", str(os.getpid()))
+    command = [
+        *(program or child),
+        "agent",
+        "replay",
+        *options,
+        *names,
+        "--",
+        *map(str, directories),
+    ]
+    finished = subprocess.run(command, capture_output=True, check=False)  # noqa: S603 - own program
+    problems = finished.stderr.decode(errors="replace").splitlines()
+    status, last = finished.returncode, problems[-1] if problems else ""
+    if status == _USAGE_STATUS:
+        message = f"cannot replay the captures: {_PREFIX.sub('', last)}"
+        raise DiagnoseError(message)
+    if status not in {0, capture.DAMAGED_STATUS}:
+        message = f"exit status {status}: {last}"
+        if status < 0:
+            message = f"ended by signal {-status} ({signal.strsignal(-status)})"
+        raise subprocess.SubprocessError(message)
+    try:
+        envelopes = list(_records(finished.stdout))
+    except WireError as error:
+        message = f"invalid frames: {error}"
+        raise subprocess.SubprocessError(message) from error
+    for line in problems:
+        warn(_PREFIX.sub("", line))
+    return envelopes
+
+
+def _records(stream: bytes) -> Iterator[Envelope]:
+    """Yield the envelopes of a replay. Raises WireError."""
+    position = 0
+    while position < len(stream):
+        end = position + _LENGTH_BYTES
+        length = int.from_bytes(stream[position:end], "little")
+        yield unpack(stream[end : end + length], MAX_ENVELOPE_BYTES)
+        position = end + length
+
+
+# Frame log ---------------------------------------------------------------------------------------
+
+
+def _diagnose_frame_log(state: Path, span: tuple[int, int], site: _Site) -> ClusterDiagnosis:
+    """Diagnose a range of a collector's frame log. Raises DiagnoseError."""
+    if not (state / "frames").is_dir():
+        message = f"no frame log in {state}: expected a collector's state directory with `frames`"
+        raise DiagnoseError(message)
+    files = SchemaFiles(state / "schemas")
+    known_schemas = {}
+    if (state / "schemas").is_dir():
+        for content in files.open():
+            if content:
+                schema = decode_schema(content)
+                known_schemas[schema_hash(schema)] = schema
+    # The log is read twice, as its frames may need more memory than there is.
+    segments = segment_files.segment_numbers(state / "frames")
+    clocks, earliest = NodeClocks(), dict[str, int]()
+    for record in _frame_records(state / "frames", segments, *span):
+        clocks.add(record.node, record.sent.wall_ns, record.received_wall_ns)
+        for batch in unpack(record.body, MAX_ENVELOPE_BYTES).batches:
+            wall_ns = batch.wall_ns[0]
+            earliest[record.node] = min(earliest.get(record.node, wall_ns), wall_ns)
+    if not clocks.receipts:
+        message = f"no frames in {state} in this range: expected at least one"
+        raise DiagnoseError(message)
+    received = [receipt.received_ns for receipt in clocks.receipts]
+    first_ns, last_ns = min(received), max(received)
+    # Frames of a spool are older than their receipt; times of a wrong clock must not extend the range.
+    sampled_ns = [clocks.clock(node)(wall_ns) for node, wall_ns in earliest.items()]
+    start_ns = min(first_ns, max(min(sampled_ns, default=first_ns), first_ns - MAX_BACKLOG_NS))
+    diagnosis, slots = _new_diagnosis(start_ns, last_ns, site)
+    records = _frame_records(state / "frames", segments, span[0], last_ns)
+    envelopes = (unpack(record.body, MAX_ENVELOPE_BYTES) for record in records)
+    _add(diagnosis, clocks, _NodeFrames(envelopes, known_schemas.get))
+    _add_receipts(diagnosis, clocks)
+    diagnosis.has_captures = True
+    _evaluate(diagnosis, slots)
+    return diagnosis
+
+
+def _frame_records(
+    frames: Path, segments: Iterable[int], from_ns: int, to_ns: int
+) -> Iterator[segment_files.FrameRecord]:
+    """Yield the records of a range; warn of a segment that the collector has deleted meanwhile."""
+    stats = segment_files.FrameLogStats()
+    for number in segments:
+        try:
+            path = segment_files.segment_path(frames, number)
+            for _, record in segment_files.read_segment(path, stats):
+                if from_ns <= record.received_wall_ns <= to_ns:
+                    yield record
+        except FileNotFoundError:
+            warn(
+                f"segment {number} of {frames} was deleted while the log was read: its frames are missing"
+            )

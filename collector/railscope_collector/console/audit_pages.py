@@ -1,0 +1,226 @@
+"""Models of the pages about the audit log: its state, its records, and the proof of one record."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, TypeVar
+
+import msgspec
+
+from railscope.audit import record as audit_record, signed_note
+from railscope.timestamps import SECOND_NS
+from railscope_collector.audit import tiles
+from railscope_collector.audit.housekeeping_files import CosignedCheckpoint
+from railscope_collector.console import PageProblemError, page_table
+from railscope_collector.http import audit_api, web_server
+
+PAGE_RECORDS = 50
+MAX_WITNESSES = 100
+UNREADABLE = "cannot read the audit log; fix: run `railscope audit verify` on the collector's state directory"
+_TREE_LINES = 3
+ResultT = TypeVar("ResultT")
+
+
+class WitnessRow(msgspec.Struct, frozen=True):
+    """The newest checkpoint that a node has cosigned."""
+
+    node: str
+    size: int
+    time_ns: int
+    """Time of the cosignature; 0 if it is not valid."""
+    key: str
+
+
+class AuditHealth(msgspec.Struct, frozen=True):
+    """State of the whole log, which a tenant does not see."""
+
+    records: int
+    unsigned: int
+    stop_reason: str
+    """Reason why nothing is signed any more; empty if records are signed."""
+    is_valid: bool | None
+    """Result of the last verification by the collector itself; null before the first."""
+    valid_age_seconds: float | None
+    witnesses: tuple[WitnessRow, ...]
+    """Those with the newest checkpoints."""
+    witness_count: int
+
+
+class AuditRecordRow(msgspec.Struct, frozen=True):
+    """One record in the list."""
+
+    index: int
+    time_ns: int
+    type: str
+    actor: str
+    outcome: str
+    subject: str
+    tenant: str
+    """The only tenant that it names."""
+
+
+class AuditModel(msgspec.Struct, frozen=True):
+    """State of the log, and some records."""
+
+    origin: str
+    size: int
+    """Signed records."""
+    root: str
+    checkpoint: str
+    """Signed note."""
+    key: str
+    start: int
+    rows: tuple[AuditRecordRow, ...]
+    newer: int | None
+    """First record of the next page; null if there is none."""
+    older: int | None
+    tenant: str
+    """The only tenant of the list; empty for all."""
+    health: AuditHealth | None = None
+    read_problem: str = ""
+    """Reason why the last read of the log for its index failed."""
+
+
+class AuditRecordModel(msgspec.Struct, frozen=True):
+    """One record with its inclusion proof."""
+
+    index: int
+    size: int
+    row: AuditRecordRow
+    record: str
+    """Formatted JSON."""
+    leaf: str
+    withheld: tuple[str, ...]
+    """Fields that are omitted because they could name another party: then there is no proof."""
+    proof: str
+    """Proof in the format of `railscope audit check-proof`; empty for none."""
+    key: str
+
+
+@dataclass(slots=True)
+class AuditPages:
+    """Models from the signed log; `health` returns the state of its components."""
+
+    entries: audit_api.SignedEntries
+    read_pool: web_server.ReadPool
+    health: Callable[[], AuditHealth]
+
+    def models(self) -> page_table.PageModels:
+        """Return the functions by name of the page."""
+        return {"audit": self._audit, "audit_record": self._record}
+
+    async def _read(self, request: page_table.PageRequest, work: Callable[[], ResultT]) -> ResultT:
+        """Return the result of reading the log. Raises PageProblemError."""
+        try:
+            return await self.read_pool.read(request.credential, work)
+        except audit_api.IndexBehindError as error:
+            text = f"{error}; try again"
+        except FileNotFoundError:
+            text = signed_note.NOTHING_SIGNED
+        except (tiles.MissingEntriesError, tiles.ArchivedEntriesError):
+            text = audit_api.ARCHIVE_UNREADABLE
+        except (OSError, ValueError):
+            text = UNREADABLE
+        raise PageProblemError(HTTPStatus.SERVICE_UNAVAILABLE, text)
+
+    async def _audit(self, request: page_table.PageRequest) -> AuditModel:
+        tenant = request.tenant or request.query.tenant or None
+
+        def make() -> AuditModel:
+            note, tiles = self.entries.read_checkpoint()
+            start = request.query.start
+            if start is None:
+                start = max(0, tiles.size - PAGE_RECORDS) if tenant is None else 0
+            is_own = request.tenant is not None
+            selection = audit_api.EntrySelection(start, PAGE_RECORDS, tenant, is_own)
+            selected = self.entries.select(selection)
+            checkpoint = signed_note.read_checkpoint(note, self.entries.key)
+            return AuditModel(
+                origin=checkpoint.origin,
+                size=checkpoint.tree.size,
+                root=base64.b64encode(checkpoint.tree.root).decode(),
+                checkpoint=note,
+                key=str(self.entries.key),
+                start=start,
+                rows=tuple(map(_row, selected["entries"])),
+                newer=selected["next"],
+                older=max(0, start - PAGE_RECORDS) if start else None,
+                tenant=tenant or "",
+                health=None if is_own else self.health(),
+                read_problem="" if is_own else self.entries.problem,
+            )
+
+        return await self._read(request, make)
+
+    async def _record(self, request: page_table.PageRequest) -> AuditRecordModel:
+        number = request.parts["index"]
+        unknown = PageProblemError(HTTPStatus.NOT_FOUND, "unknown record, or access denied")
+        if not signed_note.SIZE.fullmatch(number):
+            raise unknown
+        index = int(number)
+
+        def make() -> AuditRecordModel | None:
+            is_own = request.tenant is not None
+            selection = audit_api.EntrySelection(index, 1, request.tenant, is_own)
+            selected = self.entries.select(selection)
+            entry = next((each for each in selected["entries"] if each["index"] == index), None)
+            if entry is None:
+                return None
+            return AuditRecordModel(
+                index=index,
+                size=selected["size"],
+                row=_row(entry),
+                record=msgspec.json.format(msgspec.json.encode(entry["record"]), indent=2).decode(),
+                leaf=entry["leaf"],
+                withheld=tuple(entry.get("withheld", ())),
+                proof=self.entries.make_proof(index, request.tenant) or "",
+                key=str(self.entries.key),
+            )
+
+        model = await self._read(request, make)
+        if model is None:
+            raise unknown
+        return model
+
+
+def _row(entry: Mapping[str, Any]) -> AuditRecordRow:
+    record = msgspec.convert(_plain(entry["record"]), audit_record.AuditRecord)
+    subject = " ".join(filter(None, (record.obj.node, record.obj.gpu, record.obj.slot)))
+    return AuditRecordRow(
+        index=entry["index"],
+        time_ns=int(record.t),
+        type=record.type,
+        actor=f"{record.actor.kind} {record.actor.id}",
+        outcome=record.out,
+        subject=subject,
+        tenant=audit_api.sole_tenant(record),
+    )
+
+
+def _plain(record: object) -> object:
+    return msgspec.json.decode(record) if isinstance(record, msgspec.Raw) else record
+
+
+def witness_rows(
+    cosigned: Mapping[str, CosignedCheckpoint],
+) -> tuple[WitnessRow, ...]:
+    """Return the witnesses with the newest checkpoints; their cosignatures are verified again."""
+    newest = sorted(cosigned.items(), key=lambda item: (-_size(item[1].note), item[0]))
+    rows = []
+    for node, checkpoint in newest[:MAX_WITNESSES]:
+        try:
+            seconds = checkpoint.seconds()
+        except signed_note.NoteError:
+            seconds = 0
+        size = _size(checkpoint.note)
+        rows.append(WitnessRow(node, size, seconds * SECOND_NS, checkpoint.key))
+    return tuple(rows)
+
+
+def _size(note: str) -> int:
+    """Return the size in the text of a checkpoint; 0 if it has none."""
+    lines = note.split("\n", _TREE_LINES)
+    return int(lines[1]) if len(lines) > 1 and signed_note.SIZE.fullmatch(lines[1]) else 0

@@ -1,0 +1,417 @@
+"""Routes of the web console: pages, their JSON twins, static files, sign-in, and errors as pages for browsers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from http import HTTPStatus
+from urllib.parse import parse_qsl, quote, urlsplit
+
+import msgspec
+from aiohttp import web
+
+from railscope import __version__
+from railscope.service import run_in_thread
+from railscope_collector.access import authentication, credentials as access
+from railscope_collector.console import (
+    PageProblemError,
+    audit_pages,
+    billing_pages,
+    device_pages,
+    fleet_pages,
+    history_pages,
+    incident_pages,
+    job_pages,
+    page_rendering,
+    page_table,
+    switch_pages,
+    tenant_pages,
+)
+from railscope_collector.console.page_cache import PageCache, RenderedContent
+from railscope_collector.http import access_control, audit_api, billing_api, read_api, web_server
+from railscope_collector.ledger.membership import ClusterExtent
+
+REFRESH_SECONDS = 5
+MAX_FORM_BYTES = 8192
+SECURITY_HEADERS: Mapping[str, str] = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
+    " connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none';"
+    " require-trusted-types-for 'script'; trusted-types railscope",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+_STATIC_HEADERS = {**SECURITY_HEADERS, "Cache-Control": "public, max-age=31536000, immutable"}
+_PRIVATE = {**SECURITY_HEADERS, "Cache-Control": "no-store"}
+_MACHINE_PATHS = ("/api/v1/", "/v1/", "/metrics", "/-/", "/static/")
+_LOCAL_PAGES = frozenset({
+    "statements", "statement", "billing", "billing_period", "reconciliation", "audit", "audit_record", "railscope",
+    "runbook", "api",
+})  # fmt: skip
+CLUSTER_PAGES = frozenset(page.name for page in page_table.PAGES) - _LOCAL_PAGES
+"""Pages that follow from the frames of nodes: of several collectors, the head shows those of all."""
+PLAIN_HTTP = (
+    "signing in needs TLS: over plain HTTP it is possible on the collector's own machine only; fix: set"
+    " tls.certificate_file and tls.key_file, or forward a port: ssh -L 9470:localhost:9470 COLLECTOR,"
+    " and open http://localhost:9470"
+)
+NOT_SAME_ORIGIN = (
+    "the form was sent by another site; fix: open the sign-in page and send it from there"
+)
+NO_PAGES = "credentials of nodes have no pages; fix: use a token of an operator, auditor, finance or tenant"
+
+
+@dataclass(slots=True)
+class Console:
+    """Handlers of the console. `models` makes the content of each page."""
+
+    authorizer: access_control.RequestAuthorizer
+    models: page_table.PageModels
+    version: Callable[[], Hashable]
+    """Identity of the current data: a page is made again when it changes."""
+    wall_ns: Callable[[], int]
+    grafana_url: str = ""
+    """Base URL of Grafana; empty for none."""
+    extent: Callable[[], ClusterExtent | None] = lambda: None
+    """Returns the collectors whose nodes the pages contain; None for those of one collector."""
+    _cache: PageCache[RenderedContent] = field(default_factory=PageCache)
+    _sign_ins: access_control.FailureThrottle = field(
+        default_factory=access_control.FailureThrottle
+    )
+    """Limits the sign-ins of one credential, each of which is a record."""
+
+    def __post_init__(self) -> None:
+        """Let the authorizer answer browsers with pages. Raises ValueError for a page without a model."""
+        names = {page.name for page in page_table.PAGES}
+        if names != set(self.models):
+            message = f"pages without a model, or models without a page: {sorted(names ^ set(self.models))}"
+            raise ValueError(message)
+        self.authorizer.browser_page = self.browser_page
+
+    @classmethod
+    def from_api(
+        cls,
+        authorizer: access_control.RequestAuthorizer,
+        api: read_api.ViewApi,
+        billing: billing_api.BillingApi,
+        audit: audit_api.AuditApi,
+        audit_health: Callable[[], audit_pages.AuditHealth],
+    ) -> Console:
+        """Return the console of a collector: its pages show what its API returns."""
+        history = history_pages.HistoryPages.from_api(api, billing.read_pool)
+        statements = billing_pages.BillingPages(billing.billing, billing.read_pool)
+        return cls(
+            authorizer,
+            {
+                **page_models(api),
+                **history.models(),
+                **switch_pages.SwitchPages(api, history.nodes, history.reading).models(),
+                **tenant_pages.TenantPages(api, statements).models(),
+                **statements.models(),
+                **audit_pages.AuditPages(audit.entries, audit.read_pool, audit_health).models(),
+            },
+            lambda: (api.views().timestamp_ns, api.incidents().timestamp_ns),
+            api.wall_ns,
+            extent=lambda: api.views().extent,
+        )
+
+    @property
+    def routes(self) -> tuple[access_control.Route, ...]:
+        """The routes of the collector, with those of the console."""
+        return (*access_control.ROUTES, *page_table.CONSOLE_ROUTES)
+
+    def handlers(self) -> access_control.RouteHandlers:
+        """Return the handlers by route name."""
+        found: dict[str, access_control.RouteHandler] = {
+            "static": self._static,
+            "sign_in_form": self._sign_in_form,
+            "sign_in": self._sign_in,
+            "sign_out": self._sign_out,
+        }
+        for page in page_table.PAGES:
+            for route, respond in zip(page.routes(), (self._page, self._twin), strict=True):
+                found[route.name] = partial(respond, page)
+        return found
+
+    # Pages ----------------------------------------------------------------------------------------
+
+    async def _page(
+        self, page: page_table.Page, request: web.Request, credential: access.Credential
+    ) -> web.StreamResponse:
+        try:
+            asked = self._parse_request(page, request, credential)
+            content = await self._content(asked, "html")
+        except PageProblemError as error:
+            return self._message(request, error.status, error.text, credential)
+        if "fragment" in request.query:
+            return _respond(request, content)
+        twin = page_table.TWIN_PREFIX + str(request.rel_url)
+        is_live = page.is_live and not getattr(asked.query, "at", "")
+        shell = self._shell(request, credential, asked.title, twin=twin, is_live=is_live)
+        shell["dashboard"] = asked.dashboard()
+        shell["content"] = content.body
+
+        def render() -> RenderedContent:
+            return RenderedContent.from_body(page_rendering.render("shell.html", **shell))
+
+        return _respond(request, await run_in_thread(render))
+
+    async def _twin(
+        self, page: page_table.Page, request: web.Request, credential: access.Credential
+    ) -> web.StreamResponse:
+        try:
+            content = await self._content(self._parse_request(page, request, credential), "json")
+        except PageProblemError as error:
+            return access_control.json_error(error.status, error.text, SECURITY_HEADERS)
+        return _respond(request, content, "application/json")
+
+    def _parse_request(
+        self, page: page_table.Page, request: web.Request, credential: access.Credential
+    ) -> page_table.PageRequest:
+        query, parts = page_table.parse_query(page, request.query), dict(request.match_info)
+        at, ends_now = getattr(query, "at", ""), request.query.get("to") == "now"
+        if at and (ends_now or history_pages.parse_moment("at", at) > self.wall_ns()):
+            # From a link of Grafana, whose range ends now by the browser's clock: the present.
+            query = msgspec.structs.replace(query, at="")
+        return page_table.PageRequest(page, credential, parts, query, self.grafana_url)
+
+    async def _content(self, asked: page_table.PageRequest, form: str) -> RenderedContent:
+        """Return the content of a page in a form, from the cache while the data is the same."""
+        parts, query = tuple(asked.parts.items()), msgspec.json.encode(asked.query)
+        key = (asked.page.name, form, parts, query, asked.scope, self.version())
+        return await self._cache.get(
+            key, lambda: self._make(asked, form), reads_storage=asked.page.reads_storage
+        )
+
+    async def _make(self, asked: page_table.PageRequest, form: str) -> RenderedContent:
+        model = await self.models[asked.page.name](asked)
+        extent = self.extent() if asked.page.name in CLUSTER_PAGES else None
+        if extent and asked.credential.role is access.Role.TENANT:
+            extent = extent.for_tenant()
+
+        def render() -> RenderedContent:
+            if form == "json":
+                encoded = msgspec.json.encode(model)
+                encoded = extent.add_to(encoded) if extent else encoded
+                return RenderedContent.from_body(encoded.decode())
+            is_moment = isinstance(model, incident_pages.MomentModel)
+            template = "moment.html" if is_moment else f"{asked.page.name}.html"
+            content = page_rendering.render(template, model=model, request=asked)
+            if extent:
+                content = page_rendering.render("extent.html", extent=extent) + content
+            return RenderedContent.from_body(content)
+
+        return await run_in_thread(render)
+
+    async def _static(self, request: web.Request, _: access.Credential) -> web.Response:
+        found = page_rendering.STATIC_FILES.get(request.path)
+        if found is None:
+            return web.Response(status=404, text="unknown file\n", headers=_PRIVATE)
+        return web.Response(
+            body=found.content,
+            content_type=found.content_type,
+            charset="utf-8",
+            headers=_STATIC_HEADERS,
+        )
+
+    def _shell(
+        self,
+        request: web.Request,
+        credential: access.Credential | None,
+        title: str,
+        *,
+        twin: str = "",
+        is_live: bool = False,
+    ) -> dict[str, object]:
+        """Return the values of the frame around each page."""
+        sessions = self.authorizer.sessions
+        has_session = sessions.find(access_control.session_cookie(request)) is not None
+        query = {name: text for name, text in request.query.items() if name != "at"}
+        return {
+            "title": title,
+            "menu": list(page_table.menu(credential.role)) if credential else [],
+            "here": request.path,
+            "label": credential.label if credential and credential is not access.ANYONE else "",
+            "is_anonymous": credential is access.ANYONE,
+            "has_session": has_session,
+            "twin": twin,
+            "dashboard": "",
+            "fragment": str(request.rel_url.with_query(query | {"fragment": "1"}))
+            if is_live
+            else "",
+            "refresh_seconds": REFRESH_SECONDS,
+            "version": __version__,
+        }
+
+    def _message(
+        self,
+        request: web.Request,
+        status: HTTPStatus,
+        text: str,
+        credential: access.Credential | None,
+    ) -> web.Response:
+        """Return a page that states a problem."""
+        shell = self._shell(request, credential, status.phrase)
+        content = page_rendering.render("message.html", status=status, text=text)
+        body = page_rendering.render("shell.html", **shell, content=content)
+        return web.Response(status=status, text=body, content_type="text/html", headers=_PRIVATE)
+
+    def browser_page(
+        self,
+        request: web.Request,
+        status: HTTPStatus,
+        text: str,
+        credential: access.Credential | None,
+    ) -> web.Response | None:
+        """Return the page for a browser of an answer without content; None for other clients."""
+        is_page = not request.path.startswith(_MACHINE_PATHS)
+        if not is_page or "text/html" not in request.headers.get("Accept", ""):
+            return None
+        if status is not HTTPStatus.UNAUTHORIZED:
+            return self._message(request, status, text, credential)
+        target = page_table.local_target(str(request.rel_url))
+        if request.headers.get("Sec-Fetch-Site") == "cross-site" and target:
+            # After a link on another site the browser omits the session's cookie, until this page follows it.
+            body = page_rendering.render("follow.html", target=target)
+            return web.Response(text=body, content_type="text/html", headers=_PRIVATE)
+        query = f"?next={quote(target, safe='')}" if target not in {"", "/"} else ""
+        return _redirect(page_table.SIGN_IN + query)
+
+    # Sign-in --------------------------------------------------------------------------------------
+
+    async def _sign_in_form(self, request: web.Request, _: access.Credential) -> web.Response:
+        return self._form(request, HTTPStatus.OK)
+
+    def _form(self, request: web.Request, status: HTTPStatus, problem: str = "") -> web.Response:
+        is_possible = bool(access_control.cookie_name(request))
+        content = page_rendering.render(
+            "sign_in.html",
+            target=page_table.local_target(request.query.get("next", "")),
+            problem=problem or ("" if is_possible else PLAIN_HTTP),
+            is_possible=is_possible,
+            is_open=self.authorizer.allow_anonymous_read,
+        )
+        shell = self._shell(request, None, "Sign in")
+        body = page_rendering.render("shell.html", **shell, content=content)
+        return web.Response(status=status, text=body, content_type="text/html", headers=_PRIVATE)
+
+    async def _sign_in(self, request: web.Request, _: access.Credential) -> web.Response:
+        authorizer, cookie = self.authorizer, access_control.cookie_name(request)
+        rejected = authentication.AuthenticationResult(None, "sign-in from another site")
+        if not _is_same_origin(request):
+            authorizer.record_failure(request, None, rejected)
+            return self._form(request, HTTPStatus.FORBIDDEN, NOT_SAME_ORIGIN)
+        if not cookie:
+            rejected = authentication.AuthenticationResult(None, "sign-in without TLS")
+            authorizer.record_failure(request, None, rejected)
+            return self._form(request, HTTPStatus.FORBIDDEN, PLAIN_HTTP)
+        form = await _read_form(request)
+        result = authentication.authenticate_token(
+            authorizer.credentials(), form.get("token", "").strip(), authorizer.wall_ns()
+        )
+        if result.credential and result.credential.role in {
+            access.Role.NODE,
+            access.Role.COLLECTOR,
+        }:
+            reason = access_control.WRONG_ROLE
+            result = authentication.AuthenticationResult(
+                None, reason, result.key, result.credential
+            )
+        credential, key = result.credential, result.key
+        if credential is None or key is None:
+            if authorizer.record_failure(request, None, result):
+                text = access_control.TOO_MANY_FAILURES
+                return self._form(request, HTTPStatus.TOO_MANY_REQUESTS, text)
+            texts = {
+                access_control.WRONG_ROLE: NO_PAGES,
+                authentication.EXPIRED: "the token has expired",
+            }
+            problem = texts.get(
+                result.reason, "unknown token: expected one that the tokens file lists"
+            )
+            return self._form(request, HTTPStatus.FORBIDDEN, problem)
+        if self._sign_ins.count_failure(credential.label, authorizer.sessions.monotonic()):
+            text = "too many sign-ins with this credential"
+            return self._form(request, HTTPStatus.TOO_MANY_REQUESTS, text)
+        authorizer.trail.record_session(credential, key, request.remote or "", "sign_in")
+        authorizer.sessions.close(access_control.session_cookie(request))
+        first = page_table.first_page(credential.role)
+        target = page_table.local_target(form.get("next", "")) or (first.path if first else "/")
+        response = _redirect(target)
+        response.set_cookie(
+            cookie,
+            authorizer.sessions.open(key),
+            secure=request.secure,
+            httponly=True,
+            samesite="Strict",
+            path="/",
+        )
+        return response
+
+    async def _sign_out(self, request: web.Request, _: access.Credential) -> web.Response:
+        if not _is_same_origin(request):
+            text = NOT_SAME_ORIGIN
+            return self._message(request, HTTPStatus.FORBIDDEN, text, None)
+        authorizer, cookie = self.authorizer, access_control.cookie_name(request)
+        key = authorizer.sessions.close(access_control.session_cookie(request))
+        entry = authorizer.credentials().entries.get(key) if key else None
+        if key and entry:
+            address = request.remote or ""
+            authorizer.trail.record_session(entry.credential, key, address, "sign_out")
+        response = _redirect(page_table.SIGN_IN)
+        if cookie:
+            response.del_cookie(
+                cookie, path="/", secure=request.secure, httponly=True, samesite="Strict"
+            )
+        return response
+
+
+def page_models(api: read_api.ViewApi) -> page_table.PageModels:
+    """Return the models of the pages about the cluster, by name of the page."""
+    incidents = incident_pages.IncidentPages(api)
+    models = {
+        **fleet_pages.FleetPages(api).models(),
+        **device_pages.DevicePages(api).models(),
+        **incidents.models(),
+        **job_pages.JobPages(api).models(),
+    }
+    names = ("overview", "node", "rail", "job")
+    past = {name: partial(incidents.at_moment, models[name]) for name in names}
+    return models | past
+
+
+def _respond(
+    request: web.Request, content: RenderedContent, content_type: str = "text/html"
+) -> web.Response:
+    """Return a content, or 304 if the client has it."""
+    headers = {**_PRIVATE, "ETag": content.tag}
+    if content.tag in request.headers.get("If-None-Match", ""):
+        return web.Response(status=HTTPStatus.NOT_MODIFIED, headers=headers)
+    body = content.encoded
+    if content.compressed and web_server.accepts_gzip(request):
+        body, headers["Content-Encoding"] = content.compressed, "gzip"
+    return web.Response(body=body, content_type=content_type, charset="utf-8", headers=headers)
+
+
+def _redirect(target: str) -> web.Response:
+    return web.Response(status=HTTPStatus.SEE_OTHER, headers={**_PRIVATE, "Location": target})
+
+
+def _is_same_origin(request: web.Request) -> bool:
+    """True if a form was sent by a page of this server, or by no browser."""
+    site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
+    if site is not None:
+        return site == "same-origin"
+    return origin is None or urlsplit(origin).netloc == request.host
+
+
+async def _read_form(request: web.Request) -> dict[str, str]:
+    """Return the fields of a form; none if it is too large or invalid."""
+    body = await request.content.read(MAX_FORM_BYTES + 1)
+    while 0 < len(body) <= MAX_FORM_BYTES and (more := await request.content.read(MAX_FORM_BYTES)):
+        body += more
+    try:
+        fields = parse_qsl(body[: MAX_FORM_BYTES + 1].decode(), max_num_fields=8)
+    except ValueError:
+        return {}
+    return dict(fields) if len(body) <= MAX_FORM_BYTES else {}

@@ -1,0 +1,325 @@
+"""Models of the pages about the whole: overview, list of nodes, Railscope itself, list of the API's routes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from railscope.catalog import collector as catalog
+from railscope.catalog.agent import GOVERNOR_EVENT
+from railscope.catalog.incidents import EVALUATION_TIME
+from railscope.service import run_in_thread
+from railscope.timestamps import SECOND_NS
+from railscope_collector.console import incident_pages, page_table, rail_grid, recent_events
+from railscope_collector.diagnosis import entity_states
+from railscope_collector.diagnosis.incident_report import count_text
+from railscope_collector.fleet.view_cells import ViewCell, label_names
+from railscope_collector.http.access_control import ROUTES
+from railscope_collector.http.incidents_api import visible_incidents, visible_jobs
+from railscope_collector.http.read_api import ViewApi
+from railscope_collector.view_refresh import CollectorViews
+
+MAX_WORST, MAX_EVENTS, MAX_INCIDENTS, MAX_NAMED = 20, 20, 10, 10
+MAX_VALUES = 300
+NOT_COMPUTED = "the views have not been computed yet"
+
+
+class NodeCounts(msgspec.Struct, frozen=True):
+    """Nodes by state."""
+
+    total: int
+    failed: int
+    unknown: int
+    degraded: int
+    healthy: int
+    gpus: int
+
+
+class DataState(msgspec.Struct, frozen=True):
+    """Completeness of the picture; ages are null while no node has reported."""
+
+    newest_seconds: float | None
+    oldest_seconds: float | None
+    """Age of the newest frame of the node that is silent longest."""
+    stale_nodes: tuple[str, ...]
+    """The first ones."""
+    stale_count: int
+    missing_frames: int
+    missing_nodes: tuple[str, ...]
+    """The nodes with most missing frames."""
+    refresh_seconds: float
+    """Time that the last refresh of the views took."""
+
+
+class OverviewModel(msgspec.Struct, frozen=True):
+    """First page. What a tenant may not see is null."""
+
+    timestamp_ns: int
+    summary: str
+    """State in one line of words."""
+    since_ns: int | None
+    running_jobs: int | None
+    """Null while the claims of GPUs are not known."""
+    touched_jobs: int
+    """Running jobs that open incidents touch."""
+    ended_jobs: int
+    """Jobs that open incidents touched, and that no longer run."""
+    touched_tenants: tuple[str, ...]
+    touched_tenant_count: int
+    diagnosis_ns: int
+    """Time of the last evaluation of incidents; 0 for none."""
+    problem: str
+    """Reason why the incidents are not those of now; empty if they are."""
+    incidents: tuple[incident_pages.IncidentRow, ...]
+    open_incidents: int
+    nodes: NodeCounts | None = None
+    data: DataState | None = None
+    grid: rail_grid.RailGrid | None = None
+    worst: tuple[entity_states.NodeRow, ...] = ()
+    events: tuple[recent_events.EventRow, ...] = ()
+
+
+class NodesModel(msgspec.Struct, frozen=True):
+    """One page of the list of nodes, worst first."""
+
+    timestamp_ns: int
+    query: page_table.NodesQuery
+    counts: NodeCounts
+    rows: tuple[entity_states.NodeRow, ...]
+    found: int
+    pages: int
+
+
+class OwnValue(msgspec.Struct, frozen=True):
+    """One value of Railscope's own metrics; labels in words."""
+
+    metric: str
+    labels: str
+    value: float
+
+
+class OwnModel(msgspec.Struct, frozen=True):
+    """Railscope itself: its cost, the ages of its data, its gaps, and what the governors of agents did.
+
+    Of a value that is not known there is none: null.
+    """
+
+    timestamp_ns: int
+    diagnosis_ns: int
+    read_only: str
+    """Reason why no frame is accepted; empty if frames are accepted."""
+    refresh_seconds: float
+    evaluation_seconds: float | None
+    max_agent_cpu_ratio: float | None
+    max_agent_memory_bytes: float | None
+    log_bytes: float | None
+    missing_frames: int
+    missing: tuple[tuple[str, int], ...]
+    """Nodes with most missing frames."""
+    oldest: tuple[tuple[str, float], ...]
+    """Nodes with the oldest data: ages in seconds."""
+    rejected: tuple[OwnValue, ...]
+    """Rejected envelopes by reason."""
+    governor: tuple[recent_events.EventRow, ...]
+    values: tuple[OwnValue, ...]
+    omitted: int
+    """Values beyond the largest number."""
+
+
+class ApiRoute(msgspec.Struct, frozen=True):
+    """A route that the reader may read."""
+
+    name: str
+    path: str
+    is_linked: bool
+    """True if the path has no parts to fill in."""
+
+
+class ApiModel(msgspec.Struct, frozen=True):
+    """Routes of the API."""
+
+    routes: tuple[ApiRoute, ...]
+
+
+@dataclass(slots=True)
+class FleetPages:
+    """Models from what the API shows to the same reader."""
+
+    api: ViewApi
+
+    def models(self) -> page_table.PageModels:
+        """Return the functions by name of the page."""
+        return {
+            "overview": self._overview,
+            "nodes": self._nodes,
+            "railscope": self._railscope,
+            "api": self._api,
+        }
+
+    async def _overview(self, request: page_table.PageRequest) -> OverviewModel:
+        missing = Counter(dict(self.api.core.received.missing_of_nodes()))
+        return await run_in_thread(self._make_overview, request, missing)
+
+    def _make_overview(
+        self, request: page_table.PageRequest, missing: Counter[str]
+    ) -> OverviewModel:
+        views, table = self.api.views(), self.api.incidents()
+        visible = visible_incidents(table, request.credential)
+        roots = [each for each in visible if each.is_root]
+        urgent = [each for each in roots if each.document.severity != "info"]
+        touched = incident_pages.touched_jobs(visible)
+        tenants = sorted({tenant for tenant, _, _ in touched if tenant})
+        jobs, ended = None, 0
+        if views.jobs.timestamp_ns:
+            running = visible_jobs(views.jobs, request.credential)
+            jobs = len(running) + (views.jobs.suppressed if request.tenant is None else 0)
+            if not views.jobs.suppressed:
+                ended = len(touched.difference(job.key for job in running))
+        shown = [incident_pages.incident_row(each) for each in incident_pages.worst_first(roots)]
+        model = OverviewModel(
+            timestamp_ns=views.timestamp_ns,
+            summary="",
+            since_ns=min((each.onset_ns for each in urgent), default=None),
+            running_jobs=jobs,
+            touched_jobs=len(touched) - ended,
+            ended_jobs=ended,
+            touched_tenants=tuple(tenants[:MAX_NAMED]),
+            touched_tenant_count=len(tenants),
+            diagnosis_ns=table.timestamp_ns,
+            problem=entity_states.diagnosis_problem(table.timestamp_ns, self.api.wall_ns()),
+            incidents=tuple(shown[:MAX_INCIDENTS]),
+            open_incidents=len(shown),
+        )
+        if request.tenant is None:
+            rows = self.api.node_rows()
+            events = recent_events.event_rows(
+                self.api.core.events,
+                dict(self.api.core.fleet.nodes),
+                self.api.core.names_of,
+                MAX_EVENTS,
+            )
+            model = msgspec.structs.replace(
+                model,
+                nodes=count_nodes(rows),
+                data=_data_state(rows, views, missing),
+                grid=rail_grid.make_grid(rows),
+                worst=tuple(row for row in rows[:MAX_WORST] if row.state != entity_states.HEALTHY),
+                events=tuple(events),
+            )
+        return msgspec.structs.replace(model, summary=_summary(model, len(urgent)))
+
+    async def _nodes(self, request: page_table.PageRequest) -> NodesModel:
+        return await run_in_thread(self._make_nodes, request.query)
+
+    def _make_nodes(self, query: page_table.NodesQuery) -> NodesModel:
+        rows = self.api.node_rows()
+        found = [
+            row
+            for row in rows
+            if query.state in {"all", row.state} and query.name.lower() in row.name.lower()
+        ]
+        shown, pages = page_table.split_page(found, query.page)
+        timestamp_ns = self.api.views().timestamp_ns
+        return NodesModel(timestamp_ns, query, count_nodes(rows), shown, len(found), pages)
+
+    async def _railscope(self, _: page_table.PageRequest) -> OwnModel:
+        views = self.api.views()
+        cells = self.api.metrics.cells(views)
+        missing = Counter(dict(self.api.core.received.missing_of_nodes()))
+        return await run_in_thread(self._make_railscope, views, cells, missing)
+
+    def _make_railscope(
+        self, views: CollectorViews, cells: list[ViewCell], missing: Counter[str]
+    ) -> OwnModel:
+        core = self.api.core
+        agents = [cell for cell in views.cluster.cells if "_agent_" in cell.metric.name]
+        values = [_own_value(cell) for cell in (*agents, *cells)]
+        plain = {each.metric: each.value for each in values if not each.labels}
+        rejected = (each for each in values if each.metric == catalog.REJECTED.name)
+        ages = [
+            (row.name, row.age_seconds)
+            for row in self.api.node_rows()
+            if row.age_seconds is not None
+        ]
+        ages.sort(key=lambda each: each[1], reverse=True)
+        events = [each for each in core.events if each.event.name == GOVERNOR_EVENT.name]
+        nodes = dict(core.fleet.nodes)
+        return OwnModel(
+            timestamp_ns=views.timestamp_ns,
+            diagnosis_ns=self.api.incidents().timestamp_ns,
+            read_only=self.api.read_only,
+            refresh_seconds=views.duration_ns / SECOND_NS,
+            evaluation_seconds=plain.get(EVALUATION_TIME.name),
+            max_agent_cpu_ratio=plain.get("railscope_cluster_max_agent_cpu_use_ratio"),
+            max_agent_memory_bytes=plain.get("railscope_cluster_max_agent_resident_memory_bytes"),
+            log_bytes=plain.get(catalog.LOG_SIZE.name),
+            missing_frames=missing.total(),
+            missing=tuple(missing.most_common(MAX_NAMED)),
+            oldest=tuple(ages[:MAX_NAMED]),
+            rejected=tuple(each for each in rejected if each.value),
+            governor=tuple(recent_events.event_rows(events, nodes, core.names_of, MAX_EVENTS)),
+            values=tuple(values[:MAX_VALUES]),
+            omitted=max(len(values) - MAX_VALUES, 0),
+        )
+
+    async def _api(self, request: page_table.PageRequest) -> ApiModel:
+        role = request.credential.role
+        pages = (page.routes()[1] for page in page_table.PAGES)
+        return ApiModel(
+            tuple(
+                ApiRoute(route.name, route.path, "{" not in route.path)
+                for route in (*ROUTES, *pages)
+                if route.method == "GET" and (route.open or route.admits(role))
+            )
+        )
+
+
+def _own_value(cell: ViewCell) -> OwnValue:
+    labels = zip(label_names(cell.metric), cell.labels, strict=True)
+    text = ", ".join(f"{name} {value}" for name, value in labels)
+    return OwnValue(cell.metric.name, text, cell.value)
+
+
+def count_nodes(rows: Sequence[entity_states.NodeRow]) -> NodeCounts:
+    """Return the number of nodes by state."""
+    counts = Counter(row.state for row in rows)
+    states = {state: counts[state] for state in entity_states.STATES}
+    return NodeCounts(total=len(rows), **states, gpus=sum(row.gpus for row in rows))
+
+
+def _data_state(
+    rows: Sequence[entity_states.NodeRow], views: CollectorViews, missing: Counter[str]
+) -> DataState:
+    ages = [row.age_seconds for row in rows if row.age_seconds is not None]
+    reporting = (cell for cell in views.node.cells if cell.metric is catalog.NODE_UP)
+    stale = sorted(cell.labels[0] for cell in reporting if not cell.value)
+    return DataState(
+        min(ages, default=None),
+        max(ages, default=None),
+        tuple(stale[:MAX_NAMED]),
+        len(stale),
+        missing.total(),
+        tuple(name for name, _ in missing.most_common(MAX_NAMED)),
+        views.duration_ns / SECOND_NS,
+    )
+
+
+def _summary(model: OverviewModel, urgent: int) -> str:
+    """Return the state in one line."""
+    if not model.timestamp_ns:
+        return NOT_COMPUTED
+    parts = []
+    if model.nodes:
+        counts = {name: getattr(model.nodes, name) for name in entity_states.STATES[:-1]}
+        states = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+        parts.append(f"{count_text(model.nodes.total, 'node')}: {states or 'all healthy'}")
+    if model.problem:
+        parts.append(model.problem)
+    else:
+        parts.append(count_text(urgent, "open incident") if urgent else "no open incident")
+    if model.touched_jobs:
+        parts.append(f"{count_text(model.touched_jobs, 'job')} touched")
+    return "; ".join(parts)

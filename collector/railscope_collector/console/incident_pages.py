@@ -1,0 +1,435 @@
+"""Incidents as rows of pages; models of the list of incidents, of one incident with its timeline and curves, and of runbooks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from railscope.service import run_in_thread
+from railscope.shipped_files import shipped_files
+from railscope.timestamps import format_timestamp, parse_timestamp
+from railscope_collector.console import (
+    PageProblemError,
+    curves as shapes,
+    history_pages,
+    page_rendering,
+    page_table,
+    recent_events,
+)
+from railscope_collector.diagnosis import (
+    diagnosis_curves,
+    entity_states,
+    incident_report as report,
+    incident_table,
+)
+from railscope_collector.diagnosis.incident_classes import INCIDENT_RUNBOOK
+from railscope_collector.http import incidents_api, read_api
+
+_MAX_SHOWN = 3
+_RANKS = {"critical": 0, "warning": 1, "info": 2}
+MAX_TIMELINE, MAX_VICTIMS = 40, 100
+_CURVE_WIDTH = 640
+_RUNBOOK_FILES = {
+    path.stem: path for path in shipped_files().values() if path.parent.name == "runbooks"
+}
+RUNBOOKS = {name: page_table.page_path("runbook", name) for name in _RUNBOOK_FILES}
+"""Paths of the runbooks that are installed, by name."""
+
+
+class IncidentRow(msgspec.Struct, frozen=True):
+    """One incident in a list."""
+
+    id: str
+    severity: str
+    incident_class: str = msgspec.field(name="class")
+    text: str
+    cause: str
+    node: str
+    """Node of the cause; empty for a cause that is on none."""
+    onset_ns: int
+    ended_ns: int | None
+    confidence: float
+    victim_count: int
+    jobs: tuple[report.JobDocument, ...]
+    """The first ones."""
+    job_count: int
+    evidence: tuple[str, ...]
+    """The first ones, in words."""
+    lost_gpu_seconds: int
+    action: str
+    runbook: str
+    """Path of the section on the class in the runbook; empty for none."""
+    explained_by: str | None
+
+
+def incident_row(incident: incident_table.ReportedIncident) -> IncidentRow:
+    """Return the row of an incident."""
+    document = incident.document
+    return IncidentRow(
+        id=document.id,
+        severity=document.severity,
+        incident_class=document.incident_class,
+        text=document.text,
+        cause=report.entity_text(document.cause),
+        node=incident_table.cause_labels(document.cause)[1],
+        onset_ns=incident.onset_ns,
+        ended_ns=parse_timestamp(document.ended) if document.ended else None,
+        confidence=document.confidence,
+        victim_count=document.victim_count,
+        jobs=document.jobs[:_MAX_SHOWN],
+        job_count=len(incident.jobs),
+        evidence=tuple(report.evidence_text(each) for each in document.evidence[:_MAX_SHOWN]),
+        lost_gpu_seconds=document.lost_gpu_seconds,
+        action=document.action,
+        runbook=document.runbook if INCIDENT_RUNBOOK in RUNBOOKS else "",
+        explained_by=document.explained_by,
+    )
+
+
+class RunbookModel(msgspec.Struct, frozen=True):
+    """One runbook."""
+
+    name: str
+    blocks: tuple[page_rendering.TextBlock, ...]
+
+
+def read_runbook(name: str) -> RunbookModel:
+    """Return a runbook. Blocking; raises PageProblemError."""
+    if name not in RUNBOOKS:
+        message = f"unknown runbook {name[:100]!r}: expected the name of an alert"
+        raise PageProblemError(HTTPStatus.NOT_FOUND, message)
+    text = _RUNBOOK_FILES[name].read_text()
+    return RunbookModel(name, page_rendering.parse_markdown(text, RUNBOOKS))
+
+
+def worst_first(
+    incidents: Iterable[incident_table.ReportedIncident],
+) -> list[incident_table.ReportedIncident]:
+    """Return incidents by urgency: open ones first, causes before symptoms, then by severity and onset."""
+    return sorted(
+        incidents,
+        key=lambda each: (
+            not each.is_open,
+            not each.is_root,
+            _RANKS[each.document.severity],
+            -each.onset_ns,
+        ),
+    )
+
+
+def touched_jobs(incidents: Sequence[incident_table.ReportedIncident]) -> set[tuple[str, str, str]]:
+    """Return the jobs that open incidents touch, except those of severity info."""
+    return {
+        (job.tenant, job.source, job.workload)
+        for incident in incidents
+        if incident.is_open and incident.document.severity != "info"
+        for job in incident.jobs
+    }
+
+
+class IncidentsModel(msgspec.Struct, frozen=True):
+    """One page of the list of incidents, the most urgent ones first."""
+
+    timestamp_ns: int
+    query: page_table.IncidentsQuery
+    counts: dict[str, int]
+    """Open incidents by severity, and closed ones."""
+    rows: tuple[IncidentRow, ...]
+    found: int
+    pages: int
+    at_ns: int | None
+    """Time at which the incidents were open; null for now."""
+    problem: str
+    """Reason why the incidents are not those of now; empty if they are."""
+
+
+class MomentModel(msgspec.Struct, frozen=True):
+    """Page about the overview, a node, a rail or a job at a time in the past: what is stored of it, and what is not."""
+
+    at_ns: int
+    from_ns: int
+    to_ns: int
+    """Period of the events."""
+    incidents: tuple[IncidentRow, ...]
+    found: int
+    events: tuple[recent_events.EventRow, ...] | None
+    """Events around the time; null if the reader sees none."""
+    gaps: tuple[str, ...]
+    """Parts that are not known of the time, with the reason."""
+    has_curves: bool
+    """True if curves around the time may be stored."""
+
+
+NOT_STORED = "states of nodes, readings, ages of data and running jobs are stored of the present only; without `[console] history_url`, curves of rails and jobs cover the last hour"
+AS_OF_NOW = "incidents have the evidence, victims and action of their last evaluation; of the closed ones, the oldest are dropped in time"
+
+
+def open_at(
+    incidents: Iterable[incident_table.ReportedIncident], at_ns: int
+) -> list[incident_table.ReportedIncident]:
+    """Return the incidents that were open at a time."""
+    return [
+        each
+        for each in incidents
+        if each.onset_ns <= at_ns
+        and (each.is_open or parse_timestamp(each.document.ended or "") > at_ns)
+    ]
+
+
+class CurveFigure(msgspec.Struct, frozen=True):
+    """Curves of one unit over a period, as JSON; unknown values are null."""
+
+    title: str
+    from_ns: int
+    to_ns: int
+    onset_ns: int
+    curves: list[dict[str, Any]]
+    captions: list[str]
+    """Content of each curve in words."""
+    table: list[tuple[str, list[str]]]
+    """Smallest and largest values of the curves in parts of the period."""
+    width: int = _CURVE_WIDTH
+
+    def svg(self) -> shapes.SvgFigure:
+        """Return the picture of the curves."""
+        return shapes.to_svg(
+            [_history_curve(each) for each in self.curves], self.period, self.width
+        )
+
+    @property
+    def period(self) -> shapes.TimeRange:
+        """The period from the first to the last value."""
+        return shapes.TimeRange(self.from_ns, self.to_ns)
+
+    @property
+    def onset_x(self) -> float:
+        """Position of the onset in the picture."""
+        share = (self.onset_ns - self.from_ns) / max(self.to_ns - self.from_ns, 1)
+        return round(min(max(share, 0.0), 1.0) * self.width, 1)
+
+
+class IncidentModel(msgspec.Struct, frozen=True):
+    """One incident."""
+
+    timestamp_ns: int
+    row: IncidentRow
+    document: report.IncidentDocument
+    victims: tuple[tuple[str, str], ...]
+    """Node (empty for none) and name in words of the first ones."""
+    evidence: tuple[str, ...]
+    explained: tuple[IncidentRow, ...]
+    """Incidents that this one explains; the first ones."""
+    explained_count: int
+    figures: tuple[CurveFigure, ...]
+    timeline: tuple[recent_events.EventRow, ...]
+    """The incident's changes, and what happened to the cause's node from ten minutes before the onset on, newest first."""
+
+
+def _history_curve(content: dict[str, Any]) -> shapes.HistoryCurve:
+    times_ns = np.array(content["times_ms"], np.int64) * 1_000_000
+    values = np.array([np.nan if each is None else each for each in content["values"]], np.float64)
+    return shapes.HistoryCurve(content["name"], content["label"], content["unit"], times_ns, values)
+
+
+def evidence_figure(curve: diagnosis_curves.EvidenceCurve, onset_ns: int) -> CurveFigure:
+    """Return the figure of one signal: the cause, and the median of all devices of its kind if the reader may see it."""
+    times_ns = np.array([point.timestamp_ns for point in curve.points], np.int64)
+    period = shapes.TimeRange(int(times_ns.min()), int(times_ns.max()))
+    both = [
+        shapes.HistoryCurve(name, label, curve.unit, times_ns, np.array(values, np.float64))
+        for name, label, values in (
+            ("cause", "Cause", [point.value for point in curve.points]),
+            ("peers", "Median of all", [point.peers for point in curve.points]),
+        )
+        if name == "cause" or curve.has_peers
+    ]
+    parts = [shapes.table_rows(each, period) for each in both]
+    table = [
+        (shapes.clock_text(rows[0].from_ns), [_range_text(row, curve.unit) for row in rows])
+        for rows in zip(*parts, strict=True)
+    ]
+    return CurveFigure(
+        curve.signal,
+        *period,
+        onset_ns,
+        [shapes.to_json(each, period, _CURVE_WIDTH) for each in both],
+        [shapes.caption(each) for each in both],
+        table,
+    )
+
+
+def _range_text(row: shapes.TableRow, unit: str) -> str:
+    if not np.isfinite(row.minimum):
+        return "unknown"
+    low, high = shapes.format_value(row.minimum, unit), shapes.format_value(row.maximum, unit)
+    return low if low == high else f"{low} to {high}"
+
+
+def _concerns(incident: incident_table.ReportedIncident, parts: Mapping[str, str]) -> bool:
+    """True if an incident touches the node, the rail or the job that the parts of a path name, or if they name none."""
+    if "node" in parts:
+        touched = incident.reach.nodes.union(*incident.tenant_nodes.values())
+        victims = {nic.node for nic in incident.victim_nics}
+        return parts["node"] in {*touched, *victims, incident_row(incident).node}
+    if "rail" in parts:
+        rail = getattr(incident.document.cause, "rail", None)
+        return parts["rail"] in {*incident.reach.rails, str(rail)}
+    key = (parts.get("tenant"), parts.get("source"), parts.get("workload"))
+    return not parts or key in {(job.tenant, job.source, job.workload) for job in incident.jobs}
+
+
+@dataclass(slots=True)
+class IncidentPages:
+    """Models of the pages of incidents, from what the API shows to the same reader."""
+
+    api: read_api.ViewApi
+
+    def models(self) -> page_table.PageModels:
+        """Return the functions by name of the page."""
+        return {
+            "incidents": self._incidents,
+            "incident": self._incident,
+            "runbook": self._runbook,
+        }
+
+    async def _runbook(self, request: page_table.PageRequest) -> RunbookModel:
+        return await run_in_thread(read_runbook, request.parts["runbook"])
+
+    async def _incidents(self, request: page_table.PageRequest) -> IncidentsModel:
+        return await run_in_thread(self._make_incidents, request)
+
+    def _make_incidents(self, request: page_table.PageRequest) -> IncidentsModel:
+        table, query = self.api.incidents(), request.query
+        visible = incidents_api.visible_incidents(table, request.credential)
+        at_ns = history_pages.parse_moment("at", query.at) if query.at else None
+        visible = visible if at_ns is None else open_at(visible, at_ns)
+        found = [
+            incident
+            for incident in visible
+            if (query.state in {"all", "open" if incident.is_open else "closed"} or at_ns)
+            and query.severity in {"all", incident.document.severity}
+        ]
+        shown, pages = page_table.split_page(worst_first(found), query.page)
+        counts = Counter(each.document.severity if each.is_open else "closed" for each in visible)
+        rows = tuple(map(incident_row, shown))
+        problem = entity_states.diagnosis_problem(table.timestamp_ns, self.api.wall_ns())
+        return IncidentsModel(
+            table.timestamp_ns, query, dict(counts), rows, len(found), pages, at_ns, problem
+        )
+
+    async def at_moment(
+        self,
+        present: Callable[[page_table.PageRequest], Awaitable[msgspec.Struct]],
+        request: page_table.PageRequest,
+    ) -> msgspec.Struct:
+        """Return what is stored of a time in the past; without one the model of the present."""
+        if not request.query.at:
+            return await present(request)
+        at_ns = history_pages.parse_moment("at", request.query.at)
+        model = await run_in_thread(self._make_moment, request, at_ns)
+        if not model.found and request.page.name in {"node", "rail"}:
+            await present(request)  # rejects the name of a node or a rail that is not known
+        return model
+
+    def _make_moment(self, request: page_table.PageRequest, at_ns: int) -> MomentModel:
+        table, parts, core = self.api.incidents(), request.parts, self.api.core
+        visible = incidents_api.visible_incidents(table, request.credential)
+        found = [
+            each
+            for each in open_at(visible, at_ns)
+            if ("node" in parts or each.document.explained_by is None) and _concerns(each, parts)
+        ]
+        from_ns, to_ns = at_ns - history_pages.BEFORE_NS, at_ns + history_pages.AFTER_NS
+        gaps, events, nodes = [NOT_STORED, AS_OF_NOW], None, dict(core.fleet.nodes)
+        if not table.timestamp_ns:
+            gaps.append(entity_states.NOT_DIAGNOSED)
+        elif table.timestamp_ns < at_ns:
+            until = format_timestamp(table.timestamp_ns, "seconds")
+            gaps.append(f"incidents are known until {until}")
+        if request.page.name in {"overview", "node"} and request.tenant is None:
+            stored = list(core.events)
+            oldest_ns = min((each.event.wall_ns for each in stored), default=at_ns + 1)
+            if oldest_ns > from_ns:
+                gaps.append("events before the oldest one that is kept in memory are not stored")
+            of_page = [each for each in stored if parts.get("node", each.node) == each.node]
+            around = [each for each in of_page if from_ns <= each.event.wall_ns <= to_ns]
+            events = tuple(recent_events.event_rows(around, nodes, core.names_of, MAX_TIMELINE))
+        rows = tuple(map(incident_row, worst_first(found)[:MAX_TIMELINE]))
+        oldest_ns = self.api.wall_ns() - history_pages.MAX_GROUP_PERIOD_NS
+        is_stored = at_ns > oldest_ns or bool(self.api.console.history_url)
+        has_curves = parts["node"] in nodes if "node" in parts else bool(parts) and is_stored
+        return MomentModel(at_ns, from_ns, to_ns, rows, len(found), events, tuple(gaps), has_curves)
+
+    async def _incident(self, request: page_table.PageRequest) -> IncidentModel:
+        table, number = self.api.incidents(), request.parts["incident"]
+        incident = incidents_api.find_visible(table, number, request.credential)
+        if incident is None:
+            text = f"unknown incident {number[:40]!r}: expected one of the list of incidents; closed ones are dropped in time"
+            raise PageProblemError(HTTPStatus.NOT_FOUND, text)
+        return await run_in_thread(self._make_incident, request, table, incident)
+
+    def _make_incident(
+        self,
+        request: page_table.PageRequest,
+        table: incident_table.IncidentTable,
+        incident: incident_table.ReportedIncident,
+    ) -> IncidentModel:
+        document = incident.document
+        explained = [
+            each
+            for each in incidents_api.visible_incidents(table, request.credential)
+            if each.document.explained_by == document.id
+        ]
+        return IncidentModel(
+            timestamp_ns=table.timestamp_ns,
+            row=incident_row(incident),
+            document=document,
+            victims=tuple(
+                (incident_table.cause_labels(each)[1], report.entity_text(each))
+                for each in document.victims[:MAX_VICTIMS]
+            ),
+            evidence=tuple(map(report.evidence_text, document.evidence)),
+            explained=tuple(map(incident_row, explained[:_MAX_SHOWN])),
+            explained_count=len(explained),
+            figures=tuple(
+                evidence_figure(curve, incident.onset_ns)
+                for curve in incident.curves
+                if curve.points
+            ),
+            timeline=tuple(self._timeline(request, incident)),
+        )
+
+    def _timeline(
+        self, request: page_table.PageRequest, incident: incident_table.ReportedIncident
+    ) -> list[recent_events.EventRow]:
+        """Return the events about an incident; other events of its node only to readers of all nodes."""
+        row = incident_row(incident)
+        until_ns = row.ended_ns or self.api.wall_ns()
+        core, reads_nodes = self.api.core, request.allows("nodes")
+        events = [
+            seen_event
+            for seen_event in core.events
+            if (seen_event.event.entity.kind, seen_event.event.entity.key)
+            == ("incident", (row.id,))
+            or (reads_nodes and row.node and seen_event.node == row.node)
+        ]
+        found = recent_events.event_rows(
+            events, dict(core.fleet.nodes), core.names_of, MAX_TIMELINE * 4
+        )
+        if not reads_nodes:  # as the cause may be another tenant's
+            _, node, device, _ = incident_table.cause_labels(incident.document.cause)
+            found = [msgspec.structs.replace(each, node=node, device=device) for each in found]
+        margin_ns = history_pages.BEFORE_NS
+        first_ns, last_ns = incident.onset_ns - margin_ns, until_ns + margin_ns
+        return [
+            each
+            for each in found
+            if each.incident in {"", row.id}
+            and (each.incident or first_ns <= each.timestamp_ns <= last_ns)
+        ][:MAX_TIMELINE]

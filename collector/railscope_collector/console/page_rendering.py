@@ -1,0 +1,224 @@
+"""Rendering of pages: templates, static files, and the forms of numbers, times and links in both."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+import jinja2
+import msgspec
+from markupsafe import Markup
+
+from railscope.timestamps import SECOND_NS, format_timestamp
+from railscope_collector.console import curves, page_table
+from railscope_collector.diagnosis.incident_report import count_text
+
+_DIRECTORY = Path(__file__).parent
+_DIGITS = 12
+_NONE = "\N{EN DASH}"
+_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+_MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class StaticFile:
+    """A file that pages refer to by the digest of its content."""
+
+    url: str
+    content: bytes
+    content_type: str
+
+
+def _read_static_files() -> dict[str, StaticFile]:
+    found = {}
+    for path in sorted((_DIRECTORY / "static").rglob("*")):
+        if path.suffix in _TYPES:
+            content = path.read_bytes()
+            digest = hashlib.sha256(content).hexdigest()[:_DIGITS]
+            url = f"/static/{digest}/{path.name}"
+            found[url] = StaticFile(url, content, _TYPES[path.suffix])
+    return found
+
+
+STATIC_FILES: Mapping[str, StaticFile] = _read_static_files()
+"""By URL."""
+_URLS = {Path(url).name: url for url in STATIC_FILES}
+
+
+def format_number(value: float | None, unit: str = "") -> str:
+    """Return three digits of a number with a decimal prefix, and its unit; a dash for none."""
+    if value is None or not math.isfinite(value):
+        return _NONE
+    if abs(value) < 1:
+        return f"{value:.3g} {unit}".strip()
+    size, prefix = next(each for each in _PREFIXES if abs(value) >= each[0])
+    scaled = value / size
+    decimals = 0 if float(scaled).is_integer() or abs(scaled) >= 100 else 1 + (abs(scaled) < 10)  # noqa: PLR2004 - three digits
+    return f"{scaled:.{decimals}f} {prefix}{unit}".strip()
+
+
+_SUFFIXES = {
+    "bytes_per_second": "B/s", "transmit": "B/s", "bytes": "B", "watts": "W", "hertz": "Hz", "clock": "Hz",
+    "celsius": "°C", "seconds": "s", "per_second": "/s",
+}  # fmt: skip
+"""Units by the end of a metric's name, or of a measure of stragglers."""
+
+
+def format_quantity(value: float | None, name: str) -> str:
+    """Return the value of a metric with its unit, which its name ends in; ratios as percentages."""
+    if value is not None and name.endswith(("_ratio", "activity")):
+        return f"{value * 100:.3g} %"
+    unit = next((unit for end, unit in _SUFFIXES.items() if name.endswith(end)), "")
+    return format_number(value, unit)
+
+
+def format_duration(seconds: float | None) -> str:
+    """Return a duration in its two largest units; a dash for none."""
+    if seconds is None:
+        return _NONE
+    rounded = round(abs(seconds))
+    if rounded < _MINUTE:
+        text = f"{abs(seconds):.1f} s" if abs(seconds) < 10 else f"{rounded} s"  # noqa: PLR2004 - one digit
+    elif rounded < _HOUR:
+        text = f"{rounded // _MINUTE} min {rounded % _MINUTE} s"
+    elif rounded < _DAY:
+        text = f"{rounded // _HOUR} h {rounded % _HOUR // _MINUTE} min"
+    else:
+        text = f"{rounded // _DAY} d {rounded % _DAY // _HOUR} h"
+    return f"-{text}" if round(seconds, 1) < 0 else text
+
+
+def time_element(timestamp_ns: int | None) -> Markup | str:
+    """Return a `time` element in UTC, to the second; a dash for none."""
+    if not timestamp_ns:
+        return _NONE
+    text = format_timestamp(timestamp_ns // SECOND_NS * SECOND_NS, "seconds")
+    shown = text.replace("T", " ").removesuffix("Z")
+    return Markup('<time datetime="{}">{}</time>').format(text, shown)
+
+
+# Read at the start, as the modules are: files that an upgrade replaces later do not fit a running collector.
+_TEMPLATES = {path.name: path.read_text() for path in (_DIRECTORY / "templates").iterdir()}
+_environment = jinja2.Environment(
+    loader=jinja2.DictLoader(_TEMPLATES),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    auto_reload=False,
+)
+_environment.globals |= {
+    "path": page_table.page_path,
+    "static": _URLS.__getitem__,
+    "periods": {"15 minutes": 15, "1 hour": 60, "6 hours": 360},
+    "short_periods": {"15 minutes": 15, "1 hour": 60},
+}
+_environment.filters |= {
+    "number": format_number,
+    "count": count_text,
+    "duration": format_duration,
+    "quantity": format_quantity,
+    "in_unit": curves.format_value,
+    "when": time_element,
+    "clock": curves.clock_text,
+    "picture": curves.picture,
+    "amount": curves.format_value,
+}
+
+
+def render(template: str, **values: object) -> Markup:
+    """Render a template. Blocking."""
+    return Markup(_environment.get_template(template).render(values))  # noqa: S704 - the templates escape
+
+
+# Markdown of runbooks: headings, paragraphs, lists, tables, blocks of code, links and code in texts.
+
+
+class TextSpan(msgspec.Struct, frozen=True):
+    """Part of a text: plain, `code`, or the text of a link."""
+
+    kind: str
+    text: str
+    target: str = ""
+    """Path of a link."""
+
+
+class TextBlock(msgspec.Struct, frozen=True):
+    """Part of a document: a heading with its level, a paragraph, a list, a table or a block of code."""
+
+    kind: str
+    rows: tuple[tuple[tuple[TextSpan, ...], ...], ...]
+    """Rows with their cells; of a list, items of one cell; of all others one cell."""
+    level: int = 0
+    anchor: str = ""
+    """Identity of a heading."""
+
+
+_KINDS = (
+    ("heading", re.compile(r"(#{1,6}) +")),
+    ("numbers", re.compile(r"\d+\. +")),
+    ("list", re.compile(r"- +")),
+    ("table", re.compile(r"\|")),
+)
+_SPANS = re.compile(r"`([^`]+)`|\[([^\]]+)\]\(([^)\s]+)\)")
+_RULE = re.compile(r"[|\-: ]+")
+
+
+def parse_markdown(text: str, targets: Mapping[str, str]) -> tuple[TextBlock, ...]:
+    """Return the blocks of a document; `targets` are the paths of files that links and code may name."""
+    blocks: list[TextBlock] = []
+    for number, part in enumerate(re.split(r"^```.*\n", text, flags=re.MULTILINE)):
+        if number % 2:
+            blocks.append(TextBlock("code", (((TextSpan("text", part.rstrip("\n")),),),)))
+            continue
+        for lines in re.split(r"\n\s*\n", part):
+            blocks += _blocks_of(lines.strip("\n").split("\n"), targets)
+    return tuple(blocks)
+
+
+def _blocks_of(lines: list[str], targets: Mapping[str, str]) -> Iterator[TextBlock]:
+    """Yield the blocks of consecutive lines; a line that begins with a space continues the one before."""
+    joined: list[tuple[str, str]] = []
+    for line in filter(None, lines):
+        kind = next((name for name, begin in _KINDS if begin.match(line)), "paragraph")
+        if kind == "paragraph" and joined and joined[-1][0] != "heading":
+            kind, begun = joined.pop()
+            joined.append((kind, f"{begun} {line.strip()}"))
+        else:
+            joined.append((kind, line))
+    for kind, group in groupby(joined, lambda each: each[0]):
+        texts = [text for _, text in group]
+        begin = dict(_KINDS).get(kind)
+        if kind == "table":
+            cells = [
+                text.strip().strip("|").split("|") for text in texts if not _RULE.fullmatch(text)
+            ]
+            yield TextBlock(
+                kind, tuple(tuple(_spans(cell.strip(), targets) for cell in row) for row in cells)
+            )
+        elif kind == "heading":
+            for text in texts:
+                level, title = text.partition(" ")[::2]
+                anchor = re.sub(r"[^\w]+", "-", title.strip().lower())
+                yield TextBlock(kind, ((_spans(title.strip(), targets),),), len(level), anchor)
+        else:
+            items = (begin.sub("", text, count=1) if begin else text for text in texts)
+            yield TextBlock(kind, tuple((_spans(item, targets),) for item in items))
+
+
+def _spans(text: str, targets: Mapping[str, str]) -> tuple[TextSpan, ...]:
+    found: list[TextSpan] = []
+    end = 0
+    for match in _SPANS.finditer(text):
+        found.append(TextSpan("text", text[end : match.start()]))
+        code, label, target = match.groups()
+        name = Path(target or code).name.removesuffix(".md")
+        found.append(TextSpan("code" if code else "text", code or label, targets.get(name, "")))
+        end = match.end()
+    return tuple(each for each in (*found, TextSpan("text", text[end:])) if each.text)

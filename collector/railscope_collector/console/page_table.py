@@ -1,0 +1,419 @@
+"""Table of the pages of the web console: paths, roles, titles, templates and queries.
+
+Each page is two routes of the collector's application: HTML at its path, and its JSON twin at the same path below
+`/api/v1/pages`. Both have the same roles, and are made from the same model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from http import HTTPStatus
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from urllib.parse import quote, urlsplit
+
+import msgspec
+
+from railscope.settings import SettingsError
+from railscope.timestamps import MILLISECOND_NS
+from railscope_collector.access.credentials import Credential, Role
+from railscope_collector.console import PageProblemError, curves
+from railscope_collector.http.access_control import ROUTES, Route, TenantScope
+
+TWIN_PREFIX = "/api/v1/pages"
+PAGE_ROWS = 100
+RowT = TypeVar("RowT")
+PageNumber = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
+RecordIndex = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
+SearchText = Annotated[str, msgspec.Meta(max_length=100)]
+MomentText = Annotated[str, msgspec.Meta(max_length=40)]
+
+
+class EmptyQuery(msgspec.Struct, frozen=True):
+    """Query of a page without parameters."""
+
+
+class StatementsQuery(msgspec.Struct, frozen=True):
+    """Query of the list of statements."""
+
+    page: PageNumber = 1
+    tenant: SearchText = ""
+
+
+class AuditQuery(msgspec.Struct, frozen=True):
+    """Query of the records of the audit log; without a start, the newest ones."""
+
+    start: RecordIndex | None = None
+    tenant: SearchText = ""
+
+
+class NodesQuery(msgspec.Struct, frozen=True):
+    """Query of the list of nodes."""
+
+    page: PageNumber = 1
+    state: Literal["all", "failed", "unknown", "degraded", "healthy"] = "all"
+    name: SearchText = ""
+    """Part of the name."""
+
+
+class IncidentsQuery(msgspec.Struct, frozen=True):
+    """Query of the list of incidents."""
+
+    page: PageNumber = 1
+    state: Literal["open", "closed", "all"] = "open"
+    severity: Literal["all", "critical", "warning", "info"] = "all"
+    at: MomentText = ""
+
+
+class PageQuery(msgspec.Struct, frozen=True):
+    """Query of a page that contains one list."""
+
+    page: PageNumber = 1
+
+
+class MomentQuery(PageQuery, frozen=True):
+    """Query of a page of the present, or of the time `at`."""
+
+    at: MomentText = ""
+
+
+class JobsQuery(msgspec.Struct, frozen=True):
+    """Query of the list of jobs."""
+
+    page: PageNumber = 1
+    name: SearchText = ""
+    """Part of the tenant and the name."""
+
+
+class HistoryQuery(msgspec.Struct, frozen=True, rename={"from_": "from"}):
+    """Query of a page with curves: the period, as times or around one moment."""
+
+    from_: MomentText = ""
+    to: MomentText = ""
+    at: MomentText = ""
+    width: Annotated[int, msgspec.Meta(ge=100, le=1000)] = curves.PICTURE_WIDTH
+    """Pixels of the curves in the JSON twin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page; its template is `NAME.html`, and its model has the same name."""
+
+    name: str
+    path: str
+    title: str
+    """With the parts of the path in braces."""
+    roles: frozenset[Role]
+    tenants: TenantScope = TenantScope.NOTHING
+    query: type[msgspec.Struct] = EmptyQuery
+    is_live: bool = True
+    """True if the script of the page refreshes it."""
+    in_menu: bool = True
+    reads_storage: bool = False
+    """True if its content is read from disk or database, which may take long."""
+
+    def routes(self) -> tuple[Route, Route]:
+        """Return the route of the page and that of its JSON twin."""
+        return (
+            Route(f"page_{self.name}", self.path, self.roles, self.tenants),
+            Route(f"page_{self.name}_json", TWIN_PREFIX + self.path, self.roles, self.tenants),
+        )
+
+    def admits(self, role: Role) -> bool:
+        """True if a role may read the page."""
+        return self.routes()[0].admits(role)
+
+
+RUNNING = frozenset({Role.OPERATOR, Role.AUDITOR})
+READERS = frozenset({Role.OPERATOR, Role.AUDITOR, Role.FINANCE})
+
+BILLING = frozenset({Role.AUDITOR, Role.FINANCE})
+AUDIT = frozenset({Role.AUDITOR})
+
+_detail = partial(Page, is_live=False, in_menu=False, reads_storage=True)
+PAGES: Collection[Page] = (
+    Page("overview", "/", "Overview", RUNNING, TenantScope.OWN_DATA, MomentQuery),
+    Page("nodes", "/nodes", "Nodes", RUNNING, query=NodesQuery),
+    Page("node", "/nodes/{node}", "Node {node}", RUNNING, query=MomentQuery, in_menu=False),
+    Page("rails", "/rails", "Rails", RUNNING),
+    Page("rail", "/rails/{rail}", "Rail {rail}", RUNNING, query=MomentQuery, in_menu=False),
+    Page("switches", "/switches", "Switches", RUNNING, query=PageQuery),
+    _detail("switch", "/switches/{switch}", "Switch {switch}", RUNNING, query=PageQuery),
+    _detail("switch_port", "/switches/{switch}/ports/{port}", "Port {port} of {switch}", RUNNING),
+    Page("incidents", "/incidents", "Incidents", RUNNING, TenantScope.OWN_DATA, IncidentsQuery),
+    Page(
+        "incident",
+        "/incidents/{incident}",
+        "Incident {incident}",
+        RUNNING,
+        TenantScope.OWN_DATA,
+        in_menu=False,
+    ),
+    Page("jobs", "/jobs", "Jobs", RUNNING, TenantScope.OWN_DATA, JobsQuery),
+    Page(
+        "job",
+        "/jobs/{tenant}/{source}/{workload}",
+        "Job {workload} of {tenant}",
+        RUNNING,
+        TenantScope.NAMED,
+        MomentQuery,
+        in_menu=False,
+    ),
+    Page("tenants", "/tenants", "Tenants", READERS, TenantScope.OWN_DATA, PageQuery),
+    Page(
+        "tenant",
+        "/tenants/{tenant}",
+        "Tenant {tenant}",
+        READERS,
+        TenantScope.NAMED,
+        PageQuery,
+        in_menu=False,
+        reads_storage=True,
+    ),
+    Page(
+        "statements",
+        "/statements",
+        "Statements",
+        BILLING,
+        TenantScope.OWN_DATA,
+        StatementsQuery,
+        is_live=False,
+        reads_storage=True,
+    ),
+    _detail(
+        "statement",
+        "/statements/{tenant}/{period}",
+        "Statement of {tenant} for {period}",
+        BILLING,
+        TenantScope.NAMED,
+    ),
+    Page(
+        "billing",
+        "/billing",
+        "Billing",
+        BILLING,
+        query=PageQuery,
+        is_live=False,
+        reads_storage=True,
+    ),
+    _detail("billing_period", "/billing/{period}", "Billing of {period}", BILLING, query=PageQuery),
+    _detail(
+        "reconciliation", "/billing/{period}/reconciliation", "Reconciliation of {period}", BILLING
+    ),
+    Page(
+        "audit",
+        "/audit",
+        "Audit log",
+        AUDIT,
+        TenantScope.OWN_DATA,
+        AuditQuery,
+        is_live=False,
+        reads_storage=True,
+    ),
+    _detail("audit_record", "/audit/{index}", "Audit record {index}", AUDIT, TenantScope.OWN_DATA),
+    Page("railscope", "/railscope", "Railscope itself", RUNNING),
+    *(
+        _detail(
+            name,
+            path,
+            title,
+            RUNNING,
+            TenantScope.NAMED if name == "job_history" else TenantScope.NOTHING,
+            HistoryQuery,
+        )
+        for name, path, title in (
+            ("node_history", "/nodes/{node}/history", "History of node {node}"),
+            ("gpu", "/nodes/{node}/gpus/{index}", "GPU {index} of {node}"),
+            ("rail_history", "/rails/{rail}/history", "History of rail {rail}"),
+            (
+                "job_history",
+                "/jobs/{tenant}/{source}/{workload}/history",
+                "History of job {workload} of {tenant}",
+            ),
+        )
+    ),
+    _detail("runbook", "/runbooks/{runbook}", "Runbook {runbook}", READERS, TenantScope.SAME),
+    Page("api", "/api", "API", READERS, TenantScope.SAME, is_live=False, in_menu=False),
+)
+"""The first page that a role may read is the one after its sign-in."""
+
+SIGN_IN, SIGN_OUT = "/sign-in", "/sign-out"
+_ANYONE = frozenset(Role) - {Role.TENANT}
+
+
+def _open(name: str, path: str, method: str = "GET") -> Route:
+    return Route(name, path, _ANYONE, TenantScope.SAME, method, open=True)
+
+
+CONSOLE_ROUTES: Collection[Route] = (
+    *(route for page in PAGES for route in page.routes()),
+    _open("static", "/static/{digest}/{name}"),
+    _open("sign_in_form", SIGN_IN),
+    _open("sign_in", SIGN_IN, "POST"),
+    _open("sign_out", SIGN_OUT, "POST"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PageRequest:
+    """Request of one page: the parts of its path, its query, and the credential of the reader."""
+
+    page: Page
+    credential: Credential
+    parts: Mapping[str, str] = field(default_factory=dict)
+    query: Any = field(default_factory=EmptyQuery)
+    """An instance of the page's type of query."""
+    grafana_url: str = ""
+    """Base URL of Grafana; empty for none."""
+
+    def dashboard(self, from_ns: int | None = None, to_ns: int | None = None) -> str:
+        """Return the URL of the dashboard on the subject of the page, of the last hour or of a period; empty for none."""
+        uid, variables = _DASHBOARDS.get(self.page.name, ("", ()))
+        if not (self.grafana_url and uid):
+            return ""
+        times = (
+            f"from={_milliseconds(from_ns, 'now-1h')}",
+            f"to={_milliseconds(to_ns, 'now')}",
+        )
+        chosen = (f"var-{name}={quote(self.parts[name], safe='')}" for name in variables)
+        return f"{self.grafana_url}/d/{uid}?{'&'.join((*times, *chosen))}"
+
+    @property
+    def tenant(self) -> str | None:
+        """The tenant whose data is shown; None for all."""
+        return self.credential.tenant if self.credential.role is Role.TENANT else None
+
+    @property
+    def scope(self) -> tuple[Role, str]:
+        """Distinction of readers: those of one scope see the same."""
+        return self.credential.role, self.credential.tenant
+
+    @property
+    def title(self) -> str:
+        """Title of the page with the parts of the path."""
+        return self.page.title.format(**self.parts)
+
+    def may_read(self, route: str) -> bool:
+        """True if the reader may use a route of the API, so that its content is shown on a page."""
+        return _API_ROUTES[route].admits(self.credential.role)
+
+    def allows(self, page: str) -> bool:
+        """True if there is another page that the reader may read, so that a link leads there."""
+        return page in PAGES_BY_NAME and PAGES_BY_NAME[page].admits(self.credential.role)
+
+
+def split_page(rows: Sequence[RowT], page: int) -> tuple[tuple[RowT, ...], int]:
+    """Return the rows of a page, and the number of pages; a page beyond the last one is empty."""
+    start = (page - 1) * PAGE_ROWS
+    return tuple(rows[start : start + PAGE_ROWS]), max(-(-len(rows) // PAGE_ROWS), 1)
+
+
+_API_ROUTES = {route.name: route for route in ROUTES}
+_DASHBOARDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "overview": ("railscope-cluster", ()),
+    "nodes": ("railscope-health", ()),
+    "node": ("railscope-node", ("node",)),
+    "node_history": ("railscope-node", ("node",)),
+    "gpu": ("railscope-pair", ("node",)),
+    "rails": ("railscope-rails", ()),
+    "rail": ("railscope-rails", ("rail",)),
+    "switches": ("railscope-switches", ()),
+    "switch": ("railscope-switches", ("switch",)),
+    "switch_port": ("railscope-switches", ("switch",)),
+    "incidents": ("railscope-incidents", ()),
+    "incident": ("railscope-incidents", ()),
+    "jobs": ("railscope-jobs", ()),
+    "job": ("railscope-jobs", ("tenant", "workload")),
+    "tenant": ("railscope-tenant", ("tenant",)),
+    "billing": ("railscope-billing", ()),
+    "audit": ("railscope-audit", ()),
+    "railscope": ("railscope-self-monitoring", ()),
+}
+"""Dashboard on the subject of a page, and its variables that the parts of the path set."""
+
+
+def _milliseconds(timestamp_ns: int | None, default: str) -> str:
+    return default if timestamp_ns is None else str(timestamp_ns // MILLISECOND_NS)
+
+
+def check_grafana_url(url: str) -> str:
+    """Return the base URL of Grafana without a slash at its end. Raises SettingsError."""
+    found = urlsplit(url)
+    if url and (found.scheme not in {"http", "https"} or not found.hostname or found.query):
+        message = (
+            f"invalid console.grafana_url {url!r}: expected http://HOST/PATH or https://HOST/PATH"
+        )
+        raise SettingsError(message)
+    return url.rstrip("/")
+
+
+PageModels: TypeAlias = Mapping[str, Callable[[PageRequest], Awaitable[msgspec.Struct]]]
+"""Functions by name of the page that return its model; they raise PageProblemError."""
+PAGES_BY_NAME: Mapping[str, Page] = {page.name: page for page in PAGES}
+_QUERY_FIELDS = {
+    page.query: {each.encode_name: each for each in msgspec.structs.fields(page.query)}
+    for page in PAGES
+}
+
+
+def parse_query(page: Page, values: Mapping[str, str]) -> msgspec.Struct:
+    """Parse the query of a page; unknown names are ignored. Raises PageProblemError."""
+    fields = _QUERY_FIELDS[page.query]
+    values_by_name = {name: values[name] for name in fields if name in values}
+    for name, text in values_by_name.items():
+        try:
+            msgspec.convert(text, fields[name].type, strict=False)
+        except msgspec.ValidationError as error:
+            quoted, expected = f"{name} {text[:40]!r}", _expectation(fields[name].type, error)
+            message = f"invalid {quoted}: expected {expected}"
+            raise PageProblemError(HTTPStatus.BAD_REQUEST, message) from None
+    return msgspec.convert(values_by_name, page.query, strict=False)
+
+
+def _expectation(kind: object, error: msgspec.ValidationError) -> str:
+    match msgspec.inspect.type_info(kind):
+        case msgspec.inspect.LiteralType(values=values):
+            return f"one of {', '.join(map(str, values))}"
+        case msgspec.inspect.IntType(ge=low, le=high):
+            return f"a number from {low} to {high}"
+        case msgspec.inspect.StrType(max_length=length):
+            return f"at most {length} characters"
+    return str(error)
+
+
+def page_path(name: str, /, *parts: str, **query: object) -> str:
+    """Return the path of a page, with the parts of its path and its query quoted."""
+    texts = iter(parts)
+    path = re.sub(r"\{\w+\}", lambda _: quote(next(texts), safe=""), PAGES_BY_NAME[name].path)
+    chosen = {key: value for key, value in query.items() if value not in (None, "")}
+    return (
+        path
+        + "?" * bool(chosen)
+        + "&".join(f"{k}={quote(str(v), safe='')}" for k, v in chosen.items())
+    )
+
+
+_PATTERNS = [re.compile(re.sub(r"\\\{\w+\\\}", "[^/]+", re.escape(page.path))) for page in PAGES]
+
+
+def local_target(text: str) -> str:
+    """Return a text if it is the path of a page, with its query; otherwise nothing."""
+    try:
+        found = urlsplit(text)
+    except ValueError:
+        return ""
+    is_local = not found.scheme and not found.netloc and text.isascii() and text.isprintable()
+    is_page = any(pattern.fullmatch(found.path) for pattern in _PATTERNS)
+    return text if is_local and is_page and "\\" not in text else ""
+
+
+def first_page(role: Role) -> Page | None:
+    """Return the first page that a role may read."""
+    return next(menu(role), None) or next((page for page in PAGES if page.admits(role)), None)
+
+
+def menu(role: Role) -> Iterator[Page]:
+    """Yield the pages of a role's menu."""
+    return (page for page in PAGES if page.in_menu and page.admits(role))

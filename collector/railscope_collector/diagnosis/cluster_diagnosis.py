@@ -1,0 +1,451 @@
+"""Diagnosis of a cluster: readings in, incidents out, one evaluation for each slot of time."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict, deque
+from collections.abc import (
+    Callable,
+    Container,
+    Iterable,
+    Iterator,
+    Mapping,
+    Set as AbstractSet,
+)
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from railscope.timestamps import SECOND_NS
+from railscope.wire import Batch
+from railscope_collector.detector_thresholds import DetectorThresholds
+from railscope_collector.diagnosis import (
+    devices,
+    findings,
+    gpu_detectors,
+    incident_effects,
+    job_detectors,
+    job_steps,
+    jobs as job_groups,
+    leaf_detectors,
+    link_detectors,
+    network_advice,
+    network_detectors,
+    node_detectors,
+    rank_events,
+    settings_advice,
+    step_period,
+    storage_detectors,
+    straggler_detectors,
+    switch_advice,
+    switch_evidence,
+    switch_links,
+    switch_queues,
+)
+from railscope_collector.diagnosis.baselines import Baselines
+from railscope_collector.diagnosis.incidents import (
+    MAX_OPEN_PER_CAUSE_NODE,
+    IncidentChange,
+    IncidentTracker,
+)
+from railscope_collector.diagnosis.node_readings import (
+    Clock,
+    FindSchema,
+    NodeEvent,
+    ReadingsCollector,
+)
+from railscope_collector.diagnosis.quantities import DeviceKind
+from railscope_collector.diagnosis.signals import ClusterSignals
+from railscope_collector.diagnosis.slot_sums import divide, mean_known, median_known
+from railscope_collector.workloads.job_roster import JobKey
+
+SLOT_SECONDS = findings.SLOT_NS // SECOND_NS
+WINDOW_SLOTS = 3
+MAX_START_SLOTS = 30
+"""Slots after a start of the collector in which its running jobs may be unknown."""
+ENDED_SLOTS = 6
+"""Slots for which a job that has ended is remembered: a fault that ended it is concluded afterwards."""
+MAX_SEEN_EVENTS = 4096
+"""Events of a node by which repeated ones are recognized."""
+
+EventKey: TypeAlias = tuple[str, tuple[str, ...], int]
+"""Identity of an event of a node: name, entity, time since the boot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """Receipt of a node's frames: time on the collector's clock, and offset of the node's clock."""
+
+    received_ns: int
+    node: str
+    offset_ns: int | None = None
+
+
+class ClusterDiagnosis:
+    """Readings of all nodes over time, and the incidents that follow from them.
+
+    `first_ns` is the start of slot 0; `slots` is the number of slots that are kept, and `open_slots` that of the newest
+    ones to which most readings belong: by default all, as for recordings, which are read node by node.
+    """
+
+    def __init__(
+        self,
+        first_ns: int,
+        slots: int,
+        claims: job_groups.ClaimedGpus | None = None,
+        thresholds: DetectorThresholds = DetectorThresholds(),
+        open_slots: int | None = None,
+    ) -> None:
+        self.thresholds = thresholds
+        seconds = slots * SLOT_SECONDS
+        if open_slots is None:
+            open_slots = slots
+        else:
+            seconds = min(seconds, step_period.WINDOW_SECONDS + step_period.MAX_LATE_SECONDS)
+        self.slot_ns = SLOT_SECONDS * SECOND_NS
+        self.first_ns = first_ns
+        self.devices = devices.ClusterDevices(slots, open_slots)
+        self.readings = ReadingsCollector(
+            self.devices, step_period.TrafficTraces(seconds), first_ns, self.slot_ns
+        )
+        self.claims = claims or job_groups.ClaimedGpus()
+        self.tracker = IncidentTracker(first_ns, self.slot_ns)
+        self.contacts: dict[str, node_detectors.NodeContact] = {}
+        self.on_fault: Callable[[str, Exception], None] | None = None
+        """Receives the defect of a detector, by its name, so that the others continue; without it, it is raised."""
+        self.left_nodes: AbstractSet[str] = frozenset()
+        """Nodes that the collector no longer expects."""
+        self.has_receipts = False
+        """True if receipts are recorded apart from samples."""
+        self.has_captures = False
+        """True if samples are present even if the collector did not receive them."""
+        self.drift = settings_advice.ConfigDrift()
+        self.switches = switch_evidence.SwitchEvidence()
+        self.switch_links = switch_links.SwitchLinks(self.switches)
+        self._queues = switch_queues.QueueLocaliser(self.switches)
+        self._loads = network_advice.StandingLoads()
+        self.job_histories: dict[JobKey, findings.JobHistory] = {}
+        self._resumed_jobs_until = 0
+        self.baselines = Baselines()
+        self._past_jobs = job_groups.PastJobs()
+        self._minute = defaultdict[DeviceKind, job_groups.JobMinute](job_groups.JobMinute)
+        self.view: findings.DiagnosisView | None = None
+        """View of the last evaluation."""
+        self.steps: dict[JobKey, step_period.StepTiming] = {}
+        """Steps of the jobs whose traffic shows them, as of the last minute."""
+        self.groups: job_groups.PeerGroups | None = None
+        """Groups of the devices as of the last evaluation."""
+        self._ports: Mapping[tuple[str, str], tuple[str, str]] = {}
+        self.ranks = rank_events.RankEvents()
+        self._events: list[NodeEvent] = []
+        self._seen_events: dict[str, dict[EventKey, None]] = defaultdict(dict)
+        self._recent: deque[list[NodeEvent]] = deque(maxlen=WINDOW_SLOTS)
+        self._ended: deque[list[job_groups.EndedJob]] = deque(maxlen=ENDED_SLOTS)
+        self._receipts: list[Receipt] = []
+
+    def begin(self, slot: int) -> None:
+        """Begin slots up to one: readings of later ones are ignored."""
+        for sums in self.devices.sums.values():
+            sums.advance(slot)
+
+    def resume_jobs(
+        self, histories: Iterable[tuple[JobKey, findings.JobHistory]], slot: int
+    ) -> None:
+        """Continue the histories of jobs; those that do not run end once the running jobs are known."""
+        self.job_histories.update(histories)
+        self._resumed_jobs_until = slot + MAX_START_SLOTS
+
+    def add_devices(
+        self, node: str, batches: Iterable[Batch], find_schema: FindSchema, clock: Clock
+    ) -> None:
+        """Add the devices and settings of new schemas; before all batches, as a source may refer to the devices of another."""
+        for batch in batches:
+            entities = self.readings.add_devices(node, batch, find_schema)
+            if entities:
+                self.drift.settings.add(clock(batch.wall_ns[0]), node, entities)
+
+    def add(self, node: str, run: str, batch: Batch, find_schema: FindSchema, clock: Clock) -> None:
+        """Add a batch of a node. Events that an agent reads again after its restart are ignored."""
+        self.add_devices(node, (batch,), find_schema, clock)
+        if self.switches.follows(node):
+            self.switches.hosts.add(node, run, (batch,), find_schema, clock)
+        for node_event in self.readings.add(node, run, batch, find_schema, clock):
+            event, seen_keys = node_event.event, self._seen_events[node]
+            key = (event.name, event.entity.key, event.boot_ns)
+            if key not in seen_keys:
+                seen_keys[key] = None
+                self._events.append(node_event)
+                if len(seen_keys) > MAX_SEEN_EVENTS:
+                    del seen_keys[next(iter(seen_keys))]
+
+    def add_event(self, node_event: NodeEvent) -> None:
+        """Add an event."""
+        self._events.append(node_event)
+
+    def add_receipt(self, receipt: Receipt) -> None:
+        """Add a receipt."""
+        self._receipts.append(receipt)
+
+    def arrange(self) -> None:
+        """Complete additions: add the batches that wait, and order events and receipts by time."""
+        self.readings.flush()
+        self._events.sort(key=lambda node_event: (node_event.known_ns, node_event.timestamp_ns))
+        self._receipts.sort(key=lambda receipt: receipt.received_ns)
+
+    def end_of(self, slot: int) -> int:
+        """Return the end of a slot on the collector's clock."""
+        return self.first_ns + (slot + 1) * self.slot_ns
+
+    def evaluate(
+        self, slot: int, running_jobs: Mapping[JobKey, Iterable[str]] | None = None
+    ) -> list[IncidentChange]:
+        """Evaluate the slots up to one; return the changes of incidents.
+
+        `running_jobs` are the GPUs of each job; None: by the claims in the events.
+        """
+        now_ns = self.end_of(slot)
+        for sums in self.devices.sums.values():
+            sums.settle(slot)
+        events = self._take_events(now_ns)
+        if running_jobs is None:
+            for node_event in events:
+                self.claims.add(node_event)
+        self._recent.append(events)
+        self.ranks.add(events, now_ns)
+        self._take_receipts(now_ns)
+        groups = self._update_groups()
+        signals = ClusterSignals(self.devices, slot, WINDOW_SLOTS)
+        running = self.claims.jobs_at(now_ns) if running_jobs is None else running_jobs
+        jobs = job_groups.active_jobs(self.devices, groups, running)
+        recent = [node_event for of_slot in self._recent for node_event in of_slot]
+        ended_jobs = self._ended_jobs({job.key for job in jobs})
+        view = self.view = findings.DiagnosisView(
+            signals,
+            groups,
+            jobs,
+            {},
+            self.baselines,
+            now_ns,
+            self.thresholds,
+            recent,
+            ended_jobs,
+            {(each.class_name, each.cause): each for each in self.tracker.open},
+            self._stale_nodes(slot),
+        )
+        view.job_of_nic = _job_numbers(jobs, len(self.devices.nics), gpus=False)
+        view.job_of_gpu = _job_numbers(jobs, len(self.devices.gpus), gpus=True)
+        self.baselines.set_jobs(self._past_jobs.update(self.devices, jobs))
+        view.states = {job.key: _job_state(view, job) for job in jobs}
+        self._add_progress(view, slot)
+        self._add_to_minute(view)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            self.switches.prepare(view)
+            whole = node_detectors.merge_into_nodes(view, self._findings(view))
+            found = self.switches.refine(list(self.ranks.name_paths(view, whole)))
+            changed = self.tracker.update(view, self._queues.refine(view, found))
+            incident_effects.update_effects(view, self.tracker.open)
+        if slot % findings.SLOTS_PER_MINUTE == findings.SLOTS_PER_MINUTE - 1:
+            self.steps = self._find_steps(jobs, slot)
+            self._add_to_baselines(view)
+            self._minute = defaultdict(job_groups.JobMinute)
+        signals.clear()
+        return changed
+
+    def _stale_nodes(self, slot: int) -> set[str]:
+        """Return the nodes without a sample in the last minute, but not those that have left."""
+        first, last_slots = slot - findings.SLOTS_PER_MINUTE, self.readings.last_slots
+        stale = {name for name in self.devices.nodes if last_slots.get(name, -1) < first}
+        return stale - self.left_nodes
+
+    def _ended_jobs(self, running: Container[JobKey]) -> list[job_groups.EndedJob]:
+        if self.view is not None:
+            end_ns = self.view.timestamp_ns + self.slot_ns
+            ended = (job for job in self.view.jobs if job.key not in running)
+            self._ended.append([job_groups.EndedJob(job, end_ns) for job in ended])
+        return [each for slot in self._ended for each in slot if each.job.key not in running]
+
+    def _add_progress(self, view: findings.DiagnosisView, slot: int) -> None:
+        for key, state in view.states.items():
+            history = state.history = self.job_histories.setdefault(key, state.history)
+            # The variation of a slow job soon includes that it is slow.
+            state.slow_speed = max(state.slow_speed, history.slow_speed)
+            history.slow_speed = state.slow_speed if state.is_slow else 0.0
+            history.add(
+                slot,
+                progresses=state.exchange_now >= self.thresholds.jobs.stalled_speed,
+                exchanges=state.exchange >= self.thresholds.nodes.min_exchange,
+                speed=state.speed,
+            )
+        if slot >= self._resumed_jobs_until:
+            for key in self.job_histories.keys() - view.states.keys():
+                del self.job_histories[key]
+
+    def _find_steps(
+        self, jobs: Iterable[job_groups.ActiveJob], slot: int
+    ) -> dict[JobKey, step_period.StepTiming]:
+        end, traces = (slot + 1) * SLOT_SECONDS, self.readings.traces
+        found = {
+            job.key: step_period.find_step(traces.mean(job.nics, end, step_period.WINDOW_SECONDS))
+            for job in jobs
+        }
+        return {key: step for key, step in found.items() if step is not None}
+
+    def exceeded_limits(self) -> Iterator[str]:
+        """Yield a line for each bound that the input exceeded: the evaluation lacks the rest."""
+        for node in self.devices.nodes.values():
+            if node.has_ignored_devices:
+                yield f"node {node.name}: devices ignored: expected at most {devices.MAX_DEVICES_PER_NODE} of a kind"
+        if self.claims.ignored_claims:
+            count, limit = self.claims.ignored_claims, job_groups.MAX_CLAIMS_PER_GPU
+            yield f"{count} claims ignored: expected at most {limit} of a GPU"
+        if self.tracker.ignored_findings:
+            yield f"{self.tracker.ignored_findings} findings ignored: expected at most {MAX_OPEN_PER_CAUSE_NODE} of a node at once"
+
+    def _findings(self, view: findings.DiagnosisView) -> Iterator[findings.Finding]:
+        for found in self._detectors(view):
+            try:
+                yield from found
+            except Exception as fault:  # a defect of one detector must not end the others
+                if self.on_fault is None:
+                    raise
+                self.on_fault(getattr(found, "__name__", ""), fault)
+
+    def _detectors(self, view: findings.DiagnosisView) -> tuple[Iterator[findings.Finding], ...]:
+        return (
+            network_detectors.slow_receivers(view),
+            network_detectors.incast_receivers(view),
+            network_detectors.congestion_control_faults(view),
+            network_detectors.retransmitting_nics(view),
+            leaf_detectors.faulty_leaves(view),
+            leaf_detectors.congested_uplinks(view),
+            leaf_detectors.paused_leaves(view),
+            link_detectors.link_faults(view),
+            gpu_detectors.xid_events(view),
+            gpu_detectors.reported_gpu_faults(view),
+            self.ranks.name_ranks(view, gpu_detectors.slow_clocks(view)),
+            self.ranks.late_gpus(view, straggler_detectors.gpu_stragglers(view)),
+            storage_detectors.slow_storage(view),
+            job_detectors.jobs_without_input(view),
+            job_detectors.late_hosts(view),
+            self.ranks.name_ranks(view, job_detectors.hung_jobs(view)),
+            self.ranks.name_ranks(view, job_detectors.slow_jobs(view)),
+            node_detectors.stale_nodes(
+                view,
+                self.contacts,
+                self.readings.sample_slots if self.has_captures else None,
+                has_receipts=self.has_receipts,
+            ),
+            node_detectors.wrong_clocks(view, self.contacts),
+            self.drift.findings(view),
+            # Before what hosts show of the same leaf.
+            switch_advice.switch_findings(view, self.switch_links),
+            network_advice.late_marks(view),
+            network_advice.wrong_cables(view),
+            self._loads.findings(view),
+        )
+
+    def _update_groups(self) -> job_groups.PeerGroups:
+        """Return the groups of the devices with their present places."""
+        ports, groups, devices = self.switches.ports, self.groups, self.devices
+        if groups is None or groups.version != devices.version or ports is not self._ports:
+            self._ports = ports
+            devices.place_nics(ports)
+            if groups is None or groups.version != devices.version:
+                groups = job_groups.PeerGroups(devices, groups.leaf_names if groups else [])
+                self.groups = groups
+        return groups
+
+    def _take_events(self, now_ns: int) -> list[NodeEvent]:
+        count = bisect_right(self._events, now_ns, key=lambda node_event: node_event.known_ns)
+        taken, self._events = self._events[:count], self._events[count:]
+        for node_event in taken:
+            node = self.devices.nodes.get(node_event.node)
+            if node_event.event.name == "xid" and node:
+                self.devices.add_gpu_of_event(node, "".join(node_event.event.entity.key[:1]))
+        return taken
+
+    def _take_receipts(self, now_ns: int) -> None:
+        count = bisect_right(self._receipts, now_ns, key=lambda receipt: receipt.received_ns)
+        for receipt in self._receipts[:count]:
+            contact = self.contacts.setdefault(receipt.node, node_detectors.NodeContact())
+            contact.add(receipt.received_ns, receipt.offset_ns)
+            self.devices.node(receipt.node)  # frames may follow later, or be invalid
+        self._receipts = self._receipts[count:]
+        for name in [name for name, each in self.contacts.items() if each.is_lost(now_ns)]:
+            del self.contacts[name]
+
+    def _add_to_minute(self, view: findings.DiagnosisView) -> None:
+        groups, used = view.groups, view.signals.table(DeviceKind.GPU, 1)["utilization"]
+        received = view.signals.table(DeviceKind.NIC, 1)["receive"]
+        of_jobs = np.array([*(mean_known(used[job.gpus]) for job in view.jobs), np.nan])
+        is_measured, count = ~np.isnan(used), len(self.devices.node_names)
+        sums = np.bincount(groups.gpu_node[is_measured], used[is_measured], count).astype(float)
+        counts = np.bincount(groups.gpu_node[is_measured], minlength=count).astype(float)
+        of_nics = divide(sums, counts)[groups.nic_node]
+        for minute, jobs, uses, is_known in (
+            (self._minute[DeviceKind.GPU], view.job_of_gpu, used, is_measured),
+            (self._minute[DeviceKind.NIC], view.job_of_nic, of_nics, ~np.isnan(received)),
+        ):
+            is_idle = np.where(jobs >= 0, of_jobs[jobs], uses) <= self.thresholds.jobs.idle_use
+            minute.add(jobs, is_idle, is_known)
+
+    def _add_to_baselines(self, view: findings.DiagnosisView) -> None:
+        """Add the last minute, except of devices with an open incident; those of new incidents lose those before it, too.
+
+        An incident that opens again drops nothing: a device that flaps must not erase the past of its jobs.
+        """
+        lasting = [each for each in self.tracker.open if not each.incident_class.is_advice]
+        minute_ns = view.timestamp_ns - findings.SLOTS_PER_MINUTE * self.slot_ns
+        begun = incident_effects.newly_affected_devices(view, lasting, minute_ns)
+        self.baselines.drop_gap(begun)
+        excluded = incident_effects.affected_devices(view, lasting)
+        held_devices = incident_effects.held_devices(view, lasting)
+        for kind, minute in self._minute.items():
+            excluded[kind] |= minute.interrupted
+        gaps = {"job_gap": job_detectors.node_gaps(view)}
+        self.baselines.add_minute(
+            lambda kind: view.signals.table(kind, findings.SLOTS_PER_MINUTE),
+            excluded,
+            held_devices,
+            gaps,
+        )
+
+
+def _job_numbers(
+    jobs: list[job_groups.ActiveJob], count: int, *, gpus: bool
+) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
+    numbers = np.full(count, -1, np.intp)
+    for number, job in enumerate(jobs):
+        numbers[job.gpus if gpus else job.nics] = number
+    return numbers
+
+
+def _job_state(view: findings.DiagnosisView, job: job_groups.ActiveJob) -> findings.JobState:
+    """Return the state of a job, relative to its past."""
+    nic = view.signals.table(DeviceKind.NIC, findings.SLOTS_PER_MINUTE)
+    gpu = view.signals.table(DeviceKind.GPU, findings.SLOTS_PER_MINUTE)
+    thresholds = view.thresholds.jobs
+    state = findings.JobState(job, thresholds, thresholds.slow_speed)
+    state.exchange = mean_known(nic["send"][job.nics])
+    newest = view.signals.table(DeviceKind.GPU, 2)
+    state.utilization_now = mean_known(newest["utilization"][job.gpus])
+    state.activity = mean_known(gpu["activity"][job.gpus])
+    past = mean_known(view.base(DeviceKind.NIC, "send")[job.nics])
+    # A job that exchanges nothing has no such measure.
+    if past > view.thresholds.nodes.min_exchange:
+        state.exchange_change = state.exchange / past
+        low = mean_known(view.base(DeviceKind.NIC, "send", job_steps.LOW_QUANTILE)[job.nics])
+        max_loss = thresholds.slow_variation_factor * (1 - low / past)
+        state.slow_speed = min(state.slow_speed, 1 - max_loss)
+        state.exchange_now = (
+            mean_known(view.signals.table(DeviceKind.NIC, 2)["send"][job.nics]) / past
+        )
+    for name in ("utilization", "nvlink"):
+        past = mean_known(view.base(DeviceKind.GPU, name)[job.gpus])
+        if past > 0:
+            setattr(state, f"{name}_change", mean_known(gpu[name][job.gpus]) / past)
+    for name in ("activity", "power"):  # those of few ranks that work more are left out
+        changes = divide(gpu[name][job.gpus], view.base(DeviceKind.GPU, name)[job.gpus])
+        setattr(state, f"{name}_change", median_known(changes))
+    return state

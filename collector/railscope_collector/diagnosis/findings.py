@@ -1,0 +1,417 @@
+"""Findings of detectors at one evaluation: class, cause and evidence; and the input of detectors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set as AbstractSet
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from railscope.timestamps import SECOND_NS
+from railscope_collector.detector_thresholds import (
+    DetectorThresholds,
+    JobThresholds,
+    StorageThresholds,
+)
+from railscope_collector.diagnosis.baselines import WORK_QUANTILE, Baselines
+from railscope_collector.diagnosis.devices import ClusterDevices
+from railscope_collector.diagnosis.incident_classes import Severity
+from railscope_collector.diagnosis.jobs import ActiveJob, EndedJob, PeerGroups, connected_pods
+from railscope_collector.diagnosis.node_readings import NodeEvent
+from railscope_collector.diagnosis.quantities import DeviceKind
+from railscope_collector.diagnosis.signals import ClusterSignals
+from railscope_collector.diagnosis.slot_sums import Floats, median_known
+from railscope_collector.diagnosis.switch_counters import SwitchQueue
+from railscope_collector.workloads.job_roster import JobKey
+
+Flags: TypeAlias = NDArray[np.bool_]
+
+_MIN_CERTAINTY = 0.6
+SLOTS_PER_MINUTE = 6
+SLOT_NS = 60 * SECOND_NS // SLOTS_PER_MINUTE
+
+
+class Cause(NamedTuple):
+    """Entity that causes an incident: a kind, and its position or its name."""
+
+    kind: str
+    position: int = -1
+    name: str = ""
+    job: JobKey | None = None
+
+
+CHANGE = "change of peers"
+"""Comparison of a value relative to the past, not of the signal itself."""
+EVENT = "event"
+OTHER_JOBS = "jobs in one pod"
+"""Comparison with the devices of other jobs, which may be those of other tenants."""
+
+
+@dataclass(frozen=True, slots=True)
+class FindingEvidence:
+    """One value that supports a finding, and the value that it is compared with."""
+
+    signal: str
+    value: float
+    threshold: float
+    comparison: str
+    """Meaning of the threshold: a limit, the median of peers, the device's own baseline."""
+    device: str = ""
+    job: JobKey | None = None
+    """Job whose work or ranks the value shows, relative to its other devices or its past; None for a device as such."""
+    slots: int | None = None
+    """Slots over which the detector judges the signal; None for the usual window, 0 for a report, a setting or an age."""
+
+    @property
+    def is_change(self) -> bool:
+        """True if the value is a change relative to that of peers, not a value of the signal."""
+        return self.comparison == CHANGE
+
+    @property
+    def is_event(self) -> bool:
+        """True if a driver reported it once, and no reading shows how long it lasts."""
+        return self.comparison == EVENT
+
+    def as_report(self, job: JobKey | None) -> FindingEvidence:
+        """Return it as a report of an agent about a rank of a job."""
+        return replace(self, job=job, slots=0)
+
+
+Evidence: TypeAlias = tuple[FindingEvidence, ...]
+"""Evidence of one finding; the first one determines its onset."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedGain:
+    """Gain that is expected from following advice, and its derivation; NaN is unknown."""
+
+    text: str
+    derivation: str
+    share: float = np.nan
+    """Share of the time of the affected jobs."""
+    gpu_seconds_per_hour: float = np.nan
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Conclusion of a detector at one evaluation."""
+
+    incident_class: str
+    cause: Cause
+    evidence: Evidence
+    strength: float = 1.0
+    """Distance of the evidence from its threshold, from 0 to 1, relative to the largest one of the class."""
+    severity: str = ""
+    """Severity other than that of the class."""
+    onset_ns: int = 0
+    """Time of the event that shows the onset; 0 if it follows from the first evaluation."""
+    alternatives: tuple[int, ...] = ()
+    """Other leaves that hosts cannot distinguish from the cause."""
+    parts: tuple[int, ...] = ()
+    """Positions of the NICs or GPUs that a larger cause consists of."""
+    detail: str = ""
+    subject: str | Cause = ""
+    """Identity of advice whose devices may change while it lasts; without it, the cause is the identity."""
+    affected: tuple[Cause, ...] = ()
+    """All entities that advice concerns."""
+    gain: ExpectedGain | None = None
+    min_evaluations: int = 0
+    """Evaluations that must agree, where they are not those of the class."""
+    queue: SwitchQueue | None = None
+    """Queue of a switch at which switches show the cause."""
+    is_confirmed: bool | None = None
+    """True if the other end of a link counts the same, False if it contradicts; None if it is unknown."""
+    onset_slots: int | None = None
+    """Slots before the onset in which the fault may have begun; None for those of the first evidence."""
+
+    @property
+    def uncertain_slots(self) -> int | None:
+        """Slots before the onset in which the fault may have begun; None for the usual window."""
+        return self.evidence[0].slots if self.onset_slots is None else self.onset_slots
+
+    def certainty(self, *, has_slow_jobs: bool) -> float:
+        """Return the certainty of the conclusion, from 0.6 to 1; the lowest one if it is contradicted."""
+        if self.is_confirmed is False:
+            return _MIN_CERTAINTY
+        strength = 1.0 if self.is_confirmed else min(1.0, self.strength)
+        return _MIN_CERTAINTY + 0.3 * strength + 0.1 * has_slow_jobs
+
+
+@dataclass(slots=True)
+class JobWait:
+    """Waits of all ranks of a job, as behind a checkpoint: the present one, and the longest that ended; in slots.
+
+    A wait goes on while the job stores data, but these slots do not count: storage explains them.
+    """
+
+    first_slot: int = 0
+    last_slot: int = -9
+    longest: int = 0
+    storing: int = 0
+
+    def lasts(self, slot: int) -> bool:
+        """True if the wait has not ended before a slot."""
+        return slot - self.last_slot <= _MAX_WAIT_GAP
+
+    def add(self, slot: int) -> int:
+        """Add a slot in which all ranks wait; return the length of the wait."""
+        if not self.lasts(slot):
+            if self.last_slot >= 0:
+                self.longest = max(self.longest, self._length(self.last_slot))
+            self.first_slot, self.storing = slot, 0
+        self.last_slot = slot
+        return self._length(slot)
+
+    def add_storing(self, slot: int) -> None:
+        """Add a slot in which all ranks wait while the job stores data; a wait does not begin with it."""
+        if self.lasts(slot):
+            self.storing += slot - self.last_slot
+            self.last_slot = slot
+
+    def _length(self, slot: int) -> int:
+        return slot - self.first_slot + 1 - self.storing
+
+
+@dataclass(slots=True)
+class StorageWait:
+    """Evaluations in which a job waited for slow storage, since its storage is slow, and its speed before that."""
+
+    count: int = 0
+    first_slot: int = -1
+    last_slot: int = -1
+    earlier_speed: float = 1.0
+    run_slots: int = 0
+    """Last evaluations, without a break, in which the job ran as before."""
+    harmless_change: float = 0.0
+    """Highest latency, relative to the past, with which the job has run as before."""
+
+    def begin(self, slot: int, speeds: Sequence[float]) -> None:
+        """Begin a period of slow storage, with the usual speed of the last slots as the earlier one, unless the storage was slow during these."""
+        if self.last_slot < 0 or slot - self.last_slot > SPEED_SLOTS:
+            self.first_slot = slot
+            self.earlier_speed = float(np.fmin(median_known(np.array(speeds)), 1.0))
+            self.run_slots, self.harmless_change = 0, 0.0
+
+    def add_run(self, change: float, *, runs: bool) -> None:
+        """Add whether the job ran as before in the last minute; `change` is that of the latency in the minute before it.
+
+        Work shows waits over a minute: a job that ran in two minutes has not waited with the latency of the first of them.
+        """
+        self.run_slots = self.run_slots + 1 if runs else 0
+        if self.run_slots >= 2 * SLOTS_PER_MINUTE:
+            self.harmless_change = float(np.fmax(self.harmless_change, change))
+
+    def may_delay(self, change: float, thresholds: StorageThresholds) -> bool:
+        """True unless the job has run as before with about this latency, relative to the past."""
+        return not change < thresholds.worse_factor * self.harmless_change
+
+    def add(self, slot: int, *, waits: bool, runs: bool, is_slow: bool) -> bool:
+        """Add a slot; return True if the job has waited for a minute, its storage is still slow, and it has not run since."""
+        if runs or slot - self.last_slot > SLOTS_PER_MINUTE:
+            self.count = 0
+        if is_slow:
+            self.last_slot = slot
+        self.count += waits
+        return is_slow and self.count >= SLOTS_PER_MINUTE
+
+
+_MAX_WAIT_GAP = 3
+MAX_PAUSE_SLOTS = 18
+"""Longest pause of a job that is remembered: a longer one was none of its own."""
+
+
+SPEED_SLOTS = 30
+"""Evaluations over which the speed of a slow job counts: a checkpoint or an evaluation in between lowers few of them."""
+
+
+@dataclass(slots=True)
+class JobHistory:
+    """Progress, pauses and waits of a job over all evaluations, in slots; -1 for none.
+
+    Slots of a pause are those that were evaluated: an interruption of the diagnosis shows no pause.
+    """
+
+    progress_slot: int = -1
+    """Last slot in which the job made progress."""
+    pause_slots: int = 0
+    """Slots without progress since then."""
+    longest_pause_slots: int = 0
+    """Longest time without progress from which the job continued."""
+    resumed_slot: int = -1
+    """First slot with progress after a minute without, or longer."""
+    exchange_slot: int = -1
+    """Last slot in whose minute its NICs sent data."""
+    slow_speed: float = 0.0
+    """While the job is slow, the speed below which it has been since then; else 0."""
+    speeds: list[float] = field(default_factory=list)
+    """Speeds at the last evaluations, at most SPEED_SLOTS; NaN unknown."""
+    loss_slot: int = -1
+    """Last slot whose loss of time an incident has."""
+    wait: JobWait = field(default_factory=JobWait)
+    storage: StorageWait = field(default_factory=StorageWait)
+
+    def add(self, slot: int, *, progresses: bool, exchanges: bool, speed: float) -> None:
+        """Add a slot."""
+        self.speeds = [*self.speeds[1 - SPEED_SLOTS :], speed]
+        if exchanges:
+            self.exchange_slot = slot
+        if not progresses:
+            self.pause_slots += 1
+            return
+        if self.progress_slot >= 0:
+            pause = min(self.pause_slots, MAX_PAUSE_SLOTS)
+            self.longest_pause_slots = max(self.longest_pause_slots, pause)
+            if pause >= SLOTS_PER_MINUTE:
+                self.resumed_slot = slot
+        self.progress_slot, self.pause_slots = slot, 0
+
+    def restarts(self, slot: int) -> bool:
+        """True if the job has continued after a pause within the last two minutes."""
+        return self.resumed_slot >= 0 and slot - self.resumed_slot < 2 * SLOTS_PER_MINUTE
+
+
+@dataclass(slots=True)
+class JobState:
+    """State of a job at one evaluation, relative to its own past; 1 is as before, NaN unknown."""
+
+    job: ActiveJob
+    thresholds: JobThresholds
+    slow_speed: float
+    """Speed below which the job is slow."""
+    exchange: float = np.nan
+    """Share of the line rate that its NICs send, in the last minute."""
+    activity: float = np.nan
+    exchange_change: float = np.nan
+    utilization_change: float = np.nan
+    activity_change: float = np.nan
+    power_change: float = np.nan
+    nvlink_change: float = np.nan
+    exchange_now: float = np.nan
+    utilization_now: float = np.nan
+    """As `exchange_change`, and the mean, over the last 20 seconds."""
+    history: JobHistory = field(default_factory=JobHistory)
+
+    @property
+    def speed(self) -> float:
+        """Progress relative to the past, by the data that the ranks exchange per second: a step exchanges the same amount."""
+        return float(np.fmax(self.exchange_change, self.nvlink_change))  # what slows lowers both
+
+    @property
+    def works_more(self) -> bool:
+        """True if its GPUs work more than before: it exchanges less as its work is other, as with longer sequences."""
+        change = self.power_change if np.isnan(self.activity_change) else self.activity_change
+        return bool(change > self.thresholds.more_work_factor)
+
+    @property
+    def is_slow(self) -> bool:
+        """True if the job progresses more slowly than before."""
+        return bool(self.speed < self.slow_speed) and not self.works_more
+
+    @property
+    def losing_speed(self) -> float:
+        """Speed below which the job loses time to a fault: it is slower than its own variation explains, as that of a service."""
+        return min(self.slow_speed, self.thresholds.max_losing_speed)
+
+    @property
+    def loses_time(self) -> bool:
+        """True if the job loses time to a fault."""
+        return bool(self.speed < self.losing_speed) and not self.works_more
+
+
+class OpenFault(Protocol):
+    """Severity and onset of an open incident, and the parts of its cause."""
+
+    severity: Severity
+    parts: tuple[int, ...]
+    onset_ns: int
+
+
+@dataclass(slots=True)
+class DiagnosisView:
+    """Input of the detectors at one evaluation."""
+
+    signals: ClusterSignals
+    groups: PeerGroups
+    jobs: Sequence[ActiveJob]
+    states: dict[JobKey, JobState]
+    baselines: Baselines
+    timestamp_ns: int
+    thresholds: DetectorThresholds = DetectorThresholds()
+    events: Sequence[NodeEvent] = ()
+    """Events of the last window."""
+    ended_jobs: Sequence[EndedJob] = ()
+    open_faults: Mapping[tuple[str, Cause], OpenFault] = field(default_factory=dict)
+    """Open incidents by class and cause."""
+    stale_nodes: AbstractSet[str] = frozenset()
+    """Nodes without samples: nothing is known of their devices."""
+    job_of_nic: NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
+    job_of_gpu: NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
+    _connected_pods: NDArray[np.intp] | None = None
+
+    @property
+    def devices(self) -> ClusterDevices:
+        """All devices."""
+        return self.signals.devices
+
+    def base(self, kind: DeviceKind, name: str, quantile: float | None = None) -> Floats:
+        """Return the baseline of a signal, or another quantile of its past."""
+        return self.baselines.usual(kind, name, self.devices.sums[kind].devices, quantile)
+
+    def variation(self, kind: DeviceKind, name: str) -> Floats:
+        """Return the usual variation of a signal of work: the difference of a high and a low quantile of its past."""
+        return self.base(kind, name) - self.base(kind, name, 1 - WORK_QUANTILE)
+
+    def pods_around(self, pods: Iterable[int]) -> frozenset[int]:
+        """Return pods, and those with which they may exchange; all and -1 if one is unknown.
+
+        Pause spreads through the spines to the senders of a NIC, and to others of their pods.
+        """
+        if self._connected_pods is None:
+            load = np.fmax(self.signals.nic["send"], self.signals.nic["receive"])
+            is_other = self.groups.is_rail & above(load, self.thresholds.nodes.min_exchange)
+            for job in self.jobs:
+                is_other[job.nics] = False
+            self._connected_pods = connected_pods(self.groups, self.jobs, np.flatnonzero(is_other))
+        first, positions = self._connected_pods, np.unique(list(pods))
+        if not len(positions) or positions[0] < 0:
+            return frozenset(range(-1, len(first)))
+        return frozenset(np.flatnonzero(np.isin(first, first[positions])).tolist())
+
+    def rail_around(self, position: int) -> Flags:
+        """Return the NICs of the rail of a NIC in the pods with which its own may exchange."""
+        groups = self.groups
+        pods = self.pods_around([int(groups.nic_pod[position])])
+        of_rail = groups.nic_rail == groups.nic_rail[position]
+        return np.asarray(of_rail & np.isin(groups.nic_pod, [-1, *pods]))
+
+    def nic_name(self, position: int) -> str:
+        """Return node and interface of a NIC."""
+        nic = self.devices.nics[position]
+        return f"{nic.node} {nic.interface}"
+
+    def identity_of(self, cause: Cause) -> str:
+        """Return kind and names of an entity: every diagnosis of the same cluster gives it the same ones."""
+        if cause.kind == "nic":
+            return f"nic {self.nic_name(cause.position)}"
+        if cause.kind == "gpu":
+            gpu = self.devices.gpus[cause.position]
+            return f"gpu {gpu.node} {gpu.uuid or gpu.pci_address}"
+        return f"{cause.kind} {tuple(cause.job) if cause.job else cause.name}"
+
+    def gpu_name(self, position: int) -> str:
+        """Return node and index of a GPU."""
+        gpu = self.devices.gpus[position]
+        return f"{gpu.node} GPU {gpu.index or gpu.uuid or gpu.pci_address}"
+
+
+def slots_of(duration_ns: int) -> int:
+    """Return the slots of a time, of samples that have no slots."""
+    return -(-duration_ns // SLOT_NS)
+
+
+def above(values: Floats, limit: Floats | float) -> Flags:
+    """Return where values are known and greater than a limit; unknown limits are ignored."""
+    found: Flags = ~((values <= limit) | np.isnan(values))
+    return found

@@ -1,0 +1,246 @@
+"""Detectors of GPUs that report their fault: lost, unresponsive, memory, NVLink, heat, power."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from railscope.catalog.xids import xid
+from railscope.reading import Absent
+from railscope_collector.diagnosis import findings
+from railscope_collector.diagnosis.quantities import DeviceKind
+from railscope_collector.diagnosis.slot_sums import Floats, median, or_zero
+
+_CLASS_OF_XID = {
+    79: "gpu_lost",
+    48: "ecc_uncorrectable",
+    94: "ecc_uncorrectable",
+    95: "ecc_uncorrectable",
+    63: "row_remap",
+    64: "row_remap",
+    74: "nvlink_errors",
+    **dict.fromkeys(range(144, 151), "nvlink_errors"),
+    119: "gpu_unresponsive",
+    120: "gpu_unresponsive",
+}
+"""Classes of the errors that the driver reports (docs/xids.md)."""
+
+USED_EVENTS = frozenset({"xid", "gpu_lost"})
+_MISSING_STATE = 4
+MIN_MODEL_GPUS = 4
+MAX_XID_DIGITS = 6
+XID_STRENGTH = 0.5
+REMAP_STRENGTH = 0.7
+"""Strength of an Xid; a counter or a state of the GPU counts more."""
+ANSWER_SLOTS, NVLINK_SLOTS = 2, 6
+"""Slots without an answer of the driver, and those in which an NVLink must have errors again and again."""
+_STRONGER_XIDS = {48: 0.8}
+"""A double-bit error is reported once and needs a drain; the row that waits for its remap afterwards is its effect."""
+
+
+def xid_events(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
+    """Yield the GPUs of which the driver reported an error of the hardware."""
+    for node_event in view.events:
+        event, key = node_event.event, node_event.event.entity.key
+        node = view.devices.nodes.get(node_event.node)
+        if event.name not in USED_EVENTS or node is None or not key:
+            continue
+        position, number = node.gpu_by_address.get(key[0], -1), 79
+        if event.name == "xid":
+            text = key[1] if len(key) > 1 else ""
+            number = int(text) if text.isdecimal() and len(text) <= MAX_XID_DIGITS else -1
+        name = _CLASS_OF_XID.get(number, "")
+        if position < 0 or number < 0 or (not name and xid(number).error_class != "hardware"):
+            continue
+        is_fatal = not name and xid(number).severity == "fatal"
+        evidence = findings.FindingEvidence(
+            f"xid {number}", 1.0, 0.0, findings.EVENT, view.gpu_name(position), slots=0
+        )
+        yield findings.Finding(
+            name or "xid_event",
+            findings.Cause("gpu", position),
+            (evidence,),
+            _STRONGER_XIDS.get(number, XID_STRENGTH),
+            severity="critical" if is_fatal else "",
+            onset_ns=node_event.timestamp_ns,
+        )
+
+
+def reported_gpu_faults(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
+    """Yield GPUs whose counters, states or absence report a fault."""
+    gpu, groups = view.signals.gpu, view.groups
+    sums, slot = view.devices.sums[DeviceKind.GPU], view.signals.slot
+    recent = view.signals.table(DeviceKind.GPU, 2)
+    reason = sums.last("utilization_absence", slot, ANSWER_SLOTS)
+    alive = ~np.isnan(sums.rate("utilization", slot, ANSWER_SLOTS))
+    nodes = len(view.devices.node_names)
+    answering = np.bincount(groups.gpu_node[alive], minlength=nodes)[groups.gpu_node]
+    missing = gpu["device_state"] == _MISSING_STATE
+    gone = (~alive & (reason == Absent.GONE.value)) | (missing & ~alive)
+    # All GPUs of a node that no job uses: the driver was unloaded.
+    gone &= (answering > 0) | (view.job_of_gpu >= 0)
+    hung = ~alive & (reason == Absent.TIMEOUT.value)
+    yield from _without_answer(view, "gpu_lost", gone, "gone")
+    yield from _without_answer(view, "gpu_unresponsive", hung, "timeout")
+    yield from _gpu_findings(
+        view, "row_remap", findings.above(gpu["remap_failure"], 0.0), "remap_failure", "critical"
+    )
+    waits = findings.above(gpu["remap_pending"], 0.0) & ~findings.above(gpu["remap_failure"], 0.0)
+    yield from _gpu_findings(view, "row_remap", waits, "remap_pending", strength=REMAP_STRENGTH)
+    yield from _gpu_findings(
+        view,
+        "ecc_uncorrectable",
+        findings.above(recent["uncorrected_errors"], 0.0),
+        "uncorrected_errors",
+    )
+    often = findings.above(sums.total("nvlink_errors", slot, NVLINK_SLOTS), 0.0)
+    if often.any():
+        errors = sums.history("nvlink_errors", slot, NVLINK_SLOTS)
+        has_value = ~np.isnan(errors)
+        often = ((errors > 0) & has_value).sum(axis=0) > np.fmax(has_value.sum(axis=0) / 2, 2)
+    often |= findings.above(gpu["nvlink_recoveries"], 0.0)
+    yield from _gpu_findings(view, "nvlink_errors", often, "nvlink_errors", slots=NVLINK_SLOTS)
+    busy = findings.above(gpu["utilization"], view.thresholds.gpus.min_generation_use)
+    narrow = _below_usual(view, gpu["pcie_width"])
+    yield from _gpu_findings(view, "pcie_degraded", narrow, "pcie_width", limit=1.0)
+    slow = busy & _below_usual(view, gpu["pcie_generation"])
+    yield from _gpu_findings(view, "pcie_degraded", slow, "pcie_generation", limit=1.0)
+
+
+def _below_usual(view: findings.DiagnosisView, values: Floats) -> findings.Flags:
+    """Return the GPUs with less than the whole, unless most GPUs of their model have as little: on a board with fewer lanes."""
+    below = findings.above(1.0 - values, 0.01)
+    if not below.any():
+        return below
+    models = np.array([each.model for each in view.devices.gpus])
+    usual = np.full(len(values), np.nan)
+    for model in np.unique(models):
+        of_model = values[(models == model) & ~np.isnan(values)]
+        if len(of_model) >= MIN_MODEL_GPUS:
+            usual[models == model] = median(of_model)
+    return below & ~(values >= usual)
+
+
+def _gpu_findings(  # noqa: PLR0913, PLR0917 - parts of a finding
+    view: findings.DiagnosisView,
+    name: str,
+    hit: findings.Flags,
+    signal: str,
+    severity: str = "",
+    strength: float = 1.0,
+    limit: float = 0.0,
+    slots: int | None = None,
+) -> Iterator[findings.Finding]:
+    for position in np.flatnonzero(hit).tolist():
+        value, name_of_gpu = float(view.signals.gpu[signal][position]), view.gpu_name(position)
+        evidence = findings.FindingEvidence(signal, value, limit, "limit", name_of_gpu, slots=slots)
+        yield findings.Finding(
+            name, findings.Cause("gpu", position), (evidence,), strength, severity
+        )
+
+
+def _without_answer(
+    view: findings.DiagnosisView, name: str, hit: findings.Flags, reason: str
+) -> Iterator[findings.Finding]:
+    """Yield GPUs about which the driver does not answer, or answers that they are gone: they have no value."""
+    for position in np.flatnonzero(hit).tolist():
+        evidence = findings.FindingEvidence(
+            "utilization", np.nan, np.nan, reason, view.gpu_name(position), slots=ANSWER_SLOTS
+        )
+        yield findings.Finding(name, findings.Cause("gpu", position), (evidence,))
+
+
+def slow_clocks(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
+    """Yield GPUs with a clock that is low because of heat, or because hardware forces it."""
+    thresholds = view.thresholds.gpus
+    gpu = view.signals.gpu
+    usual = _peer_clocks(view)
+    slower = gpu["clock"] < thresholds.slow_clock * usual
+    hot = findings.above(gpu["thermal_share"], thresholds.min_limited) & slower
+    is_certain = gpu["clock"] < thresholds.unexplained_clock * usual
+    hot &= is_certain | findings.above(_shown_thermal_share(view), thresholds.min_limited)
+    yield from _slowed(view, "thermal_straggler", hot, "thermal_share", thresholds.min_hot_share)
+    brake = findings.above(gpu["power_brake_share"], thresholds.min_limited)
+    brake |= findings.above(gpu["slowdown_share"], thresholds.min_limited) & slower
+    yield from _slowed(view, "hw_slowdown", brake & ~hot, "power_brake_share", 0.0)
+
+
+def _shown_thermal_share(view: findings.DiagnosisView) -> Floats:
+    """Return the share of time in which heat limits the clock, as counted, or of moments less the standard error of few."""
+    sums, window = view.devices.sums[DeviceKind.GPU], (view.signals.slot, view.signals.window)
+    share = np.minimum(sums.rate("thermal_active", *window), 1.0)
+    readings = np.fmax(sums.weight("thermal_active", *window), 1)
+    counted = view.signals.gpu["thermal_counted"]
+    shown: Floats = np.fmax(counted, share - np.sqrt(share * (1 - share) / readings))
+    return shown
+
+
+def _slowed(
+    view: findings.DiagnosisView, name: str, hit: findings.Flags, signal: str, min_share: float
+) -> Iterator[findings.Finding]:
+    """Yield the smallest unit with all GPUs that heat or hardware forces to a low clock: a GPU, a node, a rack.
+
+    Nodes that are limited together have a common power supply, or cooling; GPUs of rack-scale systems report their chassis.
+    Others are in one rack only if their NICs are in one pod.
+    """
+    racks: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for position in np.flatnonzero(hit).tolist():
+        device = view.devices.gpus[position]
+        rack = device.chassis or _first_leaf(view, int(view.groups.gpu_node[position]))
+        racks[rack][device.node].append(position)
+    limit, shares = view.thresholds.gpus.min_limited, view.signals.gpu[signal]
+    if name == "hw_slowdown":
+        shares = np.fmax(shares, view.signals.gpu["slowdown_share"])
+    for rack, nodes in racks.items():
+        for cause, members in _units(view, rack, nodes, min_share):
+            evidence = tuple(
+                findings.FindingEvidence(signal, float(shares[p]), limit, "limit", view.gpu_name(p))
+                for p in members[:4]
+            )
+            parts = () if cause.kind == "gpu" else tuple(members)
+            yield findings.Finding(name, cause, evidence, parts=parts)
+
+
+def _units(
+    view: findings.DiagnosisView, rack: str, nodes: dict[str, list[int]], min_share: float
+) -> Iterator[tuple[findings.Cause, Sequence[int]]]:
+    """Yield the units of a rack with slow GPUs; nodes with a larger share of them, or several of these nodes, are one.
+
+    One GPU of several is slow by a cause of its own.
+    """
+    gpus = {name: len(view.devices.nodes[name].gpus) for name in nodes}
+    minimums = {name: max(min_share * count, min(2, count)) for name, count in gpus.items()}
+    whole = [name for name, members in nodes.items() if len(members) >= minimums[name]]
+    if len(whole) > 1:
+        parts = [position for name in whole for position in nodes.pop(name)]
+        yield findings.Cause("rack", name=rack), parts
+    for name, members in nodes.items():
+        if name in whole and len(members) > 1:
+            yield findings.Cause("node", name=name), members
+        else:
+            yield from ((findings.Cause("gpu", position), [position]) for position in members)
+
+
+def _first_leaf(view: findings.DiagnosisView, node: int) -> str:
+    """Return the first leaf of a node's pod; an empty name if all leaves are in one pod."""
+    groups = view.groups
+    pods = np.unique(groups.nic_pod[(groups.nic_node == node) & (groups.nic_pod >= 0)])
+    if len(np.unique(groups.nic_pod[groups.nic_pod >= 0])) < 2 or not len(pods):  # noqa: PLR2004 - several pods
+        return ""
+    return groups.leaf_names[int(groups.nic_leaf[groups.nic_pod == pods[0]].min())]
+
+
+def _peer_clocks(view: findings.DiagnosisView) -> Floats:
+    """Return, for each GPU, the usual clock of busy GPUs of its model, or its own before."""
+    gpu = view.signals.gpu
+    usual = np.full(len(gpu), np.nan)
+    models = np.array([each.model for each in view.devices.gpus])
+    busy = findings.above(gpu["utilization"], view.thresholds.gpus.min_clock_use)
+    for model in np.unique(models):
+        members = (models == model) & busy & ~np.isnan(gpu["clock"])
+        if members.sum() >= 3:  # noqa: PLR2004 - a majority needs three
+            usual[models == model] = median(gpu["clock"][members])
+    clocks: Floats = np.fmax(usual, or_zero(view.base(DeviceKind.GPU, "clock")))
+    return clocks

@@ -1,0 +1,229 @@
+"""Effects of incidents: NICs that are paused, jobs that are slow, their tenants, and the GPU time that they lose.
+
+The speed of a job in an incident is the median of the last five minutes, without the time in which it falls. What a job
+loses counts for one incident: one that touches a device of the job rather than one on its rail, and of these the one
+with the highest confidence. The loss begins at the onset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set as AbstractSet
+
+import numpy as np
+
+from railscope.timestamps import SECOND_NS
+from railscope_collector.diagnosis import switch_links
+from railscope_collector.diagnosis.findings import (
+    SLOT_NS,
+    SLOTS_PER_MINUTE,
+    SPEED_SLOTS,
+    DiagnosisView,
+    Flags,
+    JobState,
+)
+from railscope_collector.diagnosis.incidents import CLOSE_SLOTS, Incident
+from railscope_collector.diagnosis.jobs import ActiveJob
+from railscope_collector.diagnosis.network_detectors import victims
+from railscope_collector.diagnosis.quantities import DeviceKind
+from railscope_collector.diagnosis.slot_sums import median_known
+from railscope_collector.workloads.job_roster import JobKey
+
+MAX_JOBS = 1000
+"""Jobs, and tenants, that an incident keeps while it lasts: later ones are left out."""
+
+_RAMP_SLOTS = 4
+"""Evaluations after the detection in which the speed, that of a minute, still has a part of before the onset."""
+_STEADY_SLOTS = 18
+"""Evaluations whose median varies half as much as the speed of one minute does."""
+_HOSTS = frozenset({"nic", "node", "rack"})
+
+
+def update_effects(view: DiagnosisView, incidents: Iterable[Incident]) -> None:
+    """Update the effects of the incidents that were found in this slot; advice has none."""
+    slot = view.signals.slot
+    found = [i for i in incidents if i.last_slot == slot and not i.incident_class.is_advice]
+    touched = {}
+    for incident in found:
+        _add_paused_nics(view, incident)
+        _update_speeds(view, incident)
+        touched[incident.incident_id] = _touched_jobs(view, incident)
+    causes = [incident for incident in found if not incident.explained_by]
+    for key, cause in _main_causes(causes, touched, view.states.keys()).items():
+        for other in causes:
+            if _is_own(cause, key, touched) and not _is_own(other, key, touched):
+                other.job_speeds.pop(key, None)
+        if _may_have_slowed(view, cause, key, touched):
+            _add_loss(view, cause, view.states[key], _wait_slots(cause, key, touched))
+    for incident in found:
+        _add_tenants(view, incident, touched)
+
+
+def _add_paused_nics(view: DiagnosisView, incident: Incident) -> None:
+    reach, cause, nics = incident.reach, incident.cause, view.devices.nics
+    if not reach.rails:
+        return
+    own_parts = {cause.position} if cause.kind == "nic" else set(incident.parts)
+    may_be_paused = np.isin(view.groups.nic_pod, [-1, *view.pods_around(reach.pods)])
+    paused = np.flatnonzero(victims(view) & may_be_paused).tolist()
+    incident.victim_nics |= {p for p in paused if nics[p].rail in reach.rails} - own_parts
+
+
+def _update_speeds(view: DiagnosisView, incident: Incident) -> None:
+    """Set the speeds of the jobs that the incident reaches and that lose time; those of jobs that have ended stay.
+
+    One that is unknown for as long as the speeds count is removed.
+    """
+    slots = max((view.timestamp_ns - incident.detected_ns) // SLOT_NS, 0) + 1
+    counted = max(slots - _RAMP_SLOTS, 1)
+    speeds = incident.job_speeds
+    for key in incident.reach.jobs & view.states.keys():
+        state = view.states[key]
+        usual, limit = median_known(np.array(state.history.speeds[-counted:])), state.losing_speed
+        if slots >= _STEADY_SLOTS:
+            limit = (1 + limit) / 2
+        if usual >= limit or (np.isnan(usual) and counted >= SPEED_SLOTS):
+            speeds.pop(key, None)
+        elif usual < limit and (key in speeds or len(speeds) < MAX_JOBS):
+            speeds[key] = round(usual, 3)
+
+
+def _touched_jobs(view: DiagnosisView, incident: Incident) -> set[JobKey]:
+    """Return the jobs on the device that is the cause, its holders, and those with a NIC that is paused."""
+    cause, nics = incident.cause, view.devices.nics
+    paused_nodes = {nics[position].node for position in incident.victim_nics}
+    found = {cause.job} if cause.job else set[JobKey]()
+    for number, job in enumerate(_jobs_since(view, incident.onset_ns)):
+        is_holder = cause.kind in _HOSTS and not incident.reach.nodes.isdisjoint(job.nodes)
+        if cause.kind == "gpu":
+            is_holder = bool(view.job_of_gpu[cause.position] == number)
+            is_holder |= number >= len(view.jobs) and cause.position in job.gpus
+        if is_holder and len(incident.holders) < MAX_JOBS:
+            incident.holders.add(job.key)
+        if is_holder or not paused_nodes.isdisjoint(job.nodes):
+            found.add(job.key)
+    return found
+
+
+def _jobs_since(view: DiagnosisView, onset_ns: int) -> list[ActiveJob]:
+    """Return the running jobs, and then those that an incident may have ended."""
+    return [*view.jobs, *(each.job for each in view.ended_jobs if each.end_ns > onset_ns)]
+
+
+def _main_causes(
+    causes: Iterable[Incident], touched: Mapping[str, set[JobKey]], running: AbstractSet[JobKey]
+) -> dict[JobKey, Incident]:
+    """Return the incident that counts as the cause of each running job that is slow."""
+    found: dict[JobKey, tuple[bool, float, Incident]] = {}
+    for incident in causes:
+        for key in incident.job_speeds.keys() & running:
+            rank = _is_own(incident, key, touched), incident.confidence
+            if key not in found or rank > found[key][:2]:
+                found[key] = (*rank, incident)
+    return {key: incident for key, (*_, incident) in found.items()}
+
+
+def _is_own(incident: Incident, key: JobKey, touched: Mapping[str, set[JobKey]]) -> bool:
+    """True if an incident is one of a job's own devices, of its leaf or storage, or pauses its NICs."""
+    is_shared = incident.cause.kind not in _HOSTS | {"gpu"}
+    return key in touched[incident.incident_id] or (is_shared and key in incident.reach.jobs)
+
+
+_OWN_CAUSE_SLOTS = 12
+"""Evaluations for which the loss of a job waits for an incident of its own, unless another one touches it."""
+
+
+def _may_have_slowed(
+    view: DiagnosisView, incident: Incident, key: JobKey, touched: Mapping[str, set[JobKey]]
+) -> bool:
+    """True if an incident touches a job, or none of its own was found for a while: most are found later than one on its rail."""
+    waited_ns = view.timestamp_ns - incident.detected_ns
+    return waited_ns >= _wait_slots(incident, key, touched) * SLOT_NS
+
+
+def _wait_slots(incident: Incident, key: JobKey, touched: Mapping[str, set[JobKey]]) -> int:
+    return 0 if _is_own(incident, key, touched) else _OWN_CAUSE_SLOTS
+
+
+def _add_loss(view: DiagnosisView, incident: Incident, state: JobState, wait_slots: int) -> None:
+    """Add what a job lost in this slot, in those before without the finding, and after detection and wait since the onset."""
+    slot, history, key = view.signals.slot, state.history, state.job.key
+    is_same = slot - history.loss_slot <= CLOSE_SLOTS
+    first_slot = history.loss_slot + 1 if is_same else slot
+    if view.timestamp_ns - incident.detected_ns < (wait_slots + SLOTS_PER_MINUTE) * SLOT_NS:
+        since_onset = (view.timestamp_ns - incident.onset_ns) // SLOT_NS
+        first_slot = max(slot - min(since_onset, SPEED_SLOTS), history.loss_slot + 1)
+    history.loss_slot = slot
+    seconds = len(state.job.gpus) * max(slot - first_slot + 1, 1) * SLOT_NS / SECOND_NS
+    lost = incident.lost_gpu_seconds
+    tenant = key.tenant if key.tenant in lost or len(lost) < MAX_JOBS else ""
+    lost[tenant] = lost.get(tenant, 0.0) + seconds * (1 - max(incident.job_speeds[key], 0))
+
+
+def _add_tenants(
+    view: DiagnosisView, incident: Incident, touched: Mapping[str, set[JobKey]]
+) -> None:
+    """Add the tenants whose jobs an incident touches or slows down, with the nodes of these jobs."""
+    of_tenants = incident.tenant_nodes
+    for job in _jobs_since(view, incident.onset_ns):
+        tenant = job.key.tenant
+        slows = job.key in incident.job_speeds and _may_have_slowed(
+            view, incident, job.key, touched
+        )
+        if job.key not in touched[incident.incident_id] and not slows:
+            continue
+        if tenant in of_tenants or len(of_tenants) < MAX_JOBS:
+            of_tenants.setdefault(tenant, set()).update(job.nodes)
+
+
+def affected_devices(view: DiagnosisView, incidents: Sequence[Incident]) -> dict[DeviceKind, Flags]:
+    """Return the devices that incidents affect. Of one that delays nothing, it is its NIC only."""
+    faults = [each for each in incidents if not (_is_harmless(each) or _is_unfelt(each))]
+    touched = {key for incident in faults for key in incident.reach.jobs}
+    numbers = [number for number, job in enumerate(view.jobs) if job.key in touched]
+    nics, gpus = np.isin(view.job_of_nic, numbers), np.isin(view.job_of_gpu, numbers)
+    nodes = {name for job in view.jobs if job.key in touched for name in job.nodes}
+    nodes |= {name for incident in faults for name in incident.reach.nodes}
+    nics |= np.array([nic.node in nodes for nic in view.devices.nics], np.bool_)
+    harmless = (each.cause for each in incidents if _is_harmless(each))
+    nics[[cause.position for cause in harmless if cause.kind == "nic"]] = True
+    return {
+        DeviceKind.NIC: nics,
+        DeviceKind.GPU: gpus,
+        DeviceKind.NODE: np.array([n in nodes for n in view.devices.node_names], np.bool_),
+        DeviceKind.MOUNT: np.array([m.node in nodes for m in view.devices.mounts], np.bool_),
+    }
+
+
+def held_devices(view: DiagnosisView, incidents: Sequence[Incident]) -> dict[DeviceKind, Flags]:
+    """Return the devices that are compared with the time before incidents, however long these last.
+
+    Those of a job with an incident of its own are not: it only differs from its past, and may work like that from now on.
+    """
+    own_incidents = [
+        each for each in incidents if each.cause.kind == "job" and not each.explained_by
+    ]
+    of_jobs = affected_devices(view, own_incidents)
+    devices = affected_devices(view, [each for each in incidents if each.cause.kind != "job"])
+    return {kind: flags & ~of_jobs[kind] for kind, flags in devices.items()}
+
+
+def newly_affected_devices(
+    view: DiagnosisView, incidents: Sequence[Incident], since_ns: int
+) -> dict[DeviceKind, Flags]:
+    """Return the devices of incidents that were concluded after a timestamp and began before, except held ones."""
+    new = [each for each in incidents if each.onset_ns <= since_ns < each.detected_ns]
+    new_ids = {each.incident_id for each in new}
+    earlier = [each for each in incidents if each.incident_id not in new_ids]
+    devices, of_earlier = affected_devices(view, new), held_devices(view, earlier)
+    return {kind: flags & ~of_earlier[kind] for kind, flags in devices.items()}
+
+
+def _is_harmless(incident: Incident) -> bool:
+    """True for an incident of a NIC or of a leaf that is less severe than its class: it delays nothing."""
+    is_less = incident.incident_class.severity.is_above(incident.severity)
+    return incident.cause.kind in {"nic", "leaf"} and is_less
+
+
+def _is_unfelt(incident: Incident) -> bool:
+    """True for a fault of a link between switches that slows down no job: traffic takes the other links."""
+    return incident.class_name in switch_links.UNFELT_CLASSES and not incident.job_speeds

@@ -1,0 +1,452 @@
+"""Incidents as documents: the fields of `railscope diagnose --format json`, and their JSON Schema.
+
+The schema is docs/incident.schema.json; `make docs` writes it from these types.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Annotated, TypeAlias
+
+import msgspec
+
+from railscope.timestamps import SECOND_NS, format_timestamp
+from railscope.wire import RAIL_DIGITS
+from railscope_collector.detector_thresholds import Share
+from railscope_collector.diagnosis.devices import ClusterDevices
+from railscope_collector.diagnosis.findings import (
+    EVENT,
+    SLOT_NS,
+    Cause,
+    ExpectedGain,
+    FindingEvidence,
+)
+from railscope_collector.diagnosis.incident_classes import CLASSES, part_kind
+from railscope_collector.diagnosis.incidents import Incident
+from railscope_collector.diagnosis.jobs import PeerGroups
+from railscope_collector.workloads.job_roster import JobKey
+
+_SLOT_SECONDS = SLOT_NS / SECOND_NS
+MAX_LISTED = 200
+"""Victims that are listed; all are counted."""
+_OTHER_NODE = "another node"
+
+_LIMITS = {
+    "leaf": "Hosts cannot distinguish a leaf switch from its uplinks and the spines behind it.",
+    "link_transmit_errors": "A host does not count errors of the data that it sends: the switch port counts them.",
+    "ecn_late": "Hosts cannot read the thresholds of the switch; their order follows from pause, and from marks at the receivers with an agent.",
+    "pause_counts_differ": "Counters alone do not determine the end that counts wrong; frames may also be lost on the cable.",
+    "headroom_low": "A watermark is the highest value since it was last cleared: the switch does not state its time.",
+    "rail_imbalance": "Hosts cannot distinguish the uplinks of a leaf: the counters of the switch show unequal uplinks.",
+    "incast_receiver": "Hosts cannot read the queue of the switch; it follows from marks and rates.",
+    "nccl_hang": "Counters of hosts cannot determine the rank that did not enter the collective when all of them spin: flight recorders and NCCL's RAS subsystem do.",
+}  # fmt: skip
+"""Limits of the observation, by kind of cause or by class."""
+
+
+Timestamp: TypeAlias = Annotated[str, msgspec.Meta(extra_json_schema={"format": "date-time"})]
+
+
+class NicDocument(msgspec.Struct, frozen=True, tag_field="kind", tag="nic"):
+    """A NIC with all of its names; an adapter without an interface, such as EFA, has the name of its RDMA device."""
+
+    node: str
+    interface: str
+    device: str
+    pci_address: str
+    rail: int | None
+    switch: str
+    switch_port: str
+
+
+class GpuDocument(msgspec.Struct, frozen=True, tag_field="kind", tag="gpu"):
+    """A GPU with all of its names."""
+
+    node: str
+    index: int | None
+    uuid: str
+    pci_address: str
+
+
+class NodeDocument(msgspec.Struct, frozen=True, tag_field="kind", tag="node"):
+    """A node, and the interfaces that show its fault."""
+
+    node: str
+    interfaces: tuple[str, ...] = ()
+
+
+class LeafDocument(msgspec.Struct, frozen=True, tag_field="kind", tag="leaf"):
+    """A leaf switch, or one of others that hosts cannot distinguish.
+
+    The name is empty if no NIC states it; pods are numbered in the order of their nodes. If switches show the cause,
+    `port_switch`, `port` and `queue` name it: the switch may be a spine, and the queue is empty for a whole port.
+    """
+
+    switch: str
+    pod: int | None
+    rail: int | None
+    alternatives: tuple[LeafDocument, ...] = msgspec.field(name="or", default=())
+    port_switch: str | msgspec.UnsetType = msgspec.UNSET
+    port: str | msgspec.UnsetType = msgspec.UNSET
+    queue: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class RackDocument(msgspec.Struct, frozen=True, tag_field="kind", tag="rack"):
+    """Nodes with a common power supply; the name is empty if their GPUs do not report a chassis."""
+
+    rack: str
+    nodes: tuple[str, ...]
+
+
+class StorageDocument(msgspec.Struct, frozen=True, tag_field="kind", tag="storage"):
+    """A file server."""
+
+    server: str
+
+
+class JobDocument(msgspec.Struct, frozen=True, tag_field="kind", tag="job"):
+    """A job, and its speed relative to its past: the median of the last five minutes of the incident.
+
+    It is null for a job that is not slower, and of the cause.
+    """
+
+    tenant: str
+    source: str
+    workload: str
+    speed: float | None = None
+
+
+EntityDocument: TypeAlias = (
+    NicDocument
+    | GpuDocument
+    | NodeDocument
+    | LeafDocument
+    | RackDocument
+    | StorageDocument
+    | JobDocument
+)
+
+
+class EvidenceDocument(msgspec.Struct, frozen=True):
+    """A value that supports an incident; null is unknown. `comparison` is the meaning of the threshold.
+
+    `window_seconds` is the time over which the signal is judged, up to the evaluation; the value may be that of its last part.
+    0 stands for what has no window: a report, a setting, an age.
+    """
+
+    signal: str
+    device: str
+    value: float | None
+    threshold: float | None
+    comparison: str
+    window_seconds: float
+
+
+class GainDocument(msgspec.Struct, frozen=True):
+    """Expected gain of following advice: share of the time of the affected jobs, GPU-seconds per hour; null is unknown."""
+
+    text: str
+    share: float | None
+    gpu_seconds_per_hour: float | None
+    derivation: str
+
+
+class IncidentDocument(msgspec.Struct, frozen=True):
+    """An incident. Times are RFC 3339 in UTC on the collector's clock; `ended` is null while it lasts.
+
+    `onset` is the end of the first slot of 10 seconds that shows the fault, or the time of the report. The fault may have begun up to
+    `onset_uncertainty_seconds` before: that is the window of the first evidence as of the detection, the time since the wait of
+    a hang began, or the distance of two reads of what has no window; at least one slot.
+    `detected` is the time at which this class with this cause was first concluded, from nothing recorded later.
+    `runbook` is the path of the section on the class in the runbook, in the console and on the site that alert rules link to.
+    `explained_by` is the identity of the incident that explains this one. For a tenant, the names of a node on which none of its jobs is
+    touched, and of the devices of that node, are empty.
+    """
+
+    id: str
+    incident_class: str = msgspec.field(name="class")
+    text: str
+    title: str
+    """Class and cause in words."""
+    cause: EntityDocument
+    onset: Timestamp
+    onset_uncertainty_seconds: float
+    detected: Timestamp
+    ended: Timestamp | None
+    severity: str
+    confidence: Share
+    victims: tuple[EntityDocument, ...]
+    victim_count: int
+    jobs: tuple[JobDocument, ...]
+    evidence: tuple[EvidenceDocument, ...]
+    symptoms: tuple[str, ...]
+    lost_gpu_seconds: int
+    action: str
+    runbook: str
+    detail: str
+    limits: str
+    explained_by: str | None
+    gain: GainDocument | None = None
+    """Only of advice."""
+
+
+def victims_of(
+    incident: Incident, devices: ClusterDevices
+) -> tuple[tuple[NicDocument, ...], tuple[JobDocument, ...]]:
+    """Return all NICs that an incident affects, and all jobs that it touches, the slow ones first."""
+    affected = {each.position for each in incident.affected if each.kind == "nic"}
+    cause_job = {incident.cause.job} if incident.cause.job else set()
+    cause_nic = {incident.cause.position} if incident.cause.kind == "nic" else set()
+    unhurt_jobs = (incident.holders | cause_job) - incident.job_speeds.keys()
+    slow = [_job(key, speed) for key, speed in sorted(incident.job_speeds.items())]
+    nics = [
+        _nic(position, devices) for position in sorted(incident.victim_nics | affected - cause_nic)
+    ]
+    return tuple(nics), (*slow, *map(_job, sorted(unhurt_jobs)))
+
+
+def parts_of(incident: Incident, devices: ClusterDevices) -> tuple[NicDocument | GpuDocument, ...]:
+    """Return the devices that a larger cause consists of."""
+    kind, parts = part_kind(incident.class_name), incident.parts[:MAX_LISTED]
+    if kind == "gpu":
+        return tuple(_gpu(part, devices) for part in parts)
+    return tuple(_nic(part, devices) for part in parts if kind == "nic")
+
+
+def incident_document(
+    incident: Incident, devices: ClusterDevices, groups: PeerGroups, window_seconds: float
+) -> IncidentDocument:
+    """Return the document of an incident; `window_seconds` is the usual window."""
+    kind, cause = incident.incident_class, incident.cause
+    entity = _entity(incident, devices, groups)
+    nics, jobs = victims_of(incident, devices)
+    concerned = [
+        _device(each, devices, groups)
+        for each in incident.affected
+        if each != cause and each.kind != "nic"
+    ]
+    return IncidentDocument(
+        id=incident.incident_id,
+        incident_class=kind.name,
+        text=kind.text,
+        title=title_of(kind.name, entity),
+        cause=entity,
+        onset=format_timestamp(incident.onset_ns),
+        onset_uncertainty_seconds=max(
+            _seconds(incident.onset_slots, window_seconds), _SLOT_SECONDS
+        ),
+        detected=format_timestamp(incident.detected_ns),
+        ended=format_timestamp(incident.ended_ns) if incident.ended_ns else None,
+        severity=str(incident.severity),
+        confidence=incident.confidence,
+        victims=(*concerned[:MAX_LISTED], *nics[:MAX_LISTED], *jobs[:MAX_LISTED]),
+        victim_count=len(concerned) + len(nics) + len(jobs),
+        jobs=jobs[:MAX_LISTED],
+        evidence=tuple(_evidence(each, window_seconds) for each in incident.evidence),
+        symptoms=tuple(sorted(incident.symptoms)),
+        lost_gpu_seconds=round(sum(incident.lost_gpu_seconds.values())),
+        action=kind.action,
+        runbook=kind.runbook,
+        detail=incident.detail,
+        limits=_limits_of(incident),
+        explained_by=incident.explained_by or None,
+        gain=_gain(incident.gain) if incident.gain else None,
+    )
+
+
+def _limits_of(incident: Incident) -> str:
+    is_known = incident.queue or (incident.class_name == "nccl_hang" and incident.detail)
+    found = _LIMITS.get(incident.class_name, "") or _LIMITS.get(incident.cause.kind, "")
+    return "" if is_known else found
+
+
+def incident_schema() -> dict[str, object]:
+    """Return the JSON Schema of an incident, with the closed list of classes."""
+    schema = msgspec.json.schema(IncidentDocument)
+    definition = schema["$defs"]["IncidentDocument"]["properties"]
+    definition["class"]["enum"] = sorted(CLASSES)
+    definition["severity"]["enum"] = ["info", "warning", "critical"]
+    return schema
+
+
+def _entity(incident: Incident, devices: ClusterDevices, groups: PeerGroups) -> EntityDocument:
+    """Return the entity of a cause with all of its names."""
+    cause, parts = incident.cause, incident.parts
+    if cause.kind == "rack":
+        nodes = {devices.gpus[part].node for part in parts}
+        return RackDocument(cause.name, tuple(sorted(nodes)))
+    entity = _device(cause, devices, groups)
+    if isinstance(entity, LeafDocument):
+        alternatives = tuple(_leaf(leaf, devices, groups) for leaf in incident.alternatives)
+        entity = msgspec.structs.replace(entity, alternatives=alternatives)
+        if incident.queue:
+            names = dict(zip(("port_switch", "port", "queue"), incident.queue, strict=True))
+            entity = msgspec.structs.replace(entity, **names)
+        return entity
+    if isinstance(entity, NodeDocument):
+        is_of_nics = part_kind(incident.class_name) == "nic"
+        nics = [devices.nics[part] for part in parts if is_of_nics]
+        interfaces = sorted(nic.interface for nic in nics if nic.node == cause.name)
+        return NodeDocument(cause.name, tuple(interfaces))
+    return entity
+
+
+def _device(cause: Cause, devices: ClusterDevices, groups: PeerGroups) -> EntityDocument:
+    """Return an entity with its names."""
+    if cause.kind == "nic":
+        return _nic(cause.position, devices)
+    if cause.kind == "gpu":
+        return _gpu(cause.position, devices)
+    if cause.kind == "leaf":
+        return _leaf(cause.position, devices, groups)
+    if cause.kind == "storage":
+        return StorageDocument(cause.name)
+    return _job(cause.job) if cause.job else NodeDocument(cause.name)
+
+
+def _gpu(position: int, devices: ClusterDevices) -> GpuDocument:
+    gpu = devices.gpus[position]
+    return GpuDocument(gpu.node, _number(gpu.index), gpu.uuid, gpu.pci_address)
+
+
+def _nic(position: int, devices: ClusterDevices) -> NicDocument:
+    nic = devices.nics[position]
+    return NicDocument(
+        nic.node,
+        nic.interface,
+        nic.device,
+        nic.pci_address,
+        _number(nic.rail),
+        nic.switch,
+        nic.switch_port,
+    )
+
+
+def _leaf(leaf: int, devices: ClusterDevices, groups: PeerGroups) -> LeafDocument:
+    members = groups.leaves[leaf].tolist()
+    rails = {devices.nics[position].rail for position in members}
+    pods = {int(groups.nic_pod[position]) for position in members}
+    is_named = any(devices.nics[position].switch for position in members)
+    return LeafDocument(
+        groups.leaf_names[leaf] if is_named else "",
+        min(pods) if len(pods) == 1 else None,
+        _number(min(rails)) if len(rails) == 1 else None,
+    )
+
+
+def _job(key: JobKey, speed: float | None = None) -> JobDocument:
+    return JobDocument(key.tenant, key.source, key.workload, speed)
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isdecimal() and len(text) <= RAIL_DIGITS else None
+
+
+def _evidence(evidence: FindingEvidence, window_seconds: float) -> EvidenceDocument:
+    return EvidenceDocument(
+        evidence.signal,
+        evidence.device,
+        _finite(evidence.value),
+        _finite(evidence.threshold),
+        evidence.comparison,
+        _seconds(evidence.slots, window_seconds),
+    )
+
+
+def _seconds(slots: int | None, usual_seconds: float) -> float:
+    return usual_seconds if slots is None else slots * _SLOT_SECONDS
+
+
+def _gain(gain: ExpectedGain) -> GainDocument:
+    share, seconds = _finite(gain.share), _finite(gain.gpu_seconds_per_hour)
+    return GainDocument(gain.text, share, seconds, gain.derivation)
+
+
+def _finite(value: float) -> float | None:
+    return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+def title_of(class_name: str, cause: EntityDocument) -> str:
+    """Return class and cause in words."""
+    return f"{class_name}: {entity_text(cause)}"
+
+
+def entity_text(entity: EntityDocument) -> str:
+    """Return the names of an entity in words."""
+    match entity:
+        case NicDocument():
+            rail = "" if entity.rail is None else f"rail {entity.rail}"
+            port = f"{entity.switch} {entity.switch_port}".strip()
+            names = entity.device, entity.pci_address, rail, port
+            text = _device_text(f"NIC {entity.interface}".rstrip(), entity.node, names)
+        case GpuDocument():
+            index = "" if entity.index is None else f" {entity.index}"
+            text = _device_text(f"GPU{index}", entity.node, (entity.uuid, entity.pci_address))
+        case NodeDocument():
+            interfaces = f" ({', '.join(entity.interfaces)})" if entity.interfaces else ""
+            text = f"node {entity.node}{interfaces}" if entity.node else _OTHER_NODE
+        case LeafDocument():
+            rail = "" if entity.rail is None else f" of rail {entity.rail}"
+            alternatives = (each.switch or "another leaf" for each in entity.alternatives)
+            text = " or ".join((f"leaf {entity.switch}".rstrip() + rail, *alternatives))
+            if entity.port:
+                queue = f" queue {entity.queue}" if entity.queue else ""
+                text += f", {entity.port_switch} {entity.port}{queue}"
+        case RackDocument():
+            text = f"rack {entity.rack}".rstrip() + f" of {', '.join(entity.nodes)}"
+        case StorageDocument():
+            text = f"storage {entity.server}"
+        case JobDocument():
+            text = f"job {entity.workload} of {entity.tenant or 'no tenant'}"
+    return text
+
+
+def _device_text(device: str, node: str, names: Iterable[str]) -> str:
+    shown = ", ".join(filter(None, names))
+    return f"{device} of {node or _OTHER_NODE}" + (f" ({shown})" if shown else "")
+
+
+def count_text(count: int, noun: str) -> str:
+    """Return a number of things in words."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def evidence_text(evidence: EvidenceDocument) -> str:
+    """Return a value in words, with what it is compared with; without a value, or of an event, the reason."""
+    named, compared = f"{evidence.device}: {evidence.signal}", evidence.comparison
+    if evidence.comparison == EVENT:
+        return f"{named} ({compared})"
+    value = "no value" if evidence.value is None else f"{evidence.value:g}"
+    limit = "" if evidence.threshold is None else f": {evidence.threshold:g}"
+    return f"{named} {value} ({compared}{limit})"
+
+
+def describe(incident: IncidentDocument, paused_nics: int, job_count: int) -> Iterator[str]:
+    """Yield the lines of an incident for a terminal; the document may list fewer NICs and jobs."""
+    ended = f"from {incident.onset} to {incident.ended}"
+    lasting = ended if incident.ended else f"since {incident.onset}"
+    yield f"{incident.severity}: {incident.title}"
+    yield f"  {incident.text}"
+    yield f"  {lasting}, detected {incident.detected}, confidence {incident.confidence}"
+    yield from (f"  {evidence_text(each)}" for each in incident.evidence)
+    for job in incident.jobs:
+        speed = "" if job.speed is None else f" at {job.speed:.0%} of its speed"
+        yield f"  {entity_text(job)}{speed}"
+    if job_count > len(incident.jobs):
+        yield f"  {count_text(job_count - len(incident.jobs), 'more job')}"
+    if paused_nics:
+        yield f"  {count_text(paused_nics, 'NIC')} paused"
+    if not incident.gain:
+        yield f"  {count_text(incident.lost_gpu_seconds, 'GPU-second')} lost"
+    if incident.detail:
+        yield f"  {incident.detail}"
+    if incident.gain:
+        yield f"  expected gain: {incident.gain.text} ({incident.gain.derivation})"
+    if incident.limits:
+        yield f"  {incident.limits}"
+    if incident.explained_by:
+        yield f"  explained by incident {incident.explained_by}"
+    yield f"  -> {incident.action}"
+    yield f"  runbook: {incident.runbook}"
+    yield f"  incident: {incident.id}"

@@ -1,0 +1,317 @@
+"""Incidents as the collector publishes them: documents, metrics, and the part of each that a tenant may read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice, zip_longest
+
+import msgspec
+
+from railscope.catalog import incidents as catalog
+from railscope.timestamps import SECOND_NS
+from railscope_collector.diagnosis import incident_report as report
+from railscope_collector.diagnosis.diagnosis_curves import EvidenceCurve, GroupHistory
+from railscope_collector.diagnosis.findings import OTHER_JOBS
+from railscope_collector.diagnosis.incident_classes import AREAS, Severity
+from railscope_collector.diagnosis.ranking import Reach
+from railscope_collector.diagnosis.step_period import StepTiming
+from railscope_collector.fleet.view_cells import ViewCell
+from railscope_collector.workloads.job_roster import JobKey
+
+MAX_INCIDENT_CELLS = 500
+"""Open incidents with metrics of their own, and causes; all are counted."""
+MAX_REACH_CELLS = 5000
+"""Nodes, rails and jobs of open incidents with metrics."""
+OTHER_TENANT = report.JobDocument("another tenant", "", "-")
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedIncident:
+    """An incident as of its last evaluation.
+
+    `lost_gpu_seconds` and `tenant_nodes` are by tenant: the nodes are those of the tenant's jobs that it touches.
+    """
+
+    document: report.IncidentDocument
+    onset_ns: int
+    reach: Reach
+    victim_nics: Sequence[report.NicDocument] = ()
+    """All of them; the document has the first ones."""
+    jobs: Sequence[report.JobDocument] = ()
+    """As `victim_nics`."""
+    curves: Sequence[EvidenceCurve] = ()
+    tenant_nodes: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    lost_gpu_seconds: Mapping[str, float] = field(default_factory=dict)
+    parts: Sequence[report.NicDocument | report.GpuDocument] = ()
+    """Devices that a larger cause consists of."""
+    evidence_jobs: Sequence[JobKey | None] = ()
+    """Job of each evidence of the document; None for that of a device, also where there are fewer."""
+
+    @property
+    def is_open(self) -> bool:
+        """True while the incident lasts."""
+        return self.document.ended is None
+
+    @property
+    def is_root(self) -> bool:
+        """True if the incident lasts and no other one explains it."""
+        return self.is_open and self.document.explained_by is None
+
+    def of_tenant(self, tenant: str) -> ReportedIncident | None:
+        """Return what a tenant may read; None if no job of the tenant is touched.
+
+        Of other tenants nothing is shown: no job with its ranks, no name of a node without jobs of the tenant, no loss. The
+        detail, which repeats the evidence, is that of the tenant's own job, if all of its evidence is shown.
+        """
+        nodes = self.tenant_nodes.get(tenant)
+        if nodes is None:
+            return None
+        whole = self.document
+        jobs = tuple(job for job in self.jobs if job.tenant == tenant)
+        nics = tuple(nic for nic in self.victim_nics if nic.node in nodes)
+        lost = self.lost_gpu_seconds.get(tenant, 0.0)
+        cause, curves = whole.cause, self.curves
+        is_own_job = isinstance(cause, report.JobDocument) and cause.tenant == tenant
+        if isinstance(cause, report.JobDocument):
+            curves = [replace(each, has_peers=False) for each in curves] if is_own_job else ()
+            cause = cause if is_own_job else OTHER_TENANT
+        if isinstance(cause, report.RackDocument):
+            rack_nodes = tuple(node for node in cause.nodes if node in nodes)
+            cause = report.RackDocument(cause.rack, rack_nodes)
+        if isinstance(cause, _OF_NODES) and cause.node not in nodes:
+            cause, curves = _without_names(cause), ()
+        shown = [
+            (_without_others(each), job)
+            for each, job in zip_longest(whole.evidence, self.evidence_jobs)
+            if _is_visible(each.device, job, tenant, cause, nodes)
+        ]
+        compared = {each.comparison for each in whole.evidence}
+        is_of_job_only = is_own_job and OTHER_JOBS not in compared
+        document = msgspec.structs.replace(
+            whole,
+            cause=cause,
+            title=report.title_of(whole.incident_class, cause),
+            jobs=jobs[: report.MAX_LISTED],
+            victims=(*nics[: report.MAX_LISTED], *jobs[: report.MAX_LISTED]),
+            victim_count=len(nics) + len(jobs),
+            lost_gpu_seconds=round(lost),
+            evidence=tuple(each for each, _ in shown),
+            detail=whole.detail if is_of_job_only and len(shown) == len(whole.evidence) else "",
+            gain=whole.gain if is_of_job_only else None,
+        )
+        own_nodes, losses = {tenant: nodes}, {tenant: lost} if lost else {}
+        return replace(
+            self,
+            document=document,
+            victim_nics=nics,
+            jobs=jobs,
+            curves=curves,
+            tenant_nodes=own_nodes,
+            lost_gpu_seconds=losses,
+            parts=(),
+            evidence_jobs=[job for _, job in shown],
+        )
+
+
+_OF_NODES = report.NicDocument | report.GpuDocument | report.NodeDocument
+
+
+def _without_names(
+    cause: report.NicDocument | report.GpuDocument | report.NodeDocument,
+) -> report.EntityDocument:
+    """Return a cause of which only the kind, and the rail of a NIC, are shown."""
+    if isinstance(cause, report.NicDocument):
+        return report.NicDocument("", "", "", "", cause.rail, "", "")
+    is_gpu = isinstance(cause, report.GpuDocument)
+    return report.GpuDocument("", None, "", "") if is_gpu else report.NodeDocument("")
+
+
+def _without_others(evidence: report.EvidenceDocument) -> report.EvidenceDocument:
+    """Return evidence without the value of the jobs of others that it is compared with."""
+    is_of_others = evidence.comparison == OTHER_JOBS
+    return msgspec.structs.replace(evidence, threshold=None) if is_of_others else evidence
+
+
+def _is_visible(
+    device: str,
+    job: JobKey | None,
+    tenant: str,
+    cause: report.EntityDocument,
+    nodes: Container[str],
+) -> bool:
+    """True if evidence is of the cause itself, or of a node of the tenant: other devices may be another tenant's.
+
+    Of a job, it is that of the tenant's own job, of its rails or of a rank on a node of the tenant, also on nodes that tenants
+    share: an event that a job of another tenant left behind may name the nodes of that one.
+    """
+    node = device.partition(" ")[0]
+    if job is not None:
+        return job.tenant == tenant and (node in nodes or node == "rail" or device == job.workload)
+    if isinstance(cause, _OF_NODES) and cause.node:
+        return node == cause.node
+    if isinstance(cause, report.LeafDocument):
+        leaves = (cause, *cause.alternatives)
+        return node in nodes or device in {f"rail {cause.rail}", *(leaf.switch for leaf in leaves)}
+    return node in nodes and not isinstance(cause, report.JobDocument)
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentTable:
+    """All known incidents as of one evaluation, oldest first; a timestamp of 0 stands for none yet."""
+
+    timestamp_ns: int = 0
+    incidents: tuple[ReportedIncident, ...] = ()
+    opened: Mapping[str, int] = field(default_factory=dict)
+    """Incidents opened since the first start of the collector, by class."""
+    lost_seconds: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    """GPU-seconds lost, by class and tenant."""
+    steps: Mapping[JobKey, StepTiming] = field(default_factory=dict)
+    """Steps of the running jobs whose traffic shows them."""
+    history: GroupHistory = field(default_factory=GroupHistory)
+    """The last hour of rails and jobs."""
+
+    def find(self, number: str) -> ReportedIncident | None:
+        """Return an incident by its identity."""
+        return next((each for each in self.incidents if each.document.id == number), None)
+
+    def cells(self, tenant: str | None = None) -> Iterator[ViewCell]:
+        """Yield the metrics of incidents; for a tenant those that touch its jobs."""
+        if not self.timestamp_ns:
+            return
+        reported = self.incidents
+        if tenant is not None:
+            visible = (each.of_tenant(tenant) for each in reported)
+            reported = tuple(each for each in visible if each is not None)
+            yield from _loss_cells({k: v for k, v in self.lost_seconds.items() if k[1] == tenant})
+        else:
+            for name, count in self.opened.items():
+                yield ViewCell(catalog.OPENED, (name,), count)
+            yield from _loss_cells(self.lost_seconds)
+        roots = [each for each in reported if each.is_root]
+        counts = Counter((each.document.incident_class, each.document.severity) for each in roots)
+        for labels, count in sorted(counts.items()):
+            yield ViewCell(catalog.INCIDENTS, labels, count)
+        worst_first = sorted(roots, key=_urgency)
+        for each in worst_first[:MAX_INCIDENT_CELLS]:
+            yield _incident_cell(each)
+        touching = [each for each in worst_first if each.document.severity != Severity.INFO]
+        if tenant is None:
+            yield from islice(_cause_cells(touching), MAX_INCIDENT_CELLS)
+            yield from islice(_reach_cells(touching), MAX_REACH_CELLS)
+        yield from islice(_job_cells(touching, tenant), MAX_REACH_CELLS)
+        yield from islice(self._step_cells(tenant), MAX_REACH_CELLS)
+
+    def _step_cells(self, tenant: str | None) -> Iterator[ViewCell]:
+        for key, step in sorted(self.steps.items()):
+            if tenant in {None, key.tenant}:
+                yield ViewCell(catalog.JOB_STEP, key, step.period_seconds)
+                yield ViewCell(catalog.JOB_STEP_JITTER, key, step.jitter_seconds)
+                yield ViewCell(catalog.JOB_EXCHANGE, key, step.exchange_share)
+
+
+def _loss_cells(lost: Mapping[tuple[str, str], float]) -> Iterator[ViewCell]:
+    for (name, tenant), seconds in sorted(lost.items()):
+        yield ViewCell(catalog.LOST_TIME, (tenant, name), round(seconds))
+
+
+_ORDER = {"critical": 0, "warning": 1, "info": 2}
+
+
+def _urgency(incident: ReportedIncident) -> tuple[int, int]:
+    return _ORDER[incident.document.severity], incident.onset_ns
+
+
+def _incident_cell(incident: ReportedIncident) -> ViewCell:
+    document = incident.document
+    labels = (document.id, document.incident_class, document.severity)
+    cause = cause_labels(document.cause)
+    return ViewCell(catalog.ONSET, (*labels, *cause), incident.onset_ns / SECOND_NS)
+
+
+def cause_labels(cause: report.EntityDocument) -> tuple[str, str, str, str]:
+    """Return kind, node, device and rail of a cause; what it does not have is empty."""
+    match cause:
+        case report.NicDocument():
+            labels = "nic", cause.node, cause.interface, _text(cause.rail)
+        case report.GpuDocument():
+            labels = "gpu", cause.node, _text(cause.index) or cause.uuid, ""
+        case report.NodeDocument():
+            labels = "node", cause.node, "", ""
+        case report.LeafDocument():
+            labels = "leaf", "", cause.switch, _text(cause.rail)
+        case report.RackDocument():
+            labels = "rack", "", cause.rack, ""
+        case report.StorageDocument():
+            labels = "storage", "", cause.server, ""
+        case report.JobDocument():
+            labels = "job", "", cause.workload, ""
+    return labels
+
+
+def incident_facts(document: report.IncidentDocument) -> dict[str, str]:
+    """Return what events and audit records state about an incident."""
+    kind, node, device, rail = cause_labels(document.cause)
+    return {
+        "class": document.incident_class,
+        "severity": document.severity,
+        "cause": kind,
+        "node": node,
+        "device": device,
+        "rail": rail,
+        "onset": document.onset,
+        "confidence": str(document.confidence),
+        "ended": document.ended or "",
+        "explained_by": document.explained_by or "",
+    }
+
+
+def _text(number: int | None) -> str:
+    return "" if number is None else str(number)
+
+
+def _cause_cells(incidents: Iterable[ReportedIncident]) -> Iterator[ViewCell]:
+    """Yield the causes with the labels of their metrics: alerts on the same device are inhibited."""
+    for incident in incidents:
+        document = incident.document
+        names = (document.id, document.incident_class)
+        for entity in (document.cause, *incident.parts):
+            for labels in _device_labels(entity):
+                yield ViewCell(catalog.CAUSE, (*names, *labels), 1)
+
+
+def _device_labels(entity: report.EntityDocument) -> Iterator[tuple[str, ...]]:
+    """Yield kind, node, GPU, interface, device and PCI address of a device, or of each node of a rack."""
+    match entity:
+        case report.NicDocument(node, interface, device, pci_address):
+            yield "nic", node, "", interface, device, pci_address
+        case report.GpuDocument(node, _, uuid, pci_address):
+            yield "gpu", node, uuid, "", "", pci_address
+        case report.NodeDocument(node):
+            yield "node", node, "", "", "", ""
+        case report.RackDocument(_, nodes):
+            for node in nodes:
+                yield "node", node, "", "", "", ""
+
+
+def _reach_cells(incidents: Iterable[ReportedIncident]) -> Iterator[ViewCell]:
+    """Yield the nodes and rails that incidents touch: alerts on symptoms there are inhibited."""
+    for incident in incidents:
+        labels = _reach_labels(incident)
+        for node in sorted(incident.reach.nodes.union(*incident.tenant_nodes.values())):
+            yield ViewCell(catalog.REACH, (*labels, node, ""), 1)
+        for rail in sorted(incident.reach.rails - {""}):
+            yield ViewCell(catalog.REACH, (*labels, "", rail), 1)
+
+
+def _job_cells(incidents: Iterable[ReportedIncident], tenant: str | None) -> Iterator[ViewCell]:
+    for incident in incidents:
+        for key in sorted(incident.reach.jobs):
+            if tenant in {None, key.tenant}:
+                yield ViewCell(catalog.JOB_REACH, (*key, *_reach_labels(incident)), 1)
+
+
+def _reach_labels(incident: ReportedIncident) -> tuple[str, str, str]:
+    name = incident.document.incident_class
+    return incident.document.id, name, AREAS.get(name, "network")

@@ -1,0 +1,450 @@
+"""Detectors of jobs and their hosts: input, late hosts, hangs.
+
+Phases of a job (start, checkpoint, evaluation, requeue) change its readings as faults do. A checkpoint ends
+within 90 seconds, in an evaluation the GPUs go on computing, and a requeue leaves them idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from railscope_collector.detector_thresholds import JobThresholds
+from railscope_collector.diagnosis import findings, job_steps, slot_sums, storage_detectors
+from railscope_collector.diagnosis.jobs import MIN_PEERS, ActiveJob
+from railscope_collector.diagnosis.quantities import DeviceKind
+from railscope_collector.workloads.job_roster import JobKey
+
+INPUT_SLOTS = 2
+"""Slots over which utilization counts: a longer window would mix a short checkpoint with the work around it."""
+
+MOMENT_SLOTS, MAX_MOMENTS = 4, 3.0
+"""Slots over which few readings of moments count, which miss the gaps of long steps, or the work; the exchange must be even then."""
+
+LONG_SLOTS = (12, 24)
+"""Slots over which long steps count."""
+
+
+class _InputWait(NamedTuple):
+    """Usual utilization of the ranks of a job relative to their past, its limit, the progress of the job, and the window."""
+
+    usual: float
+    limit: float
+    progress: float
+    slots: int
+    min_evaluations: int = 0
+
+
+def _of_job(
+    job: ActiveJob, signal: str, values: tuple[float, float], comparison: str, slots: int | None
+) -> findings.FindingEvidence:
+    """Return evidence about a job as a whole; `values` are that of the signal and its threshold."""
+    name = job.key.workload
+    return findings.FindingEvidence(signal, *values, comparison, name, job.key, slots)
+
+
+def jobs_without_input(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
+    """Yield jobs of which all ranks wait alike, and not for storage."""
+    thresholds = view.thresholds.jobs
+    past = view.base(DeviceKind.GPU, "utilization", 0.5)
+    for job in view.jobs:
+        # A job that restarts fills its caches.
+        restarts = view.states[job.key].history.restarts(view.signals.slot)
+        trains = findings.above(past[job.gpus], thresholds.min_training_use)
+        if restarts or trains.mean() <= thresholds.majority:
+            continue
+        wait = _find_wait(view, job)
+        if wait:
+            values = wait.usual, wait.limit
+            evidence = _of_job(job, "utilization", values, "relative to its past", wait.slots)
+            # Without counters of what a job exchanges, a phase of other work has the same readings.
+            severity = "info" if np.isnan(wait.progress) or job_steps.may_serve(view, job) else ""
+            slots = job_steps.waiting_slots(view, job, thresholds.min_input, wait.limit)
+            onset_ns = view.timestamp_ns - max(slots - 1, 0) * findings.SLOT_NS
+            yield findings.Finding(
+                "dataloader_stall",
+                findings.Cause("job", job=job.key),
+                (evidence,),
+                severity=severity,
+                onset_ns=onset_ns,
+                min_evaluations=wait.min_evaluations,
+            )
+
+
+def _find_wait(view: findings.DiagnosisView, job: ActiveJob) -> _InputWait | None:
+    """Return the wait of a job by the window that shows it best."""
+    for slots in LONG_SLOTS:
+        wait = _input_wait(view, job, slots) if _waits_repeatedly(view, job, slots) else None
+        if wait:
+            return wait._replace(min_evaluations=1)
+    wait = None
+    if _readings(view, job, INPUT_SLOTS) <= MAX_MOMENTS and _exchanges_evenly(view, job):
+        wait = _input_wait(view, job, MOMENT_SLOTS)
+    return wait or _input_wait(view, job, INPUT_SLOTS)
+
+
+def _readings(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> float:
+    """Return the readings of utilization of the usual GPU in the last slots; infinite if they are means of intervals."""
+    sums, slot = view.devices.sums[DeviceKind.GPU], view.signals.slot
+    has_means = sums.weight("graphics_activity", slot, slots)[job.gpus] > 0
+    counts = sums.weight("utilization", slot, slots)[job.gpus]
+    return float(np.median(np.where(has_means, np.inf, counts)))
+
+
+def _input_wait(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> _InputWait | None:
+    """Return how much all ranks of a job waited in the last slots, while its steps went on; None if they did not."""
+    thresholds = view.thresholds.jobs
+    baseline = view.base(DeviceKind.GPU, "utilization")[job.gpus]
+    used = view.signals.table(DeviceKind.GPU, slots)["utilization"][job.gpus]
+    changes = used / baseline
+    changes = changes[~np.isnan(changes)]
+    if len(changes) < thresholds.majority * len(job.gpus):
+        return None
+    is_usual_shown = slots == INPUT_SLOTS
+    usual = slot_sums.median(changes) if is_usual_shown else slot_sums.mean_known(changes)
+    limit = _input_limit(view, job, usual)
+    if not thresholds.min_input < usual < limit:
+        return None
+    if not are_alike(changes, usual, _readings(view, job, slots), thresholds) and (
+        is_usual_shown or not _work_alike(view, job, slots)
+    ):
+        return None
+    progress = job_steps.progress(view, job, slots)
+    # Two slots show a part of long steps, with or without their exchange.
+    lowest = max(view.thresholds.steps.min_progress, thresholds.progress_share * usual)
+    minute = job_steps.progress(view, job, findings.SLOTS_PER_MINUTE)
+    # Readings of moments may be those of gaps for minutes; a job that makes as much progress as before does not wait.
+    highest = 1 - thresholds.min_starved_loss * (1 - usual)
+    starves = any(not each < lowest and not each > highest for each in (progress, minute))
+    windows = slots, findings.SLOTS_PER_MINUTE
+    starves &= not all(job_steps.is_other_work(view, job, each) for each in windows)
+    has_steps = job_steps.has_common_steps(view, job)
+    has_steps = has_steps or job_steps.has_common_steps(view, job, slots)
+    return _InputWait(usual, limit, progress, slots) if starves and has_steps else None
+
+
+def _input_limit(view: findings.DiagnosisView, job: ActiveJob, usual: float) -> float:
+    """Return the utilization relative to the past below which a job waits; it is higher if the job slows down as much as its gaps explain."""
+    thresholds, speed = view.thresholds.jobs, view.states[job.key].speed
+    past = view.base(DeviceKind.GPU, "utilization")[job.gpus]
+    spins = findings.above(past, thresholds.min_spinning_use)
+    is_loss_of_gaps = thresholds.min_gap_speed * usual < speed < thresholds.max_starved_speed
+    is_loss_of_gaps &= bool(spins.mean() > thresholds.majority)
+    return thresholds.max_small_input if is_loss_of_gaps else thresholds.max_input
+
+
+def _work_alike(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> bool:
+    """True if counters show that all ranks worked less than before, and alike.
+
+    If a step takes about one period of the samples, the utilization of a node is read in its gaps each time, or never.
+    """
+    thresholds = view.thresholds.jobs
+    for name in ("activity", "power"):
+        now = view.signals.table(DeviceKind.GPU, slots)[name][job.gpus]
+        changes = now / view.base(DeviceKind.GPU, name)[job.gpus]
+        changes = changes[~np.isnan(changes)]
+        if len(changes) >= thresholds.majority * len(job.gpus):
+            usual = slot_sums.median(changes)
+            alike = are_alike(changes, usual, np.inf, thresholds)
+            return usual < thresholds.max_starved_speed and alike
+    return False
+
+
+def _exchanges_evenly(view: findings.DiagnosisView, job: ActiveJob) -> bool:
+    """True if a job exchanged less than before, and alike, in both halves of the last slots: it was in no checkpoint."""
+    changes = [
+        job_steps.progress(view, job, INPUT_SLOTS, before)
+        for before in range(0, MOMENT_SLOTS, INPUT_SLOTS)
+    ]
+    steps, max_speed = view.thresholds.steps, view.thresholds.jobs.max_starved_speed
+    return min(changes) > steps.min_progress and max(changes) < min(
+        max_speed, steps.uneven_factor * min(changes)
+    )
+
+
+def _waits_repeatedly(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> bool:
+    """True if the ranks of a job waited in the last slots, also without its two longest pauses, and the job was slower."""
+    thresholds = view.thresholds.jobs
+    if job_steps.progress(view, job, slots) > thresholds.max_starved_speed:
+        return False
+    stores = storage_detectors.storing_slots(view, job, slots)
+    use = job_steps.use_without_pauses(view, job, stores)
+    return thresholds.min_input < use < thresholds.max_long_step_use
+
+
+def are_alike(
+    values: slot_sums.Floats, usual: float, count: float, thresholds: JobThresholds
+) -> bool:
+    """True if nearly all ranks wait as much as usual; few readings of moments differ although they do."""
+    tolerance = thresholds.max_rank_deviation
+    if count <= MIN_READINGS:
+        tolerance += 2 * float(np.sqrt(max(usual * (1 - usual), 0.0) / max(count, 1.0)))
+    return bool(np.mean(np.abs(values - usual) <= tolerance) >= thresholds.alike_share)
+
+
+MIN_READINGS = 10.0
+"""Readings of a usual GPU beyond which their mean shows its waits: NVML reports the last second or less, a moment of a step."""
+
+
+LATE_SLOTS, EARLY_SLOTS, MIN_WINDOW_READINGS = 6, 12, 6.0
+
+
+def node_gaps(view: findings.DiagnosisView) -> slot_sums.Floats:
+    """Return the utilization of each node in the last minute, less the median of the other nodes of its job."""
+    gaps = np.full(len(view.devices.node_names), np.nan)
+    values = view.signals.table(DeviceKind.GPU, findings.SLOTS_PER_MINUTE)["utilization"]
+    for job in view.jobs:
+        nodes, used = job_steps.node_means(view, job, values)
+        gaps[nodes] = used - job_steps.medians_of_others(used)
+    return gaps
+
+
+class _NodeGaps(NamedTuple):
+    """Utilization of the nodes of a job, and the median of the job's others, in the last minute; shape (slots, nodes).
+
+    `early` is their mean difference some minutes before, in place of a past that is too short for a baseline.
+    """
+
+    job: JobKey
+    nodes: slot_sums.Positions
+    used: slot_sums.Floats
+    usual: slot_sums.Floats
+    early: slot_sums.Floats
+
+    @property
+    def mean(self) -> slot_sums.Floats:
+        """Mean difference of each node."""
+        return slot_sums.means_known(self.used - self.usual)
+
+
+def late_hosts(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
+    """Yield the node of a job with GPUs that have gaps in their work while those of other nodes have none.
+
+    Utilization is a reading of one moment: a node is late if most moments of a minute show it, and the nodes of its job
+    hardly differed before. Replicas of a service differ with their load: a job that was not steady is unknown. Tasks that
+    wait for processors explain a gap, also a small one, and one that the job has time for.
+    """
+    thresholds = view.thresholds.jobs
+    pressed, past = _is_pressed(view), job_steps.low_use(view)
+    slots, early = (
+        view.signals.slots(DeviceKind.GPU, EARLY_SLOTS, before)["utilization"]
+        for before in (0, EARLY_SLOTS)
+    )
+    for job in view.jobs:
+        # Without steps, as between phases of training, nodes may do different work.
+        speed = view.states[job.key].speed
+        has_steps = not speed < thresholds.min_late_speed
+        is_steady_job = job_steps.is_steady_for_half(view, job, "utilization")
+        if len(job.nodes) < 2 or not has_steps or not is_steady_job:  # noqa: PLR2004 - other nodes to compare with
+            continue
+        nodes, before = job_steps.node_means(view, job, past)
+        used, usual = job_steps.uses_of_nodes(view, job, slots)
+        early_used, early_usual = job_steps.uses_of_nodes(view, job, early)
+        lasting = _NodeGaps(
+            job.key, nodes, used, usual, slot_sums.means_known(early_used - early_usual)
+        )
+        gaps = lasting._replace(used=used[-LATE_SLOTS:], usual=usual[-LATE_SLOTS:])
+        has_reason = pressed[nodes] & _is_pressed_more(view, nodes)
+        hit = _have_gaps(view, gaps, has_reason)
+        # All ranks wait for a late host, so the job slows down as much; replicas of a service do not.
+        hit &= job_steps.explain_speed(view, speed, gaps.mean)
+        past_of_others = job_steps.medians_of_others(before)
+        is_alone = findings.above(past_of_others, thresholds.min_others_use)
+        is_alone &= ~(speed > 1 + thresholds.min_gap_loss * gaps.mean)
+        is_alone &= job_steps.has_exchanged(view, job)
+        is_alone &= _stand_out(view, lasting)
+        is_alone &= job_steps.is_steady(view, job, "utilization") and _shows_late_nodes(view, job)
+        hit &= has_reason | is_alone
+        yield from _late_nodes(view, gaps, np.flatnonzero(hit).tolist(), has_reason)
+        hit = ~hit & has_reason & _have_rare_gaps(view, lasting) & _stand_out(view, lasting)
+        hit &= job_steps.explain_speed(view, speed, lasting.mean)
+        yield from _late_nodes(view, lasting, np.flatnonzero(hit).tolist(), has_reason)
+
+
+def _have_rare_gaps(view: findings.DiagnosisView, gaps: _NodeGaps) -> findings.Flags:
+    """Return the nodes that work less than before in few moments of two minutes.
+
+    If a step has one gap, a reading of a moment shows it as rarely as it is short.
+    """
+    usual = slot_sums.or_zero(view.base(DeviceKind.NODE, "job_gap", 0.5)[gaps.nodes])
+    return findings.above(usual - gaps.mean, view.thresholds.jobs.min_gap)
+
+
+def _stand_out(view: findings.DiagnosisView, gaps: _NodeGaps) -> findings.Flags:
+    """Return the nodes with a far larger gap than all others: readings of moments show a gap that all have as that of some."""
+    thresholds = view.thresholds.jobs
+    # A checkpoint stops all of them.
+    differences = np.where(gaps.usual > thresholds.min_others_use, gaps.used - gaps.usual, np.nan)
+    size = np.fmax(-slot_sums.means_known(differences), 0)
+    largest_other = np.array([np.delete(size, place).max(initial=0) for place in range(len(size))])
+    return findings.above(size, thresholds.other_gap_factor * largest_other)
+
+
+def _have_gaps(
+    view: findings.DiagnosisView, gaps: _NodeGaps, has_reason: findings.Flags
+) -> findings.Flags:
+    """Return the nodes that are used less than the others, and than before, in most slots."""
+    thresholds = view.thresholds.jobs
+    low = view.base(DeviceKind.NODE, "job_gap", 0.1)[gaps.nodes]
+    spread = view.base(DeviceKind.NODE, "job_gap", 0.5)[gaps.nodes] - low
+    low = np.where(np.isnan(low), gaps.early, low)
+    own_limit = low - np.fmax(thresholds.min_gap, thresholds.gap_factor * slot_sums.or_zero(spread))
+    min_gap = np.where(has_reason, thresholds.pressed_gap_share, 1.0) * thresholds.min_gap
+    limit = np.where(has_reason, -min_gap, np.fmin(own_limit, -min_gap))
+    # Readings during which the others do not work either, as in a checkpoint, show no gap.
+    differences = np.where(gaps.usual > thresholds.min_others_use, gaps.used - gaps.usual, np.nan)
+    late = (differences < limit) & (gaps.used > thresholds.min_late_use)
+    if np.isnan(differences).all():
+        return np.zeros(len(gaps.nodes), np.bool_)
+    count, late_count = (~np.isnan(differences)).sum(axis=0), late.sum(axis=0)
+    # In long steps some readings of moments miss the gap: fewer suffice where no other node has one.
+    is_alone = (late_count == late_count.sum()) & (late_count >= LATE_SLOTS / 2)
+    share = np.where(is_alone, thresholds.late_alone_share, thresholds.late_share)
+    hit = (count >= LATE_SLOTS / 2) & (late_count >= share * count)
+    # Readings of moments vary: the mean of few of them must differ by more.
+    means = slot_sums.means_known(differences)
+    with np.errstate(invalid="ignore"):
+        deviation = float(np.nanstd(differences - means))
+    noise = thresholds.late_deviations * deviation / np.sqrt(np.fmax(count, 1))
+    found: findings.Flags = hit & (means < -np.fmax(min_gap, noise))
+    return found
+
+
+def _shows_late_nodes(view: findings.DiagnosisView, job: ActiveJob) -> bool:
+    """True if gaps alone show a late node: of two nodes, neither is the usual one, and nodes must take common steps."""
+    if len(job.nodes) < MIN_PEERS or not job_steps.has_common_steps(view, job):
+        return False
+    # The minute after a change of phase contains both; with enough readings, a shorter window decides.
+    window = view.signals.window
+    has_few = _readings(view, job, window) < MIN_WINDOW_READINGS
+    return has_few or job_steps.has_common_steps(view, job, window)
+
+
+def _late_nodes(
+    view: findings.DiagnosisView, gaps: _NodeGaps, late: Iterable[int], has_reason: findings.Flags
+) -> Iterator[findings.Finding]:
+    pressures, limits = view.signals.node["cpu_pressure"], _pressure_limits(view)
+    for index in late:
+        node = gaps.nodes[index]
+        name = view.devices.node_names[node]
+        uses = float(np.nanmean(gaps.used[:, index])), float(np.nanmean(gaps.usual[:, index]))
+        evidence = [
+            findings.FindingEvidence(
+                "utilization", *uses, "other nodes of the job", name, gaps.job, len(gaps.used)
+            )
+        ]
+        if has_reason[index]:
+            pressure, limit = float(pressures[node]), float(limits[node])
+            evidence.append(
+                findings.FindingEvidence("cpu_pressure", pressure, limit, "its past", name)
+            )
+        differences = gaps.used[:, index] - gaps.usual[:, index]
+        above = slot_sums.or_zero(differences - np.nanmin(differences) / 2).cumsum()
+        first = int(np.argmax([0.0, *above[:-1]]))  # normal readings follow an earlier low one
+        yield findings.Finding(
+            "host_late",
+            findings.Cause("node", name=name),
+            tuple(evidence),
+            onset_ns=view.timestamp_ns - (len(differences) - 1 - first) * findings.SLOT_NS,
+        )
+
+
+def _is_pressed(view: findings.DiagnosisView) -> findings.Flags:
+    """Return the nodes whose tasks wait for processors more than usual."""
+    return findings.above(view.signals.node["cpu_pressure"], _pressure_limits(view))
+
+
+def _is_pressed_more(view: findings.DiagnosisView, nodes: slot_sums.Positions) -> findings.Flags:
+    """Return the nodes of a job whose tasks wait far more than those of the others: what all have, as late input, delays none alone."""
+    pressures = view.signals.node["cpu_pressure"][nodes]
+    of_others = job_steps.medians_of_others(pressures)
+    is_usual: findings.Flags = pressures <= view.thresholds.jobs.other_pressure_factor * of_others
+    return ~is_usual
+
+
+def _pressure_limits(view: findings.DiagnosisView) -> slot_sums.Floats:
+    thresholds = view.thresholds.jobs
+    usual = slot_sums.or_zero(view.base(DeviceKind.NODE, "cpu_pressure"))
+    return thresholds.min_pressure + thresholds.pressure_factor * usual
+
+
+MAX_SOLO_SLOTS = 36
+"""Slots for which one rank may work while the others wait, as it evaluates or builds an index; a longer wait is a hang."""
+
+
+def _working_ranks(view: findings.DiagnosisView, job: ActiveJob) -> slot_sums.Positions:
+    """Return the GPUs of a job that work nearly as much as before: the others wait for them, as for an evaluation by one rank."""
+    gpu, thresholds = view.signals.gpu, view.thresholds.jobs
+    limits = thresholds.hung_activity_change, thresholds.working_power_change
+    changes = [gpu[name] / view.base(DeviceKind.GPU, name) for name in ("activity", "power")]
+    works, has_power = map(findings.above, changes, limits)
+    works &= gpu["activity"] > thresholds.hung_activity
+    return job.gpus[np.where(np.isnan(changes[0]), has_power, works)[job.gpus]]
+
+
+def hung_jobs(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
+    """Yield jobs with ranks that spin in a collective: busy without work, and nothing moves."""
+    thresholds, min_busy_use = view.thresholds.jobs, view.thresholds.steps.min_busy_use
+    gpu, nic = view.signals.gpu, view.signals.nic
+    base = view.base(DeviceKind.GPU, "activity")
+    min_nvlink = thresholds.hung_nvlink_bytes_per_second
+    for job in view.jobs:
+        spins = findings.above(gpu["utilization"][job.gpus], min_busy_use)
+        activity = gpu["activity"][job.gpus]
+        # Ranks of one stage may usually work little: all ranks together work less than before.
+        change = slot_sums.mean_known(activity) / slot_sums.mean_known(base[job.gpus])
+        idle_work = activity < thresholds.hung_activity
+        idle_work &= change < thresholds.hung_activity_change
+        if np.isnan(activity).all():
+            usual_power = view.base(DeviceKind.GPU, "power")[job.gpus]
+            idle_work = gpu["power"][job.gpus] < thresholds.hung_power_change * usual_power
+        moved = findings.above(
+            view.base(DeviceKind.NIC, "send")[job.nics], thresholds.hung_exchange
+        ).any()
+        moved |= findings.above(view.base(DeviceKind.GPU, "nvlink")[job.gpus], min_nvlink).any()
+        # A job of which no counter shows progress is unknown: readings of moments may miss its work.
+        quiet = (
+            moved
+            and not findings.above(nic["send"][job.nics], thresholds.hung_exchange).any()
+            and not findings.above(gpu["nvlink"][job.gpus], min_nvlink).any()
+        )
+        if not quiet or (spins & idle_work).mean() < thresholds.majority:
+            continue
+        wait = view.states[job.key].history.wait
+        if storage_detectors.stores(view, job):
+            wait.add_storing(view.signals.slot)
+        elif (slots := wait.add(view.signals.slot)) > thresholds.wait_factor * wait.longest:
+            is_unlaunched = gpu["utilization"][job.gpus] < thresholds.max_unlaunched_use
+            missing = job.gpus[~spins & is_unlaunched]
+            values = slot_sums.mean_known(activity), thresholds.hung_activity
+            evidence = _of_job(job, "activity", values, "limit", None)
+            working = _working_ranks(view, job)
+            text = (
+                "no work was launched on" if len(missing) else "the others may wait for the work of"
+            )
+            names = ", ".join(view.gpu_name(p) for p in (missing if len(missing) else working)[:4])
+            yield findings.Finding(
+                "nccl_hang",
+                findings.Cause("job", job=job.key),
+                (evidence,),
+                severity="info" if len(working) and slots <= MAX_SOLO_SLOTS else "",
+                detail=f"{text} {names}" if names else "",
+                onset_slots=view.signals.slot - wait.first_slot + view.signals.window,
+            )
+
+
+def slow_jobs(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
+    """Yield jobs that are slower than before: symptoms, which other findings explain."""
+    now = view.signals.table(DeviceKind.GPU, findings.SLOTS_PER_MINUTE)["utilization"]
+    past, min_use = view.base(DeviceKind.GPU, "utilization"), view.thresholds.steps.min_busy_use
+    for state in filter(lambda each: each.is_slow, view.states.values()):
+        used, usual = (job_steps.node_means(view, state.job, each)[1] for each in (now, past))
+        # The ranks of one node may wait for those of another.
+        works = findings.above(used, min_use * usual).any()
+        if works and job_steps.has_common_steps(view, state.job):
+            values, slots = (state.speed, 1.0), findings.SLOTS_PER_MINUTE
+            evidence = _of_job(state.job, "send", values, "relative to its past", slots)
+            cause = findings.Cause("job", job=state.job.key)
+            yield findings.Finding("job_slowdown", cause, (evidence,))

@@ -1,0 +1,312 @@
+"""Detectors of links: bit errors, interruptions, speed, and NICs that have left the bus.
+
+A port may be down by design: a NIC counts as down only if it was up before, or if it is of a rail
+and its peers on the same rail are up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from railscope_collector.diagnosis import findings
+from railscope_collector.diagnosis.jobs import MIN_PEERS
+from railscope_collector.diagnosis.network_detectors import loaded_nics
+from railscope_collector.diagnosis.quantities import DeviceKind
+from railscope_collector.diagnosis.slot_sums import Floats, Positions, median, or_zero
+
+BEFORE_SLOTS = 18
+"""Slots in which a link must have been up, or must have carried traffic, to count as down."""
+
+
+def link_faults(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
+    """Yield faults of links."""
+    yield from _bit_errors(view)
+    yield from _outages(view)
+    yield from _speeds(view)
+    yield from _transmit_errors(view)
+
+
+def _bit_errors(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
+    thresholds = view.thresholds.links
+    nic = view.signals.nic
+    errors, lost = nic["bit_errors"], nic["uncorrected_symbols"]
+    lowest_limit = min(thresholds.min_bit_errors, thresholds.certain_bit_errors)
+    is_lossy = findings.above(lost, thresholds.critical_uncorrected)
+    if not (is_lossy | findings.above(errors, lowest_limit)).any():
+        return
+    peers, _ = view.groups.leaf_peers(errors, np.ones(len(nic), np.bool_))
+    usual = np.fmax(or_zero(peers), or_zero(view.base(DeviceKind.NIC, "bit_errors")))
+    limit = np.fmin(
+        np.fmax(thresholds.bit_error_factor * usual, thresholds.min_bit_errors),
+        thresholds.certain_bit_errors,
+    )
+    limit = np.fmax(
+        limit, thresholds.certain_factor * usual
+    )  # cables of one kind may all have that many
+    hit = findings.above(errors, limit) | is_lossy
+    for position in np.flatnonzero(hit).tolist():
+        name = view.nic_name(position)
+        critical = (
+            errors[position] > thresholds.critical_bit_errors
+            or lost[position] > thresholds.critical_uncorrected
+        )
+        yield findings.Finding(
+            "transceiver_degraded",
+            findings.Cause("nic", position),
+            (
+                findings.FindingEvidence(
+                    "bit_errors",
+                    float(errors[position]),
+                    float(limit[position]),
+                    "peers and baseline",
+                    name,
+                ),
+                findings.FindingEvidence(
+                    "uncorrected_symbols",
+                    float(lost[position]),
+                    thresholds.critical_uncorrected,
+                    "limit",
+                    name,
+                ),
+            ),
+            severity="critical" if critical else "",
+        )
+
+
+def _outages(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
+    """Yield links that came back, links that stay down, and NICs that are gone."""
+    outages = view.signals.table(DeviceKind.NIC, OUTAGE_SLOTS)["link_downs"]
+    if findings.above(outages, 0.5).any():
+        yield from _flaps(view, outages)
+    if (view.signals.nic["link_up"] == 0).any():
+        yield from _links_down(view)
+    yield from _lost_nics(view)
+
+
+def _flaps(view: findings.DiagnosisView, outages: Floats) -> Iterator[findings.Finding]:
+    """Yield links that came back, by the times that they went down in the slots of an outage."""
+    thresholds, now = view.thresholds.links, view.signals.nic
+    was_down = _was_down(view)
+    counted = np.where(was_down, outages, now["link_downs"])
+    downs = findings.above(counted, 0.5)
+    downs_before = view.signals.table(DeviceKind.NIC, view.signals.window - 1, 1)["link_downs"]
+    returned = was_down | findings.above(downs_before, 0.5)
+    # A slot of which the link is up for a part may end with the link down.
+    is_up = (now["link_up"] == 1) | ((now["link_up"] > 0) & returned)
+    groups, nodes = view.groups, len(view.devices.node_names)
+    of_node = np.bincount(groups.nic_node, minlength=nodes)
+    flapped = np.bincount(groups.nic_node[downs], minlength=nodes)
+    reloads = (flapped >= thresholds.reload_share * of_node) & (flapped > 1)
+    # A driver is loaded again once: links that go down again and again flap, all of a node as well.
+    if reloads.any():
+        downs_of_minutes = view.signals.table(DeviceKind.NIC, REPEAT_SLOTS)["link_downs"]
+        repeated = groups.nic_node[findings.above(downs_of_minutes, 2.5)]
+        reloads &= np.bincount(repeated, minlength=nodes) < thresholds.reload_share * of_node
+    # Up again, or counted while the interface does not state its carrier.
+    flaps = downs & (is_up | np.isnan(now["link_up"])) & ~reloads[groups.nic_node]
+    for position in np.flatnonzero(flaps).tolist():
+        slots = OUTAGE_SLOTS if was_down[position] else view.signals.window
+        name = view.nic_name(position)
+        evidence = findings.FindingEvidence(
+            "link_downs", float(counted[position]), 0.0, "limit", name, slots=slots
+        )
+        onset_ns = _first_down_ns(view, position, slots)
+        yield findings.Finding(
+            "link_flap", findings.Cause("nic", position), (evidence,), onset_ns=onset_ns
+        )
+
+
+def _links_down(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
+    """Yield links that are down, of those that were up before or whose peers are."""
+    thresholds, groups, now = view.thresholds.links, view.groups, view.signals.nic
+    earlier = view.signals.table(DeviceKind.NIC, BEFORE_SLOTS, 1)
+    was_up = findings.above(np.fmax(earlier["send"], earlier["receive"]), 0.0)
+    was_up |= (groups.is_rail & _was_up(view)) | _reported_down(view)
+    peers_up = np.zeros(len(now), np.bool_)
+    for members in groups.leaves:
+        others_up = int(findings.above(now["link_up"][members], 0.0).sum())
+        peers_up[members] = others_up >= 2  # noqa: PLR2004 - more than one peer
+    is_role = groups.is_rail & peers_up
+    down = (now["link_up"] == 0) & (was_up | is_role)
+    for leaf, members in enumerate(groups.leaves):
+        of_leaf = members[down[members]]
+        several = len(np.unique(groups.nic_node[of_leaf])) > 1
+        count = int((~np.isnan(now["link_up"][members])).sum())
+        if several and len(of_leaf) >= MIN_PEERS and len(of_leaf) >= thresholds.leaf_share * count:
+            down[of_leaf] = False
+            of_leaf_evidence = tuple(
+                findings.FindingEvidence("link_up", 0.0, 1.0, "before", view.nic_name(p))
+                for p in of_leaf[:4].tolist()
+            )
+            cause = findings.Cause("leaf", leaf, groups.leaf_names[leaf])
+            yield findings.Finding(
+                "link_down", cause, of_leaf_evidence, parts=tuple(of_leaf.tolist())
+            )
+    for position in np.flatnonzero(down).tolist():
+        # A port that was never up may be unused by design.
+        compared, severity = ("before", "") if was_up[position] else ("peers", "info")
+        evidence = findings.FindingEvidence("link_up", 0.0, 1.0, compared, view.nic_name(position))
+        yield findings.Finding(
+            "link_down", findings.Cause("nic", position), (evidence,), severity=severity
+        )
+
+
+REPEAT_SLOTS = 18
+"""Slots in which a link that goes down three times flaps, whatever the other links of its node do."""
+OUTAGE_SLOTS = 10
+"""Slots in which a link that is up again may have gone down: those after which it is reported as down, and a window."""
+
+
+def _was_down(view: findings.DiagnosisView) -> findings.Flags:
+    """Return the links that were down in a slot of the window."""
+    slots = view.signals.slots(DeviceKind.NIC, view.signals.window)
+    found: findings.Flags = (slots["link_up"] == 0).any(axis=0)
+    return found
+
+
+def _was_up(view: findings.DiagnosisView) -> findings.Flags:
+    """Return the links that were up in one of the last slots, although they may be down since."""
+    slots = view.signals.slots(DeviceKind.NIC, BEFORE_SLOTS - 1, 1)
+    found: findings.Flags = np.any(slots["link_up"] > 0, axis=0)
+    return found
+
+
+def _reported_down(view: findings.DiagnosisView) -> findings.Flags:
+    """Return the links with an incident that they are down: it lasts until they are up."""
+    found = np.zeros(len(view.devices.nics), np.bool_)
+    for (name, cause), fault in view.open_faults.items():
+        if name == "link_down" and (cause.kind != "nic" or fault.severity != "info"):
+            found[[cause.position] if cause.kind == "nic" else [*fault.parts]] = True
+    return found
+
+
+def _first_down_ns(view: findings.DiagnosisView, position: int, slots: int) -> int:
+    """Return the end of the first of the last slots in which a link went down."""
+    downs = view.signals.slots(DeviceKind.NIC, slots)["link_downs"][:, position]
+    counted = np.flatnonzero(downs > 0)
+    first = slots - 1 - int(counted[0]) if len(counted) else 0
+    return view.timestamp_ns - first * findings.SLOT_NS
+
+
+def _lost_nics(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
+    """Yield NICs that a node no longer reports while it reports others."""
+    now, before = view.signals.table(DeviceKind.NIC, 3), view.signals.table(DeviceKind.NIC, 12, 3)
+    groups = view.groups
+    reports = ~np.isnan(now["link_up"]) | ~np.isnan(now["receive"]) | ~np.isnan(now["pause_frames"])
+    gone = ~reports
+    if gone.any():
+        alive = np.bincount(groups.nic_node[reports], minlength=len(view.devices.node_names)) > 0
+        reported = ~np.isnan(before["link_up"]) | ~np.isnan(before["receive"])
+        gone &= reported & alive[groups.nic_node]
+    gone |= view.devices.sums[DeviceKind.NIC].last("device_gone", view.signals.slot, 6) > 0
+    if gone.any() and view.jobs:
+        # Maintenance resets NICs of nodes without a job: those that are back within two minutes were not lost.
+        minutes = view.signals.slots(DeviceKind.NIC, 2 * findings.SLOTS_PER_MINUTE)
+        busy = [view.devices.nodes[name].position for job in view.jobs for name in job.nodes]
+        gone &= np.isnan(minutes["link_up"]).all(axis=0) | np.isin(groups.nic_node, busy)
+    for position in np.flatnonzero(gone).tolist():
+        evidence = findings.FindingEvidence(
+            "link_up", np.nan, 1.0, "before", view.nic_name(position)
+        )
+        yield findings.Finding("nic_lost", findings.Cause("nic", position), (evidence,))
+
+
+def _speeds(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
+    """Yield links that are slower than they were, or than those of the same role of their node."""
+    nic = view.signals.nic
+    speed = np.where(nic["link_up"] > 0, nic["link_speed"], np.nan)
+    before = view.signals.table(DeviceKind.NIC, BEFORE_SLOTS, view.signals.window)["link_speed"]
+    low_speed, groups = view.thresholds.links.low_speed, view.groups
+    is_slow = speed < low_speed * np.fmax.reduce(np.fmax(speed, before), initial=0.0)
+    if is_slow.any():
+        # The NICs of a node may differ by design, then those of its rail differ in the same way.
+        of_rail = _usual(speed, groups.alike_on_rail)
+        usual = np.fmax(before, np.fmin(_usual(speed, groups.alike_on_node), of_rail))
+        is_slow = speed < low_speed * usual
+    for position in np.flatnonzero(is_slow).tolist():
+        values = float(speed[position]), float(usual[position])
+        evidence = findings.FindingEvidence(
+            "link_speed", *values, "peers and past", view.nic_name(position)
+        )
+        yield findings.Finding("link_speed_low", findings.Cause("nic", position), (evidence,))
+    for signal in ("pcie_width", "pcie_speed"):
+        if not (nic[signal] < 1).any():
+            continue
+        # A slot may have fewer lanes by design, then the NICs of most nodes have; PCIe of an unused device may
+        # save power by a lower speed, and never by fewer lanes.
+        of_rail = _usual(nic[signal], groups.alike_on_rail)
+        usual = np.fmin(_usual(nic[signal], groups.alike_in_cluster), of_rail)
+        narrow = (nic[signal] < 1) & (usual >= 1)
+        if signal == "pcie_speed":
+            narrow &= loaded_nics(view)
+        for position in np.flatnonzero(narrow).tolist():
+            value = float(nic[signal][position])
+            evidence = findings.FindingEvidence(
+                signal, value, 1.0, "limit", view.nic_name(position)
+            )
+            yield findings.Finding("pcie_degraded", findings.Cause("nic", position), (evidence,))
+
+
+def _usual(values: Floats, groups: Iterable[Positions]) -> Floats:
+    """Return, for each NIC, the median of its group, if it has at least three that are known."""
+    medians = np.full(len(values), np.nan)
+    for members in groups:
+        present = values[members][~np.isnan(values[members])]
+        if len(present) >= MIN_PEERS:
+            medians[members] = median(present)
+    return medians
+
+
+def _loses_alone(
+    view: findings.DiagnosisView, senders: Positions, position: int, loses: findings.Flags
+) -> bool:
+    """True if no other sender below a leaf loses packets; below one of two nodes, no other rail of the node."""
+    if len(senders) < MIN_PEERS:
+        of_node = view.groups.nic_node == view.groups.nic_node[position]
+        senders = np.flatnonzero(loaded_nics(view) & of_node & view.groups.is_rail)
+    return len(senders) >= MIN_PEERS and int(loses[senders].sum()) == 1
+
+
+BURST_EVALUATIONS = 6
+"""Evaluations that one burst does not fill: a sample of 15 s is in the windows of five."""
+
+
+def _transmit_errors(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
+    """Yield NICs with sent packets that are missing at several receivers, while other senders are clean."""
+    thresholds = view.thresholds.links
+    nic, use = view.signals.nic, loaded_nics(view)
+    limit = np.fmax(
+        thresholds.min_naks,
+        thresholds.naks_factor * or_zero(view.base(DeviceKind.NIC, "naks")),
+    )
+    loses = findings.above(nic["naks"], limit)
+    if not loses.any():
+        return
+    clean = ~findings.above(nic["uncorrected_symbols"], 0.0) & ~findings.above(
+        nic["unprotected_share"], view.thresholds.network.min_unprotected
+    )
+    for members in view.groups.leaves:
+        senders = members[use[members]]
+        hit = senders[loses[senders] & clean[senders]]
+        if len(hit) == 1 and _loses_alone(view, senders, int(hit[0]), loses):
+            position = int(hit[0])
+            disorder = nic["out_of_order"][members]
+            receivers = members[findings.above(disorder, thresholds.min_out_of_order)]
+            if len(receivers[receivers != position]):
+                evidence = findings.FindingEvidence(
+                    "naks",
+                    float(nic["naks"][position]),
+                    float(limit[position]),
+                    "peers and baseline",
+                    view.nic_name(position),
+                )
+                strong_limit = thresholds.strong_loss_factor * limit[position]
+                is_strong = nic["naks"][position] > strong_limit
+                yield findings.Finding(
+                    "link_transmit_errors",
+                    findings.Cause("nic", position),
+                    (evidence,),
+                    min_evaluations=0 if is_strong else BURST_EVALUATIONS,
+                )

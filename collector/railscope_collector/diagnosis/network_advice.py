@@ -1,0 +1,381 @@
+"""Advice about the network: ECN that marks too late, cables at wrong leaves, unequal rails of a job, and placement across pods.
+
+All of it follows from states that last; a fault that explains the same readings takes precedence (`ranking`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from railscope_collector.detector_thresholds import AdviceThresholds
+from railscope_collector.diagnosis import findings
+from railscope_collector.diagnosis.jobs import ActiveJob
+from railscope_collector.diagnosis.leaf_detectors import MIN_MEMBERS
+from railscope_collector.diagnosis.network_detectors import loaded_nics
+from railscope_collector.diagnosis.quantities import DeviceKind
+from railscope_collector.diagnosis.settings_advice import gain_of, waiting_gpus
+from railscope_collector.diagnosis.slot_sums import (
+    Floats,
+    Positions,
+    mean_known,
+    median_known,
+    or_zero,
+)
+from railscope_collector.fleet.rail_cabling import WrongRail
+from railscope_collector.workloads.job_roster import JobKey
+
+MAX_LEAVES = 4
+"""Leaves that a text names."""
+
+# Late marks --------------------------------------------------------------------------------------
+
+
+def late_marks(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
+    """Yield leaves that pause senders before they mark packets.
+
+    While a switch pauses, its queue is longer than the PFC threshold. With a lower ECN threshold it would mark every packet
+    that leaves this queue: the receiver of the queue would see at least the share of marked packets that the
+    senders see as share of time. The queue may be below any leaf of the rail, unless marks became rare below one of them when the
+    pauses began.
+    """
+    thresholds = view.thresholds.advice
+    nic = view.signals.table(DeviceKind.NIC, findings.SLOTS_PER_MINUTE)
+    groups, use = view.groups, loaded_nics(view) & view.groups.is_rail
+    quantile = 1 - thresholds.min_late_nics
+    of_leaves = (_of_leaf(nic["paused_share"], each, use, quantile) for each in groups.leaves)
+    paused = np.fromiter(of_leaves, np.float64)
+    rails = np.array([groups.nic_rail[each[0]] if len(each) else -1 for each in groups.leaves])
+    for rail in np.unique(rails[findings.above(paused, thresholds.min_late_paused)]).tolist():
+        members = np.flatnonzero((groups.nic_rail == rail) & use)
+        highest = float(or_zero(nic["marked_share"][members]).max(initial=0.0))
+        pauses = findings.above(
+            nic["pausing_share"][members], view.thresholds.network.min_pausing
+        ).any()
+        if not highest or pauses:
+            continue  # ECN is inactive or not counted, or a receiver is too slow
+        leaves = np.flatnonzero(rails == rail)
+        marked = np.array([_highest_marked(view, leaf, use, highest) for leaf in leaves.tolist()])
+        usual = float(or_zero(median_known(paused[rails != rail])))
+        by_marks = thresholds.paused_per_marked * marked
+        limits = np.fmax(max(thresholds.late_factor * usual, thresholds.min_late_paused), by_marks)
+        limits = np.fmin(limits, np.fmax(thresholds.certain_late_paused, by_marks))
+        is_found = findings.above(paused[leaves], limits)
+        if is_found.any():
+            found, shares = leaves[is_found], marked[is_found]
+            medians = [_of_leaf(nic["marked_share"], groups.leaves[n], use, 0.5) for n in found]
+            order = np.argsort(medians)
+            leaf, *alternatives = found[order].tolist()
+            values = float(paused[leaf]), usual, float(shares[order[0]])
+            yield _late_marks(view, (leaf, alternatives), values)
+
+
+MAX_LEFT_MARKS = 1 / 3
+"""Share of its usual marks below which those of a leaf became rare, and of its pauses that may have been usual before."""
+
+
+def _highest_marked(
+    view: findings.DiagnosisView, leaf: int, use: findings.Flags, of_rail: float
+) -> float:
+    """Return the highest share of marks at the queues that may pause senders: of a rail, or of a leaf with rare marks."""
+    members = view.groups.leaves[leaf]
+    members = members[use[members]]
+    nic = view.signals.table(DeviceKind.NIC, findings.SLOTS_PER_MINUTE)
+    now, past = {}, {}
+    for name in ("marked_share", "paused_share", "receive"):
+        both = nic[name][members], view.base(DeviceKind.NIC, name)[members]
+        are_known = ~np.isnan(both[0] + both[1])
+        now[name], past[name] = (mean_known(each[are_known]) for each in both)
+    became_rare = (
+        now["marked_share"] < MAX_LEFT_MARKS * past["marked_share"]
+        and now["receive"] > view.thresholds.leaves.usual_load * past["receive"]
+        and past["paused_share"] < MAX_LEFT_MARKS * now["paused_share"]
+    )
+    cause = findings.Cause("leaf", leaf, view.groups.leaf_names[leaf])
+    if became_rare or ("ecn_late", cause) in view.open_faults:
+        return float(or_zero(nic["marked_share"][members]).max(initial=0.0))
+    return of_rail
+
+
+def _of_leaf(values: Floats, members: Positions, use: findings.Flags, quantile: float) -> float:
+    """Return a quantile of the NICs in use below a leaf; NaN for too few."""
+    positions = members[use[members]]
+    present = np.sort(values[positions][~np.isnan(values[positions])])
+    return (
+        float(present[int(quantile * (len(present) - 1))])
+        if len(present) >= MIN_MEMBERS
+        else np.nan
+    )
+
+
+def _late_marks(
+    view: findings.DiagnosisView, leaves: tuple[int, list[int]], shares: tuple[float, float, float]
+) -> findings.Finding:
+    leaf, alternatives = leaves
+    paused, usual, marked = shares
+    name = view.groups.leaf_names[leaf]
+    share = max(paused - usual, 0.0)
+    gpus = waiting_gpus(view, view.groups.leaves[leaf])
+    derivation = (
+        f"share of time in which the leaf pauses at least two thirds of its NICs: {paused:.2%}, median of the other rails: {usual:.2%}, in the last minute; "
+        f"the exchange of {gpus} GPUs waits meanwhile"
+    )
+    return findings.Finding(
+        "ecn_late",
+        findings.Cause("leaf", leaf, name),
+        (
+            findings.FindingEvidence(
+                "paused_share", paused, usual, "other rails", name, slots=findings.SLOTS_PER_MINUTE
+            ),
+            findings.FindingEvidence(
+                "marked_share",
+                marked,
+                paused,
+                "highest of the queues that may pause; at least the share of pause if ECN acts first",
+                name,
+                slots=findings.SLOTS_PER_MINUTE,
+            ),
+        ),
+        alternatives=tuple(alternatives),
+        detail=f"senders are paused {paused:.2%} of the time, and at most {marked:.2%} of the packets of any receiver are marked",
+        gain=gain_of(share, gpus, f"up to {share:.1%} of the time of its jobs", derivation),
+    )
+
+
+# Cabling -----------------------------------------------------------------------------------------
+
+_UNKNOWN_GAIN = findings.ExpectedGain(
+    "unknown",
+    "traffic between its rail and this NIC crosses the spines; hosts do not measure its path",
+)
+
+
+def wrong_cables(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
+    """Yield nodes with NICs on leaves of other rails: one NIC is the cause, or the node of several."""
+    link_up = view.signals.nic["link_up"]
+    found: dict[str, list[tuple[int, WrongRail]]] = defaultdict(list)
+    for wrong in view.groups.wrong_rails:
+        node, interface = wrong.end.nic
+        position = view.devices.nodes[node].nics[interface]
+        if link_up[position] == 1:  # as of a node that reports
+            found[node].append((position, wrong))
+    for node, cables in found.items():
+        affected = tuple(findings.Cause("nic", position) for position, _ in cables)
+        yield findings.Finding(
+            "cabling_fault",
+            affected[0] if len(affected) == 1 else findings.Cause("node", name=node),
+            tuple(_cable_evidence(view, *cable) for cable in cables[:8]),
+            parts=tuple(position for position, _ in cables),
+            detail="; ".join(
+                f"{view.devices.nics[position].interface} of rail {wrong.end.rail}: {_cable_text(view, position, wrong)}"
+                for position, wrong in cables
+            ),
+            affected=affected,
+            gain=_UNKNOWN_GAIN,
+        )
+
+
+def _cable_evidence(
+    view: findings.DiagnosisView, position: int, wrong: WrongRail
+) -> findings.FindingEvidence:
+    nic = view.devices.nics[position]
+    text = _cable_text(view, position, wrong)
+    return findings.FindingEvidence(
+        "nodes_on_leaf", 1, wrong.peers, text, f"{nic.node} {nic.interface}", slots=0
+    )
+
+
+def _cable_text(view: findings.DiagnosisView, position: int, wrong: WrongRail) -> str:
+    port, leaves = view.devices.nics[position].switch_port, wrong.leaves
+    expected = f"{', '.join(leaves[:MAX_LEAVES])}{', ...' if len(leaves) > MAX_LEAVES else ''}"
+    end = f"{wrong.end.leaf} {port}".rstrip()
+    return f"ends at {end}, the rail of {wrong.peers} other nodes on {expected}"
+
+
+# Loads of jobs over half an hour -----------------------------------------------------------------
+
+BLOCK_MINUTES, BLOCKS = 5, 6
+_BLOCK_SLOTS = BLOCK_MINUTES * findings.SLOTS_PER_MINUTE
+LOAD_SLOTS = BLOCKS * _BLOCK_SLOTS
+MIN_RAIL_LOAD = 0.01
+MIN_RAILS = 3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JobLoad:
+    """Load of the NICs of a job in one block of time, and of those of other jobs that stay in their pod."""
+
+    nics: Positions
+    send: Floats
+    paused: float
+    marked: float
+    local_paused: float
+    local_marked: float
+
+    def is_limited(self, thresholds: AdviceThresholds) -> bool:
+        """True if the fabric slows the job down, and far more than jobs that stay in a pod."""
+        return bool(
+            self.paused
+            > max(thresholds.min_placed_paused, thresholds.placed_factor * self.local_paused)
+            or self.marked
+            > max(thresholds.min_placed_marked, thresholds.placed_factor * self.local_marked)
+        )
+
+
+class StandingLoads:
+    """Loads of all jobs in blocks of time, and the advice that follows if all blocks agree."""
+
+    def __init__(self) -> None:
+        self._blocks: deque[dict[JobKey, JobLoad]] = deque(maxlen=BLOCKS)
+        self._last_slot = 0
+
+    def findings(self, view: findings.DiagnosisView) -> Iterator[findings.Finding]:
+        """Yield unequal rails, and placements that a smaller part of the fabric would serve better."""
+        slot = view.signals.slot
+        if slot % _BLOCK_SLOTS == _BLOCK_SLOTS - 1:
+            if slot - self._last_slot > _BLOCK_SLOTS:
+                self._blocks.clear()
+            self._blocks.append(_loads(view))
+            self._last_slot = slot
+        if len(self._blocks) < BLOCKS:
+            return
+        for job in view.jobs:
+            loads = [block[job.key] for block in self._blocks if job.key in block]
+            if len(loads) == BLOCKS and all(np.array_equal(each.nics, job.nics) for each in loads):
+                yield from _unequal_rails(view, job, loads)
+                yield from _wide_placement(view, job, loads)
+
+
+def _loads(view: findings.DiagnosisView) -> dict[JobKey, JobLoad]:
+    """Return the loads of the last block."""
+    nic, pods = view.signals.table(DeviceKind.NIC, _BLOCK_SLOTS), view.groups.nic_pod
+    local = np.zeros(len(nic), np.bool_)
+    for job in view.jobs:
+        local[job.nics] = len(np.unique(pods[job.nics])) == 1
+    local &= findings.above(nic["send"], MIN_RAIL_LOAD)
+    is_comparable = local.sum() >= MIN_MEMBERS
+    usual = {
+        name: median_known(nic[name][local]) if is_comparable else np.nan
+        for name in ("paused_share", "marked_share")
+    }
+    return {
+        job.key: JobLoad(
+            job.nics,
+            nic["send"][job.nics],
+            median_known(nic["paused_share"][job.nics]),
+            median_known(nic["marked_share"][job.nics]),
+            usual["paused_share"],
+            usual["marked_share"],
+        )
+        for job in view.jobs
+    }
+
+
+def _rail_ratios(view: findings.DiagnosisView, load: JobLoad) -> dict[str, float]:
+    """Return the load of each unequal rail, relative to the job's median rail."""
+    thresholds = view.thresholds.advice
+    rails = np.array([view.devices.nics[position].rail for position in load.nics.tolist()])
+    nodes = view.groups.nic_node[load.nics]
+    names = np.unique(rails).tolist()
+    means = {name: mean_known(load.send[rails == name]) for name in names}
+    median = median_known(np.array(list(means.values())))
+    if len(names) < MIN_RAILS or len(np.unique(nodes)) < 2 or not median > MIN_RAIL_LOAD:  # noqa: PLR2004 - another node
+        return {}
+    found = {}
+    for name in names:
+        ratios = load.send[rails == name] / median
+        beyond = (
+            ratios > thresholds.max_rail_ratio
+            if means[name] > median
+            else ratios < thresholds.min_rail_ratio
+        )
+        if beyond.mean() >= thresholds.agreeing_nodes:
+            found[name] = means[name] / median
+    return found
+
+
+def _unequal_rails(
+    view: findings.DiagnosisView, job: ActiveJob, loads: list[JobLoad]
+) -> Iterator[findings.Finding]:
+    """Yield the rails of a job that carry more or less than the others, in all blocks."""
+    load, last = loads[-1], _rail_ratios(view, loads[-1])
+    rails = sorted(last)
+    for earlier in loads[:-1] if rails else ():
+        unequal = _rail_ratios(view, earlier)
+        rails = [rail for rail in rails if rail in unequal]
+    if not rails:
+        return
+    names = np.array([view.devices.nics[position].rail for position in load.nics.tolist()])
+    means = [mean_known(load.send[names == name]) for name in np.unique(names).tolist()]
+    highest, mean = max(means), float(np.mean(means))
+    share = highest - mean
+    derivation = (
+        f"at line rate, the busiest rail needs {highest:.1%} of the time for what it sends, and {mean:.1%} if all rails were equal, "
+        f"in the last {BLOCK_MINUTES} minutes; the exchange of {len(job.gpus)} GPUs ends with the last rail"
+    )
+    yield findings.Finding(
+        "rail_imbalance",
+        findings.Cause("job", job=job.key),
+        tuple(
+            findings.FindingEvidence(
+                "send",
+                last[rail],
+                1.0,
+                "median of the job's rails",
+                f"rail {rail}",
+                job.key,
+                LOAD_SLOTS,
+            )
+            for rail in rails[:8]
+        ),
+        detail=", ".join(
+            f"rail {rail} carries {last[rail]:.0%} of the median rail" for rail in rails
+        ),
+        gain=gain_of(share, len(job.gpus), f"up to {share:.1%} of the time of the job", derivation),
+    )
+
+
+def _wide_placement(
+    view: findings.DiagnosisView, job: ActiveJob, loads: list[JobLoad]
+) -> Iterator[findings.Finding]:
+    """Yield a job that fits into one pod, but crosses pods and is limited there, in all blocks."""
+    pods, nodes = view.groups.nic_pod, view.groups.nic_node
+    crossed = np.unique(pods[job.nics])
+    crossed = crossed[crossed >= 0]
+    if len(crossed) < 2 or not all(load.is_limited(view.thresholds.advice) for load in loads):  # noqa: PLR2004 - another pod
+        return
+    needed = len(job.nodes)
+    occupied = np.unique(nodes[(view.job_of_nic >= 0) & ~np.isin(nodes, nodes[job.nics])])
+    sizes, free = {}, {}
+    for pod in np.unique(pods[pods >= 0]).tolist():
+        members = np.unique(nodes[pods == pod])
+        sizes[pod], free[pod] = len(members), len(np.setdiff1d(members, occupied))
+    if max(sizes.values()) < needed:
+        return
+    load, compared_with = loads[-1], (findings.OTHER_JOBS, job.key.workload)
+    share = max(load.paused - load.local_paused, 0.0)
+    is_free = max(free.values()) >= needed
+    derivation = (
+        f"share of time in which the job's NICs are paused: {load.paused:.2%}, of jobs in one pod: {load.local_paused:.2%}, in the last "
+        f"{BLOCK_MINUTES} minutes; {len(job.gpus)} GPUs wait for the exchange; what rate control by ECN costs comes on top, hosts do not see it"
+    )
+    yield findings.Finding(
+        "placement_oversubscribed",
+        findings.Cause("job", job=job.key),
+        (
+            findings.FindingEvidence(
+                "paused_share", load.paused, load.local_paused, *compared_with, job.key, LOAD_SLOTS
+            ),
+            findings.FindingEvidence(
+                "marked_share", load.marked, load.local_marked, *compared_with, job.key, LOAD_SLOTS
+            ),
+        ),
+        detail=f"{needed} nodes in {len(crossed)} pods; a pod has {max(sizes.values())} nodes, "
+        + ("and enough of them are free now" if is_free else "fewer of them are free now"),
+        gain=gain_of(
+            share, len(job.gpus), f"at least {share:.1%} of the time of the job", derivation
+        ),
+    )

@@ -1,0 +1,400 @@
+"""Detectors of congestion at NICs: pause, marks and notifications.
+
+A NIC that transmits pause cannot accept all data that arrives; one that receives pause is a victim of a queue
+further on. Every threshold is compared with the peers below the same leaf and with the NIC's own past,
+so that sites with a permanent level of pause or marks stay quiet.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from railscope_collector.diagnosis import findings
+from railscope_collector.diagnosis.jobs import MAD_SCALE
+from railscope_collector.diagnosis.quantities import DeviceKind
+from railscope_collector.diagnosis.signals import SignalTable
+from railscope_collector.diagnosis.slot_sums import Floats, Positions, divide, median_known, or_zero
+
+MIN_SOCKET_NICS = 2
+MIN_SPREAD_NICS, SPREADS = 8, 3.0
+"""NICs of a job that show how much their load differs at one time, and such deviations beyond which a NIC stands out."""
+
+
+def loaded_nics(view: findings.DiagnosisView) -> findings.Flags:
+    """Return the NICs that carry RDMA traffic now."""
+    nic = view.signals.nic
+    return findings.above(np.fmax(nic["send"], nic["receive"]), view.thresholds.network.min_load)
+
+
+def _pausing_limit(view: findings.DiagnosisView) -> Floats:
+    """Return the share of pause beyond which a NIC is slower than its peers and its own past."""
+    thresholds = view.thresholds.network
+    nic = view.signals.nic
+    medians, deviations = view.groups.leaf_peers(nic["pausing_share"], view.groups.is_rail)
+    baseline = view.base(DeviceKind.NIC, "pausing_share")
+    return thresholds.min_pausing + np.fmax(
+        or_zero(medians) + thresholds.pausing_deviations * or_zero(deviations),
+        thresholds.pausing_factor * or_zero(baseline),
+    )
+
+
+def _may_pause(view: findings.DiagnosisView) -> bool:
+    """True if any NIC pauses more than the least of all limits, or reports a storm."""
+    nic, thresholds = view.signals.nic, view.thresholds.network
+    share = np.fmax(nic["pausing_share"], nic["pausing_frames"])
+    pauses = findings.above(share, min(thresholds.min_pausing, thresholds.storm_pausing))
+    return bool((pauses | findings.above(nic["pause_storms"], 0.0)).any())
+
+
+def slow_receivers(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
+    """Yield NICs that pause their switch port: storms, and slow receivers with the reason."""
+    thresholds = view.thresholds.network
+    nic = view.signals.nic
+    if not _may_pause(view):
+        return
+    limit = _pausing_limit(view)
+    reports = findings.above(nic["pause_storms"], 0.0) & ~findings.above(
+        nic["receive"], thresholds.storm_receive
+    )
+    # The pauses of the window may be those of before the senders stopped, as for a checkpoint.
+    newest = view.signals.table(DeviceKind.NIC, 1)
+    stopped_now = _stopped(view, newest)
+    storm = reports | (_stopped(view, nic) & (stopped_now | np.isnan(newest["pausing_share"])))
+    # The window may not show a storm yet: it would be a slow receiver until then.
+    slow = (
+        findings.above(nic["pausing_share"], limit)
+        & findings.above(nic["pausing_share"], nic["paused_share"])
+        & (_pauses_again(view, limit / 2) | (nic["pcie_width"] < 1) | (nic["pcie_speed"] < 1))
+        & ~storm
+        & ~stopped_now
+    )
+    for position in np.flatnonzero(storm).tolist():
+        yield _pausing(view, "pfc_storm", position, limit)
+    found = np.flatnonzero(slow)
+    for cause, parts in _merge_sockets(view, found, storm):
+        if cause is not None:
+            evidence = tuple(_pausing_evidence(view, each, limit) for each in parts[:4])
+            yield findings.Finding("host_bound_receiver", cause, evidence, parts=tuple(parts))
+            continue
+        for position in parts:
+            reason = _pcie_reason(view, position)
+            name = "pcie_bound_receiver" if reason else "slow_receiver"
+            yield _pausing(view, name, position, limit, reason)
+
+
+BURST_SLOTS, MIN_BURST_DISTANCE = 5, 2
+"""Slots in which a NIC must pause, and distance of the first and the last of these: one burst may be in two slots."""
+
+
+def _pauses_again(view: findings.DiagnosisView, limit: Floats) -> findings.Flags:
+    """Return the NICs that pause in more slots than one burst: all windows that overlap show a burst."""
+    slots = view.signals.slots(DeviceKind.NIC, BURST_SLOTS)
+    shown = findings.above(slots["pausing_share"], limit)
+    oldest, newest = shown.argmax(axis=0), BURST_SLOTS - 1 - shown[::-1].argmax(axis=0)
+    found: findings.Flags = shown.any(axis=0) & (newest - oldest >= MIN_BURST_DISTANCE)
+    return found
+
+
+def _stopped(view: findings.DiagnosisView, nic: SignalTable) -> findings.Flags:
+    """Return the NICs that pause most of the time and receive nothing; frames are an upper bound where no duration is counted."""
+    thresholds, pausing = view.thresholds.network, nic["pausing_share"]
+    share = np.where(np.isnan(pausing), nic["pausing_frames"], pausing)
+    past = view.base(DeviceKind.NIC, "receive")
+    left = np.where(past > thresholds.min_load, thresholds.storm_receive_share * past, np.inf)
+    limit = np.minimum(thresholds.storm_receive, left)
+    return findings.above(share, thresholds.storm_pausing) & ~findings.above(nic["receive"], limit)
+
+
+def _pausing(
+    view: findings.DiagnosisView,
+    name: str,
+    position: int,
+    limit: Floats,
+    more: tuple[findings.FindingEvidence, ...] = (),
+) -> findings.Finding:
+    evidence = (_pausing_evidence(view, position, limit), *more)
+    share = float(or_zero(view.signals.nic["pausing_share"][position]))
+    return findings.Finding(name, findings.Cause("nic", position), evidence, min(1.0, 0.5 + share))
+
+
+def _pausing_evidence(
+    view: findings.DiagnosisView, position: int, limit: Floats
+) -> findings.FindingEvidence:
+    value, name = view.signals.nic["pausing_share"][position], view.nic_name(position)
+    return findings.FindingEvidence(
+        "pausing_share", float(value), float(limit[position]), "peers and baseline", name
+    )
+
+
+def _pcie_reason(
+    view: findings.DiagnosisView, position: int
+) -> tuple[findings.FindingEvidence, ...]:
+    """Return the evidence that PCIe limits a NIC."""
+    thresholds, name = view.thresholds.network, view.nic_name(position)
+    limits = {
+        "write_stall": thresholds.min_stall,
+        "discards": thresholds.min_discards,
+        "pcie_width": 1.0,
+        "pcie_speed": 1.0,
+    }
+    values = {signal: float(view.signals.nic[signal][position]) for signal in limits}
+    return tuple(
+        findings.FindingEvidence(signal, values[signal], limit, "limit", name)
+        for signal, limit in limits.items()
+        if (values[signal] < limit if signal.startswith("pcie_") else values[signal] > limit)
+    )
+
+
+def _merge_sockets(
+    view: findings.DiagnosisView, found: Positions, storm: findings.Flags
+) -> Iterator[tuple[findings.Cause | None, list[int]]]:
+    """Yield the NICs of sockets or nodes that pause together, with the node; else NICs alone."""
+    socket_share, by_node = view.thresholds.network.socket_share, defaultdict[int, list[int]](list)
+    for position in found.tolist():
+        by_node[int(view.groups.nic_node[position])].append(position)
+    for node, positions in by_node.items():
+        narrow = [p for p in positions if view.signals.nic["pcie_width"][p] < 1]
+        sockets = {int(view.groups.nic_socket[p]) for p in positions}
+        of_sockets = np.isin(view.groups.nic_socket, list(sockets)) & view.groups.is_rail
+        members = int((of_sockets & ~storm).sum())
+        together = len(positions) >= MIN_SOCKET_NICS and len(positions) >= socket_share * members
+        if together and not narrow:
+            yield findings.Cause("node", name=view.devices.node_names[node]), positions
+        else:
+            yield None, positions
+
+
+def incast_receivers(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
+    """Yield NICs that receive more than their peers, and have it marked, without pausing."""
+    thresholds = view.thresholds.network
+    nic, use = view.signals.nic, loaded_nics(view) & view.groups.is_rail
+    may_hit = use & findings.above(nic["marked_share"], thresholds.min_incast_marked)
+    if not (may_hit & findings.above(nic["receive"], thresholds.min_incast_receive)).any():
+        return
+    marked, _ = view.groups.leaf_peers(nic["marked_share"], use)
+    usual_marked = np.fmax(or_zero(marked), or_zero(view.base(DeviceKind.NIC, "marked_share")))
+    limit = np.fmax(thresholds.min_incast_marked, thresholds.incast_marks_factor * usual_marked)
+    has_past = ~np.isnan(view.base(DeviceKind.NIC, "receive"))
+    receives_more, usual = _receives_more(view, nic["receive"], use)
+    of_minute = view.signals.table(DeviceKind.NIC, findings.SLOTS_PER_MINUTE)["receive"]
+    is_steady = findings.above(nic["receive"], thresholds.continuous_load)
+    receives_more = np.where(is_steady, receives_more, _receives_more(view, of_minute, use)[0])
+    hit = (
+        use
+        & findings.above(nic["marked_share"], limit)
+        & receives_more
+        & ~findings.above(nic["pausing_share"], thresholds.min_pausing)
+    )
+    for position in np.flatnonzero(hit).tolist():
+        # The root of a tree always receives more than its leaves, and on all rails.
+        beside = use & (view.groups.nic_node == view.groups.nic_node[position])
+        beside[position] = False
+        is_usual_root = beside.any() and receives_more[beside].all()
+        if not has_past[position] and (is_usual_root or not _delays_other_jobs(view, position)):
+            continue
+        name = view.nic_name(position)
+        yield findings.Finding(
+            "incast_receiver",
+            findings.Cause("nic", position),
+            (
+                findings.FindingEvidence(
+                    "marked_share",
+                    float(nic["marked_share"][position]),
+                    float(limit[position]),
+                    "peers and baseline",
+                    name,
+                ),
+                findings.FindingEvidence(
+                    "receive",
+                    float(nic["receive"][position]),
+                    float(usual[position]),
+                    "peers and baseline",
+                    name,
+                ),
+            ),
+            float(min(1.0, nic["receive"][position])),
+            "" if _congests(view, position) else "info",
+        )
+
+
+def _receives_more(
+    view: findings.DiagnosisView, received: Floats, use: findings.Flags
+) -> tuple[findings.Flags, Floats]:
+    """Return the NICs that receive more than their peers and before, and what is usual."""
+    thresholds = view.thresholds.network
+    baseline = view.base(DeviceKind.NIC, "receive")
+    of_peers, _ = view.groups.leaf_peers(received, use)
+    (of_job, spread), (past_of_job, _) = (
+        _usual_of_job(view, each) for each in (received, baseline)
+    )
+    # A slower job would receive less everywhere.
+    slowdown = np.nan_to_num(divide(of_job, past_of_job), nan=1.0)
+    slowdown = np.clip(slowdown, thresholds.min_training_exchange, 1.0)
+    # The past varies with the phases of a job, too: how much its NICs differ now does not.
+    variation = or_zero(view.variation(DeviceKind.NIC, "receive"))
+    variation = np.where(np.isnan(spread), thresholds.incast_variation_factor * variation, 0.0)
+    baseline = slowdown * baseline + variation
+    usual = np.fmax.reduce([or_zero(of_peers), or_zero(baseline), of_job])
+    limit = np.fmax(thresholds.incast_receive_factor * usual, usual + SPREADS * or_zero(spread))
+    return findings.above(received, np.fmax(limit, thresholds.min_incast_receive)), usual
+
+
+def _delays_other_jobs(view: findings.DiagnosisView, position: int) -> bool:
+    """True if NICs of other jobs are paused on the rail of a NIC."""
+    jobs = view.job_of_nic
+    of_other_jobs = view.rail_around(position) & (jobs >= 0) & (jobs != jobs[position])
+    return bool((victims(view) & of_other_jobs).any())
+
+
+def _usual_of_job(view: findings.DiagnosisView, values: Floats) -> tuple[Floats, Floats]:
+    """Return the value of the usual NIC of its job, for each NIC, and the scaled deviation of the others if there are many.
+
+    All NICs of an all-to-all exchange receive as much.
+    """
+    usual, spread = np.zeros(len(values)), np.full(len(values), np.nan)
+    for job in view.jobs:
+        of_job = values[job.nics]
+        usual[job.nics] = center = or_zero(median_known(of_job))
+        if np.count_nonzero(~np.isnan(of_job)) >= MIN_SPREAD_NICS:
+            spread[job.nics] = MAD_SCALE * median_known(np.abs(of_job - center))
+    return usual, spread
+
+
+def _congests(view: findings.DiagnosisView, position: int) -> bool:
+    """True if a receiver of much data has victims: its link is full, its peers are paused, or its jobs are slower."""
+    thresholds = view.thresholds.network
+    if view.signals.nic["receive"][position] > thresholds.line_receive:
+        return True
+    groups, job = view.groups, int(view.job_of_nic[position])
+    has_past = not np.isnan(view.base(DeviceKind.NIC, "receive")[position])
+    if has_past and job >= 0 and view.states[view.jobs[job].key].is_slow:
+        return True
+    of_rail = view.rail_around(position)
+    if findings.above(view.signals.nic["pausing_share"][of_rail], thresholds.min_pausing).any():
+        return False  # the peers are victims of the NIC that pauses its switch port
+    leaf = groups.nic_leaf[position]
+    return leaf >= 0 and bool(
+        victims(view)[groups.leaves[leaf]].mean() >= thresholds.min_paused_peers
+    )
+
+
+def congestion_control_faults(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
+    """Yield NICs, or nodes, with a part of congestion control that does not work."""
+    thresholds = view.thresholds.network
+    nic, use = view.signals.nic, loaded_nics(view)
+    marked = findings.above(nic["marks"], thresholds.min_marks) & use
+    sends = findings.above(nic["notifications_sent"], 0.0)
+    sends_none = np.zeros(len(nic), np.bool_)
+    for members in view.groups.leaves if marked.any() else ():
+        of_leaf = members[marked[members]]
+        peers = of_leaf
+        if len(of_leaf) == 1:  # the only one below its leaf: those of its rail
+            peers = np.flatnonzero(marked & (view.groups.nic_rail == view.groups.nic_rail[of_leaf]))
+        if len(peers) > 1 and sends[peers].mean() >= 0.5:  # noqa: PLR2004 - most of them
+            sends_none[of_leaf[~sends[of_leaf] & ~np.isnan(nic["notifications_sent"][of_leaf])]] = (
+                True
+            )
+    yield from _by_node(
+        view, "cnp_not_sent", sends_none, marked, "notifications_sent", thresholds.min_marks
+    )
+    total = nic["notifications_ignored"] + or_zero(nic["notifications_handled"])
+    ignoring = findings.above(
+        nic["notifications_ignored"], thresholds.min_ignored
+    ) & findings.above(nic["notifications_ignored"], thresholds.min_ignored_share * total)
+    reacting = use & findings.above(total, 0.0)
+    yield from _by_node(
+        view, "cnp_ignored", ignoring, reacting, "notifications_ignored", thresholds.min_ignored
+    )
+    sending = findings.above(nic["send"], thresholds.min_unprotected_send) & view.groups.is_rail
+    outside = findings.above(nic["unprotected_share"], thresholds.min_unprotected) & sending
+    if sending.any() and outside[sending].mean() > thresholds.max_unprotected_nics:
+        outside[:] = False  # a site without lossless priorities, or one that cannot be measured
+    yield from _by_node(
+        view,
+        "unprotected_traffic",
+        outside,
+        sending,
+        "unprotected_share",
+        thresholds.min_unprotected,
+    )
+
+
+TIMEOUT_SLOTS = 6
+"""Slots of which half must have timeouts: peers that end, as with their job, leave some behind."""
+
+
+def retransmitting_nics(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
+    """Yield NICs that retransmit far more than their peers and than before, adaptively or after timeouts."""
+    thresholds = view.thresholds.network
+    use = loaded_nics(view)
+    for signal, minimum in (
+        ("adaptive_retransmissions", thresholds.min_retries),
+        ("ack_timeouts", thresholds.min_timeouts),
+    ):
+        rates = view.signals.nic[signal]
+        if not findings.above(rates, minimum).any():
+            continue
+        peers, _ = view.groups.leaf_peers(rates, use)
+        usual = np.fmax(or_zero(peers), or_zero(view.base(DeviceKind.NIC, signal)))
+        limit = np.fmax(minimum, thresholds.retry_factor * usual)
+        hit = findings.above(rates, limit) & use
+        if signal == "ack_timeouts":
+            slots = view.signals.slots(DeviceKind.NIC, TIMEOUT_SLOTS)[signal]
+            hit &= findings.above(slots, minimum).sum(axis=0) >= TIMEOUT_SLOTS / 2
+        for finding in _by_node(view, "transport_retry", hit, use, signal, limit):
+            # Timeouts are a symptom of losses elsewhere, of which hosts may not see the place.
+            yield replace(finding, severity="info") if signal == "ack_timeouts" else finding
+
+
+def _by_node(  # noqa: PLR0913, PLR0917 - parts of a finding
+    view: findings.DiagnosisView,
+    name: str,
+    hit: findings.Flags,
+    use: findings.Flags,
+    signal: str,
+    limit: float | Floats,
+) -> Iterator[findings.Finding]:
+    """Yield the nodes of which most NICs in use are affected, or still some of those of its incident; and the NICs of other nodes."""
+    if not hit.any():
+        return
+    values = view.signals.nic[signal]
+    limits = np.broadcast_to(limit, len(values))
+    for node in np.unique(view.groups.nic_node[hit]).tolist():
+        cause = findings.Cause("node", name=view.devices.node_names[node])
+        positions = np.flatnonzero(hit & (view.groups.nic_node == node))
+        in_use = int((use & (view.groups.nic_node == node)).sum())
+        shown = {
+            p: findings.FindingEvidence(
+                signal, float(values[p]), float(limits[p]), "limit", view.nic_name(p)
+            )
+            for p in positions.tolist()
+        }
+        # Settings are those of a node: of two NICs in use, both show it.
+        enough = min(3, max(in_use, 2))
+        is_whole = len(positions) >= max(enough, view.thresholds.network.node_share * in_use)
+        incident = view.open_faults.get((name, cause))
+        earlier_parts = set(incident.parts) if incident else set()
+        parts = set(positions.tolist()) if is_whole else earlier_parts.intersection(positions)
+        if parts:
+            # Those without traffic show nothing, as most do in an evaluation of their job.
+            parts |= {part for part in earlier_parts if not use[part]}
+            evidence = tuple(shown[p] for p in positions.tolist() if p in parts)[:4]
+            yield findings.Finding(name, cause, evidence, parts=tuple(sorted(parts)))
+        for position, each in shown.items():
+            if position not in parts:
+                yield findings.Finding(name, findings.Cause("nic", position), (each,))
+
+
+def victims(view: findings.DiagnosisView) -> findings.Flags:
+    """Return the NICs that are paused, beyond their own past, and hardly pause themselves."""
+    thresholds = view.thresholds.network
+    nic = view.signals.nic
+    baseline = or_zero(view.base(DeviceKind.NIC, "paused_share"))
+    own_limit = np.fmax(thresholds.max_victim_pausing * nic["paused_share"], thresholds.min_pausing)
+    return findings.above(
+        nic["paused_share"], thresholds.min_paused + thresholds.paused_factor * baseline
+    ) & ~findings.above(nic["pausing_share"], own_limit)

@@ -1,0 +1,421 @@
+"""Detectors of stale nodes, of faults of whole nodes, and of wrong clocks."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from railscope.timestamps import SECOND_NS
+from railscope_collector.detector_thresholds import NodeThresholds
+from railscope_collector.diagnosis import findings, job_steps, storage_detectors
+from railscope_collector.diagnosis.quantities import DeviceKind
+from railscope_collector.diagnosis.slot_sums import mean_known
+from railscope_collector.workloads.job_roster import JobKey
+
+ACTIVE_SLOTS = 12
+"""Slots before the last receipt of a node in which its job must have exchanged data, to show by its end that it waits."""
+
+RECENT_SLOTS, RECENT_SECONDS = 2, 2 * 60 / findings.SLOTS_PER_MINUTE
+"""Window of what a job does now."""
+
+PROGRESS_SLOTS = 4
+"""Slots after the end of a node in which its job may appear to make progress: two windows."""
+SLOTS_PER_SECOND = findings.SLOTS_PER_MINUTE / 60
+
+LOST_SECONDS = 86_400.0
+"""Age of the last receipt from which on a node counts as removed, and its clock as unknown."""
+
+_MAX_OFFSETS = 5
+
+
+class DatedOffset(NamedTuple):
+    """Difference of a node's clock from the collector's, positive if it is ahead, with the time of its receipt."""
+
+    received_ns: int
+    seconds: float
+
+
+@dataclass(slots=True)
+class NodeContact:
+    """Receipts of a node: the last one, their usual distance, and the offsets of its clock."""
+
+    last_received_ns: int = 0
+    period_seconds: float = 5.0
+    offsets: deque[DatedOffset] = field(default_factory=lambda: deque(maxlen=_MAX_OFFSETS))
+    count: int = 0
+
+    def add(self, received_ns: int, offset_ns: int | None) -> None:
+        """Add a receipt; `offset_ns` is the node's clock minus the collector's, None if it is unknown."""
+        if self.count:
+            step = (received_ns - self.last_received_ns) / SECOND_NS
+            change = min(step, 10 * self.period_seconds) - self.period_seconds
+            self.period_seconds += change / min(self.count, 8)  # the mean of the first ones
+        self.count += 1
+        self.last_received_ns = max(self.last_received_ns, received_ns)
+        if offset_ns is not None:
+            self.offsets.append(DatedOffset(received_ns, offset_ns / SECOND_NS))
+
+    @property
+    def offset_seconds(self) -> float:
+        """Offset of the clock: the median of the last receipts, and as behind only what no delay explains.
+
+        A delay of a receipt makes a clock appear behind: the second highest offset has the least delay, except one.
+        """
+        seconds = [offset.seconds for offset in self.offsets]
+        offset = float(np.median(seconds if len(seconds) == _MAX_OFFSETS else seconds[-3:]))
+        return max(offset, min(sorted(seconds)[-2], 0.0))
+
+    @property
+    def delay_seconds(self) -> float:
+        """Variation of the delay of the last receipts, of five except the extreme ones: an offset of that size may be a delay."""
+        ordered = sorted(offset.seconds for offset in self.offsets)
+        margin = int(len(ordered) == _MAX_OFFSETS)
+        return ordered[-1 - margin] - ordered[margin]
+
+    def wrong_since_ns(self, usual_seconds: float, max_error_seconds: float) -> int:
+        """Return the time of the first of the last receipts that all differ from the usual offset; 0 if the last one does not."""
+        since_ns = 0
+        for offset in reversed(self.offsets):
+            if abs(offset.seconds - usual_seconds) <= max_error_seconds:
+                break
+            since_ns = offset.received_ns
+        return since_ns
+
+    def age_seconds(self, now_ns: int) -> float:
+        """Return the time since the last receipt."""
+        return (now_ns - self.last_received_ns) / SECOND_NS
+
+    def is_stale(self, now_ns: int, thresholds: NodeThresholds) -> bool:
+        """True if more receipts are missing than may be."""
+        limit = max(
+            thresholds.max_missed_receipts * self.period_seconds, thresholds.min_stale_seconds
+        )
+        return self.count > 1 and self.age_seconds(now_ns) > limit
+
+    def is_lost(self, now_ns: int) -> bool:
+        """True if the node has not reported for a day."""
+        return self.age_seconds(now_ns) > LOST_SECONDS
+
+
+def stale_nodes(
+    view: findings.DiagnosisView,
+    contacts: Mapping[str, NodeContact],
+    sample_slots: Mapping[str, AbstractSet[int]] | None = None,
+    *,
+    has_receipts: bool,
+) -> Iterator[findings.Finding]:
+    """Yield nodes without receipts: down if their jobs wait for them, separated if their jobs continue.
+
+    The evidence is what the other nodes of a job report. The node is down if they exchange no data while their GPUs are busy, for
+    longer than in any pause before, or with missed acknowledgements. It is separated if they exchange data after its last
+    receipt. Otherwise it stays unknown, however long: it has no job on other nodes too, the nodes of the job exchange nothing
+    over their NICs, or the job has ended with it. The alert on the node remains then.
+
+    `has_receipts` means that receipts are recorded apart from samples: without them a node that stops reporting is
+    unknown. `sample_slots` are the slots with samples of each node that has a capture, whether or not the collector
+    received them: an agent that is separated goes on sampling, and one that restarts, or whose capture has ended, does not.
+    """
+    thresholds = view.thresholds.nodes
+    now_ns = view.timestamp_ns
+    stale = [name for name, contact in contacts.items() if contact.is_stale(now_ns, thresholds)]
+    if len(stale) > max(1, thresholds.max_stale_nodes * len(contacts)):
+        return
+    stopped = {name: _stopped_jobs(view, name, contacts[name]) for name in stale}
+    first_ns: dict[JobKey, int] = {}
+    for name, states in stopped.items():
+        for state in states:
+            last_ns = contacts[name].last_received_ns
+            first_ns[state.job.key] = min(first_ns.get(state.job.key, last_ns), last_ns)
+    for name in stale:
+        contact = contacts[name]
+        period_ns = round(contact.period_seconds * SECOND_NS)
+        period_slots = math.ceil(contact.period_seconds * SLOTS_PER_SECOND)
+        evidence = findings.FindingEvidence(
+            "receipt_age_seconds",
+            contact.age_seconds(now_ns),
+            thresholds.max_missed_receipts * contact.period_seconds,
+            "limit",
+            name,
+            slots=0,
+        )
+        cause = findings.Cause("node", name=name)
+        # The first receipt that is missing was due one period after the last.
+        onset_ns = contact.last_received_ns + period_ns
+        # A node that stops well after another one of its job did not stop the job.
+        may_be_cause = (
+            state
+            for state in stopped[name]
+            if contact.last_received_ns <= first_ns[state.job.key] + 2 * period_ns
+            and not _stopped_by_other(view, state, name)
+        )
+        if any(_hangs(view, state, _stale_slot(view, contact)) for state in may_be_cause):
+            yield findings.Finding(
+                "node_down", cause, (evidence,), onset_ns=onset_ns, onset_slots=period_slots
+            )
+        elif later := _stopped_later(view, cause):
+            yield findings.Finding(
+                "node_down",
+                cause,
+                (evidence,),
+                LATER_STRENGTH,
+                onset_ns=later,
+                onset_slots=PROGRESS_SLOTS,
+            )
+        elif has_receipts and not stopped[name] and _goes_on(view, name, contact):
+            may_restart = contact.age_seconds(now_ns) <= thresholds.max_restart_seconds
+            if sample_slots is not None:
+                first = max(
+                    math.floor(_stale_slot(view, contact)) + 2, view.signals.slot - ACTIVE_SLOTS
+                )
+                recent = range(first, view.signals.slot + 1)
+                may_restart = sample_slots.get(name, frozenset()).isdisjoint(recent)
+            severity = "info" if may_restart else ""
+            yield findings.Finding(
+                "agent_partition",
+                cause,
+                (evidence,),
+                severity=severity,
+                onset_ns=onset_ns,
+                onset_slots=period_slots,
+            )
+
+
+LATER_STRENGTH = 0.3
+"""Strength of the conclusion that a node that was separated is down: that it stopped its job is all that is known of it."""
+
+
+def _stopped_later(view: findings.DiagnosisView, cause: findings.Cause) -> int:
+    """Return since when a job waits for a node that was separated before, with missed acknowledgements; 0 if none does."""
+    thresholds, is_down = view.thresholds.jobs, ("node_down", cause) in view.open_faults
+    if not is_down and ("agent_partition", cause) not in view.open_faults:
+        return 0
+    for state in _shared_jobs(view, cause.name):
+        slot = state.history.progress_slot
+        waits = state.exchange_now < thresholds.stalled_speed and slot >= 0
+        waits &= state.utilization_now > thresholds.min_waiting_use
+        # Connections that have failed send nothing that could be acknowledged.
+        waits = waits and (is_down or _misses_acknowledgements(view, state))
+        if waits and not (
+            storage_detectors.stores(view, state.job) or _stopped_by_other(view, state, cause.name)
+        ):
+            return view.timestamp_ns - (view.signals.slot - slot) * findings.SLOT_NS
+    return 0
+
+
+def _stale_slot(view: findings.DiagnosisView, contact: NodeContact) -> float:
+    """Return the slot of the last receipt of a node."""
+    return view.signals.slot - contact.age_seconds(view.timestamp_ns) * SLOTS_PER_SECOND
+
+
+def _shared_jobs(view: findings.DiagnosisView, name: str) -> Iterator[findings.JobState]:
+    """Yield the jobs of a node that other nodes have too."""
+    for state in view.states.values():
+        if name in state.job.nodes and len(state.job.nodes) > 1:
+            yield state
+
+
+def _stopped_jobs(
+    view: findings.DiagnosisView, name: str, contact: NodeContact
+) -> list[findings.JobState]:
+    """Return the jobs that make no progress since a node stopped."""
+    stale_slot = _stale_slot(view, contact)
+    # A period after its last receipt it may still have worked, and readings of the others show that a period later.
+    last_slot = stale_slot + PROGRESS_SLOTS + 2 * contact.period_seconds * SLOTS_PER_SECOND
+    states = _shared_jobs(view, name)
+    return [state for state in states if _has_stopped(view, state, stale_slot, last_slot)]
+
+
+def _goes_on(view: findings.DiagnosisView, name: str, contact: NodeContact) -> bool:
+    return any(_works(view, state, contact) for state in _shared_jobs(view, name))
+
+
+def _has_stopped(
+    view: findings.DiagnosisView, state: findings.JobState, stale_slot: float, last_slot: float
+) -> bool:
+    """True if a job makes no progress since a node stopped; one without a past if it stopped to exchange data then.
+
+    It may appear to make progress until before the last slot.
+    """
+    thresholds, min_exchange = view.thresholds.jobs, view.thresholds.nodes.min_exchange
+    is_idle = np.isnan(state.exchange_now) and state.exchange < min_exchange
+    was_active = state.history.exchange_slot >= max(stale_slot - ACTIVE_SLOTS, 0)
+    is_waiting = is_idle and was_active and state.utilization_now > thresholds.min_waiting_use
+    has_stopped = is_waiting or state.exchange_now < thresholds.stalled_speed
+    return bool(has_stopped and state.history.progress_slot < last_slot)
+
+
+def _hangs(view: findings.DiagnosisView, state: findings.JobState, stale_slot: float) -> bool:
+    """True if the stop of a job is none of its checkpoints: it lasts longer, or its NICs miss acknowledgements.
+
+    Idle GPUs show nothing: it is a checkpoint, or the job and its node have ended. Neither does a job that had stopped
+    well before the node, for a minute and for longer than ever: it hangs for another reason. Ranks that exchange data within their nodes evaluate.
+    """
+    moved = max(job_steps.exchange_changes(view, state.job, RECENT_SLOTS), default=0.0)
+    thresholds = view.thresholds.jobs
+    is_waiting = state.utilization_now > thresholds.min_waiting_use
+    if not is_waiting or moved >= thresholds.stalled_speed:
+        return False
+    if storage_detectors.stores(view, state.job):
+        return False
+    history, longest = state.history, state.history.longest_pause_slots
+    if history.progress_slot >= 0:
+        stopped_slot, earlier_slots = history.progress_slot, max(longest, findings.SLOTS_PER_MINUTE)
+    else:
+        stopped_slot, earlier_slots = history.exchange_slot, ACTIVE_SLOTS
+    is_longer = history.pause_slots > longest and stopped_slot >= stale_slot - earlier_slots
+    return is_longer or _misses_acknowledgements(view, state)
+
+
+def _misses_acknowledgements(view: findings.DiagnosisView, state: findings.JobState) -> bool:
+    timeouts = view.signals.table(DeviceKind.NIC, 1)["ack_timeouts"][state.job.nics]
+    return bool(findings.above(timeouts, view.thresholds.leaves.min_timeouts).any())
+
+
+STOPPING_CLASSES = frozenset({"gpu_lost", "gpu_unresponsive", "nic_lost", "link_down", "node_down"})
+
+
+def _stopped_by_other(view: findings.DiagnosisView, state: findings.JobState, name: str) -> bool:
+    """True if a job stopped with a fault of another of its nodes: that the node is stale too shows nothing."""
+    for (incident_class, cause), fault in view.open_faults.items():
+        node = _node_of(view, cause) if incident_class in STOPPING_CLASSES else name
+        if node != name and node in state.job.nodes:
+            slot = view.signals.slot - (view.timestamp_ns - fault.onset_ns) // findings.SLOT_NS
+            if state.history.progress_slot <= slot + PROGRESS_SLOTS:
+                return True
+    return False
+
+
+def _node_of(view: findings.DiagnosisView, cause: findings.Cause) -> str:
+    """Return the node of a device; the name of another cause."""
+    if cause.kind == "gpu":
+        return view.devices.gpus[cause.position].node
+    return view.devices.nics[cause.position].node if cause.kind == "nic" else cause.name
+
+
+def _works(view: findings.DiagnosisView, state: findings.JobState, contact: NodeContact) -> bool:
+    """True if a job goes on without a node: its other nodes exchange data.
+
+    The node may have worked for a period after its last receipt: until the window is after that, traffic may be from before.
+    """
+    thresholds, age_seconds = view.thresholds.nodes, contact.age_seconds(view.timestamp_ns)
+    is_later = age_seconds > RECENT_SECONDS + contact.period_seconds
+    if not np.isnan(state.exchange_now):
+        stalled_speed = view.thresholds.jobs.stalled_speed
+        return bool(state.exchange_now > (stalled_speed if is_later else thresholds.working_speed))
+    sent = view.signals.table(DeviceKind.NIC, RECENT_SLOTS)["send"][state.job.nics]
+    return bool(is_later and mean_known(sent) > thresholds.min_exchange)
+
+
+NODE_CLASSES = frozenset({
+    "gpu_lost", "gpu_straggler", "gpu_unresponsive", "link_down", "link_flap", "link_speed_low", "nic_lost", "transceiver_degraded",
+})  # fmt: skip
+"""Classes of single devices that are one fault if several devices of a node have them."""
+MIN_NODE_DEVICES = 3
+
+
+def merge_into_nodes(
+    view: findings.DiagnosisView, found: Iterable[findings.Finding]
+) -> Iterator[findings.Finding]:
+    """Replace findings of several devices of a node by one of the node: of three, of all, or while the node has an incident.
+
+    A device with an incident of its own keeps it: what follows is a fault of the others.
+    """
+    nodes = view.devices.nodes
+    of_node: dict[tuple[str, str], list[findings.Finding]] = defaultdict(list)
+    for finding in found:
+        cause = finding.cause
+        is_open = (finding.incident_class, cause) in view.open_faults
+        is_single = cause.kind in {"nic", "gpu"} and finding.severity != "info" and not is_open
+        if finding.incident_class in NODE_CLASSES and is_single:
+            devices = view.devices.nics if cause.kind == "nic" else view.devices.gpus
+            of_node[finding.incident_class, devices[cause.position].node].append(finding)
+        else:
+            yield finding
+    for (name, node), members in of_node.items():
+        cause, count = findings.Cause("node", name=node), len({each.cause for each in members})
+        of_kind = nodes[node].gpus if members[0].cause.kind == "gpu" else nodes[node].nics
+        is_whole = count >= MIN_NODE_DEVICES or 1 < count == len(of_kind)
+        if is_whole or (name, cause) in view.open_faults:
+            finding = _of_whole_node(cause, members)
+            is_drained = _is_drained(view, node, finding)
+            yield replace(finding, severity="info") if is_drained else finding
+        else:
+            yield from members
+
+
+_DRAINED_CLASSES = frozenset({"link_down", "nic_lost"})
+
+
+def _is_drained(view: findings.DiagnosisView, node: str, finding: findings.Finding) -> bool:
+    """True if a node whose rails are all down, or gone, has no job while others have one, and had no traffic before: it is in maintenance."""
+    if finding.incident_class not in _DRAINED_CLASSES:
+        return False
+    rails = [p for p, nic in enumerate(view.devices.nics) if nic.node == node and nic.rail]
+    jobs = [*view.jobs, *(each.job for each in view.ended_jobs)]
+    before = view.signals.table(
+        DeviceKind.NIC, findings.SLOTS_PER_MINUTE, findings.SLOTS_PER_MINUTE
+    )
+    has_sent = findings.above(before["send"][rails], view.thresholds.nodes.min_exchange).any()
+    has_job = any(node in job.nodes for job in jobs)
+    return bool(jobs) and not has_job and not has_sent and set(finding.parts) >= set(rails)
+
+
+def _of_whole_node(cause: findings.Cause, members: Sequence[findings.Finding]) -> findings.Finding:
+    strongest = max(members, key=lambda each: each.strength)
+    severities = {each.severity for each in members}
+    return replace(
+        strongest,
+        cause=cause,
+        evidence=tuple(each.evidence[0] for each in members[:MAX_NODE_EVIDENCE]),
+        severity="critical" if "critical" in severities else "",
+        onset_ns=min((each.onset_ns for each in members if each.onset_ns), default=0),
+        parts=tuple(sorted({each.cause.position for each in members})),
+    )
+
+
+MAX_NODE_EVIDENCE = 8
+
+
+def wrong_clocks(
+    view: findings.DiagnosisView, contacts: Mapping[str, NodeContact]
+) -> Iterator[findings.Finding]:
+    """Yield nodes with a clock that differs from those of the others; one receipt alone proves nothing.
+
+    A busy host, network or collector delays some receipts more than others: its clocks do not differ. A delay makes a
+    clock appear behind: delays of a node itself do not explain that its clock is ahead of the others.
+    """
+    thresholds = view.thresholds.nodes
+    recent = {
+        name: contact
+        for name, contact in contacts.items()
+        if len(contact.offsets) >= 3  # noqa: PLR2004 - the median of three ignores one
+        and not contact.is_stale(view.timestamp_ns, thresholds)
+    }
+    if not recent:
+        return
+    offsets = {name: contact.offset_seconds for name, contact in recent.items()}
+    usual = float(np.median(list(offsets.values()))) if len(offsets) > 2 else 0.0  # noqa: PLR2004 - a majority
+    usual_delay = float(np.median([contact.delay_seconds for contact in recent.values()]))
+    limit = thresholds.max_clock_offset_seconds
+    for name, offset in offsets.items():
+        contact, error = recent[name], abs(offset - usual)
+        own_delay = contact.delay_seconds if offset < usual else 0.0
+        if error > limit + thresholds.delay_factor * max(own_delay, usual_delay):
+            slots = math.ceil(_MAX_OFFSETS * contact.period_seconds * SLOTS_PER_SECOND)
+            evidence = findings.FindingEvidence(
+                "clock_offset", offset, limit, "other nodes", name, slots=slots
+            )
+            severity = "critical" if error > thresholds.critical_clock_offset_seconds else ""
+            yield findings.Finding(
+                "clock_skew",
+                findings.Cause("node", name=name),
+                (evidence,),
+                severity=severity,
+                detail=view.devices.nodes[name].name,
+                onset_ns=contact.wrong_since_ns(usual, limit),
+            )

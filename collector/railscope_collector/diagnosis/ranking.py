@@ -1,0 +1,248 @@
+"""Ranking: findings that explain others, by a declared graph of cause and effect and by reach.
+
+A symptom waits while a candidate may still explain it, so that one fault is one incident. Two faults stay two
+incidents: nothing explains a finding that it cannot reach, and hard evidence is explained only by another report about the same
+device.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Set as AbstractSet
+from dataclasses import dataclass
+from enum import StrEnum
+from heapq import merge
+from operator import itemgetter
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from railscope_collector.diagnosis.findings import Cause, DiagnosisView, Finding, above
+from railscope_collector.diagnosis.incident_classes import part_kind
+from railscope_collector.diagnosis.jobs import ActiveJob
+from railscope_collector.diagnosis.quantities import DeviceKind
+from railscope_collector.workloads.job_roster import JobKey
+
+
+class Relation(StrEnum):
+    """Property that a cause and its effect share."""
+
+    DEVICE = "device"
+    NODE = "node"
+    RAIL = "rail"
+    PEERS = "rail of a job"
+    JOB = "job"
+
+
+_RECEIVERS = ("pfc_storm", "slow_receiver", "pcie_bound_receiver", "host_bound_receiver")
+_GPU_FAILURES = ("gpu_lost", "gpu_unresponsive", "ecc_uncorrectable", "xid_event", "row_remap")
+_LINK_FAILURES = ("link_down", "nic_lost", "node_down")
+_OWN_LINK = (
+    "unprotected_traffic",
+    "link_flap",
+    "link_transmit_errors",
+    "transceiver_degraded",
+    *_LINK_FAILURES,
+)
+"""Classes that lose only what one link carries: the peers of its node suffer, not all that share the rail."""
+_SWITCH_LINKS = ("switch_link_errors", "switch_link_down")
+_SHARED_FABRIC = (
+    *_RECEIVERS,
+    "incast_receiver",
+    "ecn_inactive",
+    "cnp_not_sent",
+    "cnp_ignored",
+    "lossless_broken",
+    "uplink_congested",
+    *_SWITCH_LINKS,
+    "link_speed_low",
+)
+"""Classes whose effects spread along a rail, through the spines: they pause switches."""
+_LOSSES = ("leaf_loss", *_OWN_LINK)
+"""Classes whose effects are on the traffic through one leaf or link, and on the jobs of this traffic."""
+FABRIC = (*_SHARED_FABRIC, *_LOSSES)
+"""Classes of the network whose effects are on other nodes."""
+_SLOW_GPUS = ("thermal_straggler", "hw_slowdown", "pcie_degraded", "nvlink_errors")
+
+EDGES: dict[str, dict[Relation, tuple[str, ...]]] = {
+    "pcie_degraded": {Relation.DEVICE: (*_RECEIVERS, "nic_lost", "gpu_lost"), Relation.NODE: ("host_bound_receiver",)},
+    "slow_receiver": {Relation.DEVICE: ("pfc_storm", "pcie_bound_receiver", "nic_lost"), Relation.NODE: ("host_bound_receiver",)},
+    "pcie_bound_receiver": {Relation.DEVICE: ("pfc_storm", "nic_lost"), Relation.NODE: ("host_bound_receiver",)},
+    "incast_receiver": {Relation.DEVICE: ("link_speed_low", "pcie_degraded"), Relation.RAIL: (*_RECEIVERS, "cnp_ignored", "ecn_inactive", "cnp_not_sent", "uplink_congested")},
+    "uplink_congested": {Relation.RAIL: (*_RECEIVERS, "incast_receiver", "ecn_inactive", "cnp_ignored", "cnp_not_sent", "link_speed_low", *_SWITCH_LINKS), Relation.PEERS: ("leaf_loss", "link_flap", *_LINK_FAILURES)},
+    "transport_retry": {Relation.RAIL: _SHARED_FABRIC, Relation.PEERS: _LOSSES},
+    "paused_unlocalised": {Relation.RAIL: (*_SHARED_FABRIC, *_OWN_LINK, "ecn_late"), Relation.PEERS: ("leaf_loss",)},
+    "leaf_loss": {Relation.RAIL: ("lossless_broken", "pfc_storm", *_SWITCH_LINKS), Relation.PEERS: ("leaf_loss", "unprotected_traffic", "transceiver_degraded", "link_flap", *_LINK_FAILURES)},
+    "lossless_broken": {Relation.RAIL: ("unprotected_traffic",)},
+    "switch_link_errors": {Relation.RAIL: ("switch_link_down",)},
+    "link_transmit_errors": {Relation.NODE: ("unprotected_traffic", "link_flap", "transceiver_degraded"), Relation.RAIL: ("lossless_broken", *_SWITCH_LINKS), Relation.PEERS: ("leaf_loss", "transceiver_degraded", "link_flap", *_LINK_FAILURES)},
+    "ecn_late": {Relation.RAIL: (*_SHARED_FABRIC, *_OWN_LINK), Relation.PEERS: ("leaf_loss",)},
+    "rail_imbalance": {Relation.JOB: FABRIC},
+    "placement_oversubscribed": {Relation.JOB: ("uplink_congested", "link_speed_low", "ecn_late", "ecn_inactive")},
+    "cnp_not_sent": {Relation.RAIL: ("ecn_inactive",)},
+    "link_flap": {Relation.DEVICE: ("link_down", "nic_lost", "link_speed_low", "transceiver_degraded"), Relation.NODE: ("node_down",)},
+    "transceiver_degraded": {Relation.DEVICE: ("link_down", "nic_lost", "link_speed_low")},
+    "link_down": {Relation.DEVICE: ("nic_lost",), Relation.NODE: ("node_down",)},
+    "nccl_hang": {Relation.JOB: (*_GPU_FAILURES, *_LINK_FAILURES, "pfc_storm", "nvlink_errors")},
+    "gpu_straggler": {Relation.JOB: (*_SLOW_GPUS, *_GPU_FAILURES, *_LINK_FAILURES, "host_late", "nccl_hang")},
+    "nvlink_errors": {Relation.DEVICE: ("gpu_lost",)},
+    "thermal_straggler": {Relation.DEVICE: ("gpu_lost", "thermal_straggler"), Relation.NODE: ("hw_slowdown",)},
+    "hw_slowdown": {Relation.DEVICE: ("hw_slowdown",)},
+    "host_late": {Relation.JOB: (*_GPU_FAILURES, "storage_bound", "node_down", "nccl_hang")},
+    "dataloader_stall": {Relation.JOB: (*_GPU_FAILURES, *_LINK_FAILURES, "storage_bound", "host_late", "nccl_hang")},
+    "job_slowdown": {Relation.JOB: (*FABRIC, "ecn_late", *_GPU_FAILURES, *_SLOW_GPUS, "gpu_straggler", "storage_bound", "dataloader_stall", "host_late", "nccl_hang")},
+    "ecc_uncorrectable": {Relation.DEVICE: ("row_remap", "gpu_lost")},
+    "row_remap": {Relation.DEVICE: ("ecc_uncorrectable", "gpu_lost")},
+    "xid_event": {Relation.DEVICE: _GPU_FAILURES[:3], Relation.NODE: ("gpu_lost", "gpu_unresponsive")},
+    "gpu_unresponsive": {Relation.DEVICE: ("gpu_lost",), Relation.NODE: ("node_down",)},
+    "gpu_lost": {Relation.NODE: ("node_down",)},
+}  # fmt: skip
+"""Classes that may explain a class, by the property that both share."""
+
+REFUTED = {"agent_partition": "node_down", "node_down": "agent_partition"}
+"""Conclusions from the same silence of a node: the later one has seen more of its job, and ends the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Device, nodes, rails and jobs that a cause affects."""
+
+    device: tuple[str, int, str]
+    nodes: frozenset[str]
+    rails: frozenset[str]
+    jobs: frozenset[JobKey]
+    parts: frozenset[tuple[str, int, str]] = frozenset()
+    """Devices that a larger cause consists of."""
+    pods: frozenset[int] = frozenset()
+    """Pods to which effects may spread along the rails."""
+
+    def contains(self, other: Reach) -> bool:
+        """True if a cause is the device of another one, or a larger unit with a part of it."""
+        is_larger = len(self.parts) > len(other.parts)
+        return self.device == other.device or (
+            is_larger and not self.parts.isdisjoint({other.device, *other.parts})
+        )
+
+    def shared(self, relation: Relation) -> AbstractSet[Hashable]:
+        """Return the properties by which a relation compares reaches."""
+        if relation is Relation.DEVICE:
+            return {self.device, *self.parts}
+        if relation is Relation.NODE:
+            return self.nodes
+        if relation is Relation.PEERS:
+            # Nodes without a job exchange with others without one.
+            return {(rail, job) for rail in self.rails for job in self.jobs or {None}}
+        if relation is Relation.RAIL:
+            return {(rail, pod) for rail in self.rails for pod in self.pods}
+        return self.jobs
+
+
+def reach_of(view: DiagnosisView, finding: Finding) -> Reach:
+    """Return the reach of a finding. A leaf affects the rail in all pods with traffic to its own: that crosses the spines."""
+    cause, parts = finding.cause, finding.parts
+    devices, nodes = view.devices, set[str]()
+    jobs: set[JobKey] = {cause.job} if cause.job else set()
+    nics: Iterable[int] = ()
+    if cause.kind == "nic":
+        nics = [cause.position]
+        nodes = {devices.nics[cause.position].node}
+    elif cause.kind == "gpu":
+        nodes = {devices.gpus[cause.position].node}
+    elif cause.kind == "node":
+        nodes = {cause.name}
+        is_of_nics = part_kind(finding.incident_class) == "nic"
+        nics = (is_of_nics and parts) or _nics_of_node(view, cause.name)
+    elif cause.kind == "leaf":
+        nics = view.groups.leaves[cause.position].tolist()
+        nodes = {devices.nics[position].node for position in nics}
+    elif cause.kind == "rack":
+        nodes = {devices.gpus[position].node for position in parts}
+    elif cause.kind == "storage":
+        nodes = _clients(view, cause.name)
+    elif cause.job:
+        nodes = {name for job in view.jobs if job.key == cause.job for name in job.nodes}
+    if cause.kind == "nic" and finding.incident_class not in {*_OWN_LINK, "transport_retry"}:
+        jobs |= _jobs_on_rail(view, cause.position)
+    else:
+        jobs |= {job.key for job in view.jobs if _uses(view, job, cause, nodes)}
+    device = (cause.kind, cause.position, cause.name)
+    devices_of_cause = frozenset((part_kind(finding.incident_class), part, "") for part in parts)
+    rails = frozenset(devices.nics[position].rail for position in nics)
+    pods = view.pods_around(view.groups.nic_pod[list(nics)]) if rails else frozenset[int]()
+    return Reach(device, frozenset(nodes), rails, frozenset(jobs), devices_of_cause, pods)
+
+
+def _uses(view: DiagnosisView, job: ActiveJob, cause: Cause, nodes: set[str]) -> bool:
+    """True if a job uses the cause; of single GPUs and NICs on a rail, those of another job on the same node do not count."""
+    if cause.kind == "gpu" and any(cause.position in other.gpus for other in view.jobs):
+        return bool(cause.position in job.gpus)
+    if cause.kind == "nic" and any(cause.position in other.nics for other in view.jobs):
+        return bool(cause.position in job.nics)
+    return not nodes.isdisjoint(job.nodes)
+
+
+def _clients(view: DiagnosisView, server: str) -> set[str]:
+    """Return the nodes that use a file server now, or usually: a mount without requests delays nothing."""
+    names = ("reads", "writes")
+    usual = np.fmax(*(view.base(DeviceKind.MOUNT, name) for name in names))
+    uses = above(np.fmax(usual, np.fmax(*(view.signals.mount[name] for name in names))), 0.0)
+    mounts = enumerate(view.devices.mounts)
+    return {mount.node for p, mount in mounts if mount.server == server and uses[p]}
+
+
+def _nics_of_node(view: DiagnosisView, name: str) -> Iterable[int]:
+    node = view.devices.nodes.get(name)
+    return node.nics.values() if node else ()
+
+
+def _jobs_on_rail(view: DiagnosisView, position: int) -> set[JobKey]:
+    """Return the jobs that use the rail of a NIC, along which pause spreads: those that send on it, or did."""
+    sent = np.fmax(view.signals.nic["send"], view.base(DeviceKind.NIC, "send"))
+    uses = view.rail_around(position) & ~(sent < view.thresholds.nodes.min_exchange)
+    return {job.key for job in view.jobs if uses[job.nics].any()}
+
+
+def may_explain(cause_class: str, cause: Reach, effect_class: str, effect: Reach) -> bool:
+    """True if a finding of one class may be the effect of another one."""
+    return any(
+        cause_class in classes
+        and not cause.shared(relation).isdisjoint(effect.shared(relation))
+        and (
+            cause_class != effect_class or relation is not Relation.DEVICE or cause.contains(effect)
+        )
+        for relation, classes in EDGES.get(effect_class, {}).items()
+    )
+
+
+_RELATIONS: dict[str, set[Relation]] = defaultdict(set)
+"""Relations by which a class may explain others."""
+for _relations in EDGES.values():
+    for _relation, _classes in _relations.items():
+        for _name in _classes:
+            _RELATIONS[_name].add(_relation)
+
+ItemT = TypeVar("ItemT")
+
+
+class CauseIndex(Generic[ItemT]):
+    """Possible causes by class and by what they reach, so that each effect is compared with those of its own only."""
+
+    def __init__(self, causes: Iterable[tuple[str, Reach, ItemT]]) -> None:
+        self._causes: dict[tuple[str, Relation, Hashable], list[tuple[int, str, Reach, ItemT]]]
+        self._causes = defaultdict(list)
+        for number, (name, reach, item) in enumerate(causes):
+            for relation in _RELATIONS.get(name, ()):
+                for key in reach.shared(relation):
+                    self._causes[name, relation, key].append((number, name, reach, item))
+
+    def causes_of(self, effect_class: str, effect: Reach) -> Iterator[ItemT]:
+        """Yield what may explain a finding, in the order of the index; an item may be repeated."""
+        found = (
+            self._causes.get((name, relation, key), ())
+            for relation, classes in EDGES.get(effect_class, {}).items()
+            for key in effect.shared(relation)
+            for name in classes
+        )
+        for _, name, cause, item in merge(*filter(None, found), key=itemgetter(0)):
+            if name != effect_class or may_explain(name, cause, effect_class, effect):
+                yield item

@@ -1,0 +1,166 @@
+"""State of the diagnosis that survives a restart: devices with their positions, incidents, totals, baselines.
+
+Sums of slots are not saved: windows fill again within a minute. Two documents: the incidents, written at every change,
+and the baselines, which are large and change slowly. Positions are those of the devices of the first document;
+devices are only ever added, so older baselines fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeVar
+
+import msgspec
+
+from railscope.wire import WireEvent
+from railscope_collector.detector_thresholds import DetectorThresholds
+from railscope_collector.diagnosis.cluster_diagnosis import ClusterDiagnosis
+from railscope_collector.diagnosis.devices import ClusterGpu, ClusterMount, ClusterNic
+from railscope_collector.diagnosis.diagnosis_curves import EvidenceCurve
+from railscope_collector.diagnosis.findings import JobHistory
+from railscope_collector.diagnosis.incident_classes import CLASSES
+from railscope_collector.diagnosis.incidents import Incident
+from railscope_collector.diagnosis.jobs import PeerGroups
+from railscope_collector.diagnosis.node_readings import NodeEvent
+from railscope_collector.diagnosis.switch_evidence import SwitchPort
+from railscope_collector.workloads.job_roster import JobKey
+
+VERSION = 1
+MAX_WAIT_SLOTS = 60
+"""Maximum length of an interruption over which a wait of all ranks continues."""
+
+
+class SavedStateError(ValueError):
+    """A saved state cannot be used; the message states the reason."""
+
+
+class PendingRecord(msgspec.Struct, frozen=True):
+    """Change of an incident that is not in the audit log yet."""
+
+    incident: str
+    kind: str
+    timestamp_ns: int
+
+
+class SavedIncident(msgspec.Struct):
+    """An incident, its curves, and the state of which the webhook was notified."""
+
+    incident: Incident
+    curves: list[EvidenceCurve] = []
+    notified: str = ""
+
+
+class SavedDiagnosis(msgspec.Struct, kw_only=True):
+    """Incidents and devices; `slot` is the last one that was evaluated."""
+
+    version: int = VERSION
+    first_ns: int
+    slot: int
+    nodes: list[str]
+    nics: list[ClusterNic]
+    gpus: list[ClusterGpu]
+    mounts: list[ClusterMount]
+    leaf_names: list[str]
+    incidents: list[SavedIncident]
+    opened: dict[str, int] = {}
+    """Incidents opened since the first start, by class."""
+    lost_seconds: list[tuple[str, str, float]] = []
+    """Class, tenant and GPU-seconds lost to dropped incidents."""
+    pending: list[PendingRecord] = []
+    events: list[tuple[str, WireEvent]] = []
+    """Newest changes of incidents as events, each with the node of the cause."""
+    rank_events: list[NodeEvent] = []
+    jobs: list[tuple[JobKey, JobHistory]] = []
+    """Pauses and waits of jobs."""
+    switch_links: list[tuple[SwitchPort, str]] = []
+    """Ports with a link to another switch, and that switch."""
+    drains: dict[str, int] = {}
+    """Nodes drained in Slurm whose failure has not ended, with the time."""
+
+
+class SavedBaselines(msgspec.Struct, kw_only=True):
+    """Rows of the baselines; `first_ns` is that of the diagnosis whose positions they have."""
+
+    version: int = VERSION
+    first_ns: int
+    rows: dict[str, list[bytes]]
+
+
+SavedT = TypeVar("SavedT", SavedDiagnosis, SavedBaselines)
+
+
+def decode_diagnosis(content: bytes) -> SavedDiagnosis:
+    """Decode a saved state. Raises SavedStateError."""
+    saved = _decode(content, SavedDiagnosis, "state")
+    if problem := next(_problems(saved), ""):
+        message = f"invalid state of the diagnosis: {problem}"
+        raise SavedStateError(message)
+    return saved
+
+
+def decode_baselines(content: bytes) -> SavedBaselines:
+    """Decode saved baselines. Raises SavedStateError."""
+    return _decode(content, SavedBaselines, "baselines")
+
+
+def _decode(content: bytes, kind: type[SavedT], name: str) -> SavedT:
+    try:
+        saved = msgspec.msgpack.decode(content, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        message = f"invalid {name} of the diagnosis: {error}"
+        raise SavedStateError(message) from error
+    if saved.version != VERSION:
+        message = f"invalid {name} of the diagnosis: version {saved.version}: expected {VERSION}"
+        raise SavedStateError(message)
+    return saved
+
+
+def _problems(saved: SavedDiagnosis) -> Iterator[str]:
+    """Yield what would make the state inconsistent: positions of no device, classes of another version."""
+    counts = {"nic": len(saved.nics), "gpu": len(saved.gpus), "leaf": len(saved.leaf_names)}
+    for each in saved.incidents:
+        incident = each.incident
+        if incident.class_name not in CLASSES:
+            yield f"unknown class {incident.class_name!r}"
+        if incident.cause.position >= counts.get(incident.cause.kind, 1):
+            yield f"unknown {incident.cause.kind} {incident.cause.position}"
+        if any(position >= counts["nic"] for position in incident.victim_nics):
+            yield f"unknown victim of {incident.incident_id}"
+
+
+def set_back(saved: SavedDiagnosis, by_ns: int) -> None:
+    """Move the times of a state to a clock that was set back; curves begin again."""
+    saved.first_ns -= by_ns
+    for each in saved.incidents:
+        incident, each.curves = each.incident, []
+        incident.onset_ns -= by_ns
+        incident.detected_ns -= by_ns
+        incident.ended_ns -= by_ns if incident.ended_ns else 0
+    saved.drains = {node: drained_ns - by_ns for node, drained_ns in saved.drains.items()}
+    saved.rank_events = [
+        each._replace(
+            timestamp_ns=each.timestamp_ns - by_ns, read_ns=each.read_ns and each.read_ns - by_ns
+        )
+        for each in saved.rank_events
+    ]
+
+
+def resume(
+    saved: SavedDiagnosis, slots: int, open_slots: int, slot: int, thresholds: DetectorThresholds
+) -> ClusterDiagnosis:
+    """Return a diagnosis that continues a saved one with a slot."""
+    diagnosis = ClusterDiagnosis(
+        saved.first_ns, slots, thresholds=thresholds, open_slots=open_slots
+    )
+    diagnosis.devices.restore(saved.nodes, saved.nics, saved.gpus, saved.mounts)
+    diagnosis.groups = PeerGroups(diagnosis.devices, list(saved.leaf_names))
+    diagnosis.tracker.resume([each.incident for each in saved.incidents], slot)
+    diagnosis.ranks.add(saved.rank_events, diagnosis.end_of(slot))
+    for _, history in saved.jobs:
+        # A job that waited until the state was saved is taken to have waited on, as its incident lasts on.
+        if history.wait.lasts(saved.slot) and slot - saved.slot <= MAX_WAIT_SLOTS:
+            history.wait.last_slot = slot
+    diagnosis.resume_jobs(saved.jobs, slot)
+    diagnosis.switch_links.far_switches.update(saved.switch_links)
+    diagnosis.begin(slot)
+    return diagnosis

@@ -1,0 +1,411 @@
+"""Claims from events of agents (`railscope.catalog.tenancy`): starts, reports and ends.
+
+A node reports claims of the GPUs that are in it: a claim holds only while the GPU is there. Starts
+and ends are placed by the boot clock of the node where the event has it, else by its wall clock. Of
+several reports of one claim `first_report_key` selects one, in whatever order they arrived.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import NamedTuple, TypeAlias
+
+import msgspec
+
+from railscope import claim_terms, timestamps, wire
+from railscope.catalog import tenancy
+from railscope_collector.evidence import EvidenceError
+from railscope_collector.evidence.boot_starts import BootStart
+
+STARTS = frozenset({tenancy.CLAIM_START_EVENT.name, tenancy.UNCLAIMED_START_EVENT.name})
+ENDS = frozenset({tenancy.CLAIM_END_EVENT.name, tenancy.UNCLAIMED_END_EVENT.name})
+_AUTHORITIES = {
+    authority.label: authority
+    for authority in claim_terms.ClaimAuthority
+    if authority
+    not in {claim_terms.ClaimAuthority.REVIEW, claim_terms.ClaimAuthority.SCHEDULER_LIST}
+}
+_WHOLE = (0, claim_terms.GPU_CAPACITY)
+_TIMESTAMP = re.compile(r"\d{1,19}", re.ASCII)
+_COUNT = re.compile(r"[1-9]\d{0,3}", re.ASCII)
+_KEY_WORDS = 2
+MAX_CHARACTERS = 400
+"""Maximum length of a name: a database cannot index much longer ones."""
+
+
+_UNPLACED = "@"
+
+_READ = frozenset({
+    "level", "source", "owner", "tenant", "workload", "start_ns", "start_boot_ns", "end_ns",
+    "end_boot_ns", "uncertainty_ns", "compute", "memory", "exclusive", "share", "count", "system",
+    "profile",
+})  # fmt: skip
+
+
+def unplaced_key(node: str) -> str:
+    """Return the key for a node's claims without a device, in mappings by GPU."""
+    return _UNPLACED + node
+
+
+def node_of_key(key: str) -> str:
+    """Return the node of a key from `unplaced_key`."""
+    return key.removeprefix(_UNPLACED)
+
+
+def is_gpu(key: str) -> bool:
+    """True for a GPU, false for a key from `unplaced_key`."""
+    return not key.startswith(_UNPLACED)
+
+
+class ClaimEventError(EvidenceError, ValueError):
+    """Event that is not a valid claim; the message states the reason."""
+
+
+class ReportedClaim(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
+    """A claim that a node reported; without a device, `gpu` is `unplaced_key` its node."""
+
+    start_ns: int
+    gpu: str
+    node: str
+    id: str
+    authority: claim_terms.ClaimAuthority
+    source: str = ""
+    owner: str = ""
+    tenant: str = ""
+    workload: str = ""
+    compute: tuple[int, int] = _WHOLE
+    memory: tuple[int, int] = _WHOLE
+    exclusive: bool = True
+    system: bool = False
+    uncertainty_ns: int = 0
+    profile: str = ""
+    boot: str = ""
+    """Boot of the node in which it was reported, and the time of its first report in that boot."""
+    reported_ns: int = 0
+    share: str = ""
+    """The fraction of the device, or of each device; empty for none (`exclusive` applies then)."""
+    count: int = 0
+    start_boot_ns: int = -1
+    """The start on the boot clock, by which `start_ns` was placed; -1 where the event has none."""
+    end_ns: int = 0
+    """The end by the wall clock, of a claim that ended in an earlier boot than the event's; else 0."""
+    trusted_from_ns: int = 0
+    """Horizon of the report: the part of the claim before it was reported late. 0 for no limit."""
+    received_ns: int = 0
+    """Receipt of the report by a collector, which determines the order of reports; 0 where not recorded."""
+
+
+class ReportedEnd(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
+    """End of a claim as reported by a node. It may be received before the claim is."""
+
+    timestamp_ns: int
+    gpu: str
+    node: str
+    id: str
+    trusted_from_ns: int = 0
+    """Horizon of the report: the time before it that the end frees is under review. 0 for no limit."""
+
+    @property
+    def trusted_end_ns(self) -> int:
+        """The end as it counts until a person accepts it."""
+        return max(self.timestamp_ns, self.trusted_from_ns)
+
+
+ClaimFact: TypeAlias = ReportedClaim | ReportedEnd
+
+
+class ReportingBoot(NamedTuple):
+    """A node in one of its boots, and the start of the boot on the collector's clock."""
+
+    node: str
+    boot: str
+    since_boot_ns: int
+
+
+def parse_claim_event(reporter: ReportingBoot, event: wire.WireEvent) -> ClaimFact:
+    """Parse a claim event. Raises ClaimEventError."""
+    device, claim, facts = _claim_texts(event)
+    gpu = device or unplaced_key(reporter.node)
+    if event.name in ENDS:
+        end_ns = _edge_timestamp(reporter, facts, "end", event.wall_ns)
+        return ReportedEnd(end_ns, gpu, reporter.node, claim)
+    if facts.get("level") not in _AUTHORITIES:
+        expected = ", ".join(_AUTHORITIES)
+        message = f"claim {claim!r}: invalid level {facts.get('level')!r}: expected {expected}"
+        raise ClaimEventError(message)
+    unclaimed = event.name == tenancy.UNCLAIMED_START_EVENT.name
+    compute, share = _slots(facts, "compute"), _share(facts)
+    return ReportedClaim(
+        start_ns=_edge_timestamp(reporter, facts, "start", event.wall_ns),
+        gpu=gpu,
+        node=reporter.node,
+        id=claim,
+        authority=claim_terms.ClaimAuthority.PROCESS if unclaimed else _AUTHORITIES[facts["level"]],
+        source=facts.get("source", ""),
+        owner=facts.get("owner", ""),
+        tenant=facts.get("tenant", ""),
+        workload=facts.get("workload", ""),
+        compute=compute,
+        memory=_slots(facts, "memory") if facts.get("memory") else compute,
+        exclusive=_is_exclusive(claim, facts) and not share,
+        system=facts.get("system") == "true",
+        uncertainty_ns=_timestamp(facts, "uncertainty_ns", 0),
+        profile=facts.get("profile", ""),
+        boot=reporter.boot,
+        reported_ns=reporter.since_boot_ns + event.boot_ns,
+        share=share,
+        count=_count(device, claim, facts),
+        start_boot_ns=_timestamp(facts, "start_boot_ns", -1),
+        end_ns=_timestamp(facts, "end_ns", 0),
+    )
+
+
+def with_receipt(fact: ClaimFact, horizon_ns: int, received_ns: int) -> ClaimFact:
+    """Return the fact with the receipt and the horizon of its envelope, overriding stated values."""
+    if isinstance(fact, ReportedEnd):
+        return msgspec.structs.replace(fact, trusted_from_ns=horizon_ns)
+    return msgspec.structs.replace(
+        fact,
+        reported_ns=max(fact.reported_ns, horizon_ns),
+        trusted_from_ns=horizon_ns,
+        received_ns=received_ns,
+    )
+
+
+def first_report_key(claim: ReportedClaim) -> tuple[int, int, bool, ReportedClaim]:
+    """Sort key of the reports of one claim: the first one received counts, and no other.
+
+    Of those in one envelope it is the first by the node's clocks, and of equal times the one by a
+    boot clock: the report nearest to the start, where two clocks have drifted apart least. Only the
+    receipt is beyond the control of the node, so a later report cannot precede an earlier one.
+    """
+    return claim.received_ns, claim.reported_ns, claim.start_boot_ns < 0, claim
+
+
+def select_first_reports(reports: Iterable[ReportedClaim]) -> dict[tuple[str, str], ReportedClaim]:
+    """Return the report of each claim that counts, by node and id."""
+    ordered = sorted(reports, key=first_report_key, reverse=True)
+    return {(claim.node, claim.id): claim for claim in ordered}
+
+
+def is_repetition(claim: ReportedClaim, other: ReportedClaim) -> bool:
+    """True if another report adds nothing: agents report claims in force repeatedly."""
+    if claim.reported_ns > other.reported_ns or claim.received_ns > other.received_ns:
+        return False
+    is_same_start = claim.start_boot_ns >= 0 and claim.boot == other.boot
+    is_same_start &= claim.start_boot_ns == other.start_boot_ns
+    start_ns = claim.start_ns if is_same_start else other.start_ns
+    is_same = claim == msgspec.structs.replace(
+        other,
+        reported_ns=claim.reported_ns,
+        start_ns=start_ns,
+        trusted_from_ns=claim.trusted_from_ns,
+        received_ns=claim.received_ns,
+    )
+    return is_same and claim.trusted_from_ns <= other.trusted_from_ns
+
+
+def _claim_texts(event: wire.WireEvent) -> tuple[str, str, dict[str, str]]:
+    """Return the GPU (empty for none), the claim id and the supported facts. Raises ClaimEventError."""
+    key = event.entity.key
+    if len(key) != _KEY_WORDS or not key[1] or not is_gpu(key[0]):
+        message = f"invalid key of a claim {key}: expected a GPU, which may be empty, and an id"
+        raise ClaimEventError(message)
+    gpu, claim = key
+    facts = {name: text for name, text in event.facts.items() if name in _READ}
+    if any("\0" in text or len(text) > MAX_CHARACTERS for text in (gpu, claim, *facts.values())):
+        message = (
+            f"invalid claim {claim[:MAX_CHARACTERS]!r}: expected texts of at most {MAX_CHARACTERS}"
+            " characters without NUL"
+        )
+        raise ClaimEventError(message)
+    return gpu, claim, facts
+
+
+def _edge_timestamp(
+    reporter: ReportingBoot, facts: dict[str, str], edge: str, otherwise: int
+) -> int:
+    """Return the start or end of a claim on the collector's clock.
+
+    It is placed by the boot clock, or else by the wall clock. Raises ClaimEventError.
+    """
+    boot_ns = _timestamp(facts, f"{edge}_boot_ns", -1)
+    if boot_ns < 0:
+        wall_ns = _timestamp(facts, f"{edge}_ns", otherwise)
+        if not 0 <= wall_ns < timestamps.FOREVER_NS:
+            message = f"invalid time of the event {wall_ns}: expected nanoseconds since 1970"
+            raise ClaimEventError(message)
+        return wall_ns
+    placed_ns = reporter.since_boot_ns + boot_ns
+    if not 0 <= placed_ns < timestamps.FOREVER_NS:
+        message = f"invalid {edge}_boot_ns {boot_ns}: expected a time within this boot"
+        raise ClaimEventError(message)
+    return placed_ns
+
+
+def _timestamp(facts: dict[str, str], name: str, otherwise: int) -> int:
+    text = facts.get(name, "")
+    if not text:
+        return otherwise
+    if not _TIMESTAMP.fullmatch(text) or int(text) >= timestamps.FOREVER_NS:
+        message = f"invalid {name} {text!r}: expected nanoseconds"
+        raise ClaimEventError(message)
+    return int(text)
+
+
+def _count(gpu: str, claim: str, facts: dict[str, str]) -> int:
+    """Return the number of GPUs of a claim without a device; 0 for one with a device."""
+    text = facts.get("count", "")
+    if gpu and not text:
+        return 0
+    if gpu or not _COUNT.fullmatch(text) or int(text) > claim_terms.MAX_COUNT:
+        message = f"claim {claim!r}: invalid count {text!r}: expected 1 to {claim_terms.MAX_COUNT} without a GPU"
+        raise ClaimEventError(message)
+    return int(text)
+
+
+def _is_exclusive(claim: str, facts: dict[str, str]) -> bool:
+    """True unless the event has `exclusive=false`. Raises ClaimEventError."""
+    text = facts.get("exclusive", "")
+    if text not in {"", "true", "false"}:
+        message = f"claim {claim!r}: invalid exclusive {text!r}: expected true or false"
+        raise ClaimEventError(message)
+    return text != "false"
+
+
+def _share(facts: dict[str, str]) -> str:
+    """Return the fraction in lowest terms; empty for none. Raises ClaimEventError."""
+    text = facts.get("share", "")
+    try:
+        return claim_terms.share_text(claim_terms.parse_share(text)) if text else ""
+    except claim_terms.ShareError as error:
+        raise ClaimEventError(*error.args) from error
+
+
+def _slots(facts: dict[str, str], name: str) -> tuple[int, int]:
+    try:
+        return claim_terms.parse_slots(facts[name]) if facts.get(name) else _WHOLE
+    except claim_terms.SlotsError as error:
+        message = f"invalid {name} {error}"
+        raise ClaimEventError(message) from error
+
+
+Ends = Mapping[tuple[str, str], int]
+"""Ends of claims, by node and claim."""
+
+
+def find_ends(
+    reported: Collection[ReportedClaim],
+    ended: Iterable[ReportedEnd],
+    boots: Iterable[BootStart],
+) -> Ends:
+    """Return the ends of a GPU's claims: as reported, or at a later boot that did not report the claim.
+
+    An agent reports all claims in force when it starts, including those that it only remembers. One
+    that remembers nothing cannot report that they have ended, but the processes on the GPU ended
+    with the boot. An end that was reported late counts from the time from which its report is
+    trusted.
+    """
+    ends: dict[tuple[str, str], int] = {}
+    for key, _, trusted_end_ns in _reported_ends(reported, ended):
+        ends[key] = min(trusted_end_ns, ends.get(key, trusted_end_ns))
+    for key, boot in _find_ending_boots(reported, boots):
+        ends[key] = min(boot.trusted_ns, ends.get(key, timestamps.FOREVER_NS))
+    return ends
+
+
+def _reported_ends(
+    reported: Iterable[ReportedClaim], ended: Iterable[ReportedEnd]
+) -> Iterator[tuple[tuple[str, str], int, int]]:
+    """Yield ends by node and claim, as reported by nodes: the stated end, and the trusted end.
+
+    An end that is reported in a later boot has only the wall clock: it counts unless another end
+    was reported before. A later report cannot make the claim longer.
+    """
+    horizons: dict[tuple[str, str], int] = {}
+    for end in ended:
+        key = (end.node, end.id)
+        horizons[key] = min(end.trusted_from_ns, horizons.get(key, end.trusted_from_ns))
+        yield key, end.timestamp_ns, end.trusted_end_ns
+    for claim in reported:
+        key = (claim.node, claim.id)
+        if claim.end_ns and claim.trusted_from_ns < horizons.get(key, timestamps.FOREVER_NS):
+            yield key, claim.end_ns, max(claim.end_ns, claim.trusted_from_ns)
+
+
+class ClaimGap(NamedTuple):
+    """Time in which a claim does not hold: a boot began without it, and a late report restored it."""
+
+    first_ns: int
+    trusted_ns: int
+    """The time from which the start of the boot is trusted: no earlier than `first_ns`."""
+    until_ns: int
+    """The lowest horizon of the reports that show that the claim outlasted the start of the boot."""
+
+
+def _find_ending_boots(
+    reported: Iterable[ReportedClaim], boots: Iterable[BootStart]
+) -> Iterator[tuple[tuple[str, str], BootStart]]:
+    """Yield the starts of later boots in which claims were not reported, by node and id."""
+    for key, begin, until_ns in _find_later_boots(reported, boots):
+        if until_ns == timestamps.FOREVER_NS:
+            yield key, begin
+
+
+def find_gaps(
+    reported: Iterable[ReportedClaim], boots: Iterable[BootStart]
+) -> dict[tuple[str, str], list[ClaimGap]]:
+    """Return the gaps of claims by node and id.
+
+    A report of a claim that a boot had already ended holds nothing before its own horizon.
+    """
+    gaps: dict[tuple[str, str], list[ClaimGap]] = {}
+    for key, begin, until_ns in _find_later_boots(reported, boots):
+        if begin.first_ns < until_ns < timestamps.FOREVER_NS:
+            gaps.setdefault(key, []).append(ClaimGap(begin.first_ns, begin.trusted_ns, until_ns))
+    return gaps
+
+
+def _find_later_boots(
+    reported: Iterable[ReportedClaim], boots: Iterable[BootStart]
+) -> Iterator[tuple[tuple[str, str], BootStart, int]]:
+    """Yield the starts of boots after the first report of claims, by node and id of the claim.
+
+    Each has the lowest horizon of the reports in that boot or after its start, which show that the
+    claim outlasted it: FOREVER_NS if there is none.
+    """
+    began: dict[str, dict[str, BootStart]] = {}
+    for start in boots:
+        of_node = began.setdefault(start.node, {})
+        of_node[start.boot] = start.earliest(of_node.get(start.boot, start))
+    reports: dict[tuple[str, str], list[ReportedClaim]] = {}
+    for claim in reported:
+        if claim.boot:
+            reports.setdefault((claim.node, claim.id), []).append(claim)
+    for key, claim_reports in reports.items():
+        since_ns = min(claim.reported_ns for claim in claim_reports)
+        for boot, begin in began.get(key[0], {}).items():
+            if begin.first_ns > since_ns:
+                outlasted = [
+                    claim.trusted_from_ns
+                    for claim in claim_reports
+                    if claim.boot == boot or claim.reported_ns >= begin.first_ns
+                ]
+                yield key, begin, min(outlasted, default=timestamps.FOREVER_NS)
+
+
+def find_untrusted_ends(
+    reported: Collection[ReportedClaim],
+    ended: Iterable[ReportedEnd],
+    boots: Iterable[BootStart],
+    ends: Ends,
+) -> Ends:
+    """Return the ends that claims would have had, had these ends not been reported late."""
+    freed: dict[tuple[str, str], int] = {}
+    candidates = [(key, timestamp_ns) for key, timestamp_ns, _ in _reported_ends(reported, ended)]
+    candidates += [(key, begin.first_ns) for key, begin in _find_ending_boots(reported, boots)]
+    for key, timestamp_ns in candidates:
+        if timestamp_ns < ends.get(key, -timestamps.FOREVER_NS):
+            freed[key] = min(timestamp_ns, freed.get(key, timestamp_ns))
+    return freed

@@ -1,0 +1,436 @@
+"""Evidence in memory: facts about a GPU, intervals of nodes, reports of problems."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import NamedTuple
+
+import msgspec
+import structlog
+
+from railscope.timestamps import FOREVER_NS
+from railscope.wire import Batch, Envelope
+from railscope_collector.evidence import (
+    batch_facts,
+    boot_starts,
+    claim_events,
+    evidence_records,
+    gpu_node_history,
+    node_intervals,
+)
+from railscope_collector.fleet import schema_columns, schemas
+from railscope_collector.framelog.segment_files import FrameRecord
+from railscope_collector.metering.evidence import GAP_NS
+
+log = structlog.get_logger(__name__)
+
+INTERVAL_BYTES = 64 << 10
+"""Usual size of a node's evidence of 15 minutes."""
+MAX_PENDING_INTERVALS_PER_NODE = 2048
+"""Three weeks of evidence of one node, pending for the database."""
+_MAX_REMEMBERED, _MAX_REPORTED = 10_000, 200
+"""Maximum number of remembered problems, and of those reported individually per kind and node."""
+
+
+class GpuMemory(msgspec.Struct):
+    """Facts about a GPU in memory, since the first day that is not in the ledger."""
+
+    presences: dict[str, gpu_node_history.GpuPresence] = {}
+    """Presence of the GPU, by node and boot."""
+    claims: list[claim_events.ReportedClaim] = msgspec.field(default_factory=list, name="told")
+    ended: list[claim_events.ReportedEnd] = []
+    layouts: list[node_intervals.LayoutSpans] = msgspec.field(default_factory=list, name="cuts")
+    valueless: dict[str, list[node_intervals.SampleSpan]] = msgspec.field(
+        default_factory=dict, name="silent"
+    )
+    """Spans by node in which it listed the GPU in frames of which some have no value of it."""
+
+    @property
+    def nodes(self) -> set[str]:
+        """Return the nodes in which the GPU was seen."""
+        return {presence.node for presence in self.presences.values()}
+
+    def add_layout(
+        self, parts: tuple[schema_columns.ReportedMigInstance, ...], span: node_intervals.SampleSpan
+    ) -> bool:
+        """Add a MIG layout in a span, which is copied; true unless it continues a known span."""
+        for layout in self.layouts:
+            if layout.parts == parts:
+                return not node_intervals.add_span(layout.spans, span)
+        self.layouts.append(node_intervals.LayoutSpans(parts, [msgspec.structs.replace(span)]))
+        return True
+
+    def forget(
+        self, before_ns: int, unwritten: Collection[tuple[str, str]]
+    ) -> set[tuple[str, str]]:
+        """Remove facts that ended before a timestamp, except those that define the state at it.
+
+        Claims that are unwritten stay. Return the node and id of each removed claim.
+        """
+        boots = list(boot_starts.BootStart.collect(self.presences.values()))
+        ends = claim_events.find_ends(self.claims, self.ended, boots)
+        gone = {claim for claim, end_ns in ends.items() if end_ns < before_ns} - set(unwritten)
+        for node in self.nodes:
+            self._forget_node(node, before_ns)
+        last_ns = min(
+            before_ns, _last_end_before([layout.spans for layout in self.layouts], before_ns)
+        )
+        for layout in self.layouts:
+            layout.spans[:] = [s for s in layout.spans if s.last_ns >= last_ns]
+        self.layouts[:] = [layout for layout in self.layouts if layout.spans]
+        self.claims[:] = [claim for claim in self.claims if (claim.node, claim.id) not in gone]
+        self.ended[:] = [end for end in self.ended if (end.node, end.id) not in gone]
+        return gone
+
+    def _forget_node(self, node: str, before_ns: int) -> None:
+        """Remove the spans of a node that ended before a timestamp."""
+        node_presences = {key: p for key, p in self.presences.items() if p.node == node}
+        last_ns = min(
+            before_ns, _last_end_before([p.spans for p in node_presences.values()], before_ns)
+        )
+        for key, presence in node_presences.items():
+            if presence.trusted_start_ns >= before_ns:
+                continue  # the time that its start would free is not decided
+            presence.spans[:] = [s for s in presence.spans if s.last_ns >= last_ns]
+            if not presence.spans:
+                del self.presences[key]
+        if valueless := self.valueless.pop(node, None):
+            self.valueless[node] = [s for s in valueless if s.last_ns >= last_ns]
+
+
+def _last_end_before(spans: Iterable[Sequence[node_intervals.SampleSpan]], before_ns: int) -> int:
+    """Return the end of the last span that began before a timestamp."""
+    return max(
+        (s.last_ns for node_spans in spans for s in node_spans if s.first_ns < before_ns), default=0
+    )
+
+
+class IntervalInMemory(msgspec.Struct):
+    """An interval in memory, with its last change; `stored` if the database has it or is writing it."""
+
+    interval: node_intervals.EvidenceInterval = msgspec.field(name="chunk")
+    touched_ns: int = 0
+    stored: bool = False
+    size_bytes: int = 0
+    """Approximate memory use."""
+    since_ns: int = 0
+    """Receipt of the first addition that no write contains."""
+
+    @property
+    def interval_count(self) -> int:
+        """Return the weight of the interval, in intervals of usual size."""
+        return 1 + self.size_bytes // INTERVAL_BYTES
+
+    def is_due(self, quiet_ns: int | None) -> bool:
+        """True if it is to be written: nothing was added since `quiet_ns`, or it would have ended before that.
+
+        A node that sends old frames again and again would otherwise never be quiet.
+        """
+        if self.stored or quiet_ns is None:
+            return not self.stored
+        return self.touched_ns <= quiet_ns or self.since_ns <= quiet_ns - node_intervals.INTERVAL_NS
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """Return its node, boot and number."""
+        return self.interval.node, self.interval.boot, self.interval.number
+
+
+class BootTimes(NamedTuple):
+    """First and last sample of an envelope's batches on the boot clock, and of those without GPUs."""
+
+    first_ns: int
+    last_ns: int
+    other_first_ns: int
+    other_last_ns: int
+    uncertainty_ns: int
+    """The largest of the batches without GPUs."""
+
+    @classmethod
+    def of_batches(cls, batches: Sequence[tuple[Batch, schemas.KnownSchema]]) -> BootTimes:
+        """Return the times of batches."""
+        first_ns = other_first_ns = FOREVER_NS
+        last_ns = other_last_ns = uncertainty_ns = 0
+        for batch, schema in batches:
+            low, high = min(batch.boot_ns), max(batch.boot_ns)
+            if schema.gpus:
+                first_ns, last_ns = min(first_ns, low), max(last_ns, high)
+                continue
+            other_first_ns = min(other_first_ns, low)
+            other_last_ns = max(other_last_ns, high)
+            if batch.uncertainty_ns:
+                uncertainty_ns = max(uncertainty_ns, batch_facts.uncertainty_of(batch))
+        first_ns, last_ns = min(first_ns, other_first_ns), max(last_ns, other_last_ns)
+        return cls(first_ns, last_ns, other_first_ns, other_last_ns, uncertainty_ns)
+
+    @property
+    def interval(self) -> int:
+        """Return the number of the first interval."""
+        return self.first_ns // node_intervals.INTERVAL_NS
+
+    def are_joined(self, record: FrameRecord, envelope: Envelope) -> bool:
+        """True if all samples are one span of one interval, at ages by the boot clock.
+
+        Their spans then need not be joined batch by batch.
+        """
+        sent = record.sent
+        return (
+            envelope.boot_id == sent.boot_id != ""
+            and self.last_ns - self.first_ns <= GAP_NS
+            and self.last_ns <= sent.boot_ns
+            and sent.boot_ns - self.first_ns <= node_intervals.MAX_AGE_NS
+            and self.interval == self.last_ns // node_intervals.INTERVAL_NS
+        )
+
+    def report_spans(self, record: FrameRecord, skew_ns: int) -> list[node_intervals.SampleSpan]:
+        """Return the spans of all batches, and of those without GPUs if there are any."""
+        since_boot_ns = record.received_wall_ns - record.sent.boot_ns
+        times = [(self.first_ns, self.last_ns), (self.other_first_ns, self.other_last_ns)]
+        return [
+            node_intervals.SampleSpan(
+                since_boot_ns + first_ns, since_boot_ns + last_ns, self.uncertainty_ns, skew_ns
+            )
+            for first_ns, last_ns in times
+            if first_ns <= last_ns
+        ]
+
+
+@dataclass(slots=True)
+class UnstoredFacts:
+    """Facts that a shared database does not have, with the positions of the acknowledgements that wait for them.
+
+    Each acknowledgement has a position, which only increases. The facts of its envelope were recorded at that
+    position or before, so the database has all of them once every fact that it lacks is of a later one. A fact that
+    is added to keeps its position until it is stored. While a fact is being written, it is not stored, and additions
+    to it are a further fact.
+    """
+
+    log: str = ""
+    """Identity of the state directory; empty if evidence is as safe in the frame log as in the database."""
+    position: int = 0
+    """Position of the next acknowledgement."""
+    _waiting: dict[str, dict[Hashable, int]] = field(default_factory=dict)
+    """Positions by node and fact."""
+    _writing: dict[str, dict[Hashable, int]] = field(default_factory=dict)
+
+    def add(self, node: str, fact: Hashable) -> None:
+        """Record that a fact of a node was recorded or changed."""
+        if self.log:
+            self._waiting.setdefault(node, {}).setdefault(fact, self.position)
+
+    def begin_write(self, node: str, fact: Hashable) -> None:
+        """Record that a fact is as of now about to be written."""
+        position = self._waiting.get(node, {}).pop(fact, None)
+        if position is not None:
+            self._writing.setdefault(node, {})[fact] = position
+
+    @property
+    def has_contacts(self) -> bool:
+        """True if the database lacks first contacts, or may lack them."""
+        return not self.log or any(CONTACTS in facts for facts in self._waiting.values())
+
+    def begin_contacts(self) -> None:
+        """Record that all first contacts are about to be written."""
+        for node in self._waiting:
+            self.begin_write(node, CONTACTS)
+
+    def keep(self, node: str, fact: Hashable) -> None:
+        """Record that a fact is not part of the write in progress after all."""
+        position = self._writing.get(node, {}).pop(fact, None)
+        if position is not None:
+            self._waiting[node][fact] = position
+
+    def move_to_disk(self, node: str, fact: Hashable) -> None:
+        """Record that a fact which is not stored is on disk, among others of its node."""
+        position = self._waiting.get(node, {}).pop(fact, None)
+        if position is not None:
+            on_disk = self._waiting[node].get(ON_DISK, position)
+            self._waiting[node][ON_DISK] = min(position, on_disk)
+
+    def leave_disk(self, node: str) -> None:
+        """Record that all facts of a node which were on disk are stored."""
+        self._waiting.get(node, {}).pop(ON_DISK, None)
+
+    def end_write(self, *, is_stored: bool) -> None:
+        """Record the end of a write: the transaction was committed, or may not have been."""
+        if not is_stored:
+            for node, positions in self._writing.items():
+                self._waiting[node].update(positions)  # these are earlier than those of additions
+        self._writing.clear()
+
+    def acknowledge(self, node: str) -> dict[str, str | int]:
+        """Return the position of an acknowledgement, and that up to which all facts of the node are stored."""
+        if not self.log:
+            return {}
+        position, self.position = self.position, self.position + 1
+        facts = (by_node.get(node, {}).values() for by_node in (self._waiting, self._writing))
+        first = min(chain.from_iterable(facts), default=self.position)
+        return {"log": self.log, "position": position, "stored": first - 1}
+
+
+CONTACTS = "contacts"
+"""The first contacts of a node, as one fact."""
+ON_DISK = "on disk"
+"""The intervals of a node that wait on disk, as one fact."""
+
+
+@dataclass(slots=True)
+class IntervalMemory:
+    """All intervals in memory, by node, boot and number."""
+
+    by_key: dict[tuple[str, str, int], IntervalInMemory] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+    """Number of usual intervals in memory, by node."""
+    on_disk: Counter[str] = field(default_factory=Counter)
+    """Number of intervals that wait on disk, by node."""
+    unstored: UnstoredFacts = field(default_factory=UnstoredFacts)
+    """These intervals, and the other facts that are to be written to the database."""
+
+    def record_rows(self, taking: batch_facts.BatchFacts, number: int, rows: Sequence[int]) -> None:
+        """Record the rows of a batch that belong in one interval."""
+        envelope, batch, record = taking.envelope, taking.batch, taking.record
+        first_ns = taking.since_boot_ns + batch.boot_ns[rows[0]]
+        last_ns = taking.since_boot_ns + batch.boot_ns[rows[-1]]
+        key = (envelope.node, envelope.boot_id, number)
+        interval = self._extend(key, record, (first_ns, last_ns))
+        if record.is_marked:
+            doubt = (record.doubted_since_ns, record.corrected_ns)
+            interval.interval.mark_suspect(
+                node_intervals.SuspectPeriod(*doubt, "", first_ns, last_ns)
+            )
+        before = interval.interval_count
+        interval.size_bytes += taking.record_rows(interval.interval, rows)
+        self.counts[envelope.node] += interval.interval_count - before
+
+    def record_reports(
+        self,
+        record: FrameRecord,
+        envelope: Envelope,
+        times: BootTimes,
+        spans: Sequence[node_intervals.SampleSpan],
+    ) -> None:
+        """Record the time of an envelope in one interval; the second of the spans is without GPUs."""
+        first_ns, last_ns = spans[0].first_ns, spans[0].last_ns
+        key = (envelope.node, envelope.boot_id, times.interval)
+        interval = self._extend(key, record, (first_ns, last_ns))
+        if record.is_marked:
+            doubt = (record.doubted_since_ns, record.corrected_ns)
+            interval.interval.mark_suspect(
+                node_intervals.SuspectPeriod(*doubt, "", first_ns, last_ns)
+            )
+        before = interval.interval_count
+        interval.size_bytes += batch_facts.add_reports(interval.interval, spans[1:])
+        self.counts[envelope.node] += interval.interval_count - before
+
+    def mark_suspect_claim(
+        self,
+        record: FrameRecord,
+        envelope: Envelope,
+        fact: claim_events.ClaimFact,
+        frame: tuple[int, int],
+    ) -> None:
+        """Mark the time that a claim or its end affects, up to its frame.
+
+        `frame` has the timestamps of the frame on the boot clock and on the collector's clock.
+        """
+        boot_ns, timestamp_ns = frame
+        begin_ns = (
+            fact.start_ns if isinstance(fact, claim_events.ReportedClaim) else fact.timestamp_ns
+        )
+        first_ns = min(timestamp_ns, max(begin_ns, fact.trusted_from_ns))
+        key = (envelope.node, envelope.boot_id, boot_ns // node_intervals.INTERVAL_NS)
+        gpu = fact.gpu if claim_events.is_gpu(fact.gpu) else ""
+        doubt = (record.doubted_since_ns, record.corrected_ns, gpu)
+        interval = self._extend(key, record, (first_ns, timestamp_ns))
+        interval.interval.mark_suspect(node_intervals.SuspectPeriod(*doubt, first_ns, timestamp_ns))
+
+    def _extend(
+        self, key: tuple[str, str, int], record: FrameRecord, span: tuple[int, int]
+    ) -> IntervalInMemory:
+        """Return the interval of a node's 15 minutes, extended by a span."""
+        interval = self.by_key.get(key)
+        if interval is None:
+            interval = self.by_key[key] = IntervalInMemory(
+                node_intervals.EvidenceInterval(*key, *span)
+            )
+            self.counts[key[0]] += interval.interval_count
+        interval.interval.cover(*span)
+        if interval.stored or not interval.since_ns:
+            interval.since_ns = record.received_wall_ns
+        interval.touched_ns = max(interval.touched_ns, record.received_wall_ns)
+        interval.stored = False
+        self.unstored.add(key[0], key)
+        return interval
+
+    def share_of_node(self, max_intervals: int) -> int:
+        """Return the maximum weight of the intervals of one node in memory, of that of all nodes."""
+        return min(
+            max(1, max_intervals // max(1, len(self.counts))), MAX_PENDING_INTERVALS_PER_NODE
+        )
+
+    def move_to_disk(self, intervals: Iterable[IntervalInMemory]) -> None:
+        """Remove intervals that were written to disk, unless they were added to meanwhile."""
+        for interval in intervals:
+            self.on_disk[interval.interval.node] += 1
+            if interval.stored:
+                self.unstored.move_to_disk(interval.interval.node, interval.key)
+                self.release(interval)
+
+    def leave_disk(self, nodes: Mapping[str, int]) -> None:
+        """Record that the database has a file, with the number of intervals of each node."""
+        for node, number in nodes.items():
+            self.on_disk[node] -= number
+            if self.on_disk[node] <= 0:
+                del self.on_disk[node]
+                self.unstored.leave_disk(node)
+
+    def release(self, interval: IntervalInMemory) -> None:
+        """Remove an interval that is stored in the database."""
+        node = interval.interval.node
+        del self.by_key[interval.key]
+        self.counts[node] -= interval.interval_count
+        if not self.counts[node]:
+            del self.counts[node]
+
+    def restore(self, intervals: Iterable[IntervalInMemory]) -> None:
+        """Add the intervals of a checkpoint."""
+        for interval in intervals:
+            interval.stored = False  # its write may have been in progress
+            self.by_key[interval.key] = interval
+            self.counts[interval.interval.node] += interval.interval_count
+
+
+@dataclass(slots=True)
+class ProblemReports:
+    """Problems of the evidence, each reported once: logged and passed to the listeners."""
+
+    listeners: list[Callable[[evidence_records.EvidenceProblem], None]] = field(
+        default_factory=list
+    )
+    suppressed: int = 0
+    """Problems of one kind and node beyond those that are reported individually."""
+    _reported: set[tuple[str, ...]] = field(default_factory=set)
+    _counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def report(self, problem: evidence_records.EvidenceProblem) -> None:
+        """Log a new problem once, and pass it to the listeners."""
+        kind, gpu, node, facts = problem.kind, problem.gpu, problem.node, problem.facts
+        key = (kind, gpu, node, *sorted(facts.values()))
+        if kind == "quarantine":
+            key = key[:3]
+        if key in self._reported:
+            return
+        if len(self._reported) >= _MAX_REMEMBERED:
+            self._reported.clear()
+            self._counts.clear()
+        if self._counts[kind, node] >= _MAX_REPORTED:
+            self.suppressed += 1
+            return
+        self._reported.add(key)
+        self._counts[kind, node] += 1
+        log.warning("evidence_problem_found", kind=kind, gpu=gpu, node=node, facts=facts)
+        for listener in self.listeners:
+            listener(problem)

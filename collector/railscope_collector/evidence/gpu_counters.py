@@ -1,0 +1,156 @@
+"""Increments of the counters of a GPU, and of the counters of the ports on its rail."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from railscope import frame
+from railscope.timestamps import FOREVER_NS
+from railscope_collector.evidence import gpu_node_history, node_intervals
+from railscope_collector.fleet.schema_columns import AGENT_MEASURES, CounterSubject
+from railscope_collector.metering import evidence as usage_evidence, measures
+
+
+def counter_increments(
+    gpu: str,
+    intervals: Sequence[node_intervals.EvidenceInterval],
+    stays: Sequence[usage_evidence.NodeStay] = (),
+) -> dict[measures.CountedQuantity, measures.CounterIncrements]:
+    """Return the increments of a GPU's counters and of the counters of the ports on its rail.
+
+    A node's readings count while the GPU is in that node. Counters of different nodes, or of one before and after the
+    GPU was in another one, are different: no increment is from a time without the GPU.
+
+    The later reading of two determines whether bytes of a port count: the port is on the rail that the node last
+    reported of the GPU, and is an RDMA port or has none beside it on the rail in that interval.
+    """
+    moved = {stay.node for stay in stays} != {interval.node for interval in intervals}
+    moved |= len(stays) > 1
+    since_ns = min((stay.start_ns for stay in stays), default=-FOREVER_NS)
+    readings: dict[_CounterInStay, dict[tuple[str, str], dict[int, _Reading]]] = {}
+    described = gpu_node_history.find_descriptions(gpu, intervals)
+    with_rdma = {
+        (interval.node, interval.boot, interval.number, counter.measure, counter.rail)
+        for interval in intervals
+        for counter in node_intervals.read_counters(interval)
+        if counter.rdma
+    }
+    for key, all_series in _merge_parts(intervals).items():
+        node, boot, _ = key
+        rails = described.get(node, ())
+        own_rails = {each.rail for each in rails}
+        for series in all_series.values():
+            for column, counter in enumerate(series.counters):
+                if counter.gpu != gpu and (counter.gpu or counter.rail not in own_rails):
+                    continue
+                run = series.run if counter.measure in AGENT_MEASURES else ""
+                has_rdma = (*key, counter.measure, counter.rail) in with_rdma
+                for cell in series.cells.values():
+                    value = int.from_bytes(
+                        cell.values[8 * column : 8 * column + 8], "little", signed=True
+                    )
+                    stay_ns = _find_stay(node, stays, cell.timestamp_ns) if moved else 0
+                    if value < 0 or cell.timestamp_ns < since_ns or stay_ns is None:
+                        continue
+                    in_stay = _CounterInStay(counter, node, stay_ns)
+                    cells = readings.setdefault(in_stay, {}).setdefault((boot, run), {})
+                    number = cell.boot_ns // node_intervals.GRID_NS
+                    counts = bool(counter.gpu) or (
+                        _rail_at(rails, cell.timestamp_ns) == counter.rail
+                        and counter.rdma == has_rdma
+                    )
+                    new = (cell.boot_ns, cell.timestamp_ns, value, counts)
+                    cells[number] = min(new, cells.get(number, new))
+    increments_by_quantity: dict[measures.CountedQuantity, list[measures.CounterIncrements]] = {}
+    for (counter, *_), runs in sorted(readings.items()):
+        increments_by_quantity.setdefault(counter.measure, []).append(_compute_increments(runs))
+    return {measure: _merge_increments(parts) for measure, parts in increments_by_quantity.items()}
+
+
+_IntervalKey: TypeAlias = tuple[str, str, int]
+"""Node, boot, and number of the interval."""
+
+
+def _merge_parts(
+    intervals: Iterable[node_intervals.EvidenceInterval],
+) -> dict[_IntervalKey, dict[str, node_intervals.CounterSeries]]:
+    """Return the series of each interval: of a cell in several parts of it, the first reading.
+
+    A part of a collector that received some of the frames has later readings, which count only if they are the first.
+    """
+    merged: dict[_IntervalKey, dict[str, node_intervals.CounterSeries]] = {}
+    for interval in intervals:
+        of_interval = merged.setdefault((interval.node, interval.boot, interval.number), {})
+        for name, series in interval.series.items():
+            other = of_interval.setdefault(name, series)
+            if other is not series:
+                joined = node_intervals.CounterSeries(series.run, series.counters, {**other.cells})
+                of_interval[name] = joined
+                for number, cell in series.cells.items():
+                    joined.offer(number, cell)
+    return merged
+
+
+_Reading: TypeAlias = tuple[int, int, int, bool]
+"""Boot and wall timestamp, value, and whether an increment that ends with it counts."""
+
+
+def _rail_at(rails: Sequence[gpu_node_history.GpuDescription], timestamp_ns: int) -> int:
+    """Return the rail that was last reported up to a time."""
+    position = bisect_right(rails, timestamp_ns, key=itemgetter(0))
+    return rails[position - 1].rail if position else frame.NO_RAIL
+
+
+class _CounterInStay(NamedTuple):
+    """A counter in one node during one stay of the GPU."""
+
+    counter: CounterSubject
+    node: str
+    stay_ns: int
+
+
+def _find_stay(
+    node: str, stays: Iterable[usage_evidence.NodeStay], timestamp_ns: int
+) -> int | None:
+    """Return the start of the stay of a GPU in a node at a time; None if there is none."""
+    starts = (s.start_ns for s in stays if s.node == node and s.start_ns <= timestamp_ns < s.end_ns)
+    return next(starts, None)
+
+
+def _compute_increments(
+    runs: Mapping[tuple[str, str], Mapping[int, _Reading]],
+) -> measures.CounterIncrements:
+    """Return the increments between readings of a counter that count."""
+    readings: list[measures.CounterReadings] = []
+    uncounted_ns: list[measures.Column] = []
+    for (boot, run), cells in runs.items():
+        table = np.array(sorted(cells.values()), np.int64).reshape(-1, 4)
+        # The boot clock determines the order; transport delays may make wall timestamps decrease.
+        timestamps_ns = np.maximum.accumulate(table[:, 1])
+        ages_ns, counters = table[:, 0].copy(), table[:, 2].copy()
+        readings.append(measures.CounterReadings(boot, timestamps_ns, counters, run, ages_ns))
+        uncounted_ns.append(timestamps_ns[table[:, 3] == 0])
+    found = measures.compute_increments(readings)
+    counts = ~np.isin(found.ends_ns, np.concatenate(uncounted_ns))
+    return measures.CounterIncrements(
+        found.starts_ns[counts], found.ends_ns[counts], found.amounts[counts], found.same[counts]
+    )
+
+
+def _merge_increments(parts: Sequence[measures.CounterIncrements]) -> measures.CounterIncrements:
+    """Merge the increments of several ports into one series."""
+    if len(parts) == 1:
+        return parts[0]
+    ends = np.concatenate([part.ends_ns for part in parts])
+    order = np.argsort(ends, kind="stable")
+    return measures.CounterIncrements(
+        np.concatenate([part.starts_ns for part in parts])[order],
+        ends[order],
+        np.concatenate([part.amounts for part in parts])[order],
+        np.concatenate([part.same for part in parts])[order],
+    )

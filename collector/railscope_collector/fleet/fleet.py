@@ -1,0 +1,362 @@
+"""The fleet: current state of all nodes, names of their devices, and their newest events.
+
+Nodes of one layout share a sheet: one row per node, one column per reading. A frame updates a row
+by index; views compute on whole blocks of rows. The newest events of all nodes are kept within
+bounds that no node can use up for the others.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from railscope.device_names import Names, bare_gpu, choose_most_complete, device_key
+from railscope.wire import Batch, Envelope, WireEvent
+from railscope_collector.fleet import sheets
+from railscope_collector.fleet.schemas import SchemaLayout
+from railscope_collector.framelog.segment_files import FrameRecord
+
+if TYPE_CHECKING:
+    from railscope_collector.fleet.schemas import StoredSchemas
+
+
+_PERIODS, _LONGEST_NS = 2, 300_000_000_000
+"""Freshness limit of slow streams, in periods of the stream, and its maximum.
+
+A stream with a period of one minute is stale after two minutes.
+"""
+
+
+SWITCH_PREFIX = "switch/"
+"""Start of the names under which switches send frames: those of the collector that polls them, of no agent."""
+
+
+@dataclass(slots=True)
+class StreamRow:
+    """Location of one stream of a node, and identity of its last frame."""
+
+    sheet: sheets.LayoutSheet
+    block: sheets.SheetBlock
+    index: int
+    schema: bytes
+    run: str = ""
+    boot_id: str = ""
+    boot_ns: int = 0
+    timestamp_ns: int = 0
+    """Time of the last frame, on the collector's clock."""
+
+
+@dataclass(slots=True)
+class FleetNode:
+    """A node or a switch: its streams, and facts from its envelopes."""
+
+    name: str
+    rows: dict[str, StreamRow] = field(default_factory=dict)
+    agent_version: str = ""
+    clock_offset_ns: int = 0
+    timestamp_ns: int = 0
+    stream_timestamps_ns: dict[str, int] = field(default_factory=dict)
+    """Time of the newest frame of each stream; kept across a restart, unlike the frames themselves."""
+
+
+class NodeUpdate(NamedTuple):
+    """A batch: its last frame updates a node, and its first one may be the base of a rate."""
+
+    node: str
+    run: str
+    boot_id: str
+    layout: SchemaLayout
+    batch: Batch
+    timestamp_ns: int
+    """Time of the last frame, on the collector's clock."""
+
+
+class Fleet:
+    """All nodes by name, all rows by layout."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, FleetNode] = {}
+        self.switches: dict[str, FleetNode] = {}
+        """Switches by the names under which they send frames. No view contains them among its nodes."""
+        self.standby: dict[str, FleetNode] = {}
+        """Nodes that another collector shows, as of the copies of their frames: their rows are in no view."""
+        self.touched: set[str] = set()
+        """Nodes with schemas or rows that changed since a reader last emptied this set."""
+        self._sheets: dict[int, sheets.LayoutSheet] = {}
+
+    def blocks(self) -> Iterator[sheets.SheetBlock]:
+        """Yield every block that contains a node."""
+        for sheet in list(self._sheets.values()):
+            yield from sheet.blocks
+
+    def schemas(self) -> set[bytes]:
+        """Return the schemas of the current state."""
+        nodes = (*self.nodes.values(), *self.switches.values(), *self.standby.values())
+        return {row.schema for node in nodes for row in node.rows.values()}
+
+    def drop_empty_sheets(self) -> None:
+        """Release the memory of layouts without nodes."""
+        for key, sheet in list(self._sheets.items()):
+            if not sheet.rows:
+                del self._sheets[key]
+
+    def fresh_rows(
+        self, block: sheets.SheetBlock, fresh_from_ns: int, now_ns: int
+    ) -> npt.NDArray[np.intp]:
+        """Return the fresh rows, including slow streams of nodes that still report."""
+        is_fresh = block.timestamps_ns >= max(fresh_from_ns, 1)
+        is_slow = (
+            ~is_fresh & (block.lasts_ns > 0) & (block.timestamps_ns + block.lasts_ns >= now_ns)
+        )
+        for index in np.flatnonzero(is_slow):
+            node = self.find(block.nodes[index] or "")
+            is_fresh[index] = node is not None and node.timestamp_ns >= fresh_from_ns
+        return np.flatnonzero(is_fresh)
+
+    def find(self, name: str) -> FleetNode | None:
+        """Return a node or a switch; None if it has never reported."""
+        return self._senders(name).get(name)
+
+    def get_or_add_node(self, name: str) -> FleetNode:
+        """Return a node or a switch, created if absent."""
+        senders = self._senders(name)
+        node = senders.get(name)
+        if node is None:
+            node = senders[name] = FleetNode(name)
+        return node
+
+    def _senders(self, name: str) -> dict[str, FleetNode]:
+        return self.switches if name.startswith(SWITCH_PREFIX) else self.nodes
+
+    def show(self, name: str) -> None:
+        """Show a standby node: its rows replace those that are not newer."""
+        copied = self.standby.pop(name, None)
+        if copied is None:
+            return
+        node = self.get_or_add_node(name)
+        for stream, row in copied.rows.items():
+            present = node.rows.get(stream)
+            dropped = row if present and present.timestamp_ns >= row.timestamp_ns else present
+            if dropped:
+                dropped.sheet.release(dropped.block, dropped.index)
+            if dropped is not row:
+                node.rows[stream] = row
+                row.block.timestamps_ns[row.index] = row.timestamp_ns
+                node.stream_timestamps_ns[stream] = row.timestamp_ns
+                node.timestamp_ns = max(node.timestamp_ns, row.timestamp_ns)
+        self.touched.add(name)
+
+    def apply(self, update: NodeUpdate, *, is_standby: bool = False) -> bool:
+        """Apply a frame to the current state of its node; false if the state is as new or newer."""
+        if is_standby:
+            node = self.standby.setdefault(update.node, FleetNode(update.node))
+        else:
+            node = self.get_or_add_node(update.node)
+        batch, present = update.batch, node.rows.get(update.layout.stream)
+        if present and _is_outdated(update, present):
+            return False
+        row = self._row(node, update)
+        block, index, timestamp_ns = row.block, row.index, update.timestamp_ns
+        is_continued = row.boot_id == update.boot_id and 0 < row.boot_ns < batch.boot_ns[-1]
+        same_run = row.run == update.run
+        since_ns = row.boot_ns if is_continued else 0
+        row.sheet.put(
+            sheets.PendingBatch(block, index, batch, since_ns, is_continued and not same_run)
+        )
+        if same_run:
+            period_ns = max(timestamp_ns - row.timestamp_ns, 0)
+            block.lasts_ns[index] = min(_PERIODS * period_ns, _LONGEST_NS)
+        block.timestamps_ns[index] = 0 if is_standby else timestamp_ns
+        row.run, row.boot_id, row.boot_ns = update.run, update.boot_id, batch.boot_ns[-1]
+        row.timestamp_ns = timestamp_ns
+        before_ns = node.stream_timestamps_ns.get(update.layout.stream)
+        node.stream_timestamps_ns[update.layout.stream] = timestamp_ns
+        if timestamp_ns >= node.timestamp_ns:
+            node.timestamp_ns = timestamp_ns
+        elif before_ns == node.timestamp_ns:
+            node.timestamp_ns = max(node.stream_timestamps_ns.values())
+        return True
+
+    def _row(self, node: FleetNode, update: NodeUpdate) -> StreamRow:
+        stream, schema = update.layout.stream, update.batch.schema
+        row = node.rows.get(stream)
+        if row and row.sheet.layout is update.layout:
+            if row.schema != schema:
+                self.touched.add(node.name)
+                # Other entities in the same shape: the previous frame cannot be the base of a rate.
+                row.schema, row.boot_ns, row.boot_id = schema, 0, ""
+            return row
+        if row:
+            row.sheet.release(row.block, row.index)
+        self.touched.add(node.name)
+        sheet = self._sheets.get(id(update.layout))
+        if sheet is None:
+            sheet = self._sheets[id(update.layout)] = sheets.LayoutSheet(update.layout)
+        block, index = sheet.allocate_row()
+        block.nodes[index] = node.name
+        row = node.rows[stream] = StreamRow(sheet, block, index, schema)
+        return row
+
+
+def _is_outdated(update: NodeUpdate, present: StreamRow) -> bool:
+    """True unless a frame is newer than the current one, by the boot clock where possible."""
+    if present.boot_ns and update.boot_id == present.boot_id:
+        return update.batch.boot_ns[-1] <= present.boot_ns
+    return update.timestamp_ns < present.timestamp_ns
+
+
+NamesOfGpu: TypeAlias = Callable[[str, str], Names]
+"""Names of a GPU by its node and its UUID."""
+
+
+def names_of(
+    schemas: StoredSchemas, node: FleetNode | None, kind: str, key: tuple[str, ...]
+) -> Names | None:
+    """Return names of the device that contains an entity of a node; None if there are none."""
+    if node is None:
+        return None
+    key_of_device = device_key(kind, key)
+    schemas_of_node = (schemas.get(row.schema) for row in list(node.rows.values()))
+    return choose_most_complete(
+        schema.names[key_of_device]
+        for schema in schemas_of_node
+        if schema and key_of_device in schema.names
+    )
+
+
+def gpu_names(schemas: StoredSchemas, node: FleetNode | None, uuid: str) -> Names:
+    """Return names of a GPU by its UUID; the other names are empty if its node does not report them."""
+    return names_of(schemas, node, "gpu", (uuid,)) or bare_gpu(uuid)
+
+
+MAX_EVENTS, MAX_CHARACTERS = 10_000, 8 << 20
+"""Limits of the events of all nodes."""
+NODE_SHARE = 8
+"""One node holds at most this fraction (1/n) of each bound."""
+_MAX_KEYS = 2 * MAX_EVENTS
+EventKey: TypeAlias = tuple[str, str, str, tuple[str, ...], int]
+
+
+class EventPosition(msgspec.Struct, frozen=True, array_like=True):
+    """The frame that carried an event, the event's position in it, and its receipt."""
+
+    run: str
+    stream: str
+    sequence: int
+    index: int
+    """Among the events of its batch."""
+    received_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class SeenEvent:
+    """An event with the node it happened on."""
+
+    node: str
+    boot_id: str
+    event: WireEvent
+    position: EventPosition | None = None
+
+    @property
+    def key(self) -> EventKey:
+        """Identity of the event, equal if it is received again."""
+        event = self.event
+        return self.node, self.boot_id, event.name, event.entity.key, event.boot_ns
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for JSON."""
+        return {"node": self.node, **msgspec.to_builtins(self.event)}
+
+
+def characters_of(event: WireEvent) -> int:
+    """Return the characters of an event's key and facts, which are nearly all of its memory."""
+    facts = sum(len(name) + len(text) for name, text in event.facts.items())
+    return facts + sum(map(len, event.entity.key)) + len(event.name)
+
+
+@dataclass(slots=True)
+class _NodeEvents:
+    order: deque[int] = field(default_factory=deque)
+    characters: int = 0
+
+
+@dataclass(slots=True)
+class RecentEvents:
+    """Recent events in the order of their arrival, without duplicates."""
+
+    _events: dict[int, SeenEvent] = field(default_factory=dict)
+    _nodes: dict[str, _NodeEvents] = field(default_factory=dict)
+    _keys: dict[bytes, None] = field(default_factory=dict)
+    _characters: int = 0
+    _next: int = 0
+
+    def add(self, seen_event: SeenEvent) -> None:
+        """Add an event unless it is a duplicate; above a bound drop the oldest of its node or of all."""
+        key = blake2b(repr(seen_event.key).encode(errors="surrogatepass"), digest_size=16).digest()
+        if key in self._keys:
+            return
+        self._keys[key] = None
+        if len(self._keys) > _MAX_KEYS:
+            del self._keys[next(iter(self._keys))]
+        node = self._nodes.setdefault(seen_event.node, _NodeEvents())
+        characters = characters_of(seen_event.event)
+        self._events[self._next] = seen_event
+        node.order.append(self._next)
+        node.characters += characters
+        self._characters += characters
+        self._next += 1
+        while (
+            len(node.order) > MAX_EVENTS // NODE_SHARE
+            or node.characters > MAX_CHARACTERS // NODE_SHARE
+        ):
+            self._drop(node.order[0])
+        while len(self._events) > MAX_EVENTS or self._characters > MAX_CHARACTERS:
+            self._drop(next(iter(self._events)))
+
+    def _drop(self, number: int) -> None:
+        seen_event = self._events.pop(number)
+        node, characters = self._nodes[seen_event.node], characters_of(seen_event.event)
+        node.order.popleft()  # the oldest of all is the oldest of its node
+        node.characters -= characters
+        self._characters -= characters
+        if not node.order:
+            del self._nodes[seen_event.node]
+
+    @property
+    def end(self) -> int:
+        """Number of the next event."""
+        return self._next
+
+    def since(self, number: int) -> list[SeenEvent]:
+        """Return the events from a number on, without those that were dropped."""
+        numbers = range(max(number, self._next - MAX_EVENTS), self._next)
+        return [self._events[each] for each in numbers if each in self._events]
+
+    def __iter__(self) -> Iterator[SeenEvent]:
+        """Iterate from the oldest to the newest."""
+        return iter(list(self._events.values()))
+
+    def __len__(self) -> int:
+        """Return the number of events."""
+        return len(self._events)
+
+
+def events_of(record: FrameRecord, envelope: Envelope) -> Iterator[SeenEvent]:
+    """Yield all events of an envelope, including those received before."""
+    for batch in envelope.batches:
+        yield from seen_events(record, envelope, batch)
+
+
+def seen_events(record: FrameRecord, envelope: Envelope, batch: Batch) -> Iterator[SeenEvent]:
+    """Yield the events of one batch of an envelope."""
+    for index, event in enumerate(batch.events):
+        sequence, received_ns = batch.first_sequence + event.row, record.received_wall_ns
+        position = EventPosition(envelope.run, batch.stream, sequence, index, received_ns)
+        yield SeenEvent(envelope.node, envelope.boot_id, event, position)

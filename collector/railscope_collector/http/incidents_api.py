@@ -1,0 +1,200 @@
+"""Routes of incidents and of running jobs with their states: the lists, one incident with its curves, one job with its GPUs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from railscope import service
+from railscope_collector.access.credentials import Credential, Role
+from railscope_collector.diagnosis import entity_states
+from railscope_collector.diagnosis.diagnosis_curves import EvidenceCurve
+from railscope_collector.diagnosis.incident_classes import CLASSES, Severity
+from railscope_collector.diagnosis.incident_table import IncidentTable, ReportedIncident
+from railscope_collector.fleet.fleet import NamesOfGpu
+from railscope_collector.http.access_control import (
+    RouteHandlers,
+    json_error,
+    json_response,
+    tagged_response,
+)
+from railscope_collector.workloads.job_roster import JobKey, RunningJob
+from railscope_collector.workloads.job_view import RunningJobs
+
+MAX_LISTED = 200
+"""Incidents of one response, newest first."""
+_FILTERS = {"state": ("open", "closed"), "class": tuple(CLASSES), "severity": tuple(Severity)}
+"""Values of the query; without any, all."""
+
+
+@dataclass(slots=True)
+class IncidentsApi:
+    """Handlers that use the latest table. A tenant reads the incidents that touch its jobs."""
+
+    table: Callable[[], IncidentTable]
+
+    def handlers(self) -> RouteHandlers:
+        """Return the handlers by route name."""
+        return {"incidents": self._list, "incident": self._incident}
+
+    async def _list(self, request: web.Request, credential: Credential) -> web.Response:
+        table = self.table()
+        if not table.timestamp_ns:
+            return json_error(HTTPStatus.SERVICE_UNAVAILABLE, "nothing has been diagnosed yet")
+        selected = {}
+        for name, values in _FILTERS.items():
+            selected[name] = set(request.query.getall(name, values))
+            for unknown in sorted(selected[name] - set(values)):
+                text = f"unknown {name} {unknown[:40]!r}: expected one of {', '.join(values)}"
+                return json_error(HTTPStatus.BAD_REQUEST, text)
+
+        def make() -> dict[str, Any]:
+            found = [
+                visible.document
+                for visible in visible_incidents(table, credential)
+                if ("open" if visible.is_open else "closed") in selected["state"]
+                and visible.document.incident_class in selected["class"]
+                and visible.document.severity in selected["severity"]
+            ]
+            return {
+                "view": "incidents",
+                "timestamp_ns": table.timestamp_ns,
+                "suppressed": max(len(found) - MAX_LISTED, 0),
+                "rows": found[:MAX_LISTED],
+            }
+
+        chosen = [sorted(values) for values in selected.values()]
+        return await tagged_response(request, make, table.timestamp_ns, credential.tenant, chosen)
+
+    async def _incident(self, request: web.Request, credential: Credential) -> web.Response:
+        table, number = self.table(), request.match_info["incident"]
+        visible = find_visible(table, number, credential)
+        if visible is None:
+            text = f"unknown incident {number[:40]!r}: expected an `id` of /api/v1/incidents"
+            return json_error(HTTPStatus.NOT_FOUND, text)
+        content = msgspec.to_builtins(visible.document)
+        content["timestamp_ns"] = table.timestamp_ns
+        content["curves"] = await service.run_in_thread(
+            lambda: [_curve_json(curve) for curve in visible.curves]
+        )
+        return json_response(content)
+
+
+def visible_incidents(table: IncidentTable, credential: Credential) -> list[ReportedIncident]:
+    """Return what a reader may see of the incidents, newest first."""
+    visible = (_visible(incident, credential) for incident in reversed(table.incidents))
+    return [incident for incident in visible if incident is not None]
+
+
+def find_visible(
+    table: IncidentTable, number: str, credential: Credential
+) -> ReportedIncident | None:
+    """Return what a reader may see of an incident; None if there is no such incident for the reader."""
+    incident = table.find(number)
+    return _visible(incident, credential) if incident else None
+
+
+def _visible(incident: ReportedIncident, credential: Credential) -> ReportedIncident | None:
+    """Return what a reader may see of an incident; None for nothing."""
+    if credential.role is Role.TENANT:
+        return incident.of_tenant(credential.tenant)
+    return incident
+
+
+def _curve_json(curve: EvidenceCurve) -> dict[str, Any]:
+    """Return a curve; null is a value that is not known."""
+    return {
+        "signal": curve.signal,
+        "unit": curve.unit,
+        "points": [
+            {
+                "timestamp_ns": point.timestamp_ns,
+                "value": _finite(point.value),
+                "peers": _finite(point.peers) if curve.has_peers else None,
+            }
+            for point in curve.points
+        ],
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+UNKNOWN_JOB = "unknown job: expected one that holds GPUs now"
+
+
+def visible_jobs(
+    view: RunningJobs, credential: Credential, tenants: Collection[str] = ()
+) -> list[RunningJob]:
+    """Return the jobs that a reader may see, of some tenants; of all if none is named."""
+    if credential.role is Role.TENANT:
+        tenants = {credential.tenant}
+    return [job for job in view.jobs if not tenants or job.key.tenant in tenants]
+
+
+@dataclass(slots=True)
+class JobsApi:
+    """Handlers that use the latest view and incidents. `names_of` returns the names of a GPU of a node."""
+
+    jobs: Callable[[], RunningJobs]
+    names_of: NamesOfGpu
+    incidents: Callable[[], IncidentTable] = IncidentTable
+
+    def handlers(self) -> RouteHandlers:
+        """Return the handlers by route name."""
+        return {"jobs": self._list, "job": self._job}
+
+    async def _list(self, request: web.Request, credential: Credential) -> web.Response:
+        view, tenants = self.jobs(), set(request.query.getall("tenant", []))
+        times = view.timestamp_ns, self.incidents().timestamp_ns
+
+        def make() -> dict[str, Any]:
+            jobs, states = visible_jobs(view, credential, tenants), self.states(credential)
+            rows = [self.row(view, job, states) for job in jobs]
+            is_tenant = credential.role is Role.TENANT
+            content = {"view": "jobs", "timestamp_ns": view.timestamp_ns, "rows": rows}
+            return content if is_tenant else content | {"suppressed": view.suppressed}
+
+        return await tagged_response(request, make, *times, credential.tenant, sorted(tenants))
+
+    async def _job(self, request: web.Request, credential: Credential) -> web.Response:
+        view, job = self.find(request.match_info)
+        if job is None:
+            return json_error(HTTPStatus.NOT_FOUND, UNKNOWN_JOB)
+        states = self.states(credential)
+        return json_response(await service.run_in_thread(self.job_document, view, job, states))
+
+    def find(self, named: Mapping[str, str]) -> tuple[RunningJobs, RunningJob | None]:
+        """Return the view and the running job that the parts of a path name; None if there is none."""
+        view = self.jobs()
+        key = JobKey(named["tenant"], named["source"], named["workload"])
+        return view, next((job for job in view.jobs if job.key == key), None)
+
+    def states(self, credential: Credential) -> entity_states.JobStates:
+        """Return the states of jobs by the incidents that a reader may see."""
+        table = self.incidents()
+        problem = entity_states.diagnosis_problem(table.timestamp_ns, self.jobs().timestamp_ns)
+        visible = visible_incidents(table, credential)
+        return entity_states.JobStates.from_incidents(visible, problem)
+
+    def row(
+        self, view: RunningJobs, job: RunningJob, states: entity_states.JobStates
+    ) -> dict[str, Any]:
+        """Return a job with its step and its state."""
+        step, row = self.incidents().steps.get(job.key), view.to_json(job, self.names_of)
+        state = states.find(job.key, row["stale_gpus"])
+        return row | {"step": step and asdict(step)} | msgspec.structs.asdict(state)
+
+    def job_document(
+        self, view: RunningJobs, job: RunningJob, states: entity_states.JobStates
+    ) -> dict[str, Any]:
+        """Return a job with its GPUs and their readings."""
+        document = {"timestamp_ns": view.timestamp_ns, **self.row(view, job, states)}
+        return document | {"places": view.gpu_rows(job, self.names_of)}

@@ -1,0 +1,57 @@
+"""Latest readings of one source of a node, for JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from railscope import reading, textfile_series, timestamps
+from railscope.catalog import METRICS, declare, entities
+from railscope_collector.fleet import schema_columns
+from railscope_collector.fleet.fleet import StreamRow
+from railscope_collector.state.collector_state import CollectorState
+
+
+def stream_document(core: CollectorState, node: str, row: StreamRow, now_ns: int) -> dict[str, Any]:
+    """Return the latest frame of a source, reading by reading, converted to units."""
+    schema = core.schemas.read(row.schema)
+    values = row.block.values_of(row.index).tolist()
+    codes = row.block.reasons_of(row.index).tolist()
+    readings = []
+    devices = [core.names_of(node, entity) for entity in schema.entities]
+    for column, group, member in schema_columns.columns_of(schema):
+        metric, entity = METRICS.get(group.metric), schema.entities[member]
+        if metric and metric.about is entities.TEXTFILE_SERIES:
+            continue
+        numerator, denominator = group.scale
+        if metric and metric.kind is declare.MetricKind.HISTOGRAM:
+            numerator, denominator = metric.scale_of(entity.key).as_integer_ratio()
+        entry: dict[str, Any] = {"metric": group.metric, "entity": list(entity.key)}
+        if devices[member]:
+            entry["device"] = devices[member]
+        if codes[column] != reading.PRESENT:
+            entry["absent"] = reading.REASONS.get(codes[column], reading.Absent.ERROR).label
+        elif not denominator:
+            entry["absent"] = reading.Absent.ERROR.label
+        else:
+            counter = metric is not None and metric.kind is declare.MetricKind.COUNTER
+            value = reading.from_stored(values[column], counter=counter) * numerator
+            entry["value"] = value if denominator == 1 else value / denominator
+        readings.append(entry)
+    age_seconds = (now_ns - row.timestamp_ns) / timestamps.SECOND_NS if row.timestamp_ns else None
+    columns = (
+        (group.metric, "".join(schema.entities[member].key[:1]))
+        for _, group, member in schema_columns.columns_of(schema)
+    )
+
+    def read_column(column: int) -> reading.Reading:
+        if codes[column] == reading.PRESENT:
+            return values[column]  # type: ignore[no-any-return]  # numpy's types
+        return reading.REASONS.get(codes[column], reading.Absent.ERROR)
+
+    series = textfile_series.json_entries(columns, read_column)
+    return {
+        "timestamp_ns": row.timestamp_ns,
+        "age_seconds": age_seconds,
+        "readings": readings,
+        **({"series": series} if series else {}),
+    }

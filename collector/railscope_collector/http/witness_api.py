@@ -1,0 +1,192 @@
+"""Routes for agents as witnesses: the newest checkpoint, consistency proofs, cosignatures.
+
+    GET  /v1/checkpoint                          the newest signed checkpoint, a signed note
+    GET  /v1/checkpoint/key                      the public key, for agents that have none yet
+    GET  /v1/checkpoint/consistency?from=M&to=N  the proof that M records begin N, base64, one per line
+    POST /v1/checkpoint/cosignature              the node's checkpoint, cosigned: {"note", "key"}
+
+A checkpoint is returned with the header `Railscope-Show: held` until the node has submitted the checkpoint
+that it holds. An empty note means that it holds none. 409 means that this log never had that checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from dataclasses import dataclass, field
+from http import HTTPStatus
+
+import msgspec
+import structlog
+from aiohttp import web
+
+from railscope import service, untrusted_text
+from railscope.audit import merkle, record, signed_note
+from railscope_collector.access.credentials import Credential
+from railscope_collector.audit import housekeeping_files, log_writer, signing_guard
+from railscope_collector.audit.tiles import TileError, Tiles
+from railscope_collector.http import HttpApiError
+from railscope_collector.http.access_control import RouteHandlers, json_error
+from railscope_collector.ledger.audit_outbox import RecordDraft
+
+PRESENT_HEADER = "Railscope-Show"
+MAX_BYTES = 64 << 10
+BODY_SECONDS = 30.0
+SAVE_EVERY_SECONDS = 60.0
+MIN_KEY_CHANGE_NS = 3_600_000_000_000
+"""Minimum interval between two new keys of a node: each is a permanent record."""
+_MAX_CACHED_PROOFS = 64
+
+log = structlog.get_logger(__name__)
+
+
+class KeyChangeLimitError(HttpApiError, RuntimeError):
+    """A node changes its key too frequently; the message names the node."""
+
+
+@dataclass(slots=True)
+class WitnessApi:
+    """Routes for authenticated agents; `run` saves the cosignatures."""
+
+    audit: log_writer.AuditLog
+    guard: signing_guard.SigningGuard
+    witnesses: housekeeping_files.CosignatureStore
+    save_every_seconds: float = SAVE_EVERY_SECONDS
+    _proofs: dict[tuple[int, int], str] = field(default_factory=dict)
+    _key_changed_ns: dict[str, int] = field(default_factory=dict)
+    """Time of each node's last key change, in nanoseconds since the epoch."""
+
+    def handlers(self) -> RouteHandlers:
+        """Return the handlers by route name."""
+        return {
+            "witness_checkpoint": self._checkpoint,
+            "witness_key": self._key,
+            "witness_consistency": self._consistency,
+            "witness_cosignature": self._cosignature,
+        }
+
+    async def run(self) -> None:
+        """Save the cosignatures periodically and at the end."""
+        try:
+            while True:
+                await asyncio.sleep(self.save_every_seconds)
+                await service.run_in_thread(self._save)
+        finally:
+            self._save()
+
+    def _save(self) -> None:
+        try:
+            self.witnesses.save()
+        except OSError as error:
+            log.error("cosignatures_write_failed", file=error.filename, problem=error.strerror)
+
+    async def _checkpoint(self, _: web.Request, credential: Credential) -> web.Response:
+        has_submitted = credential.name in self.guard.submitted_sizes
+        headers = {} if has_submitted else {PRESENT_HEADER: "held"}
+        note = self.audit.publisher.note
+        if not note:
+            text = f"{signed_note.NOTHING_SIGNED}\n"
+            return web.Response(status=HTTPStatus.NOT_FOUND, text=text, headers=headers)
+        return web.Response(text=note, headers=headers)
+
+    async def _key(self, _: web.Request, __: Credential) -> web.Response:
+        return web.Response(text=f"{self.audit.signer.public}\n")
+
+    async def _consistency(self, request: web.Request, _: Credential) -> web.Response:
+        sizes = [request.query.get(name, "") for name in ("from", "to")]
+        signed = self.audit.signed.size
+        if not all(signed_note.SIZE.fullmatch(text) for text in sizes):
+            text = "invalid from or to: expected numbers of records"
+            return json_error(HTTPStatus.BAD_REQUEST, text)
+        old, new = (int(text) for text in sizes)
+        if not old <= new <= signed:
+            text = f"no consistency proof from {old} to {new}: the log has {signed} signed records"
+            return json_error(HTTPStatus.NOT_FOUND, text)
+        try:
+            return web.Response(text=await service.run_in_thread(self._proof, old, new))
+        except TileError as error:
+            log.error("consistency_proof_failed", problem=str(error))
+            return json_error(HTTPStatus.SERVICE_UNAVAILABLE, "cannot read the log")
+
+    def _proof(self, old: int, new: int) -> str:
+        cached = self._proofs.get((old, new))
+        if cached is not None:
+            return cached
+        tiles = Tiles(self.audit.directory, self.audit.signed.size)
+        path = merkle.consistency_proof(tiles.node, old, new)
+        text = "".join(f"{base64.b64encode(hashed).decode()}\n" for hashed in path)
+        if len(self._proofs) >= _MAX_CACHED_PROOFS:
+            self._proofs.clear()
+        self._proofs[old, new] = text
+        return text
+
+    async def _cosignature(self, request: web.Request, credential: Credential) -> web.Response:
+        if (request.content_length or MAX_BYTES + 1) > MAX_BYTES:
+            text = f"body too large: expected at most {MAX_BYTES} bytes"
+            return json_error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text)
+        try:
+            cosigned = msgspec.json.decode(
+                await _read_body(request), type=housekeeping_files.CosignedCheckpoint
+            )
+            if cosigned.note:
+                cosigned.seconds()
+                _check_name(credential.name, cosigned)
+            await self.guard.submit_checkpoint(credential.name, cosigned.note)
+            if cosigned.note:
+                await self._store(credential.name, cosigned)
+        except signing_guard.CheckpointConflictError as error:
+            return json_error(HTTPStatus.CONFLICT, str(error))
+        except KeyChangeLimitError as error:
+            return json_error(HTTPStatus.TOO_MANY_REQUESTS, str(error))
+        except (*untrusted_text.DECODING_ERRORS, signed_note.NoteError) as error:
+            return json_error(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
+        except OSError as error:
+            text = f"cannot store the cosignature: {error.strerror}"
+            return json_error(HTTPStatus.SERVICE_UNAVAILABLE, text)
+        return web.Response(text="held\n")
+
+    async def _store(self, node: str, cosigned: housekeeping_files.CosignedCheckpoint) -> None:
+        """Store a cosignature; a new key is recorded first. Raises KeyChangeLimitError."""
+        previous = self.witnesses.nodes.get(node)
+        if previous is None or previous.key != cosigned.key:
+            self._limit_key_change(node)
+            data = {"key": cosigned.key, **({"before": previous.key} if previous else {})}
+            draft = RecordDraft(
+                "log.witness",
+                record.RecordActor("agent", node),
+                self.guard.wall_ns(),
+                "done",
+                record.RecordSubject(node),
+                dict(data),
+            )
+            try:
+                await self.audit.append(draft)
+            except (log_writer.LogWriteError, record.RecordError) as error:
+                log.error("audit_record_lost", type=draft.type, data=data, problem=str(error))
+                del self._key_changed_ns[node]
+                return
+        self.witnesses.put(node, cosigned)
+
+    def _limit_key_change(self, node: str) -> None:
+        """Note the time of a key change. Raises KeyChangeLimitError."""
+        now_ns, before_ns = self.guard.wall_ns(), self._key_changed_ns.get(node)
+        if before_ns is not None and 0 <= now_ns - before_ns < MIN_KEY_CHANGE_NS:
+            expected = "expected at least one hour since its last change"
+            message = f"key change rejected: {node}: {expected}"
+            raise KeyChangeLimitError(message)
+        self._key_changed_ns[node] = now_ns
+
+
+def _check_name(node: str, cosigned: housekeeping_files.CosignedCheckpoint) -> None:
+    """Check that a key is in the name of the node. Raises NoteError."""
+    if not cosigned.is_named_for(node):
+        message = f"invalid name of the key of cosignatures: expected {node}"
+        raise signed_note.NoteError(message)
+
+
+async def _read_body(request: web.Request) -> bytes:
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            return await request.read()
+    except TimeoutError:
+        raise web.HTTPRequestTimeout from None

@@ -1,0 +1,392 @@
+"""Import of job lists into a ledger: the days of every GPU of their jobs.
+
+All time is `inferred`, with the scheduler as node evidence; rating leaves it undecided if no agent
+observed the GPU for more than an hour. An operator without agents may count the scheduler's report
+as observation; such days are marked by a separate engine version.
+
+The ledger is a function of the newest list of each source and period. A list states all jobs of its
+source and period, so a GPU that it names is present throughout the period. A GPU that no list of a
+day names has no entries on that day.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from heapq import heappop, heappush
+from itertools import islice, pairwise
+from typing import NamedTuple
+
+import msgspec
+from sqlalchemy import Connection
+
+from railscope import __version__
+from railscope.claim_terms import ClaimAuthority
+from railscope.timestamps import DAY_NS
+from railscope_collector.jobs import imported_lists, job_list, job_metering
+from railscope_collector.ledger import (
+    audit_outbox,
+    day_metering,
+    day_tiling,
+    ledger_queries,
+    ledger_store,
+    row_conversion,
+    schema,
+)
+from railscope_collector.metering import evidence, timeline, units
+
+STAND_IN = "unnamed"
+"""Node of GPUs that a list does not name."""
+_NUMBERED = re.compile(r"[:/][0-9]{6,}$", re.ASCII)
+_AT_ONCE = 1000
+_GPUS_AT_ONCE = 64
+
+
+class ImportCounts(NamedTuple):
+    """Numbers of GPU-days that were written, and that were unchanged."""
+
+    added: int
+    unchanged: int
+
+
+class PlaceholderGpus(NamedTuple):
+    """Jobs in order, with a numbered GPU in place of each GPU that is only counted."""
+
+    jobs: list[job_list.ListedJob]
+    models: dict[job_list.ListedGpu, str]
+    """Model of each numbered GPU, empty if unknown."""
+
+
+def number_placeholders(
+    jobs: Iterable[job_list.ListedJob], source: str, models: job_list.GpuModels
+) -> PlaceholderGpus:
+    """Number the GPUs that jobs of a source only count, by node and model, as placeholders.
+
+    There are as many as were held at once. The time per tenant does not depend on the assignment of
+    placeholders to jobs.
+    """
+    pools: dict[tuple[str, str], _PlaceholderPool] = defaultdict(_PlaceholderPool)
+    placeholders = PlaceholderGpus([], {})
+    for job in sorted(jobs):
+        gpus = [(gpu, job.part_on(gpu)) for gpu in job.gpus]
+        rest: list[job_list.UnnamedGpus] = []
+        for request in job.unplaced:
+            if not request.gpus:
+                rest.append(request)
+                continue
+            node = _node(request.node)
+            model = models.unnamed_model(node, request.model or job.model)
+            name = "".join(f"{prefix}:" for prefix in (source, model) if prefix)
+            for number, part in pools[node, model].take(request, job.start_ns, job.end_ns):
+                gpus.append((gpu := job_list.ListedGpu(node, f"{name}{number:06}"), part))
+                placeholders.models[gpu] = model
+        gpus.sort()
+        parts = tuple(part for _, part in gpus)
+        placeholders.jobs.append(
+            msgspec.structs.replace(
+                job,
+                gpus=tuple(gpu for gpu, _ in gpus),
+                parts=() if all(part == job_list.WHOLE_GPU_PART for part in parts) else parts,
+                unplaced=tuple(rest),
+            )
+        )
+    return placeholders
+
+
+def is_placeholder(gpu: str) -> bool:
+    """True for a numbered placeholder; all other GPUs of lists are named by PCI address, `...:00.0`."""
+    return _NUMBERED.search(gpu) is not None
+
+
+class _PlaceholderPool:
+    """Stand-ins of one node and model, and the parts of each that are held."""
+
+    def __init__(self) -> None:
+        self._placeholder_count = 0
+        self._free: list[int] = []
+        self._ends: list[tuple[int, int, job_list.ListedGpuPart]] = []
+        self._parts_in_use: dict[int, list[job_list.ListedGpuPart]] = {}
+
+    def take(
+        self, request: job_list.UnnamedGpus, start_ns: int, end_ns: int
+    ) -> list[tuple[int, job_list.ListedGpuPart]]:
+        """Assign GPUs with enough free capacity from a start on, each with the assigned part.
+
+        Parts are placed on partly held GPUs with enough free capacity; lowest numbers first.
+        """
+        while self._ends and self._ends[0][0] <= start_ns:
+            _, number, part = heappop(self._ends)
+            self._parts_in_use[number].remove(part)
+            if not self._parts_in_use[number]:
+                del self._parts_in_use[number]
+                heappush(self._free, number)
+        gaps = self._gaps(request) if request.share != 1 else {}
+        while len(gaps) < request.gpus:
+            if not self._free:
+                self._placeholder_count += 1
+                heappush(self._free, self._placeholder_count)
+            gaps[heappop(self._free)] = Fraction(0)
+        taken = [
+            (number, job_list.ListedGpuPart(low, low + request.share))
+            for number, low in sorted(gaps.items())
+        ]
+        for number, part in taken:
+            self._parts_in_use.setdefault(number, []).append(part)
+            heappush(self._ends, (end_ns, number, part))
+        return taken
+
+    def _gaps(self, request: job_list.UnnamedGpus) -> dict[int, Fraction]:
+        """Partly held GPUs with enough free capacity, with the start of the gap."""
+        gaps: dict[int, Fraction] = {}
+        for number in sorted(self._parts_in_use):
+            if len(gaps) == request.gpus:
+                break
+            low = _lowest_gap(self._parts_in_use[number], request.share)
+            if low is not None:
+                gaps[number] = low
+        return gaps
+
+
+def _lowest_gap(parts: Sequence[job_list.ListedGpuPart], share: Fraction) -> Fraction | None:
+    """Start of the first gap of a size; None if there is none."""
+    low = Fraction(0)
+    for part in sorted(parts):
+        if part.low - low >= share:
+            return low
+        low = max(low, part.high)
+    return low if 1 - low >= share else None
+
+
+def _node(node: str) -> str:
+    """The node in the list, `unnamed` if it is empty or a list of nodes."""
+    return node if node and not set(node) & set("[,") else STAND_IN
+
+
+def list_computation(now_ns: int, *, as_observed: bool = False) -> day_metering.MeteringComputation:
+    """Engine version and time of the days of a list."""
+    basis = "used as observed" if as_observed else "as reported by the scheduler"
+    return day_metering.MeteringComputation(f"{__version__} job list, {basis}", now_ns)
+
+
+# Lists by source and period ----------------------------------------------------------------------
+
+
+def place_jobs(
+    jobs: job_list.JobList,
+    models: job_list.GpuModels,
+    numbered: Mapping[job_list.ListedGpu, str] | None = None,
+) -> list[imported_lists.PlacedJob]:
+    """The jobs of a list by GPU, with models. Raises JobLedgerError for a GPU with two models.
+
+    `numbered` contains the models of placeholders.
+    """
+    unfinished = {job.claim for job in jobs.unended}
+    placed = dict(numbered or {})
+    for job in jobs.jobs:
+        for gpu in job.gpus:
+            if gpu in (numbered or {}):
+                continue
+            model = models.model(gpu, job.model)
+            before = placed.setdefault(gpu, model)
+            if models.default in (model, before):
+                placed[gpu] = before if model == models.default else model
+            elif before != model:
+                raise imported_lists.JobLedgerError(
+                    _conflicting_models(str(gpu), {before, model}, [job.id])
+                )
+    return [
+        imported_lists.PlacedJob(
+            str(gpu),
+            job.start_ns,
+            job.id,
+            job.tenant,
+            job.end_ns,
+            gpu.node,
+            placed[gpu],
+            "1" if part == job_list.WHOLE_GPU_PART else f"{part.low}-{part.high}",
+            job.claim in unfinished,
+        )
+        for job in jobs.jobs
+        for gpu in job.gpus
+        for part in (job.part_on(gpu),)
+    ]
+
+
+def check_same_list(ledger: ledger_store.Ledger, new: imported_lists.NewList) -> None:
+    """Raise JobLedgerError if the ledger has a different newest list of the same source and period."""
+    for other in imported_lists.newest_lists(ledger.database):
+        if (other.source, other.period) == (new.source, new.period) and (
+            other.content_hash != new.content_hash
+        ):
+            message = (
+                f"cannot import the list: the ledger has another one of {other}: expected the same one; fix: import all"
+                " jobs of the period at once with --period, or use --replace"
+            )
+            raise imported_lists.JobLedgerError(message)
+
+
+def import_list(
+    ledger: ledger_store.Ledger, new: imported_lists.NewList, by: audit_outbox.TimedActor
+) -> ImportCounts:
+    """Record a list and write the days that it changes, all or nothing.
+
+    Every GPU that a list of this source and period has ever named is computed again, from the
+    newest lists of all sources. Raises JobLedgerError, UnusableLedgerError.
+    """
+    added = unchanged = 0
+    with ledger.database.transaction(writes=True) as connection:
+        schema.lock(connection, imported_lists.IMPORT_LOCK)
+        imported_lists.add_list(connection, new, by)
+        gpus = imported_lists.find_listed_gpus(connection, new.source, new.period)
+        rest = _NewestLists.read(connection, new.period, by.now_ns).days(connection, sorted(gpus))
+        while chunk := list(islice(rest, _AT_ONCE)):
+            for written in ledger.write_days_in(connection, chunk):
+                added += written.added
+                unchanged += not written.added
+    return ImportCounts(added, unchanged)
+
+
+@dataclass(frozen=True, slots=True)
+class _NewestLists:
+    """The newest lists that have days of a period, by number."""
+
+    heads: Mapping[int, imported_lists.ImportedList]
+    period: units.Period
+    now_ns: int
+
+    @classmethod
+    def read(cls, connection: Connection, period: units.Period, now_ns: int) -> _NewestLists:
+        """Read the lists of a database."""
+        lists = [
+            imported
+            for imported in imported_lists.read_newest_lists(connection)
+            if imported.period.overlaps(period)
+        ]
+        return cls({imported.number: imported for imported in lists}, period, now_ns)
+
+    def days(self, connection: Connection, gpus: Sequence[str]) -> Iterator[day_tiling.DayTiling]:
+        """The days of some GPUs in the period, according to the lists."""
+        span = range(self.period.start_ns // DAY_NS, self.period.end_ns // DAY_NS)
+        next_day = self.now_ns // DAY_NS + 1
+        for offset in range(0, len(gpus), _GPUS_AT_ONCE):
+            gpu_group = gpus[offset : offset + _GPUS_AT_ONCE]
+            present = ledger_queries.newest_numbers(connection, span, gpu_group)
+            for gpu, by_list in imported_lists.read_listed_jobs(
+                connection, gpu_group, self.heads
+            ).items():
+                for part in self._segments(by_list):
+                    covering = {
+                        number: by_list[number]
+                        for number in by_list
+                        if self._is_listed_on(number, part)
+                    }
+                    until = max(part.start, min(part.stop, next_day)) if covering else part.start
+                    if part.start < until:
+                        yield from self._listed_days(gpu, range(part.start, until), covering)
+                    yield from self._empty_days(gpu, range(until, part.stop), present)
+
+    def _segments(self, numbers: Iterable[int]) -> Iterator[range]:
+        """The days of the period, split where the set of covering lists changes."""
+        edges = {self.period.start_ns, self.period.end_ns}
+        for number in numbers:
+            edges |= {self.heads[number].period.start_ns, self.heads[number].period.end_ns}
+        inside = (edge for edge in edges if self.period.start_ns <= edge <= self.period.end_ns)
+        for start_ns, end_ns in pairwise(sorted(inside)):
+            yield range(start_ns // DAY_NS, end_ns // DAY_NS)
+
+    def _is_listed_on(self, number: int, part: range) -> bool:
+        return self.heads[number].period.overlaps(
+            units.Period(part.start * DAY_NS, part.stop * DAY_NS)
+        )
+
+    def _empty_days(
+        self, gpu: str, part: range, present: Mapping[row_conversion.GpuDay, int]
+    ) -> Iterator[day_tiling.DayTiling]:
+        """Empty days: no list names the GPU any more, or the day has not begun."""
+        root = day_tiling.evidence_root(evidence.Evidence(gpu, stays=()))
+        for day in part:
+            if row_conversion.GpuDay(gpu, day) in present:
+                yield day_tiling.DayTiling(gpu, day, (), root, *list_computation(self.now_ns))
+
+    def _listed_days(
+        self, gpu: str, part: range, by_list: Mapping[int, Sequence[imported_lists.PlacedJob]]
+    ) -> Iterator[day_tiling.DayTiling]:
+        """Days of a GPU that the same lists cover. Raises JobLedgerError."""
+        models = {job.model for jobs in by_list.values() for job in jobs if job.model}
+        if len(models) > 1:
+            named = [str(self.heads[number]) for number in by_list]
+            raise imported_lists.JobLedgerError(_conflicting_models(gpu, models, named))
+        as_observed = all(self.heads[number].as_observed for number in by_list)
+        computed = list_computation(self.now_ns, as_observed=as_observed)
+        by_source = {self.heads[number].source: jobs for number, jobs in by_list.items()}
+        listed_evidence = _evidence(gpu, part, by_source)
+        unfinished = {
+            f"{source}/{job.claim}"
+            for source, jobs in by_source.items()
+            for job in jobs
+            if job.unfinished
+        }
+        if as_observed:
+            listed_evidence = as_observed_evidence(listed_evidence)
+        skus = [(0, model) for model in models]
+        metered = day_metering.MeteredGpu.compute(listed_evidence, {}, skus, open_claims=unfinished)
+        for day in part:
+            yield metered.day(day, computed)
+
+
+def _evidence(
+    gpu: str, span: range, by_source: Mapping[str, Sequence[imported_lists.PlacedJob]]
+) -> evidence.Evidence:
+    """Evidence of a GPU on some days, from the lists of some sources.
+
+    The stay has no end, as the last day ends no claim.
+    """
+    start_ns, end_ns = span.start * DAY_NS, span.stop * DAY_NS
+    nodes = {job.node for jobs in by_source.values() for job in jobs}
+    claims_of_source = [
+        (f"{source}/{job.claim}", job)
+        for source, jobs in sorted(by_source.items())
+        for job in jobs
+        if job.start_ns < end_ns and start_ns < job.end_ns
+    ]
+    counted = is_placeholder(gpu)
+    claims = [
+        evidence.MeteredClaim(
+            ClaimAuthority.SCHEDULER_LIST,
+            job.start_ns,
+            claim,
+            job.tenant,
+            job.end_ns,
+            job.job_id,
+            job.node,
+            slots,
+            slots,
+            assumed=counted,
+            counted=counted,
+        )
+        for claim, job in claims_of_source
+        for slots in (job_metering.part_slots(job.part),)
+    ]
+    return job_metering.claims_evidence(gpu, evidence.NodeStay(start_ns, min(nodes)), claims)
+
+
+def _conflicting_models(gpu: str, models: Iterable[str], lists: Iterable[str]) -> str:
+    return (
+        f"conflicting models of {gpu}: {' and '.join(sorted(models))} ({', '.join(sorted(set(lists)))}): expected "
+        "one model; fix: name it in the file of --inventory"
+    )
+
+
+def as_observed_evidence(gpu_evidence: evidence.Evidence) -> evidence.Evidence:
+    """Evidence with the scheduler's sightings as samples."""
+    periods = timeline.resolve_overlaps(
+        timeline.TimePiece(sighting.start_ns, sighting.end_ns, 0)
+        for sighting in gpu_evidence.sightings
+    )
+    sample_spans = tuple(
+        evidence.BootSampleSpan(f"jobs from {start}", start, end) for start, end, _ in periods
+    )
+    return msgspec.structs.replace(gpu_evidence, sample_spans=sample_spans)

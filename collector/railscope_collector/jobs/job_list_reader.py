@@ -1,0 +1,283 @@
+"""Readers of job lists: detection of the format, lists of Slurm, and Alibaba's trace.
+
+Slurm: `sacct -P` with a header, or `sacct --json`; GPUs are counted, not named. TRES:
+slurm.conf(5), AccountingStorageTRES. sacct prints local times without a zone; with
+SLURM_TIME_FORMAT=%s it prints seconds since the epoch, which are unambiguous, as are the times in
+its JSON.
+
+Alibaba: pods of the trace of shared GPUs (alibaba/clusterdata: cluster-trace-gpu-v2023), as CSV.
+Columns: name, num_gpu, gpu_milli (of each GPU), gpu_spec, pod_phase, scheduled_time and
+deletion_time, in seconds since the start of the trace; second 0 is mapped to 1970-01-01T00:00:00Z.
+The trace contains neither nodes nor owners: GPUs are only counted, and the class of service (`qos`)
+is used as the tenant.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable, Mapping
+from datetime import tzinfo
+from fractions import Fraction
+
+from railscope.slurm.notation import SlurmJob
+from railscope.slurm.sacct import AccountedJob, AccountingError, parse_sacct, parse_sacct_json
+from railscope.timestamps import FOREVER_NS, SECOND_NS
+from railscope.untrusted_text import NumberError, parse_whole
+from railscope_collector.jobs import clustercockpit, job_list, kubernetes
+
+SACCT_UNNAMED = "sacct does not list the GPUs"
+
+_GPU = "gpu"
+_MIG = re.compile(r"gpu:.*[0-9]g\.[0-9]+gb")
+_UNFINISHED = frozenset({
+    "", "PENDING", "RUNNING", "SUSPENDED", "CONFIGURING", "COMPLETING", "STOPPED", "SIGNALING",
+    "STAGE_OUT", "RESIZING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT",
+})  # fmt: skip
+"""States of a job that is not over (Slurm: job state codes); a job in any other state has an end."""
+_SHARD = "shard"
+_SHARES = (_SHARD, "mps")
+
+
+def read_sacct(
+    text: str,
+    zone: tzinfo | None = None,
+    bad: job_list.BadLines = job_list.RAISE_BAD_LINES,
+    shards_per_gpu: int = 0,
+) -> job_list.JobList:
+    """The jobs of a list; steps are left out, as their resources are included in their job.
+
+    `zone` is that of the node on which sacct ran, for times without a zone. Shards are shares of a
+    GPU if `shards_per_gpu`, the number of shards per GPU, is set. Raises JobListError.
+    """
+    is_json = text.lstrip().startswith("{")
+    builder = job_list.JobListBuilder(bad, "job" if is_json else "line")
+
+    def rejected(error: AccountingError) -> job_list.JobListError:
+        return job_list.JobListError(error.place, error.field, error.reason, builder.noun)
+
+    def add_rejected(error: AccountingError) -> None:
+        bad.add(rejected(error))
+
+    try:
+        if is_json:
+            records = parse_sacct_json(text, add_rejected)
+        else:
+            records = parse_sacct(text, zone, rejected=add_rejected)
+    except AccountingError as error:
+        raise rejected(error) from error
+    for record in records:
+        with builder.line(record.place):
+            unplaced = _unnamed_gpus(record, shards_per_gpu)
+            if record.job.start_seconds is None:
+                builder.never_started += 1
+            elif not unplaced:
+                builder.without_gpus += 1
+            else:
+                builder.add(_sacct_job(record.job, unplaced, bad))
+    return builder.build()
+
+
+def _sacct_job(
+    job: SlurmJob, unplaced: tuple[job_list.UnnamedGpus, ...], bad: job_list.BadLines
+) -> job_list.ListedJob:
+    start_ns = _timestamp_ns("Start", job.start_seconds, bad)
+    end_ns = FOREVER_NS
+    if job.end_seconds is None and job.state not in _UNFINISHED:
+        job_list.reject("End", f"unknown: expected a time, as State is {job.state}")
+    if job.end_seconds is not None:
+        end_ns = _timestamp_ns("End", job.end_seconds, bad)
+    if end_ns < start_ns:
+        job_list.reject("End", f"{job.end_seconds}: expected at least Start, {job.start_seconds}")
+    for field, value in (("Account", job.account), ("User", job.user)):
+        if not value or not value.isprintable():
+            reason = f"{value!r}: expected printable characters" if value else "expected a value"
+            job_list.reject(field, reason)
+    return job_list.ListedJob(
+        start_ns, str(job.id), job.account, job.user, end_ns, unplaced=unplaced
+    )
+
+
+def _timestamp_ns(field: str, seconds: int | None, bad: job_list.BadLines) -> int:
+    if seconds is None or not 0 <= seconds < job_list.LATEST_SECONDS:
+        job_list.reject(field, f"{seconds}: expected a time from 1970 to 2105")
+    bad.check_past(field, seconds * SECOND_NS)
+    return seconds * SECOND_NS
+
+
+def _unnamed_gpus(record: AccountedJob, shards_per_gpu: int) -> tuple[job_list.UnnamedGpus, ...]:
+    """GPUs of a job by model, with their nodes. Parts of unknown size are reported with count 0."""
+    tres = record.job.gres_counts
+    typed = {name: count for name, count in tres.items() if name.startswith(f"{_GPU}:")}
+    instances = {name: count for name, count in typed.items() if _MIG.fullmatch(name)}
+    gpus = tres.get(_GPU, sum(typed.values())) - sum(instances.values())
+    if gpus < 0:
+        job_list.reject("AllocTRES", f"more MIG instances than gres/{_GPU}={tres[_GPU]}")
+    shares = {name: count for name, count in tres.items() if name.partition(":")[0] in _SHARES}
+    models = {
+        name.removeprefix("gpu:"): count for name, count in typed.items() if name not in instances
+    }
+    unnamed: list[job_list.UnnamedGpus] = []
+    for model, count in sorted(models.items() if sum(models.values()) == gpus else [("", gpus)]):
+        if count:
+            unnamed.append(job_list.UnnamedGpus(record.node_list, count, SACCT_UNNAMED, model))
+    if shards_per_gpu:
+        unnamed += _shards(record.node_list, shares.pop(_SHARD, 0), shards_per_gpu)
+    count = sum(request.gpus for request in unnamed)
+    job_list.check_gpu_count("AllocTRES", count, len(record.job.nodes))
+    unnamed += [
+        job_list.UnnamedGpus(
+            record.node_list, 0, f"gres/{name}={count} is a part of a GPU, of unknown size"
+        )
+        for name, count in sorted((instances | shares).items())
+        if count
+    ]
+    return tuple(unnamed)
+
+
+def _shards(node: str, count: int, per_gpu: int) -> list[job_list.UnnamedGpus]:
+    """Shards as whole GPUs and a share of one more."""
+    whole, rest = divmod(count, per_gpu)
+    gpus = [job_list.UnnamedGpus(node, whole, SACCT_UNNAMED)] if whole else []
+    if rest:
+        gpus.append(job_list.UnnamedGpus(node, 1, SACCT_UNNAMED, share=Fraction(rest, per_gpu)))
+    return gpus
+
+
+ALIBABA_COLUMNS = ("name", "num_gpu", "gpu_milli", "pod_phase", "deletion_time", "scheduled_time")
+ALIBABA_UNNAMED = "the trace does not list the GPUs"
+_MILLI = 1000
+_FINAL = frozenset({"Succeeded", "Failed"})
+
+
+def read_alibaba(text: str, bad: job_list.BadLines = job_list.RAISE_BAD_LINES) -> job_list.JobList:
+    """Parse the pods of the trace. Raises JobListError."""
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    builder = job_list.JobListBuilder(bad)
+    try:
+        missing = sorted(set(ALIBABA_COLUMNS) - set(reader.fieldnames or ()))
+        if missing:
+            raise job_list.JobListError(1, missing[0], "missing in the header")
+        for row in reader:
+            with builder.line(reader.line_num):
+                builder.add(_alibaba_job(row, bad), started=bool(row["scheduled_time"]))
+    except csv.Error as error:
+        raise job_list.JobListError(reader.line_num, "", f"invalid CSV: {error}") from error
+    return builder.build()
+
+
+def _alibaba_job(row: Mapping[str, str | None], bad: job_list.BadLines) -> job_list.ListedJob:
+    name = row["name"] or ""
+    if not name or not name.isprintable():
+        job_list.reject("name", f"{name!r}: expected a printable name")
+    gpus = _parse_whole(row, "num_gpu", job_list.MAX_GPUS_OF_NODE + 1)
+    milli = _parse_whole(row, "gpu_milli", _MILLI + 1) if gpus else 0
+    if gpus and not milli:
+        job_list.reject("gpu_milli", f"'0' with num_gpu {gpus}: expected 1 to {_MILLI}")
+    start = 0
+    if row["scheduled_time"]:
+        start = _parse_whole(row, "scheduled_time", job_list.LATEST_SECONDS)
+    bad.check_past("scheduled_time", start * SECOND_NS)
+    end_ns = FOREVER_NS
+    if row["deletion_time"]:
+        end = _parse_whole(row, "deletion_time", job_list.LATEST_SECONDS)
+        if end < start:
+            job_list.reject("deletion_time", f"{end}: expected at least scheduled_time, {start}")
+        end_ns = end * SECOND_NS
+        bad.check_past("deletion_time", end_ns)
+    elif row["pod_phase"] in _FINAL and row["scheduled_time"]:
+        reason = f"expected a time, as pod_phase is {row['pod_phase']}"
+        job_list.reject("deletion_time", reason)
+    model = row.get("gpu_spec") or ""
+    part = job_list.UnnamedGpus(
+        "",
+        gpus,
+        ALIBABA_UNNAMED,
+        "" if "|" in model else model,
+        Fraction(milli, _MILLI) if gpus else Fraction(1),
+    )
+    return job_list.ListedJob(
+        start * SECOND_NS,
+        name,
+        row.get("qos") or "none",
+        "",
+        end_ns,
+        unplaced=(part,) if gpus else (),
+    )
+
+
+def _parse_whole(row: Mapping[str, str | None], field: str, limit: int) -> int:
+    """Parse a whole number, also such as `3.0`. Raises ShapeError."""
+    text = (row[field] or "").removesuffix(".0")
+    try:
+        return parse_whole(text, limit)
+    except NumberError as error:
+        job_list.reject(field, str(error))
+
+
+FORMATS: Mapping[str, Callable[[str, tzinfo | None, job_list.BadLines, int], job_list.JobList]] = {
+    "clustercockpit": lambda text, _zone, bad, _shards: clustercockpit.read_clustercockpit(
+        text.split("\n"), bad
+    ),
+    "sacct": read_sacct,
+    "kubernetes": lambda text, _zone, bad, _shards: kubernetes.read_kubernetes(text, bad),
+    "alibaba": lambda text, _zone, bad, _shards: read_alibaba(text, bad),
+}
+_KUBERNETES = frozenset({"items", "object", "apiVersion", "metadata"})
+_CLUSTERCOCKPIT = frozenset({"job_id", "jobId"})
+
+
+def detect_format(text: str) -> str:
+    """Detect the format of a text: JSON by the fields of its first object, else CSV or sacct text.
+
+    Raises JobListError for JSON of no known format.
+    """
+    start = text.lstrip()
+    if not start.startswith(("{", "[")):
+        return "alibaba" if "gpu_milli" in start.partition("\n")[0].split(",") else "sacct"
+    bad = job_list.BadLines(collect=True)
+    _, first = next(job_list.json_documents(start, bad), (0, None))
+    if first is None and bad.errors:
+        raise job_list.JobListError(1, "", bad.errors[0].reason)
+    members = frozenset(first) if isinstance(first, dict) else frozenset()
+    jobs = first.get("jobs") if isinstance(first, dict) else first
+    listed = jobs[0] if isinstance(jobs, list) and jobs and isinstance(jobs[0], dict) else {}
+    if (members | frozenset(listed)) & _CLUSTERCOCKPIT and "job_id" not in listed:
+        return "clustercockpit"
+    if "jobs" in members:
+        return "sacct"
+    if members & _KUBERNETES:
+        return "kubernetes"
+    if "job_id" in listed:
+        return "clustercockpit"
+    raise job_list.JobListError(
+        1,
+        "",
+        f"unknown format: expected one of {', '.join(FORMATS)}; fix: specify it with --format",
+    )
+
+
+def read_jobs(  # noqa: PLR0913 - each is an option of the import
+    text: str,
+    form: str | None = None,
+    zone: tzinfo | None = None,
+    *,
+    strict: bool = True,
+    shards_per_gpu: int = 0,
+    now_ns: int = FOREVER_NS,
+) -> job_list.JobList:
+    """The jobs of a list; without a format, it is detected. Raises JobListError.
+
+    A line with a start or end after `now_ns` is bad. Unless `strict`, bad lines are skipped and
+    returned in the list, but at least one line must be valid.
+    """
+    if not text.strip():
+        raise job_list.JobListError(1, "", "empty file: expected at least one job")
+    jobs = FORMATS[form or detect_format(text)](
+        text, zone, job_list.BadLines(collect=not strict, now_ns=now_ns), shards_per_gpu
+    )
+    read = len(jobs.jobs) + len(jobs.unended) + jobs.without_gpus + jobs.never_started
+    if jobs.rejected and not read:
+        raise jobs.rejected[0]
+    return jobs

@@ -1,0 +1,274 @@
+"""Metering of jobs without samples, and its report as text and JSON.
+
+Each GPU of a job has a claim. All held time is inferred, with the scheduler as node evidence. A GPU
+is assumed present from the start of the first job that names it to the end of the last. Of two jobs
+on one GPU the later holds it while it lasts, in order of start and claim id. Times are exact and
+computed with integers only.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import msgspec
+
+from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
+from railscope.timestamps import SECOND_NS, format_timestamp
+from railscope_collector.jobs.job_list import JobList, ListedGpu, ListedGpuPart, ListedJob
+from railscope_collector.metering import evidence, tiling, units
+from railscope_collector.metering.overlaps import Overlap, OverlapKind, find_overlaps
+
+
+class JobOverlap(NamedTuple):
+    """Overlap of two jobs on one GPU."""
+
+    gpu: ListedGpu
+    conflict: Overlap
+
+
+class MeteredJobs(msgspec.Struct, frozen=True):
+    """GPU time in GPU-nanoseconds: whole GPUs times nanoseconds.
+
+    `unplaced_ns` is the time of tenants on GPUs that the list does not name. It is in no other sum,
+    as overlaps with other jobs cannot be detected.
+    """
+
+    gpus: int
+    capacity_ns: int
+    free_ns: Fraction
+    tenants: dict[str, Fraction]
+    unplaced_ns: dict[str, Fraction]
+    overlaps: tuple[JobOverlap, ...]
+
+    @property
+    def held_ns(self) -> Fraction:
+        """Time of all tenants on named GPUs."""
+        return sum(self.tenants.values(), Fraction(0))
+
+    @property
+    def balances(self) -> bool:
+        """True if held and free time add up to capacity times time."""
+        return self.held_ns + self.free_ns == self.capacity_ns
+
+
+def job_evidence(
+    jobs: Iterable[ListedJob], period: units.Period | None = None
+) -> dict[ListedGpu, evidence.Evidence]:
+    """Evidence of each GPU that the jobs name, in order of GPU.
+
+    A GPU is present throughout a period, or without one from its first job to its last.
+    """
+    by_gpu: dict[ListedGpu, list[ListedJob]] = defaultdict(list)
+    for job in jobs:
+        for gpu in job.gpus:
+            by_gpu[gpu].append(job)
+    return {gpu: _evidence(gpu, by_gpu[gpu], period) for gpu in sorted(by_gpu)}
+
+
+def _evidence(
+    gpu: ListedGpu, jobs: Sequence[ListedJob], period: units.Period | None
+) -> evidence.Evidence:
+    first_ns, last_ns = min(job.start_ns for job in jobs), max(job.end_ns for job in jobs)
+    if period is not None:
+        first_ns, last_ns = period.start_ns, period.end_ns
+    stay = evidence.NodeStay(first_ns, gpu.node, last_ns)
+    slots = [part_slots(job.part_on(gpu)) for job in jobs]
+    return claims_evidence(
+        str(gpu),
+        stay,
+        [
+            evidence.MeteredClaim(
+                ClaimAuthority.SCHEDULER_LIST,
+                job.start_ns,
+                job.claim,
+                job.tenant,
+                job.end_ns,
+                job.id,
+                gpu.node,
+                job_slots,
+                job_slots,
+            )
+            for job, job_slots in zip(jobs, slots, strict=True)
+        ],
+    )
+
+
+def claims_evidence(
+    gpu: str, stay: evidence.NodeStay, claims: Sequence[evidence.MeteredClaim]
+) -> evidence.Evidence:
+    """Evidence of a GPU from claims of job lists, with the scheduler as node evidence for each."""
+    node_evidence = evidence.NodeEvidence.SCHEDULER
+    sightings = {
+        evidence.NodeSighting(node_evidence, claim.start_ns, claim.end_ns) for claim in claims
+    }
+    return evidence.Evidence(gpu, (stay,), tuple(claims), sightings=tuple(sorted(sightings)))
+
+
+def part_slots(part: ListedGpuPart) -> units.CapacityRange:
+    """The slots of a part, exactly."""
+    return units.CapacityRange(
+        units.exact(part.low * GPU_CAPACITY), units.exact(part.high * GPU_CAPACITY)
+    )
+
+
+def timeline_entries(gpu_evidence: evidence.Evidence) -> list[tiling.TilingEntry]:
+    """The timeline of a GPU over its whole stay."""
+    (stay,) = gpu_evidence.stays
+    return tiling.GpuTimeline.compute(gpu_evidence).entries(stay.start_ns, stay.end_ns)
+
+
+def meter_jobs(jobs: Sequence[ListedJob], period: units.Period | None = None) -> MeteredJobs:
+    """The GPU time of every tenant; with a period, of jobs within it."""
+    evidence_by_gpu = job_evidence(jobs, period)
+    tenants = {job.tenant: Fraction(0) for job in jobs if job.gpus}
+    unplaced: dict[str, Fraction] = defaultdict(Fraction)
+    capacity = 0
+    free = Fraction(0)
+    for evidence_ in evidence_by_gpu.values():
+        (stay,) = evidence_.stays
+        capacity += stay.end_ns - stay.start_ns
+        for entry in timeline_entries(evidence_):
+            if entry.tiling is not units.Tiling.COMPUTE:
+                continue
+            if entry.state is tiling.SlotState.INFERRED:
+                tenants[entry.tenant] += Fraction(entry.quantity)
+            else:
+                free += entry.quantity
+    for job in jobs:
+        if job.unplaced:
+            unplaced[job.tenant] += job.duration_ns * sum(
+                (part.capacity for part in job.unplaced), Fraction(0)
+            )
+    return MeteredJobs(
+        gpus=len(evidence_by_gpu),
+        capacity_ns=capacity,
+        free_ns=_gpu_ns(free),
+        tenants={tenant: _gpu_ns(quantity) for tenant, quantity in sorted(tenants.items())},
+        unplaced_ns=dict(sorted(unplaced.items())),
+        overlaps=tuple(
+            JobOverlap(gpu, overlap)
+            for gpu, evidence_ in evidence_by_gpu.items()
+            for overlap in find_overlaps(evidence_)
+            if overlap.tiling is units.Tiling.COMPUTE and overlap.kind is OverlapKind.CONFLICT
+        ),
+    )
+
+
+def _gpu_ns(quantity: Fraction) -> Fraction:
+    """Capacity times time as whole GPUs times nanoseconds."""
+    return quantity / GPU_CAPACITY
+
+
+_SECONDS = 60
+_HOUR = _SECONDS * _SECONDS
+
+
+def format_hours(gpu_ns: int | Fraction) -> str:
+    """GPU time as hours, minutes and seconds, with nanoseconds if not zero."""
+    seconds, rest_ns = divmod(int(gpu_ns), SECOND_NS)
+    shown = f"{seconds // _HOUR}:{seconds // _SECONDS % _SECONDS:02}:{seconds % _SECONDS:02}"
+    return f"{shown}.{rest_ns:09}" if rest_ns else shown
+
+
+def report_document(jobs: JobList, metered: MeteredJobs) -> dict[str, Any]:
+    """The report for JSON; nanoseconds are strings, as they may exceed the precision of a double."""
+    return {
+        "jobs": len(jobs.jobs),
+        "gpus": metered.gpus,
+        "capacity_ns": str(metered.capacity_ns),
+        "held_ns": str(metered.held_ns),
+        "free_ns": str(metered.free_ns),
+        "balances": metered.balances,
+        "tenants": [
+            {"tenant": tenant, "held_ns": str(held_ns), "gpu_hours": format_hours(held_ns)}
+            for tenant, held_ns in metered.tenants.items()
+        ],
+        "conflicts": [
+            {
+                "gpu": str(clash.gpu),
+                "start_ns": str(clash.conflict.start_ns),
+                "end_ns": str(clash.conflict.end_ns),
+                "earlier": clash.conflict.claim,
+                "later": clash.conflict.other,
+                "moved_ns": str(Fraction(clash.conflict.quantity) / GPU_CAPACITY),
+            }
+            for clash in metered.overlaps
+        ],
+        "not_placed": [
+            {
+                "job": job.id,
+                "tenant": job.tenant,
+                "node": part.node,
+                "gpus": part.gpus,
+                "held_ns": str(part.capacity * job.duration_ns),
+                "reason": part.reason,
+            }
+            for job in jobs.jobs
+            for part in job.unplaced
+        ],
+        "without_gpus": jobs.without_gpus,
+        "never_started": jobs.never_started,
+        "running": list(jobs.running),
+        "rejected": [
+            {"item": line.noun, "number": line.place, "field": line.field, "reason": line.reason}
+            for line in jobs.rejected
+        ],
+    }
+
+
+def report_text(jobs: JobList, metered: MeteredJobs) -> Iterator[str]:
+    """The report as lines of text."""
+    totals = {
+        "held by tenants": metered.held_ns,
+        "free": metered.free_ns,
+        "capacity x time": Fraction(metered.capacity_ns),
+    }
+    yield from _time_table("TENANT", [*metered.tenants.items(), *totals.items()])
+    description = f"{format_count(len(jobs.jobs), 'job')} on {format_count(metered.gpus, 'GPU')}"
+    yield f"{description}; held and free add up to capacity x time"
+    yield f"conflicts: {len(metered.overlaps)}"
+    for gpu, conflict in metered.overlaps:
+        between = f"{format_timestamp(conflict.start_ns)} to {format_timestamp(conflict.end_ns)}"
+        moved = format_hours(Fraction(conflict.quantity) / GPU_CAPACITY)
+        yield f"  {gpu}: {between}: {moved} GPU-hours moved {conflict.claim} -> {conflict.other}"
+    parts = [(job, part) for job in jobs.jobs for part in job.unplaced]
+    yield f"not placed on a GPU: {len(parts)}"
+    for job, part in parts:
+        held_hours = format_hours(part.capacity * job.duration_ns)
+        place = part.node or "some node"
+        of = f"{part.share} of " if part.share != 1 else ""
+        description = f"{of}{format_count(part.gpus, 'GPU')}, {held_hours}: {part.reason}"
+        yield f"  job {job.id} of {job.tenant} on {place}: {description}"
+    if metered.unplaced_ns:
+        yield from _time_table("TENANT, NOT PLACED", metered.unplaced_ns.items())
+    yield f"jobs without GPUs: {jobs.without_gpus}; that never started: {jobs.never_started}"
+    yield f"jobs that had not ended: {len(jobs.running)} {' '.join(jobs.running)}".rstrip()
+    if jobs.rejected:
+        yield f"NOT COMPLETE, not imported: {format_count(len(jobs.rejected), 'line')}"
+        yield from (f"  {line}" for line in jobs.rejected)
+
+
+def _time_table(title: str, times: Iterable[tuple[str, Fraction]]) -> list[str]:
+    rows = [(name, format_hours(time), str(time)) for name, time in times]
+    return format_table([(title, "GPU-HOURS", "GPU-NANOSECONDS"), *rows], (1, 2))
+
+
+def format_table(rows: Sequence[Sequence[str]], right: Collection[int]) -> list[str]:
+    """Rows in columns as wide as their widest cell; empty columns are left out."""
+    sizes = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    used = [index for index in range(len(sizes)) if any(row[index] for row in rows[1:])]
+    return [
+        "  ".join(
+            row[index].rjust(sizes[index]) if index in right else row[index].ljust(sizes[index])
+            for index in used
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def format_count(count: int, noun: str) -> str:
+    """A count with its noun, in plural unless it is 1."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -1,0 +1,145 @@
+"""R3: comparison of a ledger with the accounting records of schedulers, from files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import tzinfo
+from fractions import Fraction
+from pathlib import Path
+
+import msgspec
+
+from railscope.timestamps import DAY_NS, SECOND_NS, format_timestamp
+from railscope_collector.files.tenancy_files import TenantMappings
+from railscope_collector.jobs import JobsError, job_list_reader, job_metering, job_reconciliation
+from railscope_collector.jobs.job_list import JobListError, ListedJob, account_name, map_tenants
+from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.metering import tiling, units
+
+_FORMATS = {"slurm": "sacct", "kubernetes": "kubernetes"}
+_LISTED = re.compile(r".+@[0-9]+")
+"""Claim made from a job list; that of an agent begins with its source and a slash."""
+_NAMING = frozenset({"file", "command"})
+"""Sources whose workload may name that of another source, such as `slurm:123`."""
+_MAX_SHOWN = 50
+
+
+class SchedulerRecordsError(JobsError):
+    """A file of scheduler records cannot be read; the message contains file and reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerRecords:
+    """The ended jobs of schedulers, and the ids of those that have not ended."""
+
+    schedulers: frozenset[str]
+    jobs: tuple[ListedJob, ...]
+    unended: frozenset[str]
+
+    @classmethod
+    def read(
+        cls,
+        files: Mapping[str, Sequence[Path]],
+        zone: tzinfo | None = None,
+        tenants: TenantMappings | None = None,
+    ) -> SchedulerRecords:
+        """Read files by scheduler, `slurm` or `kubernetes`. Raises SchedulerRecordsError."""
+        jobs: list[ListedJob] = []
+        unended: set[str] = set()
+        for scheduler, paths in files.items():
+            for path in paths:
+                try:
+                    text = path.read_text(encoding="utf-8")
+                    job_list = job_list_reader.read_jobs(text, _FORMATS[scheduler], zone)
+                except (JobListError, OSError, UnicodeDecodeError) as error:
+                    message = f"cannot read the scheduler's records {path}: {error}"
+                    raise SchedulerRecordsError(message) from error
+                jobs += map_tenants(job_list.jobs, scheduler, tenants or TenantMappings())
+                unended |= set(job_list.running)
+        schedulers = frozenset(scheduler for scheduler, paths in files.items() if paths)
+        return cls(schedulers, tuple(sorted(set(jobs))), frozenset(unended))
+
+    def compare_with(
+        self, ledger: Ledger, period: units.Period, tolerance_ns: int
+    ) -> job_reconciliation.JobComparison:
+        """Compare the ledger with these schedulers' jobs in a period. Raises UnusableLedgerError."""
+        entries = (
+            # With tenants as named in the scheduler records.
+            msgspec.structs.replace(entry, tenant=account_name(entry.tenant))
+            for entry in _by_gpu(ledger, period)
+            if _is_from(entry, self.schedulers)
+        )
+        return job_reconciliation.compare_jobs(
+            entries, self.jobs, tolerance_ns, period, self.unended
+        )
+
+
+def _by_gpu(ledger: Ledger, period: units.Period) -> Iterator[tiling.TilingEntry]:
+    """The entries of a period, GPU by GPU, to limit memory on a large cluster."""
+    newest = ledger.newest(period.start_ns // DAY_NS, -(-period.end_ns // DAY_NS))
+    for gpu in sorted({key.gpu for key in newest}):
+        yield from ledger.entries(period.start_ns, period.end_ns, gpu)
+
+
+def _is_from(entry: tiling.TilingEntry, schedulers: frozenset[str]) -> bool:
+    source = entry.claim.partition("/")[0]
+    if source in _NAMING:
+        source = entry.workload.partition(":")[0]
+    return source in schedulers or _LISTED.fullmatch(entry.claim) is not None
+
+
+# Text ----------------------------------------------------------------------------
+
+
+def comparison_text(comparison: job_reconciliation.JobComparison) -> Iterator[str]:
+    """Lines of text: tenants, and the jobs that differ."""
+    jobs, tenants = (
+        job_metering.format_count(comparison.jobs, "job"),
+        job_metering.format_count(len(comparison.tenants), "tenant"),
+    )
+    yield f"R3: {jobs} of the scheduler's records, {tenants}"
+    for check in comparison.tenants:
+        verdict = "" if check.agrees else ", MORE THAN CLOCKS EXPLAIN"
+        yield (
+            f"  {check.tenant or '(none)'}: ledger {_hours(check.found)}, scheduler "
+            f"{_hours(check.expected)}, difference {_hours(check.difference)} of "
+            f"{_hours(Fraction(check.allowed))} allowed{verdict}"
+        )
+    yield f"jobs that differ: {len(comparison.differences):,}"
+    for difference in comparison.differences[:_MAX_SHOWN]:
+        yield f"  {_format_difference(difference)}"
+    if len(comparison.differences) > _MAX_SHOWN:
+        yield f"  and {len(comparison.differences) - _MAX_SHOWN:,} more"
+    if comparison.in_parts:
+        yield f"compared by times only, as the size of their parts of GPUs is not stated: {', '.join(comparison.in_parts)}"
+    if comparison.unended:
+        yield f"not compared, as they have not ended: {', '.join(comparison.unended)}"
+
+
+def _format_difference(diff: job_reconciliation.JobDifference) -> str:
+    run, kinds = diff.run, "; ".join(diff.kinds)
+    tenant = run.job.tenant if run.job else ""
+    tenants = sorted({claim_time.tenant for claim_time in run.claim_times})
+    owner = tenant
+    if tenant not in tenants:
+        owner = f"{tenant or '-'} / {', '.join(tenants) or 'no tenant'}"
+    gpus = (
+        f"{job_metering.format_count(len(run.ledger_gpus), 'GPU')} in the ledger, {run.gpus} in"
+        " the scheduler's records"
+    )
+    off = ""
+    if diff.start_off_ns or diff.end_off_ns:
+        shown = (f"{ns / SECOND_NS:+.0f} s" for ns in (diff.start_off_ns, diff.end_off_ns))
+        off = f", start and end in the ledger {' and '.join(shown)}"
+    span = (format_timestamp(ns, "seconds") for ns in (run.start_ns, run.end_ns))
+    return (
+        f"job {diff.job} of {owner}, {' to '.join(span)}: {kinds};"
+        f" {gpus}{off}; {_hours(diff.difference)} GPU-hours more in the ledger"
+    )
+
+
+def _hours(gpu_ns: Fraction) -> str:
+    sign = "-" if gpu_ns < 0 else ""
+    return sign + job_metering.format_hours(int(abs(gpu_ns)))

@@ -1,0 +1,394 @@
+"""Audit records of database changes, written in the same transaction as the change.
+
+A draft is the content of a record before the log has assigned its position. A component that
+changes the database calls `put_record` in the transaction of the change, so there is no change
+without its record and no record without its change. The running collector transfers the rows to
+its log in order (`drain`), and notes the position of each:
+
+    audit_outbox   content of the record, by an id that its writer chooses
+    audit_taken    log that records it: several collectors may share a database, and one takes it
+    audit_placed   number of its record, and the size of a checkpoint that covers it
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+import sqlalchemy as sa
+
+from railscope.audit import record
+from railscope.audit.record import RecordSource, encode_audit_record as encode_record
+from railscope_collector.ledger import LedgerError
+from railscope_collector.ledger.schema import insert_new, make_append_only, metadata, texts
+
+
+@dataclass(frozen=True, slots=True)
+class RecordDraft:
+    """Content of a record; the log adds sequence number, source and identity."""
+
+    type: str
+    actor: record.RecordActor
+    time_ns: int
+    outcome: str
+    subject: record.RecordSubject = field(default_factory=record.RecordSubject)
+    data: record.RecordData = field(default_factory=dict)
+    references: tuple[str, ...] = ()
+    uncertainty_milliseconds: int = 0
+    source: RecordSource | None = None
+    """Source of the record; None stands for the log's own writer."""
+    commitments: dict[str, str] = field(default_factory=dict)
+    """Commitments to personal data that is stored elsewhere, by field."""
+
+
+class TimedActor(NamedTuple):
+    """Actor and time of an administrative operation."""
+
+    actor: record.RecordActor
+    now_ns: int
+
+    def draft(self, type_: str, data: record.RecordData) -> RecordDraft:
+        """Draft of the record that the operation was done."""
+        return RecordDraft(type_, self.actor, self.now_ns, "done", data=data)
+
+
+def build_record(draft: RecordDraft, source: RecordSource, sequence: int) -> record.AuditRecord:
+    """Return the record of a draft at its position in the log."""
+    return record.AuditRecord(
+        v=record.VERSION,
+        type=draft.type,
+        id=f"{source.id}/{source.boot}/{source.n}",
+        seq=sequence,
+        t=str(draft.time_ns),
+        tu=draft.uncertainty_milliseconds,
+        src=source,
+        actor=draft.actor,
+        obj=draft.subject,
+        out=draft.outcome,
+        data=draft.data,
+        ref=list(draft.references),
+        pii=draft.commitments,
+    )
+
+
+def with_number(source: RecordSource, number: int) -> RecordSource:
+    """Return the source with the number of a record."""
+    return RecordSource(source.kind, source.id, source.boot, number)
+
+
+HEAD, RESTORE = "billing.head", "admin.restore"
+OUTBOX_ROW = "outbox-row/"
+"""Prefix of the last reference: identity of the database, number of the row, and hash of its content."""
+ROW, ROW_HASH = "row", "rows_sha256"
+"""Keys of a record's data: the database row that it is about, and the hash of it and its dependent rows."""
+ROW_RECORD_TYPES = frozenset({
+    "billing.price", "billing.close", "billing.issue", "billing.adjust", "billing.void",
+    "billing.opening",
+    "billing.import", "evidence.archive", "evidence.delete", "evidence.restore",
+})  # fmt: skip
+MAX_NAMED = 100
+"""Limit of listed differences; further ones are only counted."""
+T = TypeVar("T")
+
+
+class RecordedRow(NamedTuple):
+    """A record about a row of the database."""
+
+    record: int
+    hash: str
+    source: str
+    """Reference to the row of the outbox."""
+
+
+@dataclass(slots=True)
+class LedgerRecords:
+    """All records about a ledger's database in an audit log or an outbox, to compare them with it."""
+
+    log: str = ""
+    """Hash of the log's first record; empty for an outbox."""
+    rows: dict[str, RecordedRow] = field(default_factory=dict)
+    heads: dict[tuple[str, int], RecordedRow] = field(default_factory=dict)
+    sources: dict[str, int] = field(default_factory=dict)
+    """References to rows of the outbox, with their records."""
+    restores: dict[str, record.RecordData] = field(default_factory=dict)
+    """Data of the records about accepted older copies, by the identity that each replaced."""
+    repeated: list[str] = field(default_factory=list)
+
+    def add(self, new: record.AuditRecord) -> None:
+        """Process the next record of the log."""
+        source = new.ref[-1] if new.ref else ""
+        if source.startswith(OUTBOX_ROW):
+            self.sources[source] = new.seq
+            self.add_data(new.type, new.data, new.seq, source)
+        elif new.type in ROW_RECORD_TYPES and not new.ref[:1] and len(self.repeated) < MAX_NAMED:
+            self.repeated.append(f"record {new.seq}: {new.type} without a source row in a database")
+
+    def add_data(self, kind: str, data: record.RecordData, number: int, source: str) -> None:
+        """Add the data of a record."""
+        if kind == HEAD:
+            database, n = str(data.get("database")), data.get("n")
+            key = (database, n if isinstance(n, int) else -1)
+            self._add_row(self.heads, key, RecordedRow(number, str(data.get("head")), source))
+        elif kind == RESTORE:
+            self.restores[str(data.get("continues"))] = data
+        elif kind in ROW_RECORD_TYPES and isinstance(name := data.get(ROW), str):
+            self._add_row(self.rows, name, RecordedRow(number, str(data.get(ROW_HASH)), source))
+
+    def _add_row(self, into: dict[T, RecordedRow], key: T, row: RecordedRow) -> None:
+        before = into.get(key)
+        if before and not self.is_lost(before.source) and len(self.repeated) < MAX_NAMED:
+            self.repeated.append(f"record {row.record}: {key} was already recorded")
+        into[key] = row
+
+    def is_lost(self, source: str) -> bool:
+        """True if a row was lost with a database that an accepted older copy replaced."""
+        database, number = _parse_reference(source)
+        restored = self.restores.get(database)
+        last = restored.get("outbox") if restored else None
+        return isinstance(last, int) and number > last
+
+
+def _parse_reference(source: str) -> tuple[str, int]:
+    """Return the database and number in a reference to a row of the outbox."""
+    parts = source.removeprefix(OUTBOX_ROW).split("/")
+    number = parts[1] if len(parts) > 1 and parts[1].isdigit() else "-1"
+    return parts[0], int(number)
+
+
+REFERENCE = "outbox/"
+"""Prefix of the first reference of a record, which names its row."""
+_ID = re.compile(r"[!-~]{1,200}")
+_PLACE_BYTES = 1024
+"""Part of a record's size that is reserved for its source, number and identity."""
+
+outbox_rows = sa.Table(
+    "audit_outbox",
+    metadata,
+    sa.Column(
+        "number",
+        sa.BigInteger().with_variant(sa.Integer, "sqlite"),
+        primary_key=True,
+        autoincrement=True,
+    ),
+    sa.Column("id", sa.Text, nullable=False, unique=True),
+    sa.Column("recorded_ns", sa.BigInteger, nullable=False),
+    *texts("type", "outcome"),
+    sa.Column("uncertainty_ms", sa.BigInteger, nullable=False),
+    *texts("actor", "subject", "data", "refs", "commitments"),
+)
+taken_rows = sa.Table(
+    "audit_taken",
+    metadata,
+    sa.Column("id", sa.Text, sa.ForeignKey("audit_outbox.id"), primary_key=True),
+    sa.Column("log", sa.Text, nullable=False),
+)
+placed_rows = sa.Table(
+    "audit_placed",
+    metadata,
+    sa.Column("id", sa.Text, sa.ForeignKey("audit_outbox.id"), primary_key=True),
+    sa.Column("log", sa.Text, nullable=False),
+    sa.Column("leaf", sa.BigInteger, nullable=False),
+    sa.Column("checkpoint_size", sa.BigInteger),
+)
+for _table in (outbox_rows, taken_rows, placed_rows):
+    make_append_only(_table)
+
+
+_HASHED = (
+    "id", "recorded_ns", "type", "outcome", "uncertainty_ms", "actor", "subject", "data", "refs",
+    "commitments",
+)  # fmt: skip
+
+
+class OutboxError(LedgerError, ValueError):
+    """A draft that cannot be put into the outbox; the message states the reason."""
+
+
+class OutboxRow(NamedTuple):
+    """A row that a log has taken and not placed yet."""
+
+    id: str
+    draft: RecordDraft
+    """Draft in the form in which it is recorded."""
+
+    @property
+    def reference(self) -> str:
+        """The row, by identity of its database, number and hash."""
+        return self.draft.references[-1]
+
+
+class LogPosition(NamedTuple):
+    """Position of a row in its log; without a checkpoint if none could be signed at that time."""
+
+    id: str
+    leaf: int
+    checkpoint_size: int | None
+
+
+def put_record(connection: sa.Connection, id_: str, draft: RecordDraft) -> None:
+    """Record a draft if, and only if, this transaction is committed.
+
+    Repeating it with the same id and content changes nothing. Raises OutboxError for a draft that the log
+    could not accept, and for an id with other content.
+    """
+    row = _row(id_, draft)
+    added = connection.execute(
+        insert_new(connection, outbox_rows).values(row).returning(outbox_rows.c.number)
+    )
+    if added.first() is None:
+        existing = connection.execute(sa.select(outbox_rows).where(outbox_rows.c.id == id_)).one()
+        if any(existing._mapping[name] != value for name, value in row.items()):  # noqa: SLF001 - its name in SQLAlchemy
+            message = (
+                f"duplicate record ID {id_!r}: expected the content of the first record with it"
+            )
+            raise OutboxError(message)
+
+
+def recorded_position(connection: sa.Connection, id_: str) -> LogPosition | None:
+    """Return the position of a record in the audit log; None if it is not recorded yet."""
+    found = connection.execute(sa.select(placed_rows).where(placed_rows.c.id == id_)).first()
+    return LogPosition(found.id, found.leaf, found.checkpoint_size) if found else None
+
+
+def count_unrecorded(connection: sa.Connection) -> int:
+    """Return the number of rows that are in no log yet."""
+    put_, recorded = (
+        connection.execute(sa.select(sa.func.count()).select_from(table)).scalar_one()
+        for table in (outbox_rows, placed_rows)
+    )
+    return put_ - recorded
+
+
+def newest_number(connection: sa.Connection) -> int:
+    """Return the number of the latest row; 0 if there is none."""
+    return connection.execute(sa.select(sa.func.max(outbox_rows.c.number))).scalar_one() or 0
+
+
+def take_rows(connection: sa.Connection, log: str, max_rows: int) -> list[OutboxRow]:
+    """Return the rows that this log records next, in order; rows that it has taken before come first.
+
+    A row that is taken belongs to this log permanently.
+    """
+    rows = connection.execute(_select_unrecorded(taken_rows.c.log == log).limit(max_rows)).all()
+    if len(rows) < max_rows:
+        free = _select_unrecorded(taken_rows.c.id.is_(None)).limit(max_rows - len(rows))
+        ids = [{"id": row.id, "log": log} for row in connection.execute(free)]
+        if ids:
+            connection.execute(insert_new(connection, taken_rows), ids)
+        rows = connection.execute(_select_unrecorded(taken_rows.c.log == log).limit(max_rows)).all()
+    identities_of_ledger = identities(connection)
+    return [
+        OutboxRow(row.id, _referring(row, reference(row, identities_of_ledger))) for row in rows
+    ]
+
+
+def identities(connection: sa.Connection) -> list[tuple[int, str]]:
+    """Return the identities of the database, newest first, each with the last row before it."""
+    # Not through its table: `heads` declares it, and imports this module.
+    query = "SELECT outbox, database_id FROM ledger_database ORDER BY number DESC"
+    return [(row.outbox, row.database_id) for row in connection.execute(sa.text(query))]
+
+
+def reference(row: sa.Row[Any], identities: Sequence[tuple[int, str]]) -> str:
+    """Return the reference of a record to its row: an older copy has another row, or none."""
+    identity = next((name for before, name in identities if before < row.number), "")
+    content = {name: getattr(row, name) for name in _HASHED}
+    return f"{OUTBOX_ROW}{identity}/{row.number}/{sha256(_json(content).encode()).hexdigest()}"
+
+
+def find_reference(connection: sa.Connection, id_: str) -> str:
+    """Return the reference to the row of this id; empty if there is none."""
+    row = connection.execute(sa.select(outbox_rows).where(outbox_rows.c.id == id_)).first()
+    return reference(row, identities(connection)) if row else ""
+
+
+def store_positions(connection: sa.Connection, log: str, places: list[LogPosition]) -> None:
+    """Store the positions of recorded rows."""
+    rows = [{**position._asdict(), "log": log} for position in places]
+    if rows:
+        connection.execute(insert_new(connection, placed_rows), rows)
+
+
+def find_last_recorded(connection: sa.Connection, log: str) -> LogPosition | None:
+    """Return the last row that is noted for this log; None if there is none."""
+    recorded = sa.select(placed_rows).where(placed_rows.c.log == log)
+    row = connection.execute(recorded.order_by(placed_rows.c.leaf.desc()).limit(1)).first()
+    return LogPosition(row.id, row.leaf, row.checkpoint_size) if row else None
+
+
+def _select_unrecorded(condition: sa.ColumnElement[bool]) -> sa.Select[Any]:
+    recorded = sa.exists().where(placed_rows.c.id == outbox_rows.c.id)
+    joined = outbox_rows.outerjoin(taken_rows, taken_rows.c.id == outbox_rows.c.id)
+    return (
+        sa.select(outbox_rows)
+        .select_from(joined)
+        .where(~recorded, condition)
+        .order_by(outbox_rows.c.number)
+    )
+
+
+def _row(id_: str, draft: RecordDraft) -> dict[str, object]:
+    if not _ID.fullmatch(id_):
+        message = (
+            f"invalid ID {id_[:100]!r}: expected 1 to 200 printable ASCII characters without spaces"
+        )
+        raise OutboxError(message)
+    if draft.source is not None:
+        message = "invalid source: expected none, as the outbox is for records of the collector"
+        raise OutboxError(message)
+    _check(replace(draft, references=(REFERENCE + id_, *draft.references, OUTBOX_ROW + "0" * 120)))
+    return {
+        "id": id_,
+        "recorded_ns": draft.time_ns,
+        "type": draft.type,
+        "outcome": draft.outcome,
+        "uncertainty_ms": draft.uncertainty_milliseconds,
+        "actor": _json(draft.actor),
+        "subject": _json(draft.subject),
+        "data": _json(draft.data),
+        "refs": _json(list(draft.references)),
+        "commitments": _json(draft.commitments),
+    }
+
+
+def _referring(row: sa.Row[Any], of_row: str) -> RecordDraft:
+    """Return the draft as recorded: its first reference is the row's id, its last one the row itself."""
+    draft = _draft(row)
+    references = (REFERENCE + row.id, *draft.references, of_row)
+    return replace(draft, references=references)
+
+
+def _check(draft: RecordDraft) -> None:
+    """Check that the log accepts a draft at any position. Raises OutboxError."""
+    try:
+        size = len(encode_record(build_record(draft, RecordSource("collector", "", "", 0), 0)))
+    except record.RecordError as error:
+        raise OutboxError(str(error)) from error
+    if size > record.MAX_RECORD_BYTES - _PLACE_BYTES:
+        message = (
+            f"record too large: {draft.type}: {size} bytes: expected at most "
+            f"{record.MAX_RECORD_BYTES - _PLACE_BYTES}; fix: refer to larger content by its hash"
+        )
+        raise OutboxError(message)
+
+
+def _draft(row: sa.Row[Any]) -> RecordDraft:
+    return RecordDraft(
+        row.type,
+        msgspec.json.decode(row.actor, type=record.RecordActor),
+        row.recorded_ns,
+        row.outcome,
+        msgspec.json.decode(row.subject, type=record.RecordSubject),
+        msgspec.json.decode(row.data, type=record.RecordData),
+        tuple(msgspec.json.decode(row.refs, type=list[str])),
+        row.uncertainty_ms,
+        commitments=msgspec.json.decode(row.commitments, type=dict[str, str]),
+    )
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value, order="sorted").decode()

@@ -1,0 +1,1 @@
+"""Diagnosis of the running collector: `railscope_collector.diagnosis` with frames, files, audit records and events."""

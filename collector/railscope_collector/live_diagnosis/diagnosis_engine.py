@@ -1,0 +1,454 @@
+"""The diagnosis of a running collector with its queue of frames and its files.
+
+The event loop fills the queue and reads the last table of incidents; the engine and the files belong to one thread
+at a time. The incidents are saved at every change, and each minute with what they cost; the baselines every ten minutes
+and at the end.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import msgspec
+import structlog
+
+from railscope import durable_files, service
+from railscope.timestamps import HOUR_NS, SECOND_NS
+from railscope.wire import Batch, WireEntity, WireEvent, WireSchema
+from railscope_collector.detector_thresholds import DetectorThresholds
+from railscope_collector.diagnosis import saved_state
+from railscope_collector.diagnosis.cluster_diagnosis import (
+    SLOT_SECONDS,
+    WINDOW_SLOTS,
+    ClusterDiagnosis,
+    Receipt,
+)
+from railscope_collector.diagnosis.diagnosis_curves import (
+    EvidenceCurve,
+    GroupHistory,
+    extend_curves,
+)
+from railscope_collector.diagnosis.gpu_detectors import USED_EVENTS
+from railscope_collector.diagnosis.incident_classes import ChangeKind
+from railscope_collector.diagnosis.incident_report import incident_document, parts_of, victims_of
+from railscope_collector.diagnosis.incident_table import (
+    IncidentTable,
+    ReportedIncident,
+    incident_facts,
+)
+from railscope_collector.diagnosis.incidents import Incident, IncidentChange
+from railscope_collector.diagnosis.jobs import PeerGroups
+from railscope_collector.diagnosis.rank_events import RANK_EVENTS
+from railscope_collector.diagnosis.switch_evidence import LinkedPort
+from railscope_collector.fleet.fleet import SWITCH_PREFIX
+from railscope_collector.workloads.job_roster import JobKey
+
+log = structlog.get_logger(__name__)
+
+SLOT_NS = SLOT_SECONDS * SECOND_NS
+GRACE_NS = 6 * SECOND_NS
+"""Wait after a slot for the frames of its last seconds: agents push every five seconds unless they are set otherwise."""
+KEPT_SLOTS, OPEN_SLOTS = 36, 8
+"""Slots of readings, and those of them that are not compressed."""
+MAX_SLOTS_LATE = 6
+"""Slots that are evaluated late; after a longer interruption the others are left out."""
+MAX_SET_BACK_SLOTS = 24 * HOUR_NS // SLOT_NS
+"""Slots by which the clock may be set back, and the incidents continue."""
+MAX_EVENT_AGE_NS = HOUR_NS
+"""Age at receipt above which an event no longer opens an incident."""
+_USED_EVENTS = USED_EVENTS | RANK_EVENTS
+MAX_CURVED = 100
+"""Incidents with curves."""
+MAX_PENDING = 10_000
+MAX_LOSSES = 10_000
+"""Pairs of class and tenant with losses to dropped incidents; further ones are counted without the tenant."""
+MAX_INCIDENTS = MAX_EVENTS = 1000
+"""Incidents that are kept; open ones always are."""
+BASELINES_EVERY_SLOTS = 60
+SAVE_EVERY_SLOTS = 6
+STATE_FILE, BASELINES_FILE = "incidents", "baselines"
+
+ResultT = TypeVar("ResultT")
+
+
+class QueuedBatches(NamedTuple):
+    """New frames of one envelope; `offset_ns` is the node's clock minus the collector's."""
+
+    node: str
+    run: str
+    received_ns: int
+    offset_ns: int
+    batches: Sequence[Batch]
+    boot_id: str = ""
+
+
+@dataclass(slots=True)
+class DiagnosisEngine:
+    """The diagnosis with its files; used by one thread at a time."""
+
+    directory: Path
+    find_schema: Callable[[bytes], WireSchema]
+    thresholds: DetectorThresholds = DetectorThresholds()
+    table: IncidentTable = field(default_factory=IncidentTable)
+    events: list[tuple[str, WireEvent]] = field(default_factory=list)
+    """Newest changes of incidents as events, each with the node of the cause."""
+    new_events: list[tuple[str, WireEvent]] = field(default_factory=list)
+    """Those of the last evaluation; after a restart, all."""
+    pending: list[saved_state.PendingRecord] = field(default_factory=list)
+    """Changes that are not in the audit log yet."""
+    notified: dict[str, str] = field(default_factory=dict)
+    """State of which the webhook was notified, by incident."""
+    drains: dict[str, int] = field(default_factory=dict)
+    """Nodes drained in Slurm whose failure has not ended, with the time; saved with the incidents."""
+    history: GroupHistory = field(default_factory=GroupHistory)
+    failures: int = 0
+    log_limit: service.LogRateLimit = field(default_factory=service.LogRateLimit)
+    unknown_nodes: Callable[[], Iterable[str]] = tuple
+    """Returns nodes from whose silence nothing follows: the collector that receives their frames is unknown."""
+    _diagnosis: ClusterDiagnosis | None = None
+    _next_slot: int = 0
+    _evaluated_slot: int = -1
+    """Last slot that was evaluated without a failure, before a restart too; -1 without any."""
+    _opened: Counter[str] = field(default_factory=Counter)
+    _dropped_seconds: dict[tuple[str, str], float] = field(default_factory=dict)
+    """GPU-seconds lost to incidents that were dropped, by class and tenant."""
+    _curves: dict[str, list[EvidenceCurve]] = field(default_factory=dict)
+    _reported: dict[str, ReportedIncident] = field(default_factory=dict)
+    _unsaved: bool = False
+    _saved_slot: int = 0
+    """Slot after which the incidents were saved last, and the baselines."""
+    _baselines_slot: int = 0
+
+    @property
+    def ignored_findings(self) -> int:
+        """Findings beyond the bound of their node."""
+        return self._diagnosis.tracker.ignored_findings if self._diagnosis else 0
+
+    def next_ns(self, now_ns: int) -> int:
+        """Return the time of the next evaluation."""
+        if self._diagnosis is None:
+            return now_ns
+        return self._diagnosis.end_of(self._next_slot) + GRACE_NS
+
+    # Files -------------------------------------------------------------------------------------
+
+    def open(self, now_ns: int) -> None:
+        """Continue with the saved state, if it can be used. Blocking; raises OSError."""
+        durable_files.make_directory(self.directory)
+        durable_files.delete_partial_files(self.directory)
+        try:
+            saved = self._read(STATE_FILE, saved_state.decode_diagnosis)
+            first_ns = saved.first_ns if saved else 0
+            if saved:
+                self._resume(saved, now_ns)
+            baselines = self._read(BASELINES_FILE, saved_state.decode_baselines)
+            if self._diagnosis and baselines and baselines.first_ns == first_ns:
+                self._diagnosis.baselines.restore(baselines.rows)
+        except saved_state.SavedStateError as error:
+            log.warning("incidents_discarded", directory=str(self.directory), problem=str(error))
+        self._begin(now_ns)
+
+    def _begin(self, now_ns: int) -> ClusterDiagnosis:
+        """Begin evaluations at a time, with the resumed diagnosis or a new one."""
+        if self._diagnosis is None:
+            self._diagnosis = ClusterDiagnosis(
+                now_ns // SLOT_NS * SLOT_NS,
+                KEPT_SLOTS,
+                thresholds=self.thresholds,
+                open_slots=OPEN_SLOTS,
+            )
+        self._diagnosis.has_receipts = True
+        self._diagnosis.on_fault = lambda name, fault: self._report(f"detector {name}", fault)
+        self._diagnosis.readings.on_fault = self._report
+        self._saved_slot = self._baselines_slot = self._next_slot = (
+            self._diagnosis.readings.slot_of(now_ns)
+        )
+        self._publish(self._diagnosis)
+        return self._diagnosis
+
+    def _read(self, name: str, decode: Callable[[bytes], ResultT]) -> ResultT | None:
+        """Return the content of a file, None without one; a damaged one is renamed."""
+        path = self.directory / name
+        if not path.exists():
+            return None
+        try:
+            return decode(path.read_bytes())
+        except saved_state.SavedStateError:
+            self._keep_aside(name)
+            raise
+
+    def _keep_aside(self, name: str) -> None:
+        path = self.directory / name
+        path.replace(path.with_name(name + durable_files.DAMAGED))
+
+    def _resume(self, saved: saved_state.SavedDiagnosis, now_ns: int) -> None:
+        slot = (now_ns - saved.first_ns) // SLOT_NS
+        if saved.slot - slot > MAX_SET_BACK_SLOTS:
+            self._keep_aside(STATE_FILE)
+            message = "the clock is more than a day before the last evaluation"
+            raise saved_state.SavedStateError(message)
+        if slot < saved.slot:
+            saved_state.set_back(saved, (saved.slot - slot) * SLOT_NS)
+            slot = saved.slot
+        try:
+            diagnosis = saved_state.resume(saved, KEPT_SLOTS, OPEN_SLOTS, slot, self.thresholds)
+            for each in saved.incidents:
+                self._report_of(diagnosis, each.incident)
+        except Exception as fault:  # a valid form with positions or times of nothing
+            self._keep_aside(STATE_FILE)
+            message = f"invalid state of the diagnosis: {type(fault).__name__}: {fault}"
+            raise saved_state.SavedStateError(message) from fault
+        self._diagnosis, self._evaluated_slot = diagnosis, saved.slot
+        self._opened = Counter(saved.opened)
+        self._dropped_seconds = {(name, tenant): n for name, tenant, n in saved.lost_seconds}
+        self.pending, self.events = list(saved.pending), list(saved.events)
+        self.new_events = self.events.copy()
+        self.notified |= {each.incident.incident_id: each.notified for each in saved.incidents}
+        self.drains |= saved.drains
+        self._curves = {each.incident.incident_id: each.curves for each in saved.incidents}
+
+    def save(self) -> None:
+        """Write the incidents, durable on return. Blocking; raises OSError."""
+        if self._diagnosis is None:
+            return
+        content = msgspec.msgpack.encode(self._state(self._diagnosis))
+        durable_files.write_durably(self.directory / STATE_FILE, content)
+        self._unsaved, self._saved_slot = False, self._next_slot
+
+    def _state(self, diagnosis: ClusterDiagnosis) -> saved_state.SavedDiagnosis:
+        devices, groups = diagnosis.devices, diagnosis.groups
+        return saved_state.SavedDiagnosis(
+            first_ns=diagnosis.first_ns,
+            slot=self._evaluated_slot,
+            nodes=devices.node_names,
+            nics=devices.nics,
+            gpus=devices.gpus,
+            mounts=devices.mounts,
+            leaf_names=groups.leaf_names if groups else [],
+            incidents=[
+                saved_state.SavedIncident(
+                    incident,
+                    self._curves.get(incident.incident_id, []),
+                    self.notified.get(incident.incident_id, ""),
+                )
+                for incident in diagnosis.tracker.incidents
+            ],
+            opened=dict(self._opened),
+            lost_seconds=[(*key, seconds) for key, seconds in self._dropped_seconds.items()],
+            pending=self.pending,
+            events=self.events,
+            rank_events=diagnosis.ranks.all(),
+            jobs=list(diagnosis.job_histories.items()),
+            switch_links=list(diagnosis.switch_links.far_switches.items()),
+            drains=dict(self.drains),
+        )
+
+    def save_all(self) -> None:
+        """Write the incidents and the baselines, whose positions refer to them. Blocking; raises OSError."""
+        self.save()
+        if self._diagnosis is not None:
+            rows = self._diagnosis.baselines.rows()
+            saved = saved_state.SavedBaselines(first_ns=self._diagnosis.first_ns, rows=rows)
+            content = msgspec.msgpack.encode(saved)
+            durable_files.write_durably(self.directory / BASELINES_FILE, content)
+            self._baselines_slot = self._next_slot
+
+    # Evaluation --------------------------------------------------------------------------------
+
+    def process(
+        self,
+        items: Iterable[QueuedBatches],
+        jobs: Mapping[JobKey, Sequence[str]],
+        now_ns: int,
+        links: Sequence[LinkedPort] = (),
+    ) -> list[IncidentChange]:
+        """Add frames, evaluate the slots that have ended, save; return the changes. Blocking."""
+        diagnosis = self._diagnosis
+        assert diagnosis is not None  # noqa: S101 - `open` comes first
+        if diagnosis.readings.slot_of(now_ns) < self._next_slot - 1:
+            diagnosis = self._set_back(diagnosis, now_ns)
+        last_slot = diagnosis.readings.slot_of(now_ns - GRACE_NS) - 1
+        diagnosis.begin(diagnosis.readings.slot_of(now_ns) + 1)
+        diagnosis.switches.set_links(links, now_ns)
+        for item in items:
+            self._add(diagnosis, item)
+        diagnosis.readings.sample_slots.clear()
+        diagnosis.arrange()
+        diagnosis.left_nodes = set(self.unknown_nodes())
+        for node in diagnosis.left_nodes:
+            diagnosis.contacts.pop(node, None)
+        changes: list[IncidentChange] = []
+        for slot in range(max(self._next_slot, last_slot - MAX_SLOTS_LATE), last_slot + 1):
+            changed = self._attempt("evaluation", partial(diagnosis.evaluate, slot, jobs))
+            if changed is not None:
+                self._evaluated_slot = slot
+                changes += changed
+                if diagnosis.view is not None:
+                    add = partial(self.history.add, diagnosis.view, diagnosis.steps)
+                    self._attempt("history of groups", add)
+            self._attempt("curves", lambda: self._extend_curves(diagnosis))
+            self._next_slot = slot + 1
+        self._next_slot = max(self._next_slot, last_slot + 1)
+        self._unsaved = self._unsaved or bool(changes)
+        self._attempt("changes", lambda: self._note(diagnosis, changes, now_ns))
+        self._attempt("table", lambda: self._publish(diagnosis))
+        self._attempt("events", lambda: self._add_events(changes))
+        self._attempt("state directory", self._save_if_due)
+        return changes
+
+    def _set_back(self, diagnosis: ClusterDiagnosis, now_ns: int) -> ClusterDiagnosis:
+        """Continue after the clock was set back: incidents keep their ages, and windows fill again."""
+        self._diagnosis = None
+        try:
+            self._resume(self._state(diagnosis), now_ns)
+        except (saved_state.SavedStateError, OSError) as error:
+            log.warning("incidents_discarded", directory=str(self.directory), problem=str(error))
+        self._reported.clear()
+        self.history.clear()
+        continued = self._begin(now_ns)
+        if continued.devices.node_names:
+            continued.baselines = diagnosis.baselines
+        return continued
+
+    def _attempt(self, part: str, work: Callable[[], ResultT]) -> ResultT | None:
+        """Do a part of an evaluation; a failure is counted, and must not end the collector."""
+        try:
+            return work()
+        except Exception as fault:  # noqa: BLE001 - the next evaluation may succeed
+            self._report(part, fault)
+            return None
+
+    def _add(self, diagnosis: ClusterDiagnosis, item: QueuedBatches) -> None:
+        """Add the frames of an envelope; none is placed after its receipt."""
+        received_ns, offset_ns = item.received_ns, item.offset_ns
+
+        def clock(wall_ns: int) -> int:
+            return min(wall_ns - offset_ns, received_ns)
+
+        if item.node.startswith(SWITCH_PREFIX):
+            name, run = item.node.removeprefix(SWITCH_PREFIX), f"{item.run} {item.boot_id}"
+            add = diagnosis.switches.readings.add
+            self._attempt(item.node, lambda: add(name, run, item.batches, self.find_schema, clock))
+            return
+        diagnosis.add_receipt(Receipt(received_ns, item.node, offset_ns))
+        oldest_ns = received_ns + offset_ns - MAX_EVENT_AGE_NS
+        add_devices = partial(
+            diagnosis.add_devices, item.node, item.batches, self.find_schema, clock
+        )
+        self._attempt(f"devices of {item.node}", add_devices)
+        for batch in item.batches:
+            events = tuple(
+                event
+                for event in batch.events
+                if event.name in _USED_EVENTS and event.wall_ns >= oldest_ns
+            )
+            recent = batch
+            if len(events) < len(batch.events):
+                recent = msgspec.structs.replace(batch, events=events)
+            try:
+                diagnosis.add(item.node, item.run, recent, self.find_schema, clock)
+            except Exception as fault:  # noqa: BLE001 - one node must not end the diagnosis of the others; it is counted
+                self._report(f"frames of {item.node}", fault)
+
+    def _report(self, part: str, fault: Exception) -> None:
+        """Count a failure, and log the first of each minute with its origin."""
+        self.failures += 1
+        repetitions = self.log_limit.count_repetitions(part)
+        if repetitions is not None:
+            log.error(
+                "diagnosis_failed",
+                part=part,
+                problem=f"{type(fault).__name__}: {fault}",
+                repetitions=repetitions,
+                exc_info=fault,
+            )
+
+    def _extend_curves(self, diagnosis: ClusterDiagnosis) -> None:
+        open_incidents = [each for each in diagnosis.tracker.open if not each.explained_by]
+        for incident in open_incidents[:MAX_CURVED]:
+            if diagnosis.view is not None:
+                curves = self._curves.setdefault(incident.incident_id, [])
+                extend_curves(curves, diagnosis.view, incident)
+
+    def _note(
+        self, diagnosis: ClusterDiagnosis, changes: Iterable[IncidentChange], now_ns: int
+    ) -> None:
+        """Count and queue changes, and drop the oldest closed incidents."""
+        for change in changes:
+            self._opened[change.incident.class_name] += change.kind is ChangeKind.OPENED
+            record = saved_state.PendingRecord(change.incident.incident_id, change.kind, now_ns)
+            self.pending.append(record)
+        if len(self.pending) > MAX_PENDING:
+            log.error("incident_records_lost", records=len(self.pending) - MAX_PENDING)
+            del self.pending[:-MAX_PENDING]
+        for incident in diagnosis.tracker.drop_closed(MAX_INCIDENTS, self._next_slot):
+            for tenant, seconds in incident.lost_gpu_seconds.items():
+                key = incident.class_name, tenant
+                if key not in self._dropped_seconds and len(self._dropped_seconds) >= MAX_LOSSES:
+                    key = incident.class_name, ""
+                self._dropped_seconds[key] = self._dropped_seconds.get(key, 0.0) + seconds
+            for table in (self._reported, self._curves, self.notified):
+                table.pop(incident.incident_id, None)
+        for number in [*self._curves][:-MAX_CURVED]:
+            reported = self._reported.get(number)
+            if reported is not None and not reported.is_open:
+                del self._curves[number]
+
+    def _add_events(self, changes: Iterable[IncidentChange]) -> None:
+        """Add an event for each change; the oldest ones are dropped."""
+        now_ns, count = self.table.timestamp_ns, len(self.events)
+        for change in changes:
+            reported = self.table.find(change.incident.incident_id)
+            if reported is not None:
+                document = reported.document
+                facts = {"change": str(change.kind), **incident_facts(document)}
+                entity = WireEntity("incident", (document.id,))
+                event = WireEvent(f"incident_{change.kind}", 0, entity, now_ns, now_ns, facts)
+                self.events.append((facts["node"], event))
+        self.new_events = self.events[count:]
+        del self.events[:-MAX_EVENTS]
+
+    def _publish(self, diagnosis: ClusterDiagnosis) -> None:
+        lost = defaultdict(float, self._dropped_seconds)
+        reported = []
+        for incident in diagnosis.tracker.incidents:
+            before = self._reported.get(incident.incident_id)
+            if before is None or before.is_open or not incident.ended_ns:
+                before = self._reported[incident.incident_id] = self._report_of(diagnosis, incident)
+            reported.append(before)
+            for tenant, seconds in incident.lost_gpu_seconds.items():
+                lost[incident.class_name, tenant] += seconds
+        end_ns = diagnosis.end_of(self._evaluated_slot) if self._evaluated_slot >= 0 else 0
+        self.table = IncidentTable(
+            end_ns, tuple(reported), dict(self._opened), dict(lost), diagnosis.steps, self.history
+        )
+
+    def _report_of(self, diagnosis: ClusterDiagnosis, incident: Incident) -> ReportedIncident:
+        groups = diagnosis.groups or PeerGroups(diagnosis.devices)
+        seconds = float(SLOT_SECONDS * WINDOW_SLOTS)
+        return ReportedIncident(
+            incident_document(incident, diagnosis.devices, groups, seconds),
+            incident.onset_ns,
+            incident.reach,
+            *victims_of(incident, diagnosis.devices),
+            tuple(
+                EvidenceCurve(curve.signal, curve.unit, list(curve.points))
+                for curve in self._curves.get(incident.incident_id, ())
+            ),
+            {name: frozenset(nodes) for name, nodes in incident.tenant_nodes.items()},
+            dict(incident.lost_gpu_seconds),
+            parts_of(incident, diagnosis.devices),
+            tuple(each.job for each in incident.evidence),
+        )
+
+    def _save_if_due(self) -> None:
+        """Save at each change, and periodically what lasts. A failure is repeated with the next evaluation."""
+        if self._next_slot - self._baselines_slot >= BASELINES_EVERY_SLOTS:
+            self.save_all()
+        elif self._unsaved or self._next_slot - self._saved_slot >= SAVE_EVERY_SLOTS:
+            self.save()

@@ -1,0 +1,211 @@
+"""Views as InfluxDB line protocol, written through influxdb-client.
+
+The library's point objects cost far more than the lines that they become, so lines are formatted here and
+passed to it as bytes. Lines that the server rejects because of their content would be rejected again: they
+are dropped immediately, others wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from railscope.http_responses import bound_responses
+from railscope.service import run_in_thread
+from railscope.settings import SettingsError, read_named_file
+from railscope.untrusted_text import printable
+from railscope_collector.config import InfluxSettings
+from railscope_collector.fleet.view_cells import View, ViewCell
+from railscope_collector.sinks import SinkError
+from railscope_collector.sinks.queued_writer import QueuedBatch, QueuedWriter
+from railscope_collector.view_refresh import CollectorViews
+
+LINES_PER_WRITE = 5000
+TIMEOUT_SECONDS = 10.0
+MAX_RESPONSE_BYTES = 1 << 20
+_NEVER_ACCEPTED = {400, 413, 422}
+_TAG_ESCAPES = str.maketrans({",": "\\,", "=": "\\=", " ": "\\ ", "\n": "\\ ", "\r": "\\ "})
+_AMBIGUOUS_BACKSLASHES = re.compile(r"\\+(?=[,= \r\n]|\Z)")
+
+
+def format_lines(view: View) -> list[str]:
+    """Return a view as lines: one measurement per metric, its labels as tags, the field `value`.
+
+    The protocol cannot represent a number that is not finite.
+    """
+    return [
+        _format_line(cell, view.timestamp_ns) for cell in view.cells if math.isfinite(cell.value)
+    ]
+
+
+def _format_line(cell: ViewCell, timestamp_ns: int) -> str:
+    tags = "".join(
+        f",{label}={_escape_tag(value)}"
+        for label, value in zip(cell.metric.about.labels, cell.labels, strict=True)
+        if value
+    )
+    return f"{cell.metric.name}{tags} value={float(cell.value)!r} {timestamp_ns}"
+
+
+def _escape_tag(value: str) -> str:
+    """Return a tag's value, escaped; a line cannot contain a line break, so that becomes a space.
+
+    A backslash before a special character is doubled, otherwise it would count as its escape.
+    VictoriaMetrics reads that as one backslash. InfluxDB checks the last character only and would read a
+    final backslash, doubled or not, as the escape of the space after the tags: so a space is appended, as
+    in influxdb-client's own points.
+    """
+    if "\\" in value:
+        value = _AMBIGUOUS_BACKSLASHES.sub(lambda match: match[0] * 2, value)
+        if value.endswith("\\"):
+            value += " "
+    return value.translate(_TAG_ESCAPES)
+
+
+@dataclass(slots=True)
+class InfluxSink:
+    """Writes all views periodically, as long as it runs."""
+
+    settings: InfluxSettings
+    views: Callable[[], CollectorViews]
+    timeout_seconds: float = TIMEOUT_SECONDS
+    writer: QueuedWriter = field(init=False)
+    _token: str = ""
+
+    def __post_init__(self) -> None:
+        """Read the token. Raises SettingsError."""
+        self._token = read_token(self.settings)
+        url, limit = self.settings.url, self.settings.max_buffered_lines
+        self.writer = QueuedWriter("influx", url, limit)
+
+    async def run(self) -> None:
+        """Write until cancelled; return immediately if no server is configured."""
+        if not self.settings.url:
+            return
+        client = await run_in_thread(_client, self.settings, self._token, self.timeout_seconds)
+
+        async def send(body: bytes) -> int:
+            await run_in_thread(_write, client, self.settings, body)
+            return 0
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self.writer.run(send))
+                while True:
+                    await asyncio.sleep(self.settings.period_seconds)
+                    self.writer.add(self._batches(self.views()))
+        finally:
+            client.close()
+
+    def _batches(self, views: CollectorViews) -> Iterator[QueuedBatch]:
+        shown = (views.cluster, views.rail, views.tenant, views.node, views.inventory)
+        lines = [line for view in shown for line in format_lines(view)]
+        largest = min(LINES_PER_WRITE, self.settings.max_buffered_lines)
+        for start in range(0, len(lines), largest):
+            part = lines[start : start + largest]
+            yield QueuedBatch("\n".join(part).encode(), len(part))
+
+
+def read_token(settings: InfluxSettings) -> str:
+    """Return the token for writing. Raises SettingsError if its file cannot be read."""
+    file = settings.token_file
+    return read_named_file("influx.token_file", file, "ascii") if file else ""
+
+
+def probe(settings: InfluxSettings) -> str:
+    """Write one line of `railscope_check` and return a message. Blocking; raises SettingsError."""
+    client = _client(settings, read_token(settings))
+    try:
+        _write(client, settings, b"railscope_check value=1")
+    except SinkError as error:
+        message = f"cannot write to influx.url {settings.url}: {error}"
+        raise SettingsError(message) from error
+    finally:
+        client.close()
+    return f"{settings.url} accepts writes to bucket {settings.bucket}"
+
+
+def _client(settings: InfluxSettings, secret: str, timeout_seconds: float = TIMEOUT_SECONDS) -> Any:
+    from influxdb_client.client.influxdb_client import InfluxDBClient  # noqa: PLC0415 - 30 MiB, only where it is used
+
+    client = InfluxDBClient(
+        url=settings.url,
+        token=secret,
+        org=settings.organisation,
+        timeout=round(timeout_seconds * 1000),
+    )
+    _bound_responses(client, timeout_seconds)
+    return client
+
+
+def _bound_responses(client: Any, timeout_seconds: float) -> None:
+    """Limit the server's responses: urllib3 reads without a limit, and its timeout applies to each read."""
+    from urllib3.connection import HTTPConnection, HTTPSConnection  # noqa: PLC0415 - as above
+    from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool  # noqa: PLC0415 - as above
+    from urllib3.response import HTTPResponse  # noqa: PLC0415 - as above
+
+    def bounded(pool: Any, connection: Any) -> Any:
+        class BoundedConnection(connection):  # type: ignore[misc]  # a class that is imported late
+            def getresponse(self) -> Any:
+                bound_responses(self, MAX_RESPONSE_BYTES, timeout_seconds)
+                return super().getresponse()
+
+        return type("BoundedPool", (pool,), {"ConnectionCls": BoundedConnection})
+
+    manager = client.api_client.rest_client.pool_manager
+    manager.pool_classes_by_scheme = {
+        "http": bounded(HTTPConnectionPool, HTTPConnection),
+        "https": bounded(HTTPSConnectionPool, HTTPSConnection),
+    }
+    send = manager.request
+
+    def request(*arguments: Any, **named: Any) -> HTTPResponse:
+        """Return a response in UTF-8, which the client requires: one that is damaged must not hide its status."""
+        response = send(*arguments, **named | {"decode_content": False})
+        body = io.BytesIO(response.data.decode(errors="replace").encode())
+        return HTTPResponse(
+            body,
+            response.headers,
+            response.status,
+            reason=response.reason,
+            decode_content=False,
+            enforce_content_length=False,
+        )
+
+    manager.request = request
+
+
+def _write(client: Any, settings: InfluxSettings, body: bytes) -> None:
+    """Write lines. Raises SinkError; runs off the loop.
+
+    A wrong token or a missing bucket does not count as a rejection: it may be corrected while the lines wait.
+    """
+    from influxdb_client.client.exceptions import InfluxDBError  # noqa: PLC0415 - as above
+    from influxdb_client.client.write_api import SYNCHRONOUS  # noqa: PLC0415 - as above
+    from influxdb_client.rest import ApiException  # noqa: PLC0415 - as above
+    from urllib3.exceptions import HTTPError  # noqa: PLC0415 - as above
+
+    try:
+        with client.write_api(write_options=SYNCHRONOUS) as api:
+            api.write(bucket=settings.bucket, org=settings.organisation, record=body)
+    except ApiException as error:
+        rejected = error.status in _NEVER_ACCEPTED
+        raise SinkError(_response_text(error), is_rejected=rejected) from error
+    except (InfluxDBError, HTTPError, OSError) as error:
+        raise SinkError(_first_line(str(error)) or type(error).__name__) from error
+
+
+def _response_text(error: Any) -> str:
+    """Return the server's response on one line: its status, and its message if there was one."""
+    reason = error.message if error.body else error.reason
+    text = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason or "")
+    return f"{error.status} {printable(_first_line(text))}".strip()
+
+
+def _first_line(text: str) -> str:
+    return next(iter(text.strip().splitlines()), "")

@@ -1,0 +1,223 @@
+"""Checkpoints: content of older segments of the frame log that later ones do not contain.
+
+A checkpoint is written part by part while frames are received, and each part is as of a different
+time. The received sequences are written before the facts from their frames, so a checkpoint
+contains the facts from all frames that it records as received. Frames received meanwhile are in the
+later segments too, and applying them again changes nothing. The current readings of nodes are not
+included: after a restart they are those of the later segments, and for each other stream those of
+its next frame.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeAlias, TypeVar
+
+import msgspec
+
+from railscope import untrusted_text, wire
+from railscope_collector.evidence import claim_events, evidence_memory, node_intervals
+from railscope_collector.fleet.fleet import SeenEvent
+from railscope_collector.framelog.received_frames import ReceivedRun
+from railscope_collector.state import StateError
+from railscope_collector.state.collector_state import CollectorState
+
+MAGIC = b"railscope checkpoint 1\n"
+"""Start of every file."""
+_PART_ITEMS = 200
+"""Number of small items in one part."""
+_HEAD = struct.Struct("<II")
+"""Length and CRC-32 of a part."""
+
+
+class StateCheckpointError(StateError, ValueError):
+    """A checkpoint that cannot be read; the message states the problem."""
+
+
+class NodeMemory(msgspec.Struct, array_like=True):
+    """Permanent facts about a node that may never report again: that it existed, and its GPUs."""
+
+    agent_version: str
+    clock_offset_ns: int
+    timestamp_ns: int
+    gpus: dict[int, str]
+    stream_timestamps_ns: dict[str, int] = {}
+
+
+class CheckpointHeader(msgspec.Struct, array_like=True, tag="Beginning"):
+    """The first segment that the checkpoint does not completely contain."""
+
+    first_segment: int
+
+
+class NodePart(msgspec.Struct, array_like=True, tag=True):
+    """A node: its received sequences, and its permanent facts."""
+
+    name: str
+    runs: dict[str, ReceivedRun]
+    memory: NodeMemory | None
+    receipts: node_intervals.NodeReceipts = msgspec.field(
+        default_factory=node_intervals.NodeReceipts
+    )
+
+
+class GpuPart(msgspec.Struct, array_like=True, tag=True):
+    """Facts about a GPU's time."""
+
+    uuid: str
+    memory: evidence_memory.GpuMemory
+
+
+class IntervalPart(msgspec.Struct, array_like=True, tag="ChunkPart"):
+    """Metering facts from a node's frames of some time."""
+
+    interval: evidence_memory.IntervalInMemory = msgspec.field(name="kept")
+
+
+class FactsPart(msgspec.Struct, array_like=True, tag=True):
+    """Claims and their ends that are still to be written to the database."""
+
+    claims: list[claim_events.ReportedClaim]
+    ends: list[claim_events.ReportedEnd]
+
+
+class EventsPart(msgspec.Struct, array_like=True, tag=True):
+    """Recent events: node, boot and event."""
+
+    events: list[tuple[str, str, wire.WireEvent]]
+
+
+class CheckpointTrailer(msgspec.Struct, array_like=True, tag="Ending"):
+    """Marks the end of a complete checkpoint."""
+
+
+CheckpointPart: TypeAlias = (
+    CheckpointHeader
+    | NodePart
+    | GpuPart
+    | IntervalPart
+    | FactsPart
+    | EventsPart
+    | CheckpointTrailer
+)
+T = TypeVar("T")
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[CheckpointPart] = msgspec.msgpack.Decoder(CheckpointPart)
+
+
+def make_parts(core: CollectorState, first_segment: int) -> Iterator[CheckpointPart]:
+    """Yield a checkpoint of a core that may change between two parts."""
+    book = core.evidence
+    yield CheckpointHeader(first_segment)
+    for name in dict.fromkeys([*core.received.nodes, *core.fleet.nodes, *core.fleet.switches]):
+        runs = core.received.nodes.get(name, {})
+        yield NodePart(name, runs, _memory_of(core, name), book.node(name))
+    for uuid in list(book.gpus):
+        yield GpuPart(uuid, book.gpu(uuid))
+    for key in list(book.intervals.by_key):
+        if interval := book.intervals.by_key.get(key):
+            yield IntervalPart(interval)
+    # After the GPUs: a stored claim that is not among these is in the database.
+    for facts in _groups(list(book.unwritten)):
+        yield FactsPart(
+            [fact for fact in facts if isinstance(fact, claim_events.ReportedClaim)],
+            [fact for fact in facts if isinstance(fact, claim_events.ReportedEnd)],
+        )
+    for events in _groups(list(core.events)):
+        yield EventsPart(
+            [(seen_event.node, seen_event.boot_id, seen_event.event) for seen_event in events]
+        )
+    yield CheckpointTrailer()
+
+
+def _groups(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    for start in range(0, len(items), _PART_ITEMS):
+        yield items[start : start + _PART_ITEMS]
+
+
+def _memory_of(core: CollectorState, name: str) -> NodeMemory | None:
+    node = core.fleet.find(name)
+    if node is None:
+        return None
+    return NodeMemory(
+        node.agent_version,
+        node.clock_offset_ns,
+        node.timestamp_ns,
+        dict(core.gpus_by_rail(name)),
+        dict(node.stream_timestamps_ns),
+    )
+
+
+def encode_part(part: CheckpointPart) -> bytes:
+    """Encode a part as it is stored in a file."""
+    payload = _encoder.encode(part)
+    return _HEAD.pack(len(payload), zlib.crc32(payload)) + payload
+
+
+def decode_parts(content: bytes) -> list[CheckpointPart]:
+    """Decode the parts of a whole file. Raises StateCheckpointError."""
+    if not content.startswith(MAGIC):
+        message = "invalid header: expected a checkpoint of this version of the collector"
+        raise StateCheckpointError(message)
+    parts: list[CheckpointPart] = []
+    position = len(MAGIC)
+    while position < len(content):
+        try:
+            length, checksum = _HEAD.unpack_from(content, position)
+            payload = content[position + _HEAD.size : position + _HEAD.size + length]
+            if len(payload) != length or zlib.crc32(payload) != checksum:
+                message = f"damaged part at byte {position}: wrong checksum"
+                raise StateCheckpointError(message)
+            parts.append(_decoder.decode(payload))
+        except (struct.error, *untrusted_text.DECODING_ERRORS) as error:
+            message = f"cannot decode the part at byte {position}: {error}"
+            raise StateCheckpointError(message) from error
+        position += _HEAD.size + length
+    if not (
+        parts
+        and isinstance(parts[0], CheckpointHeader)
+        and isinstance(parts[-1], CheckpointTrailer)
+    ):
+        message = "incomplete checkpoint: expected a beginning and an end"
+        raise StateCheckpointError(message)
+    return parts
+
+
+def restore_state(core: CollectorState, parts: Iterable[CheckpointPart]) -> int:
+    """Restore an empty core from a checkpoint; return the first segment to read."""
+    first_segment = 0
+    gpus: dict[str, evidence_memory.GpuMemory] = {}
+    intervals: list[evidence_memory.IntervalInMemory] = []
+    facts: list[claim_events.ClaimFact] = []
+    for part in parts:
+        match part:
+            case CheckpointHeader():
+                first_segment = part.first_segment
+            case NodePart():
+                _restore_node(core, part)
+            case GpuPart():
+                gpus[part.uuid] = part.memory
+            case IntervalPart():
+                intervals.append(part.interval)
+            case FactsPart():
+                facts += [*part.claims, *part.ends]
+            case EventsPart():
+                for node, boot_id, event in part.events:
+                    core.add_event(SeenEvent(node, boot_id, event))
+            case CheckpointTrailer():
+                core.evidence.restore(gpus, intervals, facts)
+    return first_segment
+
+
+def _restore_node(core: CollectorState, part: NodePart) -> None:
+    core.received.restore_runs(part.name, part.runs)
+    core.evidence.receipts[part.name] = part.receipts
+    if part.memory:
+        node = core.fleet.get_or_add_node(part.name)
+        node.agent_version = part.memory.agent_version
+        node.clock_offset_ns = part.memory.clock_offset_ns
+        node.timestamp_ns = part.memory.timestamp_ns
+        node.stream_timestamps_ns = dict(part.memory.stream_timestamps_ns)
+        core.gpus_by_node[part.name] = part.memory.gpus

@@ -1,0 +1,407 @@
+"""Restart from a checkpoint and the segments of the frame log after it, and checkpoints for it.
+
+With a shared database, each acknowledgement names the state directory and a position in it (see
+`railscope_collector.evidence.evidence_memory.UnstoredFacts`). Positions increase from one start to the next by the number of the
+start. What a restart read is at the first position of all, so the positions of earlier starts count as stored once the
+database has all of it. An incomplete state gets a new identity: then agents send again what was not stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from secrets import token_hex
+
+import structlog
+from msgspec import Struct
+from msgspec.structs import replace
+
+from railscope import durable_files, envelopes, wire
+from railscope.service import run_in_thread
+from railscope_collector.config import IngestLimits
+from railscope_collector.evidence import evidence_memory, waiting_evidence
+from railscope_collector.fleet.fleet import SeenEvent, events_of
+from railscope_collector.framelog import framelog, segment_files
+from railscope_collector.state import StateError, collector_state, state_checkpoint
+from railscope_collector.work_limits import TimeSlices, return_free_memory
+
+log = structlog.get_logger(__name__)
+
+CHECKPOINT = "checkpoint"
+WRITE_BYTES = 1 << 20
+MIN_REPLAYED_BYTES = 64 << 20
+"""Lower bound of the decompressed size accepted at a restart, in case limits were lowered since."""
+
+
+IDENTITY = "acknowledgements"
+"""File in the state directory, with a shared database only."""
+_POSITIONS_OF_A_START = 1 << 40
+
+
+class StateIdentity(Struct):
+    """Identity of a state directory, and the number of starts with it."""
+
+    log: str
+    starts: int = 0
+
+
+MAX_QUARANTINE_BYTES = 256 << 20
+"""Maximum size of the quarantine directory.
+
+Above it, further records are counted and stay in their segments.
+"""
+_SUFFIX = ".record"
+
+
+@dataclass(slots=True)
+class RecordQuarantine:
+    """Records that were skipped; call `open` first.
+
+    A record that cannot be decoded, that would exceed the bounds of a restart, or that the state did
+    not accept must not end the collector at each start. It is skipped, counted, and copied to a separate
+    directory, as its segment will be deleted eventually; the log has the reason.
+    """
+
+    directory: Path
+    records: int = 0
+    """Records in the directory, and those since the start that did not fit."""
+    _size_bytes: int = 0
+
+    def open(self) -> None:
+        """Count the existing records. Blocking; raises OSError."""
+        found = [path.stat().st_size for path in self.directory.glob("*" + _SUFFIX)]
+        self.records, self._size_bytes = len(found), sum(found)
+
+    def put(self, segment: int, record: segment_files.FrameRecord, problem: str) -> None:
+        """Quarantine a record, each once. Blocking."""
+        content = segment_files.encode_record(record)
+        name = f"{segment:010d}-{blake2b(content, digest_size=8).hexdigest()}{_SUFFIX}"
+        path = self.directory / name
+        log.error(
+            "record_quarantined",
+            node=record.node,
+            segment=segment,
+            problem=problem,
+            size_bytes=len(record.body),
+            file=str(path),
+        )
+        if path.exists():
+            return
+        self.records += 1
+        if self._size_bytes + len(content) > MAX_QUARANTINE_BYTES:
+            return
+        try:
+            self.directory.mkdir(mode=0o700, exist_ok=True)
+            durable_files.write_durably(path, content)
+            self._size_bytes += len(content)
+        except OSError as error:
+            log.error("quarantine_write_failed", file=str(path), problem=str(error))
+
+
+class _RecordSkippedError(StateError):
+    """A record that a restart must skip; the message states the reason."""
+
+
+@dataclass(slots=True)
+class StateCheckpointer:
+    """Restores the state of a collector, and writes checkpoints so that old segments can be deleted."""
+
+    directory: Path
+    core: collector_state.CollectorState
+    first_segment: int = 0
+    corrections: Mapping[int, int] = field(default_factory=dict)
+    """Shift of receipts to later times, by the start of the clock's doubt."""
+    reason_to_withhold: Callable[[], str] = lambda: ""
+    """The reason for which no checkpoint may be made now, or an empty text."""
+    companion_files: dict[Path, Callable[[int], bytes | None]] = field(default_factory=dict)
+    """Content of further files that must be written before a segment is deleted, by path.
+
+    Called with a timestamp: older events are dropped. None while no segment may be deleted.
+    """
+    limits: IngestLimits = field(default_factory=IngestLimits)
+    quarantine: RecordQuarantine = field(init=False)
+    waiting: waiting_evidence.WaitingEvidence = field(init=False)
+    skipped: int = 0
+    """Records that the restart skipped: the database has none of their evidence."""
+
+    def __post_init__(self) -> None:
+        """Place the quarantine and the waiting evidence next to the frame log."""
+        self.quarantine = RecordQuarantine(self.directory / "quarantine")
+        self.waiting = waiting_evidence.WaitingEvidence(
+            self.directory / waiting_evidence.DIRECTORY, self.limits
+        )
+
+    def restore(self, stats: segment_files.FrameLogStats) -> None:
+        """Read the checkpoint and the later segments into the core. Blocking; raises OSError."""
+        self._drop_partial()
+        self.quarantine.open()
+        self.core.evidence.intervals.on_disk = self.waiting.open()
+        self.first_segment = self._read_checkpoint()
+        for number, record in self._records(stats):
+            self.core.schemas.segment = number
+            try:
+                self._replay(record, self._unpack(record))
+            except (ValueError, LookupError, ArithmeticError, _RecordSkippedError) as error:
+                self.quarantine.put(number, record, str(error))
+                self.skipped += 1
+
+    def begin_positions(self, *, is_incomplete: bool) -> None:
+        """Begin the positions of acknowledgements, after the state was restored. Blocking; raises OSError.
+
+        If evidence that waited on disk is lost, all frames that agents send again count as new.
+        """
+        self.core.receipts.is_awaited = True
+        try:
+            identity = durable_files.read_json(self.directory / IDENTITY, StateIdentity)
+        except durable_files.DamagedFileError as error:
+            log.warning("identity_replaced", problem=str(error))
+            identity = None
+        if identity is None or is_incomplete or self.skipped:
+            identity = StateIdentity(token_hex(16))
+        if is_incomplete and self.waiting.damaged:
+            self.core.received.clear()
+        identity.starts += 1
+        durable_files.write_json(self.directory / IDENTITY, identity)
+        book = self.core.evidence
+        unstored = book.intervals.unstored
+        unstored.log, unstored.position = identity.log, 1
+        for interval in book.intervals.by_key.values():
+            unstored.add(interval.interval.node, interval.key)
+        for node in book.intervals.on_disk:
+            unstored.add(node, evidence_memory.ON_DISK)
+        for fact in book.unwritten:
+            unstored.add(fact.node, fact)
+        for node in book.receipts:
+            unstored.add(node, evidence_memory.CONTACTS)
+        unstored.position = identity.starts * _POSITIONS_OF_A_START
+
+    def _replay(self, record: segment_files.FrameRecord, envelope: wire.Envelope) -> None:
+        """Apply a record to the core, if its cost is within the bounds of a restart."""
+        schemas = self.core.schemas
+        cost = collector_state.envelope_cost(
+            envelope, (schemas.get(batch.schema) for batch in envelope.batches)
+        )
+        problems = [
+            *collector_state.find_exceeded_bounds(cost, self.limits, collector_state.REPLAY_FACTOR),
+            *self.core.find_sequence_problems(
+                envelope, self.limits.gaps_per_stream, collector_state.REPLAY_FACTOR
+            ),
+        ]
+        if problems:
+            raise _RecordSkippedError("; ".join(problems))
+        faults = self.core.counts.rejected.get("fault", 0)
+        self.core.accept(record, envelope)
+        if self.core.counts.rejected.get("fault", 0) > faults:
+            message = "the state rejected it: see envelope_processing_failed"
+            raise _RecordSkippedError(message)
+
+    def _unpack(self, record: segment_files.FrameRecord) -> wire.Envelope:
+        max_bytes = max(
+            collector_state.REPLAY_FACTOR * self.limits.decompressed_bytes, MIN_REPLAYED_BYTES
+        )
+        return envelopes.open_body(record.body, max_bytes).decode_envelope()
+
+    def read_events(self) -> Iterator[SeenEvent]:
+        """Yield the events of the segments that a restart would read. Blocking; raises OSError."""
+        for number, record in self._records(segment_files.FrameLogStats()):
+            try:
+                envelope = self._unpack(record)
+            except wire.WireError as error:
+                log.error("record_skipped", segment=number, problem=str(error))
+                continue
+            yield from events_of(record, envelope)
+
+    def _records(
+        self, stats: segment_files.FrameLogStats
+    ) -> Iterator[tuple[int, segment_files.FrameRecord]]:
+        """Yield the records of the segments after the checkpoint, with segment numbers."""
+        frames = self.directory / "frames"
+        numbers = segment_files.segment_numbers(frames)
+        for number in [each for each in numbers if each >= self.first_segment]:
+            try:
+                path = segment_files.segment_path(frames, number)
+                for _, record in segment_files.read_segment(path, stats):
+                    yield number, self._correct_receipt(record)
+            except FileNotFoundError:
+                # Unless a checkpoint has been made meanwhile: it and the `companion_files` contain all
+                # of this.
+                if number >= self.first_segment:
+                    raise
+
+    def _correct_receipt(self, record: segment_files.FrameRecord) -> segment_files.FrameRecord:
+        """Return a record with its receipt corrected by later decisions about the clock."""
+        delta_ns = self.corrections.get(record.doubted_since_ns, 0)
+        if not delta_ns:
+            return record
+        received_ns = record.received_wall_ns + delta_ns
+        return replace(record, received_wall_ns=received_ns, corrected_ns=delta_ns)
+
+    @property
+    def _path(self) -> Path:
+        return self.directory / CHECKPOINT
+
+    @property
+    def _partial(self) -> Path:
+        return self.directory / (CHECKPOINT + durable_files.PARTIAL)
+
+    def _read_checkpoint(self) -> int:
+        try:
+            parts = state_checkpoint.decode_parts(self._path.read_bytes())
+        except FileNotFoundError:
+            return 0
+        except state_checkpoint.StateCheckpointError as error:
+            log.error(
+                "checkpoint_damaged",
+                file=str(self._path),
+                problem=str(error),
+                advice="all existing segments are read instead",
+            )
+            return 0
+        return state_checkpoint.restore_state(self.core, parts)
+
+    async def write(self, first_segment: int, horizon_ns: int) -> bool:
+        """Write a checkpoint of segments before one; true if they may be deleted.
+
+        Frames may arrive meanwhile. If cancelled, nothing is written after its return: another
+        collector may continue from here.
+        """
+        try:
+            if not self.reason_to_withhold():
+                await self._write(first_segment, horizon_ns)
+            # Frames may receive other timestamps: they are not for a checkpoint yet.
+            if reason := self.reason_to_withhold():
+                log.warning(
+                    "checkpoint_withheld",
+                    reason=reason,
+                    advice="no segment is deleted until a checkpoint succeeds",
+                )
+                await run_in_thread(self._drop_partial)
+                return False
+            # Last, so that they contain the events of all frames that the checkpoint records as
+            # received.
+            for path, make_content in self.companion_files.items():
+                content = make_content(horizon_ns)
+                if content is None:
+                    log.warning(
+                        "checkpoint_delayed",
+                        file=str(path),
+                        advice="the events of these segments are not recorded yet",
+                    )
+                    await run_in_thread(self._drop_partial)
+                    return False
+                await run_in_thread(durable_files.write_durably, path, content)
+            await run_in_thread(durable_files.publish_file, self._partial, self._path)
+        except OSError as error:
+            log.error(
+                "checkpoint_failed",
+                file=str(self._path),
+                problem=str(error),
+                advice="no segment is deleted until a checkpoint succeeds",
+            )
+            await run_in_thread(self._drop_partial)
+            return False
+        self.first_segment = first_segment
+        return True
+
+    def _drop_partial(self) -> None:
+        """Delete the partial file, which would only fill the disk."""
+        try:
+            self._partial.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("checkpoint_deletion_failed", file=str(self._partial), problem=str(error))
+
+    async def _write(self, first_segment: int, horizon_ns: int) -> None:
+        slices = TimeSlices()
+        received = self.core.received
+        for node in list(received.nodes):
+            received.drop_old_runs(node, horizon_ns)
+            await slices.yield_if_due()
+        await run_in_thread(self._partial.write_bytes, state_checkpoint.MAGIC)
+        pieces: list[bytes] = []
+        size = 0
+        slices = TimeSlices()
+        for part in state_checkpoint.make_parts(self.core, first_segment):
+            pieces.append(state_checkpoint.encode_part(part))
+            size += len(pieces[-1])
+            if size >= WRITE_BYTES:
+                await run_in_thread(_append, self._partial, pieces)
+                pieces, size, slices = [], 0, TimeSlices()
+            await slices.yield_if_due()
+        await run_in_thread(_append, self._partial, pieces)
+
+
+def _append(path: Path, pieces: list[bytes]) -> None:
+    with path.open("ab") as file:
+        file.writelines(pieces)
+
+
+_REST, _MAX_REST_NS = 25, 60_000_000_000
+"""Pause after a checkpoint, as a multiple of its duration, and its maximum.
+
+A restart reads somewhat more, and a large fleet is not written continuously.
+"""
+
+
+@dataclass(slots=True)
+class CheckpointSchedule:
+    """Makes checkpoints; `run` it concurrently with the frame log, which calls `rotated`."""
+
+    checkpointer: StateCheckpointer
+    frames: framelog.FrameLog
+    max_frame_age_ns: int
+    """Maximum age of accepted frames."""
+    monotonic_ns: Callable[[], int] = time.monotonic_ns
+    files: segment_files.StateFiles | None = None
+    _number: int = 0
+    _rests_until_ns: int = 0
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def note_rotation(self, number: int) -> None:
+        """Record that all segments before this one are full, and in the state."""
+        self._number = self.checkpointer.core.schemas.segment = number
+        if self.monotonic_ns() >= self._rests_until_ns:
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Make a checkpoint whenever one is due, until cancelled."""
+        while True:
+            await self._wake.wait()
+            started_ns = self.monotonic_ns()
+            await self._make_checkpoint(self._number)
+            ended_ns = self.monotonic_ns()
+            self._rests_until_ns = ended_ns + min(_REST * (ended_ns - started_ns), _MAX_REST_NS)
+            self._wake.clear()
+
+    async def _make_checkpoint(self, first_segment: int) -> None:
+        """Write a checkpoint of older segments, then delete the oldest.
+
+        Skipped if the state lacks content lost before the start: a checkpoint would make the loss
+        permanent.
+        """
+        if self.files and self.files.is_incomplete:
+            log.warning(
+                "checkpoint_withheld",
+                reason=f"{len(self.files.damage)} files of the state directory are lost",
+                advice="restore the lost files, or run `railscope collector accept-loss`",
+            )
+            return
+        nodes = self.checkpointer.core.fleet.nodes.values()
+        newest_ns = max((node.timestamp_ns for node in nodes), default=0)
+        if await self.checkpointer.write(first_segment, newest_ns - self.max_frame_age_ns):
+            core = self.checkpointer.core
+            unused = core.schemas.release_unused(first_segment, core.fleet.schemas())
+            core.fleet.drop_empty_sheets()
+            await run_in_thread(return_free_memory)
+            try:
+                await run_in_thread(core.schemas.delete, unused)
+                if self.files:
+                    record_checkpoint = self.files.record_checkpoint
+                    await run_in_thread(record_checkpoint, first_segment)
+                await run_in_thread(self.frames.delete_before, first_segment)
+            except OSError as error:
+                directory = str(self.frames.directory)
+                log.error("segment_deletion_failed", directory=directory, problem=str(error))

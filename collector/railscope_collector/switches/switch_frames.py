@@ -1,0 +1,167 @@
+"""Frames of a switch: readings of polls, with the identity and the clocks of the collector that polls.
+
+A run is a period in which one collector polls. A restart of the switch begins another boot of that run, so that no rate
+is computed from counters before and after it. It is recognized by the uptime, which continues with the time that has
+passed between two polls unless the switch has restarted; the uptime may wrap meanwhile.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from railscope import __version__, counter_unwrap, envelopes, service, wire
+from railscope.catalog.declare import Metric, MetricKind
+from railscope.frame import Column, Frame, FrameOrigin, NodeTimestamp, Schema
+from railscope.reading import Absent, Reading, to_stored
+from railscope.timestamps import SECOND_NS
+from railscope_collector.fleet.fleet import SWITCH_PREFIX
+from railscope_collector.switches.switch_reading import StreamReadings, SwitchReading
+
+_TOLERANCE_NS, _TOLERANCE_SHARE = 10 * SECOND_NS, 100
+"""Largest deviation of the uptime from the time that has passed without a restart: this, and one part in so many."""
+_NARROW_BITS = 32
+
+
+def has_restarted(before_ns: int, uptime_ns: int, elapsed_ns: int, range_ns: int = 1 << 63) -> bool:
+    """True unless the uptime has continued for the time between two polls; it begins again at its range."""
+    half = range_ns >> 1
+    deviation_ns = (uptime_ns - before_ns - elapsed_ns + half) % range_ns - half
+    return abs(deviation_ns) > _TOLERANCE_NS + elapsed_ns // _TOLERANCE_SHARE
+
+
+@dataclass(slots=True)
+class _SwitchStream:
+    """Schema of a stream as of its last frame, its sequence, and the narrow counters in it."""
+
+    schema: Schema
+    unwrapper: counter_unwrap.CounterUnwrapper
+    sequence: int = 0
+
+
+@dataclass(slots=True)
+class SwitchFrames:
+    """Makes the frames of one switch in one run."""
+
+    switch: str
+    run: str
+    has_narrow_counters: bool = True
+    """False if all counters have 64 bits, also those that have 32 by SNMP."""
+    boots: int = 1
+    _streams: dict[str, _SwitchStream] = field(default_factory=dict)
+    _uptime: tuple[int, int] | None = None
+    """Uptime of the switch at the last poll, and time of the collector's boot clock."""
+
+    @property
+    def boot_id(self) -> str:
+        """Identity of the present boot of the switch."""
+        return f"{self.run}-{self.boots}"
+
+    def frames(self, reading: SwitchReading, timestamp: NodeTimestamp) -> list[Frame]:
+        """Return one frame for each stream of a reading."""
+        uptime_ns, boot_ns = reading.uptime_ns, timestamp.boot_ns
+        if uptime_ns is not None:
+            if self._uptime:
+                before_ns, at_ns = self._uptime
+                elapsed_ns = boot_ns - at_ns
+                if has_restarted(before_ns, uptime_ns, elapsed_ns, reading.uptime_range_ns):
+                    self.boots += 1
+                    for stream in self._streams.values():
+                        stream.unwrapper = self._unwrapper(stream.schema.columns, None)
+            self._uptime = uptime_ns, boot_ns
+        origin = FrameOrigin(SWITCH_PREFIX + self.switch, self.run, self.boot_id)
+        streams = reading.streams.items()
+        return [self._frame(name, part, origin, timestamp) for name, part in streams]
+
+    def _frame(
+        self, name: str, part: StreamReadings, origin: FrameOrigin, timestamp: NodeTimestamp
+    ) -> Frame:
+        columns = [column for column, _ in part]
+        order = Schema.ordered(columns)
+        schema = Schema(name, tuple(columns[i] for i in order))
+        stream = self._streams.get(name)
+        if stream is None:
+            stream = self._streams[name] = _SwitchStream(
+                schema, self._unwrapper(schema.columns, None)
+            )
+        elif stream.schema != schema:
+            stream.schema = schema
+            stream.unwrapper = self._unwrapper(schema.columns, stream.unwrapper.state)
+        stream.sequence += 1
+        values, reasons = self._encode([part[i] for i in order], stream.unwrapper)
+        # The same object for all frames of a schema: its hash is computed once.
+        return Frame(origin, stream.schema, stream.sequence, timestamp, values, reasons)
+
+    def _encode(
+        self,
+        readings: Sequence[tuple[Column, Reading]],
+        unwrapper: counter_unwrap.CounterUnwrapper,
+    ) -> tuple[array[int], bytes]:
+        """Return stored values and reasons; a number beyond its bits, or a negative one of a counter, is an error."""
+        values, reasons = [0] * len(readings), bytearray(len(readings))
+        for position, ((metric, _), reading) in enumerate(readings):
+            if isinstance(reading, Absent):
+                reasons[position] = reading.value
+            elif self._fits(metric, reading):
+                values[position] = reading
+            else:
+                reasons[position] = Absent.ERROR.value
+        unwrapper.extend_values(values, reasons)
+        return array("q", map(to_stored, values)), bytes(reasons) if any(reasons) else b""
+
+    def _fits(self, metric: Metric, value: int) -> bool:
+        if metric.kind is MetricKind.COUNTER:
+            return 0 <= value < 1 << (metric.wraps_at_bits if self.has_narrow_counters else 64)
+        return -(1 << 63) <= value < 1 << 63
+
+    def _unwrapper(
+        self, columns: Sequence[Column], before: counter_unwrap.CounterStates | None
+    ) -> counter_unwrap.CounterUnwrapper:
+        narrow: dict[str, int] = {}
+        wide: list[int] = []
+        for position, (metric, entity) in enumerate(columns):
+            if metric.kind is MetricKind.COUNTER:
+                if self.has_narrow_counters and metric.wraps_at_bits == _NARROW_BITS:
+                    narrow["\n".join((metric.name, *entity.key))] = position
+                else:
+                    wide.append(position)
+        return counter_unwrap.CounterUnwrapper(narrow, wide, before)
+
+
+def pack_frames(
+    frames: Sequence[Frame], sent: NodeTimestamp, *, with_schemas: bool
+) -> tuple[bytes, wire.SentAt]:
+    """Return the body of an envelope with frames of one poll, and the clocks at its sending."""
+    origin = frames[0].origin
+    sealed = wire.envelope(
+        origin,
+        [envelopes.encode_batch([frame]) for frame in frames],
+        [wire.to_wire_schema(frame.schema) for frame in frames] if with_schemas else [],
+        agent_version=__version__,
+    )
+    return wire.pack(sealed), wire.SentAt.from_timestamp(sent, origin.boot_id)
+
+
+Submit = Callable[[str, bytes, wire.SentAt], Awaitable[str]]
+"""Stores an envelope of a switch; returns the reason if it is rejected."""
+UNKNOWN_SCHEMA = "unknown_schema"
+
+
+async def reject_envelope(_switch: str, _body: bytes, _sent: wire.SentAt) -> str:
+    """Return the reason why nothing is stored before the collector has started."""
+    return "the collector has not started"
+
+
+async def submit_frames(
+    submit: Submit, frames: Sequence[Frame], now: Callable[[], NodeTimestamp]
+) -> str:
+    """Store frames, with their schemas if these are unknown; return the reason if they are rejected."""
+    problem = UNKNOWN_SCHEMA
+    for with_schemas in (False, True):
+        if problem == UNKNOWN_SCHEMA:
+            pack = partial(pack_frames, frames, with_schemas=with_schemas)
+            body, sent = await service.run_in_thread(pack, now())
+            problem = await submit(frames[0].origin.node, body, sent)
+    return problem

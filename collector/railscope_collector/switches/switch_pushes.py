@@ -1,0 +1,213 @@
+"""Pushes of a switch: data points by OTLP, and the readings and frames that they become.
+
+A push may have a part of the columns that the switch has sent before; the others have the reason "not due". A column
+that has not been sent for an hour ends, a neighbour after five minutes: a cable may have been moved. Values have the time at which they arrived; the switch's own time orders them,
+so that a repeated request, or one that was overtaken, changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from railscope import otlp_metrics
+from railscope.catalog import switches as catalog
+from railscope.catalog.declare import MetricKind
+from railscope.frame import Column, Entity, NodeTimestamp
+from railscope.reading import Absent, Reading
+from railscope.timestamps import HOUR_NS, SECOND_NS
+from railscope_collector.switches import cumulus_metrics as cumulus, switch_frames, switch_reading
+from railscope_collector.switches.cumulus_metrics import PointResult
+
+MAX_COLUMNS = 20_000
+"""Columns of one stream, as of a schema."""
+MAX_UNMAPPED = 500
+"""Names of metrics without use that are counted by name, for each switch; others are counted as one."""
+OTHER_NAMES = "(others)"
+REJECTED = (PointResult.INVALID, PointResult.INEXACT, PointResult.LIMIT)
+"""Results that are reported to the sender: an old point was stored before, and an unmapped one is dropped on purpose."""
+MAX_OFFSET_NS = 60 * SECOND_NS
+FORGOTTEN_NS = HOUR_NS
+_NEIGHBOUR_FORGOTTEN_NS = 300 * SECOND_NS
+_REPLACED_NS = 300 * SECOND_NS
+"""A column that was not accepted for this time is accepted with any time: the clock of the switch was set back."""
+ColumnKey = tuple[str, tuple[str, ...]]
+
+
+class PushedColumn(NamedTuple):
+    """Last accepted value of a column, with the sender's time and time of arrival."""
+
+    name: str
+    """Name of the pushed metric."""
+    column: Column
+    stream: str
+    value: Reading
+    timestamp_ns: int
+    boot_ns: int
+
+
+class DecodedPush(NamedTuple):
+    """Readings of one request, which `SwitchPushes.keep` adds to what is known once they are stored."""
+
+    reading: switch_reading.SwitchReading
+    columns: dict[ColumnKey, PushedColumn]
+    results: Counter[PointResult]
+    unmapped: Counter[str]
+    offset_ns: int | None
+    """Newest time of the sender, relative to the collector's; None without one."""
+    has_reset: bool
+    has_other_name: bool
+
+    @property
+    def rejected(self) -> int:
+        """Points of known metrics that were not stored."""
+        return sum(self.results[name] for name in REJECTED)
+
+
+@dataclass(slots=True)
+class SwitchPushes:
+    """State of one switch that pushes: its columns, and counts of its points."""
+
+    name: str
+    frames: switch_frames.SwitchFrames
+    columns: dict[ColumnKey, PushedColumn] = field(default_factory=dict)
+    results: Counter[PointResult] = field(default_factory=Counter)
+    unmapped: Counter[str] = field(default_factory=Counter)
+    resets: int = 0
+    name_mismatches: int = 0
+    offset_ns: int | None = None
+    last_ns: int = 0
+    """Time of the last push with readings that were stored."""
+
+    def decode(self, request: otlp_metrics.MetricsRequest, now: NodeTimestamp) -> DecodedPush:
+        """Return the readings of a request; nothing is changed."""
+        results, unmapped = Counter({PointResult.LIMIT: request.excessive}), Counter[str]()
+        found: dict[ColumnKey, list[PushedColumn]] = {}
+        newest_ns, widths = 0, Counter(pushed.stream for pushed in self.columns.values())
+        for resource in request.resources:
+            for point in resource.points:
+                rule = cumulus.RULES.get(point.name)
+                if rule is None or point.kind not in otlp_metrics.NUMBER_KINDS:
+                    results[PointResult.UNMAPPED] += 1
+                    unmapped[point.name] += 1
+                    continue
+                newest_ns = max(newest_ns, point.timestamp_ns)
+                decoded = self._decode_point(rule, point, now)
+                if isinstance(decoded, PointResult):
+                    results[decoded] += 1
+                    continue
+                key, pushed = decoded
+                if key not in found and key not in self.columns:
+                    if widths[rule.stream] >= MAX_COLUMNS:
+                        results[PointResult.LIMIT] += 1
+                        continue
+                    widths[rule.stream] += 1
+                found.setdefault(key, []).append(pushed)
+        columns = self._merge(found, results)
+        hosts = {each.attributes.get(cumulus.HOST_NAME, "") for each in request.resources} - {""}
+        offset_ns = newest_ns - now.wall_ns if newest_ns else None
+        return DecodedPush(
+            self._reading(columns, offset_ns, now),
+            columns,
+            results,
+            unmapped,
+            offset_ns,
+            has_reset=any(map(self._has_fallen, columns.items())),
+            has_other_name=bool(hosts - {self.name}),
+        )
+
+    def _decode_point(
+        self, rule: cumulus.MetricRule, point: otlp_metrics.MetricPoint, now: NodeTimestamp
+    ) -> tuple[ColumnKey, PushedColumn] | PointResult:
+        column = cumulus.find_column(self.name, rule, point.attributes)
+        if column is None:
+            return PointResult.INVALID
+        key = column[0].name, column[1].key
+        before = self.columns.get(key)
+        value = cumulus.read_value(rule, point)
+        if isinstance(value, PointResult):
+            return value
+        if (
+            before
+            and 0 < point.timestamp_ns <= before.timestamp_ns  # 0: the sender states no time
+            and now.boot_ns < before.boot_ns + _REPLACED_NS
+        ):
+            return PointResult.OLD
+        if before and before.column == column:
+            column = before.column  # an identical one makes comparisons of schemas fast
+        return key, PushedColumn(
+            point.name, column, rule.stream, value, point.timestamp_ns, now.boot_ns
+        )
+
+    def _merge(
+        self, found: dict[ColumnKey, list[PushedColumn]], results: Counter[PointResult]
+    ) -> dict[ColumnKey, PushedColumn]:
+        """Return one value for each column: the newest, or the sum of the parts of one time."""
+        merged = {}
+        for key, pushed in found.items():
+            newest_ns = max(each.timestamp_ns for each in pushed)
+            newest = [each for each in pushed if each.timestamp_ns == newest_ns]
+            parts = cumulus.PARTS.get(key[0], 1)
+            results[PointResult.OLD] += len(pushed) - len(newest)
+            if parts == 1:
+                merged[key] = newest[-1]
+            else:
+                values = [each.value for each in newest if isinstance(each.value, int)]
+                names = {each.name for each in newest}
+                is_complete = len(names) == len(values) == len(newest) == parts
+                merged[key] = newest[0]._replace(value=sum(values) if is_complete else Absent.ERROR)
+            results[PointResult.STORED] += len(newest)
+        return merged
+
+    def _reading(
+        self, columns: dict[ColumnKey, PushedColumn], offset_ns: int | None, now: NodeTimestamp
+    ) -> switch_reading.SwitchReading:
+        """Return the readings of the streams of which a push has columns."""
+        streams_of_push = {pushed.stream for pushed in columns.values()}
+        streams: dict[str, switch_reading.StreamReadings] = {
+            stream: [] for stream in streams_of_push
+        }
+        for key, pushed in (self.columns | columns).items():
+            if pushed.stream in streams_of_push and _is_kept(pushed, now):
+                value = pushed.value if key in columns else Absent.NOT_DUE
+                streams[pushed.stream].append((pushed.column, value))
+        if streams_of_push:
+            offset = Absent.UNSUPPORTED if offset_ns is None else offset_ns
+            switch = Entity(catalog.CLOCK_OFFSET.about, (self.name,))
+            streams[switch_reading.SWITCH] = [((catalog.CLOCK_OFFSET, switch), offset)]
+        return switch_reading.SwitchReading(streams)
+
+    def _has_fallen(self, item: tuple[ColumnKey, PushedColumn]) -> bool:
+        key, pushed = item
+        before = self.columns.get(key)
+        if before is None or pushed.column[0].kind is not MetricKind.COUNTER:
+            return False
+        values = pushed.value, before.value
+        return isinstance(values[0], int) and isinstance(values[1], int) and values[0] < values[1]
+
+    def keep(self, push: DecodedPush, now: NodeTimestamp) -> list[str]:
+        """Add a push that was stored to what is known; return names of metrics without use that are new."""
+        added = []
+        self.columns.update(push.columns)
+        self.columns = {
+            key: pushed for key, pushed in self.columns.items() if _is_kept(pushed, now)
+        }
+        self.results += push.results
+        for name, count in push.unmapped.items():
+            if name not in self.unmapped and len(self.unmapped) < MAX_UNMAPPED:
+                added.append(name)
+            is_counted = name in self.unmapped or name in added
+            self.unmapped[name if is_counted else OTHER_NAMES] += count
+        self.resets += push.has_reset
+        self.name_mismatches += push.has_other_name
+        if push.columns:
+            self.offset_ns, self.last_ns = push.offset_ns, now.wall_ns
+        return added
+
+
+def _is_kept(pushed: PushedColumn, now: NodeTimestamp) -> bool:
+    """True if a column was sent recently."""
+    is_neighbour = pushed.stream == switch_reading.NEIGHBOURS
+    limit_ns = _NEIGHBOUR_FORGOTTEN_NS if is_neighbour else FORGOTTEN_NS
+    return now.boot_ns - pushed.boot_ns < limit_ns

@@ -1,5 +1,0 @@
-"""Run `python -m dashboards`."""
-
-from dashboards.build import main
-
-main()

@@ -1,0 +1,316 @@
+"""The demo's cluster: simulated nodes, tokens, tenants, and the processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import importlib.util
+import json
+import os
+import secrets
+import shutil
+import socket
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Self
+
+import aiohttp
+
+from railscope.http_responses import read_body
+from railscope.settings import CONFIGURATION_VARIABLE
+from railscope.timestamps import SECOND_NS
+from railscope.untrusted_text import parse_toml
+from railscope_simulator.demo.faults import ROUND_SECONDS, plan_faults
+from railscope_simulator.demo.process import Program, run_to_end
+from railscope_simulator.live import LiveNode
+from railscope_simulator.network_interfaces import LEAF
+
+OWN_NODE = "own-node"
+HOST = "127.0.0.1"
+COLLECTOR_PORT, OWN_PORT = 19470, 19460
+"""Ports used if they are free. Simulated nodes use the ports after that of this host."""
+_COLLECTOR = "collector"
+_SWITCHES_FILE = "switches.toml"
+MISSING_SWITCHES = (
+    "The switches are not simulated, and links have one end only: missing grpcio;"
+    " fix: pip install 'railscope[switches]'"
+)
+
+PUSH_SECONDS = "1"
+_SETTLE_SECONDS = 15.0
+_TIMEOUT, _MAX_ANSWER_BYTES = aiohttp.ClientTimeout(total=60), 64 << 20
+_UPTIME_NS = 9 * 86_400 * SECOND_NS
+_TENANTS = """tenant,source,owner,from,to
+language,slurm,research,2020-01-01T00:00:00Z,
+vision,kubernetes,research,2020-01-01T00:00:00Z,
+"""
+_LAST_LINE = r"agent_stopped shipped_frames=(\d+) dropped_frames=(\d+) waiting_envelopes=(\d+)"
+_COUNTS = ("shipped", "dropped", "waiting")
+
+
+def write_identities(directory: Path, nodes: Iterable[str]) -> dict[str, str]:
+    """Write the collector's files of tokens and tenants; return the token of each node."""
+    tokens = {node: secrets.token_urlsafe(24) for node in nodes}
+    digests = "".join(
+        f'"{node}" = "sha256:{hashlib.sha256(token.encode()).hexdigest()}"\n'
+        for node, token in tokens.items()
+    )
+    (directory / "tokens.toml").write_text(f"[nodes]\n{digests}", encoding="utf-8")
+    (directory / "tenants.csv").write_text(_TENANTS, encoding="utf-8")
+    return tokens
+
+
+@dataclass
+class DemoCluster:
+    """A collector and one agent per node, as separate processes.
+
+    All state is in the directory, and stays there until another demo begins.
+    """
+
+    directory: Path
+    schedulers: dict[str, str]
+    """Scheduler of each simulated node's GPUs."""
+    any_ports: bool = False
+    """True if the system chooses all ports, so that demos that start together do not collide."""
+    nodes: dict[str, LiveNode] = field(default_factory=dict)
+    metrics_endpoints: dict[str, str] = field(default_factory=dict)
+    """Metrics endpoint of each agent as `host:port`, by node."""
+    collector: str = ""
+    """Address of the collector, as `host:port`."""
+    has_switches: bool = field(default_factory=lambda: importlib.util.find_spec("grpc") is not None)
+    """True if the leaf switches are simulated, which needs gRPC."""
+    _tokens: dict[str, str] = field(default_factory=dict)
+    _ended: list[Program] = field(default_factory=list)
+
+    @property
+    def _url(self) -> str:
+        return f"http://{self.collector}"
+
+    @property
+    def node_names(self) -> list[str]:
+        """Every node that must report."""
+        return [OWN_NODE, *self.schedulers]
+
+    def prepare(self) -> None:
+        """Remove the previous demo's state, and write nodes, tokens and tenants. Blocking."""
+        booted_wall_ns = self._booted_wall_ns()
+        for name in ("collector", "nodes", *(f"agent-{node}" for node in self.node_names)):
+            shutil.rmtree(self.directory / name, ignore_errors=True)
+        (self.directory / _SWITCHES_FILE).unlink(missing_ok=True)
+        (self.directory / "nodes").mkdir(parents=True)
+        times = (booted_wall_ns, time.time_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME))
+        for seed, (node, scheduler) in enumerate(self.schedulers.items()):
+            self.nodes[node] = LiveNode(
+                node, seed, scheduler, *times, round_seconds=ROUND_SECONDS, faults=plan_faults(node)
+            )
+            self.nodes[node].write(self._file_of(node))
+        self._tokens = write_identities(self.directory, self.node_names)
+
+    def _booted_wall_ns(self) -> int:
+        """Boot time of the nodes: that of the previous demo, if any, or some days ago.
+
+        A Prometheus that monitors several demos must not see the next one as a reboot.
+        """
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            text = self._file_of(next(iter(self.schedulers))).read_text(encoding="utf-8")
+            return int(parse_toml(text)["booted_wall_ns"])
+        return time.time_ns() - _UPTIME_NS
+
+    def _file_of(self, node: str) -> Path:
+        return self.directory / "nodes" / f"{node}.toml"
+
+    async def __aenter__(self) -> Self:
+        """Start all processes and wait until all agents serve their metrics."""
+        self._session = aiohttp.ClientSession(raise_for_status=True, timeout=_TIMEOUT)
+        environment = {
+            **self._environment(),
+            "RAILSCOPE_COLLECTOR_VIEW_REFRESH_SECONDS": "1",
+            "RAILSCOPE_COLLECTOR_TENANTS_FILE": "tenants.csv",
+        }
+        if self.has_switches:
+            environment["RAILSCOPE_COLLECTOR_SWITCHES__FILE"] = _SWITCHES_FILE
+        files = [str(self._file_of(node)) for node in self.schedulers]
+        options = ("--listen", f"{HOST}:0", "--file", _SWITCHES_FILE)
+        self._switches = Program(
+            "switches", ["simulate", "switches", *files, *options], self._environment()
+        )
+        self._collector = Program(
+            _COLLECTOR,
+            f"collector run --listen {self._free_address(_COLLECTOR)} --state-directory collector"
+            " --tokens-file tokens.toml --allow-anonymous-read".split(),
+            environment,
+        )
+        self._agents: dict[str, Program] = {}
+        try:
+            if self.has_switches:
+                await self._switches.start(self.directory)
+                await self._switches.find_logged("switches served")
+            await self._collector.start(self.directory)
+            match = await self._collector.find_logged(r"collector_started .*address=(\S+:\d+)")
+            self.collector = match[1]
+            for name in self.node_names:
+                await self._start_agent(name, self._free_address(name))
+            for name in self._agents:
+                await self._wait_for_agent(name)
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    def _usual_ports(self) -> dict[str, int]:
+        """Ports of the collector and of the agent of each node."""
+        ports = {name: port for port, name in enumerate(self.node_names, OWN_PORT)}
+        return {_COLLECTOR: COLLECTOR_PORT, **ports}
+
+    def _free_address(self, program: str) -> str:
+        return _address(0 if self.any_ports else self._usual_ports()[program])
+
+    def _environment(self) -> Mapping[str, str]:
+        """Environment of a program, without the settings that are installed on this host."""
+        return os.environ | {CONFIGURATION_VARIABLE: str(self.directory)}
+
+    async def _start_agent(self, name: str, address: str) -> None:
+        is_simulated = name != OWN_NODE
+        environment = {
+            **self._environment(),
+            "RAILSCOPE_AGENT_COLLECTOR__TOKEN": self._tokens[name],
+            "RAILSCOPE_AGENT_COLLECTOR__PUSH_SECONDS": PUSH_SECONDS,
+            # All dashboards show something, and one of the faults is a burst.
+            "RAILSCOPE_AGENT_METRICS__DETAIL": "full",
+        }
+        if is_simulated:
+            # Simulation costs more than reading a node, and the demo shows reads at their periods.
+            environment |= {
+                "RAILSCOPE_AGENT_BUDGET__CPU_RATIO": "0",
+                "RAILSCOPE_AGENT_BUDGET__MEMORY_BYTES": "0",
+            }
+        arguments = [
+            *(["simulate-agent", str(self._file_of(name))] if is_simulated else ["agent", "run"]),
+            *f"--node {name} --listen {address} --collector {self._url}".split(),
+            *("--state-directory", f"agent-{name}"),
+        ]
+        self._agents[name] = Program(f"agent of {name}", arguments, environment)
+        await self._agents[name].start(self.directory)
+
+    async def _wait_for_agent(self, name: str) -> None:
+        match = await self._agents[name].find_logged(r"agent_started .*address=(\S+:\d+)")
+        self.metrics_endpoints[name] = match[1]
+
+    async def __aexit__(self, *_: object) -> None:
+        """Stop all processes."""
+        await self.stop_agents()
+        await self._collector.stop()
+        await self._switches.stop()
+        await self._session.close()
+
+    def check_alive(self) -> None:
+        """Raise ProgramError if any process has ended by itself."""
+        switches = [self._switches] if self.has_switches else []
+        for program in (self._collector, *switches, *self._agents.values()):
+            program.check_alive()
+
+    async def stop_agent(self, name: str) -> None:
+        """Stop the agent of a node."""
+        agent = self._agents.pop(name)
+        self._ended.append(agent)
+        await agent.stop()
+
+    async def restart_agent(self, name: str) -> None:
+        """Start the agent of a node again, at its old address."""
+        address = _address(int(self.metrics_endpoints[name].rpartition(":")[2]))
+        await self._start_agent(name, address)
+        await self._wait_for_agent(name)
+
+    async def stop_agents(self) -> list[dict[str, int]]:
+        """Stop all agents and return each one's final counts."""
+        await asyncio.gather(*(agent.stop() for agent in self._agents.values()))
+        ends = (agent.find(_LAST_LINE) for agent in (*self._ended, *self._agents.values()))
+        return [dict(zip(_COUNTS, map(int, end.groups()), strict=True)) for end in ends if end]
+
+    async def views(self) -> dict[str, Any]:
+        """Return all views of the collector; without incidents before its first diagnosis."""
+        names = ("cluster", "rails", "tenants", "nodes", "account")
+        views = {name: await self._get(f"/api/v1/{name}") for name in names}
+        try:
+            views["incidents"] = await self._get("/api/v1/incidents")
+        except aiohttp.ClientResponseError as error:
+            if error.status != HTTPStatus.SERVICE_UNAVAILABLE:
+                raise
+            views["incidents"] = {"rows": []}
+        return views
+
+    async def switches(self) -> list[dict[str, Any]]:
+        """Return the leaf switches of the rails with their ports and links; none without switches."""
+        rows = (await self._get("/api/v1/switches"))["switches"] if self.has_switches else []
+        names = [row["switch"] for row in rows if row["switch"].startswith(LEAF)]
+        return list(
+            await asyncio.gather(*(self._get(f"/api/v1/switches/{name}") for name in names))
+        )
+
+    async def stable_views(self) -> dict[str, Any]:
+        """Return the views, computed after all received data."""
+        requested_ns = (await self._get("/api/v1/cluster"))["timestamp_ns"]
+        async with asyncio.timeout(_SETTLE_SECONDS):
+            while True:
+                views = await self.views()
+                if views["cluster"]["timestamp_ns"] > requested_ns:
+                    views["own"] = await self._own_counts()
+                    return views
+                await asyncio.sleep(0.2)
+
+    async def check_audit_log(self) -> bool:
+        """Stop the collector, verify its audit log as an outsider would, show its newest records."""
+        await self._collector.stop()
+        key = ("--key", "collector/audit/key.pub")
+        checked = await run_to_end(["audit", "verify", "collector/audit", *key], self.directory)
+        shown = await run_to_end(
+            ["audit", "tail", "collector/audit", "--count", "8"], self.directory
+        )
+        return checked == shown == 0
+
+    async def _own_counts(self) -> dict[str, float]:
+        async with self._session.get(self._url + "/metrics") as response:
+            lines = (await read_body(response, _MAX_ANSWER_BYTES)).decode().splitlines()
+        plain = [line.split(" ") for line in lines if not line.startswith("#") and "{" not in line]
+        return {name: float(value) for name, value in plain}
+
+    async def _get(self, path: str) -> dict[str, Any]:
+        async with self._session.get(self._url + path) as response:
+            content: dict[str, Any] = json.loads(await read_body(response, _MAX_ANSWER_BYTES))
+            return content
+
+    def addresses(self) -> str:
+        """List the addresses to open during the demo, and those that are not the usual ones."""
+        lines = "\n".join(
+            f"  {f'http://{address}/metrics':40} {name}"
+            for name, address in self.metrics_endpoints.items()
+        )
+        usual = {} if self.any_ports else self._usual_ports()
+        actual = {_COLLECTOR: self.collector, **self.metrics_endpoints}
+        moved = "\n".join(
+            f"  port {port} is taken: {name} listens on {actual[name]}"
+            for name, port in usual.items()
+            if not actual[name].endswith(f":{port}")
+        )
+        return (
+            f"Open in a browser\n  {self._url + '/':40} web console\n\n"
+            f"Metrics and data\n  {self._url + '/metrics':40} aggregates for Prometheus\n"
+            f"  {self._url + '/api/v1/rails':40} rails; also cluster, tenants, nodes, account, events, incidents\n"
+            f"In another terminal\n  railscope status --collector {self._url}\n  railscope top --collector {self._url}\n"
+            f"Metrics of the agents\n{lines}{moved and chr(10) + moved}\nStop with Ctrl-C."
+        )
+
+
+def _address(port: int) -> str:
+    """Return an address with this port if it is free, else with one chosen by the system."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return f"{HOST}:0"
+    return f"{HOST}:{port}"

@@ -1,0 +1,278 @@
+"""Output of the demo: tables of the views, and the verdict on a run.
+
+Tables are redrawn in a terminal; elsewhere there is one line per change. A run succeeded if every
+node reported, no frame was lost and the account adds up.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import click
+
+from railscope.timestamps import SECOND_NS, parse_timestamp
+from railscope_simulator.demo import link_ends
+
+GIGA = 1e9
+HOURS_NS = 3_600_000_000_000
+_RAIL = (
+    ("GPU busy", "railscope_rail_mean_gpu_utilization_ratio", 100, "{:.0f} %"),
+    ("power", "railscope_rail_sum_gpu_power_watts", 1, "{:.0f} W"),
+    ("hottest", "railscope_rail_max_gpu_temperature_celsius", 1, "{:.0f} C"),
+    ("in", "railscope_rail_sum_nic_receive_bytes_per_second", 8 / GIGA, "{:.0f} Gb/s"),
+    ("out", "railscope_rail_sum_nic_transmit_bytes_per_second", 8 / GIGA, "{:.0f} Gb/s"),
+    ("paused", "railscope_rail_max_nic_receive_pfc_pause_ratio", 100, "{:.2f} %"),
+    ("pausing", "railscope_rail_max_nic_transmit_pfc_pause_ratio", 100, "{:.2f} %"),
+    ("marked/s", "railscope_rail_sum_rdma_ecn_marked_packets_per_second", 1, "{:.0f}"),
+    ("CNP/s", "railscope_rail_sum_rdma_congestion_notifications_handled_per_second", 1, "{:.0f}"),
+)
+
+
+def tables(views: dict[str, Any], paused_links: Sequence[Sequence[str]] = ()) -> str:
+    """Cluster, nodes, rails, both ends of paused links, and tenants."""
+    parts = [_cluster(views), _nodes(views["nodes"]["rows"]), _rails(views["rails"]["rows"])]
+    if paused_links:
+        parts.append(_table(link_ends.TABLE_HEAD, paused_links))
+    return "\n\n".join([*parts, account_table(views["account"])])
+
+
+def _cluster(views: dict[str, Any]) -> str:
+    values = {row["metric"]: row["value"] for row in views["cluster"]["rows"]}
+    nodes = values.get("railscope_cluster_nodes_reporting", 0)
+    gpus = values.get("railscope_cluster_gpus", 0)
+    watts = values.get("railscope_cluster_sum_gpu_power_watts", 0)
+    return f"CLUSTER  {nodes:.0f} nodes reporting, {gpus:.0f} GPUs, {watts / 1000:.1f} kW in GPUs"
+
+
+def _nodes(rows: Sequence[dict[str, Any]]) -> str:
+    worst_first = sorted(
+        rows, key=lambda row: (bool(row.get("railscope_node_reporting")), row["node"])
+    )
+    body = [
+        [
+            row["node"],
+            "reporting" if row.get("railscope_node_reporting") else "STALE",
+            f"{row.get('railscope_node_last_frame_age_seconds', 0):.1f} s",
+            str(row["gpus"]),
+            str(len(row["streams"])),
+        ]
+        for row in worst_first
+    ]
+    return _table(["NODE", "state", "age", "GPUs", "sources"], body)
+
+
+def _rails(rows: Iterable[dict[str, Any]]) -> str:
+    by_rail: dict[int, dict[str, float]] = {}
+    for row in rows:
+        values = by_rail.setdefault(int(row["labels"]["rail"]), {})
+        values[row["metric"]] = max(row["value"], values.get(row["metric"], row["value"]))
+    body = []
+    for rail, values in sorted(by_rail.items(), key=lambda item: (-_pause(item[1]), item[0])):
+        shown = [
+            form.format(values[metric] * factor) if metric in values else "-"
+            for _, metric, factor, form in _RAIL
+        ]
+        body.append([str(rail), *shown])
+    return _table(["RAIL", *(head for head, *_ in _RAIL)], body)
+
+
+def _pause(values: dict[str, float]) -> float:
+    """Largest percentage of a rail's time lost to pauses, rounded to suppress noise."""
+    names = (metric for head, metric, *_ in _RAIL if head in {"paused", "pausing"})
+    return round(100 * max(values.get(metric, 0.0) for metric in names))
+
+
+_UNHELD_TITLES = {"unclaimed": "used without a claim"}
+_HELD_STATES = {"observed", "inferred"}
+
+
+def unheld_ns(account: dict[str, Any]) -> dict[str, int]:
+    """Nanoseconds that no tenant holds, by state; empty states except idle and unknown are omitted."""
+    always = {"idle", "unknown"}
+    return {
+        _UNHELD_TITLES.get(state, state): int(ns)
+        for state, ns in account["states"].items()
+        if state not in _HELD_STATES and (int(ns) or state in always)
+    }
+
+
+def account_table(account: dict[str, Any]) -> str:
+    """Return the GPU-time account, in GPU-hours for readers and in nanoseconds for exact sums."""
+    body = [
+        [
+            "held by " + name,
+            *_time(tenant["held_ns"]),
+            f"unknown {_hours(tenant['held_unknown_ns'])}",
+        ]
+        for name, tenant in account["tenants"].items()
+        if int(tenant["held_ns"])
+    ]
+    body += [[title, *_time(str(ns)), ""] for title, ns in unheld_ns(account).items()]
+    body += [
+        [
+            f"{account['gpus']} GPUs x time",
+            *_time(account["capacity_ns"]),
+            "balances" if account["balances"] else "DOES NOT BALANCE",
+        ]
+    ]
+    return _table(["GPU TIME", "GPU-hours", "nanoseconds", ""], body)
+
+
+def _time(ns: str) -> list[str]:
+    return [_hours(ns), f"{int(ns):,}"]
+
+
+def _hours(ns: str) -> str:
+    return f"{int(ns) / HOURS_NS:.4f}"
+
+
+def _table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if position == 0 else cell.rjust(width)
+            for position, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in (head, *body)
+    ]
+    return "\n".join(lines)
+
+
+CLEAR = "\x1b[H\x1b[2J"
+_MAX_SHOWN = 8
+
+
+class DemoScreen:
+    """Standard output; `is_gone` is true once it cannot be written any more."""
+
+    def __init__(self) -> None:
+        self._is_terminal = sys.stdout.isatty()
+        self._news: deque[str] = deque(maxlen=_MAX_SHOWN)
+        self._states: dict[str, str] = {}
+        self._incidents: dict[str, str] = {}
+        """State of each incident that was shown."""
+        self.is_gone = False
+        self.faults = 0
+        """Faults that have begun."""
+
+    def summary(self, nodes: int, *, good: bool) -> str:
+        """Return what happened, in words."""
+        opened, ended = (
+            len(self._incidents),
+            sum(state == "ended" for state in self._incidents.values()),
+        )
+        found = f"{opened} incidents were found, {ended} of them have ended"
+        checks = "all checks passed" if good else "a check FAILED: its line above has the reason"
+        return f"SUMMARY: {nodes} nodes ran, {self.faults} faults began, {found}; {checks}."
+
+    def print(self, text: str) -> None:
+        """Print a text; after an error nothing is printed any more."""
+        if self.is_gone:
+            return
+        try:
+            click.echo(text)
+            sys.stdout.flush()
+        except OSError:
+            self.is_gone = True
+            # Otherwise the interpreter fails again when it flushes on exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+    def announce(self, text: str) -> None:
+        """Print an event, with its time."""
+        line = f"{dt.datetime.now().astimezone():%H:%M:%S}  {text}"
+        self._news.append(line)
+        self.print(line)
+
+    def draw(self, views: dict[str, Any], links: link_ends.ComparedLinks, footer: str) -> None:
+        """Show the views: all of them in a terminal, else only changes of the nodes, and links that are paused."""
+        for text in (*self._incident_changes(views["incidents"]["rows"]), *links.news()):
+            self.announce(text)
+        if self._is_terminal:
+            news = "\n".join(self._news)
+            self.print(
+                f"{CLEAR}{tables(views, links.rows())}\n\n{news and news + chr(10) * 2}{footer}"
+            )
+            return
+        for row in views["nodes"]["rows"]:
+            state = "reporting" if row.get("railscope_node_reporting") else "stale"
+            now = f"{row['node']} is {state}, GPUs: {row['gpus']}"
+            if self._states.get(row["node"]) != now:
+                self._states[row["node"]] = now
+                self.announce(now)
+
+    def _incident_changes(self, rows: Iterable[dict[str, Any]]) -> Iterator[str]:
+        """Yield a text for each incident that has begun, ended or been explained since the last call."""
+        for row in rows:
+            state = "ended" if row["ended"] else "explained" if row["explained_by"] else "open"
+            if self._incidents.get(row["id"], "ended") == state:
+                continue
+            self._incidents[row["id"]] = state
+            yield incident_text(row, state)
+
+
+def incident_text(row: Mapping[str, Any], state: str) -> str:
+    """Return an incident with its cause, its victims and what to do."""
+    if state == "ended":
+        return f"INCIDENT ENDS {row['title']}"
+    if state == "explained":
+        return f"EXPLAINED     {row['title']}: an effect of incident {row['explained_by']}"
+    delay = (parse_timestamp(row["detected"]) - parse_timestamp(row["onset"])) // SECOND_NS
+    jobs = ", ".join(f"job {job['workload']} of {job['tenant']}" for job in row["jobs"])
+    victims = jobs or f"{row['victim_count']} devices" if row["victim_count"] else "none"
+    return (
+        f"INCIDENT      {row['severity']}: {row['title']}; found {delay} s after its onset; victims: {victims};"
+        f" {row['action']}"
+    )
+
+
+def verdict(
+    nodes: Sequence[str],
+    shipped: Sequence[Mapping[str, int]],
+    views: Mapping[str, Any],
+    links: link_ends.ComparedLinks | None = None,
+) -> tuple[bool, str]:
+    """Return True if a run succeeded, and a line-by-line report."""
+    reporting = {row["node"] for row in views["nodes"]["rows"] if row["streams"]}
+    stale = [node for node in nodes if node not in reporting]
+    sent = sum(counts["shipped"] for counts in shipped)
+    lost = sum(counts["dropped"] + counts["waiting"] for counts in shipped)
+    received, of_switches, missing = (
+        int(views["own"][f"railscope_collector_{name}"])
+        for name in ("received_frames_total", "received_switch_frames_total", "missing_frames")
+    )
+    received -= of_switches
+    account = views["account"]
+    parts = (int(account["held_ns"]), *unheld_ns(account).values())
+    checks = [
+        (not stale, f"every node reported ({len(nodes)} of them)", f"stale: {', '.join(stale)}"),
+        (
+            lost == missing == 0 and sent == received,
+            f"no frame was lost ({received} sent, {received} received)",
+            f"frames lost: {sent} sent, {received} received, {lost} dropped, {missing} missing",
+        ),
+        (
+            sum(parts) == int(account["capacity_ns"]) > 0,
+            f"the account balances: {_sum(parts)} = {int(account['capacity_ns']):,} ns",
+            "the account does not balance",
+        ),
+    ]
+    if links and links.comparisons:
+        checks.append(
+            (
+                not links.differences,
+                f"both ends of {links.links} links count the same pauses ({links.comparisons} comparisons)",
+                f"the ends of links differ: {'; '.join(links.differences[:_MAX_SHOWN])}",
+            )
+        )
+    lines = [account_table(account), ""]
+    lines += [f"{'ok  ' if good else 'FAIL'}  {yes if good else no}" for good, yes, no in checks]
+    return all(good for good, _, _ in checks), "\n".join(lines)
+
+
+def _sum(parts: Sequence[int]) -> str:
+    return " + ".join(f"{part:,}" for part in parts)

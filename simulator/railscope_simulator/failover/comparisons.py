@@ -1,0 +1,258 @@
+"""Comparison of what several collectors have recorded with one that received everything: ledgers, closings, and audit logs.
+
+The frame log of that one is made of the frame logs of the others: each envelope as it was received, with the time of its
+receipt, in the order of receipt. A collector that starts with it de-duplicates, stores and meters as after any
+other restart. Periods are closed, and logs verified, by the commands that operators use. Functions block; one command runs
+at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from railscope import cli
+from railscope.audit.record import decode_audit_record
+from railscope.timestamps import DAY_NS, format_timestamp
+from railscope_agent.witness.witness_store import WitnessStore
+from railscope_collector.commands import audit
+from railscope_collector.framelog import segment_files
+from railscope_collector.ledger import audit_outbox
+from railscope_collector.ledger.ledger_store import Ledger, Revision
+from railscope_simulator.spec import SimulatorError
+
+_OF_THE_RUN = ("issued", "audit_record", "audit_checkpoint_size", "roots")
+"""Members of a statement that differ with each run: times of computation and closing, and positions in the log."""
+_PRICES = """version = 1
+published = {since}
+currency = "EUR"
+"""
+_PRICE = """
+[[price]]
+sku = "{sku}"
+tariff = "{tariff}"
+{unit} = 2_490_000_000
+from = {since}
+version = 1
+"""
+_TARIFFS = {
+    "allocated": "nano_per_gpu_hour",
+    "reservation": "nano_per_gpu_hour",
+    "energy": "nano_per_kilowatt_hour",
+}
+
+
+class CommandError(SimulatorError, RuntimeError):
+    """A command failed; the message has its output."""
+
+
+class ComparisonResult(NamedTuple):
+    """One comparison, as a line, and the number of its differences."""
+
+    text: str
+    differences: int
+
+
+def run_command(*arguments: str | Path) -> str:
+    """Run `railscope` with arguments, in this process; return its output. Raises CommandError."""
+    texts, output = list(map(str, arguments)), io.StringIO()
+    status: object = 0
+    try:
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+            cli.main(texts)
+    except SystemExit as ended:
+        status = ended.code
+    if status:
+        message = f"`railscope {' '.join(texts)}` failed with {status}: {output.getvalue().strip()}"
+        raise CommandError(message)
+    return output.getvalue()
+
+
+# Closed periods ----------------------------------------------------------------------------------
+
+
+def close_day(settings: Path, day: int, skus: set[str], to: Path) -> dict[str, bytes]:
+    """Publish prices, close the period of a day, and return the statements of its tenants, by tenant.
+
+    `to` is a directory for what the commands read and write.
+    """
+    to.mkdir()
+    since = format_timestamp(day * DAY_NS)
+    prices = _PRICES.format(since=since) + "".join(
+        _PRICE.format(sku=sku, tariff=tariff, unit=unit, since=since)
+        for sku in sorted(skus)
+        for tariff, unit in _TARIFFS.items()
+    )
+    (to / "prices.toml").write_text(prices, encoding="utf-8")
+    at = ("--config", settings)
+    run_command("bill", "prices", "publish", to / "prices.toml", *at)
+    period = f"{since[:10]}..{since[:10]}"
+    run_command("bill", "close", period, *at)
+    invoices = json.loads(run_command("bill", "list", "--format", "json", *at))["invoices"]
+    statements = {}
+    for tenant in sorted(invoice["tenant"] for invoice in invoices):
+        text = run_command("bill", "statement", tenant, period, "--format", "json", *at)
+        document = {key: each for key, each in json.loads(text).items() if key not in _OF_THE_RUN}
+        content = statements[tenant] = msgspec.json.format(msgspec.json.encode(document)) + b"\n"
+        (to / f"{tenant}.json").write_bytes(content)
+    run_command("collector", "archive", "run", *at)
+    run_command("collector", "archive", "verify", *at)
+    return statements
+
+
+def compare_statements(
+    found: Mapping[str, bytes], expected: Mapping[str, bytes]
+) -> ComparisonResult:
+    """Compare the statements of a closed period."""
+    tenants = found.keys() | expected.keys()
+    differing = [tenant for tenant in tenants if found.get(tenant) != expected.get(tenant)]
+    lines = sum(len(json.loads(content)["lines"]) for content in expected.values())
+    text = f"closed period: {len(expected)} statements with {lines} lines, {len(differing)} differences"
+    return ComparisonResult(text, len(differing) if expected else 1)
+
+
+# Audit logs --------------------------------------------------------------------------------------
+
+
+class AuditedCollector(NamedTuple):
+    """Audit log of a collector, and the witness of it."""
+
+    name: str
+    log: Path
+    store: WitnessStore
+    is_lost: bool = False
+    """True if it is a copy from before the loss of its collector."""
+
+    @property
+    def is_replaced(self) -> bool:
+        """True if the witness has a checkpoint of the log that a lost collector had before."""
+        return bool(self.held_note) and not self.is_witnessed and not self.is_lost
+
+    @property
+    def held_note(self) -> str:
+        """Checkpoint that the witness holds; empty if it has none."""
+        return self.store.read_checkpoint()
+
+    @property
+    def is_witnessed(self) -> bool:
+        """True if the witness has a checkpoint of this log."""
+        key = self.store.log_key()
+        return bool(self.held_note) and str(key) == (self.log / "key.pub").read_text().strip()
+
+
+def verify_log(audited: AuditedCollector, ledger: str) -> ComparisonResult:
+    """Verify a log with `railscope audit verify`, together with the ledger and the witness's checkpoint."""
+    options: list[str | Path] = ["--key", audited.log / "key.pub", "--ledger", ledger]
+    witness_state = "no checkpoint of it at the witness"
+    if audited.is_witnessed:
+        options += ["--anchor", audited.store.directory / "held"]
+        witness_state = f"the witness holds the first {audited.held_note.splitlines()[1]}"
+    elif audited.is_replaced:
+        evidence = audited.store.directory / "evidence"
+        is_reported = evidence.is_dir() and any(evidence.iterdir())
+        witness_state = f"the witness {'has' if is_reported else 'has NOT'} reported that it is another log than before"
+        if not is_reported:
+            return ComparisonResult(f"audit log of {audited.name}: {witness_state}", 1)
+    elif audited.is_lost and not (audited.log / "checkpoint").exists():
+        return ComparisonResult(f"audit log of {audited.name}: nothing was signed", 0)
+    try:
+        state = run_command("audit", "verify", audited.log, *options).partition(" of ")[0]
+    except CommandError as error:
+        return ComparisonResult(f"audit log of {audited.name}: {error}", 1)
+    return ComparisonResult(f"audit log of {audited.name}: {state}, {witness_state}", 0)
+
+
+def compare_records(logs: Mapping[str, Path], expected: set[str]) -> ComparisonResult:
+    """Compare the records about the ledger in all logs with its outbox: each is in exactly one log, once."""
+    counts: Counter[str] = Counter()
+    types: Counter[str] = Counter()
+    for log in logs.values():
+        for raw in audit.read_records(log, *audit.read_extent(log), 0):
+            record = decode_audit_record(raw)
+            for reference in record.ref:
+                if reference.startswith(audit_outbox.REFERENCE):
+                    counts[reference.removeprefix(audit_outbox.REFERENCE)] += 1
+                    types[record.type] += 1
+    repeated = [id_ for id_, count in counts.items() if count > 1]
+    differences = len(repeated) + len(expected ^ counts.keys())
+    named = ", ".join(f"{count} {name}" for name, count in sorted(types.items()))
+    text = f"audit records of the ledger: {len(expected)} in all logs together ({named}), {len(repeated)} twice, {differences} differences"
+    return ComparisonResult(text, differences if expected else 1)
+
+
+_UNRECORDED = (
+    "SELECT 1 FROM audit_outbox o LEFT JOIN audit_placed p ON p.id = o.id WHERE p.id IS NULL"
+)
+ALL_RECORDED = f"SELECT 1 WHERE NOT EXISTS ({_UNRECORDED})"
+"""Query with a row once each record that the ledger requires is in a log."""
+
+
+def compare_all(compared: Iterator[ComparisonResult], report: Callable[[str], None]) -> int:
+    """Report each comparison; return the number of differences."""
+    differences = 0
+    for each in compared:
+        report(each.text)
+        differences += each.differences
+    return differences
+
+
+_PARTS = ("entries", "shares", "claims", "overlaps", "clock_suspect")
+
+
+def copy_frames(state: Path, to: Path) -> None:
+    """Copy frame log and schemas of a collector that is not running. Blocking."""
+    for name in ("frames", "schemas"):
+        shutil.copytree(state / name, to / name)
+
+
+def merge_frames(sources: Iterable[Path], to: Path) -> int:
+    """Write the state directory of one collector with the frames of all; return the number of envelopes. Blocking."""
+    (to / "frames").mkdir(parents=True)
+    (to / "schemas").mkdir()
+    records: list[segment_files.FrameRecord] = []
+    for source in sources:
+        records += _read_records(source / "frames")
+        for schema in (source / "schemas").iterdir():
+            shutil.copy(schema, to / "schemas" / schema.name)
+    records.sort(key=lambda record: record.received_wall_ns)
+    descriptor, marker = segment_files.start_segment(to / "frames", 1)
+    with os.fdopen(descriptor, "wb") as segment:
+        for record in records:
+            payload = segment_files.encode_record(record)
+            segment.write(segment_files.frame_payload(marker, payload))
+    return len(records)
+
+
+def _read_records(directory: Path) -> Iterator[segment_files.FrameRecord]:
+    stats = segment_files.FrameLogStats()
+    for number in segment_files.segment_numbers(directory):
+        path = segment_files.segment_path(directory, number)
+        for _, record in segment_files.read_segment(path, stats):
+            yield record
+
+
+def ledger_lines(ledger: Ledger, day: int) -> list[bytes]:
+    """Return all rows of the newest revisions of a day as JSON, sorted. Blocking.
+
+    Time and input of the computation are not included: each collector divides facts in its own way.
+    """
+    revisions = ledger.revisions(ledger.newest(day, day + 1))
+    return sorted(line for revision in revisions for line in _lines(revision))
+
+
+def _lines(revision: Revision) -> Iterator[bytes]:
+    tiling = revision.tiling
+    key = {"gpu": tiling.gpu, "day": tiling.day, "sku": tiling.sku}
+    for part in _PARTS:
+        for row in getattr(tiling, part):
+            content = {**key, "part": part, part: msgspec.to_builtins(row, enc_hook=str)}
+            yield msgspec.json.encode(content, order="sorted")

@@ -1,0 +1,302 @@
+"""Network interfaces in ethtool, /sys/class/net and rtnetlink, with transceivers and LLDP neighbours.
+
+Statistics are those of each NIC's driver. RDMA traffic has priority 3 and congestion notifications
+priority 6 if the port trusts DSCP; all other traffic has priority 0. In the kernel's routing
+netlink interface all interfaces are in one reply, with the names of linux,
+include/uapi/linux/if_link.h, struct rtnl_link_stats64. The kernel counts only its own traffic; RDMA
+traffic bypasses it.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import zlib
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from railscope.capture import CaptureMoment, Json, failure
+from railscope_simulator import (
+    data,
+    device_models,
+    driver_counters,
+    fabric,
+    host_files,
+    node_hardware,
+    node_model,
+)
+from railscope_simulator.spec import MAX_GPUS, NodeSpec
+
+_COPPER_METRES = 2
+
+
+@dataclass(frozen=True)
+class InterfaceTables:
+    """The file data/interfaces.toml."""
+
+    link_statistics: tuple[str, ...]
+    standard_statistics: dict[str, dict[str, str]]
+    rings: dict[str, dict[str, Json]]
+    link_modes: dict[str, dict[str, list[Json]]]
+    unknown_link_mode: dict[str, Json]
+    transceivers: dict[str, dict[str, dict[str, Json]]]
+    transceiver_thresholds: dict[str, Json]
+    files: dict[str, dict[str, Json]]
+    link: dict[str, Json]
+    links: dict[str, dict[str, Json]]
+
+
+INTERFACES = data.read_table("interfaces", InterfaceTables)
+
+
+def show_interfaces(model: node_model.NodeModel, into: CaptureMoment) -> None:
+    """Add all interfaces to a `CaptureMoment`."""
+    interfaces = [cable.port.interface for cable in model.present_cables]
+    into.names["/sys/class/net"] = sorted(
+        [*interfaces, node_hardware.ETHERNET, node_hardware.LOOPBACK]
+    )
+    paths = {device.address: device.path for device in model.machine.pci}
+    for cable in model.present_cables:
+        port = cable.port
+        statistics = driver_counters.ethtool_statistics(cable)
+        _show_files(into, port.interface, _interface_files(cable), paths[port.pci_address])
+        driver = (
+            port.nic.driver,
+            node_hardware.KERNEL,
+            port.nic.interface_firmware,
+            port.pci_address,
+        )
+        _show_ethtool(into, port.interface, driver, statistics)
+    _show_management(
+        into, model.server.traffic[node_hardware.ETHERNET], paths[node_hardware.MANAGEMENT_ADDRESS]
+    )
+    _show_loopback(into)
+
+
+def _interface_files(cable: fabric.Cable) -> dict[str, Json]:
+    port = cable.port
+    return {
+        "speed": cable.gigabits * 1000 if cable.up else -1,
+        "carrier": int(cable.up),
+        "carrier_changes": cable.counters.carrier_changes,
+        "mtu": cable.settings.mtu_bytes,
+        "operstate": "up" if cable.up else "down",
+        "address": port.mac,
+        "dev_port": 0,
+        "phys_port_name": "p0",
+    }
+
+
+def _show_files(into: CaptureMoment, interface: str, files: dict[str, Json], device: Json) -> None:
+    directory = f"/sys/class/net/{interface}"
+    host_files.show_files(into, directory, files)
+    into.links[f"{directory}/device"] = device
+
+
+def _show_ethtool(
+    into: CaptureMoment, interface: str, driver: tuple[str, str, str, str], found: dict[str, int]
+) -> None:
+    """Add the driver (name, version, firmware and bus) of an interface, and its statistics."""
+    names = ("driver", "version", "firmware", "bus")
+    into.calls[f"ethtool.driver({interface})"] = dict(zip(names, driver, strict=True))
+    statistics = {"names": list(found), "values": list(found.values())}
+    into.calls[f"ethtool.statistics({interface})"] = statistics
+
+
+def _show_management(
+    into: CaptureMoment, traffic: node_model.InterfaceTraffic, pci_path: str
+) -> None:
+    _show_files(
+        into,
+        node_hardware.ETHERNET,
+        INTERFACES.files[node_hardware.ETHERNET],
+        f"{pci_path}/virtio0",
+    )
+    statistics = {
+        "rx_queue_0_packets": traffic.received_packets,
+        "rx_queue_0_bytes": traffic.received_bytes,
+        "tx_queue_0_packets": traffic.sent_packets,
+        "tx_queue_0_bytes": traffic.sent_bytes,
+    }
+    _show_ethtool(
+        into,
+        node_hardware.ETHERNET,
+        ("virtio_net", "1.0.0", "", node_hardware.MANAGEMENT_ADDRESS),
+        statistics,
+    )
+
+
+def _show_loopback(into: CaptureMoment) -> None:
+    files = {
+        "speed": failure(OSError(errno.EINVAL, "")),
+        **INTERFACES.files[node_hardware.LOOPBACK],
+    }
+    _show_files(into, node_hardware.LOOPBACK, files, failure(OSError(errno.ENOENT, "")))
+    for function in ("driver", "statistics"):
+        into.calls[f"ethtool.{function}({node_hardware.LOOPBACK})"] = failure(
+            OSError(errno.EOPNOTSUPP, "")
+        )
+
+
+_FIRST_INDEX = 3
+
+
+def show_links(model: node_model.NodeModel, into: CaptureMoment) -> None:
+    """Add all interfaces to a `CaptureMoment`."""
+    traffic = host_files.network(model)
+    interfaces = [
+        _link(index, name, traffic[name]) | INTERFACES.links[name]
+        for index, name in enumerate((node_hardware.LOOPBACK, node_hardware.ETHERNET), 1)
+    ]
+    for place, cable in enumerate(model.cables):
+        if cable.removed:
+            continue
+        name, counters = cable.port.interface, cable.counters
+        interfaces.append(
+            _link(_FIRST_INDEX + place, name, traffic[name])
+            | {
+                "operational_state": "up" if cable.up else "down",
+                "carrier": int(cable.up),
+                "mtu": cable.settings.mtu_bytes,
+                "address": cable.port.mac,
+                "carrier_changes": counters.carrier_changes,
+                "carrier_up_count": counters.carrier_changes - counters.link_downs,
+                "carrier_down_count": counters.link_downs,
+            }
+        )
+    into.calls["netlink.links()"] = interfaces
+
+
+def _link(index: int, name: str, traffic: node_model.InterfaceTraffic) -> dict[str, Json]:
+    """Return an interface that has been up since boot."""
+    return {
+        "index": index,
+        "name": name,
+        **INTERFACES.link,
+        "statistics": dict.fromkeys(INTERFACES.link_statistics, 0)
+        | {
+            "rx_packets": traffic.received_packets,
+            "tx_packets": traffic.sent_packets,
+            "rx_bytes": traffic.received_bytes,
+            "tx_bytes": traffic.sent_bytes,
+            "rx_errors": traffic.receive_errors,
+            "rx_crc_errors": traffic.receive_errors,
+        },
+    }
+
+
+def show_transceivers(model: node_model.NodeModel, into: CaptureMoment) -> None:
+    """Add the transceivers of all ports to a `CaptureMoment`.
+
+    Rails have optics with four lanes, storage has passive copper, which has no measurements. Measurements
+    are those of CMIS 5.2 and SFF-8636.
+    """
+    for cable in model.present_cables:
+        into.calls[f"netlink.module({cable.port.interface})"] = _module(model.spec, cable)
+
+
+def _module(spec: NodeSpec, cable: fabric.Cable) -> dict[str, Json]:
+    optical = cable.port.rail is not None
+    models = INTERFACES.transceivers["optical" if optical else "copper"]
+    serial = spec.stream(f"module {cable.port.rdma_device}").randrange(10**9)
+    found: dict[str, Json] = {
+        **models[cable.port.nic.driver],
+        "serial": f"MT{serial:09d}",
+        "media": "optical single-mode" if optical else "passive copper",
+    }
+    if not optical:
+        return found | {"length_metres": _COPPER_METRES}
+    optics = cable.optics
+    return found | {
+        "temperature_millicelsius": optics.millicelsius,
+        "voltage_microvolts": optics.microvolts,
+        "lanes": [
+            {
+                "receive_power_nanowatts": optics.receive_nanowatts(lane),
+                "transmit_power_nanowatts": optics.transmit_nanowatts(lane),
+                "bias_microamperes": optics.bias_microamperes(lane),
+            }
+            for lane in range(device_models.LANES)
+        ],
+        "thresholds": INTERFACES.transceiver_thresholds,
+    }
+
+
+LEAF = "leaf-"
+"""Start of the name of the leaf switch of a rail."""
+_NODES_OF_A_GROUP = 32
+_LARGEST_FRAME_BYTES = 9216
+_NUMBER = re.compile(r"(\d+)$")
+
+
+def show_neighbours(model: node_model.NodeModel, into: CaptureMoment) -> None:
+    """Add the neighbours of all ports to a `CaptureMoment`.
+
+    The fabric is rail-optimized: the NIC of rail i of every node is connected to leaf i of its group of 32
+    nodes. Storage has its own leaves. A node's number is the trailing number of its name.
+    """
+    leaves = neighbours_of(model)
+    into.calls["lldp.neighbours()"] = {
+        cable.port.interface: _neighbour(leaves[cable.port.interface], cable.port.interface)
+        for cable in model.present_cables
+    }
+
+
+def _node_number(name: str) -> int:
+    """Return the trailing number of a name, or a hash of a name without one."""
+    match = _NUMBER.search(name)
+    return int(match[1]) if match else zlib.crc32(name.encode()) % _NODES_OF_A_GROUP + 1
+
+
+def leaf_name(group: int, rail: int) -> str:
+    """Return the name of the leaf switch of a rail in a group of nodes."""
+    return f"{LEAF}{group * MAX_GPUS + rail + 1}"
+
+
+class LeafPort(NamedTuple):
+    """Port of a leaf switch; `place` is its number among the ports of the leaf."""
+
+    switch: str
+    chassis: str
+    management_address: str
+    place: int
+
+    @property
+    def alias(self) -> str:
+        """Name of the port, as LLDP has it: two NICs share one port of the front panel."""
+        return f"Ethernet{self.place // 2 + 1}/{self.place % 2 + 1}"
+
+
+def neighbours_of(model: node_model.NodeModel) -> dict[str, LeafPort]:
+    """Return the port at the other end of each cable of a node, by interface."""
+    group, place = divmod(max(_node_number(model.spec.node) - 1, 0), _NODES_OF_A_GROUP)
+    storage = [cable.port for cable in model.cables if cable.port.rail is None]
+    found = {}
+    for port in (cable.port for cable in model.cables):
+        if port.rail is None:
+            number = storage.index(port)
+            leaf, name = (
+                MAX_GPUS + number,
+                f"storage-leaf-{group * len(storage) + number + 1}",
+            )
+        else:
+            leaf, name = group * MAX_GPUS + port.rail, leaf_name(group, port.rail)
+        chassis = f"9c:05:91:{group % 256:02x}:{leaf % 256:02x}:00"
+        address = f"10.1.{group % 256}.{leaf % 256}"
+        found[port.interface] = LeafPort(name, chassis, address, place)
+    return found
+
+
+def _neighbour(leaf: LeafPort, interface: str) -> dict[str, Json]:
+    return {
+        "chassis": leaf.chassis,
+        "port": leaf.alias,
+        "port_description": f"to {interface}",
+        "system": leaf.switch,
+        "system_description": "Cumulus Linux version 5.9.2 running on NVIDIA SN5600",
+        "management_address": leaf.management_address,
+        "capabilities": ["bridge", "router"],
+        "ttl_seconds": 120,
+        "maximum_frame_bytes": _LARGEST_FRAME_BYTES,
+        "port_vlan": 100,
+    }
