@@ -109,7 +109,7 @@ bench: $(VENV)/.ready-to-test servers
 	$(PY) -m bench
 
 dashboards: $(VENV)/.ready-to-test
-	$(PY) -m dashboards
+	$(PY) -m railscope_dashboards
 	$(PY) deploy/packages/manifests.py
 
 docs: $(VENV)/.ready-to-test dashboards

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import railscope
 
 ROOT = Path(__file__).parent.parent
 FORMS = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"))
+WORKFLOW = ROOT / ".github/workflows/ci.yml"
 KINDS = {"markdown", "textarea", "input"}
 
 
@@ -54,6 +56,27 @@ def test_the_citation_is_that_of_the_last_release():
     assert re.search(rf"^## {dated}$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert citation["license"] == project["license"]
+
+
+def test_the_workflow_is_valid_and_runs_what_the_readme_and_ci_run():
+    command = [
+        sys.executable,
+        "-m",
+        "check_jsonschema",
+        "--builtin-schema",
+        "vendor.github-workflows",
+    ]
+    outcome = subprocess.run([*command, WORKFLOW], capture_output=True, text=True, check=False)
+    assert outcome.returncode == 0, outcome.stdout
+    jobs = yaml.safe_load(WORKFLOW.read_text())["jobs"]
+    runs = {name: [step.get("run") for step in job["steps"]] for name, job in jobs.items()}
+    assert runs.keys() == {"check", "test", "packages"}
+    for name, last in {
+        "check": "make check",
+        "test": "bash .ci/run",
+        "packages": "make packages",
+    }.items():
+        assert last in runs[name]
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)

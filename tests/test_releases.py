@@ -45,13 +45,9 @@ def test_the_version_is_released():
 
 
 def renamed_events() -> list[tuple[str, list[str], list[str]]]:
-    """Return the rows of the first table of log events: program, earlier names, present names."""
-    sections = (ROOT / "CHANGELOG.md").read_text().split("\n## [")
-    found = (
-        re.findall(r"^  \| (agent|collector) \| (.*) \| (.*) \|$", section, re.MULTILINE)
-        for section in sections
-    )
-    rows = next(filter(None, found), [])
+    """Return the rows of the table of log events: program, earlier names, present names."""
+    page = (ROOT / "docs/compatibility.md").read_text()
+    rows = re.findall(r"^\| (agent|collector) \| (.*) \| (.*) \|$", page, re.MULTILINE)
     return [
         (program, *(re.findall(r"`(\w+)`", cell) for cell in cells)) for program, *cells in rows
     ]
@@ -65,7 +61,7 @@ def logged_names(program: str) -> set[str]:
     return constants | of_files
 
 
-def test_the_changelog_names_log_events_by_their_present_names():
+def test_the_upgrade_notes_name_log_events_by_their_present_names():
     rows = renamed_events()
     assert rows
     for program, before, now in rows:

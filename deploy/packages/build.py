@@ -120,6 +120,11 @@ def run(*command: str | Path, cwd: Path | None = None) -> str:
     return done.stdout
 
 
+def import_path(source: Path) -> str:
+    """Return the directories from which the programs of a source tree are imported, as PYTHONPATH."""
+    return os.pathsep.join(str(source / name) for name in ("", "agent", "collector", "simulator"))
+
+
 def put(path: Path, content: str | bytes, mode: int = 0o644) -> None:
     """Write a file and the directories above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -198,7 +203,7 @@ def stage_common(root: Path, source: Path, wheel: Path) -> None:
     for name, installed in COMPLETIONS.items():
         put(root / installed, (source / "deploy/completions" / name).read_bytes())
     generate = (sys.executable, "-B", source / "docs/man_pages.py", "--to", root / "usr/share/man")
-    run("env", f"PYTHONPATH={source}", *generate, cwd=source)
+    run("env", f"PYTHONPATH={import_path(source)}", *generate, cwd=source)
 
 
 def stage_collector(root: Path, source: Path, common: Path) -> None:

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import click
-from build import ROOT, check_target, replaced, run
+from build import ROOT, check_target, import_path, replaced, run
 from packaging.version import Version
 
 TESTS = ("tests/test_releases.py", "tests/test_project_files.py", "tests/packages")
@@ -108,7 +108,7 @@ def run_tests(tree: Path, built: Path, epoch: str) -> None:
     """Run the tests of the packages on what was built. Raises ClickException."""
     command = [sys.executable, "-P", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *TESTS]
     environment = {
-        "PYTHONPATH": str(tree),
+        "PYTHONPATH": import_path(tree),
         "RAILSCOPE_PACKAGES": str(built),
         "SOURCE_DATE_EPOCH": epoch,
     }

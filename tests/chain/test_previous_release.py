@@ -1,4 +1,4 @@
-"""Agents and collectors of the previous release with those of this checkout, its captures and its state."""
+"""Agents and collectors of the last two releases with those of this checkout, their captures and their state."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 import tomllib
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -20,7 +22,6 @@ from railscope_collector.access.credentials import digest_token
 
 ROOT = Path(__file__).parents[2]
 RELEASES = tomllib.loads((ROOT / "RELEASES.toml").read_text())["release"]
-PREVIOUS = RELEASES[-1]
 NODE = "gpu-1"
 CAPTURE = "tests/captures/hgx-h100-load"
 GPUS = 2
@@ -30,22 +31,40 @@ RUNS = 2
 pytestmark = pytest.mark.timeout(600)
 
 
-def extract(target: Path, clone: Path = ROOT) -> None:
-    """Write the tree of the previous release."""
-    archive = ["git", "-C", str(clone), "archive", PREVIOUS["commit"]]
+def extract(release: Mapping[str, str], target: Path, clone: Path = ROOT) -> None:
+    """Write the tree of a release."""
+    archive = ["git", "-C", str(clone), "archive", release["commit"]]
     made = subprocess.run(archive, capture_output=True, check=False)
     if made.returncode:
         pytest.fail(
-            f"cannot read release {PREVIOUS['version']}: {made.stderr.decode().strip()}: "
+            f"cannot read release {release['version']}: {made.stderr.decode().strip()}: "
             "expected a clone with its history; fix: git fetch --unshallow"
         )
     target.mkdir()
     subprocess.run(["tar", "-x", "-C", str(target)], input=made.stdout, check=True)
 
 
-@pytest.fixture(name="previous", scope="module")
-def _previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return once_per_run(tmp_path_factory, "previous-release", extract)
+@pytest.fixture(
+    name="previous",
+    scope="module",
+    params=RELEASES[-2:],
+    ids=lambda release: f"release {release['version']}",
+)
+def _previous(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    name = f"release-{request.param['version']}"
+    return once_per_run(tmp_path_factory, name, partial(extract, request.param))
+
+
+def import_path(tree: Path) -> str:
+    """Directories from which the programs of a tree are imported, as PYTHONPATH."""
+    if has_former_names(tree):
+        return str(tree)
+    return os.pathsep.join(str(tree / name) for name in ("", "agent", "collector", "simulator"))
+
+
+def has_former_names(tree: Path) -> bool:
+    """True for a release whose packages have the names of their directories, as until 0.2.0."""
+    return (tree / "agent/__init__.py").exists()
 
 
 @pytest.fixture(autouse=True)
@@ -84,14 +103,14 @@ async def wait_until_received(site: ProgramDirectory) -> None:
 def test_a_clone_without_history_is_an_error_that_names_the_fix(tmp_path: Path):
     subprocess.run(["git", "init", "--quiet", str(tmp_path / "clone")], check=True)
     with pytest.raises(pytest.fail.Exception, match="fix: git fetch --unshallow"):
-        extract(tmp_path / "tree", tmp_path / "clone")
+        extract(RELEASES[-1], tmp_path / "tree", tmp_path / "clone")
 
 
 @pytest.mark.parametrize("older", ["agent", "collector"])
 async def test_an_agent_and_a_collector_of_two_releases_work_together(
     site: ProgramDirectory, previous: Path, older: str
 ):
-    tree = {older: {"PYTHONPATH": str(previous)}}
+    tree = {older: {"PYTHONPATH": import_path(previous)}}
     await site.collector(**tree.get("collector", {}))
     await site.agent(NODE, **tree.get("agent", {}))
     await wait_until_received(site)
@@ -99,8 +118,8 @@ async def test_an_agent_and_a_collector_of_two_releases_work_together(
 
 async def test_the_state_of_the_previous_release_is_read(site: ProgramDirectory, previous: Path):
     """Frame log, ledger and audit log of the collector, and frames in the spool of the agent."""
-    collector = await site.collector(PYTHONPATH=str(previous))
-    agent = await site.agent(NODE, PYTHONPATH=str(previous))
+    collector = await site.collector(PYTHONPATH=import_path(previous))
+    agent = await site.agent(NODE, PYTHONPATH=import_path(previous))
     await wait_until_received(site)
     await collector.stop()
     spool = site.directory / f"state-{NODE}/spool"
@@ -142,22 +161,24 @@ def test_captures_of_the_previous_release_are_replayed(previous: Path, capture: 
 
 
 SETTINGS = """
-import railscope_agent.config, railscope_collector.config, msgspec
+from importlib import import_module; import msgspec, sys
+agent, collector = (import_module(f"{name}.config") for name in sys.argv[1:])
 def names(type_):
     for field in msgspec.structs.fields(type_):
         yield field.name
         if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
             yield from names(field.type)
-print(*names(railscope_agent.config.AgentSettings), *names(railscope_collector.config.CollectorSettings))
+print(*names(agent.AgentSettings), *names(collector.CollectorSettings))
 """
 
 
 def stable_names(tree: Path) -> set[str]:
     """Return metrics, events and settings of a release."""
     catalog = json.loads(railscope("catalog", "--format", "json", tree=tree).stdout)
+    prefix = "" if has_former_names(tree) else "railscope_"
     settings = subprocess.run(
-        [sys.executable, "-P", "-c", SETTINGS],
-        env=os.environ | {"PYTHONPATH": str(tree)},
+        [sys.executable, "-P", "-c", SETTINGS, f"{prefix}agent", f"{prefix}collector"],
+        env=os.environ | {"PYTHONPATH": import_path(tree)},
         capture_output=True,
         text=True,
         check=True,
@@ -166,14 +187,13 @@ def stable_names(tree: Path) -> set[str]:
     return listed | set(settings.stdout.split())
 
 
-def test_the_changelog_names_what_the_previous_release_had(previous: Path):
+def test_the_upgrade_notes_name_what_the_previous_release_had(previous: Path):
     """Periods of former sources are named by the rejection of the setting."""
     before, now = stable_names(previous), stable_names(ROOT)
     assert before & now
-    file = ROOT / "CHANGELOG.md"
-    changes = file.read_text().partition("## [Unreleased]\n")[2].partition("\n## [")[0]
+    notes = (ROOT / "docs/compatibility.md").read_text()
     gone = before - now - set(SourcePeriods.renamed)
-    assert {name for name in gone if f"{name}`" not in changes} == set()
+    assert {name for name in gone if f"{name}`" not in notes} == set()
 
 
 def railscope(
@@ -182,7 +202,7 @@ def railscope(
     return subprocess.run(
         [sys.executable, "-P", "-m", "railscope", *arguments],
         cwd=directory,
-        env=os.environ | {"PYTHONPATH": str(tree)},
+        env=os.environ | {"PYTHONPATH": import_path(tree)},
         capture_output=True,
         text=True,
         check=False,
