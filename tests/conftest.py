@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
-from support import examples
+from support import examples, processor_time
 from support.disk import memory_directory, small_file_system
 
 # Unless the caller has chosen a directory for temporary files: in memory, also for child processes.
@@ -46,6 +46,7 @@ gc.set_threshold(50_000, 50, 1000)
 
 def pytest_configure(config: pytest.Config) -> None:
     """Let each worker import other modules first: in a fresh clone they share the work of compiling."""
+    config.pluginmanager.register(processor_time)
     worker: dict[str, Any] = getattr(config, "workerinput", {})
     directories = [Path(path) for path in config.args if "::" not in path]
     if worker and len(directories) == len(config.args):
