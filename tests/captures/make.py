@@ -29,7 +29,7 @@ from support.flight_recorders import hung_job
 from support.inspector_logs import inspected_job
 
 from railscope.capture import SECTIONS, Capture, CaptureMoment
-from simulator import capture_metadata, moments
+from railscope_simulator import capture_metadata, moments
 
 _PCI = "/sys/bus/pci/devices"
 _PCI_FACTS = ("vendor", "device", "class")
