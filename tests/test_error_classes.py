@@ -17,7 +17,7 @@ PACKAGES = (
 )
 NO_ERRORS: Mapping[str, str] = {
     "railscope_agent.health.rule.AbsentFact": "an absent fact, with its reason; not an error",
-    "railscope_agent.sampling.hang_guard.CallAbandonedError": "a BaseException: no source may catch it",
+    "railscope_agent.sampling.worker_thread.CallAbandonedError": "a BaseException: no source may catch it",
 }
 
 

@@ -25,7 +25,8 @@ from railscope_agent.health.node_health import NodeHealth
 from railscope_agent.host import Clock, Host
 from railscope_agent.machine_sources import assign_periods, machine_sources
 from railscope_agent.otlp import otlp_target
-from railscope_agent.sampling import governor, hang_guard, sampler, source_reader, status
+from railscope_agent.sampling import budget_keeper, sampler, source_reader, status
+from railscope_agent.sampling.call_time import CallTime
 from railscope_agent.sampling.meter import ProcessMeter, create_meter
 from railscope_agent.sampling.source import Source
 from railscope_agent.shipping import EventNumbering, collector_choice, collector_client
@@ -98,7 +99,7 @@ class Agent:
     own_events: list[Event] = field(default_factory=list)
     meter: ProcessMeter | None = None
     """Meter of this process; by default that of the host, as a replay costs this agent nothing."""
-    call_time: hang_guard.CallTime = field(default_factory=hang_guard.CallTime)
+    call_time: CallTime = field(default_factory=CallTime)
     """Durations of calls and reads."""
     reprobe_ns: int = source_reader.REPROBE_NS
     """Interval at which sources search for devices again."""
@@ -113,7 +114,9 @@ class Agent:
         meter = self.meter or create_meter(self.host)
         self._numbering = EventNumbering()
         sources = self._sources()
-        self.keeper = governor.BudgetKeeper(self.settings.budget, sources, meter, self._drop_caches)
+        self.keeper = budget_keeper.BudgetKeeper(
+            self.settings.budget, sources, meter, self._drop_caches
+        )
         self.sampler = sampler.Sampler(
             self.host,
             self.origin,

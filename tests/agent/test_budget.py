@@ -23,7 +23,7 @@ from railscope.http_server import HttpServerRequest
 from railscope.settings import SettingsError, load
 from railscope_agent.config import PREFIX, AgentSettings, BudgetSettings
 from railscope_agent.endpoint.metrics_endpoint import MetricsEndpoint
-from railscope_agent.sampling.governor import BudgetKeeper
+from railscope_agent.sampling.budget_keeper import BudgetKeeper
 from railscope_agent.sampling.hang_guard import MAX_HUNG_CALLS, HungCall
 from railscope_agent.sampling.sampler import ReadLimits, Sampler
 from railscope_agent.sampling.source import LONGEST_PERIOD_SECONDS, longest_period_seconds

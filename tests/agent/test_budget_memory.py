@@ -14,13 +14,8 @@ from support.reading import ORIGIN
 
 from railscope.exposition import TextFormat
 from railscope_agent.config import AgentSettings
-from railscope_agent.sampling.governor import (
-    AT_LIMIT,
-    MEMORY_POLL_NS,
-    RELEASE_EVERY_NS,
-    WITHIN,
-    MemoryKeeper,
-)
+from railscope_agent.sampling.budget_keeper import MEMORY_POLL_NS, RELEASE_EVERY_NS, MemoryKeeper
+from railscope_agent.sampling.governor import AT_LIMIT, WITHIN
 from railscope_agent.sampling.meter import ProcessMeter
 from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.service import Agent

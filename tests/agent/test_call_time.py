@@ -12,7 +12,7 @@ from support.reading import ORIGIN
 from support.sampling import PATIENCE_SECONDS
 
 from railscope.frame import Frame
-from railscope_agent.sampling.hang_guard import SLICE_SECONDS, CallTime
+from railscope_agent.sampling.call_time import SLICE_SECONDS, CallTime
 from railscope_agent.sampling.sampler import ReadLimits, Sampler
 from railscope_agent.sampling.status import OK
 from railscope_agent.sources.rdma import RdmaSource

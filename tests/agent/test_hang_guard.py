@@ -9,14 +9,9 @@ from support.machine import FakeHost
 
 from railscope.reading import PRESENT, Absent
 from railscope_agent.host import NvmlError
-from railscope_agent.sampling.hang_guard import (
-    CallTime,
-    GuardedHost,
-    HungCall,
-    HungCalls,
-    device_of,
-    device_of_call,
-)
+from railscope_agent.sampling.call_devices import device_of, device_of_call
+from railscope_agent.sampling.call_time import CallTime
+from railscope_agent.sampling.hang_guard import GuardedHost, HungCall, HungCalls
 
 
 @pytest.mark.parametrize(

@@ -22,13 +22,8 @@ from railscope.exposition import TextFormat
 from railscope.frame import Frame
 from railscope.reading import Absent, Reading
 from railscope_agent.endpoint.metrics_endpoint import MetricsEndpoint
-from railscope_agent.sampling.hang_guard import (
-    MAX_HUNG_CALLS,
-    CallTime,
-    GuardedHost,
-    HungCall,
-    HungCalls,
-)
+from railscope_agent.sampling.call_time import CallTime
+from railscope_agent.sampling.hang_guard import MAX_HUNG_CALLS, GuardedHost, HungCall, HungCalls
 from railscope_agent.sampling.read_threads import FamilyThread
 from railscope_agent.sampling.sampler import ReadLimits, Sampler, _DeviceFamily, _FamilyMember
 from railscope_agent.sampling.source_reader import SourceReader

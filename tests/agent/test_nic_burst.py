@@ -18,8 +18,8 @@ from railscope.catalog import bursts as c
 from railscope.reading import Absent
 from railscope_agent.config import BudgetSettings
 from railscope_agent.host.recorded_host import RecordedHost
+from railscope_agent.sampling.budget_keeper import create_governor
 from railscope_agent.sampling.burst_windows import MAX_WINDOWS
-from railscope_agent.sampling.governor import create_governor
 from railscope_agent.sampling.read_threads import FamilyThread
 from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.sampling.status import OK

@@ -18,7 +18,7 @@ from railscope.exposition import TextFormat
 from railscope_agent.config import AgentSettings, BudgetSettings, MetricsSettings
 from railscope_agent.host.live_host import LiveHost
 from railscope_agent.host.recorded_host import RecordedHost
-from railscope_agent.sampling.governor import BudgetKeeper
+from railscope_agent.sampling.budget_keeper import BudgetKeeper
 from railscope_agent.sampling.meter import ProcessMeter, ReplayMeter, create_meter, measure_memory
 from railscope_agent.service import Agent
 from railscope_simulator import NodeSpec, simulate

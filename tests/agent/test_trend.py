@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given, strategies as st
 from support.clock import NS
 
-from railscope_agent.sampling.governor import MAX_GROWTH, MIN_VALUES, CostTrend
+from railscope_agent.sampling.cost_trend import MAX_GROWTH, MIN_VALUES, CostTrend
 
 VALUES = st.floats(0.0, 1e12, allow_nan=False)
 

@@ -21,7 +21,7 @@ from railscope.exposition import TextFormat
 from railscope.frame import NodeTimestamp
 from railscope_agent.config import AgentSettings, BudgetSettings, BurstSettings, SourcePeriods
 from railscope_agent.host.recorded_host import REPLAY_POLL_SECONDS, RecordedHost, ReplayCost
-from railscope_agent.sampling.hang_guard import CallTime
+from railscope_agent.sampling.call_time import CallTime
 from railscope_agent.service import Agent
 from railscope_simulator import NodeSpec, simulate
 

@@ -19,7 +19,7 @@ from railscope.exposition import TextFormat
 from railscope.frame import Event
 from railscope_agent.config import BudgetSettings
 from railscope_agent.endpoint.metrics_endpoint import MetricsEndpoint
-from railscope_agent.sampling.governor import BudgetKeeper
+from railscope_agent.sampling.budget_keeper import BudgetKeeper
 from railscope_agent.sampling.sampler import Sampler
 from railscope_agent.sampling.status import ShippingStats, SourceState
 from railscope_agent.sources.agent_state import SelfMetricsSource

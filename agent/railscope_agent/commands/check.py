@@ -32,7 +32,8 @@ from railscope_agent.health.nic_signals import MIN_PEERS
 from railscope_agent.health.node_facts import NIC_RULES, AbsentSources, NodeHealthFacts
 from railscope_agent.health.setting_rules import GPU_SETTING_RULES
 from railscope_agent.host import Host, recorded_host
-from railscope_agent.sampling.governor import Governor, create_governor, format_percent
+from railscope_agent.sampling.budget_keeper import create_governor, format_percent
+from railscope_agent.sampling.governor import Governor
 from railscope_agent.sampling.meter import ThreadCost
 from railscope_agent.sampling.source import ProbeFinding, ProbeVerdict, format_count, read_link_name
 from railscope_agent.sampling.status import UNSUPPORTED, SourceState

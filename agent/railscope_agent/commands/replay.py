@@ -29,7 +29,7 @@ from railscope.untrusted_text import printable
 from railscope_agent.config import AgentSettings, BurstSettings
 from railscope_agent.host import recorded_host
 from railscope_agent.machine_sources import assign_periods, machine_sources
-from railscope_agent.sampling import hang_guard
+from railscope_agent.sampling import call_devices, call_time, hang_guard
 from railscope_agent.sampling.source import PeriodicSource, Source
 from railscope_agent.sampling.source_reader import REPROBE_NS, SourceReader
 from railscope_agent.sampling.status import UNSUPPORTED, SourceGrader, SourceState
@@ -144,7 +144,7 @@ class ReplayedNode:
             settings, node=about.node, bursts=BurstSettings(enabled=False)
         )
         # One guard for all sources: those of a sample share the scan of the network devices.
-        guard = _ReplayGuard(self.host, self._hung, hang_guard.CallTime(lambda: 0.0))
+        guard = _ReplayGuard(self.host, self._hung, call_time.CallTime(lambda: 0.0))
         self._sources: list[_ReplayedSource] = []
         xids = XidMatcher()
         verdicts = GpuVerdictSource(lambda: self.statuses, xids)
@@ -298,9 +298,9 @@ def _device(section: str, key: str) -> str:
     """Return the device of a query, as that of a hung call."""
     match = _CALL.match(key) if section == "calls" else None
     if match is None:
-        return hang_guard.device_of(key)
+        return call_devices.device_of(key)
     interface, function, argument = match.groups()
-    return hang_guard.device_of_call(interface, function, (argument,) if argument else ())
+    return call_devices.device_of_call(interface, function, (argument,) if argument else ())
 
 
 def replay_captures(

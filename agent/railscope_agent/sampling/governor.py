@@ -1,12 +1,8 @@
-"""Resource budget of the agent: the governor of periods, and the keeper that drives it.
+"""Governor of the periods at which sources are read.
 
 The governor receives the cost of every read and sets a factor (1, 2, 4, ...) for the period of each
 source, so that all reads and the other work of the agent take no more of a core than the budget
 allows. It is pure arithmetic: no clock, no input, no output. Times are those of the boot clock.
-
-The keeper measures the cost of the agent and drives the governor and the memory bound. Periods
-change the cost of reading, but not the resident memory: above the memory bound, the agent releases
-caches, and reports if that is not enough.
 """
 
 from __future__ import annotations
@@ -16,58 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
 
-import structlog
-
 from railscope.catalog.agent import GOVERNOR_STATES
 from railscope.timestamps import SECOND_NS
-from railscope_agent.config import BudgetSettings
-from railscope_agent.sampling.meter import ProcessMeter, ReadCost
-from railscope_agent.sampling.source import Source, longest_period_seconds
-
-SPAN_NS = 30_000_000_000
-"""Approximate memory of the mean."""
-MAX_WEIGHT = 0.25
-"""Maximum weight of a value that arrives long after the one before."""
-MAX_GROWTH = 2.0
-MIN_VALUES = 3
-
-
-@dataclass(slots=True)
-class CostTrend:
-    """Mean over time that follows each value by its share of `SPAN_NS`.
-
-    A single outlier does not move it far: a garbage collection or a page fault makes one read a hundred
-    times more expensive and must not change a period; a faulty driver makes every read so and must change
-    it within a few reads. One value at most doubles the mean, but it is never below the minimum of the
-    last three: three consecutive values are a real change. Of the first three the minimum counts, as
-    some are measured with cold caches.
-    """
-
-    min_values: int = MIN_VALUES
-    mean: float = 0.0
-    count: int = 0
-    _at_ns: int = 0
-    _last: tuple[float, ...] = ()
-
-    @property
-    def estimate(self) -> float:
-        """Mean; zero while there are too few values."""
-        return self.mean if self.count >= self.min_values else 0.0
-
-    def add(self, value: float, at_ns: int) -> None:
-        """Record a value measured at a time of the boot clock."""
-        self.count += 1
-        self._last = (*self._last, value)[-MIN_VALUES:]
-        if self.count <= MIN_VALUES:
-            self.mean = min(self._last)
-        else:
-            elapsed_ns = at_ns - self._at_ns
-            weight = min(elapsed_ns / (SPAN_NS + elapsed_ns), MAX_WEIGHT)
-            weight = max(weight, 1 / (self.count - 1))
-            followed = self.mean + weight * (value - self.mean)
-            self.mean = max(min(followed, self.mean * MAX_GROWTH), min(self._last))
-        self._at_ns = at_ns
-
+from railscope_agent.sampling.cost_trend import MIN_VALUES, CostTrend
+from railscope_agent.sampling.meter import ReadCost
 
 WITHIN, STRETCHING, AT_LIMIT = GOVERNOR_STATES
 
@@ -337,114 +285,3 @@ class Governor:
             return AT_LIMIT
         is_lengthened = any(load.period_factor > 1 for load in self.loads.values())
         return STRETCHING if is_lengthened else WITHIN
-
-
-log = structlog.get_logger(__name__)
-
-MEMORY_POLL_NS = 10 * SECOND_NS
-RELEASE_EVERY_NS = 600 * SECOND_NS
-"""Minimum interval of releases: a garbage collection takes tens of milliseconds."""
-
-
-def create_governor(
-    budget: BudgetSettings, sources: Iterable[Source], min_values: int = MIN_VALUES
-) -> Governor:
-    """Return a governor of these sources at their configured periods."""
-    governed = [
-        GovernedSource(
-            source.name,
-            source.family,
-            round(source.period_seconds * SECOND_NS),
-            round(longest_period_seconds(source) * SECOND_NS),
-        )
-        for source in sources
-    ]
-    return Governor(budget.cpu_ratio, governed, min_values)
-
-
-@dataclass(slots=True)
-class MemoryKeeper:
-    """Releases memory when the resident memory exceeds the budget; a budget of 0 sets no bound."""
-
-    budget_bytes: int
-    resident_bytes: Callable[[], int]
-    release_memory: Callable[[], None]
-    state: int = WITHIN
-    _check_from_ns: int = 0
-    _release_from_ns: int = 0
-
-    def update(self, at_ns: int) -> None:
-        """Check the resident memory periodically."""
-        if not self.budget_bytes or at_ns < self._check_from_ns:
-            return
-        self._check_from_ns = at_ns + MEMORY_POLL_NS
-        try:
-            resident = self._release_excess(at_ns)
-        except OSError as error:  # the agent's own source fails as well, and reports it
-            log.debug("memory_measurement_failed", problem=str(error))
-            return
-        state = AT_LIMIT if resident > self.budget_bytes else WITHIN
-        if state != self.state:
-            self.state = state
-            report = log.warning if state == AT_LIMIT else log.info
-            event = "memory_budget_exceeded" if state == AT_LIMIT else "memory_budget_restored"
-            report(event, resident_bytes=resident, budget_bytes=self.budget_bytes)
-
-    def _release_excess(self, at_ns: int) -> int:
-        """Return the resident memory, after a release if it is too much."""
-        before = self.resident_bytes()
-        if before <= self.budget_bytes or at_ns < self._release_from_ns:
-            return before
-        self._release_from_ns = at_ns + RELEASE_EVERY_NS
-        self.release_memory()
-        after = self.resident_bytes()
-        log.info("memory_released", resident_before_bytes=before, resident_bytes=after)
-        return after
-
-
-@dataclass(slots=True)
-class BudgetKeeper:
-    """Keeps one agent within its budget."""
-
-    budget: BudgetSettings
-    sources: Iterable[Source]
-    meter: ProcessMeter = field(default_factory=ProcessMeter)
-    drop_caches: Callable[[], None] = lambda: None
-    """Drops caches that the agent can rebuild; the freed memory is returned to the system afterwards."""
-    governor: Governor = field(init=False)
-    memory: MemoryKeeper = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Start at the configured periods."""
-        self.governor = create_governor(self.budget, self.sources)
-        self.memory = MemoryKeeper(
-            self.budget.memory_bytes, self.meter.resident_bytes, self._release_memory
-        )
-
-    def update(self, at_ns: int) -> None:
-        """Decide again; called after reads."""
-        self.governor.decide(self.meter.process_cpu_ns, at_ns)
-        self.memory.update(at_ns)
-
-    def period_factor(self, name: str) -> tuple[int, str]:
-        """Return the period factor of a source, and the reason for its last change."""
-        load = self.governor.loads[name]
-        return load.period_factor, load.why
-
-    def describe_use(self) -> str:
-        """Describe the use of the processor budget."""
-        use, bound = self.governor.use, self.budget.cpu_ratio
-        use_text = "not measured yet" if use is None else f"{format_percent(use)} of a core"
-        if not bound:
-            return f"{use_text}, no budget"
-        state = GOVERNOR_STATES[self.governor.state].replace("_", " ")
-        return f"{use_text}, budget {format_percent(bound)}: {state}"
-
-    def _release_memory(self) -> None:
-        self.drop_caches()
-        self.meter.release_memory()
-
-
-def format_percent(ratio: float) -> str:
-    """Format a ratio as percent."""
-    return f"{ratio * 100:.2g} %" if ratio < 1 else f"{ratio * 100:.0f} %"

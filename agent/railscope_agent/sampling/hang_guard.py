@@ -11,91 +11,32 @@ as well, each in its own thread, up to `MAX_HUNG_CALLS`; beyond that a family wa
 
 from __future__ import annotations
 
-import asyncio
 import errno
-import queue
-import threading
-import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from railscope.reading import Absent, reason_of
 from railscope.timestamps import SECOND_NS
 from railscope_agent.host import FileGroup, Host, HostWrapper, Json, NvmlError
 from railscope_agent.sampling import answer_completeness, answer_shapes
-
-SLICE_SECONDS = 0.1
-"""Longest single wait. A hung call is detected in any case: every wait counts up to this much."""
-
-
-class CallTime:
-    """Stopwatch that stops while the agent does not run.
-
-    The duration of a call excludes the time in which the agent itself did not run. On a node without
-    free processors, or after the process or its virtual machine was stopped, a call that a driver
-    completes at once can take seconds: its thread does not run, and neither does the event loop. The
-    event loop detects this, because its waits end late. That delay is the agent's, not the driver's, so
-    no time limit of a call or of a read counts it.
-    """
-
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._monotonic = monotonic
-        self._stalled_seconds = 0.0
-        self._stalled_until = 0.0
-
-    def seconds(self) -> float:
-        """Return the reading of the stopwatch; thread safe."""
-        return self._monotonic() - self._stalled_seconds
-
-    async def wait(self, future: asyncio.Future[None], seconds: float) -> None:
-        """Wait for a future, at most this long and possibly less: the caller compares readings."""
-        await self.wait_for_end(future, min(seconds, SLICE_SECONDS))
-
-    async def wait_for_end(self, future: asyncio.Future[None], seconds: float) -> None:
-        """Wait for a future with one timer. A stall counts if the wait ends late by it."""
-        expected = self._monotonic() + seconds
-        loop = asyncio.get_running_loop()
-        end = loop.create_future()
-        timer = loop.call_later(seconds, _resolve, end, None)
-
-        def resolve(_: asyncio.Future[None]) -> None:
-            _resolve(end, None)
-
-        future.add_done_callback(resolve)
-        try:
-            await end
-        finally:
-            timer.cancel()
-            future.remove_done_callback(resolve)
-        self.note_wait(expected, self._monotonic())
-
-    def note_wait(self, expected: float, ended: float) -> None:
-        """Exclude the delay of a wait. A delay that prolonged several waits counts once."""
-        delayed_from = max(expected, self._stalled_until)
-        if ended > delayed_from:
-            self._stalled_seconds += ended - delayed_from
-            self._stalled_until = ended
-
+from railscope_agent.sampling.call_devices import (
+    MAX_CACHED_DEVICES,
+    device_of,
+    device_of_call,
+    device_of_path,
+)
+from railscope_agent.sampling.call_time import CallTime
+from railscope_agent.sampling.worker_thread import CallAbandonedError
 
 MAX_HUNG_CALLS = 24
 """Maximum number of stuck threads: three for each GPU of a node with eight."""
 _NVML_TIMEOUT = 10
-_INTERFACE_CLASSES = {"ethtool": "net", "netlink": "net"}
-"""Host interfaces whose first argument names a device that also has files."""
 
 Answer = TypeVar("Answer")
-
-
-class CallAbandonedError(BaseException):
-    """Raised in a thread if its call returns after the thread was replaced.
-
-    A BaseException, because it is not a failure of the call: no source may catch it.
-    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,19 +237,6 @@ def _well_formed_text(content: bytes) -> bytes | Absent:
         return reason_of(error)
 
 
-def device_of_call(host_interface: str, function: str, arguments: Sequence[int | str]) -> str:
-    """Return the device that a call is about; the function itself if it names none."""
-    if not arguments:
-        return f"{host_interface}.{function}"
-    if function == "rdma_statistics":
-        return f"infiniband/{arguments[0]}"
-    return f"{_INTERFACE_CLASSES.get(host_interface, host_interface)}/{arguments[0]}"
-
-
-MAX_CACHED_DEVICES = 2048
-"""Far more than a node has. Names of files and of calls about processes are not limited in number."""
-
-
 @lru_cache(MAX_CACHED_DEVICES)
 def _describe_call(
     host_interface: str, function: str, arguments: tuple[int | str, ...]
@@ -321,95 +249,3 @@ def _describe_call(
         answer_shapes.SHAPES.get(name),
         name in answer_completeness.ROSTERS,
     )
-
-
-def device_of_path(path: str) -> str:
-    """Return the device of a file as class and name; the file itself if it names none.
-
-    Other trees are divided at the first number: `/sys/devices/system/edac/mc/mc0`.
-    """
-    parts = path.split("/", 6)
-    if path.startswith("/sys/class/") and len(parts) > _NAME_OF_CLASS:
-        return f"{parts[3]}/{parts[4]}"
-    if path.startswith("/sys/bus/") and len(parts) > _NAME_ON_BUS:
-        return f"{parts[3]}/{parts[5]}"
-    if path.startswith("/sys/block/"):
-        return f"block/{parts[3]}"
-    if path.startswith(("/sys/devices/", "/sys/kernel/debug/", "/proc/fs/")):
-        parts = path.split("/")
-        for position, part in enumerate(parts):
-            if any(map(str.isdigit, part)):
-                return "/".join(parts[: position + 1])
-    return path
-
-
-device_of = lru_cache(MAX_CACHED_DEVICES)(device_of_path)
-"""The same for files that are read repeatedly by their paths."""
-
-_NAME_OF_CLASS, _NAME_ON_BUS = 4, 5
-
-
-Result = TypeVar("Result")
-
-
-class DeviceThread:
-    """Runs functions sequentially on its own thread."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-        self._thread.start()
-
-    def submit(self, function: Callable[[], Result]) -> asyncio.Future[Result]:
-        """Queue a function and return a future of its result, on the running loop."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Result] = loop.create_future()
-
-        def job() -> None:
-            try:
-                result = function()
-            except CallAbandonedError:
-                return  # the result is not awaited: the family has another thread
-            except Exception as error:  # noqa: BLE001 - passed to the future
-                _report_result(loop, _fail, future, error)
-            else:
-                _report_result(loop, _resolve, future, result)
-
-        self._jobs.put(job)
-        return future
-
-    def run(self, function: Callable[[], None], end: Callable[[], None]) -> None:
-        """Queue a function that raises nothing, and afterwards another one on the running loop."""
-        loop = asyncio.get_running_loop()
-
-        def job() -> None:
-            with suppress(CallAbandonedError):  # the family has another thread
-                function()
-                _report_result(loop, end)
-
-        self._jobs.put(job)
-
-    def stop(self) -> None:
-        """Let the thread end after the queued functions; a stuck one is left behind."""
-        self._jobs.put(None)
-
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
-
-
-def _report_result(loop: asyncio.AbstractEventLoop, *call: Any) -> None:
-    # The loop may have ended while the thread was stuck; then the result is not awaited.
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(*call)
-
-
-def _resolve(future: asyncio.Future[Result], result: Result) -> None:
-    if not future.done():
-        future.set_result(result)
-
-
-def _fail(future: asyncio.Future[Any], error: Exception) -> None:
-    if not future.done():
-        future.set_exception(error)

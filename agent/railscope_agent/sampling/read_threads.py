@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from railscope.timestamps import SECOND_NS
-from railscope_agent.sampling.hang_guard import CallAbandonedError, DeviceThread
+from railscope_agent.sampling.worker_thread import CallAbandonedError, WorkerThread
 
 TURN_SECONDS = 0.05
 MIN_TURN_SECONDS = 0.01
@@ -140,7 +140,7 @@ class ReadThreads:
         self._submitted.clear()
         if self._timer:
             self._timer.cancel()
-        common, ends = DeviceThread("reads"), list[asyncio.Future[None]]()
+        common, ends = WorkerThread("reads"), list[asyncio.Future[None]]()
         with self._lock:
             self._planned.clear()
             for job, function in last:

@@ -27,8 +27,9 @@ from typing import Any
 from railscope.frame import Event, Frame, FrameOrigin, NodeTimestamp
 from railscope.timestamps import SECOND_NS
 from railscope_agent.host import Clock, Host
-from railscope_agent.sampling.governor import BudgetKeeper
-from railscope_agent.sampling.hang_guard import CallTime, GuardedHost, HungCalls
+from railscope_agent.sampling.budget_keeper import BudgetKeeper
+from railscope_agent.sampling.call_time import CallTime
+from railscope_agent.sampling.hang_guard import GuardedHost, HungCalls
 from railscope_agent.sampling.read_threads import (
     PROMPT_SECONDS,
     TURN_SECONDS,

@@ -26,7 +26,7 @@ from railscope.catalog.agent import GAP_EVENT
 from railscope.catalog.entities import DROP
 from railscope.frame import Entity, Event, Frame, FrameOrigin
 from railscope_agent import config, host
-from railscope_agent.sampling import hang_guard, status
+from railscope_agent.sampling import status, worker_thread
 from railscope_agent.shipping import spool
 from railscope_agent.shipping.collector_choice import CollectorFailover
 from railscope_agent.shipping.collector_client import (
@@ -97,7 +97,7 @@ class Shipper:
         if self.link.send_to > 1:
             self._copies = LiveCopies(self._failover, self._delivery, self.stats)
             self.stats.has_copies = True
-        self._disk = hang_guard.DeviceThread("spool")
+        self._disk = worker_thread.WorkerThread("spool")
         self._update_stats()
 
     def publish(self, frame: Frame) -> None:

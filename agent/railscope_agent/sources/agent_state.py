@@ -17,7 +17,7 @@ from railscope_agent.health import RULES, HealthVerdict, RuleResults, health_fin
 from railscope_agent.health.gpu_facts import SOURCES, FactCollector, GpuLifetimeFile
 from railscope_agent.health.rule import HEALTHY, LOAD, UNKNOWN
 from railscope_agent.host import Host
-from railscope_agent.sampling import governor, hang_guard, source as base, status as states
+from railscope_agent.sampling import budget_keeper, hang_guard, source as base, status as states
 from railscope_agent.sampling.meter import ProcessMeter, ReplayMeter
 from railscope_agent.streams.kernel_log import XidMatcher
 
@@ -49,7 +49,7 @@ class SelfMetricsSource(base.SourceWithoutResources):
         statuses: Callable[[], Mapping[str, states.SourceState]],
         shipping: states.ShippingStats,
         take_events: Callable[[], list[Event]],
-        keeper: Callable[[], governor.BudgetKeeper | None] = lambda: None,
+        keeper: Callable[[], budget_keeper.BudgetKeeper | None] = lambda: None,
         hung: Callable[[], Mapping[str, hang_guard.HungCall]] = dict,
     ) -> None:
         self._hung = hung
@@ -163,7 +163,7 @@ class SelfMetricsSource(base.SourceWithoutResources):
         ]
 
 
-def _replay_readings(keeper: governor.BudgetKeeper | None) -> dict[declare.Metric, Reading]:
+def _replay_readings(keeper: budget_keeper.BudgetKeeper | None) -> dict[declare.Metric, Reading]:
     """Cost of a replay; empty on a live node."""
     if keeper is None or not isinstance(keeper.meter, ReplayMeter):
         return {}
@@ -227,7 +227,7 @@ def _otlp_readings(
 
 
 def _budget_readings(
-    keeper: governor.BudgetKeeper | None,
+    keeper: budget_keeper.BudgetKeeper | None,
 ) -> list[tuple[declare.Metric, Entity, Reading]]:
     """State of the agent's budget; limits only for bounded resources."""
     if keeper is None:

@@ -27,8 +27,8 @@ from railscope.catalog.entities import NODE
 from railscope.frame import Entity, Event
 from railscope.timestamps import SECOND_NS
 from railscope_agent import config, host
-from railscope_agent.sampling.hang_guard import DeviceThread
 from railscope_agent.sampling.status import CONFLICT, CONSISTENT, NO_CHECKPOINT, AuditLogState
+from railscope_agent.sampling.worker_thread import WorkerThread
 from railscope_agent.shipping import collector_client
 from railscope_agent.witness import WitnessError, witness_store
 
@@ -165,7 +165,7 @@ class AuditWitness:
 
     def __post_init__(self) -> None:
         """Start the thread that accesses files."""
-        self._disk = DeviceThread("witness")
+        self._disk = WorkerThread("witness")
 
     async def run(self) -> None:
         """Check the log every period until cancelled. Failures are logged and retried."""

@@ -1,0 +1,130 @@
+"""Keeper of the agent's budget: measures the cost of the agent, and drives the governor and the memory bound.
+
+Periods change the cost of reading, but not the resident memory: above the memory bound, the agent releases
+caches, and reports if that is not enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import structlog
+
+from railscope.catalog.agent import GOVERNOR_STATES
+from railscope.timestamps import SECOND_NS
+from railscope_agent.config import BudgetSettings
+from railscope_agent.sampling.cost_trend import MIN_VALUES
+from railscope_agent.sampling.governor import AT_LIMIT, WITHIN, GovernedSource, Governor
+from railscope_agent.sampling.meter import ProcessMeter
+from railscope_agent.sampling.source import Source, longest_period_seconds
+
+log = structlog.get_logger(__name__)
+
+MEMORY_POLL_NS = 10 * SECOND_NS
+RELEASE_EVERY_NS = 600 * SECOND_NS
+"""Minimum interval of releases: a garbage collection takes tens of milliseconds."""
+
+
+def create_governor(
+    budget: BudgetSettings, sources: Iterable[Source], min_values: int = MIN_VALUES
+) -> Governor:
+    """Return a governor of these sources at their configured periods."""
+    governed = [
+        GovernedSource(
+            source.name,
+            source.family,
+            round(source.period_seconds * SECOND_NS),
+            round(longest_period_seconds(source) * SECOND_NS),
+        )
+        for source in sources
+    ]
+    return Governor(budget.cpu_ratio, governed, min_values)
+
+
+@dataclass(slots=True)
+class MemoryKeeper:
+    """Releases memory when the resident memory exceeds the budget; a budget of 0 sets no bound."""
+
+    budget_bytes: int
+    resident_bytes: Callable[[], int]
+    release_memory: Callable[[], None]
+    state: int = WITHIN
+    _check_from_ns: int = 0
+    _release_from_ns: int = 0
+
+    def update(self, at_ns: int) -> None:
+        """Check the resident memory periodically."""
+        if not self.budget_bytes or at_ns < self._check_from_ns:
+            return
+        self._check_from_ns = at_ns + MEMORY_POLL_NS
+        try:
+            resident = self._release_excess(at_ns)
+        except OSError as error:  # the agent's own source fails as well, and reports it
+            log.debug("memory_measurement_failed", problem=str(error))
+            return
+        state = AT_LIMIT if resident > self.budget_bytes else WITHIN
+        if state != self.state:
+            self.state = state
+            report = log.warning if state == AT_LIMIT else log.info
+            event = "memory_budget_exceeded" if state == AT_LIMIT else "memory_budget_restored"
+            report(event, resident_bytes=resident, budget_bytes=self.budget_bytes)
+
+    def _release_excess(self, at_ns: int) -> int:
+        """Return the resident memory, after a release if it is too much."""
+        before = self.resident_bytes()
+        if before <= self.budget_bytes or at_ns < self._release_from_ns:
+            return before
+        self._release_from_ns = at_ns + RELEASE_EVERY_NS
+        self.release_memory()
+        after = self.resident_bytes()
+        log.info("memory_released", resident_before_bytes=before, resident_bytes=after)
+        return after
+
+
+@dataclass(slots=True)
+class BudgetKeeper:
+    """Keeps one agent within its budget."""
+
+    budget: BudgetSettings
+    sources: Iterable[Source]
+    meter: ProcessMeter = field(default_factory=ProcessMeter)
+    drop_caches: Callable[[], None] = lambda: None
+    """Drops caches that the agent can rebuild; the freed memory is returned to the system afterwards."""
+    governor: Governor = field(init=False)
+    memory: MemoryKeeper = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Start at the configured periods."""
+        self.governor = create_governor(self.budget, self.sources)
+        self.memory = MemoryKeeper(
+            self.budget.memory_bytes, self.meter.resident_bytes, self._release_memory
+        )
+
+    def update(self, at_ns: int) -> None:
+        """Decide again; called after reads."""
+        self.governor.decide(self.meter.process_cpu_ns, at_ns)
+        self.memory.update(at_ns)
+
+    def period_factor(self, name: str) -> tuple[int, str]:
+        """Return the period factor of a source, and the reason for its last change."""
+        load = self.governor.loads[name]
+        return load.period_factor, load.why
+
+    def describe_use(self) -> str:
+        """Describe the use of the processor budget."""
+        use, bound = self.governor.use, self.budget.cpu_ratio
+        use_text = "not measured yet" if use is None else f"{format_percent(use)} of a core"
+        if not bound:
+            return f"{use_text}, no budget"
+        state = GOVERNOR_STATES[self.governor.state].replace("_", " ")
+        return f"{use_text}, budget {format_percent(bound)}: {state}"
+
+    def _release_memory(self) -> None:
+        self.drop_caches()
+        self.meter.release_memory()
+
+
+def format_percent(ratio: float) -> str:
+    """Format a ratio as percent."""
+    return f"{ratio * 100:.2g} %" if ratio < 1 else f"{ratio * 100:.0f} %"
