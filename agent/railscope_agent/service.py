@@ -25,7 +25,7 @@ from railscope_agent.health.node_health import NodeHealth
 from railscope_agent.host import Clock, Host
 from railscope_agent.machine_sources import assign_periods, machine_sources
 from railscope_agent.otlp import otlp_target
-from railscope_agent.sampling import budget_keeper, sampler, source_reader, status
+from railscope_agent.sampling import budget_keeper, sampler, shipping_stats, source_reader
 from railscope_agent.sampling.call_time import CallTime
 from railscope_agent.sampling.meter import ProcessMeter, create_meter
 from railscope_agent.sampling.source import Source
@@ -95,7 +95,7 @@ class Agent:
     on_listening: Callable[[str, int], None] = lambda _host, _port: None
     on_frame: Callable[[Frame], None] = lambda _frame: None
     """Called with each frame."""
-    stats: status.ShippingStats = field(default_factory=status.ShippingStats)
+    stats: shipping_stats.ShippingStats = field(default_factory=shipping_stats.ShippingStats)
     own_events: list[Event] = field(default_factory=list)
     meter: ProcessMeter | None = None
     """Meter of this process; by default that of the host, as a replay costs this agent nothing."""
@@ -242,7 +242,7 @@ class Agent:
         from railscope_agent.witness import audit_witness, witness_store  # noqa: PLC0415 - only with a collector
 
         links = collector_choice.collector_links(self.settings.collector, self.node)
-        self.stats.audit_logs = tuple(status.AuditLogState() for _ in links)
+        self.stats.audit_logs = tuple(shipping_stats.AuditLogState() for _ in links)
         for link, state in zip(links, self.stats.audit_logs, strict=True):
             directory, is_only = self._state / "witness", len(links) == 1
             client = audit_witness.AuditLogClient(link)
@@ -288,7 +288,7 @@ class Agent:
             if otlp_target.is_configured(self.settings.otlp):
                 raise
             log.warning("otlp_export_disabled", problem=str(error))
-            self.stats.otlp_state = status.OTLP_DISABLED
+            self.stats.otlp_state = shipping_stats.OTLP_DISABLED
             return None
 
     def make_exporter(self) -> OtlpExporter | None:
@@ -305,7 +305,7 @@ class Agent:
                 " fix: pip install 'railscope[otlp]'"
             )
             raise SettingsError(message) from error
-        stats = {signal: status.OtlpStats() for signal in targets}
+        stats = {signal: shipping_stats.OtlpStats() for signal in targets}
         exporter = otlp_exporter.OtlpExporter(
             configured,
             targets,
@@ -315,7 +315,7 @@ class Agent:
             stats,
             otlp_exporter.metric_selection(configured, self.endpoint.expositions.configured),
         )
-        self.stats.otlp, self.stats.otlp_state = stats, status.OTLP_EXPORTING
+        self.stats.otlp, self.stats.otlp_state = stats, shipping_stats.OTLP_EXPORTING
         return exporter
 
     async def once(self) -> None:

@@ -26,8 +26,9 @@ from railscope_agent.sampling.call_time import CallTime
 from railscope_agent.sampling.hang_guard import MAX_HUNG_CALLS, GuardedHost, HungCall, HungCalls
 from railscope_agent.sampling.read_threads import FamilyThread
 from railscope_agent.sampling.sampler import ReadLimits, Sampler, _DeviceFamily, _FamilyMember
+from railscope_agent.sampling.shipping_stats import ShippingStats
 from railscope_agent.sampling.source_reader import SourceReader
-from railscope_agent.sampling.status import FAILED, OK, PARTIAL, ShippingStats
+from railscope_agent.sampling.status import FAILED, OK, PARTIAL
 from railscope_agent.sources.agent_state import SelfMetricsSource
 from railscope_agent.sources.nvidia.gpu_devices import GpuSource
 from railscope_agent.sources.rdma import RdmaSource

@@ -21,8 +21,8 @@ from support.shipping import FLUSHING, RunningShipper, link_to, run_shipper, wai
 from railscope.settings import SettingsError, load
 from railscope.wire import PRIMARY_FAILING, PRIMARY_HEADER
 from railscope_agent.config import PREFIX, AgentSettings, CollectorLink
+from railscope_agent.sampling.shipping_stats import ShippingStats
 from railscope_agent.sampling.source_reader import SourceReader
-from railscope_agent.sampling.status import ShippingStats
 from railscope_agent.shipping.collector_choice import (
     LATE_SECONDS,
     CollectorFailover,

@@ -28,7 +28,7 @@ from railscope.audit.signed_note import (
     read_checkpoint,
 )
 from railscope_agent.config import WitnessSettings
-from railscope_agent.sampling.status import CONFLICT, CONSISTENT, AuditLogState
+from railscope_agent.sampling.shipping_stats import CONFLICT, CONSISTENT, AuditLogState
 from railscope_agent.witness.audit_witness import (
     AuditWitness,
     CheckpointOffer,

@@ -15,7 +15,12 @@ from support.clock import ManualClock
 
 from railscope.audit.signed_note import PublicKey, SecretKey, add_cosignature, witness_key
 from railscope_agent.config import CollectorLink, WitnessSettings
-from railscope_agent.sampling.status import CONFLICT, CONSISTENT, NO_CHECKPOINT, AuditLogState
+from railscope_agent.sampling.shipping_stats import (
+    CONFLICT,
+    CONSISTENT,
+    NO_CHECKPOINT,
+    AuditLogState,
+)
 from railscope_agent.witness.audit_witness import (
     AuditLogClient,
     AuditLogUnavailableError,

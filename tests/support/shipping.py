@@ -17,7 +17,7 @@ from railscope.catalog import gpu
 from railscope.catalog.entities import GPU
 from railscope.frame import Entity, Event, Frame, FrameOrigin, NodeTimestamp, Schema
 from railscope_agent.config import CollectorLink
-from railscope_agent.sampling.status import ShippingStats
+from railscope_agent.sampling.shipping_stats import ShippingStats
 from railscope_agent.shipping.shipper import Shipper
 
 SCHEMA = Schema("gpu", ((gpu.GPU_ENERGY, Entity(GPU, ("GPU-1",))),))

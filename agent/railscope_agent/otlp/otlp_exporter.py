@@ -18,7 +18,7 @@ from railscope_agent.config import OtlpSettings
 from railscope_agent.host import Clock, Host
 from railscope_agent.otlp import otlp_http, otlp_messages, otlp_sender, otlp_target
 from railscope_agent.otlp.otlp_target import GRPC, LOGS, METRICS, OtlpTarget
-from railscope_agent.sampling.status import OtlpStats
+from railscope_agent.sampling.shipping_stats import OtlpStats
 
 FIRST_SECONDS = 5.0
 """Wait for the first export, if the period is longer."""

@@ -22,7 +22,7 @@ from railscope.timestamps import SECOND_NS
 from railscope.untrusted_text import printable
 from railscope_agent.host import Clock
 from railscope_agent.otlp.otlp_target import OtlpTarget
-from railscope_agent.sampling.status import OtlpStats
+from railscope_agent.sampling.shipping_stats import OtlpStats
 
 log = structlog.get_logger(__name__)
 

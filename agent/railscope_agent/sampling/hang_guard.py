@@ -22,7 +22,7 @@ from typing import TypeVar
 from railscope.reading import Absent, reason_of
 from railscope.timestamps import SECOND_NS
 from railscope_agent.host import FileGroup, Host, HostWrapper, Json, NvmlError
-from railscope_agent.sampling import answer_completeness, answer_shapes
+from railscope_agent.sampling import answer_rosters, answer_shapes
 from railscope_agent.sampling.call_devices import (
     MAX_CACHED_DEVICES,
     device_of,
@@ -67,7 +67,7 @@ class GuardedHost(HostWrapper):
     """Host of one family: records the current call of its thread, and blocks calls about hung devices.
 
     Answers of calls are complete or fail: see agent/railscope_agent/sampling/answer_shapes.py and
-    agent/railscope_agent/sampling/answer_completeness.py.
+    agent/railscope_agent/sampling/answer_rosters.py.
 
     A device with a hung call is not read again before the call has returned: until then every call about
     it fails at once with a timeout. When the call returns, its thread unwinds by `CallAbandonedError` and
@@ -78,7 +78,7 @@ class GuardedHost(HostWrapper):
         super().__init__(host)
         self._hung = hung
         self._time = time
-        self._rosters = answer_completeness.AnswerRosters()
+        self._rosters = answer_rosters.Rosters()
         self._rejected: set[str] = set()
         """Hung devices that sources of this family requested since the last probe."""
         self._running: list[tuple[str, str, float]] = []
@@ -247,5 +247,5 @@ def _describe_call(
         device_of_call(host_interface, function, arguments),
         name,
         answer_shapes.SHAPES.get(name),
-        name in answer_completeness.ROSTERS,
+        name in answer_rosters.ROSTERS,
     )

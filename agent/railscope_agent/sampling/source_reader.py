@@ -16,7 +16,7 @@ from railscope.catalog.declare import MetricKind
 from railscope.frame import Column, Event, Frame, FrameOrigin, NodeTimestamp, Schema
 from railscope.reading import PRESENT, Absent, to_stored
 from railscope_agent.host import Host, NvmlError
-from railscope_agent.sampling import known_devices, source
+from railscope_agent.sampling import known_devices, probe_host, source
 from railscope_agent.sampling.meter import ProcessMeter, ReadCost, Stopwatch
 
 REPROBE_NS = 60_000_000_000
@@ -65,7 +65,7 @@ class SourceReader:
         self._width = 0
         """Number of the source's own columns; those hidden by failed calls follow them."""
         self._hidden_reasons = b""
-        self._failed_calls: tuple[known_devices.FailedCall, ...] = ()
+        self._failed_calls: tuple[probe_host.FailedCall, ...] = ()
         self._repeat_due_ns = 0
         self._pick_ordered = counter_unwrap.column_picker([])
         self._sequence = 0

@@ -26,7 +26,7 @@ import structlog
 
 from railscope import settings, timestamps
 from railscope_agent import config, host
-from railscope_agent.sampling.status import ShippingStats
+from railscope_agent.sampling.shipping_stats import ShippingStats
 from railscope_agent.shipping import collector_client
 
 FIRST_RETRY_SECONDS = 0.5

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from railscope import timestamps
-from railscope_agent.sampling import status
+from railscope_agent.sampling import shipping_stats
 from railscope_agent.shipping import collector_choice, collector_client, envelope_delivery
 
 log = structlog.get_logger(__name__)
@@ -31,7 +31,7 @@ class LiveCopies:
 
     failover: collector_choice.CollectorFailover
     delivery: envelope_delivery.EnvelopeDelivery
-    stats: status.ShippingStats
+    stats: shipping_stats.ShippingStats
     _waiting: deque[tuple[bytes, int]] = field(default_factory=deque)
     _has_copies: asyncio.Event = field(default_factory=asyncio.Event)
     _problem: str = ""

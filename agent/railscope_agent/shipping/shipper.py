@@ -26,7 +26,7 @@ from railscope.catalog.agent import GAP_EVENT
 from railscope.catalog.entities import DROP
 from railscope.frame import Entity, Event, Frame, FrameOrigin
 from railscope_agent import config, host
-from railscope_agent.sampling import status, worker_thread
+from railscope_agent.sampling import shipping_stats, worker_thread
 from railscope_agent.shipping import spool
 from railscope_agent.shipping.collector_choice import CollectorFailover
 from railscope_agent.shipping.collector_client import (
@@ -59,7 +59,7 @@ class Shipper:
     origin: FrameOrigin
     clock: host.Clock
     directory: Path
-    stats: status.ShippingStats
+    stats: shipping_stats.ShippingStats
     events: list[Event]
     """Events of the agent, which its own source reports."""
     _pending: list[Frame] = field(default_factory=list)

@@ -17,7 +17,13 @@ from railscope_agent.health import RULES, HealthVerdict, RuleResults, health_fin
 from railscope_agent.health.gpu_facts import SOURCES, FactCollector, GpuLifetimeFile
 from railscope_agent.health.rule import HEALTHY, LOAD, UNKNOWN
 from railscope_agent.host import Host
-from railscope_agent.sampling import budget_keeper, hang_guard, source as base, status as states
+from railscope_agent.sampling import (
+    budget_keeper,
+    hang_guard,
+    shipping_stats,
+    source as base,
+    status as states,
+)
 from railscope_agent.sampling.meter import ProcessMeter, ReplayMeter
 from railscope_agent.streams.kernel_log import XidMatcher
 
@@ -47,7 +53,7 @@ class SelfMetricsSource(base.SourceWithoutResources):
     def __init__(
         self,
         statuses: Callable[[], Mapping[str, states.SourceState]],
-        shipping: states.ShippingStats,
+        shipping: shipping_stats.ShippingStats,
         take_events: Callable[[], list[Event]],
         keeper: Callable[[], budget_keeper.BudgetKeeper | None] = lambda: None,
         hung: Callable[[], Mapping[str, hang_guard.HungCall]] = dict,
@@ -171,20 +177,22 @@ def _replay_readings(keeper: budget_keeper.BudgetKeeper | None) -> dict[declare.
     return {c.REPLAY_CPU: cost.cpu_ns(), c.REPLAY_MEMORY: cost.resident_bytes}
 
 
-def _witness_readings(shipping: states.ShippingStats) -> dict[declare.Metric, Reading]:
+def _witness_readings(shipping: shipping_stats.ShippingStats) -> dict[declare.Metric, Reading]:
     """State of the witness for the audit logs; empty if it is disabled."""
     if not shipping.audit_logs:
         return {}
     found = [audit_log.state for audit_log in shipping.audit_logs]
     records = sum(audit_log.records for audit_log in shipping.audit_logs)
     return {
-        c.WITNESS_STATE: states.CONFLICT if states.CONFLICT in found else min(found),
+        c.WITNESS_STATE: shipping_stats.CONFLICT
+        if shipping_stats.CONFLICT in found
+        else min(found),
         c.WITNESSED_RECORDS: records or Absent.NOT_DUE,
     }
 
 
 def _collector_readings(
-    shipping: states.ShippingStats,
+    shipping: shipping_stats.ShippingStats,
 ) -> list[tuple[declare.Metric, Entity, Reading]]:
     """Collector in use, and its changes; empty if there is only one."""
     if not shipping.collector_urls:
@@ -206,7 +214,7 @@ def _collector_readings(
 
 
 def _otlp_readings(
-    shipping: states.ShippingStats, now_ns: int
+    shipping: shipping_stats.ShippingStats, now_ns: int
 ) -> list[tuple[declare.Metric, Entity, Reading]]:
     """Export by OTLP; empty without it."""
     readings: list[tuple[declare.Metric, Entity, Reading]] = []

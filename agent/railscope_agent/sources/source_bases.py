@@ -24,7 +24,7 @@ from railscope.reading import UNSIGNED_RANGE, Absent, Reading, reason_of
 from railscope.timestamps import SECOND_NS
 from railscope_agent.host import Host
 from railscope_agent.host.files import BootState, BootStateFile
-from railscope_agent.sampling import known_devices, source as base
+from railscope_agent.sampling import probe_host, source as base
 
 MAX_EVENTS = 100
 """Maximum of changes that one read reports individually; the count of the rest is one event."""
@@ -151,7 +151,7 @@ class ScanningSource(base.SourceWithoutResources, ABC):
             scan.columns[part] = self._part_columns.get(part, scan.columns[part])
             for column in scan.columns[part]:
                 scan.readings.setdefault(column, reason)
-        failed = known_devices.failed_calls(host)
+        failed = probe_host.failed_calls(host)
         incomplete = {n for call in failed.values() if call.is_incomplete for n in call.names}
         for part, columns in self._part_columns.items():
             if part[0] in incomplete or (part not in scan.columns and failed):
@@ -345,7 +345,7 @@ class UnwrappingSource:
     ) -> None:
         """Use the unwrappers of a new probe, which started with the state in `_before`."""
         self._unwraps = unwraps
-        self._before = known_devices.find_hidden(host, self._before, self._counter_states)
+        self._before = probe_host.find_hidden(host, self._before, self._counter_states)
 
     def _save_unwraps(self, host: Host) -> None:
         if self._memory:

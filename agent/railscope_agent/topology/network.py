@@ -18,7 +18,7 @@ from railscope.catalog.entities import NIC
 from railscope.frame import Entity
 from railscope.timestamps import SECOND_NS
 from railscope_agent.host import Host
-from railscope_agent.sampling.known_devices import (
+from railscope_agent.sampling.probe_host import (
     FailedCall,
     failed_calls,
     repeat_failures,

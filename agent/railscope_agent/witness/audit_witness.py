@@ -27,7 +27,12 @@ from railscope.catalog.entities import NODE
 from railscope.frame import Entity, Event
 from railscope.timestamps import SECOND_NS
 from railscope_agent import config, host
-from railscope_agent.sampling.status import CONFLICT, CONSISTENT, NO_CHECKPOINT, AuditLogState
+from railscope_agent.sampling.shipping_stats import (
+    CONFLICT,
+    CONSISTENT,
+    NO_CHECKPOINT,
+    AuditLogState,
+)
 from railscope_agent.sampling.worker_thread import WorkerThread
 from railscope_agent.shipping import collector_client
 from railscope_agent.witness import WitnessError, witness_store

@@ -30,7 +30,7 @@ from railscope_agent.config import AgentSettings, CollectorLink
 from railscope_agent.endpoint.metrics_endpoint import MetricsEndpoint, configured_selection
 from railscope_agent.host import Clock
 from railscope_agent.host.live_host import LiveClock
-from railscope_agent.sampling.status import ShippingStats
+from railscope_agent.sampling.shipping_stats import ShippingStats
 from railscope_agent.service import allow_many_files
 from railscope_agent.shipping import collector_client
 from railscope_agent.shipping.collector_choice import collector_links

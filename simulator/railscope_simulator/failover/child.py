@@ -16,7 +16,7 @@ from railscope import service, settings
 from railscope.child_process import end_with_parent
 from railscope_agent.config import PREFIX, AgentSettings
 from railscope_agent.host.live_host import LiveClock
-from railscope_agent.sampling.status import AuditLogState
+from railscope_agent.sampling.shipping_stats import AuditLogState
 from railscope_agent.shipping import collector_choice
 from railscope_agent.witness import audit_witness, witness_store
 from railscope_collector.commands import load_settings

@@ -32,7 +32,7 @@ from railscope_agent.host.recorded_host import RecordedHost
 from railscope_agent.otlp import otlp_exporter, otlp_messages
 from railscope_agent.otlp.otlp_exporter import OtlpExporter
 from railscope_agent.otlp.otlp_target import LOGS, METRICS, otlp_targets
-from railscope_agent.sampling.status import OtlpStats, ShippingStats
+from railscope_agent.sampling.shipping_stats import OtlpStats, ShippingStats
 from railscope_agent.service import Agent
 from railscope_agent.sources.agent_state import SelfMetricsSource
 

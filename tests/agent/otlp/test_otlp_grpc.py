@@ -24,7 +24,7 @@ from railscope_agent.host.live_host import LiveClock
 from railscope_agent.otlp.otlp_exporter import GrpcTransport, OtlpExporter
 from railscope_agent.otlp.otlp_sender import OtlpResult, OtlpSender, RetryLaterError
 from railscope_agent.otlp.otlp_target import LOGS, METRICS, otlp_targets
-from railscope_agent.sampling.status import OtlpStats
+from railscope_agent.sampling.shipping_stats import OtlpStats
 
 CODES = grpc.StatusCode
 REPEATED = {"CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "OUT_OF_RANGE", "UNAVAILABLE", "DATA_LOSS"}

@@ -34,7 +34,7 @@ from railscope_agent.otlp.otlp_http import HttpTransport
 from railscope_agent.otlp.otlp_messages import MetricMessages
 from railscope_agent.otlp.otlp_sender import OtlpSender
 from railscope_agent.otlp.otlp_target import METRICS, otlp_targets
-from railscope_agent.sampling.status import OtlpStats
+from railscope_agent.sampling.shipping_stats import OtlpStats
 
 SECRET = "hunter2"  # noqa: S105 - no secret
 

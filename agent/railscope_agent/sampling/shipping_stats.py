@@ -1,0 +1,80 @@
+"""Counters and states of the components that send to collectors and OTLP receivers.
+
+The components update them; the self metrics export them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+NO_CHECKPOINT, CONSISTENT, CONFLICT = 0, 1, 2
+OTLP_EXPORTING, OTLP_DISABLED = 0, 1
+
+
+@dataclass(slots=True)
+class AuditLogState:
+    """State of the collector's audit log, as observed by this agent's witness."""
+
+    state: int = NO_CHECKPOINT
+    records: int = 0
+    """Number of records that the stored checkpoint covers."""
+
+
+@dataclass(slots=True)
+class OtlpStats:
+    """Counts of one signal of OTLP since the start, in data points or log records, and its waiting requests."""
+
+    sent: int = 0
+    retries: int = 0
+    """Requests that were sent again."""
+    dropped: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("rejected", "partial_success", "overflow"), 0)
+    )
+    waiting_bytes: int = 0
+    oldest_boot_ns: int | None = None
+    """Time at which the oldest waiting request was queued; None if there is none."""
+
+
+@dataclass(slots=True)
+class ShippingStats:
+    """Counts since the start, and the present size of the spool; zero without shipping."""
+
+    shipped_frames: int = 0
+    failures: int = 0
+    spool_bytes: int = 0
+    spool_envelopes: int = 0
+    unstored_bytes: int = 0
+    """Size of the envelopes that a collector has received, and whose evidence is not stored."""
+    unstored_envelopes: int = 0
+    unstored_since_ns: int | None = None
+    """Receipt of the oldest of these envelopes on the boot clock; None if there is none."""
+    audit_logs: tuple[AuditLogState, ...] = ()
+    """Audit logs that the agent witnesses, one for each collector."""
+    dropped_frames: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(
+            ("spool_full", "disk", "rejected", "damaged", "unstored"), 0
+        )
+    )
+    has_copies: bool = False
+    """True if live copies are sent to a second collector."""
+    copied_frames: int = 0
+    dropped_copies: int = 0
+    """Frames of live copies that were not sent."""
+    collector_logs: int = 1
+    """Number of collectors that respond at the URL in use, as far as their responses show it."""
+    collector_urls: tuple[str, ...] = ()
+    """URLs of the collectors, sorted; empty if there are not several."""
+    collector_url: str = ""
+    """URL of the collector that responded last."""
+    collector_position: int = 0
+    """Its position in the order for this node."""
+    collector_changes: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(
+            ("failures", "unacknowledged", "denied", "draining", "return"), 0
+        )
+    )
+    """Changes of the collector in use, by reason."""
+    otlp_state: int | None = None
+    """OTLP_EXPORTING or OTLP_DISABLED; None if no export by OTLP is requested."""
+    otlp: dict[str, OtlpStats] = field(default_factory=dict)
+    """Export by OTLP, by signal; empty without it."""
