@@ -19,7 +19,7 @@ from railscope_agent.commands.claim import AgentClient
 from railscope_agent.host.kubelet import call_kubelet
 from railscope_agent.host.kubelet_pods import read_pod_list
 from railscope_agent.host.live_host import LiveHost
-from railscope_agent.shipping.collector_client import HttpClient
+from railscope_agent.shipping.http_client import HttpClient
 from railscope_collector.config import InfluxSettings, RemoteWriteSettings
 from railscope_collector.fleet.view_cells import View, ViewCell
 from railscope_collector.sinks.influx import InfluxSink

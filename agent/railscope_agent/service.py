@@ -29,7 +29,7 @@ from railscope_agent.sampling import budget_keeper, sampler, shipping_stats, sou
 from railscope_agent.sampling.call_time import CallTime
 from railscope_agent.sampling.meter import ProcessMeter, create_meter
 from railscope_agent.sampling.source import Source
-from railscope_agent.shipping import EventNumbering, collector_choice, collector_client
+from railscope_agent.shipping import EventNumbering, collector_choice, collector_link
 from railscope_agent.shipping.shipper import Shipper
 from railscope_agent.sources import (
     flight_recorder as ranks,
@@ -277,7 +277,7 @@ class Agent:
         except OSError as error:
             message = f"cannot use state_directory {self._state}: {error.strerror}"
             raise SettingsError(message) from error
-        except collector_client.CollectorLinkError as error:
+        except collector_link.CollectorLinkError as error:
             raise SettingsError(str(error)) from error
 
     def _start_exporter(self) -> OtlpExporter | None:

@@ -28,7 +28,8 @@ from railscope_agent.shipping.collector_choice import (
     collector_links,
     rendezvous_order,
 )
-from railscope_agent.shipping.collector_client import ChangeReason, CollectorLinkError
+from railscope_agent.shipping.collector_link import CollectorLinkError
+from railscope_agent.shipping.delivery_result import ChangeReason
 
 URLS = [f"https://collector-{name}.example:9470" for name in "abcde"]
 

@@ -15,12 +15,9 @@ from support.shipping import link_to, run_shipper
 
 from railscope.wire import SentAt, envelope, pack
 from railscope_agent.config import CollectorLink
-from railscope_agent.shipping.collector_client import (
-    CollectorClient,
-    CollectorLinkError,
-    DeliveryResult,
-    EnvelopeDecision,
-)
+from railscope_agent.shipping.collector_client import CollectorClient
+from railscope_agent.shipping.collector_link import CollectorLinkError
+from railscope_agent.shipping.delivery_result import DeliveryResult, EnvelopeDecision
 
 GREETING = pack(envelope(ORIGIN, (), (), agent_version="1"))
 PATIENCE_SECONDS = 60

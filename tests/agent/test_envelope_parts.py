@@ -9,10 +9,10 @@ from hypothesis import given, strategies as st
 from railscope.catalog.agent import GAP_EVENT
 from railscope.catalog.entities import DROP
 from railscope.frame import Entity, Event, Frame, FrameOrigin, NodeTimestamp, Schema
-from railscope_agent.shipping.spool import (
-    MAX_BYTES_OF_AN_ENVELOPE,
-    MAX_EVENTS_OF_AN_ENVELOPE,
-    MAX_FRAMES_OF_AN_ENVELOPE,
+from railscope_agent.shipping.envelope_limits import (
+    MAX_BYTES,
+    MAX_EVENTS,
+    MAX_FRAMES,
     split_into_envelopes,
 )
 
@@ -35,13 +35,13 @@ def frame(columns: int, events: int) -> Frame:
 )
 def test_parts_have_all_frames_in_order_and_are_bounded(shapes: list[tuple[int, int]]):
     frames = [frame(*shape) for shape in shapes]
-    parts = list(split_into_envelopes(frames))
-    assert [one for part in parts for one in part] == frames
-    for part in parts:
-        assert sum(8 * len(one.values) for one in part) <= MAX_BYTES_OF_AN_ENVELOPE
-        assert sum(len(one.events) for one in part) <= MAX_EVENTS_OF_AN_ENVELOPE
+    groups = list(split_into_envelopes(frames))
+    assert [one for group in groups for one in group] == frames
+    for group in groups:
+        assert sum(8 * len(one.values) for one in group) <= MAX_BYTES
+        assert sum(len(one.events) for one in group) <= MAX_EVENTS
 
 
 def test_twenty_thousand_small_frames_are_five_envelopes():
-    sizes = [len(part) for part in split_into_envelopes([frame(1, 0)] * 20_000)]
-    assert sizes == [MAX_FRAMES_OF_AN_ENVELOPE] * 5
+    sizes = [len(group) for group in split_into_envelopes([frame(1, 0)] * 20_000)]
+    assert sizes == [MAX_FRAMES] * 5

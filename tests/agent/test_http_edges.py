@@ -18,7 +18,7 @@ from railscope.http_server import (
     HttpServerRequest,
     HttpServerResponse,
 )
-from railscope_agent.shipping.collector_client import HttpClient, HttpError
+from railscope_agent.shipping.http_client import HttpClient, HttpError
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

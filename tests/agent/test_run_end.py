@@ -16,7 +16,7 @@ from support.shipping import link_to, run_shipper
 from railscope.durable_files import read_json
 from railscope.envelopes import unpack
 from railscope.wire import Envelope, RunEnd, WireError, envelope, pack
-from railscope_agent.shipping.spool import RUN_END_FILE
+from railscope_agent.shipping.run_end import RUN_END_FILE
 
 NEXT = replace(ORIGIN, run="next")
 

@@ -12,7 +12,8 @@ from hypothesis import given, strategies as st
 from structlog.testing import capture_logs
 
 from railscope.wire import WireSchema
-from railscope_agent.shipping.spool import FrameLoss, Spool, SpooledEnvelope, SpooledSchemas
+from railscope_agent.shipping.schema_store import SchemaStore
+from railscope_agent.shipping.spool import FrameLoss, Spool, SpooledEnvelope
 
 PLENTY = 1 << 20
 HEAD = 8
@@ -225,22 +226,22 @@ DIGEST = b"\1" * 16
 
 
 def test_a_schema_is_kept_for_the_next_run(tmp_path: Path) -> None:
-    SpooledSchemas(tmp_path).put(DIGEST, lambda: SCHEMA)
-    assert SpooledSchemas(tmp_path).get(DIGEST) == SCHEMA
-    assert SpooledSchemas(tmp_path).get(b"\2" * 16) is None
+    SchemaStore(tmp_path).put(DIGEST, lambda: SCHEMA)
+    assert SchemaStore(tmp_path).get(DIGEST) == SCHEMA
+    assert SchemaStore(tmp_path).get(b"\2" * 16) is None
 
 
 @pytest.mark.parametrize("content", [b"", b"\x82", b"\x83\xa6stream\xa2\xff\xfe"])
 def test_a_damaged_schema_is_none(tmp_path: Path, content: bytes) -> None:
-    SpooledSchemas(tmp_path).put(DIGEST, lambda: SCHEMA)
+    SchemaStore(tmp_path).put(DIGEST, lambda: SCHEMA)
     (file,) = tmp_path.iterdir()
     file.write_bytes(content)
-    assert SpooledSchemas(tmp_path).get(DIGEST) is None
+    assert SchemaStore(tmp_path).get(DIGEST) is None
 
 
 def test_a_schema_that_could_not_be_written_is_written_later(tmp_path: Path) -> None:
     """Otherwise the next run could not name the columns of the spooled frames."""
-    store = SpooledSchemas(tmp_path)
+    store = SchemaStore(tmp_path)
     in_the_way = tmp_path / (DIGEST.hex() + ".schema")
     in_the_way.mkdir()
     with pytest.raises(IsADirectoryError):
@@ -248,11 +249,11 @@ def test_a_schema_that_could_not_be_written_is_written_later(tmp_path: Path) -> 
     assert store.get(DIGEST) == SCHEMA, "in memory at least"
     in_the_way.rmdir()
     store.put(DIGEST, lambda: SCHEMA)
-    assert SpooledSchemas(tmp_path).get(DIGEST) == SCHEMA
+    assert SchemaStore(tmp_path).get(DIGEST) == SCHEMA
 
 
 def test_schemas_are_bounded(tmp_path: Path) -> None:
-    store = SpooledSchemas(tmp_path)
+    store = SchemaStore(tmp_path)
     for number in range(300):
         store.put(number.to_bytes(16, "little"), lambda: SCHEMA)
     assert len(list(tmp_path.iterdir())) == 256

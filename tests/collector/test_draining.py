@@ -8,11 +8,8 @@ from makers import FrameSender
 from running_collector import gpu_frames, logged_envelopes, run_collector, settings_in
 
 from railscope_agent.config import CollectorLink
-from railscope_agent.shipping.collector_client import (
-    ChangeReason,
-    CollectorClient,
-    EnvelopeDecision,
-)
+from railscope_agent.shipping.collector_client import CollectorClient
+from railscope_agent.shipping.delivery_result import ChangeReason, EnvelopeDecision
 
 
 async def test_agents_of_a_draining_collector_send_to_another_one(tmp_path: Path) -> None:

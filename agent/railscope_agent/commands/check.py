@@ -38,7 +38,13 @@ from railscope_agent.sampling.meter import ThreadCost
 from railscope_agent.sampling.source import ProbeFinding, ProbeVerdict, format_count, read_link_name
 from railscope_agent.sampling.status import UNSUPPORTED, SourceState
 from railscope_agent.service import Agent
-from railscope_agent.shipping import collector_choice, collector_client
+from railscope_agent.shipping import (
+    collector_choice,
+    collector_client,
+    collector_link,
+    delivery_result,
+    http_client,
+)
 from railscope_agent.topology.network import NetworkScanner, NodeNetwork
 from railscope_agent.topology.pci import DEVICES
 from railscope_agent.topology.rails import VIRTUAL_FUNCTION, parse_rail_rules
@@ -91,7 +97,7 @@ async def check_running_agent(settings: AgentSettings) -> list[ProbeFinding]:
         return [
             _running_finding(ProbeVerdict.ABSENT, "not queried: the port is not fixed (port 0)")
         ]
-    client = collector_client.HttpClient(url, _tls(settings), TIMEOUT_SECONDS, MAX_EXPOSITION_BYTES)
+    client = http_client.HttpClient(url, _tls(settings), TIMEOUT_SECONDS, MAX_EXPOSITION_BYTES)
     try:
         token = settings.read_metrics_token()
     except SettingsError as error:
@@ -371,7 +377,7 @@ async def _collectors(agent: Agent) -> list[ProbeFinding]:
     try:
         links = collector_choice.collector_links(agent.settings.collector, agent.node)
         clients = [collector_client.CollectorClient(link) for link in links]
-    except collector_client.CollectorLinkError as error:
+    except collector_link.CollectorLinkError as error:
         return [ProbeFinding("collector", ProbeVerdict.BROKEN, str(error))]
     if not clients:
         detail = "collector.url is not set: no frames are shipped"
@@ -382,7 +388,7 @@ async def _collectors(agent: Agent) -> list[ProbeFinding]:
         now = agent.host.clock.now()
         async with client:
             answer = await client.post(greeting, SentAt.from_timestamp(now, agent.origin.boot_id))
-        if answer.verdict is collector_client.EnvelopeDecision.ACKNOWLEDGED:
+        if answer.verdict is delivery_result.EnvelopeDecision.ACKNOWLEDGED:
             detail = f"{client.url} accepts frames of this node"
             findings.append(ProbeFinding.supported("collector", detail))
         else:

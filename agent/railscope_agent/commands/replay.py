@@ -35,7 +35,7 @@ from railscope_agent.sampling.source_reader import REPROBE_NS, SourceReader
 from railscope_agent.sampling.status import UNSUPPORTED, SourceGrader, SourceState
 from railscope_agent.service import UNSHIPPED_SOURCES
 from railscope_agent.shipping import EventNumbering
-from railscope_agent.shipping.spool import split_into_envelopes
+from railscope_agent.shipping.envelope_limits import split_into_envelopes
 from railscope_agent.sources.agent_state import GpuVerdictSource
 from railscope_agent.sources.nvidia.processes import GpuSharingSource
 from railscope_agent.sources.tenancy import ClaimSource

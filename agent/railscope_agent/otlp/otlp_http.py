@@ -14,7 +14,7 @@ from railscope import __version__, http_responses
 from railscope.untrusted_text import printable
 from railscope_agent.otlp import otlp_sender
 from railscope_agent.otlp.otlp_target import OtlpTarget
-from railscope_agent.shipping.collector_client import HttpClient, HttpResponse
+from railscope_agent.shipping.http_client import HttpClient, HttpResponse
 
 MAX_RESPONSE_BYTES = 4 << 20
 _PROTOBUF = "application/x-protobuf"

@@ -27,7 +27,7 @@ import structlog
 from railscope import settings, timestamps
 from railscope_agent import config, host
 from railscope_agent.sampling.shipping_stats import ShippingStats
-from railscope_agent.shipping import collector_client
+from railscope_agent.shipping import collector_client, collector_link, delivery_result
 
 FIRST_RETRY_SECONDS = 0.5
 LATE_SECONDS = 3.0
@@ -50,7 +50,7 @@ def collector_links(link: config.CollectorLink, node: str) -> list[config.Collec
             f"invalid collector.send_to {link.send_to}: expected at most the number of collectors, "
             f"{len(link.all_urls)}; fix: list another one in collector.urls, or set collector.send_to = 1"
         )
-        raise collector_client.CollectorLinkError(message)
+        raise collector_link.CollectorLinkError(message)
     if not link.urls:
         return [link] * bool(link.url)
     if link.url:
@@ -58,13 +58,13 @@ def collector_links(link: config.CollectorLink, node: str) -> list[config.Collec
             "collector.url and collector.urls are both set: expected one of them; "
             "fix: move the URL to collector.urls, and remove collector.url"
         )
-        raise collector_client.CollectorLinkError(message)
+        raise collector_link.CollectorLinkError(message)
     url_by_server: dict[tuple[str, str, int, str], str] = {}
     for number, url in enumerate(link.urls, 1):
         server = _server_of(number, url)
         if server in url_by_server:
             message = f"invalid collector.urls: {url!r} is the same as {url_by_server[server]!r}: expected no duplicates"
-            raise collector_client.CollectorLinkError(message)
+            raise collector_link.CollectorLinkError(message)
         url_by_server[server] = url
     key = node
     if link.order == "pod":
@@ -73,7 +73,7 @@ def collector_links(link: config.CollectorLink, node: str) -> list[config.Collec
                 'collector.pod is not set: expected the name of this node\'s pod for collector.order = "pod"; '
                 'fix: set collector.pod, or collector.order = "rendezvous"'
             )
-            raise collector_client.CollectorLinkError(message)
+            raise collector_link.CollectorLinkError(message)
         key = link.pod
     urls = link.urls if link.order == "listed" else rendezvous_order(key, link.urls)
     # A collector that hangs must not delay the use of another one by a longer timeout.
@@ -100,10 +100,10 @@ def _server_of(number: int, url: str) -> tuple[str, str, int, str]:
         parts = urlsplit(url)
         port = parts.port or _DEFAULT_PORTS[parts.scheme]
     except settings.SettingsError as error:
-        raise collector_client.CollectorLinkError(str(error)) from error
+        raise collector_link.CollectorLinkError(str(error)) from error
     except ValueError as error:
         message = f"invalid collector.urls: URL {number}: {error}: expected http://HOST:PORT or https://HOST:PORT"
-        raise collector_client.CollectorLinkError(message) from error
+        raise collector_link.CollectorLinkError(message) from error
     return parts.scheme, parts.hostname or "", port, parts.path.rstrip("/")
 
 
@@ -122,7 +122,7 @@ class CollectorChoice:
     position: int = 0
     confirmed: int = 0
     """Position of the collector that responded last, at first of the first one."""
-    reason: collector_client.ChangeReason = collector_client.ChangeReason.FAILURES
+    reason: delivery_result.ChangeReason = delivery_result.ChangeReason.FAILURES
     """Reason for which the confirmed collector is not used, while another one is."""
     _failures: int = 0
     _since_seconds: float | None = None
@@ -140,7 +140,7 @@ class CollectorChoice:
         """Begin an attempt: with the first collector of the order, if it has been ready long enough."""
         ready_since = self._ready_since_seconds
         if ready_since is not None and now_seconds - ready_since >= self._return_after_seconds:
-            self._move(0, collector_client.ChangeReason.RETURN)
+            self._move(0, delivery_result.ChangeReason.RETURN)
         if self._since_seconds is None:
             self._since_seconds = now_seconds
 
@@ -157,7 +157,7 @@ class CollectorChoice:
     def record_failure(
         self,
         now_seconds: float,
-        reason: collector_client.ChangeReason,
+        reason: delivery_result.ChangeReason,
         retry_after_seconds: float | None = None,
     ) -> float:
         """Record a failed attempt; return the seconds to wait before the next one."""
@@ -183,14 +183,14 @@ class CollectorChoice:
         return self._failures > 0 or not self._has_responded or is_late
 
     def _reason_to_move(
-        self, now_seconds: float, reason: collector_client.ChangeReason
-    ) -> collector_client.ChangeReason | None:
+        self, now_seconds: float, reason: delivery_result.ChangeReason
+    ) -> delivery_result.ChangeReason | None:
         max_failures = self.link.max_failures if self._has_responded else 1
-        if reason is collector_client.ChangeReason.DRAINING or self._failures >= max_failures:
+        if reason is delivery_result.ChangeReason.DRAINING or self._failures >= max_failures:
             return reason
         since_seconds = now_seconds if self._since_seconds is None else self._since_seconds
         if now_seconds - since_seconds >= self.link.failover_seconds:
-            return collector_client.ChangeReason.UNACKNOWLEDGED
+            return delivery_result.ChangeReason.UNACKNOWLEDGED
         return None
 
     def record_probe(self, now_seconds: float, *, is_ready: bool) -> None:
@@ -202,10 +202,10 @@ class CollectorChoice:
             self._ready_since_seconds = now_seconds
             self._return_after_seconds = wait_seconds * self.uniform(1.0, RETURN_SPREAD)
 
-    def _move(self, position: int, reason: collector_client.ChangeReason) -> None:
+    def _move(self, position: int, reason: delivery_result.ChangeReason) -> None:
         if self.position == self.confirmed:
             self.reason = reason
-        if reason is collector_client.ChangeReason.RETURN:
+        if reason is delivery_result.ChangeReason.RETURN:
             # If it accepts no frames although it is ready, it is tried less and less often.
             self._return_factor = min(self._return_factor * 2, MAX_RETURN_FACTOR)
             self._round = None
@@ -278,7 +278,7 @@ class CollectorFailover:
         await self._close_unused(before)
         return self.client
 
-    async def record_failure(self, answer: collector_client.DeliveryResult) -> float:
+    async def record_failure(self, answer: delivery_result.DeliveryResult) -> float:
         """Record a failed attempt; return the seconds to wait before the next one."""
         before = self.client
         pause_seconds = self._choice.record_failure(

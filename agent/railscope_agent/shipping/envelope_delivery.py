@@ -9,11 +9,8 @@ from msgspec import structs
 
 from railscope import __version__, envelopes, frame, wire
 from railscope_agent import host
-from railscope_agent.shipping.collector_client import (
-    CollectorClient,
-    DeliveryResult,
-    EnvelopeDecision,
-)
+from railscope_agent.shipping.collector_client import CollectorClient
+from railscope_agent.shipping.delivery_result import DeliveryResult, EnvelopeDecision
 
 MAX_SCHEMA_SENDINGS = 3
 """Times that schemas are sent at once, one more after each repeated request: of collectors that take turns at one URL,

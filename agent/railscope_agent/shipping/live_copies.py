@@ -17,7 +17,12 @@ import structlog
 
 from railscope import timestamps
 from railscope_agent.sampling import shipping_stats
-from railscope_agent.shipping import collector_choice, collector_client, envelope_delivery
+from railscope_agent.shipping import (
+    collector_choice,
+    collector_client,
+    delivery_result,
+    envelope_delivery,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -64,7 +69,7 @@ class LiveCopies:
         body, frames = self._waiting.popleft()
         answer = await self.delivery.offer_copy(client, body, is_failing=self.failover.is_failing)
         is_later = answer.verdict not in _DECISIONS
-        if answer.verdict is collector_client.EnvelopeDecision.ACKNOWLEDGED:
+        if answer.verdict is delivery_result.EnvelopeDecision.ACKNOWLEDGED:
             self.stats.copied_frames += frames
         elif is_later:
             self._waiting.appendleft((body, frames))
@@ -94,6 +99,6 @@ class LiveCopies:
 
 
 _DECISIONS = {
-    collector_client.EnvelopeDecision.ACKNOWLEDGED,
-    collector_client.EnvelopeDecision.REJECTED,
+    delivery_result.EnvelopeDecision.ACKNOWLEDGED,
+    delivery_result.EnvelopeDecision.REJECTED,
 }

@@ -27,15 +27,12 @@ from railscope.catalog.entities import DROP
 from railscope.frame import Entity, Event, Frame, FrameOrigin
 from railscope_agent import config, host
 from railscope_agent.sampling import shipping_stats, worker_thread
-from railscope_agent.shipping import spool
+from railscope_agent.shipping import envelope_limits, run_end, schema_store, spool
 from railscope_agent.shipping.collector_choice import CollectorFailover
-from railscope_agent.shipping.collector_client import (
-    CollectorClient,
-    DeliveryResult,
-    EnvelopeDecision,
-)
+from railscope_agent.shipping.collector_client import CollectorClient
 from railscope_agent.shipping.collector_logs import EvidenceReceipt
 from railscope_agent.shipping.delivered_frames import DeliveredFrames
+from railscope_agent.shipping.delivery_result import DeliveryResult, EnvelopeDecision
 from railscope_agent.shipping.envelope_delivery import EnvelopeDelivery
 from railscope_agent.shipping.live_copies import LiveCopies
 
@@ -85,12 +82,12 @@ class Shipper:
 
     def __post_init__(self) -> None:
         """Open the spool. Raises OSError if the state directory cannot be used."""
-        self._ended = spool.read_run_end(self.directory)
+        self._ended = run_end.read_run_end(self.directory)
         self._failover = CollectorFailover(self.link, self.origin.node, self.clock, self.stats)
         self._client = self._failover.client
         self._delivered = DeliveredFrames(self.directory, bool(self.link.urls))
         self._spool = spool.Spool(self.directory / "spool", self.link.spool_bytes, self._delivered)
-        self._schemas = spool.SpooledSchemas(self.directory / "schemas")
+        self._schemas = schema_store.SchemaStore(self.directory / "schemas")
         self._is_log_known = not self._delivered_elsewhere()
         self._delivery = EnvelopeDelivery(self.origin, self.clock, self._schemas.get)
         self._copies = None
@@ -195,7 +192,7 @@ class Shipper:
             self._schemas.try_put(
                 wire.schema_identity(schema), partial(wire.to_wire_schema, schema)
             )
-        groups = spool.split_into_envelopes(frames)
+        groups = envelope_limits.split_into_envelopes(frames)
         packed = [(self._add_envelope(group), len(group)) for group in groups]
         self._update_stats()
         return packed
@@ -209,7 +206,7 @@ class Shipper:
         if self._is_stopping or self._problem != "" or not is_first:
             self._spool_memory()
         else:
-            spool.write_run_end(
+            run_end.write_run_end(
                 self.directory, wire.RunEnd(self.origin.run, self._last), is_synced=False
             )
         return body
@@ -227,7 +224,7 @@ class Shipper:
             if body is self._sent_body:
                 self._spooled_body = self._spool.newest
         if self._last:
-            spool.write_run_end(self.directory, wire.RunEnd(self.origin.run, self._last))
+            run_end.write_run_end(self.directory, wire.RunEnd(self.origin.run, self._last))
         self._update_stats()
 
     def _spool_envelope(self, body: bytes, frames: int, *, is_synced: bool = True) -> None:

@@ -1,29 +1,21 @@
-"""Spool: envelopes on disk until a collector has received them and their evidence is stored, and their schemas.
+"""Spool: envelopes on disk until a collector has received them and their evidence is stored.
 
 One file per envelope, which is complete or absent: neither a crash of the agent nor a power failure loses an envelope that waits
 to be received. One that is spooled after its receipt is not synchronized: a power failure loses it within about 30 s, and only
 together with the disk of the collector. At the size bound, the oldest envelopes are dropped, first those that were received.
-
-Envelopes do not contain their schemas. A collector without a schema requests it, possibly after a
-restart of the agent with another configuration, so schemas are stored beside the spool for as
-long as frames may be.
 """
 
 from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import msgspec
 import structlog
 
 from railscope import durable_files
-from railscope.frame import Frame
-from railscope.untrusted_text import DECODING_ERRORS
-from railscope.wire import BYTES_PER_VALUE, DeliveredRun, RunEnd, WireSchema
+from railscope.wire import DeliveredRun
 from railscope_agent.shipping import collector_logs, delivered_frames
 
 log = structlog.get_logger(__name__)
@@ -33,28 +25,6 @@ _RESERVE = 64
 """Reciprocal of the share of the spool that is freed at once by dropping received envelopes."""
 _HEAD_BYTES = 8
 _NAME_DIGITS = 12
-MAX_FRAMES_OF_AN_ENVELOPE, MAX_BYTES_OF_AN_ENVELOPE = 4_000, 8 << 20
-MAX_EVENTS_OF_AN_ENVELOPE = 4_000
-"""Limit of one envelope, at most half of what a collector accepts: many events may be pending after a disk hang."""
-
-
-def split_into_envelopes(frames: Sequence[Frame]) -> Iterator[list[Frame]]:
-    """Yield frames in groups that are within the bounds of an envelope."""
-    group: list[Frame] = []
-    size = events = 0
-    for frame in frames:
-        frame_bytes = len(frame.values) * BYTES_PER_VALUE + len(frame.reasons)
-        full = (
-            len(group) >= MAX_FRAMES_OF_AN_ENVELOPE or size + frame_bytes > MAX_BYTES_OF_AN_ENVELOPE
-        )
-        if group and (full or events + len(frame.events) > MAX_EVENTS_OF_AN_ENVELOPE):
-            yield group
-            group, size, events = [], 0, 0
-        group.append(frame)
-        size += frame_bytes
-        events += len(frame.events)
-    if group:
-        yield group
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,86 +296,3 @@ class Spool:
                 size = entry.stat().st_size
                 envelopes.append(SpooledEnvelope(int(name), size, frames, is_synced))
         return envelopes
-
-
-_MAX_SCHEMAS = 256
-_SCHEMA_SUFFIX = ".schema"
-
-
-class SpooledSchemas:
-    """Wire schemas by hash. Raises OSError if the directory cannot be written."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        durable_files.delete_partial_files(self._directory)
-        self._contents: dict[bytes, bytes] = {}
-        """Content of the files: a third of the memory of the schemas."""
-        self._stored: set[bytes] = set()
-        self._failed: set[bytes] = set()
-
-    def try_put(self, digest: bytes, make: Callable[[], WireSchema]) -> None:
-        """Store a schema; a failure is logged once for each, and it is stored with a later envelope."""
-        try:
-            self.put(digest, make)
-            self._failed.discard(digest)
-        except OSError as error:
-            if digest not in self._failed:
-                log.warning(
-                    "schema_write_failed", directory=str(self._directory.parent), problem=str(error)
-                )
-            self._failed.add(digest)
-
-    def put(self, digest: bytes, make: Callable[[], WireSchema]) -> None:
-        """Store a schema unless it is stored already. Raises OSError (a full disk)."""
-        if digest in self._stored:
-            return
-        content = self._contents.get(digest) or msgspec.msgpack.encode(make())
-        self._contents[digest] = content
-        durable_files.write_durably(self._path(digest), content)
-        self._forget_oldest()
-        self._stored.add(digest)
-
-    def get(self, digest: bytes) -> WireSchema | None:
-        """Return a schema by its hash; None if it was never stored or is damaged."""
-        try:
-            content = self._contents.get(digest) or self._path(digest).read_bytes()
-            return msgspec.msgpack.decode(content, type=WireSchema)
-        except (OSError, *DECODING_ERRORS):
-            return None
-
-    def _path(self, digest: bytes) -> Path:
-        return self._directory / (digest.hex() + _SCHEMA_SUFFIX)
-
-    def _forget_oldest(self) -> None:
-        files = sorted(
-            self._directory.glob("*" + _SCHEMA_SUFFIX), key=lambda file: file.stat().st_mtime_ns
-        )
-        for file in files[:-_MAX_SCHEMAS]:
-            self._contents.pop(bytes.fromhex(file.stem), None)
-            self._stored.discard(bytes.fromhex(file.stem))
-            file.unlink(missing_ok=True)
-
-
-RUN_END_FILE = "run_end.json"
-"""File in the state directory with the last packed sequence of each stream, written at each push; durable at
-once only with a spooled envelope."""
-
-
-def write_run_end(directory: Path, ended: RunEnd, *, is_synced: bool = True) -> None:
-    """Write the last packed sequences of a run. Blocking."""
-    write = durable_files.write_json if is_synced else durable_files.replace_json
-    try:
-        write(directory / RUN_END_FILE, ended)
-    except OSError as error:
-        # Only the end of the run is missing; the file is written again at the next push.
-        log.warning("run_end_write_failed", directory=str(directory), problem=str(error))
-
-
-def read_run_end(directory: Path) -> RunEnd | None:
-    """Return the last sequences of the previous run. Blocking; raises OSError for the state directory."""
-    try:
-        return durable_files.read_json(directory / RUN_END_FILE, RunEnd)
-    except durable_files.DamagedFileError as error:
-        log.warning("run_end_lost", problem=str(error))
-        return None

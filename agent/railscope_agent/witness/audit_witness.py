@@ -34,7 +34,7 @@ from railscope_agent.sampling.shipping_stats import (
     AuditLogState,
 )
 from railscope_agent.sampling.worker_thread import WorkerThread
-from railscope_agent.shipping import collector_client
+from railscope_agent.shipping import collector_link, http_client
 from railscope_agent.witness import WitnessError, witness_store
 
 CHECKPOINT_PATH = "/v1/checkpoint"
@@ -62,13 +62,13 @@ class AuditLogClient:
     """Client of one collector. Raises CollectorLinkError if the link cannot work."""
 
     def __init__(self, link: config.CollectorLink) -> None:
-        self.url = collector_client.url_without_credentials(link.url)
-        self._base = collector_client.HttpClient(
+        self.url = collector_link.url_without_credentials(link.url)
+        self._base = http_client.HttpClient(
             self.url + CHECKPOINT_PATH,
-            collector_client.create_tls_context(link),
+            collector_link.create_tls_context(link),
             link.timeout_seconds,
         )
-        token = collector_client.read_token(link)
+        token = collector_link.read_token(link)
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._path = self._base.target
 
@@ -113,7 +113,7 @@ class AuditLogClient:
             raise ReportedConflictError(answer.body[:500].decode(errors="replace"))
         self._text(answer)
 
-    async def _get(self, suffix: str) -> collector_client.HttpResponse:
+    async def _get(self, suffix: str) -> http_client.HttpResponse:
         try:
             return await self._base.get(self._headers, self._path + suffix)
         except OSError as error:
@@ -124,7 +124,7 @@ class AuditLogClient:
             f"cannot read the audit log of {self.url}: {error.strerror or error or 'timeout'}"
         )
 
-    def _text(self, answer: collector_client.HttpResponse) -> str:
+    def _text(self, answer: http_client.HttpResponse) -> str:
         if answer.status != HTTPStatus.OK:
             detail = answer.body[:200].decode(errors="replace").strip()
             message = (

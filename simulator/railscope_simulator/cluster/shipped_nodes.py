@@ -32,7 +32,7 @@ from railscope_agent.host import Clock
 from railscope_agent.host.live_host import LiveClock
 from railscope_agent.sampling.shipping_stats import ShippingStats
 from railscope_agent.service import allow_many_files
-from railscope_agent.shipping import collector_client
+from railscope_agent.shipping import collector_client, collector_link
 from railscope_agent.shipping.collector_choice import collector_links
 from railscope_agent.shipping.shipper import MAX_FRAMES_PENDING, Shipper
 from railscope_collector.access.credentials import digest_token
@@ -232,7 +232,7 @@ class ShippedCluster:
         for link in collector_links(link_of(self.settings.collector, names[0]), names[0]):
             collector_client.CollectorClient(link)
         for name in names:
-            collector_client.read_token(link_of(self.settings.collector, name))
+            collector_link.read_token(link_of(self.settings.collector, name))
 
     def _with_tokens(self, settings: AgentSettings) -> AgentSettings:
         """Without a token or certificate, return settings with tokens, and write them for the collector."""

@@ -1,0 +1,159 @@
+"""Result of a delivery to the collector, from its response.
+
+A response means one of: acknowledged as durable; schemas required first; rejected permanently
+(sending the same again will not help); or retry later, with a problem and a remedy. The first
+three decide about frames, and are accepted only with the mark of the collector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+from http import HTTPStatus
+
+import msgspec
+
+from railscope import wire
+from railscope.http_responses import DECISIONS
+from railscope.untrusted_text import DECODING_ERRORS
+from railscope_agent.shipping.collector_logs import EvidenceReceipt
+from railscope_agent.shipping.http_client import HttpResponse
+
+_REJECTING_STATUSES = {400, 413, 422}
+_DENIALS = {401, 403}
+_RECEIPT_FIELDS = {field.name for field in msgspec.structs.fields(EvidenceReceipt)}
+_ADVICE = {
+    401: (
+        "missing or wrong token; fix: compare collector.token_file with the collector's tokens file"
+    ),
+    403: "the token belongs to another node; fix: check node and collector.token_file",
+    404: "unknown path; fix: check that collector.url is the base URL of a collector",
+    405: "unknown path; fix: check that collector.url is the base URL of a collector",
+    426: (
+        f"unsupported protocol version {wire.VERSION}; fix: update the older of agent and collector"
+    ),
+    429: "the collector is busy",
+    503: "the collector cannot store frames now",
+}
+
+
+class EnvelopeDecision(Enum):
+    """Decision about an envelope after one attempt."""
+
+    ACKNOWLEDGED = "acknowledged"
+    WANTS_SCHEMAS = "wants_schemas"
+    REJECTED = "rejected"
+    LATER = "later"
+
+
+class ChangeReason(StrEnum):
+    """Reason to use another collector, if there are several."""
+
+    FAILURES = "failures"
+    UNACKNOWLEDGED = "unacknowledged"
+    """No response in time."""
+    DENIED = "denied"
+    """Failures of which the last one is a status of 401 or 403."""
+    DRAINING = "draining"
+    RETURN = "return"
+    """The first collector of the order has been ready again for long enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryResult:
+    """Result of one attempt."""
+
+    verdict: EnvelopeDecision
+    problem: str = ""
+    change_reason: ChangeReason = ChangeReason.FAILURES
+    """Reason to use another collector after a failure."""
+    schemas: tuple[bytes, ...] = ()
+    retry_after_seconds: float | None = None
+    receipt: EvidenceReceipt | None = None
+    """Receipt of a collector with a shared database, which stores evidence later."""
+
+
+class _CollectorReply(msgspec.Struct):
+    error: str = ""
+    unknown_schemas: tuple[str, ...] = ()
+    accepted_frames: int | None = None
+    copied_frames: int | None = None
+    draining: bool = False
+
+
+def interpret_answer(
+    url: str, answer: HttpResponse, *, marked: bool, is_copy: bool
+) -> DeliveryResult:
+    """Return the result of a delivery; `marked` is true if the response has the mark of the collector."""
+    status = answer.status
+    try:
+        reply = msgspec.json.decode(answer.body, type=_CollectorReply)
+    except DECODING_ERRORS:
+        reply = None
+    detail = reply.error if reply else ""
+    if status in DECISIONS and not marked:
+        problem = (
+            f"unexpected response from {url}: status {status} without the mark of a "
+            "collector: expected a collector with this node's token; fix: check "
+            "collector.url, and update the collector before its agents"
+        )
+        return DeliveryResult(EnvelopeDecision.LATER, problem)
+    accepted = reply and (reply.copied_frames if is_copy else reply.accepted_frames)
+    if status == HTTPStatus.OK and accepted is not None:
+        try:
+            receipt = _read_receipt(answer.body)
+        except ValueError as error:
+            problem = (
+                f"invalid acknowledgement from {url}: {error}: expected log, position and stored; "
+                "fix: update the older of agent and collector"
+            )
+            return DeliveryResult(EnvelopeDecision.LATER, problem)
+        return DeliveryResult(EnvelopeDecision.ACKNOWLEDGED, receipt=receipt)
+    if (
+        status == HTTPStatus.CONFLICT
+        and reply is not None
+        and (requested := _requested_schemas(reply))
+    ):
+        problem = f"repeated request from {url} for schemas that were sent"
+        return DeliveryResult(EnvelopeDecision.WANTS_SCHEMAS, problem, schemas=requested)
+    if reply is not None and status in _REJECTING_STATUSES:
+        return DeliveryResult(
+            EnvelopeDecision.REJECTED, f"envelope rejected by {url}: status {status}: {detail}"
+        )
+    advice = _ADVICE.get(status, "fix: check that collector.url is the base URL of a collector")
+    if is_copy and status == HTTPStatus.NOT_FOUND:
+        advice = "no live copies; fix: update the collector, or set collector.send_to = 1"
+    problem = (
+        f"request to {url} failed: status {status}{f' ({detail})' if detail else ''}: {advice}"
+    )
+    reason = ChangeReason.DENIED if status in _DENIALS else ChangeReason.FAILURES
+    if reply is not None and reply.draining:
+        reason = ChangeReason.DRAINING
+    return DeliveryResult(
+        EnvelopeDecision.LATER, problem, reason, retry_after_seconds=_retry_after(answer.headers)
+    )
+
+
+def _read_receipt(body: bytes) -> EvidenceReceipt | None:
+    """Return the receipt in a response; None if it has none. Raises ValueError for an invalid one."""
+    if not msgspec.json.decode(body, type=dict[str, object]).keys() & _RECEIPT_FIELDS:
+        return None
+    receipt = msgspec.json.decode(body, type=EvidenceReceipt)
+    if receipt.stored > receipt.position:
+        message = f"stored {receipt.stored} is after position {receipt.position}"
+        raise ValueError(message)
+    return receipt
+
+
+def _requested_schemas(reply: _CollectorReply) -> tuple[bytes, ...]:
+    """Return the schemas that a reply requests; none if it contains an invalid hash."""
+    try:
+        return tuple(bytes.fromhex(digest) for digest in reply.unknown_schemas)
+    except ValueError:
+        return ()
+
+
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    value = headers.get("retry-after", "")
+    return float(value) if value.isdecimal() else None
