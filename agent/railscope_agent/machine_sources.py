@@ -34,13 +34,13 @@ from railscope_agent.sources.parallel_filesystems import CephSource, LustreSourc
 from railscope_agent.sources.pcie import PcieSource
 from railscope_agent.sources.tenancy import ClaimSource
 from railscope_agent.streams.kernel_log import KernelLogStream, XidMatcher
-from railscope_agent.topology import network, rails
+from railscope_agent.topology import network, rail_rules
 
 
 def machine_sources(settings: AgentSettings, xids: XidMatcher | None = None) -> list[Source]:
     """Return all sources that read the node, without the disabled ones. Raises SettingsError."""
     wiring, matcher = (
-        network.NetworkScanner(rails.parse_rail_rules(settings.topology)),
+        network.NetworkScanner(rail_rules.parse_rail_rules(settings.topology)),
         xids or XidMatcher(),
     )
     gpus, lists = inventory.GpuInventory(wiring), process_lists.ProcessLists()

@@ -16,18 +16,14 @@ from railscope_agent.config import TopologySettings
 from railscope_agent.host.live_host import LiveHost
 from railscope_agent.sources.pcie import PcieSource
 from railscope_agent.topology import pci
+from railscope_agent.topology.nccl_topology import NcclTopology
 from railscope_agent.topology.nccl_xml import parse_nccl_topology
-from railscope_agent.topology.network import NetworkScanner, NodeNetwork
+from railscope_agent.topology.network import NetworkScanner
+from railscope_agent.topology.network_device import NodeNetwork
 from railscope_agent.topology.node_topology import read_topology
-from railscope_agent.topology.pci import (
-    RDMA_CLASS,
-    NcclTopology,
-    PciDistance,
-    gpu_addresses,
-    pci_distance,
-    pci_functions,
-)
-from railscope_agent.topology.rails import RailRules, parse_rail_rules
+from railscope_agent.topology.pci import RDMA_CLASS, gpu_addresses, pci_functions
+from railscope_agent.topology.pci_distance import PciDistance, distance_between
+from railscope_agent.topology.rail_rules import RailRules, parse_rail_rules
 
 WESTMERE = "sysfs/hwloc/40intel64-2g2n4c+pcilocality.tar.bz2"
 GB10 = "sysfs/hwloc/nvidia-dgx-gb10.tar.bz2"
@@ -64,7 +60,7 @@ def test_distances_in_a_server_of_two_sockets(
     westmere: Path, one: str, other: str, expected: PciDistance
 ) -> None:
     places = [pci.read_place(LiveHost(westmere), address) for address in (one, other)]
-    assert pci_distance(*places) is pci_distance(*reversed(places)) is expected
+    assert distance_between(*places) is distance_between(*reversed(places)) is expected
 
 
 def test_nics_of_that_server_are_found(westmere: Path) -> None:
@@ -125,7 +121,10 @@ def test_distances_follow_switches_and_cpus(name: str) -> None:
         else:
             expected = PciDistance.PIX if above == above_other else PciDistance.PXB
         pair = [places[pci_.attrib["busid"]] for pci_ in (one, other)]
-        assert pci_distance(*pair) is pci_distance(*reversed(pair)) is expected, (one, other)
+        assert distance_between(*pair) is distance_between(*reversed(pair)) is expected, (
+            one,
+            other,
+        )
 
 
 def test_cpus_links_and_names_of_a_file() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
+from railscope_agent.topology.nccl_topology import NcclFileError
 from railscope_agent.topology.nccl_xml import format_cpu_list, parse_nccl_topology
-from railscope_agent.topology.pci import NcclFileError
 
 
 @pytest.mark.parametrize(

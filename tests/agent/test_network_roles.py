@@ -20,7 +20,9 @@ from support.reading import read_once
 from railscope_agent.sources.nic_counters import NicSource
 from railscope_agent.sources.rdma import RdmaSource
 from railscope_agent.topology import pci
-from railscope_agent.topology.network import NetworkScanner, NodeNetwork, default_interfaces
+from railscope_agent.topology.default_routes import default_interfaces
+from railscope_agent.topology.network import NetworkScanner
+from railscope_agent.topology.network_device import NodeNetwork
 
 DGX_H100 = {
     0: (0x18, "mlx5_0", "ibp24s0"), 1: (0x40, "mlx5_3", "ibp64s0"), 2: (0x4F, "mlx5_4", "ibp79s0"),

@@ -32,7 +32,7 @@ from railscope_agent.sampling.source import ProbeVerdict
 from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.sources.nic_settings import NicSettingsSource
 from railscope_agent.topology.network import NetworkScanner
-from railscope_agent.topology.rails import RailRules
+from railscope_agent.topology.rail_rules import RailRules
 
 ETH0 = ("eth0",)
 PFC = "railscope_nic_setting_pfc_enabled"

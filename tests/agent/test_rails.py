@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given, strategies as st
 from support.pci_trees import BRIDGES, plant
 
-from railscope_agent.topology.pci import RAIL_REACH, PciPlace, pci_distance
+from railscope_agent.topology.pci import PciPlace
+from railscope_agent.topology.pci_distance import RAIL_REACH, distance_between
 from railscope_agent.topology.rails import RailAssignment, RailNic, assign_rails
 
 CX7, STORAGE = "15b3:1021 InfiniBand", "15b3:a2dc Ethernet"
@@ -219,7 +220,7 @@ def test_every_seat_is_near_or_by_numa_node(server) -> None:
     bridges = {gpu.bridge for gpu in gpus}
     for name, one in found.assigned.items():
         gpu = gpus[one.gpu]
-        if pci_distance(gpu, places[name]) > RAIL_REACH:
+        if distance_between(gpu, places[name]) > RAIL_REACH:
             assert gpu.numa_node == places[name].numa_node != ""
             assert places[name].bridge not in bridges
 
@@ -230,7 +231,9 @@ def test_no_gpu_lacks_a_nic_while_a_near_one_is_free(server) -> None:
     found = assign_rails(gpus, nics)
     for nic in nics:
         if nic.place.address in found.why_not:
-            near = [n for n, gpu in enumerate(gpus) if pci_distance(gpu, nic.place) <= RAIL_REACH]
+            near = [
+                n for n, gpu in enumerate(gpus) if distance_between(gpu, nic.place) <= RAIL_REACH
+            ]
             assert all(found.nics[n] for n in near)
 
 
@@ -246,7 +249,7 @@ def test_the_order_of_discovered_nics_moves_nothing(server, dice) -> None:
 def test_a_nic_far_from_all_gpus_changes_no_rail(server, data) -> None:
     gpus, nics = server
     found = assign_rails(gpus, nics)
-    if not any(pci_distance(g, c.place) <= RAIL_REACH for g in gpus for c in nics):
+    if not any(distance_between(g, c.place) <= RAIL_REACH for g in gpus for c in nics):
         return
     far = RailNic(
         PciPlace("far", ("0000:ff:00.0",), "7"), data.draw(st.sampled_from([CX7, STORAGE]))

@@ -11,14 +11,8 @@ from support.pci_bus import add_device, add_gpu, add_nic
 from support.pci_trees import BRIDGES, plant, walked_distance
 
 from railscope_agent.topology import pci
-from railscope_agent.topology.pci import (
-    PciDistance,
-    PciPlace,
-    bus_order,
-    c2c_distance,
-    pci_address,
-    pci_distance,
-)
+from railscope_agent.topology.pci import PciPlace, bus_order, pci_address
+from railscope_agent.topology.pci_distance import PciDistance, c2c_distance, distance_between
 
 
 @given(BRIDGES)
@@ -26,7 +20,7 @@ def test_the_formula_is_the_walk_through_the_tree(bridges) -> None:
     tree = plant(bridges)
     for one, other in combinations_with_replacement(tree.places, 2):
         expected = walked_distance(tree, one, other)
-        assert pci_distance(one, other) is pci_distance(other, one) is expected
+        assert distance_between(one, other) is distance_between(other, one) is expected
 
 
 @given(BRIDGES)
@@ -35,9 +29,9 @@ def test_no_detour_is_nearer_than_the_worst_of_its_parts(bridges) -> None:
     known = [place for place in plant(bridges).places if place.numa_node]
     for one, other in combinations_with_replacement(known, 2):
         for between in known:
-            parts = pci_distance(one, between), pci_distance(between, other)
+            parts = distance_between(one, between), distance_between(between, other)
             if max(parts) <= PciDistance.PXB:
-                assert pci_distance(one, other) <= PciDistance.PXB
+                assert distance_between(one, other) <= PciDistance.PXB
 
 
 @pytest.mark.parametrize(
@@ -51,12 +45,12 @@ def test_no_detour_is_nearer_than_the_worst_of_its_parts(bridges) -> None:
 )
 def test_distances_by_bridges_between(one: str, other: str, expected: PciDistance) -> None:
     places = [PciPlace("pci0", tuple(path.split("/")), "0") for path in (one, other)]
-    assert pci_distance(*places) is expected
+    assert distance_between(*places) is expected
 
 
 def test_unknown_numa_nodes_are_not_the_same() -> None:
     one, other = PciPlace("pci0", ("a",)), PciPlace("pci1", ("a",))
-    assert pci_distance(one, other) is PciDistance.SYS
+    assert distance_between(one, other) is PciDistance.SYS
 
 
 def test_over_c2c_everything_of_the_processor_is_near() -> None:
@@ -83,12 +77,12 @@ def test_places_and_roles_from_sysfs() -> None:
     assert [d.address for d in pci.select_gpus(devices.values())] == [gpu]
     assert console not in devices, "a console's display chip is no GPU, nor anything else of ours"
     assert {d.role for d in devices.values()} == {"gpu", "nic", "bridge"}
-    assert pci_distance(devices[gpu].place, devices[nic].place) is PciDistance.PIX
+    assert distance_between(devices[gpu].place, devices[nic].place) is PciDistance.PIX
 
 
 def test_a_device_that_went_away_is_near_nothing() -> None:
     lost = pci.read_place(FakeHost(), "0000:99:00.0")
-    assert pci_distance(lost, PciPlace("pci0", ("a",), "0")) is PciDistance.SYS
+    assert distance_between(lost, PciPlace("pci0", ("a",), "0")) is PciDistance.SYS
 
 
 def test_addresses() -> None:

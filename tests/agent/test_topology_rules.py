@@ -15,8 +15,9 @@ from railscope_agent.config import PREFIX, AgentSettings, TopologySettings
 from railscope_agent.sampling.source import ProbeVerdict
 from railscope_agent.service import Agent
 from railscope_agent.sources.rdma import RdmaSource
-from railscope_agent.topology.network import NetworkDevice, NetworkScanner, NodeNetwork
-from railscope_agent.topology.rails import ROLES, parse_rail_rules
+from railscope_agent.topology.network import NetworkScanner
+from railscope_agent.topology.network_device import NetworkDevice, NodeNetwork
+from railscope_agent.topology.rail_rules import ROLES, parse_rail_rules
 
 
 def server(count: int = 4) -> FakeHost:

@@ -31,7 +31,7 @@ from railscope_agent.topology.node_topology import (
     read_topology,
 )
 from railscope_agent.topology.pci import pci_address
-from railscope_agent.topology.rails import RailRules
+from railscope_agent.topology.rail_rules import RailRules
 from railscope_agent.topology.topology_report import (
     as_json,
     as_text,

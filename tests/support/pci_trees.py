@@ -9,7 +9,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from railscope_agent.topology.pci import PciDistance, PciPlace
+from railscope_agent.topology.pci import PciPlace
+from railscope_agent.topology.pci_distance import PciDistance
 
 SHAPES = st.recursive(
     st.just("device"), lambda below: st.lists(below, min_size=1, max_size=3), max_leaves=6

@@ -45,9 +45,10 @@ from railscope_agent.shipping import (
     delivery_result,
     http_client,
 )
-from railscope_agent.topology.network import NetworkScanner, NodeNetwork
+from railscope_agent.topology.network import NetworkScanner
+from railscope_agent.topology.network_device import NodeNetwork
 from railscope_agent.topology.pci import DEVICES
-from railscope_agent.topology.rails import VIRTUAL_FUNCTION, parse_rail_rules
+from railscope_agent.topology.rail_rules import VIRTUAL_FUNCTION, parse_rail_rules
 
 
 class DeviceNames:

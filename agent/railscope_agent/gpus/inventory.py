@@ -15,7 +15,8 @@ from railscope.frame import Entity, Event
 from railscope_agent.gpus.mig_slots import MAX_DEVICES, MigSlots, ReportedMigDevice, find_mig_slots
 from railscope_agent.host import Host, Json, NvmlError
 from railscope_agent.sampling import source
-from railscope_agent.topology.network import NetworkScanner, NodeNetwork
+from railscope_agent.topology.network import NetworkScanner
+from railscope_agent.topology.network_device import NodeNetwork
 from railscope_agent.topology.pci import NO_NUMA_NODE, gpu_addresses, pci_address
 
 _LIBRARY_NOT_FOUND = 12

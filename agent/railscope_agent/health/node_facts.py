@@ -18,8 +18,8 @@ from railscope_agent.health.nic_link_rules import LINK_RULES, PCIE_RULES
 from railscope_agent.health.nic_traffic_rules import TRAFFIC_RULES
 from railscope_agent.health.setting_rules import GPU_PATH, GPU_SETTING_RULES, NIC_SETTING_RULES
 from railscope_agent.sampling import source, status
-from railscope_agent.topology.network import NodeNetwork
-from railscope_agent.topology.pci import pci_distance
+from railscope_agent.topology.network_device import NodeNetwork
+from railscope_agent.topology.pci_distance import distance_between
 
 NIC_RULES = (*PCIE_RULES, *LINK_RULES, *NIC_SETTING_RULES, *TRAFFIC_RULES)
 """All rules about NICs, causes before their consequences."""
@@ -121,7 +121,7 @@ class NodeHealthFacts:
         gpus = {gpu.address: gpu for gpu in network.gpus}
         for device in network.devices:
             if device.gpu in gpus:
-                distance = pci_distance(device.device.place, gpus[device.gpu].place)
+                distance = distance_between(device.device.place, gpus[device.gpu].place)
                 self._labels[entities.PCIE.name, device.address][GPU_PATH] = distance.name
 
     def nics(self, absent_sources: AbsentSources) -> dict[str, rule.HealthFacts]:

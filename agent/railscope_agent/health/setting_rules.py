@@ -14,7 +14,7 @@ from railscope.catalog import declare, gpu, gpu_sharing, host, nic, nic_settings
 from railscope.reading import Absent
 from railscope_agent.health import rule
 from railscope_agent.health.nic_signals import MIN_PEERS, is_up, known_signal, require_readings
-from railscope_agent.topology.pci import PciDistance
+from railscope_agent.topology.pci_distance import PciDistance
 
 GPU_PATH = "gpu_path"
 """Label of a NIC: its distance from the GPU of its rail."""

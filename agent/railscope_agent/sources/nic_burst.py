@@ -20,7 +20,7 @@ from railscope_agent.sampling import burst_windows, source
 from railscope_agent.sources.ethtool_statistics import match_statistics
 from railscope_agent.sources.network import NET, parse_speed
 from railscope_agent.sources.rdma import rdma_driver
-from railscope_agent.topology import rails
+from railscope_agent.topology import rail_rules
 from railscope_agent.topology.network import NetworkScanner
 
 RECEIVE, TRANSMIT = "receive", "transmit"
@@ -283,7 +283,7 @@ class _NicCounters:
         return increases
 
 
-_EXCLUDED_PURPOSES = frozenset({rails.BRIDGE, rails.VIRTUAL_FUNCTION})
+_EXCLUDED_PURPOSES = frozenset({rail_rules.BRIDGE, rail_rules.VIRTUAL_FUNCTION})
 """RDMA devices without their own port: a virtual function's counters are those of its physical one."""
 
 

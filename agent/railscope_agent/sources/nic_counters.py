@@ -16,8 +16,9 @@ from railscope.reading import Absent, Reading, reason_of
 from railscope_agent.host import Host, Json
 from railscope_agent.sampling import source
 from railscope_agent.sources import ethtool_statistics, nic_interfaces, source_bases
-from railscope_agent.topology import rails
-from railscope_agent.topology.network import NetworkScanner, nic_entity
+from railscope_agent.topology import rail_rules
+from railscope_agent.topology.network import NetworkScanner
+from railscope_agent.topology.network_device import nic_entity
 
 
 @dataclass(slots=True)
@@ -75,7 +76,7 @@ class NicSource(source_bases.UnwrappingSource, source.SourceWithoutResources):
             names = statistics["names"]
             findings.append(_statistics_finding(interface, driver["driver"], names, matched))
             matched = [each for each in matched if self._needs(driver["driver"], names, each)]
-            if not matched or nic.facts.get("role") == rails.BRIDGE:
+            if not matched or nic.facts.get("role") == rail_rules.BRIDGE:
                 columnless_entities.append(nic)
                 continue
             start = len(columns.columns)

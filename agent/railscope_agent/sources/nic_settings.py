@@ -21,7 +21,8 @@ from railscope.reading import Absent, reason_of
 from railscope_agent.host import Host, Json
 from railscope_agent.sampling import source as base
 from railscope_agent.sources import nic_interfaces, nic_setting_parsers as parsers, source_bases
-from railscope_agent.topology.network import NetworkScanner, NodeNetwork
+from railscope_agent.topology.network import NetworkScanner
+from railscope_agent.topology.network_device import NodeNetwork
 
 _HASH_DIGITS = 12
 _DIRECTIONS = ("receive", "transmit")

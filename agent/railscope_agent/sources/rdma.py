@@ -24,8 +24,9 @@ from railscope.reading import PRESENT, REASONS, UNSIGNED_RANGE, Absent, Reading,
 from railscope_agent.host import Host
 from railscope_agent.sampling import source
 from railscope_agent.sources.source_bases import UnwrappingSource
-from railscope_agent.topology import rails
-from railscope_agent.topology.network import NetworkScanner, NodeNetwork
+from railscope_agent.topology import rail_rules
+from railscope_agent.topology.network import NetworkScanner
+from railscope_agent.topology.network_device import NodeNetwork
 
 DEVICE = "0"
 _WIDEST_FIRST = ("counters_ext", "counters", "hw_counters")
@@ -143,7 +144,9 @@ class RdmaSource(UnwrappingSource, source.SourceWithFiles):
         network = self._wiring.scan(host)
         all_devices = _devices(host, network)
         bridges = [
-            device.whole for device in all_devices if device.whole.facts.get("role") == rails.BRIDGE
+            device.whole
+            for device in all_devices
+            if device.whole.facts.get("role") == rail_rules.BRIDGE
         ]
         devices = [device for device in all_devices if device.whole not in bridges]
         columns = source.ColumnBuilder()

@@ -12,23 +12,23 @@ from collections import Counter
 from collections.abc import Iterator
 
 from railscope import convert_errors
-from railscope_agent.topology import pci as pci_tree
+from railscope_agent.topology import nccl_topology, pci as pci_tree
 
 _LINKS = {"nvlink": "NV", "xgmi": "XGMI"}
 _MASK_BITS = 32
 
 
-def parse_nccl_topology(content: bytes) -> pci_tree.NcclTopology:
+def parse_nccl_topology(content: bytes) -> nccl_topology.NcclTopology:
     """Parse such a file. Raises NcclFileError."""
     if b"<!ENTITY" in content or b"<!DOCTYPE" in content:
         message = "unexpected DOCTYPE or entity"
-        raise pci_tree.NcclFileError(message)
-    with convert_errors(ET.ParseError, pci_tree.NcclFileError, "invalid XML: "):
+        raise nccl_topology.NcclFileError(message)
+    with convert_errors(ET.ParseError, nccl_topology.NcclFileError, "invalid XML: "):
         root = ET.fromstring(content)  # noqa: S314 - the operator's file, and no entities
     if root.tag != "system":
         message = f"unexpected root element {root.tag!r}: expected 'system'"
-        raise pci_tree.NcclFileError(message)
-    topology = pci_tree.NcclTopology()
+        raise nccl_topology.NcclFileError(message)
+    topology = nccl_topology.NcclTopology()
     for number, cpu in enumerate(root.findall("cpu")):
         node = cpu.get("numaid", "")
         node = "" if node == pci_tree.NO_NUMA_NODE else node
@@ -39,11 +39,13 @@ def parse_nccl_topology(content: bytes) -> pci_tree.NcclTopology:
     return topology
 
 
-def _add_device(topology: pci_tree.NcclTopology, pci: ET.Element, place: pci_tree.PciPlace) -> None:
+def _add_device(
+    topology: nccl_topology.NcclTopology, pci: ET.Element, place: pci_tree.PciPlace
+) -> None:
     address = place.address
     if address in topology.places:
         message = f"duplicate PCI address {address}"
-        raise pci_tree.NcclFileError(message)
+        raise nccl_topology.NcclFileError(message)
     topology.places[address] = place
     topology.classes[address] = pci.get("class", "")
     for net in pci.findall("nic/net"):
@@ -62,7 +64,7 @@ def _link_count(link: ET.Element) -> int:
     text = link.get("count", "1")
     if not text.isdecimal():
         message = f"invalid number of links {text!r}"
-        raise pci_tree.NcclFileError(message)
+        raise nccl_topology.NcclFileError(message)
     return int(text)
 
 
@@ -83,7 +85,7 @@ def _address(pci: ET.Element) -> str:
         address = ""
     if not pci_tree.is_address(address):
         message = f"invalid busid {bus_id!r}: expected a PCI address such as 0000:3b:00.0"
-        raise pci_tree.NcclFileError(message)
+        raise nccl_topology.NcclFileError(message)
     return address
 
 
@@ -107,7 +109,7 @@ def format_cpu_list(mask: str) -> str:
             value = value << _MASK_BITS | int(part, 16)
     except ValueError:
         message = f"invalid affinity {mask!r}: expected a CPU mask"
-        raise pci_tree.NcclFileError(message) from None
+        raise nccl_topology.NcclFileError(message) from None
     ranges, cpu = [], 0
     while value >> cpu:
         if value >> cpu & 1:

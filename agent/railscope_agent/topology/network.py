@@ -1,20 +1,11 @@
-"""Network devices with their roles, and the rails of those that carry the traffic of GPUs.
-
-Interfaces that carry the default route of a node are for its management. Formats: torvalds/linux
-net/ipv4/fib_trie.c, fib_route_seq_show, and net/ipv6/route.c, rt6_info_route.
-
-A NIC has facts: driver, firmware, role and rail. A collector aggregates a source over rails by
-the NIC facts in that source's own frames. So every source of NICs includes these facts, whichever
-source reads the driver's statistics.
-"""
+"""Network devices of a node with their roles, and the rails of those that carry the traffic of GPUs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from railscope.catalog.entities import NIC
 from railscope.frame import Entity
 from railscope.timestamps import SECOND_NS
 from railscope_agent.host import Host
@@ -24,123 +15,17 @@ from railscope_agent.sampling.probe_host import (
     repeat_failures,
     unwrap_host,
 )
-from railscope_agent.sampling.source import list_names, network_file, nonempty_facts, read_text
-from railscope_agent.topology import pci, rails as rail_map
-
-_NET = "/sys/class/net"
-_LOWER = "lower_"
-_UP, _REJECT = 0x1, 0x200
-_NOWHERE = "00000000"
-_FIELDS, _FIELDS_6 = 8, 10
-
-
-def default_interfaces(host: Host) -> set[str]:
-    """Return the interface of the best default route, and its lower ones (bond, VLAN, bridge)."""
-    interfaces: set[str] = set()
-    waiting = [_default_ipv4_interface(host) or _default_ipv6_interface(host)]
-    while waiting:
-        interface = waiting.pop()
-        if interface and interface not in interfaces:
-            interfaces.add(interface)
-            below = (
-                name for name in list_names(host, f"{_NET}/{interface}") if name.startswith(_LOWER)
-            )
-            waiting += [name.removeprefix(_LOWER) for name in below]
-    return interfaces
-
-
-def _default_ipv4_interface(host: Host) -> str:
-    best = []
-    for line in read_text(host, network_file(host, "/proc/net/route")).splitlines()[1:]:
-        fields = line.split()
-        if len(fields) < _FIELDS:
-            continue
-        interface, target, _, flags, _, _, metric, mask = fields[:_FIELDS]
-        if target == mask == _NOWHERE and int(flags, 16) & _UP and not int(flags, 16) & _REJECT:
-            best.append((int(metric), interface))
-    return min(best, default=(0, ""))[1]
-
-
-def _default_ipv6_interface(host: Host) -> str:
-    best = []
-    for line in read_text(host, network_file(host, "/proc/net/ipv6_route")).splitlines():
-        fields = line.split()
-        if len(fields) < _FIELDS_6:
-            continue
-        length, metric, flags, interface = fields[1], fields[5], int(fields[8], 16), fields[9]
-        if length == "00" and flags & _UP and not flags & _REJECT and interface != "lo":
-            best.append((int(metric, 16), interface))
-    return min(best, default=(0, ""))[1]
-
+from railscope_agent.sampling.source import list_names, read_text
+from railscope_agent.topology import pci, rail_rules, rails as rail_map
+from railscope_agent.topology.default_routes import default_interfaces
+from railscope_agent.topology.network_device import NetworkDevice, NodeNetwork, nic_entity
 
 BRIDGE_MARK = b"SW_MNG"
 """Mark in the vital product data of a ConnectX function that leads to an NVSwitch."""
 _BRIDGE_MODELS = {"15b3:1021"}
+"""ConnectX-7: on HGX B200 and B300, the functions that manage the NVSwitches have the same PCI id as NICs."""
 _STORAGE_MEGABITS = 40_000
 SCAN_VALID_NS = SECOND_NS
-
-
-@dataclass(frozen=True, slots=True)
-class NetworkDevice:
-    """Network function of the PCI bus with its names, its role and its rail.
-
-    `gpu` is the address of its GPU; `reason` explains the role and the rail.
-    """
-
-    device: pci.PciDevice
-    rdma: tuple[str, ...] = ()
-    interfaces: tuple[str, ...] = ()
-    link_layer: str = ""
-    role: str = ""
-    rail: int | None = None
-    plane: int = 0
-    gpu: str = ""
-    reason: str = ""
-
-    @property
-    def address(self) -> str:
-        """PCI address."""
-        return self.device.address
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All names, the RDMA device first."""
-        return (*self.rdma, *self.interfaces, self.address)
-
-    @property
-    def model(self) -> str:
-        """Model and link layer: the rail NICs of one node have the same."""
-        return f"{self.device.model} {self.link_layer}".strip()
-
-    @property
-    def facts(self) -> dict[str, str]:
-        """Role and rail as labels; unknown ones are left out."""
-        return nonempty_facts(role=self.role, rail="" if self.rail is None else str(self.rail))
-
-
-NO_NETWORK_DEVICE = NetworkDevice(pci.PciDevice("", "", "", pci.PciPlace("", ("",))))
-"""Placeholder for a device that is not on the PCI bus: it has neither role nor rail."""
-
-
-@dataclass(frozen=True, slots=True)
-class NodeNetwork:
-    """All network devices of a node in bus order, and the GPUs they serve.
-
-    `gpu_rails` maps the PCI address of a GPU to its rail, `nic_by_gpu` to the NIC that it uses. `problems`
-    are settings that contradict the node, or each other; `unused` are names in the settings without a
-    device.
-    """
-
-    devices: tuple[NetworkDevice, ...] = ()
-    gpus: tuple[pci.PciDevice, ...] = ()
-    gpu_rails: Mapping[str, int] = field(default_factory=dict)
-    nic_by_gpu: Mapping[str, str] = field(default_factory=dict)
-    problems: tuple[str, ...] = ()
-    unused: tuple[str, ...] = ()
-
-    def device_at(self, address: str) -> NetworkDevice:
-        """Return the device at a PCI address."""
-        return next((d for d in self.devices if d.address == address), NO_NETWORK_DEVICE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +57,8 @@ class NetworkScanner:
     One instance serves all sources, on any thread.
     """
 
-    def __init__(self, rules: rail_map.RailRules | None = None) -> None:
-        self.rules = rules or rail_map.RailRules()
+    def __init__(self, rules: rail_rules.RailRules | None = None) -> None:
+        self.rules = rules or rail_rules.RailRules()
         self._bridges: dict[str, bool] = {}
         self._last: _NetworkScan | None = None
         self._devices = _RailDevices({}, {})
@@ -277,11 +162,13 @@ class NetworkScanner:
         if pci.is_virtual_function(host, device.address):
             return replace(
                 device,
-                role=rail_map.VIRTUAL_FUNCTION,
+                role=rail_rules.VIRTUAL_FUNCTION,
                 reason="its physical function is on this node",
             )
         if device.rdma and self._is_bridge(host, device.device):
-            return replace(device, role=rail_map.BRIDGE, reason="SW_MNG in its vital product data")
+            return replace(
+                device, role=rail_rules.BRIDGE, reason="SW_MNG in its vital product data"
+            )
         return device
 
     def _is_bridge(self, host: Host, device: pci.PciDevice) -> bool:
@@ -307,12 +194,12 @@ class NetworkScanner:
         rail_owners: dict[int, NetworkDevice] = {}
         for device in devices:
             rail = self.rules.find_rail(device.names)
-            if rail and device.role in {"", rail_map.COMPUTE}:
-                device = replace(device, role=rail_map.COMPUTE, rail=rail[0], reason=rail[1])  # noqa: PLW2901 - the same device, on its rail
+            if rail and device.role in {"", rail_rules.COMPUTE}:
+                device = replace(device, role=rail_rules.COMPUTE, rail=rail[0], reason=rail[1])  # noqa: PLW2901 - the same device, on its rail
                 rail_owners[rail[0]] = device
             elif rail:
                 problems.append(
-                    f"{device.names[0]}: {rail[1]}, but it is not a {rail_map.COMPUTE} device: {device.reason}"
+                    f"{device.names[0]}: {rail[1]}, but it is not a {rail_rules.COMPUTE} device: {device.reason}"
                 )
             configured.append(device)
         for position, device in enumerate(configured):
@@ -373,7 +260,7 @@ def _group_by_slot(devices: list[NetworkDevice]) -> dict[str, list[NetworkDevice
     """Return NICs that may be rails: RDMA functions by slot, in the order of their functions."""
     units: dict[str, list[NetworkDevice]] = {}
     for device in sorted(devices, key=lambda device: pci.bus_order(device.address)):
-        if device.rdma and device.role in {"", rail_map.COMPUTE}:
+        if device.rdma and device.role in {"", rail_rules.COMPUTE}:
             units.setdefault(pci.pci_slot(device.address), []).append(device)
     return units
 
@@ -401,7 +288,7 @@ def _assign_unit_rail(
             continue
         yield replace(
             device,
-            role=rail_map.COMPUTE,
+            role=rail_rules.COMPUTE,
             rail=assignment.rails[position.gpu],
             plane=position.plane * len(unit) + function,
             gpu=gpus[position.gpu],
@@ -416,15 +303,15 @@ def _assign_remaining_role(
     if device.role:
         return device
     if device.address in routing_nics:
-        return replace(device, role=rail_map.MANAGEMENT, reason="carries the default route")
+        return replace(device, role=rail_rules.MANAGEMENT, reason="carries the default route")
     if device.rdma and not are_rails:
         return replace(device, reason=f"RDMA, but no NIC of this node has a rail: {device.reason}")
     if device.rdma:
-        return replace(device, role=rail_map.STORAGE, reason=f"RDMA, not a rail: {device.reason}")
+        return replace(device, role=rail_rules.STORAGE, reason=f"RDMA, not a rail: {device.reason}")
     speeds = [read_text(host, f"{pci.NET_CLASS}/{name}/speed") for name in device.interfaces]
     if any(speed.isdecimal() and int(speed) >= _STORAGE_MEGABITS for speed in speeds):
-        return replace(device, role=rail_map.STORAGE, reason="no RDMA, but 40 Gb/s or more")
-    return replace(device, role=rail_map.MANAGEMENT, reason="no RDMA, and less than 40 Gb/s")
+        return replace(device, role=rail_rules.STORAGE, reason="no RDMA, but 40 Gb/s or more")
+    return replace(device, role=rail_rules.MANAGEMENT, reason="no RDMA, and less than 40 Gb/s")
 
 
 def _rails_by_nic(
@@ -434,14 +321,3 @@ def _rails_by_nic(
     by_address = {device.address: device.rail for device in devices}
     configured = {gpu: by_address.get(nics[gpu]) for gpu in rails}
     return {gpu: rail for gpu, rail in configured.items() if rail is not None}
-
-
-def nic_entity(interface: str, driver: Mapping[str, str], device: NetworkDevice) -> Entity:
-    """Return a NIC with its facts; `driver` is ethtool's answer (linux/ethtool.h, ETHTOOL_GDRVINFO)."""
-    facts = device.facts | nonempty_facts(
-        driver=driver["driver"],
-        firmware=driver.get("firmware", ""),
-        pci_address=driver.get("bus", ""),
-        rdma_device=device.rdma[0] if device.rdma else "",
-    )
-    return Entity(NIC, (interface,), facts)

@@ -12,8 +12,9 @@ from itertools import permutations
 
 from railscope_agent.host import Host
 from railscope_agent.sampling.source import call_nvml
-from railscope_agent.topology import pci, pcie_links, rails
-from railscope_agent.topology.network import NetworkDevice, NetworkScanner, NodeNetwork
+from railscope_agent.topology import nccl_topology, pci, pci_distance, pcie_links, rail_rules
+from railscope_agent.topology.network import NetworkScanner
+from railscope_agent.topology.network_device import NetworkDevice, NodeNetwork
 
 _LINK_COUNT, _LINK_STATE, _C2C_COUNT = 91, 165, 170
 _MAX_LINKS = 36
@@ -155,23 +156,23 @@ class NodeTopology:
             return self.bonds[address, other]
         return self.pci_distance(address, other).name
 
-    def pci_distance(self, address: str, other: str) -> pci.PciDistance:
+    def pci_distance(self, address: str, other: str) -> pci_distance.PciDistance:
         """Return the same without NVLinks."""
         places = [self._find_place(end) for end in (address, other)]
         c2c = {gpu.address for gpu in self.gpus if gpu.reported and gpu.reported.c2c_links}
         if (address in c2c) != (other in c2c):
             gpu, nic = places if address in c2c else reversed(places)
-            return pci.c2c_distance(gpu, nic)
-        return pci.pci_distance(*places)
+            return pci_distance.c2c_distance(gpu, nic)
+        return pci_distance.distance_between(*places)
 
     def _find_place(self, address: str) -> pci.PciPlace:
         device = self.devices.get(address)
         return device.place if device else self.network.device_at(address).device.place
 
 
-def read_topology(host: Host, rules: rails.RailRules) -> NodeTopology:
+def read_topology(host: Host, rules: rail_rules.RailRules) -> NodeTopology:
     """Return the node as it is now."""
-    tree = rules.tree or pci.NcclTopology()
+    tree = rules.tree or nccl_topology.NcclTopology()
     devices = pci.read_pci_devices(host, tree.places)
     network = NetworkScanner(rules).assign_roles(host, devices.values())
     reported = {gpu.address: gpu for gpu in read_gpu_links(host)}
@@ -196,7 +197,7 @@ def read_topology(host: Host, rules: rails.RailRules) -> NodeTopology:
     )
 
 
-def _list_near_cpus(device: pci.PciDevice, tree: pci.NcclTopology) -> str:
+def _list_near_cpus(device: pci.PciDevice, tree: nccl_topology.NcclTopology) -> str:
     """Return the CPUs of the topology file if it contains the device, else those of sysfs."""
     in_file = tree.cpus.get(device.place.numa_node) if device.address in tree.places else None
     return in_file or device.cpus

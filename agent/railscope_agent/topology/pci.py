@@ -1,26 +1,21 @@
-"""PCI devices of a node: places in the tree of sysfs, names in other subsystems, and distances.
+"""PCI devices of a node: places in the tree of sysfs, and names in other subsystems.
 
 `realpath(/sys/bus/pci/devices/ADDRESS)` contains the host bridge and every port above a device
 (torvalds/linux Documentation/ABI/testing/sysfs-bus-pci): host bridge, root port, upstream and
 downstream port of each switch, device.
-
-The distance between two PCI devices is that of NCCL (src/graph/topo.cc, src/graph/xml.cc).
-
-The content of a topology file is defined here, apart from its parser in `nccl_xml`, so that an
-agent without such a file does not load the parser.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from enum import IntEnum
+from dataclasses import dataclass
 
 from railscope_agent.host import Host
 from railscope_agent.sampling.source import list_names, read_link_name, read_text
 
 DEVICES = "/sys/bus/pci/devices"
+RDMA_CLASS, NET_CLASS, NVME_CLASS = "/sys/class/infiniband", "/sys/class/net", "/sys/class/nvme"
 NO_NUMA_NODE = "-1"
 GPU, NIC, NVME, NVSWITCH, BRIDGE = "gpu", "nic", "nvme", "nvswitch", "bridge"
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
@@ -38,6 +33,7 @@ _ROLES_BY_VENDOR = {
 """Classes that other vendors use as well: the display chip of a node's console is not a GPU."""
 _CLASS_DIGITS = 6
 _VIRTIO = "virtio"
+_UUID = "GPU UUID:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,10 +195,6 @@ def is_virtual_function(host: Host, address: str) -> bool:
     return bool(read_link_name(host, f"{DEVICES}/{address}/physfn"))
 
 
-RDMA_CLASS, NET_CLASS, NVME_CLASS = "/sys/class/infiniband", "/sys/class/net", "/sys/class/nvme"
-_UUID = "GPU UUID:"
-
-
 def pci_functions(host: Host, directory: str) -> dict[str, str]:
     """Return devices of a class that are a PCI function as a whole: addresses by name."""
     functions = {
@@ -233,84 +225,3 @@ def read_gpu_uuid(host: Host, address: str) -> str:
     lines = read_text(host, f"/proc/driver/nvidia/gpus/{address}/information").splitlines()
     uuid = next((line.removeprefix(_UUID).strip() for line in lines if line.startswith(_UUID)), "")
     return "" if "?" in uuid else uuid
-
-
-_SAME_SWITCH = 2
-"""Levels below the shared port of a switch: its downstream port, and the device there."""
-
-
-class PciDistance(IntEnum):
-    """Distance between two PCI devices, in the terms of `nvidia-smi topo -m`; P2C is NCCL's."""
-
-    PIX = 1
-    PXB = 2
-    P2C = 3
-    PHB = 4
-    NODE = 5
-    SYS = 6
-
-
-DISTANCE_MEANINGS = {
-    PciDistance.SYS: "Connection traversing PCIe as well as the SMP interconnect between NUMA nodes"
-    " (e.g., QPI/UPI)",
-    PciDistance.NODE: "Connection traversing PCIe as well as the interconnect between PCIe Host"
-    " Bridges within a NUMA node",
-    PciDistance.PHB: "Connection traversing PCIe as well as a PCIe Host Bridge (typically the CPU)",
-    PciDistance.P2C: "Connection traversing C2C between GPU and CPU, then PCIe of the same CPU",
-    PciDistance.PXB: "Connection traversing multiple PCIe bridges (without traversing the PCIe Host"
-    " Bridge)",
-    PciDistance.PIX: "Connection traversing at most a single PCIe bridge",
-}
-"""Explanation of each distance, as printed by `nvidia-smi topo -m`, which users are familiar with."""
-
-RAIL_REACH = PciDistance.PXB
-"""Maximum distance for GPUDirect RDMA between a NIC and a GPU, except over C2C."""
-
-
-def pci_distance(place: PciPlace, other: PciPlace) -> PciDistance:
-    """Return the distance of two devices. It is symmetric; a device is PIX to itself."""
-    if place.bridge != other.bridge:
-        return PciDistance.NODE if same_numa_node(place, other) else PciDistance.SYS
-    shared = 0
-    for left, right in zip(place.chain, other.chain, strict=False):
-        if left != right:
-            break
-        shared += 1
-    if shared == 0:
-        return PciDistance.PHB
-    deepest = max(len(place.chain), len(other.chain))
-    return PciDistance.PIX if deepest - shared <= _SAME_SWITCH else PciDistance.PXB
-
-
-def same_numa_node(place: PciPlace, other: PciPlace) -> bool:
-    """True if two devices are known to be at the same NUMA node."""
-    return place.numa_node == other.numa_node != ""
-
-
-def c2c_distance(gpu: PciPlace, other: PciPlace) -> PciDistance:
-    """Return the distance of a device from a GPU that is linked to its processor by C2C.
-
-    A device at the same processor is P2C, whatever its host bridge.
-    """
-    distance = pci_distance(gpu, other)
-    near = distance in {PciDistance.PHB, PciDistance.NODE} and same_numa_node(gpu, other)
-    return PciDistance.P2C if near else distance
-
-
-class NcclFileError(ValueError):
-    """A file without an NCCL topology; the message names the invalid part."""
-
-
-@dataclass(frozen=True, slots=True)
-class NcclTopology:
-    """Content of such a file.
-
-    Places by PCI address; network devices by name with their addresses; CPUs of each NUMA node as a list
-    (`0-23,48-71`); number and kind of links for pairs of GPU addresses.
-    """
-
-    places: dict[str, PciPlace] = field(default_factory=dict)
-    classes: dict[str, str] = field(default_factory=dict)
-    networks: dict[str, str] = field(default_factory=dict)
-    cpus: dict[str, str] = field(default_factory=dict)
-    links: dict[tuple[str, str], tuple[str, int]] = field(default_factory=dict)

@@ -1,25 +1,19 @@
-"""Assignment of NICs to GPUs, the rails that follow from it, and rails and roles in the settings.
+"""Assignment of NICs to GPUs, and the rails that follow from it.
 
 A rail is the position of the GPU that a NIC is nearest to, never a number in the NIC's name:
 `mlx5_N` counts all ports of a node, storage included. NICs are identified by PCI address alone,
 so that no renaming moves a rail. Distance comes first, then the NUMA node, then bus order.
-
-Rails and roles in the settings take precedence over those that the agent detects.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
 
-from railscope.settings import SettingsError
-from railscope_agent.config import TopologySettings
 from railscope_agent.sampling.source import format_count
-from railscope_agent.topology import pci
+from railscope_agent.topology import pci, pci_distance
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +81,16 @@ def assign_rails(gpus: Sequence[pci.PciPlace], nics: Sequence[RailNic]) -> RailA
 
 def _find_usual_model(gpus: Sequence[pci.PciPlace], nics: Sequence[RailNic]) -> str:
     """Return the model of most NICs near GPUs: a different one among them has another purpose."""
-    near = [nic for nic in nics if _nearest_distance(gpus, nic) <= pci.RAIL_REACH]
+    near = [nic for nic in nics if _nearest_distance(gpus, nic) <= pci_distance.RAIL_REACH]
     models = Counter(nic.model for nic in near or nics)
     return models.most_common(1)[0][0] if models else ""
 
 
-def _nearest_distance(gpus: Sequence[pci.PciPlace], nic: RailNic) -> pci.PciDistance:
-    return min((pci.pci_distance(gpu, nic.place) for gpu in gpus), default=pci.PciDistance.SYS)
+def _nearest_distance(gpus: Sequence[pci.PciPlace], nic: RailNic) -> pci_distance.PciDistance:
+    return min(
+        (pci_distance.distance_between(gpu, nic.place) for gpu in gpus),
+        default=pci_distance.PciDistance.SYS,
+    )
 
 
 def _lacks_shared_bridge(gpus: Sequence[pci.PciPlace], nics: Sequence[RailNic]) -> bool:
@@ -102,7 +99,7 @@ def _lacks_shared_bridge(gpus: Sequence[pci.PciPlace], nics: Sequence[RailNic]) 
     candidates = [
         nic
         for nic in nics
-        if not nic.has_other_purpose or _nearest_distance(gpus, nic) <= pci.RAIL_REACH
+        if not nic.has_other_purpose or _nearest_distance(gpus, nic) <= pci_distance.RAIL_REACH
     ]
     return bool(gpus) and all(nic.place.bridge not in bridges for nic in candidates)
 
@@ -141,7 +138,7 @@ def _assign_one_each(
     pairs = sorted(
         (
             distance,
-            not pci.same_numa_node(gpu, nic.place),
+            not pci_distance.same_numa_node(gpu, nic.place),
             nic.model != usual_model,
             nic.has_other_purpose,
             position,
@@ -149,7 +146,7 @@ def _assign_one_each(
         )
         for order, nic in enumerate(nics)
         for position, gpu in enumerate(gpus)
-        if (distance := pci.pci_distance(gpu, nic.place)) <= pci.RAIL_REACH
+        if (distance := pci_distance.distance_between(gpu, nic.place)) <= pci_distance.RAIL_REACH
     )
     gpu_by_address: dict[str, int] = {}
     served: set[int] = set()
@@ -179,14 +176,18 @@ def _select_nics(
     nic_by_gpu = {assigned[nic.place.address].gpu: nic.place.address for nic in first}
     load: Counter[str] = Counter()
     for position, gpu in enumerate(gpus):
-        near = [nic for nic in first if pci.pci_distance(gpu, nic.place) <= pci.RAIL_REACH]
+        near = [
+            nic
+            for nic in first
+            if pci_distance.distance_between(gpu, nic.place) <= pci_distance.RAIL_REACH
+        ]
         if position in nic_by_gpu or not near:
             continue
         shared = min(
             near,
             key=lambda nic: (
-                pci.pci_distance(gpu, nic.place),
-                not pci.same_numa_node(gpu, nic.place),
+                pci_distance.distance_between(gpu, nic.place),
+                not pci_distance.same_numa_node(gpu, nic.place),
                 load[nic.place.address],
             ),
         )
@@ -197,7 +198,11 @@ def _select_nics(
 
 def _describe_distance(gpus: Sequence[pci.PciPlace], nic: RailNic) -> str:
     distance = _nearest_distance(gpus, nic)
-    near = [str(p) for p, gpu in enumerate(gpus) if pci.pci_distance(gpu, nic.place) is distance]
+    near = [
+        str(p)
+        for p, gpu in enumerate(gpus)
+        if pci_distance.distance_between(gpu, nic.place) is distance
+    ]
     if len(near) == 1:
         return f"{distance.name} to GPU {near[0]}"
     return f"{distance.name} to GPUs {', '.join(near)}, in bus order"
@@ -207,8 +212,8 @@ def _explain_distance(gpus: Sequence[pci.PciPlace], nic: RailNic, planes: int) -
     if not gpus:
         return "the node has no GPU"
     distance = _nearest_distance(gpus, nic)
-    if distance > pci.RAIL_REACH:
-        return f"distance {distance.name} to the nearest GPU exceeds {pci.RAIL_REACH.name}"
+    if distance > pci_distance.RAIL_REACH:
+        return f"distance {distance.name} to the nearest GPU exceeds {pci_distance.RAIL_REACH.name}"
     return (
         f"{_describe_distance(gpus, nic)}, but each GPU of this node has "
         f"{format_count(planes, 'NIC')}"
@@ -299,131 +304,3 @@ def _number_rails(
                 shared, number * rails_per_group + place * rails_per_group // len(group)
             )
     return tuple(rails[position] for position in range(len(gpus)))
-
-
-COMPUTE, STORAGE, MANAGEMENT, BRIDGE, VIRTUAL_FUNCTION = ROLES = (
-    "compute",
-    "storage",
-    "management",
-    "bridge",
-    "virtual_function",
-)
-"""Roles of network devices. A bridge leads to an NVSwitch and is not a NIC."""
-_RAIL = "rail"
-
-
-@dataclass(frozen=True)
-class RailRules:
-    """The validated settings of the section [topology].
-
-    A name is an RDMA device, an interface or a PCI address.
-    """
-
-    rails: Mapping[str, int] = field(default_factory=dict)
-    roles: Sequence[tuple[re.Pattern[str], str]] = ()
-    rail_pattern: re.Pattern[str] | None = None
-    expected_megabits_per_second: Mapping[str, int] = field(default_factory=dict)
-    tree: pci.NcclTopology | None = None
-
-    def find_rail(self, names: Iterable[str]) -> tuple[int, str] | None:
-        """Return the rail of the device with these names, and the setting that specifies it."""
-        of_device = list(names)
-        for name in of_device:
-            if name in self.rails:
-                return self.rails[name], f"topology.rails contains {name}"
-        for name in of_device:
-            match = self.rail_pattern.fullmatch(name) if self.rail_pattern else None
-            if match and (match[_RAIL] or "").isdecimal():
-                return int(match[_RAIL]), f"topology.rail_pattern matches {name}"
-        return None
-
-    def find_role(self, names: Iterable[str]) -> tuple[str, str] | None:
-        """Return the role of the device with these names, and its setting; the first match counts."""
-        of_device = list(names)
-        for pattern, role in self.roles:
-            if any(map(pattern.fullmatch, of_device)):
-                return role, f"topology.roles contains {pattern.pattern}"
-        return None
-
-    def find_unused(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return names and patterns in the settings that match none of these names."""
-        of_node = set(names)
-        plain = dict.fromkeys((*self.rails, *self.expected_megabits_per_second))
-        patterns = [p.pattern for p, _ in self.roles if not any(map(p.fullmatch, of_node))]
-        return (*(name for name in plain if name not in of_node and name not in ROLES), *patterns)
-
-    def expected_speed(self, names: Iterable[str]) -> int | None:
-        """Return the expected line rate of a link in Mb/s, by its names and its role."""
-        speeds = (self.expected_megabits_per_second.get(name) for name in names)
-        return next((speed for speed in speeds if speed is not None), None)
-
-
-def parse_rail_rules(settings: TopologySettings) -> RailRules:
-    """Validate the settings. Raises SettingsError that names the setting and a valid value."""
-    for name, rail in settings.rails.items():
-        if rail < 0:
-            message = f"invalid topology.rails: {name} = {rail}: expected 0 or more"
-            raise SettingsError(message)
-    for name, megabits in settings.expected_megabits_per_second.items():
-        if megabits <= 0:
-            message = (
-                f"invalid topology.expected_megabits_per_second: {name} = {megabits}: "
-                "expected Mb/s, such as 400000"
-            )
-            raise SettingsError(message)
-    roles = [_parse_role(name, role) for name, role in settings.roles.items()]
-    pattern, tree = _parse_rail_pattern(settings.rail_pattern), _read_nccl_file(settings.nccl_file)
-    rules = RailRules(settings.rails, roles, pattern, settings.expected_megabits_per_second, tree)
-    for name in settings.rails:
-        role_setting = rules.find_role([name])
-        if role_setting and role_setting[0] != COMPUTE:
-            message = (
-                f"conflicting role of {name}: topology.rails contains it, and "
-                f"{role_setting[1]} = {role_setting[0]!r}: expected {COMPUTE}; fix: remove it from "
-                "one of them"
-            )
-            raise SettingsError(message)
-    return rules
-
-
-def _parse_role(name: str, role: str) -> tuple[re.Pattern[str], str]:
-    if role not in ROLES:
-        message = f"invalid topology.roles: {name} = {role!r}: expected one of {', '.join(ROLES)}"
-        raise SettingsError(message)
-    return _compile_pattern("topology.roles", name), role
-
-
-def _parse_rail_pattern(text: str) -> re.Pattern[str] | None:
-    if not text:
-        return None
-    pattern = _compile_pattern("topology.rail_pattern", text)
-    if _RAIL not in pattern.groupindex:
-        message = (
-            f"invalid topology.rail_pattern {text!r}: expected a group "
-            rf"(?P<{_RAIL}>\d+) for the number"
-        )
-        raise SettingsError(message)
-    return pattern
-
-
-def _compile_pattern(setting: str, text: str) -> re.Pattern[str]:
-    try:
-        return re.compile(text, re.ASCII)
-    except re.error as error:
-        message = f"invalid {setting}: {text!r}: expected a regular expression: {error}"
-        raise SettingsError(message) from error
-
-
-def _read_nccl_file(file: str) -> pci.NcclTopology | None:
-    if not file:
-        return None
-    from railscope_agent.topology.nccl_xml import parse_nccl_topology  # noqa: PLC0415 - few have one, and XML is large
-
-    try:
-        return parse_nccl_topology(Path(file).read_bytes())
-    except OSError as error:
-        message = f"cannot read topology.nccl_file {file}: {error.strerror}"
-        raise SettingsError(message) from error
-    except pci.NcclFileError as error:
-        message = f"invalid topology.nccl_file {file}: {error}"
-        raise SettingsError(message) from error

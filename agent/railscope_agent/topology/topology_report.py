@@ -15,8 +15,8 @@ from railscope.reading import Absent, Reading
 from railscope.untrusted_text import printable
 from railscope_agent.config import TopologySettings
 from railscope_agent.host import Host
-from railscope_agent.topology import node_topology, pci, pcie_links, rails
-from railscope_agent.topology.network import NetworkDevice
+from railscope_agent.topology import node_topology, pci, pci_distance, pcie_links, rail_rules
+from railscope_agent.topology.network_device import NetworkDevice
 
 _AFFINITY = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
 _NONE = "N/A"
@@ -68,7 +68,7 @@ def format_matrix(node: node_topology.NodeTopology) -> str:
     lines += ["", "Legend:", "", "  X    = Self"]
     lines += [
         f"  {distance.name:<4} = {meaning}"
-        for distance, meaning in pci.DISTANCE_MEANINGS.items()
+        for distance, meaning in pci_distance.DISTANCE_MEANINGS.items()
         if distance.name != "P2C" or "P2C" in used
     ]
     lines.append("  NV#  = Connection traversing a bonded set of # NVLinks")
@@ -306,6 +306,6 @@ def show_topology(host: Host, settings: TopologySettings, form: str) -> tuple[st
 
     Raises SettingsError for settings that are invalid on every node.
     """
-    node = node_topology.read_topology(host, rails.parse_rail_rules(settings))
+    node = node_topology.read_topology(host, rail_rules.parse_rail_rules(settings))
     shown = json.dumps(as_json(node), indent=1) + "\n" if form == "json" else as_text(node)
     return shown, not node.network.problems
