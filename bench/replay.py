@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.harness import Aim, BenchReport, benchmark, cpu_seconds, mebibytes
 from railscope.capture import read_capture, write_capture
-from railscope_agent.commands.check import MAX_READS, CaptureWalk
+from railscope_agent.commands.capture_walk import MAX_READS, CaptureWalk
 from railscope_agent.config import AgentSettings
 from railscope_agent.service import Agent
 from railscope_simulator import NodeSpec, capture_metadata, moments

@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from railscope.catalog import gpu_health as h
-from railscope_agent.commands.check import MAX_READS
+from railscope_agent.commands.capture_walk import MAX_READS
 from railscope_agent.health import RULES
+from railscope_agent.health.counter_window import WINDOW_NS
 from railscope_agent.health.gpu_facts import SETTLED_NS, SOURCES
+from railscope_agent.health.health_facts import SHORTEST_RATE_NS
 from railscope_agent.health.nic_signals import MIN_PEERS
 from railscope_agent.health.node_facts import NIC_RULES
-from railscope_agent.health.rule import (
-    ACTIONS_BY_SEVERITY,
-    SHORTEST_RATE_NS,
-    WINDOW_NS,
-    HealthRule,
-    RequiredActions,
-)
+from railscope_agent.health.rule import ACTIONS_BY_SEVERITY, HealthRule, RequiredActions
 from railscope_agent.health.setting_rules import GPU_SETTING_RULES
 
 Table = Callable[[Iterable[str], Iterable[Iterable[str]]], list[str]]

@@ -16,7 +16,7 @@ PACKAGES = (
     "bench",
 )
 NO_ERRORS: Mapping[str, str] = {
-    "railscope_agent.health.rule.AbsentFact": "an absent fact, with its reason; not an error",
+    "railscope_agent.health.health_facts.AbsentFact": "an absent fact, with its reason; not an error",
     "railscope_agent.sampling.worker_thread.CallAbandonedError": "a BaseException: no source may catch it",
 }
 

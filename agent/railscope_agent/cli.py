@@ -36,7 +36,7 @@ from railscope_agent.sampling.sampler import Sampler
 from railscope_agent.service import Agent, node_name
 
 if TYPE_CHECKING:
-    from railscope_agent.commands.check import CaptureWalk
+    from railscope_agent.commands.capture_walk import CaptureWalk
 
 _Read: TypeAlias = Callable[[Agent], Coroutine[Any, Any, None]]
 
@@ -352,7 +352,7 @@ def _host_at_end(root: Path, replay: Path | None) -> Host:
 
 
 def _capture_walk(replay: Path) -> CaptureWalk:
-    from railscope_agent.commands.check import CaptureWalk  # noqa: PLC0415 - not in an agent that runs
+    from railscope_agent.commands.capture_walk import CaptureWalk  # noqa: PLC0415 - not in an agent that runs
 
     return CaptureWalk(_capture(replay))
 

@@ -239,13 +239,13 @@ class Agent:
         if not self._shipper or not self.settings.witness.enabled:
             return
         # Signature libraries take 8 MiB: load them only in an agent with a collector.
-        from railscope_agent.witness import audit_witness, witness_store  # noqa: PLC0415 - only with a collector
+        from railscope_agent.witness import audit_log_client, audit_witness, witness_store  # noqa: PLC0415 - only with a collector
 
         links = collector_choice.collector_links(self.settings.collector, self.node)
         self.stats.audit_logs = tuple(shipping_stats.AuditLogState() for _ in links)
         for link, state in zip(links, self.stats.audit_logs, strict=True):
             directory, is_only = self._state / "witness", len(links) == 1
-            client = audit_witness.AuditLogClient(link)
+            client = audit_log_client.AuditLogClient(link)
             yield audit_witness.AuditWitness(
                 self.settings.witness,
                 self.node,

@@ -34,9 +34,10 @@ from railscope.frame import Entity, Frame, NodeTimestamp, Schema
 from railscope.reading import Absent
 from railscope_agent.cli import agent
 from railscope_agent.health import format_verdict, judge, nic_signals as s
+from railscope_agent.health.health_facts import HealthFacts
 from railscope_agent.health.nic_link_rules import findings_of_unused_ports
 from railscope_agent.health.node_facts import NIC_RULES, AbsentSources, NodeHealthFacts
-from railscope_agent.health.rule import HEALTHY, UNKNOWN, HealthFacts
+from railscope_agent.health.rule import HEALTHY, UNKNOWN
 from railscope_agent.sampling.source import ProbeVerdict
 
 HALF = MEGABITS // 2

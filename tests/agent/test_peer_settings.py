@@ -8,7 +8,8 @@ import pytest
 
 from railscope.catalog import gpu, gpu_sharing
 from railscope_agent.health import format_verdict, judge
-from railscope_agent.health.rule import HEALTHY, UNKNOWN, HealthFacts
+from railscope_agent.health.health_facts import HealthFacts
+from railscope_agent.health.rule import HEALTHY, UNKNOWN
 from railscope_agent.health.setting_rules import GPU_SETTING_RULES
 
 MODES = {

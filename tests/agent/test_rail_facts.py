@@ -10,7 +10,7 @@ from support.machine import FakeHost
 from railscope.catalog.rollup import scopes_of
 from railscope.frame import NO_RAIL, Entity, Schema
 from railscope.wire import rails_of_entities, to_wire_schema
-from railscope_agent.commands.check import CaptureWalk
+from railscope_agent.commands.capture_walk import CaptureWalk
 from railscope_agent.config import AgentSettings
 from railscope_agent.service import Agent
 from railscope_agent.topology.network import NetworkScanner

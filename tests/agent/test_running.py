@@ -12,7 +12,7 @@ import pytest
 from support.certificates import self_signed, server_context
 
 from railscope.http_server import HttpServer, HttpServerRequest, HttpServerResponse
-from railscope_agent.commands.check import QUERY, check_running_agent
+from railscope_agent.commands.running_agent import QUERY, check_running_agent
 from railscope_agent.config import AgentSettings, AgentTlsSettings
 from railscope_agent.sampling.source import ProbeVerdict
 

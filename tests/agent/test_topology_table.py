@@ -20,7 +20,7 @@ from support.reading import read_once
 from support.shared import capture_path
 
 from railscope.cli import root as railscope
-from railscope_agent.commands.check import CaptureWalk
+from railscope_agent.commands.capture_walk import CaptureWalk
 from railscope_agent.sources.nic_counters import NicSource
 from railscope_agent.sources.nvidia.gpu_devices import GpuSource
 from railscope_agent.sources.rdma import RdmaSource

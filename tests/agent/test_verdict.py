@@ -24,16 +24,14 @@ from railscope.reading import Absent
 from railscope_agent.config import AgentSettings
 from railscope_agent.health import RULES, RuleResults, judge
 from railscope_agent.health.gpu_facts import SOURCES
+from railscope_agent.health.health_facts import MINUTE_NS, CounterIncrease, HealthFacts
 from railscope_agent.health.rule import (
     ACTIONS_BY_SEVERITY,
     DEGRADED,
     FAILED,
     HEALTHY,
     INSPECT,
-    MINUTE_NS,
     UNKNOWN,
-    CounterIncrease,
-    HealthFacts,
     HealthRule,
 )
 from railscope_agent.machine_sources import machine_sources

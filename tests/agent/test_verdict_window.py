@@ -12,15 +12,9 @@ from railscope.catalog.declare import Metric
 from railscope.frame import Entity, Frame, FrameOrigin, NodeTimestamp, Schema
 from railscope.reading import PRESENT, REASONS
 from railscope_agent.health import RuleResults, judge
+from railscope_agent.health.counter_window import STEP_NS, WINDOW_NS, CounterWindow
 from railscope_agent.health.gpu_facts import FactCollector
-from railscope_agent.health.rule import (
-    MINUTE_NS,
-    STEP_NS,
-    WINDOW_NS,
-    CounterIncrease,
-    CounterWindow,
-    DevicePart,
-)
+from railscope_agent.health.health_facts import MINUTE_NS, CounterIncrease, DevicePart
 
 
 def test_a_window_is_bounded_however_long_it_is_used() -> None:

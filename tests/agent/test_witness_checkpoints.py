@@ -29,11 +29,8 @@ from railscope.audit.signed_note import (
 )
 from railscope_agent.config import WitnessSettings
 from railscope_agent.sampling.shipping_stats import CONFLICT, CONSISTENT, AuditLogState
-from railscope_agent.witness.audit_witness import (
-    AuditWitness,
-    CheckpointOffer,
-    ReportedConflictError,
-)
+from railscope_agent.witness.audit_log_client import CheckpointOffer, ReportedConflictError
+from railscope_agent.witness.audit_witness import AuditWitness
 from railscope_agent.witness.witness_store import MAX_EVIDENCE, WitnessStore
 
 KEY = SecretKey.generate("log.example")

@@ -21,11 +21,8 @@ from railscope_agent.sampling.shipping_stats import (
     NO_CHECKPOINT,
     AuditLogState,
 )
-from railscope_agent.witness.audit_witness import (
-    AuditLogClient,
-    AuditLogUnavailableError,
-    AuditWitness,
-)
+from railscope_agent.witness.audit_log_client import AuditLogClient, AuditLogUnavailableError
+from railscope_agent.witness.audit_witness import AuditWitness
 from railscope_agent.witness.witness_store import WitnessStore
 from railscope_collector.audit.directory_check import LogVerificationError, VerifyOutcome
 from railscope_collector.audit.log_writer import LogWriteError

@@ -7,7 +7,7 @@ from support.health import LINKS, ONE_MORE, HealthFault, change, late, links, re
 from railscope.catalog import gpu as c, gpu_health as h, gpu_sharing as s, nvlink as n
 from railscope.catalog.declare import Metric
 from railscope.reading import Absent
-from railscope_agent.health.rule import MINUTE_NS, CounterIncrease
+from railscope_agent.health.health_facts import MINUTE_NS, CounterIncrease
 
 PULSE = (
     c.GPU_POWER, c.GPU_TEMPERATURE, c.GPU_MEMORY_TOTAL, c.GPU_PERFORMANCE_STATE, h.GPU_PCIE_WIDTH,

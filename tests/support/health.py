@@ -9,7 +9,7 @@ from railscope.catalog import gpu as c, gpu_health as h, gpu_sharing as s, nvlin
 from railscope.catalog.declare import Metric
 from railscope.catalog.xids import judge
 from railscope.reading import Absent, Reading
-from railscope_agent.health.rule import MINUTE_NS, CounterIncrease, DevicePart, HealthFacts
+from railscope_agent.health.health_facts import MINUTE_NS, CounterIncrease, DevicePart, HealthFacts
 from railscope_agent.streams.kernel_log import ActionableXid
 
 LINKS = 18

@@ -13,11 +13,11 @@ from railscope.capture import Capture
 from railscope.catalog import cabling, host, nic as n, nic_settings as t, pcie, rdma
 from railscope.catalog.declare import Metric
 from railscope.reading import Reading
-from railscope_agent.commands.check import CaptureWalk
+from railscope_agent.commands.capture_walk import CaptureWalk
 from railscope_agent.config import AgentSettings
 from railscope_agent.health import judge, nic_signals as s
+from railscope_agent.health.health_facts import MINUTE_NS, CounterIncrease, DevicePart, HealthFacts
 from railscope_agent.health.node_facts import NIC_RULES, AbsentSources, NodeHealthFacts
-from railscope_agent.health.rule import MINUTE_NS, CounterIncrease, DevicePart, HealthFacts
 from railscope_agent.service import Agent
 
 Change: TypeAlias = Callable[[HealthFacts], HealthFacts]

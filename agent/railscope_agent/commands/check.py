@@ -1,37 +1,28 @@
 """`railscope agent check`: support of sources and devices, and faults of GPUs and NICs, with remedies.
 
 Texts that contain a name of a GPU or a NIC have all of its names. Texts are escaped, as some come from
-hardware: the vendor of a transceiver is the content of its memory. The state of the governor of
-the agent that runs on this node is that of its metrics endpoint. A capture is read through to its
-end at once, for readings that depend on earlier ones.
+hardware: the vendor of a transceiver is the content of its memory.
 """
 
 from __future__ import annotations
 
-import re
-import ssl
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
-from http import HTTPStatus
+from collections.abc import Awaitable, Callable
 
 from railscope import __version__
-from railscope.capture import Capture
-from railscope.catalog import agent as catalog
-from railscope.catalog.entities import GPU, NIC
-from railscope.frame import Entity
 from railscope.reading import REASONS, Absent
 from railscope.settings import SettingsError
 from railscope.timestamps import SECOND_NS
 from railscope.untrusted_text import printable
 from railscope.wire import SentAt, envelope, pack
-from railscope_agent.config import AgentSettings
+from railscope_agent.commands.device_names import DeviceNames
+from railscope_agent.commands.running_agent import check_running_agent
 from railscope_agent.health import health_findings
 from railscope_agent.health.nic_link_rules import findings_of_unused_ports
 from railscope_agent.health.nic_signals import MIN_PEERS
 from railscope_agent.health.node_facts import NIC_RULES, AbsentSources, NodeHealthFacts
 from railscope_agent.health.setting_rules import GPU_SETTING_RULES
-from railscope_agent.host import Host, recorded_host
+from railscope_agent.host import Host
 from railscope_agent.sampling.budget_keeper import create_governor, format_percent
 from railscope_agent.sampling.governor import Governor
 from railscope_agent.sampling.meter import ThreadCost
@@ -43,132 +34,11 @@ from railscope_agent.shipping import (
     collector_client,
     collector_link,
     delivery_result,
-    http_client,
 )
 from railscope_agent.topology.network import NetworkScanner
 from railscope_agent.topology.network_device import NodeNetwork
 from railscope_agent.topology.pci import DEVICES
 from railscope_agent.topology.rail_rules import VIRTUAL_FUNCTION, parse_rail_rules
-
-
-class DeviceNames:
-    """Names of the devices of a node.
-
-    A GPU has a UUID, an index and a PCI address; a NIC has an interface, an RDMA device and a rail.
-    """
-
-    def __init__(self, entities: Iterable[Entity]) -> None:
-        self._names: dict[str, str] = {}
-        for entity in entities:
-            name, facts = entity.key[0] if entity.key else "", entity.facts
-            if entity.kind is GPU and {"index", "pci_address"} <= facts.keys():
-                index, address = facts["index"], facts["pci_address"]
-                self._names[name] = f"{name} (index {index}, {address})"
-                self._names[address] = f"{address} (GPU {index}, {name})"
-            elif entity.kind is NIC and facts.keys() & {"rdma_device", "rail"}:
-                rail = f"rail {facts['rail']}" if facts.get("rail") else ""
-                details = ", ".join(filter(None, (facts.get("rdma_device"), rail)))
-                self._names[name] = f"{name} ({details})"
-        any_name = "|".join(map(re.escape, sorted(self._names, key=len, reverse=True)))
-        self._pattern = (
-            re.compile(rf"(?<![\w.:-])(?:{any_name})(?![\w.:-]*\w)") if any_name else None
-        )
-
-    def spell_out(self, text: str) -> str:
-        """Return a text with the other names of a device appended to each of its names."""
-        if self._pattern is None:
-            return text
-        return self._pattern.sub(lambda match: self._names[match[0]], text)
-
-
-TIMEOUT_SECONDS = 5.0
-MAX_EXPOSITION_BYTES = 16 << 20
-QUERY = "detail=full&collect%5B%5D=agent"
-"""Query for the metrics of the agent itself."""
-_WILDCARD_HOSTS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "[::1]", "[::]": "[::1]"}  # noqa: S104 - any
-_OF_SOURCE = re.compile(r'(?P<name>\w+)\{source="(?P<source>[^"]+)"\} (?P<value>\S+)')
-_OF_AGENT = re.compile(r"(?P<name>\w+) (?P<value>\S+)")
-_STATE = re.compile(r'\w+\{resource="(?P<resource>\w+)",state="(?P<state>\w+)"\} 1')
-
-
-async def check_running_agent(settings: AgentSettings) -> list[ProbeFinding]:
-    """Return findings from the agent at the configured address; one finding if none answers."""
-    url = _url(settings)
-    if not url:
-        return [
-            _running_finding(ProbeVerdict.ABSENT, "not queried: the port is not fixed (port 0)")
-        ]
-    client = http_client.HttpClient(url, _tls(settings), TIMEOUT_SECONDS, MAX_EXPOSITION_BYTES)
-    try:
-        token = settings.read_metrics_token()
-    except SettingsError as error:
-        remedy = "run the check as the agent's user"
-        return [_running_finding(ProbeVerdict.BROKEN, str(error), remedy)]
-    try:
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        answer = await client.get(headers, f"{client.target}?{QUERY}")
-    except OSError as error:
-        problem = error.strerror or str(error) or "no response"
-        return [_running_finding(ProbeVerdict.ABSENT, f"no response from {url}: {problem}")]
-    finally:
-        await client.close()
-    if answer.status != HTTPStatus.OK:
-        detail = f"{url} returned status {answer.status}"
-        remedy = "specify the settings file that contains its metrics_token with --config"
-        return [_running_finding(ProbeVerdict.BROKEN, detail, remedy)]
-    return _metrics_findings(url, answer.body.decode(errors="replace"))
-
-
-def _running_finding(verdict: ProbeVerdict, detail: str, remedy: str = "") -> ProbeFinding:
-    return ProbeFinding("running agent", verdict, detail, remedy)
-
-
-def _url(settings: AgentSettings) -> str:
-    host, _, port = settings.listen.rpartition(":")
-    if port == "0":
-        return ""
-    scheme = "https" if settings.tls.certificate_file else "http"
-    return f"{scheme}://{_WILDCARD_HOSTS.get(host, host)}:{port}/metrics"
-
-
-def _tls(settings: AgentSettings) -> ssl.SSLContext | None:
-    """Return a context that trusts the certificate of the metrics endpoint for any host name."""
-    if not settings.tls.certificate_file:
-        return None
-    context = ssl.create_default_context(cafile=settings.tls.certificate_file)
-    context.check_hostname = False
-    return context
-
-
-def _metrics_findings(url: str, exposition: str) -> list[ProbeFinding]:
-    lines = exposition.splitlines()
-    of_agent = {m["name"]: float(m["value"]) for line in lines if (m := _OF_AGENT.fullmatch(line))}
-    of_source: dict[str, dict[str, float]] = {}
-    for line in lines:
-        if match := _OF_SOURCE.fullmatch(line):
-            of_source.setdefault(match["name"], {})[match["source"]] = float(match["value"])
-    use = of_agent.get(catalog.AGENT_CPU_USE.name)
-    budget = of_agent.get(catalog.AGENT_CPU_BUDGET.name)
-    if catalog.AGENT_MEMORY.name not in of_agent:
-        detail = f"{url} is not the metrics endpoint of an agent"
-        return [_running_finding(ProbeVerdict.BROKEN, detail)]
-    parts = ["not measured yet" if use is None else f"uses {format_percent(use)} of a core"]
-    if budget:
-        parts.append(f"budget {format_percent(budget)}")
-    parts += [
-        f"{match['resource']} {match['state'].replace('_', ' ')}"
-        for line in lines
-        if line.startswith(catalog.GOVERNOR_STATE.name) and (match := _STATE.fullmatch(line))
-    ]
-    findings = [_running_finding(ProbeVerdict.SUPPORTED, ", ".join(parts))]
-    periods = of_source.get(catalog.SOURCE_PERIOD.name, {})
-    for source, period_factor in sorted(of_source.get(catalog.PERIOD_FACTOR.name, {}).items()):
-        if period_factor > 1:
-            period_seconds = periods.get(source, 0.0)
-            detail = f"{source} is read every {period_seconds:g} s instead of {period_seconds / period_factor:g} s"
-            findings.append(ProbeFinding.supported("governor", detail))
-    return findings
-
 
 _MARKS = {
     ProbeVerdict.SUPPORTED: "ok     ",
@@ -422,34 +292,3 @@ async def read_twice(agent: Agent, seconds: float) -> None:
     await agent.once()
     await agent.clock.sleep_until(started_ns + round(seconds * SECOND_NS))
     await agent.once()
-
-
-MAX_READS = 12
-
-
-class CaptureWalk:
-    """A recorded node that is read several times, the last time at the end of the capture."""
-
-    def __init__(self, capture: Capture) -> None:
-        self._clock = recorded_host.RecordedClock(capture.about)
-        self._offsets = find_read_offsets(capture)
-        self.host = recorded_host.RecordedHost(capture, self._clock, lambda: self._clock.offset_ns)
-
-    def go_to_end(self) -> None:
-        """Advance to the end of the capture without earlier reads."""
-        self._clock.go_to(self._offsets[-1])
-
-    async def read(self, agent: Agent) -> None:
-        """Have an agent of this host read all sources at each offset."""
-        for offset_ns in self._offsets:
-            self._clock.go_to(offset_ns)
-            await agent.once()
-
-
-def find_read_offsets(capture: Capture) -> list[int]:
-    """Return the offsets of at most `MAX_READS` moments, evenly spread, and the end of the capture."""
-    end_ns = capture.about.duration_ns
-    offsets = sorted({moment.offset_ns for moment in capture.moments})
-    targets_ns = (end_ns * step // (MAX_READS - 1) for step in range(MAX_READS - 1))
-    places = (bisect_right(offsets, at_ns) - 1 for at_ns in targets_ns)
-    return sorted({*(offsets[place] for place in places if place >= 0), end_ns})

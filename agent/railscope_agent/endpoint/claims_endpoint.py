@@ -41,7 +41,13 @@ from railscope_agent.endpoint import EndpointError
 from railscope_agent.health.node_health import NodeHealth
 from railscope_agent.host import Clock
 from railscope_agent.sources.tenancy import ClaimSource
-from railscope_agent.tenancy import TenancyError, claims, command_claims, devices as naming
+from railscope_agent.tenancy import (
+    TenancyError,
+    claims,
+    clock_history,
+    command_claims,
+    devices as naming,
+)
 from railscope_agent.tenancy.devices import UNKNOWN_NUMBER, ClaimableDevice, GpuNames
 
 log = structlog.get_logger(__name__)
@@ -279,7 +285,9 @@ class ClaimsEndpoint:
         )
         raise _RequestRejectedError(message)
 
-    def _timestamp(self, time: datetime | None, field: str) -> tuple[int, claims.BootTime | None]:
+    def _timestamp(
+        self, time: datetime | None, field: str
+    ) -> tuple[int, clock_history.BootTime | None]:
         """Return the specified time, or else now: nanoseconds since the epoch, and on the boot clock."""
         now, history = self._clock.now(), self._tenancy.clock
         if time is None:
@@ -300,7 +308,7 @@ class ClaimsEndpoint:
         ]
         reported = {(row["id"], row["device"]) for row in rows}
         started = (claim for claim in self._tenancy.commands.node_claims if claim.end_ns is None)
-        since = [_claim_row(claims.COMMAND_SOURCE, "", claim, gpus) for claim in started]
+        since = [_claim_row(claims.COMMAND_PROVIDER, "", claim, gpus) for claim in started]
         return rows + [row for row in since if (row["id"], row["device"]) not in reported]
 
 
@@ -310,7 +318,7 @@ def _claim_row(
     """Return a claim as a row with all names of its GPU; a claim made by command has its own id."""
     gpu = gpus.get(claim.gpu)
     return {
-        "id": claim.reference if reported_by == claims.COMMAND_SOURCE else name,
+        "id": claim.reference if reported_by == claims.COMMAND_PROVIDER else name,
         "reported_by": reported_by,
         "source": claim.source,
         "authority": claim.authority.label,

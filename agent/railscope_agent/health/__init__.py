@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from railscope.catalog import declare, gpu_health as h
 from railscope.reading import Absent, Reading
 from railscope_agent.health import driver_rules, hardware_rules, link_rules
+from railscope_agent.health.health_facts import HealthFacts
 from railscope_agent.health.rule import (
     ACTIONS_BY_SEVERITY,
     DEGRADED,
     FAILED,
     HEALTHY,
     UNKNOWN,
-    HealthFacts,
     HealthRule,
     RuleResult,
 )

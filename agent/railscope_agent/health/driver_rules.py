@@ -12,7 +12,7 @@ from functools import partial
 from railscope.catalog import declare, gpu as c, gpu_health as h
 from railscope.catalog.xids import RECOVERY_ACTIONS, xid
 from railscope.reading import Absent
-from railscope_agent.health import rule
+from railscope_agent.health import health_facts, rule
 from railscope_agent.streams.kernel_log import ActionableXid
 
 PRESENCE_METRICS: dict[str, tuple[declare.Metric, ...]] = {
@@ -30,7 +30,7 @@ _MAY_FINISH = {3, 4, 5}
 """Drain P2P, drain and reset, recover the IMEX domain: running jobs may finish."""
 
 
-def _is_lost(facts: rule.HealthFacts) -> bool:
+def _is_lost(facts: health_facts.HealthFacts) -> bool:
     """Return True if both sources report it: one may have been read while the driver was unloaded."""
     pulses = [_has_readings(facts, source) for source in PRESENCE_METRICS]
     if all(pulse is Absent.GONE for pulse in pulses):
@@ -38,11 +38,11 @@ def _is_lost(facts: rule.HealthFacts) -> bool:
     alive = True in pulses
     for pulse in pulses:
         if isinstance(pulse, Absent) and not (alive and pulse is Absent.UNSUPPORTED):
-            raise rule.AbsentFact(pulse)
+            raise health_facts.AbsentFact(pulse)
     return False
 
 
-def _has_readings(facts: rule.HealthFacts, source: str) -> bool | Absent:
+def _has_readings(facts: health_facts.HealthFacts, source: str) -> bool | Absent:
     """True if a source has any reading of the GPU, else the reason for which it has none."""
     if source in facts.absent_sources:
         return facts.absent_sources[source]
@@ -56,13 +56,13 @@ def _has_readings(facts: rule.HealthFacts, source: str) -> bool | Absent:
     return next(broken, Absent.UNSUPPORTED)
 
 
-def _is_lost_by_nvml(facts: rule.HealthFacts) -> bool:
+def _is_lost_by_nvml(facts: health_facts.HealthFacts) -> bool:
     """True if a GPU that NVML no longer lists is still bound to its driver, or is gone from the bus."""
     state = facts.device_state
     if state == _DRIVER:  # as before: the bus has not been scanned since
-        raise rule.AbsentFact(Absent.NOT_DUE)
+        raise health_facts.AbsentFact(Absent.NOT_DUE)
     if isinstance(state, Absent) and state is not Absent.GONE:
-        raise rule.AbsentFact(state)
+        raise health_facts.AbsentFact(state)
     return state in {_MISSING, Absent.GONE}
 
 
@@ -72,7 +72,7 @@ def is_firmware_unresponsive(xids: Iterable[ActionableXid]) -> bool:
     return bool(numbers & _FIRMWARE_XIDS) and _LOST.number not in numbers
 
 
-def _is_unresponsive(facts: rule.HealthFacts) -> bool:
+def _is_unresponsive(facts: health_facts.HealthFacts) -> bool:
     reasons = [
         facts.absent_sources[source]
         for source in (rule.LOAD, rule.HEALTH, rule.NVLINK)
@@ -83,19 +83,19 @@ def _is_unresponsive(facts: rule.HealthFacts) -> bool:
     if all(_has_readings(facts, source) in _UNRESPONSIVE_REASONS for source in PRESENCE_METRICS):
         return True
     if Absent.NOT_DUE in reasons:
-        raise rule.AbsentFact(Absent.NOT_DUE)
+        raise health_facts.AbsentFact(Absent.NOT_DUE)
     return False
 
 
 def _recovery_test(*, may_finish: bool) -> rule.FaultTest:
-    def test(facts: rule.HealthFacts) -> bool:
+    def test(facts: health_facts.HealthFacts) -> bool:
         action = facts.number(h.GPU_RECOVERY_ACTION)
         return action != _NO_ACTION and (action in _MAY_FINISH) is may_finish
 
     return test
 
 
-def _recovery_actions(facts: rule.HealthFacts) -> rule.RequiredActions:
+def _recovery_actions(facts: health_facts.HealthFacts) -> rule.RequiredActions:
     """Return the actions of the table; for an action of a newer driver, its number."""
     value = facts.number(h.GPU_RECOVERY_ACTION)
     action = RECOVERY_ACTIONS.get(value)
@@ -106,26 +106,26 @@ def _recovery_actions(facts: rule.HealthFacts) -> rule.RequiredActions:
     )
 
 
-def _describe_recovery(facts: rule.HealthFacts) -> str:
+def _describe_recovery(facts: health_facts.HealthFacts) -> str:
     return f"the driver requires {', '.join(_recovery_actions(facts).nvidia)}"
 
 
 def _xid_test(*, fatal: bool) -> rule.FaultTest:
-    def test(facts: rule.HealthFacts) -> bool:
+    def test(facts: health_facts.HealthFacts) -> bool:
         if _select_xids(facts, fatal=fatal):
             return True
         if rule.KERNEL_LOG in facts.absent_sources:
-            raise rule.AbsentFact(facts.absent_sources[rule.KERNEL_LOG])
+            raise health_facts.AbsentFact(facts.absent_sources[rule.KERNEL_LOG])
         return False
 
     return test
 
 
-def _select_xids(facts: rule.HealthFacts, *, fatal: bool) -> list[ActionableXid]:
+def _select_xids(facts: health_facts.HealthFacts, *, fatal: bool) -> list[ActionableXid]:
     return [reported for reported in facts.xids if reported.is_fatal is fatal]
 
 
-def _describe_xids(facts: rule.HealthFacts, *, fatal: bool) -> str:
+def _describe_xids(facts: health_facts.HealthFacts, *, fatal: bool) -> str:
     """Return each Xid with its name and meaning."""
     entries = (xid(reported.number) for reported in _select_xids(facts, fatal=fatal))
     return " ".join(
@@ -133,7 +133,7 @@ def _describe_xids(facts: rule.HealthFacts, *, fatal: bool) -> str:
     )
 
 
-def _xid_actions(facts: rule.HealthFacts, *, fatal: bool) -> rule.RequiredActions:
+def _xid_actions(facts: health_facts.HealthFacts, *, fatal: bool) -> rule.RequiredActions:
     xids = _select_xids(facts, fatal=fatal)
     actions = {action for reported in xids for action in reported.judgement.actions}
     texts = (

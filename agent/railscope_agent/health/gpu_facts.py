@@ -15,7 +15,7 @@ from railscope.catalog import entities, gpu as c, gpu_health as h, kernel
 from railscope.frame import Entity, Frame
 from railscope.reading import Absent, Reading
 from railscope.timestamps import SECOND_NS
-from railscope_agent.health import RULES, driver_rules, rule, source_readings
+from railscope_agent.health import RULES, driver_rules, health_facts, rule, source_readings
 from railscope_agent.host.files import BootState, BootStateFile
 from railscope_agent.streams.kernel_log import ActionableXid
 
@@ -135,7 +135,7 @@ class FactCollector:
             )
             gpu.lifetime.observe(now_ns, energy, recovery, reported_ns)
 
-    def facts(self, gpu: Entity) -> rule.HealthFacts:
+    def facts(self, gpu: Entity) -> health_facts.HealthFacts:
         """Return the facts about a GPU."""
         (name,) = gpu.key
         observed = self._gpus[name]
@@ -151,7 +151,7 @@ class FactCollector:
         unlisted = {
             s: reason for s in _SOURCES_OF_EVERY_GPU if _key(name) not in self._readings[s].columns
         }
-        return rule.HealthFacts(readings, changes, xids, unlisted | self._absent, state)
+        return health_facts.HealthFacts(readings, changes, xids, unlisted | self._absent, state)
 
     def _check_kernel_log(self, log: Frame) -> None:
         """Check whether the log itself is readable: its source has other columns as well."""

@@ -13,7 +13,7 @@ from math import ceil
 
 from railscope.catalog import gpu as c, gpu_health
 from railscope.reading import Absent
-from railscope_agent.health import rule
+from railscope_agent.health import health_facts, rule
 
 BUSY_PERFORMANCE_STATE = 2
 """A computing GPU is in P0, a GeForce in P2; idle GPUs slow their link down."""
@@ -31,7 +31,7 @@ _HARDWARE_THERMAL, _POWER_BRAKE = "hardware_thermal", "hardware_power_brake"
 _SOFTWARE_THERMAL = ("software_thermal", "thermal")  # the newer counter, and the older
 
 
-def _is_slow_under_load(facts: rule.HealthFacts) -> bool:
+def _is_slow_under_load(facts: health_facts.HealthFacts) -> bool:
     if facts.number(gpu_health.GPU_PCIE_GENERATION) >= facts.number(
         gpu_health.GPU_PCIE_EXPECTED_GENERATION
     ):
@@ -40,17 +40,17 @@ def _is_slow_under_load(facts: rule.HealthFacts) -> bool:
     return fast and facts.number(c.GPU_UTILIZATION) > 0
 
 
-def _has_many_replays(facts: rule.HealthFacts) -> bool:
+def _has_many_replays(facts: health_facts.HealthFacts) -> bool:
     newest = max(REPLAYS_PER_MINUTE_AND_LANE)
     generation = min(facts.number(gpu_health.GPU_PCIE_GENERATION), newest)
     usual = REPLAYS_PER_MINUTE_AND_LANE[generation] * facts.number(gpu_health.GPU_PCIE_WIDTH)
-    return rule.require_value(facts.change(gpu_health.GPU_PCIE_REPLAYS)).rate(
-        rule.MINUTE_NS
+    return health_facts.require_value(facts.change(gpu_health.GPU_PCIE_REPLAYS)).rate(
+        health_facts.MINUTE_NS
     ) > ceil(usual)
 
 
-def _has_pcie_errors(facts: rule.HealthFacts) -> bool:
-    return rule.any_holds(
+def _has_pcie_errors(facts: health_facts.HealthFacts) -> bool:
+    return health_facts.any_holds(
         (facts.change(gpu_health.GPU_PCIE_ERRORS, k) for k in ("fatal", "nonfatal")),
         rule.has_increased,
     )
@@ -59,18 +59,20 @@ def _has_pcie_errors(facts: rule.HealthFacts) -> bool:
 def _slowdown_test(reason: str) -> rule.FaultTest:
     """Return a test for a slowdown now or within the window; older drivers report the present bit only."""
 
-    def now(facts: rule.HealthFacts) -> bool:
+    def now(facts: health_facts.HealthFacts) -> bool:
         return facts.number(c.GPU_THROTTLE_ACTIVE, reason) != 0
 
-    def within_minutes(facts: rule.HealthFacts) -> bool:
-        return rule.has_increased(rule.require_value(facts.change(c.GPU_THROTTLE_TIME, reason)))
+    def within_minutes(facts: health_facts.HealthFacts) -> bool:
+        return rule.has_increased(
+            health_facts.require_value(facts.change(c.GPU_THROTTLE_TIME, reason))
+        )
 
-    return lambda facts: rule.any_holds((now, within_minutes), lambda test: test(facts))
+    return lambda facts: health_facts.any_holds((now, within_minutes), lambda test: test(facts))
 
 
-def _is_thermally_limited(facts: rule.HealthFacts) -> bool:
+def _is_thermally_limited(facts: health_facts.HealthFacts) -> bool:
     changes = (facts.change(c.GPU_THROTTLE_TIME, reason) for reason in _SOFTWARE_THERMAL)
-    return rule.any_holds(changes, lambda change: change.share() >= SOFTWARE_THERMAL_SHARE)
+    return health_facts.any_holds(changes, lambda change: change.share() >= SOFTWARE_THERMAL_SHARE)
 
 
 SLOT_RULES = (
@@ -122,11 +124,11 @@ _REPLACE = rule.RequiredActions(("drain", "rma"), ("CONTACT_SUPPORT",))
 _RESET = rule.RequiredActions(("reset_gpu",), ("RESET_GPU",))
 
 
-def _has_many_retired_pages(facts: rule.HealthFacts) -> bool:
+def _has_many_retired_pages(facts: health_facts.HealthFacts) -> bool:
     """Compare the sum over all causes with the limit; the available ones may be sufficient."""
     counts = facts.parts(gpu_health.GPU_RETIRED_PAGES).values()
     total = sum(count for count in counts if not isinstance(count, Absent))
-    return total >= MAX_RETIRED_PAGES or rule.require_all(counts)
+    return total >= MAX_RETIRED_PAGES or health_facts.require_all(counts)
 
 
 MEMORY_RULES = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 from railscope.catalog import gpu_health as h, gpu_sharing as s, nvlink as n
 from railscope.reading import Absent
 from railscope.timestamps import SECOND_NS
-from railscope_agent.health import rule
+from railscope_agent.health import health_facts, rule
 
 RECOVERING = ("replay", "recovery")
 CRC = ("crc", "crc_flit", "crc_data")
@@ -28,73 +28,79 @@ _DCGM = "DCGM health"
 _RESET = rule.RequiredActions(("drain", "reset_gpu"), ("WORKFLOW_NVLINK_ERR",))
 
 
-def _has_not_joined(facts: rule.HealthFacts) -> bool:
+def _has_not_joined(facts: health_facts.HealthFacts) -> bool:
     state = facts.number(h.GPU_FABRIC_STATE)
     if state == _COMPLETED:
         return facts.number(h.GPU_FABRIC_STATUS) != 0
     return state != _NOT_SUPPORTED
 
 
-def _is_down(facts: rule.HealthFacts) -> bool:
+def _is_down(facts: health_facts.HealthFacts) -> bool:
     """True if a link is down that is part of a fabric, or that was up before.
 
     A GPU may have no bridge, or one that uses some links only (H100 PCIe: 12 of 18); a partitioned
     (MIG-enabled) GPU uses none.
     """
     states = facts.parts(n.NVLINK_STATE)
-    if not rule.any_holds(states.values(), lambda state: state == _INACTIVE):
+    if not health_facts.any_holds(states.values(), lambda state: state == _INACTIVE):
         return False
     down = [part for part, state in states.items() if state == _INACTIVE]
     return _should_be_up(facts) or any(_has_carried(facts, part) for part in down)
 
 
-def _has_carried(facts: rule.HealthFacts, link: rule.DevicePart) -> bool:
+def _has_carried(facts: health_facts.HealthFacts, link: health_facts.DevicePart) -> bool:
     """True if the link has carried bytes since the driver was loaded."""
     counts = [facts.reading(metric, *link) for metric in _CARRIED]
     if any(not isinstance(count, Absent) and count > 0 for count in counts):
         return True
     for count in counts:
         if isinstance(count, Absent) and count is not Absent.UNSUPPORTED:
-            raise rule.AbsentFact(count)
+            raise health_facts.AbsentFact(count)
     return False
 
 
-def _should_be_up(facts: rule.HealthFacts) -> bool:
+def _should_be_up(facts: health_facts.HealthFacts) -> bool:
     if facts.reading(s.GPU_MIG_MODE) == 1:
         return False
     fabric = facts.reading(h.GPU_FABRIC_STATE)
-    return fabric is not Absent.UNSUPPORTED and rule.require_value(fabric) != _NOT_SUPPORTED
+    return fabric is not Absent.UNSUPPORTED and health_facts.require_value(fabric) != _NOT_SUPPORTED
 
 
-def _has_recovered(facts: rule.HealthFacts) -> bool:
+def _has_recovered(facts: health_facts.HealthFacts) -> bool:
     recoveries = [facts.change(n.NVLINK_RECOVERIES, *p) for p in facts.parts(n.NVLINK_RECOVERIES)]
-    return rule.any_holds([*_error_increases(facts, *RECOVERING), *recoveries], rule.has_increased)
+    return health_facts.any_holds(
+        [*_error_increases(facts, *RECOVERING), *recoveries], rule.has_increased
+    )
 
 
-def _has_high_crc_rate(facts: rule.HealthFacts) -> bool:
+def _has_high_crc_rate(facts: health_facts.HealthFacts) -> bool:
     """Test the sum over all links for each kind separately, as DCGM counts them."""
 
     def fast(kind: str) -> bool:
         changes = _error_increases(facts, kind)
         rate = sum(
-            change.rate(SECOND_NS) for change in changes if isinstance(change, rule.CounterIncrease)
+            change.rate(SECOND_NS)
+            for change in changes
+            if isinstance(change, health_facts.CounterIncrease)
         )
-        return rate >= CRC_PER_SECOND or rule.require_all(changes)
+        return rate >= CRC_PER_SECOND or health_facts.require_all(changes)
 
-    return rule.any_holds(CRC, fast)
+    return health_facts.any_holds(CRC, fast)
 
 
-def _error_increases(facts: rule.HealthFacts, *kinds: str) -> list[rule.CounterIncrease | Absent]:
+def _error_increases(
+    facts: health_facts.HealthFacts, *kinds: str
+) -> list[health_facts.CounterIncrease | Absent]:
     """Return the increase of errors of these kinds for each link."""
     parts = facts.parts(n.NVLINK_ERRORS)
     return [facts.change(n.NVLINK_ERRORS, *part) for part in parts if part[1] in kinds]
 
 
-def _has_many_bit_errors(facts: rule.HealthFacts) -> bool:
+def _has_many_bit_errors(facts: health_facts.HealthFacts) -> bool:
     parts = facts.parts(n.NVLINK_BIT_ERRORS).items()
     effective = (reading for (_, stage), reading in parts if stage == "effective")
     limit = WORST_BIT_ERROR_DECADES / n.NVLINK_BIT_ERRORS.scale
-    return rule.any_holds(effective, lambda decades: decades < limit)
+    return health_facts.any_holds(effective, lambda decades: decades < limit)
 
 
 LINK_RULES = (
@@ -123,7 +129,7 @@ LINK_RULES = (
         f"{_DCGM}: any increase fails (DCGM_FR_NVLINK_ERROR_CRITICAL)",
         actions=_RESET, sources=(rule.NVLINK,), metrics=(n.NVLINK_ERRORS, n.NVLINK_RECOVERIES), compares_readings=True),
     rule.HealthRule("nvlink_crc", rule.DEGRADED,
-        lambda facts: rule.any_holds(_error_increases(facts, *CRC), rule.has_increased),
+        lambda facts: health_facts.any_holds(_error_increases(facts, *CRC), rule.has_increased),
         "a CRC error of an NVLink within ten minutes",
         f"{_DCGM}: any increase warns (DCGM_FR_NVLINK_ERROR_THRESHOLD)",
         sources=(rule.NVLINK,), metrics=(n.NVLINK_ERRORS,), compares_readings=True),

@@ -12,7 +12,7 @@ from math import ceil
 
 from railscope.catalog import cabling, host, nic as n, nic_settings, pcie, rdma
 from railscope.reading import Absent
-from railscope_agent.health import hardware_rules, nic_signals as s, rule
+from railscope_agent.health import hardware_rules, health_facts, nic_signals as s, rule
 from railscope_agent.sampling.source import ProbeFinding, format_count
 
 ROLES = frozenset({"compute", "storage"})
@@ -32,11 +32,11 @@ _TRAFFIC = (n.RDMA_RECEIVED, n.RECEIVED, s.PORT_RECEIVED)
 _DOWNS = (n.LINK_DOWNS, s.PORT_LINK_DOWNS, host.LINK_CHANGES)
 
 
-def _is_down(facts: rule.HealthFacts) -> bool:
+def _is_down(facts: health_facts.HealthFacts) -> bool:
     return not s.is_up(facts) and sum(map(bool, _evidence(facts))) >= MIN_EVIDENCE
 
 
-def findings_of_unused_ports(nics: Mapping[str, rule.HealthFacts]) -> list[ProbeFinding]:
+def findings_of_unused_ports(nics: Mapping[str, health_facts.HealthFacts]) -> list[ProbeFinding]:
     """Return a finding about the NICs without a carrier that lack the evidence of a use: they may be unused."""
     down = [name for name, facts in nics.items() if s.known_signal(facts, s.is_up) is False]
     unused = [name for name in down if not _is_down(nics[name])]
@@ -47,7 +47,7 @@ def findings_of_unused_ports(nics: Mapping[str, rule.HealthFacts]) -> list[Probe
     return [ProbeFinding.absent("links", detail, "none for unused ports, else check the cable")]
 
 
-def _evidence(facts: rule.HealthFacts) -> Iterator[str]:
+def _evidence(facts: health_facts.HealthFacts) -> Iterator[str]:
     """Yield each piece of evidence that a NIC should be up, or an empty text."""
     role = facts.labels.get("role", "")
     yield f"its role is {role}" if role in ROLES else ""
@@ -59,11 +59,11 @@ def _evidence(facts: rule.HealthFacts) -> Iterator[str]:
     yield "most peers are up" if sum(ups) * 2 > len(ups) else ""
 
 
-def _describe_down(facts: rule.HealthFacts) -> str:
+def _describe_down(facts: health_facts.HealthFacts) -> str:
     return f"no carrier, although {' and '.join(filter(None, _evidence(facts)))}"
 
 
-def _has_flapped(facts: rule.HealthFacts) -> bool:
+def _has_flapped(facts: health_facts.HealthFacts) -> bool:
     downs = s.link_downs(facts)
     flapped = s.of_peers(facts, lambda of: s.link_downs(of) > 0)
     if flapped and sum(flapped) >= RELOAD_SHARE * len(flapped):
@@ -71,22 +71,22 @@ def _has_flapped(facts: rule.HealthFacts) -> bool:
     return downs > (0 if s.is_up(facts) else 1)
 
 
-def _speed(facts: rule.HealthFacts) -> float:
+def _speed(facts: health_facts.HealthFacts) -> float:
     if not s.is_up(facts):
-        raise rule.AbsentFact(Absent.UNSUPPORTED)
+        raise health_facts.AbsentFact(Absent.UNSUPPORTED)
     return s.line_rate(facts)
 
 
-def _expected_speed(facts: rule.HealthFacts) -> float:
+def _expected_speed(facts: health_facts.HealthFacts) -> float:
     """Return what the port should have: the speed that NIC and switch support, or that of the peers."""
     supported = s.known_signal(facts, s.value_of(nic_settings.EXPECTED_SPEED))
     found = [each for each in (supported, s.usual(facts, _speed)) if each]
     if not found:
-        raise rule.AbsentFact(Absent.UNSUPPORTED)
+        raise health_facts.AbsentFact(Absent.UNSUPPORTED)
     return max(found)
 
 
-def _describe_speed(facts: rule.HealthFacts) -> str:
+def _describe_speed(facts: health_facts.HealthFacts) -> str:
     lanes = s.known_signal(facts, s.value_of(nic_settings.LINK_LANES))
     beside = "" if lanes is None else f" on {lanes:.0f} lanes"
     return f"{_gigabits(_speed(facts))}{beside}, expected {_gigabits(_expected_speed(facts))}"
@@ -96,11 +96,11 @@ def _gigabits(speed: float) -> str:
     return f"{speed * 8e-9:g} Gb/s"
 
 
-def _fec(facts: rule.HealthFacts) -> tuple[int, float]:
+def _fec(facts: health_facts.HealthFacts) -> tuple[int, float]:
     return facts.number(nic_settings.FEC_ACTIVE), _speed(facts)
 
 
-def _usual_fec(facts: rule.HealthFacts) -> int:
+def _usual_fec(facts: health_facts.HealthFacts) -> int:
     """Return the mode that all peers with the same speed use."""
     _, speed = _fec(facts)
     modes = [
@@ -110,23 +110,25 @@ def _usual_fec(facts: rule.HealthFacts) -> int:
         and not isinstance(peer.reading(nic_settings.FEC_ACTIVE), Absent)
     ]
     if len(modes) < s.MIN_PEERS or len(set(modes)) > 1:
-        raise rule.AbsentFact(Absent.UNSUPPORTED)
+        raise health_facts.AbsentFact(Absent.UNSUPPORTED)
     return modes[0]
 
 
-def _describe_fec(facts: rule.HealthFacts) -> str:
+def _describe_fec(facts: health_facts.HealthFacts) -> str:
     states = nic_settings.FEC_ACTIVE.states
     mode = facts.number(nic_settings.FEC_ACTIVE)
     return f"{states.get(mode, mode)}, peers {states.get(usual := _usual_fec(facts), usual)}"
 
 
-def _has_bit_errors(facts: rule.HealthFacts) -> bool:
-    return rule.any_holds((BIT_ERRORS.is_exceeded, _has_uncorrected), lambda test: test(facts))
+def _has_bit_errors(facts: health_facts.HealthFacts) -> bool:
+    return health_facts.any_holds(
+        (BIT_ERRORS.is_exceeded, _has_uncorrected), lambda test: test(facts)
+    )
 
 
-def _has_uncorrected(facts: rule.HealthFacts) -> bool:
+def _has_uncorrected(facts: health_facts.HealthFacts) -> bool:
     """True if data was lost; a link that goes down or comes up loses some as well."""
-    has_lost = rule.any_holds(
+    has_lost = health_facts.any_holds(
         s.UNCORRECTED,
         lambda metric: (
             s.count(facts, metric) > 1 and s.rate(facts, metric) > MAX_UNCORRECTED_PER_SECOND
@@ -135,7 +137,7 @@ def _has_uncorrected(facts: rule.HealthFacts) -> bool:
     return has_lost and not s.known_signal(facts, s.link_downs)
 
 
-def _describe_bit_errors(facts: rule.HealthFacts) -> str:
+def _describe_bit_errors(facts: health_facts.HealthFacts) -> str:
     rates = [s.known_signal(facts, s.rate_of(metric)) for metric in s.UNCORRECTED]
     lost = max(rate or 0.0 for rate in rates)
     ratio = BIT_ERRORS.describe(facts) if s.known_signal(facts, s.bit_errors) is not None else ""
@@ -150,10 +152,10 @@ _MODULE = (
 )  # fmt: skip
 
 
-def _crossings(facts: rule.HealthFacts) -> list[str]:
+def _crossings(facts: health_facts.HealthFacts) -> list[str]:
     """Return a text for each reading beyond a threshold of the module; lanes without any power are unused."""
     if not s.is_up(facts):
-        raise rule.AbsentFact(Absent.UNSUPPORTED)
+        raise health_facts.AbsentFact(Absent.UNSUPPORTED)
     too_hot = s.known_signal(facts, s.count_of(n.TRANSCEIVER_TOO_HOT))
     texts, has_result = [], too_hot is not None
     if too_hot:
@@ -172,23 +174,23 @@ def _crossings(facts: rule.HealthFacts) -> list[str]:
                     texts.append(f"{name}{lane} {shown} {limit * factor:.3g} {unit}")
                     break
     if not has_result:
-        raise rule.AbsentFact(Absent.UNSUPPORTED)
+        raise health_facts.AbsentFact(Absent.UNSUPPORTED)
     return texts
 
 
-def _is_inactive(facts: rule.HealthFacts) -> bool:
+def _is_inactive(facts: health_facts.HealthFacts) -> bool:
     if facts.number(rdma.RDMA_PHYSICAL_STATE) != _LINK_UP:
         return False
     return facts.number(rdma.RDMA_STATE) not in _ACTIVE
 
 
-def _describe_inactive(facts: rule.HealthFacts) -> str:
+def _describe_inactive(facts: health_facts.HealthFacts) -> str:
     state = facts.number(rdma.RDMA_STATE)
     return f"state {rdma.PORT_STATES.get(state, state)} with a physical link"
 
 
-def _is_lost(facts: rule.HealthFacts) -> bool:
-    return rule.any_holds(
+def _is_lost(facts: health_facts.HealthFacts) -> bool:
+    return health_facts.any_holds(
         (facts.reading(pcie.PCIE_GONE), facts.reading(pcie.PCIE_PATH_STATE)),
         lambda _: (
             facts.reading(pcie.PCIE_GONE) == 1 or facts.reading(pcie.PCIE_PATH_STATE) == _LOST
@@ -196,11 +198,11 @@ def _is_lost(facts: rule.HealthFacts) -> bool:
     )
 
 
-def _has_degraded_path(facts: rule.HealthFacts) -> bool:
+def _has_degraded_path(facts: health_facts.HealthFacts) -> bool:
     return facts.number(pcie.PCIE_PATH_STATE) == _DEGRADED
 
 
-def _describe_path(facts: rule.HealthFacts) -> str:
+def _describe_path(facts: health_facts.HealthFacts) -> str:
     now, limit = (
         s.value(facts, metric) * 1e-9 for metric in (pcie.PCIE_PATH_BANDWIDTH, pcie.PCIE_PATH_LIMIT)
     )
@@ -210,44 +212,44 @@ def _describe_path(facts: rule.HealthFacts) -> str:
     return f"{now:.3g} of {limit:.3g} GB/s{link}"
 
 
-def _path_limit(facts: rule.HealthFacts) -> float:
+def _path_limit(facts: health_facts.HealthFacts) -> float:
     return s.value(facts, pcie.PCIE_PATH_LIMIT)
 
 
-def _has_low_path(facts: rule.HealthFacts) -> bool:
+def _has_low_path(facts: health_facts.HealthFacts) -> bool:
     usual = s.usual(facts, _path_limit)
     if usual is None:
-        raise rule.AbsentFact(Absent.UNSUPPORTED)
+        raise health_facts.AbsentFact(Absent.UNSUPPORTED)
     return _path_limit(facts) < LOW_SPEED * usual
 
 
-def _describe_low_path(facts: rule.HealthFacts) -> str:
+def _describe_low_path(facts: health_facts.HealthFacts) -> str:
     usual = s.usual(facts, _path_limit) or 0.0
     return f"{_path_limit(facts) * 1e-9:.3g} GB/s at most, peers {usual * 1e-9:.3g} GB/s"
 
 
-def _errors(facts: rule.HealthFacts, severity: str) -> int:
+def _errors(facts: health_facts.HealthFacts, severity: str) -> int:
     """Return the errors of this severity within the window; 0 if they are not counted."""
     change = facts.change(pcie.PCIE_ERRORS, severity)
     return 0 if isinstance(change, Absent) else change.increase
 
 
-def _has_pcie_errors(facts: rule.HealthFacts) -> bool:
+def _has_pcie_errors(facts: health_facts.HealthFacts) -> bool:
     """True for errors beyond correction, or for more corrected ones than a bit error ratio of 1e-12 causes."""
     if _errors(facts, "nonfatal") or _errors(facts, "fatal"):
         return True
-    corrected = rule.require_value(facts.change(pcie.PCIE_ERRORS, "correctable"))
+    corrected = health_facts.require_value(facts.change(pcie.PCIE_ERRORS, "correctable"))
     speed = s.value(facts, pcie.PCIE_SPEED) * 1e-9
     generation = GIGATRANSFERS_OF_GENERATION.get(speed, max(GIGATRANSFERS_OF_GENERATION.values()))
     usual = hardware_rules.REPLAYS_PER_MINUTE_AND_LANE[generation] * facts.number(pcie.PCIE_WIDTH)
     if corrected.increase >= MIN_ERRORS:
-        rate = corrected.rate(rule.MINUTE_NS, rule.SHORTEST_RATE_NS)
+        rate = corrected.rate(health_facts.MINUTE_NS, health_facts.SHORTEST_RATE_NS)
         if rate > ceil(usual):
             return True
     return s.require_readings(facts, pcie.PCIE_ERRORS)
 
 
-def _describe_pcie_errors(facts: rule.HealthFacts) -> str:
+def _describe_pcie_errors(facts: health_facts.HealthFacts) -> str:
     counts = {each: _errors(facts, each) for each in ("fatal", "nonfatal", "correctable")}
     return ", ".join(f"{number} {severity}" for severity, number in counts.items() if number)
 

@@ -15,12 +15,12 @@ from typing import TypeAlias
 from railscope.catalog import METRICS, declare, host, nic as n
 from railscope.reading import Absent
 from railscope.timestamps import SECOND_NS
-from railscope_agent.health import rule
+from railscope_agent.health import health_facts
 
 MIN_PEERS = 3
 PAUSE_QUANTA_BYTES = 65_535 * 512 // 8
 """Bytes at line rate for which one frame stops a priority at most (IEEE 802.1Qbb)."""
-Signal: TypeAlias = Callable[[rule.HealthFacts], float]
+Signal: TypeAlias = Callable[[health_facts.HealthFacts], float]
 
 
 def rdma(stem: str) -> declare.Metric:
@@ -55,31 +55,33 @@ UNCORRECTED = (n.UNCORRECTED_SYMBOLS, n.FEC_UNCORRECTABLE_BLOCKS, PORT_SYMBOL_ER
 """Counters of data beyond correction. A driver may list one that it does not count: all of them are judged."""
 
 
-def value(facts: rule.HealthFacts, metric: declare.Metric, *part: str) -> float:
+def value(facts: health_facts.HealthFacts, metric: declare.Metric, *part: str) -> float:
     """Return a reading in base units."""
     return float(facts.number(metric, *part) * metric.scale)
 
 
-def rate(facts: rule.HealthFacts, metric: declare.Metric) -> float:
+def rate(facts: health_facts.HealthFacts, metric: declare.Metric) -> float:
     """Return the increase per second of all parts of a counter, in base units."""
-    return _sum(facts, metric, lambda of: float(of.rate(SECOND_NS, rule.SHORTEST_RATE_NS)))
+    return _sum(facts, metric, lambda of: float(of.rate(SECOND_NS, health_facts.SHORTEST_RATE_NS)))
 
 
-def count(facts: rule.HealthFacts, metric: declare.Metric) -> float:
+def count(facts: health_facts.HealthFacts, metric: declare.Metric) -> float:
     """Return the increase of all parts of a counter over the window, in base units."""
     return _sum(facts, metric, lambda of: float(of.increase))
 
 
 def _sum(
-    facts: rule.HealthFacts,
+    facts: health_facts.HealthFacts,
     metric: declare.Metric,
-    measure: Callable[[rule.CounterIncrease], float],
+    measure: Callable[[health_facts.CounterIncrease], float],
 ) -> float:
     changes = [facts.change(metric, *part) for part in facts.parts(metric)]
     supported = [change for change in changes if change is not Absent.UNSUPPORTED]
     if not supported:
-        raise rule.AbsentFact(Absent.UNSUPPORTED)
-    return sum(measure(rule.require_value(change)) for change in supported) * float(metric.scale)
+        raise health_facts.AbsentFact(Absent.UNSUPPORTED)
+    return sum(measure(health_facts.require_value(change)) for change in supported) * float(
+        metric.scale
+    )
 
 
 def value_of(metric: declare.Metric, *part: str) -> Signal:
@@ -97,89 +99,91 @@ def count_of(metric: declare.Metric) -> Signal:
     return lambda facts: count(facts, metric)
 
 
-def total(facts: rule.HealthFacts, *signals: Signal) -> float:
+def total(facts: health_facts.HealthFacts, *signals: Signal) -> float:
     """Return the sum of the signals that the NIC supports. Raises AbsentFact without any."""
     found = [each for signal in signals if (each := known_signal(facts, signal)) is not None]
     return sum(found) if found else first(facts, *signals)
 
 
-def first(facts: rule.HealthFacts, *signals: Signal) -> float:
+def first(facts: health_facts.HealthFacts, *signals: Signal) -> float:
     """Return the first of these signals that the NIC supports."""
     for signal in signals:
         try:
             return signal(facts)
-        except rule.AbsentFact as absent:
+        except health_facts.AbsentFact as absent:
             if absent.reason is not Absent.UNSUPPORTED:
                 raise
-    raise rule.AbsentFact(Absent.UNSUPPORTED)
+    raise health_facts.AbsentFact(Absent.UNSUPPORTED)
 
 
-def require_readings(facts: rule.HealthFacts, *metrics: declare.Metric) -> bool:
+def require_readings(facts: health_facts.HealthFacts, *metrics: declare.Metric) -> bool:
     """Return False. Raises AbsentFact if a reading is absent: for a sum or a comparison without it."""
-    return rule.require_all(each for metric in metrics for each in facts.parts(metric).values())
+    return health_facts.require_all(
+        each for metric in metrics for each in facts.parts(metric).values()
+    )
 
 
-def known_signal(facts: rule.HealthFacts, signal: Signal) -> float | None:
+def known_signal(facts: health_facts.HealthFacts, signal: Signal) -> float | None:
     """Return a signal; None while it is absent."""
     try:
         return signal(facts)
-    except rule.AbsentFact:
+    except health_facts.AbsentFact:
         return None
 
 
-def of_peers(facts: rule.HealthFacts, signal: Signal) -> list[float]:
+def of_peers(facts: health_facts.HealthFacts, signal: Signal) -> list[float]:
     """Return a signal of each peer that has it; nothing for too few peers."""
     found = [known_signal(peer, signal) for peer in facts.peers]
     present = [each for each in found if each is not None]
     return present if len(present) >= MIN_PEERS else []
 
 
-def usual(facts: rule.HealthFacts, signal: Signal) -> float | None:
+def usual(facts: health_facts.HealthFacts, signal: Signal) -> float | None:
     """Return the median of a signal over the peers; None for too few peers."""
     peers = of_peers(facts, signal)
     return median(peers) if peers else None
 
 
-def is_up(facts: rule.HealthFacts) -> bool:
+def is_up(facts: health_facts.HealthFacts) -> bool:
     """True if the NIC has a carrier; a port without an interface, if it is active."""
     return first(facts, value_of(host.LINK_UP), value_of(PORT_UP)) != 0
 
 
-def line_rate(facts: rule.HealthFacts) -> float:
+def line_rate(facts: health_facts.HealthFacts) -> float:
     """Bytes per second of the link."""
     return first(facts, value_of(host.LINK_SPEED), value_of(PORT_RATE))
 
 
-def receiving(facts: rule.HealthFacts) -> float:
+def receiving(facts: health_facts.HealthFacts) -> float:
     """Received RDMA bytes, relative to the line rate."""
     received = first(facts, rate_of(n.RDMA_RECEIVED), rate_of(PORT_RECEIVED))
     return _of_line_rate(facts, received)
 
 
-def sending(facts: rule.HealthFacts) -> float:
+def sending(facts: health_facts.HealthFacts) -> float:
     """Sent RDMA bytes, relative to the line rate."""
     sent = first(facts, rate_of(n.RDMA_SENT), rate_of(PORT_SENT))
     return _of_line_rate(facts, sent)
 
 
-def _of_line_rate(facts: rule.HealthFacts, amount: float) -> float:
+def _of_line_rate(facts: health_facts.HealthFacts, amount: float) -> float:
     speed = line_rate(facts)
     if not speed:
-        raise rule.AbsentFact(Absent.UNSUPPORTED)
+        raise health_facts.AbsentFact(Absent.UNSUPPORTED)
     return amount / speed
 
 
-def pausing(facts: rule.HealthFacts) -> float:
+def pausing(facts: health_facts.HealthFacts) -> float:
     """Share of time in which the NIC pauses its switch port."""
     return _pause_share(facts, n.PFC_SENT_TIME, n.GLOBAL_PAUSE_SENT_TIME, n.PFC_SENT)
 
 
-def paused(facts: rule.HealthFacts) -> float:
+def paused(facts: health_facts.HealthFacts) -> float:
     """Share of time in which the switch pauses the NIC."""
     return _pause_share(facts, n.PFC_RECEIVED_TIME, n.GLOBAL_PAUSE_RECEIVED_TIME, n.PFC_RECEIVED)
 
 
-def _pause_share(facts: rule.HealthFacts, *metrics: declare.Metric) -> float:
+def _pause_share(facts: health_facts.HealthFacts, *metrics: declare.Metric) -> float:
     """Return the share; by the number of frames, which is an upper bound, if there are no durations."""
     *durations, frames = metrics
     share = first(
@@ -190,7 +194,7 @@ def _pause_share(facts: rule.HealthFacts, *metrics: declare.Metric) -> float:
     return min(share, 1.0)
 
 
-def marked(facts: rule.HealthFacts) -> float:
+def marked(facts: health_facts.HealthFacts) -> float:
     """Marked packets, relative to those received."""
     received = first(
         facts,
@@ -200,15 +204,15 @@ def marked(facts: rule.HealthFacts) -> float:
     return rate(facts, MARKED) / received if received else 0.0
 
 
-def bit_errors(facts: rule.HealthFacts) -> float:
+def bit_errors(facts: health_facts.HealthFacts) -> float:
     """Corrected bits, relative to received bits."""
     received = rate(facts, n.LINE_RECEIVED)
     if not received:
-        raise rule.AbsentFact(Absent.UNSUPPORTED)
+        raise health_facts.AbsentFact(Absent.UNSUPPORTED)
     return rate(facts, n.CORRECTED) / (8 * received)
 
 
-def link_downs(facts: rule.HealthFacts) -> float:
+def link_downs(facts: health_facts.HealthFacts) -> float:
     """Times that the link went down within the window."""
     return first(
         facts,
@@ -218,12 +222,12 @@ def link_downs(facts: rule.HealthFacts) -> float:
     )
 
 
-def discards(facts: rule.HealthFacts) -> float:
+def discards(facts: health_facts.HealthFacts) -> float:
     """Received packets that the NIC dropped, per second."""
     return total(facts, *map(rate_of, DISCARDS))
 
 
-def write_stall(facts: rule.HealthFacts) -> float:
+def write_stall(facts: health_facts.HealthFacts) -> float:
     """Share of time in which PCIe writes stall: the receive path."""
     return first(
         facts,
@@ -248,19 +252,19 @@ class PeerLimit:
     factor: float
     always: float = math.inf
 
-    def limit(self, facts: rule.HealthFacts) -> float:
+    def limit(self, facts: health_facts.HealthFacts) -> float:
         """Return the limit. Raises AbsentFact if there is none."""
         of_peers = usual(facts, self.signal)
         if of_peers is None and math.isinf(self.always):
-            raise rule.AbsentFact(Absent.UNSUPPORTED)
+            raise health_facts.AbsentFact(Absent.UNSUPPORTED)
         limit = math.inf if of_peers is None else self.floor + self.factor * of_peers
         return min(limit, self.always)
 
-    def is_exceeded(self, facts: rule.HealthFacts) -> bool:
+    def is_exceeded(self, facts: health_facts.HealthFacts) -> bool:
         """True if the signal is above the limit."""
         return self.signal(facts) > self.limit(facts)
 
-    def describe(self, facts: rule.HealthFacts) -> str:
+    def describe(self, facts: health_facts.HealthFacts) -> str:
         """Describe the signal, and that of the peers."""
         of_peers = usual(facts, self.signal)
         text = self.text.format(format(self.signal(facts), self.form))

@@ -12,7 +12,7 @@ from statistics import median
 from railscope.catalog import declare, nic as n, nic_settings, pcie
 from railscope.reading import Absent
 from railscope.timestamps import SECOND_NS
-from railscope_agent.health import nic_signals as s, rule
+from railscope_agent.health import health_facts, nic_signals as s, rule
 from railscope_agent.health.nic_link_rules import MIN_ERRORS
 
 STORM_PAUSING, STORM_RECEIVING = 0.5, 0.03
@@ -33,31 +33,31 @@ MIN_MARKS = 1.0
 MIN_SENDING, MAX_UNPROTECTED = 0.02, 0.05
 
 
-def _is_storm(facts: rule.HealthFacts) -> bool:
-    return rule.any_holds((_reports_storm, _stands_still), lambda test: test(facts))
+def _is_storm(facts: health_facts.HealthFacts) -> bool:
+    return health_facts.any_holds((_reports_storm, _stands_still), lambda test: test(facts))
 
 
-def _storms(facts: rule.HealthFacts) -> float:
+def _storms(facts: health_facts.HealthFacts) -> float:
     """Pause storms that the NIC reported within the window."""
     return s.total(facts, s.count_of(n.STORM_ERRORS), s.count_of(n.STORM_WARNINGS))
 
 
-def _reports_storm(facts: rule.HealthFacts) -> bool:
+def _reports_storm(facts: health_facts.HealthFacts) -> bool:
     return _storms(facts) > 0 or s.require_readings(facts, n.STORM_ERRORS, n.STORM_WARNINGS)
 
 
-def _stands_still(facts: rule.HealthFacts) -> bool:
+def _stands_still(facts: health_facts.HealthFacts) -> bool:
     return s.pausing(facts) > STORM_PAUSING and s.receiving(facts) < STORM_RECEIVING
 
 
-def _describe_storm(facts: rule.HealthFacts) -> str:
+def _describe_storm(facts: health_facts.HealthFacts) -> str:
     storms = s.known_signal(facts, _storms)
     reported = f"; the NIC reported {storms:.0f} storms" if storms else ""
     share = s.known_signal(facts, s.pausing)
     return f"{'' if share is None else PAUSING.describe(facts)}{reported}".removeprefix("; ")
 
 
-def _pauses(facts: rule.HealthFacts) -> bool:
+def _pauses(facts: health_facts.HealthFacts) -> bool:
     """True if the NIC pauses its switch port, more than the switch pauses it, and not in a storm."""
     if not PAUSING.is_exceeded(facts) or s.pausing(facts) <= (
         s.known_signal(facts, s.paused) or 0.0
@@ -66,7 +66,7 @@ def _pauses(facts: rule.HealthFacts) -> bool:
     return not s.known_signal(facts, _is_storm)
 
 
-def _of_socket(facts: rule.HealthFacts) -> tuple[int, int]:
+def _of_socket(facts: health_facts.HealthFacts) -> tuple[int, int]:
     """Return the number of NICs of the same NUMA node that pause about as much, and of all of them."""
     node = facts.labels.get("numa_node")
     pausing = s.pausing(facts)
@@ -80,7 +80,7 @@ def _of_socket(facts: rule.HealthFacts) -> tuple[int, int]:
     return 1 + sum(share > pausing / 2 for share in shares), 1 + len(shares)
 
 
-def _is_host_bound(facts: rule.HealthFacts) -> bool:
+def _is_host_bound(facts: health_facts.HealthFacts) -> bool:
     """True if the NICs of a socket pause together, without a degraded link of this one."""
     if not _pauses(facts) or facts.reading(pcie.PCIE_PATH_STATE) == _degraded_path():
         return False
@@ -88,17 +88,17 @@ def _is_host_bound(facts: rule.HealthFacts) -> bool:
     return alike >= s.MIN_PEERS and alike >= MIN_SOCKET_SHARE * members
 
 
-def _describe_host_bound(facts: rule.HealthFacts) -> str:
+def _describe_host_bound(facts: health_facts.HealthFacts) -> str:
     alike, members = _of_socket(facts)
     return f"{PAUSING.describe(facts)}; {alike} of {members} NICs of NUMA node {facts.labels['numa_node']} do"
 
 
-def _is_pcie_bound(facts: rule.HealthFacts) -> bool:
+def _is_pcie_bound(facts: health_facts.HealthFacts) -> bool:
     stalls = (s.known_signal(facts, s.write_stall) or 0.0) > WRITE_STALL.floor
     return stalls or facts.reading(pcie.PCIE_PATH_STATE) == _degraded_path()
 
 
-def _is_slow(facts: rule.HealthFacts) -> bool:
+def _is_slow(facts: health_facts.HealthFacts) -> bool:
     return _pauses(facts) and not _is_host_bound(facts)
 
 
@@ -108,24 +108,24 @@ def _degraded_path() -> int:
     return code
 
 
-def _describe_pcie_bound(facts: rule.HealthFacts) -> str:
+def _describe_pcie_bound(facts: health_facts.HealthFacts) -> str:
     stall = s.known_signal(facts, s.write_stall)
     because = "a degraded PCIe link" if stall is None else WRITE_STALL.describe(facts)
     return f"{PAUSING.describe(facts)}; {because}"
 
 
-def _is_paused(facts: rule.HealthFacts) -> bool:
+def _is_paused(facts: health_facts.HealthFacts) -> bool:
     return PAUSED.is_exceeded(facts) and (s.known_signal(facts, s.pausing) or 0.0) < s.paused(facts)
 
 
-def _is_incast(facts: rule.HealthFacts) -> bool:
+def _is_incast(facts: health_facts.HealthFacts) -> bool:
     if (s.known_signal(facts, s.pausing) or 0.0) > PAUSING.floor or not MARKED.is_exceeded(facts):
         return False
     usual = s.usual(facts, s.receiving) or 0.0
     return s.receiving(facts) > max(INCAST_PEERS * usual, MIN_INCAST_RECEIVING)
 
 
-def _describe_incast(facts: rule.HealthFacts) -> str:
+def _describe_incast(facts: health_facts.HealthFacts) -> str:
     usual = s.usual(facts, s.receiving) or 0.0
     return (
         f"receives {s.receiving(facts):.0%} of the line rate, median of the peers {usual:.0%};"
@@ -133,7 +133,7 @@ def _describe_incast(facts: rule.HealthFacts) -> str:
     )
 
 
-def _lossless_discards(facts: rule.HealthFacts) -> float:
+def _lossless_discards(facts: health_facts.HealthFacts) -> float:
     """Packets of lossless priorities that the NIC dropped within the window."""
     lossless = _lossless_priorities(facts)
     counts = [
@@ -144,16 +144,16 @@ def _lossless_discards(facts: rule.HealthFacts) -> float:
     ]
     supported = [each for each in counts if each is not Absent.UNSUPPORTED]
     if not supported:
-        raise rule.AbsentFact(Absent.UNSUPPORTED)
-    return float(sum(rule.require_value(each).increase for each in supported))
+        raise health_facts.AbsentFact(Absent.UNSUPPORTED)
+    return float(sum(health_facts.require_value(each).increase for each in supported))
 
 
-def _discards(facts: rule.HealthFacts) -> bool:
+def _discards(facts: health_facts.HealthFacts) -> bool:
     return DISCARDS.is_exceeded(facts) or s.require_readings(facts, *s.DISCARDS)
 
 
-def _retries(facts: rule.HealthFacts) -> bool:
-    return rule.any_holds(
+def _retries(facts: health_facts.HealthFacts) -> bool:
+    return health_facts.any_holds(
         (
             lambda of: s.count(of, s.RETRIES_EXCEEDED) > 0,
             lambda of: _is_fast(of, s.ACK_TIMEOUTS, MAX_ACK_TIMEOUTS),
@@ -164,7 +164,7 @@ def _retries(facts: rule.HealthFacts) -> bool:
     )
 
 
-def _is_fast(facts: rule.HealthFacts, metric: declare.Metric, limit: float) -> bool:
+def _is_fast(facts: health_facts.HealthFacts, metric: declare.Metric, limit: float) -> bool:
     return s.count(facts, metric) >= MIN_ERRORS and s.rate(facts, metric) > limit
 
 
@@ -176,34 +176,34 @@ _RETRY_TEXTS = {
 }
 
 
-def _describe_retries(facts: rule.HealthFacts) -> str:
+def _describe_retries(facts: health_facts.HealthFacts) -> str:
     rates = {
         text: s.known_signal(facts, s.rate_of(metric)) for metric, text in _RETRY_TEXTS.items()
     }
     return ", ".join(f"{rate:.3g} {text} per second" for text, rate in rates.items() if rate)
 
 
-def _ignored(facts: rule.HealthFacts) -> tuple[float, float]:
+def _ignored(facts: health_facts.HealthFacts) -> tuple[float, float]:
     """Notifications ignored and handled, per second."""
     handled = s.known_signal(facts, s.rate_of(s.HANDLED))
     return s.rate(facts, s.IGNORED), handled or 0.0
 
 
-def _ignores(facts: rule.HealthFacts) -> bool:
+def _ignores(facts: health_facts.HealthFacts) -> bool:
     ignored, handled = _ignored(facts)
     return ignored > MIN_IGNORED and ignored > MIN_IGNORED_SHARE * (ignored + handled)
 
 
-def _describe_ignored(facts: rule.HealthFacts) -> str:
+def _describe_ignored(facts: health_facts.HealthFacts) -> str:
     ignored, handled = _ignored(facts)
     return f"{ignored:.3g} notifications ignored per second, {handled:.3g} handled"
 
 
-def _marks(facts: rule.HealthFacts) -> float:
+def _marks(facts: health_facts.HealthFacts) -> float:
     return s.rate(facts, s.MARKED)
 
 
-def _is_silent(facts: rule.HealthFacts) -> bool:
+def _is_silent(facts: health_facts.HealthFacts) -> bool:
     """True if the NIC sends no notifications for marked packets, while peers with marks do."""
     notifies = [
         s.known_signal(peer, s.rate_of(s.NOTIFIED)) or 0.0
@@ -211,25 +211,27 @@ def _is_silent(facts: rule.HealthFacts) -> bool:
         if (s.known_signal(peer, _marks) or 0.0) > MIN_MARKS
     ]
     if len(notifies) < s.MIN_PEERS or not median(notifies):
-        raise rule.AbsentFact(Absent.UNSUPPORTED)
+        raise health_facts.AbsentFact(Absent.UNSUPPORTED)
     return _marks(facts) > MIN_MARKS and s.rate(facts, s.NOTIFIED) == 0
 
 
-def _lossless_priorities(facts: rule.HealthFacts) -> set[str]:
+def _lossless_priorities(facts: health_facts.HealthFacts) -> set[str]:
     enabled = facts.parts(nic_settings.PFC_ENABLED)
     return {part[-1] for part, reading in enabled.items() if reading == 1}
 
 
-def _unprotected(facts: rule.HealthFacts) -> float:
+def _unprotected(facts: health_facts.HealthFacts) -> float:
     """Share of sent RDMA bytes outside the lossless priorities of the NIC."""
     lossless = _lossless_priorities(facts)
     changes = {
         part[-1]: facts.change(n.PRIORITY_SENT, *part) for part in facts.parts(n.PRIORITY_SENT)
     }
     if not lossless or not lossless <= changes.keys() or s.sending(facts) < MIN_SENDING:
-        raise rule.AbsentFact(Absent.UNSUPPORTED)
+        raise health_facts.AbsentFact(Absent.UNSUPPORTED)
     protected = sum(
-        float(rule.require_value(changes[each]).rate(SECOND_NS, rule.SHORTEST_RATE_NS))
+        float(
+            health_facts.require_value(changes[each]).rate(SECOND_NS, health_facts.SHORTEST_RATE_NS)
+        )
         for each in lossless
     )
     sent = s.rate(facts, n.RDMA_SENT)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from railscope.catalog import entities
 from railscope.frame import Entity, Frame
 from railscope.reading import Absent
-from railscope_agent.health import rule, source_readings
+from railscope_agent.health import health_facts, rule, source_readings
 from railscope_agent.health.nic_link_rules import LINK_RULES, PCIE_RULES
 from railscope_agent.health.nic_traffic_rules import TRAFFIC_RULES
 from railscope_agent.health.setting_rules import GPU_PATH, GPU_SETTING_RULES, NIC_SETTING_RULES
@@ -111,7 +111,7 @@ class NodeHealthFacts:
                 if entity.facts:
                     self.devices[device] = entity
 
-    def gpus(self, absent_sources: AbsentSources) -> dict[str, rule.HealthFacts]:
+    def gpus(self, absent_sources: AbsentSources) -> dict[str, health_facts.HealthFacts]:
         """Return the facts about each GPU; its peers have the same model."""
         devices = {name[1]: [name] for name in self._labels if name[0] == entities.GPU.name}
         return self._with_peers(devices, absent_sources, lambda of: (of.labels.get("model", ""),))
@@ -124,7 +124,7 @@ class NodeHealthFacts:
                 distance = distance_between(device.device.place, gpus[device.gpu].place)
                 self._labels[entities.PCIE.name, device.address][GPU_PATH] = distance.name
 
-    def nics(self, absent_sources: AbsentSources) -> dict[str, rule.HealthFacts]:
+    def nics(self, absent_sources: AbsentSources) -> dict[str, health_facts.HealthFacts]:
         """Return the facts about each NIC, by interface, or by RDMA port if it has none."""
         return self._with_peers(self._nic_devices(), absent_sources, _nic_group)
 
@@ -155,8 +155,8 @@ class NodeHealthFacts:
         self,
         devices: Mapping[str, list[source_readings.DeviceName]],
         absent_sources: AbsentSources,
-        group: Callable[[rule.HealthFacts], tuple[str, ...]],
-    ) -> dict[str, rule.HealthFacts]:
+        group: Callable[[health_facts.HealthFacts], tuple[str, ...]],
+    ) -> dict[str, health_facts.HealthFacts]:
         alone = {name: self._facts(parts, absent_sources) for name, parts in devices.items()}
         groups = {name: group(facts) for name, facts in alone.items()}
         return {
@@ -173,7 +173,7 @@ class NodeHealthFacts:
 
     def _facts(
         self, parts: Sequence[source_readings.DeviceName], absent_sources: AbsentSources
-    ) -> rule.HealthFacts:
+    ) -> health_facts.HealthFacts:
         labels: dict[str, str] = {}
         settings: dict[str, str] = {}
         for name in reversed(parts):  # the role of the PCI device is its kind
@@ -187,7 +187,7 @@ class NodeHealthFacts:
             for name, reason in absent_sources.partial.items()
             if name not in self._sources or self._sources[name].columns.keys().isdisjoint(parts)
         }
-        return rule.HealthFacts(
+        return health_facts.HealthFacts(
             readings,
             changes,
             absent_sources={**absent, **absent_sources.whole},
@@ -196,7 +196,7 @@ class NodeHealthFacts:
         )
 
 
-def _nic_group(facts: rule.HealthFacts) -> tuple[str, ...]:
+def _nic_group(facts: health_facts.HealthFacts) -> tuple[str, ...]:
     """Return role, driver, model and PCI function: second ports are often unused."""
     names = ("role", "driver", "vendor", "device", "hca")
     function = facts.labels.get("pci_address", "").rpartition(".")[2]

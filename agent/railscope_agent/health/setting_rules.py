@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from railscope.catalog import declare, gpu, gpu_sharing, host, nic, nic_settings, pcie, rdma
 from railscope.reading import Absent
-from railscope_agent.health import rule
+from railscope_agent.health import health_facts, rule
 from railscope_agent.health.nic_signals import MIN_PEERS, is_up, known_signal, require_readings
 from railscope_agent.topology.pci_distance import PciDistance
 
@@ -23,7 +23,7 @@ _GPU_MODES = ("persistence", "compute_mode", "ecc", "gsp_firmware")
 _PENDING = {"ecc": "ecc_pending", "mig": "mig_pending"}
 
 
-def _nic_settings(facts: rule.HealthFacts) -> dict[str, str]:
+def _nic_settings(facts: health_facts.HealthFacts) -> dict[str, str]:
     """Settings of a NIC with a carrier: without one, drivers report negotiated values as unset."""
     if not known_signal(facts, is_up):
         return {}
@@ -34,26 +34,26 @@ def _nic_settings(facts: rule.HealthFacts) -> dict[str, str]:
     return settings
 
 
-def _firmware(facts: rule.HealthFacts) -> dict[str, str]:
+def _firmware(facts: health_facts.HealthFacts) -> dict[str, str]:
     firmware = facts.labels.get("firmware")
     return {"firmware": firmware} if firmware else {}
 
 
-def _gpu_path(facts: rule.HealthFacts) -> dict[str, str]:
+def _gpu_path(facts: health_facts.HealthFacts) -> dict[str, str]:
     path = facts.labels.get(GPU_PATH)
     return {"path": path} if path else {}
 
 
-def _gpu_modes(facts: rule.HealthFacts) -> dict[str, str]:
+def _gpu_modes(facts: health_facts.HealthFacts) -> dict[str, str]:
     return {name: facts.settings[name] for name in _GPU_MODES if facts.settings.get(name)}
 
 
-def _gpu_software(facts: rule.HealthFacts) -> dict[str, str]:
+def _gpu_software(facts: health_facts.HealthFacts) -> dict[str, str]:
     names = ("vbios", "inforom", "driver")
     return {name: facts.labels[name] for name in names if facts.labels.get(name)}
 
 
-def _power_limit(facts: rule.HealthFacts) -> dict[str, str]:
+def _power_limit(facts: health_facts.HealthFacts) -> dict[str, str]:
     limit = facts.reading(gpu.GPU_POWER_LIMIT)
     if isinstance(limit, Absent):
         return {}
@@ -64,11 +64,11 @@ def _power_limit(facts: rule.HealthFacts) -> dict[str, str]:
 class PeerSettings:
     """Settings of a device that are compared with those of its peers."""
 
-    read: Callable[[rule.HealthFacts], dict[str, str]]
+    read: Callable[[health_facts.HealthFacts], dict[str, str]]
     metrics: tuple[declare.Metric, ...] = ()
     """Metrics of the settings: while one cannot be read, the comparison is incomplete."""
 
-    def differences(self, facts: rule.HealthFacts) -> dict[str, tuple[str, str]]:
+    def differences(self, facts: health_facts.HealthFacts) -> dict[str, tuple[str, str]]:
         """Return the value of the device and that of most peers, for each setting that differs."""
         settings, peers = self.read(facts), [self.read(peer) for peer in facts.peers]
         compared = {
@@ -76,7 +76,7 @@ class PeerSettings:
         }
         usable = {name: values for name, values in compared.items() if values.total() >= MIN_PEERS}
         if not usable:
-            raise rule.AbsentFact(Absent.UNSUPPORTED)
+            raise health_facts.AbsentFact(Absent.UNSUPPORTED)
         found = {}
         for name, values in usable.items():
             (usual, number), *_ = values.most_common(1)
@@ -88,13 +88,13 @@ class PeerSettings:
                 found[name] = settings[name], usual
         return found
 
-    def differ(self, facts: rule.HealthFacts) -> bool:
+    def differ(self, facts: health_facts.HealthFacts) -> bool:
         """True if a setting differs."""
         if self.differences(facts):
             return True
         return bool(self.metrics) and require_readings(facts, *self.metrics)
 
-    def describe(self, facts: rule.HealthFacts) -> str:
+    def describe(self, facts: health_facts.HealthFacts) -> str:
         """Describe the differences."""
         return ", ".join(
             f"{name} {setting}, peers {usual}"
@@ -102,7 +102,7 @@ class PeerSettings:
         )
 
 
-def _pending(facts: rule.HealthFacts) -> list[str]:
+def _pending(facts: health_facts.HealthFacts) -> list[str]:
     """Return a text for each mode that a reset of the GPU changes. Raises AbsentFact if none is known."""
     modes = {
         name: (facts.settings[name], facts.settings[pending])
@@ -110,7 +110,7 @@ def _pending(facts: rule.HealthFacts) -> list[str]:
         if facts.settings.get(name) and facts.settings.get(pending)
     }
     if not modes:
-        raise rule.AbsentFact(Absent.UNSUPPORTED)
+        raise health_facts.AbsentFact(Absent.UNSUPPORTED)
     return [
         f"{name} is {now}, {then} after a reset"
         for name, (now, then) in modes.items()
@@ -118,12 +118,12 @@ def _pending(facts: rule.HealthFacts) -> list[str]:
     ]
 
 
-def _has_unused_mig(facts: rule.HealthFacts) -> bool:
+def _has_unused_mig(facts: health_facts.HealthFacts) -> bool:
     if facts.number(gpu_sharing.GPU_MIG_MODE) == 0 or facts.number(gpu_sharing.GPU_MIG_DEVICES) > 0:
         return False
     modes = [peer.reading(gpu_sharing.GPU_MIG_MODE) for peer in facts.peers]
     if len(modes) < MIN_PEERS:
-        raise rule.AbsentFact(Absent.UNSUPPORTED)
+        raise health_facts.AbsentFact(Absent.UNSUPPORTED)
     return modes.count(0) > 2 * modes.count(1)
 
 
@@ -157,7 +157,7 @@ _NIC_SETTINGS = PeerSettings(
 )
 
 
-def _has_longer_path(facts: rule.HealthFacts) -> bool:
+def _has_longer_path(facts: health_facts.HealthFacts) -> bool:
     return any(
         PciDistance[path] > PciDistance[usual]
         for path, usual in _GPU_PATH.differences(facts).values()

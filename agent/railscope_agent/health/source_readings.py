@@ -13,11 +13,11 @@ from railscope.catalog import declare
 from railscope.counter_unwrap import column_picker
 from railscope.frame import Entity, Frame, Schema
 from railscope.reading import Absent, Reading
-from railscope_agent.health import rule
+from railscope_agent.health import counter_window, health_facts, rule
 
 DeviceName = tuple[str, ...]
 """Kind and key of a device: ("gpu", UUID), ("nic", interface), ("pcie", address)."""
-_ReadingKey = tuple[DeviceName, declare.Metric, rule.DevicePart]
+_ReadingKey = tuple[DeviceName, declare.Metric, health_facts.DevicePart]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +66,19 @@ class _MetricColumns:
     same objects need no evaluation.
     """
 
-    def __init__(self, places: Mapping[rule.DevicePart, int], window_places: slice) -> None:
+    def __init__(self, places: Mapping[health_facts.DevicePart, int], window_places: slice) -> None:
         self.places = places
         self._window_places = window_places
         self.is_followed = window_places.start < window_places.stop
         """False for a metric whose increase no rule uses: it is not in the window of counters."""
         self._columns = _FrameColumns(tuple(places.values()))
         self._values: Sequence[Reading] = ()
-        self._readings: dict[rule.DevicePart, Reading] = {}
-        self._increases: dict[rule.DevicePart, rule.CounterIncrease] = {}
+        self._readings: dict[health_facts.DevicePart, Reading] = {}
+        self._increases: dict[health_facts.DevicePart, health_facts.CounterIncrease] = {}
         self._ages: tuple[bool, ...] | None = None
         """If the counters stand still: whether they are followed for as long as shares and rates need."""
 
-    def readings(self, frame: Frame) -> dict[rule.DevicePart, Reading]:
+    def readings(self, frame: Frame) -> dict[health_facts.DevicePart, Reading]:
         """Return the readings of a frame by part."""
         values = self._columns.readings(frame)
         if values is not self._values:
@@ -86,8 +86,8 @@ class _MetricColumns:
         return self._readings
 
     def increases(
-        self, window: rule.CounterWindow[_ReadingKey]
-    ) -> dict[rule.DevicePart, rule.CounterIncrease]:
+        self, window: counter_window.CounterWindow[_ReadingKey]
+    ) -> dict[health_facts.DevicePart, health_facts.CounterIncrease]:
         """Return the increase of each counter up to a frame, without those that were read once.
 
         While counters stand still, only the time that rates and shares need matters.
@@ -96,9 +96,9 @@ class _MetricColumns:
         first = window.change_of_place(places.start)
         if first and window.stand_still(places):
             ages = (
-                first.over_ns >= rule.MINUTE_NS,
-                first.recent_ns >= rule.MINUTE_NS,
-                first.recent_ns >= rule.SHORTEST_RATE_NS,
+                first.over_ns >= health_facts.MINUTE_NS,
+                first.recent_ns >= health_facts.MINUTE_NS,
+                first.recent_ns >= health_facts.SHORTEST_RATE_NS,
             )
             if ages != self._ages:
                 self._ages, self._increases = ages, dict.fromkeys(self.places, first)
@@ -111,8 +111,8 @@ class _MetricColumns:
 
 
 SourceFacts = tuple[
-    dict[declare.Metric, dict[rule.DevicePart, Reading]],
-    dict[declare.Metric, dict[rule.DevicePart, rule.CounterIncrease]],
+    dict[declare.Metric, dict[health_facts.DevicePart, Reading]],
+    dict[declare.Metric, dict[health_facts.DevicePart, health_facts.CounterIncrease]],
 ]
 """Readings of a device in one frame, and increases of its counters up to that frame."""
 
@@ -132,7 +132,9 @@ class SourceReadings:
     _schema: Schema | None = None
     _growing: _FrameColumns = field(default_factory=lambda: _FrameColumns(()))
     """Counters in the window."""
-    _window: rule.CounterWindow[_ReadingKey] = field(default_factory=rule.CounterWindow)
+    _window: counter_window.CounterWindow[_ReadingKey] = field(
+        default_factory=counter_window.CounterWindow
+    )
     _taken_ns: int = -1
 
     def add(self, frame: Frame | None) -> None:
@@ -175,7 +177,7 @@ class SourceReadings:
     def _plan(self, schema: Schema) -> None:
         self._schema, self.columns = schema, {}
         self.devices = tuple(each for each in schema.entities if each.kind.part_of is None)
-        parts: dict[tuple[DeviceName, declare.Metric], dict[rule.DevicePart, int]] = {}
+        parts: dict[tuple[DeviceName, declare.Metric], dict[health_facts.DevicePart, int]] = {}
         for place, (metric, entity) in enumerate(schema.columns):
             if metric in self.metrics.used:
                 whole = entity.whole_key
@@ -194,8 +196,10 @@ class SourceReadings:
 
 def merge_source_facts(sources: Iterable[SourceFacts]) -> SourceFacts:
     """Return the facts of all sources of a device."""
-    readings: dict[declare.Metric, dict[rule.DevicePart, Reading]] = {}
-    increases: dict[declare.Metric, dict[rule.DevicePart, rule.CounterIncrease]] = {}
+    readings: dict[declare.Metric, dict[health_facts.DevicePart, Reading]] = {}
+    increases: dict[
+        declare.Metric, dict[health_facts.DevicePart, health_facts.CounterIncrease]
+    ] = {}
     for of_source, increases_of_source in sources:
         for metric in readings.keys() & of_source.keys():
             of_source = {**of_source, metric: readings[metric] | of_source[metric]}  # noqa: PLW2901 - with those of other sources

@@ -30,7 +30,9 @@ from railscope_agent.tenancy import (
     tenancy_state_file,
     virtual_machines,
 )
-from railscope_agent.tenancy.claims import ClaimProvider, ClaimReport, ClockHistory, NodeClaim
+from railscope_agent.tenancy.claim_provider import ClaimProvider, ClaimReport
+from railscope_agent.tenancy.claims import NodeClaim
+from railscope_agent.tenancy.clock_history import ClockHistory
 
 MAX_EVENTS_PER_FRAME = 500
 """Maximum of events per frame: a collector accepts a limited number per envelope, for all sources."""

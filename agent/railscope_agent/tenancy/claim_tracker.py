@@ -18,13 +18,9 @@ import msgspec
 from railscope.catalog import declare, entities, tenancy as c
 from railscope.claim_terms import ClaimAuthority
 from railscope.frame import Entity, Event, NodeTimestamp
-from railscope_agent.tenancy.claims import (
-    COMMAND_SOURCE,
-    FILE_SOURCE,
-    BootTime,
-    ClaimReport,
-    NodeClaim,
-)
+from railscope_agent.tenancy.claim_provider import ClaimReport
+from railscope_agent.tenancy.claims import COMMAND_PROVIDER, FILE_PROVIDER, NodeClaim
+from railscope_agent.tenancy.clock_history import BootTime
 
 REPEAT_EVERY_NS = 3_600_000_000_000
 RESUME_NS = 300_000_000_000
@@ -100,8 +96,8 @@ class ProviderReport:
     ended: NodeTimestamp
 
 
-SOURCE_PRECEDENCE = {FILE_SOURCE: 2, COMMAND_SOURCE: 1}
-"""Order of sources of equal authority: claims by a person or a prolog precede observed ones."""
+PROVIDER_PRECEDENCE = {FILE_PROVIDER: 2, COMMAND_PROVIDER: 1}
+"""Order of claim providers of equal authority: claims by a person or a prolog precede observed ones."""
 ClaimEdge: TypeAlias = tuple[int, BootTime | None]
 """Time of a start or an end: wall clock, and boot clock if a clock of the node measured it."""
 ClaimsByWorkload: TypeAlias = dict[tuple[str, tuple[str, str]], list[tuple[str, NodeClaim]]]
@@ -237,7 +233,7 @@ class ClaimTracker:
         """Return the same claim of another provider with higher authority, the highest of several."""
 
         def precedence(provider: str, candidate: NodeClaim) -> tuple[int, int]:
-            return candidate.authority, SOURCE_PRECEDENCE.get(provider, 0)
+            return candidate.authority, PROVIDER_PRECEDENCE.get(provider, 0)
 
         higher = [
             (precedence(provider, other), other)

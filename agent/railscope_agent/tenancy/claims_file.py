@@ -19,7 +19,7 @@ from railscope.claim_terms import ClaimAuthority
 from railscope.claims_file import ClaimsFileError, ClaimsFileLine, parse_claims_file
 from railscope_agent.host import Host
 from railscope_agent.sampling.source import ProbeFinding, format_count
-from railscope_agent.tenancy import claims, devices as naming
+from railscope_agent.tenancy import claim_provider, claims, devices as naming
 from railscope_agent.tenancy.devices import ClaimableDevice, NodeDevices
 
 SUBJECT = "claims by file"
@@ -37,17 +37,17 @@ class ClaimsFile:
 
     def poll(
         self, host: Host, devices: NodeDevices, in_force: tuple[claims.NodeClaim, ...]
-    ) -> claims.ClaimReport:
+    ) -> claim_provider.ClaimReport:
         """Return the claims on this node. An invalid file changes nothing."""
         if not self.path:
-            return claims.absent_report(SUBJECT, "tenancy.claims_file is not set")
+            return claim_provider.absent_report(SUBJECT, "tenancy.claims_file is not set")
         try:
             content = host.read(self.path)
             if content != self._content:
                 self._lines = parse_claims_file(content.decode())
                 self._content = content
         except (OSError, UnicodeDecodeError, ClaimsFileError) as error:
-            return claims.failed_report(
+            return claim_provider.failed_report(
                 SUBJECT, error, f"correct {self.path}; its previous claims stay in force until then"
             )
         claims_here = tuple(
@@ -57,7 +57,7 @@ class ClaimsFile:
             f"{format_count(len(self._lines), 'claim')} in {self.path}, {len(claims_here)} on "
             "devices of this node"
         )
-        return claims.ClaimReport(claims_here, (ProbeFinding.supported(SUBJECT, detail),))
+        return claim_provider.ClaimReport(claims_here, (ProbeFinding.supported(SUBJECT, detail),))
 
     def _claims_of_line(
         self, line: ClaimsFileLine, devices: NodeDevices, in_force: tuple[claims.NodeClaim, ...]
@@ -83,7 +83,7 @@ class ClaimsFile:
 
     def _claim(self, line: ClaimsFileLine, device: ClaimableDevice, node: str) -> claims.NodeClaim:
         return claims.NodeClaim(
-            source=claims.FILE_SOURCE,
+            source=claims.FILE_PROVIDER,
             authority=ClaimAuthority.SCHEDULER,
             workload=line.workload,
             owner=line.owner,

@@ -15,7 +15,9 @@ from railscope import claim_terms, durable_files, reading, timestamps
 from railscope_agent.host import Host
 from railscope_agent.sampling.source import ProbeFinding, ProbeVerdict, format_count
 from railscope_agent.tenancy import TenancyError
-from railscope_agent.tenancy.claims import COMMAND_SOURCE, BootTime, ClaimReport, NodeClaim
+from railscope_agent.tenancy.claim_provider import ClaimReport
+from railscope_agent.tenancy.claims import COMMAND_PROVIDER, NodeClaim
+from railscope_agent.tenancy.clock_history import BootTime
 from railscope_agent.tenancy.devices import ClaimableDevice, NodeDevices
 
 SUBJECT = "claims by command"
@@ -71,7 +73,7 @@ class ClaimNotStoredError(TenancyError, OSError):
 class CommandClaims:
     """Claims made with `railscope claim`. Thread safe; changes block on the disk."""
 
-    name = COMMAND_SOURCE
+    name = COMMAND_PROVIDER
 
     def __init__(self) -> None:
         self._directory: Path | None = None
@@ -229,7 +231,7 @@ def _claim_on_device(claim: CommandClaim, device: ClaimableDevice) -> NodeClaim:
     """Convert to the common type; a claim whose workload names a scheduler has that scheduler as source."""
     source, colon, workload = claim.workload.partition(":")
     if not colon or source not in SCHEDULERS:
-        source, workload = COMMAND_SOURCE, claim.workload
+        source, workload = COMMAND_PROVIDER, claim.workload
     return NodeClaim(
         source=source,
         authority=claim_terms.ClaimAuthority.SCHEDULER,

@@ -23,7 +23,8 @@ from railscope_agent.host import Host
 from railscope_agent.host.owners import OWNER
 from railscope_agent.owners import OwnerFormatError, cgroup
 from railscope_agent.sampling.source import read_text
-from railscope_agent.tenancy.claims import COMMAND_SOURCE, FILE_SOURCE, BootTime, NodeClaim
+from railscope_agent.tenancy.claims import COMMAND_PROVIDER, FILE_PROVIDER, NodeClaim
+from railscope_agent.tenancy.clock_history import BootTime
 from railscope_agent.tenancy.devices import ClaimableDevice, NodeDevices
 from railscope_agent.tenancy.pods import NodePods
 
@@ -318,7 +319,7 @@ def can_account_for(claim: NodeClaim, use: DeviceUse, jobs: Mapping[str, str]) -
         return False
     source, workload = claim.owning_workload
     owner = use.owner
-    if owner.is_shared_or_hidden or source in {COMMAND_SOURCE, FILE_SOURCE}:
+    if owner.is_shared_or_hidden or source in {COMMAND_PROVIDER, FILE_PROVIDER}:
         return True
     if source != owner.source:
         return False

@@ -24,7 +24,8 @@ from railscope_agent.host.owners import ALLOCATABLE, KUBELET, LIST
 from railscope_agent.owners import kubelet_answers
 from railscope_agent.sampling.source import ProbeFinding, ProbeVerdict, format_count
 from railscope_agent.tenancy import devices as naming, virtual_machines
-from railscope_agent.tenancy.claims import ClaimReport, NodeClaim, absent_report, failed_report
+from railscope_agent.tenancy.claim_provider import ClaimReport, absent_report, failed_report
+from railscope_agent.tenancy.claims import NodeClaim
 from railscope_agent.tenancy.devices import ClaimableDevice, NodeDevices
 from railscope_agent.tenancy.pods import NodePods, PodDirectories, PodRequests
 

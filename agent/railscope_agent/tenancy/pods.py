@@ -22,7 +22,7 @@ from railscope_agent.config import TenancySettings
 from railscope_agent.host import Host
 from railscope_agent.host.owners import KUBELET, PODS
 from railscope_agent.sampling.source import ProbeFinding, ProbeVerdict, format_count, list_names
-from railscope_agent.tenancy import claims
+from railscope_agent.tenancy import claim_provider
 from railscope_agent.tenancy.devices import NodeDevices
 
 POD_LOGS = "/var/log/pods"
@@ -114,7 +114,7 @@ class PodRequests:
             self._entries = msgspec.convert(answer, tuple[PodEntry, ...])
         except (OSError, msgspec.ValidationError) as error:
             remedy = f"check tenancy.kubelet_url {url}, kubelet_token_file and kubelet_ca_file"
-            self.findings = (claims.failure_finding(SUBJECT, error, remedy),)
+            self.findings = (claim_provider.failure_finding(SUBJECT, error, remedy),)
         self.ended = frozenset((e.namespace, e.name) for e in self._entries if e.has_ended)
         requests = {
             (entry.namespace, entry.name): requests_of(entry, devices.memory_mib)

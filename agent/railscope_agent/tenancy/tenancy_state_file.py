@@ -12,7 +12,7 @@ import structlog
 from railscope.durable_files import DamagedFileError, read_json, write_json
 from railscope.frame import NodeTimestamp
 from railscope_agent.sampling.source import ProbeFinding, ProbeVerdict
-from railscope_agent.tenancy import claim_tracker, claims, devices
+from railscope_agent.tenancy import claim_tracker, clock_history, devices
 
 log = structlog.get_logger(__name__)
 
@@ -28,7 +28,7 @@ class TenancyState(msgspec.Struct, frozen=True):
     format: Literal[1]
     book: claim_tracker.ClaimTrackerState
     gpus: list[devices.GpuNames]
-    clock: claims.ClockOffsets | None = None
+    clock: clock_history.ClockOffsets | None = None
 
 
 class TenancyStateFile:
@@ -68,7 +68,7 @@ class TenancyStateFile:
         self,
         book: claim_tracker.ClaimTracker,
         gpus: Mapping[str, devices.GpuNames],
-        clock: claims.ClockHistory,
+        clock: clock_history.ClockHistory,
         now: NodeTimestamp,
         *,
         names_changed: bool,

@@ -22,7 +22,7 @@ from railscope_agent.host.owners import OWNER
 from railscope_agent.owners import OwnerFormatError, cgroup
 from railscope_agent.owners.runtimes import LibvirtDomain
 from railscope_agent.sampling import source
-from railscope_agent.tenancy import claims
+from railscope_agent.tenancy import claim_provider, claims
 from railscope_agent.tenancy.devices import ClaimableDevice, NodeDevices
 from railscope_agent.topology.pci import DEVICES, gpu_addresses, is_address
 
@@ -89,13 +89,13 @@ class VirtualMachineProvider:
 
     def poll(
         self, host: Host, devices: NodeDevices, in_force: tuple[claims.NodeClaim, ...]
-    ) -> claims.ClaimReport:
+    ) -> claim_provider.ClaimReport:
         """Return the claims of running machines. No machine is read without a passed-through GPU."""
         passed = self._passed.scan(host)
         mediated = set(source.list_names(host, _MEDIATED))
         if not passed and not mediated and not in_force:
             self._scanned_pids, self._machines = frozenset(), {}
-            return claims.absent_report(SUBJECT, "no GPU is passed through")
+            return claim_provider.absent_report(SUBJECT, "no GPU is passed through")
         try:
             domains = list(_read_running_domains(host))
             domain_names = {domain.name for domain in domains}
@@ -110,12 +110,12 @@ class VirtualMachineProvider:
                 for claim in self._claims_of_domain(host, domain, passed, devices)
             ]
         except (OSError, msgspec.ValidationError) as error:
-            return claims.failed_report(SUBJECT, error, "read the log of libvirtd")
+            return claim_provider.failed_report(SUBJECT, error, "read the log of libvirtd")
         detail = (
             f"{source.format_count(len(passed), 'GPU')} passed through, {len(node_claims)} held by "
             "running virtual machines"
         )
-        return claims.ClaimReport(
+        return claim_provider.ClaimReport(
             tuple(node_claims), (source.ProbeFinding.supported(SUBJECT, detail),)
         )
 

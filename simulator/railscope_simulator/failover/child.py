@@ -18,7 +18,7 @@ from railscope_agent.config import PREFIX, AgentSettings
 from railscope_agent.host.live_host import LiveClock
 from railscope_agent.sampling.shipping_stats import AuditLogState
 from railscope_agent.shipping import collector_choice
-from railscope_agent.witness import audit_witness, witness_store
+from railscope_agent.witness import audit_log_client, audit_witness, witness_store
 from railscope_collector.commands import load_settings
 from railscope_collector.service import Collector
 from railscope_simulator.cluster import scenario as scenarios, shipped_nodes
@@ -49,7 +49,7 @@ def witness(shift_ns: int, config: Path, name: Path, directory: Path) -> service
         audit_witness.AuditWitness(
             agents.witness,
             node,
-            audit_witness.AuditLogClient(link),
+            audit_log_client.AuditLogClient(link),
             witness_store.WitnessStore.for_collector(directory, link.url, is_only=False),
             clock,
             [],

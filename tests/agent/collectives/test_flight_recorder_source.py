@@ -23,7 +23,7 @@ from railscope.timestamps import SECOND_NS
 from railscope_agent.collective_settings import CollectiveSettings
 from railscope_agent.collectives import flight_recorder as recorder
 from railscope_agent.collectives.flight_recorder import parse_dump
-from railscope_agent.commands.check import CaptureWalk
+from railscope_agent.commands.capture_walk import CaptureWalk
 from railscope_agent.config import AgentSettings
 from railscope_agent.host.job_files import OpenedDump, RankProcess
 from railscope_agent.host.recorded_host import call_key

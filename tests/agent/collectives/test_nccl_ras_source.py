@@ -23,7 +23,7 @@ from railscope.frame import Event, Frame
 from railscope.timestamps import SECOND_NS
 from railscope_agent.collective_settings import CollectiveSettings
 from railscope_agent.collectives import ras_answers
-from railscope_agent.commands.check import CaptureWalk
+from railscope_agent.commands.capture_walk import CaptureWalk
 from railscope_agent.config import AgentSettings
 from railscope_agent.host import HostWrapper, Json
 from railscope_agent.host.live_host import LiveHost

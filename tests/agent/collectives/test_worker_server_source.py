@@ -31,7 +31,7 @@ from railscope_agent.collectives.flight_recorder import (
     RecordedGroup,
     parse_dump,
 )
-from railscope_agent.commands.check import CaptureWalk
+from railscope_agent.commands.capture_walk import CaptureWalk
 from railscope_agent.config import AgentSettings
 from railscope_agent.host import HostWrapper, Json
 from railscope_agent.host.job_files import JobFile, JobFileListing

@@ -26,7 +26,7 @@ from railscope.catalog.declare import MetricKind
 from railscope.exposition import EVERYTHING, ExpositionTemplate, TextFormat
 from railscope.frame import Column, Entity, Frame, NodeTimestamp, Schema
 from railscope.reading import Absent, to_stored
-from railscope_agent.commands.check import find_read_offsets
+from railscope_agent.commands.capture_walk import find_read_offsets
 from railscope_agent.config import AgentSettings, MetricsSettings
 from railscope_agent.host.recorded_host import RecordedClock, RecordedHost
 from railscope_agent.otlp.otlp_messages import MetricMessages

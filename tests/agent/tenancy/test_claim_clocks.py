@@ -16,7 +16,7 @@ from railscope.wire import WireEntity, WireEvent
 from railscope_agent.config import TenancySettings
 from railscope_agent.endpoint.claims_endpoint import ClaimsEndpoint, ClaimStartRequest
 from railscope_agent.health.node_health import NodeHealth
-from railscope_agent.tenancy.claims import MAX_OFFSETS, ClockHistory
+from railscope_agent.tenancy.clock_history import MAX_OFFSETS, ClockHistory
 from railscope_collector.evidence.claim_events import (
     ReportedClaim,
     ReportedEnd,

@@ -12,13 +12,14 @@ from railscope.claim_terms import ClaimAuthority
 from railscope.frame import Event, NodeTimestamp
 from railscope.reading import Absent
 from railscope_agent.gpus.mig_slots import GpuSlotRange
+from railscope_agent.tenancy.claim_provider import ClaimReport
 from railscope_agent.tenancy.claim_tracker import (
     ActiveClaim,
     ClaimTracker,
     ClaimTrackerState,
     ProviderReport,
 )
-from railscope_agent.tenancy.claims import ClaimReport, NodeClaim
+from railscope_agent.tenancy.claims import NodeClaim
 
 NS = 1_000_000_000
 BEGIN = NodeTimestamp(1_790_000_000 * NS, 1_000 * NS)

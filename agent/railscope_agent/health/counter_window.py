@@ -1,0 +1,131 @@
+"""Increases of counters over a window of ten minutes."""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import compress
+from operator import ne
+from typing import Generic, TypeVar
+
+from railscope.reading import Absent, Reading
+from railscope_agent.health.health_facts import MINUTE_NS, CounterIncrease
+
+WINDOW_NS = 10 * MINUTE_NS
+STEP_NS = MINUTE_NS // 2
+CounterKeyT = TypeVar("CounterKeyT", bound=Hashable)
+
+
+@dataclass(slots=True)
+class _WindowMark:
+    """Sums of all counters at one time."""
+
+    boot_ns: int
+    totals: array[int]
+
+
+class CounterWindow(Generic[CounterKeyT]):
+    """Increase of counters by key; totals are unsigned 64-bit integers, as counters are.
+
+    Increases are summed as readings arrive, and every half minute the sums are stored as one array, so
+    memory is bounded. The sums before a counter decreased are no longer valid and are dropped. A counter that
+    falls to at most half of its value was reset and has grown since; one that falls less was corrected by
+    device or driver, and has not: growth that may not have happened is never counted.
+
+    Each list has one entry per counter: its last value, the time since which it is followed, the time of
+    its last value, and its increase since it is followed. Most counters stand still most of the time.
+    """
+
+    def __init__(self) -> None:
+        self._places: dict[CounterKeyT, int] = {}
+        self._last: list[int | None] = []
+        self._since_ns: list[int] = []
+        self._seen_ns: list[int] = []
+        self._totals = array("Q")
+        self._marks: deque[_WindowMark] = deque()
+        self._recent: _WindowMark | None = None
+        """The newest mark that is at least a minute old, else the first."""
+
+    def set_keys(self, keys: Sequence[CounterKeyT]) -> None:
+        """Follow exactly these counters; those that were followed before keep their sums."""
+        values = [self._places.get(key) for key in keys]
+        self._places = {key: place for place, key in enumerate(keys)}
+        self._last = [None if place is None else self._last[place] for place in values]
+        self._since_ns = [0 if place is None else self._since_ns[place] for place in values]
+        self._seen_ns = [0 if place is None else self._seen_ns[place] for place in values]
+        self._totals = _picked_totals(self._totals, values)
+        self._marks = deque(
+            _WindowMark(mark.boot_ns, _picked_totals(mark.totals, values)) for mark in self._marks
+        )
+        self._recent = None
+
+    def add(self, boot_ns: int, values: Sequence[Reading]) -> None:
+        """Process the readings of one time, in the order of the keys; a counter without one is unchanged."""
+        last = self._last
+        for place in compress(range(len(last)), map(ne, values, last)):
+            value = values[place]
+            if not isinstance(value, Absent):
+                self._add_change(boot_ns, place, value)
+        if Absent not in set(map(type, values)):
+            self._seen_ns = [boot_ns] * len(last)
+        else:
+            pairs = zip(values, self._seen_ns, strict=True)
+            self._seen_ns = [
+                last_seen_ns if isinstance(v, Absent) else boot_ns for v, last_seen_ns in pairs
+            ]
+        if not self._marks or boot_ns - self._marks[-1].boot_ns >= STEP_NS:
+            self._marks.append(_WindowMark(boot_ns, self._totals[:]))
+        while len(self._marks) > 1 and boot_ns - self._marks[1].boot_ns >= WINDOW_NS:
+            self._marks.popleft()
+        minute_ago = boot_ns - MINUTE_NS
+        older = (mark for mark in reversed(self._marks) if mark.boot_ns <= minute_ago)
+        self._recent = next(older, self._marks[0])
+
+    def _add_change(self, boot_ns: int, place: int, value: int) -> None:
+        last = self._last[place]
+        self._last[place] = value
+        if last is None:
+            self._since_ns[place] = boot_ns
+        elif value >= last:
+            self._totals[place] += value - last
+        else:
+            is_reset = value <= last // 2
+            self._since_ns[place] = self._seen_ns[place]
+            self._totals[place] = value if is_reset else 0
+            for mark in self._marks:
+                mark.totals[place] = 0
+
+    def change(self, key: CounterKeyT) -> CounterIncrease | None:
+        """Return the increase of a counter; None if it has been read at most once."""
+        place = self._places.get(key)
+        return None if place is None else self.change_of_place(place)
+
+    def change_of_place(self, place: int) -> CounterIncrease | None:
+        """Return the increase of the counter at a position of the keys."""
+        if self._recent is None or self._seen_ns[place] <= self._since_ns[place]:
+            return None
+        return CounterIncrease(
+            *self._growth(place, self._marks[0]), *self._growth(place, self._recent)
+        )
+
+    def stand_still(self, places: slice) -> bool:
+        """True if none of these counters has increased, and all are followed for the same time."""
+        totals, since_ns, seen_ns = (
+            self._totals[places],
+            self._since_ns[places],
+            self._seen_ns[places],
+        )
+        return totals == self._marks[0].totals[places] and since_ns.count(
+            since_ns[0]
+        ) == seen_ns.count(seen_ns[0]) == len(totals)
+
+    def _growth(self, place: int, mark: _WindowMark) -> tuple[int, int]:
+        """Return the increase since a mark, and the nanoseconds that it covers."""
+        since_ns = max(mark.boot_ns, self._since_ns[place])
+        return self._totals[place] - mark.totals[place], self._seen_ns[place] - since_ns
+
+
+def _picked_totals(totals: array[int], places: Iterable[int | None]) -> array[int]:
+    return array("Q", [0 if place is None else totals[place] for place in places])

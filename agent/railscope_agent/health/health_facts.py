@@ -1,0 +1,144 @@
+"""Facts that health rules test.
+
+Facts are readings, increases of counters, and Xids about one GPU or NIC at the time of its verdict. Each
+is a value or an absence reason; reading an absent number raises `AbsentFact`. The code that
+collects facts decides which are stale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import TypeVar
+
+from railscope.catalog import declare
+from railscope.reading import Absent, Reading
+from railscope.timestamps import SECOND_NS
+from railscope_agent.streams.kernel_log import ActionableXid
+
+MINUTE_NS = 60 * SECOND_NS
+SHORTEST_RATE_NS = 4 * SECOND_NS
+"""Shortest time that a rate may be measured over."""
+
+DevicePart = tuple[str, ...]
+"""Part of the device of a reading: () for the device itself, ("3", "crc") for an error of link 3."""
+FactValue = TypeVar("FactValue")
+
+
+class AbsentFact(Exception):  # noqa: N818 - not an error: an absent fact
+    """A fact is absent, for a reason."""
+
+    def __init__(self, reason: Absent) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class CounterIncrease:
+    """Increase of a counter in its stored unit: over a window, and at the end of it.
+
+    `recent` is the increase over the last minute, or a little more; over less if the counter has not been
+    followed for as long.
+    """
+
+    increase: int
+    over_ns: int
+    recent: int
+    recent_ns: int
+
+    def share(self) -> Fraction:
+        """Return the increase in nanoseconds as a share of the time. Raises AbsentFact in the first minute."""
+        if self.over_ns < MINUTE_NS:
+            raise AbsentFact(Absent.NOT_DUE)
+        return Fraction(self.increase, self.over_ns)
+
+    def rate(self, per_ns: int, at_least_ns: int = MINUTE_NS) -> Fraction:
+        """Return the recent increase per period. Raises AbsentFact until it is known for `at_least_ns`."""
+        if self.recent_ns < at_least_ns:
+            raise AbsentFact(Absent.NOT_DUE)
+        return Fraction(self.recent * per_ns, self.recent_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class HealthFacts:
+    """All facts for the verdict on one GPU or NIC."""
+
+    readings: Mapping[declare.Metric, Mapping[DevicePart, Reading]] = field(default_factory=dict)
+    changes: Mapping[declare.Metric, Mapping[DevicePart, CounterIncrease]] = field(
+        default_factory=dict
+    )
+    """Increases of counters that were read at least twice."""
+    xids: tuple[ActionableXid, ...] = ()
+    """Relevant Xids since the last reset of the GPU and the last load of its driver."""
+    absent_sources: Mapping[str, Absent] = field(default_factory=dict)
+    """Sources without current readings of this GPU, with the reasons."""
+    device_state: Reading = Absent.UNSUPPORTED
+    """State of the GPU on the PCI bus, as in railscope_gpu_device_state."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Identity of the device, such as model, driver and role."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Settings of the device that are not numbers."""
+    peers: tuple[HealthFacts, ...] = ()
+    """Facts about the devices of the node that it is compared with; they have no peers."""
+
+    def has_same_state(self, other: HealthFacts) -> bool:
+        """True if all facts except readings and increases are equal, for a device without peers."""
+        return (self.xids, self.absent_sources, self.device_state) == (
+            other.xids,
+            other.absent_sources,
+            other.device_state,
+        )
+
+    def reading(self, metric: declare.Metric, *part: str) -> Reading:
+        """Return a reading; without a column it is unsupported."""
+        return self.readings.get(metric, {}).get(part, Absent.UNSUPPORTED)
+
+    def number(self, metric: declare.Metric, *part: str) -> int:
+        """Return the value of a reading. Raises AbsentFact if it is absent."""
+        reading = self.reading(metric, *part)
+        if isinstance(reading, Absent):
+            raise AbsentFact(reading)
+        return reading
+
+    def parts(self, metric: declare.Metric) -> Mapping[DevicePart, Reading]:
+        """Return all readings of a metric."""
+        return self.readings.get(metric, {})
+
+    def change(self, metric: declare.Metric, *part: str) -> CounterIncrease | Absent:
+        """Return the increase of a counter; not due if it has been read only once."""
+        reading = self.reading(metric, *part)
+        if isinstance(reading, Absent):
+            return reading
+        return self.changes.get(metric, {}).get(part, Absent.NOT_DUE)
+
+
+def any_holds(values: Iterable[FactValue | Absent], test: Callable[[FactValue], bool]) -> bool:
+    """True if a test holds for any of the values.
+
+    Unsupported values are ignored. Raises AbsentFact if no test holds and a value is absent, or if none is
+    supported.
+    """
+    has_result, open_ = False, Absent.UNSUPPORTED
+    for value in values:
+        try:
+            if test(require_value(value)):
+                return True
+            has_result = True
+        except AbsentFact as absent:
+            open_ = absent.reason if open_ is Absent.UNSUPPORTED else open_
+    if has_result and open_ is Absent.UNSUPPORTED:
+        return False
+    raise AbsentFact(open_)
+
+
+def require_all(values: Iterable[FactValue | Absent]) -> bool:
+    """Return False. Raises AbsentFact as `any_holds` does: for a sum that an absent value may change."""
+    return any_holds(values, lambda _: False)
+
+
+def require_value(value: FactValue | Absent) -> FactValue:
+    """Return the value. Raises AbsentFact if it is absent."""
+    if isinstance(value, Absent):
+        raise AbsentFact(value)
+    return value
