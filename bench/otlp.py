@@ -92,7 +92,7 @@ def collector_cost(rounds: int) -> float:
 def main(report: harness.BenchReport, rounds: int, _directory: Path) -> None:
     """Measure exports of 3,000 points of which all have changed."""
     before_bytes = harness.resident_bytes()
-    from railscope_agent.otlp.otlp_messages import MetricMessages  # noqa: PLC0415 - its memory is measured
+    from railscope_agent.otlp.metric_messages import MetricMessages  # noqa: PLC0415 - its memory is measured
 
     import_bytes = harness.resident_bytes() - before_bytes
     resource = {"service.name": "railscope-agent", "service.instance.id": "node-1"}

@@ -16,7 +16,13 @@ from railscope.settings import SettingsError
 from railscope.timestamps import SECOND_NS
 from railscope_agent.config import OtlpSettings
 from railscope_agent.host import Clock, Host
-from railscope_agent.otlp import otlp_http, otlp_messages, otlp_sender, otlp_target
+from railscope_agent.otlp import (
+    event_messages,
+    metric_messages,
+    otlp_http,
+    otlp_sender,
+    otlp_target,
+)
 from railscope_agent.otlp.otlp_target import GRPC, LOGS, METRICS, OtlpTarget
 from railscope_agent.sampling.shipping_stats import OtlpStats
 
@@ -126,14 +132,14 @@ class OtlpExporter:
     clock: Clock
     stats: Mapping[str, OtlpStats]
     selection: MetricSelection
-    _messages: otlp_messages.MetricMessages = field(init=False)
+    _messages: metric_messages.MetricMessages = field(init=False)
     _senders: dict[str, otlp_sender.OtlpSender] = field(init=False)
-    _records: list[otlp_messages.LogRecord] = field(default_factory=list)
+    _records: list[event_messages.LogRecord] = field(default_factory=list)
     _has_records: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         """Create a sender for each target."""
-        self._messages = otlp_messages.MetricMessages(
+        self._messages = metric_messages.MetricMessages(
             self.resource, self.clock.now().wall_ns, self.selection, self.settings.names
         )
         self._senders = {
@@ -150,7 +156,7 @@ class OtlpExporter:
     def record_events(self, frame: Frame) -> None:
         """Take the events of a frame."""
         if frame.events and LOGS in self._senders:
-            self._records += otlp_messages.frame_records(frame)
+            self._records += event_messages.frame_records(frame)
             self._has_records.set()
 
     async def probe(self) -> dict[str, str]:
@@ -210,11 +216,13 @@ class OtlpExporter:
     async def _queue_events(self) -> None:
         records, self._records = self._records, []
         self._has_records.clear()
-        await self._queue(self._senders[LOGS], otlp_messages.event_requests(self.resource, records))
+        await self._queue(
+            self._senders[LOGS], event_messages.event_requests(self.resource, records)
+        )
 
     @staticmethod
     async def _queue(
-        sender: otlp_sender.OtlpSender, batches: Iterable[otlp_messages.MessageBatch]
+        sender: otlp_sender.OtlpSender, batches: Iterable[metric_messages.MessageBatch]
     ) -> None:
         for body, size in batches:
             sent = body

@@ -23,7 +23,7 @@ from railscope.reading import Absent
 from railscope_agent.config import AgentSettings, MetricsSettings
 from railscope_agent.host.recorded_host import RecordedClock, RecordedHost
 from railscope_agent.otlp import hardware_names
-from railscope_agent.otlp.otlp_messages import MetricMessages
+from railscope_agent.otlp.metric_messages import MetricMessages
 from railscope_agent.service import Agent
 
 WALL_NS = 1_790_000_000 * NS

@@ -29,7 +29,7 @@ from railscope.reading import Absent, to_stored
 from railscope_agent.commands.capture_walk import find_read_offsets
 from railscope_agent.config import AgentSettings, MetricsSettings
 from railscope_agent.host.recorded_host import RecordedClock, RecordedHost
-from railscope_agent.otlp.otlp_messages import MetricMessages
+from railscope_agent.otlp.metric_messages import MetricMessages
 from railscope_agent.service import Agent
 
 FULL = AgentSettings(metrics=MetricsSettings(detail="full"), read_timeout_seconds=60)

@@ -29,7 +29,7 @@ from railscope_agent.commands.check import check
 from railscope_agent.config import AgentSettings, MetricsSettings, OtlpSettings
 from railscope_agent.host.live_host import LiveClock
 from railscope_agent.host.recorded_host import RecordedHost
-from railscope_agent.otlp import otlp_exporter, otlp_messages
+from railscope_agent.otlp import event_messages, otlp_exporter
 from railscope_agent.otlp.otlp_exporter import OtlpExporter
 from railscope_agent.otlp.otlp_target import LOGS, METRICS, otlp_targets
 from railscope_agent.sampling.shipping_stats import OtlpStats, ShippingStats
@@ -138,7 +138,7 @@ def test_an_event_about_a_process_does_not_identify_it(name: str) -> None:
     event_class = EVENTS[name]
     facts = dict.fromkeys(event_class.facts, "secret") | {"tenant": "a", "meaning": "b"}
     about = Entity(event_class.about, tuple("k" for _ in event_class.about.labels))
-    record = otlp_messages.event_record(Event(event_class, about, 1, 1, facts), 2)
+    record = event_messages.event_record(Event(event_class, about, 1, 1, facts), 2)
     sent = {each.key for each in record.attributes}
     assert sent.isdisjoint({"process", "process_name", "pids"})
     assert sent >= {"tenant", "meaning"}
@@ -149,8 +149,8 @@ def test_an_event_about_a_process_does_not_identify_it(name: str) -> None:
 
 def test_many_events_are_divided_into_requests() -> None:
     event = Event(XID, Entity(entities.XID, ("0000:01:00.0", "79")), 1, 1)
-    records = [otlp_messages.event_record(event, 2)] * 1001
-    sizes = [batch.size for batch in otlp_messages.event_requests({}, records)]
+    records = [event_messages.event_record(event, 2)] * 1001
+    sizes = [batch.size for batch in event_messages.event_requests({}, records)]
     assert sizes == [500, 500, 1]
 
 

@@ -30,8 +30,8 @@ from support.reading import ORIGIN
 from railscope.catalog import agent as catalog, entities
 from railscope.frame import Entity, Frame, Schema
 from railscope_agent.config import OtlpSettings
+from railscope_agent.otlp.metric_messages import MetricMessages
 from railscope_agent.otlp.otlp_http import HttpTransport
-from railscope_agent.otlp.otlp_messages import MetricMessages
 from railscope_agent.otlp.otlp_sender import OtlpSender
 from railscope_agent.otlp.otlp_target import METRICS, otlp_targets
 from railscope_agent.sampling.shipping_stats import OtlpStats

@@ -1,50 +1,30 @@
-"""Requests of OTLP with the metrics and events of a node.
+"""OTLP requests with the metrics of a node.
 
-Metrics: each metric of a schema is serialized as a `ScopeMetrics` without its scope. Protobuf merges messages that are concatenated,
+Each metric of a schema is serialized as a `ScopeMetrics` without its scope. Protobuf merges messages that are concatenated,
 so that a request has only the metrics of sources that were read since the last one.
-
-Events are log records. The record of an event that concerns a process has neither the process nor the kernel's message about
-it: these may identify a tenant's program, and a receiver does not restrict access as the collector does.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, NamedTuple
-
-from opentelemetry.proto.collector.logs.v1 import logs_service_pb2
-from opentelemetry.proto.logs.v1 import logs_pb2
-from opentelemetry.proto.metrics.v1 import metrics_pb2
 
 from railscope import otlp_points
 from railscope.catalog import INFO, declare, entities
-from railscope.catalog.declare import MetricKind
 from railscope.exposition import EVERYTHING, MetricSelection
-from railscope.frame import Event, Frame, Schema
+from railscope.frame import Frame, Schema
 from railscope.otlp_points import (
-    AnyMetric,
-    CounterHistory,
     CounterStarts,
     InfoMetric,
     NumberMetric,
     SeriesKey,
-    TextfileMetric,
-    add_metric,
-    attributes,
-    resource_message,
-    scope_message,
-    set_number,
 )
-from railscope.textfile_series import TextfileTemplate
 from railscope_agent.otlp import hardware_names
+from railscope_agent.otlp.textfile_metrics import TextfileMetrics
 
 MAX_BODY_BYTES = 4 << 20
 """Size before compression above which an export is divided into several requests."""
-LogRecord = logs_pb2.LogRecord
-RECORDS_PER_REQUEST = 500
 
 
 class MessageBatch(NamedTuple):
@@ -52,79 +32,6 @@ class MessageBatch(NamedTuple):
 
     body: bytes
     size: int
-
-
-_LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"')
-_ESCAPES = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
-
-
-@lru_cache(maxsize=8192)
-def textfile_key(type_: str, help_: str, series: str) -> SeriesKey:
-    """Return the identity of a series of a textfile.
-
-    A counter whose name does not end in `_total` would be renamed by the translation to Prometheus: it is a gauge, as
-    are the samples of histograms and summaries, each under its own name.
-    """
-    name, _, labels = series.partition("{")
-    is_counter = type_ == "counter" and name.endswith("_total")
-    kind = MetricKind.COUNTER if is_counter else MetricKind.GAUGE
-    pairs = (
-        (label, re.sub(r"\\.", lambda match: _ESCAPES.get(match[0], match[0]), text))
-        for label, text in _LABEL.findall(labels)
-    )
-    return SeriesKey(TextfileMetric(name, kind, help_), tuple(pairs))
-
-
-class TextfileMetrics:
-    """Points of the series of textfiles of a schema."""
-
-    def __init__(self, schema: Schema, starts: CounterStarts) -> None:
-        self._template, self._starts = TextfileTemplate(schema), starts
-        self._scope, self._points = metrics_pb2.ScopeMetrics(), list[Any]()
-        self._values: list[float] = []
-        self.keys: list[SeriesKey] = []
-        """Series that have a point."""
-
-    def update(self, frame: Frame) -> bytes:
-        """Set the points to the values of a frame; return the serialized metrics, empty without points."""
-        samples = list(self._template.samples(frame))
-        keys = [textfile_key(each.type, each.help, each.series) for each in samples]
-        values = [float(each.value) for each in samples]
-        read_ns = frame.timestamp.wall_ns
-        if keys != self.keys:
-            self.end()
-            self._add_points(keys, values, frame)
-        for key, point, sample, value, last in zip(
-            keys, self._points, samples, values, self._values, strict=True
-        ):
-            point.time_unix_nano = read_ns
-            if key.metric.kind is MetricKind.COUNTER:
-                start_ns = read_ns if value < last else point.start_time_unix_nano
-                point.start_time_unix_nano = min(start_ns, read_ns)
-            is_integer = sample.value.removeprefix("-").isdecimal()
-            set_number(point, int(sample.value) if is_integer else value)
-        self._values = values
-        return self._scope.SerializeToString() if keys else b""
-
-    def end(self) -> None:
-        """Remove all points, and store the histories of their counters."""
-        for key, point, value in zip(self.keys, self._points, self._values, strict=True):
-            if key.metric.kind is MetricKind.COUNTER:
-                self._starts.save(key, CounterHistory(point.start_time_unix_nano, value))
-        self._scope.Clear()
-        self.keys, self._points, self._values = [], [], []
-
-    def _add_points(self, keys: list[SeriesKey], values: list[float], frame: Frame) -> None:
-        containers: dict[AnyMetric, Any] = {}
-        for key, value in zip(keys, values, strict=True):
-            container = containers.get(key.metric)
-            if container is None:
-                container = containers[key.metric] = add_metric(self._scope, key.metric)
-            point = container.add(attributes=attributes(key.labels))
-            if key.metric.kind is MetricKind.COUNTER:
-                point.start_time_unix_nano = self._starts.start_ns(key, value, frame, 0)
-            self._points.append(point)
-        self.keys, self._values = keys, values
 
 
 @dataclass(slots=True)
@@ -292,38 +199,3 @@ class MetricMessages:
             size += points
         if size:
             yield MessageBatch(self._envelope.request(contents), size)
-
-
-def event_record(event: Event, observed_ns: int) -> LogRecord:
-    """Return the log record of an event: labels and facts as attributes, the message as body."""
-    about, event_class = event.entity, event.event_class
-    facts = event_class.disclosed_facts(event.facts)
-    record = LogRecord(
-        time_unix_nano=event.wall_ns,
-        observed_time_unix_nano=observed_ns,
-        severity_number=logs_pb2.SeverityNumber.ValueType(
-            declare.SEVERITY_NUMBERS[event_class.severity]
-        ),
-        severity_text=event_class.severity,
-        event_name=f"railscope.{event_class.name}",
-        attributes=attributes((*zip(about.kind.labels, about.key, strict=True), *facts.items())),
-    )
-    record.body.string_value = facts.get("message", event_class.help)
-    return record
-
-
-def frame_records(frame: Frame) -> list[LogRecord]:
-    """Return the log records of the events of a frame."""
-    return [event_record(event, frame.timestamp.wall_ns) for event in frame.events]
-
-
-def event_requests(
-    resource: Mapping[str, str], records: Sequence[LogRecord]
-) -> Iterator[MessageBatch]:
-    """Yield requests with log records."""
-    for start in range(0, len(records), RECORDS_PER_REQUEST):
-        part = records[start : start + RECORDS_PER_REQUEST]
-        scope = logs_pb2.ScopeLogs(scope=scope_message(), log_records=part)
-        of_node = logs_pb2.ResourceLogs(resource=resource_message(resource), scope_logs=[scope])
-        request = logs_service_pb2.ExportLogsServiceRequest(resource_logs=[of_node])
-        yield MessageBatch(request.SerializeToString(), len(part))
