@@ -8,7 +8,8 @@ from railscope.catalog import gpu_health as h
 from railscope_agent.commands.capture_walk import MAX_READS
 from railscope_agent.health import RULES
 from railscope_agent.health.counter_window import WINDOW_NS
-from railscope_agent.health.gpu_facts import SETTLED_NS, SOURCES
+from railscope_agent.health.gpu_facts import SOURCES
+from railscope_agent.health.gpu_lifetime import SETTLED_NS
 from railscope_agent.health.health_facts import SHORTEST_RATE_NS
 from railscope_agent.health.nic_signals import MIN_PEERS
 from railscope_agent.health.node_facts import NIC_RULES

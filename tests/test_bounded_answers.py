@@ -15,7 +15,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from railscope.catalog import collector as catalog
-from railscope_agent.commands.claim import AgentClient
+from railscope_agent.commands.agent_client import AgentClient
 from railscope_agent.host.kubelet import call_kubelet
 from railscope_agent.host.kubelet_pods import read_pod_list
 from railscope_agent.host.live_host import LiveHost

@@ -25,10 +25,9 @@ from railscope_agent.shipping.collector_choice import (
     FIRST_RETRY_SECONDS,
     RETURN_SPREAD,
     CollectorChoice,
-    collector_links,
-    rendezvous_order,
 )
 from railscope_agent.shipping.collector_link import CollectorLinkError
+from railscope_agent.shipping.collector_order import collector_links, rendezvous_order
 from railscope_agent.shipping.delivery_result import ChangeReason
 
 URLS = [f"https://collector-{name}.example:9470" for name in "abcde"]

@@ -23,12 +23,9 @@ from railscope.wire import PRIMARY_FAILING, PRIMARY_HEADER
 from railscope_agent.config import PREFIX, AgentSettings, CollectorLink
 from railscope_agent.sampling.shipping_stats import ShippingStats
 from railscope_agent.sampling.source_reader import SourceReader
-from railscope_agent.shipping.collector_choice import (
-    LATE_SECONDS,
-    CollectorFailover,
-    collector_links,
-)
+from railscope_agent.shipping.collector_choice import LATE_SECONDS, CollectorFailover
 from railscope_agent.shipping.collector_link import CollectorLinkError
+from railscope_agent.shipping.collector_order import collector_links
 from railscope_agent.shipping.envelope_delivery import EnvelopeDelivery
 from railscope_agent.shipping.live_copies import MAX_COPIES, MAX_COPY_BYTES, LiveCopies
 from railscope_agent.sources.agent_state import SelfMetricsSource

@@ -10,7 +10,7 @@ from support.clock import NS
 from support.judging import VerdictSources, old_driver, set_field, verdict_sources
 
 from railscope.reading import Absent
-from railscope_agent.health.gpu_facts import GpuLifetime, GpuLifetimeFile
+from railscope_agent.health.gpu_lifetime import GpuLifetime, GpuLifetimeFile
 
 
 def lifetime_of(*energies: int, every_ns: int = 5 * NS) -> GpuLifetime:

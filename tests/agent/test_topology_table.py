@@ -24,20 +24,12 @@ from railscope_agent.commands.capture_walk import CaptureWalk
 from railscope_agent.sources.nic_counters import NicSource
 from railscope_agent.sources.nvidia.gpu_devices import GpuSource
 from railscope_agent.sources.rdma import RdmaSource
-from railscope_agent.topology.node_topology import (
-    NodeTopology,
-    count_bonded_links,
-    read_gpu_links as look_at_links,
-    read_topology,
-)
+from railscope_agent.topology.distance_matrix import create_matrix, format_matrix
+from railscope_agent.topology.gpu_links import count_bonded_links, read_gpu_links as look_at_links
+from railscope_agent.topology.node_topology import NodeTopology, read_topology
 from railscope_agent.topology.pci import pci_address
 from railscope_agent.topology.rail_rules import RailRules
-from railscope_agent.topology.topology_report import (
-    as_json,
-    as_text,
-    distance_matrix,
-    format_matrix,
-)
+from railscope_agent.topology.topology_report import as_json, as_text
 from railscope_simulator import SHORT_NAMES, NodeSpec, simulate
 
 MODELS = sorted({model for model, _ in CASES})
@@ -102,7 +94,7 @@ def dgx1() -> FakeHost:
 
 
 def cells(node: NodeTopology) -> list[list[str]]:
-    _, rows = distance_matrix(node)
+    _, rows = create_matrix(node)
     return [row[1 : 1 + len(rows)] for row in rows]
 
 

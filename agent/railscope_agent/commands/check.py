@@ -30,9 +30,9 @@ from railscope_agent.sampling.source import ProbeFinding, ProbeVerdict, format_c
 from railscope_agent.sampling.status import UNSUPPORTED, SourceState
 from railscope_agent.service import Agent
 from railscope_agent.shipping import (
-    collector_choice,
     collector_client,
     collector_link,
+    collector_order,
     delivery_result,
 )
 from railscope_agent.topology.network import NetworkScanner
@@ -246,7 +246,7 @@ def _memory(agent: Agent) -> ProbeFinding:
 async def _collectors(agent: Agent) -> list[ProbeFinding]:
     """Return a finding about each collector, in the order for this node."""
     try:
-        links = collector_choice.collector_links(agent.settings.collector, agent.node)
+        links = collector_order.collector_links(agent.settings.collector, agent.node)
         clients = [collector_client.CollectorClient(link) for link in links]
     except collector_link.CollectorLinkError as error:
         return [ProbeFinding("collector", ProbeVerdict.BROKEN, str(error))]

@@ -5,106 +5,24 @@ For the prolog and epilog of a scheduler, and for an administrator.
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
-import socket
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import click
 
-from railscope import cli, http_responses, service, settings
+from railscope import cli, service, settings
+from railscope_agent.commands.agent_client import AgentClient
 from railscope_agent.config import CLAIMS_PATH, CLAIMS_SOCKET, PREFIX, AgentSettings
 
-_RETRY_SECONDS = 0.5
-_ANSWER_SECONDS = 10.0
-"""Timeout of an answer, which waits for the disk."""
-_MAX_ANSWER_BYTES = 64 << 20
-"""Maximum size of the list of all claims of a node."""
-_NO_ANSWER, _UNAVAILABLE = 0, 503
-_OK = 200
 _COLUMNS = (
     "index", "device", "pci_address", "share", "source", "authority", "workload", "tenant", "owner", "start", "id",
 )  # fmt: skip
 """Columns of the list of claims."""
 Command = TypeVar("Command", bound=Callable[..., Any])
-
-
-class _UnixHttpConnection(http.client.HTTPConnection):
-    """HTTP over a Unix socket."""
-
-    def __init__(self, path: str, timeout: float) -> None:
-        super().__init__("localhost", timeout=timeout)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
-
-
-class AgentClient:
-    """Client of this node's agent. It retries while the agent is unreachable or not ready."""
-
-    def __init__(
-        self,
-        socket_or_url: str,
-        token: str,
-        timeout: float,
-        *,
-        answer_seconds: float = _ANSWER_SECONDS,
-        max_bytes: int = _MAX_ANSWER_BYTES,
-    ) -> None:
-        self._address, self._token, self._timeout = socket_or_url, token, timeout
-        self._answer_seconds, self._max_bytes = answer_seconds, max_bytes
-
-    def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """Send a request and return the answer. Raises ClickException with the agent's error message."""
-        until = time.monotonic() + self._timeout
-        while True:
-            status, answer = self._request_once(method, path, body)
-            if status == _OK:
-                return answer
-            if status not in {_NO_ANSWER, _UNAVAILABLE} or time.monotonic() >= until:
-                message = answer.get("error", f"the agent returned status {status}")
-                raise click.ClickException(message)
-            time.sleep(_RETRY_SECONDS)
-
-    def _request_once(
-        self, method: str, path: str, body: Mapping[str, Any] | None
-    ) -> tuple[int, Any]:
-        connection = self._connection()
-        http_responses.bound_responses(connection, self._max_bytes, self._answer_seconds)
-        headers = {"Content-Type": "application/json"}
-        if self._token:
-            headers["Authorization"] = f"Bearer {self._token}"
-        try:
-            sent = None if body is None else json.dumps(body)
-            connection.request(method, path, sent, headers)
-            answer = connection.getresponse()
-            content = json.loads(answer.read())
-            return answer.status, content if isinstance(content, dict) else {"error": str(content)}
-        except PermissionError as error:
-            message = (
-                f"cannot connect to {self._address}: {error.strerror}; fix: run the command as root"
-            )
-            raise click.ClickException(message) from error
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            return _NO_ANSWER, {"error": f"no response from the agent at {self._address}: {error}"}
-        finally:
-            connection.close()
-
-    def _connection(self) -> http.client.HTTPConnection:
-        if not self._address.startswith("http"):
-            return _UnixHttpConnection(self._address, self._answer_seconds)
-        parts = urlsplit(self._address)
-        return http.client.HTTPConnection(
-            parts.hostname or "", parts.port, timeout=self._answer_seconds
-        )
 
 
 def _add_options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:

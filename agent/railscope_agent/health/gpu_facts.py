@@ -9,51 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from railscope.catalog import entities, gpu as c, gpu_health as h, kernel
 from railscope.frame import Entity, Frame
 from railscope.reading import Absent, Reading
-from railscope.timestamps import SECOND_NS
 from railscope_agent.health import RULES, driver_rules, health_facts, rule, source_readings
-from railscope_agent.host.files import BootState, BootStateFile
+from railscope_agent.health.gpu_lifetime import GpuLifetime
 from railscope_agent.streams.kernel_log import ActionableXid
-
-SETTLED_NS = 5 * SECOND_NS
-"""The driver reports an Xid first, and determines the recovery action later (Xid 154)."""
-_NO_RECOVERY_ACTION = 0
-
-
-@dataclass(slots=True)
-class GpuLifetime:
-    """Evidence of a reset: the energy counter, which only a reset or a driver load sets back.
-
-    The kernel log keeps an Xid until the next boot, whatever was done about it. Drivers from 570 on also
-    report whether the GPU needs a recovery action; with earlier ones, only an agent that observed its
-    counters decrease can detect a reset.
-    """
-
-    cleared_ns: int = -1
-    """Time on the boot clock up to which all events are cleared."""
-    resets: int = 0
-    """Number of observed decreases of the energy counter."""
-    energy: int | None = None
-    polled_ns: int = -1
-
-    def observe(self, now_ns: int, energy: Reading, recovery: Reading, recovery_ns: int) -> None:
-        """Process the present readings; the recovery action was read at an earlier time.
-
-        Events after the previous poll may be later than the reset and are not cleared.
-        """
-        if not isinstance(energy, Absent):
-            if self.energy is not None and energy < self.energy:
-                self.cleared_ns = max(self.cleared_ns, self.polled_ns)
-                self.resets += 1
-            self.energy = energy
-        if recovery == _NO_RECOVERY_ACTION:
-            self.cleared_ns = max(self.cleared_ns, recovery_ns - SETTLED_NS)
-        self.polled_ns = now_ns
-
 
 MAX_GPUS = 64
 DEVICE_SOURCE = "gpu_device"
@@ -196,23 +158,3 @@ class FactCollector:
 
     def _device_state(self, gpu: _ObservedGpu) -> Reading:
         return self._absent.get(DEVICE_SOURCE) or self._devices.get(gpu.address, Absent.GONE)
-
-
-class _SavedLifetimes(BootState, frozen=True):
-    gpus: dict[str, GpuLifetime]
-
-
-class GpuLifetimeFile:
-    """Saves a few hundred bytes per GPU. Blocking."""
-
-    def __init__(self, path: Path, boot_id: str) -> None:
-        self._file = BootStateFile(path, boot_id, "gpu_resets")
-
-    def load(self) -> dict[str, GpuLifetime]:
-        """Return the saved state by GPU."""
-        saved = self._file.read(_SavedLifetimes)
-        return saved.gpus if saved else {}
-
-    def save(self, gpus: Mapping[str, GpuLifetime]) -> None:
-        """Save the state."""
-        self._file.write(_SavedLifetimes(self._file.boot_id, dict(gpus)))

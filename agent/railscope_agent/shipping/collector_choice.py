@@ -1,7 +1,4 @@
-"""Choice among several collectors: the order for a node, failover, and return to the first of the order.
-
-The order is by rendezvous hashing, unless it is as listed: each node has its own order, all collectors are first
-for equal shares of the nodes, and if one is removed, only its nodes get another one.
+"""Choice among several collectors: failover, and return to the first of the order for a node.
 
 Frames are sent to one collector at a time; with `send_to = 2`, copies are sent to the other one of the first two. After consecutive failures, a time without an acknowledgement, or a
 response of a collector that drains, the others are tried in the order, without a pause until each has failed once,
@@ -13,21 +10,19 @@ failed: its configuration must not lose frames that another one accepts. One tha
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Self
-from urllib.parse import urlsplit
 
-import msgspec
 import structlog
 
-from railscope import settings, timestamps
+from railscope import timestamps
 from railscope_agent import config, host
 from railscope_agent.sampling.shipping_stats import ShippingStats
-from railscope_agent.shipping import collector_client, collector_link, delivery_result
+from railscope_agent.shipping import collector_client, delivery_result
+from railscope_agent.shipping.collector_order import collector_links
 
 FIRST_RETRY_SECONDS = 0.5
 LATE_SECONDS = 3.0
@@ -38,73 +33,8 @@ PROBES_PER_RETURN = 10
 RETURN_SPREAD = 1.5
 MAX_RETURN_FACTOR = 16
 """Maximum factor of the wait for a collector that was ready, but accepted no frames when it was used again."""
-_DEFAULT_PORTS = {"http": 80, "https": 443}
 
 log = structlog.get_logger(__name__)
-
-
-def collector_links(link: config.CollectorLink, node: str) -> list[config.CollectorLink]:
-    """Return the link to each collector, in the order for a node. Raises CollectorLinkError."""
-    if link.all_urls and link.send_to > len(link.all_urls):
-        message = (
-            f"invalid collector.send_to {link.send_to}: expected at most the number of collectors, "
-            f"{len(link.all_urls)}; fix: list another one in collector.urls, or set collector.send_to = 1"
-        )
-        raise collector_link.CollectorLinkError(message)
-    if not link.urls:
-        return [link] * bool(link.url)
-    if link.url:
-        message = (
-            "collector.url and collector.urls are both set: expected one of them; "
-            "fix: move the URL to collector.urls, and remove collector.url"
-        )
-        raise collector_link.CollectorLinkError(message)
-    url_by_server: dict[tuple[str, str, int, str], str] = {}
-    for number, url in enumerate(link.urls, 1):
-        server = _server_of(number, url)
-        if server in url_by_server:
-            message = f"invalid collector.urls: {url!r} is the same as {url_by_server[server]!r}: expected no duplicates"
-            raise collector_link.CollectorLinkError(message)
-        url_by_server[server] = url
-    key = node
-    if link.order == "pod":
-        if not link.pod:
-            message = (
-                'collector.pod is not set: expected the name of this node\'s pod for collector.order = "pod"; '
-                'fix: set collector.pod, or collector.order = "rendezvous"'
-            )
-            raise collector_link.CollectorLinkError(message)
-        key = link.pod
-    urls = link.urls if link.order == "listed" else rendezvous_order(key, link.urls)
-    # A collector that hangs must not delay the use of another one by a longer timeout.
-    timeout_seconds = min(link.timeout_seconds, link.failover_seconds)
-    return [
-        msgspec.structs.replace(link, url=url, urls=[], timeout_seconds=timeout_seconds)
-        for url in urls
-    ]
-
-
-def rendezvous_order(key: str, urls: list[str]) -> list[str]:
-    """Return URLs in the order for a key: the one with the highest hash of both is the first."""
-
-    def rank(url: str) -> bytes:
-        return hashlib.sha256(f"{key}\n{url.rstrip('/')}".encode()).digest()
-
-    return sorted(urls, key=rank, reverse=True)
-
-
-def _server_of(number: int, url: str) -> tuple[str, str, int, str]:
-    """Return what distinguishes a collector from others. Raises CollectorLinkError, which quotes no credential."""
-    try:
-        settings.check_http_url("collector.urls", url)
-        parts = urlsplit(url)
-        port = parts.port or _DEFAULT_PORTS[parts.scheme]
-    except settings.SettingsError as error:
-        raise collector_link.CollectorLinkError(str(error)) from error
-    except ValueError as error:
-        message = f"invalid collector.urls: URL {number}: {error}: expected http://HOST:PORT or https://HOST:PORT"
-        raise collector_link.CollectorLinkError(message) from error
-    return parts.scheme, parts.hostname or "", port, parts.path.rstrip("/")
 
 
 @dataclass

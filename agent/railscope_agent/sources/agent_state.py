@@ -14,7 +14,8 @@ from railscope.catalog import agent as c, declare, entities, gpu_health as h
 from railscope.frame import Entity, Event, Frame, NodeTimestamp
 from railscope.reading import REASONS, Absent, Reading
 from railscope_agent.health import RULES, HealthVerdict, RuleResults, health_findings, judge
-from railscope_agent.health.gpu_facts import SOURCES, FactCollector, GpuLifetimeFile
+from railscope_agent.health.gpu_facts import SOURCES, FactCollector
+from railscope_agent.health.gpu_lifetime import GpuLifetimeFile
 from railscope_agent.health.rule import HEALTHY, LOAD, UNKNOWN
 from railscope_agent.host import Host
 from railscope_agent.sampling import (

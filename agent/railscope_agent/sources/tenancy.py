@@ -28,6 +28,7 @@ from railscope_agent.tenancy import (
     kubernetes,
     slurm,
     tenancy_state_file,
+    unclaimed_use,
     virtual_machines,
 )
 from railscope_agent.tenancy.claim_provider import ClaimProvider, ClaimReport
@@ -94,7 +95,7 @@ class ClaimSource(source.SourceWithoutResources):
             self.commands,
         )
         self._adapters = adapters
-        self._unclaimed = gpu_processes.UnclaimedUseDetector()
+        self._unclaimed = unclaimed_use.UnclaimedUseDetector()
         self._state_file: tenancy_state_file.TenancyStateFile | None = None
         self._tracker: claim_tracker.ClaimTracker | None = None
         self._before: dict[str, devices.GpuNames] = {}
@@ -125,7 +126,7 @@ class ClaimSource(source.SourceWithoutResources):
         return tuple(
             claim
             for claim in claims
-            if any(gpu_processes.can_account_for(claim, use, self._slurm.jobs) for use in uses)
+            if any(unclaimed_use.can_account_for(claim, use, self._slurm.jobs) for use in uses)
         )
 
     def probe(self, host: Host) -> source.ProbeResult:
@@ -197,7 +198,7 @@ class ClaimSource(source.SourceWithoutResources):
             report.adapter for report in reports if report.report.absence is not None
         }
         claims = [active.claim for active in tracker.active_claims if active.is_claim]
-        context = gpu_processes.ClaimContext(
+        context = unclaimed_use.ClaimContext(
             claims,
             unreadable_providers,
             self._slurm.jobs,
@@ -242,7 +243,7 @@ class ClaimSource(source.SourceWithoutResources):
         for adapter in self._adapters:
             yield self._poll_provider(host, tracker, adapter.name, adapter.poll)
         trusted = tuple(
-            gpu_processes.claim_of_use(use, claim_terms.ClaimAuthority.NODE_PLUGIN, self._system)
+            unclaimed_use.claim_of_use(use, claim_terms.ClaimAuthority.NODE_PLUGIN, self._system)
             for use in self._uses.uses
             if use.owner.source in self._trusted and not use.owner.is_shared_or_hidden
         )

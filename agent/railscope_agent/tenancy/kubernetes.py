@@ -23,11 +23,12 @@ from railscope_agent.host import Host
 from railscope_agent.host.owners import ALLOCATABLE, KUBELET, LIST
 from railscope_agent.owners import kubelet_answers
 from railscope_agent.sampling.source import ProbeFinding, ProbeVerdict, format_count
-from railscope_agent.tenancy import devices as naming, virtual_machines
+from railscope_agent.tenancy import devices as naming, passed_through_gpus
 from railscope_agent.tenancy.claim_provider import ClaimReport, absent_report, failed_report
 from railscope_agent.tenancy.claims import NodeClaim
 from railscope_agent.tenancy.devices import ClaimableDevice, NodeDevices
-from railscope_agent.tenancy.pods import NodePods, PodDirectories, PodRequests
+from railscope_agent.tenancy.pod_directories import NodePods, PodDirectories
+from railscope_agent.tenancy.pod_requests import PodRequests
 
 SUBJECT = "claims by Kubernetes"
 DRIVER = "gpu.nvidia.com"
@@ -70,8 +71,8 @@ class KubernetesProvider:
     name: str = "kubernetes"
     pods: NodePods = field(default_factory=NodePods)
     """Pods as of the last poll."""
-    _passed: virtual_machines.PassedThroughGpus = field(
-        default_factory=virtual_machines.PassedThroughGpus
+    _passed: passed_through_gpus.PassedThroughGpus = field(
+        default_factory=passed_through_gpus.PassedThroughGpus
     )
     _directories: PodDirectories = field(default_factory=PodDirectories)
     _replicas: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -223,7 +224,7 @@ class KubernetesProvider:
         )
         passed = self._passed.scan(host) if unlisted else set()
         for text in unlisted if passed else ():
-            for device in virtual_machines.find_passed_through(host, text, passed, devices):
+            for device in passed_through_gpus.find_passed_through(host, text, passed, devices):
                 yield _PodDevice(pod, text, device)
 
     def _learn_replicas(self, host: Host, holdings: list[_PodDevice]) -> None:

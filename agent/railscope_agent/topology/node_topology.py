@@ -1,106 +1,15 @@
-"""Model of the whole node: PCI tree, GPUs and their NVLinks, network devices and rails.
-
-NVLinks between GPUs, and links to a Grace processor (C2C), are those that NVML reports.
-"""
+"""Model of the whole node: PCI tree, GPUs and their NVLinks, network devices and rails."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import permutations
 
 from railscope_agent.host import Host
-from railscope_agent.sampling.source import call_nvml
 from railscope_agent.topology import nccl_topology, pci, pci_distance, pcie_links, rail_rules
+from railscope_agent.topology.gpu_links import GpuLinks, count_bonded_links, read_gpu_links
 from railscope_agent.topology.network import NetworkScanner
 from railscope_agent.topology.network_device import NetworkDevice, NodeNetwork
-
-_LINK_COUNT, _LINK_STATE, _C2C_COUNT = 91, 165, 170
-_MAX_LINKS = 36
-_ACTIVE, _TO_GPU, _TO_SWITCH = 1, 0, 2
-_NO_NODE = (1 << 32) - 1
-
-
-@dataclass(frozen=True, slots=True)
-class GpuLinks:
-    """A GPU as NVML reports it: index, model, and the remote ends of its links.
-
-    `peers` counts active direct links to other GPUs by their PCI address, `to_switches` those to
-    NVSwitches, which connect all GPUs. `memory_node` is the NUMA node of the GPU's own memory, empty if it
-    has none.
-    """
-
-    index: int
-    address: str
-    model: str
-    uuid: str
-    peers: Mapping[str, int]
-    to_switches: int
-    c2c_links: int
-    memory_node: str
-
-
-def read_gpu_links(host: Host) -> tuple[GpuLinks, ...]:
-    """Return every GPU that the driver reports; none without a driver."""
-    count = call_nvml(host, "nvmlDeviceGetCount")
-    links = (_read_gpu(host, index) for index in range(count or 0))
-    return tuple(gpu for gpu in links if gpu)
-
-
-def count_bonded_links(gpus: tuple[GpuLinks, ...]) -> dict[tuple[str, str], int]:
-    """Return the number of NVLinks between two GPUs, by their addresses, in either order.
-
-    Between GPUs at switches it is the lesser number of both.
-    """
-    bonded: dict[tuple[str, str], int] = {}
-    for gpu, other in permutations(gpus, 2):
-        straight = max(gpu.peers.get(other.address, 0), other.peers.get(gpu.address, 0))
-        links = straight or min(gpu.to_switches, other.to_switches)
-        if links:
-            bonded[gpu.address, other.address] = links
-    return bonded
-
-
-def _read_gpu(host: Host, index: int) -> GpuLinks | None:
-    place = call_nvml(host, "nvmlDeviceGetPciInfo", index)
-    if not place:
-        return None
-    peers: Counter[str] = Counter()
-    switched = 0
-    count = _read_field(host, index, _LINK_COUNT)
-    for link in range(_MAX_LINKS if count is None else min(count, _MAX_LINKS)):
-        state = _read_field(host, index, f"{_LINK_STATE}:{link}")
-        if state is None:
-            state = call_nvml(host, "nvmlDeviceGetNvLinkState", index, link)
-        if state != _ACTIVE:
-            continue
-        leads_to = call_nvml(host, "nvmlDeviceGetNvLinkRemoteDeviceType", index, link)
-        if leads_to == _TO_SWITCH:
-            switched += 1
-        elif leads_to == _TO_GPU:
-            remote = call_nvml(host, "nvmlDeviceGetNvLinkRemotePciInfo", index, link)
-            if remote and remote["busId"]:
-                peers[pci.pci_address(remote["busId"])] += 1
-    node = call_nvml(host, "nvmlDeviceGetNumaNodeId", index)
-    return GpuLinks(
-        index,
-        pci.pci_address(place["busId"]),
-        call_nvml(host, "nvmlDeviceGetName", index) or "",
-        call_nvml(host, "nvmlDeviceGetUUID", index) or "",
-        peers,
-        switched,
-        _read_field(host, index, _C2C_COUNT) or 0,
-        "" if node is None or node == _NO_NODE else str(node),
-    )
-
-
-def _read_field(host: Host, index: int, entry: int | str) -> int | None:
-    answer = call_nvml(host, "nvmlDeviceGetFieldValues", index, entry)
-    if answer is None:
-        return None
-    (value,), (code,) = answer
-    return None if code else int(value)
 
 
 @dataclass(frozen=True, slots=True)

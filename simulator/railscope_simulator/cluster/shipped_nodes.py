@@ -33,7 +33,7 @@ from railscope_agent.host.live_host import LiveClock
 from railscope_agent.sampling.shipping_stats import ShippingStats
 from railscope_agent.service import allow_many_files
 from railscope_agent.shipping import collector_client, collector_link
-from railscope_agent.shipping.collector_choice import collector_links
+from railscope_agent.shipping.collector_order import collector_links
 from railscope_agent.shipping.shipper import MAX_FRAMES_PENDING, Shipper
 from railscope_collector.access.credentials import digest_token
 from railscope_simulator.cluster import collective_records
