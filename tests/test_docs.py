@@ -437,7 +437,7 @@ def test_the_source_that_the_page_adds_stops_in_order(followed: Path, tmp_path: 
     (tmp_path / "proc").mkdir()
     lines = (
         "from pathlib import Path; import sys",
-        "from railscope_agent.host.live_host import LiveHost; from railscope_agent.sampling.source import RowBuilder",
+        "from railscope_agent.host.live_host import LiveHost; from railscope_agent.sampling.row_builder import RowBuilder",
         "from railscope_agent.sources.open_files import OpenFilesSource",
         "host, source = LiveHost(Path(sys.argv[1])), OpenFilesSource()",
         "found = source.probe(host)",

@@ -27,7 +27,7 @@ from railscope_agent.commands.replay import GC_ALLOCATIONS
 from railscope_agent.config import PREFIX, AgentSettings
 from railscope_agent.host import Clock, Host, live_host, recorded_host
 from railscope_agent.sampling.meter import measure_memory
-from railscope_agent.sampling.source import format_count
+from railscope_agent.sampling.probe_result import format_count
 from railscope_agent.shipping.collector_link import CollectorLinkError
 from railscope_simulator import (
     SCENARIOS,

@@ -6,7 +6,7 @@ from support.machine import FakeHost
 from support.reading import ORIGIN, numbers, read_once, readings
 
 from railscope.reading import Absent
-from railscope_agent.sampling.source import ProbeVerdict
+from railscope_agent.sampling.probe_result import ProbeVerdict
 from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.sources.network import NET, BondSource
 

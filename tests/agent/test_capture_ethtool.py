@@ -12,7 +12,7 @@ from support.machine import FakeHost
 from support.reading import ORIGIN, Label, numbers, read_once
 from support.shared import capture_path
 
-from railscope_agent.sampling.source import ProbeVerdict
+from railscope_agent.sampling.probe_result import ProbeVerdict
 from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.sources.nic_counters import NicSource
 from railscope_agent.sources.rdma import RdmaSource

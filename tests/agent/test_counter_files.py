@@ -27,8 +27,8 @@ from railscope_agent.host.files import (
 )
 from railscope_agent.host.live_host import LiveHost
 from railscope_agent.machine_sources import machine_sources
+from railscope_agent.sampling.row_builder import RowBuilder
 from railscope_agent.sampling.sampler import Sampler
-from railscope_agent.sampling.source import RowBuilder
 from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.sources.rdma import RdmaSource
 

@@ -12,7 +12,9 @@ from railscope.catalog.rdma import RDMA_UP
 from railscope.frame import Entity, Frame
 from railscope.reading import Absent
 from railscope_agent.host import Host
-from railscope_agent.sampling.source import ProbeResult, RowBuilder, SourceWithoutResources
+from railscope_agent.sampling.probe_result import ProbeResult
+from railscope_agent.sampling.row_builder import RowBuilder
+from railscope_agent.sampling.source import SourceWithoutResources
 from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.sampling.status import FAILED, OK, PARTIAL, UNSUPPORTED
 from railscope_agent.sources.rdma import RdmaSource

@@ -12,7 +12,7 @@ from railscope.catalog.entities import GPU
 from railscope.catalog.gpu_health import GPU_DEVICE_STATE
 from railscope.frame import Entity
 from railscope_agent.gpus.inventory import GpuInventory
-from railscope_agent.sampling.source import ProbeVerdict
+from railscope_agent.sampling.probe_result import ProbeVerdict
 from railscope_agent.sources.nvidia.gpu_devices import GpuDeviceSource, GpuSource
 
 DEVICES = "/sys/bus/pci/devices"

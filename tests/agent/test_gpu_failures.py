@@ -14,7 +14,7 @@ from support.sampling import run_sampler
 
 from railscope.reading import Absent, Reading
 from railscope_agent.host import NvmlError
-from railscope_agent.sampling.source import ProbeVerdict
+from railscope_agent.sampling.probe_result import ProbeVerdict
 from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.sampling.status import FAILED, OK, PARTIAL, UNSUPPORTED
 from railscope_agent.sources.nvidia.gpu_devices import GpuSource

@@ -19,7 +19,8 @@ from railscope.reading import REASONS, Absent
 from railscope_agent.gpus.inventory import list_mig_devices
 from railscope_agent.host import Json, NvmlError
 from railscope_agent.host.recorded_host import BATCH_FUNCTIONS
-from railscope_agent.sampling.source import ColumnBuilder, RowBuilder
+from railscope_agent.sampling.probe_result import ColumnBuilder
+from railscope_agent.sampling.row_builder import RowBuilder
 from railscope_agent.sources.nvidia import activity, gpu_devices, health, value_tables
 from railscope_agent.sources.nvidia.call_plan import CallPlan, CallTable, NvmlCall
 from railscope_agent.sources.nvidia.gpu_devices import GpuSource

@@ -7,7 +7,7 @@ from support.machine import DENIED, FakeHost
 from support.reading import ORIGIN, numbers, read_once, readings
 
 from railscope.reading import Absent
-from railscope_agent.sampling.source import ProbeFinding, ProbeVerdict
+from railscope_agent.sampling.probe_result import ProbeFinding, ProbeVerdict
 from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.sources.gpudirect import STATS, GpuDirectSource, parse_stats
 

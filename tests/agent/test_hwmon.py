@@ -12,7 +12,7 @@ from support.trees import DRIVE, server_tree
 
 from railscope.reading import Absent
 from railscope_agent.host.live_host import LiveHost
-from railscope_agent.sampling.source import ProbeVerdict
+from railscope_agent.sampling.probe_result import ProbeVerdict
 from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.sources.hardware_sensors import HWMON_ROOT, HwmonSource
 

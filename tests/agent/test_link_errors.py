@@ -11,7 +11,7 @@ from support.nics import FEC, PAUSE, add_netlink, add_nic
 from support.reading import ORIGIN, read_once, readings
 
 from railscope.reading import Absent
-from railscope_agent.sampling.source import ProbeVerdict
+from railscope_agent.sampling.probe_result import ProbeVerdict
 from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.sources.nic_counters import LinkErrorSource, NicSource
 

@@ -9,7 +9,7 @@ from support.reading import ORIGIN, numbers, read_once, readings
 
 from railscope.catalog.storage import IMPORT_STATES
 from railscope.reading import Absent
-from railscope_agent.sampling.source import ProbeVerdict
+from railscope_agent.sampling.probe_result import ProbeVerdict
 from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.sources.parallel_filesystems import (
     LUSTRE_DEBUG_ROOT,

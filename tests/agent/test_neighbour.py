@@ -12,7 +12,7 @@ from support.nics import NET, add_nic, events, facts
 from support.reading import ORIGIN, read_once, readings
 
 from railscope.reading import Absent
-from railscope_agent.sampling.source import ProbeVerdict
+from railscope_agent.sampling.probe_result import ProbeVerdict
 from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.sources.nic_ports import FIRST_FRAME_WITHIN_NS, NeighbourSource
 

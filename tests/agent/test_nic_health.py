@@ -38,7 +38,7 @@ from railscope_agent.health.health_facts import HealthFacts
 from railscope_agent.health.nic_link_rules import findings_of_unused_ports
 from railscope_agent.health.node_facts import NIC_RULES, AbsentSources, NodeHealthFacts
 from railscope_agent.health.rule import HEALTHY, UNKNOWN
-from railscope_agent.sampling.source import ProbeVerdict
+from railscope_agent.sampling.probe_result import ProbeVerdict
 
 HALF = MEGABITS // 2
 PAUSING, PAUSED, STALLED = n.PFC_SENT_TIME, n.PFC_RECEIVED_TIME, n.PCIE_WRITE_STALLED

@@ -12,7 +12,7 @@ from support.sampling import run_sampler
 
 from railscope.frame import Frame
 from railscope.reading import Absent, Reading
-from railscope_agent.sampling.source import ProbeVerdict
+from railscope_agent.sampling.probe_result import ProbeVerdict
 from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.sampling.status import OK, PARTIAL
 from railscope_agent.sources.nic_counters import NicSource

@@ -28,7 +28,7 @@ from support.nics import (
 from support.reading import ORIGIN, numbers, read_once, readings
 
 from railscope.reading import Absent
-from railscope_agent.sampling.source import ProbeVerdict
+from railscope_agent.sampling.probe_result import ProbeVerdict
 from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.sources.nic_settings import NicSettingsSource
 from railscope_agent.topology.network import NetworkScanner

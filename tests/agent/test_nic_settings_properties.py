@@ -12,7 +12,7 @@ from support.reading import ORIGIN
 
 from railscope.catalog import nic_settings as c
 from railscope.reading import PRESENT, Absent
-from railscope_agent.sampling.source import RowBuilder
+from railscope_agent.sampling.row_builder import RowBuilder
 from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.sources.nic_interfaces import PhysicalInterface, SettingAnswers
 from railscope_agent.sources.nic_setting_parsers import add_dscp_map, parameter_name

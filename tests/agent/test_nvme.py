@@ -26,7 +26,7 @@ from railscope_agent.host.live_host import (
 )
 from railscope_agent.host.recording_host import RecordingHost
 from railscope_agent.host.redactor import Redactor
-from railscope_agent.sampling.source import ProbeVerdict
+from railscope_agent.sampling.probe_result import ProbeVerdict
 from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.sources.nvme import ROOT, NvmeSource
 

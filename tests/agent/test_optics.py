@@ -13,7 +13,7 @@ from support.reading import ORIGIN, numbers, read_once, readings
 from support.sampling import run_sampler
 
 from railscope.reading import Absent
-from railscope_agent.sampling.source import ProbeVerdict
+from railscope_agent.sampling.probe_result import ProbeVerdict
 from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.sampling.status import FAILED, PARTIAL
 from railscope_agent.sources.nic_ports import OpticsSource

@@ -13,7 +13,8 @@ from support.trees import server_tree
 
 from railscope.reading import Absent
 from railscope_agent.host.live_host import LiveHost
-from railscope_agent.sampling.source import ProbeVerdict, longest_period_seconds
+from railscope_agent.sampling.probe_result import ProbeVerdict
+from railscope_agent.sampling.source import longest_period_seconds
 from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.sources.hardware_sensors import (
     MAX_WATTS,

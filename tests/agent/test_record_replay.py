@@ -27,7 +27,7 @@ from railscope_agent.host.recorded_host import RecordedHost
 from railscope_agent.host.recording_host import RecordingHost
 from railscope_agent.host.redactor import Redactor
 from railscope_agent.machine_sources import machine_sources
-from railscope_agent.sampling.source import ProbeVerdict
+from railscope_agent.sampling.probe_result import ProbeVerdict
 from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.streams.kernel_log import KernelLogStream
 from railscope_agent.topology.network import NetworkScanner

@@ -14,7 +14,7 @@ from support.certificates import self_signed, server_context
 from railscope.http_server import HttpServer, HttpServerRequest, HttpServerResponse
 from railscope_agent.commands.running_agent import QUERY, check_running_agent
 from railscope_agent.config import AgentSettings, AgentTlsSettings
-from railscope_agent.sampling.source import ProbeVerdict
+from railscope_agent.sampling.probe_result import ProbeVerdict
 
 TOKEN = "page-token"  # noqa: S105 - no secret
 PAGE = """\

@@ -35,7 +35,7 @@ from railscope.untrusted_text import parse_toml
 from railscope_agent.config import TextfileSettings
 from railscope_agent.host.recorded_host import call_key
 from railscope_agent.host.textfiles import MAX_FILES, TextfileCalls
-from railscope_agent.sampling.source import ProbeVerdict
+from railscope_agent.sampling.probe_result import ProbeVerdict
 from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.sources import textfile
 from railscope_agent.sources.textfile_parser import (

@@ -12,7 +12,7 @@ from support.reading import read_once
 from railscope import settings
 from railscope.settings import SettingsError
 from railscope_agent.config import PREFIX, AgentSettings, TopologySettings
-from railscope_agent.sampling.source import ProbeVerdict
+from railscope_agent.sampling.probe_result import ProbeVerdict
 from railscope_agent.service import Agent
 from railscope_agent.sources.rdma import RdmaSource
 from railscope_agent.topology.network import NetworkScanner

@@ -14,7 +14,7 @@ from railscope_agent.commands.capture_walk import CaptureWalk
 from railscope_agent.config import TenancySettings
 from railscope_agent.gpus.inventory import GpuInventory
 from railscope_agent.gpus.process_lists import ProcessLists
-from railscope_agent.sampling.source import RowBuilder
+from railscope_agent.sampling.row_builder import RowBuilder
 from railscope_agent.sources.nvidia.processes import GpuSharingSource
 from railscope_agent.sources.tenancy import ClaimSource
 from railscope_simulator import NodeSpec, simulate

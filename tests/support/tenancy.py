@@ -12,7 +12,7 @@ from railscope.frame import Event
 from railscope_agent.config import TenancySettings
 from railscope_agent.gpus.inventory import GpuInventory
 from railscope_agent.gpus.process_lists import ProcessLists
-from railscope_agent.sampling.source import RowBuilder
+from railscope_agent.sampling.row_builder import RowBuilder
 from railscope_agent.sources.nvidia.processes import GpuSharingSource
 from railscope_agent.sources.tenancy import ClaimSource
 

@@ -24,9 +24,10 @@ from railscope_agent.health.node_facts import NIC_RULES, AbsentSources, NodeHeal
 from railscope_agent.health.setting_rules import GPU_SETTING_RULES
 from railscope_agent.host import Host
 from railscope_agent.sampling.budget_keeper import create_governor, format_percent
+from railscope_agent.sampling.fact_readers import read_link_name
 from railscope_agent.sampling.governor import Governor
 from railscope_agent.sampling.meter import ThreadCost
-from railscope_agent.sampling.source import ProbeFinding, ProbeVerdict, format_count, read_link_name
+from railscope_agent.sampling.probe_result import ProbeFinding, ProbeVerdict, format_count
 from railscope_agent.sampling.status import UNSUPPORTED, SourceState
 from railscope_agent.service import Agent
 from railscope_agent.shipping import (

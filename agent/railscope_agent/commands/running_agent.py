@@ -10,7 +10,7 @@ from railscope.catalog import agent as catalog
 from railscope.settings import SettingsError
 from railscope_agent.config import AgentSettings
 from railscope_agent.sampling.budget_keeper import format_percent
-from railscope_agent.sampling.source import ProbeFinding, ProbeVerdict
+from railscope_agent.sampling.probe_result import ProbeFinding, ProbeVerdict
 from railscope_agent.shipping import (
     http_client,
 )

@@ -14,7 +14,7 @@ from railscope.catalog import entities, gpu_health as h
 from railscope.frame import Entity, Event
 from railscope_agent.gpus.mig_slots import MAX_DEVICES, MigSlots, ReportedMigDevice, find_mig_slots
 from railscope_agent.host import Host, Json, NvmlError
-from railscope_agent.sampling import source
+from railscope_agent.sampling import fact_readers, probe_result
 from railscope_agent.topology.network import NetworkScanner
 from railscope_agent.topology.network_device import NodeNetwork
 from railscope_agent.topology.pci import NO_NUMA_NODE, gpu_addresses, pci_address
@@ -65,7 +65,7 @@ class GpuInventory:
     gpus: dict[int, GpuDevice] = field(default_factory=dict)
     generation: int = 0
     """Incremented with every change of the inventory."""
-    findings: tuple[source.ProbeFinding, ...] = ()
+    findings: tuple[probe_result.ProbeFinding, ...] = ()
     is_polled: bool = False
     """True once a scan has completed; before that, an empty inventory is not evidence of absence."""
     _events: list[Event] = field(default_factory=list)
@@ -100,11 +100,15 @@ class GpuInventory:
         identified = {index: self._identify(host, index, driver, network) for index in range(count)}
         named = {gpu.entity.key: index for index, gpu in identified.items() if gpu}
         gpus = {i: gpu for i, gpu in identified.items() if gpu and named[gpu.entity.key] == i}
-        detail = f"{len(gpus)} of {source.format_count(count, 'GPU')}, driver {driver.version}"
-        finding = source.ProbeFinding.supported("GPUs", detail)
+        detail = (
+            f"{len(gpus)} of {probe_result.format_count(count, 'GPU')}, driver {driver.version}"
+        )
+        finding = probe_result.ProbeFinding.supported("GPUs", detail)
         if len(gpus) != count:
             remedy = "see the other GPUs below, and the kernel log"
-            finding = source.ProbeFinding("GPUs", source.ProbeVerdict.BROKEN, detail, remedy)
+            finding = probe_result.ProbeFinding(
+                "GPUs", probe_result.ProbeVerdict.BROKEN, detail, remedy
+            )
         self._replace(host, gpus, finding)
         return gpus
 
@@ -118,7 +122,7 @@ class GpuInventory:
         return events
 
     def _replace(
-        self, host: Host, gpus: dict[int, GpuDevice], finding: source.ProbeFinding
+        self, host: Host, gpus: dict[int, GpuDevice], finding: probe_result.ProbeFinding
     ) -> None:
         if gpus != self.gpus:
             self.generation += 1
@@ -148,7 +152,7 @@ class GpuInventory:
     def _event(self, host: Host, gpu: GpuDevice, **facts: str) -> None:
         now = host.clock.now()
         about = Entity(entities.GPU_ADDRESS, (gpu.pci_address,))
-        facts_present = source.nonempty_facts(gpu=gpu.entity.key[0], **facts)
+        facts_present = fact_readers.nonempty_facts(gpu=gpu.entity.key[0], **facts)
         if len(self._events) < _MAX_EVENTS:
             event = Event(h.GPU_CHANGE_EVENT, about, now.wall_ns, now.boot_ns, facts_present)
             self._events.append(event)
@@ -204,7 +208,7 @@ def list_mig_devices(host: Host, index: int, gpu: Entity) -> tuple[MigDevice, ..
     devices = []
     for device, instance in zip(listed, instances, strict=True):
         slots = slots_by_uuid.get(instance.uuid)
-        facts = source.nonempty_facts(
+        facts = fact_readers.nonempty_facts(
             profile=instance.profile,
             gpu_instance=str(device["gpu"]),
             compute_instance=str(device["compute"]),
@@ -223,8 +227,8 @@ def _facts(
     architecture = _format_answer(host, "nvmlDeviceGetArchitecture", index)
     capability = _call_or_absence(host, "nvmlDeviceGetCudaComputeCapability", index)
     virtual = _format_answer(host, "nvmlDeviceGetVirtualizationMode", index)
-    numa_node = source.read_text(host, f"/sys/bus/pci/devices/{bus}/numa_node")
-    return source.nonempty_facts(
+    numa_node = fact_readers.read_text(host, f"/sys/bus/pci/devices/{bus}/numa_node")
+    return fact_readers.nonempty_facts(
         index=str(index),
         model=_format_answer(host, "nvmlDeviceGetName", index),
         pci_address=bus,
@@ -317,10 +321,10 @@ def _format_answer(host: Host, function: str, *arguments: int | str) -> str:
     return "" if answer is None else str(answer)
 
 
-def _no_library_finding(host: Host) -> source.ProbeFinding:
+def _no_library_finding(host: Host) -> probe_result.ProbeFinding:
     if present := len(gpu_addresses(host)):
         detail = f"{present} NVIDIA GPUs on the PCI bus, but libnvidia-ml.so.1 is not installed"
         remedy = "install the NVIDIA driver on this node"
-        return source.ProbeFinding("GPUs", source.ProbeVerdict.BROKEN, detail, remedy)
+        return probe_result.ProbeFinding("GPUs", probe_result.ProbeVerdict.BROKEN, detail, remedy)
     detail = "NVIDIA driver library libnvidia-ml.so.1 is not installed"
-    return source.ProbeFinding.absent("GPUs", detail)
+    return probe_result.ProbeFinding.absent("GPUs", detail)

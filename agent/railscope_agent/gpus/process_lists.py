@@ -12,7 +12,7 @@ from railscope.frame import NodeTimestamp
 from railscope.reading import Absent
 from railscope_agent.gpus.inventory import GpuDevice
 from railscope_agent.host import Host, Json, NvmlError
-from railscope_agent.sampling.source import nvml_reason
+from railscope_agent.sampling.answer_readings import nvml_reason
 
 _NOT_SUPPORTED, _NOT_FOUND = 3, 6
 _NONE = {_NOT_FOUND, 21}  # NOT_FOUND, NO_DATA

@@ -24,7 +24,7 @@ from railscope_agent.health.rule import (
     HealthRule,
     RuleResult,
 )
-from railscope_agent.sampling.source import ProbeFinding, ProbeVerdict, format_count
+from railscope_agent.sampling.probe_result import ProbeFinding, ProbeVerdict, format_count
 
 RULES: tuple[HealthRule, ...] = (
     *driver_rules.DRIVER_RULES,

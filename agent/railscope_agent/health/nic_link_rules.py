@@ -13,7 +13,7 @@ from math import ceil
 from railscope.catalog import cabling, host, nic as n, nic_settings, pcie, rdma
 from railscope.reading import Absent
 from railscope_agent.health import hardware_rules, health_facts, nic_signals as s, rule
-from railscope_agent.sampling.source import ProbeFinding, format_count
+from railscope_agent.sampling.probe_result import ProbeFinding, format_count
 
 ROLES = frozenset({"compute", "storage"})
 MIN_EVIDENCE = 2

@@ -17,7 +17,7 @@ from railscope_agent.health import health_facts, rule, source_readings
 from railscope_agent.health.nic_link_rules import LINK_RULES, PCIE_RULES
 from railscope_agent.health.nic_traffic_rules import TRAFFIC_RULES
 from railscope_agent.health.setting_rules import GPU_PATH, GPU_SETTING_RULES, NIC_SETTING_RULES
-from railscope_agent.sampling import source, status
+from railscope_agent.sampling import probe_result, status
 from railscope_agent.topology.network_device import NodeNetwork
 from railscope_agent.topology.pci_distance import distance_between
 
@@ -40,8 +40,8 @@ SOURCES = (
 _NOT_JUDGED = frozenset({"management", "bridge", "virtual_function"})
 _JUDGED_WITHOUT_RDMA = frozenset({"compute", "storage"})
 _ABSENT_BY_VERDICT = {
-    source.ProbeVerdict.DENIED: Absent.DENIED,
-    source.ProbeVerdict.BROKEN: Absent.ERROR,
+    probe_result.ProbeVerdict.DENIED: Absent.DENIED,
+    probe_result.ProbeVerdict.BROKEN: Absent.ERROR,
 }
 _SETTINGS = (entities.NIC_SETTINGS, entities.GPU_SETTINGS)
 

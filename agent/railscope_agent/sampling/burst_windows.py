@@ -14,7 +14,8 @@ from itertools import accumulate
 from railscope.catalog.declare import SUM, Metric
 from railscope.frame import Entity
 from railscope.reading import Absent
-from railscope_agent.sampling.source import ColumnBuilder, RowBuilder
+from railscope_agent.sampling.probe_result import ColumnBuilder
+from railscope_agent.sampling.row_builder import RowBuilder
 
 MAX_WINDOWS = 4
 """Maximum windows between two samples: with more, single windows are unknown and not counted."""

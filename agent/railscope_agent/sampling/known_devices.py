@@ -19,7 +19,7 @@ from railscope.reading import Absent
 from railscope_agent.host import Host
 from railscope_agent.sampling.answer_sizes import AnswerSizes
 from railscope_agent.sampling.probe_host import FailedCall, ProbeHost, device_name
-from railscope_agent.sampling.source import ProbeResult
+from railscope_agent.sampling.probe_result import ProbeResult
 
 MAX_REPEATED_CALLS = 16
 """Limit of failed calls repeated between probes; one that succeeds triggers a new probe."""

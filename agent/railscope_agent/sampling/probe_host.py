@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from railscope.reading import Absent
 from railscope_agent.host import FileGroup, Host, HostWrapper, Json, NvmlError
+from railscope_agent.sampling.answer_readings import reason_for
 from railscope_agent.sampling.answer_sizes import AnswerSizes, answer_size, smaller_answer_error
-from railscope_agent.sampling.source import reason_for
 
 _GONE_IF_EMPTY = ("netlink.module(",)
 """Calls that fail with ENODEV or ENXIO if the device works and its socket is empty."""

@@ -99,7 +99,7 @@ class ReadThreads:
         self._now_ns = now_ns
         self._loop = asyncio.get_running_loop()
         self._submitted: list[ReadJob] = []
-        """Jobs of this turn of the event loop: they are planned together."""
+        """Jobs of this iteration of the event loop: they are planned together."""
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
         self._lock = threading.Lock()

@@ -16,7 +16,14 @@ from railscope.catalog.declare import MetricKind
 from railscope.frame import Column, Event, Frame, FrameOrigin, NodeTimestamp, Schema
 from railscope.reading import PRESENT, Absent, to_stored
 from railscope_agent.host import Host, NvmlError
-from railscope_agent.sampling import known_devices, probe_host, source
+from railscope_agent.sampling import (
+    answer_readings,
+    known_devices,
+    probe_host,
+    probe_result,
+    row_builder,
+    source,
+)
 from railscope_agent.sampling.meter import ProcessMeter, ReadCost, Stopwatch
 
 REPROBE_NS = 60_000_000_000
@@ -34,7 +41,7 @@ class ReadOutcome:
     """Result of one read: a frame (None if the source has no columns) or a problem."""
 
     frame: Frame | None
-    findings: tuple[source.ProbeFinding, ...]
+    findings: tuple[probe_result.ProbeFinding, ...]
     cost: ReadCost
     problem: str = ""
     missing_count: int = 0
@@ -59,7 +66,7 @@ class SourceReader:
         self._host = host
         self._origin = origin
         self._meter = meter or ProcessMeter()
-        self._inventory: source.ProbeResult | None = None
+        self._inventory: probe_result.ProbeResult | None = None
         self._schema = Schema(self.source.name, ())
         self._devices = known_devices.KnownDevices()
         self._width = 0
@@ -81,15 +88,18 @@ class SourceReader:
                 self._probe(started_ns)
                 probe = watch.lap()
             timestamp = self._host.clock.now()
-            table = source.RowBuilder(self._width)
+            table = row_builder.RowBuilder(self._width)
             self.source.read(self._host, table)
         except (OSError, NvmlError) as error:
-            finding, reason = _failed_outcome(self.source.name, error), source.reason_for(error)
+            finding, reason = (
+                _failed_outcome(self.source.name, error),
+                answer_readings.reason_for(error),
+            )
             return self._failure(finding, reason, ReadCost(watch.lap(), probe))
         except Exception as error:  # noqa: BLE001 - a fault of one source must not end the others
             problem = f"fault in the source: {type(error).__name__}: {error}"
-            finding = source.ProbeFinding(
-                self.source.name, source.ProbeVerdict.BROKEN, problem, "report this as a bug"
+            finding = probe_result.ProbeFinding(
+                self.source.name, probe_result.ProbeVerdict.BROKEN, problem, "report this as a bug"
             )
             return self._failure(finding, Absent.ERROR, ReadCost(watch.lap(), probe))
         if table.needs_probe:
@@ -112,7 +122,7 @@ class SourceReader:
         )
 
     @property
-    def _inventory_findings(self) -> tuple[source.ProbeFinding, ...]:
+    def _inventory_findings(self) -> tuple[probe_result.ProbeFinding, ...]:
         return self._inventory.findings if self._inventory else ()
 
     def undo(self, outcome: ReadOutcome) -> None:
@@ -137,13 +147,15 @@ class SourceReader:
         with suppress(OSError):  # a device that is gone closes its files in spite of the error
             self.source.close()
 
-    def _failure(self, finding: source.ProbeFinding, reason: Absent, cost: ReadCost) -> ReadOutcome:
+    def _failure(
+        self, finding: probe_result.ProbeFinding, reason: Absent, cost: ReadCost
+    ) -> ReadOutcome:
         """Return the outcome of a read that failed as a whole: every column is absent for its reason."""
         self._inventory = None
         count = len(self._schema.columns)
         frame = None
         if count:
-            table = source.RowBuilder(self._width)
+            table = row_builder.RowBuilder(self._width)
             table.put_none(0, self._width, reason)
             frame = self._frame(table, self._host.clock.now())
         return ReadOutcome(frame, (finding,), cost, finding.detail, count)
@@ -181,7 +193,7 @@ class SourceReader:
         if columns != self._schema.columns or described != self._schema.columnless_entities:
             self._schema = Schema(self.source.name, columns, described)
 
-    def _frame(self, table: source.RowBuilder, timestamp: NodeTimestamp) -> Frame | None:
+    def _frame(self, table: row_builder.RowBuilder, timestamp: NodeTimestamp) -> Frame | None:
         events, self._kept_events = (*self._kept_events, *table.events), ()
         if not self._schema.columns and not events:
             return None
@@ -227,8 +239,8 @@ def _stored_values(
     return stored
 
 
-def _failed_outcome(name: str, error: OSError | NvmlError) -> source.ProbeFinding:
-    denied = source.reason_for(error) is Absent.DENIED
-    verdict = source.ProbeVerdict.DENIED if denied else source.ProbeVerdict.BROKEN
-    remedy = source.nvml_remedy(error.code) if isinstance(error, NvmlError) else ""
-    return source.ProbeFinding(name, verdict, str(error), remedy)
+def _failed_outcome(name: str, error: OSError | NvmlError) -> probe_result.ProbeFinding:
+    denied = answer_readings.reason_for(error) is Absent.DENIED
+    verdict = probe_result.ProbeVerdict.DENIED if denied else probe_result.ProbeVerdict.BROKEN
+    remedy = answer_readings.nvml_remedy(error.code) if isinstance(error, NvmlError) else ""
+    return probe_result.ProbeFinding(name, verdict, str(error), remedy)

@@ -15,7 +15,8 @@ from railscope.frame import Entity, Event, Frame, NodeTimestamp
 from railscope.reading import PRESENT, Absent
 from railscope.timestamps import SECOND_NS
 from railscope_agent.sampling import hang_guard, meter
-from railscope_agent.sampling.source import ProbeFinding, ProbeVerdict, Source
+from railscope_agent.sampling.probe_result import ProbeFinding, ProbeVerdict
+from railscope_agent.sampling.source import Source
 from railscope_agent.sampling.source_reader import ReadOutcome
 
 log = structlog.get_logger(__name__)

@@ -13,7 +13,7 @@ from railscope_agent.shipping.collector_client import CollectorClient
 from railscope_agent.shipping.delivery_result import DeliveryResult, EnvelopeDecision
 
 MAX_SCHEMA_SENDINGS = 3
-"""Times that schemas are sent at once, one more after each repeated request: of collectors that take turns at one URL,
+"""Times that schemas are sent at once, one more after each repeated request: of collectors that alternate at one URL,
 another one may have received them.
 """
 

@@ -20,7 +20,10 @@ from railscope_agent.health.rule import HEALTHY, LOAD, UNKNOWN
 from railscope_agent.host import Host
 from railscope_agent.sampling import (
     budget_keeper,
+    fact_readers,
     hang_guard,
+    probe_result,
+    row_builder,
     shipping_stats,
     source as base,
     status as states,
@@ -68,9 +71,9 @@ class SelfMetricsSource(base.SourceWithoutResources):
         self._shipping = shipping
         self._take_events = take_events
 
-    def probe(self, host: Host) -> base.ProbeResult:  # noqa: ARG002 - it reads the agent itself
+    def probe(self, host: Host) -> probe_result.ProbeResult:  # noqa: ARG002 - it reads the agent itself
         """Columns for every source and for the agent."""
-        columns = base.ColumnBuilder()
+        columns = probe_result.ColumnBuilder()
         for name in self._statuses():
             source = Entity(entities.SOURCE, (name,))
             columns.add_each(_SOURCE_METRICS, source)
@@ -93,7 +96,7 @@ class SelfMetricsSource(base.SourceWithoutResources):
             columns.add(c.HUNG_TIME, Entity(entities.HUNG_DEVICE, (device,)))
         return columns.result()
 
-    def read(self, host: Host, into: base.RowBuilder) -> None:
+    def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Read every status, the spool and the process."""
         now_ns = host.clock.now().boot_ns
         readings: list[Reading] = []
@@ -160,7 +163,7 @@ class SelfMetricsSource(base.SourceWithoutResources):
             self._counted[name] = counted
         return counted[1]
 
-    def _hung_times(self, now_ns: int, into: base.RowBuilder) -> list[Reading]:
+    def _hung_times(self, now_ns: int, into: row_builder.RowBuilder) -> list[Reading]:
         """Duration of the hang of each device that hung at the last probe."""
         hung = dict(self._hung())
         into.needs_probe = tuple(hung) != self._devices
@@ -297,21 +300,21 @@ class GpuVerdictSource(base.SourceWithoutResources):
             self._memory.save(lifetimes)
             self._saved_resets, self._saved_ns = resets, now_ns
 
-    def probe(self, host: Host) -> base.ProbeResult:
+    def probe(self, host: Host) -> probe_result.ProbeResult:
         """Columns for every GPU seen so far, including lost ones."""
         self._collect_facts(host.clock.now().boot_ns)
         self._gpus = self._facts.gpus
         uuids = {gpu.key[0] for gpu in self._gpus}
         self._reported = {name: v for name, v in self._reported.items() if name in uuids}
         self._results = {name: self._results.get(name) or RuleResults() for name in uuids}
-        columns = base.ColumnBuilder()
+        columns = probe_result.ColumnBuilder()
         for gpu in self._gpus:
             columns.add_each((h.GPU_HEALTH, h.GPU_ACTION), gpu)
             for rule in RULES:
                 columns.add(h.GPU_HEALTH_REASON, gpu.child(entities.GPU_REASON, rule.reason))
         return columns.result(*self._findings())
 
-    def read(self, host: Host, into: base.RowBuilder) -> None:
+    def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Judge every GPU."""
         now = host.clock.now()
         self._collect_facts(now.boot_ns)
@@ -343,21 +346,21 @@ class GpuVerdictSource(base.SourceWithoutResources):
         status = self._statuses().get(LOAD)
         return status.state if status else states.UNSUPPORTED
 
-    def _findings(self) -> list[base.ProbeFinding]:
+    def _findings(self) -> list[probe_result.ProbeFinding]:
         if not self._gpus:
             return [self._no_gpu()]
         facts = {gpu.key[0]: self._facts.facts(gpu) for gpu in self._gpus}
         return health_findings("health of GPUs", "GPU", facts)
 
-    def _no_gpu(self) -> base.ProbeFinding:
+    def _no_gpu(self) -> probe_result.ProbeFinding:
         verdict, detail = {
             states.STARTING: (
-                base.ProbeVerdict.AWAITED,
+                probe_result.ProbeVerdict.AWAITED,
                 "waiting for the first readings of the GPUs",
             ),
-            states.FAILED: (base.ProbeVerdict.BROKEN, "no GPU could be read"),
-        }.get(self._load_state(), (base.ProbeVerdict.ABSENT, "the node has no GPU"))
-        return base.ProbeFinding("health of GPUs", verdict, detail)
+            states.FAILED: (probe_result.ProbeVerdict.BROKEN, "no GPU could be read"),
+        }.get(self._load_state(), (probe_result.ProbeVerdict.ABSENT, "the node has no GPU"))
+        return probe_result.ProbeFinding("health of GPUs", verdict, detail)
 
     def _record_changes(
         self, gpu: Entity, verdict: HealthVerdict, now: NodeTimestamp
@@ -375,7 +378,7 @@ class GpuVerdictSource(base.SourceWithoutResources):
             *verdict.reasons,
             *(f"{reason} ({why.label})" for reason, why in unclear.items()),
         )
-        facts = base.nonempty_facts(
+        facts = fact_readers.nonempty_facts(
             before=h.GPU_HEALTH.states[before[0]] if before else "",
             after=h.GPU_HEALTH.states[verdict.state],
             reasons=", ".join(reasons),

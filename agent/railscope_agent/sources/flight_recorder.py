@@ -27,7 +27,7 @@ from railscope_agent.collectives import flight_recorder as recorder, rank_verdic
 from railscope_agent.collectives.rank_verdicts import RankRecord, RankState, RankVerdict
 from railscope_agent.host import Host
 from railscope_agent.host.job_files import JOB_FILES, JobFile, JobFileListing, OpenedDump
-from railscope_agent.sampling import source
+from railscope_agent.sampling import fact_readers, probe_result, row_builder, source
 from railscope_agent.sources import source_bases
 from railscope_agent.sources.rank_places import JobKey, RankPlaces, in_turns_of_jobs
 
@@ -130,36 +130,36 @@ class FlightRecorderSource(source.SourceWithoutResources):
         """Time of the last read of a dump of each job and user on the boot clock."""
         self._reported: set[tuple[str, ...]] = set()
 
-    def probe(self, host: Host) -> source.ProbeResult:
+    def probe(self, host: Host) -> probe_result.ProbeResult:
         """Create columns if the directory of dumps exists, or worker servers are requested."""
         directory = self._settings.flight_recorder_directory
         subject = "flight recorder"
         if not directory and not self._settings.worker_servers:
-            return source.ProbeResult(
-                findings=(source.ProbeFinding.absent(subject, "switched off"),)
+            return probe_result.ProbeResult(
+                findings=(probe_result.ProbeFinding.absent(subject, "switched off"),)
             )
         try:
             count = len(self._list(host).files)
         except OSError as error:
             if reading.reason_of(error) is reading.Absent.GONE:
-                finding = source.ProbeFinding.absent(subject, f"{directory} does not exist")
+                finding = probe_result.ProbeFinding.absent(subject, f"{directory} does not exist")
             else:
-                finding = source.ProbeFinding.failed(subject, error, "run the agent as root")
-            return source.ProbeResult(findings=(finding,))
-        columns = source.ColumnBuilder()
+                finding = probe_result.ProbeFinding.failed(subject, error, "run the agent as root")
+            return probe_result.ProbeResult(findings=(finding,))
+        columns = probe_result.ColumnBuilder()
         for state in c.FILE_STATES:
             columns.add(
                 c.FLIGHT_RECORDER_FILES, frame.Entity(entities.FLIGHT_RECORDER_FILE, (state,))
             )
         for state in c.RANK_STATES.values():
             columns.add(c.COLLECTIVE_RANKS, frame.Entity(entities.COLLECTIVE_STATE, (state,)))
-        detail = f"{source.format_count(count, 'dump')} in {directory}"
-        return columns.result(source.ProbeFinding.supported(subject, detail))
+        detail = f"{probe_result.format_count(count, 'dump')} in {directory}"
+        return columns.result(probe_result.ProbeFinding.supported(subject, detail))
 
     def _list(self, host: Host) -> JobFileListing:
         return list_files(host, "list", self._settings)
 
-    def read(self, host: Host, into: source.RowBuilder) -> None:
+    def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Read new dumps, compare the ranks of each process group, and report what is new."""
         if not into.reasons:
             return
@@ -263,7 +263,7 @@ class FlightRecorderSource(source.SourceWithoutResources):
             for rank in sorted({*records, *here}):
                 verdict = verdicts.get(rank, rank_verdicts.NO_RECORD)
                 collective = verdict.collective
-                facts = places.get(rank, {}) | source.nonempty_facts(
+                facts = places.get(rank, {}) | fact_readers.nonempty_facts(
                     description=next(iter(records.values())).group.description,
                     collective=collective.name if collective else "",
                     shapes=collective.shapes if collective else "",
@@ -294,7 +294,7 @@ class FlightRecorderSource(source.SourceWithoutResources):
             if key not in self._reported:
                 facts = _event_facts(report, with_place=is_blamed)
                 if verdict.state is RankState.LATE:
-                    facts |= source.nonempty_facts(waits_in=self._waits_in(report))
+                    facts |= fact_readers.nonempty_facts(waits_in=self._waits_in(report))
                 events.append(
                     frame.Event(_EVENTS[verdict.state], about, now.wall_ns, now.boot_ns, facts)
                 )
@@ -322,7 +322,7 @@ def _event_facts(report: RankReport, *, with_place: bool) -> dict[str, str]:
     collective, last = verdict.collective, verdict.last
     assert collective is not None  # noqa: S101 - there is one in every reported state
     rank_of_event = [] if with_place else [int(report.entity.key[-1])]
-    facts = source.nonempty_facts(
+    facts = fact_readers.nonempty_facts(
         collective=collective.name,
         sequence=str(collective.sequence),
         shapes=collective.shapes,
@@ -333,7 +333,7 @@ def _event_facts(report: RankReport, *, with_place: bool) -> dict[str, str]:
         description=report.entity.facts.get("description", ""),
     )
     if verdict.state is RankState.LATE and last:
-        facts |= source.nonempty_facts(
+        facts |= fact_readers.nonempty_facts(
             last_collective=last.name,
             last_sequence=str(last.sequence),
             last_stack=" < ".join(last.stack[:MAX_STACK_FRAMES]),

@@ -10,7 +10,7 @@ from railscope import frame
 from railscope.catalog import collectives as c, entities
 from railscope.timestamps import SECOND_NS
 from railscope_agent.collectives import communicator_totals
-from railscope_agent.sampling import source
+from railscope_agent.sampling import fact_readers
 from railscope_agent.sources.rank_places import JobKey
 
 WINDOW_NS = 60 * SECOND_NS
@@ -144,4 +144,4 @@ def _path_facts(communicator: FollowedCommunicator) -> dict[str, str]:
         " ".join(sorted({facts[name] for facts in of_ranks if name in facts}))
         for name in ("rail", "gpu_index")
     )
-    return source.nonempty_facts(**holder, rails=rails, gpus=gpus)
+    return fact_readers.nonempty_facts(**holder, rails=rails, gpus=gpus)

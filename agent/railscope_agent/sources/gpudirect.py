@@ -14,7 +14,7 @@ from railscope.catalog import declare, entities, storage as c
 from railscope.frame import Column, Entity
 from railscope.reading import Absent, Reading
 from railscope_agent.host import Host
-from railscope_agent.sampling import source
+from railscope_agent.sampling import fact_readers, probe_result, row_builder
 from railscope_agent.sources.source_bases import KeyedFileSource, parse_natural, whole_lines
 
 ROOT = "/proc/driver/nvidia-fs"
@@ -118,20 +118,20 @@ class GpuDirectSource(KeyedFileSource):
         super().__init__()
         self._modules: tuple[str, ...] = ()
 
-    def probe(self, host: Host) -> source.ProbeResult:
+    def probe(self, host: Host) -> probe_result.ProbeResult:
         """Find the loaded modules and the fields of the file."""
-        columns = source.ColumnBuilder()
+        columns = probe_result.ColumnBuilder()
         loaded = _loaded_modules(host)
-        has_gpus = bool(source.list_names(host, "/proc/driver/nvidia/gpus"))
+        has_gpus = bool(fact_readers.list_names(host, "/proc/driver/nvidia/gpus"))
         self._modules = _MODULES if has_gpus or loaded else ()
         for module in self._modules:
-            facts = source.nonempty_facts(version=loaded.get(module, ""))
+            facts = fact_readers.nonempty_facts(version=loaded.get(module, ""))
             columns.add(c.GPUDIRECT_LOADED, Entity(entities.GPUDIRECT_MODULE, (module,), facts))
         self._files = []
         self._add_file(host, columns, STATS, parse_stats, _column)
         return columns.result(_storage(host), *([_rdma(loaded)] if self._modules else []))
 
-    def read(self, host: Host, into: source.RowBuilder) -> None:
+    def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Check for the modules, and read the file once."""
         if self._modules:
             loaded = _loaded_modules(host)
@@ -149,35 +149,37 @@ def _column(key: Hashable) -> Column | None:
 def _loaded_modules(host: Host) -> dict[str, str]:
     """Versions of the loaded modules; empty for a module that does not report one."""
     modules = {
-        module: source.read_text(host, f"/sys/module/{module}/version")
+        module: fact_readers.read_text(host, f"/sys/module/{module}/version")
         for module in _MODULES
-        if source.list_names(host, f"/sys/module/{module}")
+        if fact_readers.list_names(host, f"/sys/module/{module}")
     }
-    if version := source.read_text(host, f"{_PEERS}/nv_mem/version"):
+    if version := fact_readers.read_text(host, f"{_PEERS}/nv_mem/version"):
         modules.setdefault("nv_peer_mem", version)
     return modules
 
 
-def _storage(host: Host) -> source.ProbeFinding:
+def _storage(host: Host) -> probe_result.ProbeFinding:
     subject = "GPUDirect Storage"
     try:
         content = host.read(STATS)
     except FileNotFoundError:
         detail = f"{ROOT} does not exist: nvidia-fs is not loaded"
-        return source.ProbeFinding.absent(subject, detail)
+        return probe_result.ProbeFinding.absent(subject, detail)
     except OSError as error:
-        return source.ProbeFinding.failed(subject, error, "run the agent as root", STATS)
-    version = source.read_text(host, f"{ROOT}/version").replace("\n", ", ") or "of unknown version"
+        return probe_result.ProbeFinding.failed(subject, error, "run the agent as root", STATS)
+    version = (
+        fact_readers.read_text(host, f"{ROOT}/version").replace("\n", ", ") or "of unknown version"
+    )
     if counts_requests(content):
-        return source.ProbeFinding.supported(subject, f"nvidia-fs {version}")
+        return probe_result.ProbeFinding.supported(subject, f"nvidia-fs {version}")
     detail = f"nvidia-fs {version}; requests and bytes are not counted"
-    return source.ProbeFinding.supported(subject, detail, _REMEDY)
+    return probe_result.ProbeFinding.supported(subject, detail, _REMEDY)
 
 
-def _rdma(loaded: dict[str, str]) -> source.ProbeFinding:
+def _rdma(loaded: dict[str, str]) -> probe_result.ProbeFinding:
     """Path of RDMA to GPU memory. A missing module is not a fault: DMA-BUF needs none."""
     modules = [module for module in _MODULES[:2] if module in loaded]
     detail = "neither nvidia_peermem nor nv_peer_mem is loaded: by DMA-BUF, where programs use it"
     if modules:
         detail = f"by {', '.join(modules)} or DMA-BUF"
-    return source.ProbeFinding.supported("GPUDirect RDMA", detail)
+    return probe_result.ProbeFinding.supported("GPUDirect RDMA", detail)

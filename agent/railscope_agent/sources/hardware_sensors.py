@@ -17,7 +17,13 @@ from railscope.catalog import declare, entities, sensors as catalog
 from railscope.frame import Entity
 from railscope.reading import Absent, Reading, parse_integer, reason_of
 from railscope_agent.host import Host
-from railscope_agent.sampling import source
+from railscope_agent.sampling import (
+    answer_readings,
+    fact_readers,
+    probe_result,
+    row_builder,
+    source,
+)
 from railscope_agent.topology.pci import pci_path
 
 HWMON_ROOT = "/sys/class/hwmon"
@@ -68,9 +74,9 @@ class HwmonSource(source.CounterFileSource):
     name = "hwmon"
     family = "hwmon"
 
-    def probe(self, host: Host) -> source.ProbeResult:
+    def probe(self, host: Host) -> probe_result.ProbeResult:
         """Find all chips and their sensors. Disabled sensors are omitted."""
-        columns = source.ColumnBuilder()
+        columns = probe_result.ColumnBuilder()
         paths: list[str] = []
         chips = _chips(host)
         sensors = 0
@@ -96,7 +102,7 @@ def _chips(host: Host) -> list[_HwmonChip]:
     """
     name_counts: Counter[tuple[str, str]] = Counter()
     chips = []
-    for entry in source.list_names(host, HWMON_ROOT):
+    for entry in fact_readers.list_names(host, HWMON_ROOT):
         directory = f"{HWMON_ROOT}/{entry}"
         address = _address(host, directory)
         files = _sensor_files(host, directory)
@@ -105,7 +111,7 @@ def _chips(host: Host) -> list[_HwmonChip]:
             files = _sensor_files(host, directory)
         if not files:
             continue
-        name = source.read_text(host, f"{directory}/name") or "unnamed"
+        name = fact_readers.read_text(host, f"{directory}/name") or "unnamed"
         name_counts[name, address] += 1
         twins = name_counts[name, address]
         position = f"{address}#{twins}" if twins > 1 else address
@@ -114,7 +120,7 @@ def _chips(host: Host) -> list[_HwmonChip]:
 
 
 def _sensor_files(host: Host, directory: str) -> tuple[str, ...]:
-    return tuple(file for file in source.list_names(host, directory) if _FILE.fullmatch(file))
+    return tuple(file for file in fact_readers.list_names(host, directory) if _FILE.fullmatch(file))
 
 
 def _address(host: Host, directory: str) -> str:
@@ -143,7 +149,8 @@ def _labels(host: Host, chip: _HwmonChip) -> dict[str, str]:
     labels = {
         channel: next(
             filter(
-                None, (source.read_text(host, f"{chip.directory}/{channel}_{f}") for f in files)
+                None,
+                (fact_readers.read_text(host, f"{chip.directory}/{channel}_{f}") for f in files),
             ),
             "",
         )
@@ -184,13 +191,16 @@ def _is_readable(host: Host, path: str, metric: declare.Metric) -> bool:
     return True
 
 
-def _hwmon_finding(chips: list[_HwmonChip], sensors: int) -> source.ProbeFinding:
+def _hwmon_finding(chips: list[_HwmonChip], sensors: int) -> probe_result.ProbeFinding:
     if not chips:
         detail = f"{HWMON_ROOT} contains no chip (usual in a VM)"
-        return source.ProbeFinding.absent("sensors", detail)
-    counts = source.format_count(sensors, "sensor"), source.format_count(len(chips), "chip")
+        return probe_result.ProbeFinding.absent("sensors", detail)
+    counts = (
+        probe_result.format_count(sensors, "sensor"),
+        probe_result.format_count(len(chips), "chip"),
+    )
     names_text = ", ".join(sorted({chip.name for chip in chips}))
-    return source.ProbeFinding.supported("sensors", f"{' of '.join(counts)}: {names_text}")
+    return probe_result.ProbeFinding.supported("sensors", f"{' of '.join(counts)}: {names_text}")
 
 
 POWERCAP_ROOT = "/sys/class/powercap"
@@ -253,15 +263,15 @@ class RaplSource(source.SourceWithFiles):
         self._counters: dict[str, EnergyCounter] = {}
         self._domains: list[EnergyCounter] = []
 
-    def probe(self, host: Host) -> source.ProbeResult:
+    def probe(self, host: Host) -> probe_result.ProbeResult:
         """Find the domains; a domain reported by two interfaces is used once."""
-        columns = source.ColumnBuilder()
+        columns = probe_result.ColumnBuilder()
         domains = _domains(host)
         denied = False
         self._domains = []
         for domain, directory in domains.items():
             columns.add(catalog.RAPL_ENERGY, Entity(entities.ENERGY_DOMAIN, (domain,)))
-            range_uj = int(source.read_text(host, f"{directory}/{_RANGE_FILE}"))
+            range_uj = int(fact_readers.read_text(host, f"{directory}/{_RANGE_FILE}"))
             counter = self._counters.get(domain)
             if counter is None or counter.range_uj != range_uj:
                 counter = self._counters[domain] = EnergyCounter(range_uj)
@@ -275,18 +285,18 @@ class RaplSource(source.SourceWithFiles):
         self._keep(host, [f"{directory}/energy_uj" for directory in domains.values()], limits)
         return columns.result(_rapl_finding(list(domains), denied=denied))
 
-    def read(self, host: Host, into: source.RowBuilder) -> None:
+    def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Read every counter, then every limit."""
         if not self._files:
             return
         energy, limits = self._files
         for column, counter in enumerate(self._domains):
-            raw = source.parsed_reading(energy.text, column)
+            raw = answer_readings.parsed_reading(energy.text, column)
             now_ns = host.clock.now().boot_ns
             into.put(column, raw if isinstance(raw, Absent) else counter.advance(raw, now_ns))
         start = len(self._domains)
         for column in range(start, len(into.values)):
-            limit = source.parsed_reading(limits.text, column - start)
+            limit = answer_readings.parsed_reading(limits.text, column - start)
             into.put(column, limit or Absent.UNSUPPORTED)  # 0: no limit is set
 
 
@@ -295,13 +305,13 @@ def _domains(host: Host) -> dict[str, str]:
 
     Model-specific registers precede memory-mapped ones, which report the same packages.
     """
-    zones = [zone for zone in source.list_names(host, POWERCAP_ROOT) if _ZONE.fullmatch(zone)]
+    zones = [zone for zone in fact_readers.list_names(host, POWERCAP_ROOT) if _ZONE.fullmatch(zone)]
     domains: dict[str, str] = {}
     for zone in sorted(zones, key=lambda zone: (zone.startswith("intel-rapl-mmio"), zone)):
         control, *numbers = zone.split(":")
         above = [":".join([control, *numbers[: depth + 1]]) for depth in range(len(numbers))]
-        names = [source.read_text(host, f"{POWERCAP_ROOT}/{part}/name") for part in above]
-        range_uj = source.read_text(host, f"{POWERCAP_ROOT}/{zone}/{_RANGE_FILE}")
+        names = [fact_readers.read_text(host, f"{POWERCAP_ROOT}/{part}/name") for part in above]
+        range_uj = fact_readers.read_text(host, f"{POWERCAP_ROOT}/{zone}/{_RANGE_FILE}")
         if all(names) and range_uj.isdecimal():
             domains.setdefault("/".join(names), f"{POWERCAP_ROOT}/{zone}")
     return domains
@@ -309,10 +319,10 @@ def _domains(host: Host) -> dict[str, str]:
 
 def _limits(host: Host, directory: str) -> list[tuple[str, str]]:
     limits: dict[str, str] = {}
-    for file in source.list_names(host, directory):
+    for file in fact_readers.list_names(host, directory):
         if match := re.fullmatch(r"constraint_(\d+)_power_limit_uw", file):
-            name = source.read_text(host, f"{directory}/constraint_{match[1]}_name")
-            if name and source.read_text(host, f"{directory}/{file}").strip("0"):
+            name = fact_readers.read_text(host, f"{directory}/constraint_{match[1]}_name")
+            if name and fact_readers.read_text(host, f"{directory}/{file}").strip("0"):
                 limits.setdefault(name, f"{directory}/{file}")
     return list(limits.items())
 
@@ -327,12 +337,12 @@ def _is_denied(host: Host, path: str) -> bool:
     return False
 
 
-def _rapl_finding(domains: list[str], *, denied: bool) -> source.ProbeFinding:
+def _rapl_finding(domains: list[str], *, denied: bool) -> probe_result.ProbeFinding:
     subject = "energy of the processors"
     if not domains:
         detail = f"{POWERCAP_ROOT} contains no RAPL domain (usual in a VM)"
-        return source.ProbeFinding.absent(subject, detail)
-    detail = f"{source.format_count(len(domains), 'domain')}: {', '.join(domains)}"
+        return probe_result.ProbeFinding.absent(subject, detail)
+    detail = f"{probe_result.format_count(len(domains), 'domain')}: {', '.join(domains)}"
     if denied:
-        return source.ProbeFinding(subject, source.ProbeVerdict.DENIED, detail, _REMEDY)
-    return source.ProbeFinding.supported(subject, detail)
+        return probe_result.ProbeFinding(subject, probe_result.ProbeVerdict.DENIED, detail, _REMEDY)
+    return probe_result.ProbeFinding.supported(subject, detail)

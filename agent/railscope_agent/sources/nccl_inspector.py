@@ -27,7 +27,7 @@ from railscope_agent.collective_settings import CollectiveSettings
 from railscope_agent.collectives import inspector
 from railscope_agent.host import Host
 from railscope_agent.host.job_files import JOB_FILES, JobFile, JobFileListing, OpenedLog
-from railscope_agent.sampling import source
+from railscope_agent.sampling import fact_readers, probe_result, row_builder, source
 from railscope_agent.sources import followed_communicators, inspector_pushes, source_bases
 from railscope_agent.sources.rank_places import JobKey, RankPlaces, in_turns_of_jobs
 
@@ -97,31 +97,31 @@ class NcclInspectorSource(source.SourceWithoutResources):
         self._skipped_bytes = self._replaced = self._dropped = self._reads = 0
         self._slow_paths = followed_communicators.SlowPaths()
 
-    def probe(self, host: Host) -> source.ProbeResult:
+    def probe(self, host: Host) -> probe_result.ProbeResult:
         """Create columns if the directory exists, or if there is a receiver."""
         subject, self._listed = "NCCL Inspector", ""
-        finding = source.ProbeFinding.absent(subject, "switched off")
+        finding = probe_result.ProbeFinding.absent(subject, "switched off")
         inputs = [f"pushes to {self._listen}"] * bool(self.pushes)
         try:
             if self._directory:
                 count = len(self._list(host).files)
                 self._listed = self._directory
-                inputs.insert(0, f"{source.format_count(count, 'log')} in {self._directory}")
+                inputs.insert(0, f"{probe_result.format_count(count, 'log')} in {self._directory}")
         except OSError as error:
             if reading.reason_of(error) is reading.Absent.GONE:
                 detail = f"{self._directory} does not exist"
-                finding = source.ProbeFinding.absent(subject, detail)
+                finding = probe_result.ProbeFinding.absent(subject, detail)
             else:
-                finding = source.ProbeFinding.failed(subject, error, "run the agent as root")
+                finding = probe_result.ProbeFinding.failed(subject, error, "run the agent as root")
         else:
             if inputs:
-                finding = source.ProbeFinding.supported(subject, ", ".join(inputs))
+                finding = probe_result.ProbeFinding.supported(subject, ", ".join(inputs))
         if not inputs:
-            return source.ProbeResult(findings=(finding,))
+            return probe_result.ProbeResult(findings=(finding,))
         return self._columns().result(finding)
 
-    def _columns(self) -> source.ColumnBuilder:
-        columns = source.ColumnBuilder()
+    def _columns(self) -> probe_result.ColumnBuilder:
+        columns = probe_result.ColumnBuilder()
         for state in c.INSPECTOR_FILE_STATES:
             columns.add(c.INSPECTOR_FILES, frame.Entity(entities.INSPECTOR_FILE, (state,)))
         for state in c.INSPECTOR_LINE_STATES:
@@ -144,7 +144,7 @@ class NcclInspectorSource(source.SourceWithoutResources):
         answer = host.call(JOB_FILES, "list_inspector", self._directory)
         return msgspec.convert(answer, JobFileListing)
 
-    def read(self, host: Host, into: source.RowBuilder) -> None:
+    def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Read new lines, and report the totals."""
         if not into.reasons:
             return
@@ -283,7 +283,7 @@ class NcclInspectorSource(source.SourceWithoutResources):
         for header in used:
             communicator = self._jobs[followed.job][header.id]
             communicator.updated_ns = now_ns
-            names = source.nonempty_facts(communicator_name=printable(header.comm_name))
+            names = fact_readers.nonempty_facts(communicator_name=printable(header.comm_name))
             communicator.facts[header.rank] = followed.facts | names
             communicator.ranks = header.n_ranks
         self._lines += lines

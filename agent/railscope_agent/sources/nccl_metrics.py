@@ -23,7 +23,7 @@ from railscope_agent.collective_settings import CollectiveSettings
 from railscope_agent.collectives.inspector_metrics import InspectorMetrics, ReportedCalls
 from railscope_agent.host import Host
 from railscope_agent.host.job_files import JOB_FILES, JobFile, JobFileListing, OpenedMetrics
-from railscope_agent.sampling import source
+from railscope_agent.sampling import probe_result, row_builder, source
 from railscope_agent.sources import inspector_pushes
 from railscope_agent.sources.rank_places import JobKey, RankPlaces, in_turns_of_jobs
 
@@ -67,14 +67,14 @@ class NcclMetricsSource(source.SourceWithoutResources):
         self._readings: dict[frame.Column, int] = {}
         self._columns: tuple[frame.Column, ...] = ()
 
-    def probe(self, host: Host) -> source.ProbeResult:
+    def probe(self, host: Host) -> probe_result.ProbeResult:
         """Create columns for the reports of the last read, if there is a file."""
         self._columns = ()
         try:
             self._has_files = bool(self._directory and self._list(host).files)
         except OSError:
             self._has_files = False  # the source of the logs reports it
-        columns = source.ColumnBuilder()
+        columns = probe_result.ColumnBuilder()
         if self._has_files or self._files or self._pushes:
             for state in c.METRICS_FILE_STATES:
                 columns.add(
@@ -92,7 +92,7 @@ class NcclMetricsSource(source.SourceWithoutResources):
         answer = host.call(JOB_FILES, "list_inspector_metrics", self._directory)
         return msgspec.convert(answer, JobFileListing)
 
-    def read(self, host: Host, into: source.RowBuilder) -> None:
+    def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Read the files that have changed, and report all."""
         if not into.reasons:
             return

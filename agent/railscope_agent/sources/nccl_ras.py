@@ -27,7 +27,7 @@ from railscope_agent.collectives import ras_answers, ras_verdicts
 from railscope_agent.collectives.ras_verdicts import NcclRankState, NcclRankVerdict
 from railscope_agent.host import Host
 from railscope_agent.host.nccl_ras import ANSWERED, NCCL_RAS, PROTOCOL, NcclProcess, RasAnswer
-from railscope_agent.sampling import source
+from railscope_agent.sampling import fact_readers, probe_result, row_builder, source
 from railscope_agent.sources import flight_recorder, rank_places, source_bases
 
 MIN_AGE_NS = 60 * SECOND_NS
@@ -160,21 +160,21 @@ class NcclRasSource(source.SourceWithoutResources):
         self._results = results
         self._jobs: dict[JobKey, RasJob] = {}
 
-    def probe(self, host: Host) -> source.ProbeResult:  # noqa: ARG002 - it connects to nothing
+    def probe(self, host: Host) -> probe_result.ProbeResult:  # noqa: ARG002 - it connects to nothing
         """Create columns if queries are switched on."""
         subject = "NCCL RAS"
         if self._settings.ras == "off":
-            finding = source.ProbeFinding.absent(subject, "switched off")
-            return source.ProbeResult(findings=(finding,))
-        columns = source.ColumnBuilder()
+            finding = probe_result.ProbeFinding.absent(subject, "switched off")
+            return probe_result.ProbeResult(findings=(finding,))
+        columns = probe_result.ColumnBuilder()
         for state in c.NCCL_PROCESS_STATES:
             columns.add(c.NCCL_PROCESSES, frame.Entity(entities.NCCL_PROCESS_STATE, (state,)))
         for state in c.NCCL_RANK_STATES.values():
             columns.add(c.NCCL_RANKS, frame.Entity(entities.NCCL_RANK_STATE, (state,)))
         detail = f"{self._settings.ras}, versions {self._settings.ras_versions}"
-        return columns.result(source.ProbeFinding.supported(subject, detail))
+        return columns.result(probe_result.ProbeFinding.supported(subject, detail))
 
-    def read(self, host: Host, into: source.RowBuilder) -> None:
+    def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Query each job that is due, compare its ranks, and report what is new."""
         if not into.reasons:
             return
@@ -311,7 +311,7 @@ class NcclRasSource(source.SourceWithoutResources):
             job.unknown += max(history.report.size - len(verdicts), 0)
             for verdict in verdicts:
                 rank = verdict.rank
-                facts = job.place(rank.host, rank.pid, own_host) | source.nonempty_facts(
+                facts = job.place(rank.host, rank.pid, own_host) | fact_readers.nonempty_facts(
                     host=rank.host, collective=verdict.kinds
                 )
                 entity = frame.Entity(
@@ -331,7 +331,9 @@ class NcclRasSource(source.SourceWithoutResources):
             if (peer.host, peer.pid) in job.dead or len(job.dead) >= MAX_DEAD:
                 continue
             job.dead.add((peer.host, peer.pid))
-            facts = source.nonempty_facts(host=peer.host, detail=peer.detail, pid=str(peer.pid))
+            facts = fact_readers.nonempty_facts(
+                host=peer.host, detail=peer.detail, pid=str(peer.pid)
+            )
             facts |= job.holder | job.place(peer.host, peer.pid, own_host)
             about = frame.Entity(entities.NCCL_JOB, job.entity_key)
             events.append(frame.Event(c.NCCL_PEER_EVENT, about, now.wall_ns, now.boot_ns, facts))
@@ -377,13 +379,13 @@ def _new_events(job: RasJob, now: frame.NodeTimestamp) -> Iterator[frame.Event]:
         keys.add(key)
         if key in job.reported:
             continue
-        facts = job.holder | source.nonempty_facts(
+        facts = job.holder | fact_readers.nonempty_facts(
             size=str(history.report.size),
             launched=str(verdict.launched) if verdict.launched is not None else "",
             detail=verdict.rank.detail,
         )
         if number in late.get(communicator, ()):
-            facts |= source.nonempty_facts(
+            facts |= fact_readers.nonempty_facts(
                 lag=str(verdict.lag),
                 late_ranks=flight_recorder.format_ranks(late[communicator]),
                 waiting_ranks=flight_recorder.format_ranks(list(verdict.peers)),

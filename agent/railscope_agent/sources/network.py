@@ -14,7 +14,13 @@ from railscope.catalog import declare, entities, host as host_catalog, network a
 from railscope.frame import Column, Entity
 from railscope.reading import Absent, Reading, parse_integer, reason_of
 from railscope_agent.host import Host, Json
-from railscope_agent.sampling import source
+from railscope_agent.sampling import (
+    answer_readings,
+    fact_readers,
+    probe_result,
+    row_builder,
+    source,
+)
 from railscope_agent.sources.source_bases import KeyedFileSource, ParseFile, whole_lines
 from railscope_agent.topology.network import NetworkScanner
 
@@ -51,12 +57,12 @@ class LinkSource(source.SourceWithFiles):
         self._parsers: list[Callable[[bytes], Reading]] = []
         self._with_carrier: list[str] = []
 
-    def probe(self, host: Host) -> source.ProbeResult:
+    def probe(self, host: Host) -> probe_result.ProbeResult:
         """Find the interfaces; files that fail now are not read again until the next probe."""
-        columns = source.ColumnBuilder()
+        columns = probe_result.ColumnBuilder()
         paths: list[str] = []
         self._parsers = []
-        interfaces = source.list_names(host, NET)
+        interfaces = fact_readers.list_names(host, NET)
         try:
             links = _links(host)
         except OSError:
@@ -65,7 +71,7 @@ class LinkSource(source.SourceWithFiles):
         for interface in interfaces:
             for file, metric, parse in _FILES[:1] if interface in self._with_carrier else _FILES:
                 path = f"{NET}/{interface}/{file}"
-                if source.read_text(host, path):
+                if fact_readers.read_text(host, path):
                     columns.add(metric, Entity(entities.NIC, (interface,)))
                     paths.append(path)
                     self._parsers.append(parse)
@@ -73,20 +79,24 @@ class LinkSource(source.SourceWithFiles):
             metrics = host_catalog.LINK_UP, host_catalog.LINK_CHANGES
             columns.add_each(metrics, Entity(entities.NIC, (interface,)))
         self._keep(host, paths)
-        verdict = source.ProbeVerdict.SUPPORTED if columns.columns else source.ProbeVerdict.ABSENT
-        detail = source.format_count(len(interfaces), "interface")
-        finding = source.ProbeFinding("network links", verdict, detail)
+        verdict = (
+            probe_result.ProbeVerdict.SUPPORTED
+            if columns.columns
+            else probe_result.ProbeVerdict.ABSENT
+        )
+        detail = probe_result.format_count(len(interfaces), "interface")
+        finding = probe_result.ProbeFinding("network links", verdict, detail)
         return columns.result(finding, columnless_entities=self._wiring.find_nics(host))
 
-    def read(self, host: Host, into: source.RowBuilder) -> None:
+    def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Read every file, and all carriers in one call."""
         for files in self._files:
             for column, parse in enumerate(self._parsers):
-                into.put(column, source.parsed_reading(files.text, column, parse))
+                into.put(column, answer_readings.parsed_reading(files.text, column, parse))
         if self._with_carrier:
             self._read_carriers(host, into, len(self._parsers))
 
-    def _read_carriers(self, host: Host, into: source.RowBuilder, column: int) -> None:
+    def _read_carriers(self, host: Host, into: row_builder.RowBuilder, column: int) -> None:
         try:
             links = _links(host)
         except OSError as error:
@@ -95,7 +105,7 @@ class LinkSource(source.SourceWithFiles):
         for first, interface in enumerate(self._with_carrier):
             link = links.get(interface)
             carrier = (
-                source.pick_reading(lambda of: int(of["up"] and of["carrier"]), link)
+                answer_readings.pick_reading(lambda of: int(of["up"] and of["carrier"]), link)
                 if link
                 else Absent.GONE
             )
@@ -126,9 +136,9 @@ class BondSource(source.SourceWithoutResources):
     def __init__(self) -> None:
         self._readers: list[ReadColumn] = []
 
-    def probe(self, host: Host) -> source.ProbeResult:
+    def probe(self, host: Host) -> probe_result.ProbeResult:
         """Find the bonds and their members."""
-        columns = source.ColumnBuilder()
+        columns = probe_result.ColumnBuilder()
         self._readers = []
 
         def add(metric: declare.Metric, about: Entity, read: ReadColumn) -> None:
@@ -136,22 +146,24 @@ class BondSource(source.SourceWithoutResources):
             self._readers.append(read)
 
         findings = []
-        for bond in source.read_text(host, f"{NET}/bonding_masters").split():
+        for bond in fact_readers.read_text(host, f"{NET}/bonding_masters").split():
             directory = f"{NET}/{bond}/bonding"
-            mode = source.read_text(host, f"{directory}/mode").split(" ")[0]  # "802.3ad 4"
-            entity = Entity(entities.BOND, (bond,), source.nonempty_facts(mode=mode))
-            members = source.read_text(host, f"{directory}/slaves").split()
+            mode = fact_readers.read_text(host, f"{directory}/mode").split(" ")[0]  # "802.3ad 4"
+            entity = Entity(entities.BOND, (bond,), fact_readers.nonempty_facts(mode=mode))
+            members = fact_readers.read_text(host, f"{directory}/slaves").split()
             add(network_catalog.BOND_UP, entity, _state_reader(f"{directory}/mii_status", b"up"))
             add(network_catalog.BOND_MEMBERS, entity, _count_reader(f"{directory}/slaves"))
             for member in members:
                 _add_member(add, entity, member, lacp=mode == _LACP)
             detail = f"{mode or 'unknown mode'}, {', '.join(members) or 'no members'}"
-            findings.append(source.ProbeFinding.supported(f"bond {bond}", detail))
+            findings.append(probe_result.ProbeFinding.supported(f"bond {bond}", detail))
         if not findings:
-            findings.append(source.ProbeFinding.absent("bonds", "the node has no bonded interface"))
+            findings.append(
+                probe_result.ProbeFinding.absent("bonds", "the node has no bonded interface")
+            )
         return columns.result(*findings)
 
-    def read(self, host: Host, into: source.RowBuilder) -> None:
+    def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Read every file."""
         for column, read in enumerate(self._readers):
             try:
@@ -349,15 +361,19 @@ class ProtocolSource(KeyedFileSource):
         self._softnet = ProcessorTable(parse_softnet)
         self._conntrack = ProcessorTable(parse_conntrack)
 
-    def probe(self, host: Host) -> source.ProbeResult:
+    def probe(self, host: Host) -> probe_result.ProbeResult:
         """Find the counters that this kernel has."""
-        columns = source.ColumnBuilder()
+        columns = probe_result.ColumnBuilder()
         self._files = []
         files: tuple[tuple[str, ParseFile, Mapping[Hashable, Column]], ...] = (
-            (source.network_file(host, SNMP), parse_pairs, _SNMP_COLUMNS),
-            (source.network_file(host, NETSTAT), parse_pairs, _NETSTAT_COLUMNS),
-            (source.network_file(host, SOFTNET), self._softnet.read, _of_node(_SOFTNET)),
-            (source.network_file(host, CONNTRACK), self._conntrack.read, _of_node(_CONNTRACK)),
+            (fact_readers.network_file(host, SNMP), parse_pairs, _SNMP_COLUMNS),
+            (fact_readers.network_file(host, NETSTAT), parse_pairs, _NETSTAT_COLUMNS),
+            (fact_readers.network_file(host, SOFTNET), self._softnet.read, _of_node(_SOFTNET)),
+            (
+                fact_readers.network_file(host, CONNTRACK),
+                self._conntrack.read,
+                _of_node(_CONNTRACK),
+            ),
             (
                 f"{_LIMITS}_count",
                 _single_number,
@@ -370,9 +386,11 @@ class ProtocolSource(KeyedFileSource):
         names = [file.path.rsplit("/", 1)[-1] for file in self._files]
         detail = "/proc/net contains no statistics"
         if not names:
-            return columns.result(source.ProbeFinding.absent("network protocols", detail))
-        detail = f"{source.format_count(len(columns.columns), 'reading')} of {', '.join(names)}"
-        return columns.result(source.ProbeFinding.supported("network protocols", detail))
+            return columns.result(probe_result.ProbeFinding.absent("network protocols", detail))
+        detail = (
+            f"{probe_result.format_count(len(columns.columns), 'reading')} of {', '.join(names)}"
+        )
+        return columns.result(probe_result.ProbeFinding.supported("network protocols", detail))
 
 
 def _single_number(content: bytes) -> dict[Hashable, Reading]:

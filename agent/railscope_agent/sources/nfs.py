@@ -20,7 +20,7 @@ from railscope.catalog import entities, storage as c
 from railscope.frame import Column, Entity
 from railscope.reading import SIGNED_LIMIT, Absent, Reading, reason_of
 from railscope_agent.host import Host
-from railscope_agent.sampling import source
+from railscope_agent.sampling import fact_readers, probe_result, row_builder, source
 from railscope_agent.sources.source_bases import parse_natural, whole_lines
 
 MountKey: TypeAlias = tuple[str, str, str]
@@ -192,9 +192,9 @@ class NfsSource(source.SourceWithoutResources):
         self._twice: set[_NumberedMount] = set()
         self._hidden = 0
 
-    def probe(self, host: Host) -> source.ProbeResult:
+    def probe(self, host: Host) -> probe_result.ProbeResult:
         """Find the mounts, and the kernel's statistics of each."""
-        columns = source.ColumnBuilder()
+        columns = probe_result.ColumnBuilder()
         self._columns, self._twice = [], set()
         directory, mounts = _mounts(host)
         self._stats = f"{directory}/mountstats"
@@ -203,7 +203,7 @@ class NfsSource(source.SourceWithoutResources):
             _file_systems(_superblocks(host, FIRST_PROCESS)) - _file_systems(superblocks)
         )
         if not mounts and not self._hidden:
-            return columns.result(source.ProbeFinding.absent("NFS", "nothing is mounted"))
+            return columns.result(probe_result.ProbeFinding.absent("NFS", "nothing is mounted"))
         columns.add_each((c.NFS_MOUNTS, c.NFS_UNREAD), Entity(entities.NODE))
         single = self._once_each(mounts, superblocks)
         self._planned = self._plan(single, mounts, superblocks)
@@ -213,11 +213,13 @@ class NfsSource(source.SourceWithoutResources):
                 self._columns.append((place, key))
         findings = [_finding(len(single), len(self._twice))]
         if self._hidden:
-            detail = f"{source.format_count(self._hidden, 'file system')} without access"
-            findings.append(source.ProbeFinding("NFS", source.ProbeVerdict.DENIED, detail, _REMEDY))
+            detail = f"{probe_result.format_count(self._hidden, 'file system')} without access"
+            findings.append(
+                probe_result.ProbeFinding("NFS", probe_result.ProbeVerdict.DENIED, detail, _REMEDY)
+            )
         return columns.result(*findings)
 
-    def read(self, host: Host, into: source.RowBuilder) -> None:
+    def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Read the file once, for all mounts."""
         try:
             mounts = _number_mounts(parse_mountstats(host.read(self._stats)))
@@ -308,7 +310,7 @@ def _superblocks(host: Host, directory: str) -> dict[str, list[str]]:
 
 def _columns_of(mount: NfsMount) -> dict[ValueKey, Column]:
     """Columns of a mount: the metrics that its kernel reports."""
-    facts = source.nonempty_facts(
+    facts = fact_readers.nonempty_facts(
         version=mount.options.get("vers", ""),
         security=mount.options.get("sec", ""),
         connections=str(mount.connections or ""),
@@ -328,10 +330,10 @@ def _columns_of(mount: NfsMount) -> dict[ValueKey, Column]:
     return {key: column for key, column in columns.items() if key in mount.values}
 
 
-def _finding(mounts: int, twice: int) -> source.ProbeFinding:
-    detail = source.format_count(mounts, "file system")
+def _finding(mounts: int, twice: int) -> probe_result.ProbeFinding:
+    detail = probe_result.format_count(mounts, "file system")
     if twice:
-        detail += f", {source.format_count(twice, 'further mount')} of them"
+        detail += f", {probe_result.format_count(twice, 'further mount')} of them"
     if mounts > MAX_MOUNTS:
         detail += f"; {mounts - MAX_MOUNTS} beyond the first {MAX_MOUNTS} are omitted"
-    return source.ProbeFinding.supported("NFS", detail)
+    return probe_result.ProbeFinding.supported("NFS", detail)

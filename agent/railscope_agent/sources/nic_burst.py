@@ -16,7 +16,13 @@ from railscope.frame import Entity
 from railscope.reading import PRESENT, Absent, reason_of
 from railscope.timestamps import MICROSECOND_NS, MILLISECOND_NS, SECOND_NS
 from railscope_agent.host import Host
-from railscope_agent.sampling import burst_windows, source
+from railscope_agent.sampling import (
+    answer_readings,
+    burst_windows,
+    fact_readers,
+    probe_result,
+    row_builder,
+)
 from railscope_agent.sources.ethtool_statistics import match_statistics
 from railscope_agent.sources.network import NET, parse_speed
 from railscope_agent.sources.rdma import rdma_driver
@@ -104,7 +110,7 @@ def _notification_files(host: Host, device: str, pci_driver: str) -> dict[Counte
     driver = rdma_driver(pci_driver, device)
     directory = f"/sys/class/infiniband/{device}/ports/1/hw_counters"
     paths: dict[CounterKey, str] = {}
-    for file in source.list_names(host, directory):
+    for file in fact_readers.list_names(host, directory):
         metric = rdma.meaning(driver, file)
         if metric and metric.name in _NOTIFICATIONS:
             counter_key = c.NIC_NOTIFICATIONS, _NOTIFICATIONS[metric.name]
@@ -163,7 +169,7 @@ class BurstPort:
         if self._megabits and not self._speed_due:
             return
         self._speed_due = self.planned.link_downs is None
-        speed = source.parsed_reading(self._speed.text, 0, parse_speed)
+        speed = answer_readings.parsed_reading(self._speed.text, 0, parse_speed)
         self._megabits = speed if isinstance(speed, int) else 0
 
     def sample(self, host: Host) -> bool:
@@ -310,7 +316,7 @@ class NicBurstSource:
         self._columns: list[tuple[BurstPort, int]] = []
         self._reported_ns = 0
 
-    def probe(self, host: Host) -> source.ProbeResult:
+    def probe(self, host: Host) -> probe_result.ProbeResult:
         """Select the NICs. An unchanged NIC continues with its state."""
         network = self._wiring.scan(host)
         nics = {
@@ -320,7 +326,7 @@ class NicBurstSource:
             for name in (device.address, *device.interfaces)
         }
         ports: dict[str, BurstPort] = {}
-        for interface in source.list_names(host, NET):
+        for interface in fact_readers.list_names(host, NET):
             planned = plan_sampling(host, interface, nics)
             if planned is None or not self._is_selected(interface, planned.device):
                 continue
@@ -341,8 +347,8 @@ class NicBurstSource:
             return any(fnmatchcase(interface, pattern) for pattern in self._interfaces)
         return bool(device)
 
-    def _place_columns(self) -> source.ColumnBuilder:
-        columns = source.ColumnBuilder()
+    def _place_columns(self) -> probe_result.ColumnBuilder:
+        columns = probe_result.ColumnBuilder()
         self._columns = []
         for interface, port in self._ports.items():
             about = Entity(entities.NIC, (interface,))
@@ -352,7 +358,7 @@ class NicBurstSource:
             self._columns.append((port, first))
         return columns
 
-    def read(self, host: Host, into: source.RowBuilder) -> None:
+    def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Sample every NIC; once per second, report the windows."""
         for port in self._ports.values():
             into.needs_probe |= port.sample(host)
@@ -373,11 +379,11 @@ class NicBurstSource:
             port.close()
         self._ports = {}
 
-    def _finding(self) -> source.ProbeFinding:
+    def _finding(self) -> probe_result.ProbeFinding:
         if not self._ports:
             detail = "no NIC with RDMA has counters that are refreshed often enough"
-            return source.ProbeFinding.absent("bursts of NICs", detail)
+            return probe_result.ProbeFinding.absent("bursts of NICs", detail)
         lengths = sorted({port.window_ns // MILLISECOND_NS for port in self._ports.values()})
         windows_text = " and ".join(f"{length} ms" for length in lengths)
-        detail = f"{source.format_count(len(self._ports), 'NIC')}, windows of {windows_text}"
-        return source.ProbeFinding.supported("bursts of NICs", detail)
+        detail = f"{probe_result.format_count(len(self._ports), 'NIC')}, windows of {windows_text}"
+        return probe_result.ProbeFinding.supported("bursts of NICs", detail)

@@ -14,7 +14,7 @@ from railscope.catalog import declare, entities, nic as c
 from railscope.frame import Entity
 from railscope.reading import Absent, Reading, reason_of
 from railscope_agent.host import Host, Json
-from railscope_agent.sampling import source
+from railscope_agent.sampling import counter_total, fact_readers, probe_result, row_builder, source
 from railscope_agent.sources import ethtool_statistics, nic_interfaces, source_bases
 from railscope_agent.topology import rail_rules
 from railscope_agent.topology.network import NetworkScanner
@@ -32,7 +32,7 @@ class _NicStatistics:
     start: int
     discards: dict[str | tuple[str, ...], int]
     """Column of the discards of each priority; the column of their sum follows the statistics."""
-    discarded: source.CounterTotal
+    discarded: counter_total.CounterTotal
 
 
 class NicSource(source_bases.UnwrappingSource, source.SourceWithoutResources):
@@ -54,10 +54,10 @@ class NicSource(source_bases.UnwrappingSource, source.SourceWithoutResources):
         self._wiring = wiring or NetworkScanner()
         self._nics: list[_NicStatistics] = []
 
-    def probe(self, host: Host) -> source.ProbeResult:
+    def probe(self, host: Host) -> probe_result.ProbeResult:
         """Read the driver and the list of statistics of every interface."""
-        columns = source.ColumnBuilder()
-        findings: list[source.ProbeFinding] = []
+        columns = probe_result.ColumnBuilder()
+        findings: list[probe_result.ProbeFinding] = []
         columnless_entities: list[Entity] = []
         unwraps: dict[str, counter_unwrap.CounterUnwrapper] = {}
         self._before |= self._counter_states
@@ -99,7 +99,7 @@ class NicSource(source_bases.UnwrappingSource, source.SourceWithoutResources):
             }
             if discards:
                 columns.add(c.ALL_PRIORITIES_DISCARDS, nic)
-            total = totals.get(interface) or source.CounterTotal()
+            total = totals.get(interface) or counter_total.CounterTotal()
             pick = counter_unwrap.column_picker(positions)
             nics.append(_NicStatistics(interface, names, positions, pick, start, discards, total))
         self._nics = nics
@@ -120,7 +120,7 @@ class NicSource(source_bases.UnwrappingSource, source.SourceWithoutResources):
             or ethtool_statistics.resets_with_narrow(name)
         )
 
-    def read(self, host: Host, into: source.RowBuilder) -> None:
+    def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Read each NIC once and select the statistics that have a column."""
         for nic in self._nics:
             width = len(nic.positions)
@@ -153,7 +153,7 @@ def _interfaces(host: Host) -> list[str]:
 
 def _statistics_finding(
     interface: str, driver: str, names: list[str], matched: list[tuple[declare.Metric, str, int]]
-) -> source.ProbeFinding:
+) -> probe_result.ProbeFinding:
     """Number of published statistics; for a driver without a table also the unpublished names."""
     detail = f"driver {driver}, {len(matched)} typed statistics"
     if driver not in ethtool_statistics.DRIVERS:
@@ -162,18 +162,18 @@ def _statistics_finding(
         detail = f"driver {driver}, {len(matched)} of {len(names)} statistics have standard names"
         if unmatched:
             detail += f"; the rest: {ethtool_statistics.format_statistic_names(unmatched)}"
-    verdict = source.ProbeVerdict.SUPPORTED if matched else source.ProbeVerdict.ABSENT
-    return source.ProbeFinding(f"statistics of {interface}", verdict, detail)
+    verdict = probe_result.ProbeVerdict.SUPPORTED if matched else probe_result.ProbeVerdict.ABSENT
+    return probe_result.ProbeFinding(f"statistics of {interface}", verdict, detail)
 
 
-def _statistics_failure(interface: str, error: OSError) -> source.ProbeFinding:
+def _statistics_failure(interface: str, error: OSError) -> probe_result.ProbeFinding:
     subject = f"statistics of {interface}"
     reason = reason_of(error)
     if reason is Absent.UNSUPPORTED:
-        return source.ProbeFinding.absent(subject, "the driver has no ethtool interface")
+        return probe_result.ProbeFinding.absent(subject, "the driver has no ethtool interface")
     if reason is Absent.GONE:  # not an interface, or removed meanwhile
-        return source.ProbeFinding.absent(subject, error.strerror or "unknown interface")
-    return source.ProbeFinding.failed(subject, error, "allow the agent the ioctl SIOCETHTOOL")
+        return probe_result.ProbeFinding.absent(subject, error.strerror or "unknown interface")
+    return probe_result.ProbeFinding.failed(subject, error, "allow the agent the ioctl SIOCETHTOOL")
 
 
 _COUNTERS: Mapping[str, Mapping[str, declare.Metric]] = {
@@ -226,19 +226,19 @@ class LinkErrorSource(source.SourceWithoutResources):
         self._wiring = wiring or NetworkScanner()
         self._requests: list[_CounterRequest] = []
 
-    def probe(self, host: Host) -> source.ProbeResult:
+    def probe(self, host: Host) -> probe_result.ProbeResult:
         """Read the counters of every NIC; those that its driver's statistics contain are left to `nic`."""
-        columns = source.ColumnBuilder()
-        findings: list[source.ProbeFinding] = []
+        columns = probe_result.ColumnBuilder()
+        findings: list[probe_result.ProbeFinding] = []
         self._requests = []
         for interface in nic_interfaces.physical_interfaces(host):
             findings += self._plan(host, interface, columns)
         return columns.result(*findings, columnless_entities=self._wiring.find_nics(host))
 
     def _plan(
-        self, host: Host, interface: str, columns: source.ColumnBuilder
-    ) -> list[source.ProbeFinding]:
-        problems: list[source.ProbeFinding] = []
+        self, host: Host, interface: str, columns: probe_result.ColumnBuilder
+    ) -> list[probe_result.ProbeFinding]:
+        problems: list[probe_result.ProbeFinding] = []
         first = len(columns.columns)
         driver = _read_driver(host, interface)
         elsewhere = _metrics_of_statistics(host, interface, driver)
@@ -257,7 +257,7 @@ class LinkErrorSource(source.SourceWithoutResources):
                 self._requests.append(_CounterRequest(interface, name, columns_by_key))
         return problems or [_counters_finding(interface, len(columns.columns) - first)]
 
-    def read(self, host: Host, into: source.RowBuilder) -> None:
+    def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Read each NIC again."""
         for request in self._requests:
             try:
@@ -280,7 +280,7 @@ def _read_driver(host: Host, interface: str) -> str:
     try:
         driver: str = host.call("ethtool", "driver", interface)["driver"]
     except OSError:
-        return source.read_link_name(host, f"{nic_interfaces.NET}/{interface}/device/driver")
+        return fact_readers.read_link_name(host, f"{nic_interfaces.NET}/{interface}/device/driver")
     return driver
 
 
@@ -293,16 +293,18 @@ def _metrics_of_statistics(host: Host, interface: str, driver: str) -> set[decla
     return {metric for metric, _, _ in ethtool_statistics.match_statistics(driver, names)}
 
 
-def _counters_finding(interface: str, counters: int) -> source.ProbeFinding:
+def _counters_finding(interface: str, counters: int) -> probe_result.ProbeFinding:
     subject = f"error correction and pause of {interface}"
     if counters:
-        return source.ProbeFinding.supported(subject, source.format_count(counters, "counter"))
-    return source.ProbeFinding.absent(subject, "none except the driver's statistics")
+        return probe_result.ProbeFinding.supported(
+            subject, probe_result.format_count(counters, "counter")
+        )
+    return probe_result.ProbeFinding.absent(subject, "none except the driver's statistics")
 
 
-def _request_failure(interface: str, name: str, error: OSError) -> list[source.ProbeFinding]:
+def _request_failure(interface: str, name: str, error: OSError) -> list[probe_result.ProbeFinding]:
     if reason_of(error) in {Absent.UNSUPPORTED, Absent.GONE}:
         return []
     subject = f"error correction and pause of {interface}"
     remedy = "allow the agent netlink sockets (AF_NETLINK)"
-    return [source.ProbeFinding.failed(subject, error, remedy, name)]
+    return [probe_result.ProbeFinding.failed(subject, error, remedy, name)]

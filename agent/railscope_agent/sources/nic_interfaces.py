@@ -17,7 +17,7 @@ from railscope.catalog.declare import Metric
 from railscope.frame import Column, Entity
 from railscope.reading import Absent, Reading
 from railscope_agent.host import Host
-from railscope_agent.sampling.source import list_names, read_link_name, read_text
+from railscope_agent.sampling.fact_readers import list_names, read_link_name, read_text
 
 NET = "/sys/class/net"
 NO_VALUE = "none"

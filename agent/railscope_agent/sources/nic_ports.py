@@ -18,7 +18,7 @@ from railscope.catalog import cabling, declare, entities
 from railscope.frame import Column, Entity
 from railscope.reading import Absent, Reading, reason_of
 from railscope_agent.host import Host, Json
-from railscope_agent.sampling import source as base
+from railscope_agent.sampling import answer_readings, fact_readers, probe_result
 from railscope_agent.sources.nic_interfaces import (
     NET,
     NO_INTERFACE,
@@ -66,12 +66,12 @@ class NeighbourSource(ScanningSource):
         scan = NodeScan(described_entities=list(self._wiring.find_nics(host)))
         links = {
             # An interface that is administratively down returns EINVAL.
-            name: base.parsed_reading(host.read, f"{NET}/{name}/carrier")
+            name: answer_readings.parsed_reading(host.read, f"{NET}/{name}/carrier")
             for name in physical_interfaces(host)
         }
         scan.described_entities += filter(None, (_address(host, name) for name in links))
         if not links:
-            scan.findings.append(base.ProbeFinding.absent(_LLDP_SUBJECT, NO_INTERFACE))
+            scan.findings.append(probe_result.ProbeFinding.absent(_LLDP_SUBJECT, NO_INTERFACE))
             return scan
         try:
             neighbours = host.call("lldp", "neighbours")
@@ -99,31 +99,33 @@ class NeighbourSource(ScanningSource):
         listened_ns = now_ns - self._up_since[interface]
         return 0 if listened_ns >= FIRST_FRAME_WITHIN_NS else Absent.NOT_DUE
 
-    def _finding(self, reporting: int, now_ns: int) -> base.ProbeFinding:
+    def _finding(self, reporting: int, now_ns: int) -> probe_result.ProbeFinding:
         ups = self._up_since
-        detail = f"neighbours of {reporting} of {base.format_count(len(ups), 'interface')} with a carrier"
+        detail = f"neighbours of {reporting} of {probe_result.format_count(len(ups), 'interface')} with a carrier"
         if reporting < len(ups) and now_ns - max(ups.values()) < FIRST_FRAME_WITHIN_NS:
             detail += " so far: frames arrive about every 30 s"
-        return base.ProbeFinding.supported(_LLDP_SUBJECT, detail)
+        return probe_result.ProbeFinding.supported(_LLDP_SUBJECT, detail)
 
 
 def _add_lldp_failure(scan: NodeScan, links: Mapping[str, Reading], error: OSError) -> None:
     """Record that all neighbours are unknown; the verdict depends on the reason."""
     reason = reason_of(error)
     if reason in {Absent.UNSUPPORTED, Absent.GONE}:
-        scan.findings.append(base.ProbeFinding.absent(_LLDP_SUBJECT, error.strerror or str(error)))
+        scan.findings.append(
+            probe_result.ProbeFinding.absent(_LLDP_SUBJECT, error.strerror or str(error))
+        )
         return
     for interface in links:
         scan.failure((interface, _NEIGHBOUR), reason, [_column(interface)])
-    scan.findings.append(base.ProbeFinding.failed(_LLDP_SUBJECT, error, _LLDP_REMEDY))
+    scan.findings.append(probe_result.ProbeFinding.failed(_LLDP_SUBJECT, error, _LLDP_REMEDY))
 
 
 def _address(host: Host, interface: str) -> Entity | None:
     """Return the addresses of an interface; a member of a bond has that of the bond, and its own permanent one."""
     files = ("address", "bonding_slave/perm_hwaddr")
-    texts = (base.read_text(host, f"{NET}/{interface}/{file}").lower() for file in files)
+    texts = (fact_readers.read_text(host, f"{NET}/{interface}/{file}").lower() for file in files)
     address, permanent = (text if _MAC_ADDRESS.fullmatch(text) else "" for text in texts)
-    facts = base.nonempty_facts(
+    facts = fact_readers.nonempty_facts(
         mac_address=address, permanent_mac_address="" if permanent == address else permanent
     )
     return Entity(entities.NIC_ADDRESS, (interface,), facts) if facts else None
@@ -135,7 +137,7 @@ def _column(interface: str) -> Column:
 
 def _add_neighbour(scan: NodeScan, interface: str, neighbour: Json) -> None:
     texts = {fact: str(neighbour.get(key, "")).strip() for fact, key in _NEIGHBOUR_FACTS.items()}
-    facts = base.nonempty_facts(**texts) | _announced_settings(neighbour)
+    facts = fact_readers.nonempty_facts(**texts) | _announced_settings(neighbour)
     scan.described_entities.append(Entity(entities.NIC_NEIGHBOUR, (interface,), facts))
     if place := _join_facts(facts, "switch", "switch_port", "chassis"):
         scan.watched_values[interface, _NEIGHBOUR] = {_NEIGHBOUR: place}
@@ -193,7 +195,7 @@ class OpticsSource(ScanningSource):
         for interface in interfaces:
             _scan_module(host, interface, scan)
         if not interfaces:
-            scan.findings.append(base.ProbeFinding.absent("transceivers", NO_INTERFACE))
+            scan.findings.append(probe_result.ProbeFinding.absent("transceivers", NO_INTERFACE))
         return scan
 
 
@@ -203,24 +205,24 @@ def _scan_module(host: Host, interface: str, scan: NodeScan) -> None:
     try:
         answer = host.call("netlink", _MODULE, interface)
         names = entities.NIC_TRANSCEIVER.facts
-        facts = base.nonempty_facts(**{n: str(answer.get(n, "")).strip() for n in names})
+        facts = fact_readers.nonempty_facts(**{n: str(answer.get(n, "")).strip() for n in names})
         scan.add_readings(part, dict(_module_readings(interface, answer)))
-    except (OSError, *base.MALFORMED_ERRORS) as error:
+    except (OSError, *answer_readings.MALFORMED_ERRORS) as error:
         reason = reason_of(error) if isinstance(error, OSError) else Absent.ERROR
         if isinstance(error, OSError) and reason in {Absent.UNSUPPORTED, Absent.GONE}:
             detail = f"not reported: {error.strerror or error}"
-            scan.findings.append(base.ProbeFinding.absent(subject, detail))
+            scan.findings.append(probe_result.ProbeFinding.absent(subject, detail))
             return
         usual = [(cabling.TRANSCEIVER_READABLE, Entity(entities.NIC, (interface,)))]
         scan.failure(part, reason, usual)
-        scan.findings.append(base.ProbeFinding.failed(subject, error, _MODULE_REMEDY))
+        scan.findings.append(probe_result.ProbeFinding.failed(subject, error, _MODULE_REMEDY))
     else:
         scan.described_entities.append(Entity(entities.NIC_TRANSCEIVER, (interface,), facts))
         if identity := _join_facts(facts, "vendor", "part_number", "serial"):
             scan.watched_values[part] = {_MODULE: identity}
         detail = _join_facts(facts, "type", "vendor", "part_number")
         scan.findings.append(
-            base.ProbeFinding.supported(subject, detail or "a transceiver without a name")
+            probe_result.ProbeFinding.supported(subject, detail or "a transceiver without a name")
         )
 
 

@@ -18,7 +18,7 @@ from itertools import groupby
 from railscope.catalog import nic_settings as c
 from railscope.reading import Absent, Reading, reason_of
 from railscope_agent.host import Host, Json
-from railscope_agent.sampling.source import parsed_reading
+from railscope_agent.sampling.answer_readings import parsed_reading
 from railscope_agent.sources import nic_interfaces
 
 MLX5 = "mlx5_core"

@@ -19,7 +19,7 @@ from railscope.catalog import declare, entities, nic_settings as c
 from railscope.frame import Entity
 from railscope.reading import Absent, reason_of
 from railscope_agent.host import Host, Json
-from railscope_agent.sampling import source as base
+from railscope_agent.sampling import answer_readings, fact_readers, probe_result
 from railscope_agent.sources import nic_interfaces, nic_setting_parsers as parsers, source_bases
 from railscope_agent.topology.network import NetworkScanner
 from railscope_agent.topology.network_device import NodeNetwork
@@ -80,7 +80,7 @@ class NicSettingsSource(source_bases.ScanningSource):
             self._scan_nic(host, nic_interfaces.read_interface(host, interface), scan)
         if not interfaces:
             scan.findings.append(
-                base.ProbeFinding.absent("NIC settings", nic_interfaces.NO_INTERFACE)
+                probe_result.ProbeFinding.absent("NIC settings", nic_interfaces.NO_INTERFACE)
             )
         return scan
 
@@ -95,7 +95,7 @@ class NicSettingsSource(source_bases.ScanningSource):
             answers = nic_interfaces.SettingAnswers(nic)
             try:
                 query(answers, host)
-            except (OSError, *base.MALFORMED_ERRORS) as error:
+            except (OSError, *answer_readings.MALFORMED_ERRORS) as error:
                 reason = reason_of(error) if isinstance(error, OSError) else Absent.ERROR
                 if reason in {Absent.UNSUPPORTED, Absent.GONE}:
                     unanswered.append(name)
@@ -107,7 +107,7 @@ class NicSettingsSource(source_bases.ScanningSource):
                 ]
                 scan.failure(part, reason, usual)
                 subject, remedy = f"settings of {nic.interface}", _REMEDIES.get(name, _ALLOW)
-                scan.findings.append(base.ProbeFinding.failed(subject, error, remedy, name))
+                scan.findings.append(probe_result.ProbeFinding.failed(subject, error, remedy, name))
             else:
                 new = {key: text for key, text in answers.texts.items() if key not in settings}
                 settings |= new
@@ -156,7 +156,8 @@ def _link(host: Host, nic: nic_interfaces.PhysicalInterface) -> tuple[str, ...]:
     """Carrier state, and the number of carrier changes."""
     files = ("carrier", "carrier_changes")
     return tuple(
-        base.read_text(host, f"{nic_interfaces.NET}/{nic.interface}/{file}") for file in files
+        fact_readers.read_text(host, f"{nic_interfaces.NET}/{nic.interface}/{file}")
+        for file in files
     )
 
 
@@ -176,9 +177,9 @@ def _add_netlink(
 
 def _finding(
     nic: nic_interfaces.PhysicalInterface, settings: int, unanswered: list[str]
-) -> base.ProbeFinding:
-    detail = base.format_count(settings, "setting")
+) -> probe_result.ProbeFinding:
+    detail = probe_result.format_count(settings, "setting")
     if unanswered:
         detail += f"; driver {nic.driver or 'unknown'} does not report {', '.join(unanswered)}"
-    verdict = base.ProbeVerdict.SUPPORTED if settings else base.ProbeVerdict.ABSENT
-    return base.ProbeFinding(f"settings of {nic.interface}", verdict, detail)
+    verdict = probe_result.ProbeVerdict.SUPPORTED if settings else probe_result.ProbeVerdict.ABSENT
+    return probe_result.ProbeFinding(f"settings of {nic.interface}", verdict, detail)

@@ -17,7 +17,13 @@ from railscope.catalog import declare, entities, host as c, sensors as catalog
 from railscope.frame import Entity
 from railscope.reading import Absent, Reading, reason_of
 from railscope_agent.host import Host, Json
-from railscope_agent.sampling import source
+from railscope_agent.sampling import (
+    answer_readings,
+    fact_readers,
+    probe_result,
+    row_builder,
+    source,
+)
 
 _SEVERITIES = ("some", "full")
 _WINDOWS = ("1m", "5m", "15m")
@@ -66,12 +72,12 @@ class HostSource(source.SourceWithoutResources):
         self._answers: list[tuple[int, str, Callable[[Json], Reading]]] = []
         self._files: list[tuple[int, str, Callable[[bytes], Reading]]] = []
 
-    def probe(self, host: Host) -> source.ProbeResult:
+    def probe(self, host: Host) -> probe_result.ProbeResult:
         """Call every psutil function once; each one that answers becomes columns."""
-        columns = source.ColumnBuilder()
-        facts = source.nonempty_facts(
-            hostname=source.read_text(host, "/proc/sys/kernel/hostname"),
-            kernel=source.read_text(host, "/proc/sys/kernel/osrelease"),
+        columns = probe_result.ColumnBuilder()
+        facts = fact_readers.nonempty_facts(
+            hostname=fact_readers.read_text(host, "/proc/sys/kernel/hostname"),
+            kernel=fact_readers.read_text(host, "/proc/sys/kernel/osrelease"),
             agent_version=__version__,
         )
         node = Entity(entities.NODE, (), facts)
@@ -86,12 +92,14 @@ class HostSource(source.SourceWithoutResources):
         self._probe_files(columns, host)
         self._functions = tuple(dict.fromkeys(function for _, function, _ in self._answers))
         count = len(columns.columns)
-        finding = source.ProbeFinding.absent("host", "/proc does not exist")
+        finding = probe_result.ProbeFinding.absent("host", "/proc does not exist")
         if count:
-            finding = source.ProbeFinding.supported("host", source.format_count(count, "reading"))
+            finding = probe_result.ProbeFinding.supported(
+                "host", probe_result.format_count(count, "reading")
+            )
         return columns.result(finding, columnless_entities=(node,))
 
-    def read(self, host: Host, into: source.RowBuilder) -> None:
+    def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Call each function once, read each file once."""
         answers: dict[str, Json | Absent] = {}
         for function in self._functions:
@@ -102,12 +110,12 @@ class HostSource(source.SourceWithoutResources):
         for column, function, pick in self._answers:
             answer = answers[function]
             absent = answer if isinstance(answer, Absent) else None
-            into.put(column, absent or source.pick_reading(pick, answer))
+            into.put(column, absent or answer_readings.pick_reading(pick, answer))
         for column, path, parse in self._files:
-            pick_from = partial(source.pick_reading, parse)
-            into.put(column, source.parsed_reading(host.read, path, pick_from))
+            pick_from = partial(answer_readings.pick_reading, parse)
+            into.put(column, answer_readings.parsed_reading(host.read, path, pick_from))
 
-    def _probe_tables(self, columns: source.ColumnBuilder, host: Host) -> None:
+    def _probe_tables(self, columns: probe_result.ColumnBuilder, host: Host) -> None:
         disks = _answer(host, "disk_io_counters") or {}
         for disk in whole_drives(host, disks):
             for key, metric in _DISK:
@@ -119,14 +127,14 @@ class HostSource(source.SourceWithoutResources):
                 column = columns.add(metric, Entity(entities.INTERFACE, (interface,)))
                 self._answers.append((column, "net_io_counters", _nested_member(interface, key)))
 
-    def _probe_files(self, columns: source.ColumnBuilder, host: Host) -> None:
-        if self.selects(c.LOAD_AVERAGE) and source.read_text(host, "/proc/loadavg"):
+    def _probe_files(self, columns: probe_result.ColumnBuilder, host: Host) -> None:
+        if self.selects(c.LOAD_AVERAGE) and fact_readers.read_text(host, "/proc/loadavg"):
             for position, window in enumerate(_WINDOWS):
                 column = columns.add(c.LOAD_AVERAGE, Entity(entities.LOAD_WINDOW, (window,)))
                 self._files.append((column, "/proc/loadavg", _load(position)))
         for resource in ("cpu", "memory", "io") if self.selects(c.PRESSURE_STALLED) else ():
             path = f"/proc/pressure/{resource}"
-            for line in source.read_text(host, path).splitlines():
+            for line in fact_readers.read_text(host, path).splitlines():
                 severity = line.split(" ", 1)[0]
                 if severity not in _SEVERITIES:
                     continue
@@ -143,13 +151,13 @@ def whole_drives(host: Host, disks: Collection[str]) -> list[str]:
     partitions (they have no entry of their own) and stacked devices (they have `slaves`); without
     sysfs, as in a capture of counters, names decide.
     """
-    listed = {name.replace("!", "/") for name in source.list_names(host, _BLOCK)}
+    listed = {name.replace("!", "/") for name in fact_readers.list_names(host, _BLOCK)}
     return [
         disk
         for disk in sorted(disks)
         if not _NO_DRIVE.fullmatch(disk)
         and not _is_partition(disk, disks, listed)
-        and not source.list_names(host, f"{_BLOCK}/{disk.replace('/', '!')}/slaves")
+        and not fact_readers.list_names(host, f"{_BLOCK}/{disk.replace('/', '!')}/slaves")
     ]
 
 
@@ -216,28 +224,30 @@ class EdacSource(source.CounterFileSource):
     name = "edac"
     family = "host"
 
-    def probe(self, host: Host) -> source.ProbeResult:
+    def probe(self, host: Host) -> probe_result.ProbeResult:
         """Find the controllers, their modules and the counters of the PCI buses."""
-        columns = source.ColumnBuilder()
+        columns = probe_result.ColumnBuilder()
         paths: list[str] = []
 
         def add(
             directory: str, files: tuple[tuple[str, declare.Metric], ...], about: Entity
         ) -> None:
-            present = set(source.list_names(host, directory))
+            present = set(fact_readers.list_names(host, directory))
             for file, metric in files:
                 if file in present:
                     columns.add(metric, about)
                     paths.append(f"{directory}/{file}")
 
-        listed = source.list_names(host, f"{EDAC_ROOT}/mc")
+        listed = fact_readers.list_names(host, f"{EDAC_ROOT}/mc")
         controllers = [name for name in listed if _CONTROLLER.fullmatch(name)]
         modules = 0
         for controller in controllers:
             directory = f"{EDAC_ROOT}/mc/{controller}"
-            facts = source.nonempty_facts(model=source.read_text(host, f"{directory}/mc_name"))
+            facts = fact_readers.nonempty_facts(
+                model=fact_readers.read_text(host, f"{directory}/mc_name")
+            )
             add(directory, _OF_CONTROLLER, Entity(entities.MEMORY_CONTROLLER, (controller,), facts))
-            for module in source.list_names(host, directory):
+            for module in fact_readers.list_names(host, directory):
                 if _MODULE.fullmatch(module):
                     modules += 1
                     about = _memory_module(host, controller, module)
@@ -249,22 +259,22 @@ class EdacSource(source.CounterFileSource):
 
 def _memory_module(host: Host, controller: str, module: str) -> Entity:
     directory = f"{EDAC_ROOT}/mc/{controller}/{module}"
-    facts = source.nonempty_facts(
-        slot=source.read_text(host, f"{directory}/dimm_label"),
-        location=source.read_text(host, f"{directory}/dimm_location"),
-        memory_type=source.read_text(host, f"{directory}/dimm_mem_type"),
-        device_width=source.read_text(host, f"{directory}/dimm_dev_type"),
-        edac_mode=source.read_text(host, f"{directory}/dimm_edac_mode"),
+    facts = fact_readers.nonempty_facts(
+        slot=fact_readers.read_text(host, f"{directory}/dimm_label"),
+        location=fact_readers.read_text(host, f"{directory}/dimm_location"),
+        memory_type=fact_readers.read_text(host, f"{directory}/dimm_mem_type"),
+        device_width=fact_readers.read_text(host, f"{directory}/dimm_dev_type"),
+        edac_mode=fact_readers.read_text(host, f"{directory}/dimm_edac_mode"),
     )
     return Entity(entities.DIMM, (controller, module), facts)
 
 
-def _edac_finding(controllers: int, modules: int) -> source.ProbeFinding:
+def _edac_finding(controllers: int, modules: int) -> probe_result.ProbeFinding:
     if not controllers:
         detail = f"{EDAC_ROOT}/mc contains no memory controller (no ECC, no driver for it, or a VM)"
-        return source.ProbeFinding.absent("memory errors", detail)
+        return probe_result.ProbeFinding.absent("memory errors", detail)
     counts = (
-        source.format_count(controllers, "memory controller"),
-        source.format_count(modules, "module"),
+        probe_result.format_count(controllers, "memory controller"),
+        probe_result.format_count(modules, "module"),
     )
-    return source.ProbeFinding.supported("memory errors", ", ".join(counts))
+    return probe_result.ProbeFinding.supported("memory errors", ", ".join(counts))

@@ -14,7 +14,13 @@ from railscope.catalog import declare, entities, storage as c
 from railscope.frame import Entity
 from railscope.reading import Absent, Reading, reason_of
 from railscope_agent.host import Host, Json
-from railscope_agent.sampling import source
+from railscope_agent.sampling import (
+    answer_readings,
+    fact_readers,
+    probe_result,
+    row_builder,
+    source,
+)
 from railscope_agent.topology.pci import pci_path
 
 ROOT = "/sys/class/nvme"
@@ -55,10 +61,10 @@ class NvmeSource(source.SourceWithoutResources):
     def __init__(self) -> None:
         self._controllers: list[str] = []
 
-    def probe(self, host: Host) -> source.ProbeResult:
+    def probe(self, host: Host) -> probe_result.ProbeResult:
         """Find the drives. Support of the health log is determined at each read."""
-        columns = source.ColumnBuilder()
-        self._controllers = list(filter(_CONTROLLER.fullmatch, source.list_names(host, ROOT)))
+        columns = probe_result.ColumnBuilder()
+        self._controllers = list(filter(_CONTROLLER.fullmatch, fact_readers.list_names(host, ROOT)))
         findings = []
         for controller in self._controllers:
             drive = _entity(host, controller)
@@ -69,24 +75,28 @@ class NvmeSource(source.SourceWithoutResources):
                 columns.add(c.NVME_CRITICAL_WARNING, drive.child(entities.NVME_WARNING, warning))
             findings.append(_finding(host, controller, drive))
         if not findings:
-            findings.append(source.ProbeFinding.absent("NVMe drives", f"{ROOT} contains no drive"))
+            findings.append(
+                probe_result.ProbeFinding.absent("NVMe drives", f"{ROOT} contains no drive")
+            )
         return columns.result(*findings)
 
-    def read(self, host: Host, into: source.RowBuilder) -> None:
+    def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Read the state and the health log of each drive."""
         for position, controller in enumerate(self._controllers):
             start = position * (1 + _HEALTH_COLUMNS)
-            state = source.parsed_reading(host.read, f"{ROOT}/{controller}/state", _parse_state)
+            state = answer_readings.parsed_reading(
+                host.read, f"{ROOT}/{controller}/state", _parse_state
+            )
             into.put(start, state)
             try:
                 log = host.call("nvme", "smart", controller)
             except OSError as error:
                 into.put_none(start + 1, _HEALTH_COLUMNS, reason_of(error))
             else:
-                temperature = source.pick_reading(_temperature, log)
+                temperature = answer_readings.pick_reading(_temperature, log)
                 numbers = (log.get(name, Absent.ERROR) for name in (*_NUMBERS, *_DIRECTIONS))
                 picks = map(_warning, range(len(_WARNINGS)))
-                warnings = (source.pick_reading(pick, log) for pick in picks)
+                warnings = (answer_readings.pick_reading(pick, log) for pick in picks)
                 into.put_readings(start + 1, (temperature, *numbers, *warnings))
 
 
@@ -105,14 +115,14 @@ def _parse_state(content: bytes) -> Reading:
 
 def _entity(host: Host, controller: str) -> Entity:
     directory = f"{ROOT}/{controller}"
-    matches = map(_DISK.fullmatch, source.list_names(host, directory))
-    facts = source.nonempty_facts(
+    matches = map(_DISK.fullmatch, fact_readers.list_names(host, directory))
+    facts = fact_readers.nonempty_facts(
         controller=controller,
         disks=",".join(sorted({match[1] + match[2] for match in matches if match})),
-        model=source.read_text(host, f"{directory}/model"),
-        serial=source.read_text(host, f"{directory}/serial"),
-        firmware=source.read_text(host, f"{directory}/firmware_rev"),
-        transport=source.read_text(host, f"{directory}/transport"),
+        model=fact_readers.read_text(host, f"{directory}/model"),
+        serial=fact_readers.read_text(host, f"{directory}/serial"),
+        firmware=fact_readers.read_text(host, f"{directory}/firmware_rev"),
+        transport=fact_readers.read_text(host, f"{directory}/transport"),
     )
     return Entity(entities.NVME_DRIVE, (_address(host, directory) or controller,), facts)
 
@@ -126,7 +136,7 @@ def _address(host: Host, directory: str) -> str:
     return addresses[-1] if addresses else ""
 
 
-def _finding(host: Host, controller: str, drive: Entity) -> source.ProbeFinding:
+def _finding(host: Host, controller: str, drive: Entity) -> probe_result.ProbeFinding:
     subject = f"drive {controller}"
     facts = [drive.facts.get(fact, "") for fact in ("model", "transport")]
     detail = ", ".join(filter(None, facts)) or "unknown model"
@@ -135,7 +145,9 @@ def _finding(host: Host, controller: str, drive: Entity) -> source.ProbeFinding:
     except OSError as error:
         if reason_of(error) is Absent.DENIED:
             detail += "; permission denied for its health log"
-            return source.ProbeFinding(subject, source.ProbeVerdict.DENIED, detail, _REMEDY)
+            return probe_result.ProbeFinding(
+                subject, probe_result.ProbeVerdict.DENIED, detail, _REMEDY
+            )
         detail += f"; without a health log: {error.strerror}"
-        return source.ProbeFinding.supported(subject, detail)
-    return source.ProbeFinding.supported(subject, f"{detail}, with a health log")
+        return probe_result.ProbeFinding.supported(subject, detail)
+    return probe_result.ProbeFinding.supported(subject, f"{detail}, with a health log")

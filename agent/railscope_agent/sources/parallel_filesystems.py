@@ -20,7 +20,7 @@ from railscope.catalog import declare, entities, storage as c
 from railscope.frame import Column, Entity
 from railscope.reading import Absent, Reading, reason_of
 from railscope_agent.host import Host
-from railscope_agent.sampling import source
+from railscope_agent.sampling import fact_readers, probe_result
 from railscope_agent.sources.source_bases import KeyedFileSource, parse_natural, whole_lines
 
 LUSTRE_DEBUG_ROOT = "/sys/kernel/debug/lustre"
@@ -109,9 +109,9 @@ class LustreSource(KeyedFileSource):
     name = "lustre"
     family = "lustre"
 
-    def probe(self, host: Host) -> source.ProbeResult:
+    def probe(self, host: Host) -> probe_result.ProbeResult:
         """Find the clients, their targets, and the counters that exist so far."""
-        columns = source.ColumnBuilder()
+        columns = probe_result.ColumnBuilder()
         self._files = []
         health = _first_readable(host, LUSTRE_HEALTH_FILES)
         if health:
@@ -135,13 +135,13 @@ class LustreSource(KeyedFileSource):
 
 
 def _first_readable(host: Host, paths: Sequence[str]) -> str:
-    return next((path for path in paths if source.read_text(host, path)), "")
+    return next((path for path in paths if fact_readers.read_text(host, path)), "")
 
 
 def _directories(host: Host, kind: str, pattern: re.Pattern[str]) -> list[tuple[str, Entity]]:
     """Clients or targets: their directories below the roots, and their entities."""
     instances = {
-        name for root in LUSTRE_ROOTS for name in source.list_names(host, f"{root}/{kind}")
+        name for root in LUSTRE_ROOTS for name in fact_readers.list_names(host, f"{root}/{kind}")
     }
     about = entities.LUSTRE_CLIENT if pattern is _LUSTRE_CLIENT else entities.LUSTRE_TARGET
     return [
@@ -176,28 +176,35 @@ def _import_column(target: Entity, key: Hashable) -> Column | None:
     return (_IMPORT[key], target) if key in _IMPORT else None
 
 
-def _lustre_finding(host: Host, health: str, clients: int, targets: int) -> source.ProbeFinding:
+def _lustre_finding(
+    host: Host, health: str, clients: int, targets: int
+) -> probe_result.ProbeFinding:
     if clients:
-        parts = source.format_count(clients, "client"), source.format_count(targets, "target")
+        parts = (
+            probe_result.format_count(clients, "client"),
+            probe_result.format_count(targets, "target"),
+        )
         detail = ", ".join(parts)
         if targets > MAX_TARGETS:
             detail += f"; {targets - MAX_TARGETS} beyond the first {MAX_TARGETS} are omitted"
-        return source.ProbeFinding.supported("Lustre", detail)
+        return probe_result.ProbeFinding.supported("Lustre", detail)
     if not health:
-        return source.ProbeFinding.absent("Lustre", "the Lustre client is not loaded")
-    return _denied_finding(host, "Lustre", LUSTRE_DEBUG_ROOT) or source.ProbeFinding.supported(
-        "Lustre", "nothing is mounted"
-    )
+        return probe_result.ProbeFinding.absent("Lustre", "the Lustre client is not loaded")
+    return _denied_finding(
+        host, "Lustre", LUSTRE_DEBUG_ROOT
+    ) or probe_result.ProbeFinding.supported("Lustre", "nothing is mounted")
 
 
-def _denied_finding(host: Host, subject: str, root: str) -> source.ProbeFinding | None:
+def _denied_finding(host: Host, subject: str, root: str) -> probe_result.ProbeFinding | None:
     """Finding about a directory of debugfs that the agent may not enter."""
     try:
         host.names(root)
     except OSError as error:
         if reason_of(error) is Absent.DENIED:
             detail = f"permission denied for {root}"
-            return source.ProbeFinding(subject, source.ProbeVerdict.DENIED, detail, _REMEDY)
+            return probe_result.ProbeFinding(
+                subject, probe_result.ProbeVerdict.DENIED, detail, _REMEDY
+            )
     return None
 
 
@@ -269,11 +276,11 @@ class CephSource(KeyedFileSource):
     name = "ceph"
     family = "ceph"
 
-    def probe(self, host: Host) -> source.ProbeResult:
+    def probe(self, host: Host) -> probe_result.ProbeResult:
         """Find the clients and the metrics that their kernel reports."""
-        columns = source.ColumnBuilder()
+        columns = probe_result.ColumnBuilder()
         self._files = []
-        matches = map(_CEPH_CLIENT.fullmatch, source.list_names(host, CEPH_ROOT))
+        matches = map(_CEPH_CLIENT.fullmatch, fact_readers.list_names(host, CEPH_ROOT))
         clients = [match for match in matches if match]
         for match in clients:
             about = Entity(entities.CEPH_CLIENT, (match["cluster"], match["client"]))
@@ -292,11 +299,13 @@ def _ceph_column(about: Entity, key: Hashable) -> Column | None:
     return None
 
 
-def _ceph_finding(host: Host, clients: int) -> source.ProbeFinding:
+def _ceph_finding(host: Host, clients: int) -> probe_result.ProbeFinding:
     if clients:
-        return source.ProbeFinding.supported("Ceph", source.format_count(clients, "client"))
-    if not source.list_names(host, "/sys/module/libceph"):
-        return source.ProbeFinding.absent("Ceph", "the Ceph client is not loaded")
-    return _denied_finding(host, "Ceph", CEPH_ROOT) or source.ProbeFinding.absent(
+        return probe_result.ProbeFinding.supported(
+            "Ceph", probe_result.format_count(clients, "client")
+        )
+    if not fact_readers.list_names(host, "/sys/module/libceph"):
+        return probe_result.ProbeFinding.absent("Ceph", "the Ceph client is not loaded")
+    return _denied_finding(host, "Ceph", CEPH_ROOT) or probe_result.ProbeFinding.absent(
         "Ceph", "nothing is mounted or mapped"
     )

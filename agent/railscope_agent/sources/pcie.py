@@ -19,7 +19,14 @@ from railscope.catalog.entities import PCIE, PCIE_AER, PCIE_ERROR, PCIE_ROOT_ERR
 from railscope.frame import Entity, Event, NodeTimestamp
 from railscope.reading import Absent, reason_of
 from railscope_agent.host import FileGroup, Host
-from railscope_agent.sampling import source
+from railscope_agent.sampling import (
+    answer_readings,
+    counter_total,
+    fact_readers,
+    probe_result,
+    row_builder,
+    source,
+)
 from railscope_agent.topology import pci, pcie_links
 
 MAX_DEVICES = 1024
@@ -78,7 +85,7 @@ class PciPresence:
 def _event(event: declare.EventClass, device: _ObservedPciDevice, now: NodeTimestamp) -> Event:
     facts = device.entity.facts
     model = f"{facts.get('vendor', '')}:{facts.get('device', '')}".replace("0x", "")
-    facts_present = source.nonempty_facts(
+    facts_present = fact_readers.nonempty_facts(
         role=facts.get("role", ""),
         names=" ".join(device.names),
         driver=facts.get("driver", ""),
@@ -107,7 +114,7 @@ _AWAKE = "D0"
 class _PcieColumns:
     """Columns of the last probe, by data source."""
 
-    columns: source.ColumnBuilder = field(default_factory=source.ColumnBuilder)
+    columns: probe_result.ColumnBuilder = field(default_factory=probe_result.ColumnBuilder)
     links: list[tuple[int, str, str]] = field(default_factory=list)
     paths: list[tuple[int, tuple[pcie_links.PcieLink, ...]]] = field(default_factory=list)
     states: list[tuple[int, tuple[pcie_links.PcieLink, ...]]] = field(default_factory=list)
@@ -133,9 +140,9 @@ class PcieSource(source.SourceWithFiles):
         self._plan = _PcieColumns()
         self._presence = PciPresence()
         self._link_addresses: tuple[str, ...] = ()
-        self._sums = {severity: source.CounterTotal() for severity in _SEVERITIES}
+        self._sums = {severity: counter_total.CounterTotal() for severity in _SEVERITIES}
 
-    def probe(self, host: Host) -> source.ProbeResult:
+    def probe(self, host: Host) -> probe_result.ProbeResult:
         """Find the relevant devices, and all devices between them and the processor."""
         try:
             addresses = host.names(pci.DEVICES)
@@ -149,10 +156,10 @@ class PcieSource(source.SourceWithFiles):
             entity = entities[address]
             for file in pcie_links.FILES:
                 metric, member = _LINKS[file]
-                if source.read_text(host, f"{pci.DEVICES}/{address}/{file}"):
+                if fact_readers.read_text(host, f"{pci.DEVICES}/{address}/{file}"):
                     plan.links.append((plan.columns.add(metric, entity), address, member))
             path = pcie_links.list_path_links(device.place.chain, roles)
-            if path and source.read_text(
+            if path and fact_readers.read_text(
                 host, f"{pci.DEVICES}/{path[-1].lower}/current_link_speed"
             ):
                 metrics = catalog.PCIE_PATH_LIMIT, catalog.PCIE_PATH_BANDWIDTH
@@ -183,7 +190,7 @@ class PcieSource(source.SourceWithFiles):
             column = plan.columns.add(catalog.PCIE_ALL_ERRORS, Entity(PCIE_SEVERITY, (severity,)))
             plan.totals.append((column, severity, devices))
 
-    def read(self, host: Host, into: source.RowBuilder) -> None:
+    def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """List the devices on the bus, and read every link and every error file."""
         if not self._files:
             return
@@ -200,7 +207,7 @@ class PcieSource(source.SourceWithFiles):
             into.put(column, pcie_links.path_state(path, states, saves_power))
         self._read_errors(counts, into)
 
-    def _read_presence(self, host: Host, into: source.RowBuilder) -> None:
+    def _read_presence(self, host: Host, into: row_builder.RowBuilder) -> None:
         try:
             addresses = set(host.names(pci.DEVICES))
         except OSError as error:
@@ -211,7 +218,7 @@ class PcieSource(source.SourceWithFiles):
         into.events += self._presence.compare(addresses, host.clock.now())
         into.needs_probe |= self._presence.has_changed
 
-    def _read_errors(self, counts: FileGroup, into: source.RowBuilder) -> None:
+    def _read_errors(self, counts: FileGroup, into: row_builder.RowBuilder) -> None:
         for file, positions in self._plan.errors:
             try:
                 counts_by_kind = parse_aer(counts.text(file))
@@ -223,7 +230,7 @@ class PcieSource(source.SourceWithFiles):
         for column, severity, devices in self._plan.totals:
             into.put(column, self._sums[severity].update(into, devices))
         for file, column in self._plan.root_errors:
-            into.put(column, source.parsed_reading(counts.text, file))
+            into.put(column, answer_readings.parsed_reading(counts.text, file))
 
 
 @lru_cache(MAX_CACHED_TEXTS)
@@ -249,14 +256,14 @@ def _place_errors(host: Host, plan: _PcieColumns, entity: Entity) -> None:
             error: plan.columns.add(catalog.PCIE_ERRORS, entity.child(PCIE_ERROR, severity))
             if error == ALL_ERRORS
             else plan.columns.add(catalog.PCIE_AER_ERRORS, entity.child(PCIE_AER, severity, error))
-            for error in parse_aer(source.read_text(host, path).encode())
+            for error in parse_aer(fact_readers.read_text(host, path).encode())
         }
         if positions:
             plan.errors.append((len(plan.files), positions))
             plan.files.append(path)
     for severity, name in _ROOT_FILES.items():
         path = f"{directory}/aer_rootport_total_err_{name}"
-        if source.read_text(host, path):
+        if fact_readers.read_text(host, path):
             about = entity.child(PCIE_ROOT_ERROR, severity)
             column = plan.columns.add(catalog.PCIE_ROOT_ERRORS, about)
             plan.root_errors.append((len(plan.files), column))
@@ -285,20 +292,20 @@ def _is_saving_power(host: Host, address: str) -> bool | Absent:
 
 def _facts(host: Host, device: pci.PciDevice) -> dict[str, str]:
     directory = f"{pci.DEVICES}/{device.address}"
-    return source.nonempty_facts(
+    return fact_readers.nonempty_facts(
         role=device.role,
         vendor=device.vendor,
         device=device.device,
-        driver=source.read_link_name(host, f"{directory}/driver"),
-        numa_node=source.read_text(host, f"{directory}/numa_node"),
+        driver=fact_readers.read_link_name(host, f"{directory}/driver"),
+        numa_node=fact_readers.read_text(host, f"{directory}/numa_node"),
     )
 
 
-def _finding(devices: Mapping[str, pci.PciDevice], errors: bool) -> source.ProbeFinding:  # noqa: FBT001 - a plain fact
+def _finding(devices: Mapping[str, pci.PciDevice], errors: bool) -> probe_result.ProbeFinding:  # noqa: FBT001 - a plain fact
     if not devices:
-        return source.ProbeFinding.absent(
+        return probe_result.ProbeFinding.absent(
             "PCIe devices", f"{pci.DEVICES} contains no GPU, NIC or drive"
         )
     aer = f"{'with' if errors else 'without'} AER counters"
     count_text = "1 device" if len(devices) == 1 else f"{len(devices)} devices and bridges"
-    return source.ProbeFinding.supported("PCIe devices", f"{count_text}, {aer}")
+    return probe_result.ProbeFinding.supported("PCIe devices", f"{count_text}, {aer}")

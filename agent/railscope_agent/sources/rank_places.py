@@ -19,7 +19,7 @@ from railscope.timestamps import SECOND_NS
 from railscope_agent.gpus import inventory, process_lists
 from railscope_agent.host import Host
 from railscope_agent.host.job_files import JOB_FILES, RankProcess
-from railscope_agent.sampling.source import nonempty_facts
+from railscope_agent.sampling.fact_readers import nonempty_facts
 from railscope_agent.tenancy.claims import NodeClaim
 
 KEEP_PROCESS_NS = 900 * SECOND_NS

@@ -22,7 +22,7 @@ from railscope.catalog.entities import RDMA_COUNTER, RDMA_PORT
 from railscope.frame import Entity
 from railscope.reading import PRESENT, REASONS, UNSIGNED_RANGE, Absent, Reading, reason_of
 from railscope_agent.host import Host
-from railscope_agent.sampling import source
+from railscope_agent.sampling import fact_readers, probe_result, row_builder, source
 from railscope_agent.sources.source_bases import UnwrappingSource
 from railscope_agent.topology import rail_rules
 from railscope_agent.topology.network import NetworkScanner
@@ -98,7 +98,7 @@ def _files_of(
     taken, generic = set(metrics), set[str]()
     for directory in sets:
         refreshed = directory.endswith(_REFRESHED)
-        for name in source.list_names(host, directory):
+        for name in fact_readers.list_names(host, directory):
             if name in _NO_COUNTERS:
                 continue
             narrow = refreshed and catalog.wraps_at_32_bits(driver, name)
@@ -139,7 +139,7 @@ class RdmaSource(UnwrappingSource, source.SourceWithFiles):
         self._state_texts: list[bytes | Absent] = []
         self._states: list[Reading] = []
 
-    def probe(self, host: Host) -> source.ProbeResult:
+    def probe(self, host: Host) -> probe_result.ProbeResult:
         """Find all ports and all their counter files."""
         network = self._wiring.scan(host)
         all_devices = _devices(host, network)
@@ -149,7 +149,7 @@ class RdmaSource(UnwrappingSource, source.SourceWithFiles):
             if device.whole.facts.get("role") == rail_rules.BRIDGE
         ]
         devices = [device for device in all_devices if device.whole not in bridges]
-        columns = source.ColumnBuilder()
+        columns = probe_result.ColumnBuilder()
         files = [file for device in devices for file in counter_files(host, device)]
         for file in files:
             columns.add(file.metric, file.about)
@@ -172,12 +172,12 @@ class RdmaSource(UnwrappingSource, source.SourceWithFiles):
         findings = [_finding(len(all_devices), len(ports), len(files))]
         remedy = "correct the section [topology] of the settings"
         findings += [
-            source.ProbeFinding("rails", source.ProbeVerdict.BROKEN, problem, remedy)
+            probe_result.ProbeFinding("rails", probe_result.ProbeVerdict.BROKEN, problem, remedy)
             for problem in network.problems
         ]
         return columns.result(*findings, columnless_entities=bridges)
 
-    def read(self, host: Host, into: source.RowBuilder) -> None:
+    def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Read all counter files, then the netlink counters, then the states."""
         if not self._files:
             return
@@ -191,7 +191,7 @@ class RdmaSource(UnwrappingSource, source.SourceWithFiles):
             self._state_texts, self._states = texts, _parse_states(texts)
         into.put_readings(self._first_state, self._states)
 
-    def _carry_on(self, host: Host, into: source.RowBuilder) -> None:
+    def _carry_on(self, host: Host, into: row_builder.RowBuilder) -> None:
         values = into.values
         for column, step in self._steps:
             values[column] = values[column] * step % UNSIGNED_RANGE
@@ -214,7 +214,7 @@ class _SaturatedCounters:
     pick: Callable[[Sequence[int]], Sequence[int]]
     highest: tuple[int, ...]
 
-    def count(self, into: source.RowBuilder) -> None:
+    def count(self, into: row_builder.RowBuilder) -> None:
         reasons = self.pick(into.reasons)
         if PRESENT in reasons:
             into.put(self.column, sum(map(ge, self.pick(into.values), self.highest)))
@@ -223,7 +223,7 @@ class _SaturatedCounters:
 
 
 def _find_saturating(
-    files: Sequence[CounterFile], columns: source.ColumnBuilder
+    files: Sequence[CounterFile], columns: probe_result.ColumnBuilder
 ) -> list[_SaturatedCounters]:
     sticking: dict[tuple[str, ...], dict[int, int]] = {}
     for column, file in enumerate(files):
@@ -266,7 +266,7 @@ class _OptionalCounters:
     port: Entity
     columns: dict[str, int]
 
-    def read(self, host: Host, into: source.RowBuilder) -> None:
+    def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         try:
             statistics = _netlink(host, self.port)
         except OSError as error:
@@ -283,7 +283,7 @@ def _netlink(host: Host, port: Entity) -> dict[str, int]:
 
 
 def _optional(
-    host: Host, driver: str, port: Entity, columns: source.ColumnBuilder
+    host: Host, driver: str, port: Entity, columns: probe_result.ColumnBuilder
 ) -> _OptionalCounters | None:
     """Enabled optional counters of a port, and columns for them."""
     try:
@@ -312,10 +312,10 @@ def _device(host: Host, name: str, network: NodeNetwork) -> RdmaDevice:
     base = f"{ROOT}/{name}"
     facts = _facts(host, base, network)
     ports = []
-    for port in source.list_names(host, f"{base}/ports"):
+    for port in fact_readers.list_names(host, f"{base}/ports"):
         directory = f"{base}/ports/{port}"
-        of_port = source.nonempty_facts(
-            link_layer=source.read_text(host, f"{directory}/link_layer"),
+        of_port = fact_readers.nonempty_facts(
+            link_layer=fact_readers.read_text(host, f"{directory}/link_layer"),
             interface=_interface(host, base, directory),
         )
         ports.append((directory, Entity(RDMA_PORT, (name, port), facts | of_port)))
@@ -324,26 +324,26 @@ def _device(host: Host, name: str, network: NodeNetwork) -> RdmaDevice:
 
 
 def _facts(host: Host, base: str, network: NodeNetwork) -> dict[str, str]:
-    address = source.read_link_name(host, f"{base}/device")
-    return network.device_at(address).facts | source.nonempty_facts(
+    address = fact_readers.read_link_name(host, f"{base}/device")
+    return network.device_at(address).facts | fact_readers.nonempty_facts(
         driver=_driver(host, base, address),
         pci_address=address,
-        firmware=source.read_text(host, f"{base}/fw_ver"),
-        board=source.read_text(host, f"{base}/board_id"),
-        hca=source.read_text(host, f"{base}/hca_type"),
+        firmware=fact_readers.read_text(host, f"{base}/fw_ver"),
+        board=fact_readers.read_text(host, f"{base}/board_id"),
+        hca=fact_readers.read_text(host, f"{base}/hca_type"),
     )
 
 
 def _driver(host: Host, base: str, address: str) -> str:
     """Driver of the PCI device; a part of one (a subfunction) is on its own bus."""
     path = f"/sys/bus/pci/devices/{address}/driver"
-    of_pci = source.read_link_name(host, path) if address else ""
-    return of_pci or source.read_link_name(host, f"{base}/device/driver")
+    of_pci = fact_readers.read_link_name(host, path) if address else ""
+    return of_pci or fact_readers.read_link_name(host, f"{base}/device/driver")
 
 
 def _interface(host: Host, base: str, directory: str) -> str:
-    named = source.read_text(host, f"{directory}/gid_attrs/ndevs/0")
-    candidates = [named] if named else source.list_names(host, f"{base}/device/net")
+    named = fact_readers.read_text(host, f"{directory}/gid_attrs/ndevs/0")
+    candidates = [named] if named else fact_readers.list_names(host, f"{base}/device/net")
     return candidates[0] if len(candidates) == 1 else ""
 
 
@@ -374,9 +374,12 @@ def _parse_rate(content: bytes | Absent) -> Reading:
     return round(float(match[1]) * _MEGABITS_PER_GIGABIT) if match else Absent.ERROR
 
 
-def _finding(devices: int, ports: int, files: int) -> source.ProbeFinding:
+def _finding(devices: int, ports: int, files: int) -> probe_result.ProbeFinding:
     if not devices:
-        return source.ProbeFinding.absent("RDMA devices", f"{ROOT} contains no device")
-    amounts = (source.format_count(devices, "device"), source.format_count(ports, "port"))
-    detail = f"{', '.join(amounts)}, {source.format_count(files, 'counter file')}"
-    return source.ProbeFinding.supported("RDMA devices", detail)
+        return probe_result.ProbeFinding.absent("RDMA devices", f"{ROOT} contains no device")
+    amounts = (
+        probe_result.format_count(devices, "device"),
+        probe_result.format_count(ports, "port"),
+    )
+    detail = f"{', '.join(amounts)}, {probe_result.format_count(files, 'counter file')}"
+    return probe_result.ProbeFinding.supported("RDMA devices", detail)

@@ -24,7 +24,7 @@ from railscope.reading import UNSIGNED_RANGE, Absent, Reading, reason_of
 from railscope.timestamps import SECOND_NS
 from railscope_agent.host import Host
 from railscope_agent.host.files import BootState, BootStateFile
-from railscope_agent.sampling import probe_host, source as base
+from railscope_agent.sampling import probe_host, probe_result, row_builder, source as base
 
 MAX_EVENTS = 100
 """Maximum of changes that one read reports individually; the count of the rest is one event."""
@@ -48,7 +48,7 @@ class NodeScan:
     """Entities with facts to report."""
     watched_values: dict[WatchedPart, dict[str, str]] = field(default_factory=dict)
     """Values by query and name that raise an event when they change; only those that could be read."""
-    findings: list[base.ProbeFinding] = field(default_factory=list)
+    findings: list[probe_result.ProbeFinding] = field(default_factory=list)
     columns: dict[WatchedPart, tuple[Column, ...]] = field(default_factory=dict)
     failures: dict[WatchedPart, Absent] = field(default_factory=dict)
 
@@ -122,13 +122,15 @@ class ScanningSource(base.SourceWithoutResources, ABC):
     def scan(self, host: Host) -> NodeScan:
         """Scan the node."""
 
-    def probe(self, host: Host) -> base.ProbeResult:
+    def probe(self, host: Host) -> probe_result.ProbeResult:
         """Scan, and create a column for every reading."""
         scan = self._fresh = self._complete_scan(host)
         self._columns = tuple(scan.readings)
-        return base.ProbeResult(self._columns, tuple(scan.described_entities), tuple(scan.findings))
+        return probe_result.ProbeResult(
+            self._columns, tuple(scan.described_entities), tuple(scan.findings)
+        )
 
-    def read(self, host: Host, into: base.RowBuilder) -> None:
+    def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Report the probe's scan; if it is too old, scan again."""
         scan, self._fresh = self._fresh, None
         now = host.clock.now()
@@ -194,15 +196,15 @@ class ReportingSource(base.SourceWithoutResources):
         self._results = results
         self._entities: tuple[Entity, ...] = ()
 
-    def probe(self, host: Host) -> base.ProbeResult:  # noqa: ARG002 - it reads the result of another source
+    def probe(self, host: Host) -> probe_result.ProbeResult:  # noqa: ARG002 - it reads the result of another source
         """Create the columns of each entity."""
         self._entities = tuple(self._results.readings)
-        columns = base.ColumnBuilder()
+        columns = probe_result.ColumnBuilder()
         for entity in self._entities:
             columns.add_each(self.metrics[entity.kind], entity)
         return columns.result()
 
-    def read(self, host: Host, into: base.RowBuilder) -> None:  # noqa: ARG002 - as above
+    def read(self, host: Host, into: row_builder.RowBuilder) -> None:  # noqa: ARG002 - as above
         """Report the last readings."""
         readings, position = self._results.readings, 0
         into.needs_probe = tuple(readings) != self._entities
@@ -225,7 +227,9 @@ class KeyedFile:
     columns: list[tuple[int, Hashable]] = field(default_factory=list)
     _probed_keys: frozenset[Hashable] = frozenset()
 
-    def add_columns(self, host: Host, columns: base.ColumnBuilder, column_of: ColumnOfKey) -> None:
+    def add_columns(
+        self, host: Host, columns: probe_result.ColumnBuilder, column_of: ColumnOfKey
+    ) -> None:
         """Add the columns of the keys that the file contains; none if it cannot be read."""
         try:
             values = self.parse(host.read(self.path))
@@ -236,7 +240,7 @@ class KeyedFile:
             if column := column_of(key):
                 self.columns.append((columns.add(*column), key))
 
-    def read(self, host: Host, into: base.RowBuilder) -> None:
+    def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Fill the columns; a key missing from the file is gone, a new one requests a probe."""
         try:
             values = self.parse(host.read(self.path))
@@ -258,7 +262,7 @@ class KeyedFileSource(base.SourceWithoutResources):
     def _add_file(
         self,
         host: Host,
-        columns: base.ColumnBuilder,
+        columns: probe_result.ColumnBuilder,
         path: str,
         parse: ParseFile,
         column_of: ColumnOfKey,
@@ -269,7 +273,7 @@ class KeyedFileSource(base.SourceWithoutResources):
         if file.columns:
             self._files.append(file)
 
-    def read(self, host: Host, into: base.RowBuilder) -> None:
+    def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Read each file once."""
         for file in self._files:
             file.read(host, into)

@@ -17,7 +17,7 @@ from railscope_agent.config import TenancySettings
 from railscope_agent.gpus.inventory import GpuInventory
 from railscope_agent.gpus.process_lists import ProcessLists
 from railscope_agent.host import Host
-from railscope_agent.sampling import source
+from railscope_agent.sampling import fact_readers, probe_result, row_builder, source
 from railscope_agent.tenancy import (
     claim_placement,
     claim_tracker,
@@ -103,7 +103,7 @@ class ClaimSource(source.SourceWithoutResources):
         self._free: tuple[gpu_processes.DeviceUse, ...] = ()
         self._problem: reading.Absent | None = None
         self._columns: tuple[str, ...] = ()
-        self._findings: tuple[source.ProbeFinding, ...] = ()
+        self._findings: tuple[probe_result.ProbeFinding, ...] = ()
         self._events: list[frame.Event] = []
         self._first_ns: int | None = None
         self._just_polled = False
@@ -129,10 +129,10 @@ class ClaimSource(source.SourceWithoutResources):
             if any(unclaimed_use.can_account_for(claim, use, self._slurm.jobs) for use in uses)
         )
 
-    def probe(self, host: Host) -> source.ProbeResult:
+    def probe(self, host: Host) -> probe_result.ProbeResult:
         """Poll, and create columns for the existing GPUs and for those with a claim."""
         self._just_polled = self._poll(host)
-        columns = source.ColumnBuilder()
+        columns = probe_result.ColumnBuilder()
         entities = {gpu.entity.key[0]: gpu.entity for gpu in self._gpus.gpus.values()}
         entities |= {
             uuid: self._entity(uuid) for uuid in sorted(self._claimed_gpus - entities.keys())
@@ -141,9 +141,9 @@ class ClaimSource(source.SourceWithoutResources):
         for metric in _METRICS:
             for entity in entities.values():
                 columns.add(metric, entity)
-        return source.ProbeResult(tuple(columns.columns), (), self._findings)
+        return probe_result.ProbeResult(tuple(columns.columns), (), self._findings)
 
-    def read(self, host: Host, into: source.RowBuilder) -> None:
+    def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Poll, unless the probe just did, and report the claims and their changes."""
         is_polled, self._just_polled = self._just_polled or self._poll(host), False
         if not is_polled:
@@ -224,7 +224,7 @@ class ClaimSource(source.SourceWithoutResources):
         return True
 
     def _open_tracker(self, host: Host) -> claim_tracker.ClaimTracker:
-        self._node = self._node or source.read_text(host, "/proc/sys/kernel/hostname")
+        self._node = self._node or fact_readers.read_text(host, "/proc/sys/kernel/hostname")
         saved = self._state_file.load() if self._state_file else None
         if saved:
             self._before = {gpu.uuid: gpu for gpu in saved.gpus}
@@ -273,13 +273,15 @@ class ClaimSource(source.SourceWithoutResources):
             name, ClaimReport(claims, (), None, without), oldest, newest
         )
 
-    def _report_processes(self) -> Iterator[source.ProbeFinding]:
+    def _report_processes(self) -> Iterator[probe_result.ProbeFinding]:
         if not self._present_gpus:
             return
         subject = "claims and processes"
         if self._uses.oldest is None:
             reason = next(iter(self._uses.absences.values()), reading.Absent.ERROR)
-            yield source.ProbeFinding.absent(subject, f"processes cannot be read: {reason.label}")
+            yield probe_result.ProbeFinding.absent(
+                subject, f"processes cannot be read: {reason.label}"
+            )
             return
         hidden = sum(
             use.owner.source == "process" and use.owner.is_shared_or_hidden
@@ -288,4 +290,4 @@ class ClaimSource(source.SourceWithoutResources):
         count, free = (sum(len(u.pids) for u in uses) for uses in (self._uses.uses, self._free))
         detail = f"{count} on GPUs, {free} of them without a claim"
         remedy = "run the agent in the PID and cgroup namespaces of the host" if hidden else ""
-        yield source.ProbeFinding.supported(subject, detail, remedy)
+        yield probe_result.ProbeFinding.supported(subject, detail, remedy)

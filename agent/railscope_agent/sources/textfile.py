@@ -24,7 +24,7 @@ from railscope.timestamps import SECOND_NS
 from railscope_agent import config
 from railscope_agent.host import Host
 from railscope_agent.host.textfiles import HOST_INTERFACE, MAX_FILES
-from railscope_agent.sampling import source
+from railscope_agent.sampling import fact_readers, probe_result, row_builder, source
 from railscope_agent.sources.textfile_parser import TextfileError, TextfileFamily, parse_textfile
 
 log = structlog.get_logger(__name__)
@@ -127,7 +127,7 @@ class _Scan:
     @property
     def columns(self) -> tuple[tuple[Column, ...], tuple[Entity, ...]]:
         """Columns of files and series, and the entities that describe the metrics."""
-        columns = source.ColumnBuilder()
+        columns = probe_result.ColumnBuilder()
         columns.add(catalog.DIRECTORY_STATE, Entity(entities.NODE))
         for file in self.files:
             columns.add_each(_FILE_METRICS, file.entity)
@@ -172,7 +172,7 @@ class TextfileSource(source.SourceWithoutResources):
         self._directory_state = DirectoryState.OK
         self._schemas, self._schemas_ns = MAX_WAITING_SCHEMAS, 0
 
-    def probe(self, host: Host) -> source.ProbeResult:
+    def probe(self, host: Host) -> probe_result.ProbeResult:
         """Scan, and create columns for all files and series."""
         scan = self._scan = self._scanned(host)
         columns, described = scan.columns
@@ -182,9 +182,9 @@ class TextfileSource(source.SourceWithoutResources):
                 self._series = frozenset(scan.exposed.values)
             else:
                 scan.directory_state = DirectoryState.CHANGING
-        return source.ProbeResult(self._columns, self._described, tuple(self._findings(scan)))
+        return probe_result.ProbeResult(self._columns, self._described, tuple(self._findings(scan)))
 
-    def read(self, host: Host, into: source.RowBuilder) -> None:
+    def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Report the scan of the probe."""
         scan, self._scan = self._scan or self._scanned(host), None
         readings = scan.readings(self._series)
@@ -291,21 +291,21 @@ class TextfileSource(source.SourceWithoutResources):
             raise cached[1]
         return cached[1]
 
-    def _findings(self, scan: _Scan) -> Iterator[source.ProbeFinding]:
+    def _findings(self, scan: _Scan) -> Iterator[probe_result.ProbeFinding]:
         subject = f"textfiles in {self._settings.directory}"
-        detail = (
-            f"{source.format_count(len(scan.files), 'file')}, {len(scan.exposed.values)} series"
-        )
-        yield source.ProbeFinding.supported(subject, detail)
+        detail = f"{probe_result.format_count(len(scan.files), 'file')}, {len(scan.exposed.values)} series"
+        yield probe_result.ProbeFinding.supported(subject, detail)
         if scan.directory_state:
             problem = scan.directory_state.label
             remedy = _DIRECTORY_REMEDIES[scan.directory_state]
-            yield source.ProbeFinding(subject, source.ProbeVerdict.BROKEN, problem, remedy)
+            yield probe_result.ProbeFinding(
+                subject, probe_result.ProbeVerdict.BROKEN, problem, remedy
+            )
         for file in scan.files:
             if file.state != TextfileState.OK:
-                yield source.ProbeFinding(
+                yield probe_result.ProbeFinding(
                     f"textfile {file.name}",
-                    source.ProbeVerdict.BROKEN,
+                    probe_result.ProbeVerdict.BROKEN,
                     f"{file.state.label}: {file.problem}",
                     "correct the file",
                 )
@@ -335,7 +335,7 @@ class TextfileSource(source.SourceWithoutResources):
                 log.warning(
                     "textfile_rejected", file=file.name, reason=reason, problem=file.problem
                 )
-            facts = source.nonempty_facts(
+            facts = fact_readers.nonempty_facts(
                 before=last.label, after=file.state.label, problem=file.problem
             )
             yield Event(catalog.TEXTFILE_EVENT, file.entity, now.wall_ns, now.boot_ns, facts)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from railscope import RailscopeError, exposition, textfile_series
 from railscope.catalog.declare import NO_BOUND
 from railscope.catalog.textfile import TextfileState
-from railscope_agent.sampling.source import MALFORMED_ERRORS
+from railscope_agent.sampling.answer_readings import MALFORMED_ERRORS
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as ParsedMetric

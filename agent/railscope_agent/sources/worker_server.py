@@ -26,7 +26,7 @@ from railscope.timestamps import SECOND_NS
 from railscope_agent.collective_settings import CollectiveSettings
 from railscope_agent.host import Host, worker_servers
 from railscope_agent.host.job_files import JobFile
-from railscope_agent.sampling import source
+from railscope_agent.sampling import probe_result, row_builder, source
 from railscope_agent.sources import flight_recorder, rank_places
 
 log = structlog.get_logger(__name__)
@@ -168,29 +168,29 @@ class WorkerServerSource(source.SourceWithoutResources):
         """Time of the last turn of each job and user on the boot clock."""
         self._began_ns = self._until_ns = 0
 
-    def probe(self, host: Host) -> source.ProbeResult:
+    def probe(self, host: Host) -> probe_result.ProbeResult:
         """Create columns if requests are switched on; it connects to nothing."""
         subject = "PyTorch worker servers"
         if not self._settings.worker_servers:
-            finding = source.ProbeFinding.absent(subject, "switched off")
-            return source.ProbeResult(findings=(finding,))
+            finding = probe_result.ProbeFinding.absent(subject, "switched off")
+            return probe_result.ProbeResult(findings=(finding,))
         try:
             count = len(flight_recorder.list_files(host, "list_sockets", self._settings).files)
         except OSError as error:
-            finding = source.ProbeFinding.failed(subject, error, "run the agent as root")
-            return source.ProbeResult(findings=(finding,))
-        columns = source.ColumnBuilder()
+            finding = probe_result.ProbeFinding.failed(subject, error, "run the agent as root")
+            return probe_result.ProbeResult(findings=(finding,))
+        columns = probe_result.ColumnBuilder()
         for state in c.SERVER_STATES:
             columns.add(
                 c.FLIGHT_RECORDER_SERVERS, frame.Entity(entities.FLIGHT_RECORDER_SERVER, (state,))
             )
         detail = (
-            f"{source.format_count(count, 'socket')} in {self._settings.flight_recorder_directory}"
-            f", {source.format_count(len(self._ports), 'port')}"
+            f"{probe_result.format_count(count, 'socket')} in {self._settings.flight_recorder_directory}"
+            f", {probe_result.format_count(len(self._ports), 'port')}"
         )
-        return columns.result(source.ProbeFinding.supported(subject, detail))
+        return columns.result(probe_result.ProbeFinding.supported(subject, detail))
 
-    def read(self, host: Host, into: source.RowBuilder) -> None:
+    def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Request the progress of the servers, and the dumps of jobs that stand still."""
         if not into.reasons:
             return

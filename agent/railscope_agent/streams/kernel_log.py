@@ -23,7 +23,7 @@ from railscope.frame import Entity, Event
 from railscope.reading import Absent, Reading, reason_of
 from railscope.timestamps import MICROSECOND_NS
 from railscope_agent.host import Host, KernelLog
-from railscope_agent.sampling import source
+from railscope_agent.sampling import fact_readers, probe_result, row_builder, source
 from railscope_agent.streams.kernel_messages import KernelMessage, parse_kernel_message
 
 SAME_NS = 3_000_000_000
@@ -202,14 +202,14 @@ class KernelLogStream(source.PeriodicSource):
         self._columns: list[tuple[str, Entity]] = []
         self._last: list[tuple[str, ...]] = []
 
-    def probe(self, host: Host) -> source.ProbeResult:
+    def probe(self, host: Host) -> probe_result.ProbeResult:
         """Open the log if necessary, read new records, and add a column for everything counted so far.
 
         Xids come from NVML, too: they are reported even if the log cannot be read.
         """
         finding = self._open(host)
         self._report_unlogged(host)
-        columns = source.ColumnBuilder()
+        columns = probe_result.ColumnBuilder()
         if self._log or self._counts:
             metrics = (c.XIDS, *_NODE_METRICS, c.LOG_RECORDS, c.LOG_LOST, c.LOG_SUPPRESSED)
             columns.add_each(metrics, Entity(entities.NODE))
@@ -221,7 +221,7 @@ class KernelLogStream(source.PeriodicSource):
             columns.add(gpu_catalog.GPU_LAST_XID, Entity(entities.GPU_ADDRESS, key))
         return columns.result(finding)
 
-    def _open(self, host: Host) -> source.ProbeFinding:
+    def _open(self, host: Host) -> probe_result.ProbeFinding:
         try:
             if self._log is None:
                 self._log = host.kernel_log()
@@ -232,9 +232,9 @@ class KernelLogStream(source.PeriodicSource):
             self._problem = reason_of(error)
             return _open_failure(error)
         self._problem = None
-        return source.ProbeFinding.supported("kernel log", f"{self._records} records read")
+        return probe_result.ProbeFinding.supported("kernel log", f"{self._records} records read")
 
-    def read(self, host: Host, into: source.RowBuilder) -> None:
+    def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Read new records. The first message of its kind gets its column with the next probe."""
         if self._log:
             self._follow(host, self._log)
@@ -283,7 +283,7 @@ class KernelLogStream(source.PeriodicSource):
         """Report the Xids that only NVML reported."""
         for reported in self._xids.take_unlogged(host.clock.now().boot_ns):
             entity = Entity(entities.XID, (reported.pci_address, str(reported.xid)))
-            facts = source.nonempty_facts(
+            facts = fact_readers.nonempty_facts(
                 gpu_instance=reported.gpu_instance,
                 compute_instance=reported.compute_instance,
                 reported_by="nvml",
@@ -301,7 +301,7 @@ class KernelLogStream(source.PeriodicSource):
                 self._last_xid[gpu.key] = int(number)
             judged, entry = judge(int(number), facts.get("message", "")), xid(int(number))
             self._xids.record_judgement(address, ActionableXid(int(number), boot_ns, judged))
-            facts = source.nonempty_facts(
+            facts = fact_readers.nonempty_facts(
                 **facts,
                 name=entry.name,
                 meaning=entry.meaning,
@@ -355,9 +355,9 @@ def _is_damaged(record: re.Match[str]) -> bool:
     return max(len(record[name]) for name in ("priority", "sequence", "time")) > _MAX_DIGITS
 
 
-def _open_failure(error: OSError) -> source.ProbeFinding:
+def _open_failure(error: OSError) -> probe_result.ProbeFinding:
     if reason_of(error) is Absent.GONE:
-        return source.ProbeFinding.absent("kernel log", "/dev/kmsg does not exist")
+        return probe_result.ProbeFinding.absent("kernel log", "/dev/kmsg does not exist")
     remedy = "run the agent under its systemd unit, which opens the kernel log, or with CAP_SYSLOG"
     detail = f"cannot open /dev/kmsg: {error.strerror}"
-    return source.ProbeFinding("kernel log", source.ProbeVerdict.DENIED, detail, remedy)
+    return probe_result.ProbeFinding("kernel log", probe_result.ProbeVerdict.DENIED, detail, remedy)

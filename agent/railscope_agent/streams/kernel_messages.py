@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from railscope.catalog import declare, entities, kernel as c
 from railscope.frame import Entity
-from railscope_agent.sampling.source import nonempty_facts
+from railscope_agent.sampling.fact_readers import nonempty_facts
 
 _DOMAIN = r"[0-9a-fA-F]{4,8}"
 _PCI = rf"{_DOMAIN}:[0-9a-fA-F]{{2}}:[0-9a-fA-F]{{2}}"

@@ -16,7 +16,7 @@ import msgspec
 
 from railscope.claim_terms import GPU_CAPACITY, parse_share
 from railscope_agent.gpus.mig_slots import count_covered_slots
-from railscope_agent.sampling.source import ProbeFinding, format_count
+from railscope_agent.sampling.probe_result import ProbeFinding, format_count
 from railscope_agent.tenancy import claim_tracker
 from railscope_agent.tenancy.claims import NodeClaim
 from railscope_agent.tenancy.devices import NodeDevices

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from railscope.reading import Absent, reason_of
 from railscope_agent.host import Host
-from railscope_agent.sampling.source import ProbeFinding, ProbeVerdict
+from railscope_agent.sampling.probe_result import ProbeFinding, ProbeVerdict
 from railscope_agent.tenancy.claims import NodeClaim
 from railscope_agent.tenancy.devices import NodeDevices
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from railscope.claim_terms import ClaimAuthority
 from railscope.claims_file import ClaimsFileError, ClaimsFileLine, parse_claims_file
 from railscope_agent.host import Host
-from railscope_agent.sampling.source import ProbeFinding, format_count
+from railscope_agent.sampling.probe_result import ProbeFinding, format_count
 from railscope_agent.tenancy import claim_provider, claims, devices as naming
 from railscope_agent.tenancy.devices import ClaimableDevice, NodeDevices
 

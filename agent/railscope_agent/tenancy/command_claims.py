@@ -13,7 +13,7 @@ import msgspec
 
 from railscope import claim_terms, durable_files, reading, timestamps
 from railscope_agent.host import Host
-from railscope_agent.sampling.source import ProbeFinding, ProbeVerdict, format_count
+from railscope_agent.sampling.probe_result import ProbeFinding, ProbeVerdict, format_count
 from railscope_agent.tenancy import TenancyError
 from railscope_agent.tenancy.claim_provider import ClaimReport
 from railscope_agent.tenancy.claims import COMMAND_PROVIDER, NodeClaim

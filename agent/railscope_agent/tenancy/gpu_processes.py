@@ -15,7 +15,7 @@ from railscope_agent.gpus.process_lists import ListedProcess, ListedProcesses, P
 from railscope_agent.host import Host
 from railscope_agent.host.owners import OWNER
 from railscope_agent.owners import OwnerFormatError, cgroup
-from railscope_agent.sampling.source import read_text
+from railscope_agent.sampling.fact_readers import read_text
 from railscope_agent.tenancy.devices import ClaimableDevice, NodeDevices
 from railscope_agent.tenancy.pod_directories import NodePods
 

@@ -22,7 +22,7 @@ from railscope_agent.config import TenancySettings
 from railscope_agent.host import Host
 from railscope_agent.host.owners import ALLOCATABLE, KUBELET, LIST
 from railscope_agent.owners import kubelet_answers
-from railscope_agent.sampling.source import ProbeFinding, ProbeVerdict, format_count
+from railscope_agent.sampling.probe_result import ProbeFinding, ProbeVerdict, format_count
 from railscope_agent.tenancy import devices as naming, passed_through_gpus
 from railscope_agent.tenancy.claim_provider import ClaimReport, absent_report, failed_report
 from railscope_agent.tenancy.claims import NodeClaim

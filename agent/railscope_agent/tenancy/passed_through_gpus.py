@@ -9,7 +9,7 @@ by PCI address, older versions by IOMMU group
 from __future__ import annotations
 
 from railscope_agent.host import Host
-from railscope_agent.sampling import source
+from railscope_agent.sampling import fact_readers
 from railscope_agent.tenancy.devices import ClaimableDevice, NodeDevices
 from railscope_agent.topology.pci import DEVICES, gpu_addresses, is_address
 
@@ -31,13 +31,14 @@ class PassedThroughGpus:
 
     def scan(self, host: Host) -> set[str]:
         """Return their PCI addresses."""
-        addresses = source.list_names(host, DEVICES)
+        addresses = fact_readers.list_names(host, DEVICES)
         if addresses != self._bus[0]:
             self._bus = addresses, gpu_addresses(host)
         return {
             address
             for address in self._bus[1]
-            if source.read_link_name(host, f"{DEVICES}/{address}/driver") in _PASSTHROUGH_DRIVERS
+            if fact_readers.read_link_name(host, f"{DEVICES}/{address}/driver")
+            in _PASSTHROUGH_DRIVERS
         }
 
 
@@ -52,7 +53,7 @@ def find_passed_through(
 ) -> list[ClaimableDevice]:
     """Return the passed-through GPUs that an id of KubeVirt's plugin names: PCI address or IOMMU group."""
     if text.isdecimal():
-        addresses = source.list_names(host, f"{_IOMMU_GROUPS}/{text}/devices")
+        addresses = fact_readers.list_names(host, f"{_IOMMU_GROUPS}/{text}/devices")
     else:
         addresses = [text.lower()] if is_address(text.lower()) else []
     return [passed_through_device(address, devices) for address in addresses if address in passed]

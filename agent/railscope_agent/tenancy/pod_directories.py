@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass, field
 
 from railscope_agent.host import Host
-from railscope_agent.sampling.source import list_names
+from railscope_agent.sampling.fact_readers import list_names
 
 POD_LOGS = "/var/log/pods"
 _GROUPS = "/sys/fs/cgroup"

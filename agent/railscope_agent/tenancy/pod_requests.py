@@ -11,7 +11,7 @@ from railscope.pod_shares import PodEntry, PodShareRequests, requests_of
 from railscope_agent.config import TenancySettings
 from railscope_agent.host import Host
 from railscope_agent.host.owners import KUBELET, PODS
-from railscope_agent.sampling.source import ProbeFinding, ProbeVerdict, format_count
+from railscope_agent.sampling.probe_result import ProbeFinding, ProbeVerdict, format_count
 from railscope_agent.tenancy import claim_provider
 from railscope_agent.tenancy.devices import NodeDevices
 

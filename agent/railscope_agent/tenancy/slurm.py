@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from railscope.claim_terms import ClaimAuthority
 from railscope_agent.config import TenancySettings
 from railscope_agent.host import Host
-from railscope_agent.sampling.source import ProbeFinding, ProbeVerdict, format_count
+from railscope_agent.sampling.probe_result import ProbeFinding, ProbeVerdict, format_count
 from railscope_agent.tenancy import (
     claim_provider,
     claims,

@@ -22,7 +22,8 @@ from railscope.slurm.notation import Gres, NodeAllocation, ShardShare, SlurmJob
 from railscope.timestamps import SECOND_NS
 from railscope_agent.host import Host
 from railscope_agent.owners.slurm import GresConf, GresDevice, parse_gres_conf
-from railscope_agent.sampling.source import ProbeFinding, ProbeVerdict, read_text
+from railscope_agent.sampling.fact_readers import read_text
+from railscope_agent.sampling.probe_result import ProbeFinding, ProbeVerdict
 from railscope_agent.tenancy.claims import NodeClaim
 from railscope_agent.tenancy.clock_history import BootTime, ClockHistory
 from railscope_agent.tenancy.devices import ClaimableDevice, NodeDevices

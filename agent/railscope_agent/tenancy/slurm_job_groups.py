@@ -10,7 +10,7 @@ from railscope.slurm import SlurmFormatError
 from railscope_agent.host import Host
 from railscope_agent.host.owners import OWNER
 from railscope_agent.owners import slurm
-from railscope_agent.sampling.source import list_names
+from railscope_agent.sampling.fact_readers import list_names
 
 CONTROL_GROUPS = "/sys/fs/cgroup"
 _SLICE = f"{CONTROL_GROUPS}/system.slice"

@@ -11,7 +11,7 @@ import structlog
 
 from railscope.durable_files import DamagedFileError, read_json, write_json
 from railscope.frame import NodeTimestamp
-from railscope_agent.sampling.source import ProbeFinding, ProbeVerdict
+from railscope_agent.sampling.probe_result import ProbeFinding, ProbeVerdict
 from railscope_agent.tenancy import claim_tracker, clock_history, devices
 
 log = structlog.get_logger(__name__)

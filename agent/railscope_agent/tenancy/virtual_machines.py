@@ -16,7 +16,7 @@ from railscope_agent.host import Host
 from railscope_agent.host.owners import OWNER
 from railscope_agent.owners import OwnerFormatError, cgroup
 from railscope_agent.owners.runtimes import LibvirtDomain
-from railscope_agent.sampling import source
+from railscope_agent.sampling import fact_readers, probe_result
 from railscope_agent.tenancy import claim_provider, claims
 from railscope_agent.tenancy.devices import ClaimableDevice, NodeDevices
 from railscope_agent.tenancy.passed_through_gpus import PassedThroughGpus, passed_through_device
@@ -43,7 +43,7 @@ class VirtualMachineProvider:
     ) -> claim_provider.ClaimReport:
         """Return the claims of running machines. No machine is read without a passed-through GPU."""
         passed = self._passed.scan(host)
-        mediated = set(source.list_names(host, _MEDIATED))
+        mediated = set(fact_readers.list_names(host, _MEDIATED))
         if not passed and not mediated and not in_force:
             self._scanned_pids, self._machines = frozenset(), {}
             return claim_provider.absent_report(SUBJECT, "no GPU is passed through")
@@ -63,18 +63,18 @@ class VirtualMachineProvider:
         except (OSError, msgspec.ValidationError) as error:
             return claim_provider.failed_report(SUBJECT, error, "read the log of libvirtd")
         detail = (
-            f"{source.format_count(len(passed), 'GPU')} passed through, {len(node_claims)} held by "
+            f"{probe_result.format_count(len(passed), 'GPU')} passed through, {len(node_claims)} held by "
             "running virtual machines"
         )
         return claim_provider.ClaimReport(
-            tuple(node_claims), (source.ProbeFinding.supported(SUBJECT, detail),)
+            tuple(node_claims), (probe_result.ProbeFinding.supported(SUBJECT, detail),)
         )
 
     def _claims_of_domain(
         self, host: Host, domain: LibvirtDomain, passed: set[str], devices: NodeDevices
     ) -> Iterator[claims.NodeClaim]:
         for address in domain.pci_addresses:
-            physical_function = source.read_link_name(host, f"{DEVICES}/{address}/physfn")
+            physical_function = fact_readers.read_link_name(host, f"{DEVICES}/{address}/physfn")
             if address in passed and not physical_function:
                 yield self._claim(domain, passed_through_device(address, devices), exclusive=True)
             elif physical_function and devices.gpu_at(physical_function):
@@ -109,11 +109,13 @@ class VirtualMachineProvider:
 
         Raises OSError if one cannot be read: then all new ones are read again.
         """
-        pids = frozenset(name for name in source.list_names(host, "/proc") if name.isdecimal())
+        pids = frozenset(
+            name for name in fact_readers.list_names(host, "/proc") if name.isdecimal()
+        )
         self._machines = {pid: machine for pid, machine in self._machines.items() if pid in pids}
         for pid in pids - self._scanned_pids:
             self._machines.pop(pid, None)
-            if not source.read_text(host, f"/proc/{pid}/comm").startswith(("qemu", "kvm")):
+            if not fact_readers.read_text(host, f"/proc/{pid}/comm").startswith(("qemu", "kvm")):
                 continue
             try:
                 answer = host.call(OWNER, "machine", int(pid))

@@ -6,7 +6,7 @@ Formats: torvalds/linux net/ipv4/fib_trie.c, fib_route_seq_show, and net/ipv6/ro
 from __future__ import annotations
 
 from railscope_agent.host import Host
-from railscope_agent.sampling.source import list_names, network_file, read_text
+from railscope_agent.sampling.fact_readers import list_names, network_file, read_text
 
 _NET = "/sys/class/net"
 _LOWER = "lower_"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import permutations
 
 from railscope_agent.host import Host
-from railscope_agent.sampling.source import call_nvml
+from railscope_agent.sampling.fact_readers import call_nvml
 from railscope_agent.topology import pci
 
 _LINK_COUNT, _LINK_STATE, _C2C_COUNT = 91, 165, 170

@@ -9,13 +9,13 @@ from typing import NamedTuple
 from railscope.frame import Entity
 from railscope.timestamps import SECOND_NS
 from railscope_agent.host import Host
+from railscope_agent.sampling.fact_readers import list_names, read_text
 from railscope_agent.sampling.probe_host import (
     FailedCall,
     failed_calls,
     repeat_failures,
     unwrap_host,
 )
-from railscope_agent.sampling.source import list_names, read_text
 from railscope_agent.topology import pci, rail_rules, rails as rail_map
 from railscope_agent.topology.default_routes import default_interfaces
 from railscope_agent.topology.network_device import NetworkDevice, NodeNetwork, nic_entity

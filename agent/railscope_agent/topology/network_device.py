@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from railscope.catalog.entities import NIC
 from railscope.frame import Entity
-from railscope_agent.sampling.source import nonempty_facts
+from railscope_agent.sampling.fact_readers import nonempty_facts
 from railscope_agent.topology import pci
 
 

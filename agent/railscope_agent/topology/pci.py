@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from railscope_agent.host import Host
-from railscope_agent.sampling.source import list_names, read_link_name, read_text
+from railscope_agent.sampling.fact_readers import list_names, read_link_name, read_text
 
 DEVICES = "/sys/bus/pci/devices"
 RDMA_CLASS, NET_CLASS, NVME_CLASS = "/sys/class/infiniband", "/sys/class/net", "/sys/class/nvme"

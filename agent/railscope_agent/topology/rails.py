@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from railscope_agent.sampling.source import format_count
+from railscope_agent.sampling.probe_result import format_count
 from railscope_agent.topology import pci, pci_distance
 
 

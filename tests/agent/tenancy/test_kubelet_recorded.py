@@ -23,7 +23,7 @@ from railscope_agent.owners.kubelet_answers import (
     PodDevices,
     PodResourceClaim,
 )
-from railscope_agent.sampling.source import ProbeFinding
+from railscope_agent.sampling.probe_result import ProbeFinding
 
 PODS = (
     KubeletPod("train-0", "research", (PodContainer("main", (PodDevices("nvidia.com/gpu", (uuid(0),)),)),)),

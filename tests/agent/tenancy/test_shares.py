@@ -14,7 +14,7 @@ import pytest
 from support.tenancy import ALLOCATABLE, LISTED, PolledTenancy, cut, mig_uuid, node, pod, uuid
 
 from railscope_agent.config import TenancySettings
-from railscope_agent.sampling.source import ProbeVerdict
+from railscope_agent.sampling.probe_result import ProbeVerdict
 
 CASES = Path(__file__).parent / "shares"
 

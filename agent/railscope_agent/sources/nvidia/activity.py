@@ -20,7 +20,14 @@ from railscope.reading import Absent
 from railscope.timestamps import MICROSECOND_NS, SECOND_NS
 from railscope_agent.gpus.inventory import GpuDevice, GpuInventory
 from railscope_agent.host import Host, Json, NvmlError
-from railscope_agent.sampling import burst_windows, source
+from railscope_agent.sampling import (
+    answer_readings,
+    burst_windows,
+    fact_readers,
+    probe_result,
+    row_builder,
+    source,
+)
 from railscope_agent.sources.nvidia.call_plan import GPM, BatchField, CallPlans, CallTable, field
 
 PIPES = {
@@ -129,15 +136,15 @@ class GpuActivitySource(source.SourceWithoutResources):
         self._gpus = gpus or GpuInventory()
         self._plans = CallPlans(self._gpus)
 
-    def probe(self, host: Host) -> source.ProbeResult:
+    def probe(self, host: Host) -> probe_result.ProbeResult:
         """Plan the calls for each GPU and each MIG device."""
         gpus = self._gpus.scan(host)
-        columns = source.ColumnBuilder()
+        columns = probe_result.ColumnBuilder()
         devices = [device for gpu in gpus.values() for device in _devices(gpu)]
         self._plans.add_columns(host, devices, columns, self.selects)
         return columns.result()
 
-    def read(self, host: Host, into: source.RowBuilder) -> None:
+    def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Take a sample of each device and compare it with the previous one."""
         self._plans.read(host, into)
 
@@ -173,11 +180,11 @@ class GpuBurstSource(source.SourceWithoutResources):
         self._devices: dict[str, _SampledGpu] = {}
         self._columns: list[tuple[_SampledGpu, int]] = []
 
-    def probe(self, host: Host) -> source.ProbeResult:
+    def probe(self, host: Host) -> probe_result.ProbeResult:
         """Two histograms for each GPU that has the samples."""
         gpus = self._gpus.scan(host)
         self._generation = self._gpus.generation
-        columns = source.ColumnBuilder()
+        columns = probe_result.ColumnBuilder()
         self._columns = []
         for gpu in gpus.values():
             (uuid,) = gpu.entity.key
@@ -191,7 +198,7 @@ class GpuBurstSource(source.SourceWithoutResources):
             self._columns.append((device, first))
         return columns.result()
 
-    def read(self, host: Host, into: source.RowBuilder) -> None:
+    def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Fetch the samples since the last ones of every GPU."""
         for device, first in self._columns:
             for buffer in device.supported:
@@ -216,7 +223,7 @@ class _SampledGpu:
     def find_supported(self, host: Host, gpu: GpuDevice) -> None:
         """Read the power limit, and find the supported sample types."""
         self.index = gpu.index
-        limit = source.call_nvml(host, "nvmlDeviceGetEnforcedPowerLimit", gpu.index)
+        limit = fact_readers.call_nvml(host, "nvmlDeviceGetEnforcedPowerLimit", gpu.index)
         self.limit_milliwatts = int(limit or 0)
         self.supported = [
             buffer
@@ -244,7 +251,7 @@ class _SampleBuffer:
         try:
             samples = host.call("nvml", "nvmlDeviceGetSamples", gpu, self.kind)
         except NvmlError as error:
-            return None if error.code == _NOT_FOUND else source.nvml_reason(error.code)
+            return None if error.code == _NOT_FOUND else answer_readings.nvml_reason(error.code)
         except OSError:
             return Absent.UNSUPPORTED  # a recording made before this call existed
         if samples and self._last_us is not None and samples[-1][0] < self._last_us:

@@ -21,7 +21,7 @@ from railscope.frame import Column, Entity
 from railscope.reading import Absent, Reading
 from railscope_agent.gpus.inventory import GpuInventory
 from railscope_agent.host import Host, Json, NvmlError
-from railscope_agent.sampling import source
+from railscope_agent.sampling import answer_readings, probe_result, row_builder
 
 PickReading = Callable[[Json], Reading]
 
@@ -215,8 +215,8 @@ class _PlannedCall:
             return self.last_readings
         try:
             readings = [pick(result) for pick in self.picks]
-        except source.MALFORMED_ERRORS:  # of one of them
-            readings = [source.pick_reading(pick, result) for pick in self.picks]
+        except answer_readings.MALFORMED_ERRORS:  # of one of them
+            readings = [answer_readings.pick_reading(pick, result) for pick in self.picks]
         if isinstance(result, dict):
             self.members = max(self.members, len(result))
             if len(result) < self.members:
@@ -259,11 +259,11 @@ class CallPlan:
 
     def detect_support(self, host: Host) -> None:
         """Make every call once, to detect what the device supports."""
-        scratch = source.ColumnBuilder()
+        scratch = probe_result.ColumnBuilder()
         self.add_columns(scratch)
-        self.read(host, source.RowBuilder(len(scratch.columns)))
+        self.read(host, row_builder.RowBuilder(len(scratch.columns)))
 
-    def add_columns(self, columns: source.ColumnBuilder) -> None:
+    def add_columns(self, columns: probe_result.ColumnBuilder) -> None:
         """Add the columns of what the device supports, and of what a whole device should support."""
         self._first = len(columns.columns)
         parts: list[_PlannedCall | _BatchEntry] = [*self._calls, *self._slots]
@@ -277,14 +277,14 @@ class CallPlan:
         self._width = len(columns.columns) - self._first
         self.is_outdated = False
 
-    def read(self, host: Host, into: source.RowBuilder) -> None:
+    def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Fill the device's columns; a failed call affects only its own. A lost device ends the read."""
         try:
             self._read_batch(host, into)
             for planned in self._calls:
                 self._read_call(host, into, planned)
         except NvmlError as error:
-            into.put_none(self._first, self._width, source.nvml_reason(error.code))
+            into.put_none(self._first, self._width, answer_readings.nvml_reason(error.code))
             self.is_complete = False
         else:
             self.is_complete = True
@@ -300,7 +300,7 @@ class CallPlan:
 
     # Calls -------------------------------------------------------------------------------------
 
-    def _read_call(self, host: Host, into: source.RowBuilder, planned: _PlannedCall) -> None:
+    def _read_call(self, host: Host, into: row_builder.RowBuilder, planned: _PlannedCall) -> None:
         """Fill a call's columns; functions that the driver lacks are tried only this once."""
         targets, column = planned.call.targets, planned.column
         while planned.remaining:
@@ -310,7 +310,7 @@ class CallPlan:
                 if error.code in _GONE_CODES:
                     raise
                 if error.code not in _UNSUPPORTED_CODES:
-                    into.put_none(column, len(targets), source.nvml_reason(error.code))
+                    into.put_none(column, len(targets), answer_readings.nvml_reason(error.code))
                     return
             except FileNotFoundError:
                 pass  # a recording without this call
@@ -329,7 +329,7 @@ class CallPlan:
 
     # The batch ---------------------------------------------------------------------------------
 
-    def _read_batch(self, host: Host, into: source.RowBuilder) -> None:
+    def _read_batch(self, host: Host, into: row_builder.RowBuilder) -> None:
         while self._slots:
             answer = self._call_batch(host)
             if isinstance(answer, Absent):
@@ -351,7 +351,7 @@ class CallPlan:
             if error.code in _GONE_CODES:
                 raise
             none = error.code in (_NO_ENTRY_CODES if self._recent else _UNSUPPORTED_CODES)
-            return (lacking, lacking) if none else source.nvml_reason(error.code)
+            return (lacking, lacking) if none else answer_readings.nvml_reason(error.code)
         except FileNotFoundError:
             return lacking, lacking
         except (TypeError, ValueError):  # unexpected form: a hand-written capture
@@ -381,12 +381,12 @@ class CallPlan:
         self._picks = tuple(slot.field.target.pick for slot in slots)
         self._are_numbers = set(self._picks) == {whole}
 
-    def _fill(self, into: source.RowBuilder, values: Json, codes: Json) -> None:
+    def _fill(self, into: row_builder.RowBuilder, values: Json, codes: Json) -> None:
         """Put readings into their columns; in most reads all are numbers in adjacent columns."""
         first, last = self._slots[0].column, self._slots[-1].column
         if last - first == len(self._slots) - 1 and not any(codes):
             numbers: list[Any] = values if self._are_numbers else []
-            with suppress(*source.MALFORMED_ERRORS):
+            with suppress(*answer_readings.MALFORMED_ERRORS):
                 if not (self._are_numbers and set(map(type, values)) == {int}):
                     numbers = [pick(value) for pick, value in zip(self._picks, values, strict=True)]
             if set(map(type, numbers)) == {int}:
@@ -394,8 +394,8 @@ class CallPlan:
                 return
         for slot, value, code in zip(self._slots, values, codes, strict=True):
             pick = slot.field.target.pick
-            absent = source.nvml_reason(code) if code else None
-            into.put(slot.column, absent or source.pick_reading(pick, value))
+            absent = answer_readings.nvml_reason(code) if code else None
+            into.put(slot.column, absent or answer_readings.pick_reading(pick, value))
 
 
 class CallPlans:
@@ -410,7 +410,7 @@ class CallPlans:
         self,
         host: Host,
         tables: Iterable[tuple[Device, Entity, CallTable]],
-        columns: source.ColumnBuilder,
+        columns: probe_result.ColumnBuilder,
         is_needed: Callable[[Metric], bool],
     ) -> None:
         """Place the columns of each device's plan; a plan is made, or reused from the last probe.
@@ -431,7 +431,7 @@ class CallPlans:
             plans[key] = plan
         self._generation, self._plans = self._gpus.generation, plans
 
-    def read(self, host: Host, into: source.RowBuilder) -> None:
+    def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Fill the columns of all devices; newly missing parts and changed GPUs request a probe."""
         for plan in self._plans.values():
             plan.read(host, into)

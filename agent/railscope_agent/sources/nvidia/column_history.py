@@ -18,7 +18,10 @@ from railscope.frame import Entity, Event
 from railscope.reading import PRESENT, REASONS, Absent
 from railscope.timestamps import SECOND_NS
 from railscope_agent.host import Host
-from railscope_agent.sampling.source import ColumnBuilder, CounterTotal, RowBuilder, nonempty_facts
+from railscope_agent.sampling.counter_total import CounterTotal
+from railscope_agent.sampling.fact_readers import nonempty_facts
+from railscope_agent.sampling.probe_result import ColumnBuilder
+from railscope_agent.sampling.row_builder import RowBuilder
 
 LONGEST_SAMPLE_NS = 30 * SECOND_NS
 """Longest time between two samples that metering counts as observed."""

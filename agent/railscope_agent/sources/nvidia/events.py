@@ -12,7 +12,7 @@ from railscope.catalog import entities, gpu_health as h
 from railscope.frame import Entity, Event, NodeTimestamp
 from railscope_agent.gpus.inventory import GpuInventory
 from railscope_agent.host import Host, NvmlError
-from railscope_agent.sampling import source
+from railscope_agent.sampling import fact_readers, probe_result, row_builder, source
 from railscope_agent.streams.kernel_log import NvmlXid, XidMatcher
 
 XID, MIG_CHANGE = 0x8, 0x100
@@ -53,12 +53,12 @@ class NvmlEventSource(source.SourceWithoutResources):
         self._counts: Counter[Entity] = Counter()
         self._columns: list[Entity] = []
 
-    def probe(self, host: Host) -> source.ProbeResult:
+    def probe(self, host: Host) -> probe_result.ProbeResult:
         """Register for events, and create a column for each kind seen so far.
 
         If the driver has no events, the source has no columns.
         """
-        columns = source.ColumnBuilder()
+        columns = probe_result.ColumnBuilder()
         try:
             self._waiting += self._take(host)
         except NvmlError as error:
@@ -73,7 +73,7 @@ class NvmlEventSource(source.SourceWithoutResources):
             columns.add(h.GPU_EVENTS, entity)
         return columns.result()
 
-    def read(self, host: Host, into: source.RowBuilder) -> None:
+    def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Read the new events."""
         if not into.reasons:
             return
@@ -115,7 +115,7 @@ class NvmlEventSource(source.SourceWithoutResources):
         entity = Entity(entities.GPU_EVENT, (address, KINDS.get(kind, hex(kind))))
         self._counts[entity] += 1
         gpu, compute = instances
-        facts = source.nonempty_facts(
+        facts = fact_readers.nonempty_facts(
             gpu_instance=gpu, compute_instance=compute, data=str(data) if data else ""
         )
         return Event(h.GPU_DRIVER_EVENT, entity, now.wall_ns, now.boot_ns, facts)

@@ -20,7 +20,13 @@ from railscope.frame import Entity
 from railscope.reading import Reading
 from railscope_agent.gpus.inventory import GpuDevice, GpuInventory, list_mig_devices
 from railscope_agent.host import Host, NvmlError
-from railscope_agent.sampling import source
+from railscope_agent.sampling import (
+    answer_readings,
+    fact_readers,
+    probe_result,
+    row_builder,
+    source,
+)
 from railscope_agent.sources.nvidia import (
     call_plan,
     column_history,
@@ -74,10 +80,10 @@ class GpuSource(source.SourceWithoutResources):
         gpu._describe = gpu_settings.settings_entity
         return gpu
 
-    def probe(self, host: Host) -> source.ProbeResult:
+    def probe(self, host: Host) -> probe_result.ProbeResult:
         """Find the GPUs and plan the calls for each. Raises NvmlError if the driver fails."""
         gpus = self._gpus.scan(host)
-        columns = source.ColumnBuilder()
+        columns = probe_result.ColumnBuilder()
         tables = [(g.index, g.entity, self._table_of(host, g.index)) for g in gpus.values()]
         self._plans.add_columns(host, tables, columns, self._needs)
         self._integrals.add_columns(columns, self.period_seconds)
@@ -93,7 +99,7 @@ class GpuSource(source.SourceWithoutResources):
             metric, *value_tables.SUMS.get(metric, ())
         )
 
-    def read(self, host: Host, into: source.RowBuilder) -> None:
+    def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Make every call for every GPU; a failed call affects only its own columns."""
         self._plans.read(host, into)
         self._integrals.read(host, into)
@@ -139,20 +145,22 @@ class MigSource(source.SourceWithoutResources):
         self._plans = call_plan.CallPlans(self._gpus)
         self._integrals = column_history.Integrals(MIG_INTEGRALS)
 
-    def probe(self, host: Host) -> source.ProbeResult:
+    def probe(self, host: Host) -> probe_result.ProbeResult:
         """Plan the calls for each MIG device, and count those of each MIG-capable GPU."""
         gpus = self._gpus.scan(host)
-        columns = source.ColumnBuilder()
+        columns = probe_result.ColumnBuilder()
         capable = [gpu for gpu in gpus.values() if gpu.mig_mode]
         self._counted = [(gpu, columns.add(s.GPU_MIG_DEVICES, gpu.entity)) for gpu in capable]
         tables = [(m.uuid, m.entity, MIG_TABLE) for gpu in capable for m in gpu.mig_devices]
         self._plans.add_columns(host, tables, columns, self._needs)
         self._integrals.add_columns(columns, self.period_seconds)
-        detail = f"{len(tables)} on {source.format_count(len(capable), 'GPU')} with MIG support"
-        findings = [source.ProbeFinding.supported("MIG devices", detail)] if capable else []
+        detail = (
+            f"{len(tables)} on {probe_result.format_count(len(capable), 'GPU')} with MIG support"
+        )
+        findings = [probe_result.ProbeFinding.supported("MIG devices", detail)] if capable else []
         return columns.result(*findings)
 
-    def read(self, host: Host, into: source.RowBuilder) -> None:
+    def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Read each MIG device, and check that the set of devices is unchanged."""
         for gpu, column in self._counted:
             into.put(column, self._count_devices(host, gpu))
@@ -172,7 +180,7 @@ class MigSource(source.SourceWithoutResources):
             mode = bool(host.call("nvml", "nvmlDeviceGetMigMode", gpu.index)[0])
             devices = list_mig_devices(host, gpu.index, gpu.entity) if mode else ()
         except NvmlError as error:
-            return source.nvml_reason(error.code)
+            return answer_readings.nvml_reason(error.code)
         if str(int(mode)) != gpu.mig_mode or devices != gpu.mig_devices:
             self._gpus.record_change()
         return len(devices)
@@ -196,9 +204,9 @@ class GpuDeviceSource(source.SourceWithoutResources):
         self._addresses: list[str] = []
         self._missing: list[str] = []
 
-    def probe(self, host: Host) -> source.ProbeResult:
+    def probe(self, host: Host) -> probe_result.ProbeResult:
         """Find the GPUs on the bus. The driver's GPUs were found by the sources that probe earlier."""
-        columns = source.ColumnBuilder()
+        columns = probe_result.ColumnBuilder()
         self._addresses = gpu_addresses(host)
         for address in self._addresses:
             columns.add(h.GPU_DEVICE_STATE, Entity(entities.GPU_ADDRESS, (address,)))
@@ -209,7 +217,7 @@ class GpuDeviceSource(source.SourceWithoutResources):
         findings += map(_unreported_gpu, missing.values())
         return columns.result(*filter(None, findings), columnless_entities=missing.values())
 
-    def read(self, host: Host, into: source.RowBuilder) -> None:
+    def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Read the driver of each GPU; an added or removed GPU requests another probe."""
         states = {address: self._state(host, address) for address in self._addresses}
         into.put_readings(0, states.values())
@@ -217,7 +225,7 @@ class GpuDeviceSource(source.SourceWithoutResources):
         into.needs_probe = gpu_addresses(host) != self._addresses or missing != self._missing
 
     def _state(self, host: Host, address: str) -> int:
-        driver = source.read_link_name(host, f"/sys/bus/pci/devices/{address}/driver")
+        driver = fact_readers.read_link_name(host, f"/sys/bus/pci/devices/{address}/driver")
         if driver in _PASSED_ON:
             return VIRTUAL_MACHINE
         if not driver:
@@ -228,17 +236,17 @@ class GpuDeviceSource(source.SourceWithoutResources):
         return DRIVER if address in listed_addresses else MISSING
 
 
-def _finding(host: Host, address: str, state: int) -> source.ProbeFinding | None:
+def _finding(host: Host, address: str, state: int) -> probe_result.ProbeFinding | None:
     subject = f"GPU {address}"
-    driver = source.read_link_name(host, f"/sys/bus/pci/devices/{address}/driver")
+    driver = fact_readers.read_link_name(host, f"/sys/bus/pci/devices/{address}/driver")
     if state == VIRTUAL_MACHINE:
         detail = f"passed through to a virtual machine ({driver}); readable in its guest"
-        return source.ProbeFinding.supported(subject, detail)
+        return probe_result.ProbeFinding.supported(subject, detail)
     if state == UNBOUND:
         remedy = "bind the GPU to nvidia or vfio-pci"
-        return source.ProbeFinding.absent(subject, "not bound to a driver", remedy)
+        return probe_result.ProbeFinding.absent(subject, "not bound to a driver", remedy)
     if state == OTHER_DRIVER:
-        return source.ProbeFinding.absent(subject, f"bound to the driver {driver}")
+        return probe_result.ProbeFinding.absent(subject, f"bound to the driver {driver}")
     return None
 
 
@@ -248,8 +256,8 @@ def _missing_gpu(host: Host, address: str) -> Entity:
     return Entity(entities.GPU, (name,), {"pci_address": address})
 
 
-def _unreported_gpu(gpu: Entity) -> source.ProbeFinding:
+def _unreported_gpu(gpu: Entity) -> probe_result.ProbeFinding:
     detail = f"bound to the nvidia driver as {gpu.key[0]}, but not reported by NVML"
     remedy = "see the health of this GPU below"
     subject = f"GPU {gpu.facts['pci_address']}"
-    return source.ProbeFinding(subject, source.ProbeVerdict.BROKEN, detail, remedy)
+    return probe_result.ProbeFinding(subject, probe_result.ProbeVerdict.BROKEN, detail, remedy)

@@ -13,7 +13,7 @@ from railscope import frame, reading
 from railscope.catalog import entities, gpu
 from railscope_agent.gpus.inventory import GpuDevice
 from railscope_agent.host import Host, Json, NvmlError
-from railscope_agent.sampling import source
+from railscope_agent.sampling import answer_readings
 
 _HASH_DIGITS = 16
 
@@ -54,5 +54,5 @@ def _values(host: Host, function: str, index: int) -> list[Json]:
     except FileNotFoundError:
         return []
     except (NvmlError, OSError) as error:
-        return [] if source.reason_for(error) is reading.Absent.UNSUPPORTED else [None]
+        return [] if answer_readings.reason_for(error) is reading.Absent.UNSUPPORTED else [None]
     return answer if isinstance(answer, list) else [answer]

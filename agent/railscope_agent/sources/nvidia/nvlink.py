@@ -16,7 +16,7 @@ from railscope.frame import Entity
 from railscope.reading import Absent, Reading
 from railscope_agent.gpus.inventory import GpuDevice, GpuInventory
 from railscope_agent.host import Host, Json, NvmlError
-from railscope_agent.sampling import source
+from railscope_agent.sampling import fact_readers, probe_result, row_builder, source
 from railscope_agent.sources.nvidia import call_plan, column_history
 from railscope_agent.topology.pci import pci_address
 
@@ -209,12 +209,12 @@ class NvLinkSource(source.SourceWithoutResources):
         """Error ratios and corrected codewords."""
         return cls("nvlink_signal", gpus, signal=True)
 
-    def probe(self, host: Host) -> source.ProbeResult:
+    def probe(self, host: Host) -> probe_result.ProbeResult:
         """Count the links of each GPU and plan the calls for them."""
         gpus = self._gpus.scan(host)
         if self._plans.is_outdated:
             self._calls.clear()
-        columns = source.ColumnBuilder()
+        columns = probe_result.ColumnBuilder()
         linked = [gpu for gpu in gpus.values() if self._links(host, gpu)]
         tables = [(gpu.index, gpu.entity, self._calls[gpu.index][1]) for gpu in linked]
         self._plans.add_columns(host, tables, columns, self._needs)
@@ -246,7 +246,7 @@ class NvLinkSource(source.SourceWithoutResources):
             self._calls[gpu.index] = count, call_plan.CallTable(fields=tuple(fields))
         return count
 
-    def read(self, host: Host, into: source.RowBuilder) -> None:
+    def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Read all links of a GPU in one batch, count the active ones, and add up their errors."""
         self._plans.read(host, into)
         self._errors.read(into)
@@ -268,7 +268,7 @@ class NvLinkSource(source.SourceWithoutResources):
 
 
 def _totals(
-    gpus: Sequence[GpuDevice], columns: source.ColumnBuilder
+    gpus: Sequence[GpuDevice], columns: probe_result.ColumnBuilder
 ) -> list[tuple[int, list[int]]]:
     """Columns of the number of links of each GPU, and positions of its link states."""
     states: dict[tuple[str, ...], list[int]] = {gpu.entity.key: [] for gpu in gpus}
@@ -295,17 +295,18 @@ def _count(host: Host, gpu: int) -> int | None:
     if code not in _NO_LINKS_CODES:
         return None
     states = (
-        source.call_nvml(host, "nvmlDeviceGetNvLinkState", gpu, link) for link in range(_MAX_LINKS)
+        fact_readers.call_nvml(host, "nvmlDeviceGetNvLinkState", gpu, link)
+        for link in range(_MAX_LINKS)
     )
     return sum(1 for _ in takewhile(lambda state: state is not None, states))
 
 
 def _facts(host: Host, gpu: int, link: int) -> dict[str, str]:
     version, remote, pci = (
-        source.call_nvml(host, f"nvmlDeviceGetNvLink{member}", gpu, link)
+        fact_readers.call_nvml(host, f"nvmlDeviceGetNvLink{member}", gpu, link)
         for member in ("Version", "RemoteDeviceType", "RemotePciInfo")
     )
-    return source.nonempty_facts(
+    return fact_readers.nonempty_facts(
         version="" if version is None else _VERSIONS.get(version, str(version)),
         remote_type="" if remote is None else _REMOTE_TYPES.get(remote, "unknown"),
         remote_pci_address=pci_address(pci["busId"]) if pci and pci["busId"] else "",

@@ -12,7 +12,13 @@ from railscope.reading import Absent, Reading
 from railscope_agent.config import PcieSettings
 from railscope_agent.gpus.inventory import GpuDevice, GpuInventory
 from railscope_agent.host import Host, NvmlError
-from railscope_agent.sampling import source as base
+from railscope_agent.sampling import (
+    answer_readings,
+    fact_readers,
+    probe_result,
+    row_builder,
+    source as base,
+)
 from railscope_agent.topology import pci, pcie_links
 
 _GUESTS = {"passthrough", "vgpu_guest"}
@@ -62,19 +68,22 @@ class ExpectedLinks:
     def add_columns(
         self,
         host: Host,
-        columns: base.ColumnBuilder,
+        columns: probe_result.ColumnBuilder,
         gpus: Mapping[str, GpuDevice],
         links: Mapping[str, pcie_links.PcieLink],
     ) -> None:
         """Add two columns for each GPU; `links` maps an address to the link directly above it."""
-        self._is_guest = bool(base.read_text(host, "/sys/hypervisor/type"))
+        self._is_guest = bool(fact_readers.read_text(host, "/sys/hypervisor/type"))
         self._gpus = []
         for address, gpu in gpus.items():
             first = columns.add_each((quantity.metric for quantity in _QUANTITIES), gpu.entity)
             self._gpus.append((first, gpu, links.get(address)))
 
     def read(
-        self, host: Host, states: Mapping[str, pcie_links.PcieLinkState], into: base.RowBuilder
+        self,
+        host: Host,
+        states: Mapping[str, pcie_links.PcieLinkState],
+        into: row_builder.RowBuilder,
     ) -> None:
         """Fill the columns."""
         for first, gpu, link in self._gpus:
@@ -121,7 +130,7 @@ def _read_number(host: Host, function: str, gpu: int) -> Reading:
     try:
         return int(host.call("nvml", function, gpu))
     except (NvmlError, OSError) as error:
-        return base.reason_for(error)
+        return answer_readings.reason_for(error)
 
 
 _COMPUTING = range(3)
@@ -152,11 +161,11 @@ class GpuPathSource(base.SourceWithFiles):
         self._worked: set[str] = set()
         """GPUs that were busy and had a slow link at the last read."""
 
-    def probe(self, host: Host) -> base.ProbeResult:
+    def probe(self, host: Host) -> probe_result.ProbeResult:
         """Find the GPUs on the bus, whatever their driver, and the links above them."""
         devices = pci.read_pci_devices(host)
         roles = {address: device.role for address, device in devices.items()}
-        columns, self._paths = base.ColumnBuilder(), []
+        columns, self._paths = probe_result.ColumnBuilder(), []
         for gpu in pci.select_gpus(devices.values()):
             path = pcie_links.list_path_links(gpu.place.chain, roles)
             if path:
@@ -171,7 +180,7 @@ class GpuPathSource(base.SourceWithFiles):
         self._keep(host, pcie_links.link_files(self._ends))
         return columns.result()
 
-    def read(self, host: Host, into: base.RowBuilder) -> None:
+    def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Evaluate each path; the load is read from the driver only for a slow link."""
         if not self._files:
             return
@@ -195,7 +204,7 @@ class GpuPathSource(base.SourceWithFiles):
             state = host.call("nvml", "nvmlDeviceGetPerformanceState", index)
             busy = host.call("nvml", "nvmlDeviceGetUtilizationRates", index)["gpu"]
         except (NvmlError, OSError) as error:
-            return base.reason_for(error)
+            return answer_readings.reason_for(error)
         if not 0 <= state <= _LAST_STATE:
             return Absent.UNSUPPORTED
         if not busy or state not in _COMPUTING:

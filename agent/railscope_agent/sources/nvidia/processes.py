@@ -22,7 +22,13 @@ from railscope_agent.gpus.process_lists import (
     list_processes,
 )
 from railscope_agent.host import Host, Json, NvmlError
-from railscope_agent.sampling import source
+from railscope_agent.sampling import (
+    answer_readings,
+    fact_readers,
+    probe_result,
+    row_builder,
+    source,
+)
 
 UNUSED, EXCLUSIVE, TIME_SLICING, MPS, MIG, VGPUS = s.GPU_SHARING.states
 
@@ -39,18 +45,18 @@ class GpuSharingSource(source.SourceWithoutResources):
         self._generation = 0
         self._columns: list[tuple[GpuDevice, int]] = []
 
-    def probe(self, host: Host) -> source.ProbeResult:
+    def probe(self, host: Host) -> probe_result.ProbeResult:
         """Three columns for each GPU."""
         gpus = self._gpus.scan(host)
         self._generation = self._gpus.generation
-        columns = source.ColumnBuilder()
+        columns = probe_result.ColumnBuilder()
         self._columns = [(gpu, columns.add(s.GPU_SHARING, gpu.entity)) for gpu in gpus.values()]
         for metric in (s.GPU_PROCESSES, s.GPU_VGPUS):
             for gpu in gpus.values():
                 columns.add(metric, gpu.entity)
         return columns.result()
 
-    def read(self, host: Host, into: source.RowBuilder) -> None:
+    def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Count the processes and virtual GPUs."""
         count = len(self._columns)
         for gpu, column in self._columns:
@@ -77,7 +83,7 @@ def _call_for_list(
     try:
         answer: list[Json] = host.call("nvml", function, gpu)
     except NvmlError as error:
-        return [] if error.code == empty_code else source.nvml_reason(error.code)
+        return [] if error.code == empty_code else answer_readings.nvml_reason(error.code)
     except FileNotFoundError:
         return Absent.UNSUPPORTED
     return answer
@@ -135,15 +141,15 @@ class GpuProcessSource(source.SourceWithoutResources):
         self._planned: dict[int, list[ListedProcess]] = {}
         self._vgpus: dict[int, dict[int, Entity]] = {}
 
-    def probe(self, host: Host) -> source.ProbeResult:
+    def probe(self, host: Host) -> probe_result.ProbeResult:
         """Create columns for every GPU, and for the processes that have been present at two polls."""
         gpus = self._gpus.scan(host)
         self._generation = self._gpus.generation
-        columns = source.ColumnBuilder()
+        columns = probe_result.ColumnBuilder()
         self._uses = [self._plan(host, gpu, columns) for gpu in gpus.values()]
         return columns.result()
 
-    def _plan(self, host: Host, gpu: GpuDevice, columns: source.ColumnBuilder) -> _GpuUse:
+    def _plan(self, host: Host, gpu: GpuDevice, columns: probe_result.ColumnBuilder) -> _GpuUse:
         use = _GpuUse(gpu, columns.add(s.GPU_SUPPRESSED_PROCESSES, gpu.entity))
         processes, absent = list_processes(host, gpu)
         earlier_pids = self._earlier_pids.get(gpu.index)
@@ -166,7 +172,7 @@ class GpuProcessSource(source.SourceWithoutResources):
             use.vgpus[instance] = columns.add_each((s.VGPU_MEMORY, s.VGPU_UTILIZATION), entity)
         return use
 
-    def read(self, host: Host, into: source.RowBuilder) -> None:
+    def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Poll every GPU. A process that stayed or ended, or a changed vGPU, requests another probe."""
         for use in self._uses:
             processes, absent = list_processes(host, use.gpu)
@@ -190,7 +196,7 @@ class GpuProcessSource(source.SourceWithoutResources):
         use: _GpuUse,
         processes: dict[int, ListedProcess],
         absent: Absent | None,
-        into: source.RowBuilder,
+        into: row_builder.RowBuilder,
     ) -> None:
         still_reported = use.reported.keys() & processes.keys()
         into.put(use.column, absent or len(processes) - len(still_reported))
@@ -206,7 +212,7 @@ class GpuProcessSource(source.SourceWithoutResources):
             into.put_readings(column + 1, activity)
 
     def _fill_vgpus(
-        self, host: Host, use: _GpuUse, absent: Absent | None, into: source.RowBuilder
+        self, host: Host, use: _GpuUse, absent: Absent | None, into: row_builder.RowBuilder
     ) -> bool:
         """Report the virtual GPUs that have columns. Return True if the running ones differ from them."""
         instances = absent or _running_vgpus(host, use.gpu.index)
@@ -221,14 +227,14 @@ class GpuProcessSource(source.SourceWithoutResources):
             try:
                 into.put(column, int(host.call("nvml", "nvmlVgpuInstanceGetFbUsage", instance)))
             except NvmlError as error:
-                into.put(column, source.nvml_reason(error.code))
+                into.put(column, answer_readings.nvml_reason(error.code))
             into.put(column + 1, busy if isinstance(busy, Absent) else busy.get(instance, 0))
         return set(instances) != use.vgpus.keys()
 
 
 def _entity(host: Host, gpu: Entity, process: ListedProcess) -> Entity:
-    facts = source.nonempty_facts(
-        process_name=source.read_text(host, f"/proc/{process.pid}/comm"),
+    facts = fact_readers.nonempty_facts(
+        process_name=fact_readers.read_text(host, f"/proc/{process.pid}/comm"),
         context=process.context,
         gpu_instance=process.gpu_instance,
         compute_instance=process.compute_instance,
@@ -262,11 +268,11 @@ def _running_vgpus(host: Host, gpu: int) -> list[int] | Absent:
 
 def _vgpu_entity(host: Host, gpu: Entity, instance: int) -> Entity:
     kind, machine, name = (
-        source.call_nvml(host, f"nvmlVgpuInstanceGet{member}", instance)
+        fact_readers.call_nvml(host, f"nvmlVgpuInstanceGet{member}", instance)
         for member in ("Type", "VmID", "UUID")
     )
-    vgpu_type = None if kind is None else source.call_nvml(host, "nvmlVgpuTypeGetName", kind)
-    facts = source.nonempty_facts(
+    vgpu_type = None if kind is None else fact_readers.call_nvml(host, "nvmlVgpuTypeGetName", kind)
+    facts = fact_readers.nonempty_facts(
         vgpu_type=str(vgpu_type or ""), virtual_machine=str(machine[0]) if machine else ""
     )
     return Entity(entities.VGPU, (*gpu.key, str(name or instance)), facts)

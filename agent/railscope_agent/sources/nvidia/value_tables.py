@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from railscope.catalog import declare, entities, gpu as c, gpu_health as h, nvlink as n
 from railscope.reading import Absent, Reading
 from railscope_agent.host import Host, Json
-from railscope_agent.sampling.source import call_nvml, pick_reading
+from railscope_agent.sampling.answer_readings import pick_reading
+from railscope_agent.sampling.fact_readers import call_nvml
 from railscope_agent.sources.nvidia import call_plan, column_history
 
 CLOCKS = {"graphics": 0, "sm": 1, "memory": 2, "video": 3}

@@ -1,0 +1,81 @@
+"""Readings in the answers of calls and files, and the absence reasons of calls that fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from railscope.reading import Absent, Reading, parse_integer, reason_of
+from railscope_agent.host import NvmlError
+
+MALFORMED_ERRORS = (AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError)
+"""Errors raised when a reading is extracted from an answer of an unexpected form."""
+Answer = TypeVar("Answer")
+FileKey = TypeVar("FileKey", str, int)
+
+
+def pick_reading(pick: Callable[[Answer], Reading], answer: Answer) -> Reading:
+    """Return the reading in an answer; an unexpected form results in `Absent.ERROR`."""
+    try:
+        return pick(answer)
+    except MALFORMED_ERRORS:
+        return Absent.ERROR
+
+
+def parsed_reading(
+    read: Callable[[FileKey], bytes],
+    place: FileKey,
+    parse: Callable[[bytes], Reading] = parse_integer,
+) -> Reading:
+    """Return the reading in the content of a file, or the reason why it cannot be read.
+
+    `read` is `Host.read` with a path, or `FileGroup.text` with an index.
+    """
+    try:
+        return parse(read(place))
+    except OSError as error:
+        return reason_of(error)
+
+
+# NVML return codes: nvml.h, nvmlReturn_t.
+_NVML_REASONS = {
+    1: Absent.GONE,  # UNINITIALIZED
+    2: Absent.GONE,  # INVALID_ARGUMENT: the device vanished
+    3: Absent.UNSUPPORTED,  # NOT_SUPPORTED
+    4: Absent.DENIED,  # NO_PERMISSION
+    6: Absent.UNSUPPORTED,  # NOT_FOUND
+    9: Absent.GONE,  # DRIVER_NOT_LOADED
+    10: Absent.TIMEOUT,  # TIMEOUT
+    27: Absent.NOT_DUE,  # NOT_READY
+    12: Absent.UNSUPPORTED,  # LIBRARY_NOT_FOUND
+    13: Absent.UNSUPPORTED,  # FUNCTION_NOT_FOUND
+    15: Absent.GONE,  # GPU_IS_LOST
+    16: Absent.GONE,  # RESET_REQUIRED: no call succeeds until then
+    21: Absent.UNSUPPORTED,  # NO_DATA
+    22: Absent.UNSUPPORTED,  # VGPU_ECC_NOT_SUPPORTED
+    25: Absent.UNSUPPORTED,  # ARGUMENT_VERSION_MISMATCH
+    26: Absent.UNSUPPORTED,  # DEPRECATED
+    28: Absent.UNSUPPORTED,  # GPU_NOT_FOUND
+}
+
+
+def nvml_reason(code: int) -> Absent:
+    """Return the absence reason of an NVML return code."""
+    return _NVML_REASONS.get(code, Absent.ERROR)
+
+
+def reason_for(error: OSError | NvmlError) -> Absent:
+    """Return the absence reason of a failed call."""
+    return nvml_reason(error.code) if isinstance(error, NvmlError) else reason_of(error)
+
+
+_NVML_REMEDIES = {
+    4: "run the agent as root, or grant it access to /dev/nvidia*",
+    9: "load the nvidia kernel module: modprobe nvidia, then nvidia-smi",
+    18: "the driver was updated without a reload: reload it, or reboot the node",
+}
+
+
+def nvml_remedy(code: int) -> str:
+    """Return the remedy for an NVML return code that prevents reading all GPUs."""
+    return _NVML_REMEDIES.get(code, "run nvidia-smi and read the kernel log")
