@@ -52,8 +52,8 @@ def event_requests(
 ) -> Iterator[MessageBatch]:
     """Yield requests with log records."""
     for start in range(0, len(records), RECORDS_PER_REQUEST):
-        part = records[start : start + RECORDS_PER_REQUEST]
-        scope = logs_pb2.ScopeLogs(scope=scope_message(), log_records=part)
+        batch = records[start : start + RECORDS_PER_REQUEST]
+        scope = logs_pb2.ScopeLogs(scope=scope_message(), log_records=batch)
         of_node = logs_pb2.ResourceLogs(resource=resource_message(resource), scope_logs=[scope])
         request = logs_service_pb2.ExportLogsServiceRequest(resource_logs=[of_node])
-        yield MessageBatch(request.SerializeToString(), len(part))
+        yield MessageBatch(request.SerializeToString(), len(batch))

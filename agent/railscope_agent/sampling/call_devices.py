@@ -17,7 +17,7 @@ def device_of_call(host_interface: str, function: str, arguments: Sequence[int |
     """Return the device that a call is about; the function itself if it names none."""
     if not arguments:
         return f"{host_interface}.{function}"
-    if function == "rdma_statistics":
+    if function == "rdma_statistics":  # of an RDMA device: its files are in /sys/class/infiniband
         return f"infiniband/{arguments[0]}"
     return f"{_INTERFACE_CLASSES.get(host_interface, host_interface)}/{arguments[0]}"
 

@@ -23,9 +23,9 @@ MAX_PERIOD_FACTOR = 64
 THREAD_SHARE = 0.25
 """Maximum share of its time that a thread may spend in reads; the other sources wait as long."""
 RELAXED_SHARE = 0.8
-"""Periods grow when the budget is exceeded, and shrink if they would fit into this part of it."""
+"""Periods grow when the budget is exceeded, and shrink if they would fit into this share of it."""
 SOURCES_SHARE = 0.25
-"""Part of the budget reserved for reading, however expensive the rest is."""
+"""Share of the budget that is reserved for reading, however expensive the rest is."""
 HOLD_NS = 60 * SECOND_NS
 """Minimum time before a period factor is reduced."""
 DECIDE_NS = 1 * SECOND_NS
@@ -261,21 +261,21 @@ class Governor:
         self.state = self._grade_state()
 
     def _required_factors(self) -> tuple[_RequiredFactors, _RequiredFactors]:
-        """Return the period factors required by the budget, and those required by its relaxed part."""
+        """Return the period factors required by the budget, and those required by its relaxed share."""
         reserved = SOURCES_SHARE * self.cpu_ratio
         measured = [load for load in self.loads.values() if load.is_measured]
         whole = PeriodFactorFitter(measured, GovernedLoad.cpu_share)
         needed = dict.fromkeys(self.loads, (1, FITS))
         relaxed = needed.copy()
-        for period_factors, part in ((needed, 1.0), (relaxed, RELAXED_SHARE)):
-            allowance = max(part * self.cpu_ratio - self.other_use, part * reserved)
+        for period_factors, share in ((needed, 1.0), (relaxed, RELAXED_SHARE)):
+            allowance = max(share * self.cpu_ratio - self.other_use, share * reserved)
             for name, period_factor in whole.fit(allowance).items():
                 period_factors[name] = (period_factor, CPU)
         for thread in self._threads:
             measured = [load for load in thread if load.is_measured]
             waits = PeriodFactorFitter(measured, GovernedLoad.wall_share)
-            for period_factors, part in ((needed, 1.0), (relaxed, RELAXED_SHARE)):
-                for name, period_factor in waits.fit(part * THREAD_SHARE).items():
+            for period_factors, share in ((needed, 1.0), (relaxed, RELAXED_SHARE)):
+                for name, period_factor in waits.fit(share * THREAD_SHARE).items():
                     if period_factor > period_factors[name][0]:
                         period_factors[name] = (period_factor, BLOCKING)
         return needed, relaxed

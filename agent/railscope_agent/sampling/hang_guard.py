@@ -35,6 +35,7 @@ from railscope_agent.sampling.worker_thread import CallAbandonedError
 MAX_HUNG_CALLS = 24
 """Maximum number of stuck threads: three for each GPU of a node with eight."""
 _NVML_TIMEOUT = 10
+"""NVML_ERROR_TIMEOUT of nvml.h."""
 
 Answer = TypeVar("Answer")
 

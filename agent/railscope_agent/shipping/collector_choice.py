@@ -31,6 +31,7 @@ MAX_PROBE_SECONDS = 30.0
 """Maximum interval between two polls of the first collector of the order."""
 PROBES_PER_RETURN = 10
 RETURN_SPREAD = 1.5
+"""Maximum factor of `return_seconds`, at random: agents should not return to a collector at the same time."""
 MAX_RETURN_FACTOR = 16
 """Maximum factor of the wait for a collector that was ready, but accepted no frames when it was used again."""
 

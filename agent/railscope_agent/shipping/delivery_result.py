@@ -21,6 +21,7 @@ from railscope_agent.shipping.collector_logs import EvidenceReceipt
 from railscope_agent.shipping.http_client import HttpResponse
 
 _REJECTING_STATUSES = {400, 413, 422}
+"""The meanings of all statuses are in docs/architecture.md, "The wire protocol"."""
 _DENIALS = {401, 403}
 _RECEIPT_FIELDS = {field.name for field in msgspec.structs.fields(EvidenceReceipt)}
 _ADVICE = {

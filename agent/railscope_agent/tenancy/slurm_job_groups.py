@@ -19,6 +19,7 @@ _CONTROLLERS = ("memory", "cpuset", "freezer", "devices", "systemd")
 _V1 = re.compile(r"slurm(?:_.+)?")
 _JOB = re.compile(r"job_([0-9]{1,10})")
 _SLUID = re.compile(slurm.SLUID_PATTERN)
+"""Slurm 26.05 and later names the directories of jobs by SLUID, unless CgroupJobIdPaths=yes."""
 _JOB_STEPS = ("step_batch", "step_interactive")
 _SHARES = ("SLURM_SHARDS_ON_NODE", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
 _MAX_PROCESSES = 8

@@ -11,6 +11,7 @@ from railscope_agent.sampling.fact_readers import list_names, network_file, read
 _NET = "/sys/class/net"
 _LOWER = "lower_"
 _UP, _REJECT = 0x1, 0x200
+"""RTF_UP and RTF_REJECT of linux/route.h."""
 _NOWHERE = "00000000"
 _FIELDS, _FIELDS_6 = 8, 10
 

@@ -12,8 +12,12 @@ from railscope_agent.sampling.fact_readers import call_nvml
 from railscope_agent.topology import pci
 
 _LINK_COUNT, _LINK_STATE, _C2C_COUNT = 91, 165, 170
+"""Field ids of nvml.h."""
 _MAX_LINKS = 36
-_ACTIVE, _TO_GPU, _TO_SWITCH = 1, 0, 2
+"""NVML_NVLINK_MAX_LINKS."""
+_ACTIVE = 1
+_TO_GPU, _TO_SWITCH = 0, 2
+"""Answers of nvmlDeviceGetNvLinkRemoteDeviceType."""
 _NO_NODE = (1 << 32) - 1
 
 
