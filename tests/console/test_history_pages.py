@@ -403,6 +403,10 @@ async def test_other_roles_do_not_see_the_gpus_of_a_node(tmp_path: Path) -> None
     assert status == 401
 
 
+_LEGENDS_AND_HEADS = """() => [...document.querySelectorAll('figure.curves')].map(figure =>
+    ['.u-legend tr:nth-child(2) th', 'thead th:nth-child(2)'].map(each => figure.querySelector(each).textContent))"""
+
+
 @pytest.mark.asyncio(loop_scope="session")
 async def test_the_figures_are_drawn_with_one_cursor_in_both_themes(
     chromium: Browser, site: RunningCollector
@@ -417,6 +421,8 @@ async def test_the_figures_are_drawn_with_one_cursor_in_both_themes(
         charts = await page.evaluate(drawn)
         assert charts == await page.locator("figure.curves").count() > 5
         assert await page.evaluate("() => document.querySelectorAll('.plot svg').length") == 0
+        names = await page.evaluate(_LEGENDS_AND_HEADS)
+        assert [legend for legend, _ in names] == [head for _, head in names]
         box = await page.locator("figure.curves .u-over").first.bounding_box()
         assert box is not None
         await page.mouse.move(box["x"] + box["width"] / 3, box["y"] + 20)

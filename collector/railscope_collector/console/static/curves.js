@@ -69,7 +69,7 @@
   const write = (element, figure) => {
     element.querySelector(".plot").setAttribute("aria-label", `${figure.title}: ${figure.captions.join(" ")}`);
     element.querySelectorAll(".words").forEach((words, index) => { words.textContent = figure.captions[index] ?? ""; });
-    element.querySelectorAll("tbody tr").forEach((row, index) => {
+    element.querySelectorAll("details tbody tr").forEach((row, index) => {
       const values = figure.rows[index];
       if (!values) return;
       row.cells[0].textContent = new Date(values.from_ns / 1e6).toISOString().slice(11, 19);
