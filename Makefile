@@ -7,7 +7,7 @@
 # make bench            measure
 # make dashboards docs  write dashboards, Kubernetes manifests and generated documents again
 # make site             build the documentation as a website in site
-# make pictures         run a cluster with faults for ten minutes and draw dashboards and console into docs/pictures
+# make pictures         run the demo for six minutes and take pictures of the web console into docs/pictures
 # make cases            write the test cases in tests/captures again
 # make packages         wheel, source distribution, .deb, .rpm, container image, Helm chart, SBOMs and checksums of the last commit, in dist
 # make release          VERSION=1.2.3: build twice, test, date the changelog, commit and tag; DRY_RUN=yes changes nothing
@@ -19,7 +19,6 @@
 
 PYTHON ?= python3
 SECONDS ?= 0
-PICTURE_SECONDS ?= 600
 # Three more than cores: tests of real programs, which start first on these three, mostly wait.
 WORKERS ?= $(shell expr $$(nproc) + 3)
 PREFIX ?= /opt/railscope
@@ -70,7 +69,7 @@ QUICK_ROOT := bounded_answers dashboard_tables dashboards demo_faults demo_table
 
 quick: $(VENV)/.ready-to-test
 	$(PY) -m pytest -q -n $(WORKERS) --dist worksteal \
-		tests/vocabulary tests/client tests/slurm tests/pictures tests/agent/owners \
+		tests/vocabulary tests/client tests/slurm tests/agent/owners \
 		$(QUICK_AGENT:%=tests/agent/test_%.py) $(QUICK_TENANCY:%=tests/agent/tenancy/test_%.py) \
 		tests/collector/inventory tests/collector/account tests/collector/workloads \
 		$(QUICK_COLLECTOR:%=tests/collector/%.py) tests/simulator/test_driver_counters.py \
@@ -93,7 +92,7 @@ check: lint types
 
 types: $(VENV)/.ready-to-test
 	$(VENV)/bin/mypy
-	$(VENV)/bin/mypy docs/generate.py docs/wording.py docs/website.py
+	$(VENV)/bin/mypy docs/generate.py docs/screenshots.py docs/wording.py docs/website.py
 	$(VENV)/bin/mypy deploy/packages/build.py deploy/packages/manifests.py deploy/packages/release.py
 
 lint: $(VENV)/.ready-to-test
@@ -118,8 +117,9 @@ docs: $(VENV)/.ready-to-test dashboards
 site: $(VENV)/.ready-to-build-site
 	$(PY) docs/website.py --to site
 
-pictures: $(VENV)/.ready-to-test servers
-	$(PY) -m railscope_dashboards.pictures.site --seconds $(PICTURE_SECONDS) --to docs/pictures
+pictures: $(VENV)/.ready-to-test
+	@tests/setup_servers.sh chromium
+	$(PY) docs/screenshots.py
 
 cases: $(VENV)/.ready-to-test
 	PYTHONPATH=tests $(PY) -m captures.make

@@ -18,7 +18,7 @@ import yaml
 
 from bench.harness import HOST, BenchError, ProcessStopwatch, ServerProcess, http_get
 from bench.http_requests import PostConnection, Request
-from railscope_dashboards import build, prometheus_api, promql
+from railscope_dashboards import build, promql
 from railscope_simulator.demo.process import free_port
 
 RATE_SECONDS = 75
@@ -150,7 +150,7 @@ class QueryDatabase:
 
     def measure_query(self, panel_query: PanelQuery, span: QueryRange) -> QueryCost:
         """Run a query of a dashboard, with all values of its variables selected."""
-        expression = prometheus_api.fill_variables(
+        expression = promql.fill_variables(
             panel_query.expression, self._choose_variables(panel_query.variables, span)
         )
         if not panel_query.points:
@@ -180,7 +180,7 @@ class QueryDatabase:
             if variable["multi"]:
                 chosen[variable["name"]] = variable["allValue"]
                 continue
-            query = prometheus_api.fill_variables(variable["query"], chosen)
+            query = promql.fill_variables(variable["query"], chosen)
             if query not in self._choices:
                 self._choices[query] = self._first_value(query, span)
             chosen[variable["name"]] = self._choices[query]

@@ -206,6 +206,35 @@ def _rules(path: Path) -> Iterator[dict[str, Any]]:
         yield from ({**rule, "interval": group["interval"]} for rule in group["rules"])
 
 
+_READERS: Mapping[str, str] = {"audit": "auditor", "billing": "finance", "tenant": "tenant"}
+"""Readers of dashboards that are not for operators."""
+
+
+def _read_dashboards() -> Iterator[tuple[str, dict[str, Any]]]:
+    for path in sorted(DASHBOARDS.glob("*.json")):
+        yield path.stem, json.loads(path.read_text())
+
+
+def _dashboard_table(page: str) -> list[str]:
+    """Return a table of the dashboards, with links to their sections of a page."""
+    rows = (
+        (
+            f"[{dashboard['title']}]({page}#{dashboard['title'].lower().replace(' ', '-')})",
+            dashboard["description"],
+            _READERS.get(name, "operator"),
+        )
+        for name, dashboard in _read_dashboards()
+    )
+    return _table(("dashboard", "question", "reader"), rows)
+
+
+def readme() -> str:
+    """Return README with its table of the dashboards."""
+    text, table = (ROOT / "README.md").read_text(), _dashboard_table("docs/dashboards.md")
+    start = text.index(table[0])
+    return text[:start] + "\n".join(table) + text[text.index("\n\n", start) + 1 :]
+
+
 def dashboards() -> str:
     """Describe every dashboard with its panels."""
     lines = [
@@ -213,10 +242,9 @@ def dashboards() -> str:
         "",
         MADE,
         "",
-        "The Grafana dashboards with their panels. The pictures show seven simulated nodes with faults;",
-        "`make pictures` draws them again, and `python -m railscope_dashboards.pictures` draws a dashboard with the data of",
-        "any Prometheus.",
+        "The Grafana dashboards with their panels:",
         "",
+        *_dashboard_table(""),
         "Each dashboard links to its page of the [web console](console.md#dashboards), at the end of the time range where the page",
         "takes a time. The address is that of the collector's own machine or of a forwarded port, http://localhost:9470. Replace",
         "it after each installation:",
@@ -226,15 +254,12 @@ def dashboards() -> str:
         "```",
         "",
     ]
-    for path in sorted(DASHBOARDS.glob("*.json")):
-        dashboard = json.loads(path.read_text())
+    for name, dashboard in _read_dashboards():
         lines += [
             f"## {dashboard['title']}",
             "",
-            f"{dashboard['description']} File: [{path.name}](../dashboards/generated/{path.name}),",
+            f"{dashboard['description']} File: [{name}.json](../dashboards/generated/{name}.json),",
             f"uid `{dashboard['uid']}`.",
-            "",
-            f"![{dashboard['title']}](pictures/{path.stem}.png)",
             "",
         ]
         for row, panels in _sections(dashboard["panels"]):
@@ -334,6 +359,7 @@ def xid_rules() -> str:
 
 
 FILES: Mapping[str, Callable[[], str]] = {
+    "README.md": readme,
     "alerts/rules/gpu.yml": xid_rules,
     "alerts/runbooks/RailscopeIncident.md": diagnosis_page.runbook,
     "docs/configuration.md": configuration,

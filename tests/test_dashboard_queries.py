@@ -15,7 +15,7 @@ from railscope_collector.console import group_curves
 from railscope_collector.diagnosis.diagnosis_curves import GroupKey
 from railscope_collector.workloads.job_roster import JobKey
 from railscope_dashboards.panels import MAX_POINTS
-from railscope_dashboards.promql import expand, labels_in, problems, recorded_in
+from railscope_dashboards.promql import expand, fill_variables, labels_in, problems, recorded_in
 from railscope_dashboards.query import at_end, highest, lowest
 from tests.support.dashboards import DASHBOARDS, PANELS, QUERIES, VARIABLE
 
@@ -161,3 +161,10 @@ def test_a_mistake_in_a_query_is_found(expression: str, problem: str):
 )
 def test_a_right_query_passes(expression: str):
     assert problems(expression) == []
+
+
+def test_variables_are_filled_in_and_unknown_ones_left():
+    values = {"node": "n1", "__rate_interval": "5s"}
+    text = 'rate(x{node="$node", rail="${rail}"}[$__rate_interval])'
+    assert fill_variables(text, values) == 'rate(x{node="n1", rail="${rail}"}[5s])'
+    assert fill_variables("${node}", values) == "n1"

@@ -474,6 +474,6 @@ def test_an_extra_that_has_all_others_has_them(of: str):
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]
-    others = set(extras) - {"all", "test"} - ({"pictures", "site"} if of == "all" else set())
+    others = set(extras) - {"all", "test"} - ({"site"} if of == "all" else set())
     found = {str(one) for one in declared(of)}
     assert {str(one) for one in declared(*others)} <= found

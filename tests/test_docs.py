@@ -235,6 +235,15 @@ def test_every_page_has_a_place_in_the_navigation_of_the_website():
     assert len(placed) == len(set(placed))
 
 
+def test_every_picture_is_shown_and_small():
+    shown = {
+        name for page in PAGES for name in re.findall(r"pictures/(\w+\.png)\)", page.read_text())
+    }
+    sizes = {path.name: path.stat().st_size for path in (DOCS / "pictures").iterdir()}
+    assert sizes.keys() == shown
+    assert max(sizes.values()) < 200_000
+
+
 def test_every_page_is_in_the_index():
     index = (DOCS / "README.md").read_text()
     pages = {page.name for page in DOCS.glob("*.md")} - {"README.md"}

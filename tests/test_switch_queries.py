@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from railscope_dashboards.prometheus_api import fill_variables
+from railscope_dashboards.promql import fill_variables
 from tests.support.dashboards import DASHBOARDS
 
 LINK = 'node="n1", interface="eth0", rail="3", switch="leaf-07", port="Ethernet0"'

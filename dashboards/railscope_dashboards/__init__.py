@@ -1,10 +1,5 @@
 """Grafana dashboards, built from the catalog; `python -m railscope_dashboards` writes them to `generated/`."""
 
-
-class DashboardsError(Exception):
-    """Base of the errors of the dashboards and of their pictures."""
-
-
 COLUMNS = 24
 """Width of a Grafana dashboard, in the unit of panel widths."""
 CONSOLE_URL = "http://localhost:9470"

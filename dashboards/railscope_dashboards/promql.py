@@ -115,6 +115,13 @@ def metrics_in(expression: str) -> frozenset[str]:
     return frozenset(_NAME.findall(_STRING.sub('""', expand(expression))))
 
 
+def fill_variables(text: str, values: Mapping[str, str]) -> str:
+    """Replace the variables of a text, $name or ${name}, by values."""
+    return re.sub(
+        r"\$(?:(\w+)|\{(\w+)\})", lambda name: values.get(name[1] or name[2], name[0]), text
+    )
+
+
 def detail_of(expression: str) -> MetricDetail:
     """Return the smallest detail of the metrics endpoint that contains all metrics of an expression."""
     metrics = filter(None, map(metric_named, metrics_in(expression)))

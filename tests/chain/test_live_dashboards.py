@@ -4,40 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import yaml
-from chain_support import ProgramDirectory, debian_server, wait_until
+from chain_support import ProgramDirectory, wait_until
 from live_switches import LiveSwitches
-from PIL import Image
+from prometheus_support import RunningPrometheus, running_prometheus
 
 from railscope.catalog.declare import BASIC, FULL, MetricDetail
 from railscope_dashboards.build import dashboards
-from railscope_dashboards.pictures import layout, tables
-from railscope_dashboards.prometheus_api import (
-    DashboardResults,
-    Prometheus,
-    PrometheusError,
-    QueryWindow,
-    Values,
-    fill_variables,
-    query_dashboard,
-)
-from railscope_dashboards.promql import RULES, detail_of
+from railscope_dashboards.promql import RULES, detail_of, fill_variables
 from railscope_simulator import NodeSpec
 from railscope_simulator.demo.process import Program, free_port
 from railscope_simulator.node_hardware import build_node_hardware
 
-ROOT = Path(__file__).parent.parent.parent
 DASHBOARDS: dict[str, dict[str, Any]] = {name: json.loads(text) for name, text in dashboards()}
 CAPTURE_SECONDS = 24
 """Faults start at half of it; the replay starts again at its end."""
@@ -99,47 +85,87 @@ QUIET: Mapping[tuple[str, str], str] = {
 
 @dataclass(frozen=True, slots=True)
 class DashboardQuery:
-    """A query of a dashboard, with the title of its panel or annotation."""
+    """A query of a dashboard, with its panel or annotation."""
 
     dashboard: str
     panel: str
     expression: str
     variables: Sequence[Mapping[str, Any]]
+    targets: Sequence[Mapping[str, Any]] = ()
+    transformations: Sequence[Mapping[str, Any]] = ()
 
     def __str__(self) -> str:
         """Return the title and the expression for messages."""
         return f"{self.dashboard}, {self.panel}: {self.expression}"
 
+    def check_columns(self, labels: Collection[str]) -> None:
+        """Each column of a table has a title or is hidden, and a grid has its row and its column."""
+        steps = {step["id"]: step["options"] for step in self.transformations}
+        if columns := steps.get("organize"):
+            several = len(self.targets) > 1
+            values = {f"Value #{t['refId']}" if several else "Value" for t in self.targets}
+            hidden = {name for name, is_hidden in columns["excludeByName"].items() if is_hidden}
+            assert {"Time", *labels, *values} <= columns["renameByName"].keys() | hidden, self
+        if grid := steps.get("groupingToMatrix"):
+            assert {grid["rowField"], grid["columnField"]} <= set(labels), self
+
 
 def dashboard_queries(dashboard: Mapping[str, Any]) -> Iterator[DashboardQuery]:
     """Yield every query of a dashboard, including those of its annotations."""
-    variables = dashboard["templating"]["list"]
+    title, variables = dashboard["title"], dashboard["templating"]["list"]
     for panel in dashboard["panels"]:
-        for target in panel.get("targets", ()):
-            yield DashboardQuery(dashboard["title"], panel["title"], target["expr"], variables)
+        targets, transformations = panel.get("targets", ()), panel.get("transformations", ())
+        for target in targets:
+            yield DashboardQuery(title, panel["title"], target["expr"], variables, targets, transformations)  # fmt: skip
     for marks in dashboard["annotations"]["list"]:
-        yield DashboardQuery(dashboard["title"], marks["name"], marks["expr"], variables)
+        yield DashboardQuery(title, marks["name"], marks["expr"], variables)
 
 
 @dataclass
-class RunningPrometheus:
-    """A running Prometheus, and its start time."""
+class LiveDashboards:
+    """Queries of dashboards on a Prometheus that started at a time."""
 
-    prometheus: Prometheus
-    started: float
+    prometheus: RunningPrometheus
+    started: float = field(default_factory=time.time)
 
-    async def has(self, expression: str) -> bool:
-        """True if a query had a value at any time of the run."""
-        instants = np.arange(self.started, time.time(), 1.0)
+    async def labels(self, expression: str) -> frozenset[str] | None:
+        """Return the labels of all values that a query had in the run; None without any value."""
         query = fill_variables(expression, {"__rate_interval": "5s"})
-        return bool((await self.prometheus.query_range(query, instants)).series)
+        times = {"start": str(self.started), "end": str(time.time()), "step": "1"}
+        found = (await self.prometheus.get("query_range", query=query, **times))["result"]
+        return frozenset().union(*(series["metric"] for series in found)) if found else None
 
-    async def choice_with_data(self, question: DashboardQuery) -> Values | None:
-        """Return a selection of the variables for which a query has data, None if there is none yet."""
-        async for choice in self.prometheus.choices(question.variables):
-            if await self.has(fill_variables(question.expression, choice)):
-                return choice
-        return None
+    async def shows_something(self, question: DashboardQuery) -> bool:
+        """True if a query has data for a selection of the variables."""
+        async for choice in self._choices(question.variables, {}):
+            labels = await self.labels(fill_variables(question.expression, choice))
+            if labels is not None:
+                question.check_columns(labels)
+                return True
+        return False
+
+    async def _choices(
+        self, variables: Sequence[Mapping[str, Any]], made: Mapping[str, str]
+    ) -> AsyncIterator[Mapping[str, str]]:
+        """Yield the combinations of values of variables that Grafana offers."""
+        if not variables:
+            yield made
+            return
+        variable, *rest = variables
+        for value in await self._offered(variable, made):
+            async for choice in self._choices(rest, {**made, variable["name"]: value}):
+                yield choice
+
+    async def _offered(self, variable: Mapping[str, Any], made: Mapping[str, str]) -> list[str]:
+        """Return the values of a variable; a hidden one takes its first value, or is empty."""
+        if variable["type"] == "datasource":
+            return [""]
+        if variable["includeAll"]:
+            return [variable["allValue"]]
+        query = fill_variables(variable["query"], made)
+        selector, _, label = query.removeprefix("label_values(").removesuffix(")").rpartition(", ")
+        values = await self.prometheus.get(f"label/{label}/values", **{"match[]": selector})
+        return [*values, ""][:1] if variable.get("hide") else values
 
 
 def every_question() -> list[DashboardQuery]:
@@ -151,7 +177,7 @@ def every_question() -> list[DashboardQuery]:
 @asynccontextmanager
 async def prometheus(
     site: ProgramDirectory, pages: Mapping[str, str], detail: MetricDetail
-) -> AsyncIterator[RunningPrometheus]:
+) -> AsyncIterator[LiveDashboards]:
     """Run a Prometheus that scrapes agents and collector, and evaluates the recording rules."""
     agents = [{"targets": [page], "labels": {"node": node}} for node, page in pages.items()]
     collector = [{"targets": [f"127.0.0.1:{site.port}"]}]
@@ -175,28 +201,9 @@ async def prometheus(
     for group in recorded["groups"]:
         group.pop("interval", None)
     (site.directory / "recorded.yml").write_text(yaml.safe_dump(recorded))
-    (site.directory / f"{detail}.yml").write_text(yaml.safe_dump(config))
-    port = free_port()
-    command = [
-        "prometheus",
-        f"--config.file={detail}.yml",
-        f"--storage.tsdb.path=tsdb-{detail}",
-        f"--web.listen-address=127.0.0.1:{port}",
-    ]
-    async with (
-        debian_server("prometheus", *command, directory=site.directory),
-        Prometheus(f"http://127.0.0.1:{port}") as asked,
-    ):
-        running = RunningPrometheus(asked, time.time())
-
-        async def ready() -> bool:
-            try:
-                return await running.has("up")
-            except PrometheusError:
-                return False
-
-        await wait_until(ready, "Prometheus answers")
-        yield running
+    storage = f"--storage.tsdb.path=tsdb-{detail}"
+    async with running_prometheus(site.directory, config, storage, name=str(detail)) as running:
+        yield LiveDashboards(running)
 
 
 async def start(
@@ -230,15 +237,13 @@ async def start(
     return dict(zip((spec.node for spec in SPECS), agents, strict=True))
 
 
-@pytest.mark.timeout(400)  # waits twice, and draws every dashboard
+@pytest.mark.timeout(400)  # waits twice
 async def test_every_panel_shows_something(site: ProgramDirectory, tmp_path: Path) -> None:
     async with LiveSwitches(tmp_path).running() as switches:
-        await check_panels(site, tmp_path, await start(site, tmp_path, switches))
+        await check_panels(site, await start(site, tmp_path, switches))
 
 
-async def check_panels(
-    site: ProgramDirectory, tmp_path: Path, agents: Mapping[str, Program]
-) -> None:
+async def check_panels(site: ProgramDirectory, agents: Mapping[str, Program]) -> None:
     pages = {
         node: (await agent.find_logged(r"agent_started .*address=(\S+:\d+)"))[1]
         for node, agent in agents.items()
@@ -247,112 +252,23 @@ async def check_panels(
     of_basic = [q for q in shown if detail_of(q.expression) is BASIC]
     assert len(of_basic) > 100
     async with prometheus(site, pages, BASIC) as basic, prometheus(site, pages, FULL) as full:
-        # Both: the pictures are drawn from the one that may have started after an event that the other one has.
         waiting = [*((basic, q) for q in of_basic), *((full, q) for q in shown)]
 
         async def has_begun() -> bool:
             degraded = 'railscope_pcie_path_state{state="degraded"} == 1'
-            return await basic.has(degraded) and await full.has(degraded)
+            return None not in {await basic.labels(degraded), await full.labels(degraded)}
 
         await wait_until(has_begun, f"the fault of {FALLS_SILENT} has begun", SCRAPE_SECONDS)
         await agents[FALLS_SILENT].stop()
 
-        selected: dict[str, list[Values]] = {
-            dashboard["title"]: [] for dashboard in DASHBOARDS.values()
-        }
-
-        async def shows_something(server: RunningPrometheus, question: DashboardQuery) -> bool:
-            choice = await server.choice_with_data(question)
-            if choice is not None and choice not in selected[question.dashboard]:
-                selected[question.dashboard].append(choice)
-            return choice is not None
-
         async def all_show_something() -> bool:
-            waiting[:] = [each for each in waiting if not await shows_something(*each)]
+            waiting[:] = [each for each in waiting if not await each[0].shows_something(each[1])]
             return not waiting
 
         try:
             await wait_until(all_show_something, "every panel shows something", SCRAPE_SECONDS)
         except pytest.fail.Exception:
             pytest.fail("nothing to show:\n" + "\n".join(str(q) for _, q in waiting))
-        await check_command(full.prometheus.url, tmp_path / "drawn")  # it draws the last minute
-        newest = time.time()
-        await site.stop()  # Prometheus has all that is drawn
-        await check_pictures(full, newest, selected, tmp_path)
-
-
-async def check_pictures(
-    running: RunningPrometheus,
-    newest: float,
-    selected: Mapping[str, Sequence[Values]],
-    directory: Path,
-) -> None:
-    """Every dashboard is drawn, and each of its panels has data in at least one of its pictures.
-
-    They are drawn for the selections of variables, by title of the dashboard, with which queries
-    had data: not all devices show everything.
-
-    Tables show one timestamp: data missing at the present are searched at earlier timestamps.
-    """
-    missing = {
-        name: {
-            panel["id"]
-            for panel in dashboard["panels"]
-            if "targets" in panel and (dashboard["title"], panel["title"]) not in QUIET
-        }
-        for name, dashboard in DASHBOARDS.items()
-    }
-
-    saved = min(DASHBOARDS, key=lambda name: len(DASHBOARDS[name]["panels"]))
-    begun: set[str] = set()
-
-    async def drawn(name: str, wanted: Values, end: float) -> None:
-        window = QueryWindow(running.started, end, 1.0)
-        shown = DASHBOARDS[name]
-        if name in begun:  # only the panels that had no data before
-            panels = [panel for panel in shown["panels"] if panel["id"] in missing[name]]
-            shown = {**shown, "panels": panels}
-        answers = await query_dashboard(running.prometheus, shown, window, wanted, layout.WIDTH)
-        check_columns(shown, answers)
-        picture = layout.draw_dashboard(shown, answers)
-        missing[name] -= picture.drawn.keys()
-        if name == saved and name not in begun:
-            picture.canvas.save(directory / "saved.png")
-        begun.add(name)
-
-    for end in np.arange(newest, running.started, -SCRAPE_SECONDS):
-        for name in DASHBOARDS:
-            for wanted in selected[DASHBOARDS[name]["title"]]:
-                if missing[name]:
-                    await drawn(name, wanted, float(end))
-    assert not any(missing.values()), missing
-    assert begun == DASHBOARDS.keys()
-    with Image.open(directory / "saved.png") as image:
-        assert image.format == "PNG"
-        assert image.size == (layout.WIDTH, layout.height(DASHBOARDS[saved]["panels"]))
-
-
-def check_columns(dashboard: Mapping[str, Any], answers: DashboardResults) -> None:
-    """Each column of a table has a title: no column of an unwanted label remains."""
-    for panel in dashboard["panels"]:
-        for step in panel.get("transformations", ()):
-            if step["id"] == "organize":
-                frame = tables.frame_of(panel, answers.panels[panel["id"]])
-                titles = set(step["options"]["renameByName"].values())
-                assert set(frame.columns) <= titles, (dashboard["title"], panel["title"])
-
-
-async def check_command(url: str, directory: Path) -> None:
-    """The command line draws the pictures."""
-    command = [sys.executable, "-m", "railscope_dashboards.pictures", "--prometheus", url, "--to", str(directory),
-               "--dashboard", "pair", "--choose", "node=n3", "--range", "1m", "--scrape-interval", "1s",
-               "--sections", "1"]  # fmt: skip
-    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=subprocess.PIPE)
-    output, _ = await process.communicate()
-    assert process.returncode == 0
-    assert f"{directory / 'pair.png'}: 8 panels drawn" in output.decode()
-    with Image.open(directory / "pair.png") as image:
-        assert image.size[0] == layout.WIDTH
 
 
 def test_what_is_quiet_is_there() -> None:

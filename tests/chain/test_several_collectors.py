@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from chain_support import debian_server, wait_until
+from prometheus_support import running_prometheus
 from support.dashboards import DASHBOARDS
 from support.query_notes import annotated_queries
 from support.split_cluster import OF_COLLECTORS, SPLITS, SplitCluster, matched_values
@@ -18,9 +18,7 @@ from support.split_cluster import OF_COLLECTORS, SPLITS, SplitCluster, matched_v
 from railscope.service import run_in_thread
 from railscope_collector.console import group_curves
 from railscope_collector.workloads.job_roster import JobKey
-from railscope_dashboards.prometheus_api import Prometheus, PrometheusError, fill_variables
-from railscope_dashboards.promql import expand, metrics_in
-from railscope_simulator.demo.process import free_port
+from railscope_dashboards.promql import expand, fill_variables, metrics_in
 
 ROOT = Path(__file__).parents[2]
 START, MINUTES = 1_700_000_000, 70
@@ -161,31 +159,20 @@ async def test_a_query_returns_for_two_collectors_what_it_returns_for_one(tmp_pa
         tmp_path / "samples", SplitCluster(names, matched_values(queries.values()))
     )
     await run_in_thread(import_samples, tmp_path)
-    (tmp_path / "prometheus.yml").write_text("{}")
-    port = free_port()
-    command = ["prometheus", "--config.file=prometheus.yml", "--storage.tsdb.path=tsdb",
-               "--storage.tsdb.retention.time=100y", f"--web.listen-address=127.0.0.1:{port}"]  # fmt: skip
-    async with (
-        debian_server("prometheus", *command, directory=tmp_path),
-        Prometheus(f"http://127.0.0.1:{port}") as prometheus,
-    ):
+    options = "--storage.tsdb.path=tsdb", "--storage.tsdb.retention.time=100y"
+    async with running_prometheus(tmp_path, {}, *options) as prometheus:
 
         async def evaluate(query: str, split: str) -> EvaluatedQuery:
-            answer = await prometheus.query_instant(query, ends[split])
+            answer = await prometheus.get("query", query=query, time=str(ends[split]))
             found: dict[tuple[tuple[str, str], ...], list[float]] = {}
-            for series in answer.series:
-                labels = {k: v for k, v in series.labels.items() if k not in OF_ONE_COLLECTOR}
-                found.setdefault(tuple(sorted(labels.items())), []).append(float(series.values[0]))
-            is_by_instance = all("instance" in series.labels for series in answer.series)
+            for series in answer["result"]:
+                labels = {k: v for k, v in series["metric"].items() if k not in OF_ONE_COLLECTOR}
+                found.setdefault(tuple(sorted(labels.items())), []).append(
+                    float(series["value"][1])
+                )
+            is_by_instance = all("instance" in series["metric"] for series in answer["result"])
             return EvaluatedQuery({key: sorted(of) for key, of in found.items()}, is_by_instance)
 
-        async def ready() -> bool:
-            try:
-                return bool((await evaluate("vector(1)", "one")).values)
-            except PrometheusError:
-                return False
-
-        await wait_until(ready, "Prometheus answers")
         results = {
             place: {split: await evaluate(query, split) for split in SPLITS}
             for place, query in queries.items()
