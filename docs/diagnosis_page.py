@@ -1,4 +1,4 @@
-"""Pages about the diagnosis: classes of incidents, signals, and the JSON Schema of an incident."""
+"""Generated parts of pages about the diagnosis: classes of incidents, signals, and the JSON Schema of an incident."""
 
 from __future__ import annotations
 
@@ -45,114 +45,6 @@ _SCOPES = {
     "client": "the clients of the storage",
     "job": "the jobs that an incident of a GPU, a node, storage or the job itself touches",
 }
-
-_INTRODUCTION = """\
-A collector finds the cause, the victims and the evidence of each fault in the frames of its nodes. `railscope diagnose --captures
-DIRECTORY` does the same for recorded nodes, and `railscope diagnose --frame-log STATE_DIRECTORY --from TIME --to TIME` for a range of a collector's frame log. Each subdirectory of
-DIRECTORY is the capture of one node (`railscope agent record`). Switches are read from LLDP, or else from the cabling file of `--config`, jobs and tenants from the
-claims of the nodes.
-
-```console
-$ railscope diagnose --captures captures
-warning: slow_receiver: NIC ens4f0np0 of gpu-node-2 (mlx5_5, 0000:5e:00.0, rail 3, leaf-4 Ethernet1/2)
-  A NIC accepts data more slowly than it arrives, and pauses its switch port.
-```
-
-## Method
-
-1. Counters and gauges of all nodes become sums in slots of 10 seconds on the collector's clock. Every rate is a quotient of
-   two sums; a slot without a reading is unknown, never zero.
-2. Every 10 seconds, detectors compare the signals of the last 30 seconds with those of the peers (NICs below the same leaf,
-   GPUs of the same job or model) and with the device's own past. Reports of the hardware, such as an Xid, need no comparison.
-   The past of a device is at most 30 minutes of its present job. While a fault affects a device, its past stays that of the
-   time before the fault. The new state of a job that only differs from its own past, as in `dataloader_stall`, becomes its usual
-   one after 30 minutes.
-3. A finding becomes an incident if it persists, as the table of classes states. A symptom waits while another finding may explain
-   it: a finding of a class in the table about the same device, node, rail or job. What is lost on the link of a node or in a
-   leaf explains only what happens on its rail to its own jobs.
-4. {NODE_CLASSES} of three or more devices of a node, or of all of its GPUs or NICs, are one incident of the node.
-   A device that had an incident before keeps it. Heat of half of the GPUs of a node, or more, is an incident of the node, and that
-   of several such nodes, or a slowdown by hardware, one of the rack; it explains earlier incidents of its GPUs.
-5. An incident ends after 90 seconds without its finding. One that returns within 10 minutes is the same incident. An incident
-   that the hardware reported also lasts as long as the device shows its symptom: an uncorrectable memory error until the
-   GPU no longer waits for the remapping of a row. A link that is down is reported until it is up. While none of the nodes of the cause
-   sends samples, for an hour at most, the incident stays open: the state of the cause is unknown. NICs of a node without a job, of which all are down or gone, are
-   `info` while other nodes have jobs, and the rails had no traffic in the minute before: maintenance; those that are back within two minutes are not lost. `node_down` and `agent_partition` are conclusions from the same silence: if the job
-   goes on after all, or stops, the later one ends and explains the other.
-6. A fault that outlasts the incident that explained it is an incident of its own again.
-
-A node that the collector does not receive from is judged by the other nodes of its jobs. It is `node_down` if they exchange no data over
-their NICs while their GPUs are busy, for longer than in any pause of the job before, or with missed acknowledgements; and `agent_partition` if
-they exchange data after the last frame of the node. Until 90 seconds after that frame (`max_restart_seconds`) the severity is `info`, as its agent
-may be restarting; in captures, it is a warning if the node went on sampling, and `info` if its capture has no samples from then on.
-Otherwise it has no incident, and the alert `RailscopeNodeStale` pages: a
-node whose jobs have no other node, whose jobs exchange nothing over NICs, or whose job ended with it. Ports of switches are not
-used for it.
-
-GPUs without a claim are in no job ([how jobs are known](jobs.md)). These classes compare the ranks of a job, and are not reported for such GPUs:
-`gpu_straggler`, `host_late`, `storage_bound`, `dataloader_stall`, `nccl_hang`, `job_slowdown`, `uplink_congested`, `node_down` and
-`agent_partition`. Faults that a device, its link or its leaf shows are found without jobs. A job has all NICs of its nodes that are on a
-rail; on a node that it shares with another job, those on the rails of its GPUs. A fault of one GPU or NIC of such a node affects the
-job that holds it.
-
-The speed of a job is the data that it exchanges per second, relative to its past, over NICs or over NVLink, whichever changed
-less: each step exchanges the same amount over both, on all nodes. If the nodes change differently, each node works independently, as in a
-rollout, and their waits show no fault. `speed` of a job in an incident is the median of the last five minutes, without the first 40 seconds: a
-checkpoint in this time does not change it. `lost_gpu_seconds` is the sum over the slow jobs of GPUs, times 1 - `speed`, times the seconds since the onset. A job whose GPUs
-work more than before, as with longer sequences, is not slow. Storage explains the waits of a job only if the slow operations of one of its nodes
-take 1% of the time or more, and if they became slow before the job waited. While a rank still works, and the
-others wait for it, `nccl_hang` has the severity `info` for six minutes: the job may be evaluating its model. Input of steps that are longer than about ten seconds is judged
-over two to four minutes, of which each third must have waits: one evaluation then suffices. If
-several incidents reach a slow job, those on its own devices, its leaf or its storage, or that pause its NICs, are its cause rather than
-those on its rail, and the one with the highest confidence is charged with the loss: one that only shares its rail, after two minutes
-without an incident of its own.
-
-[`[diagnosis.thresholds]`](configuration.md#diagnosisthresholdsnetwork) changes what the detectors compare with, in the collector and in
-`railscope diagnose --config FILE`. The defaults are those that `python -m bench.diagnosis` measures.
-
-## In the collector
-
-The collector evaluates the last frames every 10 seconds (`[diagnosis] enabled`), with the jobs and tenants of its
-[account](jobs.md). Incidents are shown by:
-
-- `GET /api/v1/incidents`, newest first, at most 200; `?state=open` or `closed`, `?class=`, `?severity=` select.
-  `GET /api/v1/incidents/ID` adds the curves of the evidence: the cause, and the median of all devices of its kind, every 10
-  seconds from 5 minutes before the incident opened, each of one slot whatever the window of the evidence. A tenant reads the incidents that touch its jobs, without the jobs, victims and
-  losses of other tenants, and without the names of a cause on a node of which no such job is, its evidence and its curves. What shows the work or the ranks of a job is evidence for its tenant only; the curves of a job have no median of
-  all devices then, and `detail` is empty unless it is about that job alone.
-- [Metrics](metrics/incidents.md): open incidents with their causes, what they touch, and the GPU-seconds lost by class and tenant.
-- A webhook (`[diagnosis] webhook_url`), in the form that Alertmanager sends: one notification when an incident of at least
-  `webhook_min_severity` opens, one when it ends or another one explains it, and again one if it outlasts that one. What the receiver does not accept is sent again, after up to 5 minutes; the most severe incidents are sent first.
-  The annotation `runbook_url` and the links to the incident and the collector begin with `cluster.advertised_url`; without it, `runbook_url` is a path. Use it
-  where no Prometheus evaluates the [alerts](alerts.md).
-- The alert `RailscopeIncident`; [symptoms](#symptoms) of an incident are not sent.
-- Events and [audit records](audit.md): each change of an incident.
-
-Incidents, baselines and the longest pauses of running jobs are in `diagnosis` of the state directory. Beyond 1,000 incidents, closed ones are dropped: of the nodes
-with the most, the oldest first. After a restart they continue, with
-the same identity; one whose finding does not return within 90 seconds is closed at the time it was last found. The windows
-of the detectors fill again within a minute.
-
-The queue of frames is bounded for each node (8 MiB) and for all (256 MiB); what exceeds it is not diagnosed, and counted in
-`railscope_diagnosis_dropped_envelopes_total`. A node may have 64 findings at a time.
-
-The sums of the last six minutes are in memory, those of all but the newest 80 seconds compressed: about 3 KiB per NIC and 1.5 KiB
-per GPU of a healthy cluster. A quantity that no device reports uses no memory. The whole diagnosis takes about 100 KiB per node with 8 GPUs and
-10 NICs. `python -m bench.diagnosis` measures its cost.
-
-## Output
-
-`--format json` prints one line for each incident, in its last state; [incident.schema.json](incident.schema.json) describes
-the fields. The exit status is 0 with and without incidents. `detected` is the end of the evaluation that first concluded class and cause; data
-that was recorded later does not change it. The onset is the end of the first slot that shows the fault,
-which may have begun up to `onset_uncertainty_seconds` before. `runbook` is a path, in the console and on the site that the alert rules link to.
-
-A file `arrivals.csv` beside the captures (columns `node,sent,received`: nanoseconds of the node's clock and of the
-collector's) contains the arrivals of all nodes, from which the offsets of the clocks and missing nodes are computed. Without it,
-clocks are not corrected, and a node is unknown from the end of its capture on. A line is ignored with a warning if its times are more than a day
-from the captures, or its offset more than a day from the other offsets of its node; so is an invalid capture. A line that is not a name
-and two integers ends the command with exit status 2.
-"""
 
 _SYMPTOMS = """\
 While the diagnosis runs, [alertmanager.yml](../deploy/alertmanager.yml) inhibits these alerts by the incident that explains them, and until
@@ -233,36 +125,11 @@ the affected jobs and as GPU-seconds per hour, and how this was derived. All dev
 - `placement_oversubscribed`: a job that would fit into one pod crosses pods, and its NICs are paused, or their packets marked, {_THRESHOLDS.placed_factor:.0f} times as much as those
   of jobs in one pod, in the same blocks. Without a job in one pod to compare with, there is no advice: marks may be those of its own
   receivers. The gain is the difference in paused time: a lower bound, as hosts do not see what rate control costs.
-
-## Recordings of real hardware
-
-Public recordings, diagnosed by the same command; tests repeat it where the recordings are beside the repository.
-
-| recording | reported | reason |
-|---|---|---|
-| an hour at the 200 Gb/s ports of three servers of a cluster of 2,024 GPUs: two train, one is idle | nothing | Bursts and a gap of four minutes are usual. The switch recorded bytes and packets alone: without pause, marks and losses, congestion at this moment cannot be excluded either. |
-| counters of two servers before and after an RDMA connection was broken, two methods, three trials each | nothing | Each trial loses a handful of packets of one idle connection; the links stay up, and no NIC pauses or retransmits much. |
-| retransmissions of a connection whose peer is unreachable, by the microsecond, five trials | nothing | Six adaptive retransmissions and five or six timeouts in four seconds, then the connection ends. The error of the connection is an event of its program, which host counters do not show as a rate. |
-| kernel log with Xid 48, 63 and 94 | `ecc_uncorrectable` of one GPU | The driver reports uncorrectable errors; the remapped row (63) is their consequence. The GPU is known from the log alone. |
-| kernel log with 629 Xid 13 and 7 Xid 43 | nothing | Programs cause both: illegal accesses, and contexts that end after them. |
-| log with six losses of the carrier of an InfiniBand link | nothing | They are messages of a network manager, not of the kernel. The counter of downs of a running agent reports the flaps. |
-| logs with errors of peer memory, a crash in NCCL, and NVSwitch | nothing | No error of a GPU; NVSwitch errors name no GPU. |
-| Xid 79, 94, 145 and 149, as other projects quote them | `gpu_lost`, `ecc_uncorrectable`, `nvlink_errors` twice | Classes of these errors. Xid 13, 32 (programs) and 154 (announces a recovery) raise no incident. |
-
-Hosts do not see the queue of a switch, errors of what a NIC sends, drops that neither end counts, nor bursts that are shorter
-than a sample. They cannot distinguish a leaf switch from its uplinks, and a rank that never entered a collective from those that
-wait for it, unless it is idle, or a [flight recorder or NCCL's RAS subsystem](collectives.md#over-all-nodes-of-a-job) names it. An incident states such a limit in `limits`.
-
-A service with less load has the readings of a training job whose input is late. Jobs on one node, and jobs that exchange little and
-were not busy all the time, may be services: their `dataloader_stall` is advice (`info`). With steps of more
-than 20 seconds, late input is reported from the third gap on: two gaps may be checkpoints. A slow GPU
-in steps of more than a minute is not found by its activity, as the others wait in few of the slots. Marks or pauses of uplinks that slow down no job are
-`uplink_congested` of severity `info`, until a job that uses them is slower.
 """
 
 
-def page() -> str:
-    """Describe the diagnosis."""
+def sections() -> dict[str, list[str]]:
+    """Return the generated sections of the page about the diagnosis, by their headings."""
     classes = [
         (
             f"`{kind.name}`",
@@ -279,42 +146,30 @@ def page() -> str:
         for table in SIGNALS.values()
         for signal in table.values()
     ]
-    lines = [
-        "# Diagnosis",
-        "",
-        "Generated by `python docs/generate.py`; change its sources instead.",
-        "",
-        *_INTRODUCTION.replace("{NODE_CLASSES}", _listed(NODE_CLASSES)).splitlines(),
-        "",
-        "## Classes of incidents",
-        "",
-        "`persistence`: evaluations that must agree, of the last ones, 10 seconds apart.",
-        "",
-        *_table(
-            ("class", "meaning", "severity", "persistence", "may be explained by", "action"),
-            classes,
-        ),
-        "## Symptoms",
-        "",
-        *_SYMPTOMS.splitlines(),
-        "",
-        *_table(("class", "alerts", "same labels", "of"), _symptoms()),
-        "## Switches",
-        "",
-        *_SWITCH_EVIDENCE.splitlines(),
-        "",
-        "## Advice",
-        "",
-        *_ADVICE.splitlines(),
-        "",
-        "## Signals",
-        "",
-        "Each signal is computed from the sums of these metrics of the agents, of the first ones that a device reports. [Metrics](metrics/README.md) states where",
-        "the agents read them.",
-        "",
-        *_table(("signal", "device", "unit", "meaning", "metrics"), signals),
-    ]
-    return "\n".join(lines).rstrip("\n") + "\n"
+    return {
+        "Classes of incidents": [
+            "`persistence`: evaluations that must agree, of the last ones, 10 seconds apart. Of several devices of one node, these classes become",
+            f"one incident of the node: {_listed(NODE_CLASSES)}.",
+            "",
+            *_table(
+                ("class", "meaning", "severity", "persistence", "may be explained by", "action"),
+                classes,
+            ),
+        ],
+        "Symptoms": [
+            *_SYMPTOMS.splitlines(),
+            "",
+            *_table(("class", "alerts", "same labels", "of"), _symptoms()),
+        ],
+        "Switches": _SWITCH_EVIDENCE.splitlines(),
+        "Advice": _ADVICE.splitlines(),
+        "Signals": [
+            "Each signal is computed from the sums of these metrics of the agents, of the first ones that a device reports. [Metrics](metrics/README.md) states where",
+            "the agents read them.",
+            "",
+            *_table(("signal", "device", "unit", "meaning", "metrics"), signals),
+        ],
+    }
 
 
 class _RecordedSums:

@@ -215,7 +215,7 @@ def _read_dashboards() -> Iterator[tuple[str, dict[str, Any]]]:
         yield path.stem, json.loads(path.read_text())
 
 
-def _dashboard_table(page: str) -> list[str]:
+def _dashboard_table(page: str = "") -> list[str]:
     """Return a table of the dashboards, with links to their sections of a page."""
     rows = (
         (
@@ -228,11 +228,10 @@ def _dashboard_table(page: str) -> list[str]:
     return _table(("dashboard", "question", "reader"), rows)
 
 
-def readme() -> str:
-    """Return README with its table of the dashboards."""
-    text, table = (ROOT / "README.md").read_text(), _dashboard_table("docs/dashboards.md")
-    start = text.index(table[0])
-    return text[:start] + "\n".join(table) + text[text.index("\n\n", start) + 1 :]
+def _dashboards_of_readme() -> list[str]:
+    page = "docs/dashboards.md"
+    text = f"Each Grafana [dashboard]({page}) answers one question, from the metrics in Prometheus:"
+    return [text, "", *_dashboard_table(page)]
 
 
 def dashboards() -> str:
@@ -244,7 +243,7 @@ def dashboards() -> str:
         "",
         "The Grafana dashboards with their panels:",
         "",
-        *_dashboard_table(""),
+        *_dashboard_table(),
         "Each dashboard links to its page of the [web console](console.md#dashboards), at the end of the time range where the page",
         "takes a time. The address is that of the collector's own machine or of a forwarded port, http://localhost:9470. Replace",
         "it after each installation:",
@@ -319,6 +318,24 @@ def _cell(value: Any) -> str:
 # Documents -------------------------------------------------------------------------------------
 
 
+def _with_sections(name: str, sections: Callable[[], Mapping[str, list[str]]]) -> Callable[[], str]:
+    """Return a page that is written by hand, except for these sections, by their headings."""
+
+    def page() -> str:
+        text = (ROOT / name).read_text()
+        for heading, lines in sections().items():
+            before, found, after = text.partition(f"\n## {heading}\n")
+            if not found:
+                message = f"writing {name} failed: no section {heading}: expected ## {heading}; fix: add the heading"
+                raise ValueError(message)
+            _, following, rest = after.partition("\n## ")
+            made = _document([f"<!-- {MADE} -->", "", *lines])
+            text = f"{before}{found}\n{made}{following}{rest}"
+        return text
+
+    return page
+
+
 def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
     cells = [[cell.replace("|", "\\|") for cell in row] for row in (head, *rows)]
     lines = ["| " + " | ".join(row) + " |" for row in cells]
@@ -359,7 +376,7 @@ def xid_rules() -> str:
 
 
 FILES: Mapping[str, Callable[[], str]] = {
-    "README.md": readme,
+    "README.md": _with_sections("README.md", lambda: {"Dashboards": _dashboards_of_readme()}),
     "alerts/rules/gpu.yml": xid_rules,
     "alerts/runbooks/RailscopeIncident.md": diagnosis_page.runbook,
     "docs/configuration.md": configuration,
@@ -368,9 +385,12 @@ FILES: Mapping[str, Callable[[], str]] = {
     "docs/dashboards.md": dashboards,
     "docs/xids.md": errors,
     "docs/health.md": lambda: _document(health_page.lines(MADE, _table)),
-    "docs/dcgm.md": lambda: _document(dcgm_page.lines(MADE, _table)),
+    "docs/dcgm.md": _with_sections(
+        "docs/dcgm.md",
+        lambda: {"Names that are served": _table(dcgm_page.HEAD, dcgm_page.rows())},
+    ),
     "deploy/agent.toml": _sample("agent"),
-    "docs/diagnosis.md": diagnosis_page.page,
+    "docs/diagnosis.md": _with_sections("docs/diagnosis.md", diagnosis_page.sections),
     "docs/incident.schema.json": diagnosis_page.schema,
     "deploy/collector.toml": _sample("collector"),
     "railscope/completion.json": completion_table,
