@@ -15,7 +15,7 @@ from railscope.frame import FrameOrigin
 from railscope_agent.host import Json
 from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.sources.nic_burst import NicBurstSource
-from railscope_agent.sources.nvidia.activity import GpuBurstSource
+from railscope_agent.sources.nvidia.gpu_bursts import GpuBurstSource
 
 WINDOWS = {"10 Hz": 0.1, "50 Hz": 0.02}
 FOUR_PER_SECOND = 0.25

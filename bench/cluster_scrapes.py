@@ -19,11 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from bench import fleets, harness, http_requests, load
-from railscope import catalog, exposition, service
+from railscope import catalog, exposition, log_output
 from railscope.catalog.declare import BASIC, MetricDetail
 from railscope.timestamps import SECOND_NS
 from railscope_agent.config import AgentSettings, MetricsSettings
-from railscope_agent.host.recorded_host import RecordedClock, RecordedHost
+from railscope_agent.host.recorded_clock import RecordedClock
+from railscope_agent.host.recorded_host import RecordedHost
 from railscope_agent.service import Agent
 from railscope_dashboards.promql import metric_named
 from railscope_simulator import NodeSpec, simulate
@@ -142,7 +143,7 @@ def cluster_scrapes_of(
 
     A fault starts at half of its node's scrapes. Only the metrics in `held` are kept.
     """
-    service.configure_logs("error")
+    log_output.configure_logs("error")
     scenarios = (*HEALTHY, *((scenario, "slurm") for scenario in FAULTY[:faults]))
     specs = (
         NodeSpec(f"s{seed}", seed, scenario=scenario, scheduler=scheduler)

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from bench.host_files import write_answers, write_tree
 from bench.node import BenchHost
-from railscope import __version__, catalog, frame, service, wire
+from railscope import __version__, catalog, frame, log_output, wire
 from railscope.catalog.declare import MetricKind
 from railscope.timestamps import SECOND_NS
 from railscope_agent.config import AgentSettings
@@ -50,7 +50,7 @@ class SourceLoad(msgspec.Struct, frozen=True):
 
 def streams_of_a_node(directory: Path) -> list[SourceLoad]:
     """Return the streams of one agent at its default periods: about 3,000 values per second."""
-    service.configure_logs("error")
+    log_output.configure_logs("error")
     write_tree(directory / "tree", DEVICES)
     write_answers(directory / "answers", 2)
     agent = Agent(AgentSettings(node="bench"), BenchHost(directory / "tree", directory / "answers"))

@@ -19,7 +19,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from railscope import capture, reading, service
+from railscope import capture, log_output, reading
 from railscope.timestamps import SECOND_NS
 from railscope_agent import config
 from railscope_agent.host import (
@@ -28,8 +28,8 @@ from railscope_agent.host import (
     HostWrapper,
     Json,
     live_host,
-    nvml_readers,
-    recorded_host,
+    nvml_gpm,
+    recorded_calls,
 )
 from railscope_agent.sampling.meter import ProcessMeter
 from railscope_agent.service import Agent
@@ -40,7 +40,7 @@ _STATISTICS = "ethtool.statistics("
 _NOT_RECORDED = (3, 0)
 ANSWERS_BYTES = "answers_bytes"
 """Memory of the recorded answers, beside the call counts."""
-SHORTEST_SECONDS = nvml_readers.SHORTEST_NS / SECOND_NS
+SHORTEST_SECONDS = nvml_gpm.SHORTEST_NS / SECOND_NS
 
 
 class BenchHost(HostWrapper):
@@ -98,11 +98,11 @@ class BenchHost(HostWrapper):
         self, host_interface: str, function: str, arguments: tuple[int | str, ...]
     ) -> Iterator[Json] | None:
         """Return the repeating answers to a call; those of a batch are assembled once."""
-        if function not in recorded_host.BATCH_FUNCTIONS:
-            return self._answers.get(recorded_host.call_key(host_interface, function, arguments))
+        if function not in recorded_calls.BATCH_FUNCTIONS:
+            return self._answers.get(recorded_calls.call_key(host_interface, function, arguments))
         device, *entries = arguments
         keys = [
-            recorded_host.call_key(host_interface, function, (device, entry)) for entry in entries
+            recorded_calls.call_key(host_interface, function, (device, entry)) for entry in entries
         ]
         pairs = [[moment.get(key, _NOT_RECORDED) for key in keys] for moment in self._moments]
         answers = [[[v for _, v in batch], [code for code, _ in batch]] for batch in pairs]
@@ -195,7 +195,7 @@ def main(  # noqa: PLR0913 - flags
     calls: Path | None,
 ) -> None:
     """Run the agent on a bench host until stopped."""
-    service.configure_logs("warning")
+    log_output.configure_logs("warning")
     meter = ProcessMeter()
     before = meter.resident_bytes()
     host = BenchHost(root, answers)

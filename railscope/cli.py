@@ -21,7 +21,7 @@ _ON_DEMAND = {
     "audit": ("railscope_collector.commands.audit", "audit", "Check and read an audit log from its files and a public key."),
     "claim": ("railscope_agent.commands.claim", "claim", "Report the start and end of GPU claims to the agent of this node."),
     "bill": ("railscope_collector.commands.bill", "bill", "Compute the GPU usage of tenants and its cost."),
-    "context": ("railscope.client.commands", "context", "Store servers by name, so that a URL is typed once."),
+    "context": ("railscope.client.context_commands", "context", "Store servers by name, so that a URL is typed once."),
     "collector": ("railscope_collector.commands", "collector", "Combine the frames of all nodes into cluster, rail and tenant views."),
     "demo": ("railscope_simulator.demo.__main__", "demo", "Run a collector, agents and simulated nodes with faults, as `make demo` does."),
     "diagnose": ("railscope_collector.commands.diagnose", "diagnose", "Find cause, victims and evidence of faults in captures or a frame log."),

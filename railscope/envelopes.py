@@ -1,28 +1,21 @@
-"""Encoding of frames as batches, and decoding of envelopes within bounds.
-
-Decoding of envelopes from request bodies, within the bounds of one envelope.
+"""Decoding of envelopes from request bodies, within the bounds of one envelope.
 
 A sender may be hostile: each bound is checked before the data beyond it is decoded, so that a few
 bytes on the wire cause neither large memory use nor long computation. Fields are decoded one
 after the other; the first invalid one ends decoding.
-
-Encoding of frames as column-major batches, and decoding. Without numpy, which agents lack.
 """
 
 from __future__ import annotations
 
 import sys
-from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain, compress, groupby, islice, pairwise
-from operator import itemgetter, sub
+from itertools import chain, islice
 from typing import Annotated, NamedTuple
 
 import msgspec
 
-from railscope import reading, untrusted_text, wire
-from railscope.frame import Event, Frame
+from railscope import untrusted_text, wire
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -44,6 +37,8 @@ MAX_EVENT_TEXT = 16_384
 _CUT_TEXT = 410
 """Length to which each fact of an event with more text than that is cut. Longer than any valid text of a
 claim, so that no claim is accepted with a truncated text."""
+_schema_decoder = msgspec.msgpack.Decoder(wire.WireSchema)
+_event_decoder = msgspec.msgpack.Decoder(wire.WireEvent)
 
 
 class _Version(msgspec.Struct):
@@ -81,9 +76,7 @@ class _SealedBatch(msgspec.Struct):
 
 _version_decoder = msgspec.msgpack.Decoder(_Version)
 _envelope_decoder = msgspec.msgpack.Decoder(_SealedEnvelope)
-_schema_decoder = msgspec.msgpack.Decoder(wire.WireSchema)
 _batch_decoder = msgspec.msgpack.Decoder(_SealedBatch)
-_event_decoder = msgspec.msgpack.Decoder(wire.WireEvent)
 
 
 def unpacked_bytes(body: bytes) -> int | None:
@@ -312,103 +305,3 @@ def within_bounds(event: wire.WireEvent) -> wire.WireEvent:
     facts = dict(islice(event.facts.items(), MAX_FACTS // 2))
     cut = {name[: wire.MAX_NAME]: text[:_CUT_TEXT] for name, text in facts.items()}
     return msgspec.structs.replace(event, facts=cut)
-
-
-def encode_batches(frames: Iterable[Frame]) -> list[wire.Batch]:
-    """Encode frames of one run as batches, split at changes of stream or schema and at sequence gaps."""
-    batches = []
-    keyed = [((id(f.schema), f.sequence - i), f) for i, f in enumerate(frames)]
-    for _, run in groupby(keyed, key=lambda pair: pair[0]):
-        batches.append(encode_batch([frame for _, frame in run]))
-    return batches
-
-
-def encode_batch(frames: Sequence[Frame]) -> wire.Batch:
-    """Encode consecutive frames of one schema as one batch."""
-    first = frames[0]
-    rows = [frame.values for frame in frames]
-    moved = 0
-    for before, after in pairwise(rows):
-        moved |= _as_number(before) ^ _as_number(after)
-    flags = _nonzero(moved, len(rows[0])) if moved else b""
-    changed = list(compress(range(len(flags)), flags))
-    pick = itemgetter(*changed) if len(changed) > 1 else lambda row: [row[i] for i in changed]
-    columns = [pick(row) for row in rows]
-    steps = [list(map(sub, after, before)) for before, after in pairwise(columns)]
-    return wire.Batch(
-        stream=first.schema.stream,
-        schema=wire.schema_identity(first.schema),
-        first_sequence=first.sequence,
-        wall_ns=tuple(frame.timestamp.wall_ns for frame in frames),
-        boot_ns=tuple(frame.timestamp.boot_ns for frame in frames),
-        base=rows[0].tobytes(),
-        changed=_bits(flags, len(rows[0])),
-        steps=_step_bytes(list(chain.from_iterable(zip(*steps, strict=True)))),
-        reasons=_encode_reasons(frames),
-        uncertainty_ns=_largest_uncertainty(frames),
-        events=tuple(
-            _encode_event(row, event) for row, frame in enumerate(frames) for event in frame.events
-        ),
-    )
-
-
-def _as_number(values: array[int]) -> int:
-    return int.from_bytes(values.tobytes(), "little")
-
-
-def _nonzero(number: int, count: int) -> bytes:
-    """Return one byte for each value of a row, as one number: zero if the value is."""
-    row = number.to_bytes(count * wire.BYTES_PER_VALUE, "little")
-    flags = 0
-    for byte in range(wire.BYTES_PER_VALUE):
-        flags |= int.from_bytes(row[byte :: wire.BYTES_PER_VALUE], "little")
-    return flags.to_bytes(count, "little")
-
-
-_DIGITS = b"0".ljust(256, b"1")
-
-
-def _bits(flags: bytes, count: int) -> bytes:
-    number = int(flags[::-1].translate(_DIGITS) or b"0", 2)
-    return number.to_bytes((count + 7) // 8, "little")
-
-
-def _step_bytes(steps: list[int]) -> bytes:
-    try:
-        return array("q", steps).tobytes()
-    except OverflowError:
-        low, size = reading.SIGNED_LIMIT, reading.UNSIGNED_RANGE
-        return array("q", [(step + low) % size - low for step in steps]).tobytes()
-
-
-def _encode_reasons(frames: Sequence[Frame]) -> bytes:
-    distinct = {frame.reasons for frame in frames}
-    if len(distinct) == 1:
-        return frames[0].reasons
-    columns = len(frames[0].values)
-    return b"".join([frame.reasons or bytes(columns) for frame in frames])
-
-
-def _largest_uncertainty(frames: Sequence[Frame]) -> int | None:
-    """The largest uncertainty of the rows; None if the uncertainty of any row is unknown."""
-    widest = 0
-    for frame in frames:
-        if frame.timestamp.uncertainty_ns is None:
-            return None
-        widest = max(widest, frame.timestamp.uncertainty_ns)
-    return widest
-
-
-def _encode_event(row: int, event: Event) -> wire.WireEvent:
-    entity = wire.to_wire_entity(event.entity)
-    return within_bounds(
-        wire.WireEvent(
-            event.event_class.name,
-            row,
-            entity,
-            event.wall_ns,
-            event.boot_ns,
-            event.facts,
-            event.number,
-        )
-    )

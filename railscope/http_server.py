@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import h11
 import structlog
 
-from railscope import server_connections, service
+from railscope import listen_address, server_connections, service
 
 log = structlog.get_logger(__name__)
 
@@ -112,7 +112,7 @@ class HttpServer:
 
     async def start(self, listen: str, tls: ssl.SSLContext | None) -> tuple[str, int]:
         """Start listening and return the address. Raises SettingsError if it cannot be bound."""
-        sockets = await server_connections.listening_sockets(listen)
+        sockets = await listen_address.listening_sockets(listen)
         bound = sockets[0].getsockname()
         self._accept(sockets, MAX_OF_AN_ADDRESS, tls)
         self.port = int(bound[1])

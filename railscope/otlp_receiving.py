@@ -15,7 +15,7 @@ from http import HTTPStatus
 
 import structlog
 
-from railscope import http_server, otlp_metrics, service, settings
+from railscope import http_server, log_output, otlp_metrics, settings
 from railscope.otlp_metrics import OtlpRejectedError
 
 log = structlog.get_logger(__name__)
@@ -102,7 +102,7 @@ class OtlpEndpoint:
     body_seconds: float = http_server.BODY_SECONDS
     requests: Counter[str] = field(default_factory=Counter)
     """Requests by result."""
-    log_limit: service.LogRateLimit = field(default_factory=service.LogRateLimit)
+    log_limit: log_output.LogRateLimit = field(default_factory=log_output.LogRateLimit)
 
     async def serve(
         self,

@@ -14,7 +14,7 @@ document 457/59103.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Annotated, TypeAlias
@@ -23,69 +23,8 @@ import msgspec
 
 from railscope import RailscopeError, convert_errors
 from railscope.claim_terms import MAX_COUNT
+from railscope.kubernetes_pods import PodEntry
 from railscope.untrusted_text import NumberError, parse_whole
-
-MAX_TEXT = 16_384
-"""Maximum characters of one annotation; longer ones are omitted."""
-_PREFIXES = (
-    "hami.io/vgpu-", "volcano.sh/vgpu-", "volcano.sh/gpu-", "aliyun.com/gpu-", "alibabacloud.com/gpu-",
-    "ALIYUN_COM_GPU_MEM_", "scheduler.framework.gpushare.", "tencent.com/predicate-gpu-idx-",
-)  # fmt: skip
-_LIMITS = (
-    "nvidia.com/gpu", "volcano.sh/vgpu-", "volcano.sh/gpu-", "aliyun.com/gpu-",
-    "alibabacloud.com/gpu-", "tke.cloud.tencent.com/qgpu-", "tencent.com/vcuda-",
-)  # fmt: skip
-
-
-class ContainerLimits(msgspec.Struct, frozen=True):
-    """Limits of a container that concern GPUs, by resource name."""
-
-    name: str
-    limits: dict[str, str] = {}
-
-
-class PodEntry(msgspec.Struct, frozen=True):
-    """A pod with its GPU-related annotations and limits."""
-
-    namespace: str
-    name: str
-    phase: str = ""
-    annotations: dict[str, str] = {}
-    containers: tuple[ContainerLimits, ...] = ()
-
-    @property
-    def concerns_gpus(self) -> bool:
-        """True if the pod has GPU-related content, or has ended."""
-        return self.has_ended or bool(self.annotations) or any(c.limits for c in self.containers)
-
-    @property
-    def has_ended(self) -> bool:
-        """True for a pod that has ended and holds no resources."""
-        return self.phase in {"Succeeded", "Failed"}
-
-
-def pod_entry(
-    name: tuple[str, str],
-    phase: str,
-    annotations: Mapping[str, str],
-    containers: Iterable[tuple[str, Mapping[str, str]]],
-) -> PodEntry:
-    """Return the entry of a pod by namespace and name, with its GPU-related texts."""
-    return PodEntry(
-        *name,
-        phase,
-        _of_gpus(annotations, _PREFIXES),
-        tuple(ContainerLimits(name, _of_gpus(limits, _LIMITS)) for name, limits in containers),
-    )
-
-
-def _of_gpus(texts: Mapping[str, str], prefixes: tuple[str, ...]) -> dict[str, str]:
-    return {
-        name: text
-        for name, text in texts.items()
-        if name.startswith(prefixes) and len(text) <= MAX_TEXT
-    }
-
 
 DeviceReference: TypeAlias = str | int | None
 """Device by UUID or index, or None."""
@@ -118,12 +57,12 @@ class RequestedShare:
 class PodShareRequests:
     """Shares of GPUs that a pod requests, and the requests that could not be parsed."""
 
-    parts: list[RequestedShare] = field(default_factory=list)
+    shares: list[RequestedShare] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         """True if the pod uses this sharing system."""
-        return bool(self.parts or self.problems)
+        return bool(self.shares or self.problems)
 
 
 def requests_of(pod: PodEntry, memory: MemoryOfDevice) -> PodShareRequests:
@@ -131,7 +70,7 @@ def requests_of(pod: PodEntry, memory: MemoryOfDevice) -> PodShareRequests:
     for read in _READERS:
         requests = PodShareRequests()
         try:
-            requests.parts += _sum_by_device(read(pod, memory))
+            requests.shares += _sum_by_device(read(pod, memory))
         except PodRequestError as error:
             requests.problems.append(
                 f"reading the GPU shares of pod {pod.namespace}/{pod.name} failed: {error}"
@@ -141,19 +80,19 @@ def requests_of(pod: PodEntry, memory: MemoryOfDevice) -> PodShareRequests:
     return PodShareRequests()
 
 
-def _sum_by_device(parts: Iterator[RequestedShare]) -> list[RequestedShare]:
-    """Sum the parts per device: two containers of a pod may share one. Unnamed ones by share."""
+def _sum_by_device(requested: Iterator[RequestedShare]) -> list[RequestedShare]:
+    """Sum the shares per device: two containers of a pod may share one. Unnamed ones by share."""
     named: dict[DeviceReference, Fraction | None] = {}
     counts: dict[Fraction | None, int] = {}
-    for part in parts:
-        if part.place is None:
-            counts[part.share] = counts.get(part.share, 0) + part.count
+    for one in requested:
+        if one.place is None:
+            counts[one.share] = counts.get(one.share, 0) + one.count
             continue
-        before = named.get(part.place, Fraction(0))
+        before = named.get(one.place, Fraction(0))
         total = (
-            None if part.share is None or before is None else min(before + part.share, Fraction(1))
+            None if one.share is None or before is None else min(before + one.share, Fraction(1))
         )
-        named[part.place] = total
+        named[one.place] = total
     shares = [RequestedShare(place, share) for place, share in named.items()]
     return shares + [
         RequestedShare(None, share, min(count, MAX_COUNT)) for share, count in counts.items()

@@ -1,13 +1,9 @@
-"""Listen addresses, TLS and connections of servers.
-
-Connections of a server: bounded in number, and closed after a deadline without a request.
+"""Connections of a server: bounded in number, and closed after a deadline without a request.
 
 A client may open connections and send nothing, or send headers byte by byte. Each waiting
 connection has a deadline; above a limit in total or per address the connection that has waited
 longest is closed, so that requests are served however many connections are open. Exhaustion of
 file descriptors is logged once per minute and only delays new connections.
-
-Listen addresses, and TLS for servers.
 """
 
 from __future__ import annotations
@@ -20,11 +16,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from ipaddress import IPv6Address, ip_address
-from pathlib import Path
 
 import structlog
-
-from railscope.settings import SettingsError
 
 log = structlog.get_logger(__name__)
 
@@ -37,11 +30,10 @@ RESERVED_DESCRIPTORS = 128
 """File descriptors reserved for other uses: files, databases, outgoing connections."""
 _REAP_SECONDS, _RETRY_SECONDS, _REPORT_SECONDS = 5.0, 0.2, 60.0
 _NETWORK_BITS = 64
-_BACKLOG = 512
 CLOSE_REASONS = ("busy", "evicted", "timeout", "descriptors")
 
 
-def source_of(address: str) -> str:
+def host_of(address: str) -> str:
     """Return the host that an address belongs to: in IPv6 one network counts as one host."""
     try:
         parsed = ip_address(address.partition("%")[0])
@@ -54,9 +46,9 @@ def source_of(address: str) -> str:
 
 @dataclass(eq=False, slots=True)
 class ServerConnection:
-    """One connection: its source, the start of its wait for a request, and a function that closes it."""
+    """One connection: the host of its client, the start of its wait for a request, and a function that closes it."""
 
-    source: str
+    host: str
     end: Callable[[], object]
     waiting_since: float | None
     """None while a request is served."""
@@ -109,9 +101,9 @@ class ServerConnections:
 
     def open(self, address: str, end: Callable[[], object]) -> ServerConnection | None:
         """Register a connection; None if the limit is reached and no waiting connection can be closed."""
-        source = source_of(address)
-        of_source = self._open.get(source, {})
-        if len(of_source) >= self.max_per_address and not self._evict(source):
+        host = host_of(address)
+        of_host = self._open.get(host, {})
+        if len(of_host) >= self.max_per_address and not self._evict(host):
             self.count("busy")
             return None
         if self._count >= self.max_connections:
@@ -121,8 +113,8 @@ class ServerConnections:
                 return None
         now = time.monotonic()
         times = self.header_seconds, self.idle_seconds
-        created = ServerConnection(source, end, now, now + self.header_seconds, *times)
-        self._open.setdefault(source, {})[created] = None
+        created = ServerConnection(host, end, now, now + self.header_seconds, *times)
+        self._open.setdefault(host, {})[created] = None
         self._count += 1
         self._opened.set()
         self.accepted += 1
@@ -130,18 +122,18 @@ class ServerConnections:
 
     def close(self, connection: ServerConnection) -> None:
         """Remove a connection that has ended."""
-        of_source = self._open.get(connection.source, {})
-        if connection in of_source:
-            del of_source[connection]
+        of_host = self._open.get(connection.host, {})
+        if connection in of_host:
+            del of_host[connection]
             self._count -= 1
             if not self._count:
                 self._opened.clear()
-            if not of_source:
-                del self._open[connection.source]
+            if not of_host:
+                del self._open[connection.host]
 
-    def _evict(self, source: str) -> bool:
+    def _evict(self, host: str) -> bool:
         """Close the connection of a host that has waited longest; False if none waits."""
-        waiting = (peer for peer in self._open.get(source, ()) if peer.waiting_since is not None)
+        waiting = (peer for peer in self._open.get(host, ()) if peer.waiting_since is not None)
         oldest = min(waiting, key=lambda peer: peer.waiting_since or 0.0, default=None)
         if oldest is not None:
             self._end(oldest, "evicted")
@@ -176,8 +168,8 @@ class ServerConnections:
             now = time.monotonic()
             late = [
                 connection
-                for of_source in self._open.values()
-                for connection in of_source
+                for of_host in self._open.values()
+                for connection in of_host
                 if connection.waiting_since is not None and connection.deadline < now
             ]
             for connection in late:
@@ -296,120 +288,3 @@ class ConnectionAcceptor:
                 transport.abort()
             else:
                 accepted.close()
-
-
-async def listening_sockets(listen: str) -> list[socket.socket]:
-    """Sockets that listen on an address. Raises SettingsError if it is unavailable."""
-    host, port = split_address(listen)
-    try:
-        server = await asyncio.get_running_loop().create_server(
-            asyncio.Protocol, host or None, port, start_serving=False
-        )
-    except OSError as error:
-        message = f"cannot listen on {listen}: {error.strerror or error}"
-        raise SettingsError(message) from error
-    try:
-        created = [listener.dup() for listener in server.sockets]
-    finally:
-        server.close()
-    for listener in created:
-        listener.listen(_BACKLOG)
-    return created
-
-
-MAX_PORT = 65_535
-MAX_HOST = 255
-
-
-def split_address(listen: str) -> tuple[str, int]:
-    """Split "host:port" into host and port; IPv6 hosts are in brackets. Raises SettingsError."""
-    host, colon, port = listen.rpartition(":")
-    digits = port.isascii() and port.isdecimal() and len(port) <= len(str(MAX_PORT))
-    if not colon or not digits or int(port) > MAX_PORT:
-        message = (
-            f"invalid listen address {listen[:200]!r}: expected HOST:PORT with a port from 0 to"
-            f" {MAX_PORT}, such as 127.0.0.1:9469 or [::]:9469"
-        )
-        raise SettingsError(message)
-    host = host.strip("[]")
-    if not _is_host(host):
-        message = (
-            f"invalid listen address {listen[:200]!r}: expected the name or address of a host, such"
-            " as 127.0.0.1:9469 or [::]:9469"
-        )
-        raise SettingsError(message)
-    return host, int(port)
-
-
-def is_loopback(host: str) -> bool:
-    """True for the name or an address of the loopback interface, which other nodes cannot reach."""
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _is_host(host: str) -> bool:
-    """True if the text is a valid DNS host name: printable labels of 1 to 63 characters."""
-    if len(host) > MAX_HOST or not host.isprintable() or " " in host:
-        return False
-    try:
-        host.encode("idna")
-    except UnicodeError:
-        return False
-    return True
-
-
-def client_tls(setting: str, ca_file: str) -> ssl.SSLContext | bool:
-    """Return the TLS of a client that verifies servers with a CA file; without one, with the system's CAs.
-
-    Raises SettingsError that names the setting.
-    """
-    try:
-        return ssl.create_default_context(cafile=ca_file) if ca_file else True
-    except OSError as error:
-        message = f"invalid {setting} {ca_file!r}: {error}"
-        raise SettingsError(message) from None
-
-
-def client_pem(
-    ca_file: str, certificate_file: str, key_file: str
-) -> tuple[bytes | None, bytes | None, bytes | None]:
-    """Return CA certificates, key and certificate of a client from their files, as gRPC takes them.
-
-    Without a CA file, the CAs are those of the system; without a key file, the key is in the file of the certificate.
-    Blocking; raises OSError.
-    """
-    trusted = ca_file or ssl.get_default_verify_paths().cafile
-    names = trusted, certificate_file and (key_file or certificate_file), certificate_file
-    authorities, key, certificate = (Path(name).read_bytes() if name else None for name in names)
-    return authorities, key, certificate
-
-
-def server_tls(
-    certificate_file: str, key_file: str, client_ca_file: str = ""
-) -> ssl.SSLContext | None:
-    """Return the TLS context of a server; None for plain HTTP. Raises SettingsError.
-
-    With a client CA, clients may present a certificate; one that does not chain to it is rejected.
-    """
-    if not certificate_file:
-        if client_ca_file:
-            message = f"invalid tls.client_ca_file: {client_ca_file}: expected tls.certificate_file as well"
-            raise SettingsError(message)
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_cert_chain(certificate_file, key_file or None)
-    except OSError as error:
-        message = f"cannot use certificate {certificate_file} or key {key_file}: {error}"
-        raise SettingsError(message) from error
-    if client_ca_file:
-        try:
-            context.load_verify_locations(client_ca_file)
-        except OSError as error:
-            message = f"cannot use tls.client_ca_file {client_ca_file}: {error}"
-            raise SettingsError(message) from error
-        context.verify_mode = ssl.CERT_OPTIONAL
-    return context

@@ -1,64 +1,33 @@
-"""Service lifecycle: signals, reload, clean stop, systemd notifications, logs.
+"""Service lifecycle: signals, reload, clean stop, state directory.
 
 SIGTERM and SIGINT stop the service. SIGHUP reloads the settings: if a service can be built from
 them it replaces the old one; if not, or if it cannot start, the old settings stay in force.
-
-Integration with systemd: notification socket, watchdog, state directory.
-
-READY, WATCHDOG, STOPPING and RELOADING follow the protocol of sd_notify(3). Outside systemd every
-call does nothing.
-
-Logs: one event name, then keys. Under systemd the journal adds time and level.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
-import socket
-import sys
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ParamSpec, TextIO, TypeAlias, TypeVar, cast
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import structlog
 
 from railscope import untrusted_text
 from railscope.durable_files import lock_directory
 from railscope.settings import SettingsError
+from railscope.systemd import notify
 
-_US_PER_SECOND = 1_000_000
 Parameters = ParamSpec("Parameters")
 ResultT = TypeVar("ResultT")
 
+log = structlog.get_logger(__name__)
 
-def notify(state: str) -> None:
-    """Send a state such as "READY=1" to systemd."""
-    address = os.environ.get("NOTIFY_SOCKET", "")
-    if not address:
-        return
-    if address.startswith("@"):
-        address = "\0" + address[1:]
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
-        channel.sendto(state.encode(), address)
-
-
-async def feed_watchdog() -> None:
-    """Notify the watchdog, at half its interval, that the event loop is running.
-
-    Returns at once if systemd has set no watchdog.
-    """
-    interval_us = int(os.environ.get("WATCHDOG_USEC", "0"))
-    if not interval_us or not os.environ.get("NOTIFY_SOCKET"):
-        return
-    while True:
-        notify("WATCHDOG=1")
-        await asyncio.sleep(interval_us / _US_PER_SECOND / 2)
+Serve: TypeAlias = Callable[[], Awaitable[None]]
+"""Builds a service from validated settings, and runs it until cancelled."""
 
 
 async def run_to_end(work: Awaitable[ResultT]) -> ResultT:
@@ -108,12 +77,6 @@ def lock_state_directory(directory: Path) -> int:
     except OSError as error:
         message = f"cannot use state_directory {directory}: {error.strerror}"
         raise SettingsError(message) from error
-
-
-log = structlog.get_logger(__name__)
-
-Serve: TypeAlias = Callable[[], Awaitable[None]]
-"""Builds a service from validated settings, and runs it until cancelled."""
 
 
 async def supervise(
@@ -190,92 +153,3 @@ async def _end(serving: asyncio.Future[None]) -> None:
         await serving
     except asyncio.CancelledError:
         log.debug("service_stopped")
-
-
-_JOURNAL_LEVELS = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
-
-
-def _journal_prefix(_: Any, __: str, line: str) -> str:
-    level, _, rest = line.partition(" ")
-    return f"<{_JOURNAL_LEVELS.get(level, 6)}>{rest}"
-
-
-def _level_first(_: Any, method: str, event: dict[str, Any]) -> str:
-    name = event.pop("event")
-    time = event.pop("timestamp", "")
-    keys = " ".join(f"{key}={_quote_value(value)}" for key, value in event.items())
-    return f"{time} {method} {name} {keys}".strip()
-
-
-def _quote_value(value: Any) -> str:
-    text = untrusted_text.printable(str(value))
-    return f'"{text}"' if not text or any(c in text for c in ' "=') else text
-
-
-class LogStream:
-    """Standard error, with failures that never end a program: full disk, closed pipe, unencodable text."""
-
-    def __init__(self) -> None:
-        self.lost = 0
-        """Lines that could not be written since the start."""
-
-    def write(self, line: str) -> int:
-        """Write a line, or count it as lost."""
-        try:
-            sys.stderr.write(line)
-            sys.stderr.flush()
-        except (OSError, ValueError):
-            self.lost += 1
-        return len(line)
-
-    def flush(self) -> None:
-        """Do nothing: each line is flushed on write."""
-
-
-LOG_STREAM = LogStream()
-"""Log output of this process."""
-
-
-def configure_logs(level: str) -> None:
-    """Send logs to standard error: with a level prefix for the journal, else with the time."""
-    journal = "JOURNAL_STREAM" in os.environ
-    processors: list[Any] = []
-    if not journal:
-        processors.append(structlog.processors.TimeStamper(fmt="iso", utc=True))
-    processors.append(_level_first)
-    if journal:
-        processors.append(_journal_prefix)
-    structlog.configure(
-        processors=processors,
-        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-        logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", LOG_STREAM)),
-        cache_logger_on_first_use=False,
-    )
-
-
-REPEATED_LINE_SECONDS = 60.0
-_MAX_KEYS = 4096
-
-
-@dataclass(slots=True)
-class LogRateLimit:
-    """Decides for each key if a line is due; `repetitions` of that line is the count since the last one."""
-
-    monotonic: Callable[[], float] = time.monotonic
-    suppressed: int = 0
-    """Number of lines that were not written."""
-    _keys: OrderedDict[tuple[str, ...], tuple[float, int]] = field(default_factory=OrderedDict)
-
-    def count_repetitions(self, *key: str) -> int | None:
-        """Return the number of occurrences since the last line; None if no line is due."""
-        now_seconds = self.monotonic()
-        since, count = self._keys.get(key, (now_seconds - REPEATED_LINE_SECONDS, 0))
-        if now_seconds - since < REPEATED_LINE_SECONDS:
-            self._keys[key] = since, count + 1
-            self.suppressed += 1
-            return None
-        self._keys[key] = now_seconds, 0
-        self._keys.move_to_end(key)
-        if len(self._keys) > _MAX_KEYS:
-            self._keys.popitem(last=False)
-        return count

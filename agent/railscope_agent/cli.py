@@ -17,6 +17,7 @@ from railscope import (
     cli,
     device_names,
     exposition,
+    log_output,
     service,
     settings,
     textfile_series,
@@ -29,7 +30,7 @@ from railscope.catalog.entities import TEXTFILE_SERIES
 from railscope.frame import FrameOrigin
 from railscope.reading import Absent
 from railscope_agent.config import PREFIX, AgentSettings, BurstSettings
-from railscope_agent.host import Host, live_host, recorded_host
+from railscope_agent.host import Host, live_clock, live_host, recorded_host
 from railscope_agent.machine_sources import machine_sources
 from railscope_agent.sampling.meter import measure_memory
 from railscope_agent.sampling.sampler import Sampler
@@ -108,7 +109,7 @@ def run_agent(
     """Run the agent on a host until it is stopped; `make_host` returns the host and its node name."""
     flags |= collector_flags(flags.pop("collector_urls"))
     read = _loader(config, flags)
-    service.configure_logs(read().log_level)
+    log_output.configure_logs(read().log_level)
     host, node = make_host()
 
     def load() -> service.Serve:
@@ -120,7 +121,7 @@ def run_agent(
         build()
 
         async def serve() -> None:
-            service.configure_logs(current.log_level)
+            log_output.configure_logs(current.log_level)
             await build().run()
 
         return serve
@@ -236,7 +237,7 @@ def record(  # noqa: PLR0913, PLR0917 - flags
 
     Of the settings, only those of textfiles are used: a replay with the same ones has the files as well.
     """
-    service.configure_logs("warning")
+    log_output.configure_logs("warning")
     if directory.exists() and any(directory.iterdir()):
         message = (
             f"cannot record into {directory}: the directory is not empty; fix: "
@@ -292,7 +293,7 @@ def replay(
     """
     from railscope_agent.commands.replay import replay_captures  # noqa: PLC0415 - not in an agent that runs
 
-    service.configure_logs("error")
+    log_output.configure_logs("error")
     loaded = settings.load(AgentSettings, file=config, prefix=PREFIX)
     is_complete = replay_captures(captures, loaded, sources, metrics, sys.stdout.buffer)
     sys.exit(0 if is_complete else DAMAGED_STATUS)
@@ -313,7 +314,7 @@ def _host(root: Path, replay: Path | None) -> tuple[Host, str]:
     """Return the host to read continuously, and its name if a capture contains it."""
     if replay is None:
         return live_host.LiveHost(root), ""
-    clock = live_host.LiveClock()
+    clock = live_clock.LiveClock()
     started_ns = clock.now().boot_ns
 
     def recorded() -> recorded_host.RecordedHost:
@@ -335,7 +336,7 @@ def _agent_once(
 ) -> tuple[Agent, _Read]:
     """Return an agent that reads a node or a capture once, and the function that reads it."""
     loaded = _loader(config, flags)()
-    service.configure_logs("error")
+    log_output.configure_logs("error")
     if replay is None:
         return Agent(loaded, live_host.LiveHost(root), loaded.node), Agent.once
     walk = _capture_walk(replay)

@@ -10,7 +10,7 @@ from railscope_agent.sampling.source import Source
 from railscope_agent.sources import (
     flight_recorder,
     gpudirect,
-    hardware_sensors,
+    hwmon,
     inspector_pushes,
     nccl_inspector,
     nccl_metrics,
@@ -20,20 +20,38 @@ from railscope_agent.sources import (
     nic_settings,
     nvme,
     rank_places,
+    rapl,
     rdma,
     source_bases,
     textfile,
     worker_server,
 )
-from railscope_agent.sources.network import BondSource, LinkSource, ProtocolSource
-from railscope_agent.sources.nic_counters import LinkErrorSource, NicSource
+from railscope_agent.sources.bonds import BondSource
+from railscope_agent.sources.ceph import CephSource
+from railscope_agent.sources.edac import EdacSource
+from railscope_agent.sources.link_errors import LinkErrorSource
+from railscope_agent.sources.lustre import LustreSource
+from railscope_agent.sources.network_links import LinkSource
+from railscope_agent.sources.nic_counters import NicSource
 from railscope_agent.sources.nic_ports import NeighbourSource, OpticsSource
-from railscope_agent.sources.node import EdacSource, HostSource
-from railscope_agent.sources.nvidia import activity, events, gpu_devices, nvlink, pcie, processes
-from railscope_agent.sources.parallel_filesystems import CephSource, LustreSource
+from railscope_agent.sources.node import HostSource
+from railscope_agent.sources.nvidia import (
+    activity,
+    bus_state,
+    events,
+    gpu_bursts,
+    gpu_devices,
+    gpu_sharing,
+    mig_devices,
+    nvlink,
+    pcie,
+    processes,
+)
 from railscope_agent.sources.pcie import PcieSource
+from railscope_agent.sources.protocol_counters import ProtocolSource
 from railscope_agent.sources.tenancy import ClaimSource
-from railscope_agent.streams.kernel_log import KernelLogStream, XidMatcher
+from railscope_agent.streams.kernel_log import KernelLogStream
+from railscope_agent.streams.xid_matcher import XidMatcher
 from railscope_agent.topology import network, rail_rules
 
 
@@ -57,17 +75,17 @@ def machine_sources(settings: AgentSettings, xids: XidMatcher | None = None) -> 
     bursts = settings.bursts
     burst_sampling: list[Source] = [
         nic_burst.NicBurstSource(bursts.window_seconds, bursts.interfaces.split(), wiring),
-        activity.GpuBurstSource(bursts.window_seconds, gpus),
+        gpu_bursts.GpuBurstSource(bursts.window_seconds, gpus),
     ]
     all_sources: list[Source] = [
         gpu_devices.GpuSource.load(gpus),
         activity.GpuActivitySource(gpus),
         events.NvmlEventSource(matcher, gpus),
-        processes.GpuSharingSource(gpus, lists),
+        gpu_sharing.GpuSharingSource(gpus, lists),
         processes.GpuProcessSource(gpus),
-        gpu_devices.MigSource(gpus),
+        mig_devices.MigSource(gpus),
         gpu_devices.GpuSource.health(gpus),
-        gpu_devices.GpuDeviceSource(gpus),
+        bus_state.GpuDeviceSource(gpus),
         pcie.GpuPathSource(gpus, settings.pcie),
         nvlink.NvLinkSource.traffic(gpus),
         gpu_devices.GpuSource.settings(gpus),
@@ -88,8 +106,8 @@ def machine_sources(settings: AgentSettings, xids: XidMatcher | None = None) -> 
         LustreSource(),
         CephSource(),
         nvme.NvmeSource(),
-        hardware_sensors.RaplSource(),
-        hardware_sensors.HwmonSource(),
+        rapl.RaplSource(),
+        hwmon.HwmonSource(),
         EdacSource(),
         KernelLogStream(matcher),
         claims,
@@ -116,7 +134,7 @@ def assign_periods(sources: list[Source], periods: SourcePeriods) -> list[Source
 
 
 _NEEDED = frozenset(
-    {ClaimSource.name, gpu_devices.MigSource.name, events.NvmlEventSource.name, *SOURCES}
+    {ClaimSource.name, mig_devices.MigSource.name, events.NvmlEventSource.name, *SOURCES}
 )
 """Without them a claimed GPU would count as free, a present one as missing, or a failed one as healthy."""
 

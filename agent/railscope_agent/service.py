@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from railscope import __version__, http_server, reading, server_connections, service, untrusted_text
+from railscope import (
+    __version__,
+    http_server,
+    listen_address,
+    reading,
+    service,
+    systemd,
+    tls_contexts,
+    untrusted_text,
+)
 from railscope.frame import Event, Frame, FrameOrigin
 from railscope.settings import SettingsError
 from railscope_agent.config import AgentSettings
@@ -42,9 +51,10 @@ from railscope_agent.sources import (
     tenancy,
     worker_server,
 )
-from railscope_agent.sources.agent_state import GpuVerdictSource, SelfMetricsSource
+from railscope_agent.sources.agent_metrics import SelfMetricsSource
+from railscope_agent.sources.gpu_verdicts import GpuVerdictSource
 from railscope_agent.sources.nvidia.processes import GpuProcessSource
-from railscope_agent.streams.kernel_log import XidMatcher
+from railscope_agent.streams.xid_matcher import XidMatcher
 
 if TYPE_CHECKING:
     from railscope_agent.otlp.otlp_exporter import OtlpExporter
@@ -108,7 +118,7 @@ class Agent:
 
     def __post_init__(self) -> None:
         """Build all components. Raises SettingsError for a setting that cannot work."""
-        server_connections.split_address(self.settings.listen)
+        listen_address.split_address(self.settings.listen)
         self.node = self.node or node_name(self.settings, self.host)
         self.origin = FrameOrigin(self.node, secrets.token_hex(8), self.host.boot_id)
         meter = self.meter or create_meter(self.host)
@@ -135,7 +145,7 @@ class Agent:
             self.keeper.describe_use,
         )
         self.endpoint.expositions.configured = configured_selection(self.settings.metrics)
-        self._tls = server_connections.server_tls(
+        self._tls = tls_contexts.server_tls(
             self.settings.tls.certificate_file, self.settings.tls.key_file
         )
         self.health = NodeHealth(lambda: self.sampler.statuses)
@@ -211,16 +221,16 @@ class Agent:
                 address=f"{host}:{port}",
                 collector=" ".join(self.settings.collector.all_urls) or "none",
             )
-            if not self.endpoint.token and not server_connections.is_loopback(host):
+            if not self.endpoint.token and not listen_address.is_loopback(host):
                 log.warning(
                     "metrics_endpoint_unprotected",
                     listen=f"{host}:{port}",
                     advice="set metrics_token_file, or listen on 127.0.0.1",
                 )
-            service.notify("READY=1")
+            systemd.notify("READY=1")
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.sampler.run())
-                group.create_task(service.feed_watchdog())
+                group.create_task(systemd.feed_watchdog())
                 group.create_task(self._claims.keep_trying())
                 if self._shipper:
                     group.create_task(self._shipper.run())

@@ -18,7 +18,7 @@ import aiohttp
 import structlog
 from aiohttp import web
 
-from railscope import server_connections, settings as setting_files, timestamps
+from railscope import settings as setting_files, timestamps, tls_contexts
 from railscope_collector import config, work_limits
 from railscope_collector.ledger import membership
 from railscope_collector.state import feed_follower, record_feed
@@ -103,7 +103,7 @@ class PeerAccess(NamedTuple):
             message = "missing cluster.token_file: expected a token of role collector; fix: `railscope collector token --role collector NAME`"
             raise setting_files.SettingsError(message)
         token = setting_files.read_named_file("cluster.token_file", settings.token_file, "ascii")
-        server_connections.client_tls("cluster.ca_file", settings.ca_file)
+        tls_contexts.client_tls("cluster.ca_file", settings.ca_file)
         return cls(token, settings.ca_file)
 
 
@@ -167,7 +167,7 @@ class FollowedCollector:
         async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
             while True:
                 try:
-                    tls = server_connections.client_tls("cluster.ca_file", access.ca_file)
+                    tls = tls_contexts.client_tls("cluster.ca_file", access.ca_file)
                     async with session.get(url, ssl=tls, allow_redirects=False) as response:
                         if response.status == HTTPStatus.OK:
                             await self._apply(response.content.readexactly)

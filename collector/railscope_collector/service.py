@@ -12,7 +12,15 @@ from pathlib import Path
 import structlog
 from aiohttp.web import Application
 
-from railscope import __version__, server_connections, service, timestamps
+from railscope import (
+    __version__,
+    listen_address,
+    server_connections,
+    service,
+    systemd,
+    timestamps,
+    tls_contexts,
+)
 from railscope.catalog.collector import DAMAGED_EVIDENCE, LOST_FILES
 from railscope.catalog.incidents import WEBHOOK_FAILURES
 from railscope_collector import (
@@ -93,7 +101,7 @@ class Collector:
     def __post_init__(self) -> None:
         """Build all components. Raises SettingsError for a setting that cannot work."""
         self.directory = service.state_directory(self.settings)
-        server_connections.split_address(self.settings.listen)
+        listen_address.split_address(self.settings.listen)
         self.tokens = TokensFile(Path(self.settings.tokens_file))
         self.core = CollectorState(schemas.StoredSchemas(self.directory / "schemas"))
         self.core.is_draining = self.settings.draining
@@ -206,9 +214,7 @@ class Collector:
         )
         self.books = billing_api.LedgerBooks(self.database.open, self.settings.billing.seller_file)
         tls = self.settings.tls
-        self._tls = server_connections.server_tls(
-            tls.certificate_file, tls.key_file, tls.client_ca_file
-        )
+        self._tls = tls_contexts.server_tls(tls.certificate_file, tls.key_file, tls.client_ca_file)
         self.sink = influx.InfluxSink(self.settings.influx, lambda: self.refresher.views)
         self.remote_write = remote_write.RemoteWriteSink.from_settings(self.settings, self.core)
         self.switches = all_switches.AllSwitches.from_settings(
@@ -245,7 +251,7 @@ class Collector:
         """Run until cancelled. Raises SettingsError for a setting that cannot work."""
         limit_memory_arenas()
         lock = service.lock_state_directory(self.directory)
-        watchdog = asyncio.create_task(service.feed_watchdog())
+        watchdog = asyncio.create_task(systemd.feed_watchdog())
         try:
             await self._wait_for_space()
             await service.run_in_thread(self.restore)
@@ -296,7 +302,7 @@ class Collector:
         try:
             host, port = await server.start(self.settings.listen, self._tls)
             self.on_listening(host, port)
-            service.notify("READY=1")
+            systemd.notify("READY=1")
             async with asyncio.TaskGroup() as group:
                 runs = self.tokens.watch(), self.refresher.run()
                 tasks = [group.create_task(run) for run in runs]
@@ -414,7 +420,7 @@ class Collector:
             self.on_listening(host, port)
             address, nodes = f"{host}:{port}", len(self.core.fleet.nodes)
             log.info("collector_started", version=__version__, address=address, nodes=nodes)
-            service.notify("READY=1")
+            systemd.notify("READY=1")
             async with asyncio.TaskGroup() as outer, asyncio.TaskGroup() as group:
                 # The outer group ends last, so that the final events of the other tasks are recorded.
                 self.audit.start(outer, group)

@@ -1,4 +1,4 @@
-"""Commands that read a running collector or agent: status, tables, `top` and contexts.
+"""Commands that read a running collector or agent: status, tables and `top`.
 
 Exit status of all: 0 done (of `status`: healthy), 1 degraded, 2 failed (both of `status` only), 3 unknown.
 """
@@ -8,141 +8,36 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from railscope.client import (
     cluster_reading as cluster,
     cluster_tables,
-    contexts,
     status as state,
     tables,
 )
-from railscope.client.connection import ClientError, ReadClient, ServerAddress
-from railscope.client.node_reading import AgentReader, gpu_table
+from railscope.client.agent_reading import AgentReader
+from railscope.client.command_options import (
+    UNKNOWN,
+    ClientCommand,
+    chosen_address,
+    connect,
+    connection_options,
+    json_option,
+    node_option,
+    state_option,
+    table_options,
+    tenant_option,
+    terminal_width,
+)
+from railscope.client.connection import ClientError, ReadClient
+from railscope.client.node_reading import gpu_table
 from railscope.client.top_views import create_pages, plain_page
-
-_Command = TypeVar("_Command", bound=Callable[..., Any])
-UNKNOWN = int(state.OverallStatus.UNKNOWN)
-
-
-class ClientCommand(click.Command):
-    """Command that exits with status 3 for every error: the state of the cluster is unknown then."""
-
-    def make_context(self, *arguments: Any, **options: Any) -> click.Context:
-        """Parse the arguments."""
-        try:
-            return super().make_context(*arguments, **options)
-        except click.UsageError as error:
-            error.show()
-            sys.exit(UNKNOWN)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command."""
-        try:
-            return super().invoke(ctx)
-        except ClientError as error:
-            click.echo(f"Error: {error.message}", err=True)
-            sys.exit(UNKNOWN)
-
-
-_SERVER_OPTIONS = (
-    click.option(
-        "--collector",
-        default="",
-        metavar="URL",
-        help="Base URL of a collector. Default: the context in use, else a collector on this host.",
-    ),
-    click.option(
-        "--agent",
-        default="",
-        metavar="URL",
-        help="Base URL of an agent, to read one node without a collector.",
-    ),
-)
-_FILE_OPTIONS = (
-    click.option(
-        "--token-file",
-        default="",
-        metavar="FILE",
-        help="File that contains a bearer token; other users must not be able to read it.",
-    ),
-    click.option(
-        "--ca-file",
-        default="",
-        metavar="FILE",
-        help="CA certificates (PEM) to verify the server. Default: those of the system.",
-    ),
-    click.option(
-        "--certificate-file", default="", metavar="FILE", help="Client certificate (PEM)."
-    ),
-    click.option(
-        "--key-file",
-        default="",
-        metavar="FILE",
-        help="Key of the client certificate (PEM). Default: in the certificate's file.",
-    ),
-)
-_CONTEXT_OPTIONS = (
-    click.option("--context", default="", metavar="NAME", help="Context to use; `railscope context show` lists them."),
-    click.option("--timeout-seconds", type=click.FloatRange(0.1, 3600), default=10.0, show_default=True, help="Limit of one request."),
-)  # fmt: skip
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-_wide_option = click.option(
-    "--wide", is_flag=True, help="Print all columns in full; lines may be long."
-)
-_tenant_option = click.option(
-    "--tenant", default="", metavar="PATTERN", help="Only of these tenants."
-)
-_node_option = click.option(
-    "--node", default="", metavar="PATTERN", help="Only of these nodes, such as gpu-*."
-)
-
-
-def _state_option(states: str) -> Callable[[_Command], _Command]:
-    """Return the option that selects rows by state."""
-    text = f"Only in this state: {states}."
-    return click.option("--state", "of_state", default="", metavar="PATTERN", help=text)
-
-
-def _add(*options: Callable[[_Command], _Command]) -> Callable[[_Command], _Command]:
-    """Return a decorator that adds options in this order."""
-
-    def decorate(command: _Command) -> _Command:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorate
-
-
-_connection_options = _add(*_SERVER_OPTIONS, *_FILE_OPTIONS, *_CONTEXT_OPTIONS)
-_table_options = _add(_json_option, _wide_option, _connection_options)
-
-
-def _address(options: dict[str, Any]) -> ServerAddress:
-    return contexts.choose_address(options, contexts.default_path())
-
-
-def _connect(address: ServerAddress) -> ReadClient:
-    """Return a client whose connections are closed at the end of the command."""
-    return click.get_current_context().with_resource(closing(ReadClient(address)))
-
-
-def _width() -> int:
-    """Return the width of the terminal; 80 where the output is not a terminal."""
-    return (
-        shutil.get_terminal_size((tables.NARROW, 24)).columns
-        if sys.stdout.isatty()
-        else tables.NARROW
-    )
 
 
 def read_report(client: ReadClient) -> state.StatusReport:
@@ -154,8 +49,8 @@ def read_report(client: ReadClient) -> state.StatusReport:
 
 
 @click.command(cls=ClientCommand)
-@_json_option
-@_connection_options
+@json_option
+@connection_options
 def status(*, as_json: bool, **options: Any) -> None:
     """Print the status of a cluster, or of the node of an agent, on one screen.
 
@@ -167,12 +62,14 @@ def status(*, as_json: bool, **options: Any) -> None:
         "agent" if options["agent"] else "collector",
     )
     try:
-        address = _address(options)
+        address = chosen_address(options)
         url, program = address.url, address.program
-        report = read_report(_connect(address))
+        report = read_report(connect(address))
     except ClientError as error:
         report = state.unknown_report(url, program, error.message)
-    click.echo(json.dumps(report.to_json(), indent=1) if as_json else report.as_text(_width()))
+    click.echo(
+        json.dumps(report.to_json(), indent=1) if as_json else report.as_text(terminal_width())
+    )
     sys.exit(int(report.status))
 
 
@@ -189,9 +86,11 @@ def _print_table(table: tables.ClientTable, options: dict[str, Any], **filters: 
     elif found.absence:
         raise ClientError(found.absence)
     elif found.rows and table.name == "incidents" and not options["wide"]:
-        click.echo("\n".join([*cluster_tables.incident_lines(found.rows, _width()), *found.notes]))
+        click.echo(
+            "\n".join([*cluster_tables.incident_lines(found.rows, terminal_width()), *found.notes])
+        )
     else:
-        click.echo(found.as_text(_width(), wide=options["wide"]))
+        click.echo(found.as_text(terminal_width(), wide=options["wide"]))
     if found.absence:
         sys.exit(UNKNOWN)
 
@@ -199,26 +98,26 @@ def _print_table(table: tables.ClientTable, options: dict[str, Any], **filters: 
 def _read_cluster(
     options: dict[str, Any], *documents: str, **further: cluster.DocumentRequest
 ) -> cluster.ClusterReading:
-    address = _address(options)
+    address = chosen_address(options)
     if address.is_agent:
         message = f"invalid --agent {address.url}: an agent has no such table; fix: name a collector, or run railscope top --agent"
         raise ClientError(message)
-    return cluster.ClusterReader(_connect(address)).read(documents, **further)
+    return cluster.ClusterReader(connect(address)).read(documents, **further)
 
 
 @click.command(cls=ClientCommand)
-@_node_option
-@_state_option("healthy, degraded, failed or unknown")
-@_table_options
+@node_option
+@state_option("healthy, degraded, failed or unknown")
+@table_options
 def nodes(*, node: str, of_state: str, **options: Any) -> None:
     """List the nodes, worst first. An agent lists the GPUs of its node, with NIC and rail.
 
     failed: the cause of a critical incident, or a GPU that has failed, is on the node. degraded: the cause
     of a warning, or a victim. unknown: the node or its diagnosis is stale, or it never reported.
     """
-    address = _address(options)
+    address = chosen_address(options)
     if address.is_agent:
-        reading = AgentReader(_connect(address)).read()
+        reading = AgentReader(connect(address)).read()
         _print_table(gpu_table(reading.gpu_rows, with_rates=False), options, health=of_state)
         return
     found = _read_cluster(options, "nodes", "inventory")
@@ -226,10 +125,10 @@ def nodes(*, node: str, of_state: str, **options: Any) -> None:
 
 
 @click.command(cls=ClientCommand)
-@_node_option
+@node_option
 @click.option("--rail", type=click.IntRange(0), help="Only on this rail.")
-@_tenant_option
-@_state_option("failed, unknown, degraded or healthy")
+@tenant_option
+@state_option("failed, unknown, degraded or healthy")
 @click.option(
     "--limit",
     type=click.IntRange(1, 1000),
@@ -240,14 +139,14 @@ def nodes(*, node: str, of_state: str, **options: Any) -> None:
 @click.option(
     "--offset", type=click.IntRange(0), default=0, help="Number of GPUs to omit, for the next part."
 )
-@_table_options
+@table_options
 def gpus(*, node: str, tenant: str, of_state: str, limit: int, **options: Any) -> None:
     """List the GPUs of all nodes with rail and NIC, worst first; those of the node of an agent.
 
     The state is the worse of the verdict of the agent and of the open incidents of the GPU, its NIC and its node.
     """
     rail, offset = options["rail"], options["offset"]
-    client = _connect(_address(options))
+    client = connect(chosen_address(options))
     chosen = {
         "node": node,
         "rail": "" if rail is None else str(rail),
@@ -269,9 +168,9 @@ def gpus(*, node: str, tenant: str, of_state: str, limit: int, **options: Any) -
 
 
 @click.command(cls=ClientCommand)
-@_tenant_option
-@_state_option("healthy, degraded or unknown")
-@_table_options
+@tenant_option
+@state_option("healthy, degraded or unknown")
+@table_options
 def jobs(*, tenant: str, of_state: str, **options: Any) -> None:
     """List the running jobs, worst first, with step period and slowest GPU.
 
@@ -291,9 +190,9 @@ def jobs(*, tenant: str, of_state: str, **options: Any) -> None:
     help="Only in this state.",
 )
 @click.option("--severity", type=click.Choice(cluster.SEVERITIES), help="Only of this severity.")
-@_node_option
-@_tenant_option
-@_table_options
+@node_option
+@tenant_option
+@table_options
 def incidents(
     *, of_state: str, severity: str | None, node: str, tenant: str, **options: Any
 ) -> None:
@@ -308,8 +207,8 @@ def incidents(
 
 
 @click.command(cls=ClientCommand)
-@_tenant_option
-@_table_options
+@tenant_option
+@table_options
 def tenants(*, tenant: str, **options: Any) -> None:
     """List the tenants with their GPUs, jobs and GPU time."""
     found = _read_cluster(options, "tenants", "account", "jobs", "incidents")
@@ -326,8 +225,8 @@ def tenants(*, tenant: str, **options: Any) -> None:
     help="Time between two reads of a view; more on a slow link.",
 )
 @click.option("--once", is_flag=True, help="Print the first view as text, and end.")
-@_json_option
-@_connection_options
+@json_option
+@connection_options
 def top(*, interval: float, once: bool, as_json: bool, **options: Any) -> None:
     """Show a cluster, or the node of an agent, live: nodes, GPUs with NIC and rail, jobs, tenants, incidents, events.
 
@@ -335,8 +234,8 @@ def top(*, interval: float, once: bool, as_json: bool, **options: Any) -> None:
     output is not a terminal, it prints the first view once, and in a terminal without cursor control
     (TERM=dumb) at each interval.
     """
-    address = _address(options)
-    pages = create_pages(_connect(address))
+    address = chosen_address(options)
+    pages = create_pages(connect(address))
     if as_json:
         page = pages.read(pages.first())
         page = pages.read(page.permitted) if page.permitted else page
@@ -366,73 +265,8 @@ def top(*, interval: float, once: bool, as_json: bool, **options: Any) -> None:
     while True:
         page = pages.read(pages.first())
         page = pages.read(page.permitted) if page.permitted else page
-        click.echo(plain_page(page, _width()))
+        click.echo(plain_page(page, terminal_width()))
         if once or not (sys.stdout.isatty() and is_dumb):
             sys.exit(UNKNOWN if page.table.absence else 0)
         time.sleep(interval)
         click.echo()
-
-
-# Contexts ----------------------------------------------------------------------------------------
-
-
-@click.group()
-def context() -> None:
-    """Store servers by name, so that a URL is typed once.
-
-    The file is $XDG_CONFIG_HOME/railscope/context.toml, or the file that RAILSCOPE_CONTEXT names. It contains
-    the paths of credentials, not the credentials.
-    """
-
-
-@context.command(cls=ClientCommand)
-@_json_option
-def show(*, as_json: bool) -> None:
-    """List the contexts; `*` marks the one in use."""
-    path = contexts.default_path()
-    found = contexts.read_contexts(path)
-    columns = tuple(
-        tables.TableColumn(key, key.upper()) for key in ("used", "name", "server", "token_file")
-    )
-    rows: Sequence[tables.Row] = [
-        {
-            "used": "*" if name == found.current else None,
-            "name": name,
-            "server": server.collector or f"agent {server.agent}",
-            "token_file": server.token_file or None,
-        }
-        for name, server in sorted(found.contexts.items())
-    ]
-    if as_json:
-        click.echo(json.dumps({"file": str(path), "contexts": rows}, indent=1))
-        return
-    click.echo(
-        f"{path}\n{tables.ClientTable('contexts', columns, rows).as_text(_width(), wide=True)}"
-    )
-
-
-@context.command(name="set", cls=ClientCommand)
-@click.argument("name")
-@_add(*_SERVER_OPTIONS, *_FILE_OPTIONS)
-def set_context(name: str, **options: Any) -> None:
-    """Store the context NAME, and use it if it is the first server."""
-    path = contexts.default_path()
-    found = contexts.read_contexts(path)
-    found.contexts[name] = contexts.ServerContext(**options)
-    found.current = found.current or name
-    contexts.write_contexts(path, found)
-    click.echo(f"context {name} stored in {path}; in use: {found.current}")
-
-
-@context.command(cls=ClientCommand)
-@click.argument("name")
-def use(name: str) -> None:
-    """Use the context NAME from now on."""
-    path = contexts.default_path()
-    found = contexts.read_contexts(path)
-    if name not in found.contexts:
-        message = f"unknown context {name!r}: expected one of {', '.join(sorted(found.contexts)) or '(none)'} in {path}"
-        raise ClientError(message)
-    found.current = name
-    contexts.write_contexts(path, found)
-    click.echo(f"context in use: {name}")

@@ -10,8 +10,8 @@ from typing import Any
 
 from railscope import timestamps
 from railscope.client import answers, cluster_tables, tables
+from railscope.client.agent_reading import AgentReading
 from railscope.client.cluster_reading import READY, ClusterReading
-from railscope.client.node_reading import AgentReading
 
 CLUSTER_DOCUMENTS = ("nodes", "incidents", "jobs", "cluster", "inventory", READY)
 _MAX_REASONS = 10

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from railscope.client import (
+    agent_reading,
     answers,
     cluster_reading as cluster,
     cluster_tables,
@@ -216,7 +217,7 @@ def _named_node(table: tables.ClientTable, document: answers.NodeAnswer) -> tabl
 class AgentPages:
     """Reads pages of an agent."""
 
-    reader: node_reading.AgentReader
+    reader: agent_reading.AgentReader
     views: Mapping[str, str] = field(default_factory=lambda: AGENT_VIEWS)
 
     def first(self) -> TopView:
@@ -244,7 +245,7 @@ class AgentPages:
 def create_pages(client: ReadClient) -> ClusterPages | AgentPages:
     """Return the reader of pages for the server of a client."""
     return (
-        AgentPages(node_reading.AgentReader(client))
+        AgentPages(agent_reading.AgentReader(client))
         if client.address.is_agent
         else ClusterPages(cluster.ClusterReader(client))
     )

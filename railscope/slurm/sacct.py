@@ -19,7 +19,7 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from railscope.slurm import SlurmFormatError, notation
+from railscope.slurm import SlurmFormatError, job_record, node_lists, resources
 from railscope.untrusted_text import ShapeError, convert_json
 
 COLUMNS = ("JobIDRaw", "User", "Account", "Start", "End", "NodeList", "AllocTRES")
@@ -39,7 +39,7 @@ class AccountedJob(NamedTuple):
     """A job with its position in the input, and its nodes as printed."""
 
     place: int
-    job: notation.SlurmJob
+    job: job_record.SlurmJob
     node_list: str
 
 
@@ -117,20 +117,20 @@ def _record(row: _SacctRow, zone: tzinfo | None) -> AccountedJob:
     column = ""
     try:
         column = "JobIDRaw"
-        number = notation.job_number(row.id)
+        number = job_record.job_number(row.id)
         column = "Start"
-        start = notation.sure_seconds(row["Start"], zone)
+        start = job_record.sure_seconds(row["Start"], zone)
         column = "End"
-        end = notation.sure_seconds(row["End"], zone)
+        end = job_record.sure_seconds(row["End"], zone)
         column = "NodeList"
-        nodes = notation.expand_nodes(notation.value_or_empty(row["NodeList"]))
+        nodes = node_lists.expand_nodes(job_record.value_or_empty(row["NodeList"]))
         column = "AllocTRES"
-        counts = notation.parse_tres(row["AllocTRES"])
+        counts = resources.parse_tres(row["AllocTRES"])
     except AccountingError:
         raise
     except SlurmFormatError as error:
         raise AccountingError(row.place, column, str(error)) from error
-    job = notation.SlurmJob(
+    job = job_record.SlurmJob(
         id=number,
         user=row["User"],
         account=row["Account"],
@@ -220,21 +220,21 @@ def _record_of(place: int, listed: Any) -> AccountedJob:
         raise AccountingError(place, "", str(error)) from error
 
 
-def _job_of(job: _SacctJob) -> notation.SlurmJob:
+def _job_of(job: _SacctJob) -> job_record.SlurmJob:
     number = _value(job.job_id)
     if number is None:
         message = "missing job ID: expected an integer"
         raise SlurmFormatError(message)
     states = job.state.current
     start, end = _value(job.time.start) or None, _value(job.time.end) or None
-    return notation.SlurmJob(
+    return job_record.SlurmJob(
         id=number,
         user=job.user or "",
         account=job.account or "",
         state=states if isinstance(states, str) else states[0],
         start_seconds=start,
         end_seconds=end if start is not None else None,
-        nodes=notation.expand_nodes(notation.value_or_empty(job.nodes or "")),
+        nodes=node_lists.expand_nodes(job_record.value_or_empty(job.nodes or "")),
         gres_counts=_counts(job.tres.allocated),
     )
 

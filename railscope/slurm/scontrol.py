@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from datetime import tzinfo
 from typing import Any
 
-from railscope.slurm import SlurmFormatError, notation
+from railscope.slurm import SlurmFormatError, job_record, node_lists, resources
 
 _RECORD = re.compile(r"^JobId=", re.MULTILINE)
 _PAIR = re.compile(r"(?:^|\s)([A-Za-z_/:]+)=(\S*)")
@@ -31,7 +31,7 @@ _FIELDS_OF_LINE = {
 _NO_JOBS = ("No jobs in the system",)
 
 
-def parse_text(text: str, zone: tzinfo) -> tuple[notation.SlurmJob, ...]:
+def parse_text(text: str, zone: tzinfo) -> tuple[job_record.SlurmJob, ...]:
     """Parse the jobs of `scontrol show job -d`; `zone` is the time zone of the cluster.
 
     Allocations are printed only with -d, and only for jobs with nodes. Raises SlurmFormatError.
@@ -43,28 +43,28 @@ def parse_text(text: str, zone: tzinfo) -> tuple[notation.SlurmJob, ...]:
     return tuple(_job(f"JobId={record}", zone) for record in records)
 
 
-def _job(record: str, zone: tzinfo) -> notation.SlurmJob:
+def _job(record: str, zone: tzinfo) -> job_record.SlurmJob:
     first, *lines = record.split("\n")
     head = dict(_PAIR.findall(first.partition(" JobName=")[0]))
     fields = _fields(lines)
     try:
         user = _USER.fullmatch(fields["UserId"])
-        start, end = (notation.seconds(fields[name], zone) for name in ("StartTime", "EndTime"))
+        start, end = (job_record.seconds(fields[name], zone) for name in ("StartTime", "EndTime"))
         state, account = fields["JobState"], fields["Account"]
     except KeyError as error:
         message = f"incomplete job {head['JobId'][:20]!r}: expected {error.args[0]}"
         raise SlurmFormatError(message) from error
-    start, end = notation.times(state, start, end)
-    return notation.SlurmJob(
-        id=notation.job_number(head["JobId"]),
+    start, end = job_record.times(state, start, end)
+    return job_record.SlurmJob(
+        id=job_record.job_number(head["JobId"]),
         user=user[1] if user else fields["UserId"],
-        account=notation.value_or_empty(account),
+        account=job_record.value_or_empty(account),
         state=state,
         start_seconds=start,
         end_seconds=end,
-        nodes=notation.expand_nodes(fields.get("NodeList", "")),
+        nodes=node_lists.expand_nodes(fields.get("NodeList", "")),
         allocations=_allocations(lines),
-        gres_counts=notation.parse_tres(fields.get("AllocTRES", fields.get("TRES", ""))),
+        gres_counts=resources.parse_tres(fields.get("AllocTRES", fields.get("TRES", ""))),
     )
 
 
@@ -86,20 +86,21 @@ def _fields(lines: list[str]) -> dict[str, str]:
     return fields
 
 
-def _allocations(lines: list[str]) -> tuple[notation.NodeAllocation, ...] | None:
+def _allocations(lines: list[str]) -> tuple[job_record.NodeAllocation, ...] | None:
     """Return the allocation on each node, from the lines that begin with `Nodes=`."""
-    allocations: list[notation.NodeAllocation] = []
+    allocations: list[job_record.NodeAllocation] = []
     sets = [line.strip() for line in lines if line.lstrip().startswith("Nodes=")]
     for line in sets:
         fields = dict(_PAIR.findall(line))
-        gres = notation.parse_gres(fields.get("GRES", ""))
+        gres = resources.parse_gres(fields.get("GRES", ""))
         allocations += [
-            notation.NodeAllocation(node, gres) for node in notation.expand_nodes(fields["Nodes"])
+            job_record.NodeAllocation(node, gres)
+            for node in node_lists.expand_nodes(fields["Nodes"])
         ]
     return tuple(allocations) if sets else None
 
 
-def parse_json(text: str | bytes) -> tuple[notation.SlurmJob, ...]:
+def parse_json(text: str | bytes) -> tuple[job_record.SlurmJob, ...]:
     """Parse the jobs of `scontrol show job --json` or `squeue --json`. Raises SlurmFormatError.
 
     Slurm 22.05 to 23.02 wrote plain numbers and one state; later versions write numbers with a `set`
@@ -115,37 +116,37 @@ def parse_json(text: str | bytes) -> tuple[notation.SlurmJob, ...]:
         raise SlurmFormatError(message) from error
 
 
-def _job_of(job: Mapping[str, Any]) -> notation.SlurmJob:
+def _job_of(job: Mapping[str, Any]) -> job_record.SlurmJob:
     states = job["job_state"]
-    state = notation.json_text(states if isinstance(states, str) else states[0])
+    state = job_record.json_text(states if isinstance(states, str) else states[0])
     is_completing = not isinstance(states, str) and "COMPLETING" in states
-    start, end = (notation.json_number(job[name]) or None for name in ("start_time", "end_time"))
-    start, end = notation.times("COMPLETING" if is_completing else state, start, end)
-    number = notation.json_number(job["job_id"])
+    start, end = (job_record.json_number(job[name]) or None for name in ("start_time", "end_time"))
+    start, end = job_record.times("COMPLETING" if is_completing else state, start, end)
+    number = job_record.json_number(job["job_id"])
     if number is None:
         message = "missing job ID: expected an integer"
         raise SlurmFormatError(message)
-    return notation.SlurmJob(
+    return job_record.SlurmJob(
         id=number,
-        user=notation.json_text(job.get("user_name")),
-        account=notation.json_text(job.get("account")),
+        user=job_record.json_text(job.get("user_name")),
+        account=job_record.json_text(job.get("account")),
         state=state,
         start_seconds=start,
         end_seconds=end,
-        nodes=notation.expand_nodes(notation.json_text(job.get("nodes"))),
+        nodes=node_lists.expand_nodes(job_record.json_text(job.get("nodes"))),
         allocations=_allocations_of(job),
-        gres_counts=notation.parse_tres(notation.json_text(job.get("tres_alloc_str"))),
+        gres_counts=resources.parse_tres(job_record.json_text(job.get("tres_alloc_str"))),
     )
 
 
-def _allocations_of(job: Mapping[str, Any]) -> tuple[notation.NodeAllocation, ...] | None:
+def _allocations_of(job: Mapping[str, Any]) -> tuple[job_record.NodeAllocation, ...] | None:
     """Return the allocations, from one text per node in the order of the nodes."""
     details = job.get("gres_detail") or []
     if not details:
         return None
     nodes = (job.get("job_resources") or {}).get("nodes")
     listed = nodes.get("list") if isinstance(nodes, Mapping) else nodes
-    names = notation.expand_nodes(notation.json_text(listed or job.get("nodes")))
+    names = node_lists.expand_nodes(job_record.json_text(listed or job.get("nodes")))
     if len(names) != len(details):
         message = (
             f"incomplete resources of job {job['job_id']}: {len(details)} lists: expected {len(names)},"
@@ -153,6 +154,6 @@ def _allocations_of(job: Mapping[str, Any]) -> tuple[notation.NodeAllocation, ..
         )
         raise SlurmFormatError(message)
     return tuple(
-        notation.NodeAllocation(node, notation.parse_gres(notation.json_text(detail)))
+        job_record.NodeAllocation(node, resources.parse_gres(job_record.json_text(detail)))
         for node, detail in zip(names, details, strict=True)
     )

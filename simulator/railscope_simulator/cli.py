@@ -19,13 +19,13 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from railscope import convert_errors, server_connections, service, settings
+from railscope import convert_errors, listen_address, log_output, settings
 from railscope.capture import Capture, write_capture
 from railscope.durable_files import write_atomically
 from railscope_agent.cli import collector_flags, config_option, run_agent, settings_flags
 from railscope_agent.commands.replay import GC_ALLOCATIONS
 from railscope_agent.config import PREFIX, AgentSettings
-from railscope_agent.host import Clock, Host, live_host, recorded_host
+from railscope_agent.host import Clock, Host, live_clock, recorded_host
 from railscope_agent.sampling.meter import measure_memory
 from railscope_agent.sampling.probe_result import format_count
 from railscope_agent.shipping.collector_link import CollectorLinkError
@@ -197,7 +197,7 @@ def _ship(shipped: ShippedCluster) -> ShippingOutcome:
         with contextlib.suppress(asyncio.CancelledError):
             await shipped.run()
 
-    service.configure_logs("warning")
+    log_output.configure_logs("warning")
     nodes = format_count(len(shipped.nodes), "node")
     click.echo(
         f"sending frames of {nodes} to {' '.join(shipped.settings.collector.all_urls)}", err=True
@@ -305,9 +305,9 @@ def switches(sources: tuple[Path, ...], listen: str, file: Path | None) -> None:
     with convert_errors(
         (LiveNodeFileError, settings.SettingsError, OSError, ValueError), click.ClickException
     ):
-        host, port = server_connections.split_address(listen)
+        host, port = listen_address.split_address(listen)
         if nodes:
-            clock = live_host.LiveClock()
+            clock = live_clock.LiveClock()
             found |= LiveSwitches(
                 [read_live_node(node) for node in nodes], lambda: clock.now().boot_ns
             ).answers()
@@ -407,5 +407,5 @@ def simulate_agent(config: Path | None, file: Path, **flags: Any) -> None:
 
 def _host(file: Path) -> tuple[Host, str]:
     with convert_errors(LiveNodeFileError, click.ClickException):
-        host = measure_memory(lambda: SimulatedHost(read_live_node(file), live_host.LiveClock()))
+        host = measure_memory(lambda: SimulatedHost(read_live_node(file), live_clock.LiveClock()))
     return host, host.node

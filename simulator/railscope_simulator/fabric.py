@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from railscope.timestamps import SECOND_NS
-from railscope_simulator import device_models, node_hardware, port as port_model
+from railscope_simulator import device_models, node_hardware, port as port_model, port_signal
 from railscope_simulator.conditions import PortConditions
 from railscope_simulator.spec import DriftNoise, NodeSpec, TimeSpan, round_randomly, seconds_to_ns
 
@@ -69,14 +69,14 @@ class Cable:
         self._rate_drift = DriftNoise(rng, 20.0)
         self._mark_drift = DriftNoise(rng, 30.0)
         error_rng = spec.stream(f"signal {port.rdma_device}")
-        self.optics = port_model.PortOptics(error_rng, bit_error_rate)
-        self._signal = port_model.PortSignal(
+        self.optics = port_signal.PortOptics(error_rng, bit_error_rate)
+        self._signal = port_signal.PortSignal(
             gigabits=port.gigabits,
             bit_error_rate=bit_error_rate,
             optics=self.optics,
             rng=rng,
             error_rng=error_rng,
-            first_sample_ns=rng.randrange(port_model.SAMPLE_PERIOD_NS),
+            first_sample_ns=rng.randrange(port_signal.SAMPLE_PERIOD_NS),
             up_ns=uptime_ns,
         )
         self._neighbour_offset_ns = rng.randrange(_LLDP_PERIOD_NS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from railscope_simulator import conditions, kernel_log, port, scenarios
+from railscope_simulator import conditions, driver_reports, port, scenarios
 from railscope_simulator.spec import NodeSpec, TimeSpan
 
 
@@ -106,7 +106,7 @@ class FaultSchedule(conditions.Scenario):
         return [
             fault.spec.affected_index
             for fault in self.faults_at(span.end_ns)
-            if span.passes(fault.end_ns) and kernel_log.affects_gpu(fault.spec)
+            if span.passes(fault.end_ns) and driver_reports.affects_gpu(fault.spec)
         ]
 
     def onsets(self, span: TimeSpan) -> Sequence[tuple[int, conditions.Scenario]]:

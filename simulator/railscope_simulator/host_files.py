@@ -18,7 +18,15 @@ from typing import NamedTuple
 
 from railscope.capture import CaptureMoment, Json, failure
 from railscope.timestamps import SECOND_NS
-from railscope_simulator import device_models, fabric, nfs_mounts, node_hardware, node_model
+from railscope_simulator import (
+    device_models,
+    fabric,
+    host_activity,
+    nfs_mounts,
+    node_hardware,
+    node_model,
+    pci_layout,
+)
 from railscope_simulator.port import NEIGHBOUR_FRAME_BYTES
 
 DISK = "nvme0n1"
@@ -86,17 +94,23 @@ def show_host(model: node_model.NodeModel, into: CaptureMoment) -> None:
     show_files(into, "/proc/sys/kernel", {"random/boot_id": model.spec.boot_id, **kernel})
 
 
-def _memory(server: node_model.HostState) -> Json:
+def _memory(server: host_activity.HostState) -> Json:
     cached = server.cached_bytes
     free = (
-        node_model.MEMORY_BYTES - _KERNEL_BYTES - server.job_memory_bytes - cached - _BUFFERS_BYTES
+        host_activity.MEMORY_BYTES
+        - _KERNEL_BYTES
+        - server.job_memory_bytes
+        - cached
+        - _BUFFERS_BYTES
     )
     available = free + cached // 2 + _BUFFERS_BYTES
     return {
-        "total": node_model.MEMORY_BYTES,
+        "total": host_activity.MEMORY_BYTES,
         "available": available,
-        "percent": round(100 * (node_model.MEMORY_BYTES - available) / node_model.MEMORY_BYTES, 1),
-        "used": node_model.MEMORY_BYTES - available,
+        "percent": round(
+            100 * (host_activity.MEMORY_BYTES - available) / host_activity.MEMORY_BYTES, 1
+        ),
+        "used": host_activity.MEMORY_BYTES - available,
         "free": free,
         "active": server.job_memory_bytes // 2,
         "inactive": cached,
@@ -107,7 +121,7 @@ def _memory(server: node_model.HostState) -> Json:
     }
 
 
-def _disk(server: node_model.HostState) -> Json:
+def _disk(server: host_activity.HostState) -> Json:
     disk = server.disk
     return {
         "read_count": disk.reads,
@@ -122,19 +136,19 @@ def _disk(server: node_model.HostState) -> Json:
     }
 
 
-def network(model: node_model.NodeModel) -> dict[str, node_model.InterfaceTraffic]:
+def network(model: node_model.NodeModel) -> dict[str, host_activity.InterfaceTraffic]:
     """Return traffic of the kernel's own networking, which RDMA bypasses."""
     interfaces = dict(model.server.traffic)
     for cable in model.present_cables:
         frames = cable.counters.neighbour_frames
         size = frames * NEIGHBOUR_FRAME_BYTES
-        interfaces[cable.port.interface] = node_model.InterfaceTraffic(
+        interfaces[cable.port.interface] = host_activity.InterfaceTraffic(
             size, size, frames, frames, cable.counters.checksum_errors
         )
     return interfaces
 
 
-def _interface(traffic: node_model.InterfaceTraffic) -> Json:
+def _interface(traffic: host_activity.InterfaceTraffic) -> Json:
     return {
         "bytes_sent": traffic.sent_bytes,
         "bytes_recv": traffic.received_bytes,
@@ -147,7 +161,7 @@ def _interface(traffic: node_model.InterfaceTraffic) -> Json:
     }
 
 
-def _pressure(pressure: node_model.PressureStall) -> str:
+def _pressure(pressure: host_activity.PressureStall) -> str:
     lines = (
         ("some", pressure.some_percent, pressure.some_us),
         ("full", pressure.full_percent, pressure.full_us),
@@ -274,7 +288,7 @@ class _PciState(NamedTuple):
 
 
 @lru_cache(_MAX_DEVICE_STATES)
-def _device_files(device: node_hardware.SimulatedPciDevice, state: _PciState) -> dict[str, Json]:
+def _device_files(device: pci_layout.SimulatedPciDevice, state: _PciState) -> dict[str, Json]:
     """Return the files of a device."""
     files = _facts(device)
     files |= _link(device, lost=state.is_lost)
@@ -288,7 +302,7 @@ def _device_files(device: node_hardware.SimulatedPciDevice, state: _PciState) ->
     return _as_files(f"/sys/bus/pci/devices/{device.address}", files)
 
 
-def _facts(device: node_hardware.SimulatedPciDevice) -> dict[str, Json]:
+def _facts(device: pci_layout.SimulatedPciDevice) -> dict[str, Json]:
     return {
         "vendor": f"0x{device.vendor:04x}",
         "device": f"0x{device.device:04x}",
@@ -299,7 +313,7 @@ def _facts(device: node_hardware.SimulatedPciDevice) -> dict[str, Json]:
     }
 
 
-def _link(device: node_hardware.SimulatedPciDevice, *, lost: bool) -> dict[str, Json]:
+def _link(device: pci_layout.SimulatedPciDevice, *, lost: bool) -> dict[str, Json]:
     """Return the link between a device and its upstream port, if it has one."""
     if not device.generation:
         absent = failure(OSError(errno.ENOENT, ""))
@@ -315,9 +329,7 @@ def _link(device: node_hardware.SimulatedPciDevice, *, lost: bool) -> dict[str, 
     }
 
 
-def _degraded_link(
-    device: node_hardware.SimulatedPciDevice, cable: fabric.Cable
-) -> tuple[str, int]:
+def _degraded_link(device: pci_layout.SimulatedPciDevice, cable: fabric.Cable) -> tuple[str, int]:
     """Return a NIC's link at either end: limited to that of the NIC, or half of it."""
     nic = cable.port.nic
     generation, lanes = min(device.generation, nic.pcie_generation), nic.pcie_lanes
@@ -329,7 +341,7 @@ def _degraded_link(
 
 
 def _errors(
-    device: node_hardware.SimulatedPciDevice, *, corrected: dict[str, int], fatal: dict[str, int]
+    device: pci_layout.SimulatedPciDevice, *, corrected: dict[str, int], fatal: dict[str, int]
 ) -> dict[str, Json]:
     if not device.generation:
         names = ("aer_dev_correctable", "aer_dev_nonfatal", "aer_dev_fatal")

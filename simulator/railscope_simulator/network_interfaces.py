@@ -1,4 +1,4 @@
-"""Network interfaces in ethtool, /sys/class/net and rtnetlink, with transceivers and LLDP neighbours.
+"""Network interfaces in ethtool, /sys/class/net and rtnetlink, with transceivers.
 
 Statistics are those of each NIC's driver. RDMA traffic has priority 3 and congestion notifications
 priority 6 if the port trusts DSCP; all other traffic has priority 0. In the kernel's routing
@@ -10,10 +10,7 @@ traffic bypasses it.
 from __future__ import annotations
 
 import errno
-import re
-import zlib
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from railscope.capture import CaptureMoment, Json, failure
 from railscope_simulator import (
@@ -21,13 +18,17 @@ from railscope_simulator import (
     device_models,
     driver_counters,
     fabric,
+    host_activity,
     host_files,
     node_hardware,
     node_model,
+    pci_layout,
 )
-from railscope_simulator.spec import MAX_GPUS, NodeSpec
+from railscope_simulator.spec import NodeSpec
 
 _COPPER_METRES = 2
+
+_FIRST_INDEX = 3
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def show_interfaces(model: node_model.NodeModel, into: CaptureMoment) -> None:
         )
         _show_ethtool(into, port.interface, driver, statistics)
     _show_management(
-        into, model.server.traffic[node_hardware.ETHERNET], paths[node_hardware.MANAGEMENT_ADDRESS]
+        into, model.server.traffic[node_hardware.ETHERNET], paths[pci_layout.MANAGEMENT_ADDRESS]
     )
     _show_loopback(into)
 
@@ -104,7 +105,7 @@ def _show_ethtool(
 
 
 def _show_management(
-    into: CaptureMoment, traffic: node_model.InterfaceTraffic, pci_path: str
+    into: CaptureMoment, traffic: host_activity.InterfaceTraffic, pci_path: str
 ) -> None:
     _show_files(
         into,
@@ -121,7 +122,7 @@ def _show_management(
     _show_ethtool(
         into,
         node_hardware.ETHERNET,
-        ("virtio_net", "1.0.0", "", node_hardware.MANAGEMENT_ADDRESS),
+        ("virtio_net", "1.0.0", "", pci_layout.MANAGEMENT_ADDRESS),
         statistics,
     )
 
@@ -136,9 +137,6 @@ def _show_loopback(into: CaptureMoment) -> None:
         into.calls[f"ethtool.{function}({node_hardware.LOOPBACK})"] = failure(
             OSError(errno.EOPNOTSUPP, "")
         )
-
-
-_FIRST_INDEX = 3
 
 
 def show_links(model: node_model.NodeModel, into: CaptureMoment) -> None:
@@ -167,7 +165,7 @@ def show_links(model: node_model.NodeModel, into: CaptureMoment) -> None:
     into.calls["netlink.links()"] = interfaces
 
 
-def _link(index: int, name: str, traffic: node_model.InterfaceTraffic) -> dict[str, Json]:
+def _link(index: int, name: str, traffic: host_activity.InterfaceTraffic) -> dict[str, Json]:
     """Return an interface that has been up since boot."""
     return {
         "index": index,
@@ -219,84 +217,4 @@ def _module(spec: NodeSpec, cable: fabric.Cable) -> dict[str, Json]:
             for lane in range(device_models.LANES)
         ],
         "thresholds": INTERFACES.transceiver_thresholds,
-    }
-
-
-LEAF = "leaf-"
-"""Start of the name of the leaf switch of a rail."""
-_NODES_OF_A_GROUP = 32
-_LARGEST_FRAME_BYTES = 9216
-_NUMBER = re.compile(r"(\d+)$")
-
-
-def show_neighbours(model: node_model.NodeModel, into: CaptureMoment) -> None:
-    """Add the neighbours of all ports to a `CaptureMoment`.
-
-    The fabric is rail-optimized: the NIC of rail i of every node is connected to leaf i of its group of 32
-    nodes. Storage has its own leaves. A node's number is the trailing number of its name.
-    """
-    leaves = neighbours_of(model)
-    into.calls["lldp.neighbours()"] = {
-        cable.port.interface: _neighbour(leaves[cable.port.interface], cable.port.interface)
-        for cable in model.present_cables
-    }
-
-
-def _node_number(name: str) -> int:
-    """Return the trailing number of a name, or a hash of a name without one."""
-    match = _NUMBER.search(name)
-    return int(match[1]) if match else zlib.crc32(name.encode()) % _NODES_OF_A_GROUP + 1
-
-
-def leaf_name(group: int, rail: int) -> str:
-    """Return the name of the leaf switch of a rail in a group of nodes."""
-    return f"{LEAF}{group * MAX_GPUS + rail + 1}"
-
-
-class LeafPort(NamedTuple):
-    """Port of a leaf switch; `place` is its number among the ports of the leaf."""
-
-    switch: str
-    chassis: str
-    management_address: str
-    place: int
-
-    @property
-    def alias(self) -> str:
-        """Name of the port, as LLDP has it: two NICs share one port of the front panel."""
-        return f"Ethernet{self.place // 2 + 1}/{self.place % 2 + 1}"
-
-
-def neighbours_of(model: node_model.NodeModel) -> dict[str, LeafPort]:
-    """Return the port at the other end of each cable of a node, by interface."""
-    group, place = divmod(max(_node_number(model.spec.node) - 1, 0), _NODES_OF_A_GROUP)
-    storage = [cable.port for cable in model.cables if cable.port.rail is None]
-    found = {}
-    for port in (cable.port for cable in model.cables):
-        if port.rail is None:
-            number = storage.index(port)
-            leaf, name = (
-                MAX_GPUS + number,
-                f"storage-leaf-{group * len(storage) + number + 1}",
-            )
-        else:
-            leaf, name = group * MAX_GPUS + port.rail, leaf_name(group, port.rail)
-        chassis = f"9c:05:91:{group % 256:02x}:{leaf % 256:02x}:00"
-        address = f"10.1.{group % 256}.{leaf % 256}"
-        found[port.interface] = LeafPort(name, chassis, address, place)
-    return found
-
-
-def _neighbour(leaf: LeafPort, interface: str) -> dict[str, Json]:
-    return {
-        "chassis": leaf.chassis,
-        "port": leaf.alias,
-        "port_description": f"to {interface}",
-        "system": leaf.switch,
-        "system_description": "Cumulus Linux version 5.9.2 running on NVIDIA SN5600",
-        "management_address": leaf.management_address,
-        "capabilities": ["bridge", "router"],
-        "ttl_seconds": 120,
-        "maximum_frame_bytes": _LARGEST_FRAME_BYTES,
-        "port_vlan": 100,
     }

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from railscope.timestamps import SECOND_NS
-from railscope_simulator import conditions, workload
+from railscope_simulator import conditions, training_job
 from railscope_simulator.spec import DriftNoise, NodeSpec, TimeSpan, round_randomly
 
 READ_AHEAD = 4.0
@@ -58,7 +58,7 @@ class SimulatedNfsMount:
         for name, (idle, busy) in _RATES_PER_SECOND.items():
             self._add(name, int((idle + busy) * uptime_ns / SECOND_NS), _USUAL_MILLISECONDS)
 
-    def advance(self, span: TimeSpan, demand: workload.JobDemand, latency: float) -> None:
+    def advance(self, span: TimeSpan, demand: training_job.JobDemand, latency: float) -> None:
         """Advance by a span under a job's demand, with this ratio of response times to the usual ones."""
         self.age_ns += span.length_ns
         drift = _SERVER_DRIFT * self._server_drift.advance(span.seconds)
@@ -119,13 +119,13 @@ def server_name(index: int) -> str:
 def advance_mounts(
     mounts: list[SimulatedNfsMount],
     span: TimeSpan,
-    demand: workload.JobDemand,
+    demand: training_job.JobDemand,
     host: conditions.HostConditions,
 ) -> None:
     """Advance all mounts of a node by a span; the job uses one of them."""
     for index, mount in enumerate(mounts):
         latency = host.latencies[index] if host.latencies else 1.0
-        used = demand if index == host.input_server else workload.JobDemand()
+        used = demand if index == host.input_server else training_job.JobDemand()
         mount.advance(span, used, latency)
 
 

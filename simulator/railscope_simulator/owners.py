@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from railscope.capture import CaptureMoment, Json
 from railscope.timestamps import SECOND_NS
-from railscope_simulator import node_model, workload
+from railscope_simulator import gpu_tenants, node_model
 from railscope_simulator.gpu import GpuState
 from railscope_simulator.spec import NodeSpec
 
@@ -73,7 +73,7 @@ def _show_pods(model: node_model.NodeModel, into: CaptureMoment) -> None:
         for tenant in gpu.sharing.present:
             default = "/system.slice/nvidia-mps.service"
             group = groups.get(
-                tenant.pid, default if tenant.name == workload.MPS_SERVER else _SESSION
+                tenant.pid, default if tenant.name == gpu_tenants.MPS_SERVER else _SESSION
             )
             _show_process(model, into, tenant, group)
 
@@ -87,7 +87,7 @@ def _pods(model: node_model.NodeModel) -> Iterator[SimulatedPod]:
         shared = sharing.mode in {"mps", "time_slicing"}
         place = 0
         for tenant in sharing.present:
-            if tenant.name == workload.MPS_SERVER or _is_unclaimed(model, gpu, tenant):
+            if tenant.name == gpu_tenants.MPS_SERVER or _is_unclaimed(model, gpu, tenant):
                 continue
             if not cut and not shared:
                 whole = whole or _pod(
@@ -172,13 +172,15 @@ def _show_job(model: node_model.NodeModel, into: CaptureMoment) -> None:
         _show_process(model, into, tenant, group)
 
 
-def _is_unclaimed(model: node_model.NodeModel, gpu: GpuState, tenant: workload.GpuTenant) -> bool:
+def _is_unclaimed(
+    model: node_model.NodeModel, gpu: GpuState, tenant: gpu_tenants.GpuTenant
+) -> bool:
     """True for the unclaimed process: the last one of its GPU."""
     return model.unclaimed_gpu == gpu.identity.index and tenant is gpu.sharing.present[-1]
 
 
 def _show_process(
-    model: node_model.NodeModel, into: CaptureMoment, tenant: workload.GpuTenant, group: str
+    model: node_model.NodeModel, into: CaptureMoment, tenant: gpu_tenants.GpuTenant, group: str
 ) -> None:
     """Add the kernel's files of a process that was started one hour ago."""
     ticks = process_started_seconds(model.spec) * _TICKS_PER_SECOND + tenant.pid % _TICKS_PER_SECOND
@@ -203,7 +205,7 @@ def _allocatable(model: node_model.NodeModel) -> Json:
     ids: list[str] = []
     for gpu in model.gpus:
         sharing = gpu.sharing
-        clients = [tenant for tenant in sharing.tenants if tenant.name != workload.MPS_SERVER]
+        clients = [tenant for tenant in sharing.tenants if tenant.name != gpu_tenants.MPS_SERVER]
         if sharing.mode in {"mps", "time_slicing"}:
             ids += [f"{gpu.identity.uuid}::{place}" for place in range(len(clients))]
         else:

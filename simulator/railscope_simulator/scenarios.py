@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from railscope_simulator import conditions, device_models, port, workload
+from railscope_simulator import conditions, device_models, port, training_job
 from railscope_simulator.spec import NodeSpec, TimeSpan, seconds_to_ns
 
 # Recovery actions (nvml.h, nvmlDeviceGpuRecoveryAction_t).
@@ -159,7 +159,7 @@ class LinkSpeedDown(LinkOutages):
         """Waits for the outage, then exchanges at the remaining link speed."""
         speed = super().job(span).exchange_speed
         slow = span.share_after(self.outages[0].end_ns)
-        remaining = min(self.left_lanes / device_models.LANES / workload.EXCHANGE_RATE, 1.0)
+        remaining = min(self.left_lanes / device_models.LANES / training_job.EXCHANGE_RATE, 1.0)
         return conditions.JobConditions(exchange_speed=speed * (1.0 - slow * (1.0 - remaining)))
 
     def affected_port(self, span: TimeSpan) -> conditions.PortConditions:
@@ -198,7 +198,7 @@ class PcieDegraded(conditions.Scenario):
         """All rails wait for the NIC that cannot accept its traffic."""
         nic = device_models.nic_of(self.spec.nic, self.spec.affected_index)
         carried = nic.halved_pcie_bytes_per_second / (nic.gigabits * 125_000_000)
-        remaining = min(carried / workload.EXCHANGE_RATE, 1.0)
+        remaining = min(carried / training_job.EXCHANGE_RATE, 1.0)
         return conditions.JobConditions(
             exchange_speed=1.0 - span.share_after(self.onset_ns) * (1.0 - remaining)
         )

@@ -11,7 +11,7 @@ import math
 import random
 from dataclasses import dataclass
 
-from railscope_simulator import device_models, spec, workload
+from railscope_simulator import device_models, spec, training_job
 
 IDLE, SOFTWARE_POWER_CAP, HARDWARE_SLOWDOWN = 0x1, 0x4, 0x8
 SOFTWARE_THERMAL, HARDWARE_THERMAL, POWER_BRAKE = 0x20, 0x40, 0x80
@@ -110,7 +110,7 @@ class Silicon:
     def advance(
         self,
         span: spec.TimeSpan,
-        demand: workload.JobDemand,
+        demand: training_job.JobDemand,
         thermal_resistance: float,
         brake: float = 0.0,
     ) -> None:
@@ -136,7 +136,7 @@ class Silicon:
         self.energy_picojoules = 0
         self.throttled = ThrottleTimes()
 
-    def _run(self, demand: workload.JobDemand, resistance: float, brake: float) -> float:
+    def _run(self, demand: training_job.JobDemand, resistance: float, brake: float) -> float:
         """Choose the clock, and return the resulting power."""
         model = self.model
         if not demand.occupied:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from railscope.timestamps import SECOND_NS
 from railscope_simulator import (
     fabric,
-    network_interfaces,
+    lldp_neighbours,
     node_hardware,
     node_model,
     port as port_model,
@@ -292,7 +292,7 @@ class LeafSwitches:
         self.switches: dict[str, SimulatedSwitch] = {}
         self._cables: list[list[NicCable]] = []
         for node in nodes:
-            neighbours = network_interfaces.neighbours_of(node)
+            neighbours = lldp_neighbours.neighbours_of(node)
             self._cables.append(
                 [
                     NicCable(
@@ -308,7 +308,7 @@ class LeafSwitches:
         self,
         node: node_model.NodeModel,
         nic: node_hardware.SimulatedPort,
-        leaf: network_interfaces.LeafPort,
+        leaf: lldp_neighbours.LeafPort,
     ) -> SwitchPort:
         switch = self.switches.setdefault(leaf.switch, SimulatedSwitch(leaf.switch, leaf.chassis))
         chassis = node.machine.ports[0].mac

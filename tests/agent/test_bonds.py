@@ -8,7 +8,8 @@ from support.reading import ORIGIN, numbers, read_once, readings
 from railscope.reading import Absent
 from railscope_agent.sampling.probe_result import ProbeVerdict
 from railscope_agent.sampling.source_reader import SourceReader
-from railscope_agent.sources.network import NET, BondSource
+from railscope_agent.sources.bonds import BondSource
+from railscope_agent.sources.network_links import NET
 
 
 def add_bond(host: FakeHost, bond: str, mode: str, *members: str, up: str = "up") -> None:

@@ -29,7 +29,9 @@ from railscope_agent.cli import agent
 from railscope_agent.commands.capture_walk import CaptureWalk
 from railscope_agent.commands.replay import CaptureReplay
 from railscope_agent.config import AgentSettings, BurstSettings
-from railscope_agent.host.recorded_host import RecordedClock, RecordedHost, call_key
+from railscope_agent.host.recorded_calls import call_key
+from railscope_agent.host.recorded_clock import RecordedClock
+from railscope_agent.host.recorded_host import RecordedHost
 from railscope_agent.machine_sources import machine_sources
 from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.service import Agent

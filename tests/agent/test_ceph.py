@@ -9,7 +9,7 @@ from support.reading import ORIGIN, numbers, read_once, readings
 from railscope.reading import Absent
 from railscope_agent.sampling.probe_result import ProbeVerdict
 from railscope_agent.sampling.source_reader import SourceReader
-from railscope_agent.sources.parallel_filesystems import (
+from railscope_agent.sources.ceph import (
     CEPH_ROOT,
     CephSource,
     parse_mdsc,

@@ -7,7 +7,7 @@ from support.machine import FakeHost
 from support.rdma_nics import add_nic
 from support.sampling import run_sampler
 
-from railscope_agent.host.live_host import LiveClock
+from railscope_agent.host.live_clock import LiveClock
 from railscope_agent.sampling.status import OK
 from railscope_agent.sources.rdma import RdmaSource
 

@@ -18,13 +18,8 @@ from support.tree import TreeHost, make_tree
 from railscope.reading import REASONS, Absent, Reading
 from railscope_agent.config import AgentSettings
 from railscope_agent.host import FileGroup
-from railscope_agent.host.files import (
-    JoinedFiles,
-    OpenFiles,
-    PlainFiles,
-    PortCounterFiles,
-    RootedFiles,
-)
+from railscope_agent.host.file_groups import JoinedFiles, OpenFiles, PlainFiles, PortCounterFiles
+from railscope_agent.host.files import RootedFiles
 from railscope_agent.host.live_host import LiveHost
 from railscope_agent.machine_sources import machine_sources
 from railscope_agent.sampling.row_builder import RowBuilder

@@ -25,7 +25,8 @@ from railscope_agent.endpoint.metrics_endpoint import MetricsEndpoint
 from railscope_agent.host import NvmlError
 from railscope_agent.sampling.source import Source
 from railscope_agent.sources.nvidia.activity import GpuActivitySource
-from railscope_agent.sources.nvidia.gpu_devices import GpuSource, MigSource
+from railscope_agent.sources.nvidia.gpu_devices import GpuSource
+from railscope_agent.sources.nvidia.mig_devices import MigSource
 from railscope_agent.sources.nvidia.nvlink import NvLinkSource
 from railscope_agent.streams.kernel_log import KernelLogStream
 

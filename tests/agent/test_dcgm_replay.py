@@ -19,7 +19,7 @@ from support.tree import TreeHost, make_tree
 from railscope.capture import Capture, CaptureMetadata, read_capture
 from railscope_agent.cli import agent
 from railscope_agent.config import AgentSettings
-from railscope_agent.host.live_host import LiveClock
+from railscope_agent.host.live_clock import LiveClock
 from railscope_agent.host.recorded_host import RecordedHost
 from railscope_agent.host.recording_host import RecordingHost
 from railscope_agent.machine_sources import machine_sources

@@ -29,8 +29,8 @@ from railscope.frame import Column, Entity, Frame, NodeTimestamp, Schema
 from railscope.reading import from_stored
 from railscope_agent.endpoint.dcgm import DcgmExposition
 from railscope_agent.endpoint.dcgm_table import DCGM_METRICS, EACH, DcgmMetric, FormulaTerm
-from railscope_agent.sources.nvidia import activity, gpu_devices, health, value_tables
-from railscope_agent.sources.nvidia.call_plan import CallTable
+from railscope_agent.sources.nvidia import activity, health, mig_devices, value_tables
+from railscope_agent.sources.nvidia.call_table import CallTable
 from railscope_agent.sources.nvidia.nvlink import traffic_fields
 
 _PAGE = Path(__file__).parents[2] / "docs/dcgm.md"
@@ -100,7 +100,7 @@ def read_by_the_sources() -> set[tuple[Metric, tuple[str, ...]]]:
     link = Entity(NVLINK, ("GPU-1", "0"))
     asked = [
         value_tables.load_table(host, 0), health.HEALTH_TABLE, value_tables.settings_table(host, 0), activity.GPU_TABLE,
-        activity.MIG_ACTIVITY_TABLE, gpu_devices.MIG_TABLE, CallTable(fields=tuple(traffic_fields(0, link))),
+        activity.MIG_ACTIVITY_TABLE, mig_devices.MIG_TABLE, CallTable(fields=tuple(traffic_fields(0, link))),
     ]  # fmt: skip
     targets = [target for questions in asked for call in questions.calls for target in call.targets]
     targets += [field.target for questions in asked for field in questions.fields]

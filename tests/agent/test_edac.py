@@ -8,7 +8,7 @@ from support.reading import ORIGIN, numbers, read_once, readings
 from railscope.reading import Absent
 from railscope_agent.sampling.probe_result import ProbeVerdict
 from railscope_agent.sampling.source_reader import SourceReader
-from railscope_agent.sources.node import EDAC_ROOT, EdacSource
+from railscope_agent.sources.edac import EDAC_ROOT, EdacSource
 
 CONTROLLER = {"ce_count": 7, "ue_count": 1, "ce_noinfo_count": 2, "ue_noinfo_count": 0}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from railscope_agent.host.network_calls import Ethtool
+from railscope_agent.host.ethtool_ioctl import Ethtool
 
 NET = Path("/sys/class/net")
 ONE, OTHER = f"rs{os.getpid()}a", f"rs{os.getpid()}b"

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, strategies as st
 
-from railscope_agent.host.network_calls import Ethtool
+from railscope_agent.host.ethtool_ioctl import Ethtool
 
 INTERFACE = "ens1f0np0"
 GSTRINGS, GSTATS, GSSET_INFO = 0x1B, 0x1D, 0x37

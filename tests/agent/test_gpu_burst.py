@@ -13,7 +13,7 @@ from railscope.catalog import Metric, bursts as c
 from railscope.reading import Absent, Reading
 from railscope_agent.host import NvmlError
 from railscope_agent.sampling.source_reader import SourceReader
-from railscope_agent.sources.nvidia.activity import GpuBurstSource
+from railscope_agent.sources.nvidia.gpu_bursts import GpuBurstSource
 
 US = 1_000_000
 START_US = 1_790_000_000 * US

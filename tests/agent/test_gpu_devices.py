@@ -13,7 +13,8 @@ from railscope.catalog.gpu_health import GPU_DEVICE_STATE
 from railscope.frame import Entity
 from railscope_agent.gpus.inventory import GpuInventory
 from railscope_agent.sampling.probe_result import ProbeVerdict
-from railscope_agent.sources.nvidia.gpu_devices import GpuDeviceSource, GpuSource
+from railscope_agent.sources.nvidia.bus_state import GpuDeviceSource
+from railscope_agent.sources.nvidia.gpu_devices import GpuSource
 
 DEVICES = "/sys/bus/pci/devices"
 

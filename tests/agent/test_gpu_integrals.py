@@ -21,7 +21,8 @@ from railscope_agent.sources.nvidia.column_history import (
     Integral,
     IntegratedGauge,
 )
-from railscope_agent.sources.nvidia.gpu_devices import GpuSource, MigSource
+from railscope_agent.sources.nvidia.gpu_devices import GpuSource
+from railscope_agent.sources.nvidia.mig_devices import MigSource
 from railscope_agent.sources.nvidia.value_tables import LOAD_INTEGRALS
 
 NS = 1_000_000_000

@@ -18,7 +18,8 @@ from railscope.reading import Absent
 from railscope_agent.config import AgentSettings
 from railscope_agent.host import NvmlError
 from railscope_agent.service import Agent, is_shipped
-from railscope_agent.sources.nvidia.processes import GpuProcessSource, GpuSharingSource
+from railscope_agent.sources.nvidia.gpu_sharing import GpuSharingSource
+from railscope_agent.sources.nvidia.processes import GpuProcessSource
 
 COMPUTE = "nvml.nvmlDeviceGetComputeRunningProcesses(0)"
 MPS = "nvml.nvmlDeviceGetMPSComputeRunningProcesses(0)"

@@ -18,14 +18,16 @@ from railscope.frame import Entity
 from railscope.reading import REASONS, Absent
 from railscope_agent.gpus.inventory import list_mig_devices
 from railscope_agent.host import Json, NvmlError
-from railscope_agent.host.recorded_host import BATCH_FUNCTIONS
+from railscope_agent.host.recorded_calls import BATCH_FUNCTIONS
 from railscope_agent.sampling.probe_result import ColumnBuilder
 from railscope_agent.sampling.row_builder import RowBuilder
-from railscope_agent.sources.nvidia import activity, gpu_devices, health, value_tables
-from railscope_agent.sources.nvidia.call_plan import CallPlan, CallTable, NvmlCall
+from railscope_agent.sources.nvidia import activity, health, mig_devices, value_tables
+from railscope_agent.sources.nvidia.call_plan import CallPlan
+from railscope_agent.sources.nvidia.call_table import CallTable, NvmlCall
 from railscope_agent.sources.nvidia.gpu_devices import GpuSource
+from railscope_agent.sources.nvidia.gpu_sharing import GpuSharingSource
 from railscope_agent.sources.nvidia.nvlink import bit_error_decades, signal_fields, traffic_fields
-from railscope_agent.sources.nvidia.processes import GpuProcessSource, GpuSharingSource
+from railscope_agent.sources.nvidia.processes import GpuProcessSource
 from railscope_agent.topology.pci import pci_address
 
 JSON: st.SearchStrategy[Json] = st.recursive(
@@ -58,7 +60,7 @@ def tables() -> dict[str, tuple[Entity, CallTable]]:
         "settings": (ENTITY, value_tables.settings_table(fans, 0)),
         "activity": (ENTITY, activity.GPU_TABLE),
         "activity of MIG": (MIG_ENTITY, activity.MIG_ACTIVITY_TABLE),
-        "MIG": (MIG_ENTITY, gpu_devices.MIG_TABLE),
+        "MIG": (MIG_ENTITY, mig_devices.MIG_TABLE),
         "NVLink": (ENTITY, links),
     }
 

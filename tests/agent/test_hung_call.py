@@ -29,7 +29,7 @@ from railscope_agent.sampling.sampler import ReadLimits, Sampler, _DeviceFamily,
 from railscope_agent.sampling.shipping_stats import ShippingStats
 from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.sampling.status import FAILED, OK, PARTIAL
-from railscope_agent.sources.agent_state import SelfMetricsSource
+from railscope_agent.sources.agent_metrics import SelfMetricsSource
 from railscope_agent.sources.nvidia.gpu_devices import GpuSource
 from railscope_agent.sources.rdma import RdmaSource
 

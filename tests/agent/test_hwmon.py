@@ -14,7 +14,7 @@ from railscope.reading import Absent
 from railscope_agent.host.live_host import LiveHost
 from railscope_agent.sampling.probe_result import ProbeVerdict
 from railscope_agent.sampling.source_reader import SourceReader
-from railscope_agent.sources.hardware_sensors import HWMON_ROOT, HwmonSource
+from railscope_agent.sources.hwmon import HWMON_ROOT, HwmonSource
 
 TEMPERATURE = "railscope_sensor_temperature_celsius"
 TEMPERATURE_LIMIT = "railscope_sensor_temperature_limit_celsius"

@@ -14,7 +14,7 @@ from support.sampling import run_sampler
 
 from railscope.frame import Frame, NodeTimestamp
 from railscope.reading import Reading
-from railscope_agent.host.live_host import LiveKernelLog
+from railscope_agent.host.live_kernel_log import LiveKernelLog
 from railscope_agent.sampling.probe_result import ProbeVerdict
 from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.sampling.status import FAILED, OK

@@ -7,7 +7,7 @@ from support.reading import ORIGIN, read_once, readings
 
 from railscope.reading import Absent
 from railscope_agent.sampling.source_reader import SourceReader
-from railscope_agent.sources.network import LinkSource
+from railscope_agent.sources.network_links import LinkSource
 
 
 def test_a_link_that_is_down_has_no_speed() -> None:

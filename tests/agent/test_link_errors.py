@@ -13,7 +13,8 @@ from support.reading import ORIGIN, read_once, readings
 from railscope.reading import Absent
 from railscope_agent.sampling.probe_result import ProbeVerdict
 from railscope_agent.sampling.source_reader import SourceReader
-from railscope_agent.sources.nic_counters import LinkErrorSource, NicSource
+from railscope_agent.sources.link_errors import LinkErrorSource
+from railscope_agent.sources.nic_counters import NicSource
 
 CORRECTED = ("railscope_nic_receive_fec_corrected_blocks_total", ("eth0",))
 UNCORRECTABLE = ("railscope_nic_receive_fec_uncorrectable_blocks_total", ("eth0",))

@@ -28,7 +28,7 @@ from railscope_agent.shipping.collector_link import CollectorLinkError
 from railscope_agent.shipping.collector_order import collector_links
 from railscope_agent.shipping.envelope_delivery import EnvelopeDelivery
 from railscope_agent.shipping.live_copies import MAX_COPIES, MAX_COPY_BYTES, LiveCopies
-from railscope_agent.sources.agent_state import SelfMetricsSource
+from railscope_agent.sources.agent_metrics import SelfMetricsSource
 
 DOWN = {"error": "no"}
 

@@ -11,7 +11,7 @@ from railscope.catalog.storage import IMPORT_STATES
 from railscope.reading import Absent
 from railscope_agent.sampling.probe_result import ProbeVerdict
 from railscope_agent.sampling.source_reader import SourceReader
-from railscope_agent.sources.parallel_filesystems import (
+from railscope_agent.sources.lustre import (
     LUSTRE_DEBUG_ROOT,
     LUSTRE_HEALTH_FILES,
     MAX_TARGETS,

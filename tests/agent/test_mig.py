@@ -14,7 +14,8 @@ from railscope_agent.gpus.inventory import GpuInventory
 from railscope_agent.host import NvmlError
 from railscope_agent.sampling.status import OK
 from railscope_agent.sources.nvidia.activity import GpuActivitySource
-from railscope_agent.sources.nvidia.gpu_devices import GpuSource, MigSource
+from railscope_agent.sources.nvidia.gpu_devices import GpuSource
+from railscope_agent.sources.nvidia.mig_devices import MigSource
 
 UTILIZATION = "nvml.nvmlDeviceGetUtilizationRates(0)"
 RATIO = ("railscope_gpu_utilization_ratio", ("GPU-0",))

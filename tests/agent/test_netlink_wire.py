@@ -13,7 +13,14 @@ from hypothesis import example, given, strategies as st
 from support import netlink as by_hand
 from support.netlink import MULTI, OVERRUN, NetlinkRequest, attribute, open_netlink
 
-from railscope_agent.host.netlink import Netlink, connection as wire, ethtool, network_devices
+from railscope_agent.host.netlink import (
+    Netlink,
+    dcb,
+    ethtool,
+    interfaces,
+    messages,
+    rdma_statistics,
+)
 from railscope_agent.host.netlink.connection import ROUTE, NetlinkConnection, NetlinkConnections
 
 INTERFACE = struct.Struct("=BxHiII")
@@ -27,34 +34,34 @@ def link(name: str, index: int = 1) -> bytes:
 
 @given(st.lists(st.tuples(KINDS, VALUES)))
 def test_attributes_come_back_as_they_were_put(parts: list[tuple[int, bytes]]):
-    raw = b"".join(wire.attribute(kind, value) for kind, value in parts)
+    raw = b"".join(messages.attribute(kind, value) for kind, value in parts)
     assert raw == b"".join(attribute(kind, value) for kind, value in parts)
-    assert list(wire.attributes(raw)) == parts
-    (outer,) = wire.attributes(wire.nest(5, raw))
+    assert list(messages.attributes(raw)) == parts
+    (outer,) = messages.attributes(messages.nest(5, raw))
     assert outer == (5, raw)
 
 
-@given(st.lists(st.builds(wire.NetlinkMessage, KINDS, KINDS, st.integers(0, 2**32 - 1), VALUES)))
-def test_messages_come_back_as_they_were_put(parts: list[wire.NetlinkMessage]):
-    raw = b"".join(by_hand.pad(wire.encode(message)) for message in parts)
-    assert list(wire.messages(raw)) == parts
+@given(st.lists(st.builds(messages.Message, KINDS, KINDS, st.integers(0, 2**32 - 1), VALUES)))
+def test_messages_come_back_as_they_were_put(parts: list[messages.Message]):
+    raw = b"".join(by_hand.pad(messages.encode(message)) for message in parts)
+    assert list(messages.decode(raw)) == parts
 
 
 @given(st.integers(0, 2**64 - 1), st.sampled_from([1, 2, 4, 8]))
 def test_integers_of_every_length(value: int, length: int):
     value %= 1 << 8 * length
     layout = {1: "B", 2: "=H", 4: "=I", 8: "=Q"}[length]
-    assert wire.integer(struct.pack(layout, value)) == value
+    assert messages.integer(struct.pack(layout, value)) == value
 
 
 @pytest.mark.parametrize(
     "read",
     [
-        lambda raw: list(wire.attributes(raw)),
-        lambda raw: list(wire.messages(raw)),
-        wire.integer,
-        lambda raw: wire.answer_error(wire.NetlinkMessage(2, 0x200, 1, raw)),
-        lambda raw: wire.answer_error(wire.NetlinkMessage(3, 0x200, 1, raw)),
+        lambda raw: list(messages.attributes(raw)),
+        lambda raw: list(messages.decode(raw)),
+        messages.integer,
+        lambda raw: messages.answer_error(messages.Message(2, 0x200, 1, raw)),
+        lambda raw: messages.answer_error(messages.Message(3, 0x200, 1, raw)),
     ],
 )
 @given(raw=st.binary(max_size=200))
@@ -75,13 +82,13 @@ def test_random_bytes_are_read_or_rejected(read: Callable[[bytes], object], raw:
 )
 def test_a_message_of_a_wrong_length(raw: bytes, what: str):
     with pytest.raises(OSError, match=what):
-        list(wire.messages(raw))
+        list(messages.decode(raw))
 
 
 @pytest.mark.parametrize("length", [0, 3, 9, 0xFFFF])
 def test_an_attribute_of_a_wrong_length(length: int):
     with pytest.raises(OSError, match=f"attribute of {length} bytes"):
-        list(wire.attributes(struct.pack("=HH", length, 1) + bytes(4)))
+        list(messages.attributes(struct.pack("=HH", length, 1) + bytes(4)))
 
 
 class ScriptedConnection:
@@ -100,10 +107,10 @@ class ScriptedConnection:
 
 
 READERS = {
-    "links": network_devices.list_links,
-    "ethernet_ports": network_devices.ethernet_ports,
-    "dcb": lambda source: network_devices.read_dcb(source, "eth0"),
-    "rdma": lambda source: network_devices.RdmaStatistics(lambda: source).statistics("mlx5_0", 1),
+    "links": interfaces.list_links,
+    "ethernet_ports": interfaces.ethernet_ports,
+    "dcb": lambda source: dcb.read_dcb(source, "eth0"),
+    "rdma": lambda source: rdma_statistics.RdmaStatistics(lambda: source).statistics("mlx5_0", 1),
     **{
         name: lambda source, name=name: getattr(ethtool.EthtoolFamily(lambda: source), name)("eth0")
         for name in ("pause", "fec", "rings", "link_modes", "link_state")

@@ -16,14 +16,16 @@ from railscope_agent.host.live_host import LiveHost
 from railscope_agent.sampling.probe_result import ProbeVerdict
 from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.sources.nfs import (
-    EVENTS as ALL_EVENTS,
     FIRST_PROCESS,
     MAX_MOUNTS,
-    OPERATION_FIELDS,
-    OPERATIONS,
     OWN_PROCESS,
     REPORTED_EVENTS,
     NfsSource,
+)
+from railscope_agent.sources.nfs_mountstats import (
+    EVENTS as ALL_EVENTS,
+    OPERATION_FIELDS,
+    OPERATIONS,
     decode_octal_escapes,
     parse_mountstats,
     parse_superblocks,

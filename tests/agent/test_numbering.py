@@ -6,9 +6,9 @@ from array import array
 
 from hypothesis import given, strategies as st
 
+from railscope.batch_encoding import encode_batches
 from railscope.catalog.agent import GAP_EVENT, SOURCE_EVENT
 from railscope.catalog.entities import DROP, SOURCE
-from railscope.envelopes import encode_batches
 from railscope.frame import Entity, Event, Frame, FrameOrigin, NodeTimestamp, Schema
 from railscope_agent.shipping import EventNumbering
 

@@ -16,9 +16,9 @@ from support.trees import server_tree
 
 from railscope.catalog.storage import NVME_STATES
 from railscope.reading import Absent, reason_of
-from railscope_agent.host.live_host import (
+from railscope_agent.host.live_host import LiveHost
+from railscope_agent.host.nvme_health_log import (
     LOG_BYTES,
-    LiveHost,
     call_nvme,
     command_error,
     decode_health_log,

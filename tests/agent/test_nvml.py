@@ -17,7 +17,7 @@ from railscope.reading import Absent
 from railscope_agent.host import Json, NvmlError
 from railscope_agent.host.live_host import LiveHost
 from railscope_agent.host.nvml import Nvml
-from railscope_agent.host.nvml_readers import SHORTEST_NS
+from railscope_agent.host.nvml_gpm import SHORTEST_NS
 from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.sources.nvidia.gpu_devices import GpuSource
 

@@ -10,7 +10,8 @@ from support.standin_table import error
 from railscope.catalog.gpu_health import GPU_DRIVER_EVENT
 from railscope.reading import Reading
 from railscope_agent.host.nvml import Nvml
-from railscope_agent.host.nvml_readers import LONGEST_NS, MAX_QUEUED_EVENTS, SHORTEST_NS
+from railscope_agent.host.nvml_events import MAX_QUEUED_EVENTS
+from railscope_agent.host.nvml_gpm import LONGEST_NS, SHORTEST_NS
 
 XID, MIG_CHANGE = 0x8, 0x100
 SECOND_US = 1_000_000

@@ -18,13 +18,8 @@ from railscope_agent.host import NvmlError
 from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.sources.nvidia.events import MIG_CHANGE, XID, NvmlEventSource
 from railscope_agent.sources.nvidia.gpu_devices import GpuSource
-from railscope_agent.streams.kernel_log import (
-    MAX_WAITING,
-    SAME_NS,
-    KernelLogStream,
-    NvmlXid,
-    XidMatcher,
-)
+from railscope_agent.streams.kernel_log import KernelLogStream
+from railscope_agent.streams.xid_matcher import MAX_WAITING, SAME_NS, NvmlXid, XidMatcher
 
 WAIT = "nvml.nvmlEventSetWait()"
 NONE = 0xFFFF_FFFF

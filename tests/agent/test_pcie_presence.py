@@ -12,7 +12,8 @@ from railscope.catalog.entities import PCIE
 from railscope.frame import Entity, Event, Frame, NodeTimestamp
 from railscope.reading import Absent
 from railscope_agent.sampling.source_reader import SourceReader
-from railscope_agent.sources.pcie import MAX_DEVICES, PcieSource, PciPresence
+from railscope_agent.sources.pci_presence import MAX_DEVICES, PciPresence
+from railscope_agent.sources.pcie import PcieSource
 
 GONE = "railscope_pcie_device_gone"
 NIC_PATH = "pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0/0000:18:00.0"

@@ -12,10 +12,11 @@ from support.port_traffic import SERVERS, CapturedPort, ports, traffic_capture
 from support.reading import ORIGIN, at_period
 from support.sampling import run_sampler
 
+from railscope.batch_encoding import encode_batches
 from railscope.capture import Capture
 from railscope.catalog import nic as catalog
 from railscope.catalog.rdma import COUNTER_FILES
-from railscope.envelopes import encode_batches, unpack
+from railscope.envelopes import unpack
 from railscope.frame import Frame
 from railscope.reading import Absent
 from railscope.wire import envelope, pack

@@ -15,7 +15,7 @@ from railscope.reading import Absent
 from railscope_agent.host.live_host import LiveHost
 from railscope_agent.sampling.probe_result import ProbeVerdict
 from railscope_agent.sampling.source_reader import SourceReader
-from railscope_agent.sources.network import (
+from railscope_agent.sources.protocol_counters import (
     CONNTRACK,
     NETSTAT,
     SNMP,

@@ -16,12 +16,7 @@ from railscope_agent.host.live_host import LiveHost
 from railscope_agent.sampling.probe_result import ProbeVerdict
 from railscope_agent.sampling.source import longest_period_seconds
 from railscope_agent.sampling.source_reader import SourceReader
-from railscope_agent.sources.hardware_sensors import (
-    MAX_WATTS,
-    POWERCAP_ROOT,
-    EnergyCounter,
-    RaplSource,
-)
+from railscope_agent.sources.rapl import MAX_WATTS, POWERCAP_ROOT, EnergyCounter, RaplSource
 
 ENERGY, LIMIT = "railscope_rapl_energy_joules_total", "railscope_rapl_power_limit_watts"
 RANGE = 262_143_328_850

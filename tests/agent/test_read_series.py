@@ -15,7 +15,7 @@ from support.reading import ORIGIN
 from support.sampling import PATIENCE_SECONDS
 
 from railscope.frame import Frame
-from railscope_agent.host.live_host import LiveClock
+from railscope_agent.host.live_clock import LiveClock
 from railscope_agent.sampling.sampler import Sampler
 from railscope_agent.sampling.source import Source
 from railscope_agent.sampling.status import OK, SourceState

@@ -33,7 +33,7 @@ from railscope.reading import Absent
 from railscope.textfile_series import decode_value, encode_value
 from railscope.untrusted_text import parse_toml
 from railscope_agent.config import TextfileSettings
-from railscope_agent.host.recorded_host import call_key
+from railscope_agent.host.recorded_calls import call_key
 from railscope_agent.host.textfiles import MAX_FILES, TextfileCalls
 from railscope_agent.sampling.probe_result import ProbeVerdict
 from railscope_agent.sampling.source_reader import SourceReader

@@ -21,8 +21,9 @@ from railscope.http_server import HttpServer
 from railscope_agent.cli import agent
 from railscope_agent.config import TextfileSettings
 from railscope_agent.endpoint.metrics_endpoint import MetricsEndpoint
-from railscope_agent.host.recorded_host import RecordedHost, SteppedHost
+from railscope_agent.host.recorded_host import RecordedHost
 from railscope_agent.host.recording_host import RecordingHost
+from railscope_agent.host.stepped_host import SteppedHost
 from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.sources.textfile import TextfileSource
 

@@ -25,7 +25,7 @@ from railscope_agent.endpoint.metrics_endpoint import MetricsEndpoint
 from railscope_agent.host import NvmlError
 from railscope_agent.sampling.status import FAILED, OK, STARTING, UNSUPPORTED
 from railscope_agent.service import Agent
-from railscope_agent.streams.kernel_log import MAX_GPUS
+from railscope_agent.streams.xid_matcher import MAX_GPUS
 
 COUNT = "nvml.nvmlDeviceGetCount()"
 REPLAYS, THERMAL = 94, 270

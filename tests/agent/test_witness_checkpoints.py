@@ -12,6 +12,8 @@ from hypothesis import given, strategies as st
 from support.clock import ManualClock
 from support.examples import fewer_examples
 
+from railscope.audit.cosignature import cosignature_seconds, parse_witness_key
+from railscope.audit.log_checkpoint import Checkpoint, read_checkpoint
 from railscope.audit.merkle import (
     CompactRange,
     TreeHead,
@@ -19,14 +21,7 @@ from railscope.audit.merkle import (
     leaf_hash,
     node_hash,
 )
-from railscope.audit.signed_note import (
-    Checkpoint,
-    NoteError,
-    SecretKey,
-    cosignature_seconds,
-    parse_witness_key,
-    read_checkpoint,
-)
+from railscope.audit.signed_note import NoteError, SecretKey
 from railscope_agent.config import WitnessSettings
 from railscope_agent.sampling.shipping_stats import CONFLICT, CONSISTENT, AuditLogState
 from railscope_agent.witness.audit_log_client import CheckpointOffer, ReportedConflictError

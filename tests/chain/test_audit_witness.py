@@ -13,7 +13,8 @@ from running_collector import RunningCollector, run_collector, settings_in
 from support.audit import draft
 from support.clock import ManualClock
 
-from railscope.audit.signed_note import PublicKey, SecretKey, add_cosignature, witness_key
+from railscope.audit.cosignature import add_cosignature, witness_key
+from railscope.audit.signed_note import PublicKey, SecretKey
 from railscope_agent.config import CollectorLink, WitnessSettings
 from railscope_agent.sampling.shipping_stats import (
     CONFLICT,

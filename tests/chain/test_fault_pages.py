@@ -19,7 +19,7 @@ from railscope_collector.access.credentials import digest_token
 from railscope_simulator.cluster.cluster_model import ClusterModel
 from railscope_simulator.cluster.scenario import FAULT_KINDS, ClusterScenario, read_scenario
 from railscope_simulator.cluster.topology import ClusterTopology
-from railscope_simulator.network_interfaces import leaf_name
+from railscope_simulator.lldp_neighbours import leaf_name
 from railscope_simulator.nfs_mounts import server_name
 from railscope_simulator.node_hardware import build_node_hardware
 from railscope_simulator.owners import slurm_job_number

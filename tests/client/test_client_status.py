@@ -20,7 +20,7 @@ from support.scripted_server import (
     scripted_server,
 )
 
-from railscope.client.node_reading import parse_metrics, read_metrics
+from railscope.client.agent_reading import parse_metrics, read_metrics
 from railscope.client.tables import (
     ClientTable,
     TableColumn,

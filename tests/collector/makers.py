@@ -6,10 +6,10 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from railscope.batch_encoding import encode_batches
 from railscope.catalog import METRICS, gpu
 from railscope.catalog.entities import CLAIM, GPU, RDMA_PORT
 from railscope.catalog.tenancy import CLAIM_START_EVENT
-from railscope.envelopes import encode_batches
 from railscope.frame import Column, Entity, Event, Frame, FrameOrigin, NodeTimestamp, Schema
 from railscope.wire import Envelope, SentAt, envelope, pack, to_wire_schema
 from railscope_agent.shipping import EventNumbering

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, strategies as st
 from makers import FrameSender, gpu_schema
 
-from railscope.envelopes import encode_batch
+from railscope.batch_encoding import encode_batch
 from railscope.frame import Frame
 from railscope.wire import Batch, WireEntity, WireError, WireEvent
 from railscope_collector.fleet import sheets

@@ -8,7 +8,7 @@ from makers import FrameSender
 from running_collector import gpu_frames, run_collector, settings_in
 from structlog.testing import capture_logs
 
-from railscope.service import LogRateLimit
+from railscope.log_output import LogRateLimit
 from railscope_collector.config import IngestLimits
 from railscope_collector.framelog.received_frames import MAX_RUNS, ReceivedFrames
 

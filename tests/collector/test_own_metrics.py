@@ -7,11 +7,12 @@ from pathlib import Path
 
 from running_collector import RunningCollector, run_collector, settings_in
 
-from railscope.envelopes import encode_batches
+from railscope.batch_encoding import encode_batches
 from railscope.frame import Frame
 from railscope.wire import SentAt, envelope, pack, to_wire_schema
 from railscope_agent.config import AgentSettings
-from railscope_agent.host.recorded_host import RecordedClock, RecordedHost
+from railscope_agent.host.recorded_clock import RecordedClock
+from railscope_agent.host.recorded_host import RecordedHost
 from railscope_agent.service import Agent
 from railscope_collector.access.credentials import digest_token
 from railscope_collector.config import IngestLimits

@@ -19,8 +19,8 @@ from running_collector import RunningCollector
 from support.books import PRICES, books_with, claim, evidence_of, gpu, meter
 from support.demo_months import copy_demo_months
 
+from railscope.audit.log_checkpoint import read_checkpoint
 from railscope.audit.record import RecordActor, RecordSubject
-from railscope.audit.signed_note import read_checkpoint
 from railscope.service import run_in_thread
 from railscope.timestamps import DAY_NS
 from railscope_collector.access.credentials import Role

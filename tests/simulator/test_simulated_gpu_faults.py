@@ -9,7 +9,7 @@ from support.capture_index import index_of
 
 from railscope.capture import PENDING, Capture, Json
 from railscope_simulator import NodeSpec, find_model, simulate
-from railscope_simulator.gpu import FAULTY_LINK, NO_ERROR
+from railscope_simulator.gpu_nvlinks import FAULTY_LINK, NO_ERROR
 
 SECONDS, ONSET = 40, 20
 AFFECTED, OTHER = 1, 0

@@ -10,7 +10,7 @@ from support.simulated import ALL_WAYS, SECONDS, STEP, CapturedNvml, node, pairs
 
 from railscope.capture import Capture
 from railscope_simulator import MODELS, SHORT_NAMES, NodeSpec, find_model, simulate
-from railscope_simulator.gpu import NO_ERROR, encode_ratio
+from railscope_simulator.gpu_nvlinks import NO_ERROR, encode_ratio
 
 ALL_LINKS = 0xFFFF_FFFF
 KIBIBYTE, MEBIBYTE = 1024, 1 << 20

@@ -14,11 +14,12 @@ from railscope_simulator import NICS
 from railscope_simulator.conditions import JobConditions, PortConditions
 from railscope_simulator.device_models import LANES
 from railscope_simulator.fabric import TrafficDemand
-from railscope_simulator.node_model import MODES, NodeModel
+from railscope_simulator.host_activity import MODES
+from railscope_simulator.node_model import NodeModel
 from railscope_simulator.port import USUAL, PortCounters, TrafficFlow
 from railscope_simulator.scenarios import SettingsDrift
 from railscope_simulator.spec import SCENARIOS, NodeSpec, TimeSpan, round_randomly
-from railscope_simulator.workload import TrainingJob
+from railscope_simulator.training_job import TrainingJob
 
 SHORT = settings(fewer_examples(50), deadline=None)
 STEPS_NS = st.sampled_from((100_000_000, 333_333_333, 1_000_000_000, 5_000_000_000))

@@ -19,7 +19,7 @@ from railscope_collector.config import SwitchesSettings
 from railscope_collector.switches import gnmi_reader, switch_settings
 from railscope_simulator import (
     gnmi_server,
-    network_interfaces,
+    lldp_neighbours,
     node_model,
     sonic_answers,
     switch_ports,
@@ -66,7 +66,7 @@ def cluster(*faults: str, pods: int = 1, nodes: int = 3) -> tuple[ClusterModel, 
 def port_of(
     switches: dict[str, switch_ports.SimulatedSwitch], node: node_model.NodeModel, cable: Cable
 ) -> switch_ports.SwitchPort:
-    leaf = network_interfaces.neighbours_of(node)[cable.port.interface]
+    leaf = lldp_neighbours.neighbours_of(node)[cable.port.interface]
     (port,) = (port for port in switches[leaf.switch].ports.values() if port.alias == leaf.alias)
     assert port.neighbour.port == cable.port.mac
     return port
@@ -144,7 +144,7 @@ def test_degraded_uplinks_mark_packets_in_the_queue_of_the_uplink():
     for second in range(1, 9):
         advance(model, switches, second)
     faulty, healthy = (
-        switches.switches[network_interfaces.leaf_name(0, rail)].ports["Ethernet256"]
+        switches.switches[lldp_neighbours.leaf_name(0, rail)].ports["Ethernet256"]
         for rail in (RAIL, 0)
     )
     assert faulty.counters.lossless.marked_packets > 1000 > healthy.counters.lossless.marked_packets
@@ -216,7 +216,7 @@ def test_switches_of_live_nodes_count_what_their_agents_read_whenever_these_star
         now[0] = LIVE.started_boot_ns + round(seconds * SECOND_NS)
         for cable in node.cables:
             interface = cable.port.interface
-            leaf = network_interfaces.neighbours_of(node)[interface]
+            leaf = lldp_neighbours.neighbours_of(node)[interface]
             rows = answers[leaf.switch](("COUNTERS_DB", "COUNTERS", "Ethernet*"))
             (row,) = rows.values()
             counted = tuple(row[f"SAI_PORT_STAT_PFC_3_{side}_PKTS"] for side in ("RX", "TX"))

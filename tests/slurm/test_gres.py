@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from railscope.slurm import SlurmFormatError
-from railscope.slurm.notation import Gres, ShardShare, parse_gres, parse_tres
+from railscope.slurm.resources import Gres, ShardShare, parse_gres, parse_tres
 
 TEXTS = {
     "gpu:h100:4(IDX:0-3)": [Gres("gpu", "h100", 4, (0, 1, 2, 3))],

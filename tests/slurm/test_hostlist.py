@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from railscope.slurm import SlurmFormatError
-from railscope.slurm.notation import MAX_NODES, expand_nodes, expand_numbers
+from railscope.slurm.node_lists import MAX_NODES, expand_nodes, expand_numbers
 
 LISTS = {
     "n[01-03,07]": ["n01", "n02", "n03", "n07"],

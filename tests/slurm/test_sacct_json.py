@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from railscope.slurm import SlurmFormatError
-from railscope.slurm.notation import SlurmJob
+from railscope.slurm.job_record import SlurmJob
 from railscope.slurm.sacct import AccountingError, parse_sacct, parse_sacct_json
 
 START, END = 1_767_225_600, 1_767_232_800

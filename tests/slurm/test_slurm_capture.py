@@ -7,16 +7,9 @@ from datetime import UTC
 import pytest
 from support.shared import capture_path
 
-from railscope.slurm.notation import (
-    Gres,
-    NodeAllocation,
-    SlurmJob,
-    expand_nodes,
-    parse_gres,
-    parse_tres,
-    seconds,
-    times,
-)
+from railscope.slurm.job_record import NodeAllocation, SlurmJob, seconds, times
+from railscope.slurm.node_lists import expand_nodes
+from railscope.slurm.resources import Gres, parse_gres, parse_tres
 from railscope.slurm.scontrol import parse_text
 
 EIGHT = tuple(range(8))

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from railscope.slurm import SlurmFormatError
-from railscope.slurm.notation import Gres, NodeAllocation, ShardShare, SlurmJob, seconds
+from railscope.slurm.job_record import NodeAllocation, SlurmJob, seconds
+from railscope.slurm.resources import Gres, ShardShare
 from railscope.slurm.sacct import parse_sacct
 from railscope.slurm.scontrol import parse_json, parse_text
 

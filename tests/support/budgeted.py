@@ -23,7 +23,7 @@ from railscope_agent.sampling.budget_keeper import BudgetKeeper
 from railscope_agent.sampling.sampler import Sampler
 from railscope_agent.sampling.shipping_stats import ShippingStats
 from railscope_agent.sampling.status import SourceState
-from railscope_agent.sources.agent_state import SelfMetricsSource
+from railscope_agent.sources.agent_metrics import SelfMetricsSource
 from railscope_agent.sources.nvidia.gpu_devices import GpuSource
 from railscope_agent.sources.rdma import RdmaSource
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 from railscope.capture import SECTIONS, Capture, CaptureError, Json
-from railscope_simulator.node_model import MODES
+from railscope_simulator.host_activity import MODES
 
 _TICKS_PER_SECOND = 100
 _SECTOR_BYTES = 512

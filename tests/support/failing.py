@@ -14,7 +14,7 @@ from support.tree import AROUND
 
 from railscope.capture import Capture
 from railscope_agent.host import Json
-from railscope_agent.host.files import PlainFiles
+from railscope_agent.host.file_groups import PlainFiles
 from railscope_agent.host.live_host import LiveHost
 from railscope_agent.host.recorded_host import RecordedHost, RecordedKernelLog
 from railscope_simulator import NodeSpec, simulate

@@ -12,9 +12,11 @@ from railscope_agent.gpus.inventory import GpuInventory
 from railscope_agent.host import Host
 from railscope_agent.sampling.source import Source
 from railscope_agent.sources.nvidia.activity import GpuActivitySource
-from railscope_agent.sources.nvidia.gpu_devices import GpuSource, MigSource
+from railscope_agent.sources.nvidia.gpu_devices import GpuSource
+from railscope_agent.sources.nvidia.gpu_sharing import GpuSharingSource
+from railscope_agent.sources.nvidia.mig_devices import MigSource
 from railscope_agent.sources.nvidia.nvlink import NvLinkSource
-from railscope_agent.sources.nvidia.processes import GpuProcessSource, GpuSharingSource
+from railscope_agent.sources.nvidia.processes import GpuProcessSource
 
 
 @dataclass

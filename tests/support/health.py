@@ -10,7 +10,7 @@ from railscope.catalog.declare import Metric
 from railscope.catalog.xids import judge
 from railscope.reading import Absent, Reading
 from railscope_agent.health.health_facts import MINUTE_NS, CounterIncrease, DevicePart, HealthFacts
-from railscope_agent.streams.kernel_log import ActionableXid
+from railscope_agent.streams.xid_matcher import ActionableXid
 
 LINKS = 18
 WINDOW_NS = 10 * MINUTE_NS

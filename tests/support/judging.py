@@ -16,11 +16,13 @@ from railscope_agent.gpus.inventory import GpuInventory
 from railscope_agent.sampling.source import Source
 from railscope_agent.sampling.source_reader import ReadOutcome, SourceReader
 from railscope_agent.sampling.status import SourceGrader, SourceState
-from railscope_agent.sources.agent_state import GpuVerdictSource
-from railscope_agent.sources.nvidia.gpu_devices import GpuDeviceSource, GpuSource
+from railscope_agent.sources.gpu_verdicts import GpuVerdictSource
+from railscope_agent.sources.nvidia.bus_state import GpuDeviceSource
+from railscope_agent.sources.nvidia.gpu_devices import GpuSource
 from railscope_agent.sources.nvidia.nvlink import NvLinkSource
 from railscope_agent.sources.nvidia.pcie import GpuPathSource
-from railscope_agent.streams.kernel_log import KernelLogStream, XidMatcher
+from railscope_agent.streams.kernel_log import KernelLogStream
+from railscope_agent.streams.xid_matcher import XidMatcher
 
 DEVICES = "/sys/bus/pci/devices"
 FIELD = "nvml.nvmlDeviceGetFieldValues({},{})"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from railscope_agent.owners.kubelet_answers import (
+from railscope_agent.owners.pod_resources import (
     KubeletPod,
     PodContainer,
     PodDevices,

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 
+from railscope.batch_encoding import encode_batches
 from railscope.catalog import METRICS, gpu, tenancy
 from railscope.catalog.entities import CLAIM, GPU, MIG, NIC, NODE, RDMA_PORT
-from railscope.envelopes import encode_batches
 from railscope.frame import Entity, Event, Frame, FrameOrigin, NodeTimestamp, Schema
 from railscope.wire import Envelope, SentAt, envelope, pack, to_wire_schema
 from railscope_collector.account.account_sums import GpuTimeAccount

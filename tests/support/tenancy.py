@@ -13,7 +13,7 @@ from railscope_agent.config import TenancySettings
 from railscope_agent.gpus.inventory import GpuInventory
 from railscope_agent.gpus.process_lists import ProcessLists
 from railscope_agent.sampling.row_builder import RowBuilder
-from railscope_agent.sources.nvidia.processes import GpuSharingSource
+from railscope_agent.sources.nvidia.gpu_sharing import GpuSharingSource
 from railscope_agent.sources.tenancy import ClaimSource
 
 SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"

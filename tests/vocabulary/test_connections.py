@@ -11,14 +11,14 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from railscope.listen_address import listening_sockets
 from railscope.server_connections import (
     HEADER_SECONDS,
     RESERVED_DESCRIPTORS,
     ConnectionAcceptor,
     ServerConnection,
     ServerConnections,
-    listening_sockets,
-    source_of,
+    host_of,
 )
 
 PATIENCE_SECONDS = 60
@@ -147,14 +147,15 @@ def opened(connections: ServerConnections) -> list[ServerConnection]:
     ],
 )  # fmt: skip
 def test_a_host_is_an_address_or_a_network_of_ipv6(one: str, other: str, *, same: bool):
-    assert (source_of(one) == source_of(other)) is same
+    assert (host_of(one) == host_of(other)) is same
 
 
 SMALL = """
 import asyncio, resource, sys
 sys.path[:0] = {path!r}
 from test_connections import EchoProtocol
-from railscope.server_connections import ConnectionAcceptor, ServerConnections, listening_sockets
+from railscope.listen_address import listening_sockets
+from railscope.server_connections import ConnectionAcceptor, ServerConnections
 
 async def run():
     resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))

@@ -7,20 +7,15 @@ import base64
 import pytest
 from hypothesis import given, strategies as st
 
-from railscope.audit.merkle import EMPTY_ROOT, TreeHead
-from railscope.audit.signed_note import (
-    Checkpoint,
-    ForgedError,
-    NoteError,
-    PublicKey,
-    SecretKey,
-    UnsignedError,
+from railscope.audit.cosignature import (
     add_cosignature,
     cosignature_seconds,
     parse_witness_key,
-    read_checkpoint,
     witness_key,
 )
+from railscope.audit.log_checkpoint import Checkpoint, read_checkpoint
+from railscope.audit.merkle import EMPTY_ROOT, TreeHead
+from railscope.audit.signed_note import ForgedError, NoteError, PublicKey, SecretKey, UnsignedError
 
 LOG, NODE, OTHER = (SecretKey.generate(name) for name in ("log.example", "node-1", "node-2"))
 CHECKPOINT = Checkpoint("log.example", TreeHead(17, EMPTY_ROOT))

@@ -8,9 +8,10 @@ import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
+from railscope.batch_encoding import encode_batch
 from railscope.catalog.agent import GAP_EVENT
 from railscope.catalog.entities import DROP
-from railscope.envelopes import MAX_EVENT_TEXT, MAX_TEXT, encode_batch, open_body, unpack
+from railscope.envelopes import MAX_EVENT_TEXT, MAX_TEXT, open_body, unpack
 from railscope.frame import Entity, Event, Frame, FrameOrigin, NodeTimestamp, Schema
 from railscope.untrusted_text import printable
 from railscope.wire import Batch, Envelope, WireEntity, WireError, WireEvent, WireSchema, pack

@@ -7,16 +7,14 @@ import base64
 import pytest
 from hypothesis import given, strategies as st
 
+from railscope.audit.log_checkpoint import Checkpoint, CheckpointError, read_checkpoint
 from railscope.audit.merkle import EMPTY_ROOT, TreeHead
 from railscope.audit.signed_note import (
-    Checkpoint,
-    CheckpointError,
     ForgedError,
     NoteError,
     PublicKey,
     SecretKey,
     UnsignedError,
-    read_checkpoint,
     sign,
     verify_note,
 )

@@ -11,10 +11,11 @@ import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
+from railscope.batch_encoding import encode_batches
 from railscope.catalog import gpu
 from railscope.catalog.agent import GAP_EVENT
 from railscope.catalog.entities import DROP, GPU
-from railscope.envelopes import encode_batches, unpack
+from railscope.envelopes import unpack
 from railscope.exposition import labelled
 from railscope.frame import Entity, Event, Frame, FrameOrigin, NodeTimestamp, Schema
 from railscope.untrusted_text import printable
@@ -91,7 +92,7 @@ def test_a_label_is_one_line_of_the_exposition():
 
 LOGGING = """
 import structlog
-from railscope.service import LOG_STREAM, configure_logs
+from railscope.log_output import LOG_STREAM, configure_logs
 configure_logs("info")
 log = structlog.get_logger()
 for text in {texts!r}:

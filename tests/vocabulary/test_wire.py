@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 from support.frames import CLOCK, runs
 
-from railscope import envelopes as batch_codec, wire
+from railscope import batch_encoding, wire
 from railscope.catalog import gpu, host
 from railscope.catalog.entities import DISK, GPU
 from railscope.envelopes import unpack
@@ -49,7 +49,7 @@ def received(frames: Sequence[Frame]) -> list[FrameContent]:
     schemas = {id(frame.schema): frame.schema for frame in frames}.values()
     sealed = wire.envelope(
         frames[0].origin,
-        batch_codec.encode_batches(frames),
+        batch_encoding.encode_batches(frames),
         [wire.to_wire_schema(s) for s in schemas],
         agent_version="1",
     )
@@ -111,14 +111,14 @@ def test_frames_survive_the_wire(frames: list[Frame]) -> None:
 
 @given(st.lists(st.integers(0, UINT64_MAX), min_size=1, max_size=6))
 def test_counters_keep_all_64_bits(counts: list[int]) -> None:
-    (batch,) = batch_codec.encode_batches(frames_of(ENERGY, *counts))
+    (batch,) = batch_encoding.encode_batches(frames_of(ENERGY, *counts))
     arrived = [from_stored(row[0], counter=True) for row in values_of(batch, 1)]
     assert arrived == counts
 
 
 def test_a_gap_in_the_sequence_starts_a_new_batch() -> None:
     frames = frames_of(ENERGY, 1, 2) + frames_of(ENERGY, 3, first=4)
-    assert [(b.first_sequence, b.rows) for b in batch_codec.encode_batches(frames)] == [
+    assert [(b.first_sequence, b.rows) for b in batch_encoding.encode_batches(frames)] == [
         (1, 2),
         (4, 1),
     ]
@@ -126,7 +126,7 @@ def test_a_gap_in_the_sequence_starts_a_new_batch() -> None:
 
 def test_a_new_schema_starts_a_new_batch() -> None:
     other = Schema("gpu", ((gpu.GPU_ENERGY, Entity(GPU, ("GPU-2",))),))
-    batches = batch_codec.encode_batches(frames_of(ENERGY, 1, 2) + frames_of(other, 3, first=3))
+    batches = batch_encoding.encode_batches(frames_of(ENERGY, 1, 2) + frames_of(other, 3, first=3))
     assert [(b.first_sequence, b.rows) for b in batches] == [(1, 2), (3, 1)]
     assert batches[0].schema != batches[1].schema
 
@@ -135,7 +135,7 @@ def test_columns_that_stand_still_cost_one_bit() -> None:
     disks = tuple((host.DISK_READS, Entity(DISK, (str(number),))) for number in range(100))
     schema, still = Schema("host", disks), array("q", range(100))
     frames = [Frame(ORIGIN, schema, n, NodeTimestamp(n, n), still) for n in range(1, 9)]
-    (batch,) = batch_codec.encode_batches(frames)
+    (batch,) = batch_encoding.encode_batches(frames)
     assert (batch.steps, len(batch.changed), any(batch.changed)) == (b"", 13, False)
 
 
@@ -144,7 +144,7 @@ def test_reasons_that_stay_the_same_travel_once() -> None:
     frames = [
         Frame(ORIGIN, ENERGY, n, NodeTimestamp(n, n), array("q", [0]), denied) for n in range(1, 6)
     ]
-    (batch,) = batch_codec.encode_batches(frames)
+    (batch,) = batch_encoding.encode_batches(frames)
     assert batch.reasons == denied
 
 

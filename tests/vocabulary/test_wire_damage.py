@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, strategies as st
 from support.frames import runs
 
-from railscope import envelopes as batch_codec, wire
+from railscope import batch_encoding, wire
 from railscope.catalog import gpu
 from railscope.catalog.entities import GPU
 from railscope.envelopes import unpack
@@ -38,7 +38,7 @@ def make_body() -> bytes:
         Frame(origin, SCHEMA, n, NodeTimestamp(n, n), array("q", [n, n * n, 7]))
         for n in range(1, 9)
     ]
-    batches = batch_codec.encode_batches(frames)
+    batches = batch_encoding.encode_batches(frames)
     schemas = [wire.to_wire_schema(SCHEMA)]
     return wire.pack(wire.envelope(origin, batches, schemas, agent_version="1"))
 
@@ -205,7 +205,7 @@ def test_an_entity_of_another_shape_is_rejected(entity: wire.WireEntity, message
 def test_parts_that_contradict_each_other_are_rejected(
     frames: list[Frame], data: st.DataObject
 ) -> None:
-    batch = batch_codec.encode_batches(frames)[0]
+    batch = batch_encoding.encode_batches(frames)[0]
     width = len(frames[0].schema.columns)
     sheets.check_batch(batch, width, batch.rows)
     part = data.draw(st.sampled_from(["base", "changed", "steps", "reasons"]))

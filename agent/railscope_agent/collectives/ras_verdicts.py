@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from railscope_agent.collectives.ras_answers import ReportedCommunicator, ReportedRank
+from railscope_agent.collectives.ras_report import ReportedCommunicator, ReportedRank
 
 MIN_REPORTS = 3
 MIN_MISSING_REPORTS = 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 
 from railscope.capture import Capture
-from railscope_agent.host import recorded_host
+from railscope_agent.host import recorded_clock, recorded_host
 from railscope_agent.service import Agent
 
 MAX_READS = 12
@@ -15,7 +15,7 @@ class CaptureWalk:
     """A recorded node that is read several times, the last time at the end of the capture."""
 
     def __init__(self, capture: Capture) -> None:
-        self._clock = recorded_host.RecordedClock(capture.about)
+        self._clock = recorded_clock.RecordedClock(capture.about)
         self._offsets = find_read_offsets(capture)
         self.host = recorded_host.RecordedHost(capture, self._clock, lambda: self._clock.offset_ns)
 

@@ -18,7 +18,7 @@ from typing import BinaryIO, TypeVar
 import click
 import msgspec
 
-from railscope import __version__, capture, envelopes, wire
+from railscope import __version__, batch_encoding, capture, wire
 from railscope.capture import CaptureError, CaptureMetadata, CaptureMoment, Json
 from railscope.catalog import METRICS
 from railscope.frame import Frame, FrameOrigin, Schema
@@ -27,7 +27,7 @@ from railscope.settings import SettingsError
 from railscope.timestamps import SECOND_NS
 from railscope.untrusted_text import printable
 from railscope_agent.config import AgentSettings, BurstSettings
-from railscope_agent.host import recorded_host
+from railscope_agent.host import stepped_host
 from railscope_agent.machine_sources import assign_periods, machine_sources
 from railscope_agent.sampling import call_devices, call_time, hang_guard
 from railscope_agent.sampling.source import PeriodicSource, Source
@@ -36,10 +36,10 @@ from railscope_agent.sampling.status import UNSUPPORTED, SourceGrader, SourceSta
 from railscope_agent.service import UNSHIPPED_SOURCES
 from railscope_agent.shipping import EventNumbering
 from railscope_agent.shipping.envelope_limits import split_into_envelopes
-from railscope_agent.sources.agent_state import GpuVerdictSource
-from railscope_agent.sources.nvidia.processes import GpuSharingSource
+from railscope_agent.sources.gpu_verdicts import GpuVerdictSource
+from railscope_agent.sources.nvidia.gpu_sharing import GpuSharingSource
 from railscope_agent.sources.tenancy import ClaimSource
-from railscope_agent.streams.kernel_log import XidMatcher
+from railscope_agent.streams.xid_matcher import XidMatcher
 
 SAMPLE_NS = 400_000_000
 """Moments within this time are one sample: a recording agent takes some time for its reads."""
@@ -94,7 +94,7 @@ class _ReplayedSource:
     """True if devices may have come or gone since the last probe."""
     _probed_ns: int = 0
 
-    def read(self, host: recorded_host.SteppedHost, grader: SourceGrader) -> Frame | None:
+    def read(self, host: stepped_host.SteppedHost, grader: SourceGrader) -> Frame | None:
         """Return the next frame; the last one with a new time if all answers are the same."""
         now, before = host.clock.now(), self.status.frame
         if not self.is_outdated and before and now.boot_ns - self._probed_ns < REPROBE_SAME_NS:
@@ -133,7 +133,7 @@ class ReplayedNode:
     ) -> None:
         """Raises SettingsError for an unknown source or metric."""
         self.origin = _origin(about)
-        self.host = recorded_host.SteppedHost(about)
+        self.host = stepped_host.SteppedHost(about)
         self._hung = hang_guard.HungCalls()
         self._pending: dict[str, str] = {}
         """Device of each call without a result, by the key of the call."""
@@ -255,7 +255,7 @@ class CaptureReplay(ReplayedNode):
         for group in split_into_envelopes(frames):
             new = dict.fromkeys(f.schema for f in group if f.schema not in sent)
             sent.update(new)
-            batches = envelopes.encode_batches(group)
+            batches = batch_encoding.encode_batches(group)
             schemas = [wire.to_wire_schema(schema) for schema in new]
             yield wire.envelope(self.origin, batches, schemas, agent_version=__version__)
 

@@ -28,7 +28,7 @@ import structlog
 from railscope import (
     claim_terms,
     convert_errors,
-    server_connections,
+    listen_address,
     service,
     timestamps,
     untrusted_text,
@@ -347,8 +347,8 @@ def _read_token(settings: TenancySettings) -> str:
     """Return the token of the address. Raises SettingsError without one, or if it is not loopback."""
     if not settings.listen:
         return ""
-    host, _ = server_connections.split_address(settings.listen)
-    if not server_connections.is_loopback(host):
+    host, _ = listen_address.split_address(settings.listen)
+    if not listen_address.is_loopback(host):
         message = (
             f"invalid tenancy.listen {settings.listen}: expected a loopback address: "
             "127.0.0.1 or ::1"

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from railscope import http_server, otlp_metrics, otlp_receiving, server_connections, service
+from railscope import http_server, listen_address, otlp_metrics, otlp_receiving, service
 from railscope.settings import SettingsError
 from railscope_agent.host import Host
 from railscope_agent.sources.inspector_pushes import (
@@ -54,8 +54,8 @@ class InspectorReceiver:
 
     def __post_init__(self) -> None:
         """Create the endpoint. Raises SettingsError for an address that is not on loopback."""
-        host, _ = server_connections.split_address(self.listen)
-        if not server_connections.is_loopback(host):
+        host, _ = listen_address.split_address(self.listen)
+        if not listen_address.is_loopback(host):
             message = f"invalid {SETTING} {self.listen!r}: expected an address on loopback, such as 127.0.0.1:4318"
             raise SettingsError(message)
         self.endpoint = otlp_receiving.OtlpEndpoint(

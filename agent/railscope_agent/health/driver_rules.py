@@ -13,7 +13,7 @@ from railscope.catalog import declare, gpu as c, gpu_health as h
 from railscope.catalog.xids import RECOVERY_ACTIONS, xid
 from railscope.reading import Absent
 from railscope_agent.health import health_facts, rule
-from railscope_agent.streams.kernel_log import ActionableXid
+from railscope_agent.streams.xid_matcher import ActionableXid
 
 PRESENCE_METRICS: dict[str, tuple[declare.Metric, ...]] = {
     rule.LOAD: (c.GPU_POWER, c.GPU_TEMPERATURE, c.GPU_MEMORY_TOTAL),

@@ -15,7 +15,7 @@ from railscope.frame import Entity, Frame
 from railscope.reading import Absent, Reading
 from railscope_agent.health import RULES, driver_rules, health_facts, rule, source_readings
 from railscope_agent.health.gpu_lifetime import GpuLifetime
-from railscope_agent.streams.kernel_log import ActionableXid
+from railscope_agent.streams.xid_matcher import ActionableXid
 
 MAX_GPUS = 64
 DEVICE_SOURCE = "gpu_device"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from railscope.reading import Absent, Reading
 from railscope.timestamps import SECOND_NS
-from railscope_agent.host.files import BootState, BootStateFile
+from railscope_agent.host.boot_state import BootState, BootStateFile
 
 SETTLED_NS = 5 * SECOND_NS
 """The driver reports an Xid first, and determines the recovery action later (Xid 154)."""

@@ -15,7 +15,7 @@ from typing import TypeVar
 from railscope.catalog import declare
 from railscope.reading import Absent, Reading
 from railscope.timestamps import SECOND_NS
-from railscope_agent.streams.kernel_log import ActionableXid
+from railscope_agent.streams.xid_matcher import ActionableXid
 
 MINUTE_NS = 60 * SECOND_NS
 SHORTEST_RATE_NS = 4 * SECOND_NS

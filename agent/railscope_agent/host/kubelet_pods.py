@@ -8,7 +8,7 @@ import ssl
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from railscope import http_responses, server_connections
+from railscope import http_responses, listen_address
 
 MAX_BYTES = 64 << 20
 PATH = "/pods"
@@ -61,7 +61,7 @@ def _connection(url: str, ca_file: str, timeout: float) -> http.client.HTTPConne
     if parts.scheme == "https":
         context = ssl.create_default_context(cafile=ca_file or None)
         return http.client.HTTPSConnection(host, parts.port, timeout=timeout, context=context)
-    if parts.scheme != "http" or not server_connections.is_loopback(host):
+    if parts.scheme != "http" or not listen_address.is_loopback(host):
         message = (
             f"invalid URL {url}: expected https://NODE:10250/pods, or http:// "
             "and a loopback address"

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 
 from railscope.capture import Json
 from railscope.timestamps import SECOND_NS
-from railscope_agent.host.netlink.network_devices import EthernetPort
+from railscope_agent.host.netlink.interfaces import EthernetPort
 
 _ETHERTYPE = 0x88CC
 _NEAREST_BRIDGE = bytes.fromhex("0180c200000e")

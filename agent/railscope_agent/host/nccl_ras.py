@@ -23,7 +23,7 @@ import msgspec
 
 from railscope.capture import Json
 from railscope.timestamps import SECOND_NS
-from railscope_agent.collectives import CollectiveFormatError, ras_answers
+from railscope_agent.collectives import CollectiveFormatError, ras_answers, ras_report
 from railscope_agent.host import tcp_sockets
 from railscope_agent.host.files import RootedFiles
 
@@ -70,8 +70,8 @@ class RasAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
 
     state: str
     pid: int = 0
-    report: ras_answers.RasReport | None = None
-    dead: list[ras_answers.ReportedPeer] = []
+    report: ras_report.RasReport | None = None
+    dead: list[ras_report.ReportedPeer] = []
 
 
 class _RasError(Exception):
@@ -275,7 +275,7 @@ class RasCalls:
             pass  # everything has been read
         except OSError:
             is_open = False
-        dead: list[ras_answers.ReportedPeer] = []
+        dead: list[ras_report.ReportedPeer] = []
         try:
             dead, monitor.content = ras_answers.parse_events(monitor.content)
         except CollectiveFormatError:

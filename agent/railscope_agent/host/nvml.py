@@ -20,13 +20,10 @@ from types import ModuleType
 from typing import Any
 
 from railscope.capture import Json, NvmlError
-from railscope_agent.host.nvml_readers import (
-    EventQueue,
-    FieldBatch,
-    GpmMonitor,
-    device_address,
-    to_plain,
-)
+from railscope_agent.host.nvml_events import EventQueue
+from railscope_agent.host.nvml_fields import FieldBatch
+from railscope_agent.host.nvml_gpm import GpmMonitor
+from railscope_agent.host.nvml_values import device_address, to_plain
 
 _VERSION_MISMATCH = 18
 

@@ -14,8 +14,8 @@ import msgspec
 
 from railscope.capture import Json
 from railscope_agent.host.files import RootedFiles
-from railscope_agent.owners import OwnerFormatError, kubelet_answers
-from railscope_agent.owners.kubelet_answers import parse_pod_list
+from railscope_agent.owners import OwnerFormatError, pod_resources
+from railscope_agent.owners.pod_list import parse_pod_list
 from railscope_agent.owners.runtimes import parse_docker_container, parse_domain, parse_qemu_command
 from railscope_agent.owners.slurm import parse_slurm_variables
 
@@ -70,11 +70,9 @@ class OwnerCalls:
 
         answer = call_kubelet(socket, function, timeout_seconds=KUBELET_SECONDS)
         if function == LIST:
-            return _as_json(
-                [pod for pod in kubelet_answers.parse_pods(answer) if _has_devices(pod)]
-            )
+            return _as_json([pod for pod in pod_resources.parse_pods(answer) if _has_devices(pod)])
         if function == ALLOCATABLE:
-            return _as_json(kubelet_answers.parse_allocatable(answer))
+            return _as_json(pod_resources.parse_allocatable(answer))
         message = f"unknown function {function!r} of the kubelet"
         raise ValueError(message)
 
@@ -104,5 +102,5 @@ def _as_json(answer: object) -> Json:
     return msgspec.json.decode(msgspec.json.encode(answer))
 
 
-def _has_devices(pod: kubelet_answers.KubeletPod) -> bool:
+def _has_devices(pod: pod_resources.KubeletPod) -> bool:
     return any(container.devices or container.claims for container in pod.containers)

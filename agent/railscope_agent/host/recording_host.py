@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from railscope.capture import PENDING, CaptureMoment, failure
-from railscope_agent.host import FileGroup, Host, HostWrapper, Json, KernelLog, files, recorded_host
+from railscope_agent.host import (
+    FileGroup,
+    Host,
+    HostWrapper,
+    Json,
+    KernelLog,
+    file_groups,
+    recorded_calls,
+)
 from railscope_agent.host.redactor import Redactor
 
 Answer = TypeVar("Answer")
@@ -106,13 +114,13 @@ class RecordingHost(HostWrapper):
 
     def open_file_group(self, paths: Sequence[str]) -> FileGroup:
         """Open a group of counter files, read one by one so that their text can be recorded."""
-        return files.PlainFiles(self.read, paths)
+        return file_groups.PlainFiles(self.read, paths)
 
     def call(self, host_interface: str, function: str, *arguments: int | str) -> Json:
         """Call a function of a host interface, and record its answer."""
-        if function in recorded_host.BATCH_FUNCTIONS:
+        if function in recorded_calls.BATCH_FUNCTIONS:
             return self._batch(host_interface, function, arguments)
-        key = recorded_host.call_key(host_interface, function, arguments)
+        key = recorded_calls.call_key(host_interface, function, arguments)
 
         def call() -> Json:
             answer = self._host.call(host_interface, function, *arguments)
@@ -131,7 +139,7 @@ class RecordingHost(HostWrapper):
         """Record the answer to each entry of a batch, or one failure for all of them."""
         device, *entries = arguments
         keys = [
-            recorded_host.call_key(host_interface, function, (device, entry)) for entry in entries
+            recorded_calls.call_key(host_interface, function, (device, entry)) for entry in entries
         ]
         with self._query_lock("calls", keys):
             answer = self._host.call(host_interface, function, *arguments)
@@ -144,9 +152,9 @@ class RecordingHost(HostWrapper):
         try:
             log = self._host.kernel_log()
         except OSError as error:
-            self._store("calls", recorded_host.KERNEL_LOG, failure(error))
+            self._store("calls", recorded_calls.KERNEL_LOG, failure(error))
             raise
-        self._store("calls", recorded_host.KERNEL_LOG, "")
+        self._store("calls", recorded_calls.KERNEL_LOG, "")
         return _RecordingKernelLog(self, log)
 
     def _recorded_answer(self, section: str, key: str, call: Callable[[], Answer]) -> Answer:

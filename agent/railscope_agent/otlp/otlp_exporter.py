@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from railscope import __version__, server_connections, service
+from railscope import __version__, service, tls_contexts
 from railscope.catalog.declare import MetricDetail
 from railscope.exposition import MetricSelection
 from railscope.frame import Frame
@@ -77,7 +77,7 @@ class GrpcTransport:
         """Read the certificates. Raises OSError, and ImportError without its packages."""
         from railscope.otlp_calls import OtlpCalls  # noqa: PLC0415 - gRPC takes 10 MiB
 
-        pem = server_connections.client_pem(*target.tls_files) if target.tls_files else None
+        pem = tls_contexts.client_pem(*target.tls_files) if target.tls_files else None
         self._calls = OtlpCalls(
             target.signal,
             target.url,

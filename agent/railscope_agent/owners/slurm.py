@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from railscope.slurm import SlurmFormatError
-from railscope.slurm.notation import expand_nodes
+from railscope.slurm.node_lists import expand_nodes
 
 _DEVICE_FILE = re.compile(r"/dev/nvidia([0-9]{1,4})")
 _PAIR = re.compile(r'([A-Za-z_]+)=(?:"([^"]*)"|(\S*))')

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from msgspec import structs
 
-from railscope import __version__, envelopes, frame, wire
+from railscope import __version__, batch_encoding, frame, wire
 from railscope_agent import host
 from railscope_agent.shipping.collector_client import CollectorClient
 from railscope_agent.shipping.delivery_result import DeliveryResult, EnvelopeDecision
@@ -34,7 +34,7 @@ class EnvelopeDelivery:
         ended: wire.RunEnd | None = None,
     ) -> bytes:
         """Return the body of an envelope."""
-        batches = envelopes.encode_batches(frames)
+        batches = batch_encoding.encode_batches(frames)
         return wire.pack(
             wire.envelope(self.origin, batches, schemas, agent_version=__version__, ended=ended)
         )

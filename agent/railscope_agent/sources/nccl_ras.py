@@ -23,7 +23,7 @@ from railscope import frame, reading
 from railscope.catalog import collectives as c, entities
 from railscope.timestamps import SECOND_NS
 from railscope_agent.collective_settings import CollectiveSettings
-from railscope_agent.collectives import ras_answers, ras_verdicts
+from railscope_agent.collectives import ras_report, ras_verdicts
 from railscope_agent.collectives.ras_verdicts import NcclRankState, NcclRankVerdict
 from railscope_agent.host import Host
 from railscope_agent.host.nccl_ras import ANSWERED, NCCL_RAS, PROTOCOL, NcclProcess, RasAnswer
@@ -134,7 +134,7 @@ class RasJob:
         found = [process.facts for process in listed if process.process.own_pid == pid > 0]
         return found[0] if len(found) == 1 else {}
 
-    def own_host(self, pid: int, communicators: Iterable[ras_answers.ReportedCommunicator]) -> str:
+    def own_host(self, pid: int, communicators: Iterable[ras_report.ReportedCommunicator]) -> str:
         """Return the address that NCCL reports for this node: that of the process which answered."""
         own_pid = self.processes[pid].listed.process.own_pid
         hosts = {r.host for found in communicators for r in found.ranks if r.pid == own_pid}
@@ -292,7 +292,7 @@ class NcclRasSource(source.SourceWithoutResources):
         return job.own_host(pid, communicators) if pid in job.processes else ""
 
     def _take_report(
-        self, host: Host, job: RasJob, pid: int, report: ras_answers.RasReport
+        self, host: Host, job: RasJob, pid: int, report: ras_report.RasReport
     ) -> list[frame.Event]:
         now = host.clock.now()
         before, job.histories = job.histories, {}
@@ -322,7 +322,7 @@ class NcclRasSource(source.SourceWithoutResources):
         return dead + list(_new_events(job, now))
 
     def _dead_processes(
-        self, host: Host, job: RasJob, dead: Iterable[ras_answers.ReportedPeer], own_host: str
+        self, host: Host, job: RasJob, dead: Iterable[ras_report.ReportedPeer], own_host: str
     ) -> list[frame.Event]:
         """Return an event for each process that was not reported as dead before."""
         now = host.clock.now()

@@ -24,8 +24,8 @@ from railscope_agent.sampling import (
     row_builder,
 )
 from railscope_agent.sources.ethtool_statistics import match_statistics
-from railscope_agent.sources.network import NET, parse_speed
-from railscope_agent.sources.rdma import rdma_driver
+from railscope_agent.sources.network_links import NET, parse_speed
+from railscope_agent.sources.rdma_counter_files import rdma_driver
 from railscope_agent.topology import rail_rules
 from railscope_agent.topology.network import NetworkScanner
 

@@ -2,21 +2,17 @@
 
 Files: torvalds/linux Documentation/ABI/testing/sysfs-bus-pci and sysfs-bus-pci-devices-aer_stats.
 "Unknown" speed and 0 or 255 lanes are not values.
-
-PCI devices seen on the bus since the agent started are retained, and those of them that vanished.
-When a device is unplugged, or dropped by a switch, its files vanish and all its series would simply
-end. Here it is retained until the agent restarts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
 from railscope.catalog import declare, pcie as catalog
 from railscope.catalog.entities import PCIE, PCIE_AER, PCIE_ERROR, PCIE_ROOT_ERROR, PCIE_SEVERITY
-from railscope.frame import Entity, Event, NodeTimestamp
+from railscope.frame import Entity
 from railscope.reading import Absent, reason_of
 from railscope_agent.host import FileGroup, Host
 from railscope_agent.sampling import (
@@ -27,73 +23,8 @@ from railscope_agent.sampling import (
     row_builder,
     source,
 )
+from railscope_agent.sources.pci_presence import PciPresence
 from railscope_agent.topology import pci, pcie_links
-
-MAX_DEVICES = 1024
-"""More than a node has slots; further new devices are not followed."""
-
-
-@dataclass(slots=True)
-class _ObservedPciDevice:
-    entity: Entity
-    names: tuple[str, ...]
-    present: bool = True
-
-
-class PciPresence:
-    """Every device seen so far, with its last names."""
-
-    def __init__(self) -> None:
-        self._devices: dict[str, _ObservedPciDevice] = {}
-        self._listed: frozenset[str] = frozenset()
-        self.has_changed = False
-        """True if the bus differs from the last probe."""
-
-    def add_devices(
-        self,
-        listed: Sequence[str],
-        devices: Mapping[str, Entity],
-        names: Mapping[str, Sequence[str]],
-    ) -> dict[str, Entity]:
-        """Add the devices found by a probe, and return every device seen so far by address.
-
-        A device without names, such as a partially removed one, keeps its earlier names.
-        """
-        self._listed, self.has_changed = frozenset(listed), False
-        for address, entity in devices.items():
-            before = self._devices.get(address)
-            device_names = tuple(names.get(address, ())) or (before.names if before else ())
-            if before:
-                before.entity, before.names = entity, device_names
-            elif len(self._devices) < MAX_DEVICES:
-                self._devices[address] = _ObservedPciDevice(entity, device_names)
-        return {address: observed.entity for address, observed in sorted(self._devices.items())}
-
-    def compare(self, addresses: Collection[str], now: NodeTimestamp) -> list[Event]:
-        """Events of vanished and returned devices, for the addresses currently on the bus."""
-        self.has_changed = self._listed != frozenset(addresses)
-        events = []
-        for address, device in self._devices.items():
-            present = address in addresses
-            if present != device.present:
-                device.present = present
-                event = catalog.PCIE_BACK_EVENT if present else catalog.PCIE_GONE_EVENT
-                events.append(_event(event, device, now))
-        return events
-
-
-def _event(event: declare.EventClass, device: _ObservedPciDevice, now: NodeTimestamp) -> Event:
-    facts = device.entity.facts
-    model = f"{facts.get('vendor', '')}:{facts.get('device', '')}".replace("0x", "")
-    facts_present = fact_readers.nonempty_facts(
-        role=facts.get("role", ""),
-        names=" ".join(device.names),
-        driver=facts.get("driver", ""),
-        model="" if model == ":" else model,
-    )
-    about = Entity(PCIE, device.entity.key)
-    return Event(event, about, now.wall_ns, now.boot_ns, facts_present)
-
 
 ALL_ERRORS = "TOTAL_ERR"
 """Prefix of the line of an aer_dev_* file that counts messages of all kinds (pcie/aer.c)."""

@@ -1,124 +1,43 @@
-"""RDMA ports: every counter file with its metric, optional counters, port state and line rate.
+"""RDMA ports: every counter file, optional counters, port state and line rate.
 
-Layout: torvalds/linux:drivers/infiniband/core/sysfs.c. Reading one file of a set makes the driver
-refresh the whole set, so the files of a set are read back to back. Counters that wrap at 32 bits
-are extended to 64; those that stick at their maximum are counted as saturated.
-
-Kernels before 4.5 have the 64-bit counters of a port in counters_ext/. Counters of a device for all
-its ports together are in its own hw_counters/; they are reported as port 0, which is the kernel's
-number for the device itself.
+Counters that wrap at 32 bits are extended to 64; those that stick at their maximum are counted as
+saturated.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import ge
 
 from railscope import counter_unwrap
-from railscope.catalog import declare, rdma as catalog
+from railscope.catalog import rdma as catalog
 from railscope.catalog.entities import RDMA_COUNTER, RDMA_PORT
 from railscope.frame import Entity
 from railscope.reading import PRESENT, REASONS, UNSIGNED_RANGE, Absent, Reading, reason_of
 from railscope_agent.host import Host
 from railscope_agent.sampling import fact_readers, probe_result, row_builder, source
+from railscope_agent.sources.rdma_counter_files import (
+    DEVICE,
+    CounterFile,
+    RdmaDevice,
+    counter_files,
+    rdma_driver,
+)
 from railscope_agent.sources.source_bases import UnwrappingSource
 from railscope_agent.topology import rail_rules
 from railscope_agent.topology.network import NetworkScanner
 from railscope_agent.topology.network_device import NodeNetwork
-
-DEVICE = "0"
-_WIDEST_FIRST = ("counters_ext", "counters", "hw_counters")
-_REFRESHED = "hw_counters"
-_NO_COUNTERS = {"lifespan"}
-
-_DRIVERS = {
-    "mlx5_core": "mlx5",
-    "mlx5_core.sf": "mlx5",
-    "mlx4_core": "mlx4",
-    "bnxt_en": "bnxt_re",
-    "ice": "irdma",
-    "i40e": "irdma",
-    "idpf": "irdma",
-}
-_NAMED = ("mlx5", "mlx4", "bnxt_re", "irdma", "efa", "erdma", "hfi1", "ionic", "mana")
-
-
-def rdma_driver(pci_driver: str, device: str) -> str:
-    """RDMA driver, by the driver of its PCI device; else by the device's name."""
-    by_name = next((driver for driver in _NAMED if device.startswith(driver)), "")
-    return _DRIVERS.get(pci_driver, pci_driver) or by_name
-
-
-@dataclass(frozen=True, slots=True)
-class CounterFile:
-    """A counter file, with its metric and entity."""
-
-    directory: str
-    name: str
-    metric: declare.Metric
-    about: Entity
-    step: int
-    is_narrow: bool
-    """True if it wraps to zero at 2^32."""
-    highest: int
-    """Maximum at which it sticks; 0 if it does not."""
-
-
-@dataclass(frozen=True, slots=True)
-class RdmaDevice:
-    """An RDMA device: its driver, itself as an entity, and the directory and entity of each port."""
-
-    driver: str
-    directory: str
-    whole: Entity
-    ports: tuple[tuple[str, Entity], ...]
-
-
-def counter_files(host: Host, device: RdmaDevice) -> Iterator[CounterFile]:
-    """Every counter file of a device, set by set, in reading order: back to back.
-
-    Of two files with the same metric of a port the first counts; the other one, and sums of the
-    device over its ports, are reported under their own names.
-    """
-    metrics: set[declare.Metric] = set()
-    for directory, port in device.ports:
-        sets = [f"{directory}/{name}" for name in _WIDEST_FIRST]
-        files = list(_files_of(host, device.driver, sets, port, set()))
-        metrics |= {file.metric for file in files}
-        yield from files
-    sets = [f"{device.directory}/{_REFRESHED}"]
-    yield from _files_of(host, device.driver, sets, device.whole, metrics)
-
-
-def _files_of(
-    host: Host, driver: str, sets: Sequence[str], about: Entity, metrics: set[declare.Metric]
-) -> Iterator[CounterFile]:
-    taken, generic = set(metrics), set[str]()
-    for directory in sets:
-        refreshed = directory.endswith(_REFRESHED)
-        for name in fact_readers.list_names(host, directory):
-            if name in _NO_COUNTERS:
-                continue
-            narrow = refreshed and catalog.wraps_at_32_bits(driver, name)
-            highest = 0 if refreshed else catalog.highest(name)
-            metric = catalog.meaning(driver, name)
-            if metric and metric not in taken:
-                taken.add(metric)
-                step = catalog.bytes_per_step(driver, name)
-                yield CounterFile(directory, name, metric, about, step, narrow, highest)
-            elif name not in generic:
-                generic.add(name)
-                part = about.child(RDMA_COUNTER, name)
-                yield CounterFile(directory, name, catalog.other(name), part, 1, narrow, highest)
-
 
 ROOT = "/sys/class/infiniband"
 _ACTIVE = 4
 _MEGABITS_PER_GIGABIT = 1000
 _NUMBERED = re.compile(rb"\s*(\d+)\s*:")
 _RATE = re.compile(rb"\s*(\d+(?:\.\d+)?)\s*Gb/sec")
+
+_STATE_FILES = ("state", "phys_state", "rate")
+_STATES = (catalog.RDMA_STATE, catalog.RDMA_PHYSICAL_STATE, catalog.RDMA_UP, catalog.RDMA_RATE)
 
 
 class RdmaSource(UnwrappingSource, source.SourceWithFiles):
@@ -200,10 +119,6 @@ class RdmaSource(UnwrappingSource, source.SourceWithFiles):
         for unwrap in self._unwraps.values():
             unwrap.extend_values(values, into.reasons)
         self._save_unwraps(host)
-
-
-_STATE_FILES = ("state", "phys_state", "rate")
-_STATES = (catalog.RDMA_STATE, catalog.RDMA_PHYSICAL_STATE, catalog.RDMA_UP, catalog.RDMA_RATE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from railscope.frame import Column, Entity, Event, NodeTimestamp
 from railscope.reading import UNSIGNED_RANGE, Absent, Reading, reason_of
 from railscope.timestamps import SECOND_NS
 from railscope_agent.host import Host
-from railscope_agent.host.files import BootState, BootStateFile
+from railscope_agent.host.boot_state import BootState, BootStateFile
 from railscope_agent.sampling import probe_host, probe_result, row_builder, source as base
 
 MAX_EVENTS = 100

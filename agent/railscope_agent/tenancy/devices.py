@@ -13,7 +13,7 @@ import msgspec
 
 from railscope_agent.gpus.inventory import GpuDevice
 from railscope_agent.gpus.mig_slots import WHOLE_GPU, GpuSlotRange
-from railscope_agent.owners import kubelet_answers
+from railscope_agent.owners import kubernetes_devices
 from railscope_agent.topology.pci import pci_address
 
 UNKNOWN_NUMBER = -1
@@ -183,26 +183,28 @@ def find_device(text: str, devices: NodeDevices) -> ClaimableDevice | None:
         return devices.gpu_with_minor(int(file[1]))
     if _BUS_ADDRESS.fullmatch(text):
         return devices.gpu_at(pci_address(text))
-    name = kubelet_answers.parse_device_id(text)
+    name = kubernetes_devices.parse_device_id(text)
     device = device_with_id(name, devices) if name else None
     return device if device and device.gpu in devices.all else None
 
 
-def device_with_id(name: kubelet_answers.DeviceId, devices: NodeDevices) -> ClaimableDevice | None:
+def device_with_id(
+    name: kubernetes_devices.DeviceId, devices: NodeDevices
+) -> ClaimableDevice | None:
     """Return the device with an id, ignoring its replica; the inventory may lack the UUID of a GPU."""
     device: ClaimableDevice | None
     match name:
-        case kubelet_answers.GpuId(uuid=uuid):
+        case kubernetes_devices.GpuId(uuid=uuid):
             device = devices.gpu(uuid)
-        case kubelet_answers.MigDeviceId(uuid=uuid):
+        case kubernetes_devices.MigDeviceId(uuid=uuid):
             device = devices.mig(uuid)
-        case kubelet_answers.MigInstanceId(gpu_uuid=uuid, gpu_instance=gi, compute_instance=ci):
+        case kubernetes_devices.MigInstanceId(gpu_uuid=uuid, gpu_instance=gi, compute_instance=ci):
             device = devices.mig_with_instance(uuid, str(gi), str(ci))
-        case kubelet_answers.GpuIndexId(index=index, mig_index=place):
+        case kubernetes_devices.GpuIndexId(index=index, mig_index=place):
             device = devices.gpu_with_index(index)
             if device and place is not None:
                 device = devices.find_mig(device.gpu, lambda part: part.index == str(place))
-        case kubelet_answers.DeviceFileId(minor=minor, gpu_instance=gi):
+        case kubernetes_devices.DeviceFileId(minor=minor, gpu_instance=gi):
             device = devices.gpu_with_minor(minor)
             if device and gi is not None:
                 device = devices.mig_with_instance(device.gpu, str(gi))

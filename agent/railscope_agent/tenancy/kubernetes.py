@@ -21,7 +21,7 @@ from railscope.pod_shares import PodShareRequests, RequestedShare
 from railscope_agent.config import TenancySettings
 from railscope_agent.host import Host
 from railscope_agent.host.owners import ALLOCATABLE, KUBELET, LIST
-from railscope_agent.owners import kubelet_answers
+from railscope_agent.owners import kubernetes_devices, pod_resources
 from railscope_agent.sampling.probe_result import ProbeFinding, ProbeVerdict, format_count
 from railscope_agent.tenancy import devices as naming, passed_through_gpus
 from railscope_agent.tenancy.claim_provider import ClaimReport, absent_report, failed_report
@@ -46,7 +46,7 @@ _MAX_QUOTED, _SEVERAL = 5, 2
 class _PodDevice:
     """A device of a pod by the kubelet's name for it; `share` distinguishes shares of the same device."""
 
-    pod: kubelet_answers.KubeletPod
+    pod: pod_resources.KubeletPod
     text: str
     device: ClaimableDevice
     replica: int | None = None
@@ -93,7 +93,7 @@ class KubernetesProvider:
         requests = self.requests.poll(host, devices)
         try:
             answer = host.call(KUBELET, LIST, socket)
-            pods = msgspec.convert(answer, tuple[kubelet_answers.KubeletPod, ...])
+            pods = msgspec.convert(answer, tuple[pod_resources.KubeletPod, ...])
         except FileNotFoundError as error:
             if in_force or self.pods.names:
                 return failed_report(
@@ -150,7 +150,7 @@ class KubernetesProvider:
         for pod, request in requests.items():
             of_pod = self._pod_claim(*pod)
             listed = [claim for claim in node_claims if _pod_of(claim) == pod]
-            for part in request.parts:
+            for part in request.shares:
                 device = (
                     None if part.place is None else naming.find_device(str(part.place), devices)
                 )
@@ -212,7 +212,7 @@ class KubernetesProvider:
             yield msgspec.structs.replace(claim, share=share)
 
     def _passed_through_claims(
-        self, host: Host, pod: kubelet_answers.KubeletPod, devices: NodeDevices
+        self, host: Host, pod: pod_resources.KubeletPod, devices: NodeDevices
     ) -> Iterator[_PodDevice]:
         """Yield the GPUs that a virtual machine in a pod has (KubeVirt)."""
         unlisted = dict.fromkeys(
@@ -239,14 +239,14 @@ class KubernetesProvider:
             return
         try:
             answer = host.call(KUBELET, ALLOCATABLE, self.settings.kubelet_socket)
-            allocatable = msgspec.convert(answer, tuple[kubelet_answers.PodDevices, ...])
+            allocatable = msgspec.convert(answer, tuple[pod_resources.PodDevices, ...])
         except (OSError, msgspec.ValidationError):
             return  # earlier numbers stay; without them the claim is not exclusive and has no share
         numbers: dict[str, set[int]] = {}
         for text in (
             name for entry in allocatable if _is_gpu(entry.resource) for name in entry.ids
         ):
-            name = kubelet_answers.parse_device_id(text)
+            name = kubernetes_devices.parse_device_id(text)
             if name is not None and name.replica is not None:
                 numbers.setdefault(_without_replica(text), set()).add(name.replica)
         self._replicas = {base: tuple(sorted(replicas)) for base, replicas in numbers.items()}
@@ -299,7 +299,7 @@ def _has_known_replicas(holding: _PodDevice, replicas: dict[str, tuple[int, ...]
 
 
 def _list_pod_devices(
-    pod: kubelet_answers.KubeletPod, devices: NodeDevices, unknown: list[str]
+    pod: pod_resources.KubeletPod, devices: NodeDevices, unknown: list[str]
 ) -> Iterator[_PodDevice]:
     """Yield each device of a pod once, even if several containers and entries list it."""
     texts = dict.fromkeys(
@@ -310,12 +310,12 @@ def _list_pod_devices(
         for text in entry.ids
     )
     for text in texts:
-        name = kubelet_answers.parse_device_id(text)
+        name = kubernetes_devices.parse_device_id(text)
         device = naming.device_with_id(name, devices) if name else None
         if name is None or device is None:
             unknown.append(text)
         else:
-            is_slot = isinstance(name, kubelet_answers.GpuId) and name.slot is not None
+            is_slot = isinstance(name, kubernetes_devices.GpuId) and name.slot is not None
             yield _PodDevice(pod, text, device, name.replica, is_slot=is_slot)
     claims = dict.fromkeys(claim for container in pod.containers for claim in container.claims)
     for claim in claims:
@@ -331,7 +331,7 @@ def _list_pod_devices(
 
 
 def _find_claimed_device(
-    claimed: kubelet_answers.ClaimedDevice, cdi_names: tuple[str, ...], devices: NodeDevices
+    claimed: kubernetes_devices.ClaimedDevice, cdi_names: tuple[str, ...], devices: NodeDevices
 ) -> ClaimableDevice | None:
     """Return a device of a resource claim: by a UUID in its CDI names, else by its name.
 
@@ -339,7 +339,7 @@ def _find_claimed_device(
     """
     for name in cdi_names:
         uuid = _NAMED.search(name)
-        parsed = kubelet_answers.parse_device_id(uuid[0]) if uuid else None
+        parsed = kubernetes_devices.parse_device_id(uuid[0]) if uuid else None
         if parsed is not None:
             return naming.device_with_id(parsed, devices)
     match = _CLAIMED.fullmatch(claimed.device)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from railscope.pod_shares import PodEntry, PodShareRequests, requests_of
+from railscope.kubernetes_pods import PodEntry
+from railscope.pod_shares import PodShareRequests, requests_of
 from railscope_agent.config import TenancySettings
 from railscope_agent.host import Host
 from railscope_agent.host.owners import KUBELET, PODS

@@ -18,7 +18,8 @@ import msgspec
 from railscope import convert_errors
 from railscope.claim_terms import ClaimAuthority, ShareError, checked_share, share_text
 from railscope.slurm import SlurmFormatError, scontrol
-from railscope.slurm.notation import Gres, NodeAllocation, ShardShare, SlurmJob
+from railscope.slurm.job_record import NodeAllocation, SlurmJob
+from railscope.slurm.resources import Gres, ShardShare
 from railscope.timestamps import SECOND_NS
 from railscope_agent.host import Host
 from railscope_agent.owners.slurm import GresConf, GresDevice, parse_gres_conf

@@ -9,7 +9,7 @@ from http import HTTPStatus
 
 import msgspec
 
-from railscope.audit import signed_note
+from railscope.audit import log_checkpoint
 from railscope_agent import config
 from railscope_agent.shipping import collector_link, http_client
 from railscope_agent.witness import WitnessError
@@ -58,7 +58,7 @@ class AuditLogClient:
         answer = await self._get("")
         show = PRESENT_HEADER in answer.headers
         if answer.status == HTTPStatus.NOT_FOUND and answer.body.startswith(
-            signed_note.NOTHING_SIGNED.encode()
+            log_checkpoint.NOTHING_SIGNED.encode()
         ):
             return CheckpointOffer("", show)
         return CheckpointOffer(self._text(answer), show)

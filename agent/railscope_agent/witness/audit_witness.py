@@ -17,7 +17,7 @@ from pathlib import Path
 
 import structlog
 
-from railscope.audit import merkle, signed_note
+from railscope.audit import cosignature, log_checkpoint, merkle, signed_note
 from railscope.catalog.agent import CONFLICT_EVENT
 from railscope.catalog.entities import NODE
 from railscope.frame import Entity, Event
@@ -58,7 +58,7 @@ class AuditWitness:
     collector: str = ""
     """URL of the collector, for messages."""
     _note: str = ""
-    _checkpoint: signed_note.Checkpoint | None = None
+    _checkpoint: log_checkpoint.Checkpoint | None = None
     _key: signed_note.PublicKey | None = None
     _witness: signed_note.SecretKey | None = None
     _configured: list[signed_note.PublicKey] = field(default_factory=list)
@@ -118,7 +118,7 @@ class AuditWitness:
         if not note:
             return
         try:
-            self._checkpoint = signed_note.read_checkpoint(note, key)
+            self._checkpoint = log_checkpoint.read_checkpoint(note, key)
         except signed_note.NoteError as error:
             message = f"invalid checkpoint file {self.store.directory / 'held'}: {error}"
             raise signed_note.NoteError(message) from error
@@ -138,7 +138,7 @@ class AuditWitness:
             return
         key = self._key or await self._first_key(offer.note)
         try:
-            offered = signed_note.read_checkpoint(offer.note, key)
+            offered = log_checkpoint.read_checkpoint(offer.note, key)
         except signed_note.NoteError as error:
             log.error("audit_checkpoint_rejected", problem=str(error))
             await self._report_conflict(OTHER_KEY, offer.note)
@@ -162,13 +162,13 @@ class AuditWitness:
         """
         for configured in self._configured:
             with suppress(signed_note.NoteError):
-                signed_note.read_checkpoint(note, configured)
+                log_checkpoint.read_checkpoint(note, configured)
                 await self._disk.submit(partial(self._trust, configured))
                 return configured
         if self._configured:
             return self._configured[0]
         key = signed_note.PublicKey.parse(await self.client.key())
-        signed_note.read_checkpoint(note, key)
+        log_checkpoint.read_checkpoint(note, key)
         await self._disk.submit(lambda: self._trust(key))
         log.warning(
             "audit_log_key_trusted",
@@ -185,7 +185,7 @@ class AuditWitness:
         self._read_checkpoint(key)
         self._key = key
 
-    async def _find_contradiction(self, offered: signed_note.Checkpoint) -> str:
+    async def _find_contradiction(self, offered: log_checkpoint.Checkpoint) -> str:
         """Return the contradiction of an offered checkpoint with the stored one; empty if there is none."""
         stored = self._checkpoint
         if stored is None:
@@ -198,10 +198,10 @@ class AuditWitness:
         proof = await self.client.consistency(old.size, new.size)
         return "" if merkle.consistent(old, new, proof) else FORK
 
-    async def _store_checkpoint(self, offered: signed_note.Checkpoint, note: str) -> None:
+    async def _store_checkpoint(self, offered: log_checkpoint.Checkpoint, note: str) -> None:
         assert self._witness is not None  # noqa: S101 - `_open` has made it
         wall_seconds = self.clock.now().wall_ns // SECOND_NS
-        note = signed_note.add_cosignature(note, self._witness, wall_seconds)
+        note = cosignature.add_cosignature(note, self._witness, wall_seconds)
         await self._disk.submit(lambda: self.store.write_checkpoint(note))
         self._note, self._checkpoint = note, offered
         self._set_state(CONSISTENT)
@@ -210,7 +210,7 @@ class AuditWitness:
         """Send the stored checkpoint to the collector, which must not sign a contradicting one."""
         assert self._witness is not None  # noqa: S101 - `_open` has made it
         try:
-            await self.client.submit(self._note, str(signed_note.witness_key(self._witness)))
+            await self.client.submit(self._note, str(cosignature.witness_key(self._witness)))
         except ReportedConflictError as error:
             if str(error) != self._disagreed:
                 log.error("checkpoint_conflict_received", problem=str(error))

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from railscope.audit import signed_note
+from railscope.audit import cosignature, log_checkpoint, signed_note
 from railscope.durable_files import delete_partial_files, sync_directory, write_durably
 
 MAX_EVIDENCE = 100
@@ -76,7 +76,7 @@ class WitnessStore:
             text = self._text("witness.key")
             if text:
                 return signed_note.SecretKey.parse(text)
-            key = signed_note.SecretKey.generate(signed_note.key_name(node))
+            key = signed_note.SecretKey.generate(cosignature.key_name(node))
             self._write("witness.key", key.secret_text() + "\n")
             return key
 
@@ -87,7 +87,7 @@ class WitnessStore:
             with suppress(signed_note.NoteError):
                 other = WitnessStore(directory)
                 note = other.read_checkpoint() if str(other.log_key()) == str(key) else ""
-                if note and (found := signed_note.read_checkpoint(note, key).tree.size) > size:
+                if note and (found := log_checkpoint.read_checkpoint(note, key).tree.size) > size:
                     newest, size = note, found
         if newest:
             self.write_checkpoint(newest)

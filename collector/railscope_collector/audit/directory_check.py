@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 
-from railscope.audit import merkle, signed_note
+from railscope.audit import log_checkpoint, merkle, signed_note
 from railscope.durable_files import LOCK_FILE, PARTIAL_NAME
 from railscope_collector import archive_stores
 from railscope_collector.audit import (
@@ -105,11 +105,11 @@ class HousekeepingState:
     acknowledged: housekeeping_files.Acknowledgement
     witnesses: dict[str, housekeeping_files.CosignedCheckpoint]
     files: list[journal.JournalFile]
-    checkpoint: signed_note.Checkpoint
+    checkpoint: log_checkpoint.Checkpoint
 
 
 def read_housekeeping(
-    directory: Path, key: signed_note.PublicKey, checkpoint: Callable[[], signed_note.Checkpoint]
+    directory: Path, key: signed_note.PublicKey, checkpoint: Callable[[], log_checkpoint.Checkpoint]
 ) -> HousekeepingState:
     """Read and check everything that is not a tile. Raises LogVerificationError, OSError.
 

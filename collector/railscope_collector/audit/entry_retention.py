@@ -27,7 +27,7 @@ from pathlib import Path
 import structlog
 
 from railscope import durable_files, service, timestamps
-from railscope.audit import merkle, record as audit_record, signed_note
+from railscope.audit import log_checkpoint, merkle, record as audit_record, signed_note
 from railscope.settings import SettingsError
 from railscope_collector import archive_stores, clock as collector_clock, config
 from railscope_collector.audit import AuditLogError, log_writer, record_checks, tiles as tile_files
@@ -230,7 +230,7 @@ class EntryRetention:
         sizes = []
         for cosigned in list(self.audit.witnesses.nodes.values()):
             try:
-                checkpoint = signed_note.read_checkpoint(cosigned.note, self.audit.signer.public)
+                checkpoint = log_checkpoint.read_checkpoint(cosigned.note, self.audit.signer.public)
             except signed_note.NoteError:
                 continue  # reported by `railscope audit verify`
             sizes.append(checkpoint.tree.size)

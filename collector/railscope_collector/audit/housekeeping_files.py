@@ -35,7 +35,7 @@ from pathlib import Path
 import msgspec
 
 from railscope import convert_errors
-from railscope.audit import merkle, signed_note
+from railscope.audit import cosignature, merkle, signed_note
 from railscope.durable_files import lock_directory, make_directory, write_durably
 from railscope.untrusted_text import DECODING_ERRORS
 from railscope_collector.audit import AuditLogError
@@ -226,11 +226,11 @@ class CosignedCheckpoint(msgspec.Struct, frozen=True):
 
     def seconds(self) -> int:
         """Return the time of the cosignature in seconds. Raises NoteError."""
-        return signed_note.cosignature_seconds(self.note, signed_note.parse_witness_key(self.key))
+        return cosignature.cosignature_seconds(self.note, cosignature.parse_witness_key(self.key))
 
     def is_named_for(self, node: str) -> bool:
         """True if the key is in the node's own name. Raises NoteError if the key is invalid."""
-        return signed_note.parse_witness_key(self.key).name == signed_note.key_name(node)
+        return cosignature.parse_witness_key(self.key).name == cosignature.key_name(node)
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import structlog
 
-from railscope.audit import merkle, record, signed_note
+from railscope.audit import log_checkpoint, merkle, record, signed_note
 from railscope.durable_files import write_durably
 from railscope.service import run_in_thread, run_to_end
 from railscope_collector import archive_stores
@@ -64,7 +64,7 @@ class CheckpointPublisher:
                 raise signed_note.NoteError(message)
             return EMPTY_TREE, ""
         note = signed_note.read_note(path)
-        tree = signed_note.read_checkpoint(note, self.signer.public).tree
+        tree = log_checkpoint.read_checkpoint(note, self.signer.public).tree
         if merkle.root_of(Tiles(self.directory, tree.size).node, tree.size) != tree.root:
             message = f"the tiles do not match the root that {path} signs"
             raise TileError(message)
@@ -102,7 +102,7 @@ class CheckpointPublisher:
             raise LogWriteError(message)
         if self.before_signing:
             self.before_signing(new)
-        note = signed_note.Checkpoint(self.signer.name, new).sign(self.signer)
+        note = log_checkpoint.Checkpoint(self.signer.name, new).sign(self.signer)
         self._last_attempt = new, note
         write_durably(self.directory / "checkpoint", note.encode())
         return new, note

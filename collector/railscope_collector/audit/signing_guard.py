@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 import structlog
 
-from railscope.audit import merkle, record, signed_note
+from railscope.audit import log_checkpoint, merkle, record
 from railscope.durable_files import sync_directory, write_durably
 from railscope.service import run_in_thread
 from railscope_collector.audit import AuditLogError, log_writer
@@ -127,7 +127,7 @@ class SigningGuard:
         """
         size = 0
         if note:
-            checkpoint = signed_note.read_checkpoint(note, self.audit.signer.public)
+            checkpoint = log_checkpoint.read_checkpoint(note, self.audit.signer.public)
             problem = await run_in_thread(self._find_conflict, checkpoint)
             if problem:
                 await self._report_conflict(node, note, problem)
@@ -135,7 +135,7 @@ class SigningGuard:
         self.submitted_sizes[node] = size
         self._change.set()
 
-    def _find_conflict(self, checkpoint: signed_note.Checkpoint) -> str:
+    def _find_conflict(self, checkpoint: log_checkpoint.Checkpoint) -> str:
         """Return the inconsistency between this log and a checkpoint of it; runs off the loop."""
         if checkpoint.tree.size > self.audit.size:
             return f"it covers {checkpoint.tree.size} records, and this log has {self.audit.size}"

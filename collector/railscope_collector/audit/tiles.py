@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from railscope import convert_errors
-from railscope.audit import merkle, signed_note
+from railscope.audit import log_checkpoint, merkle, signed_note
 from railscope.durable_files import PARTIAL, make_directory, write_durably
 from railscope_collector import archive_stores
 from railscope_collector.audit import AuditLogError
@@ -368,12 +368,12 @@ def check_proof(text: str, key: signed_note.PublicKey) -> bytes:
         message = "invalid proof: expected the record and its index after the first line"
         raise ProofError(message)
     index = lines[2].removeprefix(_INDEX)
-    if not signed_note.SIZE.fullmatch(index):
+    if not log_checkpoint.SIZE.fullmatch(index):
         message = f"invalid index of the proof: {index[:30]!r}: expected a number"
         raise ProofError(message)
     record = _decoded(lines[1].removeprefix(_EXTRA))
     path = [_decoded(line) for line in lines[min_lines:]]
-    tree = signed_note.read_checkpoint(note, key).tree
+    tree = log_checkpoint.read_checkpoint(note, key).tree
     is_complete = all(len(hashed) == merkle.HASH_BYTES for hashed in path)
     if not is_complete or not merkle.includes(
         merkle.leaf_hash(record), int(index), tree.size, path, tree.root

@@ -17,7 +17,7 @@ from pathlib import Path
 import structlog
 
 from railscope import service, timestamps
-from railscope.audit import merkle, signed_note
+from railscope.audit import log_checkpoint, merkle, signed_note
 from railscope.audit.record import AuditRecord, RecordError, decode_audit_record
 from railscope_collector import archive_stores
 from railscope_collector.audit import (
@@ -49,7 +49,7 @@ def signed_notes(
     sizes = set()
     for cosigned_checkpoint in cosigned.values():
         try:
-            tree = signed_note.read_checkpoint(cosigned_checkpoint.note, key).tree
+            tree = log_checkpoint.read_checkpoint(cosigned_checkpoint.note, key).tree
         except signed_note.NoteError:
             continue  # reported by `find_cosigners`
         if tree not in sizes:
@@ -76,7 +76,7 @@ def find_cosigners(
     cosigners, doubts = [], []
     for node, cosigned_checkpoint in sorted(cosigned.items()):
         try:
-            tree = signed_note.read_checkpoint(cosigned_checkpoint.note, key).tree
+            tree = log_checkpoint.read_checkpoint(cosigned_checkpoint.note, key).tree
             seconds = cosigned_checkpoint.seconds()
         except signed_note.NoteError as error:
             doubts.append(f"invalid cosignature of witness {node}: {error}")
@@ -100,7 +100,7 @@ def find_cosigners(
 class VerifiedLog:
     """Result of the verification of a valid log."""
 
-    checkpoint: signed_note.Checkpoint
+    checkpoint: log_checkpoint.Checkpoint
     unsigned: int = 0
     """Number of durable records that no checkpoint covers yet."""
     unchecked: int = 0
@@ -192,10 +192,10 @@ def _read_housekeeping(
         return None, error
 
 
-def _read_own_checkpoint(directory: Path, key: signed_note.PublicKey) -> signed_note.Checkpoint:
+def _read_own_checkpoint(directory: Path, key: signed_note.PublicKey) -> log_checkpoint.Checkpoint:
     path = directory / "checkpoint"
     try:
-        return signed_note.read_checkpoint(signed_note.read_note(path), key)
+        return log_checkpoint.read_checkpoint(signed_note.read_note(path), key)
     except FileNotFoundError as error:
         message = f"missing checkpoint {path}: the minimum length of the log is unknown"
         raise directory_check.LogVerificationError(
@@ -211,12 +211,12 @@ def _read_own_checkpoint(directory: Path, key: signed_note.PublicKey) -> signed_
         ) from error
 
 
-def _read_anchor(note: str, key: signed_note.PublicKey) -> signed_note.Checkpoint:
+def _read_anchor(note: str, key: signed_note.PublicKey) -> log_checkpoint.Checkpoint:
     prefix = "invalid checkpoint kept elsewhere: "
     with directory_check.raise_verify_error(
         directory_check.VerifyOutcome.KEY_PROBLEM, signed_note.NoteError, prefix=prefix
     ):
-        return signed_note.read_checkpoint(note, key)
+        return log_checkpoint.read_checkpoint(note, key)
 
 
 @dataclass(slots=True)
@@ -225,14 +225,14 @@ class _Verification:
 
     directory: Path
     key: signed_note.PublicKey
-    checkpoint: signed_note.Checkpoint
+    checkpoint: log_checkpoint.Checkpoint
     tiles: Tiles
     unchecked: int = 0
     """Number of archived records that were not read."""
     tree: merkle.CompactRange = field(default_factory=merkle.CompactRange)
     checks: record_checks.RecordChecks = field(default_factory=record_checks.RecordChecks)
 
-    def check_records(self, anchors: Iterable[signed_note.Checkpoint]) -> None:
+    def check_records(self, anchors: Iterable[log_checkpoint.Checkpoint]) -> None:
         """Compare the signed records with every tile, every anchor and the checkpoint."""
         pending, size = list(anchors), self.checkpoint.tree.size
         if pending and pending[-1].tree.size > size:
@@ -280,7 +280,7 @@ class _Verification:
             with directory_check.raise_tile_verify_error():
                 raise unread from unread.__cause__
 
-    def _compare_anchors(self, pending: list[signed_note.Checkpoint]) -> None:
+    def _compare_anchors(self, pending: list[log_checkpoint.Checkpoint]) -> None:
         """Compare the anchors of this size, and remove them from the pending ones."""
         while pending and pending[0].tree.size == self.tree.size:
             anchor = pending.pop(0)
@@ -288,7 +288,7 @@ class _Verification:
                 reason = f"its first {self.tree.size} records do not match the signed ones"
                 self._report_fork(anchor, reason)
 
-    def _report_fork(self, other: signed_note.Checkpoint, reason: str) -> None:
+    def _report_fork(self, other: log_checkpoint.Checkpoint, reason: str) -> None:
         texts = (
             f"--- signed, here:\n{self.checkpoint.text}--- signed, kept elsewhere:\n{other.text}"
         )

@@ -13,7 +13,7 @@ from typing import Any
 import click
 import structlog
 
-from railscope import convert_errors, service, settings
+from railscope import convert_errors, log_output, service, settings
 from railscope_collector import clock, tables
 from railscope_collector.audit import ledger_check
 from railscope_collector.commands import collector_check, config_option, load_settings
@@ -46,13 +46,13 @@ def run(config: Path | None, **flags: Any) -> None:
         Collector(current)
 
         async def serve() -> None:
-            service.configure_logs(current.log_level)
+            log_output.configure_logs(current.log_level)
             running[:] = [Collector(current, reload=_reload)]
             await running[0].run()
 
         return serve
 
-    service.configure_logs(load_settings(config, flags).log_level)
+    log_output.configure_logs(load_settings(config, flags).log_level)
     asyncio.run(service.supervise(load, lambda: _drain(running[0]) if running else 0.0))
 
 
@@ -74,7 +74,7 @@ def _reload() -> None:
 @config_option
 def check_command(config: Path | None) -> None:
     """Validate settings, files, ledger and servers; exit status 1 if a check fails."""
-    service.configure_logs("critical")  # the findings report it
+    log_output.configure_logs("critical")  # the findings report it
     if not collector_check.check_collector(load_settings(config), click.echo):
         sys.exit(1)
 

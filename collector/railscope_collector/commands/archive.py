@@ -7,7 +7,7 @@ import time
 
 import click
 
-from railscope import service, timestamps
+from railscope import log_output, timestamps
 from railscope_collector import archive_stores
 from railscope_collector.commands import command_options
 from railscope_collector.evidence import evidence_archive
@@ -130,7 +130,7 @@ def recompute_command(place: command_options.CommandContext, period: Period, nod
 @command_options.ledger_command
 def run_command(place: command_options.CommandContext) -> None:
     """Archive and delete what is due now, as a running collector does every `archive.period_seconds`."""
-    service.configure_logs("warning")
+    log_output.configure_logs("warning")
     with place.archive() as archive:
         archive.store.probe()
         retention = EvidenceRetention(place.settings, lambda: archive.database)

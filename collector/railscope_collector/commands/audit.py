@@ -16,7 +16,7 @@ from unicodedata import normalize
 import click
 
 from railscope import convert_errors
-from railscope.audit import signed_note
+from railscope.audit import log_checkpoint, signed_note
 from railscope.audit.record import AuditRecord, RecordError, decode_audit_record
 from railscope.settings import SettingsError
 from railscope.timestamps import SECOND_NS, format_timestamp
@@ -48,10 +48,10 @@ def read_checkpoint_note(directory: Path) -> str:
 
 def verify_checkpoint(
     note: str, key: signed_note.PublicKey, directory: Path
-) -> signed_note.Checkpoint:
+) -> log_checkpoint.Checkpoint:
     """The checkpoint in a note, after verification of its signature."""
     try:
-        return signed_note.read_checkpoint(note, key)
+        return log_checkpoint.read_checkpoint(note, key)
     except signed_note.NoteError as error:
         message = f"invalid checkpoint {directory / 'checkpoint'}: {error}"
         raise click.ClickException(message) from error
@@ -63,7 +63,7 @@ def _claimed_size(directory: Path) -> int:
     if not path.exists():
         return 0
     lines = read_checkpoint_note(directory).split("\n")
-    if len(lines) < len(("origin", "size")) or not signed_note.SIZE.fullmatch(lines[1]):
+    if len(lines) < len(("origin", "size")) or not log_checkpoint.SIZE.fullmatch(lines[1]):
         message = f"invalid checkpoint {path}: expected an origin and a size; fix: run `railscope audit verify`"
         raise click.ClickException(message)
     return int(lines[1])

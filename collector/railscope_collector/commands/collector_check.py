@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from sqlalchemy.engine import URL, make_url
 
-from railscope import __version__, durable_files, server_connections, service
+from railscope import __version__, durable_files, listen_address, service, tls_contexts
 from railscope.settings import SettingsError
 from railscope_collector import administrator_files, archive_stores, tables
 from railscope_collector.access import credentials
@@ -113,7 +113,7 @@ def _run_check(subject: str, examine: Callable[[], str]) -> CheckResult:
 
 
 def _check_listen(address: str, *, running: bool) -> str:
-    host, port = server_connections.split_address(address)
+    host, port = listen_address.split_address(address)
     addrs = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, kind, protocol, _, socket_address = addrs[0]
     with socket.socket(family, kind, protocol) as tried:
@@ -130,7 +130,7 @@ def _check_listen(address: str, *, running: bool) -> str:
 
 def _check_tls(settings: CollectorSettings) -> str:
     tls = settings.tls
-    server_connections.server_tls(tls.certificate_file, tls.key_file, tls.client_ca_file)
+    tls_contexts.server_tls(tls.certificate_file, tls.key_file, tls.client_ca_file)
     return f"{tls.certificate_file} is usable" if tls.certificate_file else "off: plain HTTP"
 
 

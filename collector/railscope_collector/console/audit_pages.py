@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from railscope.audit import record as audit_record, signed_note
+from railscope.audit import log_checkpoint, record as audit_record, signed_note
 from railscope.timestamps import SECOND_NS
 from railscope_collector.audit import tiles
 from railscope_collector.audit.housekeeping_files import CosignedCheckpoint
@@ -119,7 +119,7 @@ class AuditPages:
         except audit_api.IndexBehindError as error:
             text = f"{error}; try again"
         except FileNotFoundError:
-            text = signed_note.NOTHING_SIGNED
+            text = log_checkpoint.NOTHING_SIGNED
         except (tiles.MissingEntriesError, tiles.ArchivedEntriesError):
             text = audit_api.ARCHIVE_UNREADABLE
         except (OSError, ValueError):
@@ -137,7 +137,7 @@ class AuditPages:
             is_own = request.tenant is not None
             selection = audit_api.EntrySelection(start, PAGE_RECORDS, tenant, is_own)
             selected = self.entries.select(selection)
-            checkpoint = signed_note.read_checkpoint(note, self.entries.key)
+            checkpoint = log_checkpoint.read_checkpoint(note, self.entries.key)
             return AuditModel(
                 origin=checkpoint.origin,
                 size=checkpoint.tree.size,
@@ -158,7 +158,7 @@ class AuditPages:
     async def _record(self, request: page_table.PageRequest) -> AuditRecordModel:
         number = request.parts["index"]
         unknown = PageProblemError(HTTPStatus.NOT_FOUND, "unknown record, or access denied")
-        if not signed_note.SIZE.fullmatch(number):
+        if not log_checkpoint.SIZE.fullmatch(number):
             raise unknown
         index = int(number)
 
@@ -223,4 +223,4 @@ def witness_rows(
 def _size(note: str) -> int:
     """Return the size in the text of a checkpoint; 0 if it has none."""
     lines = note.split("\n", _TREE_LINES)
-    return int(lines[1]) if len(lines) > 1 and signed_note.SIZE.fullmatch(lines[1]) else 0
+    return int(lines[1]) if len(lines) > 1 and log_checkpoint.SIZE.fullmatch(lines[1]) else 0

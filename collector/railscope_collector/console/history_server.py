@@ -22,8 +22,8 @@ import numpy as np
 from railscope import settings as settings_files
 from railscope.catalog import METRICS
 from railscope.http_responses import read_body
-from railscope.server_connections import client_tls
 from railscope.timestamps import SECOND_NS
+from railscope.tls_contexts import client_tls
 from railscope.untrusted_text import printable
 from railscope_collector.config import ConsoleSettings
 from railscope_collector.console import PageProblemError, curves, node_history

@@ -3,7 +3,7 @@
 Batches are decoded when a reader needs them, or when several are pending: many batches of one
 layout are decoded by the same few vector operations that a single one would need.
 
-Batches as numpy arrays. The counterpart without numpy is railscope.envelopes.decode_rows.
+Batches as numpy arrays. They are encoded by railscope.batch_encoding, without numpy.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from aiohttp.web_urldispatcher import AbstractRoute
 
-from railscope import service, wire
-from railscope.server_connections import source_of
+from railscope import log_output, service, wire
+from railscope.server_connections import host_of
 from railscope_collector.access import access_trail, authentication, credentials as access
 from railscope_collector.audit.collector_records import DeniedRequest
 
@@ -140,11 +140,11 @@ class FailureThrottle:
 
     def count_failure(self, address: str, now_seconds: float) -> bool:
         """Count a failure; return True if there have been too many. The clock is monotonic."""
-        source = source_of(address)
-        level, since = self._levels.pop(source, (0.0, now_seconds))
+        host = host_of(address)
+        level, since = self._levels.pop(host, (0.0, now_seconds))
         level = max(0.0, level - (now_seconds - since) / SECONDS_PER_FAILURE)
         full = level + 1 > MAX_FAILURES
-        self._levels[source] = (level if full else level + 1, now_seconds)
+        self._levels[host] = (level if full else level + 1, now_seconds)
         if len(self._levels) > MAX_ADDRESSES:
             self._levels.popitem(last=False)
         return full
@@ -184,7 +184,7 @@ class RequestAuthorizer:
     """Called with the route and the reason of each denied request."""
     declared_routes: dict[AbstractRoute, tuple[Route, RouteHandler]] = field(default_factory=dict)
     """Declared routes. Other routes of the application are not served."""
-    log_limit: service.LogRateLimit = field(default_factory=service.LogRateLimit)
+    log_limit: log_output.LogRateLimit = field(default_factory=log_output.LogRateLimit)
     sessions: authentication.BrowserSessions = field(default_factory=authentication.BrowserSessions)
     browser_page: BrowserPage = lambda _request, _status, _text, _credential: None
     """Returns the page for a browser of an answer without content; None for other clients."""
@@ -265,7 +265,7 @@ class RequestAuthorizer:
         self.on_denial(route, "token")
         if self._throttle.count_failure(address, time.monotonic()):
             return True
-        repetitions = self.log_limit.count_repetitions(source_of(address), result.reason)
+        repetitions = self.log_limit.count_repetitions(host_of(address), result.reason)
         if repetitions is not None:
             log.warning(
                 "request_denied",

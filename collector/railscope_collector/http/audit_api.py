@@ -30,7 +30,7 @@ import msgspec
 import structlog
 from aiohttp import web
 
-from railscope.audit import merkle, signed_note
+from railscope.audit import log_checkpoint, merkle, signed_note
 from railscope.audit.record import AuditRecord, decode_audit_record
 from railscope.service import run_in_thread
 from railscope_collector import archive_stores
@@ -141,7 +141,7 @@ class SignedEntries:
         Raises FileNotFoundError before the first, OSError, NoteError.
         """
         note = signed_note.read_note(self.directory / "checkpoint")
-        size = signed_note.read_checkpoint(note, self.key).tree.size
+        size = log_checkpoint.read_checkpoint(note, self.key).tree.size
         return note, Tiles(self.directory, size, self._limited)
 
     def select(self, selection: EntrySelection) -> dict[str, Any]:
@@ -350,7 +350,7 @@ class AuditApi:
         tenant = credential.tenant if credential.role is Role.TENANT else None
         index = request.match_info["index"]
         proof = None
-        if signed_note.SIZE.fullmatch(index):
+        if log_checkpoint.SIZE.fullmatch(index):
             proof = await self._read(
                 credential, lambda: self.entries.make_proof(int(index), tenant)
             )
@@ -376,7 +376,7 @@ class AuditApi:
         except IndexBehindError as error:
             raise _unavailable(str(error)) from error
         except FileNotFoundError as error:
-            raise _unavailable(signed_note.NOTHING_SIGNED) from error
+            raise _unavailable(log_checkpoint.NOTHING_SIGNED) from error
         except (MissingEntriesError, ArchivedEntriesError) as error:
             raise _unavailable(ARCHIVE_UNREADABLE) from error
         except (OSError, ValueError) as error:
@@ -392,6 +392,6 @@ def _query_number(request: web.Request, name: str, default: int) -> int:
     text = request.query.get(name)
     if text is None:
         return default
-    if not signed_note.SIZE.fullmatch(text):
+    if not log_checkpoint.SIZE.fullmatch(text):
         raise web.HTTPBadRequest(text=f"invalid {name}: expected a whole number\n")
     return int(text)

@@ -28,7 +28,7 @@ import msgspec
 import structlog
 from aiohttp import web
 
-from railscope import envelopes, http_responses, service, timestamps, wire
+from railscope import envelopes, http_responses, log_output, service, timestamps, wire
 from railscope_collector import config
 from railscope_collector.access.credentials import Credential, Role
 from railscope_collector.audit import collector_records, event_records
@@ -67,7 +67,7 @@ class Ingest:
     """Start of the time in which `wall_ns` is in doubt; 0 if it is not."""
     is_suspect: Callable[[], bool] = lambda: False
     """True while `wall_ns` is suspect, and not only unconfirmed."""
-    log_limit: service.LogRateLimit = field(default_factory=service.LogRateLimit)
+    log_limit: log_output.LogRateLimit = field(default_factory=log_output.LogRateLimit)
     closed_reason: str = ""
     """Reason why no data is accepted; empty if data is accepted."""
     _senders: dict[str, NodeSender] = field(default_factory=dict)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from aiohttp import web
 
-from railscope import exposition, server_connections, service, timestamps
+from railscope import exposition, log_output, server_connections, service, timestamps
 from railscope.catalog import collector as catalog, declare
 from railscope.catalog.rollup import part_labels
 from railscope_collector import administrator_files, view_refresh
@@ -63,7 +63,7 @@ class CollectorMetrics:
     connections: server_connections.ServerConnections
     conflicts: IdentityConflictDetector
     quarantine: state_checkpointer.RecordQuarantine
-    limits: Sequence[service.LogRateLimit] = ()
+    limits: Sequence[log_output.LogRateLimit] = ()
     """All rate limits of log lines."""
     audit: Callable[[], list[view_cells.ViewCell]] = list
     """Returns the cells of the audit log's components."""
@@ -116,7 +116,7 @@ class CollectorMetrics:
             (catalog.AUDIT_LOST, self.trail.lost_records),
             (catalog.DENIALS, self.trail.denials),
             (catalog.LOG_LINES_SUPPRESSED, sum(limit.suppressed for limit in self.limits)),
-            (catalog.LOG_LINES_LOST, service.LOG_STREAM.lost),
+            (catalog.LOG_LINES_LOST, log_output.LOG_STREAM.lost),
             (catalog.CLOCK_SUSPECT, int(bool(self.finalizer.hold_reason()))),
             (catalog.SINK_WRITTEN, self.sink.writer.written),
             (catalog.SINK_DROPPED, self.sink.writer.dropped),

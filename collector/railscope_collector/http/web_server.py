@@ -34,7 +34,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
-from railscope import durable_files, server_connections, service
+from railscope import durable_files, listen_address, server_connections, service
 from railscope_collector import cluster_head
 from railscope_collector.access.credentials import Credential, Role
 from railscope_collector.framelog import framelog
@@ -143,7 +143,7 @@ class WebServer:
     async def start(self, listen: str, tls: ssl.SSLContext | None) -> tuple[str, int]:
         """Start listening and return the address. Raises SettingsError if it is unavailable."""
         await self._runner.setup()
-        sockets = await server_connections.listening_sockets(listen)
+        sockets = await listen_address.listening_sockets(listen)
         bound = sockets[0].getsockname()
         self._acceptor.tls = tls
         self._acceptor.start(sockets)

@@ -21,7 +21,7 @@ import structlog
 from aiohttp import web
 
 from railscope import service, untrusted_text
-from railscope.audit import merkle, record, signed_note
+from railscope.audit import log_checkpoint, merkle, record, signed_note
 from railscope_collector.access.credentials import Credential
 from railscope_collector.audit import housekeeping_files, log_writer, signing_guard
 from railscope_collector.audit.tiles import TileError, Tiles
@@ -85,7 +85,7 @@ class WitnessApi:
         headers = {} if has_submitted else {PRESENT_HEADER: "held"}
         note = self.audit.publisher.note
         if not note:
-            text = f"{signed_note.NOTHING_SIGNED}\n"
+            text = f"{log_checkpoint.NOTHING_SIGNED}\n"
             return web.Response(status=HTTPStatus.NOT_FOUND, text=text, headers=headers)
         return web.Response(text=note, headers=headers)
 
@@ -95,7 +95,7 @@ class WitnessApi:
     async def _consistency(self, request: web.Request, _: Credential) -> web.Response:
         sizes = [request.query.get(name, "") for name in ("from", "to")]
         signed = self.audit.signed.size
-        if not all(signed_note.SIZE.fullmatch(text) for text in sizes):
+        if not all(log_checkpoint.SIZE.fullmatch(text) for text in sizes):
             text = "invalid from or to: expected numbers of records"
             return json_error(HTTPStatus.BAD_REQUEST, text)
         old, new = (int(text) for text in sizes)

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from datetime import tzinfo
 from fractions import Fraction
 
-from railscope.slurm.notation import SlurmJob
+from railscope.slurm.job_record import SlurmJob
 from railscope.slurm.sacct import AccountedJob, AccountingError, parse_sacct, parse_sacct_json
 from railscope.timestamps import FOREVER_NS, SECOND_NS
 from railscope.untrusted_text import NumberError, parse_whole

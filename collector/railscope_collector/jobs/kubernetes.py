@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from railscope import pod_shares, timestamps, untrusted_text
+from railscope import kubernetes_pods, pod_shares, timestamps, untrusted_text
 from railscope_collector.jobs import job_list
 
 KUBERNETES_UNNAMED = "Kubernetes does not list the GPUs"
@@ -205,12 +205,12 @@ def _unnamed_gpus(
         unnamed = [
             job_list.UnnamedGpus(
                 node_name,
-                part.count,
+                requested.count,
                 KUBERNETES_UNNAMED,
                 node.model,
-                Fraction(1) if part.share is None else part.share,
+                Fraction(1) if requested.share is None else requested.share,
             )
-            for part in shared.parts
+            for requested in shared.shares
         ]
         return (
             *unnamed,
@@ -237,7 +237,7 @@ def _unnamed_gpus(
     return tuple(unnamed)
 
 
-def _pod_requests(pod: _JobPod) -> pod_shares.PodEntry:
+def _pod_requests(pod: _JobPod) -> kubernetes_pods.PodEntry:
     """GPU requests of a pod.
 
     A pod gets the sum of its containers' requests, or the largest request of an init container if
@@ -250,7 +250,9 @@ def _pod_requests(pod: _JobPod) -> pod_shares.PodEntry:
         (str(container.name), {name: str(amount) for name, amount in container.limits.items()})
         for container in pod.spec.containers
     ]
-    return pod_shares.pod_entry((meta.namespace, meta.name), "", meta.annotations or {}, containers)
+    return kubernetes_pods.pod_entry(
+        (meta.namespace, meta.name), "", meta.annotations or {}, containers
+    )
 
 
 class NodeGpuLabels(NamedTuple):

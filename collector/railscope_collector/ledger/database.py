@@ -23,7 +23,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError
 
 from railscope import convert_errors
-from railscope.server_connections import MAX_PORT
+from railscope.listen_address import MAX_PORT
 from railscope.service import Parameters, ResultT, run_to_end
 from railscope.settings import SettingsError, read_named_file
 from railscope_collector.config import LedgerSettings

@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 import structlog
 
-from railscope import durable_files, service
+from railscope import durable_files, log_output
 from railscope.timestamps import HOUR_NS, SECOND_NS
 from railscope.wire import Batch, WireEntity, WireEvent, WireSchema
 from railscope_collector.detector_thresholds import DetectorThresholds
@@ -107,7 +107,7 @@ class DiagnosisEngine:
     """Nodes drained in Slurm whose failure has not ended, with the time; saved with the incidents."""
     history: GroupHistory = field(default_factory=GroupHistory)
     failures: int = 0
-    log_limit: service.LogRateLimit = field(default_factory=service.LogRateLimit)
+    log_limit: log_output.LogRateLimit = field(default_factory=log_output.LogRateLimit)
     unknown_nodes: Callable[[], Iterable[str]] = tuple
     """Returns nodes from whose silence nothing follows: the collector that receives their frames is unknown."""
     _diagnosis: ClusterDiagnosis | None = None

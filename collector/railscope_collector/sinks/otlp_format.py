@@ -21,7 +21,7 @@ from importlib import import_module
 from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlsplit
 
-from railscope import server_connections, settings
+from railscope import settings, tls_contexts
 from railscope.catalog.declare import Metric
 from railscope.service import run_in_thread
 from railscope.untrusted_text import printable
@@ -98,7 +98,7 @@ async def grpc_connection(
     metadata = {name: text for name, text in headers.items() if name.lower() != "user-agent"}
     pem = None
     if url.startswith("https:"):
-        pem = await run_in_thread(server_connections.client_pem, configured.ca_file, "", "")
+        pem = await run_in_thread(tls_contexts.client_pem, configured.ca_file, "", "")
     names = "railscope-collector", "remote_write"
     calls = otlp_calls.OtlpCalls(signal, url, pem, metadata, timeout_seconds, *names)
 

@@ -36,7 +36,7 @@ from typing import Any, ClassVar, Protocol
 import aiohttp
 import structlog
 
-from railscope import __version__, exposition, http_responses, server_connections, settings
+from railscope import __version__, exposition, http_responses, settings, tls_contexts
 from railscope.catalog import collector as catalog
 from railscope.catalog.declare import Metric
 from railscope.service import run_in_thread
@@ -268,7 +268,7 @@ class RemoteWriteSink:
                 settings.check_http_url(f"remote_write.{setting}", url)
                 self.headers = _headers(configured)
                 ca_file = configured.ca_file
-                self._tls = server_connections.client_tls("remote_write.ca_file", ca_file)
+                self._tls = tls_contexts.client_tls("remote_write.ca_file", ca_file)
         if configured.otlp_protocol == _GRPC:
             otlp_format.check_grpc(configured)
         if configured.url:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import structlog
 
-from railscope import service
+from railscope import log_output
 from railscope.device_names import Names
 from railscope.wire import BYTES_PER_VALUE, Batch, Envelope, WireEntity
 from railscope_collector import config
@@ -72,7 +72,7 @@ class CollectorState:
     gpus_by_node: dict[str, Mapping[int, str]] = field(default_factory=dict)
     """UUID of the GPU on each rail, by node."""
     events: fleets.RecentEvents = field(default_factory=fleets.RecentEvents)
-    log_limit: service.LogRateLimit = field(default_factory=service.LogRateLimit)
+    log_limit: log_output.LogRateLimit = field(default_factory=log_output.LogRateLimit)
     counts: IngestCounts = field(default_factory=IngestCounts)
     listeners: list[Callable[[fleets.SeenEvent], None]] = field(default_factory=list)
     """Called with every event of a new frame.

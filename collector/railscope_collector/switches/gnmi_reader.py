@@ -19,7 +19,7 @@ import grpc
 import msgspec
 from google.protobuf import any_pb2, descriptor_pb2, descriptor_pool, message, message_factory
 
-from railscope import __version__, server_connections, service, untrusted_text
+from railscope import __version__, service, tls_contexts, untrusted_text
 from railscope.reading import Absent
 from railscope_collector.switches import sonic_tables as tables, switch_reading as base
 from railscope_collector.switches.switch_settings import ConfiguredSwitch, GnmiAccess
@@ -185,7 +185,7 @@ async def open_session(switch: ConfiguredSwitch) -> AsyncIterator[GnmiSession]:
     else:
         try:
             pem = await service.run_in_thread(
-                server_connections.client_pem,
+                tls_contexts.client_pem,
                 access.ca_file,
                 access.certificate_file,
                 access.key_file,

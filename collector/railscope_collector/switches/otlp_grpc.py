@@ -17,7 +17,7 @@ import grpc
 from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 
-from railscope import otlp_metrics, otlp_receiving, server_connections, service
+from railscope import listen_address, otlp_metrics, otlp_receiving, server_connections, service
 from railscope.settings import SettingsError
 from railscope_collector import config
 from railscope_collector.switches import switch_settings
@@ -49,7 +49,7 @@ _OPTIONS = (
 async def grpc_listener(receiver: OtlpReceiver, max_connections: int) -> AsyncIterator[int]:
     """Serve on the configured address; the value is the port. Raises SettingsError."""
     settings = receiver.settings
-    server_connections.split_address(settings.grpc_listen)
+    listen_address.split_address(settings.grpc_listen)
     # Anyone may open connections: they must not take the file descriptors of the collector.
     connections = server_connections.ServerConnections.within_descriptors(max_connections, 1)
     handshake_seconds = server_connections.HANDSHAKE_SECONDS

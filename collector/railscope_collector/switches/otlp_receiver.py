@@ -17,7 +17,14 @@ from importlib import import_module
 
 import structlog
 
-from railscope import http_server, otlp_metrics, otlp_receiving, server_connections, service
+from railscope import (
+    http_server,
+    listen_address,
+    otlp_metrics,
+    otlp_receiving,
+    service,
+    tls_contexts,
+)
 from railscope.catalog import switches as catalog
 from railscope.frame import NodeTimestamp
 from railscope.otlp_metrics import OtlpRejectedError
@@ -135,9 +142,9 @@ class OtlpReceiver:
             )
             raise SettingsError(message)
         for listen in filter(None, (receiver.listen, receiver.grpc_listen)):
-            server_connections.split_address(listen)
+            listen_address.split_address(listen)
             check_libraries(has_grpc=bool(receiver.grpc_listen))
-            server_connections.server_tls(receiver.certificate_file, receiver.key_file)
+            tls_contexts.server_tls(receiver.certificate_file, receiver.key_file)
         switches = {
             switch_settings.canonical_address(switch.host): PushingSwitch(
                 switch,
@@ -161,7 +168,7 @@ class OtlpReceiver:
 
     async def _serve_http(self) -> None:
         """Serve until cancelled. Raises SettingsError."""
-        tls = server_connections.server_tls(self.settings.certificate_file, self.settings.key_file)
+        tls = tls_contexts.server_tls(self.settings.certificate_file, self.settings.key_file)
         await self.endpoint.serve(self.settings.listen, tls, MAX_CONNECTIONS, self._note_listening)
 
     def _note_listening(self, _host: str, port: int) -> None:

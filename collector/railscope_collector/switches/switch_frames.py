@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from railscope import __version__, counter_unwrap, envelopes, service, wire
+from railscope import __version__, batch_encoding, counter_unwrap, service, wire
 from railscope.catalog.declare import Metric, MetricKind
 from railscope.frame import Column, Frame, FrameOrigin, NodeTimestamp, Schema
 from railscope.reading import Absent, Reading, to_stored
@@ -137,7 +137,7 @@ def pack_frames(
     origin = frames[0].origin
     sealed = wire.envelope(
         origin,
-        [envelopes.encode_batch([frame]) for frame in frames],
+        [batch_encoding.encode_batch([frame]) for frame in frames],
         [wire.to_wire_schema(frame.schema) for frame in frames] if with_schemas else [],
         agent_version=__version__,
     )

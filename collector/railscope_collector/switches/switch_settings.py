@@ -31,7 +31,7 @@ from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
-from railscope import server_connections, untrusted_text
+from railscope import listen_address, untrusted_text
 from railscope.settings import SettingsError, read_named_file
 from railscope_collector.config import SwitchesSettings
 from railscope_collector.files import watched_file
@@ -308,7 +308,7 @@ def _split_address(address: str, default_port: int) -> tuple[str, int]:
     if ":" not in address or address.endswith("]"):
         address = f"{address}:{default_port}"
     with suppress(SettingsError):
-        host, port = server_connections.split_address(address)
+        host, port = listen_address.split_address(address)
         if host and port:
             return host, port
     message = f"address: {untrusted_text.quote_text(address)}: expected HOST or HOST:PORT"

@@ -22,7 +22,7 @@ import numpy as np
 
 from railscope.capture import CaptureMetadata, CaptureMoment, CaptureWriter
 from railscope.timestamps import SECOND_NS, format_timestamp
-from railscope_simulator import network_interfaces, simulation
+from railscope_simulator import lldp_neighbours, simulation
 from railscope_simulator.cluster import collective_records, collectives
 from railscope_simulator.cluster.arrivals import Heartbeat, HeartbeatPath
 from railscope_simulator.cluster.cluster_model import ClusterModel
@@ -163,7 +163,7 @@ class GroundTruthRecorder:
             "kind": "leaf",
             "pod": pod,
             "rail": rail,
-            "switch": network_interfaces.leaf_name(pod, rail),
+            "switch": lldp_neighbours.leaf_name(pod, rail),
         }
 
     def _gpu(self, node: int, index: int) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from railscope_simulator.cluster.topology import (
 from railscope_simulator.fabric import TrafficDemand
 from railscope_simulator.node_hardware import build_node_hardware
 from railscope_simulator.spec import STARTED_WALL_NS, NodeSpec, TimeSpan, seconds_to_ns
-from railscope_simulator.workload import JobDemand
+from railscope_simulator.training_job import JobDemand
 
 _SUBSTEP_SECONDS = 0.25
 _MAX_SUBSTEPS = 20

@@ -15,7 +15,7 @@ import numpy as np
 
 from railscope_simulator import (
     fabric,
-    network_interfaces,
+    lldp_neighbours,
     port as port_model,
     sonic_answers,
     switch_ports,
@@ -54,7 +54,7 @@ class ClusterSwitches:
 
     def _add_uplink(self, pod: int, rail: int) -> _Uplink:
         """Connect a leaf with the spine of its rail."""
-        leaf = self.switches[network_interfaces.leaf_name(pod, rail)]
+        leaf = self.switches[lldp_neighbours.leaf_name(pod, rail)]
         name = f"spine-{rail + 1}"
         chassis = f"9c:05:91:ff:{rail:02x}:00"
         spine = self.switches.setdefault(name, switch_ports.SimulatedSwitch(name, chassis))

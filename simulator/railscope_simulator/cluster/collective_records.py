@@ -17,8 +17,8 @@ import msgspec
 from railscope.capture import CaptureMoment
 from railscope.timestamps import MICROSECOND_NS, SECOND_NS
 from railscope_agent.collectives import flight_recorder, inspector, ras_answers
-from railscope_agent.host import job_files, nccl_ras, recorded_host
-from railscope_simulator import node_model, owners, workload
+from railscope_agent.host import job_files, nccl_ras, recorded_calls
+from railscope_simulator import gpu_tenants, node_model, owners
 from railscope_simulator.cluster.collectives import JobCollectives, TimedCall
 
 FLIGHT_RECORDER_DIRECTORY = "/run/railscope/flight-recorder"
@@ -49,7 +49,7 @@ def ras_answer(job: JobCollectives, offset_ns: int) -> bytes:
             about = {
                 "rank": rank,
                 "host": f"10.0.{place // 250}.{place % 250 + 1}",
-                "pid": workload.process_number(spec, index),
+                "pid": gpu_tenants.process_number(spec, index),
                 "cuda_dev": index,
                 "nvml_dev": index,
             }
@@ -180,7 +180,7 @@ class NodeCollectives:
                 "rec_mechanism": "nccl_profiler_interface",
                 "dump_timestamp_us": self._spec.started_wall_ns // MICROSECOND_NS,
                 "hostname": self._spec.node,
-                "pid": workload.process_number(self._spec, index),
+                "pid": gpu_tenants.process_number(self._spec, index),
             },
             "coll_perf": {
                 "coll": call.kind,
@@ -233,7 +233,7 @@ class NodeCollectives:
         """Return the logs, and of each the part that was written since it was last shown."""
         files, calls = [], _Calls()
         for index, log in self._logs.items():
-            pid = workload.process_number(self._spec, index)
+            pid = gpu_tenants.process_number(self._spec, index)
             name, content = f"{self._spec.node}-pid{pid}.log", b"".join(log.lines)
             begin, log.shown, log.lines = log.shown, log.shown + len(content), []
             file = self._file(name, pid, log.shown, offset_ns)
@@ -289,12 +289,12 @@ class NodeCollectives:
             ("events", nccl_ras.RasAnswer(nccl_ras.ANSWERED, min(pids))),
             ("query", nccl_ras.RasAnswer(nccl_ras.ANSWERED, min(pids), report)),
         ):
-            calls[recorded_host.call_key("nccl_ras", function, arguments)] = answer
+            calls[recorded_calls.call_key("nccl_ras", function, arguments)] = answer
         return calls
 
 
 def _key(function: str, *arguments: int | str) -> str:
-    return recorded_host.call_key(job_files.JOB_FILES, function, arguments)
+    return recorded_calls.call_key(job_files.JOB_FILES, function, arguments)
 
 
 def _listing(function: str, directory: str, files: list[job_files.JobFile]) -> _Calls:

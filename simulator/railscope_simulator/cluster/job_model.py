@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from railscope_simulator.cluster.scenario import JobPlan
 from railscope_simulator.spec import DriftNoise, TimeSpan, seconds_to_ns
-from railscope_simulator.workload import JobDemand
+from railscope_simulator.training_job import JobDemand
 
 _UPDATE = 0.08
 """Share of an iteration in which weights are updated; the rest is computing and the exchange."""

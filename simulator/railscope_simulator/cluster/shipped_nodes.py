@@ -20,7 +20,7 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
-from railscope import durable_files, server_connections, service
+from railscope import durable_files, listen_address, service, tls_contexts
 from railscope.capture import CaptureMetadata, CaptureMoment
 from railscope.frame import Frame, NodeTimestamp
 from railscope.http_server import HttpServer
@@ -29,7 +29,7 @@ from railscope_agent.commands.replay import ReplayedNode
 from railscope_agent.config import AgentSettings, CollectorLink
 from railscope_agent.endpoint.metrics_endpoint import MetricsEndpoint, configured_selection
 from railscope_agent.host import Clock
-from railscope_agent.host.live_host import LiveClock
+from railscope_agent.host.live_clock import LiveClock
 from railscope_agent.sampling.shipping_stats import ShippingStats
 from railscope_agent.service import allow_many_files
 from railscope_agent.shipping import collector_client, collector_link
@@ -140,7 +140,7 @@ class ShippedNode:
 
     async def serve(self, listen: str) -> str:
         """Serve the metrics endpoint; return its address. Raises SettingsError."""
-        tls = server_connections.server_tls(
+        tls = tls_contexts.server_tls(
             self._settings.tls.certificate_file, self._settings.tls.key_file
         )
         server = HttpServer(self._endpoint.respond)
@@ -225,8 +225,8 @@ class ShippedCluster:
         nodes = self.scenario.topology.nodes
         for listen, count in ((self.listen, nodes), (self.switch_listen, 1)):
             if listen:
-                host, first = server_connections.split_address(listen)
-                server_connections.split_address(f"[{host}]:{first and first + count - 1}")
+                host, first = listen_address.split_address(listen)
+                listen_address.split_address(f"[{host}]:{first and first + count - 1}")
         self.settings.read_metrics_token()
         names = [self.scenario.topology.node_name(number) for number in range(nodes)]
         for link in collector_links(link_of(self.settings.collector, names[0]), names[0]):
@@ -275,7 +275,7 @@ class ShippedCluster:
         """Serve the metrics endpoints, and write their addresses for Prometheus."""
         try:
             if self.listen:
-                host, first = server_connections.split_address(self.listen)
+                host, first = listen_address.split_address(self.listen)
                 targets = []
                 for number, node in enumerate(self.nodes):
                     address = await node.serve(f"[{host}]:{first and first + number}")
@@ -295,7 +295,7 @@ class ShippedCluster:
             return
         from railscope_simulator import gnmi_server  # noqa: PLC0415 - an extra: only switches need gRPC
 
-        host, first = server_connections.split_address(self.switch_listen)
+        host, first = listen_address.split_address(self.switch_listen)
         async with gnmi_server.serve_switches(self._switches.answers(), host, first) as text:
             durable_files.write_atomically(self.directory / "switches.toml", text.encode())
             yield

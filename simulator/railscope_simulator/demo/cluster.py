@@ -27,7 +27,7 @@ from railscope.untrusted_text import parse_toml
 from railscope_simulator.demo.faults import ROUND_SECONDS, plan_faults
 from railscope_simulator.demo.process import Program, run_to_end
 from railscope_simulator.live import LiveNode
-from railscope_simulator.network_interfaces import LEAF
+from railscope_simulator.lldp_neighbours import LEAF
 
 OWN_NODE = "own-node"
 HOST = "127.0.0.1"

@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from railscope import service, settings
+from railscope import log_output, service, settings
 from railscope.child_process import end_with_parent
 from railscope_agent.config import PREFIX, AgentSettings
-from railscope_agent.host.live_host import LiveClock
+from railscope_agent.host.live_clock import LiveClock
 from railscope_agent.sampling.shipping_stats import AuditLogState
 from railscope_agent.shipping import collector_order
 from railscope_agent.witness import audit_log_client, audit_witness, witness_store
@@ -78,7 +78,7 @@ def main(arguments: list[str]) -> None:
     """Run until the end, or until stopped."""
     parent, shift_ns, program, *paths = arguments
     end_with_parent(int(parent))
-    service.configure_logs("info")
+    log_output.configure_logs("info")
     serve = PROGRAMS[program](int(shift_ns), *map(Path, paths))
     asyncio.run(service.supervise(lambda: serve))
 

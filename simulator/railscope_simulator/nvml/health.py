@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from railscope.capture import Json
 from railscope_simulator import device_models, node_hardware
-from railscope_simulator.gpu import BAD_ADDRESS, PAGE_BYTES, GpuNvLinks, GpuState, NvLinkState
+from railscope_simulator.gpu import BAD_ADDRESS, PAGE_BYTES, GpuState
+from railscope_simulator.gpu_nvlinks import GpuNvLinks, NvLinkState
 from railscope_simulator.nvml.results import NOT_SUPPORTED, NvmlResults, supported_if
 
 L1, L2, DRAM, REGISTER_FILE, CBU, SRAM = 0, 1, 2, 3, 6, 7

@@ -6,8 +6,9 @@ GPM metrics of a GPU or of a MIG device are averages over the last span, and cyc
 from __future__ import annotations
 
 from railscope.capture import Json
-from railscope_simulator import device_models, workload
-from railscope_simulator.gpu import ActivityShares, GpuState, SmCycles, activity_shares
+from railscope_simulator import device_models, gpu_tenants
+from railscope_simulator.gpu import GpuState
+from railscope_simulator.gpu_activity import ActivityShares, SmCycles, activity_shares
 from railscope_simulator.nvml.results import (
     ALL_LINKS,
     FUNCTION_NOT_FOUND,
@@ -146,7 +147,7 @@ def add_gpm_metrics(gpu: GpuState, into: NvmlResults) -> None:
 
 
 def add_instance_gpm_metrics(
-    gpu: GpuState, device: workload.SimulatedMigDevice, into: NvmlResults
+    gpu: GpuState, device: gpu_tenants.SimulatedMigDevice, into: NvmlResults
 ) -> None:
     """Add the SM activity of a MIG device, which has only share metrics."""
     if not gpu.model.has_gpm:

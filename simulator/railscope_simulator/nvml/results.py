@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from railscope.capture import CaptureMoment, Json, NvmlError, failure
-from railscope_simulator import kernel_log, node_model
+from railscope_simulator import driver_reports, node_model
 
 NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, TIMEOUT, FUNCTION_NOT_FOUND, GPU_IS_LOST = (
     failure(NvmlError(code)) for code in (3, 4, 6, 10, 13, 15)
@@ -95,7 +95,7 @@ class NvmlEventLog:
     def show(self, model: node_model.NodeModel, into: CaptureMoment) -> None:
         """Add the events so far to a `CaptureMoment`."""
         for _, fault in model.scenario.onsets(model.span):
-            for report in kernel_log.driver_reports(fault, model.machine):
+            for report in driver_reports.driver_reports(fault, model.machine):
                 if report.event:
                     self._number += 1
                     self._events.append(

@@ -10,7 +10,7 @@ all used memory; older ones map the memory registered for the rail's NIC (NVIDIA
 from __future__ import annotations
 
 from railscope.capture import Json
-from railscope_simulator import device_models, workload
+from railscope_simulator import device_models, gpu_tenants
 from railscope_simulator.gpu import GpuState
 from railscope_simulator.nvml.results import NvmlResults, supported_if
 from railscope_simulator.spec import NodeSpec
@@ -117,7 +117,7 @@ def mapped_bytes(gpu: GpuState) -> int:
     if model.driver_branch >= _MAPS_ALL_SINCE:
         return sharing.used_bytes
     # The NIC of a Grace processor accesses the memory over C2C, not through BAR1.
-    if sharing.mode not in workload.ALONE or model.grace:
+    if sharing.mode not in gpu_tenants.ALONE or model.grace:
         return _IDLE_BYTES
     return min(_REGISTERED_BYTES, sharing.used_bytes, model.bar1_mebibytes * device_models.MEBIBYTE)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 
 from railscope.capture import CaptureMoment, Json, failure
-from railscope_simulator import workload
+from railscope_simulator import gpu_tenants
 from railscope_simulator.gpu import GpuState
 from railscope_simulator.nvml import load, settings
 from railscope_simulator.nvml.results import NO_INSTANCE, NOT_FOUND, NOT_SUPPORTED, NvmlResults
@@ -48,7 +48,9 @@ def add_tenants(gpu: GpuState, now_us: int, into: NvmlResults) -> None:
             _add_vgpus(tenant.vgpu, into)
 
 
-def _add_processes(tenants: list[workload.GpuTenant], into: NvmlResults, *, graphics: bool) -> None:
+def _add_processes(
+    tenants: list[gpu_tenants.GpuTenant], into: NvmlResults, *, graphics: bool
+) -> None:
     listed = [_process(tenant) for tenant in tenants]
     clients = [_process(tenant) for tenant in tenants if tenant.mps_client]
     into.calls(
@@ -58,7 +60,7 @@ def _add_processes(tenants: list[workload.GpuTenant], into: NvmlResults, *, grap
     )
 
 
-def _process(tenant: workload.GpuTenant) -> Json:
+def _process(tenant: gpu_tenants.GpuTenant) -> Json:
     return {
         "pid": tenant.pid,
         "usedGpuMemory": tenant.held_bytes,
@@ -88,7 +90,7 @@ def _utilization(gpu: GpuState, now_us: int, key: str) -> list[Json]:
     return samples
 
 
-def _add_vgpus(vgpu: workload.SimulatedVgpu, into: NvmlResults) -> None:
+def _add_vgpus(vgpu: gpu_tenants.SimulatedVgpu, into: NvmlResults) -> None:
     instance = f"nvml.nvmlVgpuInstanceGet{{}}({vgpu.number})"
     into.found |= {
         instance.format("FbUsage"): vgpu.used_bytes,
@@ -99,7 +101,7 @@ def _add_vgpus(vgpu: workload.SimulatedVgpu, into: NvmlResults) -> None:
     }
 
 
-def instance_results(gpu: GpuState, device: workload.SimulatedMigDevice) -> NvmlResults:
+def instance_results(gpu: GpuState, device: gpu_tenants.SimulatedMigDevice) -> NvmlResults:
     """Return the results of a MIG device: its resources, and its users."""
     into = NvmlResults(device.uuid)
     profile, tenants = device.profile, gpu.sharing.tenants_on(device)

@@ -26,7 +26,7 @@ from railscope_agent.collectives.flight_recorder import parse_dump
 from railscope_agent.commands.capture_walk import CaptureWalk
 from railscope_agent.config import AgentSettings
 from railscope_agent.host.job_files import OpenedDump, RankProcess
-from railscope_agent.host.recorded_host import call_key
+from railscope_agent.host.recorded_calls import call_key
 from railscope_agent.service import Agent, is_shipped
 from railscope_agent.sources import flight_recorder, rank_places
 

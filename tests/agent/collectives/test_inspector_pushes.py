@@ -42,6 +42,7 @@ from railscope.catalog import collectives as c
 from railscope.otlp_metrics import MetricPoint, MetricsRequest, ResourcePoints
 from railscope.settings import SettingsError
 from railscope_agent.collective_settings import CollectiveSettings
+from railscope_agent.collectives import inspector_metrics
 from railscope_agent.collectives.inspector import MAX_BANDWIDTH_GBS
 from railscope_agent.config import AgentSettings
 from railscope_agent.endpoint.inspector_receiver import MAX_POINTS, InspectorReceiver
@@ -314,7 +315,7 @@ async def test_the_official_exporter_is_answered_in_protobuf() -> None:
         assert "per_second" in page_of(node.read_metrics())
 
 
-NAMES = st.sampled_from([*inspector_pushes._CALL_VALUES, *inspector_pushes.METRIC_NAMES, "other"])  # noqa: SLF001 - all names
+NAMES = st.sampled_from([*inspector_pushes._CALL_VALUES, *inspector_metrics.METRIC_NAMES, "other"])  # noqa: SLF001 - all names
 TEXTS = st.text(max_size=8) | st.sampled_from(["1", "AllReduce", "4-5MB", "0x1f"])
 KEYS = st.sampled_from(
     ["comm_id", "comm_name", "nranks", "n_nodes", "collective", "p2p_operation", "message_size", "coll_sn",

@@ -33,9 +33,9 @@ from railscope_agent.collectives.communicator_totals import MIN_COMPARED
 from railscope_agent.collectives.inspector import MAX_PART_BYTES
 from railscope_agent.host import HostWrapper, Json
 from railscope_agent.host.job_files import MAX_JOB_ENTRIES
-from railscope_agent.host.recorded_host import SteppedHost
 from railscope_agent.host.recording_host import RecordingHost
 from railscope_agent.host.redactor import Redactor
+from railscope_agent.host.stepped_host import SteppedHost
 from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.service import is_shipped
 from railscope_agent.sources import nccl_inspector

@@ -23,8 +23,8 @@ from railscope_agent.collectives.inspector_metrics import (
     ReportedCalls,
     parse_metrics,
 )
-from railscope_agent.host.recorded_host import SteppedHost
 from railscope_agent.host.recording_host import RecordingHost
+from railscope_agent.host.stepped_host import SteppedHost
 from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.service import is_shipped
 from railscope_agent.sources import inspector_pushes, nccl_metrics

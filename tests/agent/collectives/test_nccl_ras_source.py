@@ -22,13 +22,14 @@ from railscope.catalog import collectives as c
 from railscope.frame import Event, Frame
 from railscope.timestamps import SECOND_NS
 from railscope_agent.collective_settings import CollectiveSettings
-from railscope_agent.collectives import ras_answers
+from railscope_agent.collectives import ras_answers, ras_report
 from railscope_agent.commands.capture_walk import CaptureWalk
 from railscope_agent.config import AgentSettings
 from railscope_agent.host import HostWrapper, Json
 from railscope_agent.host.live_host import LiveHost
 from railscope_agent.host.nccl_ras import NcclProcess, RasAnswer
-from railscope_agent.host.recorded_host import RecordedClock, RecordedHost
+from railscope_agent.host.recorded_clock import RecordedClock
+from railscope_agent.host.recorded_host import RecordedHost
 from railscope_agent.host.recording_host import RecordingHost
 from railscope_agent.host.redactor import Redactor
 from railscope_agent.service import Agent, is_shipped
@@ -372,7 +373,7 @@ def test_a_failed_communicator_is_an_event_with_its_error() -> None:
 
 
 def test_a_process_that_the_monitor_reports_as_dead_is_an_event_once() -> None:
-    dead = RasAnswer("answered", PIDS[0], dead=[ras_answers.ReportedPeer(ras.HOST, 13)])
+    dead = RasAnswer("answered", PIDS[0], dead=[ras_report.ReportedPeer(ras.HOST, 13)])
     node = Node(*hung_then(msgspec.to_builtins(dead)))
     (event,) = [e for e in node.events if e.event_class is c.NCCL_PEER_EVENT]
     assert event.entity.key == (JOB, str(USER))

@@ -9,8 +9,9 @@ from hypothesis import example, given, strategies as st
 from support import ras_servers as ras
 from support.shared import capture_path
 
-from railscope_agent.collectives import CollectiveFormatError, ras_answers
-from railscope_agent.collectives.ras_answers import ReportedPeer, parse_events, parse_report
+from railscope_agent.collectives import CollectiveFormatError, ras_report
+from railscope_agent.collectives.ras_answers import parse_events, parse_report
+from railscope_agent.collectives.ras_report import ReportedPeer
 
 HEALTHY = ras.report(ras.communicator([ras.rank(n, 100 + n, AllReduce=7) for n in range(4)]))
 INCOMPLETE = ras.communicator(
@@ -105,7 +106,7 @@ def test_impossible_ranks_reject_the_report(ranks: list) -> None:  # type: ignor
 
 
 def test_more_ranks_than_the_bound_reject_the_report() -> None:
-    count = ras_answers.MAX_RANKS // 2 + 1
+    count = ras_report.MAX_RANKS // 2 + 1
     ranks = ",".join(f'{{"rank":{n}}}' for n in range(count))
     of_one = f'{{"hash":"a","size":{count},"ranks":[{ranks}]}}'
     content = f'{{"nccl_version":"2.30.1","communicators":[{of_one}%s]}}'

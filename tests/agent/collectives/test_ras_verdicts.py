@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from railscope_agent.collectives.ras_answers import ReportedCommunicator, ReportedRank
+from railscope_agent.collectives.ras_report import ReportedCommunicator, ReportedRank
 from railscope_agent.collectives.ras_verdicts import (
     MIN_REPORTS,
     CommunicatorHistory,

@@ -36,7 +36,9 @@ from railscope_agent.config import AgentSettings
 from railscope_agent.host import HostWrapper, Json
 from railscope_agent.host.job_files import JobFile, JobFileListing
 from railscope_agent.host.live_host import LiveHost
-from railscope_agent.host.recorded_host import RecordedClock, RecordedHost, call_key
+from railscope_agent.host.recorded_calls import call_key
+from railscope_agent.host.recorded_clock import RecordedClock
+from railscope_agent.host.recorded_host import RecordedHost
 from railscope_agent.host.recording_host import RecordingHost
 from railscope_agent.service import Agent
 from railscope_agent.sources import worker_server

@@ -15,13 +15,15 @@ from support.metric_samples import Sample, samples
 from support.otlp_decoding import DecodedMetrics
 from support.reading import ORIGIN
 
+from railscope import otlp_points
 from railscope.catalog import entities, gpu_health, host as links
 from railscope.catalog.declare import MetricKind
 from railscope.exposition import EVERYTHING, TextFormat
 from railscope.frame import Entity, Frame, NodeTimestamp, Schema
 from railscope.reading import Absent
 from railscope_agent.config import AgentSettings, MetricsSettings
-from railscope_agent.host.recorded_host import RecordedClock, RecordedHost
+from railscope_agent.host.recorded_clock import RecordedClock
+from railscope_agent.host.recorded_host import RecordedHost
 from railscope_agent.otlp import hardware_names
 from railscope_agent.otlp.metric_messages import MetricMessages
 from railscope_agent.service import Agent
@@ -52,7 +54,7 @@ def official(name: str) -> tuple[str, str, str]:
     return meter.created
 
 
-def instrument(hardware: hardware_names.HardwareMetric) -> str:
+def instrument(hardware: otlp_points.HardwareMetric) -> str:
     if hardware.is_updowncounter:
         return "updown"
     return "counter" if hardware.kind is MetricKind.COUNTER else "gauge"

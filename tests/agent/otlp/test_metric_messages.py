@@ -28,7 +28,8 @@ from railscope.frame import Column, Entity, Frame, NodeTimestamp, Schema
 from railscope.reading import Absent, to_stored
 from railscope_agent.commands.capture_walk import find_read_offsets
 from railscope_agent.config import AgentSettings, MetricsSettings
-from railscope_agent.host.recorded_host import RecordedClock, RecordedHost
+from railscope_agent.host.recorded_clock import RecordedClock
+from railscope_agent.host.recorded_host import RecordedHost
 from railscope_agent.otlp.metric_messages import MetricMessages
 from railscope_agent.service import Agent
 
@@ -39,7 +40,7 @@ GPU = Entity(entities.GPU, ("GPU-0",))
 
 
 def metric(
-    kind: MetricKind, number: str = "", *, about: entities.EntityKind = entities.GPU, **columns: Any
+    kind: MetricKind, number: str = "", *, about: declare.EntityKind = entities.GPU, **columns: Any
 ) -> declare.Metric:
     """A metric of GPUs."""
     suffix = "_total" if kind is MetricKind.COUNTER else ""

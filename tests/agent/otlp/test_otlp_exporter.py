@@ -27,14 +27,14 @@ from railscope.frame import Entity, Event, Frame, NodeTimestamp, Schema
 from railscope.settings import SettingsError
 from railscope_agent.commands.check import check
 from railscope_agent.config import AgentSettings, MetricsSettings, OtlpSettings
-from railscope_agent.host.live_host import LiveClock
+from railscope_agent.host.live_clock import LiveClock
 from railscope_agent.host.recorded_host import RecordedHost
 from railscope_agent.otlp import event_messages, otlp_exporter
 from railscope_agent.otlp.otlp_exporter import OtlpExporter
 from railscope_agent.otlp.otlp_target import LOGS, METRICS, otlp_targets
 from railscope_agent.sampling.shipping_stats import OtlpStats, ShippingStats
 from railscope_agent.service import Agent
-from railscope_agent.sources.agent_state import SelfMetricsSource
+from railscope_agent.sources.agent_metrics import SelfMetricsSource
 
 XID = EVENTS["xid"]
 

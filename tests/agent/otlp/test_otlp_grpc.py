@@ -20,7 +20,7 @@ from railscope.catalog import EVENTS, agent as catalog, entities
 from railscope.exposition import EVERYTHING
 from railscope.frame import Entity, Event, Frame, Schema
 from railscope_agent.config import OtlpSettings
-from railscope_agent.host.live_host import LiveClock
+from railscope_agent.host.live_clock import LiveClock
 from railscope_agent.otlp.otlp_exporter import GrpcTransport, OtlpExporter
 from railscope_agent.otlp.otlp_sender import OtlpResult, OtlpSender, RetryLaterError
 from railscope_agent.otlp.otlp_target import LOGS, METRICS, otlp_targets

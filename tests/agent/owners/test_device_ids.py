@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from railscope_agent.owners.kubelet_answers import (
+from railscope_agent.owners.kubernetes_devices import (
     DeviceFileId,
     DeviceId,
     GpuId,

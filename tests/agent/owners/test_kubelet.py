@@ -21,7 +21,7 @@ from support.kubelet_server import Handler, run_kubelet
 from railscope.reading import Absent, reason_of
 from railscope_agent.host.kubelet import call_kubelet
 from railscope_agent.host.owners import ALLOCATABLE, LIST
-from railscope_agent.owners.kubelet_answers import (
+from railscope_agent.owners.pod_resources import (
     KubeletPod,
     PodContainer,
     PodDevices,

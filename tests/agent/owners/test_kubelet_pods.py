@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from support.certificates import self_signed
 
-from railscope.pod_shares import MAX_TEXT
+from railscope.kubernetes_pods import MAX_TEXT
 from railscope_agent.host.files import RootedFiles
 from railscope_agent.host.kubelet_pods import read_pod_list
 from railscope_agent.host.owners import KUBELET, PODS, OwnerCalls
 from railscope_agent.owners import OwnerFormatError
-from railscope_agent.owners.kubelet_answers import parse_pod_list
+from railscope_agent.owners.pod_list import parse_pod_list
 
 ALLOCATED = "hami.io/vgpu-devices-allocated"
 POD = {

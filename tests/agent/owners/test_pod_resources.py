@@ -9,8 +9,8 @@ from hypothesis import given, strategies as st
 from support import pod_resources as wire
 
 from railscope_agent.owners import OwnerFormatError
-from railscope_agent.owners.kubelet_answers import (
-    ClaimedDevice,
+from railscope_agent.owners.kubernetes_devices import ClaimedDevice
+from railscope_agent.owners.pod_resources import (
     KubeletPod,
     PodContainer,
     PodDevices,

@@ -16,8 +16,8 @@ from railscope_agent.host.live_host import LiveHost
 from railscope_agent.host.recorded_host import RecordedHost
 from railscope_agent.host.recording_host import RecordingHost
 from railscope_agent.host.redactor import Redactor
-from railscope_agent.owners.kubelet_answers import (
-    ClaimedDevice,
+from railscope_agent.owners.kubernetes_devices import ClaimedDevice
+from railscope_agent.owners.pod_resources import (
     KubeletPod,
     PodContainer,
     PodDevices,

@@ -16,9 +16,9 @@ from support.agent_events import AgentEvents
 from support.audit import KEY, NOON_NS, audit_log, running_log
 from support.examples import fewer_examples
 
+from railscope.audit.log_checkpoint import read_checkpoint
 from railscope.audit.merkle import TreeHead, consistent, includes, leaf_hash
 from railscope.audit.record import RecordActor, RecordData, RecordSource, encode_audit_record
-from railscope.audit.signed_note import read_checkpoint
 from railscope.service import run_in_thread
 from railscope_collector.access.credentials import Credential, Role
 from railscope_collector.audit.event_records import ClaimsInForce, make_drafts

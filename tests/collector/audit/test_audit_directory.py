@@ -13,8 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from support.audit import KEY, NOON_NS, append_drafts, audit_log, running_log
 
+from railscope.audit.cosignature import add_cosignature, key_name, witness_key
 from railscope.audit.record import RecordActor, RecordSubject, decode_audit_record
-from railscope.audit.signed_note import SecretKey, add_cosignature, key_name, witness_key
+from railscope.audit.signed_note import SecretKey
 from railscope.service import run_in_thread
 from railscope_collector.audit.collector_records import AuditTrail
 from railscope_collector.audit.directory_check import LogVerificationError, VerifyOutcome

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, strategies as st
 from support.audit import KEY, NOON_NS, append_drafts, audit_log, draft, running_log, write_log
 
+from railscope.audit.log_checkpoint import read_checkpoint
 from railscope.audit.merkle import CompactRange, TreeHead, leaf_hash, root_of
 from railscope.audit.record import RecordError, RecordSource, decode_audit_record
-from railscope.audit.signed_note import read_checkpoint
 from railscope.service import run_in_thread
 from railscope_collector.audit.collector_records import AuditTrail
 from railscope_collector.audit.directory_check import LogVerificationError, VerifyOutcome

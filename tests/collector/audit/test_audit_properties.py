@@ -17,9 +17,9 @@ from support.audit import KEY, NOON_NS, append_drafts, audit_log, draft, running
 from support.event_recording import recorded_events, run_observers
 from support.examples import fewer_examples
 
+from railscope.audit.log_checkpoint import read_checkpoint
 from railscope.audit.merkle import CompactRange, leaf_hash
 from railscope.audit.record import RecordSource, decode_audit_record
-from railscope.audit.signed_note import read_checkpoint
 from railscope_collector.audit.log_secrets import PersonalSalts
 from railscope_collector.audit.log_writer import LogWriteError
 from railscope_collector.audit.record_checks import SourceContinuity

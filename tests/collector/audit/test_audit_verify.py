@@ -12,9 +12,10 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings, strategies as st
 from support.audit import KEY, append_drafts, audit_log, running_log, write_log
 
+from railscope.audit.log_checkpoint import Checkpoint
 from railscope.audit.merkle import CompactRange, TreeHead, leaf_hash
 from railscope.audit.record import RecordActor
-from railscope.audit.signed_note import Checkpoint, SecretKey
+from railscope.audit.signed_note import SecretKey
 from railscope.cli import root
 from railscope.durable_files import PARTIAL
 from railscope_collector.audit.directory_check import LogVerificationError, VerifyOutcome

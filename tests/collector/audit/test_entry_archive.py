@@ -23,13 +23,14 @@ from hypothesis import given, strategies as st
 from support.audit import KEY, NOON_NS, append_drafts, draft
 from support.examples import fewer_examples
 
+from railscope.audit.cosignature import add_cosignature, key_name, witness_key
 from railscope.audit.merkle import leaf_hash
 from railscope.audit.record import (
     RecordData,
     RecordSource,
     RecordSubject,
 )
-from railscope.audit.signed_note import SecretKey, add_cosignature, key_name, witness_key
+from railscope.audit.signed_note import SecretKey
 from railscope.cli import root
 from railscope.service import run_in_thread
 from railscope.timestamps import DAY_NS, SECOND_NS

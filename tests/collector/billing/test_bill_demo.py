@@ -15,6 +15,7 @@ from support.demo_months import copy_demo_months, result_of_demo
 from support.exports import parse_csv
 from support.statement_readers import from_csv, from_json, total_amount
 
+from railscope import timestamps
 from railscope.timestamps import HOUR_NS
 from railscope_collector.billing import billing_demo, statement_formats
 from railscope_collector.billing.billing_demo import GPUS, MONTH, NEXT_MONTH, PRICES
@@ -236,7 +237,7 @@ def test_months_go_through_the_commands(tmp_path: Path) -> None:
     ledger = Ledger.open(place[1], metadata)
     known = billing_demo.simulate_evidence()
     billing_demo.meter_days(
-        ledger, known, range(MONTH.start_ns // billing_demo.DAY_NS, 20_760), NEXT_MONTH.end_ns
+        ledger, known, range(MONTH.start_ns // timestamps.DAY_NS, 20_760), NEXT_MONTH.end_ns
     )
     ledger.close()
     missing = run("close", "2026-09", *place)

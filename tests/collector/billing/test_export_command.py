@@ -15,8 +15,9 @@ from support.demo_months import copy_demo_months
 from support.exports import parse_csv
 from support.metered import revision_of
 
+from railscope.audit.log_checkpoint import Checkpoint
 from railscope.audit.merkle import TreeHead
-from railscope.audit.signed_note import Checkpoint, SecretKey
+from railscope.audit.signed_note import SecretKey
 from railscope.timestamps import DAY_NS, from_datetime
 from railscope_collector.billing import billing_demo
 from railscope_collector.billing.billing_demo import MONTH, NEXT_MONTH

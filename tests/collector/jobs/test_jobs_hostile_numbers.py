@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from railscope.pod_shares import pod_entry, requests_of
+from railscope.kubernetes_pods import pod_entry
+from railscope.pod_shares import requests_of
 from railscope.settings import SettingsError, load
 from railscope_agent.config import PREFIX, AgentSettings
 from railscope_collector.jobs.job_list_reader import read_jobs
@@ -49,7 +50,7 @@ def test_an_annotation_that_is_not_a_share_is_a_problem_of_its_pod(
 ) -> None:
     pod = pod_entry(("ns", "pod"), "", {annotation: text}, [("c", {})])
     found = requests_of(pod, lambda _place: 80_000)
-    assert not found.parts
+    assert not found.shares
     assert len(found.problems) == 1
 
 

@@ -14,7 +14,7 @@ from functools import partial
 
 from railscope.capture import Json
 from railscope_agent.host import module_eeprom
-from railscope_agent.host.netlink import network_devices
+from railscope_agent.host.netlink import dcb, interfaces, rdma_statistics
 from railscope_agent.host.netlink.connection import (
     GENERIC,
     RDMA,
@@ -39,12 +39,10 @@ class Netlink:
         self._connections = NetlinkConnections(open_socket)
         ethtool = EthtoolFamily(partial(self._connections.connection, GENERIC))
         self._module_half = ethtool.module_half
-        self.rdma = network_devices.RdmaStatistics(partial(self._connections.connection, RDMA))
+        self.rdma = rdma_statistics.RdmaStatistics(partial(self._connections.connection, RDMA))
         self._functions: dict[str, Callable[..., Json]] = {
-            "links": lambda: network_devices.list_links(self._connections.connection(ROUTE)),
-            "dcb": lambda interface: network_devices.read_dcb(
-                self._connections.connection(ROUTE), interface
-            ),
+            "links": lambda: interfaces.list_links(self._connections.connection(ROUTE)),
+            "dcb": lambda interface: dcb.read_dcb(self._connections.connection(ROUTE), interface),
             "pause": ethtool.pause,
             "fec": ethtool.fec,
             "standard_statistics": ethtool.standard_statistics,
@@ -59,9 +57,9 @@ class Netlink:
         """Call a function by its name."""
         return self._functions[function](*arguments)
 
-    def ethernet_ports(self) -> dict[str, network_devices.EthernetPort]:
+    def ethernet_ports(self) -> dict[str, interfaces.EthernetPort]:
         """Ethernet interfaces that are up, by name."""
-        return network_devices.ethernet_ports(self._connections.connection(ROUTE))
+        return interfaces.ethernet_ports(self._connections.connection(ROUTE))
 
     def close(self) -> None:
         """Close all sockets; a later call reopens them."""

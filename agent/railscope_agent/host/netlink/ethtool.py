@@ -17,7 +17,8 @@ from collections.abc import Callable
 
 from railscope.capture import Json
 from railscope_agent.host.module_eeprom.pages import HALF_BYTES, HalfPage
-from railscope_agent.host.netlink import connection as netlink
+from railscope_agent.host.netlink import messages
+from railscope_agent.host.netlink.connection import NetlinkConnection
 
 _EXTENDED_STATES: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
@@ -92,11 +93,11 @@ _OFFSET, _LENGTH, _PAGE, _BANK, _I2C_ADDRESS, _DATA = 2, 3, 4, 5, 6, 7
 # ETHTOOL_A_STATS_*, ETHTOOL_A_STATS_GRP_*, enum ethtool_stats, ethtool_stats_eth_phy and the like;
 # names as in net/ethtool/stats.c, stats_std_names and others.
 _GROUPS, _GROUP, _GROUP_ID, _GROUP_STATISTIC = 3, 4, 2, 4
-_ALL_GROUPS = netlink.nest(
+_ALL_GROUPS = messages.nest(
     _GROUPS,
-    netlink.attribute(1, b""),  # ETHTOOL_A_BITSET_NOMASK
-    netlink.attribute(2, struct.pack("=I", 4)),  # ETHTOOL_A_BITSET_SIZE
-    netlink.attribute(4, struct.pack("=I", 0b1111)),  # ETHTOOL_A_BITSET_VALUE
+    messages.attribute(1, b""),  # ETHTOOL_A_BITSET_NOMASK
+    messages.attribute(2, struct.pack("=I", 4)),  # ETHTOOL_A_BITSET_SIZE
+    messages.attribute(4, struct.pack("=I", 0b1111)),  # ETHTOOL_A_BITSET_VALUE
 )
 _STATISTICS: dict[int, tuple[str, ...]] = {
     0: ("SymbolErrorDuringCarrier",),
@@ -120,7 +121,7 @@ _STATISTICS: dict[int, tuple[str, ...]] = {
 class EthtoolFamily:
     """Commands of ethtool for one interface each. All raise OSError."""
 
-    def __init__(self, connection: Callable[[], netlink.NetlinkConnection]) -> None:
+    def __init__(self, connection: Callable[[], NetlinkConnection]) -> None:
         self._connection = connection
         self._family: int | None = None
 
@@ -136,7 +137,7 @@ class EthtoolFamily:
         counted = _nested_attributes(answer, _FEC_STATISTICS)
         return _flags(answer, _FEC_FLAGS) | {
             "modes": [name for name, is_set in _bits(answer.get(_FEC_MODES, b"")) if is_set],
-            "active": _FEC_BITS.get(netlink.integer(answer.get(_FEC_ACTIVE, b"\0")), ""),
+            "active": _FEC_BITS.get(messages.integer(answer.get(_FEC_ACTIVE, b"\0")), ""),
             "statistics": {
                 name: _list(counted[kind])
                 for kind, name in _FEC_COUNTERS.items()
@@ -148,16 +149,16 @@ class EthtoolFamily:
         """Counters of the standard groups (eth-phy, eth-mac, eth-ctrl, rmon), where supported."""
         body = self._exchange(_STATS_GET, interface, _ALL_GROUPS)
         counted: dict[str, int] = {}
-        for kind, group in netlink.attributes(body):
+        for kind, group in messages.attributes(body):
             if kind != _GROUP:
                 continue
-            members = list(netlink.attributes(group))
-            names = _STATISTICS.get(netlink.integer(dict(members).get(_GROUP_ID, b"\xff")), ())
+            members = list(messages.attributes(group))
+            names = _STATISTICS.get(messages.integer(dict(members).get(_GROUP_ID, b"\xff")), ())
             for member, raw in members:
                 if member == _GROUP_STATISTIC:
                     counted |= {
-                        names[number]: netlink.integer(value)
-                        for number, value in netlink.attributes(raw)
+                        names[number]: messages.integer(value)
+                        for number, value in messages.attributes(raw)
                         if number < len(names)
                     }
         return {"statistics": counted}
@@ -180,12 +181,12 @@ class EthtoolFamily:
             "peer": [name for name, is_set in peer if is_set],
             **_flags(attributes, _MODES_FLAGS),
         }
-        speed = netlink.integer(attributes.get(_SPEED, b"\0"))
+        speed = messages.integer(attributes.get(_SPEED, b"\0"))
         if speed not in (0, _SPEED_UNKNOWN):
             answer["speed_megabits"] = speed
-        if _DUPLEX in attributes and netlink.integer(attributes[_DUPLEX]) in _DUPLEXES:
-            answer["duplex"] = _DUPLEXES[netlink.integer(attributes[_DUPLEX])]
-        if lanes := netlink.integer(attributes.get(_LANES, b"\0")):
+        if _DUPLEX in attributes and messages.integer(attributes[_DUPLEX]) in _DUPLEXES:
+            answer["duplex"] = _DUPLEXES[messages.integer(attributes[_DUPLEX])]
+        if lanes := messages.integer(attributes.get(_LANES, b"\0")):
             answer["lanes"] = lanes
         return answer
 
@@ -196,11 +197,11 @@ class EthtoolFamily:
             attributes, _STATE_COUNTERS
         )
         if _EXTENDED_STATE in attributes:
-            state = netlink.integer(attributes[_EXTENDED_STATE])
+            state = messages.integer(attributes[_EXTENDED_STATE])
             state_names = dict(enumerate(_EXTENDED_STATES))
             answer["extended_state"], substates = state_names.get(state, (f"unknown ({state})", ()))
             if _EXTENDED_SUBSTATE in attributes:
-                substate = netlink.integer(attributes[_EXTENDED_SUBSTATE])
+                substate = messages.integer(attributes[_EXTENDED_SUBSTATE])
                 names = dict(enumerate(substates, 1))
                 answer["extended_substate"] = names.get(substate, f"unknown ({substate})")
         return answer
@@ -210,11 +211,11 @@ class EthtoolFamily:
         answer = self._request(
             _MODULE_EEPROM_GET,
             interface,
-            netlink.attribute(_OFFSET, struct.pack("=I", half.offset)),
-            netlink.attribute(_LENGTH, struct.pack("=I", HALF_BYTES)),
-            netlink.attribute(_PAGE, bytes([half.page])),
-            netlink.attribute(_BANK, bytes([half.bank])),
-            netlink.attribute(_I2C_ADDRESS, bytes([half.address])),
+            messages.attribute(_OFFSET, struct.pack("=I", half.offset)),
+            messages.attribute(_LENGTH, struct.pack("=I", HALF_BYTES)),
+            messages.attribute(_PAGE, bytes([half.page])),
+            messages.attribute(_BANK, bytes([half.bank])),
+            messages.attribute(_I2C_ADDRESS, bytes([half.address])),
         )
         return answer.get(_DATA, b"")
 
@@ -229,13 +230,13 @@ class EthtoolFamily:
                 raise
             # Kernels before 5.10 (link state: before 6.2) reject the flag.
             body = self._exchange(command, interface, *more)
-        return dict(netlink.attributes(body))
+        return dict(messages.attributes(body))
 
     def _exchange(self, command: int, interface: str, *more: bytes, flags: int = 0) -> bytes:
-        header = netlink.nest(
+        header = messages.nest(
             _HEADER,
-            netlink.interface_attribute(_HEADER_NAME, interface),
-            netlink.attribute(_HEADER_FLAGS, struct.pack("=I", flags)),
+            messages.interface_attribute(_HEADER_NAME, interface),
+            messages.attribute(_HEADER_FLAGS, struct.pack("=I", flags)),
         )
         connection = self._connection()
         if self._family is None:
@@ -243,30 +244,30 @@ class EthtoolFamily:
         return _generic(connection, self._family, command, header, *more)
 
 
-def _family(connection: netlink.NetlinkConnection) -> int:
-    name = netlink.text_attribute(_FAMILY_NAME, "ethtool")
+def _family(connection: NetlinkConnection) -> int:
+    name = messages.text_attribute(_FAMILY_NAME, "ethtool")
     try:
-        answer = dict(netlink.attributes(_generic(connection, _CONTROLLER, _GET_FAMILY, name)))
+        answer = dict(messages.attributes(_generic(connection, _CONTROLLER, _GET_FAMILY, name)))
     except FileNotFoundError:
         missing = "this kernel does not support ethtool over netlink: it is older than 5.6"
         raise OSError(errno.EOPNOTSUPP, missing) from None
-    return netlink.integer(answer.get(_FAMILY_ID, b""))
+    return messages.integer(answer.get(_FAMILY_ID, b""))
 
 
 def _generic(
-    connection: netlink.NetlinkConnection, family: int, command: int, *request_attributes: bytes
+    connection: NetlinkConnection, family: int, command: int, *request_attributes: bytes
 ) -> bytes:
     body = connection.request(family, _GENERIC.pack(command, 1) + b"".join(request_attributes))
-    netlink.unpack(_GENERIC, body)
+    messages.unpack(_GENERIC, body)
     return body[_GENERIC.size :]
 
 
 def _nested_attributes(values: AttributeValues, kind: int) -> AttributeValues:
-    return dict(netlink.attributes(values.get(kind, b"")))
+    return dict(messages.attributes(values.get(kind, b"")))
 
 
 def _numbers(values: AttributeValues, names: dict[int, str]) -> dict[str, Json]:
-    return {name: netlink.integer(values[kind]) for kind, name in names.items() if kind in values}
+    return {name: messages.integer(values[kind]) for kind, name in names.items() if kind in values}
 
 
 def _flags(values: AttributeValues, names: dict[int, str]) -> dict[str, Json]:
@@ -275,7 +276,7 @@ def _flags(values: AttributeValues, names: dict[int, str]) -> dict[str, Json]:
 
 def _list(raw: bytes) -> list[int]:
     if len(raw) % 8:
-        netlink.raise_inconsistent(f"list of 64-bit counters of {len(raw)} bytes")
+        messages.raise_inconsistent(f"list of 64-bit counters of {len(raw)} bytes")
     return list(struct.unpack(f"={len(raw) // 8}Q", raw))
 
 
@@ -288,10 +289,10 @@ def _bits(bitset: bytes) -> list[tuple[str, bool]]:
 
     For a set with a mask, the bits of the mask are listed; for one without, the set bits.
     """
-    inside = dict(netlink.attributes(bitset))
+    inside = dict(messages.attributes(bitset))
     bits = [
-        dict(netlink.attributes(entry))
-        for _, entry in netlink.attributes(inside.get(_BITSET_BITS, b""))
+        dict(messages.attributes(entry))
+        for _, entry in messages.attributes(inside.get(_BITSET_BITS, b""))
     ]
     no_mask = _BITSET_NO_MASK in inside
-    return [(netlink.text(bit.get(_BIT_NAME, b"")), no_mask or _BIT_VALUE in bit) for bit in bits]
+    return [(messages.text(bit.get(_BIT_NAME, b"")), no_mask or _BIT_VALUE in bit) for bit in bits]

@@ -1,173 +1,32 @@
-"""Plans of NVML calls for one device, and the building blocks of the tables of calls.
+"""Plans of NVML calls for one device.
 
-Tables: sources are nvml.h; units are those of the catalog's declarations. An entry that a driver or
-a GPU may lack can name older calls as fallbacks.
-
-Plans: support is detected when a plan is made and not tested again; plans are rebuilt when the
-driver, the GPU or its mode changes. A metric of a whole GPU that is unsupported keeps its column,
-as absent; a part that the GPU lacks, like an eighth decoder or the error counters of another
-generation, has no column.
+Support is detected when a plan is made and not tested again; plans are rebuilt when the driver, the
+GPU or its mode changes. A metric of a whole GPU that is unsupported keeps its column, as absent; a
+part that the GPU lacks, like an eighth decoder or the error counters of another generation, has no
+column.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from railscope.catalog.declare import EntityKind, Metric
+from railscope.catalog.declare import Metric
 from railscope.frame import Column, Entity
 from railscope.reading import Absent, Reading
 from railscope_agent.gpus.inventory import GpuInventory
 from railscope_agent.host import Host, Json, NvmlError
 from railscope_agent.sampling import answer_readings, probe_result, row_builder
-
-PickReading = Callable[[Json], Reading]
-
-
-@dataclass(frozen=True, slots=True)
-class CallTarget:
-    """A column that a call fills: about the device, a part of it, or a given entity."""
-
-    metric: Metric
-    pick: PickReading
-    kind: EntityKind | None = None
-    part: tuple[str, ...] = ()
-    entity: Entity | None = None
-
-    @property
-    def is_of_part(self) -> bool:
-        """True if it is about a part of the device, which the device may not have."""
-        return self.kind is not None or self.entity is not None
-
-    def about(self, device: Entity) -> Entity:
-        """Entity of the column, for one device."""
-        if self.entity:
-            return self.entity
-        return device.child(self.kind, *self.part) if self.kind else device
-
-
-@dataclass(frozen=True, slots=True)
-class NvmlCall:
-    """An NVML call and the columns of its result; the first function that the driver has is used."""
-
-    functions: tuple[str, ...]
-    targets: tuple[CallTarget, ...]
-    arguments: tuple[int, ...] = ()
-    is_of_device: bool = True
-    """True if the device is the first argument; a system call takes none."""
-
-
-@dataclass(frozen=True, slots=True)
-class BatchField:
-    """A column that one entry of a batch fills: a field, "field:scope", or a GPM metric.
-
-    The first entry that the GPU has is used, else the call. The call's first target is the column.
-    """
-
-    entries: tuple[int | str, ...]
-    target: CallTarget
-    otherwise: NvmlCall | None = None
-
-
-FIELD_VALUES, GPM = "nvmlDeviceGetFieldValues", "nvmlGpmMetricsGet"
-
-
-@dataclass(frozen=True, slots=True)
-class CallTable:
-    """All calls for a device at one period; `batch` is the call for the fields.
-
-    `recent` marks fields that older drivers lack: if a driver rejects the whole batch as an invalid
-    argument, it has none of them.
-    """
-
-    calls: tuple[NvmlCall, ...] = ()
-    fields: tuple[BatchField, ...] = ()
-    batch: str = FIELD_VALUES
-    recent: bool = False
-
-    def select(self, is_needed: Callable[[Metric], bool]) -> CallTable:
-        """Return the calls and fields of these metrics."""
-        calls = (
-            replace(call, targets=tuple(each for each in call.targets if is_needed(each.metric)))
-            for call in self.calls
-        )
-        fields = (each for each in self.fields if is_needed(each.target.metric))
-        return replace(
-            self, calls=tuple(call for call in calls if call.targets), fields=tuple(fields)
-        )
-
-
-whole: PickReading = int
-"""The answer itself. The built-in type costs no call of a Python function."""
-
-
-def key(name: str) -> PickReading:
-    """One member of a structure; a member that this version lacks is unsupported."""
-
-    def pick(result: Json) -> Reading:
-        if not isinstance(result, dict):
-            return Absent.ERROR
-        return int(result[name]) if name in result else Absent.UNSUPPORTED
-
-    return pick
-
-
-def used(memory: Json) -> Reading:
-    """Memory in use. Version 1 of the call includes memory reserved by the driver: another quantity."""
-    return int(memory["used"]) if "reserved" in memory else Absent.UNSUPPORTED
-
-
-def item(index: int) -> PickReading:
-    """One item of a list."""
-    return lambda result: int(result[index])
-
-
-def bit(mask: int) -> PickReading:
-    """1 if a bit of a mask is set, else 0."""
-    return lambda result: int(bool(int(result) & mask))
-
-
-def count(result: Json) -> Reading:
-    """Length of a list."""
-    return len(result) if isinstance(result, list) else Absent.ERROR
-
-
-def simple(
-    function: str,
-    metric: Metric,
-    kind: EntityKind | None = None,
-    *part: str,
-    arguments: tuple[int, ...] = (),
-) -> NvmlCall:
-    """A call that returns the reading itself."""
-    return NvmlCall((function,), (CallTarget(metric, whole, kind, part),), arguments)
-
-
-def members(function: str, metrics: Mapping[str, Metric], *more: CallTarget) -> NvmlCall:
-    """A call that returns a structure, with the metric of each member that is a reading."""
-    targets = (CallTarget(metric, key(name)) for name, metric in metrics.items())
-    return NvmlCall((function,), (*targets, *more))
-
-
-def items(function: str, *metrics: Metric) -> NvmlCall:
-    """A call that returns a list, with the metric of each item."""
-    targets = (CallTarget(metric, item(index)) for index, metric in enumerate(metrics))
-    return NvmlCall((function,), tuple(targets))
-
-
-def field(
-    number: int | str,
-    metric: Metric,
-    kind: EntityKind | None = None,
-    *part: str,
-    pick: PickReading = whole,
-    otherwise: NvmlCall | None = None,
-) -> BatchField:
-    """A field that contains the reading itself; `otherwise` is the call of older drivers."""
-    return BatchField((number,), CallTarget(metric, pick, kind, part), otherwise)
-
+from railscope_agent.sources.nvidia.call_table import (
+    BatchField,
+    CallTable,
+    CallTarget,
+    NvmlCall,
+    PickReading,
+    whole,
+)
 
 _NOT_SUPPORTED = 3
 _GONE_CODES = {1, 9, 15, 16, 18}
@@ -266,10 +125,10 @@ class CallPlan:
     def add_columns(self, columns: probe_result.ColumnBuilder) -> None:
         """Add the columns of what the device supports, and of what a whole device should support."""
         self._first = len(columns.columns)
-        parts: list[_PlannedCall | _BatchEntry] = [*self._calls, *self._slots]
-        for part in parts:
-            part.column = len(columns.columns)
-            columns.columns += part.columns
+        planned: list[_PlannedCall | _BatchEntry] = [*self._calls, *self._requested]
+        for call_or_entry in planned:
+            call_or_entry.column = len(columns.columns)
+            columns.columns += call_or_entry.columns
         self._missing = [
             (target, column) for target, column in self._missing if not target.is_of_part
         ]
@@ -293,9 +152,9 @@ class CallPlan:
         for column in self._unsupported:
             into.reasons[column] = Absent.UNSUPPORTED.value
 
-    def _miss(self, targets: Sequence[CallTarget], part: _PlannedCall | _BatchEntry) -> None:
-        self._missing += zip(targets, part.columns, strict=True)
-        self._unsupported += range(part.column, part.column + len(targets))
+    def _miss(self, targets: Sequence[CallTarget], planned: _PlannedCall | _BatchEntry) -> None:
+        self._missing += zip(targets, planned.columns, strict=True)
+        self._unsupported += range(planned.column, planned.column + len(targets))
         self.is_outdated |= any(target.is_of_part for target in targets)
 
     # Calls -------------------------------------------------------------------------------------
@@ -330,10 +189,10 @@ class CallPlan:
     # The batch ---------------------------------------------------------------------------------
 
     def _read_batch(self, host: Host, into: row_builder.RowBuilder) -> None:
-        while self._slots:
+        while self._requested:
             answer = self._call_batch(host)
             if isinstance(answer, Absent):
-                into.put_each((slot.column for slot in self._slots), answer)
+                into.put_each((entry.column for entry in self._requested), answer)
                 return
             values, codes = answer
             if any(codes) and self._drop(codes):
@@ -343,10 +202,10 @@ class CallPlan:
 
     def _call_batch(self, host: Host) -> tuple[Json, Json] | Absent:
         """Values and codes of all entries; an absence reason if the call as a whole fails."""
-        lacking = [_NOT_SUPPORTED] * len(self._slots)
+        lacking = [_NOT_SUPPORTED] * len(self._requested)
         try:
             values, codes = host.call("nvml", self._batch, self._device, *self._entries)
-            formed = len(values) == len(codes) == len(self._slots)
+            formed = len(values) == len(codes) == len(self._requested)
         except NvmlError as error:
             if error.code in _GONE_CODES:
                 raise
@@ -361,30 +220,30 @@ class CallPlan:
     def _drop(self, codes: Json) -> bool:
         """Replace unsupported entries by older ones or by a call. Return True if there were any."""
         supported = []
-        for slot, code in zip(self._slots, codes, strict=True):
+        for entry, code in zip(self._requested, codes, strict=True):
             if code in _NO_ENTRY_CODES:
-                slot.remaining = slot.remaining[1:]
-            if slot.remaining:
-                supported.append(slot)
-            elif slot.field.otherwise:
-                planned = _PlannedCall.create(slot.field.otherwise, self._device, self._about)
-                planned.column = slot.column
+                entry.remaining = entry.remaining[1:]
+            if entry.remaining:
+                supported.append(entry)
+            elif entry.field.otherwise:
+                planned = _PlannedCall.create(entry.field.otherwise, self._device, self._about)
+                planned.column = entry.column
                 self._calls.append(planned)
             else:
-                self._miss([slot.field.target], slot)
+                self._miss([entry.field.target], entry)
         self._request_entries(supported)
         return any(code in _NO_ENTRY_CODES for code in codes)
 
-    def _request_entries(self, slots: list[_BatchEntry]) -> None:
-        self._slots = slots
-        self._entries = tuple(slot.remaining[0] for slot in slots)
-        self._picks = tuple(slot.field.target.pick for slot in slots)
+    def _request_entries(self, entries: list[_BatchEntry]) -> None:
+        self._requested = entries
+        self._entries = tuple(entry.remaining[0] for entry in entries)
+        self._picks = tuple(entry.field.target.pick for entry in entries)
         self._are_numbers = set(self._picks) == {whole}
 
     def _fill(self, into: row_builder.RowBuilder, values: Json, codes: Json) -> None:
         """Put readings into their columns; in most reads all are numbers in adjacent columns."""
-        first, last = self._slots[0].column, self._slots[-1].column
-        if last - first == len(self._slots) - 1 and not any(codes):
+        first, last = self._requested[0].column, self._requested[-1].column
+        if last - first == len(self._requested) - 1 and not any(codes):
             numbers: list[Any] = values if self._are_numbers else []
             with suppress(*answer_readings.MALFORMED_ERRORS):
                 if not (self._are_numbers and set(map(type, values)) == {int}):
@@ -392,10 +251,10 @@ class CallPlan:
             if set(map(type, numbers)) == {int}:
                 into.put_all(first, numbers)
                 return
-        for slot, value, code in zip(self._slots, values, codes, strict=True):
-            pick = slot.field.target.pick
+        for entry, value, code in zip(self._requested, values, codes, strict=True):
+            pick = entry.field.target.pick
             absent = answer_readings.nvml_reason(code) if code else None
-            into.put(slot.column, absent or answer_readings.pick_reading(pick, value))
+            into.put(entry.column, absent or answer_readings.pick_reading(pick, value))
 
 
 class CallPlans:

@@ -13,7 +13,7 @@ from railscope.frame import Entity, Event, NodeTimestamp
 from railscope_agent.gpus.inventory import GpuInventory
 from railscope_agent.host import Host, NvmlError
 from railscope_agent.sampling import fact_readers, probe_result, row_builder, source
-from railscope_agent.streams.kernel_log import NvmlXid, XidMatcher
+from railscope_agent.streams.xid_matcher import NvmlXid, XidMatcher
 
 XID, MIG_CHANGE = 0x8, 0x100
 # nvml.h, nvmlEventType*; performance state and clock events are not requested.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from railscope.catalog import entities, gpu as c, gpu_health as h, gpu_sharing as s
 from railscope.reading import Absent, Reading
 from railscope_agent.host import Json
-from railscope_agent.sources.nvidia.call_plan import (
+from railscope_agent.sources.nvidia.call_table import (
     BatchField,
     CallTable,
     CallTarget,

@@ -17,7 +17,7 @@ from railscope.reading import Absent, Reading
 from railscope_agent.gpus.inventory import GpuDevice, GpuInventory
 from railscope_agent.host import Host, Json, NvmlError
 from railscope_agent.sampling import fact_readers, probe_result, row_builder, source
-from railscope_agent.sources.nvidia import call_plan, column_history
+from railscope_agent.sources.nvidia import call_plan, call_table, column_history
 from railscope_agent.topology.pci import pci_address
 
 _LINK_COUNT = 91
@@ -90,11 +90,11 @@ def _field(
     entries: tuple[int | str, ...],
     kind: declare.EntityKind | None = None,
     *part: str,
-) -> call_plan.BatchField:
+) -> call_table.BatchField:
     if kind:
         return _part_field(entries, metric, kind, (*link.key[1:], *part))
-    target = call_plan.CallTarget(metric, call_plan.whole, entity=link)
-    return call_plan.BatchField(entries, target)
+    target = call_table.CallTarget(metric, call_table.whole, entity=link)
+    return call_table.BatchField(entries, target)
 
 
 @cache
@@ -103,10 +103,10 @@ def _part_field(
     metric: declare.Metric,
     kind: declare.EntityKind,
     part: tuple[str, ...],
-    pick: call_plan.PickReading = call_plan.whole,
-) -> call_plan.BatchField:
+    pick: call_table.PickReading = call_table.whole,
+) -> call_table.BatchField:
     """Field of a part of a link; shared by all GPUs, as it contains none."""
-    return call_plan.BatchField(entries, call_plan.CallTarget(metric, pick, kind, part))
+    return call_table.BatchField(entries, call_table.CallTarget(metric, pick, kind, part))
 
 
 @cache
@@ -129,12 +129,12 @@ def _legacy(runs: tuple[int, ...], link: int) -> tuple[int, ...]:
     return (runs[link // _LEGACY_SPLIT] + link % _LEGACY_SPLIT,)
 
 
-def traffic_fields(link: int, entity: Entity) -> list[call_plan.BatchField]:
+def traffic_fields(link: int, entity: Entity) -> list[call_table.BatchField]:
     """State, speed, bytes and errors of a link."""
-    state = call_plan.CallTarget(n.NVLINK_STATE, call_plan.whole, entity=entity)
-    call = call_plan.NvmlCall(("nvmlDeviceGetNvLinkState",), (state,), (link,))
+    state = call_table.CallTarget(n.NVLINK_STATE, call_table.whole, entity=entity)
+    call = call_table.NvmlCall(("nvmlDeviceGetNvLinkState",), (state,), (link,))
     fields = [
-        call_plan.BatchField((_scoped(165, link),), state, call),
+        call_table.BatchField((_scoped(165, link),), state, call),
         _field(entity, n.NVLINK_SPEED, (_scoped(164, link), *_legacy(_LEGACY_SPEED, link))),
     ]
     fields += [
@@ -156,7 +156,7 @@ def traffic_fields(link: int, entity: Entity) -> list[call_plan.BatchField]:
     return fields
 
 
-def signal_fields(link: int, entity: Entity) -> list[call_plan.BatchField]:
+def signal_fields(link: int, entity: Entity) -> list[call_table.BatchField]:
     """Signal quality of a link: error ratios, corrected codewords, retransmitted blocks."""
     link_key = entity.key[1:]
     fields = [
@@ -190,7 +190,7 @@ class NvLinkSource(source.SourceWithoutResources):
         self._signal = signal
         self._gpus = gpus or GpuInventory()
         self._plans = call_plan.CallPlans(self._gpus)
-        self._calls: dict[int, tuple[int, call_plan.CallTable]] = {}
+        self._calls: dict[int, tuple[int, call_table.CallTable]] = {}
         """Number of links of each GPU, and the calls for them."""
         self._counts: dict[tuple[str, ...], int] = {}
         self._up: dict[int, list[int]] = {}
@@ -243,7 +243,7 @@ class NvLinkSource(source.SourceWithoutResources):
                 for link in range(count)
             ]
             fields = [field for link, entity in enumerate(links) for field in make(link, entity)]
-            self._calls[gpu.index] = count, call_plan.CallTable(fields=tuple(fields))
+            self._calls[gpu.index] = count, call_table.CallTable(fields=tuple(fields))
         return count
 
     def read(self, host: Host, into: row_builder.RowBuilder) -> None:

@@ -1,8 +1,7 @@
-"""Processes and virtual GPUs of each GPU: individual ones, their numbers, and the sharing mode.
+"""Processes and virtual GPUs of each GPU, one by one.
 
-The numbers and the mode have the same columns for any set of processes. Individual processes and
-virtual GPUs are bounded in number. A process gets its own columns once it has been present at two
-polls, so that short processes do not create new columns every time; the others are counted. PIDs are in the
+They are bounded in number. A process gets its own columns once it has been present at two polls, so
+that short processes do not create new columns every time; the others are counted. PIDs are in the
 host's PID namespace, which the agent needs in a container too. Every job has different columns: acceptable
 on a metrics endpoint, too many for a schema that is transmitted.
 """
@@ -13,12 +12,10 @@ from dataclasses import dataclass, field
 
 from railscope.catalog import entities, gpu_sharing as s
 from railscope.frame import Entity
-from railscope.reading import Absent, Reading
+from railscope.reading import Absent
 from railscope_agent.gpus.inventory import GpuDevice, GpuInventory
 from railscope_agent.gpus.process_lists import (
     ListedProcess,
-    ListedProcesses,
-    ProcessLists,
     list_processes,
 )
 from railscope_agent.host import Host, Json, NvmlError
@@ -29,85 +26,7 @@ from railscope_agent.sampling import (
     row_builder,
     source,
 )
-
-UNUSED, EXCLUSIVE, TIME_SLICING, MPS, MIG, VGPUS = s.GPU_SHARING.states
-
-
-class GpuSharingSource(source.SourceWithoutResources):
-    """Number of processes and virtual GPUs of each GPU, and its sharing mode."""
-
-    name = "gpu_sharing"
-    family = "nvml"
-
-    def __init__(self, gpus: GpuInventory | None = None, lists: ProcessLists | None = None) -> None:
-        self._gpus = gpus or GpuInventory()
-        self._lists = lists or ProcessLists()
-        self._generation = 0
-        self._columns: list[tuple[GpuDevice, int]] = []
-
-    def probe(self, host: Host) -> probe_result.ProbeResult:
-        """Three columns for each GPU."""
-        gpus = self._gpus.scan(host)
-        self._generation = self._gpus.generation
-        columns = probe_result.ColumnBuilder()
-        self._columns = [(gpu, columns.add(s.GPU_SHARING, gpu.entity)) for gpu in gpus.values()]
-        for metric in (s.GPU_PROCESSES, s.GPU_VGPUS):
-            for gpu in gpus.values():
-                columns.add(metric, gpu.entity)
-        return columns.result()
-
-    def read(self, host: Host, into: row_builder.RowBuilder) -> None:
-        """Count the processes and virtual GPUs."""
-        count = len(self._columns)
-        for gpu, column in self._columns:
-            listed = host.clock.now()
-            processes, absent = list_processes(host, gpu)
-            self._lists.put(gpu.entity.key[0], ListedProcesses(listed, processes, absent))
-            vgpus = absent or list_vgpus(host, gpu.index)
-            into.put(column, absent or _sharing_mode(gpu, processes, vgpus))
-            into.put(column + count, absent or len(processes))
-            into.put(column + 2 * count, vgpus if isinstance(vgpus, Absent) else len(vgpus))
-        into.needs_probe = self._gpus.generation != self._generation
-
-
-def list_vgpus(host: Host, gpu: int) -> list[int] | Absent:
-    """Running virtual GPUs of a GPU, or the reason for their absence."""
-    answer = _call_for_list(host, "nvmlDeviceGetActiveVgpus", gpu)
-    return answer if isinstance(answer, Absent) else [int(instance) for instance in answer]
-
-
-def _call_for_list(
-    host: Host, function: str, gpu: int, empty_code: int | None = None
-) -> list[Json] | Absent:
-    """List that a call returns, or the reason for its absence; `empty_code` stands for no entry."""
-    try:
-        answer: list[Json] = host.call("nvml", function, gpu)
-    except NvmlError as error:
-        return [] if error.code == empty_code else answer_readings.nvml_reason(error.code)
-    except FileNotFoundError:
-        return Absent.UNSUPPORTED
-    return answer
-
-
-def _sharing_mode(
-    gpu: GpuDevice, processes: dict[int, ListedProcess], vgpus: list[int] | Absent
-) -> Reading:
-    """Sharing mode of the GPU. Several computing processes without MPS are time-sliced."""
-    if gpu.mig_mode == "1":
-        return MIG
-    if isinstance(vgpus, Absent):
-        if vgpus is not Absent.UNSUPPORTED:
-            return vgpus  # some may be running
-    elif vgpus:
-        return VGPUS
-    contexts = [process.context for process in processes.values()]
-    if "mps" in contexts:
-        return MPS
-    computing = contexts.count("compute")
-    if computing > 1:
-        return TIME_SLICING
-    return EXCLUSIVE if computing else UNUSED
-
+from railscope_agent.sources.nvidia.gpu_sharing import call_for_list, list_vgpus
 
 MAX_REPORTED = 64
 _NOT_FOUND = 6
@@ -254,7 +173,7 @@ def _utilization(host: Host, gpu: GpuDevice) -> dict[int, tuple[int, int]] | Abs
 
 def _samples(host: Host, function: str, gpu: int) -> list[Json] | Absent:
     """Samples since the last call, the oldest first."""
-    samples = _call_for_list(host, function, gpu, _NOT_FOUND)
+    samples = call_for_list(host, function, gpu, _NOT_FOUND)
     if isinstance(samples, Absent):
         return samples
     return sorted(samples, key=lambda sample: sample["timeStamp"])

@@ -13,7 +13,7 @@ from railscope.reading import Absent, Reading
 from railscope_agent.host import Host, Json
 from railscope_agent.sampling.answer_readings import pick_reading
 from railscope_agent.sampling.fact_readers import call_nvml
-from railscope_agent.sources.nvidia import call_plan, column_history
+from railscope_agent.sources.nvidia import call_table, column_history
 
 CLOCKS = {"graphics": 0, "sm": 1, "memory": 2, "video": 3}
 # Fields that count the nanoseconds that a reason was active since driver load.
@@ -53,53 +53,53 @@ def _memory_power(value: Json) -> Reading:
 
 def _calls_of_parts(
     function: str, metric: declare.Metric, kind: declare.EntityKind, numbers: Mapping[str, int]
-) -> list[call_plan.NvmlCall]:
+) -> list[call_table.NvmlCall]:
     """One call for each part of the GPU, with the number of the part as its argument."""
     parts = numbers.items()
     return [
-        call_plan.simple(function, metric, kind, name, arguments=(number,))
+        call_table.simple(function, metric, kind, name, arguments=(number,))
         for name, number in parts
     ]
 
 
-_LOAD_CALLS: tuple[call_plan.NvmlCall, ...] = (
-    call_plan.members("nvmlDeviceGetUtilizationRates", {"gpu": c.GPU_UTILIZATION, "memory": c.GPU_MEMORY_ACTIVITY}),
-    call_plan.members(
+_LOAD_CALLS: tuple[call_table.NvmlCall, ...] = (
+    call_table.members("nvmlDeviceGetUtilizationRates", {"gpu": c.GPU_UTILIZATION, "memory": c.GPU_MEMORY_ACTIVITY}),
+    call_table.members(
         "nvmlDeviceGetMemoryInfo",
         {"total": c.GPU_MEMORY_TOTAL, "free": c.GPU_MEMORY_FREE, "reserved": c.GPU_MEMORY_RESERVED},
-        call_plan.CallTarget(c.GPU_MEMORY_USED, call_plan.used),
+        call_table.CallTarget(c.GPU_MEMORY_USED, call_table.used),
     ),
     *_calls_of_parts("nvmlDeviceGetClockInfo", c.GPU_CLOCK_SPEED, entities.GPU_CLOCK, CLOCKS),
-    call_plan.simple("nvmlDeviceGetPowerUsage", c.GPU_POWER),
-    call_plan.NvmlCall(
+    call_table.simple("nvmlDeviceGetPowerUsage", c.GPU_POWER),
+    call_table.NvmlCall(
         ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"),
-        (call_plan.CallTarget(c.GPU_TEMPERATURE, call_plan.whole),),
+        (call_table.CallTarget(c.GPU_TEMPERATURE, call_table.whole),),
         (0,),
     ),
 )  # fmt: skip
 
-_LOAD_FIELDS: tuple[call_plan.BatchField, ...] = (
-    call_plan.field(
+_LOAD_FIELDS: tuple[call_table.BatchField, ...] = (
+    call_table.field(
         83,
         c.GPU_ENERGY,
-        otherwise=call_plan.simple("nvmlDeviceGetTotalEnergyConsumption", c.GPU_ENERGY),
+        otherwise=call_table.simple("nvmlDeviceGetTotalEnergyConsumption", c.GPU_ENERGY),
     ),
-    call_plan.field(185, c.GPU_POWER_AVERAGE),
-    call_plan.field(186, c.GPU_POWER_INSTANT),
-    call_plan.field(f"186:{MODULE_SCOPE}", c.GPU_MODULE_POWER),
-    call_plan.field(f"190:{MODULE_SCOPE}", c.GPU_MODULE_POWER_LIMIT),
-    call_plan.field(f"185:{MEMORY_SCOPE}", c.GPU_MEMORY_POWER, pick=_memory_power),
-    call_plan.field(82, c.GPU_MEMORY_TEMPERATURE, pick=_memory_temperature),
+    call_table.field(185, c.GPU_POWER_AVERAGE),
+    call_table.field(186, c.GPU_POWER_INSTANT),
+    call_table.field(f"186:{MODULE_SCOPE}", c.GPU_MODULE_POWER),
+    call_table.field(f"190:{MODULE_SCOPE}", c.GPU_MODULE_POWER_LIMIT),
+    call_table.field(f"185:{MEMORY_SCOPE}", c.GPU_MEMORY_POWER, pick=_memory_power),
+    call_table.field(82, c.GPU_MEMORY_TEMPERATURE, pick=_memory_temperature),
     *(
-        call_plan.field(number, c.GPU_THROTTLE_TIME, entities.GPU_THROTTLE, reason)
+        call_table.field(number, c.GPU_THROTTLE_TIME, entities.GPU_THROTTLE, reason)
         for number, reason in THROTTLE_FIELDS.items()
     ),
-    call_plan.field(197, h.GPU_PCIE_TRANSMITTED),
-    call_plan.field(198, h.GPU_PCIE_RECEIVED),
-    call_plan.field(f"138:{ALL_LINKS}", n.GPU_NVLINK_TRANSMITTED),
-    call_plan.field(f"139:{ALL_LINKS}", n.GPU_NVLINK_RECEIVED),
-    call_plan.field(f"140:{ALL_LINKS}", n.GPU_NVLINK_RAW_TRANSMITTED),
-    call_plan.field(f"141:{ALL_LINKS}", n.GPU_NVLINK_RAW_RECEIVED),
+    call_table.field(197, h.GPU_PCIE_TRANSMITTED),
+    call_table.field(198, h.GPU_PCIE_RECEIVED),
+    call_table.field(f"138:{ALL_LINKS}", n.GPU_NVLINK_TRANSMITTED),
+    call_table.field(f"139:{ALL_LINKS}", n.GPU_NVLINK_RECEIVED),
+    call_table.field(f"140:{ALL_LINKS}", n.GPU_NVLINK_RAW_TRANSMITTED),
+    call_table.field(f"141:{ALL_LINKS}", n.GPU_NVLINK_RAW_RECEIVED),
 )
 
 _PERCENT = 100
@@ -124,24 +124,24 @@ SUMS: Mapping[declare.Metric, tuple[declare.Metric, ...]] = {
 """Metrics that are computed from a gauge or from the parts of a counter, by that metric."""
 
 
-def load_table(host: Host, gpu: int) -> call_plan.CallTable:
+def load_table(host: Host, gpu: int) -> call_table.CallTable:
     """Calls for one GPU, with the clock limit reasons that it supports."""
     reasons = _supported_reasons(host, gpu)
-    active = call_plan.NvmlCall(
+    active = call_table.NvmlCall(
         ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"),
         tuple(
-            call_plan.CallTarget(
-                c.GPU_THROTTLE_ACTIVE, call_plan.bit(mask), entities.GPU_THROTTLE, (reason,)
+            call_table.CallTarget(
+                c.GPU_THROTTLE_ACTIVE, call_table.bit(mask), entities.GPU_THROTTLE, (reason,)
             )
             for reason, mask in c.THROTTLE_BITS.items()
             if reasons & mask
         ),
     )
     slowdowns = (
-        call_plan.field(number, c.GPU_THROTTLE_TIME, entities.GPU_THROTTLE, reason)
+        call_table.field(number, c.GPU_THROTTLE_TIME, entities.GPU_THROTTLE, reason)
         for number, reason in enumerate(SLOWDOWNS, _first_slowdown_field(host))
     )
-    return call_plan.CallTable((*_LOAD_CALLS, active), (*_LOAD_FIELDS, *slowdowns))
+    return call_table.CallTable((*_LOAD_CALLS, active), (*_LOAD_FIELDS, *slowdowns))
 
 
 def _supported_reasons(host: Host, gpu: int) -> int:
@@ -165,10 +165,10 @@ _FIRST_THRESHOLD_FIELD = 193
 # Each with the call that drivers before 530 have.
 _LIMIT = "nvmlDeviceGetPowerManagement"
 POWER_BOUNDS = {
-    "minimum": (187, f"{_LIMIT}LimitConstraints", call_plan.item(0)),
-    "maximum": (188, f"{_LIMIT}LimitConstraints", call_plan.item(1)),
-    "default": (189, f"{_LIMIT}DefaultLimit", call_plan.whole),
-    "requested": (192, f"{_LIMIT}Limit", call_plan.whole),
+    "minimum": (187, f"{_LIMIT}LimitConstraints", call_table.item(0)),
+    "maximum": (188, f"{_LIMIT}LimitConstraints", call_table.item(1)),
+    "default": (189, f"{_LIMIT}DefaultLimit", call_table.whole),
+    "requested": (192, f"{_LIMIT}Limit", call_table.whole),
 }
 ERRORS, LIFETIMES = ("corrected", "uncorrected"), ("volatile", "aggregate")
 LOCATIONS = ("l1", "l2", "dram", "register_file", "texture", "texture_shared", "cbu", "sram")
@@ -177,71 +177,71 @@ RETIREMENTS = {"correctable": 0, "uncorrectable": 1}
 _C2C_LINK_COUNT, _MAX_PARTS = 170, 64
 C2C_ERRORS = {231: "interrupt", 232: "replay", 233: "replay_back_to_back"}
 
-_SETTINGS_CALLS: tuple[call_plan.NvmlCall, ...] = (
+_SETTINGS_CALLS: tuple[call_table.NvmlCall, ...] = (
     *_calls_of_parts("nvmlDeviceGetMaxClockInfo", c.GPU_CLOCK_LIMIT, entities.GPU_CLOCK, CLOCKS),
     *_calls_of_parts("nvmlDeviceGetTemperatureThreshold", c.GPU_TEMPERATURE_THRESHOLD, entities.GPU_THRESHOLD,
                      {name: number for number, name in enumerate(THRESHOLDS)}),
-    call_plan.members("nvmlDeviceGetBAR1MemoryInfo", {"bar1Total": c.GPU_BAR1_SIZE, "bar1Used": c.GPU_BAR1_USED}),
-    call_plan.simple("nvmlDeviceGetPersistenceMode", c.GPU_PERSISTENCE),
-    call_plan.simple("nvmlDeviceGetComputeMode", c.GPU_COMPUTE_MODE),
-    call_plan.simple("nvmlDeviceGetAccountingMode", c.GPU_ACCOUNTING),
-    call_plan.NvmlCall(("nvmlSystemGetConfComputeState",),
-                       (call_plan.CallTarget(c.GPU_CONFIDENTIAL, call_plan.key("ccFeature")),), is_of_device=False),
-    call_plan.members("nvmlDeviceGetConfComputeProtectedMemoryUsage",
+    call_table.members("nvmlDeviceGetBAR1MemoryInfo", {"bar1Total": c.GPU_BAR1_SIZE, "bar1Used": c.GPU_BAR1_USED}),
+    call_table.simple("nvmlDeviceGetPersistenceMode", c.GPU_PERSISTENCE),
+    call_table.simple("nvmlDeviceGetComputeMode", c.GPU_COMPUTE_MODE),
+    call_table.simple("nvmlDeviceGetAccountingMode", c.GPU_ACCOUNTING),
+    call_table.NvmlCall(("nvmlSystemGetConfComputeState",),
+                       (call_table.CallTarget(c.GPU_CONFIDENTIAL, call_table.key("ccFeature")),), is_of_device=False),
+    call_table.members("nvmlDeviceGetConfComputeProtectedMemoryUsage",
                       {"total": c.GPU_PROTECTED_SIZE, "used": c.GPU_PROTECTED_USED}),
-    call_plan.items("nvmlDeviceGetGspFirmwareMode", c.GPU_GSP),
+    call_table.items("nvmlDeviceGetGspFirmwareMode", c.GPU_GSP),
     *(
-        call_plan.simple("nvmlDeviceGetMemoryErrorCounter", h.GPU_ECC_LOCATIONS, entities.GPU_ECC_LOCATION,
+        call_table.simple("nvmlDeviceGetMemoryErrorCounter", h.GPU_ECC_LOCATIONS, entities.GPU_ECC_LOCATION,
                          *(error, lifetime, location), arguments=(kind, counter, place))
         for kind, error in enumerate(ERRORS)
         for counter, lifetime in enumerate(LIFETIMES)
         for place, location in enumerate(LOCATIONS)
     ),
-    call_plan.NvmlCall(("nvmlDeviceGetRowRemapperHistogram",), tuple(
-        call_plan.CallTarget(h.GPU_REMAP_BANKS, call_plan.key(name), entities.GPU_BANK, (name,)) for name in BANKS
+    call_table.NvmlCall(("nvmlDeviceGetRowRemapperHistogram",), tuple(
+        call_table.CallTarget(h.GPU_REMAP_BANKS, call_table.key(name), entities.GPU_BANK, (name,)) for name in BANKS
     )),
     *(
-        call_plan.NvmlCall(("nvmlDeviceGetRetiredPages",),
-                           (call_plan.CallTarget(h.GPU_RETIRED_PAGES, call_plan.count, entities.GPU_REMAP, (cause,)),),
+        call_table.NvmlCall(("nvmlDeviceGetRetiredPages",),
+                           (call_table.CallTarget(h.GPU_RETIRED_PAGES, call_table.count, entities.GPU_REMAP, (cause,)),),
                            (number,))
         for cause, number in RETIREMENTS.items()
     ),
-    call_plan.simple("nvmlDeviceGetGpuMaxPcieLinkGeneration", h.GPU_PCIE_GENERATION_OWN),
-    call_plan.members("nvmlDeviceGetC2cModeInfoV", {"isC2cEnabled": h.GPU_C2C_ENABLED}),
+    call_table.simple("nvmlDeviceGetGpuMaxPcieLinkGeneration", h.GPU_PCIE_GENERATION_OWN),
+    call_table.members("nvmlDeviceGetC2cModeInfoV", {"isC2cEnabled": h.GPU_C2C_ENABLED}),
 )  # fmt: skip
 
 
 def _power_bound(
-    bound: str, number: int, function: str, pick: call_plan.PickReading
-) -> call_plan.BatchField:
-    target = call_plan.CallTarget(c.GPU_POWER_BOUNDS, pick, entities.GPU_POWER_BOUND, (bound,))
-    call = call_plan.NvmlCall((function,), (target,))
-    return call_plan.field(
+    bound: str, number: int, function: str, pick: call_table.PickReading
+) -> call_table.BatchField:
+    target = call_table.CallTarget(c.GPU_POWER_BOUNDS, pick, entities.GPU_POWER_BOUND, (bound,))
+    call = call_table.NvmlCall((function,), (target,))
+    return call_table.field(
         number, c.GPU_POWER_BOUNDS, entities.GPU_POWER_BOUND, bound, otherwise=call
     )
 
 
-_SETTINGS_FIELDS: tuple[call_plan.BatchField, ...] = (
+_SETTINGS_FIELDS: tuple[call_table.BatchField, ...] = (
     *(_power_bound(bound, *source) for bound, source in POWER_BOUNDS.items()),
-    call_plan.field(274, c.GPU_PEAK_POWER),
+    call_table.field(274, c.GPU_PEAK_POWER),
     *(
-        call_plan.field(
+        call_table.field(
             number, c.GPU_TEMPERATURE_THRESHOLD_MARGIN, entities.GPU_THRESHOLD, threshold
         )
         for number, threshold in enumerate(THRESHOLDS, _FIRST_THRESHOLD_FIELD)
     ),
-    call_plan.field(301, h.GPU_REMAPPED_INACTIVE, entities.GPU_REMAP, "correctable"),
-    call_plan.field(302, h.GPU_REMAPPED_INACTIVE, entities.GPU_REMAP, "uncorrectable"),
-    call_plan.field(_C2C_LINK_COUNT, h.GPU_C2C_LINKS),
+    call_table.field(301, h.GPU_REMAPPED_INACTIVE, entities.GPU_REMAP, "correctable"),
+    call_table.field(302, h.GPU_REMAPPED_INACTIVE, entities.GPU_REMAP, "uncorrectable"),
+    call_table.field(_C2C_LINK_COUNT, h.GPU_C2C_LINKS),
 )
 
 
-def settings_table(host: Host, gpu: int) -> call_plan.CallTable:
+def settings_table(host: Host, gpu: int) -> call_table.CallTable:
     """Calls for one GPU, with its actual numbers of fans and of links to a Grace processor."""
     fans = _bounded_count(call_nvml(host, "nvmlDeviceGetNumFans", gpu))
     answer = call_nvml(host, "nvmlDeviceGetFieldValues", gpu, _C2C_LINK_COUNT)
     links = pick_reading(_first_field, answer)
-    return call_plan.CallTable(
+    return call_table.CallTable(
         (*_SETTINGS_CALLS, *(call for fan in range(fans) for call in _fan(fan))),
         (
             *_SETTINGS_FIELDS,
@@ -259,26 +259,26 @@ def _first_field(answer: Json) -> Reading:
     return 0 if code else int(value)
 
 
-def _c2c(link: int) -> tuple[call_plan.BatchField, ...]:
+def _c2c(link: int) -> tuple[call_table.BatchField, ...]:
     name = str(link)
     errors = (
-        call_plan.field(f"{number}:{link}", h.GPU_C2C_ERRORS, entities.GPU_C2C_ERROR, name, error)
+        call_table.field(f"{number}:{link}", h.GPU_C2C_ERRORS, entities.GPU_C2C_ERROR, name, error)
         for number, error in C2C_ERRORS.items()
     )
     return (
-        call_plan.field(f"171:{link}", h.GPU_C2C_ACTIVE, entities.GPU_C2C, name),
-        call_plan.field(f"172:{link}", h.GPU_C2C_BANDWIDTH, entities.GPU_C2C, name),
+        call_table.field(f"171:{link}", h.GPU_C2C_ACTIVE, entities.GPU_C2C, name),
+        call_table.field(f"172:{link}", h.GPU_C2C_BANDWIDTH, entities.GPU_C2C, name),
         *errors,
     )
 
 
-def _fan(fan: int) -> tuple[call_plan.NvmlCall, ...]:
-    speed = call_plan.simple(
+def _fan(fan: int) -> tuple[call_table.NvmlCall, ...]:
+    speed = call_table.simple(
         "nvmlDeviceGetFanSpeed_v2", c.GPU_FAN_SPEED, entities.GPU_FAN, str(fan), arguments=(fan,)
     )
     if fan:
         return (speed,)
-    rotation = call_plan.simple(
+    rotation = call_table.simple(
         "nvmlDeviceGetFanSpeedRPM", c.GPU_FAN_ROTATION, entities.GPU_FAN, str(fan)
     )
     return speed, rotation

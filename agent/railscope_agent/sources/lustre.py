@@ -1,33 +1,27 @@
-"""Clients of parallel file systems in the kernel: Lustre and Ceph.
+"""Lustre clients in the kernel: file operations, requests by target, connections to targets.
 
-Lustre: file operations, requests by target, connections to targets. Formats: lustre/lustre-release
-lustre/obdclass/lprocfs_status.c and lprocfs_counters.c. Clients since 2.12 have their statistics in
-debugfs, which only root may enter, older ones in /proc; some use both.
-
-Ceph (CephFS and RBD): requests in flight, latencies, bytes. Formats: torvalds/linux
-fs/ceph/debugfs.c and net/ceph/debugfs.c. Kernels from 5.8 on have the file `metrics`, from 5.14 on
-a directory of that name with the same tables. Listing requests takes the client's locks: the source
-runs on its own thread.
+Formats: lustre/lustre-release lustre/obdclass/lprocfs_status.c and lprocfs_counters.c. Clients since
+2.12 have their statistics in debugfs, which only root may enter, older ones in /proc; some use both.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from functools import partial
 
 from railscope.catalog import declare, entities, storage as c
 from railscope.frame import Column, Entity
-from railscope.reading import Absent, Reading, reason_of
+from railscope.reading import Absent, Reading
 from railscope_agent.host import Host
 from railscope_agent.sampling import fact_readers, probe_result
+from railscope_agent.sources.debugfs import denied_finding
 from railscope_agent.sources.source_bases import KeyedFileSource, parse_natural, whole_lines
 
 LUSTRE_DEBUG_ROOT = "/sys/kernel/debug/lustre"
 LUSTRE_ROOTS = (LUSTRE_DEBUG_ROOT, "/proc/fs/lustre")
 LUSTRE_HEALTH_FILES = ("/sys/fs/lustre/health_check", "/proc/fs/lustre/health_check")
 MAX_TARGETS = 128
-_REMEDY = "run the agent as root, or grant it CAP_DAC_READ_SEARCH"
 _LUSTRE_CLIENT = re.compile(r"(?P<filesystem>.+)-(?P<client>[0-9a-f]{8,16})")
 _TARGET = re.compile(
     r"(?P<filesystem>.+)-(?P<target>(?:OST|MDT)[0-9a-f]{4})-(?:osc|mdc)-(?P<client>[0-9a-f]{8,16})"
@@ -49,6 +43,22 @@ _LUSTRE_REQUESTS = {
 }  # fmt: skip
 _NUMBER_OF_STATE = {name.upper(): number for number, name in c.IMPORT_STATES.items()}
 _HEALTH_KEY = "healthy"
+
+_CLIENT_SUMS: dict[Hashable, declare.Metric] = {
+    ("read_bytes", "sum"): c.LUSTRE_READ,
+    ("write_bytes", "sum"): c.LUSTRE_WRITTEN,
+}
+_TARGET_SUMS: dict[Hashable, declare.Metric] = {
+    ("req_waittime", "samples"): c.LUSTRE_TARGET_REQUESTS,
+    ("req_waittime", "usec"): c.LUSTRE_TARGET_WAIT,
+    ("read_bytes", "sum"): c.LUSTRE_TARGET_READ,
+    ("write_bytes", "sum"): c.LUSTRE_TARGET_WRITTEN,
+}
+_IMPORT: dict[Hashable, declare.Metric] = {
+    "state": c.LUSTRE_TARGET_STATE,
+    "inflight": c.LUSTRE_TARGET_IN_FLIGHT,
+    "timeouts": c.LUSTRE_TARGET_TIMEOUTS,
+}
 
 
 def parse_statistics(content: bytes) -> dict[Hashable, Reading]:
@@ -86,23 +96,6 @@ def parse_health(content: bytes) -> dict[Hashable, Reading]:
     return {_HEALTH_KEY: 0 if "NOT HEALTHY" in state or "LBUG" in state else Absent.ERROR}
 
 
-_CLIENT_SUMS: dict[Hashable, declare.Metric] = {
-    ("read_bytes", "sum"): c.LUSTRE_READ,
-    ("write_bytes", "sum"): c.LUSTRE_WRITTEN,
-}
-_TARGET_SUMS: dict[Hashable, declare.Metric] = {
-    ("req_waittime", "samples"): c.LUSTRE_TARGET_REQUESTS,
-    ("req_waittime", "usec"): c.LUSTRE_TARGET_WAIT,
-    ("read_bytes", "sum"): c.LUSTRE_TARGET_READ,
-    ("write_bytes", "sum"): c.LUSTRE_TARGET_WRITTEN,
-}
-_IMPORT: dict[Hashable, declare.Metric] = {
-    "state": c.LUSTRE_TARGET_STATE,
-    "inflight": c.LUSTRE_TARGET_IN_FLIGHT,
-    "timeouts": c.LUSTRE_TARGET_TIMEOUTS,
-}
-
-
 class LustreSource(KeyedFileSource):
     """File operations of each client, requests and connection of each of its targets."""
 
@@ -131,7 +124,7 @@ class LustreSource(KeyedFileSource):
                     host, [f"{root}/{directory}/{file}" for root in LUSTRE_ROOTS]
                 )
                 self._add_file(host, columns, path, parse, partial(column_of, about))
-        return columns.result(_lustre_finding(host, health, len(clients), len(targets)))
+        return columns.result(_finding(host, health, len(clients), len(targets)))
 
 
 def _first_readable(host: Host, paths: Sequence[str]) -> str:
@@ -176,9 +169,7 @@ def _import_column(target: Entity, key: Hashable) -> Column | None:
     return (_IMPORT[key], target) if key in _IMPORT else None
 
 
-def _lustre_finding(
-    host: Host, health: str, clients: int, targets: int
-) -> probe_result.ProbeFinding:
+def _finding(host: Host, health: str, clients: int, targets: int) -> probe_result.ProbeFinding:
     if clients:
         parts = (
             probe_result.format_count(clients, "client"),
@@ -190,122 +181,6 @@ def _lustre_finding(
         return probe_result.ProbeFinding.supported("Lustre", detail)
     if not health:
         return probe_result.ProbeFinding.absent("Lustre", "the Lustre client is not loaded")
-    return _denied_finding(
-        host, "Lustre", LUSTRE_DEBUG_ROOT
-    ) or probe_result.ProbeFinding.supported("Lustre", "nothing is mounted")
-
-
-def _denied_finding(host: Host, subject: str, root: str) -> probe_result.ProbeFinding | None:
-    """Finding about a directory of debugfs that the agent may not enter."""
-    try:
-        host.names(root)
-    except OSError as error:
-        if reason_of(error) is Absent.DENIED:
-            detail = f"permission denied for {root}"
-            return probe_result.ProbeFinding(
-                subject, probe_result.ProbeVerdict.DENIED, detail, _REMEDY
-            )
-    return None
-
-
-CEPH_ROOT = "/sys/kernel/debug/ceph"
-_CEPH_CLIENT = re.compile(r"(?P<cluster>[0-9a-f-]{36})\.(?P<client>client\d+)")
-_CEPH_REQUESTS = re.compile(r"REQUESTS (\d+) homeless (\d+)")
-_CEPH_OPERATIONS = {name: name for name in ("read", "write", "metadata")} | {
-    "copyfrom": "copy_from"
-}
-_OF_OPERATION: dict[str, declare.Metric] = {
-    "total": c.CEPH_OPERATIONS,
-    "avg_lat(us)": c.CEPH_LATENCY,
-    "max_lat(us)": c.CEPH_LONGEST,
-    "total_sz(bytes)": c.CEPH_BYTES,
-}
-_OF_CLIENT: dict[Hashable, declare.Metric] = {
-    "requests": c.CEPH_OSD_REQUESTS,
-    "homeless": c.CEPH_HOMELESS,
-    "metadata requests": c.CEPH_MDS_REQUESTS,
-    ("caps", "hit"): c.CEPH_CAPS_HITS,
-    ("caps", "miss"): c.CEPH_CAPS_MISSES,
-}
-
-
-def parse_osdc(content: bytes) -> dict[Hashable, Reading]:
-    """Requests to object stores, and the number of them without a target."""
-    lines = whole_lines(content)
-    match = _CEPH_REQUESTS.fullmatch(lines[0]) if lines else None
-    if match:
-        return {"requests": parse_natural(match[1]), "homeless": parse_natural(match[2])}
-    return {"requests": Absent.ERROR} if lines else {}
-
-
-def parse_mdsc(content: bytes) -> dict[Hashable, Reading]:
-    """Requests to metadata servers, one line each."""
-    return {"metadata requests": len(whole_lines(content))}
-
-
-def parse_metrics(content: bytes) -> dict[Hashable, Reading]:
-    """Cells by row and column of the tables with named columns; `total` comes from latencies."""
-    readings: dict[Hashable, Reading] = {}
-    columns: list[str] = []
-    for line in whole_lines(content):
-        row, *cells = line.split() or [""]
-        if row == "item":
-            columns = cells
-        elif len(cells) == len(columns) > 1:
-            named = zip(columns, map(parse_natural, cells), strict=True)
-            readings |= {(row, name): cell for name, cell in named if name in _PUBLISHED}
-            if "avg_sz(bytes)" not in columns:
-                readings[row, "total"] = parse_natural(cells[0])
-    return readings
-
-
-_PUBLISHED = frozenset({*_OF_OPERATION, "hit", "miss"} - {"total"})
-_FILES: tuple[tuple[str, Callable[[bytes], Mapping[Hashable, Reading]]], ...] = (
-    ("osdc", parse_osdc),
-    ("mdsc", parse_mdsc),
-    ("metrics", parse_metrics),
-    ("metrics/latency", parse_metrics),
-    ("metrics/size", parse_metrics),
-    ("metrics/caps", parse_metrics),
-)
-
-
-class CephSource(KeyedFileSource):
-    """Requests in flight, latencies and bytes of every client."""
-
-    name = "ceph"
-    family = "ceph"
-
-    def probe(self, host: Host) -> probe_result.ProbeResult:
-        """Find the clients and the metrics that their kernel reports."""
-        columns = probe_result.ColumnBuilder()
-        self._files = []
-        matches = map(_CEPH_CLIENT.fullmatch, fact_readers.list_names(host, CEPH_ROOT))
-        clients = [match for match in matches if match]
-        for match in clients:
-            about = Entity(entities.CEPH_CLIENT, (match["cluster"], match["client"]))
-            for name, parse in _FILES:
-                path = f"{CEPH_ROOT}/{match[0]}/{name}"
-                self._add_file(host, columns, path, parse, partial(_ceph_column, about))
-        return columns.result(_ceph_finding(host, len(clients)))
-
-
-def _ceph_column(about: Entity, key: Hashable) -> Column | None:
-    if metric := _OF_CLIENT.get(key):
-        return metric, about
-    row, column = key if isinstance(key, tuple) else ("", "")
-    if row in _CEPH_OPERATIONS and column in _OF_OPERATION:
-        return _OF_OPERATION[column], about.child(entities.CEPH_OPERATION, _CEPH_OPERATIONS[row])
-    return None
-
-
-def _ceph_finding(host: Host, clients: int) -> probe_result.ProbeFinding:
-    if clients:
-        return probe_result.ProbeFinding.supported(
-            "Ceph", probe_result.format_count(clients, "client")
-        )
-    if not fact_readers.list_names(host, "/sys/module/libceph"):
-        return probe_result.ProbeFinding.absent("Ceph", "the Ceph client is not loaded")
-    return _denied_finding(host, "Ceph", CEPH_ROOT) or probe_result.ProbeFinding.absent(
-        "Ceph", "nothing is mounted or mapped"
+    return denied_finding(host, "Lustre", LUSTRE_DEBUG_ROOT) or probe_result.ProbeFinding.supported(
+        "Lustre", "nothing is mounted"
     )

@@ -1,0 +1,125 @@
+"""Report of NCCL's RAS subsystem in JSON, which has every rank (2.28.7 and later).
+
+Source: NVIDIA/nccl src/ras/client_support.cc. NCCL before 2.29.2 writes no comma between `nvml_dev` and
+`status` of a missing rank. Exactly that comma is added, in answers of these versions only: a general
+repair would hide other damage.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+import msgspec
+
+from railscope.untrusted_text import DECODING_ERRORS, printable
+from railscope_agent.collectives import CollectiveFormatError
+from railscope_agent.collectives.ras_report import (
+    MAX_COMMUNICATORS,
+    MAX_KINDS,
+    MAX_RANKS,
+    Number,
+    RasReport,
+    ReportedCommunicator,
+    ReportedRank,
+    Text,
+    too_many_ranks,
+)
+
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+_Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
+_SUCCESS, _IN_PROGRESS = 0, 7  # ncclSuccess, ncclInProgress of ncclResult_t
+_MISSING_COMMA = re.compile(
+    rb'("nvml_dev": -?\d{1,10})(\s{1,64}"status": \{\s{0,64}"unresponsive":)'
+)
+_OF_MALFORMED = re.compile(rb'\{\s{0,64}"nccl_version": "2\.(?:28\.\d{1,3}|29\.[01])"')
+
+
+class _RankStatus(msgspec.Struct, frozen=True):
+    init_state: Number = 0
+    async_error: Number = 0
+    abort_flag: bool = False
+    considered_dead: bool = False
+
+
+class _JsonRank(msgspec.Struct, frozen=True):
+    rank: _Size
+    host: Text = ""
+    pid: Number = -1
+    cuda_dev: Number = -1
+    status: _RankStatus = _RankStatus()
+    collective_counts: Annotated[dict[Text, _Count], msgspec.Meta(max_length=MAX_KINDS)] = {}
+
+
+class _JsonCommunicator(msgspec.Struct, frozen=True):
+    hash: Text
+    size: _Size
+    ranks: list[_JsonRank]
+    secondary_hash: Text = ""
+    missing_ranks: list[_JsonRank] = []
+
+
+class _JsonCollection(msgspec.Struct, frozen=True):
+    timeouts_count: _Count = 0
+
+
+class _JsonReport(msgspec.Struct, frozen=True):
+    nccl_version: Text
+    communicators: Annotated[list[_JsonCommunicator], msgspec.Meta(max_length=MAX_COMMUNICATORS)]
+    ras: _JsonCollection = _JsonCollection()
+
+
+_decoder = msgspec.json.Decoder(_JsonReport)
+
+
+def parse_json(content: bytes) -> RasReport:
+    """Parse a report in JSON. Raises CollectiveFormatError."""
+    if _OF_MALFORMED.match(content):
+        content = _MISSING_COMMA.sub(rb"\1,\2", content)
+    try:
+        answer = _decoder.decode(content)
+    except DECODING_ERRORS as error:
+        message = f"invalid report: {error}"
+        raise CollectiveFormatError(message) from error
+    communicators = []
+    remaining = MAX_RANKS
+    for found in answer.communicators:
+        listed = [*found.ranks, *found.missing_ranks]
+        remaining -= len(listed)
+        if remaining < 0:
+            raise too_many_ranks()
+        numbers = {rank.rank for rank in listed}
+        if len(numbers) < len(listed) or max(numbers, default=-1) >= found.size:
+            message = f"communicator {found.hash!r}: ranks are repeated, or beyond its size"
+            raise CollectiveFormatError(message)
+        ranks = [
+            *(_present(rank) for rank in found.ranks),
+            *(_missing(rank) for rank in found.missing_ranks),
+        ]
+        name = printable(":".join(filter(None, (found.hash, found.secondary_hash))))
+        ranks.sort(key=lambda rank: rank.rank)
+        communicators.append(ReportedCommunicator(name, found.size, ranks))
+    return RasReport(
+        printable(answer.nccl_version), communicators, timeouts=answer.ras.timeouts_count
+    )
+
+
+def _present(rank: _JsonRank) -> ReportedRank:
+    status = rank.status
+    problem = detail = ""
+    if _IN_PROGRESS in {status.init_state, status.async_error}:
+        problem = "starting"
+    for name in ("init_state", "async_error"):
+        if (number := getattr(status, name)) not in {_SUCCESS, _IN_PROGRESS}:
+            problem, detail = "failed", f"{name} {number}"
+    if status.abort_flag:
+        problem, detail = "failed", "aborted"
+    counts = {printable(kind): count for kind, count in rank.collective_counts.items()}
+    return ReportedRank(
+        rank.rank, printable(rank.host), rank.pid, rank.cuda_dev, problem, detail, counts
+    )
+
+
+def _missing(rank: _JsonRank) -> ReportedRank:
+    problem = "dead" if rank.status.considered_dead else "missing"
+    return ReportedRank(rank.rank, printable(rank.host), rank.pid, rank.cuda_dev, problem)

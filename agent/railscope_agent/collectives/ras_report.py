@@ -1,0 +1,64 @@
+"""Report of NCCL's RAS subsystem: communicators, their ranks, and dead processes; in one form for JSON and text."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from railscope_agent.collectives import CollectiveFormatError
+
+MAX_RANKS = 1 << 16
+"""Maximum number of ranks in one report, over all communicators: an answer of 16 MiB has half as many."""
+MAX_COMMUNICATORS, MAX_KINDS, MAX_TEXT = 4096, 16, 64
+MAX_EVENTS = 256
+Number = Annotated[int, msgspec.Meta(ge=-(1 << 31), lt=1 << 31)]
+Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
+ANY_KIND = "collective"
+"""Kind of a count in the text of NCCL before 2.26, which has one count for all kinds."""
+
+
+class ReportedRank(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Rank of a communicator as a report has it; `pid` is the number in the namespace of the process, -1 if unknown.
+
+    `problem` is empty, `starting`, `failed`, `missing` or `dead`; `counts` are collectives launched, by kind.
+    """
+
+    rank: int
+    host: str = ""
+    pid: int = -1
+    device: int = -1
+    problem: str = ""
+    detail: str = ""
+    counts: dict[str, int] = {}
+
+
+class ReportedCommunicator(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Communicator; `unlisted` are the counts of the ranks that a text does not name."""
+
+    name: str
+    size: int
+    ranks: list[ReportedRank] = []
+    unlisted: dict[str, int] = {}
+
+
+class ReportedPeer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A process of the job that is considered dead."""
+
+    host: str
+    pid: int
+    detail: str = ""
+
+
+class RasReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Answer to one query: version of NCCL, communicators, dead processes (text only), and timeouts while collecting."""
+
+    version: str = ""
+    communicators: list[ReportedCommunicator] = []
+    dead: list[ReportedPeer] = []
+    timeouts: int = 0
+
+
+def too_many_ranks() -> CollectiveFormatError:
+    """Return the error for a report beyond the limit on ranks or communicators."""
+    return CollectiveFormatError(f"more than {MAX_RANKS} ranks")

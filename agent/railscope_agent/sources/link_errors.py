@@ -1,0 +1,151 @@
+"""Standard error counters of NICs that the statistics of their drivers lack: blocks corrected by FEC, pause frames.
+
+A metric that the driver's statistics contain for a NIC is reported by the source `nic`, and not by
+`link_errors`: one NIC, one meaning, one source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from railscope.catalog import declare, entities, nic as c
+from railscope.frame import Entity
+from railscope.reading import Absent, Reading, reason_of
+from railscope_agent.host import Host, Json
+from railscope_agent.sampling import fact_readers, probe_result, row_builder, source
+from railscope_agent.sources import ethtool_statistics, nic_interfaces
+from railscope_agent.topology.network import NetworkScanner
+
+_COUNTERS: Mapping[str, Mapping[str, declare.Metric]] = {
+    "fec": {
+        "corrected_blocks": c.FEC_CORRECTED_BLOCKS,
+        "uncorrectable_blocks": c.FEC_UNCORRECTABLE_BLOCKS,
+        "corrected_bits": c.CORRECTED,
+    },
+    "pause": {"receive_frames": c.GLOBAL_PAUSE_RECEIVED, "transmit_frames": c.GLOBAL_PAUSE_SENT},
+    "standard_statistics": ethtool_statistics.GROUPS,
+}
+_OF_DRIVERS: Mapping[str, Mapping[str, Mapping[str, declare.Metric]]] = {
+    "mlx5_core": {"pause": {"receive_frames": c.PAUSE_RECEIVED, "transmit_frames": c.PAUSE_SENT}},
+    "bnxt_en": {
+        "standard_statistics": {
+            **ethtool_statistics.GROUPS,
+            "SymbolErrorDuringCarrier": c.UNCORRECTED_SYMBOLS,
+        }
+    },
+}
+"""Drivers that count something else under these names; their own statistics contain it too.
+
+mlx5 counts PFC frames together with pause frames; bnxt reports rx_pcs_symbol_err as the symbol
+errors of the standard group (bnxt_ethtool.c, bnxt_get_eth_phy_stats).
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _CounterRequest:
+    """A request to a NIC, and the column of each counter of the answer."""
+
+    interface: str
+    name: str
+    columns: dict[str, int]
+
+
+class LinkErrorSource(source.SourceWithoutResources):
+    """Blocks and bits corrected by FEC, uncorrectable blocks, pause frames.
+
+    Counters of standard groups, FEC and pause frames are read over ethtool netlink: mlx5 reports blocks of
+    forward error correction, and many drivers pause frames, only there
+    (Documentation/networking/ethtool-netlink.rst, FEC_GET, PAUSE_GET and STATS_GET). Pause frames are
+    those of IEEE 802.3 clause 31B, as opposed to PFC.
+    """
+
+    name = "link_errors"
+    family = "network"
+
+    def __init__(self, wiring: NetworkScanner | None = None) -> None:
+        self._wiring = wiring or NetworkScanner()
+        self._requests: list[_CounterRequest] = []
+
+    def probe(self, host: Host) -> probe_result.ProbeResult:
+        """Read the counters of every NIC; those that its driver's statistics contain are left to `nic`."""
+        columns = probe_result.ColumnBuilder()
+        findings: list[probe_result.ProbeFinding] = []
+        self._requests = []
+        for interface in nic_interfaces.physical_interfaces(host):
+            findings += self._plan(host, interface, columns)
+        return columns.result(*findings, columnless_entities=self._wiring.find_nics(host))
+
+    def _plan(
+        self, host: Host, interface: str, columns: probe_result.ColumnBuilder
+    ) -> list[probe_result.ProbeFinding]:
+        problems: list[probe_result.ProbeFinding] = []
+        first = len(columns.columns)
+        driver = _read_driver(host, interface)
+        elsewhere = _metrics_of_statistics(host, interface, driver)
+        for name, counters in {**_COUNTERS, **_OF_DRIVERS.get(driver, {})}.items():
+            try:
+                counts = _counts(host, name, interface)
+            except OSError as error:
+                problems += _request_failure(interface, name, error)
+                continue
+            columns_by_key = {
+                key: columns.add(metric, Entity(entities.NIC, (interface,)))
+                for key, metric in counters.items()
+                if key in counts and metric not in elsewhere and self.selects(metric)
+            }
+            if columns_by_key:
+                self._requests.append(_CounterRequest(interface, name, columns_by_key))
+        return problems or [_finding(interface, len(columns.columns) - first)]
+
+    def read(self, host: Host, into: row_builder.RowBuilder) -> None:
+        """Read each NIC again."""
+        for request in self._requests:
+            try:
+                counts = _counts(host, request.name, request.interface)
+            except OSError as error:
+                into.put_each(request.columns.values(), reason_of(error))
+                continue
+            for key, column in request.columns.items():
+                into.put(column, counts.get(key, Absent.UNSUPPORTED))
+
+
+def _counts(host: Host, name: str, interface: str) -> dict[str, Reading]:
+    """Counters in an answer; for FEC the first number is the total, lanes follow."""
+    statistics: Json = host.call("netlink", name, interface).get("statistics", {})
+    totals = {key: n[0] if isinstance(n, list) and n else n for key, n in statistics.items()}
+    return {key: total for key, total in totals.items() if isinstance(total, int)}
+
+
+def _read_driver(host: Host, interface: str) -> str:
+    try:
+        driver: str = host.call("ethtool", "driver", interface)["driver"]
+    except OSError:
+        return fact_readers.read_link_name(host, f"{nic_interfaces.NET}/{interface}/device/driver")
+    return driver
+
+
+def _metrics_of_statistics(host: Host, interface: str, driver: str) -> set[declare.Metric]:
+    """Metrics that `nic` reports for a NIC from the driver's statistics."""
+    try:
+        names = host.call("ethtool", "statistics", interface)["names"]
+    except OSError:
+        return set()  # then `nic` reports none either, and has a finding with the reason
+    return {metric for metric, _, _ in ethtool_statistics.match_statistics(driver, names)}
+
+
+def _finding(interface: str, counters: int) -> probe_result.ProbeFinding:
+    subject = f"error correction and pause of {interface}"
+    if counters:
+        return probe_result.ProbeFinding.supported(
+            subject, probe_result.format_count(counters, "counter")
+        )
+    return probe_result.ProbeFinding.absent(subject, "none except the driver's statistics")
+
+
+def _request_failure(interface: str, name: str, error: OSError) -> list[probe_result.ProbeFinding]:
+    if reason_of(error) in {Absent.UNSUPPORTED, Absent.GONE}:
+        return []
+    subject = f"error correction and pause of {interface}"
+    remedy = "allow the agent netlink sockets (AF_NETLINK)"
+    return [probe_result.ProbeFinding.failed(subject, error, remedy, name)]

@@ -1,0 +1,111 @@
+"""Speed, carrier and carrier changes of network interfaces, of the agent's network namespace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from railscope.catalog import declare, entities, host as host_catalog
+from railscope.frame import Entity
+from railscope.reading import Absent, Reading, parse_integer, reason_of
+from railscope_agent.host import Host, Json
+from railscope_agent.sampling import (
+    answer_readings,
+    fact_readers,
+    probe_result,
+    row_builder,
+    source,
+)
+from railscope_agent.topology.network import NetworkScanner
+
+NET = "/sys/class/net"
+
+
+def parse_speed(content: bytes) -> Reading:
+    """Speed in Mb/s; -1 marks a down link or a driver that does not report it, and is unsupported."""
+    reading = parse_integer(content)
+    return Absent.UNSUPPORTED if isinstance(reading, int) and reading < 0 else reading
+
+
+_FILES: tuple[tuple[str, declare.Metric, Callable[[bytes], Reading]], ...] = (
+    ("speed", host_catalog.LINK_SPEED, parse_speed),
+    ("carrier", host_catalog.LINK_UP, parse_integer),
+    ("carrier_changes", host_catalog.LINK_CHANGES, parse_integer),
+)
+
+
+class LinkSource(source.SourceWithFiles):
+    """Speed, carrier and carrier changes of every interface.
+
+    One answer of rtnetlink contains the carrier of all interfaces, up or not; without rtnetlink, as
+    in a copied tree, the files of each interface are read.
+
+    It is separate from the source of the node, because the kernel queries the NIC's driver for some values.
+    """
+
+    name = "link"
+    family = "network"
+
+    def __init__(self, wiring: NetworkScanner | None = None) -> None:
+        self._wiring = wiring or NetworkScanner()
+        self._parsers: list[Callable[[bytes], Reading]] = []
+        self._with_carrier: list[str] = []
+
+    def probe(self, host: Host) -> probe_result.ProbeResult:
+        """Find the interfaces; files that fail now are not read again until the next probe."""
+        columns = probe_result.ColumnBuilder()
+        paths: list[str] = []
+        self._parsers = []
+        interfaces = fact_readers.list_names(host, NET)
+        try:
+            links = _links(host)
+        except OSError:
+            links = {}
+        self._with_carrier = [name for name in interfaces if "carrier" in links.get(name, {})]
+        for interface in interfaces:
+            for file, metric, parse in _FILES[:1] if interface in self._with_carrier else _FILES:
+                path = f"{NET}/{interface}/{file}"
+                if fact_readers.read_text(host, path):
+                    columns.add(metric, Entity(entities.NIC, (interface,)))
+                    paths.append(path)
+                    self._parsers.append(parse)
+        for interface in self._with_carrier:
+            metrics = host_catalog.LINK_UP, host_catalog.LINK_CHANGES
+            columns.add_each(metrics, Entity(entities.NIC, (interface,)))
+        self._keep(host, paths)
+        verdict = (
+            probe_result.ProbeVerdict.SUPPORTED
+            if columns.columns
+            else probe_result.ProbeVerdict.ABSENT
+        )
+        detail = probe_result.format_count(len(interfaces), "interface")
+        finding = probe_result.ProbeFinding("network links", verdict, detail)
+        return columns.result(finding, columnless_entities=self._wiring.find_nics(host))
+
+    def read(self, host: Host, into: row_builder.RowBuilder) -> None:
+        """Read every file, and all carriers in one call."""
+        for files in self._files:
+            for column, parse in enumerate(self._parsers):
+                into.put(column, answer_readings.parsed_reading(files.text, column, parse))
+        if self._with_carrier:
+            self._read_carriers(host, into, len(self._parsers))
+
+    def _read_carriers(self, host: Host, into: row_builder.RowBuilder, column: int) -> None:
+        try:
+            links = _links(host)
+        except OSError as error:
+            into.put_none(column, 2 * len(self._with_carrier), reason_of(error))
+            return
+        for first, interface in enumerate(self._with_carrier):
+            link = links.get(interface)
+            carrier = (
+                answer_readings.pick_reading(lambda of: int(of["up"] and of["carrier"]), link)
+                if link
+                else Absent.GONE
+            )
+            changes = link.get("carrier_changes", Absent.ERROR) if link else Absent.GONE
+            into.put_readings(column + 2 * first, (carrier, changes))
+
+
+def _links(host: Host) -> dict[str, Json]:
+    """Interfaces by name. Raises OSError."""
+    return {link["name"]: link for link in host.call("netlink", "links")}

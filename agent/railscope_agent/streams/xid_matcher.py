@@ -1,0 +1,139 @@
+"""Matching of the Xids of the kernel log with those of NVML.
+
+Both the kernel log (with text) and NVML (as a number) report Xids. The log's report counts, as it
+has the details. An Xid that only NVML reported is emitted once the log has had time to report it
+too. NVML's reports come from the thread of the driver, the log's from another. Xids after which a
+GPU needs recovery are retained for the verdict on its health.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass
+from itertools import islice
+
+from railscope.catalog.xids import ACTION_ORDER, RECOVERY_ACTIONS, Judgement
+
+SAME_NS = 3_000_000_000
+"""Two seconds between both reports (NVIDIA's driver logs first), and one for the period of NVML reads."""
+MAX_WAITING = 1000
+MAX_GPUS = 64
+MAX_REMEMBERED = 64
+"""Maximum number of different Xids of one GPU."""
+_HARD = frozenset(ACTION_ORDER[ACTION_ORDER.index("drain") :])
+_RECOVERY_CHANGED = 154
+_ALL_CLEAR = RECOVERY_ACTIONS[0].nvidia
+
+
+@dataclass(frozen=True, slots=True)
+class NvmlXid:
+    """An Xid of a GPU as NVML reported it; it happened after `since_boot_ns` and until `boot_ns`.
+
+    Instances are empty if it concerns no MIG device.
+    """
+
+    pci_address: str
+    xid: int
+    wall_ns: int
+    boot_ns: int
+    since_boot_ns: int
+    gpu_instance: str = ""
+    compute_instance: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ActionableXid:
+    """The last message of its kind about a GPU that requires an action."""
+
+    number: int
+    boot_ns: int
+    judgement: Judgement
+
+    @property
+    def is_fatal(self) -> bool:
+        """True if the GPU cannot continue in its present state."""
+        return self.judgement.severity == "fatal"
+
+
+class XidMatcher:
+    """Matches Xids of NVML with those of the kernel log, one to one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._logged_xids: deque[tuple[str, int, int]] = deque(maxlen=MAX_WAITING)
+        self._waiting: deque[NvmlXid] = deque()
+        self._judgements: dict[str, dict[object, ActionableXid]] = {}
+        self.dropped_reports = 0
+        """Number of NVML reports beyond the bound."""
+
+    def record_logged(self, pci_address: str, xid: int, boot_ns: int) -> None:
+        """Record an Xid from the kernel log."""
+        with self._lock:
+            for reported in self._waiting:
+                if _is_same_xid(reported, pci_address, xid, boot_ns):
+                    self._waiting.remove(reported)
+                    return
+            self._logged_xids.append((pci_address, xid, boot_ns))
+
+    def record_nvml(self, reported: NvmlXid) -> None:
+        """Record an Xid from NVML."""
+        with self._lock:
+            for logged in self._logged_xids:
+                if _is_same_xid(reported, *logged):
+                    self._logged_xids.remove(logged)
+                    return
+            if len(self._waiting) < MAX_WAITING:
+                self._waiting.append(reported)
+            else:
+                self.dropped_reports += 1
+
+    def take_unlogged(self, now_boot_ns: int) -> list[NvmlXid]:
+        """Return the Xids that NVML reported and the log did not, each once."""
+        with self._lock:
+            due = [s for s in self._waiting if now_boot_ns - s.boot_ns > SAME_NS]
+            for reported in due:
+                self._waiting.remove(reported)
+            return due
+
+    def record_judgement(self, pci_address: str, reported: ActionableXid) -> None:
+        """Record a judged Xid; it is remembered if the GPU needs recovery after it.
+
+        A flood of one Xid displaces no other: the last of each number and judgement is kept.
+        """
+        changed = reported.number == _RECOVERY_CHANGED
+        judgement = reported.judgement
+        kind = (
+            reported.number if changed else (reported.number, judgement.severity, judgement.actions)
+        )
+        with self._lock:
+            if pci_address not in self._judgements and len(self._judgements) >= MAX_GPUS:
+                return
+            recorded = self._judgements.setdefault(pci_address, {})
+            if changed and judgement.nvidia == _ALL_CLEAR:
+                recorded.clear()
+            recorded.pop(kind, None)
+            if reported.is_fatal or _HARD.intersection(judgement.actions):
+                recorded[kind] = reported
+            for oldest in list(islice(recorded, max(0, len(recorded) - MAX_REMEMBERED))):
+                del recorded[oldest]
+
+    def record_driver_load(self, boot_ns: int) -> None:
+        """Record a load of the driver: earlier faults no longer count."""
+        with self._lock:
+            for recorded in self._judgements.values():
+                for kind, reported in tuple(recorded.items()):
+                    if reported.boot_ns <= boot_ns:
+                        del recorded[kind]
+
+    def actionable_xids(self, pci_address: str) -> tuple[ActionableXid, ...]:
+        """Return the Xids after which a GPU needs recovery, the latest last."""
+        with self._lock:
+            return tuple(self._judgements.get(pci_address, {}).values())
+
+
+def _is_same_xid(reported: NvmlXid, pci_address: str, xid: int, boot_ns: int) -> bool:
+    """True if an Xid of the log may be this one: a hanging driver delivers its events late."""
+    if (reported.pci_address, reported.xid) != (pci_address, xid):
+        return False
+    return reported.since_boot_ns - SAME_NS <= boot_ns <= reported.boot_ns + SAME_NS

@@ -1,0 +1,146 @@
+"""Slurm jobs: their states, times and numbers, as its commands print them.
+
+Source: SchedMD/slurm:src/common/slurm_protocol_defs.c.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, tzinfo
+from typing import Any
+
+from railscope.slurm import SlurmFormatError
+from railscope.slurm.resources import Gres
+from railscope.timestamps import SECOND_NS, from_datetime, parse_local_time, to_datetime
+
+_ENDED = frozenset([
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "COMPLETING", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
+    "PREEMPTED", "REVOKED", "STAGE_OUT", "TIMEOUT",
+])  # fmt: skip
+_NOT_STARTED = frozenset(
+    ["PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"]
+)
+"""Base states and flags, of which Slurm prints one: src/common/slurm_protocol_defs.c."""
+
+_PLACEHOLDERS = {"", "(null)", "None", "N/A", "Unknown", "NONE"}
+_TIME = re.compile(
+    "[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(?:Z|[+-][0-9]{2}:?[0-9]{2})?"
+)
+_UNIX = re.compile("[0-9]{1,11}")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAllocation:
+    """Resources that a job holds on one node."""
+
+    node: str
+    gres: tuple[Gres, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmJob:
+    """Slurm job at one time. Times are Unix seconds.
+
+    `id` is unique, also among the elements of an array. A pending job has no start and a running one has no
+    end: for these Slurm prints plans. `allocations` is None if the allocation is not reported per node;
+    `gres_counts` is over all nodes, by names such as `gpu` and `gpu:h100`.
+    """
+
+    id: int
+    user: str
+    account: str
+    state: str
+    start_seconds: int | None
+    end_seconds: int | None
+    nodes: tuple[str, ...]
+    allocations: tuple[NodeAllocation, ...] | None = None
+    gres_counts: dict[str, int] = field(default_factory=dict)
+
+
+def times(state: str, start: int | None, end: int | None) -> tuple[int | None, int | None]:
+    """Return start and end of a job from the printed ones, which are plans in some states."""
+    if state in _NOT_STARTED:
+        return None, None
+    return start, end if state in _ENDED else None
+
+
+def seconds(text: str, zone: tzinfo) -> int | None:
+    """Parse a printed time: local time of the cluster, or Unix seconds (SLURM_TIME_FORMAT=%s).
+
+    A local time that occurs twice at the end of summer time means the first. Raises SlurmFormatError.
+    """
+    printed = _parse_time(text)
+    return None if printed is None else _in_seconds(printed, zone)
+
+
+def sure_seconds(text: str, zone: tzinfo | None) -> int | None:
+    """Parse a printed time for billing: ambiguous and nonexistent local times are rejected.
+
+    Local time without a zone is rejected, too. Raises SlurmFormatError.
+    """
+    printed = _parse_time(text)
+    if printed is None:
+        return None
+    if printed.tzinfo is None:
+        if zone is None:
+            message = f"invalid time {text}: expected a time zone"
+            raise SlurmFormatError(message)
+        first, second = (printed.replace(tzinfo=zone, fold=fold) for fold in (0, 1))
+        if first.utcoffset() != second.utcoffset():
+            message = f"ambiguous or nonexistent time {text}: expected a time with an offset"
+            raise SlurmFormatError(message)
+    return _in_seconds(printed, zone or UTC)
+
+
+def _in_seconds(printed: datetime, zone: tzinfo) -> int:
+    return from_datetime(printed if printed.tzinfo else printed.replace(tzinfo=zone)) // SECOND_NS
+
+
+def _parse_time(text: str) -> datetime | None:
+    """Parse a time; the result has no zone if the text names none."""
+    if text in _PLACEHOLDERS:
+        return None
+    try:
+        if _UNIX.fullmatch(text):
+            return to_datetime(int(text) * SECOND_NS)
+        if _TIME.fullmatch(text):
+            return parse_local_time(text)
+    except (ValueError, OverflowError):
+        pass  # digits out of range, such as hour 25: an error like any other text
+    message = f"invalid time {text[:200]!r}: expected Slurm's format"
+    raise SlurmFormatError(message)
+
+
+def value_or_empty(text: str) -> str:
+    """Return a value; empty if Slurm prints a placeholder for no value."""
+    return "" if text in _PLACEHOLDERS else text
+
+
+def job_number(text: str) -> int:
+    """Parse a job's id. Raises SlurmFormatError."""
+    if not re.fullmatch("[0-9]{1,10}", text):
+        message = f"invalid job ID {text[:200]!r}: expected 1 to 10 digits"
+        raise SlurmFormatError(message)
+    return int(text)
+
+
+def json_number(value: Any) -> int | None:
+    """Return a number of Slurm's JSON, plain or with a `set` flag. Raises TypeError, LookupError."""
+    if isinstance(value, Mapping):
+        value = value["number"] if value["set"] and not value.get("infinite") else None
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool):
+        message = f"invalid value {value!r}: expected a number"
+        raise TypeError(message)
+    return value
+
+
+def json_text(value: Any) -> str:
+    """Return a text of Slurm's JSON, empty if it is null. Raises TypeError."""
+    if value is not None and not isinstance(value, str):
+        message = f"invalid value {value!r}: expected a string"
+        raise TypeError(message)
+    return value or ""

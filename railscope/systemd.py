@@ -1,0 +1,37 @@
+"""Notifications of systemd and its watchdog.
+
+READY, WATCHDOG, STOPPING and RELOADING follow the protocol of sd_notify(3). Outside systemd every
+call does nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+
+_US_PER_SECOND = 1_000_000
+
+
+def notify(state: str) -> None:
+    """Send a state such as "READY=1" to systemd."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    if address.startswith("@"):
+        address = "\0" + address[1:]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
+        channel.sendto(state.encode(), address)
+
+
+async def feed_watchdog() -> None:
+    """Notify the watchdog, at half its interval, that the event loop is running.
+
+    Returns at once if systemd has set no watchdog.
+    """
+    interval_us = int(os.environ.get("WATCHDOG_USEC", "0"))
+    if not interval_us or not os.environ.get("NOTIFY_SOCKET"):
+        return
+    while True:
+        notify("WATCHDOG=1")
+        await asyncio.sleep(interval_us / _US_PER_SECOND / 2)
