@@ -9,8 +9,8 @@ from pathlib import Path
 
 from bench.harness import Aim, BenchReport, ProcessStopwatch, benchmark, wall_seconds
 from railscope.audit import record, signed_note
-from railscope_collector.audit import log_writer, tiles, verification
-from railscope_collector.ledger.audit_outbox import RecordDraft, build_record
+from railscope_collector.audit import entry_proof, log_writer, tiles, verification
+from railscope_collector.ledger.record_draft import RecordDraft, build_record
 
 GROUP = 100
 APPENDED = Aim(">=", 20_000, " /s")
@@ -119,10 +119,12 @@ def proofs(report: BenchReport, directory: Path, key: signed_note.SecretKey, rec
     with ProcessStopwatch() as spent:
         note = (directory / "checkpoint").read_text()
         texts = [
-            tiles.make_proof(tiles.Tiles(directory, records), at * records // many, note)
+            entry_proof.make_proof(tiles.Tiles(directory, records), at * records // many, note)
             for at in range(many)
         ]
-    checked = wall_seconds(lambda: [tiles.check_proof(text, key.public) for text in texts]) / many
+    checked = (
+        wall_seconds(lambda: [entry_proof.check_proof(text, key.public) for text in texts]) / many
+    )
     report.ratio("time to make a proof", 1e3 * spent.wall_seconds / many, PROVEN)
     path_bytes = max(len(text.partition("\nindex ")[2]) for text in texts)
     report.ratio("size of a proof, without its record", path_bytes, PROOF_BYTES)

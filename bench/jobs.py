@@ -16,7 +16,7 @@ from railscope import claim_terms, exposition, wire
 from railscope.timestamps import SECOND_NS
 from railscope_collector.fleet.fleet import NodeUpdate
 from railscope_collector.fleet.schemas import StoredSchemas
-from railscope_collector.http.read_api import render
+from railscope_collector.http.collector_metrics import render
 from railscope_collector.state.collector_state import CollectorState
 from railscope_collector.workloads.job_readings import (
     FleetPositions,

@@ -25,13 +25,13 @@ import railscope_collector.config
 from railscope import settings
 from railscope.audit.record import RecordActor
 from railscope.cli import COLLECTOR_MODULES
-from railscope_collector.access import credentials
+from railscope_collector.access import credentials, tokens_format
 from railscope_collector.access.credentials import Credential, Role
 from railscope_collector.billing import administration, price_book
 from railscope_collector.billing.period_closing import BillingBooks
 from railscope_collector.files import device_files, tenancy_files
-from railscope_collector.ledger.audit_outbox import TimedActor
 from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.ledger.record_draft import TimedActor
 from railscope_collector.tables import metadata
 
 ROOT = Path(__file__).parent.parent
@@ -294,10 +294,10 @@ def test_sample_settings_are_the_defaults_without_their_comment_signs_too(
 
 def test_sample_tokens_can_be_loaded(tmp_path: Path):
     sample = DEPLOY / "tokens.toml"
-    assert credentials.load_credentials(sample) == credentials.Credentials()
+    assert tokens_format.load_credentials(sample) == credentials.Credentials()
     bare = re.sub(r"^# (?=[\w-]+ = )", "", sample.read_text(), flags=re.MULTILINE)
     (tmp_path / "tokens.toml").write_text(bare)
-    loaded = credentials.load_credentials(tmp_path / "tokens.toml")
+    loaded = tokens_format.load_credentials(tmp_path / "tokens.toml")
     assert {entry.credential for entry in loaded.entries.values()} == {
         Credential("gpu-001", Role.NODE), Credential("prometheus", Role.OPERATOR),
         Credential("invoices", Role.FINANCE), Credential("audit", Role.AUDITOR),

@@ -17,23 +17,24 @@ from railscope.audit.record import RecordError, RecordSource
 from railscope.catalog import collector as c
 from railscope.settings import SettingsError
 from railscope_collector.audit import (
-    collector_records,
+    audit_trail,
     entry_retention,
     event_recorder,
     ledger_watch,
     log_secrets,
     log_writer,
+    outbox_drain,
     signing_guard,
     tiles,
-    verification,
 )
+from railscope_collector.audit.periodic_verification import PeriodicVerification
 from railscope_collector.config import CollectorSettings
 from railscope_collector.console.audit_pages import AuditHealth, witness_rows
 from railscope_collector.fleet.view_cells import ViewCell
-from railscope_collector.framelog import segment_files
-from railscope_collector.http import audit_api
+from railscope_collector.framelog import state_manifest
+from railscope_collector.http import signed_entries
 from railscope_collector.http.witness_api import WitnessApi
-from railscope_collector.ledger import head_chain, membership
+from railscope_collector.ledger import directory_holder, head_chain
 from railscope_collector.ledger.database import Database
 from railscope_collector.state.state_checkpointer import StateCheckpointer
 
@@ -46,16 +47,16 @@ class AuditService:
     """The log of a collector with its writers, readers and checks; `open` it, `start` it, then `close` it."""
 
     key_file: Path
-    trail: collector_records.AuditTrail
+    trail: audit_trail.AuditTrail
     observed: event_recorder.EventRecorder
     guard: signing_guard.SigningGuard
     witness_api: WitnessApi
-    drain: collector_records.OutboxDrain
-    periodic_verification: verification.PeriodicVerification
+    drain: outbox_drain.OutboxDrain
+    periodic_verification: PeriodicVerification
     watch: ledger_watch.LedgerWatch
-    holder: membership.DirectoryHolder
+    holder: directory_holder.DirectoryHolder
     retention: entry_retention.EntryRetention
-    entries: audit_api.SignedEntries
+    entries: signed_entries.SignedEntries
 
     @classmethod
     def from_directory(
@@ -77,7 +78,7 @@ class AuditService:
             directory / "audit", key, source, archive=entry_retention.open_entry_archive(settings)
         )
         digest = hashlib.sha256(msgspec.json.encode(settings, order="sorted")).hexdigest()
-        trail = collector_records.AuditTrail(audit, __version__, settings=digest)
+        trail = audit_trail.AuditTrail(audit, __version__, settings=digest)
         witnesses = audit.witnesses
         observed = event_recorder.EventRecorder(
             audit,
@@ -99,10 +100,10 @@ class AuditService:
         watch = ledger_watch.LedgerWatch(
             database, audit, trail.wall_ns, directory / ledger_watch.KNOWN_HEAD_FILE
         )
-        drain = collector_records.OutboxDrain(
+        drain = outbox_drain.OutboxDrain(
             watch.current, audit, stop_signing=guard.stop_signing, on_heads_recorded=watch.check
         )
-        periodic = verification.PeriodicVerification(
+        periodic = PeriodicVerification(
             audit.directory,
             key.public,
             settings.audit.verification_period_seconds,
@@ -110,14 +111,14 @@ class AuditService:
             database,
             audit.archive,
         )
-        holder = membership.DirectoryHolder(directory, database)
+        holder = directory_holder.DirectoryHolder(directory, database)
         retention = entry_retention.EntryRetention(
             audit,
             settings.audit.keep_entries_days,
             settings.archive.period_seconds,
             lambda: guard.required_checkpoints,
         )
-        entries = audit_api.SignedEntries(audit.directory, key.public, archive=audit.archive)
+        entries = signed_entries.SignedEntries(audit.directory, key.public, archive=audit.archive)
         return cls(
             key_file,
             trail,
@@ -152,7 +153,7 @@ class AuditService:
         await self.holder.begin(self.trail.log.genesis())
 
     async def check_files(
-        self, state_files: segment_files.StateFiles, names: Callable[[], set[str]]
+        self, state_files: state_manifest.StateFiles, names: Callable[[], set[str]]
     ) -> None:
         """Compare the state directory with its expected files, every day, until cancelled."""
         while True:

@@ -35,9 +35,16 @@ from railscope_collector.access.credentials import Credential
 from railscope_collector.account import account_cells
 from railscope_collector.account.live_account import LiveAccount
 from railscope_collector.diagnosis.incident_table import IncidentTable
-from railscope_collector.finalization import followed_account, ledger_days
+from railscope_collector.finalization import day_writes, followed_account
 from railscope_collector.fleet import view_cells
-from railscope_collector.ledger import database as databases, leases, membership
+from railscope_collector.ledger import (
+    cluster_extent,
+    database as databases,
+    database_location,
+    head_files,
+    leases,
+    membership,
+)
 from railscope_collector.live_diagnosis import diagnosis_service
 from railscope_collector.state import collector_state, feed_follower, record_feed
 from railscope_collector.workloads.job_readings import MeasureAverages
@@ -46,6 +53,10 @@ log = structlog.get_logger(__name__)
 
 EXCHANGE_SECONDS = leases.RENEWAL_SECONDS
 WRITE_NODES_SECONDS = 60.0
+"""Period of writing the times of the last reports; a change of the nodes is written with the next exchange.
+
+The row of a collector is written every few seconds, its nodes not: they are many.
+"""
 MIN_COPIES = 3
 """Copies without a record between them after which nothing follows from missing records: their collector changes."""
 
@@ -72,14 +83,14 @@ class HeadState:
     """Files of the diagnosis that the database has, with the times of their changes; None until they were read."""
     task: asyncio.Task[None] | None = None
 
-    def extent(self) -> membership.ClusterExtent:
+    def extent(self) -> cluster_extent.ClusterExtent:
         """Return the collectors with their nodes; those of a collector that is unknown count where they are now."""
         counts = dict.fromkeys(self.followed, 0)
         for node in self.core.fleet.nodes:
             if (shown_by := self.find_collector(node)) in counts:
                 counts[shown_by] += 1
-        parts = (each.part(counts[name]) for name, each in sorted(self.followed.items()))
-        return membership.ClusterExtent(tuple(parts))
+        members = (each.extent_member(counts[name]) for name, each in sorted(self.followed.items()))
+        return cluster_extent.ClusterExtent(tuple(members))
 
     def find_collector(self, node: str) -> str:
         """Return the collector that reports a node: if its own does not respond, the one that receives copies."""
@@ -120,7 +131,7 @@ class ClusterHead:
     own_diagnosis: diagnosis_service.DiagnosisService
     """Diagnosis of a collector that is alone."""
     open: Callable[[], databases.Database]
-    open_stores: Callable[[], ledger_days.MeteringStores]
+    open_stores: Callable[[], day_writes.MeteringStores]
     prepare: Callable[[HeadState], None] = lambda _state: None
     """Adds the handlers of API and console to a state, and further work."""
     records: record_exchange.RecordServer = field(init=False)
@@ -145,7 +156,7 @@ class ClusterHead:
         if not self.is_enabled:
             return
         setting_files.check_http_url("cluster.advertised_url", cluster.advertised_url)
-        if databases.ledger_url(self.settings.ledger, self.directory).startswith("sqlite"):
+        if database_location.ledger_url(self.settings.ledger, self.directory).startswith("sqlite"):
             message = (
                 "invalid cluster.advertised_url: several collectors need one database of PostgreSQL;"
                 " fix: set ledger.url to postgresql://USER@HOST/DATABASE, or remove [cluster]"
@@ -203,7 +214,7 @@ class ClusterHead:
             count = getattr(self.records, reason)
             yield view_cells.ViewCell(catalog.CLUSTER_READERS, (reason,), count)
         followed = list(self.state.followed.values()) if self.state else []
-        for each in (collector.part(0) for collector in followed):
+        for each in (collector.extent_member(0) for collector in followed):
             label = (each.name,)
             yield view_cells.ViewCell(catalog.CLUSTER_INCLUDED, label, int(each.is_included))
             yield view_cells.ViewCell(catalog.CLUSTER_REJECTED, label, each.rejected)
@@ -321,7 +332,7 @@ class ClusterHead:
         if term and state and state.stored is not None:
             with contextlib.suppress(leases.LostLeaseError, databases.UnusableLedgerError, OSError):
                 directory = state.diagnosis.directory
-                membership.store_files(self.open(), term, directory, state.stored)
+                head_files.store_files(self.open(), term, directory, state.stored)
 
     async def _run_storing(self) -> None:
         """Store the incidents periodically: they may be large, and must delay no renewal of the lease."""
@@ -369,7 +380,7 @@ class ClusterHead:
     async def _run_term(self, state: HeadState) -> None:
         if self.settings.diagnosis.enabled:
             directory = state.diagnosis.directory
-            await databases.call_database(lambda: membership.read_files(self.open(), directory))
+            await databases.call_database(lambda: head_files.read_files(self.open(), directory))
             state.stored = {}
             await run_in_thread(state.diagnosis.open)
             state.work.append(self._run_storing)

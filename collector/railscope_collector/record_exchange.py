@@ -20,7 +20,7 @@ from aiohttp import web
 
 from railscope import settings as setting_files, timestamps, tls_contexts
 from railscope_collector import config, work_limits
-from railscope_collector.ledger import membership
+from railscope_collector.ledger import cluster_extent, membership
 from railscope_collector.state import feed_follower, record_feed
 
 log = structlog.get_logger(__name__)
@@ -128,11 +128,11 @@ class FollowedCollector:
     applied_ns: int = 0
     """Time by its clock up to which all of its records were applied, also by an earlier connection; 0 if never."""
 
-    def part(self, nodes: int) -> membership.CollectorPart:
+    def extent_member(self, nodes: int) -> cluster_extent.ExtentMember:
         """Return the collector as views state it."""
         follower = self.follower
         shift_ns = follower.shift_ns if follower else 0
-        return membership.CollectorPart(
+        return cluster_extent.ExtentMember(
             self.member.name,
             self.member.url,
             nodes,

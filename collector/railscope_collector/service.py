@@ -35,7 +35,7 @@ from railscope_collector.access.access_trail import AccessTrail
 from railscope_collector.access.credentials import Role
 from railscope_collector.access.tokens_file import RecordedCredentials, TokensFile
 from railscope_collector.account.live_account import LiveAccount
-from railscope_collector.audit import collector_records
+from railscope_collector.audit import clock_records
 from railscope_collector.billing import tenant_statements
 from railscope_collector.cluster_head import ClusterHead, HeadState
 from railscope_collector.console import page_table
@@ -47,31 +47,33 @@ from railscope_collector.evidence import (
     review_rules,
 )
 from railscope_collector.files.seller_file import find_seller
-from railscope_collector.finalization import day_finalizer, evidence_retention, ledger_days
+from railscope_collector.finalization import day_finalizer, day_writes, evidence_retention
 from railscope_collector.fleet import schemas, view_cells
-from railscope_collector.framelog import framelog, segment_files
+from railscope_collector.framelog import framelog, state_manifest
 from railscope_collector.http import (
     audit_api,
     billing_api,
+    cluster_routing,
+    collector_metrics,
     identity_conflicts,
     ingest,
     read_api,
     web_server,
+    write_probes,
 )
-from railscope_collector.http.access_control import RequestAuthorizer, Route, make_application
-from railscope_collector.http.web_server import (
-    RETRY_SECONDS,
-    ReadPool,
-    SpaceWatch,
-    find_write_problem,
-)
+from railscope_collector.http.access_control import RequestAuthorizer, make_application
+from railscope_collector.http.read_pool import ReadPool
+from railscope_collector.http.route_table import Route
+from railscope_collector.http.write_probes import RETRY_SECONDS, SpaceWatch, find_write_problem
 from railscope_collector.inventory.comparison import InventoryWatch
 from railscope_collector.ledger import ledger_store
-from railscope_collector.ledger.database import SharedDatabase, UnusableLedgerError, ledger_url
+from railscope_collector.ledger.database import SharedDatabase, UnusableLedgerError
+from railscope_collector.ledger.database_location import ledger_url
 from railscope_collector.live_diagnosis.diagnosis_service import DiagnosisService
 from railscope_collector.sinks import incident_webhook, influx, remote_write, slurm_drain
+from railscope_collector.state.checkpoint_schedule import CheckpointSchedule
 from railscope_collector.state.collector_state import CollectorState
-from railscope_collector.state.state_checkpointer import CheckpointSchedule, StateCheckpointer
+from railscope_collector.state.state_checkpointer import StateCheckpointer
 from railscope_collector.switches import all_switches
 from railscope_collector.work_limits import limit_memory_arenas, tune_interpreter
 from railscope_collector.workloads import job_readings, job_roster
@@ -118,13 +120,13 @@ class Collector:
         max_age_ns = (limits.max_frame_age_days + 1) * timestamps.DAY_NS
         self.checkpoints = CheckpointSchedule(self.checkpointer, self.log, max_age_ns)
         self.log.on_rotate = self.checkpoints.note_rotation
-        self.state_files = state_files = segment_files.StateFiles(self.directory)
+        self.state_files = state_files = state_manifest.StateFiles(self.directory)
         self.log.files = self.checkpoints.files = state_files
         self.checkpointer.waiting.state_files = state_files
         self.database = SharedDatabase(
             ledger_url(self.settings.ledger, self.directory), tables.metadata
         )
-        self.probes = web_server.make_probes(
+        self.probes = write_probes.make_probes(
             self.database.open, self.find_write_problem, self.log.directory
         )
         self.audit = audit_service.AuditService.from_directory(
@@ -144,7 +146,7 @@ class Collector:
             peer_offsets_ns=lambda: self.cluster.members.leads_over(self.cluster.name),
         )
         self.audit.retention.clock = self.clock
-        self.clock_records = collector_records.ClockRecords(self.trail, self.clock, self.reload)
+        self.clock_records = clock_records.ClockRecords(self.trail, self.clock, self.reload)
         self.checkpointer.reason_to_withhold = lambda: self.clock.hold_reason
         self.live = LiveAccount(
             self.core.evidence,
@@ -239,11 +241,11 @@ class Collector:
         if decisions != self.files.decisions:
             self.files.decisions = decisions
 
-    def _metering_stores(self) -> ledger_days.MeteringStores:
+    def _metering_stores(self) -> day_writes.MeteringStores:
         """Return the ledger and the evidence in its database. Blocking; raises UnusableLedgerError."""
         database = self.database.open()
         self.core.receipts.open(database)
-        return ledger_days.MeteringStores(
+        return day_writes.MeteringStores(
             ledger_store.Ledger(database), evidence_store.EvidenceStore(database, self.quarantine)
         )
 
@@ -270,7 +272,7 @@ class Collector:
             os.close(lock)
 
     async def _wait_for_space(self) -> None:
-        """Serve existing data while the disk is full; see `railscope_collector.http.web_server`."""
+        """Serve existing data while the disk is full; see `railscope_collector.http.write_probes`."""
         if not (problem := await service.run_in_thread(self.find_write_problem, self.directory)):
             return
         log.error(
@@ -332,7 +334,7 @@ class Collector:
             self.settings.allow_anonymous_read,
             on_denial=self._count_rejection,
         )
-        own_metrics = read_api.CollectorMetrics(
+        own_metrics = collector_metrics.CollectorMetrics(
             self.core,
             self.log,
             self.files,
@@ -402,7 +404,7 @@ class Collector:
 
         self.cluster.prepare = prepare
         self.drainer = self.drainer.with_views(api, self.diagnosis.engine.drains)
-        routing = web_server.ClusterRouting(self.cluster)
+        routing = cluster_routing.ClusterRouting(self.cluster)
         routed = routing.route(handlers, api.handlers(), CLUSTER_PAGES)
         max_bytes = self.settings.limits.body_bytes
         return make_application(authorizer, routed, max_bytes, console.routes)

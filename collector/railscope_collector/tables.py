@@ -13,7 +13,7 @@ from railscope_collector.evidence import (
     first_receipts,
 )
 from railscope_collector.jobs import imported_lists as jobs
-from railscope_collector.ledger import audit_outbox, head_chain, leases, membership
+from railscope_collector.ledger import audit_outbox, head_chain, head_files, leases, membership
 from railscope_collector.ledger.schema import VERSION, metadata, schema_version
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "evidence_contents",
     "first_receipts",
     "head_chain",
+    "head_files",
     "jobs",
     "leases",
     "membership",

@@ -26,7 +26,7 @@ from railscope_collector.inventory.comparison import (
     InventoryWatch,
     inventory_cells,
 )
-from railscope_collector.ledger.membership import ClusterExtent
+from railscope_collector.ledger.cluster_extent import ClusterExtent
 from railscope_collector.metering.units import Units
 from railscope_collector.state.collector_state import CollectorState
 from railscope_collector.views import NO_TENANT, ListedReadings, Rollups, TenantsOf, find_fresh_rows

@@ -25,9 +25,9 @@ from railscope_agent.sampling.shipping_stats import (
 from railscope_agent.witness.audit_log_client import AuditLogClient, AuditLogUnavailableError
 from railscope_agent.witness.audit_witness import AuditWitness
 from railscope_agent.witness.witness_store import WitnessStore
-from railscope_collector.audit.directory_check import LogVerificationError, VerifyOutcome
-from railscope_collector.audit.log_writer import LogWriteError
+from railscope_collector.audit import LogWriteError
 from railscope_collector.audit.verification import verify_log
+from railscope_collector.audit.verify_outcome import LogVerificationError, VerifyOutcome
 from railscope_collector.config import AuditSettings, CollectorSettings
 
 

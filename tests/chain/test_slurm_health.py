@@ -14,7 +14,7 @@ from support.command_line import run
 from support.health_agents import answering, install_scripts, write_settings
 from support.slurm_cluster import SlurmCluster, running_slurm, wait_until
 
-from railscope_collector.audit.collector_records import AuditTrail
+from railscope_collector.audit.audit_trail import AuditTrail
 from railscope_collector.config import SlurmSettings
 from railscope_collector.diagnosis.entity_states import NodeRow
 from railscope_collector.sinks.slurm_drain import (

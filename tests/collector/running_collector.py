@@ -21,7 +21,7 @@ from railscope_collector.framelog.segment_files import (
     segment_numbers,
     segment_path,
 )
-from railscope_collector.ledger.audit_outbox import RecordDraft
+from railscope_collector.ledger.record_draft import RecordDraft
 from railscope_collector.service import Collector
 
 SMALL = IngestLimits(

@@ -31,8 +31,10 @@ from railscope_collector.evidence.evidence_book import EvidenceBook
 from railscope_collector.evidence.gpu_evidence import AdministratorInputs
 from railscope_collector.fleet.sheets import PendingBatch
 from railscope_collector.fleet.view_cells import View, ViewCell
-from railscope_collector.http.access_control import ROUTES, RequestAuthorizer, make_application
-from railscope_collector.http.read_api import CollectorMetrics, ViewApi
+from railscope_collector.http.access_control import RequestAuthorizer, make_application
+from railscope_collector.http.collector_metrics import CollectorMetrics
+from railscope_collector.http.read_api import ViewApi
+from railscope_collector.http.route_table import ROUTES
 from railscope_collector.view_refresh import CollectorViews, ViewRefresher
 from railscope_collector.views import Rollups, find_fresh_rows
 

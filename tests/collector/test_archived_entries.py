@@ -14,7 +14,7 @@ from railscope.audit.record import decode_audit_record
 from railscope.settings import SettingsError
 from railscope.timestamps import DAY_NS
 from railscope_collector.access.credentials import digest_token
-from railscope_collector.audit.tiles import check_proof
+from railscope_collector.audit.entry_proof import check_proof
 from railscope_collector.audit_service import RECORDER_STATE_FILE
 from railscope_collector.config import ArchiveSettings, AuditSettings, CollectorSettings
 from railscope_collector.http.audit_api import ARCHIVE_UNREADABLE

@@ -16,16 +16,14 @@ from railscope.wire import SentAt
 from railscope_collector import clock
 from railscope_collector.framelog.framelog import FrameLog
 from railscope_collector.framelog.segment_files import (
-    EXTENT,
-    MANIFEST,
     FrameLogStats,
     FrameRecord,
-    StateFiles,
-    accept_loss,
     segment_numbers,
     segment_path,
 )
-from railscope_collector.state.state_checkpointer import CheckpointSchedule, StateCheckpointer
+from railscope_collector.framelog.state_manifest import EXTENT, MANIFEST, StateFiles, accept_loss
+from railscope_collector.state.checkpoint_schedule import CheckpointSchedule
+from railscope_collector.state.state_checkpointer import StateCheckpointer
 
 SECOND = 1_000_000_000
 

@@ -16,7 +16,7 @@ from support.metered import record_number
 from railscope.audit.record import AuditRecord, RecordSource, decode_audit_record
 from railscope.audit.signed_note import PublicKey
 from railscope.settings import SettingsError
-from railscope_collector.audit.collector_records import AuditTrail
+from railscope_collector.audit.audit_trail import AuditTrail
 from railscope_collector.audit.log_writer import AuditLog
 from railscope_collector.audit.verification import verify_log
 from railscope_collector.audit_service import RECORDER_STATE_FILE

@@ -15,7 +15,7 @@ from support.disk import small_file_system
 from railscope import settings
 from railscope.audit.record import AuditRecord
 from railscope.settings import SettingsError
-from railscope_collector.audit.collector_records import MAX_DENIED, AuditTrail, DeniedRequest
+from railscope_collector.audit.audit_trail import MAX_DENIED, AuditTrail, DeniedRequest
 from railscope_collector.config import PREFIX, CollectorSettings
 
 

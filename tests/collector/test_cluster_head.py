@@ -33,7 +33,7 @@ from railscope_collector.config import (
     MeteringSettings,
 )
 from railscope_collector.diagnosis.saved_state import decode_diagnosis
-from railscope_collector.ledger import membership
+from railscope_collector.ledger import head_files
 from railscope_collector.ledger.database import SharedDatabase
 from railscope_collector.tables import metadata
 from railscope_simulator.demo.process import free_port
@@ -373,9 +373,9 @@ async def test_another_head_has_the_same_views_when_the_first_one_ends(
         await first.aclose()  # releases the lease
         files = Path(one["a"].collector.directory / "head" / "diagnosis")
         shared, restored = SharedDatabase(database, metadata), tmp_path / "restored"
-        await run_in_thread(lambda: membership.read_files(shared.open(), restored))
+        await run_in_thread(lambda: head_files.read_files(shared.open(), restored))
         shared.close()
-        for name in membership.FILES:
+        for name in head_files.FILES:
             assert (restored / name).read_bytes() == (files / name).read_bytes()
         assert decode_diagnosis((restored / "incidents").read_bytes()).nodes, "not empty"
         # The agents of its nodes continue with another collector; the slow ones have not reported yet.

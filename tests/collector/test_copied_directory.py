@@ -14,7 +14,7 @@ from running_collector import run_collector, settings_in
 from support.postgresql import PostgreSQL
 
 from railscope_collector.config import CollectorSettings, LedgerSettings
-from railscope_collector.ledger import database as databases, leases, membership
+from railscope_collector.ledger import database as databases, directory_holder, leases
 from railscope_collector.tables import metadata
 
 IN_USE = (
@@ -46,7 +46,7 @@ async def test_a_collector_with_a_copy_of_a_state_directory_in_use_does_not_star
     settings: CollectorSettings,
 ):
     async with run_collector(settings) as first:
-        with pytest.raises(membership.DirectoryInUseError, match=IN_USE):
+        with pytest.raises(directory_holder.DirectoryInUseError, match=IN_USE):
             async with run_collector(copied(settings)):
                 pass
         assert (await first.get("/-/healthy"))[0] == 200
@@ -77,10 +77,10 @@ class CopiedDirectories:
             raise databases.UnusableLedgerError(message)
         return self.database.open()
 
-    async def start(self, name: str) -> membership.DirectoryHolder:
+    async def start(self, name: str) -> directory_holder.DirectoryHolder:
         """A process that starts in a directory."""
         (self.path / name).mkdir(exist_ok=True)
-        holder = membership.DirectoryHolder(self.path / name, self.open, "boot-1")
+        holder = directory_holder.DirectoryHolder(self.path / name, self.open, "boot-1")
         await holder.begin("log-1")
         return holder
 
@@ -112,7 +112,7 @@ async def test_a_killed_collector_restarts_at_once_and_its_copy_after_the_lease_
     assert copy.attempt()
     assert not restarted.attempt(), "it resumes after a pause"
     assert copy.attempt()
-    with pytest.raises(membership.DirectoryInUseError, match="fix: stop that one"):
+    with pytest.raises(directory_holder.DirectoryInUseError, match="fix: stop that one"):
         restarted.attempt()
 
 
@@ -124,7 +124,7 @@ async def test_of_copies_that_start_while_the_database_is_away_one_ends_later(
     copies.is_away = False
     assert one.attempt()
     renewing = asyncio.create_task(one.run())
-    with pytest.raises(membership.DirectoryInUseError):
+    with pytest.raises(directory_holder.DirectoryInUseError):
         await two.run()
     renewing.cancel()
     await asyncio.wait({renewing})
@@ -135,7 +135,7 @@ async def test_a_machine_that_was_copied_with_its_directory_is_another_place(
     copies: CopiedDirectories,
 ):
     one = await copies.start("one")
-    clone = membership.DirectoryHolder(one.directory, copies.open, "boot-2")
+    clone = directory_holder.DirectoryHolder(one.directory, copies.open, "boot-2")
     copies.is_away = True
     await clone.begin("log-1")
     copies.is_away = False
@@ -144,7 +144,7 @@ async def test_a_machine_that_was_copied_with_its_directory_is_another_place(
 
 async def test_collectors_with_logs_of_their_own_share_a_database(copies: CopiedDirectories):
     one = await copies.start("one")
-    other = membership.DirectoryHolder(one.directory, copies.open)
+    other = directory_holder.DirectoryHolder(one.directory, copies.open)
     await other.begin("log-2")
     assert one.attempt()
     assert other.attempt()

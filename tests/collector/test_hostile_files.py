@@ -11,7 +11,7 @@ import pytest
 from running_collector import run_collector, settings_in
 
 from railscope.settings import SettingsError
-from railscope_collector.access import credentials
+from railscope_collector.access import tokens_format
 from railscope_collector.administrator_files import AdministratorFiles
 from railscope_collector.billing import price_book
 from railscope_collector.billing.price_book import PriceBookError
@@ -93,7 +93,7 @@ def test_a_hostile_file_is_rejected_with_a_reason(
     file.write_bytes(file.read_bytes() + more + b"\n")
     if kind.setting == "tokens_file":
         with pytest.raises(SettingsError) as raised:
-            credentials.load_credentials(file)
+            tokens_format.load_credentials(file)
         problem = str(raised.value)
     else:
         files = AdministratorFiles.from_settings(settings)

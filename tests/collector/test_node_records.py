@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from railscope.wire import SentAt
-from railscope_collector.framelog.framelog import MAX_INDEXED_RECORDS, NodeRecords
+from railscope_collector.framelog.record_index import MAX_INDEXED_RECORDS, RecordIndex
 from railscope_collector.framelog.segment_files import (
     FrameLogStats,
     FrameRecord,
@@ -52,7 +52,7 @@ def stored(directory: Path, node: str) -> list[FrameRecord]:
     ]
 
 
-def found_by(records: NodeRecords, node: str) -> list[FrameRecord]:
+def found_by(records: RecordIndex, node: str) -> list[FrameRecord]:
     return records.find(node, START_NS, FOREVER_NS, 1000).records
 
 
@@ -65,13 +65,13 @@ def directory(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("node", [*NAMES, "unknown"])
 def test_the_records_of_a_node_are_those_of_all_segments(directory: Path, node: str) -> None:
-    records = NodeRecords(directory)
+    records = RecordIndex(directory)
     assert found_by(records, node) == stored(directory, node)
     assert records.records == 80
 
 
 def test_a_period_is_read_from_its_own_segments_only(directory: Path) -> None:
-    records = NodeRecords(directory)
+    records = RecordIndex(directory)
     from_ns, to_ns = START_NS + 44 * SECOND_NS, START_NS + 48 * SECOND_NS
     found = records.find("n0", from_ns, to_ns, 1000)
     assert found.records == [record(44), record(48)]
@@ -82,19 +82,19 @@ def test_a_period_is_read_from_its_own_segments_only(directory: Path) -> None:
 
 def test_what_is_no_longer_stored_is_reported(directory: Path) -> None:
     segment_path(directory, 1).unlink()
-    found = NodeRecords(directory).find("n0", START_NS, FOREVER_NS, 1000)
+    found = RecordIndex(directory).find("n0", START_NS, FOREVER_NS, 1000)
     assert found.oldest_ns == START_NS + 20 * SECOND_NS
-    assert NodeRecords(directory / "none").find("n0", START_NS, FOREVER_NS, 9).oldest_ns == 0
+    assert RecordIndex(directory / "none").find("n0", START_NS, FOREVER_NS, 9).oldest_ns == 0
 
 
 def test_too_many_records_are_truncated_at_the_end(directory: Path) -> None:
-    found = NodeRecords(directory).find("n0", START_NS, FOREVER_NS, 3)
+    found = RecordIndex(directory).find("n0", START_NS, FOREVER_NS, 3)
     assert found.records == [record(0), record(4), record(8)]
     assert found.is_truncated
 
 
 def test_new_records_are_found_and_those_of_deleted_segments_forgotten(directory: Path) -> None:
-    records = NodeRecords(directory)
+    records = RecordIndex(directory)
     found_by(records, "n0")
     path = segment_path(directory, 4)
     marker = bytes.fromhex(path.stem.split("-")[2])
@@ -108,7 +108,7 @@ def test_new_records_are_found_and_those_of_deleted_segments_forgotten(directory
 
 
 def test_the_index_is_bounded(directory: Path) -> None:
-    records = NodeRecords(directory, max_records=45)
+    records = RecordIndex(directory, max_records=45)
     assert found_by(records, "n1") == stored(directory, "n1")
     assert records.records <= 45
 
@@ -131,7 +131,7 @@ def test_damage_costs_only_the_damaged_records(
     for position, bit in flips:
         damaged[position % len(damaged)] ^= 1 << bit
     path.write_bytes(damaged[: len(damaged) - cut])
-    records = NodeRecords(directory)
+    records = RecordIndex(directory)
     for node in NAMES:
         found = found_by(records, node)
         missing = [each for each in stored(directory, node) if each not in found]

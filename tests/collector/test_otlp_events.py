@@ -25,7 +25,12 @@ from railscope.frame import Entity, Event
 from railscope.settings import SettingsError
 from railscope.wire import WireEntity, WireEvent
 from railscope_collector.config import RemoteWriteSettings
-from railscope_collector.fleet.fleet import MAX_EVENTS, EventPosition, RecentEvents, SeenEvent
+from railscope_collector.fleet.recent_events import (
+    MAX_EVENTS,
+    EventPosition,
+    RecentEvents,
+    SeenEvent,
+)
 from railscope_collector.sinks import SinkError
 from railscope_collector.sinks.otlp_events import OtlpEventQueue, OtlpEventsFormat
 from railscope_collector.sinks.remote_write import RemoteWriteSink

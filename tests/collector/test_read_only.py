@@ -13,7 +13,7 @@ from support.disk import enlarge, small_file_system
 
 from railscope.durable_files import PARTIAL
 from railscope_collector.audit.ledger_watch import KNOWN_HEAD_FILE
-from railscope_collector.http.web_server import find_write_problem
+from railscope_collector.http.write_probes import find_write_problem
 
 PATIENCE_SECONDS = 60
 FULL = "cannot write the state directory: No space left on device"
@@ -22,7 +22,7 @@ LIMITED = """
 import resource, sys
 from pathlib import Path
 from railscope_collector.audit.ledger_watch import KNOWN_HEAD_FILE
-from railscope_collector.http.web_server import find_write_problem
+from railscope_collector.http.write_probes import find_write_problem
 soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
 print(find_write_problem(Path(sys.argv[1])))

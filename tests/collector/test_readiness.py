@@ -10,7 +10,7 @@ from makers import FrameSender
 from running_collector import RunningCollector, gpu_frames, run_collector, settings_in
 from support.disk import small_file_system
 
-from railscope_collector.http.web_server import REUSE_SECONDS, WriteProbe
+from railscope_collector.http.write_probes import REUSE_SECONDS, WriteProbe
 
 UNWRITABLE = "cannot write the ledger; the collector's log has the reason"
 

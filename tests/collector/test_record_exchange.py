@@ -203,22 +203,22 @@ async def test_the_lag_grows_while_no_records_arrive_until_all_of_them_are_appli
     followed = FollowedCollector(member, begin, wall_ns=lambda: now_ns)
     reading = asyncio.create_task(followed.read_other(PeerAccess("token", "")))
     try:
-        assert followed.part(0).lag_seconds is None, "no records yet"
+        assert followed.extent_member(0).lag_seconds is None, "no records yet"
         async with serving(RecordServer(feed.feed).serve, port):
             await until_true(lambda: not followed.problem)
-            assert followed.part(0).lag_seconds == 0
+            assert followed.extent_member(0).lag_seconds == 0
             now_ns += 30 * SECOND
-            assert followed.part(0).lag_seconds == 30, "its last records are delayed"
+            assert followed.extent_member(0).lag_seconds == 30, "its last records are delayed"
             feed.lead_ns = 10 * SECOND
-            assert followed.part(0).lag_seconds == 20, "its clock is 10 s behind"
+            assert followed.extent_member(0).lag_seconds == 20, "its clock is 10 s behind"
             feed.lead_ns = 0
             feed.feed.close()
         await until_true(lambda: followed.problem)
         now_ns += 30 * SECOND
-        assert followed.part(0).lag_seconds == 60, "the connection is interrupted"
+        assert followed.extent_member(0).lag_seconds == 60, "the connection is interrupted"
         async with serving(send_header, port):
             await until_true(lambda: followed.follower and followed.follower.sender_ns == now_ns)
-            assert followed.part(0).lag_seconds == 60, "the snapshot is not complete"
+            assert followed.extent_member(0).lag_seconds == 60, "the snapshot is not complete"
             ended.set()
     finally:
         reading.cancel()

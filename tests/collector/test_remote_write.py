@@ -30,10 +30,10 @@ from railscope_collector.config import RemoteWriteSettings
 from railscope_collector.fleet.view_cells import ViewCell, label_names
 from railscope_collector.sinks import MAX_PROBLEM_LENGTH
 from railscope_collector.sinks.otlp_format import OtlpMetricsFormat
-from railscope_collector.sinks.remote_write import (
+from railscope_collector.sinks.remote_write import RemoteWriteSink
+from railscope_collector.sinks.sample_formats import (
     STALE_MARKER,
     ImportTextFormat,
-    RemoteWriteSink,
     SampleEncoder,
     WriteRequestFormat,
 )

@@ -14,8 +14,9 @@ from support.story import NodeReporter, accept, core_in, gpus_of
 from railscope.service import run_in_thread
 from railscope_collector.framelog.framelog import FrameLog
 from railscope_collector.framelog.segment_files import FrameLogStats, FrameRecord, segment_numbers
+from railscope_collector.state.checkpoint_schedule import CheckpointSchedule
 from railscope_collector.state.collector_state import CollectorState
-from railscope_collector.state.state_checkpointer import CheckpointSchedule, StateCheckpointer
+from railscope_collector.state.state_checkpointer import StateCheckpointer
 
 SECOND = 1_000_000_000
 PATIENCE_SECONDS = 60

@@ -24,7 +24,7 @@ from railscope.health_verdict import MAX_REASON
 from railscope.reading import PRESENT, Absent
 from railscope.settings import SettingsError
 from railscope.timestamps import HOUR_NS, SECOND_NS
-from railscope_collector.audit.collector_records import AuditTrail
+from railscope_collector.audit.audit_trail import AuditTrail
 from railscope_collector.config import CollectorSettings, SlurmSettings
 from railscope_collector.diagnosis.entity_states import NodeRow
 from railscope_collector.diagnosis.incident_table import IncidentTable

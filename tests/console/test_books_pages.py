@@ -24,7 +24,7 @@ from railscope.audit.record import RecordActor, RecordSubject
 from railscope.service import run_in_thread
 from railscope.timestamps import DAY_NS
 from railscope_collector.access.credentials import Role
-from railscope_collector.audit.tiles import check_proof
+from railscope_collector.audit.entry_proof import check_proof
 from railscope_collector.billing import billing_demo, reconciliation, statement_formats
 from railscope_collector.billing.charges import format_decimal
 from railscope_collector.billing.period_closing import BillingBooks
@@ -36,8 +36,9 @@ from railscope_collector.billing.tenant_statements import (
 )
 from railscope_collector.console.billing_pages import check_row
 from railscope_collector.console.tenant_pages import charges_row
-from railscope_collector.ledger.audit_outbox import RecordDraft, put_record
+from railscope_collector.ledger.audit_outbox import put_record
 from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.ledger.record_draft import RecordDraft
 from railscope_collector.metering.units import parse_period
 from railscope_collector.tables import metadata
 

@@ -30,8 +30,8 @@ from railscope_collector.config import DiagnosisSettings, IngestLimits, Switches
 from railscope_collector.console.page_table import PAGES, PAGES_BY_NAME, Page
 from railscope_collector.diagnosis.incident_table import IncidentTable
 from railscope_collector.fleet.view_cells import View, ViewCell
-from railscope_collector.http.access_control import TenantScope
-from railscope_collector.http.audit_api import EntrySelection
+from railscope_collector.http.route_table import TenantScope
+from railscope_collector.http.signed_entries import EntrySelection
 from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.switches.switch_reading import MAX_PORTS
 from railscope_collector.tables import metadata

@@ -9,13 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from console_site import (
-    TOKENS,
-    browser,
-    console,
-    count_elements,
-    tokens_text,
-)
+from console_site import TOKENS, browser, console, count_elements, tokens_text
 from running_collector import run_collector, settings_in
 from support.audit import verified_records
 from support.certificates import ClientAuthority, self_signed
@@ -31,7 +25,7 @@ from railscope_collector.access.credentials import CredentialKey, Role, digest_t
 from railscope_collector.config import CollectorTlsSettings, DiagnosisSettings
 from railscope_collector.console.console_server import SECURITY_HEADERS
 from railscope_collector.console.page_table import CONSOLE_ROUTES, PAGES, local_target
-from railscope_collector.http.access_control import ROUTES
+from railscope_collector.http.route_table import ROUTES
 
 PATHS = {  # roles of each page, repeated here by hand
     "/": "operator auditor tenant",

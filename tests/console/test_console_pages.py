@@ -51,7 +51,7 @@ from railscope_collector.diagnosis.incident_table import (
     ReportedIncident,
     incident_facts,
 )
-from railscope_collector.fleet.fleet import SeenEvent
+from railscope_collector.fleet.recent_events import SeenEvent
 from railscope_collector.fleet.schemas import StoredSchemas
 from railscope_collector.fleet.view_cells import View, ViewCell
 from railscope_collector.http.read_api import ViewApi

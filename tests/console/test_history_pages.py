@@ -52,7 +52,7 @@ from railscope_collector.diagnosis.diagnosis_curves import (
     GroupPoints,
 )
 from railscope_collector.fleet.schemas import StoredSchemas
-from railscope_collector.http.web_server import MAX_READS_PER_REQUESTER, ReadPool
+from railscope_collector.http.read_pool import MAX_READS_PER_REQUESTER, ReadPool
 from railscope_collector.state.collector_state import CollectorState
 from railscope_collector.workloads.job_roster import JobKey
 

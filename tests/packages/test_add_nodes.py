@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 from support.packages import ROOT
 
-from railscope_collector.access.credentials import Role, digest_token, parse_credentials
+from railscope_collector.access.credentials import Role, digest_token
+from railscope_collector.access.tokens_format import parse_credentials
 
 KUBECTL = ROOT / ".helm/kubectl"
 SECRETS = "/api/v1/namespaces/railscope/secrets"

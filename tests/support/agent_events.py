@@ -9,7 +9,7 @@ from railscope.catalog.gpu_health import GPU_CHANGE_EVENT
 from railscope.catalog.nic_settings import SETTING_EVENT
 from railscope.catalog.tenancy import CLAIM_END_EVENT, CLAIM_START_EVENT
 from railscope.wire import VERSION, Envelope, SentAt, WireEntity, WireEvent
-from railscope_collector.fleet.fleet import EventPosition, SeenEvent
+from railscope_collector.fleet.recent_events import EventPosition, SeenEvent
 from railscope_collector.framelog.segment_files import FrameRecord
 
 NOON_NS = 1_790_000_000_000_000_000

@@ -22,7 +22,7 @@ from railscope.audit.signed_note import PublicKey, SecretKey
 from railscope.cli import root
 from railscope_collector.audit.log_writer import AuditLog
 from railscope_collector.audit.verification import verify_log
-from railscope_collector.ledger.audit_outbox import RecordDraft
+from railscope_collector.ledger.record_draft import RecordDraft
 
 KEY = SecretKey.generate("log.example")
 NOON_NS = 1_790_000_000_000_000_000

@@ -20,10 +20,12 @@ from railscope_collector.billing.period_closing import BillingBooks
 from railscope_collector.billing.price_book import Price, PriceBook
 from railscope_collector.evidence.gpu_evidence import AssembledGpu
 from railscope_collector.files.seller_file import PayerAccount, Seller
-from railscope_collector.ledger.audit_outbox import HEAD, TimedActor, outbox_rows
+from railscope_collector.ledger.audit_outbox import outbox_rows
 from railscope_collector.ledger.database import Database
 from railscope_collector.ledger.day_metering import MeteredGpu, MeteringComputation
+from railscope_collector.ledger.ledger_records import HEAD
 from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.ledger.record_draft import TimedActor
 from railscope_collector.metering.evidence import (
     BootSampleSpan,
     ClaimRelease,

@@ -20,7 +20,7 @@ from railscope.timestamps import SECOND_NS
 from railscope.wire import SentAt, pack
 from railscope_agent.commands.replay import CaptureReplay
 from railscope_agent.config import AgentSettings
-from railscope_collector.audit.collector_records import AuditTrail
+from railscope_collector.audit.audit_trail import AuditTrail
 from railscope_collector.commands.diagnose import REPLAYED_METRICS, REPLAYED_SOURCES
 from railscope_collector.diagnosis.incident_report import IncidentDocument
 from railscope_collector.fleet.schemas import StoredSchemas

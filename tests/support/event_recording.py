@@ -13,7 +13,7 @@ from support.audit import audit_log, draft, running_log
 from railscope.audit.record import AuditRecord, decode_audit_record
 from railscope_collector.audit.event_recorder import EventRecorder
 from railscope_collector.audit.log_secrets import PersonalSalts
-from railscope_collector.fleet.fleet import SeenEvent
+from railscope_collector.fleet.recent_events import SeenEvent
 
 
 @contextlib.asynccontextmanager

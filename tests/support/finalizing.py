@@ -26,8 +26,8 @@ from railscope_collector.evidence.waiting_evidence import DIRECTORY, WaitingEvid
 from railscope_collector.files import device_files, tenancy_files
 from railscope_collector.files.device_files import DeviceInventory
 from railscope_collector.finalization.day_finalizer import DayFinalizer
-from railscope_collector.finalization.ledger_days import MeteringStores
-from railscope_collector.framelog.segment_files import StateFiles
+from railscope_collector.finalization.day_writes import MeteringStores
+from railscope_collector.framelog.state_manifest import StateFiles
 from railscope_collector.ledger import leases
 from railscope_collector.ledger.database import Database
 from railscope_collector.ledger.ledger_store import Ledger

@@ -24,8 +24,8 @@ from railscope_collector.access.tokens_file import (
     RecordedCredentials,
     find_changes,
 )
-from railscope_collector.audit.collector_records import AuditTrail, DeniedRequest
-from railscope_collector.ledger.audit_outbox import RecordDraft
+from railscope_collector.audit.audit_trail import AuditTrail, DeniedRequest
+from railscope_collector.ledger.record_draft import RecordDraft
 from railscope_collector.work_limits import MinuteCounts, write_for_a_minute
 
 MAX_MISUSES_PER_MINUTE = 100

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from railscope_collector.access import credentials as access
+from railscope_collector.access import client_certificates, credentials as access
 
 _SCHEME = "bearer "
 
@@ -89,7 +89,7 @@ def _by_token(
 def _by_certificate(
     credentials: access.Credentials, der: bytes, now_ns: int
 ) -> AuthenticationResult:
-    certificate = access.read_certificate(der)
+    certificate = client_certificates.read_certificate(der)
     key = access.CredentialKey("certificate", certificate.fingerprint)
     entry = credentials.entries.get(key)
     if entry is None and certificate.named:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from railscope import convert_errors, durable_files, timestamps, untrusted_text
-from railscope_collector.access import credentials
+from railscope_collector.access import credentials, tokens_format
 
 SUFFIX, NEW_SUFFIX = ".token", ".new"
 RENEWAL_DAYS = 30
@@ -73,16 +73,16 @@ def parse_node_names(text: str) -> list[str]:
                 f"line {number}: invalid node name {untrusted_text.quote_text(name)}: expected printable text in "
                 f"Unicode NFC without a slash or a leading dot, at most {_MAX_NAME_BYTES} bytes"
             )
-            raise credentials.TokensFileError(message)
+            raise tokens_format.TokensFileError(message)
         if name in lines:
             message = (
                 f"line {number}: node {name} is also in line {lines[name]}: expected each node once"
             )
-            raise credentials.TokensFileError(message)
+            raise tokens_format.TokensFileError(message)
         lines[name] = number
     if not lines:
         message = "no node: expected one name per line"
-        raise credentials.TokensFileError(message)
+        raise tokens_format.TokensFileError(message)
     return list(lines)
 
 
@@ -102,9 +102,9 @@ def create_node_tokens(
     tokens_file = tokens_file.resolve()
     if not tokens_file.parent.is_dir():
         message = f"tokens file: {tokens_file}: expected an existing directory; fix: create {tokens_file.parent}, or pass --tokens-file"
-        raise credentials.TokensFileError(message)
+        raise tokens_format.TokensFileError(message)
     text = tokens_file.read_text(encoding="utf-8") if tokens_file.exists() else ""
-    present = credentials.parse_credentials(text)
+    present = tokens_format.parse_credentials(text)
     by_node: dict[str, dict[credentials.CredentialKey, credentials.CredentialEntry]] = {}
     for key, entry in present.entries.items():
         if entry.credential.role is credentials.Role.NODE:
@@ -168,7 +168,7 @@ def _read_keys(
             token = ""
         if not _TOKEN.fullmatch(token):
             message = f"{path}: expected one token; fix: remove the file"
-            raise credentials.TokensFileError(message)
+            raise tokens_format.TokensFileError(message)
         keys[name] = credentials.CredentialKey("token", credentials.digest_token(token))
     return keys
 
@@ -190,7 +190,7 @@ def _format_line(
     holder = credentials.Credential(name, credentials.Role.NODE, max_authority=limit)
     key = credentials.CredentialKey("token", credentials.digest_token(token))
     valid = {each: entry for each, entry in present.items() if not entry.is_expired(now_ns)}
-    return credentials.format_entry(
+    return tokens_format.format_entry(
         name, {**valid, key: credentials.CredentialEntry(holder, options.until_ns)}
     )
 
@@ -216,7 +216,9 @@ def _edited(text: str, lines: str, removed: Collection[str]) -> str:
     start = header.end() + 1
     following = _HEADER.search(text, start)
     end = following.start() if following else len(text)
-    names = [form for name in removed for form in (name, credentials.quote_key(name), f"'{name}'")]
+    names = [
+        form for name in removed for form in (name, tokens_format.quote_key(name), f"'{name}'")
+    ]
     entry = re.compile(rf"^[ \t]*(?:{'|'.join(map(re.escape, names))})[ \t]*=.*\n?", re.MULTILINE)
     section = entry.sub("", text[start:end]) if names else text[start:end]
     return f"{text[: header.end()]}\n{lines}{section}{text[end:]}"
@@ -226,7 +228,7 @@ def _check_edit(
     present: credentials.Credentials, changed: str, lines: str, removed: Collection[str]
 ) -> None:
     """Raise TokensFileError if the changed file has other entries than expected."""
-    added = credentials.parse_credentials(f"[nodes]\n{lines}").entries
+    added = tokens_format.parse_credentials(f"[nodes]\n{lines}").entries
     remaining = {
         key: entry
         for key, entry in present.entries.items()
@@ -234,10 +236,12 @@ def _check_edit(
         or entry.credential.name not in removed
     }
     message = "the section [nodes] cannot be changed: expected [nodes] on a line of its own, and one line per node"
-    with convert_errors(credentials.TokensFileError, credentials.TokensFileError, f"{message}: "):
-        found = credentials.parse_credentials(changed)
+    with convert_errors(
+        tokens_format.TokensFileError, tokens_format.TokensFileError, f"{message}: "
+    ):
+        found = tokens_format.parse_credentials(changed)
     if found != credentials.Credentials({**remaining, **added}, present.revoked):
-        raise credentials.TokensFileError(message)
+        raise tokens_format.TokensFileError(message)
 
 
 def _restrict(path: Path) -> None:

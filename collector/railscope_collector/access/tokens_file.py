@@ -16,7 +16,7 @@ import msgspec
 import structlog
 
 from railscope import durable_files, service, timestamps
-from railscope_collector.access import credentials as credential_types
+from railscope_collector.access import credentials as credential_types, tokens_format
 
 _WATCH_SECONDS = 1.0
 
@@ -36,7 +36,7 @@ class TokensFile:
     _parsed_digest: bytes = b""
 
     def __post_init__(self) -> None:
-        self.credentials = credential_types.load_credentials(self.path)
+        self.credentials = tokens_format.load_credentials(self.path)
 
     async def watch(self) -> None:
         """Read the file after each change, until cancelled."""
@@ -61,7 +61,7 @@ class TokensFile:
             if changing or digest == self._parsed_digest:
                 return None
             self._parsed_digest = digest
-            credentials = credential_types.parse_credentials(content.decode())
+            credentials = tokens_format.parse_credentials(content.decode())
         except (OSError, ValueError) as error:
             if self.is_valid or not isinstance(error, OSError):
                 log.error(

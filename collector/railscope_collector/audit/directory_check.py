@@ -1,4 +1,4 @@
-"""Checks of an audit directory: outcomes, hash tiles, and everything that is not a signed record.
+"""Checks of everything in an audit directory that is not a signed record.
 
 Housekeeping files are checked by their signatures, and the directory may contain only what a log of
 this size has: every other file is reported. The only exception are partial tiles that longer ones
@@ -10,85 +10,31 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from enum import IntEnum
+from dataclasses import dataclass
 from pathlib import Path
 
 from railscope.audit import log_checkpoint, merkle, signed_note
 from railscope.durable_files import LOCK_FILE, PARTIAL_NAME
-from railscope_collector import archive_stores
 from railscope_collector.audit import (
-    AuditLogError,
+    acknowledgement,
+    cosignatures,
     housekeeping_files,
     journal,
+    log_ownership,
     signing_guard,
     tiles as tile_files,
 )
-
-
-class VerifyOutcome(IntEnum):
-    """Outcome of a check: the exit status of `railscope audit verify`."""
-
-    CONSISTENT = 0
-    ALTERED = 1
-    """A record, a tile or a checkpoint is not what was signed."""
-    TAIL_MISSING = 2
-    """There are fewer records than were signed."""
-    KEY_PROBLEM = 3
-    """The key is not that of this log, or its policy forbids the finding."""
-    FORKED = 4
-    """Two signed checkpoints that no single log can have: a rollback, or two logs with one key."""
-    UNREADABLE = 5
-    """A file that is needed cannot be read: the check has no result."""
-    UNCHECKED = 6
-    """Archived records were not read; everything else is consistent."""
-
-
-class LogVerificationError(AuditLogError):
-    """The log is not valid; the message states the defect and its location."""
-
-    def __init__(self, outcome: VerifyOutcome, message: str) -> None:
-        super().__init__(message)
-        self.outcome = outcome
-
-
-@contextmanager
-def raise_verify_error(
-    outcome: VerifyOutcome, *errors: type[Exception], prefix: str = ""
-) -> Iterator[None]:
-    """Raise LogVerificationError with this outcome in place of the errors; `where` precedes the message."""
-    try:
-        yield
-    except errors as error:
-        raise LogVerificationError(outcome, f"{prefix}{error}") from error
-
-
-@contextmanager
-def raise_tile_verify_error() -> Iterator[None]:
-    """Raise LogVerificationError in place of TileError, with the outcome for its cause."""
-    try:
-        yield
-    except tile_files.TileError as error:
-        cause, outcome = error.__cause__, VerifyOutcome.ALTERED
-        if isinstance(
-            cause,
-            FileNotFoundError
-            | NotADirectoryError
-            | tile_files.TruncatedTileError
-            | archive_stores.MissingFileError,
-        ):
-            outcome = VerifyOutcome.TAIL_MISSING
-        elif isinstance(cause, OSError | archive_stores.ArchiveError):
-            outcome = VerifyOutcome.UNREADABLE
-        raise LogVerificationError(outcome, str(error)) from error
-
+from railscope_collector.audit.verify_outcome import (
+    LogVerificationError,
+    VerifyOutcome,
+    raise_verify_error,
+)
 
 _TOP_FILES = frozenset(
     {
-        housekeeping_files.EPOCH_FILE,
-        housekeeping_files.ACKNOWLEDGED_FILE,
-        housekeeping_files.WITNESSES_FILE,
+        log_ownership.EPOCH_FILE,
+        acknowledgement.ACKNOWLEDGED_FILE,
+        cosignatures.WITNESSES_FILE,
         housekeeping_files.KEY_FILE,
         LOCK_FILE,
         "checkpoint",
@@ -102,8 +48,8 @@ class HousekeepingState:
     """Housekeeping state of an audit directory at one point in time."""
 
     epoch: int
-    acknowledged: housekeeping_files.Acknowledgement
-    witnesses: dict[str, housekeeping_files.CosignedCheckpoint]
+    acknowledged: acknowledgement.Acknowledgement
+    witnesses: dict[str, cosignatures.CosignedCheckpoint]
     files: list[journal.JournalFile]
     checkpoint: log_checkpoint.Checkpoint
 
@@ -121,23 +67,23 @@ def read_housekeeping(
     ):
         while True:
             before = _read_acknowledged(directory, key)
-            witnesses, witnesses_epoch = housekeeping_files.read_witnesses(directory, key)
+            witnesses, witnesses_epoch = cosignatures.read_witnesses(directory, key)
             files = journal.read_journal(directory / "journal")
             signed = checkpoint()
-            path = directory / housekeeping_files.EPOCH_FILE
+            path = directory / log_ownership.EPOCH_FILE
             content = housekeeping_files.read_bytes(path)
             epoch = housekeeping_files.read_statement(
-                path, content, housekeeping_files.EPOCH_FILE, key
+                path, content, log_ownership.EPOCH_FILE, key
             ).epoch
             after = _read_acknowledged(directory, key)
             same = (before.files, before.epoch) == (after.files, after.epoch)
             if same and (before.count >= signed.tree.size or before == after):
                 break
         housekeeping_files.check_epoch(
-            directory / housekeeping_files.ACKNOWLEDGED_FILE, before.epoch, epoch
+            directory / acknowledgement.ACKNOWLEDGED_FILE, before.epoch, epoch
         )
         housekeeping_files.check_epoch(
-            directory / housekeeping_files.WITNESSES_FILE, witnesses_epoch, epoch
+            directory / cosignatures.WITNESSES_FILE, witnesses_epoch, epoch
         )
         journal.check_files(directory / "journal", files, before, signed.tree.size)
         if housekeeping_files.read_bytes(directory / LOCK_FILE):
@@ -148,13 +94,13 @@ def read_housekeeping(
 
 def _read_acknowledged(
     directory: Path, key: signed_note.PublicKey
-) -> housekeeping_files.Acknowledgement:
-    path = directory / housekeeping_files.ACKNOWLEDGED_FILE
+) -> acknowledgement.Acknowledgement:
+    path = directory / acknowledgement.ACKNOWLEDGED_FILE
     content = housekeeping_files.read_bytes(path)
     # A writer may be overwriting it: accept the content on which two reads agree.
     while (again := housekeeping_files.read_bytes(path)) != content:
         content = again
-    return housekeeping_files.read_acknowledgement(path, content, key)
+    return acknowledgement.read_acknowledgement(path, content, key)
 
 
 def check_key_file(directory: Path, recorded: str, key: signed_note.PublicKey) -> None:
@@ -297,55 +243,3 @@ class _ExpectedTiles:
                 for position in range(index * tile_files.WIDTH, (index + 1) * tile_files.WIDTH)
             ]
         )
-
-
-@dataclass(slots=True)
-class HashTileCheck:
-    """The hash tiles, each compared with the hashes of the records."""
-
-    tiles: tile_files.Tiles
-    rows: list[list[merkle.Hash]] = field(
-        default_factory=lambda: [[] for _ in range(tile_files.LEVELS)]
-    )
-    full: list[int] = field(default_factory=lambda: [0] * tile_files.LEVELS)
-
-    def add(self, leaves: list[merkle.Hash]) -> merkle.Hash | None:
-        """Add the leaves of the next tile; return its root if it is full."""
-        self._compare(0, leaves)
-        if len(leaves) < tile_files.WIDTH:
-            return None
-        self.full[0] += 1
-        first = carried = tile_files.complete_root(leaves)
-        for level in range(1, tile_files.LEVELS):
-            row = self.rows[level]
-            row.append(carried)
-            if len(row) < tile_files.WIDTH:
-                break
-            self._compare(level, row)
-            self.full[level] += 1
-            self.rows[level] = []
-            carried = tile_files.complete_root(row)
-        return first
-
-    def finish(self) -> None:
-        """Compare the tiles that are not full."""
-        for level in range(1, tile_files.LEVELS):
-            if self.rows[level]:
-                self._compare(level, self.rows[level])
-
-    def _compare(self, level: int, hashes: list[merkle.Hash]) -> None:
-        name = tile_files.tile_name(level, self.full[level], len(hashes))
-        with raise_tile_verify_error():
-            content = self.tiles.row(level, self.full[level])
-        if content != b"".join(hashes):
-            stored = [
-                content[at : at + merkle.HASH_BYTES]
-                for at in range(0, len(content), merkle.HASH_BYTES)
-            ]
-            at = next(
-                (i for i, hashed in enumerate(hashes) if stored[i : i + 1] != [hashed]),
-                tile_files.WIDTH,
-            )
-            record = (self.full[level] * tile_files.WIDTH + at) << (tile_files.LEVELS * level)
-            message = f"altered tile {name}: hash {at} does not match the stored data from record {record} on"
-            raise LogVerificationError(VerifyOutcome.ALTERED, message)

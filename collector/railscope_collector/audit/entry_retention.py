@@ -30,8 +30,14 @@ from railscope import durable_files, service, timestamps
 from railscope.audit import log_checkpoint, merkle, record as audit_record, signed_note
 from railscope.settings import SettingsError
 from railscope_collector import archive_stores, clock as collector_clock, config
-from railscope_collector.audit import AuditLogError, log_writer, record_checks, tiles as tile_files
-from railscope_collector.ledger.audit_outbox import RecordDraft
+from railscope_collector.audit import (
+    AuditLogError,
+    SigningPostponedError,
+    log_writer,
+    record_checks,
+    tiles as tile_files,
+)
+from railscope_collector.ledger.record_draft import RecordDraft
 
 MAX_BUNDLES = 64
 """Tiles of 256 entries archived in one round."""
@@ -112,7 +118,7 @@ class EntryRetention:
         """
         try:
             is_more_due = await self._round()
-        except log_writer.SigningPostponedError:
+        except SigningPostponedError:
             return False  # signed later: the next round continues
         except Exception as error:  # noqa: BLE001 - see above
             self.failures += 1

@@ -23,10 +23,18 @@ import structlog
 
 from railscope import durable_files, service, wire
 from railscope.audit.record import RecordActor, RecordData, RecordError, encode_audit_record
-from railscope_collector.audit import event_records, log_secrets, log_writer, recorder_state
-from railscope_collector.fleet.fleet import SWITCH_PREFIX, SeenEvent
+from railscope_collector.audit import (
+    LogWriteError,
+    event_records,
+    log_secrets,
+    log_writer,
+    node_recorder,
+    recorder_state,
+)
+from railscope_collector.fleet.fleet import SWITCH_PREFIX
+from railscope_collector.fleet.recent_events import SeenEvent
 from railscope_collector.framelog.segment_files import FrameRecord
-from railscope_collector.ledger.audit_outbox import RecordDraft, build_record
+from railscope_collector.ledger.record_draft import RecordDraft, build_record
 
 _ANY_NUMBER = (1 << 53) - 1
 """Placeholder sequence number of a record that has none yet: no other number is longer."""
@@ -52,7 +60,7 @@ class EventRecorder:
     retry_seconds: float = RETRY_SECONDS
     tenant_of: event_records.TenantOf = lambda _source, _owner, _timestamp_ns: ""
     recorded: recorder_state.RecordedState = field(default_factory=recorder_state.RecordedState)
-    nodes: recorder_state.NodeRecorder = field(default_factory=recorder_state.NodeRecorder)
+    nodes: node_recorder.NodeRecorder = field(default_factory=node_recorder.NodeRecorder)
     overflowed: int = 0
     """Number of events that did not fit and are read again."""
     unnumbered: int = 0
@@ -220,7 +228,7 @@ class EventRecorder:
                     self.recorded.add(build_record(draft, source, result))
                     if draft.source is None and draft in self._facts:
                         self._facts.remove(draft)  # no number identifies it in the log
-                elif isinstance(result, log_writer.LogWriteError):
+                elif isinstance(result, LogWriteError):
                     failed.append(draft)
                     problem = str(result)
                 else:

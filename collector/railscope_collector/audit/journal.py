@@ -23,7 +23,13 @@ import structlog
 from railscope import durable_files
 from railscope.audit import merkle, signed_note
 from railscope.audit.record import MAX_RECORD_BYTES
-from railscope_collector.audit import AuditLogError, housekeeping_files, tiles
+from railscope_collector.audit import (
+    AuditLogError,
+    acknowledgement,
+    housekeeping_files,
+    log_ownership,
+    tiles,
+)
 from railscope_collector.framelog.segment_files import (
     HEAD,
     MARKER_BYTES,
@@ -155,7 +161,7 @@ def _is_torn(content: bytes, position: int, marker: bytes) -> bool:
 def check_files(
     directory: Path,
     files: Sequence[JournalFile],
-    acknowledged: housekeeping_files.Acknowledgement,
+    acknowledged: acknowledgement.Acknowledgement,
     signed: int,
 ) -> None:
     """Check that the files are those of an acknowledgement. Raises JournalError.
@@ -173,25 +179,25 @@ def check_files(
         if is_new and file.next_sequence > signed and not just_begun:
             message = (
                 f"unexpected file in the journal: {file.path}: expected a file that"
-                f" `{housekeeping_files.ACKNOWLEDGED_FILE}` lists"
+                f" `{acknowledgement.ACKNOWLEDGED_FILE}` lists"
             )
             raise JournalError(message)
     if files and files[-1].torn and files[-1].next_sequence < acknowledged.count:
         return  # records are missing, which is reported with their number
     if acknowledged.count < signed:
         message = (
-            f"older copy {directory.parent / housekeeping_files.ACKNOWLEDGED_FILE}: states {acknowledged.count} records:"
+            f"older copy {directory.parent / acknowledgement.ACKNOWLEDGED_FILE}: states {acknowledged.count} records:"
             f" expected at least the {signed} signed ones"
         )
         raise JournalError(message)
 
 
 def check_root(
-    directory: Path, acknowledged: housekeeping_files.Acknowledgement, tree: merkle.CompactRange
+    directory: Path, acknowledged: acknowledgement.Acknowledgement, tree: merkle.CompactRange
 ) -> None:
     """Check the root of the records that an acknowledgement states. Raises JournalError."""
     if tree.size == acknowledged.count and tree.root != acknowledged.root:
-        message = f"altered journal {directory}: its records do not match `{housekeeping_files.ACKNOWLEDGED_FILE}`"
+        message = f"altered journal {directory}: its records do not match `{acknowledgement.ACKNOWLEDGED_FILE}`"
         raise JournalError(message)
 
 
@@ -215,7 +221,7 @@ class Journal:
 
     @property
     def _path(self) -> Path:
-        return self.directory.parent / housekeeping_files.ACKNOWLEDGED_FILE
+        return self.directory.parent / acknowledgement.ACKNOWLEDGED_FILE
 
     def open(self, signed: merkle.CompactRange, owned: int) -> list[bytes]:
         """Return the records after the signed ones; a torn group at the end is truncated.
@@ -258,14 +264,16 @@ class Journal:
             self.rotate()
         return unsigned
 
-    def _read_acknowledged(self, owned: int) -> housekeeping_files.Acknowledgement:
+    def _read_acknowledged(self, owned: int) -> acknowledgement.Acknowledgement:
         if not owned:
             if any(path.stat().st_size for path in journal_paths(self.directory)):
-                message = f"missing housekeeping file {self.directory.parent / housekeeping_files.EPOCH_FILE}"
+                message = (
+                    f"missing housekeeping file {self.directory.parent / log_ownership.EPOCH_FILE}"
+                )
                 raise JournalError(message)
-            return housekeeping_files.Acknowledgement(0, 0, merkle.CompactRange().root, ())
+            return acknowledgement.Acknowledgement(0, 0, merkle.CompactRange().root, ())
         key = self.signer.public
-        acknowledged = housekeeping_files.read_acknowledgement(
+        acknowledged = acknowledgement.read_acknowledgement(
             self._path, housekeeping_files.read_bytes(self._path), key
         )
         housekeeping_files.check_epoch(self._path, acknowledged.epoch, owned)
@@ -292,7 +300,7 @@ class Journal:
         self._statement = statement
 
     def _current_statement(self) -> bytes:
-        acknowledged = housekeeping_files.Acknowledgement(
+        acknowledged = acknowledgement.Acknowledgement(
             self._epoch, self._tree.size, self._tree.root, tuple(self._files)
         )
         return acknowledged.encode(self.signer)

@@ -18,8 +18,8 @@ import msgspec
 from sqlalchemy import Connection, MetaData, Row, inspect, or_, select
 
 from railscope.audit.record import RecordData
-from railscope_collector.audit.directory_check import LogVerificationError, VerifyOutcome
-from railscope_collector.ledger import audit_outbox, head_chain, schema
+from railscope_collector.audit.verify_outcome import LogVerificationError, VerifyOutcome
+from railscope_collector.ledger import audit_outbox, head_chain, ledger_records, schema
 from railscope_collector.ledger.database import Database, NoLedgerError, UnusableLedgerError
 
 RECORDED = frozenset({
@@ -42,17 +42,17 @@ class LedgerComparison:
 
     def add(self, difference: str) -> None:
         """Add a difference."""
-        if len(self.differences) < audit_outbox.MAX_NAMED:
+        if len(self.differences) < ledger_records.MAX_NAMED:
             self.differences.append(difference)
         else:
             self.unlisted += 1
 
 
-def read_outbox_records(connection: Connection) -> audit_outbox.LedgerRecords:
+def read_outbox_records(connection: Connection) -> ledger_records.LedgerRecords:
     """Return the records in the outbox of a database, for use without a log."""
-    records = audit_outbox.LedgerRecords()
+    records = ledger_records.LedgerRecords()
     identities = audit_outbox.identities(connection)
-    kinds = (audit_outbox.HEAD, audit_outbox.RESTORE, *audit_outbox.ROW_RECORD_TYPES)
+    kinds = (ledger_records.HEAD, ledger_records.RESTORE, *ledger_records.ROW_RECORD_TYPES)
     query = select(audit_outbox.outbox_rows).where(audit_outbox.outbox_rows.c.type.in_(kinds))
     for row in connection.execute(query.order_by(audit_outbox.outbox_rows.c.number)):
         try:
@@ -65,7 +65,7 @@ def read_outbox_records(connection: Connection) -> audit_outbox.LedgerRecords:
 
 
 def compare_ledger(
-    connection: Connection, records: audit_outbox.LedgerRecords, days: range | None = None
+    connection: Connection, records: ledger_records.LedgerRecords, days: range | None = None
 ) -> LedgerComparison:
     """Compare a database with its records; `days` restricts the ledger days that are compared."""
     comparison = LedgerComparison()
@@ -90,7 +90,7 @@ class _LedgerCheck:
     """Both sides of a comparison, and its differences."""
 
     connection: Connection
-    records: audit_outbox.LedgerRecords
+    records: ledger_records.LedgerRecords
     days: range | None
     result: LedgerComparison
     waiting: Mapping[str, str]
@@ -223,7 +223,9 @@ def _find_waiting_rows(connection: Connection, log: str) -> dict[str, str]:
     elsewhere = or_(audit_outbox.placed_rows.c.id.is_(None), audit_outbox.placed_rows.c.log != log)
     query = query.where(
         elsewhere,
-        audit_outbox.outbox_rows.c.type.in_((audit_outbox.HEAD, *audit_outbox.ROW_RECORD_TYPES)),
+        audit_outbox.outbox_rows.c.type.in_(
+            (ledger_records.HEAD, *ledger_records.ROW_RECORD_TYPES)
+        ),
     )
     waiting: dict[str, str] = {}
     for row in connection.execute(query):
@@ -231,7 +233,7 @@ def _find_waiting_rows(connection: Connection, log: str) -> dict[str, str]:
             data = msgspec.json.decode(row.data, type=RecordData)
         except msgspec.MsgspecError:
             continue  # its row then has no record, which is reported
-        name = str(data.get(audit_outbox.ROW, f"head {data.get('n')}"))
+        name = str(data.get(ledger_records.ROW, f"head {data.get('n')}"))
         other = f"is recorded in another log, {str(row.log)[:16]}, as record {row.leaf}"
         waiting[name] = "is not recorded yet" if row.leaf is None else other
     return waiting
@@ -251,7 +253,7 @@ def summarize_differences(comparison: LedgerComparison) -> str:
 
 
 def compare_database_url(
-    url: str, tables: MetaData, recorded: audit_outbox.LedgerRecords
+    url: str, tables: MetaData, recorded: ledger_records.LedgerRecords
 ) -> list[str]:
     """Compare the database of a URL; return the findings that need an explanation. Raises LogVerificationError."""
     try:
@@ -269,7 +271,7 @@ def compare_database_url(
         raise LogVerificationError(VerifyOutcome.UNREADABLE, str(error)) from error
 
 
-def compare_database(database: Database, recorded: audit_outbox.LedgerRecords) -> list[str]:
+def compare_database(database: Database, recorded: ledger_records.LedgerRecords) -> list[str]:
     """Compare a database; return the findings that need an explanation. Raises LogVerificationError, UnusableLedgerError."""
     with database.transaction() as connection:
         comparison = compare_ledger(connection, recorded)

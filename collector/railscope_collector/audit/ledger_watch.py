@@ -22,9 +22,9 @@ from sqlalchemy import Connection, inspect, select
 
 from railscope import durable_files, untrusted_text
 from railscope.audit.record import RecordActor, RecordData
-from railscope_collector.audit import AuditLogError
-from railscope_collector.audit.log_writer import AuditLog, LogWriteError
-from railscope_collector.ledger import audit_outbox, database as databases, head_chain
+from railscope_collector.audit import AuditLogError, LogWriteError
+from railscope_collector.audit.log_writer import AuditLog
+from railscope_collector.ledger import database as databases, head_chain, record_draft
 
 KNOWN_HEAD_FILE = "ledger.known"
 """Name of the file in the collector's state directory."""
@@ -225,7 +225,7 @@ class LedgerWatch:
         )
         data: RecordData = {"what": "ledger", "problem": problem}
         actor = RecordActor("collector", self.audit.source.id)
-        draft = audit_outbox.RecordDraft("evidence.gap", actor, self.wall_ns(), "failed", data=data)
+        draft = record_draft.RecordDraft("evidence.gap", actor, self.wall_ns(), "failed", data=data)
         try:
             await self.audit.append(draft)
         except (LogWriteError, ValueError) as error:

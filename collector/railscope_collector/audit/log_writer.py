@@ -1,112 +1,34 @@
-"""Writer of the audit log, and signer of its checkpoints.
+"""Writer of the audit log.
 
 A record is acknowledged once it is durable in the journal. It is then moved to tiles and covered by
 a signed checkpoint: every minute, after many records, or immediately for records that require it.
-Before it signs, the writer proves from the files on disk that the log it signed last is a prefix of
-this one.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
 
-from railscope.audit import log_checkpoint, merkle, record, signed_note
+from railscope.audit import merkle, record, signed_note
 from railscope.durable_files import write_durably
 from railscope.service import run_in_thread, run_to_end
 from railscope_collector import archive_stores
-from railscope_collector.audit import AuditLogError, housekeeping_files, journal
+from railscope_collector.audit import (
+    AuditLogError,
+    LogWriteError,
+    SigningPostponedError,
+    cosignatures,
+    housekeeping_files,
+    journal,
+    log_ownership,
+)
+from railscope_collector.audit.checkpoint_publisher import CheckpointPublisher
 from railscope_collector.audit.tiles import TileError, Tiles
-from railscope_collector.ledger.audit_outbox import RecordDraft, build_record, with_number
-
-EMPTY_TREE = merkle.TreeHead(0, merkle.EMPTY_ROOT)
-
-
-class LogWriteError(AuditLogError, RuntimeError):
-    """The audit log cannot be written; the message states the reason and the remedy."""
-
-
-class SigningPostponedError(LogWriteError):
-    """Signing is postponed; this is not a failure."""
-
-
-@dataclass(slots=True)
-class CheckpointPublisher:
-    """Signs a log that this process owns."""
-
-    directory: Path
-    signer: signed_note.SecretKey
-    ownership: housekeeping_files.LogOwnership
-    before_signing: Callable[[merkle.TreeHead], None] | None = None
-    """Called with the tree that is about to be signed; an exception prevents signing."""
-    signed: merkle.TreeHead = EMPTY_TREE
-    note: str = ""
-    """Checkpoint over the signed tree; empty if nothing is signed."""
-    _last_attempt: tuple[merkle.TreeHead, str] = field(default=(EMPTY_TREE, ""))
-    """Tree and note of the last attempt.
-
-    Treated as signed if its checkpoint is on disk, because the attempt may have failed after the rename.
-    """
-
-    def open(self) -> None:
-        """Load the tree that was signed last. Raises NoteError, TileError, JournalError, OSError."""
-        self.signed, self.note = self._read_published()
-
-    def _read_published(self) -> tuple[merkle.TreeHead, str]:
-        path = self.directory / "checkpoint"
-        if not path.exists():
-            if (self.directory / "tile").exists() and self._journal_begins():
-                message = f"missing checkpoint {path}: the log has signed records"
-                raise signed_note.NoteError(message)
-            return EMPTY_TREE, ""
-        note = signed_note.read_note(path)
-        tree = log_checkpoint.read_checkpoint(note, self.signer.public).tree
-        if merkle.root_of(Tiles(self.directory, tree.size).node, tree.size) != tree.root:
-            message = f"the tiles do not match the root that {path} signs"
-            raise TileError(message)
-        return tree, note
-
-    def _journal_begins(self) -> bool:
-        """True if the journal begins after the first record: the records before it had been signed."""
-        paths = journal.journal_paths(self.directory / "journal")
-        return not paths or int(paths[0].stem.split("-")[1]) > 0
-
-    def publish(self, records: list[bytes]) -> tuple[merkle.TreeHead, str]:
-        """Write tiles and the checkpoint over `signed` and these records. Raises LogWriteError, OSError.
-
-        The caller must put the result into `signed` and `note`.
-        """
-        try:
-            old, _ = self._read_published()
-            if old not in {self.signed, self._last_attempt[0]} or not self.ownership.is_held:
-                message = (
-                    f"cannot sign the audit log {self.directory}: another process has written it"
-                )
-                raise LogWriteError(message)
-            tiles = Tiles(self.directory, old.size)
-            tiles.grow(records[old.size - self.signed.size :])
-            new = merkle.TreeHead(tiles.size, merkle.root_of(tiles.node, tiles.size))
-            proof = merkle.consistency_proof(tiles.node, old.size, new.size)
-        except (signed_note.NoteError, TileError, housekeeping_files.HousekeepingError) as error:
-            message = f"cannot sign the audit log {self.directory}: {error}; fix: run `railscope audit verify`"
-            raise LogWriteError(message) from error
-        if not merkle.consistent(old, new, proof):
-            message = (
-                f"altered audit log {self.directory}: its first {old.size} records, which are signed,"
-                " have changed"
-            )
-            raise LogWriteError(message)
-        if self.before_signing:
-            self.before_signing(new)
-        note = log_checkpoint.Checkpoint(self.signer.name, new).sign(self.signer)
-        self._last_attempt = new, note
-        write_durably(self.directory / "checkpoint", note.encode())
-        return new, note
-
+from railscope_collector.ledger.record_draft import RecordDraft, build_record, with_number
 
 MAX_WAITING = 10_000
 MAX_UNSIGNED = 10_000
@@ -147,7 +69,7 @@ class AuditLog:
     groups: int = 0
     damage: list[str] = field(default_factory=list)
     """Housekeeping files that were missing or wrong when the log was opened, and are written again."""
-    witnesses: housekeeping_files.CosignatureStore = field(init=False)
+    witnesses: cosignatures.CosignatureStore = field(init=False)
     publisher: CheckpointPublisher = field(init=False)
     _journal: journal.Journal = field(init=False)
     _unsigned: list[bytes] = field(default_factory=list)
@@ -160,8 +82,8 @@ class AuditLog:
 
     def __post_init__(self) -> None:
         self._journal = journal.Journal(self.directory / "journal", self.signer)
-        self.witnesses = housekeeping_files.CosignatureStore(self.directory, self.signer)
-        ownership = housekeeping_files.LogOwnership(self.directory, self.signer)
+        self.witnesses = cosignatures.CosignatureStore(self.directory, self.signer)
+        ownership = log_ownership.LogOwnership(self.directory, self.signer)
         self.publisher = CheckpointPublisher(self.directory, self.signer, ownership)
 
     @property
@@ -183,7 +105,7 @@ class AuditLog:
         """Take the log over from its previous writer. Raises LogWriteError, OSError."""
         try:
             self._open()
-        except housekeeping_files.LogLockedError as error:
+        except log_ownership.LogLockedError as error:
             raise LogWriteError(str(error)) from error
         except (
             signed_note.NoteError,
@@ -209,6 +131,7 @@ class AuditLog:
             self._open_key(had_owner=ownership.epoch > 0),
         )
         self.damage = [problem for problem in problems if problem]
+        # Last, as every other statement may be of the epoch in this file, or of the next one (`check_epoch`).
         ownership.write_epoch()
 
     def _open_key(self, *, had_owner: bool) -> str:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from railscope.audit import merkle
 from railscope.audit.record import AuditRecord, RecordSource, encode_audit_record
 from railscope.timestamps import MILLISECOND_NS, SECOND_NS
-from railscope_collector.audit import event_records, housekeeping_files
+from railscope_collector.audit import claims_in_force, log_ownership
 from railscope_collector.framelog.received_frames import SequenceRanges
-from railscope_collector.ledger.audit_outbox import LedgerRecords
+from railscope_collector.ledger.ledger_records import LedgerRecords
 
 MAX_FINDINGS = 1000
 MAY_BE_LATE = "agent"
@@ -144,12 +144,16 @@ class ClaimPairing:
         key = record.obj.node, record.obj.gpu, claim
         since = self._open.get(key)
         problem = ""
-        if record.type == event_records.ASSIGN and record.out == event_records.DONE:
+        if record.type == claims_in_force.ASSIGN and record.out == claims_in_force.DONE:
             self._open[key] = record.seq
             problem = f"was already assigned by record {since}" if since is not None else ""
-        elif record.type in {event_records.ASSIGN, event_records.TRANSFER, event_records.RELEASE}:
+        elif record.type in {
+            claims_in_force.ASSIGN,
+            claims_in_force.TRANSFER,
+            claims_in_force.RELEASE,
+        }:
             problem = "had not been assigned" if since is None and not self.is_partial else ""
-            if record.type == event_records.RELEASE:
+            if record.type == claims_in_force.RELEASE:
                 self._open.pop(key, None)
         if problem and len(self.findings) < MAX_FINDINGS:
             finding = f"{record.type} of claim {claim} on {record.obj.gpu}, which {problem}"
@@ -214,7 +218,7 @@ class RecordChecks:
         if record.seq == 0:
             self.ledger.log = merkle.leaf_hash(encode_audit_record(record)).hex()
         key = record.data.get("key")
-        epoch = record.data.get(housekeeping_files.EPOCH_FILE)
+        epoch = record.data.get(log_ownership.EPOCH_FILE)
         if record.type == "log.genesis" and record.seq == 0 and isinstance(key, str):
             self.genesis_key = key
         elif (
@@ -225,7 +229,7 @@ class RecordChecks:
             self.archived = max(self.archived, archived_end(record))
         if (
             record.type == "log.witness"
-            and record.out == event_records.DONE
+            and record.out == claims_in_force.DONE
             and isinstance(key, str)
         ):
             self.witnesses[record.obj.node] = key

@@ -20,9 +20,14 @@ import structlog
 from railscope.audit import log_checkpoint, merkle, record
 from railscope.durable_files import sync_directory, write_durably
 from railscope.service import run_in_thread
-from railscope_collector.audit import AuditLogError, log_writer
+from railscope_collector.audit import (
+    AuditLogError,
+    LogWriteError,
+    SigningPostponedError,
+    log_writer,
+)
 from railscope_collector.audit.tiles import TileError, Tiles
-from railscope_collector.ledger.audit_outbox import RecordDraft
+from railscope_collector.ledger.record_draft import RecordDraft
 
 CONFLICT_DIRECTORY = "disputed"
 """Below the log's directory: checkpoints held by agents that contradict this log.
@@ -81,13 +86,13 @@ class SigningGuard:
     def check_allowed(self, _: merkle.TreeHead) -> None:
         """Raise LogWriteError if nothing may be signed now."""
         if self.stop_reason:
-            raise log_writer.LogWriteError(self.stop_reason)
+            raise LogWriteError(self.stop_reason)
         if not self._is_open:
             message = (
                 f"{len(self.submitted_sizes)} of {self.required_checkpoints} agents have presented their checkpoints:"
                 " signing starts when all have"
             )
-            raise log_writer.SigningPostponedError(message)
+            raise SigningPostponedError(message)
 
     async def run(self) -> None:
         """Wait for the agents, then permit signing."""
@@ -116,7 +121,7 @@ class SigningGuard:
         draft = RecordDraft("log.policy", actor, self.wall_ns(), "done", data=data)
         try:
             await self.audit.append(draft)
-        except log_writer.LogWriteError as error:
+        except LogWriteError as error:
             log.error("audit_record_lost", type=draft.type, data=draft.data, problem=str(error))
 
     async def submit_checkpoint(self, node: str, note: str) -> None:

@@ -1,4 +1,4 @@
-"""Tiles of the log: its hashes and records as static files of 256 entries each, and proofs from them.
+"""Tiles of the log: its hashes and records as static files of 256 entries each.
 
     tile/<level>/<index>      256 hashes; those of level 1 are roots of complete tiles of level 0
     tile/entries/<index>      256 records, each preceded by its length, two bytes, big-endian
@@ -9,16 +9,10 @@ not full is `<index>.p/<width>`. Source: C2SP tlog-tiles.
 Full tiles of entries may be in an archive instead (`entry_retention`). Their names there contain the hash of the
 log's first record, which identifies the log, and the root of the tile. Records are compared with the hashes of
 level 0 wherever they were read, so neither a directory nor an archive can replace one.
-
-A proof is a record with its inclusion proof in a signed log: one text, verifiable with a public
-key, in the form of C2SP's tlog-proof: a head line, the record's index, the hashes of the path in
-base64, an empty line, the checkpoint. The record itself is included as an extra line, in base64, so
-that one file is enough.
 """
 
 from __future__ import annotations
 
-import base64
 import shutil
 import struct
 from collections.abc import Iterator, Sequence
@@ -26,12 +20,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from railscope import convert_errors
-from railscope.audit import log_checkpoint, merkle, signed_note
+from railscope.audit import merkle
 from railscope.durable_files import PARTIAL, make_directory, write_durably
 from railscope_collector import archive_stores
 from railscope_collector.audit import AuditLogError
 
 WIDTH = 256
+"""Entries of a full tile, by C2SP tlog-tiles."""
 LEVELS = 8
 """Levels of the tree within one tile."""
 MAX_BUNDLE_BYTES = WIDTH * (0xFFFF + 2)
@@ -333,59 +328,3 @@ def _hashes(row: bytes) -> list[merkle.Hash]:
     return [
         row[offset : offset + merkle.HASH_BYTES] for offset in range(0, len(row), merkle.HASH_BYTES)
     ]
-
-
-PROOF_HEAD = "c2sp.org/tlog-proof@v1"
-_EXTRA = "extra "
-_INDEX = "index "
-
-
-class ProofError(AuditLogError, ValueError):
-    """An invalid proof; the message states the reason."""
-
-
-def make_proof(tiles: Tiles, sequence: int, checkpoint: str) -> str:
-    """Return the inclusion proof of a record in these tiles. Raises ValueError, TileError, OSError."""
-    path = merkle.inclusion_proof(tiles.node, sequence, tiles.size)
-    lines = [
-        PROOF_HEAD,
-        _EXTRA + base64.b64encode(tiles.record(sequence)).decode(),
-        f"{_INDEX}{sequence}",
-        *(base64.b64encode(hashed).decode() for hashed in path),
-    ]
-    return "\n".join(lines) + "\n\n" + checkpoint
-
-
-def check_proof(text: str, key: signed_note.PublicKey) -> bytes:
-    """Return the record that is proven. Raises ProofError, NoteError."""
-    head, divider, note = text.partition("\n\n")
-    lines = head.split("\n")
-    min_lines = len(("head", "extra", "index"))
-    if not divider or len(lines) < min_lines or lines[0] != PROOF_HEAD:
-        message = f"invalid proof: expected {PROOF_HEAD!r} in its first line"
-        raise ProofError(message)
-    if not lines[1].startswith(_EXTRA) or not lines[2].startswith(_INDEX):
-        message = "invalid proof: expected the record and its index after the first line"
-        raise ProofError(message)
-    index = lines[2].removeprefix(_INDEX)
-    if not log_checkpoint.SIZE.fullmatch(index):
-        message = f"invalid index of the proof: {index[:30]!r}: expected a number"
-        raise ProofError(message)
-    record = _decoded(lines[1].removeprefix(_EXTRA))
-    path = [_decoded(line) for line in lines[min_lines:]]
-    tree = log_checkpoint.read_checkpoint(note, key).tree
-    is_complete = all(len(hashed) == merkle.HASH_BYTES for hashed in path)
-    if not is_complete or not merkle.includes(
-        merkle.leaf_hash(record), int(index), tree.size, path, tree.root
-    ):
-        message = f"invalid proof: the path does not lead from record {index} to the signed root"
-        raise ProofError(message)
-    return record
-
-
-def _decoded(text: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except ValueError as error:
-        message = f"invalid hash or record of the proof: {text[:60]!r}: expected base64"
-        raise ProofError(message) from error

@@ -1,99 +1,33 @@
 """Verification of an audit log from its files, a public key and checkpoints kept elsewhere.
 
 Every record is read and hashed again; no hash stored in the log is trusted.
-
-The collector verifies its own log periodically, in full like `railscope audit verify`, so it is the
-first to detect what others can detect. Only this detects a record that was altered on disk after
-its tile was full: it is not signed again, and no checkpoint that agents hold contradicts it.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import structlog
-
-from railscope import service, timestamps
 from railscope.audit import log_checkpoint, merkle, signed_note
 from railscope.audit.record import AuditRecord, RecordError, decode_audit_record
 from railscope_collector import archive_stores
 from railscope_collector.audit import (
     directory_check,
-    housekeeping_files,
+    hash_tile_check,
     journal,
-    ledger_check,
+    log_ownership,
     record_checks,
-    signing_guard,
+    verify_outcome,
+)
+from railscope_collector.audit.cosigners import (
+    Cosigner,
+    find_cosigners,
+    read_conflicting_notes,
+    signed_notes,
 )
 from railscope_collector.audit.tiles import WIDTH, MissingEntriesError, Tiles, widths
-from railscope_collector.ledger import audit_outbox
-from railscope_collector.ledger.database import Database, UnusableLedgerError
-
-
-@dataclass(frozen=True, slots=True)
-class Cosigner:
-    """A node that has cosigned a checkpoint of the log, with the checkpoint's size and the time."""
-
-    node: str
-    size: int
-    seconds: int
-
-
-def signed_notes(
-    cosigned: Mapping[str, housekeeping_files.CosignedCheckpoint], key: signed_note.PublicKey
-) -> Iterator[str]:
-    """Yield the notes of witnesses that the log's key has signed: one for each tree."""
-    sizes = set()
-    for cosigned_checkpoint in cosigned.values():
-        try:
-            tree = log_checkpoint.read_checkpoint(cosigned_checkpoint.note, key).tree
-        except signed_note.NoteError:
-            continue  # reported by `find_cosigners`
-        if tree not in sizes:
-            sizes.add(tree)
-            yield cosigned_checkpoint.note
-
-
-def read_conflicting_notes(directory: Path) -> Iterator[str]:
-    """Yield the checkpoints of agents that contradict this log. Raises OSError."""
-    conflicts = directory / signing_guard.CONFLICT_DIRECTORY
-    for path in sorted(conflicts.iterdir()) if conflicts.exists() else ():
-        yield path.read_bytes().decode(errors="replace")
-
-
-def find_cosigners(
-    cosigned: Mapping[str, housekeeping_files.CosignedCheckpoint],
-    key: signed_note.PublicKey,
-    keys: Mapping[str, str],
-) -> tuple[tuple[Cosigner, ...], tuple[str, ...]]:
-    """Return the witnesses with a valid cosignature, and the defects of the others.
-
-    `keys` are those of the witnesses, as recorded in the log.
-    """
-    cosigners, doubts = [], []
-    for node, cosigned_checkpoint in sorted(cosigned.items()):
-        try:
-            tree = log_checkpoint.read_checkpoint(cosigned_checkpoint.note, key).tree
-            seconds = cosigned_checkpoint.seconds()
-        except signed_note.NoteError as error:
-            doubts.append(f"invalid cosignature of witness {node}: {error}")
-            continue
-        if keys.get(node) != cosigned_checkpoint.key:
-            doubts.append(f"wrong key of witness {node}: expected the recorded one")
-            continue
-        if not cosigned_checkpoint.is_named_for(node):
-            doubts.append(f"wrong key of witness {node}: it has the name of another node")
-            continue
-        cosigners.append(Cosigner(node, tree.size, seconds))
-    doubts += [
-        f"missing cosignature of witness {node}, whose key is recorded"
-        for node in sorted(keys.keys() - cosigned.keys())
-    ]
-    cosigners.sort(key=lambda cosigner: (-cosigner.size, cosigner.node))
-    return tuple(cosigners), tuple(doubts)
+from railscope_collector.ledger import ledger_records
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +45,7 @@ class VerifiedLog:
     """Findings that no signature covers but a person must explain: gaps in the records of a source."""
     witnesses: tuple[Cosigner, ...] = ()
     """Witnesses with a cosignature of the log, the one with the largest checkpoint first."""
-    ledger: audit_outbox.LedgerRecords = field(default_factory=audit_outbox.LedgerRecords)
+    ledger: ledger_records.LedgerRecords = field(default_factory=ledger_records.LedgerRecords)
     """Records of operations on the ledger's database."""
 
 
@@ -129,8 +63,8 @@ def verify_log(
         return _verify(directory, key, anchors, archive)
     except OSError as error:
         message = f"cannot read {error.filename}: {error.strerror}"
-        raise directory_check.LogVerificationError(
-            directory_check.VerifyOutcome.UNREADABLE, message
+        raise verify_outcome.LogVerificationError(
+            verify_outcome.VerifyOutcome.UNREADABLE, message
         ) from error
 
 
@@ -153,8 +87,8 @@ def _verify(
     verification.check_records(sorted_anchors)
     if housekeeping is None:
         message = f"missing housekeeping files in {directory}"
-        raise damage or directory_check.LogVerificationError(
-            directory_check.VerifyOutcome.ALTERED, message
+        raise damage or verify_outcome.LogVerificationError(
+            verify_outcome.VerifyOutcome.ALTERED, message
         )
     unsigned = verification.check_journal(housekeeping)
     verification.check_directory(housekeeping, unsigned)
@@ -178,7 +112,7 @@ def _verify(
 
 def _read_housekeeping(
     directory: Path, key: signed_note.PublicKey
-) -> tuple[directory_check.HousekeepingState | None, directory_check.LogVerificationError | None]:
+) -> tuple[directory_check.HousekeepingState | None, verify_outcome.LogVerificationError | None]:
     """Return the state of the housekeeping files, or the error in it.
 
     Damage of these files is reported after defects of signed records, and after a fork.
@@ -188,7 +122,7 @@ def _read_housekeeping(
         return directory_check.read_housekeeping(
             directory, key, lambda: _read_own_checkpoint(directory, key)
         ), None
-    except directory_check.LogVerificationError as error:
+    except verify_outcome.LogVerificationError as error:
         return None, error
 
 
@@ -198,23 +132,23 @@ def _read_own_checkpoint(directory: Path, key: signed_note.PublicKey) -> log_che
         return log_checkpoint.read_checkpoint(signed_note.read_note(path), key)
     except FileNotFoundError as error:
         message = f"missing checkpoint {path}: the minimum length of the log is unknown"
-        raise directory_check.LogVerificationError(
-            directory_check.VerifyOutcome.TAIL_MISSING, message
+        raise verify_outcome.LogVerificationError(
+            verify_outcome.VerifyOutcome.TAIL_MISSING, message
         ) from error
     except signed_note.UnsignedError as error:
-        raise directory_check.LogVerificationError(
-            directory_check.VerifyOutcome.KEY_PROBLEM, f"invalid checkpoint {path}: {error}"
+        raise verify_outcome.LogVerificationError(
+            verify_outcome.VerifyOutcome.KEY_PROBLEM, f"invalid checkpoint {path}: {error}"
         ) from error
     except signed_note.NoteError as error:
-        raise directory_check.LogVerificationError(
-            directory_check.VerifyOutcome.ALTERED, f"invalid checkpoint {path}: {error}"
+        raise verify_outcome.LogVerificationError(
+            verify_outcome.VerifyOutcome.ALTERED, f"invalid checkpoint {path}: {error}"
         ) from error
 
 
 def _read_anchor(note: str, key: signed_note.PublicKey) -> log_checkpoint.Checkpoint:
     prefix = "invalid checkpoint kept elsewhere: "
-    with directory_check.raise_verify_error(
-        directory_check.VerifyOutcome.KEY_PROBLEM, signed_note.NoteError, prefix=prefix
+    with verify_outcome.raise_verify_error(
+        verify_outcome.VerifyOutcome.KEY_PROBLEM, signed_note.NoteError, prefix=prefix
     ):
         return log_checkpoint.read_checkpoint(note, key)
 
@@ -237,7 +171,7 @@ class _Verification:
         pending, size = list(anchors), self.checkpoint.tree.size
         if pending and pending[-1].tree.size > size:
             self._report_fork(pending[-1], "the log is shorter than a signed checkpoint")
-        levels = directory_check.HashTileCheck(self.tiles)
+        levels = hash_tile_check.HashTileCheck(self.tiles)
         self._compare_anchors(pending)
         for leaves in self._signed_tiles():
             root = levels.add(leaves)
@@ -252,16 +186,14 @@ class _Verification:
         levels.finish()
         if self.tree.root != self.checkpoint.tree.root:
             message = f"the {size} records do not match the signed root"
-            raise directory_check.LogVerificationError(
-                directory_check.VerifyOutcome.ALTERED, message
-            )
+            raise verify_outcome.LogVerificationError(verify_outcome.VerifyOutcome.ALTERED, message)
 
     def _signed_tiles(self) -> Iterator[list[merkle.Hash]]:
         """Check the records of each tile; yield their hashes, or those of level 0 if they are not read."""
         full, partial = widths(self.tiles.size, 0)
         unread: MissingEntriesError | None = None
         for index in range(full + (partial > 0)):
-            with directory_check.raise_tile_verify_error():
+            with verify_outcome.raise_tile_verify_error():
                 try:
                     raws = self.tiles.local_records(index)
                 except MissingEntriesError as error:
@@ -277,7 +209,7 @@ class _Verification:
             for sequence, raw in enumerate(raws, index * WIDTH):
                 self.checks.add(_decode_record(raw, sequence))
         if unread and self.checks.archived <= last_unread * WIDTH:
-            with directory_check.raise_tile_verify_error():
+            with verify_outcome.raise_tile_verify_error():
                 raise unread from unread.__cause__
 
     def _compare_anchors(self, pending: list[log_checkpoint.Checkpoint]) -> None:
@@ -292,8 +224,8 @@ class _Verification:
         texts = (
             f"--- signed, here:\n{self.checkpoint.text}--- signed, kept elsewhere:\n{other.text}"
         )
-        raise directory_check.LogVerificationError(
-            directory_check.VerifyOutcome.FORKED, f"{reason}\n{texts}"
+        raise verify_outcome.LogVerificationError(
+            verify_outcome.VerifyOutcome.FORKED, f"{reason}\n{texts}"
         )
 
     def check_journal(self, housekeeping: directory_check.HousekeepingState) -> list[bytes]:
@@ -301,14 +233,14 @@ class _Verification:
         files, signed, acknowledged = housekeeping.files, self.tree.size, housekeeping.acknowledged
         if files and files[0].first > signed:
             message = f"missing records {signed} to {files[0].first - 1} before {files[0].path}"
-            raise directory_check.LogVerificationError(
-                directory_check.VerifyOutcome.TAIL_MISSING, message
+            raise verify_outcome.LogVerificationError(
+                verify_outcome.VerifyOutcome.TAIL_MISSING, message
             )
         raws = [raw for file in files for raw in file.records]
         behind = signed - files[0].first if files else 0
         _compare_signed(self.directory, signed, raws[:behind])
-        with directory_check.raise_verify_error(
-            directory_check.VerifyOutcome.ALTERED, journal.JournalError
+        with verify_outcome.raise_verify_error(
+            verify_outcome.VerifyOutcome.ALTERED, journal.JournalError
         ):
             for sequence, raw in enumerate(raws[behind:], signed):
                 journal.check_root(self.directory / "journal", acknowledged, self.tree)
@@ -318,9 +250,7 @@ class _Verification:
         if (lost := acknowledged.count - self.tree.size) > 0:
             # The count is never too high: neither a crash nor a power failure explains the difference.
             message = f"missing in the journal: {lost} acknowledged records"
-            raise directory_check.LogVerificationError(
-                directory_check.VerifyOutcome.ALTERED, message
-            )
+            raise verify_outcome.LogVerificationError(verify_outcome.VerifyOutcome.ALTERED, message)
         return raws[behind:]
 
     def check_directory(
@@ -329,15 +259,13 @@ class _Verification:
         """Check the key file, the epoch, and that the directory contains no unexpected files."""
         if housekeeping.epoch < self.checks.epoch:
             message = (
-                f"older copy {self.directory / housekeeping_files.EPOCH_FILE}: states epoch {housekeeping.epoch}: expected at least "
+                f"older copy {self.directory / log_ownership.EPOCH_FILE}: states epoch {housekeeping.epoch}: expected at least "
                 f"{self.checks.epoch}, which a record names"
             )
-            raise directory_check.LogVerificationError(
-                directory_check.VerifyOutcome.ALTERED, message
-            )
+            raise verify_outcome.LogVerificationError(verify_outcome.VerifyOutcome.ALTERED, message)
         directory_check.check_key_file(self.directory, self.checks.genesis_key, self.key)
         tiles = Tiles(self.directory, housekeeping.checkpoint.tree.size)
-        with directory_check.raise_tile_verify_error():
+        with verify_outcome.raise_tile_verify_error():
             tiles.check_outgrown()
             directory_check.check_foreign(self.directory, self.key, tiles.size, unsigned)
 
@@ -347,10 +275,10 @@ def _check_count(raws: list[bytes], index: int, expected: int) -> None:
         return
     message = f"wrong length of tile {index} of entries: {len(raws)} records: expected {expected}"
     is_short = len(raws) < expected
-    raise directory_check.LogVerificationError(
-        directory_check.VerifyOutcome.TAIL_MISSING
+    raise verify_outcome.LogVerificationError(
+        verify_outcome.VerifyOutcome.TAIL_MISSING
         if is_short
-        else directory_check.VerifyOutcome.ALTERED,
+        else verify_outcome.VerifyOutcome.ALTERED,
         message,
     )
 
@@ -359,12 +287,12 @@ def _decode_record(raw: bytes, sequence: int) -> AuditRecord:
     try:
         record = decode_audit_record(raw)
     except RecordError as error:
-        raise directory_check.LogVerificationError(
-            directory_check.VerifyOutcome.ALTERED, f"invalid record {sequence}: {error}"
+        raise verify_outcome.LogVerificationError(
+            verify_outcome.VerifyOutcome.ALTERED, f"invalid record {sequence}: {error}"
         ) from error
     if record.seq != sequence:
         message = f"wrong number of record {sequence}: {record.seq}"
-        raise directory_check.LogVerificationError(directory_check.VerifyOutcome.ALTERED, message)
+        raise verify_outcome.LogVerificationError(verify_outcome.VerifyOutcome.ALTERED, message)
     return record
 
 
@@ -374,71 +302,4 @@ def _compare_signed(directory: Path, signed: int, raws: list[bytes]) -> None:
     for sequence, raw in enumerate(raws, signed - len(raws)):
         if merkle.leaf_hash(raw) != tiles.node(0, sequence):
             message = f"record {sequence} of the journal does not match the signed one"
-            raise directory_check.LogVerificationError(
-                directory_check.VerifyOutcome.ALTERED, message
-            )
-
-
-log = structlog.get_logger(__name__)
-
-FIRST_SECONDS = 300.0
-"""Delay before the first verification, to keep resources free during a start."""
-
-
-@dataclass(slots=True)
-class PeriodicVerification:
-    """Verifies a log periodically; provides the result, and the age of the last success."""
-
-    directory: Path
-    key: signed_note.PublicKey
-    period_seconds: float
-    """Seconds between two verifications; zero disables them."""
-    clock_ns: Callable[[], int]
-    """Nanoseconds since a fixed point, independent of the wall clock."""
-    database: Callable[[], Database] | None = None
-    """The ledger's database, which is compared with its records."""
-    archive: archive_stores.ArchiveReader | None = None
-    is_valid: bool | None = None
-    """Result of the last verification; None if none has had a result yet."""
-    _valid_ns: int = 0
-
-    async def run(self) -> None:
-        """Verify once per period, until cancelled."""
-        if not self.period_seconds:
-            return
-        await asyncio.sleep(min(self.period_seconds, FIRST_SECONDS))
-        while True:
-            await self.read()
-            await asyncio.sleep(self.period_seconds)
-
-    async def read(self) -> None:
-        """Verify the log once, on a separate thread."""
-        began_ns = self.clock_ns()
-        try:
-            await service.run_in_thread(self._verify)
-        except directory_check.LogVerificationError as error:
-            outcome = error.outcome.name.lower()
-            log.error("audit_verification_failed", outcome=outcome, problem=str(error))
-            if error.outcome is not directory_check.VerifyOutcome.UNREADABLE:
-                self.is_valid = False
-        else:
-            self.is_valid, self._valid_ns = True, began_ns
-
-    def _verify(self) -> None:
-        """Verify the log, then compare the ledger with it. Raises LogVerificationError."""
-        outcome = verify_log(self.directory, self.key, archive=self.archive)
-        if outcome.unchecked:
-            message = f"{outcome.unchecked} records are archived; fix: set archive.url"
-            raise directory_check.LogVerificationError(
-                directory_check.VerifyOutcome.UNREADABLE, message
-            )
-        if self.database is not None:
-            with directory_check.raise_verify_error(
-                directory_check.VerifyOutcome.UNREADABLE, UnusableLedgerError
-            ):
-                ledger_check.compare_database(self.database(), outcome.ledger)
-
-    @property
-    def age_seconds(self) -> float | None:
-        """Seconds since the log was last verified successfully; None if it has not been yet."""
-        return (self.clock_ns() - self._valid_ns) / timestamps.SECOND_NS if self._valid_ns else None
+            raise verify_outcome.LogVerificationError(verify_outcome.VerifyOutcome.ALTERED, message)

@@ -9,14 +9,14 @@ from sqlalchemy import Connection, func, select
 
 from railscope.timestamps import DAY_NS, FOREVER_NS, format_timestamp
 from railscope_collector.billing import charges, invoices, period_closing, price_book, tables
-from railscope_collector.ledger import audit_outbox, head_chain, row_conversion, schema
+from railscope_collector.ledger import head_chain, record_draft, row_conversion, schema
 from railscope_collector.metering.units import Period, period_name
 
 _AMOUNT_PLACES = 9
 
 
 def publish(
-    books: period_closing.BillingBooks, text: str, file: str, by: audit_outbox.TimedActor
+    books: period_closing.BillingBooks, text: str, file: str, by: record_draft.TimedActor
 ) -> tuple[price_book.PriceBook, bool]:
     """Publish a price book and make it the current one; false if it is current already.
 
@@ -51,7 +51,7 @@ def publish(
 
 
 def accept_copy(
-    books: period_closing.BillingBooks, reason: str, by: audit_outbox.TimedActor
+    books: period_closing.BillingBooks, reason: str, by: record_draft.TimedActor
 ) -> str:
     """Accept an older copy of the database, if the newest is lost; return its new identity."""
     with books.store.write_transaction() as connection:
@@ -72,7 +72,7 @@ def _check_open(
         raise price_book.PriceBookError(message)
 
 
-def _recording_columns(by: audit_outbox.TimedActor) -> row_conversion.RowValues:
+def _recording_columns(by: record_draft.TimedActor) -> row_conversion.RowValues:
     return {"recorded_ns": by.now_ns, "recorded_by": by.actor.id}
 
 
@@ -80,7 +80,7 @@ def _add_row(
     connection: Connection,
     kind: str,
     row: row_conversion.RowValues,
-    draft: audit_outbox.RecordDraft,
+    draft: record_draft.RecordDraft,
     id_: str = "",
 ) -> None:
     """Add a row with its record in the audit log, and commit to it in the chain of heads."""
@@ -94,7 +94,7 @@ def _add_row(
 def record(
     books: period_closing.BillingBooks,
     charge: charges.Charge,
-    by: audit_outbox.TimedActor,
+    by: record_draft.TimedActor,
     *,
     force: bool = False,
 ) -> tuple[bool, str]:
@@ -165,7 +165,7 @@ def _check_credit(charge: charges.Charge, invoiced: Fraction, now_ns: int) -> No
 
 
 def set_opening(
-    books: period_closing.BillingBooks, opening_ns: int, reason: str, by: audit_outbox.TimedActor
+    books: period_closing.BillingBooks, opening_ns: int, reason: str, by: record_draft.TimedActor
 ) -> None:
     """Exclude all time before an instant from bills. Raises ClosingError.
 
@@ -196,7 +196,7 @@ def set_opening(
 
 
 def void(
-    books: period_closing.BillingBooks, invoice_id: str, reason: str, by: audit_outbox.TimedActor
+    books: period_closing.BillingBooks, invoice_id: str, reason: str, by: record_draft.TimedActor
 ) -> invoices.Invoice:
     """Void an invoice: its charges are billed by the next closing, or by `replace`.
 
@@ -211,7 +211,7 @@ def _void(
     connection: Connection,
     invoice_id: str,
     reason: str,
-    by: audit_outbox.TimedActor,
+    by: record_draft.TimedActor,
 ) -> invoices.Invoice:
     invoice, _ = _check_issued(invoice_id, books.store.invoice(invoice_id, connection))
     if invoice.status is not invoices.InvoiceStatus.ISSUED:
@@ -237,7 +237,7 @@ def _void(
 
 
 def replace(
-    books: period_closing.BillingBooks, invoice_id: str, reason: str, by: audit_outbox.TimedActor
+    books: period_closing.BillingBooks, invoice_id: str, reason: str, by: record_draft.TimedActor
 ) -> period_closing.ClosedPeriod:
     """Void an invoice and issue another in its place, from the current ledger and prices.
 

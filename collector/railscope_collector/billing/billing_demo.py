@@ -21,7 +21,7 @@ from railscope.timestamps import DAY_NS, HOUR_NS, SECOND_NS, from_datetime
 from railscope_collector.billing import administration, invoices, period_closing, reconciliation
 from railscope_collector.evidence.gpu_evidence import AssembledGpu
 from railscope_collector.files import seller_file
-from railscope_collector.ledger import audit_outbox, day_metering, ledger_store
+from railscope_collector.ledger import day_metering, ledger_store, record_draft
 from railscope_collector.metering import evidence as usage_evidence, measures, units
 
 NODE = "gpu-node-1"
@@ -220,8 +220,8 @@ def run_demo(ledger: ledger_store.Ledger) -> BillingDemo:
     """Simulate, meter, rate, close, correct and reconcile, in an empty ledger."""
     actor = RecordActor("operator", "demo", "command line")
     first, second = (
-        audit_outbox.TimedActor(actor, CLOSED_NS),
-        audit_outbox.TimedActor(actor, CLOSED_AGAIN_NS),
+        record_draft.TimedActor(actor, CLOSED_NS),
+        record_draft.TimedActor(actor, CLOSED_AGAIN_NS),
     )
     first_day = MONTH.start_ns // DAY_NS
     simulated = simulate_evidence()

@@ -26,7 +26,13 @@ from railscope_collector.billing import (
     invoices,
     period_closing,
 )
-from railscope_collector.ledger import audit_outbox, ledger_queries, row_conversion, schema
+from railscope_collector.ledger import (
+    audit_outbox,
+    ledger_queries,
+    record_draft,
+    row_conversion,
+    schema,
+)
 from railscope_collector.metering import tiling, units
 
 _UNSEEN = (tiling.SlotState.INFERRED.value, tiling.SlotState.UNKNOWN.value)
@@ -147,7 +153,7 @@ def _shorten_checkpoint(checkpoint: str) -> str:
 
 
 def record_exported_files(
-    books: period_closing.BillingBooks, manifest: export.ExportManifest, by: audit_outbox.TimedActor
+    books: period_closing.BillingBooks, manifest: export.ExportManifest, by: record_draft.TimedActor
 ) -> None:
     """Record an export in the audit log. Raises UnusableLedgerError."""
     start, end = manifest.period or ("", "")

@@ -26,10 +26,10 @@ from railscope_collector.billing import (
 from railscope_collector.billing.charges import Charge
 from railscope_collector.jobs import imported_lists
 from railscope_collector.ledger import (
-    audit_outbox,
     head_chain,
     ledger_queries,
     ledger_store,
+    record_draft,
     row_conversion,
     schema,
 )
@@ -232,7 +232,7 @@ class BillingBooks:
     # Closing -------------------------------------------------------------------------------------
 
     def close(
-        self, period: Period, by: audit_outbox.TimedActor, *, provisional: bool = False
+        self, period: Period, by: record_draft.TimedActor, *, provisional: bool = False
     ) -> ClosedPeriod:
         """Close a period and issue its invoices; a closed period is left unchanged.
 
@@ -283,7 +283,7 @@ class BillingBooks:
 
 
 def closing_of_bill(
-    bill: Bill, invoices: Iterable[invoicing.Invoice], by: audit_outbox.TimedActor, tenant: str = ""
+    bill: Bill, invoices: Iterable[invoicing.Invoice], by: record_draft.TimedActor, tenant: str = ""
 ) -> invoicing.PeriodClosing:
     """The closing that issues the invoices of a bill."""
     root = period_rating.ledger_root(bill.sources)
@@ -308,7 +308,7 @@ def period_data(period: Period) -> RecordData:
 
 
 def write_closing(
-    connection: Connection, closed: ClosedPeriod, bill: Bill, by: audit_outbox.TimedActor
+    connection: Connection, closed: ClosedPeriod, bill: Bill, by: record_draft.TimedActor
 ) -> None:
     """Write a closing with its invoices, and record both in the audit log."""
     closing, number = closed.closing, closed.closing.number

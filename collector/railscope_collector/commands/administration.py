@@ -19,8 +19,8 @@ from railscope_collector.audit import ledger_check
 from railscope_collector.commands import collector_check, config_option, load_settings
 from railscope_collector.config import CollectorSettings
 from railscope_collector.evidence import waiting_evidence
-from railscope_collector.framelog.segment_files import accept_loss
-from railscope_collector.ledger import database, database_copy
+from railscope_collector.framelog.state_manifest import accept_loss
+from railscope_collector.ledger import database, database_copy, database_location
 from railscope_collector.service import Collector
 
 log = structlog.get_logger(__name__)
@@ -121,7 +121,7 @@ def accept_clock_command(config: Path | None) -> None:
     "--from",
     "file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help=f"SQLite file to copy. Default: {database.FILE} in the state directory.",
+    help=f"SQLite file to copy. Default: {database_location.FILE} in the state directory.",
 )
 def copy_database_command(config: Path | None, file: Path | None) -> None:
     """Copy the ledger of a stopped collector from SQLite to the empty PostgreSQL database of `ledger.url`.
@@ -134,8 +134,8 @@ def copy_database_command(config: Path | None, file: Path | None) -> None:
     directory = service.state_directory(current)
     failures = (database.UnusableLedgerError, settings.SettingsError)
     with convert_errors(failures, click.ClickException):
-        url = database.ledger_url(current.ledger, directory)
-        path = (file or directory / database.FILE).absolute()
+        url = database_location.ledger_url(current.ledger, directory)
+        path = (file or directory / database_location.FILE).absolute()
         lock = service.lock_state_directory(
             directory
         )  # first: opening a ledger adds missing tables

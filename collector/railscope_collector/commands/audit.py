@@ -21,15 +21,9 @@ from railscope.audit.record import AuditRecord, RecordError, decode_audit_record
 from railscope.settings import SettingsError
 from railscope.timestamps import SECOND_NS, format_timestamp
 from railscope_collector import archive_stores
-from railscope_collector.audit import directory_check, journal, log_secrets, verification
-from railscope_collector.audit.tiles import (
-    AlteredEntriesError,
-    ProofError,
-    TileError,
-    Tiles,
-    check_proof,
-    make_proof,
-)
+from railscope_collector.audit import cosigners, journal, log_secrets, verification, verify_outcome
+from railscope_collector.audit.entry_proof import ProofError, check_proof, make_proof
+from railscope_collector.audit.tiles import AlteredEntriesError, TileError, Tiles
 from railscope_collector.config import ArchiveSettings, CollectorSettings
 
 
@@ -212,7 +206,7 @@ def verify_command(
             directory, public, [_read_anchor(anchor) for anchor in anchors], archive
         )
         unrecorded = _compare_ledger(ledger, verified) if ledger else []
-    except directory_check.LogVerificationError as error:
+    except verify_outcome.LogVerificationError as error:
         for line in f"{error.outcome.name.lower().replace('_', ' ')}: {error}".split("\n"):
             click.echo(escape_line(line), err=True)
         sys.exit(error.outcome)
@@ -227,16 +221,14 @@ def verify_command(
         click.echo(escape_line(f"to explain: {finding}"))
     if verified.unchecked:
         click.echo(f"{verified.unchecked} records archived, not checked; fix: use --archive")
-        sys.exit(directory_check.VerifyOutcome.UNCHECKED)
+        sys.exit(verify_outcome.VerifyOutcome.UNCHECKED)
 
 
 def _compare_ledger(url: str, verified: verification.VerifiedLog) -> list[str]:
     """Compare with the ledger; return the findings to explain. Raises LogVerificationError."""
     if verified.unchecked:
         message = f"cannot compare the ledger: {verified.unchecked} records are archived; fix: use --archive"
-        raise directory_check.LogVerificationError(
-            directory_check.VerifyOutcome.UNREADABLE, message
-        )
+        raise verify_outcome.LogVerificationError(verify_outcome.VerifyOutcome.UNREADABLE, message)
     # The ledger's libraries are large, and most checks do not need them.
     from railscope_collector.audit.ledger_check import compare_database_url  # noqa: PLC0415 - as above
     from railscope_collector.tables import metadata  # noqa: PLC0415 - as above
@@ -244,7 +236,7 @@ def _compare_ledger(url: str, verified: verification.VerifiedLog) -> list[str]:
     return compare_database_url(url, metadata, verified.ledger)
 
 
-def _format_cosigners(witnesses: Sequence[verification.Cosigner]) -> Iterator[str]:
+def _format_cosigners(witnesses: Sequence[cosigners.Cosigner]) -> Iterator[str]:
     """Witnesses and the sizes that they cosigned: the first ones by name."""
     for cosigner in witnesses[:_MAX_NAMED]:
         text = (
@@ -291,7 +283,7 @@ def check_proof_command(file: BinaryIO, key: str) -> None:
         record = check_proof(file.read().decode(), _parse_public_key(key))
     except (ProofError, signed_note.NoteError, UnicodeDecodeError) as error:
         click.echo(f"not proven: {error}", err=True)
-        sys.exit(directory_check.VerifyOutcome.ALTERED)
+        sys.exit(verify_outcome.VerifyOutcome.ALTERED)
     click.echo(record.decode())
 
 
@@ -382,12 +374,12 @@ def _read_anchor(path: Path) -> str:
     try:
         return signed_note.read_note(path)
     except signed_note.NoteError as error:
-        raise directory_check.LogVerificationError(
-            directory_check.VerifyOutcome.KEY_PROBLEM, f"invalid checkpoint {path}: {error}"
+        raise verify_outcome.LogVerificationError(
+            verify_outcome.VerifyOutcome.KEY_PROBLEM, f"invalid checkpoint {path}: {error}"
         ) from error
     except OSError as error:
-        raise directory_check.LogVerificationError(
-            directory_check.VerifyOutcome.UNREADABLE, f"cannot read {path}: {error.strerror}"
+        raise verify_outcome.LogVerificationError(
+            verify_outcome.VerifyOutcome.UNREADABLE, f"cannot read {path}: {error.strerror}"
         ) from error
 
 
@@ -397,4 +389,4 @@ def _parse_public_key(text: str) -> signed_note.PublicKey:
         return signed_note.PublicKey.parse(Path(text).read_text() if Path(text).is_file() else text)
     except (signed_note.NoteError, OSError, UnicodeDecodeError) as error:
         click.echo(str(error), err=True)
-        sys.exit(directory_check.VerifyOutcome.KEY_PROBLEM)
+        sys.exit(verify_outcome.VerifyOutcome.KEY_PROBLEM)

@@ -23,7 +23,7 @@ import click
 from railscope import cli, convert_errors, untrusted_text
 from railscope.timestamps import HOUR_NS, format_timestamp, from_datetime
 from railscope_collector.billing import administration, charges, invoices, price_book
-from railscope_collector.commands import bill_periods, command_options
+from railscope_collector.commands import bill_periods, command_options, scheduler_options
 from railscope_collector.evidence import evidence_store, review_decisions
 from railscope_collector.ledger.database import Database
 from railscope_collector.metering.units import Period, period_name
@@ -297,7 +297,7 @@ def check(file: Path, before: Path | None) -> None:
 @command_options.deciding_command
 def publish(place: command_options.CommandContext, file: Path) -> None:
     """Publish the price book in FILE as the current one. Versions are consecutive and never removed."""
-    text = command_options.parse_file(file, str)
+    text = scheduler_options.parse_file(file, str)
     with place.books() as books:
         book, added = administration.publish(books, text, str(file), place.timed_actor)
     click.echo(f"version {book.version} is {'published' if added else 'already published'}")
@@ -333,7 +333,7 @@ def show(place: command_options.CommandContext, version: int | None, form: str) 
 def _parse_file(file: Path) -> price_book.PriceBook:
     """Parse the price book in a file. Raises ClickException."""
     with convert_errors(price_book.PriceBookError, click.ClickException):
-        return price_book.parse_price_book(command_options.parse_file(file, str), str(file))
+        return price_book.parse_price_book(scheduler_options.parse_file(file, str), str(file))
 
 
 def _print_price_book(book: price_book.PriceBook) -> None:

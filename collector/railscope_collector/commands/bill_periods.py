@@ -31,7 +31,7 @@ from railscope_collector.billing import (
 )
 from railscope_collector.billing.invoices import Invoice
 from railscope_collector.billing.statement import TenantStatement
-from railscope_collector.commands import command_options
+from railscope_collector.commands import command_options, scheduler_options
 from railscope_collector.jobs import imported_lists, job_metering, scheduler_records
 from railscope_collector.ledger import ledger_queries, row_conversion, schema
 from railscope_collector.ledger.database import Database
@@ -144,12 +144,12 @@ def statement_command(  # noqa: PLR0913, PLR0917 - its options
 
 @click.command("reconcile")
 @command_options.period_argument(required=False)
-@command_options.books_options
+@scheduler_options.books_options
 @command_options.ledger_command
 def reconcile_command(
     place: command_options.CommandContext,
     period: units.Period | None,
-    compare: command_options.LedgerComparison | None,
+    compare: scheduler_options.LedgerComparison | None,
 ) -> None:
     """Reconcile PERIOD, or all closed periods: exact comparisons without tolerance.
 

@@ -23,18 +23,14 @@ from sqlalchemy.engine import URL, make_url
 from railscope import __version__, durable_files, listen_address, service, tls_contexts
 from railscope.settings import SettingsError
 from railscope_collector import administrator_files, archive_stores, tables
-from railscope_collector.access import credentials
+from railscope_collector.access import credentials, tokens_format
 from railscope_collector.audit import entry_retention, log_secrets
 from railscope_collector.config import CollectorSettings
 from railscope_collector.evidence import archive_files, evidence_store
 from railscope_collector.files import seller_file
-from railscope_collector.ledger import database as probe
-from railscope_collector.ledger.database import (
-    Database,
-    UnusableLedgerError,
-    check_file,
-    ledger_url,
-)
+from railscope_collector.ledger import ledger_probe
+from railscope_collector.ledger.database import Database, UnusableLedgerError
+from railscope_collector.ledger.database_location import check_file, ledger_url
 from railscope_collector.sinks import SinkError, influx, slurm_drain
 from railscope_collector.sinks.remote_write import RemoteWriteSink
 from railscope_collector.switches.otlp_receiver import OtlpReceiver
@@ -152,7 +148,7 @@ def _check_directory(directory: Path, *, running: bool) -> str:
 
 
 def _check_tokens(path: Path) -> str:
-    entries = credentials.load_credentials(path).entries.values()
+    entries = tokens_format.load_credentials(path).entries.values()
     roles = Counter(str(entry.credential.role) for entry in entries)
     counts = ", ".join(f"{role}: {count}" for role, count in sorted(roles.items()))
     return f"{path} has credentials ({counts})" if counts else f"{path} has no credentials yet"
@@ -163,7 +159,7 @@ def _check_inventory(
 ) -> Iterator[CheckResult]:
     """Compare the nodes of the inventory with those that have a credential or reported GPUs."""
     try:
-        entries = credentials.load_credentials(Path(settings.tokens_file)).entries.values()
+        entries = tokens_format.load_credentials(Path(settings.tokens_file)).entries.values()
         expected_nodes = {
             row.credential.name for row in entries if row.credential.role is credentials.Role.NODE
         }
@@ -220,7 +216,7 @@ def _check_ledger(settings: CollectorSettings, directory: Path) -> str:
     with _check_database(url) as database:
         if database is None:
             return f"{url.render_as_string()} will be created at the first start"
-        probe.commit_probe(database)
+        ledger_probe.commit_probe(database)
         return f"{database.name} is writable"
 
 

@@ -1,4 +1,4 @@
-"""Options of billing commands: ledger, seller, actor, period, and a scheduler's accounting records."""
+"""Options of billing commands: ledger, settings file, seller, actor and period."""
 
 from __future__ import annotations
 
@@ -7,38 +7,36 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from unicodedata import normalize
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import click
 
-from railscope import convert_errors, service, settings, timestamps
+from railscope import convert_errors, service, settings
 from railscope.audit.record import RecordActor
 from railscope_collector import archive_stores, clock, tables
 from railscope_collector.audit import ledger_watch
 from railscope_collector.billing import BillingError, invoices, period_closing, period_completeness
 from railscope_collector.config import PREFIX, CollectorSettings
 from railscope_collector.evidence import archive_files, evidence_archive, evidence_store
-from railscope_collector.files import seller_file, tenancy_files, watched_file
-from railscope_collector.jobs import JobsError, job_reconciliation, scheduler_records
-from railscope_collector.ledger import audit_outbox, ledger_store
-from railscope_collector.ledger.database import Database, UnusableLedgerError, ledger_url
+from railscope_collector.files import seller_file
+from railscope_collector.ledger import ledger_store, record_draft
+from railscope_collector.ledger.database import Database, UnusableLedgerError
+from railscope_collector.ledger.database_location import ledger_url
 from railscope_collector.metering.units import Period, PeriodError, parse_period
 
-ContentT = TypeVar("ContentT")
 _OPTIONAL_FILE = click.Path(dir_okay=False, path_type=Path)
 _FAILURES = (
     BillingError, UnusableLedgerError, PeriodError, settings.SettingsError, archive_stores.ArchiveError,
 )  # fmt: skip
 
 
-def operator_now(name: str) -> audit_outbox.TimedActor:
+def operator_now(name: str) -> record_draft.TimedActor:
     """The actor of a command, now: the given name or, without one, the operating system user."""
     actor = RecordActor("operator", normalize("NFC", name or getpass.getuser()), "command line")
-    return audit_outbox.TimedActor(actor, time.time_ns())
+    return record_draft.TimedActor(actor, time.time_ns())
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +48,7 @@ class CommandContext:
     name: str | None = None
 
     @property
-    def timed_actor(self) -> audit_outbox.TimedActor:
+    def timed_actor(self) -> record_draft.TimedActor:
         """The actor of the command and the current time."""
         return operator_now(self.name or "")
 
@@ -178,94 +176,3 @@ def read_period(
 def period_argument(*, required: bool = True) -> Callable[[Any], Callable[..., None]]:
     """Argument PERIOD: a month or a range of days."""
     return click.argument("period", callback=read_period, required=required)
-
-
-INPUT_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-
-tenants_option = click.option(
-    "--tenants",
-    "tenants_path",
-    type=INPUT_FILE,
-    help="Tenant of each account and namespace (CSV: tenant,source,owner,from,to).",
-)
-timezone_option = click.option(
-    "--timezone", help="Time zone of sacct times that specify none, such as Europe/Berlin."
-)
-
-
-LedgerComparison = Callable[[ledger_store.Ledger, Period], job_reconciliation.JobComparison]
-
-
-def books_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add options for files of scheduler records; `compare` is a `LedgerComparison`, None without files."""
-
-    @click.option(
-        "--slurm",
-        type=INPUT_FILE,
-        multiple=True,
-        help="Compare with the output of `sacct -P` or `sacct --json`.",
-    )
-    @click.option(
-        "--kubernetes",
-        type=INPUT_FILE,
-        multiple=True,
-        help="Compare with the output of `kubectl get pods -o json`.",
-    )
-    @click.option(
-        "--tolerance",
-        type=click.FloatRange(min=0),
-        default=15.0,
-        show_default=True,
-        help="Seconds by which the start or end of a claim may differ.",
-    )
-    @timezone_option
-    @tenants_option
-    @wraps(command)
-    def wrapped(
-        slurm: tuple[Path, ...],
-        kubernetes: tuple[Path, ...],
-        tolerance: float,
-        timezone: str | None,
-        tenants_path: Path | None,
-        **rest: Any,
-    ) -> None:
-        compare: LedgerComparison | None = None
-        if slurm or kubernetes:
-            files = {"slurm": slurm, "kubernetes": kubernetes}
-            with convert_errors(scheduler_records.SchedulerRecordsError, click.ClickException):
-                records = scheduler_records.SchedulerRecords.read(
-                    files, find_time_zone(timezone), read_tenants(tenants_path)
-                )
-            compare = partial(
-                records.compare_with, tolerance_ns=round(tolerance * timestamps.SECOND_NS)
-            )
-        command(compare=compare, **rest)
-
-    return wrapped
-
-
-def find_time_zone(name: str | None) -> ZoneInfo | None:
-    """The time zone of a name. Raises BadParameter."""
-    try:
-        return ZoneInfo(name) if name else None
-    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-        message = f"unknown time zone {name!r}: expected one that is installed on this machine"
-        raise click.BadParameter(message, param_hint="--timezone") from error
-
-
-def read_tenants(path: Path | None) -> tenancy_files.TenantMappings:
-    """Account assignments of a file, empty without one. Raises ClickException."""
-    return (
-        tenancy_files.TenantMappings()
-        if path is None
-        else parse_file(path, tenancy_files.parse_tenants)
-    )
-
-
-def parse_file(path: Path, parse: Callable[[str], ContentT]) -> ContentT:
-    """The parsed text of a file. Raises ClickException that names the file."""
-    try:
-        return parse(path.read_text(encoding="utf-8"))
-    except (watched_file.FileError, JobsError, OSError, UnicodeDecodeError) as error:
-        message = f"cannot read {path}: {error}"
-        raise click.ClickException(message) from error

@@ -12,7 +12,7 @@ import msgspec
 
 from railscope.timestamps import DAY_NS, TimestampError, parse_timestamp
 from railscope_collector.audit.ledger_watch import compare_before_writes
-from railscope_collector.commands import command_options
+from railscope_collector.commands import command_options, scheduler_options
 from railscope_collector.jobs import (
     imported_lists,
     job_list,
@@ -20,7 +20,7 @@ from railscope_collector.jobs import (
     job_list_reader,
     job_metering,
 )
-from railscope_collector.ledger import audit_outbox, database, ledger_store
+from railscope_collector.ledger import database, ledger_store, record_draft
 from railscope_collector.metering.units import Period
 from railscope_collector.tables import metadata
 
@@ -50,7 +50,7 @@ class _ImportOptions:
 
 
 @click.command("import-jobs")
-@click.argument("file", type=command_options.INPUT_FILE)
+@click.argument("file", type=scheduler_options.INPUT_FILE)
 @click.option(
     "--format",
     "form",
@@ -58,8 +58,8 @@ class _ImportOptions:
     help="Format of the list: ClusterCockpit JSON, `sacct -P` or `sacct --json`, `kubectl get "
     "pods -o json`, or the CSV of the Alibaba trace. Default: detected from the file.",
 )
-@command_options.timezone_option
-@command_options.tenants_option
+@scheduler_options.timezone_option
+@scheduler_options.tenants_option
 @click.option(
     "--json", "as_json", is_flag=True, help="Print JSON for programs; nanoseconds are strings."
 )
@@ -93,7 +93,7 @@ class _ImportOptions:
 @click.option(
     "--inventory",
     "inventory_path",
-    type=command_options.INPUT_FILE,
+    type=scheduler_options.INPUT_FILE,
     help="GPU models by node and GPU (CSV: node,gpu,model).",
 )
 @click.option(
@@ -152,13 +152,13 @@ def import_jobs(  # noqa: PLR0913 - each is an option
         as_of_ns = min(as_of_ns, by.now_ns)
     models = job_list.GpuModels(default=sku)
     if inventory_path is not None:
-        models = command_options.parse_file(
+        models = scheduler_options.parse_file(
             inventory_path, lambda text: job_list.parse_models(text, sku)
         )
     order = _ImportOptions(
         url, source, period, as_of_ns, models, placeholders, as_observed, replace
     )
-    zone = command_options.find_time_zone(timezone)
+    zone = scheduler_options.find_time_zone(timezone)
 
     def read(text: str) -> tuple[str, job_list.JobList]:
         syntax = form or job_list_reader.detect_format(text)
@@ -166,9 +166,9 @@ def import_jobs(  # noqa: PLR0913 - each is an option
             text, syntax, zone, strict=strict, shards_per_gpu=shards_per_gpu or 0, now_ns=by.now_ns
         )
 
-    form, jobs = command_options.parse_file(file, read)
+    form, jobs = scheduler_options.parse_file(file, read)
     jobs = job_list.map_list_tenants(
-        jobs, job_list.TENANT_SOURCES[form], command_options.read_tenants(tenants_path)
+        jobs, job_list.TENANT_SOURCES[form], scheduler_options.read_tenants(tenants_path)
     )
     try:
         shown, imported = _import(jobs, form, order, by)
@@ -195,7 +195,7 @@ def import_jobs(  # noqa: PLR0913 - each is an option
 
 
 def _import(
-    jobs: job_list.JobList, form: str, order: _ImportOptions, by: audit_outbox.TimedActor
+    jobs: job_list.JobList, form: str, order: _ImportOptions, by: record_draft.TimedActor
 ) -> tuple[job_list.JobList, job_list_import.ImportCounts | None]:
     """The jobs to print, and the result of the import. Raises JobLedgerError, UnusableLedgerError."""
     cluster = f":{jobs.cluster}" if jobs.cluster else ""

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from railscope import convert_errors, timestamps
-from railscope_collector.access import credentials, node_tokens
+from railscope_collector.access import credentials, node_tokens, tokens_format
 from railscope_collector.commands import config_option, load_settings
 
 
@@ -114,9 +114,11 @@ def token(  # noqa: PLR0913, PLR0917 - flags
     holder = credentials.Credential(
         name, credentials.Role(role), tenant, max_authority or credentials.MAX_AUTHORITY
     )
-    click.echo(f"line for the tokens file, section [{credentials.section_name(holder)}]:")
+    click.echo(f"line for the tokens file, section [{tokens_format.section_name(holder)}]:")
     key = credentials.CredentialKey("token", credentials.digest_token(new_token))
-    click.echo(credentials.format_entry(name, {key: credentials.CredentialEntry(holder, until_ns)}))
+    click.echo(
+        tokens_format.format_entry(name, {key: credentials.CredentialEntry(holder, until_ns)})
+    )
 
 
 def _create_node_tokens(
@@ -126,10 +128,10 @@ def _create_node_tokens(
     options: node_tokens.NodeTokenOptions,
     now_ns: int,
 ) -> None:
-    failures = (credentials.TokensFileError, UnicodeDecodeError, OSError)
+    failures = (tokens_format.TokensFileError, UnicodeDecodeError, OSError)
     with convert_errors(failures, click.ClickException):
         with convert_errors(
-            credentials.TokensFileError, credentials.TokensFileError, f"{nodes_file}: "
+            tokens_format.TokensFileError, tokens_format.TokensFileError, f"{nodes_file}: "
         ):
             names = node_tokens.parse_node_names(nodes_file.read_text(encoding="utf-8"))
         outcome = node_tokens.create_node_tokens(names, output, tokens_file, options, now_ns)

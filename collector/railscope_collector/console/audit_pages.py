@@ -13,9 +13,9 @@ import msgspec
 from railscope.audit import log_checkpoint, record as audit_record, signed_note
 from railscope.timestamps import SECOND_NS
 from railscope_collector.audit import tiles
-from railscope_collector.audit.housekeeping_files import CosignedCheckpoint
+from railscope_collector.audit.cosignatures import CosignedCheckpoint
 from railscope_collector.console import PageProblemError, page_table
-from railscope_collector.http import audit_api, web_server
+from railscope_collector.http import audit_api, read_pool, signed_entries
 
 PAGE_RECORDS = 50
 MAX_WITNESSES = 100
@@ -104,8 +104,8 @@ class AuditRecordModel(msgspec.Struct, frozen=True):
 class AuditPages:
     """Models from the signed log; `health` returns the state of its components."""
 
-    entries: audit_api.SignedEntries
-    read_pool: web_server.ReadPool
+    entries: signed_entries.SignedEntries
+    read_pool: read_pool.ReadPool
     health: Callable[[], AuditHealth]
 
     def models(self) -> page_table.PageModels:
@@ -116,7 +116,7 @@ class AuditPages:
         """Return the result of reading the log. Raises PageProblemError."""
         try:
             return await self.read_pool.read(request.credential, work)
-        except audit_api.IndexBehindError as error:
+        except signed_entries.IndexBehindError as error:
             text = f"{error}; try again"
         except FileNotFoundError:
             text = log_checkpoint.NOTHING_SIGNED
@@ -135,7 +135,7 @@ class AuditPages:
             if start is None:
                 start = max(0, tiles.size - PAGE_RECORDS) if tenant is None else 0
             is_own = request.tenant is not None
-            selection = audit_api.EntrySelection(start, PAGE_RECORDS, tenant, is_own)
+            selection = signed_entries.EntrySelection(start, PAGE_RECORDS, tenant, is_own)
             selected = self.entries.select(selection)
             checkpoint = log_checkpoint.read_checkpoint(note, self.entries.key)
             return AuditModel(
@@ -164,7 +164,7 @@ class AuditPages:
 
         def make() -> AuditRecordModel | None:
             is_own = request.tenant is not None
-            selection = audit_api.EntrySelection(index, 1, request.tenant, is_own)
+            selection = signed_entries.EntrySelection(index, 1, request.tenant, is_own)
             selected = self.entries.select(selection)
             entry = next((each for each in selected["entries"] if each["index"] == index), None)
             if entry is None:
@@ -196,7 +196,7 @@ def _row(entry: Mapping[str, Any]) -> AuditRecordRow:
         actor=f"{record.actor.kind} {record.actor.id}",
         outcome=record.out,
         subject=subject,
-        tenant=audit_api.sole_tenant(record),
+        tenant=signed_entries.sole_tenant(record),
     )
 
 

@@ -24,7 +24,7 @@ from railscope_collector.billing import (
 )
 from railscope_collector.console import PageProblemError, page_cache, page_table
 from railscope_collector.files import seller_file
-from railscope_collector.http.web_server import ReadPool
+from railscope_collector.http.read_pool import ReadPool
 from railscope_collector.ledger import audit_outbox, database, head_chain
 from railscope_collector.metering.units import Period, PeriodError, parse_period, period_name
 

@@ -29,8 +29,18 @@ from railscope_collector.console import (
     tenant_pages,
 )
 from railscope_collector.console.page_cache import PageCache, RenderedContent
-from railscope_collector.http import access_control, audit_api, billing_api, read_api, web_server
-from railscope_collector.ledger.membership import ClusterExtent
+from railscope_collector.http import (
+    access_control,
+    audit_api,
+    billing_api,
+    failure_throttle,
+    json_compression,
+    json_responses,
+    read_api,
+    route_table,
+    session_cookie,
+)
+from railscope_collector.ledger.cluster_extent import ClusterExtent
 
 REFRESH_SECONDS = 5
 MAX_FORM_BYTES = 8192
@@ -75,8 +85,8 @@ class Console:
     extent: Callable[[], ClusterExtent | None] = lambda: None
     """Returns the collectors whose nodes the pages contain; None for those of one collector."""
     _cache: PageCache[RenderedContent] = field(default_factory=PageCache)
-    _sign_ins: access_control.FailureThrottle = field(
-        default_factory=access_control.FailureThrottle
+    _sign_ins: failure_throttle.FailureThrottle = field(
+        default_factory=failure_throttle.FailureThrottle
     )
     """Limits the sign-ins of one credential, each of which is a record."""
 
@@ -116,13 +126,13 @@ class Console:
         )
 
     @property
-    def routes(self) -> tuple[access_control.Route, ...]:
+    def routes(self) -> tuple[route_table.Route, ...]:
         """The routes of the collector, with those of the console."""
-        return (*access_control.ROUTES, *page_table.CONSOLE_ROUTES)
+        return (*route_table.ROUTES, *page_table.CONSOLE_ROUTES)
 
-    def handlers(self) -> access_control.RouteHandlers:
+    def handlers(self) -> route_table.RouteHandlers:
         """Return the handlers by route name."""
-        found: dict[str, access_control.RouteHandler] = {
+        found: dict[str, route_table.RouteHandler] = {
             "static": self._static,
             "sign_in_form": self._sign_in_form,
             "sign_in": self._sign_in,
@@ -162,7 +172,7 @@ class Console:
         try:
             content = await self._content(self._parse_request(page, request, credential), "json")
         except PageProblemError as error:
-            return access_control.json_error(error.status, error.text, SECURITY_HEADERS)
+            return json_responses.json_error(error.status, error.text, SECURITY_HEADERS)
         return _respond(request, content, "application/json")
 
     def _parse_request(
@@ -225,7 +235,7 @@ class Console:
     ) -> dict[str, object]:
         """Return the values of the frame around each page."""
         sessions = self.authorizer.sessions
-        has_session = sessions.find(access_control.session_cookie(request)) is not None
+        has_session = sessions.find(session_cookie.find_value(request)) is not None
         query = {name: text for name, text in request.query.items() if name != "at"}
         return {
             "title": title,
@@ -283,7 +293,7 @@ class Console:
         return self._form(request, HTTPStatus.OK)
 
     def _form(self, request: web.Request, status: HTTPStatus, problem: str = "") -> web.Response:
-        is_possible = bool(access_control.cookie_name(request))
+        is_possible = bool(session_cookie.choose_name(request))
         content = page_rendering.render(
             "sign_in.html",
             target=page_table.local_target(request.query.get("next", "")),
@@ -296,7 +306,7 @@ class Console:
         return web.Response(status=status, text=body, content_type="text/html", headers=_PRIVATE)
 
     async def _sign_in(self, request: web.Request, _: access.Credential) -> web.Response:
-        authorizer, cookie = self.authorizer, access_control.cookie_name(request)
+        authorizer, cookie = self.authorizer, session_cookie.choose_name(request)
         rejected = authentication.AuthenticationResult(None, "sign-in from another site")
         if not _is_same_origin(request):
             authorizer.record_failure(request, None, rejected)
@@ -334,7 +344,7 @@ class Console:
             text = "too many sign-ins with this credential"
             return self._form(request, HTTPStatus.TOO_MANY_REQUESTS, text)
         authorizer.trail.record_session(credential, key, request.remote or "", "sign_in")
-        authorizer.sessions.close(access_control.session_cookie(request))
+        authorizer.sessions.close(session_cookie.find_value(request))
         first = page_table.first_page(credential.role)
         target = page_table.local_target(form.get("next", "")) or (first.path if first else "/")
         response = _redirect(target)
@@ -352,8 +362,8 @@ class Console:
         if not _is_same_origin(request):
             text = NOT_SAME_ORIGIN
             return self._message(request, HTTPStatus.FORBIDDEN, text, None)
-        authorizer, cookie = self.authorizer, access_control.cookie_name(request)
-        key = authorizer.sessions.close(access_control.session_cookie(request))
+        authorizer, cookie = self.authorizer, session_cookie.choose_name(request)
+        key = authorizer.sessions.close(session_cookie.find_value(request))
         entry = authorizer.credentials().entries.get(key) if key else None
         if key and entry:
             address = request.remote or ""
@@ -388,7 +398,7 @@ def _respond(
     if content.tag in request.headers.get("If-None-Match", ""):
         return web.Response(status=HTTPStatus.NOT_MODIFIED, headers=headers)
     body = content.encoded
-    if content.compressed and web_server.accepts_gzip(request):
+    if content.compressed and json_compression.accepts_gzip(request):
         body, headers["Content-Encoding"] = content.compressed, "gzip"
     return web.Response(body=body, content_type=content_type, charset="utf-8", headers=headers)
 

@@ -17,9 +17,9 @@ from railscope_collector.console import incident_pages, page_table, rail_grid, r
 from railscope_collector.diagnosis import entity_states
 from railscope_collector.diagnosis.incident_report import count_text
 from railscope_collector.fleet.view_cells import ViewCell, label_names
-from railscope_collector.http.access_control import ROUTES
 from railscope_collector.http.incidents_api import visible_incidents, visible_jobs
 from railscope_collector.http.read_api import ViewApi
+from railscope_collector.http.route_table import ROUTES
 from railscope_collector.view_refresh import CollectorViews
 
 MAX_WORST, MAX_EVENTS, MAX_INCIDENTS, MAX_NAMED = 20, 20, 10, 10

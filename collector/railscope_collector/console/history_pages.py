@@ -30,7 +30,7 @@ from railscope_collector.console import (
 )
 from railscope_collector.diagnosis import diagnosis_curves
 from railscope_collector.http.read_api import ViewApi
-from railscope_collector.http.web_server import ReadPool
+from railscope_collector.http.read_pool import ReadPool
 from railscope_collector.state.collector_state import CollectorState
 from railscope_collector.workloads.job_roster import JobKey
 
@@ -297,7 +297,7 @@ class HistoryPages:
         source, problem = history_server.SOURCE, ""
         if self.server and not is_stored:
             try:
-                with self.reading.turn(request.credential):
+                with self.reading.permit(request.credential):
                     found = await self.server(group_curves.queries(key, figures), period.range)
             except PageProblemError as error:
                 problem = error.text if request.tenant is None else SERVER_FAILED

@@ -29,7 +29,7 @@ from railscope_collector.console.curves import (
     make_figure,
 )
 from railscope_collector.fleet.sheets import Codes, Integers, rows_at
-from railscope_collector.framelog.framelog import FoundRecords, NodeRecords
+from railscope_collector.framelog.record_index import FoundRecords, RecordIndex
 
 _NODE_FIGURES = (
     make_figure("node_cpu", "Processors in use", "processors", "node", {
@@ -167,7 +167,7 @@ class _Track:
 class NodeHistory:
     """Reads curves of nodes from the frame log. Methods block."""
 
-    records: NodeRecords
+    records: RecordIndex
     find_schema: Callable[[bytes], wire.WireSchema]
     """Returns a stored schema; raises OSError."""
 
@@ -176,7 +176,7 @@ class NodeHistory:
         cls, directory: Path, find_schema: Callable[[bytes], wire.WireSchema]
     ) -> NodeHistory:
         """Return the history in a frame log."""
-        return cls(NodeRecords(directory), find_schema)
+        return cls(RecordIndex(directory), find_schema)
 
     def read(
         self, node: str, keys: DeviceKeys, figures: Iterable[NamedFigure], period: TimeRange

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from railscope_collector.http import web_server
+from railscope_collector.http import json_compression
 
 MAX_PAGES = 64
 MAX_RENDERINGS = 2
@@ -35,8 +35,8 @@ class RenderedContent:
     def from_body(cls, body: str) -> RenderedContent:
         """Return a content with its tag. Blocking."""
         encoded = body.encode(errors="replace")
-        is_long = len(encoded) >= web_server.MIN_GZIP_BYTES
-        compressed = web_server.gzip_body(encoded) if is_long else b""
+        is_long = len(encoded) >= json_compression.MIN_GZIP_BYTES
+        compressed = json_compression.gzip_body(encoded) if is_long else b""
         digest = hashlib.sha256(encoded).hexdigest()
         return cls(body, encoded, compressed, f'W/"{digest[:_DIGITS]}"')
 

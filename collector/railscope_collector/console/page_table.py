@@ -20,7 +20,7 @@ from railscope.settings import SettingsError
 from railscope.timestamps import MILLISECOND_NS
 from railscope_collector.access.credentials import Credential, Role
 from railscope_collector.console import PageProblemError, curves
-from railscope_collector.http.access_control import ROUTES, Route, TenantScope
+from railscope_collector.http.route_table import ROUTES, Route, TenantScope
 
 TWIN_PREFIX = "/api/v1/pages"
 PAGE_ROWS = 100

@@ -10,7 +10,8 @@ from railscope.catalog import EVENTS
 from railscope.device_names import Names
 from railscope.timestamps import SECOND_NS
 from railscope.wire import WireEntity
-from railscope_collector.fleet.fleet import FleetNode, SeenEvent
+from railscope_collector.fleet.fleet import FleetNode
+from railscope_collector.fleet.recent_events import SeenEvent
 
 MAX_TEXT = 200
 _INCIDENT = "incident_"

@@ -24,7 +24,7 @@ from railscope_collector.console.history_pages import USUAL_PERIOD_NS
 from railscope_collector.console.node_history import NodeHistory
 from railscope_collector.fleet.fleet import SWITCH_PREFIX, FleetNode
 from railscope_collector.http import read_api
-from railscope_collector.http.web_server import ReadPool
+from railscope_collector.http.read_pool import ReadPool
 from railscope_collector.switches import links, switch_reading, switch_view
 
 MAX_FAULTS = 100

@@ -30,7 +30,7 @@ from railscope_collector.evidence import (
     evidence_tables,
     node_parts,
 )
-from railscope_collector.ledger import audit_outbox, head_chain, schema
+from railscope_collector.ledger import head_chain, record_draft, schema
 from railscope_collector.ledger.database import Database
 
 MAX_FILE_BYTES = 8 << 20
@@ -241,7 +241,7 @@ class EvidenceArchive:
         now_ns: int,
     ) -> None:
         """Record a row in the audit log, and commit to it by a head."""
-        draft = audit_outbox.RecordDraft(record_type, self._actor, now_ns, "done", data=data)
+        draft = record_draft.RecordDraft(record_type, self._actor, now_ns, "done", data=data)
         row = head_chain.record_row(connection, kind, number, draft)
         head_chain.append_head(connection, [row], now_ns)
 

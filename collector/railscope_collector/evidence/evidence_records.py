@@ -21,7 +21,7 @@ from railscope.timestamps import FOREVER_NS
 from railscope_collector.audit.event_records import normalize_text
 from railscope_collector.evidence import claim_events, node_intervals
 from railscope_collector.files import device_files, tenancy_files
-from railscope_collector.ledger.audit_outbox import RecordDraft
+from railscope_collector.ledger.record_draft import RecordDraft
 
 
 class FileVersion(NamedTuple):

@@ -23,7 +23,7 @@ from railscope_collector.evidence import (
     node_intervals,
     review_rules,
 )
-from railscope_collector.ledger import audit_outbox, schema
+from railscope_collector.ledger import audit_outbox, record_draft, schema
 from railscope_collector.ledger.database import Database
 
 EVENT_TYPE = "evidence.decide.v1"
@@ -226,7 +226,7 @@ def _event(pending_item: PendingEvidence, decision: ReviewDecision) -> str:
 
 def _draft(
     pending_item: PendingEvidence, decision: ReviewDecision, name: str
-) -> audit_outbox.RecordDraft:
+) -> record_draft.RecordDraft:
     data: RecordData = {
         "what": pending_item.subject.kind.value,
         "verdict": "accept" if decision.accepted else "reject",
@@ -239,6 +239,6 @@ def _draft(
     }
     gpu = normalize_text(pending_item.gpus[0]) if len(pending_item.gpus) == 1 else ""
     about = RecordSubject(node=normalize_text(pending_item.subject.node), gpu=gpu)
-    return audit_outbox.RecordDraft(
+    return record_draft.RecordDraft(
         RECORD_TYPE, decision.actor, decision.now_ns, "done", about, data
     )

@@ -27,7 +27,7 @@ import structlog
 from railscope import durable_files, untrusted_text
 from railscope_collector.config import IngestLimits
 from railscope_collector.evidence import EvidenceError, node_intervals
-from railscope_collector.framelog import segment_files
+from railscope_collector.framelog import state_manifest
 
 log = structlog.get_logger(__name__)
 
@@ -64,7 +64,7 @@ class WaitingEvidence:
 
     directory: Path
     limits: IngestLimits
-    state_files: segment_files.StateFiles | None = None
+    state_files: state_manifest.StateFiles | None = None
     """Records the files, to detect later losses."""
     sizes: dict[str, int] = field(default_factory=dict)
     """Bytes by file, in the order in which they were written."""
@@ -236,7 +236,7 @@ def _encode_file(intervals: Sequence[WaitingInterval]) -> bytes:
     return sha256(body).hexdigest().encode() + b"\n" + body
 
 
-def compare_files(state_files: segment_files.StateFiles) -> None:
+def compare_files(state_files: state_manifest.StateFiles) -> None:
     """Record lost files of a state directory that no collector uses. Raises OSError."""
     directory = state_files.directory / DIRECTORY
     WaitingEvidence(directory, IngestLimits(), state_files).open()

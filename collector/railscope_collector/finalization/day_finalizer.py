@@ -30,7 +30,14 @@ from railscope_collector.evidence import (
     review_rules,
     waiting_evidence,
 )
-from railscope_collector.finalization import evidence_writer, ledger_days
+from railscope_collector.finalization import (
+    accounted_days,
+    day_writes,
+    due_days,
+    evidence_writer,
+    finalized_sums,
+    open_days,
+)
 from railscope_collector.ledger import database, leases, row_conversion
 
 log = structlog.get_logger(__name__)
@@ -55,7 +62,7 @@ class DayFinalizer:
 
     book: evidence_book.EvidenceBook
     live: LiveAccount
-    open: Callable[[], ledger_days.MeteringStores]
+    open: Callable[[], day_writes.MeteringStores]
     texts: Callable[[], Mapping[str, str] | None]
     """Content of administrators' files; None while one of them could never be read."""
     settings: config.MeteringSettings
@@ -77,14 +84,14 @@ class DayFinalizer:
     is_failing: bool = False
     _is_disk_full: bool = False
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _stores: ledger_days.MeteringStores | None = None
-    _open_days: ledger_days.OpenDayCounter = field(init=False)
+    _stores: day_writes.MeteringStores | None = None
+    _open_days: open_days.OpenDayCounter = field(init=False)
     _writer: evidence_writer.EvidenceWriter = field(init=False)
     _written: dict[str, str] = field(default_factory=dict)
     """Content of files when they were last written: another collector's files may differ."""
     _handled: set[evidence_tables.EvidenceChange] = field(default_factory=set)
     _late: set[evidence_tables.EvidenceChange] = field(default_factory=set)
-    _days: ledger_days.AccountedDays = field(default_factory=ledger_days.AccountedDays)
+    _days: accounted_days.AccountedDays = field(default_factory=accounted_days.AccountedDays)
     _since_ns: int = FOREVER_NS
     """Time from which changes are read."""
     _epoch: int = 0
@@ -98,7 +105,7 @@ class DayFinalizer:
 
     def __post_init__(self) -> None:
         """Create the parts."""
-        self._open_days = ledger_days.OpenDayCounter(self.book, self.live)
+        self._open_days = open_days.OpenDayCounter(self.book, self.live)
         self._writer = evidence_writer.EvidenceWriter(
             self.book, self.wall_ns, self._record_stored, self.waiting
         )
@@ -214,7 +221,7 @@ class DayFinalizer:
         homes = await database.call_database(stores.store.homes, counted)
         await self._open_days.count_new(stores, files, homes)
 
-    async def _store_all(self, *, everything: bool) -> ledger_days.MeteringStores | None:
+    async def _store_all(self, *, everything: bool) -> day_writes.MeteringStores | None:
         """Store files and evidence; return the database, or None if nothing may be finalized now."""
         await database.call_database(self.check)
         if self._stores is None:
@@ -236,7 +243,7 @@ class DayFinalizer:
         return stores if is_complete and not self.hold_reason() else None
 
     async def _store_files(
-        self, stores: ledger_days.MeteringStores, texts: Mapping[str, str]
+        self, stores: day_writes.MeteringStores, texts: Mapping[str, str]
     ) -> bool:
         """Store new versions of files; false if no version of one of them is in the database."""
         is_complete = True
@@ -260,14 +267,14 @@ class DayFinalizer:
             self.rejected_files.pop(kind, None)
         return is_complete
 
-    async def _load_sums(self, stores: ledger_days.MeteringStores, now_ns: int) -> None:
+    async def _load_sums(self, stores: day_writes.MeteringStores, now_ns: int) -> None:
         """Load the ledger's sums of GPUs that are new here."""
         new = self.book.gpus.keys() - self._days.gpus.keys()
         if not new and self.live.is_ready:
             return
         oldest_day = self._end_day(now_ns) - self.settings.max_revision_age_days
         finalized = await database.call_database(
-            ledger_days.read_finalized, stores.ledger, new, oldest_day
+            finalized_sums.read_finalized, stores.ledger, new, oldest_day
         )
         async with self.live.lock:
             self.live.add_finalized(finalized)
@@ -282,7 +289,7 @@ class DayFinalizer:
         """Return the first day that is not to be finalized yet."""
         return (now_ns - self._delay_ns) // DAY_NS
 
-    def _apply(self, day: ledger_days.WrittenDay) -> None:
+    def _apply(self, day: accounted_days.WrittenDay) -> None:
         self._days.revisions[row_conversion.GpuDay(day.gpu, day.day)] = day.revision
         self.live.finalized.finalize(day.gpu, day.day, day.new, day.old)
         self.live.amounts.finalize(day.gpu, day.day, day.new.amounts, day.old.amounts)
@@ -296,7 +303,7 @@ class DayFinalizer:
 
     # Finalizing --------------------------------------------------------------------------------
 
-    async def _finalize(self, stores: ledger_days.MeteringStores, now_ns: int) -> None:
+    async def _finalize(self, stores: day_writes.MeteringStores, now_ns: int) -> None:
         """Write the days that are due, with the lease, and include new days of the ledger in the account."""
         term = await database.call_database(self.lease.take, stores.ledger.database)
         await self._follow(stores)
@@ -332,9 +339,9 @@ class DayFinalizer:
 
     async def _read_last_days(
         self,
-        stores: ledger_days.MeteringStores,
+        stores: day_writes.MeteringStores,
         term: leases.LeaseTerm,
-        homes: ledger_days.GpuNodes,
+        homes: due_days.GpuNodes,
         now_ns: int,
     ) -> None:
         """Read last days of new GPUs, at the start of a term days that were not written, in the first one late facts."""
@@ -356,9 +363,9 @@ class DayFinalizer:
 
     async def _write_due(
         self,
-        stores: ledger_days.MeteringStores,
+        stores: day_writes.MeteringStores,
         term: leases.LeaseTerm,
-        homes: ledger_days.GpuNodes,
+        homes: due_days.GpuNodes,
         changes: Iterable[evidence_tables.EvidenceChange],
         now_ns: int,
     ) -> None:
@@ -368,11 +375,11 @@ class DayFinalizer:
         fenced = stores._replace(check=term.check)
         changes = await database.call_database(stores.store.spread, changes, homes)
         due = await database.call_database(
-            ledger_days.due_days, homes, self._last_days, window, changes, [*self.rejected_days]
+            due_days.find_due, homes, self._last_days, window, changes, [*self.rejected_days]
         )
-        for due_group in ledger_days.group_due_days(due, homes):
+        for due_group in due_days.group_due(due, homes):
             days, rejected = await database.call_database(
-                ledger_days.write_days, fenced, homes, due_group, self._days.revisions, now_ns
+                day_writes.write_days, fenced, homes, due_group, self._days.revisions, now_ns
             )
             self._record_rejected(rejected)
             for day in days:
@@ -399,7 +406,7 @@ class DayFinalizer:
             self.rejected_days[key] = problem
         self.counts.failures += len(rejected)
 
-    async def _follow(self, stores: ledger_days.MeteringStores) -> None:
+    async def _follow(self, stores: day_writes.MeteringStores) -> None:
         """Include in the account the days that other collectors have added to the ledger."""
         while self._days.gpus:
             added = await database.call_database(self._days.read_added, stores.ledger)
@@ -411,7 +418,7 @@ class DayFinalizer:
                 self._days.head = added.head
 
     async def _read_claims(
-        self, stores: ledger_days.MeteringStores, changes: Iterable[evidence_tables.EvidenceChange]
+        self, stores: day_writes.MeteringStores, changes: Iterable[evidence_tables.EvidenceChange]
     ) -> None:
         """Read claims that other collectors recorded, of GPUs in the book."""
         changed_gpus = {change.gpu for change in changes if change.gpu}

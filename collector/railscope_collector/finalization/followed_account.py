@@ -16,7 +16,7 @@ from railscope import timestamps
 from railscope_collector import config
 from railscope_collector.account import account_sums, live_account
 from railscope_collector.evidence import claim_events, evidence_book, evidence_tables
-from railscope_collector.finalization import ledger_days
+from railscope_collector.finalization import day_writes, finalized_sums, open_days
 from railscope_collector.ledger import head_chain
 from railscope_collector.ledger.database import call_database
 
@@ -32,11 +32,11 @@ class FollowedAccount:
 
     book: evidence_book.EvidenceBook
     live: live_account.LiveAccount
-    open: Callable[[], ledger_days.MeteringStores]
+    open: Callable[[], day_writes.MeteringStores]
     settings: config.MeteringSettings
     wall_ns: Callable[[], int]
     is_failing: bool = False
-    _counter: ledger_days.OpenDayCounter = field(init=False)
+    _counter: open_days.OpenDayCounter = field(init=False)
     _head: head_chain.ChainHead | None = None
     """Newest entry of the ledger when it was read."""
     _contacts: int = -1
@@ -47,7 +47,7 @@ class FollowedAccount:
 
     def __post_init__(self) -> None:
         """Create the counter of open days."""
-        self._counter = ledger_days.OpenDayCounter(self.book, self.live)
+        self._counter = open_days.OpenDayCounter(self.book, self.live)
 
     async def run(self) -> None:
         """Refresh periodically until cancelled; sooner while nothing has been read."""
@@ -90,7 +90,7 @@ class FollowedAccount:
         homes = {gpu: homes[gpu] for gpu in self._accounted & homes.keys()}
         await self._counter.count_new(stores, files, homes)
 
-    async def _read_ledger(self, stores: ledger_days.MeteringStores, now_ns: int) -> None:
+    async def _read_ledger(self, stores: day_writes.MeteringStores, now_ns: int) -> None:
         """Read the ledger's sums of new GPUs; of all after a day was written."""
 
         def read_head() -> head_chain.ChainHead | None:
@@ -105,7 +105,9 @@ class FollowedAccount:
             return
         delay_ns = round(self.settings.finalize_delay_seconds * timestamps.SECOND_NS)
         oldest_day = (now_ns - delay_ns) // timestamps.DAY_NS - self.settings.max_revision_age_days
-        finalized = await call_database(ledger_days.read_finalized, stores.ledger, new, oldest_day)
+        finalized = await call_database(
+            finalized_sums.read_finalized, stores.ledger, new, oldest_day
+        )
         async with self.live.lock:
             if not is_same:
                 self.live.finalized = live_account.FinalizedSums()
@@ -117,7 +119,7 @@ class FollowedAccount:
         nodes = {node for gpu in new for node in self.book.nodes_of(gpu)}
         await self._read_claims(stores, new | set(map(claim_events.unplaced_key, nodes)))
 
-    async def _read_claims(self, stores: ledger_days.MeteringStores, gpus: set[str]) -> None:
+    async def _read_claims(self, stores: day_writes.MeteringStores, gpus: set[str]) -> None:
         """Read claims that this state has not received as records."""
         by_start: dict[int, list[str]] = {}
         for gpu in sorted(gpus):

@@ -14,13 +14,10 @@ from railscope_collector.access.access_trail import DeliveredExport
 from railscope_collector.access.credentials import Credential
 from railscope_collector.billing import period_closing, tenant_statements
 from railscope_collector.files import seller_file
-from railscope_collector.http.access_control import (
-    RouteHandlers,
-    json_error,
-    json_response,
-    selected_tenant,
-)
-from railscope_collector.http.web_server import ReadPool
+from railscope_collector.http.access_control import selected_tenant
+from railscope_collector.http.json_responses import json_error, json_response
+from railscope_collector.http.read_pool import ReadPool
+from railscope_collector.http.route_table import RouteHandlers
 from railscope_collector.ledger import ledger_store
 from railscope_collector.ledger.database import Database, UnusableLedgerError
 from railscope_collector.metering.units import PeriodError, parse_period

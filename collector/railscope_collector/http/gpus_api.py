@@ -29,7 +29,7 @@ from railscope_collector.diagnosis import incident_report as report
 from railscope_collector.diagnosis.entity_states import NO_DATA, STATES, diagnosis_problem
 from railscope_collector.diagnosis.incident_classes import Severity
 from railscope_collector.diagnosis.incident_table import IncidentTable, ReportedIncident
-from railscope_collector.http import access_control, incidents_api
+from railscope_collector.http import incidents_api, json_responses
 from railscope_collector.state.collector_state import CollectorState
 from railscope_collector.workloads.job_roster import JobGpu
 
@@ -200,17 +200,17 @@ class GpusApi:
         views, table = self.views(), self.incidents()
         if not views.timestamp_ns:
             text = "the views have not been computed yet"
-            return access_control.json_error(HTTPStatus.SERVICE_UNAVAILABLE, text)
+            return json_responses.json_error(HTTPStatus.SERVICE_UNAVAILABLE, text)
         try:
             query = msgspec.convert(dict(request.query), GpusQuery, strict=False)
         except msgspec.ValidationError as error:
             text = f"invalid query: {str(error)[:200]}"
-            return access_control.json_error(HTTPStatus.BAD_REQUEST, text)
+            return json_responses.json_error(HTTPStatus.BAD_REQUEST, text)
         if self._newest.views is not views:
             self._newest = FleetGpus(views)
         make = partial(self.content, self._newest, table, credential, query)
         version = (views.timestamp_ns, table.timestamp_ns, credential.tenant, query)
-        return await access_control.tagged_response(request, make, *version)
+        return await json_responses.tagged_response(request, make, *version)
 
     def content(
         self, gpus: FleetGpus, table: IncidentTable, credential: Credential, query: GpusQuery

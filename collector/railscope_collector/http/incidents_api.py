@@ -18,12 +18,8 @@ from railscope_collector.diagnosis.diagnosis_curves import EvidenceCurve
 from railscope_collector.diagnosis.incident_classes import CLASSES, Severity
 from railscope_collector.diagnosis.incident_table import IncidentTable, ReportedIncident
 from railscope_collector.fleet.fleet import NamesOfGpu
-from railscope_collector.http.access_control import (
-    RouteHandlers,
-    json_error,
-    json_response,
-    tagged_response,
-)
+from railscope_collector.http.json_responses import json_error, json_response, tagged_response
+from railscope_collector.http.route_table import RouteHandlers
 from railscope_collector.workloads.job_roster import JobKey, RunningJob
 from railscope_collector.workloads.job_view import RunningJobs
 

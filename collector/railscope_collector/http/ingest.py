@@ -31,15 +31,15 @@ from aiohttp import web
 from railscope import envelopes, http_responses, log_output, service, timestamps, wire
 from railscope_collector import config
 from railscope_collector.access.credentials import Credential, Role
-from railscope_collector.audit import collector_records, event_records
+from railscope_collector.audit import audit_trail, event_records
 from railscope_collector.fleet import fleet, sheets
 from railscope_collector.fleet.schema_templates import EncodedSchema
 from railscope_collector.fleet.schemas import KnownSchema
 from railscope_collector.framelog import framelog, segment_files
 from railscope_collector.http import envelope_senders
-from railscope_collector.http.access_control import json_response
 from railscope_collector.http.envelope_senders import Delivery, NodeSender, NotAcknowledgedError
-from railscope_collector.state import collector_state
+from railscope_collector.http.json_responses import json_response
+from railscope_collector.state import collector_state, envelope_cost
 
 log = structlog.get_logger(__name__)
 
@@ -61,7 +61,7 @@ class Ingest:
     core: collector_state.CollectorState
     log: framelog.FrameLog
     limits: config.IngestLimits
-    on_denial: Callable[[collector_records.DeniedRequest], None] = lambda _denial: None
+    on_denial: Callable[[audit_trail.DeniedRequest], None] = lambda _denial: None
     wall_ns: Callable[[], int] = time.time_ns
     doubted_since_ns: Callable[[], int] = lambda: 0
     """Start of the time in which `wall_ns` is in doubt; 0 if it is not."""
@@ -84,9 +84,7 @@ class Ingest:
             if rejection.status == HTTPStatus.FORBIDDEN:
                 path, address = request.rel_url.raw_path, request.remote or ""
                 self.on_denial(
-                    collector_records.DeniedRequest(
-                        address, path, rejection.reason, credential.label
-                    )
+                    audit_trail.DeniedRequest(address, path, rejection.reason, credential.label)
                 )
             headers = (
                 {"Retry-After": RETRY_SECONDS}
@@ -348,9 +346,9 @@ class Ingest:
 
     def _check_bounds(
         self, envelope: wire.Envelope, schemas: Sequence[KnownSchema]
-    ) -> collector_state.EnvelopeCost:
-        cost = collector_state.envelope_cost(envelope, schemas)
-        if problems := [*collector_state.find_exceeded_bounds(cost, self.limits)]:
+    ) -> envelope_cost.EnvelopeCost:
+        cost = envelope_cost.envelope_cost(envelope, schemas)
+        if problems := [*envelope_cost.find_exceeded_bounds(cost, self.limits)]:
             raise NotAcknowledgedError("; ".join(problems), "bounds")
         if problems := [*self.core.find_sequence_problems(envelope, self.limits.gaps_per_stream)]:
             # Gaps of a shared run close when the database has the frames of the other collectors: it is sent again.

@@ -17,157 +17,31 @@ from typing import Any
 import numpy as np
 from aiohttp import web
 
-from railscope import exposition, log_output, server_connections, service, timestamps
-from railscope.catalog import collector as catalog, declare
+from railscope import exposition, service, timestamps
+from railscope.catalog import declare
 from railscope.catalog.rollup import part_labels
-from railscope_collector import administrator_files, view_refresh
-from railscope_collector.access.credentials import Credential, Role, tenant_account, tenant_cells
-from railscope_collector.access.tokens_file import TokensFile
-from railscope_collector.account.account_cells import account_json, cluster_cells
-from railscope_collector.audit.collector_records import AuditTrail
+from railscope_collector import view_refresh
+from railscope_collector.access.credentials import Credential, Role
+from railscope_collector.account.account_cells import account_json
 from railscope_collector.config import ConsoleSettings
 from railscope_collector.diagnosis import entity_states
 from railscope_collector.diagnosis.incident_table import IncidentTable
-from railscope_collector.finalization.day_finalizer import DayFinalizer
 from railscope_collector.fleet import view_cells
 from railscope_collector.fleet.fleet import FleetNode, StreamRow
-from railscope_collector.framelog import framelog
 from railscope_collector.http import (
-    access_control,
     gpus_api,
     incidents_api,
+    json_responses,
     node_readings,
+    route_table,
     switches_api,
 )
-from railscope_collector.http.identity_conflicts import IdentityConflictDetector
-from railscope_collector.http.web_server import WriteProbe
+from railscope_collector.http.collector_metrics import CollectorMetrics, render
+from railscope_collector.http.write_probes import WriteProbe
 from railscope_collector.inventory.comparison import inventory_json
-from railscope_collector.sinks.influx import InfluxSink
-from railscope_collector.state import state_checkpointer
 from railscope_collector.state.collector_state import CollectorState
 from railscope_collector.switches import all_switches, switch_view
 from railscope_collector.views import find_fresh_rows, node_rollups
-
-
-@dataclass(slots=True)
-class CollectorMetrics:
-    """Sources of the collector's own metrics, and of the GPU-time account of all tenants."""
-
-    core: CollectorState
-    log: framelog.FrameLog
-    files: administrator_files.AdministratorFiles
-    finalizer: DayFinalizer
-    sink: InfluxSink
-    trail: AuditTrail
-    tokens: TokensFile
-    connections: server_connections.ServerConnections
-    conflicts: IdentityConflictDetector
-    quarantine: state_checkpointer.RecordQuarantine
-    limits: Sequence[log_output.LogRateLimit] = ()
-    """All rate limits of log lines."""
-    audit: Callable[[], list[view_cells.ViewCell]] = list
-    """Returns the cells of the audit log's components."""
-
-    @property
-    def unknown_reason(self) -> str:
-        """Reason why the claims of GPUs cannot be determined; empty if they can."""
-        if self.files.unknown:
-            return f"{self.files.unknown} has never been valid"
-        return "" if self.finalizer.live.is_ready else "the ledger has not been read yet"
-
-    def cells(self, views: view_refresh.CollectorViews) -> list[view_cells.ViewCell]:
-        """Return the collector's own state and the GPU-time account, in base units."""
-        counts, intervals = self.core.counts, self.core.evidence.intervals
-        plain = [
-            (catalog.ENVELOPES, counts.envelopes),
-            (catalog.FRAMES, counts.frames),
-            (catalog.SWITCH_FRAMES, counts.switch_frames),
-            (catalog.DUPLICATES, counts.duplicates),
-            (catalog.COPIES, counts.copies),
-            (catalog.MISSING, self.core.received.count_missing()),
-            (catalog.VALUES, counts.values),
-            (catalog.RECEIVED_BYTES, counts.bytes),
-            (catalog.COMMITS, self.log.stats.commits),
-            (catalog.COMMIT_TIME, self.log.stats.commit_ns / timestamps.SECOND_NS),
-            (catalog.LOG_SIZE, self.log.size),
-            (catalog.QUARANTINED, self.quarantine.records),
-            (catalog.SCHEMAS, len(self.core.schemas)),
-            (catalog.CONNECTIONS, len(self.connections)),
-            (catalog.VIEWS_TIME, views.duration_ns / timestamps.SECOND_NS),
-            (catalog.CLAIMS, self.files.claims.content.count_in_force(views.timestamp_ns)),
-            (catalog.CLAIMS_REJECTED, self.core.evidence.rejected_claims),
-            (catalog.EVIDENCE_TOO_OLD, self.core.evidence.aged_rows),
-            (catalog.EVIDENCE_EXCESS_GPUS, self.core.evidence.excess_gpus),
-            (catalog.EVIDENCE_EXCESS_SPANS, self.core.evidence.excess_spans),
-            (catalog.EVIDENCE_SUPPRESSED, self.core.evidence.problems.suppressed),
-            (catalog.EVIDENCE_WAITING, len(intervals.by_key) + intervals.on_disk.total()),
-            (catalog.EVIDENCE_WAITING_SIZE, self.finalizer.waiting_bytes),
-            (catalog.EVIDENCE_STORED, self.finalizer.counts.intervals),
-            (catalog.EVIDENCE_REJECTED, len(self.finalizer.rejected)),
-            (catalog.EVIDENCE_FAILURES, self.finalizer.counts.failures),
-            (catalog.FINALIZED_DAYS, self.finalizer.counts.days),
-            (catalog.REVISED_DAYS, self.finalizer.counts.revisions),
-            (catalog.REJECTED_DAYS, len(self.finalizer.rejected_days)),
-            (catalog.FINALIZER, int(self.finalizer.lease.term is not None)),
-            (catalog.FINALIZER_EPOCH, self.finalizer.lease.epoch),
-            (catalog.FINALIZER_CHANGES, self.finalizer.lease.changes),
-            (catalog.AUDIT_RECORDS, self.trail.log.size),
-            (catalog.AUDIT_UNSIGNED, self.trail.log.size - self.trail.log.signed.size),
-            (catalog.AUDIT_LOST, self.trail.lost_records),
-            (catalog.DENIALS, self.trail.denials),
-            (catalog.LOG_LINES_SUPPRESSED, sum(limit.suppressed for limit in self.limits)),
-            (catalog.LOG_LINES_LOST, log_output.LOG_STREAM.lost),
-            (catalog.CLOCK_SUSPECT, int(bool(self.finalizer.hold_reason()))),
-            (catalog.SINK_WRITTEN, self.sink.writer.written),
-            (catalog.SINK_DROPPED, self.sink.writer.dropped),
-        ]
-        files = [
-            (file.kind, int(file.is_valid and file.kind not in self.finalizer.rejected_files))
-            for file in self.files.all_files
-            if file.path
-        ]
-        unplaced = self.finalizer.live.unplaced(views.timestamp_ns)
-        by_label: tuple[tuple[declare.Metric, Iterable[tuple[str, float]]], ...] = (
-            (catalog.FILE_VALID, (*files, ("tokens", int(self.tokens.is_valid)))),
-            (
-                catalog.NODE_IDENTITY_CONFLICT,
-                ((name, 1) for name in self.conflicts.nodes(views.timestamp_ns)),
-            ),
-            (catalog.UNPLACED_GPUS, ((name, float(amount)) for name, amount in unplaced.items())),
-            (catalog.CONNECTIONS_CLOSED, self.connections.closed.items()),
-            (catalog.MISSING_OF_NODE, self.core.received.missing_of_nodes()),
-            (catalog.RUN_ENDS_IGNORED, self.core.received.ignored.items()),
-            (catalog.REJECTED, counts.rejected.items()),
-        )
-        return [
-            *(view_cells.ViewCell(metric, (), value) for metric, value in plain),
-            *self.audit(),
-            *(cluster_cells(views.account) if views.account else ()),
-            *(
-                view_cells.ViewCell(metric, (label,), n)
-                for metric, values in by_label
-                for label, n in values
-            ),
-        ]
-
-
-def render(cells: Iterable[view_cells.ViewCell], text_format: exposition.TextFormat) -> str:
-    """Render cells as the text of the metrics endpoint; zeros of sparse metrics are omitted."""
-    blocks: dict[str, list[str]] = {}
-    for cell in cells:
-        if cell.metric.sparse and not cell.value:
-            continue
-        labels = zip(view_cells.label_names(cell.metric), cell.labels, strict=True)
-        line = f"{exposition.labelled(cell.metric.name, labels)}{_format_number(cell.value)}\n"
-        blocks.setdefault(cell.metric.name, []).append(line)
-    return exposition.render_blocks(
-        {name: "".join(lines) for name, lines in blocks.items()}, text_format
-    )
-
-
-def _format_number(value: float) -> str:
-    return repr(int(value)) if float(value).is_integer() else repr(float(value))
-
 
 MAX_EVENTS = 1000
 _NOT_COMPUTED = "the views have not been computed yet"
@@ -207,7 +81,7 @@ class ViewApi:
         ranking = entity_states.NodeRanking()
         return replace(self, core=core, views=views, incidents=incidents, _ranking=ranking)
 
-    def handlers(self) -> access_control.RouteHandlers:
+    def handlers(self) -> route_table.RouteHandlers:
         """Return the handlers by route name."""
         return {
             "healthy": self._healthy,
@@ -267,10 +141,10 @@ class ViewApi:
             response.enable_compression(web.ContentCoding.gzip)
         return response
 
-    def _view(self, name: str) -> access_control.RouteHandler:
+    def _view(self, name: str) -> route_table.RouteHandler:
         async def respond(request: web.Request, _: Credential) -> web.Response:
             view: view_cells.View = getattr(self.views(), name)
-            return await access_control.tagged_response(
+            return await json_responses.tagged_response(
                 request, partial(_document, view), view.timestamp_ns
             )
 
@@ -280,14 +154,14 @@ class ViewApi:
         view, tenant = self.views().tenant, credential.tenant
         if credential.role is Role.TENANT:
             view = replace(view, cells=tuple(tenant_cells(view.cells, tenant)))
-        return await access_control.tagged_response(
+        return await json_responses.tagged_response(
             request, partial(_document, view), view.timestamp_ns, tenant
         )
 
     async def _nodes(self, request: web.Request, _: Credential) -> web.Response:
         version = self.views().timestamp_ns, self.incidents().timestamp_ns
         make = partial(self._make_nodes, dict(self.core.fleet.nodes))
-        return await access_control.tagged_response(request, make, *version)
+        return await json_responses.tagged_response(request, make, *version)
 
     def _make_nodes(self, nodes: Mapping[str, FleetNode]) -> dict[str, Any]:
         views, facts = self.views(), dict[str, dict[str, Any]]()
@@ -312,7 +186,7 @@ class ViewApi:
         node = self.core.fleet.nodes.get(request.match_info["node"])
         if node is None:
             text = f"unknown node {request.match_info['node']!r}: expected one that has reported"
-            return access_control.json_error(HTTPStatus.NOT_FOUND, text)
+            return json_responses.json_error(HTTPStatus.NOT_FOUND, text)
         now_ns = self.wall_ns()
         selected = set(request.query.getall("stream", node.rows))
         content = {
@@ -327,7 +201,7 @@ class ViewApi:
                 if stream in selected
             },
         }
-        return access_control.json_response(content)
+        return json_responses.json_response(content)
 
     def _gpus(self, node: str) -> list[dict[str, Any]]:
         """Return the GPUs of a node by rail, with the jobs that hold them."""
@@ -348,8 +222,8 @@ class ViewApi:
     async def _inventory(self, request: web.Request, _: Credential) -> web.Response:
         result = self.views().inventory_comparison
         if not result.timestamp_ns:
-            return access_control.json_error(HTTPStatus.SERVICE_UNAVAILABLE, _NOT_COMPUTED)
-        return await access_control.tagged_response(
+            return json_responses.json_error(HTTPStatus.SERVICE_UNAVAILABLE, _NOT_COMPUTED)
+        return await json_responses.tagged_response(
             request, partial(inventory_json, result, self.core.names_of)
         )
 
@@ -359,7 +233,7 @@ class ViewApi:
             text, reason = "the account has not been computed yet", self.metrics.unknown_reason
             if views.timestamp_ns and reason:
                 text = f"the holders of GPUs are unknown: {reason}"
-            return access_control.json_error(HTTPStatus.SERVICE_UNAVAILABLE, text)
+            return json_responses.json_error(HTTPStatus.SERVICE_UNAVAILABLE, text)
         found, tenant = views.account, credential.tenant
         is_tenant = credential.role is Role.TENANT
 
@@ -367,7 +241,7 @@ class ViewApi:
             account = account_json(found)
             return tenant_account(account, tenant) if is_tenant else account
 
-        return await access_control.tagged_response(request, make, views.timestamp_ns, tenant)
+        return await json_responses.tagged_response(request, make, views.timestamp_ns, tenant)
 
     async def _events(self, request: web.Request, _: Credential) -> web.Response:
         node = request.query.get("node")
@@ -381,7 +255,7 @@ class ViewApi:
                 ]
             }
 
-        return await access_control.tagged_response(request, make)
+        return await json_responses.tagged_response(request, make)
 
     async def _healthy(self, _: web.Request, __: Credential) -> web.Response:
         return web.Response(text="healthy\n")
@@ -396,6 +270,27 @@ class ViewApi:
         if problem:
             return web.Response(status=503, text=f"not ready: {problem}\n")
         return web.Response(text="ready\n")
+
+
+_TENANT_METRICS = ("railscope_tenant_", "railscope_job_")
+
+
+def tenant_cells(
+    cells: Iterable[view_cells.ViewCell], tenant: str
+) -> Iterator[view_cells.ViewCell]:
+    """Yield the cells of the tenant and its jobs: none of rails, the cluster, the collector or others."""
+    for cell in cells:
+        if cell.metric.name.startswith(_TENANT_METRICS):
+            labels = zip(cell.metric.about.labels, cell.labels, strict=False)
+            if dict(labels).get("tenant") == tenant:
+                yield cell
+
+
+def tenant_account(account: dict[str, Any], tenant: str) -> dict[str, Any]:
+    """Return the tenant's part of an account, without the size of the cluster and its free capacity."""
+    tenants = account["tenants"]
+    own_totals = {tenant: tenants[tenant]} if tenant in tenants else {}
+    return {"until_ns": account["until_ns"], "tenants": own_totals}
 
 
 def _rollup_rows(rows: Sequence[StreamRow]) -> list[dict[str, Any]]:

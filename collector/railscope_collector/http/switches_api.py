@@ -17,7 +17,8 @@ from railscope.service import run_in_thread
 from railscope.timestamps import SECOND_NS
 from railscope_collector.access.credentials import Credential
 from railscope_collector.fleet.fleet import SWITCH_PREFIX
-from railscope_collector.http.access_control import RouteHandlers, json_error, tagged_response
+from railscope_collector.http.json_responses import json_error, tagged_response
+from railscope_collector.http.route_table import RouteHandlers
 from railscope_collector.state.collector_state import CollectorState
 from railscope_collector.switches import links, switch_reading, switch_view
 

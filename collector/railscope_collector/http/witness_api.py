@@ -23,11 +23,12 @@ from aiohttp import web
 from railscope import service, untrusted_text
 from railscope.audit import log_checkpoint, merkle, record, signed_note
 from railscope_collector.access.credentials import Credential
-from railscope_collector.audit import housekeeping_files, log_writer, signing_guard
+from railscope_collector.audit import LogWriteError, cosignatures, log_writer, signing_guard
 from railscope_collector.audit.tiles import TileError, Tiles
 from railscope_collector.http import HttpApiError
-from railscope_collector.http.access_control import RouteHandlers, json_error
-from railscope_collector.ledger.audit_outbox import RecordDraft
+from railscope_collector.http.json_responses import json_error
+from railscope_collector.http.route_table import RouteHandlers
+from railscope_collector.ledger.record_draft import RecordDraft
 
 PRESENT_HEADER = "Railscope-Show"
 MAX_BYTES = 64 << 10
@@ -50,7 +51,7 @@ class WitnessApi:
 
     audit: log_writer.AuditLog
     guard: signing_guard.SigningGuard
-    witnesses: housekeeping_files.CosignatureStore
+    witnesses: cosignatures.CosignatureStore
     save_every_seconds: float = SAVE_EVERY_SECONDS
     _proofs: dict[tuple[int, int], str] = field(default_factory=dict)
     _key_changed_ns: dict[str, int] = field(default_factory=dict)
@@ -126,7 +127,7 @@ class WitnessApi:
             return json_error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text)
         try:
             cosigned = msgspec.json.decode(
-                await _read_body(request), type=housekeeping_files.CosignedCheckpoint
+                await _read_body(request), type=cosignatures.CosignedCheckpoint
             )
             if cosigned.note:
                 cosigned.seconds()
@@ -145,7 +146,7 @@ class WitnessApi:
             return json_error(HTTPStatus.SERVICE_UNAVAILABLE, text)
         return web.Response(text="held\n")
 
-    async def _store(self, node: str, cosigned: housekeeping_files.CosignedCheckpoint) -> None:
+    async def _store(self, node: str, cosigned: cosignatures.CosignedCheckpoint) -> None:
         """Store a cosignature; a new key is recorded first. Raises KeyChangeLimitError."""
         previous = self.witnesses.nodes.get(node)
         if previous is None or previous.key != cosigned.key:
@@ -161,7 +162,7 @@ class WitnessApi:
             )
             try:
                 await self.audit.append(draft)
-            except (log_writer.LogWriteError, record.RecordError) as error:
+            except (LogWriteError, record.RecordError) as error:
                 log.error("audit_record_lost", type=draft.type, data=data, problem=str(error))
                 del self._key_changed_ns[node]
                 return
@@ -177,7 +178,7 @@ class WitnessApi:
         self._key_changed_ns[node] = now_ns
 
 
-def _check_name(node: str, cosigned: housekeeping_files.CosignedCheckpoint) -> None:
+def _check_name(node: str, cosigned: cosignatures.CosignedCheckpoint) -> None:
     """Check that a key is in the name of the node. Raises NoteError."""
     if not cosigned.is_named_for(node):
         message = f"invalid name of the key of cosignatures: expected {node}"

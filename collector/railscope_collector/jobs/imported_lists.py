@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from railscope.timestamps import DAY_NS, SECOND_NS, format_timestamp
 from railscope_collector.jobs import JobsError
 from railscope_collector.jobs.job_list import WHOLE_GPU_PART, ListedGpuPart
-from railscope_collector.ledger import audit_outbox, head_chain, ledger_queries, schema
+from railscope_collector.ledger import head_chain, ledger_queries, record_draft, schema
 from railscope_collector.ledger.database import Database
 from railscope_collector.metering.units import Period, period_name
 
@@ -141,7 +141,7 @@ def read_newest_lists(connection: sa.Connection) -> list[ImportedList]:
     return [lists[key] for key in sorted(lists)]
 
 
-def add_list(connection: sa.Connection, new: NewList, by: audit_outbox.TimedActor) -> bool:
+def add_list(connection: sa.Connection, new: NewList, by: record_draft.TimedActor) -> bool:
     """Record a list as the newest of its source and period; false if it is that already.
 
     Raises JobLedgerError for a period that overlaps another one of the source.

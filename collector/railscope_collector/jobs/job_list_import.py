@@ -28,11 +28,11 @@ from railscope.claim_terms import ClaimAuthority
 from railscope.timestamps import DAY_NS
 from railscope_collector.jobs import imported_lists, job_list, job_metering
 from railscope_collector.ledger import (
-    audit_outbox,
     day_metering,
     day_tiling,
     ledger_queries,
     ledger_store,
+    record_draft,
     row_conversion,
     schema,
 )
@@ -229,7 +229,7 @@ def check_same_list(ledger: ledger_store.Ledger, new: imported_lists.NewList) ->
 
 
 def import_list(
-    ledger: ledger_store.Ledger, new: imported_lists.NewList, by: audit_outbox.TimedActor
+    ledger: ledger_store.Ledger, new: imported_lists.NewList, by: record_draft.TimedActor
 ) -> ImportCounts:
     """Record a list and write the days that it changes, all or nothing.
 

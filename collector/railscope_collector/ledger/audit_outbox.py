@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from hashlib import sha256
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
@@ -24,140 +24,9 @@ import sqlalchemy as sa
 from railscope.audit import record
 from railscope.audit.record import RecordSource, encode_audit_record as encode_record
 from railscope_collector.ledger import LedgerError
+from railscope_collector.ledger.ledger_records import OUTBOX_ROW
+from railscope_collector.ledger.record_draft import RecordDraft, build_record
 from railscope_collector.ledger.schema import insert_new, make_append_only, metadata, texts
-
-
-@dataclass(frozen=True, slots=True)
-class RecordDraft:
-    """Content of a record; the log adds sequence number, source and identity."""
-
-    type: str
-    actor: record.RecordActor
-    time_ns: int
-    outcome: str
-    subject: record.RecordSubject = field(default_factory=record.RecordSubject)
-    data: record.RecordData = field(default_factory=dict)
-    references: tuple[str, ...] = ()
-    uncertainty_milliseconds: int = 0
-    source: RecordSource | None = None
-    """Source of the record; None stands for the log's own writer."""
-    commitments: dict[str, str] = field(default_factory=dict)
-    """Commitments to personal data that is stored elsewhere, by field."""
-
-
-class TimedActor(NamedTuple):
-    """Actor and time of an administrative operation."""
-
-    actor: record.RecordActor
-    now_ns: int
-
-    def draft(self, type_: str, data: record.RecordData) -> RecordDraft:
-        """Draft of the record that the operation was done."""
-        return RecordDraft(type_, self.actor, self.now_ns, "done", data=data)
-
-
-def build_record(draft: RecordDraft, source: RecordSource, sequence: int) -> record.AuditRecord:
-    """Return the record of a draft at its position in the log."""
-    return record.AuditRecord(
-        v=record.VERSION,
-        type=draft.type,
-        id=f"{source.id}/{source.boot}/{source.n}",
-        seq=sequence,
-        t=str(draft.time_ns),
-        tu=draft.uncertainty_milliseconds,
-        src=source,
-        actor=draft.actor,
-        obj=draft.subject,
-        out=draft.outcome,
-        data=draft.data,
-        ref=list(draft.references),
-        pii=draft.commitments,
-    )
-
-
-def with_number(source: RecordSource, number: int) -> RecordSource:
-    """Return the source with the number of a record."""
-    return RecordSource(source.kind, source.id, source.boot, number)
-
-
-HEAD, RESTORE = "billing.head", "admin.restore"
-OUTBOX_ROW = "outbox-row/"
-"""Prefix of the last reference: identity of the database, number of the row, and hash of its content."""
-ROW, ROW_HASH = "row", "rows_sha256"
-"""Keys of a record's data: the database row that it is about, and the hash of it and its dependent rows."""
-ROW_RECORD_TYPES = frozenset({
-    "billing.price", "billing.close", "billing.issue", "billing.adjust", "billing.void",
-    "billing.opening",
-    "billing.import", "evidence.archive", "evidence.delete", "evidence.restore",
-})  # fmt: skip
-MAX_NAMED = 100
-"""Limit of listed differences; further ones are only counted."""
-T = TypeVar("T")
-
-
-class RecordedRow(NamedTuple):
-    """A record about a row of the database."""
-
-    record: int
-    hash: str
-    source: str
-    """Reference to the row of the outbox."""
-
-
-@dataclass(slots=True)
-class LedgerRecords:
-    """All records about a ledger's database in an audit log or an outbox, to compare them with it."""
-
-    log: str = ""
-    """Hash of the log's first record; empty for an outbox."""
-    rows: dict[str, RecordedRow] = field(default_factory=dict)
-    heads: dict[tuple[str, int], RecordedRow] = field(default_factory=dict)
-    sources: dict[str, int] = field(default_factory=dict)
-    """References to rows of the outbox, with their records."""
-    restores: dict[str, record.RecordData] = field(default_factory=dict)
-    """Data of the records about accepted older copies, by the identity that each replaced."""
-    repeated: list[str] = field(default_factory=list)
-
-    def add(self, new: record.AuditRecord) -> None:
-        """Process the next record of the log."""
-        source = new.ref[-1] if new.ref else ""
-        if source.startswith(OUTBOX_ROW):
-            self.sources[source] = new.seq
-            self.add_data(new.type, new.data, new.seq, source)
-        elif new.type in ROW_RECORD_TYPES and not new.ref[:1] and len(self.repeated) < MAX_NAMED:
-            self.repeated.append(f"record {new.seq}: {new.type} without a source row in a database")
-
-    def add_data(self, kind: str, data: record.RecordData, number: int, source: str) -> None:
-        """Add the data of a record."""
-        if kind == HEAD:
-            database, n = str(data.get("database")), data.get("n")
-            key = (database, n if isinstance(n, int) else -1)
-            self._add_row(self.heads, key, RecordedRow(number, str(data.get("head")), source))
-        elif kind == RESTORE:
-            self.restores[str(data.get("continues"))] = data
-        elif kind in ROW_RECORD_TYPES and isinstance(name := data.get(ROW), str):
-            self._add_row(self.rows, name, RecordedRow(number, str(data.get(ROW_HASH)), source))
-
-    def _add_row(self, into: dict[T, RecordedRow], key: T, row: RecordedRow) -> None:
-        before = into.get(key)
-        if before and not self.is_lost(before.source) and len(self.repeated) < MAX_NAMED:
-            self.repeated.append(f"record {row.record}: {key} was already recorded")
-        into[key] = row
-
-    def is_lost(self, source: str) -> bool:
-        """True if a row was lost with a database that an accepted older copy replaced."""
-        database, number = _parse_reference(source)
-        restored = self.restores.get(database)
-        last = restored.get("outbox") if restored else None
-        return isinstance(last, int) and number > last
-
-
-def _parse_reference(source: str) -> tuple[str, int]:
-    """Return the database and number in a reference to a row of the outbox."""
-    parts = source.removeprefix(OUTBOX_ROW).split("/")
-    number = parts[1] if len(parts) > 1 and parts[1].isdigit() else "-1"
-    return parts[0], int(number)
-
 
 REFERENCE = "outbox/"
 """Prefix of the first reference of a record, which names its row."""

@@ -1,13 +1,11 @@
 """The database of a ledger: SQLite or PostgreSQL, by URL.
 
-`ledger_url` returns its location according to the settings. `SharedDatabase` is one database that
-all components of a collector share, opened on first use.
+`SharedDatabase` is one database that all components of a collector share, opened on first use.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,11 +20,8 @@ import structlog
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError
 
-from railscope import convert_errors
 from railscope.listen_address import MAX_PORT
 from railscope.service import Parameters, ResultT, run_to_end
-from railscope.settings import SettingsError, read_named_file
-from railscope_collector.config import LedgerSettings
 from railscope_collector.ledger import LedgerError, head_chain, schema
 
 _BUSY_SECONDS = 60
@@ -41,7 +36,7 @@ _CONNECTION = {
 """Parameters of connections to PostgreSQL, unless the URL has them. A server whose machine or network is gone closes
 nothing: by its defaults, the kernel waits for it for up to two hours.
 """
-_SCHEMA_LOCK = 0x7261_696C_6C65_6467
+_SCHEMA_LOCK = 0x7261_696C_6C65_6467  # "railledg" in ASCII
 _SECRETS = ("password", "sslpassword")
 _threads = ThreadPoolExecutor(16, thread_name_prefix="database")
 """More threads than components that use a database: each of them has one call at a time."""
@@ -285,6 +280,8 @@ def _is_rejection(error: DBAPIError) -> bool:
 def _plain_sqlite(connection: Any, _record: object) -> None:
     """Configure a connection: explicit transactions, and commits that are durable when they return."""
     connection.isolation_level = None
+    # Without recursive triggers, REPLACE deletes rows and fires no trigger (sqlite.org/lang_conflict.html):
+    # the tables would not be append-only.
     for pragma in ("foreign_keys = ON", "synchronous = FULL", "recursive_triggers = ON"):
         connection.execute(f"PRAGMA {pragma}")
 
@@ -324,81 +321,4 @@ class SharedDatabase:
             self._database = None
 
 
-FILE = "ledger.sqlite"
-"""File in the state directory, used if no database is configured."""
-
-
-def ledger_url(ledger: LedgerSettings, directory: Path) -> str:
-    """Return the URL of its database.
-
-    Raises SettingsError if the file with the URL cannot be read, or the URL is that of a database that this
-    installation cannot open, or of one in memory.
-    """
-    url, setting = ledger.url or f"sqlite:///{directory.absolute() / FILE}", "ledger.url"
-    if ledger.url_file:
-        setting = f"ledger.url_file {ledger.url_file}"
-        url = read_named_file("ledger.url_file", ledger.url_file)
-    with convert_errors(UnusableLedgerError, SettingsError, f"cannot use {setting}: "):
-        check_url(url)
-    parsed = make_url(url)
-    if parsed.get_backend_name() == "sqlite" and parsed.database in {None, "", ":memory:"}:
-        message = f"invalid {setting}: a database in memory is lost at every stop: expected sqlite:////PATH"
-        raise SettingsError(message)
-    return url
-
-
-def check_file(url: URL) -> None:
-    """Raise SettingsError if SQLite cannot create or write its file now.
-
-    A running collector waits for such a file, as it does for a database server that is unavailable.
-    """
-    name = url.database or ""
-    if url.get_backend_name() != "sqlite" or name.startswith("file:"):
-        return
-    file = Path(name)
-    problem = ""
-    if file.is_dir():
-        problem = "is a directory"
-    elif not file.parent.is_dir():
-        problem = f"directory {file.parent} does not exist"
-    elif not os.access(file if file.exists() else file.parent, os.W_OK):
-        problem = f"not writable by this user (uid {os.geteuid()})"
-    if problem:
-        message = f"cannot use the ledger {file}: {problem}: expected a writable file in a directory that exists"
-        raise SettingsError(message)
-
-
 log = structlog.get_logger(__name__)
-
-_probe_table = sa.Table(
-    "write_probe",
-    sa.MetaData(),
-    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("writes", sa.BigInteger, nullable=False),
-)
-"""One row that counts its own writes. It is outside the ledger's schema and its audit."""
-
-
-def commit_probe(database: Database) -> None:
-    """Commit one write. Blocking; raises UnusableLedgerError.
-
-    Only a commit detects a full disk, a read-only file system, a missing privilege or a standby server;
-    opening the database and reading from it succeed with all of these.
-    """
-    with database.transaction(writes=True) as connection:
-        if not sa.inspect(connection).has_table(_probe_table.name):
-            _probe_table.create(connection)
-        changed = connection.execute(
-            sa.update(_probe_table).values(writes=_probe_table.c.writes + 1)
-        )
-        if not changed.rowcount:
-            connection.execute(sa.insert(_probe_table).values(id=1, writes=1))
-
-
-def find_ledger_problem(open_database: Callable[[], Database]) -> str:
-    """Return the reason why the ledger cannot be written; empty if it can. Blocking."""
-    try:
-        commit_probe(open_database())
-    except UnusableLedgerError as error:
-        return str(error)
-    return ""

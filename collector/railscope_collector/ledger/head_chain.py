@@ -22,7 +22,13 @@ from unicodedata import normalize
 from sqlalchemy import BigInteger, Column, Connection, Row, Table, Text, func, select, tuple_
 
 from railscope.audit.record import RecordActor, RecordData
-from railscope_collector.ledger import LedgerError, audit_outbox, schema
+from railscope_collector.ledger import (
+    LedgerError,
+    audit_outbox,
+    ledger_records,
+    record_draft,
+    schema,
+)
 
 REMEDY = "fix: restore the newest database, or, if it is lost, run `railscope bill accept-copy`"
 _LOCK = 0x7261_696C_6865_6164
@@ -128,10 +134,10 @@ def append_head(
         )
     )
     data: RecordData = {"database": database, "n": n, "head": head.head, "rows": len(items)}
-    draft = audit_outbox.RecordDraft(
-        audit_outbox.HEAD, RecordActor("ledger", database), recorded_ns, "done", data=data
+    draft = record_draft.RecordDraft(
+        ledger_records.HEAD, RecordActor("ledger", database), recorded_ns, "done", data=data
     )
-    audit_outbox.put_record(connection, f"{audit_outbox.HEAD}/{database}/{n}/{head.head}", draft)
+    audit_outbox.put_record(connection, f"{ledger_records.HEAD}/{database}/{n}/{head.head}", draft)
     return head
 
 
@@ -185,8 +191,8 @@ def accept_copy(connection: Connection, reason: str, actor: RecordActor, now_ns:
         "outbox": audit_outbox.newest_number(connection),
         "reason": reason,
     }
-    draft = audit_outbox.RecordDraft(audit_outbox.RESTORE, actor, now_ns, "done", data=data)
-    audit_outbox.put_record(connection, f"{audit_outbox.RESTORE}/{identity}", draft)
+    draft = record_draft.RecordDraft(ledger_records.RESTORE, actor, now_ns, "done", data=data)
+    audit_outbox.put_record(connection, f"{ledger_records.RESTORE}/{identity}", draft)
     return identity
 
 
@@ -238,14 +244,18 @@ def read_back(connection: Connection, kind: str, *key: object) -> HashedRow:
 
 
 def record_row(
-    connection: Connection, kind: str, key: object, draft: audit_outbox.RecordDraft, id_: str = ""
+    connection: Connection, kind: str, key: object, draft: record_draft.RecordDraft, id_: str = ""
 ) -> HashedRow:
     """Record in the audit log a row that this transaction has written; pass the result to `append_head`.
 
     The id of the record in the outbox is its type with `id_`, by default with the key of the row.
     """
     row = read_back(connection, kind, key)
-    data: RecordData = {audit_outbox.ROW: row.name, audit_outbox.ROW_HASH: row.hash, **draft.data}
+    data: RecordData = {
+        ledger_records.ROW: row.name,
+        ledger_records.ROW_HASH: row.hash,
+        **draft.data,
+    }
     normalized = {
         name: normalize("NFC", value) if isinstance(value, str) else value
         for name, value in data.items()

@@ -1,28 +1,21 @@
-"""Collectors that share a database, and the part of the cluster that views of all of them contain.
+"""Collectors that share a database.
 
-A collector holds a lease on its audit log, which identifies its state directory: the records of a copy would
-contradict it, and sequence numbers that it stored would delete frames which the copy received. Each collector writes its row every few seconds: its URL, the process that holds leases for it, and its nodes. Times
+Each collector writes its row every few seconds: its URL, the process that holds leases for it, and its nodes. Times
 are those of the database. A row that was not renewed for a day is that of a collector which was removed.
 """
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
 
-from railscope import durable_files, settings, timestamps, untrusted_text
-from railscope_collector.clock import this_boot
+from railscope import timestamps, untrusted_text
 from railscope_collector.ledger import LedgerError, leases, schema
-from railscope_collector.ledger.database import Database, UnusableLedgerError, call_database
+from railscope_collector.ledger.database import Database, UnusableLedgerError
 
 HEAD = "head"
 """Lease of the collector that shows the nodes of all."""
@@ -42,98 +35,9 @@ rows = sa.Table(
 )
 """Collectors by name. Like the table of leases it has rows that change, and nothing is billed from it."""
 
-head_files = sa.Table(
-    "collector_head_file",
-    schema.metadata,
-    sa.Column("name", sa.Text, primary_key=True),
-    sa.Column("content", sa.LargeBinary, nullable=False),
-)
-"""Files of the diagnosis of the head, which the next head continues with."""
-FILES = ("incidents", "baselines")
-MAX_FILE_BYTES = 256 << 20
-
 
 class NameInUseError(LedgerError, RuntimeError):
     """Another collector that is running has the name of this one; the message names its URL."""
-
-
-class DirectoryInUseError(NameInUseError, settings.SettingsError):
-    """Another collector that is running has a copy of the state directory; the message names its process."""
-
-
-@dataclass(slots=True)
-class DirectoryHolder:
-    """Holds the state directory of a collector in a shared database, so that it ends if another one runs with a copy.
-
-    A restart takes the lease at once: a lock on the directory shows that the previous process has ended. A directory
-    that was moved is used once the lease has expired. A lease that another process renews is that of a copy.
-    """
-
-    directory: Path
-    open: Callable[[], Database]
-    boot_id: str = field(default_factory=this_boot)
-    lease: leases.Lease | None = None
-    _other: tuple[str, Any] | None = None
-    """Other holder and the expiry of its lease, as of the last attempt."""
-    _waiting: asyncio.Task[bool] | None = None
-    """Last attempt at the start: the database may not have responded yet."""
-
-    async def begin(self, log: str) -> None:
-        """Take the lease of an audit log; a database that does not respond is queried again later.
-
-        Raises DirectoryInUseError.
-        """
-        details = self.directory.stat()
-        place = f"{self.boot_id} {details.st_dev} {details.st_ino}".encode()
-        digest = hashlib.sha256(place).hexdigest()[:16]
-        self.lease = leases.Lease(f"log {log}", place=digest if self.boot_id else "")
-        while True:
-            self._waiting = asyncio.create_task(call_database(self.attempt))
-            responded, _ = await asyncio.wait({self._waiting}, timeout=_START_SECONDS)
-            if not responded:
-                return
-            with suppress(*_FAILURES):  # every user of the database reports it
-                if not await self._waiting:
-                    await asyncio.sleep(_ATTEMPT_SECONDS)
-                    continue
-            return
-
-    async def run(self) -> None:
-        """Renew the lease until cancelled, then release it. Raises DirectoryInUseError."""
-        try:
-            while True:
-                with suppress(*_FAILURES):
-                    await (self._waiting or call_database(self.attempt))
-                self._waiting = None
-                await asyncio.sleep(leases.RENEWAL_SECONDS)
-        finally:
-            if self.lease:
-                await call_database(self.lease.release)
-
-    def attempt(self) -> bool:
-        """Take or renew the lease; true if it is held. Blocking; raises DirectoryInUseError, UnusableLedgerError."""
-        database = self.open()
-        if self.lease is None or database.file is not None or self.lease.take(database):
-            self._other = None
-            return True
-        query = sa.select(leases.rows.c.holder, leases.rows.c.expires_at)
-        with database.transaction() as connection:
-            row = connection.execute(query.where(leases.rows.c.name == self.lease.name)).first()
-        other, self._other = self._other, (row.holder, row.expires_at) if row else None
-        if row and row.expires_at and other and other != self._other:
-            message = (
-                f"state_directory {self.directory} is a copy of that of the running collector "
-                f"{row.holder.partition('@')[0]}: expected one collector for each; fix: stop that one, or set "
-                "another directory"
-            )
-            raise DirectoryInUseError(message)
-        return False
-
-
-_FAILURES = (UnusableLedgerError, sa.exc.SQLAlchemyError)
-_START_SECONDS = 5.0
-_ATTEMPT_SECONDS = 1.0
-"""Period of attempts while another process has the lease: it expires, or is renewed, within LEASE_SECONDS."""
 
 
 class ClusterMember(NamedTuple):
@@ -256,97 +160,3 @@ def exchange(
     ]
     head = next((each for each in members if each.holder == holder), None)
     return ClusterMembers(members, head)
-
-
-def read_files(database: Database, directory: Path) -> None:
-    """Replace the files of a directory by those that the previous head stored.
-
-    Blocking; raises UnusableLedgerError, OSError.
-    """
-    with database.transaction() as connection:
-        found = connection.execute(sa.select(head_files)).all()
-    durable_files.make_directory(directory)
-    for row in found:
-        if row.name in FILES:
-            durable_files.write_durably(directory / row.name, row.content)
-
-
-def store_files(
-    database: Database, term: leases.LeaseTerm, directory: Path, stored: dict[str, int]
-) -> None:
-    """Store the files of a directory that have changed; `stored` are the times of those that were stored.
-
-    Blocking; raises LostLeaseError, UnusableLedgerError, OSError.
-    """
-    for name in FILES:
-        path = directory / name
-        if not path.exists():
-            continue
-        details = path.stat()
-        if details.st_mtime_ns == stored.get(name) or details.st_size > MAX_FILE_BYTES:
-            continue
-        content = path.read_bytes()
-        with database.transaction(writes=True) as connection:
-            term.check(connection)
-            connection.execute(sa.delete(head_files).where(head_files.c.name == name))
-            connection.execute(sa.insert(head_files).values(name=name, content=content))
-        stored[name] = details.st_mtime_ns
-
-
-class CollectorPart(msgspec.Struct, frozen=True):
-    """A collector, and whether views contain its nodes."""
-
-    name: str
-    url: str
-    nodes: int
-    is_included: bool
-    problem: str = ""
-    """Reason why its nodes are unknown."""
-    clock_offset_seconds: float = 0.0
-    """Lead of the head's clock over its own, as far as it is corrected."""
-    rejected: int = 0
-    """Records and facts of its nodes that the head did not accept."""
-    rejected_problem: str = ""
-    """Reason of the last one."""
-    lag_seconds: float | None = None
-    """Age of the last time up to which the head applied all of its records; None before the first snapshot."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterExtent:
-    """Collectors with their nodes in views."""
-
-    parts: tuple[CollectorPart, ...]
-    is_summary: bool = False
-    """True if neither nodes nor collectors are stated individually, as for tenants."""
-
-    def for_tenant(self) -> ClusterExtent:
-        """Return what a tenant may read."""
-        return ClusterExtent(self.parts, is_summary=True)
-
-    @property
-    def is_complete(self) -> bool:
-        """True if all collectors are included."""
-        return all(part.is_included for part in self.parts)
-
-    @property
-    def text(self) -> str:
-        """Return the numbers of collectors and nodes in words."""
-        included = [part for part in self.parts if part.is_included]
-        collectors = f"{len(included)} of {len(self.parts)} collectors"
-        if self.is_summary:
-            return collectors
-        nodes = sum(part.nodes for part in included)
-        total = sum(part.nodes for part in self.parts)
-        return f"{collectors}, {nodes:,} of {total:,} nodes"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
-        parts = () if self.is_summary else self.parts
-        return {"text": self.text, "complete": self.is_complete, "parts": parts}
-
-    def add_to(self, document: bytes) -> bytes:
-        """Return a JSON object with the collectors in it as its last member."""
-        if not document.endswith(b"}") or document == b"{}":
-            return document
-        return document[:-1] + b',"collectors":' + msgspec.json.encode(self.to_json()) + b"}"

@@ -20,19 +20,19 @@ from railscope.audit.record import RecordActor, RecordData, RecordError, RecordS
 from railscope.catalog import incidents as catalog
 from railscope.timestamps import SECOND_NS
 from railscope.wire import Batch, Envelope
-from railscope_collector.audit.collector_records import AuditTrail
+from railscope_collector.audit import LogWriteError
+from railscope_collector.audit.audit_trail import AuditTrail
 from railscope_collector.audit.event_records import normalize_text
-from railscope_collector.audit.log_writer import LogWriteError
 from railscope_collector.detector_thresholds import DetectorThresholds
 from railscope_collector.diagnosis.incident_report import GpuDocument
 from railscope_collector.diagnosis.incident_table import IncidentTable, cause_labels, incident_facts
 from railscope_collector.diagnosis.incidents import IncidentChange
 from railscope_collector.diagnosis.saved_state import PendingRecord
 from railscope_collector.diagnosis.switch_evidence import LinkedPort
-from railscope_collector.fleet.fleet import SeenEvent, characters_of
+from railscope_collector.fleet.recent_events import SeenEvent, characters_of
 from railscope_collector.fleet.view_cells import ViewCell
 from railscope_collector.framelog.segment_files import FrameRecord
-from railscope_collector.ledger.audit_outbox import RecordDraft
+from railscope_collector.ledger.record_draft import RecordDraft
 from railscope_collector.live_diagnosis.diagnosis_engine import DiagnosisEngine, QueuedBatches
 from railscope_collector.state.collector_state import CollectorState
 from railscope_collector.switches.links import CABLING_FILE, HOST_LLDP, CabledLink, JoinedLinks

@@ -15,7 +15,7 @@ from railscope import __version__
 from railscope.catalog import EVENTS, KINDS, collector as catalog
 from railscope.catalog.declare import SEVERITY_NUMBERS
 from railscope.untrusted_text import printable
-from railscope_collector.fleet.fleet import RecentEvents, SeenEvent
+from railscope_collector.fleet.recent_events import RecentEvents, SeenEvent
 from railscope_collector.fleet.view_cells import ViewCell
 from railscope_collector.sinks import otlp_format
 from railscope_collector.sinks.queued_writer import QueuedBatch, QueuedWriter

@@ -25,12 +25,12 @@ from railscope.catalog import collector as catalog
 from railscope.health_verdict import PREFIX, limit_reason
 from railscope.timestamps import HOUR_NS, SECOND_NS
 from railscope_collector import view_refresh
-from railscope_collector.audit import log_writer
-from railscope_collector.audit.collector_records import AuditTrail
+from railscope_collector.audit import LogWriteError
+from railscope_collector.audit.audit_trail import AuditTrail
 from railscope_collector.config import CollectorSettings, SlurmSettings
 from railscope_collector.diagnosis.entity_states import DEGRADED, FAILED, HEALTHY, UNKNOWN, NodeRow
 from railscope_collector.fleet.view_cells import ViewCell
-from railscope_collector.ledger.audit_outbox import RecordDraft
+from railscope_collector.ledger.record_draft import RecordDraft
 from railscope_collector.sinks import SinkError
 
 log = structlog.get_logger(__name__)
@@ -41,6 +41,7 @@ MAX_WAIT_SECONDS = 3600.0
 """Maximum time between two attempts of a change that Slurm rejects."""
 MAX_REJECTED = 10
 """Rejected changes of a kind after which the others wait for the next attempt: each may take COMMAND_SECONDS."""
+# `--all` includes the nodes of hidden partitions: sinfo(1).
 NODES = ("sinfo", "--all", "--noheader", "--Node", "--format=%N|%T|%H|%E")
 _AVAILABLE = frozenset({"idle", "mixed", "allocated", "completing", "planned", "reserved"})
 _DRAINED = frozenset({"drained", "draining"})
@@ -241,7 +242,7 @@ class SlurmDrainer:
         problem = ""
         try:
             await self.decide_and_act()
-        except (SinkError, log_writer.LogWriteError, record.RecordError) as error:
+        except (SinkError, LogWriteError, record.RecordError) as error:
             problem = str(error)
         if problem and problem != self._problem:
             log.error("slurm_drain_failed", problem=problem)

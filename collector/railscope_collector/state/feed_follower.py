@@ -18,9 +18,16 @@ from railscope import claim_terms, envelopes, service, timestamps, wire
 from railscope_collector import config, work_limits
 from railscope_collector.access.credentials import MAX_AUTHORITY
 from railscope_collector.evidence import batch_facts, claim_events, gpu_node_history, node_intervals
-from railscope_collector.fleet import fleet, schema_columns, schema_templates, schemas, sheets
+from railscope_collector.fleet import (
+    fleet,
+    recent_events,
+    schema_columns,
+    schema_templates,
+    schemas,
+    sheets,
+)
 from railscope_collector.framelog.segment_files import FrameRecord
-from railscope_collector.state import collector_state, record_feed, state_checkpoint
+from railscope_collector.state import collector_state, envelope_cost, record_feed, state_checkpoint
 
 CLOCK_TOLERANCE_NS = 2 * timestamps.SECOND_NS
 """Difference of two collectors' clocks up to which times are left as they are."""
@@ -206,9 +213,9 @@ class FeedFollower:
             if batch.stream != schema.layout.stream:
                 message = f"batch of {batch.stream!r}: invalid schema"
                 raise record_feed.FeedError(message)
-        cost = collector_state.envelope_cost(envelope, used)
+        cost = envelope_cost.envelope_cost(envelope, used)
         problems = [
-            *collector_state.find_exceeded_bounds(cost, self.limits),
+            *envelope_cost.find_exceeded_bounds(cost, self.limits),
             *self.core.find_sequence_problems(envelope, self.limits.gaps_per_stream),
         ]
         if problems:
@@ -261,7 +268,7 @@ class FeedFollower:
         envelopes.check_event(event)
         _checked_time(event.wall_ns)
         _checked_time(event.boot_ns)
-        self.core.add_event(fleet.SeenEvent(node, boot_id, event))
+        self.core.add_event(recent_events.SeenEvent(node, boot_id, event))
 
     def _merge_node(self, part: state_checkpoint.NodePart) -> None:
         """Add a node; of one that two collectors have, the newest report counts."""

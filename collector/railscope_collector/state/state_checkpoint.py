@@ -19,7 +19,7 @@ import msgspec
 
 from railscope import untrusted_text, wire
 from railscope_collector.evidence import claim_events, evidence_memory, node_intervals
-from railscope_collector.fleet.fleet import SeenEvent
+from railscope_collector.fleet.recent_events import SeenEvent
 from railscope_collector.framelog.received_frames import ReceivedRun
 from railscope_collector.state import StateError
 from railscope_collector.state.collector_state import CollectorState

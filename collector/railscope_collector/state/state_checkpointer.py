@@ -8,11 +8,8 @@ database has all of it. An incomplete state gets a new identity: then agents sen
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from pathlib import Path
 from secrets import token_hex
 
@@ -24,10 +21,11 @@ from railscope import durable_files, envelopes, wire
 from railscope.service import run_in_thread
 from railscope_collector.config import IngestLimits
 from railscope_collector.evidence import evidence_memory, waiting_evidence
-from railscope_collector.fleet.fleet import SeenEvent, events_of
-from railscope_collector.framelog import framelog, segment_files
-from railscope_collector.state import StateError, collector_state, state_checkpoint
-from railscope_collector.work_limits import TimeSlices, return_free_memory
+from railscope_collector.fleet.recent_events import SeenEvent, events_of
+from railscope_collector.framelog import segment_files
+from railscope_collector.state import StateError, collector_state, envelope_cost, state_checkpoint
+from railscope_collector.state.record_quarantine import RecordQuarantine
+from railscope_collector.work_limits import TimeSlices
 
 log = structlog.get_logger(__name__)
 
@@ -40,6 +38,7 @@ MIN_REPLAYED_BYTES = 64 << 20
 IDENTITY = "acknowledgements"
 """File in the state directory, with a shared database only."""
 _POSITIONS_OF_A_START = 1 << 40
+"""More positions than one start uses: those of the next start are all higher."""
 
 
 class StateIdentity(Struct):
@@ -47,59 +46,6 @@ class StateIdentity(Struct):
 
     log: str
     starts: int = 0
-
-
-MAX_QUARANTINE_BYTES = 256 << 20
-"""Maximum size of the quarantine directory.
-
-Above it, further records are counted and stay in their segments.
-"""
-_SUFFIX = ".record"
-
-
-@dataclass(slots=True)
-class RecordQuarantine:
-    """Records that were skipped; call `open` first.
-
-    A record that cannot be decoded, that would exceed the bounds of a restart, or that the state did
-    not accept must not end the collector at each start. It is skipped, counted, and copied to a separate
-    directory, as its segment will be deleted eventually; the log has the reason.
-    """
-
-    directory: Path
-    records: int = 0
-    """Records in the directory, and those since the start that did not fit."""
-    _size_bytes: int = 0
-
-    def open(self) -> None:
-        """Count the existing records. Blocking; raises OSError."""
-        found = [path.stat().st_size for path in self.directory.glob("*" + _SUFFIX)]
-        self.records, self._size_bytes = len(found), sum(found)
-
-    def put(self, segment: int, record: segment_files.FrameRecord, problem: str) -> None:
-        """Quarantine a record, each once. Blocking."""
-        content = segment_files.encode_record(record)
-        name = f"{segment:010d}-{blake2b(content, digest_size=8).hexdigest()}{_SUFFIX}"
-        path = self.directory / name
-        log.error(
-            "record_quarantined",
-            node=record.node,
-            segment=segment,
-            problem=problem,
-            size_bytes=len(record.body),
-            file=str(path),
-        )
-        if path.exists():
-            return
-        self.records += 1
-        if self._size_bytes + len(content) > MAX_QUARANTINE_BYTES:
-            return
-        try:
-            self.directory.mkdir(mode=0o700, exist_ok=True)
-            durable_files.write_durably(path, content)
-            self._size_bytes += len(content)
-        except OSError as error:
-            log.error("quarantine_write_failed", file=str(path), problem=str(error))
 
 
 class _RecordSkippedError(StateError):
@@ -182,13 +128,13 @@ class StateCheckpointer:
     def _replay(self, record: segment_files.FrameRecord, envelope: wire.Envelope) -> None:
         """Apply a record to the core, if its cost is within the bounds of a restart."""
         schemas = self.core.schemas
-        cost = collector_state.envelope_cost(
+        cost = envelope_cost.envelope_cost(
             envelope, (schemas.get(batch.schema) for batch in envelope.batches)
         )
         problems = [
-            *collector_state.find_exceeded_bounds(cost, self.limits, collector_state.REPLAY_FACTOR),
+            *envelope_cost.find_exceeded_bounds(cost, self.limits, envelope_cost.REPLAY_FACTOR),
             *self.core.find_sequence_problems(
-                envelope, self.limits.gaps_per_stream, collector_state.REPLAY_FACTOR
+                envelope, self.limits.gaps_per_stream, envelope_cost.REPLAY_FACTOR
             ),
         ]
         if problems:
@@ -201,7 +147,7 @@ class StateCheckpointer:
 
     def _unpack(self, record: segment_files.FrameRecord) -> wire.Envelope:
         max_bytes = max(
-            collector_state.REPLAY_FACTOR * self.limits.decompressed_bytes, MIN_REPLAYED_BYTES
+            envelope_cost.REPLAY_FACTOR * self.limits.decompressed_bytes, MIN_REPLAYED_BYTES
         )
         return envelopes.open_body(record.body, max_bytes).decode_envelope()
 
@@ -337,71 +283,3 @@ class StateCheckpointer:
 def _append(path: Path, pieces: list[bytes]) -> None:
     with path.open("ab") as file:
         file.writelines(pieces)
-
-
-_REST, _MAX_REST_NS = 25, 60_000_000_000
-"""Pause after a checkpoint, as a multiple of its duration, and its maximum.
-
-A restart reads somewhat more, and a large fleet is not written continuously.
-"""
-
-
-@dataclass(slots=True)
-class CheckpointSchedule:
-    """Makes checkpoints; `run` it concurrently with the frame log, which calls `rotated`."""
-
-    checkpointer: StateCheckpointer
-    frames: framelog.FrameLog
-    max_frame_age_ns: int
-    """Maximum age of accepted frames."""
-    monotonic_ns: Callable[[], int] = time.monotonic_ns
-    files: segment_files.StateFiles | None = None
-    _number: int = 0
-    _rests_until_ns: int = 0
-    _wake: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def note_rotation(self, number: int) -> None:
-        """Record that all segments before this one are full, and in the state."""
-        self._number = self.checkpointer.core.schemas.segment = number
-        if self.monotonic_ns() >= self._rests_until_ns:
-            self._wake.set()
-
-    async def run(self) -> None:
-        """Make a checkpoint whenever one is due, until cancelled."""
-        while True:
-            await self._wake.wait()
-            started_ns = self.monotonic_ns()
-            await self._make_checkpoint(self._number)
-            ended_ns = self.monotonic_ns()
-            self._rests_until_ns = ended_ns + min(_REST * (ended_ns - started_ns), _MAX_REST_NS)
-            self._wake.clear()
-
-    async def _make_checkpoint(self, first_segment: int) -> None:
-        """Write a checkpoint of older segments, then delete the oldest.
-
-        Skipped if the state lacks content lost before the start: a checkpoint would make the loss
-        permanent.
-        """
-        if self.files and self.files.is_incomplete:
-            log.warning(
-                "checkpoint_withheld",
-                reason=f"{len(self.files.damage)} files of the state directory are lost",
-                advice="restore the lost files, or run `railscope collector accept-loss`",
-            )
-            return
-        nodes = self.checkpointer.core.fleet.nodes.values()
-        newest_ns = max((node.timestamp_ns for node in nodes), default=0)
-        if await self.checkpointer.write(first_segment, newest_ns - self.max_frame_age_ns):
-            core = self.checkpointer.core
-            unused = core.schemas.release_unused(first_segment, core.fleet.schemas())
-            core.fleet.drop_empty_sheets()
-            await run_in_thread(return_free_memory)
-            try:
-                await run_in_thread(core.schemas.delete, unused)
-                if self.files:
-                    record_checkpoint = self.files.record_checkpoint
-                    await run_in_thread(record_checkpoint, first_segment)
-                await run_in_thread(self.frames.delete_before, first_segment)
-            except OSError as error:
-                directory = str(self.frames.directory)
-                log.error("segment_deletion_failed", directory=directory, problem=str(error))

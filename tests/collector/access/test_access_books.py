@@ -20,15 +20,10 @@ from support.audit import verified_records
 from support.books import ONE, TWO, books_with, claim, evidence_of, gpu, manager_after
 
 from railscope.service import run_in_thread
-from railscope_collector.access.credentials import (
-    Credential,
-    Role,
-    digest_token,
-    quote_key,
-    section_name,
-)
+from railscope_collector.access.credentials import Credential, Role, digest_token
+from railscope_collector.access.tokens_format import quote_key, section_name
 from railscope_collector.config import LedgerSettings
-from railscope_collector.http.web_server import MAX_READS_PER_REQUESTER, ReadPool
+from railscope_collector.http.read_pool import MAX_READS_PER_REQUESTER, ReadPool
 from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.metering.units import period_name
 from railscope_collector.service import Collector

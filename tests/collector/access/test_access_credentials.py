@@ -12,25 +12,26 @@ from support import examples
 from support.certificates import ClientAuthority
 
 from railscope.settings import SettingsError
-from railscope_collector.access import credentials as certificate
+from railscope_collector.access import client_certificates
 from railscope_collector.access.authentication import authenticate
+from railscope_collector.access.client_certificates import SCHEME, credential_of_uri
 from railscope_collector.access.credentials import (
-    SCHEME,
     Credential,
     CredentialEntry,
     CredentialKey,
     Credentials,
     Role,
-    TokensFileError,
-    credential_of_uri,
     digest_bytes,
     digest_token,
+)
+from railscope_collector.access.tokens_file import RecordedCredentials, find_changes
+from railscope_collector.access.tokens_format import (
+    TokensFileError,
     load_credentials,
     parse_credentials,
     quote_key,
     section_name,
 )
-from railscope_collector.access.tokens_file import RecordedCredentials, find_changes
 
 NOON_NS = 1_790_000_000_000_000_000
 A, B, C = (digest_token(name) for name in "abc")
@@ -251,7 +252,7 @@ def test_the_file_overrides_the_names_in_a_certificate(tmp_path: Path) -> None:
 def test_a_certificate_does_not_make_a_wrong_token_good(tmp_path: Path) -> None:
     der = ClientAuthority(tmp_path).client("n1", "railscope:node/n1").der
     assert authenticate(Credentials(), ["Bearer x"], der, 0).reason == "unknown token"
-    assert certificate.read_certificate(der).fingerprint == digest_bytes(der)
+    assert client_certificates.read_certificate(der).fingerprint == digest_bytes(der)
 
 
 # Changes ------------------------------------------------------------------------------------------

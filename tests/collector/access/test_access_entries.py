@@ -21,15 +21,16 @@ from railscope.audit.merkle import TreeHead, consistent, includes, leaf_hash
 from railscope.audit.record import RecordActor, RecordData, RecordSource, encode_audit_record
 from railscope.service import run_in_thread
 from railscope_collector.access.credentials import Credential, Role
-from railscope_collector.audit.event_records import ClaimsInForce, make_drafts
-from railscope_collector.audit.tiles import check_proof
-from railscope_collector.http.audit_api import (
+from railscope_collector.audit.claims_in_force import ClaimsInForce
+from railscope_collector.audit.entry_proof import check_proof
+from railscope_collector.audit.event_records import make_drafts
+from railscope_collector.http.signed_entries import (
     EntrySelection,
     IndexBehindError,
     SignedEntries,
     sole_tenant,
 )
-from railscope_collector.ledger.audit_outbox import RecordDraft, build_record
+from railscope_collector.ledger.record_draft import RecordDraft, build_record
 from railscope_collector.service import Collector
 
 SCHEDULER = RecordActor("scheduler", "slurm")

@@ -22,7 +22,7 @@ from railscope_collector.access.credentials import digest_token
 from railscope_collector.account.account_sums import GpuTimeAccount, TimeKey
 from railscope_collector.fleet.view_cells import View, ViewCell
 from railscope_collector.http import web_server
-from railscope_collector.ledger.audit_outbox import RecordDraft
+from railscope_collector.ledger.record_draft import RecordDraft
 from railscope_collector.metering.tiling import SlotState
 from railscope_collector.service import Collector
 from railscope_collector.view_refresh import CollectorViews

@@ -27,18 +27,13 @@ from railscope.audit.record import RecordActor, RecordData, RecordSubject
 from railscope.catalog import METRICS, account as account_catalog, collector as catalog, rollups
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.wire import WireEntity, WireEvent
-from railscope_collector.access.credentials import (
-    Credential,
-    Role,
-    digest_token,
-    quote_key,
-    section_name,
-    tenant_cells,
-)
+from railscope_collector.access.credentials import Credential, Role, digest_token
+from railscope_collector.access.tokens_format import quote_key, section_name
 from railscope_collector.account.account_sums import GpuTimeAccount, TimeKey
-from railscope_collector.fleet.fleet import SeenEvent
+from railscope_collector.fleet.recent_events import SeenEvent
 from railscope_collector.fleet.view_cells import View, ViewCell
-from railscope_collector.ledger.audit_outbox import RecordDraft
+from railscope_collector.http.read_api import tenant_cells
+from railscope_collector.ledger.record_draft import RecordDraft
 from railscope_collector.metering.tiling import SlotState
 from railscope_collector.service import Collector
 from railscope_collector.view_refresh import CollectorViews

@@ -23,13 +23,8 @@ from support.certificates import ClientAuthority, self_signed
 
 from railscope_collector.access.credentials import Role, digest_bytes, digest_token
 from railscope_collector.config import CollectorTlsSettings, DiagnosisSettings
-from railscope_collector.http.access_control import (
-    ROUTES,
-    RequestAuthorizer,
-    Route,
-    TenantScope,
-    make_application,
-)
+from railscope_collector.http.access_control import RequestAuthorizer, make_application
+from railscope_collector.http.route_table import ROUTES, Route, TenantScope
 
 NO_COLLECTOR = "node operator finance auditor tenant"
 ALL = NO_COLLECTOR + " collector"

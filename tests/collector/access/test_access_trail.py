@@ -25,8 +25,8 @@ from railscope_collector.access.credentials import (
     digest_token,
 )
 from railscope_collector.access.tokens_file import RecordedCredentials, TokensFile
-from railscope_collector.audit.collector_records import AuditTrail
-from railscope_collector.http.access_control import (
+from railscope_collector.audit.audit_trail import AuditTrail
+from railscope_collector.http.failure_throttle import (
     MAX_ADDRESSES,
     MAX_FAILURES,
     SECONDS_PER_FAILURE,

@@ -12,7 +12,7 @@ from support.command_line import run
 
 from railscope import timestamps
 from railscope.settings import read_named_file
-from railscope_collector.access import credentials
+from railscope_collector.access import credentials, tokens_format
 from railscope_collector.access.node_tokens import (
     NodeTokenOptions,
     create_node_tokens,
@@ -45,7 +45,7 @@ class Site:
 
     def holders(self) -> dict[str, str]:
         """Node of each token file, as the collector authenticates it."""
-        entries = credentials.load_credentials(self.file).entries
+        entries = tokens_format.load_credentials(self.file).entries
         found = {}
         for path in self.output.glob("*"):
             digest = credentials.digest_token(read_named_file("token_file", str(path)))
@@ -89,7 +89,7 @@ def test_a_node_is_added_and_the_others_keep_their_tokens(site: Site):
         name: before[name] for name in ("a.token", "b.token")
     }
     assert set(site.holders().values()) == {"a", "b", "c"}
-    assert len(credentials.load_credentials(site.file).entries) == 4
+    assert len(tokens_format.load_credentials(site.file).entries) == 4
 
 
 def test_a_node_that_left_is_reported_and_removed_on_request_only(site: Site):
@@ -102,7 +102,7 @@ def test_a_node_that_left_is_reported_and_removed_on_request_only(site: Site):
     outcome = site.create("a", options=("--revoke-unlisted",))
     assert f"b: not in {site.nodes}: removed\n" in outcome.stdout
     assert site.holders() == {"a.token": "a"}
-    assert len(credentials.load_credentials(site.file).entries) == 2
+    assert len(tokens_format.load_credentials(site.file).entries) == 2
 
 
 def test_an_interrupted_run_is_completed(site: Site):
@@ -167,7 +167,7 @@ def test_tokens_that_expire_are_reported_and_renewed(site: Site):
     assert outcome.exit_code == 0
     assert f"created: 0 tokens in {site.output}; renewed: 3; kept: 1\n" in outcome.stdout
     assert "b: renewed; its former token expires at" in outcome.stdout
-    entries = credentials.load_credentials(site.file).entries
+    entries = tokens_format.load_credentials(site.file).entries
     count = dict.fromkeys("abcd", 0)
     for entry in entries.values():
         if entry.credential.role is credentials.Role.NODE:
@@ -199,7 +199,7 @@ def test_a_token_file_that_others_may_read_is_restricted(site: Site):
 
 def test_options_of_one_token_apply_to_all(site: Site):
     site.create("a", "b", options=("--max-authority", "2", "--days", "30"))
-    entries = credentials.load_credentials(site.file).entries.values()
+    entries = tokens_format.load_credentials(site.file).entries.values()
     assert [(entry.credential.max_authority, bool(entry.until_ns)) for entry in entries] == [
         (2, True)
     ] * 2
@@ -301,7 +301,7 @@ def test_after_any_runs_the_listed_nodes_have_their_tokens(
     for listed, is_revoking in runs:
         try:
             names = parse_node_names("\n".join(listed))
-        except credentials.TokensFileError:
+        except tokens_format.TokensFileError:
             continue
         had = {} if not site.output.exists() else site.holders()
         options = NodeTokenOptions(is_revoking=is_revoking)
@@ -321,7 +321,7 @@ STEPS = st.one_of(
 
 
 def accepted_digests(site: Site) -> dict[str, str]:
-    entries = credentials.parse_credentials(site.file.read_text()).entries
+    entries = tokens_format.parse_credentials(site.file.read_text()).entries
     return {key.value: entry.credential.name for key, entry in entries.items()}
 
 

@@ -10,22 +10,14 @@ from pathlib import Path
 
 from support.audit import KEY, NOON_NS, append_drafts, audit_log, running_log
 
-from railscope.audit.record import (
-    AuditRecord,
-    decode_audit_record,
-)
+from railscope.audit.record import AuditRecord, decode_audit_record
 from railscope.timestamps import DAY_NS
-from railscope_collector.archive_stores import (
-    ArchiveStore,
-    DirectoryStore,
-)
-from railscope_collector.audit.directory_check import LogVerificationError, VerifyOutcome
+from railscope_collector.archive_stores import ArchiveStore, DirectoryStore
 from railscope_collector.audit.entry_retention import EntryRetention
 from railscope_collector.audit.log_writer import AuditLog
-from railscope_collector.audit.tiles import (
-    Tiles,
-)
+from railscope_collector.audit.tiles import Tiles
 from railscope_collector.audit.verification import VerifiedLog, verify_log
+from railscope_collector.audit.verify_outcome import LogVerificationError, VerifyOutcome
 
 KEEP_DAYS = 30
 LATER_NS = NOON_NS + 31 * DAY_NS

@@ -17,14 +17,15 @@ from railscope.audit.cosignature import add_cosignature, key_name, witness_key
 from railscope.audit.record import RecordActor, RecordSubject, decode_audit_record
 from railscope.audit.signed_note import SecretKey
 from railscope.service import run_in_thread
-from railscope_collector.audit.collector_records import AuditTrail
-from railscope_collector.audit.directory_check import LogVerificationError, VerifyOutcome
-from railscope_collector.audit.housekeeping_files import CosignedCheckpoint, read_acknowledgement
+from railscope_collector.audit import LogWriteError
+from railscope_collector.audit.acknowledgement import read_acknowledgement
+from railscope_collector.audit.audit_trail import AuditTrail
+from railscope_collector.audit.cosignatures import CosignedCheckpoint
 from railscope_collector.audit.journal import journal_paths
-from railscope_collector.audit.log_writer import LogWriteError
 from railscope_collector.audit.tiles import tile_name
 from railscope_collector.audit.verification import verify_log
-from railscope_collector.ledger.audit_outbox import RecordDraft
+from railscope_collector.audit.verify_outcome import LogVerificationError, VerifyOutcome
+from railscope_collector.ledger.record_draft import RecordDraft
 
 RUNS = (300, 290)
 TAIL = 5

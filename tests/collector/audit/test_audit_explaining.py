@@ -14,12 +14,12 @@ from support.event_recording import recorded_events, run_observers
 
 from railscope.audit.record import RecordActor, RecordData, RecordSource, RecordSubject
 from railscope.cli import root
-from railscope_collector.audit.collector_records import OutboxDrain
 from railscope_collector.audit.log_secrets import PersonalSalts
+from railscope_collector.audit.outbox_drain import OutboxDrain
 from railscope_collector.audit.verification import verify_log
-from railscope_collector.ledger.audit_outbox import RecordDraft
 from railscope_collector.ledger.database import Database
 from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.ledger.record_draft import RecordDraft
 from railscope_collector.tables import metadata
 
 S_NS = 1_000_000_000

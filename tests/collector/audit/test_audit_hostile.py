@@ -24,7 +24,7 @@ from railscope_collector.audit.event_recorder import EventRecorder
 from railscope_collector.audit.event_records import is_numbered, normalize_text
 from railscope_collector.audit.recorder_state import load_recorded_state
 from railscope_collector.audit.verification import verify_log
-from railscope_collector.fleet.fleet import EventPosition, SeenEvent
+from railscope_collector.fleet.recent_events import EventPosition, SeenEvent
 
 TEXTS = st.text(max_size=8) | st.sampled_from(
     ["0-840", "9" * 60, "0-" + "9" * 60, "\x1b[2J", "\u0661"]

@@ -14,10 +14,9 @@ from railscope.audit.log_checkpoint import read_checkpoint
 from railscope.audit.merkle import CompactRange, TreeHead, leaf_hash, root_of
 from railscope.audit.record import RecordError, RecordSource, decode_audit_record
 from railscope.service import run_in_thread
-from railscope_collector.audit.collector_records import AuditTrail
-from railscope_collector.audit.directory_check import LogVerificationError, VerifyOutcome
-from railscope_collector.audit.housekeeping_files import LogOwnership
-from railscope_collector.audit.log_writer import LogWriteError
+from railscope_collector.audit import LogWriteError
+from railscope_collector.audit.audit_trail import AuditTrail
+from railscope_collector.audit.log_ownership import LogOwnership
 from railscope_collector.audit.tiles import (
     WIDTH,
     TileError,
@@ -27,6 +26,7 @@ from railscope_collector.audit.tiles import (
     tile_name,
 )
 from railscope_collector.audit.verification import verify_log
+from railscope_collector.audit.verify_outcome import LogVerificationError, VerifyOutcome
 
 
 def stored(directory: Path, size: int) -> list[bytes]:

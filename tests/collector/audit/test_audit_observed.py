@@ -21,7 +21,7 @@ from railscope_collector.audit.event_recorder import MAX_BATCH_EVENTS
 from railscope_collector.audit.event_records import MAX_TEXT
 from railscope_collector.audit.log_secrets import PersonalSalts
 from railscope_collector.audit.verification import verify_log
-from railscope_collector.fleet.fleet import SeenEvent
+from railscope_collector.fleet.recent_events import SeenEvent
 
 
 async def test_claims_become_assignments_and_releases(tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ from support.audit import KEY, append_drafts, audit_log, draft, running_log
 from support.metered import record_number
 
 from railscope.audit.record import MAX_RECORD_BYTES, AuditRecord, RecordActor, decode_audit_record
-from railscope_collector.audit.collector_records import OutboxDrain
-from railscope_collector.audit.log_writer import AuditLog, LogWriteError
+from railscope_collector.audit import LogWriteError
+from railscope_collector.audit.log_writer import AuditLog
+from railscope_collector.audit.outbox_drain import OutboxDrain
 from railscope_collector.audit.verification import verify_log
 from railscope_collector.ledger.audit_outbox import (
     OutboxError,

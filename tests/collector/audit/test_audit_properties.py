@@ -20,13 +20,13 @@ from support.examples import fewer_examples
 from railscope.audit.log_checkpoint import read_checkpoint
 from railscope.audit.merkle import CompactRange, leaf_hash
 from railscope.audit.record import RecordSource, decode_audit_record
+from railscope_collector.audit import LogWriteError
 from railscope_collector.audit.log_secrets import PersonalSalts
-from railscope_collector.audit.log_writer import LogWriteError
 from railscope_collector.audit.record_checks import SourceContinuity
 from railscope_collector.audit.signing_guard import CheckpointConflictError, SigningGuard
 from railscope_collector.audit.tiles import Tiles
 from railscope_collector.audit.verification import verify_log
-from railscope_collector.ledger.audit_outbox import build_record
+from railscope_collector.ledger.record_draft import build_record
 
 steps = st.lists(st.sampled_from(["append", "sign", "restart", "back up", "put back"]), max_size=14)
 

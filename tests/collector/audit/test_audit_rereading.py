@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 from support.audit import KEY, write_log
 
-from railscope_collector.audit.verification import PeriodicVerification
+from railscope_collector.audit.periodic_verification import PeriodicVerification
 
 NS = 1_000_000_000
 

@@ -21,16 +21,16 @@ from railscope.audit.merkle import CompactRange
 from railscope.audit.record import decode_audit_record
 from railscope.cli import root
 from railscope.settings import SettingsError
-from railscope_collector.audit.directory_check import LogVerificationError, VerifyOutcome
+from railscope_collector.audit import LogWriteError
 from railscope_collector.audit.journal import Journal, JournalError, read_journal
-from railscope_collector.audit.log_writer import LogWriteError
 from railscope_collector.audit.tiles import WIDTH, Tiles, encode_bundle
 from railscope_collector.audit.verification import verify_log
+from railscope_collector.audit.verify_outcome import LogVerificationError, VerifyOutcome
 
 WRITER = """
 import asyncio, os, sys
 from pathlib import Path
-from railscope_collector.ledger.audit_outbox import RecordDraft
+from railscope_collector.ledger.record_draft import RecordDraft
 from railscope_collector.audit.log_writer import AuditLog
 from railscope.audit.signed_note import SecretKey
 from railscope.audit.record import RecordActor, RecordSource

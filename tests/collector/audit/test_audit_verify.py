@@ -18,10 +18,10 @@ from railscope.audit.record import RecordActor
 from railscope.audit.signed_note import SecretKey
 from railscope.cli import root
 from railscope.durable_files import PARTIAL
-from railscope_collector.audit.directory_check import LogVerificationError, VerifyOutcome
 from railscope_collector.audit.tiles import Tiles, decode_bundle, encode_bundle, tile_name
 from railscope_collector.audit.verification import verify_log
-from railscope_collector.ledger.audit_outbox import RecordDraft
+from railscope_collector.audit.verify_outcome import LogVerificationError, VerifyOutcome
+from railscope_collector.ledger.record_draft import RecordDraft
 
 SIZE = 600
 UNSIGNED = 5

@@ -25,37 +25,30 @@ from support.examples import fewer_examples
 
 from railscope.audit.cosignature import add_cosignature, key_name, witness_key
 from railscope.audit.merkle import leaf_hash
-from railscope.audit.record import (
-    RecordData,
-    RecordSource,
-    RecordSubject,
-)
+from railscope.audit.record import RecordData, RecordSource, RecordSubject
 from railscope.audit.signed_note import SecretKey
 from railscope.cli import root
 from railscope.service import run_in_thread
 from railscope.timestamps import DAY_NS, SECOND_NS
-from railscope_collector.archive_stores import (
-    MAX_FILE_BYTES,
-    ArchiveError,
-)
-from railscope_collector.audit.directory_check import LogVerificationError, VerifyOutcome
-from railscope_collector.audit.housekeeping_files import CosignedCheckpoint
+from railscope_collector.archive_stores import MAX_FILE_BYTES, ArchiveError
+from railscope_collector.audit.cosignatures import CosignedCheckpoint
+from railscope_collector.audit.entry_proof import check_proof, make_proof
+from railscope_collector.audit.periodic_verification import PeriodicVerification
 from railscope_collector.audit.tiles import (
     ArchivedEntriesError,
     MissingEntriesError,
     Tiles,
-    check_proof,
     encode_bundle,
-    make_proof,
 )
-from railscope_collector.audit.verification import PeriodicVerification, verify_log
-from railscope_collector.http.audit_api import (
+from railscope_collector.audit.verification import verify_log
+from railscope_collector.audit.verify_outcome import LogVerificationError, VerifyOutcome
+from railscope_collector.http.signed_entries import (
     MAX_ARCHIVE_READS,
     EntrySelection,
     IndexBehindError,
     SignedEntries,
 )
-from railscope_collector.ledger.audit_outbox import RecordDraft
+from railscope_collector.ledger.record_draft import RecordDraft
 
 
 def test_without_the_archive_its_records_are_not_checked(tmp_path: Path) -> None:

@@ -34,28 +34,20 @@ from support.audit import KEY, NOON_NS, append_drafts, draft, running_log
 from support.examples import fewer_examples
 
 from railscope.audit.merkle import leaf_hash
-from railscope.audit.record import (
-    RecordSource,
-)
+from railscope.audit.record import RecordSource
 from railscope.cli import root
 from railscope.service import run_in_thread
 from railscope.settings import SettingsError
 from railscope.timestamps import DAY_NS, SECOND_NS
-from railscope_collector.archive_stores import (
-    DirectoryStore,
-    open_archive_store,
-)
-from railscope_collector.audit.directory_check import LogVerificationError
+from railscope_collector.archive_stores import DirectoryStore, open_archive_store
+from railscope_collector.audit.cosignatures import CosignedCheckpoint
 from railscope_collector.audit.entry_retention import find_newest_ns, open_entry_archive
-from railscope_collector.audit.housekeeping_files import CosignedCheckpoint
-from railscope_collector.audit.tiles import (
-    Tiles,
-    encode_bundle,
-)
+from railscope_collector.audit.tiles import Tiles, encode_bundle
 from railscope_collector.audit.verification import verify_log
+from railscope_collector.audit.verify_outcome import LogVerificationError
 from railscope_collector.clock import CollectorClock
 from railscope_collector.config import ArchiveSettings, AuditSettings, CollectorSettings
-from railscope_collector.ledger.audit_outbox import build_record
+from railscope_collector.ledger.record_draft import build_record
 
 
 def test_old_entries_are_archived_recorded_and_deleted(tmp_path: Path) -> None:

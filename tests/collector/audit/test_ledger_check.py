@@ -34,11 +34,11 @@ from support.books import (
 from railscope.claim_terms import ClaimAuthority
 from railscope.cli import root
 from railscope.service import run_in_thread
-from railscope_collector.audit.collector_records import OutboxDrain
-from railscope_collector.audit.directory_check import VerifyOutcome
 from railscope_collector.audit.ledger_check import compare_ledger, read_outbox_records
 from railscope_collector.audit.ledger_watch import LedgerWatch, OlderCopyError
+from railscope_collector.audit.outbox_drain import OutboxDrain
 from railscope_collector.audit.verification import verify_log
+from railscope_collector.audit.verify_outcome import VerifyOutcome
 from railscope_collector.billing import administration, tables
 from railscope_collector.billing.invoices import adjustment_charge, credit_charge
 from railscope_collector.billing.period_closing import BillingBooks
@@ -51,15 +51,11 @@ from railscope_collector.files.seller_file import PayerAccount, Seller
 from railscope_collector.jobs import imported_lists
 from railscope_collector.jobs.job_list_import import import_list
 from railscope_collector.ledger import head_chain, schema
-from railscope_collector.ledger.audit_outbox import (
-    HEAD,
-    TimedActor,
-    outbox_rows,
-    placed_rows,
-    taken_rows,
-)
+from railscope_collector.ledger.audit_outbox import outbox_rows, placed_rows, taken_rows
 from railscope_collector.ledger.database import Database, UnusableLedgerError
+from railscope_collector.ledger.ledger_records import HEAD
 from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.ledger.record_draft import TimedActor
 from railscope_collector.ledger.schema import covered_tables
 from railscope_collector.tables import metadata
 

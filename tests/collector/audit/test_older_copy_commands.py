@@ -16,8 +16,8 @@ from support.books import ALL, ONE, books_with, manager_after
 from railscope.cli import root
 from railscope.service import run_in_thread
 from railscope_collector.audit import ledger_watch
-from railscope_collector.audit.collector_records import OutboxDrain
 from railscope_collector.audit.ledger_watch import LedgerWatch
+from railscope_collector.audit.outbox_drain import OutboxDrain
 from railscope_collector.billing import administration
 from railscope_collector.billing.invoices import adjustment_charge
 from railscope_collector.billing.period_closing import BillingBooks

@@ -48,8 +48,8 @@ from railscope_collector.billing.reconciliation import recompute_closing, reconc
 from railscope_collector.billing.tenant_statements import BillingReader, read_statement
 from railscope_collector.evidence.gpu_evidence import AssembledGpu
 from railscope_collector.files.seller_file import PayerAccount, Seller
-from railscope_collector.ledger.audit_outbox import TimedActor
 from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.ledger.record_draft import TimedActor
 from railscope_collector.metering.evidence import (
     ClaimRelease,
     GpuOutage,

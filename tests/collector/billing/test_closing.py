@@ -49,9 +49,9 @@ from railscope_collector.billing.invoices import (
 from railscope_collector.billing.period_closing import BillingBooks
 from railscope_collector.billing.reconciliation import recompute_closing
 from railscope_collector.billing.tenant_statements import read_statement
-from railscope_collector.ledger.audit_outbox import TimedActor
 from railscope_collector.ledger.database import UnusableLedgerError
 from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.ledger.record_draft import TimedActor
 from railscope_collector.metering.evidence import NodeStay
 from railscope_collector.metering.units import Period
 from railscope_collector.tables import metadata

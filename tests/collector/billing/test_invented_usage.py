@@ -29,7 +29,7 @@ from railscope_collector.commands.command_options import read_evidence
 from railscope_collector.evidence.node_intervals import TOLERANCE_NS
 from railscope_collector.evidence.review_rules import MAX_GPUS_AT_ONCE
 from railscope_collector.fleet.schema_columns import sku_of
-from railscope_collector.ledger.audit_outbox import TimedActor
+from railscope_collector.ledger.record_draft import TimedActor
 from railscope_collector.metering.tiling import SlotState
 from railscope_collector.metering.units import Period, Tiling
 

@@ -38,9 +38,9 @@ from railscope_collector.evidence.evidence_store import EvidenceStore, compress_
 from railscope_collector.evidence.node_intervals import decode_interval, encode_interval
 from railscope_collector.files.seller_file import PayerAccount, Seller
 from railscope_collector.fleet.schema_columns import sku_of
-from railscope_collector.ledger.audit_outbox import TimedActor
 from railscope_collector.ledger.day_metering import MeteredGpu, MeteringComputation
 from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.ledger.record_draft import TimedActor
 from railscope_collector.metering.units import Period, period_name
 from railscope_collector.tables import metadata
 

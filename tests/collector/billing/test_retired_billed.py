@@ -16,7 +16,7 @@ from railscope_collector.billing.reconciliation import reconcile_period
 from railscope_collector.commands.command_options import read_evidence
 from railscope_collector.files.seller_file import PayerAccount, Seller
 from railscope_collector.fleet.schema_columns import sku_of
-from railscope_collector.ledger.audit_outbox import TimedActor
+from railscope_collector.ledger.record_draft import TimedActor
 from railscope_collector.metering.units import Period
 
 MODEL = "NVIDIA H100 80GB HBM3"

@@ -23,7 +23,7 @@ from railscope_collector.evidence.review_decisions import (
 )
 from railscope_collector.files.seller_file import PayerAccount, Seller
 from railscope_collector.fleet.schema_columns import sku_of
-from railscope_collector.ledger.audit_outbox import TimedActor
+from railscope_collector.ledger.record_draft import TimedActor
 from railscope_collector.metering.units import Period
 
 MODEL = "NVIDIA H100 80GB HBM3"

@@ -37,9 +37,9 @@ from railscope_collector.billing.tenant_statements import (
     BillingUnavailableError,
     MonthCharges,
 )
-from railscope_collector.ledger.audit_outbox import TimedActor
 from railscope_collector.ledger.day_metering import MeteredGpu, MeteringComputation
 from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.ledger.record_draft import TimedActor
 from railscope_collector.metering.evidence import BootSampleSpan
 from railscope_collector.metering.units import parse_period
 from railscope_collector.tables import metadata

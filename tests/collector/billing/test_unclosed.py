@@ -51,9 +51,9 @@ from railscope_collector.billing.tenant_statements import (
     statement_periods,
 )
 from railscope_collector.evidence.gpu_evidence import AssembledGpu
-from railscope_collector.ledger.audit_outbox import TimedActor
 from railscope_collector.ledger.day_metering import MeteredGpu, MeteringComputation
 from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.ledger.record_draft import TimedActor
 from railscope_collector.metering.evidence import BootSampleSpan, GpuOutage
 from railscope_collector.metering.units import Period
 from railscope_collector.tables import metadata

@@ -23,7 +23,7 @@ from railscope_collector.console.curves import (
     TimeRange,
 )
 from railscope_collector.console.node_history import NodeHistory
-from railscope_collector.framelog.framelog import NodeRecords
+from railscope_collector.framelog.record_index import RecordIndex
 from railscope_collector.framelog.segment_files import (
     FrameRecord,
     encode_record,
@@ -47,7 +47,7 @@ class LogOfFrames:
         descriptor, self._marker = start_segment(directory, 1)
         self._file = os.fdopen(descriptor, "wb", buffering=0)
         self.schemas: dict[bytes, WireSchema] = {}
-        self.history = NodeHistory(NodeRecords(directory), self._find)
+        self.history = NodeHistory(RecordIndex(directory), self._find)
 
     def _find(self, digest: bytes) -> WireSchema:
         if digest not in self.schemas:

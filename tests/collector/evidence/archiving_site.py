@@ -15,7 +15,7 @@ from railscope_collector.audit.ledger_check import compare_ledger, read_outbox_r
 from railscope_collector.config import ArchiveSettings, CollectorSettings, MeteringSettings
 from railscope_collector.evidence.evidence_archive import INTERVALS, EvidenceArchive, EvidenceFile
 from railscope_collector.evidence.evidence_tables import archived_facts, evidence_intervals
-from railscope_collector.finalization import ledger_days
+from railscope_collector.finalization import accounted_days, day_writes, due_days
 from railscope_collector.finalization.evidence_retention import EvidenceRetention
 from railscope_collector.ledger.audit_outbox import outbox_rows
 from railscope_collector.ledger.database import Database
@@ -90,11 +90,11 @@ class ArchivingCollector:
         for file in self.files():
             self.archive.restore(file, at(self.now))
 
-    def metered_again(self) -> list[ledger_days.WrittenDay]:
+    def metered_again(self) -> list[accounted_days.WrittenDay]:
         """Meter all days again from the evidence, and write them."""
         homes = self.site.stores.store.homes()
-        jobs = [ledger_days.DueDays(gpu, tuple(range(DAY, DAY + DAYS))) for gpu in sorted(homes)]
-        return ledger_days.write_days(self.site.stores, homes, jobs, {}, at(self.now)).days
+        jobs = [due_days.DueDays(gpu, tuple(range(DAY, DAY + DAYS))) for gpu in sorted(homes)]
+        return day_writes.write_days(self.site.stores, homes, jobs, {}, at(self.now)).days
 
     def check_audit(self) -> None:
         """Compare the database with its records in the audit log's outbox."""

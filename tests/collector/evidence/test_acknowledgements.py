@@ -21,7 +21,7 @@ from support.story import (
 from railscope_collector.evidence.evidence_memory import UnstoredFacts
 from railscope_collector.evidence.evidence_store import EvidenceStore
 from railscope_collector.evidence.node_intervals import Contacts
-from railscope_collector.finalization.ledger_days import MeteringStores
+from railscope_collector.finalization.day_writes import MeteringStores
 from railscope_collector.ledger.database import UnusableLedgerError
 from railscope_collector.state.state_checkpointer import IDENTITY, StateCheckpointer
 

@@ -25,7 +25,7 @@ from support.story import (
 
 from railscope_collector.account.account_cells import account_json
 from railscope_collector.evidence.node_intervals import MAX_DOUBTS, EvidenceInterval, SuspectPeriod
-from railscope_collector.finalization.ledger_days import ENGINE_VERSION
+from railscope_collector.finalization.day_writes import ENGINE_VERSION
 from railscope_collector.ledger.day_metering import MeteredGpu, MeteringComputation
 from railscope_collector.ledger.row_conversion import GpuDay
 from railscope_collector.metering.evidence import ClockDoubt

@@ -27,11 +27,7 @@ from railscope_collector.billing.period_closing import BillingBooks
 from railscope_collector.config import MeteringSettings
 from railscope_collector.evidence import node_parts
 from railscope_collector.evidence.claim_archive import ClaimArchive
-from railscope_collector.evidence.evidence_archive import (
-    INTERVALS,
-    KEPT_REPORTS,
-    EvidenceArchive,
-)
+from railscope_collector.evidence.evidence_archive import INTERVALS, KEPT_REPORTS, EvidenceArchive
 from railscope_collector.evidence.evidence_contents import ArchivedEvidenceError
 from railscope_collector.evidence.evidence_store import EvidenceStore
 from railscope_collector.evidence.evidence_tables import (
@@ -40,12 +36,12 @@ from railscope_collector.evidence.evidence_tables import (
     evidence_intervals,
     removals,
 )
-from railscope_collector.finalization import ledger_days
+from railscope_collector.finalization import day_writes, due_days
 from railscope_collector.finalization.evidence_retention import find_first_needed_day
 from railscope_collector.ledger import schema
-from railscope_collector.ledger.audit_outbox import TimedActor
 from railscope_collector.ledger.database import Database
 from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.ledger.record_draft import TimedActor
 from railscope_collector.metering.units import Period
 from railscope_collector.tables import metadata
 
@@ -70,8 +66,8 @@ async def test_a_gpu_day_whose_evidence_is_in_the_archive_keeps_no_other_from_th
 ):
     assert await archiving.retention.attempt()
     stores, homes = archiving.site.stores, {"GPU-0": {"n1": at(0)}, "GPU-9": {"n9": at(0)}}
-    jobs = [ledger_days.DueDays(gpu, (DAY,)) for gpu in homes]
-    written, rejected = ledger_days.write_days(stores, homes, jobs, {}, at(archiving.now))
+    jobs = [due_days.DueDays(gpu, (DAY,)) for gpu in homes]
+    written, rejected = day_writes.write_days(stores, homes, jobs, {}, at(archiving.now))
     assert [day.gpu for day in written] == ["GPU-9"]
     assert rejected.keys() == {("GPU-0", DAY)}
     assert "is only in the archive" in rejected["GPU-0", DAY]
@@ -489,11 +485,11 @@ async def test_evidence_around_days_that_are_not_in_the_ledger_is_kept(url: str,
         left.setdefault(str(row[1]), set()).add(row[2] // DAY_NS - DAY)  # type: ignore[operator]
     assert left == {"n1": {0, 1, 2, 3, 4, 6, 7, 8}, "n2": {0, 6, 7, 8}, "n3": {0, 3, 4, 5, 6, 7, 8}}
     jobs = {"GPU-0": (DAY + 2,), "GPU-2": tuple(range(DAY + 5, DAY + 9))}
-    due = [ledger_days.DueDays(*job) for job in jobs.items()]
+    due = [due_days.DueDays(*job) for job in jobs.items()]
     homes = site.stores.store.homes()
-    groups = ledger_days.group_due_days(due, homes)
+    groups = due_days.group_due(due, homes)
     written = [
-        ledger_days.write_days(site.stores, homes, group, {}, at(now)).days for group in groups
+        day_writes.write_days(site.stores, homes, group, {}, at(now)).days for group in groups
     ]
     assert sum(map(len, written)) == 5
     assert await archiving.retention.attempt()
@@ -510,14 +506,14 @@ async def test_a_day_that_is_written_while_the_missing_ones_are_searched_stops_n
         without_triggers(connection)
         for table in (schema.entries, schema.shares, schema.claims, schema.revisions):
             connection.execute(table.delete().where(table.c.day == DAY + 1))
-    stores = ledger_days.MeteringStores(Ledger(other), EvidenceStore(other))
-    homes, jobs = stores.store.homes(), [ledger_days.DueDays("GPU-0", (DAY + 1,))]
-    written: list[ledger_days.DayWrites] = []
+    stores = day_writes.MeteringStores(Ledger(other), EvidenceStore(other))
+    homes, jobs = stores.store.homes(), [due_days.DueDays("GPU-0", (DAY + 1,))]
+    written: list[day_writes.DayWrites] = []
 
     def write(*arguments: object) -> None:
         if "FROM ledger_revision" in str(arguments[2]) and not written:
-            written.append(ledger_days.DayWrites([], {}))
-            written[0] = ledger_days.write_days(stores, homes, jobs, {}, at(NOW))
+            written.append(day_writes.DayWrites([], {}))
+            written[0] = day_writes.write_days(stores, homes, jobs, {}, at(NOW))
 
     if database.file is None:
         event.listen(database.engine, "after_cursor_execute", write)

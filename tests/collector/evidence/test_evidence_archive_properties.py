@@ -19,7 +19,7 @@ from railscope_collector.config import ArchiveSettings, CollectorSettings, Meter
 from railscope_collector.evidence.evidence_archive import EvidenceArchive
 from railscope_collector.evidence.evidence_contents import ArchivedEvidenceError
 from railscope_collector.evidence.evidence_tables import evidence_intervals
-from railscope_collector.finalization import archived_days, ledger_days
+from railscope_collector.finalization import archived_days, day_writes, due_days
 from railscope_collector.finalization.evidence_retention import EvidenceRetention
 from railscope_collector.ledger.database import Database
 
@@ -103,8 +103,8 @@ async def test_archived_deleted_and_restored_evidence_gives_the_same_ledger(  # 
         assert metered_as_in_the_ledger(site) == 0
         homes = site.stores.store.homes()
         for days in GROUPS:
-            jobs = [ledger_days.DueDays(gpu, days) for gpu in sorted(homes)]
-            for group in ledger_days.group_due_days(jobs, homes):
-                ledger_days.write_days(site.stores, homes, group, {}, at(NOW))
+            jobs = [due_days.DueDays(gpu, days) for gpu in sorted(homes)]
+            for group in due_days.group_due(jobs, homes):
+                day_writes.write_days(site.stores, homes, group, {}, at(NOW))
         assert content(site.stores.ledger, DAYS) == ledger
         site.finalizer.close()

@@ -25,7 +25,8 @@ from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import DAY_NS
 from railscope_collector.account.account_cells import quota_days
 from railscope_collector.evidence.evidence_tables import evidence_intervals, reported_claims
-from railscope_collector.ledger.audit_outbox import HEAD, outbox_rows
+from railscope_collector.ledger.audit_outbox import outbox_rows
+from railscope_collector.ledger.ledger_records import HEAD
 from railscope_collector.metering.tiling import SlotState
 
 

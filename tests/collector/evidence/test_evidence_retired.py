@@ -39,7 +39,8 @@ from railscope_collector.files.device_files import (
     parse_retirements,
 )
 from railscope_collector.files.watched_file import FileError
-from railscope_collector.ledger.audit_outbox import HEAD as BILLING_HEAD, outbox_rows
+from railscope_collector.ledger.audit_outbox import outbox_rows
+from railscope_collector.ledger.ledger_records import HEAD as BILLING_HEAD
 from railscope_collector.metering.evidence import MeteredClaim, NodeStay
 from railscope_collector.metering.measures import AmountAttribution, CountedQuantity
 

@@ -22,7 +22,7 @@ from support.story import DAY, DAY_SECONDS, NodeReporter, accept, gpus_of, secon
 
 from railscope.service import run_in_thread
 from railscope_collector.account.live_account import FinalizedSums
-from railscope_collector.finalization.ledger_days import read_finalized
+from railscope_collector.finalization.finalized_sums import read_finalized
 from railscope_collector.ledger import leases
 from railscope_collector.ledger.database import Database, call_database
 from railscope_collector.ledger.day_tiling import TilingError

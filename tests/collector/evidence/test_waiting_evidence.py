@@ -31,8 +31,8 @@ from railscope_collector.evidence.evidence_store import EvidenceStore
 from railscope_collector.evidence.evidence_tables import evidence_intervals
 from railscope_collector.evidence.node_intervals import EvidenceInterval, encode_interval
 from railscope_collector.evidence.waiting_evidence import WaitingEvidence, compare_files
-from railscope_collector.finalization.ledger_days import MeteringStores
-from railscope_collector.framelog.segment_files import StateFiles, accept_loss
+from railscope_collector.finalization.day_writes import MeteringStores
+from railscope_collector.framelog.state_manifest import StateFiles, accept_loss
 from railscope_collector.state.state_checkpointer import StateCheckpointer
 from railscope_simulator.failover.database_pair import DatabaseServer, server_identity
 

@@ -23,8 +23,9 @@ from railscope_collector.jobs.job_list_import import (
     number_placeholders,
     place_jobs,
 )
-from railscope_collector.ledger.audit_outbox import TimedActor, outbox_rows
+from railscope_collector.ledger.audit_outbox import outbox_rows
 from railscope_collector.ledger.ledger_store import Ledger
+from railscope_collector.ledger.record_draft import TimedActor
 from railscope_collector.metering.units import Period
 from railscope_collector.tables import metadata
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from railscope_collector.ledger import database as probe
+from railscope_collector.ledger import ledger_probe
 from railscope_collector.ledger.database import Database, UnusableLedgerError
 from railscope_collector.tables import metadata
 
@@ -16,7 +16,7 @@ def test_a_write_is_committed_each_time(url: str):
     database = Database(url, metadata)
     try:
         for _ in range(3):
-            probe.commit_probe(database)
+            ledger_probe.commit_probe(database)
         with database.transaction() as connection:
             assert connection.execute(text("SELECT writes FROM write_probe")).scalar_one() == 3
     finally:
@@ -28,11 +28,11 @@ def test_a_database_that_only_reads_is_unwritable(tmp_path: Path):
     Database(f"sqlite:///{file}", metadata).close()
     reading = Database(f"sqlite:///file:{file}?mode=rw&uri=true", metadata)
     try:
-        probe.commit_probe(reading)
+        ledger_probe.commit_probe(reading)
         with reading.engine.connect() as connection:
             connection.exec_driver_sql("PRAGMA query_only = ON")
         with pytest.raises(UnusableLedgerError, match="readonly"):
-            probe.commit_probe(reading)
+            ledger_probe.commit_probe(reading)
     finally:
         reading.close()
 
@@ -42,4 +42,4 @@ def test_the_reason_why_the_ledger_cannot_be_opened_is_returned():
         message = "gone: /secret/path"
         raise UnusableLedgerError(message)
 
-    assert probe.find_ledger_problem(fail) == "gone: /secret/path"
+    assert ledger_probe.find_ledger_problem(fail) == "gone: /secret/path"

@@ -1,0 +1,69 @@
+"""Proof of a record: the record with its inclusion proof in a signed log.
+
+It is one text, verifiable with a public key, in the form of C2SP's tlog-proof: a head line, the
+record's index, the hashes of the path in base64, an empty line, the checkpoint. The record itself is
+included as an extra line, in base64, so that one file is enough.
+"""
+
+from __future__ import annotations
+
+import base64
+
+from railscope.audit import log_checkpoint, merkle, signed_note
+from railscope_collector.audit import AuditLogError
+from railscope_collector.audit.tiles import Tiles
+
+PROOF_HEAD = "c2sp.org/tlog-proof@v1"
+_EXTRA = "extra "
+_INDEX = "index "
+
+
+class ProofError(AuditLogError, ValueError):
+    """An invalid proof; the message states the reason."""
+
+
+def make_proof(tiles: Tiles, sequence: int, checkpoint: str) -> str:
+    """Return the inclusion proof of a record in these tiles. Raises ValueError, TileError, OSError."""
+    path = merkle.inclusion_proof(tiles.node, sequence, tiles.size)
+    lines = [
+        PROOF_HEAD,
+        _EXTRA + base64.b64encode(tiles.record(sequence)).decode(),
+        f"{_INDEX}{sequence}",
+        *(base64.b64encode(hashed).decode() for hashed in path),
+    ]
+    return "\n".join(lines) + "\n\n" + checkpoint
+
+
+def check_proof(text: str, key: signed_note.PublicKey) -> bytes:
+    """Return the record that is proven. Raises ProofError, NoteError."""
+    head, divider, note = text.partition("\n\n")
+    lines = head.split("\n")
+    min_lines = len(("head", "extra", "index"))
+    if not divider or len(lines) < min_lines or lines[0] != PROOF_HEAD:
+        message = f"invalid proof: expected {PROOF_HEAD!r} in its first line"
+        raise ProofError(message)
+    if not lines[1].startswith(_EXTRA) or not lines[2].startswith(_INDEX):
+        message = "invalid proof: expected the record and its index after the first line"
+        raise ProofError(message)
+    index = lines[2].removeprefix(_INDEX)
+    if not log_checkpoint.SIZE.fullmatch(index):
+        message = f"invalid index of the proof: {index[:30]!r}: expected a number"
+        raise ProofError(message)
+    record = _decoded(lines[1].removeprefix(_EXTRA))
+    path = [_decoded(line) for line in lines[min_lines:]]
+    tree = log_checkpoint.read_checkpoint(note, key).tree
+    is_complete = all(len(hashed) == merkle.HASH_BYTES for hashed in path)
+    if not is_complete or not merkle.includes(
+        merkle.leaf_hash(record), int(index), tree.size, path, tree.root
+    ):
+        message = f"invalid proof: the path does not lead from record {index} to the signed root"
+        raise ProofError(message)
+    return record
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError as error:
+        message = f"invalid hash or record of the proof: {text[:60]!r}: expected base64"
+        raise ProofError(message) from error

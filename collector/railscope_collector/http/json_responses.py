@@ -1,0 +1,57 @@
+"""Responses with JSON, and those that a client may have already."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+
+import msgspec
+from aiohttp import web
+
+from railscope import service
+
+_TAG_DIGITS = 20
+
+
+def json_response(
+    content: object, status: int = HTTPStatus.OK, headers: Mapping[str, str] | None = None
+) -> web.Response:
+    """Return a JSON response. JSON has no NaN and no infinity: msgspec writes null for them."""
+    return web.Response(
+        status=status,
+        body=msgspec.json.encode(content),
+        content_type="application/json",
+        headers=headers,
+    )
+
+
+async def tagged_response(
+    request: web.Request, make: Callable[[], dict[str, object]], *version: object
+) -> web.Response:
+    """Return a JSON document that is made in a thread; status 304 without a body if the client has it.
+
+    The version is that of everything that the document contains; without one, the content except its time is compared.
+    """
+
+    def encode() -> tuple[bytes, str]:
+        content = make()
+        text = b"" if version else msgspec.json.encode(content | {"timestamp_ns": 0})
+        return msgspec.json.encode(content), hashlib.sha256(text).hexdigest()
+
+    body, digest = b"", hashlib.sha256(repr(version).encode(errors="replace")).hexdigest()
+    if not version:
+        body, digest = await service.run_in_thread(encode)
+    headers = {"ETag": f'W/"{digest[:_TAG_DIGITS]}"'}  # weak, as responses may be compressed
+    if headers["ETag"] in request.headers.get("If-None-Match", ""):
+        return web.Response(status=HTTPStatus.NOT_MODIFIED, headers=headers)
+    if version:
+        body, _ = await service.run_in_thread(encode)
+    return web.Response(body=body, content_type="application/json", headers=headers)
+
+
+def json_error(
+    status: HTTPStatus, text: str, headers: Mapping[str, str] | None = None
+) -> web.Response:
+    """Return a JSON response of an error."""
+    return json_response({"error": text}, status, headers)

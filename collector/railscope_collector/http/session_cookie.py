@@ -1,0 +1,34 @@
+"""Cookie of a console session: its name and value by the connection of a request."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+
+from aiohttp import web
+
+SECURE_COOKIE, LOOPBACK_COOKIE = "__Host-railscope", "railscope"
+_FORWARDED = ("Forwarded", "Via", "X-Forwarded-For", "X-Forwarded-Proto", "X-Real-IP")
+
+
+def choose_name(request: web.Request) -> str:
+    """Return the name of the session's cookie; empty if the connection may not have one.
+
+    Plain HTTP is accepted from a browser on this machine only: not from a proxy here, and not for another name.
+    """
+    if request.secure:
+        return SECURE_COOKIE
+    is_local = _is_loopback(request.remote or "") and _is_loopback(request.url.host or "")
+    is_forwarded = any(name in request.headers for name in _FORWARDED)
+    return LOOPBACK_COOKIE if is_local and not is_forwarded else ""
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def find_value(request: web.Request) -> str:
+    """Return the value of the session's cookie; empty if there is none."""
+    return request.cookies.get(choose_name(request), "")

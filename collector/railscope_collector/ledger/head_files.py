@@ -1,0 +1,56 @@
+"""Files of the head in the database, which the next head continues with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from railscope import durable_files
+from railscope_collector.ledger import leases, schema
+from railscope_collector.ledger.database import Database
+
+head_files = sa.Table(
+    "collector_head_file",
+    schema.metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("content", sa.LargeBinary, nullable=False),
+)
+"""Files of the diagnosis of the head, which the next head continues with."""
+FILES = ("incidents", "baselines")
+MAX_FILE_BYTES = 256 << 20
+
+
+def read_files(database: Database, directory: Path) -> None:
+    """Replace the files of a directory by those that the previous head stored.
+
+    Blocking; raises UnusableLedgerError, OSError.
+    """
+    with database.transaction() as connection:
+        found = connection.execute(sa.select(head_files)).all()
+    durable_files.make_directory(directory)
+    for row in found:
+        if row.name in FILES:
+            durable_files.write_durably(directory / row.name, row.content)
+
+
+def store_files(
+    database: Database, term: leases.LeaseTerm, directory: Path, stored: dict[str, int]
+) -> None:
+    """Store the files of a directory that have changed; `stored` are the times of those that were stored.
+
+    Blocking; raises LostLeaseError, UnusableLedgerError, OSError.
+    """
+    for name in FILES:
+        path = directory / name
+        if not path.exists():
+            continue
+        details = path.stat()
+        if details.st_mtime_ns == stored.get(name) or details.st_size > MAX_FILE_BYTES:
+            continue
+        content = path.read_bytes()
+        with database.transaction(writes=True) as connection:
+            term.check(connection)
+            connection.execute(sa.delete(head_files).where(head_files.c.name == name))
+            connection.execute(sa.insert(head_files).values(name=name, content=content))
+        stored[name] = details.st_mtime_ns
