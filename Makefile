@@ -5,7 +5,8 @@
 # make thorough         tests marked thorough; properties of money, audit and damaged answers with more examples
 # make check            lint, types, layers, wording, generated files
 # make bench            measure
-# make dashboards docs  write dashboards, Kubernetes manifests and generated documents again
+# make dashboards docs  write dashboards and generated documents again
+# make manifests        write the Kubernetes manifests from the Helm chart again
 # make site             build the documentation as a website in site
 # make pictures         run the demo for six minutes and take pictures of the web console into docs/pictures
 # make cases            write the test cases in tests/captures again
@@ -36,7 +37,7 @@ HELM := $(CURDIR)/.helm
 PIP := $(PY) -m pip --disable-pip-version-check install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help packages release lock demo cluster test quick thorough check lint types bench dashboards docs site pictures cases install clean servers debian validator vendored
+.PHONY: help packages release lock demo cluster test quick thorough check lint types bench dashboards docs manifests site pictures cases install clean servers debian validator vendored
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -93,7 +94,7 @@ check: lint types
 types: $(VENV)/.ready-to-test
 	$(VENV)/bin/mypy
 	$(VENV)/bin/mypy docs/generate.py docs/screenshots.py docs/wording.py docs/website.py
-	$(VENV)/bin/mypy deploy/packages/build.py deploy/packages/manifests.py deploy/packages/release.py
+	$(VENV)/bin/mypy deploy/packages/build.py deploy/packages/release.py
 
 lint: $(VENV)/.ready-to-test
 	$(VENV)/bin/ruff check
@@ -102,14 +103,17 @@ lint: $(VENV)/.ready-to-test
 	$(PY) docs/generate.py --check
 	$(PY) docs/wording.py
 	$(PY) -m railscope_dashboards --check
-	$(PY) deploy/packages/manifests.py --check
+	$(if $(wildcard $(HELM)/helm),deploy/packages/manifests.sh $(HELM)/helm --check)
 
 bench: $(VENV)/.ready-to-test servers
 	$(PY) -m bench
 
 dashboards: $(VENV)/.ready-to-test
 	$(PY) -m railscope_dashboards
-	$(PY) deploy/packages/manifests.py
+
+manifests: $(VENV)/.ready-to-test
+	@$(PY) tests/setup_helm.py $(HELM)
+	deploy/packages/manifests.sh $(HELM)/helm
 
 docs: $(VENV)/.ready-to-test dashboards
 	$(PY) docs/generate.py

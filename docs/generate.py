@@ -18,6 +18,7 @@ from inspect import cleandoc
 from pathlib import Path
 from typing import Any
 
+import chart_page
 import click
 import dcgm_page
 import diagnosis_page
@@ -391,6 +392,7 @@ FILES: Mapping[str, Callable[[], str]] = {
     ),
     "deploy/agent.toml": _sample("agent"),
     "docs/diagnosis.md": _with_sections("docs/diagnosis.md", diagnosis_page.sections),
+    chart_page.PAGE: lambda: chart_page.page(_table),
     "docs/incident.schema.json": diagnosis_page.schema,
     "deploy/collector.toml": _sample("collector"),
     "railscope/completion.json": completion_table,

@@ -91,6 +91,22 @@ def test_check_passes_and_leaves_nothing_behind(tmp_path: Path):
     assert sorted(tmp_path.iterdir()) == sorted([*before, tmp_path / "collector.toml"])
 
 
+def test_check_warns_about_a_trial(tmp_path: Path):
+    (tmp_path / "tokens.toml").write_text("[nodes]\n")
+    given = (
+        f'listen = "127.0.0.1:0"\nstate_directory = "{tmp_path}/state"\n'
+        f'tokens_file = "{tmp_path}/tokens.toml"\ntrial_token_file = "{tmp_path}/token"\n'
+    )
+    (tmp_path / "token").write_text("0123456789abcdef" * 2)
+    status, lines = checked(tmp_path, given)
+    assert status == 0
+    assert lines["trial_token_file"].startswith("warning trial_token_file: Trial: all agents share")
+    (tmp_path / "token").write_text("short")
+    status, lines = checked(tmp_path, given)
+    assert status == 1
+    assert lines["trial_token_file"].startswith("BROKEN  trial_token_file: invalid")
+
+
 def test_check_names_everything_that_is_wrong_at_once(tmp_path: Path):
     (tmp_path / "tokens.toml").write_text('[nodes]\nn1 = "short"\n')
     (tmp_path / "claims.csv").write_text("tenant,holds,from,to\nvision,n1,yesterday,\n")

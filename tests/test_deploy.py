@@ -352,7 +352,13 @@ def test_sample_files_of_administrators_can_be_read():
 
 
 @pytest.mark.parametrize(
-    "script", ["deploy/venv.sh", "deploy/install.sh", "tests/setup_servers.sh"]
+    "script",
+    [
+        "deploy/venv.sh",
+        "deploy/install.sh",
+        "deploy/packages/manifests.sh",
+        "tests/setup_servers.sh",
+    ],
 )
 def test_a_script_can_be_run(script: str):
     assert os.access(ROOT / script, os.X_OK)

@@ -14,7 +14,7 @@ import tomllib
 from pathlib import Path
 from types import ModuleType
 
-import chart_values
+import chart_page
 import click
 import man_pages
 import pytest
@@ -288,7 +288,7 @@ def test_settings_that_are_named_are_known(page: Path):
     sections = {key.rpartition(".")[0] for key in SETTINGS} - {""}
     dotted = re.findall(r"`(\w+\.\w+)(?=[` ])", text)
     named = {name for name in dotted if name.partition(".")[0] in sections}
-    of_chart = {value.key for value in chart_values.VALUES}
+    of_chart = {value.key for value in chart_page.values()}
     assert {name for name in named if not NOT_SETTINGS.match(name)} <= SETTINGS | of_chart
     keys = {key.rpartition(".")[2] for key in SETTINGS}
     assert set(re.findall(r"`(\w+_file)(?=[` ])", text)) <= keys

@@ -141,6 +141,23 @@ def test_a_build_replaces_no_files_but_those_of_an_earlier_build(clone: Clone, n
     assert (sorted(clone.dist.parent.iterdir()), sorted(clone.dist.iterdir())) == before
 
 
+def test_chart_and_manifests_get_the_version_of_the_release(clone: Clone):
+    script = (
+        "import sys; from pathlib import Path; import release\n"
+        "release.commit_version(Path(sys.argv[1]), '9.0.0rc1', '2026-01-02')"
+    )
+    packages = clone.path / "deploy/packages"
+    subprocess.run([sys.executable, "-c", script, clone.path], cwd=packages, check=True)
+    assert "\nversion: 9.0.0-rc.1\n" in clone.git("show", "HEAD:deploy/helm/railscope/Chart.yaml")
+    assert "railscope:9.0.0rc1\n" in clone.git("show", "HEAD:deploy/kubernetes/agent.yaml")
+    helm = ROOT / ".helm/helm"
+    if not helm.exists():
+        pytest.skip("helm is missing: run `make servers`")
+    check = [packages / "manifests.sh", helm, "--check"]
+    outcome = subprocess.run(check, capture_output=True, text=True, check=False)
+    assert outcome.returncode == 0, outcome.stderr
+
+
 class BuiltRelease:
     """A release that was built, with the directory of an earlier build as its target."""
 

@@ -332,6 +332,10 @@ class CollectorSettings(Struct, frozen=True, kw_only=True):
     """
     tokens_file: str = "/etc/railscope/tokens.toml"
     """Tokens and certificates with their access roles (TOML); see docs/access.md."""
+    trial_token_file: str = ""
+    """Token that the agents of up to 20 nodes share, to try Railscope; see docs/access.md. Empty: each
+    node has its own.
+    """
     claims_file: str = ""
     """Claims of tenants on GPUs and nodes (CSV: tenant,gpu,from,to,share). Empty: none."""
     tenants_file: str = ""

@@ -34,6 +34,7 @@ from railscope_collector import (
 from railscope_collector.access.access_trail import AccessTrail
 from railscope_collector.access.credentials import Role
 from railscope_collector.access.tokens_file import RecordedCredentials, TokensFile
+from railscope_collector.access.trial_access import TrialAccess
 from railscope_collector.account.live_account import LiveAccount
 from railscope_collector.audit import clock_records
 from railscope_collector.billing import tenant_statements
@@ -105,6 +106,7 @@ class Collector:
         self.directory = service.state_directory(self.settings)
         listen_address.split_address(self.settings.listen)
         self.tokens = TokensFile(Path(self.settings.tokens_file))
+        self.trial = TrialAccess.from_file(self.settings.trial_token_file, self.directory)
         self.core = CollectorState(schemas.StoredSchemas(self.directory / "schemas"))
         self.core.is_draining = self.settings.draining
         limits = self.settings.limits
@@ -121,8 +123,9 @@ class Collector:
         self.checkpoints = CheckpointSchedule(self.checkpointer, self.log, max_age_ns)
         self.log.on_rotate = self.checkpoints.note_rotation
         self.state_files = state_files = state_manifest.StateFiles(self.directory)
-        self.log.files = self.checkpoints.files = state_files
-        self.checkpointer.waiting.state_files = state_files
+        self.log.files = self.checkpoints.files = self.checkpointer.waiting.state_files = (
+            state_files
+        )
         self.database = SharedDatabase(
             ledger_url(self.settings.ledger, self.directory), tables.metadata
         )
@@ -232,7 +235,8 @@ class Collector:
     def _listed_nodes(self) -> set[str]:
         """Return the nodes that have a credential."""
         entries = self.tokens.credentials.entries.values()
-        return {entry.credential.name for entry in entries if entry.credential.role is Role.NODE}
+        listed = {entry.credential.name for entry in entries if entry.credential.role is Role.NODE}
+        return listed.union(self.trial.nodes if self.trial else ())
 
     def _find_tenant(self, source: str, owner: str, timestamp_ns: int) -> str:
         return self.files.tenants.content.find_tenant(source, owner, timestamp_ns)
@@ -332,6 +336,7 @@ class Collector:
             lambda: self.tokens.credentials,
             self.access,
             self.settings.allow_anonymous_read,
+            trial=self.trial,
             on_denial=self._count_rejection,
         )
         own_metrics = collector_metrics.CollectorMetrics(
@@ -441,7 +446,9 @@ class Collector:
             await asyncio.gather(*(probe.close() for probe in self.probes))
 
     def _read_files(self) -> None:
-        """Read the administrators' files. Blocking; raises SettingsError."""
+        """Read the administrators' files, and the nodes of a trial. Blocking; raises SettingsError, OSError."""
+        if self.trial:
+            self.trial.open()
         try:
             self.files.start(
                 lambda kind: evidence_store.EvidenceStore(self.database.open()).file(kind)

@@ -23,8 +23,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import chart
 import click
-import manifests
 import oci_image
 
 ROOT = Path(__file__).parents[2]
@@ -432,7 +432,7 @@ def build(
         finish_tree(package, root, source, epoch)
         write_deb(package, root, distribution_version(version), target, epoch)
         write_rpm(package, root, distribution_version(version), target, epoch)
-    manifests.write_chart(source, version, target, epoch)
+    chart.write_chart(source, target, epoch)
     write_sbom("railscope", version, [trees[COMMON.name]], target)
     if COLLECTOR in packages:
         everything = list(trees.values())

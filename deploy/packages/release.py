@@ -19,11 +19,15 @@ from pathlib import Path
 
 import click
 from build import ROOT, check_target, import_path, replaced, run
+from chart import chart_version
 from packaging.version import Version
 
 TESTS = ("tests/test_releases.py", "tests/test_project_files.py", "tests/packages")
 UNRELEASED = "## [Unreleased]\n"
 _VERSION = re.compile(r"\d+\.\d+\.\d+(?:(?:a|b|rc)\d+)?")
+_MANIFEST_VERSION = re.compile(
+    r'(?<=app.kubernetes.io/version: ")[^"]*(?=")|(?<=image: railscope:)\S+'
+)
 _VERSION_LINE = re.compile(r'^__version__ = "(.*)"$', re.MULTILINE)
 
 
@@ -70,12 +74,20 @@ def commit_version(tree: Path, version: str, date: str) -> str:
     for name, pattern, text in (
         ("railscope/__init__.py", _VERSION_LINE.pattern, f'__version__ = "{version}"'),
         ("CHANGELOG.md", rf"^{re.escape(UNRELEASED)}", sections),
+        (
+            "deploy/helm/railscope/Chart.yaml",
+            r"^version: .*$",
+            f"version: {chart_version(version)}",
+        ),
+        ("deploy/helm/railscope/Chart.yaml", r"^appVersion: .*$", f'appVersion: "{version}"'),
         ("CITATION.cff", r"^version: .*$", f"version: {version}"),
         ("CITATION.cff", r"^date-released: .*$", f"date-released: {date}"),
     ):
         path = tree / name
         path.write_text(re.sub(pattern, text, path.read_text(), count=1, flags=re.MULTILINE))
-    run(sys.executable, "-B", tree / "deploy/packages/manifests.py", cwd=tree)
+    for name in ("agent", "collector"):
+        path = tree / f"deploy/kubernetes/{name}.yaml"
+        path.write_text(_MANIFEST_VERSION.sub(version, path.read_text()))
     git("commit", "--quiet", "--all", "--message", f"release: version {version}", tree=tree)
     return git("rev-parse", "HEAD", tree=tree)
 

@@ -150,6 +150,20 @@ async def test_without_a_credential_a_browser_is_sent_to_the_sign_in(tmp_path: P
         assert (followed.status, "url=/nodes?state=bad" in followed.text) == (200, True)
 
 
+async def test_every_page_states_that_a_trial_is_in_force(tmp_path: Path) -> None:
+    (tmp_path / "trial.token").write_text("0123456789abcdef" * 2)
+    trial = {"trial_token_file": str(tmp_path / "trial.token")}
+    banner = "Trial: all agents share one token"
+    async with console(tmp_path, **trial) as running, browser(running.url) as reader:
+        assert (await reader.sign_in(f"{'0123456789abcdef' * 2}/n1")).status == 403
+        assert banner in (await reader.get("/sign-in")).text
+        await reader.sign_in(TOKENS[Role.AUDITOR])
+        for path in ("/", "/nodes", "/nodes/n1", "/jobs", "/audit", "/nothing"):
+            page = await reader.get(path)
+            assert page.text.count(banner) == 1, path
+        assert banner not in (await reader.get("/nodes?fragment=1")).text
+
+
 async def test_with_anonymous_reading_the_overview_needs_no_sign_in(tmp_path: Path) -> None:
     async with (
         console(
@@ -163,6 +177,7 @@ async def test_with_anonymous_reading_the_overview_needs_no_sign_in(tmp_path: Pa
         assert "Incidents are unknown" in page.text
         assert "all ok" not in page.text
         assert "Sign in" in page.text
+        assert "Trial" not in page.text
         missing = await reader.get("/nothing")
         assert (missing.status, "<h1>Not Found</h1>" in missing.text) == (404, True)
         check_headers(missing.headers)

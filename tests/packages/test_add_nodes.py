@@ -2,121 +2,21 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import re
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.packages import ROOT
+from support.secret_server import SecretServer, run_secret_server
 
 from railscope_collector.access.credentials import Role, digest_token
 from railscope_collector.access.tokens_format import parse_credentials
 
 KUBECTL = ROOT / ".helm/kubectl"
-SECRETS = "/api/v1/namespaces/railscope/secrets"
 OPERATORS = f'[operators]\n"gpu-001" = "{digest_token("a person")}"\n'
-DISCOVERY = {
-    "/api": {"kind": "APIVersions", "versions": ["v1"]},
-    "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": []},
-    "/api/v1": {
-        "kind": "APIResourceList",
-        "groupVersion": "v1",
-        "resources": [
-            {"name": "secrets", "singularName": "secret", "namespaced": True, "kind": "Secret",
-             "verbs": ["get", "create", "patch"]}
-        ],
-    },
-}  # fmt: skip
-
-
-class SecretServer(ThreadingHTTPServer):
-    """API server with Secrets: objects have versions, and a patch of another version is rejected."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), SecretRequest)
-        self.secrets: dict[str, dict[str, Any]] = {}
-        self.version = 0
-        self.before_patch: list[Callable[[], None]] = []
-        """Changes by others, each made once before a patch is applied."""
-        self.unreadable: set[str] = set()
-        """Secrets of which each read fails."""
-
-    def store(self, name: str, data: dict[str, str]) -> dict[str, Any]:
-        self.version += 1
-        metadata = {"name": name, "namespace": "railscope", "resourceVersion": str(self.version)}
-        self.secrets[name] = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data}  # fmt: skip
-        return self.secrets[name]
-
-    def put_text(self, name: str, **texts: str) -> None:
-        data = {key: base64.b64encode(text.encode()).decode() for key, text in texts.items()}
-        self.store(name, data)
-
-    def text(self, name: str, key: str) -> str:
-        return base64.b64decode(self.secrets[name]["data"][key]).decode()
-
-
-class SecretRequest(BaseHTTPRequestHandler):
-    """Request to the API server."""
-
-    server: SecretServer
-
-    def _answer(self, status: int, content: object) -> None:
-        body = json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def _reject(self, code: int, reason: str) -> None:
-        status = {"kind": "Status", "apiVersion": "v1", "status": "Failure"}
-        self._answer(code, {**status, "reason": reason, "message": reason, "code": code})
-
-    def _content(self) -> dict[str, Any]:
-        content: dict[str, Any] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        return content
-
-    def do_GET(self) -> None:
-        path = self.path.partition("?")[0]
-        name = path.removeprefix(f"{SECRETS}/")
-        found = DISCOVERY.get(path) or self.server.secrets.get(name)
-        if name in self.server.unreadable:
-            self._reject(500, "InternalError")
-        elif found:
-            self._answer(200, found)
-        else:
-            self._reject(404, "NotFound")
-
-    def do_POST(self) -> None:
-        item = self._content()
-        name = item["metadata"]["name"]
-        if name in self.server.secrets:
-            self._reject(409, "AlreadyExists")
-        else:
-            self._answer(201, self.server.store(name, item["data"]))
-
-    def do_PATCH(self) -> None:
-        name = self.path.partition("?")[0].removeprefix(f"{SECRETS}/")
-        patch = {"metadata": {}, **self._content()}
-        assert self.headers["Content-Type"] == "application/merge-patch+json"
-        while self.server.before_patch:
-            self.server.before_patch.pop()()
-        present = self.server.secrets[name]
-        expected = patch["metadata"].get("resourceVersion")
-        if expected in {None, present["metadata"]["resourceVersion"]}:
-            self._answer(200, self.server.store(name, present["data"] | patch["data"]))
-        else:
-            self._reject(409, "Conflict")
-
-    def log_message(self, *_: object) -> None:
-        """Write no log."""
 
 
 class KubernetesSite:
@@ -167,14 +67,10 @@ class KubernetesSite:
 def _site(tmp_path: Path) -> Iterator[KubernetesSite]:
     if not KUBECTL.exists():
         pytest.skip("kubectl is missing: run `make servers`")
-    with SecretServer() as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+    with run_secret_server() as server:
         for name in ("agent", "collector"):
             server.put_text(f"railscope-{name}-metrics", token="secret")  # noqa: S106
         yield KubernetesSite(tmp_path, server)
-        server.shutdown()
-        thread.join()
 
 
 def of_prometheus(site: KubernetesSite) -> str:

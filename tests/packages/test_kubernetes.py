@@ -7,22 +7,28 @@ import gzip
 import importlib
 import json
 import re
+import shutil
 import subprocess
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import manifests
+import chart
+import chart_page
 import pytest
 import yaml
-from chart_values import VALUES, ChartValue
 from support.packages import ROOT
+from support.secret_server import SecretServer, run_secret_server
 
 import railscope_agent.config
 import railscope_collector.config
 from railscope import __version__, settings
+from railscope_collector.access.credentials import Role, digest_token
+from railscope_collector.access.tokens_format import parse_credentials
+from railscope_collector.access.trial_access import TrialAccess
 
+CHART = ROOT / "deploy/helm/railscope"
 HELM, KUBECTL = ROOT / ".helm/helm", ROOT / ".helm/kubectl"
 NEWEST = "1.37"
 MAX_APPLIED_BYTES = 262_144
@@ -63,16 +69,22 @@ def kustomized(directory: str) -> Objects:
     return parse(run(KUBECTL, "kustomize", ROOT / directory))
 
 
-@pytest.fixture(name="chart", scope="module")
-def _chart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(name="packed", scope="module")
+def _packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("chart")
-    manifests.write_chart(ROOT, __version__, directory, 0)
-    return directory / f"railscope-{__version__}.tgz"
+    chart.write_chart(ROOT, directory, 0)
+    return directory / f"railscope-{chart.chart_version(__version__)}.tgz"
 
 
 @pytest.fixture(name="rendered", scope="module")
-def _rendered(chart: Path) -> Objects:
-    return parse(run(HELM, "template", "railscope", chart, "--set", "monitoring.enabled=true"))
+def _rendered(packed: Path) -> Objects:
+    return parse(run(HELM, "template", "railscope", packed, "--set", "monitoring.enabled=true"))
+
+
+@pytest.fixture(name="trial", scope="module")
+def _trial(packed: Path) -> Objects:
+    given = "trial=true,monitoring.enabled=true"
+    return parse(run(HELM, "template", "railscope", packed, "--set", given))
 
 
 @pytest.fixture(name="applied", scope="module")
@@ -89,64 +101,85 @@ def pod(objects: Objects, program: str) -> dict[str, Any]:
 # Manifests and chart -----------------------------------------------------------------------------
 
 
-def test_the_committed_manifests_are_those_of_the_description():
-    for name, text in manifests.manifests(ROOT).items():
-        assert (ROOT / name).read_text() == text, f"{name}: run deploy/packages/manifests.py"
+def test_the_committed_manifests_are_those_of_the_chart():
+    run(HELM, "version")
+    script = ROOT / "deploy/packages/manifests.sh"
+    outcome = subprocess.run([script, HELM, "--check"], capture_output=True, text=True, check=False)
+    assert outcome.returncode == 0, outcome.stderr
 
 
-def test_the_chart_renders_to_the_manifests(chart: Path, rendered: Objects, applied: Objects):
+def test_the_packed_chart_renders_to_the_manifests(
+    packed: Path, rendered: Objects, applied: Objects
+):
     assert without_empty(rendered) == without_empty(
         {key: item for key, item in applied.items() if key[0] != "Namespace"}
     )
-    by_default = parse(run(HELM, "template", "railscope", chart)).keys()
+    by_default = parse(run(HELM, "template", "railscope", packed)).keys()
     assert by_default == kustomized("deploy/kubernetes").keys() - {("Namespace", "railscope")}
-    run(HELM, "lint", "--strict", chart)
 
 
-def other_value(number: int, entry: ChartValue) -> Any:
+@pytest.mark.parametrize("given", ["trial=false", "trial=true,monitoring.enabled=true"])
+def test_helm_finds_nothing_wrong_in_the_chart(packed: Path, given: str):
+    for path in (packed, CHART):
+        run(HELM, "lint", "--strict", path, "--set", given)
+
+
+def test_chart_and_program_have_one_version():
+    about = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert about["version"] == chart.chart_version(__version__)
+    assert about["appVersion"] == __version__
+    icon = about["icon"].removeprefix("data:image/svg+xml;base64,")
+    assert base64.b64decode(icon) == (CHART / "icon.svg").read_bytes()
+
+
+def other_value(number: int, entry: chart_page.ChartValue) -> Any:
     """A value of the same type that no manifest contains otherwise."""
     name = f"marker-{number}"
     if isinstance(entry.default, bool):
-        return not entry.default
-    return {"array": [{"name": name}], "object": {name: name}}.get(str(entry.type), name)
+        return entry.key == "monitoring.enabled"
+    if entry.key == "image.pullPolicy":
+        return "Never"
+    return {list: [{"name": name}], dict: {name: name}}.get(type(entry.default), name)
 
 
-def test_every_value_of_the_chart_is_used(chart: Path, tmp_path: Path):
+def test_every_value_of_the_chart_is_used(packed: Path, tmp_path: Path):
     given: dict[str, Any] = {}
-    for number, entry in enumerate(VALUES):
+    values = chart_page.values()
+    assert len(values) > 30
+    for number, entry in enumerate(values):
         *above, name = entry.key.split(".")
         section = given.setdefault(above[0], {}) if above else given
         section[name] = other_value(number, entry)
     (tmp_path / "values.json").write_text(json.dumps(given))
-    text = run(HELM, "template", "railscope", chart, "--values", tmp_path / "values.json")
-    unused = [e.key for n, e in enumerate(VALUES) if not re.search(rf"marker-{n}\b", text)]
-    assert unused == ["monitoring.enabled"]
+    text = run(HELM, "template", "railscope", packed, "--values", tmp_path / "values.json")
+    unused = [e.key for n, e in enumerate(values) if not re.search(rf"marker-{n}\b", text)]
+    assert unused == ["trial", "image.pullPolicy", "monitoring.enabled"]
     assert "PodMonitor" in text
+    assert text.count("imagePullPolicy: Never") == 2
 
 
-@pytest.mark.parametrize("given", ["agent.capability=NET_RAW", "agent.resources=1", "other=1"])
-def test_helm_rejects_an_unknown_value_and_a_wrong_type(chart: Path, given: str):
+@pytest.mark.parametrize(
+    "given",
+    [
+        "agent.capability=NET_RAW",
+        "agent.resources=1",
+        "other=1",
+        "trial=yes",
+        "image.pullPolicy=no",
+    ],
+)
+def test_helm_rejects_an_unknown_value_and_a_wrong_type(packed: Path, given: str):
     if not HELM.exists():
         pytest.skip("helm is missing: run `make servers`")
-    command = [str(HELM), "template", "railscope", str(chart), "--set", given]
+    command = [str(HELM), "template", "railscope", str(packed), "--set", given]
     outcome = subprocess.run(command, capture_output=True, text=True, check=False)
     assert outcome.returncode != 0
     assert "schema" in outcome.stderr
 
 
-def test_every_value_is_documented_with_its_default():
-    page = (ROOT / "docs/kubernetes.md").read_text()
-    for entry in VALUES:
-        default = "the version" if entry.key == "image.tag" else f"`{json.dumps(entry.default)}`"
-        assert f"| `{entry.key}` | {default} | {entry.description} |" in page
-
-
-@pytest.mark.parametrize(
-    ("version", "expected"),
-    [("0.2.0", "0.2.0"), ("1.0", "1.0.0"), ("1.2.0rc1", "1.2.0-rc.1"), ("1.2.0.dev3", "1.2.0-dev.3")],
-)  # fmt: skip
+@pytest.mark.parametrize(("version", "expected"), [("0.2.0", "0.2.0"), ("1.2.0rc1", "1.2.0-rc.1")])
 def test_the_version_of_the_chart_is_one_of_helm(version: str, expected: str):
-    assert manifests.chart_version(version) == expected
+    assert chart.chart_version(version) == expected
 
 
 # Validity ----------------------------------------------------------------------------------------
@@ -163,9 +196,9 @@ def is_of_kubernetes(item: Mapping[str, Any]) -> bool:
 
 
 def test_the_manifests_and_the_chart_are_valid(
-    rendered: Objects, applied: Objects, kubernetes_validate: Any
+    rendered: Objects, applied: Objects, trial: Objects, kubernetes_validate: Any
 ):
-    for objects in (rendered, applied):
+    for objects in (rendered, applied, trial):
         checked = [item for item in objects.values() if is_of_kubernetes(item)]
         assert len(checked) > 20
         for item in checked:
@@ -191,13 +224,13 @@ def test_rules_and_dashboards_are_those_of_the_repository(applied: Objects):
 
 
 def test_the_documented_network_policy_is_valid(
-    chart: Path, tmp_path: Path, kubernetes_validate: Any
+    packed: Path, tmp_path: Path, kubernetes_validate: Any
 ):
     page = (ROOT / "docs/kubernetes.md").read_text()
     (block,) = [text for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "networkPolicyFrom" in text]  # fmt: skip
     (tmp_path / "values.yaml").write_text(block)
     rendered = parse(
-        run(HELM, "template", "railscope", chart, "--values", tmp_path / "values.yaml")
+        run(HELM, "template", "railscope", packed, "--values", tmp_path / "values.yaml")
     )
     policy = rendered["NetworkPolicy", "railscope-collector"]
     kubernetes_validate.validate(policy, NEWEST, strict=True)
@@ -219,11 +252,11 @@ def test_the_documented_container_has_both_tokens():
     assert len(targets) == 2
 
 
-def test_objects_and_release_are_within_the_limits_of_kubernetes(chart: Path, rendered: Objects):
+def test_objects_and_release_are_within_the_limits_of_kubernetes(packed: Path, rendered: Objects):
     sizes = {key: len(json.dumps(item).encode()) for key, item in rendered.items()}
     assert max(sizes.values()) < MAX_APPLIED_BYTES, sizes
     # As Helm stores it: files and templates in base64, with the manifests, compressed, in base64.
-    with tarfile.open(chart) as archive:
+    with tarfile.open(packed) as archive:
         contents = [archive.extractfile(member) for member in archive]
         files = [base64.b64encode(file.read()).decode() for file in contents if file]
     release = json.dumps([files, yaml.dump_all(rendered.values(), Dumper=yaml.CSafeDumper)])
@@ -318,3 +351,124 @@ def test_no_node_gets_the_token_of_another_node_or_of_an_operator(
         scraped = objects["ServiceMonitor", "railscope-collector"]["spec"]["endpoints"][0]
         secret = scraped["authorization"]["credentials"]["name"]
         assert secret not in json.dumps([pod(objects, program) for program in PROGRAMS])
+
+
+# Trial -------------------------------------------------------------------------------------------
+
+
+def secret(objects: Objects, name: str, key: str) -> str:
+    return base64.b64decode(objects["Secret", name]["data"][key]).decode()
+
+
+def test_a_trial_changes_secrets_and_the_way_to_the_token_only(rendered: Objects, trial: Objects):
+    assert trial.keys() - rendered.keys() == {
+        ("Secret", f"railscope-{name}")
+        for name in ("trial", "collector", "agent-metrics", "collector-metrics")
+    }
+    changed = {key for key in rendered if rendered[key] != trial[key]}
+    assert changed == {("DaemonSet", "railscope-agent"), ("StatefulSet", "railscope-collector")}
+    kept = [name for kind, name in trial if kind == "Secret" and "annotations" in trial[kind, name]["metadata"]]  # fmt: skip
+    assert sorted(kept) == ["railscope-agent-metrics", "railscope-collector", "railscope-collector-metrics"]  # fmt: skip
+
+
+def test_an_agent_of_a_trial_is_admitted_for_its_node(trial: Objects, tmp_path: Path):
+    """Kubernetes replaces $(NAME) in a variable by the value of an earlier one."""
+    (container,) = pod(trial, "agent")["spec"]["containers"]
+    environment = {"RAILSCOPE_AGENT_NODE": "gpu-001"}
+    for entry in container["env"]:
+        if key := entry.get("valueFrom", {}).get("secretKeyRef"):
+            environment[entry["name"]] = secret(trial, key["name"], key["key"])
+        elif "value" in entry:
+            environment[entry["name"]] = re.sub(
+                r"\$\((\w+)\)", lambda name: environment[name[1]], entry["value"]
+            )
+    (container,) = pod(trial, "collector")["spec"]["containers"]
+    given = {entry["name"]: entry["value"] for entry in container["env"]}
+    (mount,) = [m for m in container["volumeMounts"] if m["name"] == "trial"]
+    assert given["RAILSCOPE_COLLECTOR_TRIAL_TOKEN_FILE"] == f"{mount['mountPath']}/token"
+    (tmp_path / "token").write_text(secret(trial, "railscope-trial", "token"))
+    access = TrialAccess.from_file(str(tmp_path / "token"), tmp_path)
+    assert access
+    result = access.authenticate([f"Bearer {environment['RAILSCOPE_AGENT_COLLECTOR__TOKEN']}"])
+    assert result.credential
+    assert result.credential.label == "node/gpu-001"
+    variables = {n: v for n, v in environment.items() if n.startswith("RAILSCOPE_AGENT_")}
+    loaded: Any = settings.load(PROGRAMS["agent"][0], file=None, environment=variables, prefix=PROGRAMS["agent"][1])  # fmt: skip
+    assert loaded.collector.token_file == ""
+
+
+def test_the_token_of_prometheus_in_a_trial_is_an_operators_and_on_no_node(trial: Objects):
+    token = secret(trial, "railscope-collector-metrics", "token")
+    (entry,) = parse_credentials(
+        secret(trial, "railscope-collector", "tokens.toml")
+    ).entries.items()
+    assert entry[0].value == digest_token(token)
+    assert entry[1].credential.role is Role.OPERATOR
+    mounted = json.dumps(pod(trial, "agent"))
+    assert "railscope-collector" not in mounted
+    tokens = [secret(trial, f"railscope-{n}", "token") for n in ("trial", "agent-metrics", "collector-metrics")]  # fmt: skip
+    assert len({*tokens}) == 3
+    assert min(map(len, tokens)) == 43
+
+
+OF_RELEASE = {
+    "labels": {"app.kubernetes.io/managed-by": "Helm"},
+    "annotations": {
+        "meta.helm.sh/release-name": "railscope",
+        "meta.helm.sh/release-namespace": "railscope",
+    },
+}
+"""Metadata that Helm adds to the objects of a release, and requires of those that exist."""
+
+
+@pytest.fixture(name="secrets_chart", scope="module")
+def _secrets_chart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The chart with the Secrets of a trial only: the API server has no other kinds."""
+    directory = tmp_path_factory.mktemp("secrets") / "railscope"
+    others = shutil.ignore_patterns("rules*", "dashboards*", *(f"{name}.yaml" for name in ("agent", "collector", "monitors")))  # fmt: skip
+    shutil.copytree(CHART, directory, ignore=others)
+    return directory
+
+
+def upgrade(
+    server: SecretServer, secrets_chart: Path, home: Path
+) -> subprocess.CompletedProcess[str]:
+    """Render the Secrets as `helm upgrade` does, and store them."""
+    if not HELM.exists():
+        pytest.skip("helm is missing: run `make servers`")
+    address = f"http://127.0.0.1:{server.server_port}"
+    options = ["--set", "trial=true", "--dry-run=server", "--disable-openapi-validation"]
+    outcome = subprocess.run(
+        [HELM, "template", "railscope", secrets_chart, "--namespace", "railscope", "--kube-apiserver", address, *options],
+        env={"HOME": str(home), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )  # fmt: skip
+    for (_, name), item in parse(outcome.stdout).items():
+        server.store(name, item["data"])
+    return outcome
+
+
+def test_an_upgrade_changes_no_token_of_a_trial(secrets_chart: Path, tmp_path: Path):
+    with run_secret_server() as server:
+        assert upgrade(server, secrets_chart, tmp_path).returncode == 0
+        names = {"railscope-trial", "railscope-collector", "railscope-agent-metrics", "railscope-collector-metrics"}  # fmt: skip
+        assert server.secrets.keys() == names
+        tokens = server.text("railscope-collector", "tokens.toml")
+        server.put_text("railscope-collector", **{"tokens.toml": f"{tokens}[nodes]\n"})
+        for item in server.secrets.values():
+            item["metadata"] |= OF_RELEASE
+        before = {name: dict(server.secrets[name]["data"]) for name in names}
+        assert upgrade(server, secrets_chart, tmp_path).returncode == 0
+        assert {name: server.secrets[name]["data"] for name in names} == before
+
+
+def test_a_lost_token_of_prometheus_is_an_error(secrets_chart: Path, tmp_path: Path):
+    with run_secret_server() as server:
+        upgrade(server, secrets_chart, tmp_path)
+        del server.secrets["railscope-collector-metrics"]
+        outcome = upgrade(server, secrets_chart, tmp_path)
+    assert outcome.returncode == 1
+    assert "tokens.toml of the Secret railscope-collector lacks the token" in outcome.stderr
+    assert "fix: run add_nodes.sh" in outcome.stderr

@@ -73,13 +73,17 @@ def authenticate_token(
     return _by_token(credentials, (_SCHEME + token,), now_ns)
 
 
+def bearer_token(authorization: Sequence[str]) -> str:
+    """Return the token of the only Authorization header; empty if there is another header, or none with a token."""
+    header = authorization[0]
+    is_bearer = len(authorization) == 1 and header[: len(_SCHEME)].lower() == _SCHEME
+    return header[len(_SCHEME) :] if is_bearer else ""
+
+
 def _by_token(
     credentials: access.Credentials, authorization: Sequence[str], now_ns: int
 ) -> AuthenticationResult:
-    header = authorization[0]
-    if len(authorization) > 1 or header[: len(_SCHEME)].lower() != _SCHEME:
-        return AuthenticationResult(None, UNKNOWN_TOKEN)
-    key = access.CredentialKey("token", access.digest_token(header[len(_SCHEME) :]))
+    key = access.CredentialKey("token", access.digest_token(bearer_token(authorization)))
     entry = credentials.entries.get(key)
     if entry is None:
         return AuthenticationResult(None, UNKNOWN_TOKEN)

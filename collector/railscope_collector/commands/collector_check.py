@@ -23,7 +23,7 @@ from sqlalchemy.engine import URL, make_url
 from railscope import __version__, durable_files, listen_address, service, tls_contexts
 from railscope.settings import SettingsError
 from railscope_collector import administrator_files, archive_stores, tables
-from railscope_collector.access import credentials, tokens_format
+from railscope_collector.access import credentials, tokens_format, trial_access
 from railscope_collector.audit import entry_retention, log_secrets
 from railscope_collector.config import CollectorSettings
 from railscope_collector.evidence import archive_files, evidence_store
@@ -71,6 +71,8 @@ def _run_checks(settings: CollectorSettings, directory: Path) -> Iterator[CheckR
     yield _run_check("tls", lambda: _check_tls(settings))
     yield _run_check("state_directory", lambda: _check_directory(directory, running=running))
     yield _run_check("tokens_file", lambda: _check_tokens(Path(settings.tokens_file)))
+    trial = _run_check("trial_token_file", lambda: _check_trial(settings, directory))
+    yield trial._replace(is_warning=bool(settings.trial_token_file))
     files = administrator_files.AdministratorFiles.from_settings(settings)
     files.refresh()
     for file in files.all_files:
@@ -152,6 +154,11 @@ def _check_tokens(path: Path) -> str:
     roles = Counter(str(entry.credential.role) for entry in entries)
     counts = ", ".join(f"{role}: {count}" for role, count in sorted(roles.items()))
     return f"{path} has credentials ({counts})" if counts else f"{path} has no credentials yet"
+
+
+def _check_trial(settings: CollectorSettings, directory: Path) -> str:
+    trial = trial_access.TrialAccess.from_file(settings.trial_token_file, directory)
+    return trial_access.BANNER if trial else "off: each node has its own token"
 
 
 def _check_inventory(

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from railscope import __version__
 from railscope.service import run_in_thread
-from railscope_collector.access import authentication, credentials as access
+from railscope_collector.access import authentication, credentials as access, trial_access
 from railscope_collector.console import (
     PageProblemError,
     audit_pages,
@@ -250,6 +250,7 @@ class Console:
             if is_live
             else "",
             "refresh_seconds": REFRESH_SECONDS,
+            "banner": trial_access.BANNER if self.authorizer.trial else "",
             "version": __version__,
         }
 

@@ -23,7 +23,12 @@ from aiohttp.web_urldispatcher import AbstractRoute
 
 from railscope import log_output
 from railscope.server_connections import host_of
-from railscope_collector.access import access_trail, authentication, credentials as access
+from railscope_collector.access import (
+    access_trail,
+    authentication,
+    credentials as access,
+    trial_access,
+)
 from railscope_collector.audit.audit_trail import DeniedRequest
 from railscope_collector.http import session_cookie
 from railscope_collector.http.failure_throttle import SECONDS_PER_FAILURE, FailureThrottle
@@ -53,6 +58,7 @@ class RequestAuthorizer:
     allow_anonymous_read: bool = False
     """True if an unauthenticated request has the rights of an operator."""
     wall_ns: Callable[[], int] = time.time_ns
+    trial: trial_access.TrialAccess | None = None
     on_denial: Callable[[Route | None, str], None] = lambda _route, _reason: None
     """Called with the route and the reason of each denied request."""
     declared_routes: dict[AbstractRoute, tuple[Route, RouteHandler]] = field(default_factory=dict)
@@ -120,6 +126,8 @@ class RequestAuthorizer:
             self.wall_ns(),
             self.sessions.find(session_cookie.find_value(request)) if is_read else None,
         )
+        if self.trial and result.reason == authentication.UNKNOWN_TOKEN:
+            return self.trial.authenticate(authorization)
         if self.allow_anonymous_read and result.reason == authentication.NO_CREDENTIAL:
             return authentication.AuthenticationResult(access.ANYONE)
         return result
@@ -152,7 +160,10 @@ class RequestAuthorizer:
     def _unauthorized(
         self, request: web.Request, route: Route | None, result: authentication.AuthenticationResult
     ) -> web.Response:
-        text = "invalid or missing credential: expected a bearer token or a client certificate"
+        text = trial_access.PROBLEMS.get(
+            result.reason,
+            "invalid or missing credential: expected a bearer token or a client certificate",
+        )
         if result is authentication.NOT_PRESENTED:
             # A browser that has not signed in yet counts as no failed authentication.
             page = self.browser_page(request, HTTPStatus.UNAUTHORIZED, text, None)

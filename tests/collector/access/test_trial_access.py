@@ -1,0 +1,149 @@
+"""A trial: the nodes that one shared token admits, what it does not permit, and where it is reported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from makers import FrameSender
+from running_collector import RunningCollector, gpu_frames, run_collector, settings_in
+from structlog.testing import capture_logs
+from support.audit import verified_records
+
+from railscope.settings import SettingsError
+from railscope.wire import MAX_NAME
+from railscope_collector.access.authentication import UNKNOWN_TOKEN
+from railscope_collector.access.credentials import digest_token
+from railscope_collector.access.trial_access import (
+    MAX_NODES,
+    OUTSIDE,
+    UNNAMED,
+    UNSTORED,
+    TrialAccess,
+)
+from railscope_collector.config import CollectorSettings
+
+TOKEN = "0123456789abcdef" * 2
+NODES = [f"gpu-{number:03}" for number in range(MAX_NODES)]
+
+
+def trial_settings(directory: Path) -> CollectorSettings:
+    """Settings with a trial, beside the tokens of the node n1, an operator and two tenants."""
+    (directory / "trial.token").write_text(f"{TOKEN}\n")
+    settings = settings_in(directory, trial_token_file=str(directory / "trial.token"))
+    tenants = "".join(f'[tenants.{name}]\nboard = "{digest_token(name)}"\n' for name in ("vision", "speech"))  # fmt: skip
+    tokens = Path(settings.tokens_file)
+    tokens.write_text(tokens.read_text() + tenants)
+    return settings
+
+
+async def send(one: RunningCollector, node: str, bearer: str = "") -> tuple[int, dict[str, Any]]:
+    sender = FrameSender(node)
+    body = sender.body(gpu_frames(sender), schemas=True)
+    headers = {"Authorization": f"Bearer {bearer or f'{TOKEN}/{node}'}"}
+    return await one.post(body, node=node, headers=headers)
+
+
+def opened(directory: Path) -> TrialAccess:
+    file = directory / "trial.token"
+    file.write_text(TOKEN)
+    trial = TrialAccess.from_file(str(file), directory)
+    assert trial
+    trial.open()
+    return trial
+
+
+async def test_twenty_nodes_report_and_another_one_is_denied_also_after_a_restart(tmp_path: Path):
+    settings = trial_settings(tmp_path)
+    async with run_collector(settings) as one:
+        for node in NODES:
+            status, answer = await send(one, node)
+            assert status == 200, answer
+        with capture_logs() as logs:
+            status, answer = await send(one, "gpu-020")
+        assert status == 401
+        assert answer["error"].startswith("node rejected: expected one of the first 20 nodes")
+        assert "fix: create a token for each node" in answer["error"]
+        (denied,) = [line for line in logs if line["event"] == "request_denied"]
+        assert denied["reason"] == OUTSIDE
+        assert (await send(one, "n1", "token-n1"))[0] == 200, (
+            "nodes with a token of their own remain"
+        )
+        assert len(await one.json("/api/v1/nodes")) > 0
+        metrics = (await one.get("/metrics"))[1]
+        assert 'railscope_collector_rejected_envelopes_total{reason="token"} 1' in metrics
+    async with run_collector(settings) as one:
+        assert (await send(one, "gpu-020"))[0] == 401
+        assert (await send(one, NODES[7]))[0] == 200
+    records = list(verified_records(tmp_path / "state/audit"))
+    denials = [record for record in records if record.type == "access.denied"]
+    assert {(r.actor.id, r.data["reason"]) for r in denials} == {("node/gpu-020", OUTSIDE)}
+    uses = {record.actor.id for record in records if record.type == "access.token"}
+    assert {f"node/{name}" for name in NODES} <= uses
+    assert "node/gpu-020" not in uses
+
+
+async def test_the_token_reads_nothing_and_reports_for_the_named_node_only(tmp_path: Path):
+    async with run_collector(trial_settings(tmp_path)) as one:
+        assert (await send(one, "n2", f"{TOKEN}/n3"))[0] == 403
+        for path in ("/metrics", "/api/v1/nodes", "/api/v1/account", "/api/v1/audit"):
+            assert (await one.get(path, f"{TOKEN}/n3"))[0] == 403
+        for token in (TOKEN, f"{TOKEN}/", f"{TOKEN}x/n3", f"/{TOKEN}"):
+            assert (await one.get("/api/v1/nodes", token))[0] == 401
+
+
+async def test_a_tenant_reads_its_own_data_only_during_a_trial(tmp_path: Path):
+    async with run_collector(trial_settings(tmp_path)) as one:
+        assert (await send(one, "gpu-001"))[0] == 200
+        assert (await one.get("/api/v1/jobs/vision/slurm/1", "vision"))[0] == 404
+        assert (await one.get("/api/v1/jobs/vision/slurm/1", "speech"))[0] == 403
+        assert (await one.get("/api/v1/nodes", "vision"))[0] == 403
+
+
+@pytest.mark.parametrize("name", ["", " ", "a\nb", "e\u0301", "\udcff", "n" * (MAX_NAME + 1)])
+def test_an_invalid_name_is_not_bound(tmp_path: Path, name: str):
+    trial = opened(tmp_path)
+    assert trial.authenticate([f"Bearer {TOKEN}/{name}"]).reason == UNNAMED
+    assert trial.nodes == []
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [[TOKEN], [f"Basic {TOKEN}/n"], [f"Bearer {TOKEN}/n", f"Bearer {TOKEN}/n"], [f"Bearer n/{TOKEN}"]],
+)  # fmt: skip
+def test_another_token_binds_no_node(tmp_path: Path, headers: list[str]):
+    trial = opened(tmp_path)
+    assert trial.authenticate(headers).reason == UNKNOWN_TOKEN
+    assert trial.nodes == []
+
+
+def test_a_name_that_cannot_be_stored_is_not_bound(tmp_path: Path):
+    trial = opened(tmp_path)
+    trial.path = tmp_path / "absent/trial_nodes"
+    with capture_logs() as logs:
+        assert trial.authenticate([f"Bearer {TOKEN}/n1"]).reason == UNSTORED
+    assert logs[0]["event"] == "trial_nodes_write_failed"
+    assert trial.nodes == []
+
+
+def test_the_names_are_stored(tmp_path: Path):
+    result = opened(tmp_path).authenticate([f"bearer {TOKEN}/gpu-001"])
+    assert result.credential
+    assert result.credential.label == "node/gpu-001"
+    assert msgspec.json.decode((tmp_path / "trial_nodes").read_bytes()) == ["gpu-001"]
+    assert opened(tmp_path).nodes == ["gpu-001"]
+
+
+def test_damaged_names_stop_the_start(tmp_path: Path):
+    (tmp_path / "trial_nodes").write_text("{")
+    with pytest.raises(SettingsError, match=r"damaged .*trial_nodes: .*; fix: remove it"):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize("token", ["", "short", "a" * 257, "a" * 31 + "/", "a" * 40 + " b"])
+def test_an_invalid_token_is_an_error(tmp_path: Path, token: str):
+    (tmp_path / "trial.token").write_text(token)
+    with pytest.raises(SettingsError, match=r"invalid trial_token_file .*: expected 32 to 256"):
+        TrialAccess.from_file(str(tmp_path / "trial.token"), tmp_path)
