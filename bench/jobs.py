@@ -18,13 +18,11 @@ from railscope_collector.fleet.fleet import NodeUpdate
 from railscope_collector.fleet.schemas import StoredSchemas
 from railscope_collector.http.collector_metrics import render
 from railscope_collector.state.collector_state import CollectorState
-from railscope_collector.workloads.job_readings import (
-    FleetPositions,
-    GatheredReadings,
-    MeasureAverages,
-)
+from railscope_collector.workloads.fleet_positions import FleetPositions
+from railscope_collector.workloads.job_readings import GatheredReadings
 from railscope_collector.workloads.job_roster import JobHolding, JobKey, JobRoster
 from railscope_collector.workloads.job_view import RunningJobs
+from railscope_collector.workloads.measure_averages import MeasureAverages
 
 NOW_NS = 1_790_000_000 * SECOND_NS
 GPUS_PER_JOB, TENANTS = 8, 50

@@ -19,11 +19,16 @@ from numpy.typing import NDArray
 from bench.harness import Aim, BenchReport, ProcessStopwatch, benchmark, cpu_seconds
 from railscope.claim_terms import ClaimAuthority
 from railscope.timestamps import DAY_NS, SECOND_NS
-from railscope_collector.billing import invoices, price_book, usage
+from railscope_collector.billing import invoices, ledger_usage, price_book, usage
 from railscope_collector.billing.charges import Charge
 from railscope_collector.billing.rating import rate
 from railscope_collector.ledger.day_metering import MeteredGpu, MeteringComputation
-from railscope_collector.metering import evidence as usage_evidence, measures, units
+from railscope_collector.metering import (
+    counter_increments,
+    evidence as usage_evidence,
+    observation,
+    units,
+)
 
 SKU = "h100-sxm"
 DAYS = 30
@@ -68,7 +73,7 @@ class GpuMonth:
     """Usage evidence of one GPU: a month of samples with gaps, and consecutive jobs."""
 
     evidence: usage_evidence.Evidence
-    counted: measures.CounterIncrements
+    counted: counter_increments.CounterIncrements
     timestamps_ns: NDArray[np.int64]
 
 
@@ -98,7 +103,7 @@ def month(index: int, times: int = 1) -> GpuMonth:
         gpu=f"GPU-{index}",
         stays=(usage_evidence.NodeStay(MONTH.start_ns, f"node-{index // 8}"),),
         claims=claims,
-        sample_spans=tuple(usage_evidence.join_samples("boot", timestamps_ns)),
+        sample_spans=tuple(observation.join_samples("boot", timestamps_ns)),
         sightings=(
             usage_evidence.NodeSighting(
                 usage_evidence.NodeEvidence.SCHEDULER, MONTH.start_ns, MONTH.end_ns
@@ -110,7 +115,9 @@ def month(index: int, times: int = 1) -> GpuMonth:
     counters = (read - MONTH.start_ns) // 1_000_000 * 500
     return GpuMonth(
         evidence,
-        measures.compute_increments([measures.CounterReadings("boot", read, counters)]),
+        counter_increments.compute_increments(
+            [counter_increments.CounterReadings("boot", read, counters)]
+        ),
         timestamps_ns,
     )
 
@@ -157,9 +164,11 @@ def _bill(months: Sequence[GpuMonth]) -> tuple[float, float, int]:
 def _meter_usage(gpu_month: GpuMonth) -> list[usage.Usage]:
     """Meter a GPU's month, by the days that would be in the ledger."""
     gpu = MeteredGpu.compute(
-        gpu_month.evidence, {measures.CountedQuantity.ENERGY: gpu_month.counted}, [(0, SKU)]
+        gpu_month.evidence,
+        {counter_increments.CountedQuantity.ENERGY: gpu_month.counted},
+        [(0, SKU)],
     )
-    return usage.usages_of_days(gpu.day(FIRST_DAY + day, COMPUTED) for day in range(DAYS))
+    return ledger_usage.usages_of_days(gpu.day(FIRST_DAY + day, COMPUTED) for day in range(DAYS))
 
 
 def _on_cores(report: BenchReport, gpus: int) -> None:
@@ -261,7 +270,7 @@ def _by_sample(held_by: Sequence[usage_evidence.MeteredClaim], timestamps_ns: Se
         if (
             at < len(claims)
             and claims[at][0] <= timestamp_ns
-            and timestamp_ns - before <= usage_evidence.GAP_NS
+            and timestamp_ns - before <= observation.GAP_NS
         ):
             held_ns += timestamp_ns - before
         before = timestamp_ns

@@ -29,7 +29,13 @@ from bench.harness import Aim, BenchReport, ProcessStopwatch, benchmark, mebibyt
 from bench.metering import DAYS, FIRST_DAY, MONTH
 from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
 from railscope.timestamps import DAY_NS, SECOND_NS
-from railscope_collector.jobs import job_list, job_list_import, job_metering, job_reconciliation
+from railscope_collector.jobs import (
+    gpu_models,
+    job_list,
+    job_metering,
+    job_reconciliation,
+    placeholder_gpus,
+)
 from railscope_collector.ledger.day_metering import MeteredGpu, MeteringComputation
 from railscope_collector.metering import evidence
 from railscope_collector.metering.tiling import GpuTimeline
@@ -257,7 +263,7 @@ def _real(report: BenchReport) -> None:
     with ProcessStopwatch() as metering:
         instances = read_trace()
         listed = jobs_of_trace(instances)
-        jobs = job_list_import.number_placeholders(listed, "", job_list.GpuModels()).jobs
+        jobs = placeholder_gpus.number_placeholders(listed, "", gpu_models.GpuModels()).jobs
         gpu_days = 0
         ledger = []
         for gpu_evidence in job_metering.job_evidence(jobs).values():

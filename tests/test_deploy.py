@@ -27,9 +27,16 @@ from railscope.audit.record import RecordActor
 from railscope.cli import COLLECTOR_MODULES
 from railscope_collector.access import credentials, tokens_format
 from railscope_collector.access.credentials import Credential, Role
-from railscope_collector.billing import administration, price_book
+from railscope_collector.billing import administration, price_book_file
 from railscope_collector.billing.period_closing import BillingBooks
-from railscope_collector.files import device_files, tenancy_files
+from railscope_collector.files import (
+    calendar_file,
+    claims_file,
+    inventory_file,
+    quotas_file,
+    retirements_file,
+    tenants_file,
+)
 from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.ledger.record_draft import TimedActor
 from railscope_collector.tables import metadata
@@ -309,10 +316,10 @@ def test_sample_tokens_can_be_loaded(tmp_path: Path):
 
 def test_sample_claims_can_be_read():
     text = (DEPLOY / "claims.csv").read_text()
-    assert tenancy_files.parse_claims(text) == tenancy_files.FileClaims.from_claims([])
+    assert claims_file.parse_claims(text) == claims_file.FileClaims.from_claims([])
     assert "tenant,gpu,from,to,share" in text.splitlines()
     bare = re.sub(r"^# (?=[\w-]+,)", "", text, flags=re.MULTILINE)
-    assert set(tenancy_files.parse_claims(bare).by_target) == {
+    assert set(claims_file.parse_claims(bare).by_target) == {
         "gpu-001",
         "GPU-5c1a2e9e-0d3f-4b6a-8e21-7f4c9d2b1a05",
     }
@@ -328,18 +335,18 @@ def test_the_sample_price_book_can_be_published(tmp_path: Path):
     assert {price.sku for price in book.prices} == {"h100-sxm"}
     with_examples = re.sub(r"^# (?=\[\[|[\w-]+ = )", "", text, flags=re.MULTILINE)
     assert (
-        len(price_book.parse_price_book(with_examples, "prices.toml").prices)
+        len(price_book_file.parse_price_book(with_examples, "prices.toml").prices)
         == len(book.prices) + 2
     )
 
 
 def test_sample_files_of_administrators_can_be_read():
     for name, parse, most in (
-        ("tenants.csv", tenancy_files.parse_tenants, lambda found: len(list(found))),
-        ("quotas.csv", tenancy_files.parse_quotas, lambda found: len(found.quotas)),
-        ("calendar.toml", device_files.parse_calendar, lambda found: len(found.entries)),
-        ("retired.csv", device_files.parse_retirements, lambda found: len(list(found))),
-        ("inventory.csv", device_files.parse_inventory, lambda found: len(list(found))),
+        ("tenants.csv", tenants_file.parse_tenants, lambda found: len(list(found))),
+        ("quotas.csv", quotas_file.parse_quotas, lambda found: len(found.quotas)),
+        ("calendar.toml", calendar_file.parse_calendar, lambda found: len(found.entries)),
+        ("retired.csv", retirements_file.parse_retirements, lambda found: len(list(found))),
+        ("inventory.csv", inventory_file.parse_inventory, lambda found: len(list(found))),
     ):
         text = (DEPLOY / name).read_text()
         assert most(parse(text)) == 0

@@ -20,7 +20,7 @@ from support.reading import read_once
 
 from railscope_agent.host.live_host import LiveHost
 from railscope_agent.sources.nic_ports import NeighbourSource
-from railscope_collector.switches import links
+from railscope_collector.switches import link_ends, links
 
 HOST_NIC, SWITCH_PORT = "rs-host", "rs-switch"
 NODE, SWITCH = "gpu-0001", "leaf-07"
@@ -77,7 +77,7 @@ def identity(chassis: dict[str, Any]) -> tuple[str, str]:
     return name, each["id"]["value"]
 
 
-def switch_end(socket: Path) -> links.SwitchEnd:
+def switch_end(socket: Path) -> link_ends.SwitchEnd:
     """Return the switch port as the lldpd of the switch shows it."""
     (system_name, chassis), neighbour = (
         identity(show(socket, "chassis")["local-chassis"]["chassis"]),
@@ -85,12 +85,12 @@ def switch_end(socket: Path) -> links.SwitchEnd:
     )
     host_name, host_chassis = identity(neighbour["chassis"])
     port = neighbour["port"]["id"]["value"]
-    return links.SwitchEnd(
+    return link_ends.SwitchEnd(
         SWITCH, SWITCH_PORT, (), system_name, chassis, host_name, port, host_chassis
     )
 
 
-def host_end(live: LiveHost) -> links.HostEnd:
+def host_end(live: LiveHost) -> link_ends.HostEnd:
     """Return the NIC as an agent reports it. A virtual interface has no device: the one of a NIC is added."""
     host = FakeHost()
     add_nic(host, HOST_NIC)
@@ -103,7 +103,7 @@ def host_end(live: LiveHost) -> links.HostEnd:
     neighbour = facts(outcome, "nic_neighbour").get(HOST_NIC, {})
     announced = [neighbour.get(name, "") for name in ("switch", "switch_port", "chassis")]
     own = facts(outcome, "nic_address")[HOST_NIC]["mac_address"]
-    return links.HostEnd(NODE, HOST_NIC, "3", *announced, (own,))
+    return link_ends.HostEnd(NODE, HOST_NIC, "3", *announced, (own,))
 
 
 @pytest.mark.parametrize("subtype", ["macaddress", "ifname"])

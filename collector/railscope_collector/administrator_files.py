@@ -14,7 +14,15 @@ import structlog
 from railscope.settings import SettingsError
 from railscope_collector.config import CollectorSettings
 from railscope_collector.evidence import evidence_tables, gpu_evidence, review_rules
-from railscope_collector.files import device_files, tenancy_files, watched_file
+from railscope_collector.files import (
+    calendar_file,
+    claims_file,
+    inventory_file,
+    quotas_file,
+    retirements_file,
+    tenants_file,
+    watched_file,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -23,12 +31,12 @@ log = structlog.get_logger(__name__)
 class AdministratorFiles:
     """All administrator files, watched for changes."""
 
-    claims: watched_file.WatchedFile[tenancy_files.FileClaims]
-    tenants: watched_file.WatchedFile[tenancy_files.TenantMappings]
-    calendar: watched_file.WatchedFile[device_files.Calendar]
-    quotas: watched_file.WatchedFile[tenancy_files.Quotas]
-    retired: watched_file.WatchedFile[device_files.RetiredGpus]
-    inventory: watched_file.WatchedFile[device_files.DeviceInventory]
+    claims: watched_file.WatchedFile[claims_file.FileClaims]
+    tenants: watched_file.WatchedFile[tenants_file.TenantMappings]
+    calendar: watched_file.WatchedFile[calendar_file.Calendar]
+    quotas: watched_file.WatchedFile[quotas_file.Quotas]
+    retired: watched_file.WatchedFile[retirements_file.RetiredGpus]
+    inventory: watched_file.WatchedFile[inventory_file.DeviceInventory]
     decisions: review_rules.ReviewDecisions = field(default_factory=review_rules.ReviewDecisions)
     """Decisions of people about evidence under review, from the database."""
     _contents: tuple[Any, ...] = ()
@@ -47,10 +55,10 @@ class AdministratorFiles:
             )
 
         return cls(
-            tenancy_files.claims_file(_path(settings.claims_file)),
+            claims_file.watch(_path(settings.claims_file)),
             watched("tenants", settings.tenants_file),
             watched("calendar", settings.calendar_file),
-            tenancy_files.quotas_file(_path(settings.quotas_file)),
+            quotas_file.watch(_path(settings.quotas_file)),
             watched("retired", settings.retired_file),
             watched("inventory", settings.inventory_file),
         )
@@ -79,7 +87,7 @@ class AdministratorFiles:
         """Names of required files that were never valid; empty if there are none."""
         return ", ".join(f"the {file.kind} file" for file in self._metering if not file.is_known)
 
-    def desired_state(self) -> device_files.DeviceInventory | None:
+    def desired_state(self) -> inventory_file.DeviceInventory | None:
         """Return the inventory; None if there is none, or none that was ever valid."""
         file = self.inventory
         return file.content if file.path and file.is_known else None

@@ -47,7 +47,7 @@ from railscope_collector.ledger import (
 )
 from railscope_collector.live_diagnosis import diagnosis_service
 from railscope_collector.state import collector_state, feed_follower, record_feed
-from railscope_collector.workloads.job_readings import MeasureAverages
+from railscope_collector.workloads.measure_averages import MeasureAverages
 
 log = structlog.get_logger(__name__)
 

@@ -37,7 +37,7 @@ from railscope_collector.access.tokens_file import RecordedCredentials, TokensFi
 from railscope_collector.access.trial_access import TrialAccess
 from railscope_collector.account.live_account import LiveAccount
 from railscope_collector.audit import clock_records
-from railscope_collector.billing import tenant_statements
+from railscope_collector.billing import billing_reader
 from railscope_collector.cluster_head import ClusterHead, HeadState
 from railscope_collector.console import page_table
 from railscope_collector.console.console_server import CLUSTER_PAGES, Console
@@ -66,7 +66,7 @@ from railscope_collector.http.access_control import RequestAuthorizer, make_appl
 from railscope_collector.http.read_pool import ReadPool
 from railscope_collector.http.route_table import Route
 from railscope_collector.http.write_probes import RETRY_SECONDS, SpaceWatch, find_write_problem
-from railscope_collector.inventory.comparison import InventoryWatch
+from railscope_collector.inventory.inventory_watch import InventoryWatch
 from railscope_collector.ledger import ledger_store
 from railscope_collector.ledger.database import SharedDatabase, UnusableLedgerError
 from railscope_collector.ledger.database_location import ledger_url
@@ -77,7 +77,7 @@ from railscope_collector.state.collector_state import CollectorState
 from railscope_collector.state.state_checkpointer import StateCheckpointer
 from railscope_collector.switches import all_switches
 from railscope_collector.work_limits import limit_memory_arenas, tune_interpreter
-from railscope_collector.workloads import job_readings, job_roster
+from railscope_collector.workloads import measure_averages, pod_jobs
 
 log = structlog.get_logger(__name__)
 
@@ -88,7 +88,7 @@ class Collector:
 
     settings: config.CollectorSettings
     on_listening: Callable[[str, int], None] = lambda _host, _port: None
-    billing: Callable[[], tenant_statements.BillingReader] | None = None
+    billing: Callable[[], billing_reader.BillingReader] | None = None
     """Opens the books for statements and exports; by default those of the collector's own ledger."""
     find_write_problem: Callable[[Path], str] = find_write_problem
     """Returns the reason why a directory cannot be written; empty if it can."""
@@ -155,7 +155,7 @@ class Collector:
             self.core.evidence,
             lambda: self.files.evidence,
             is_ready=False,
-            pod_job_pattern=job_roster.compile_pattern(self.settings.pod_job_pattern),
+            pod_job_pattern=pod_jobs.compile_pattern(self.settings.pod_job_pattern),
         )
         self.finalizer = day_finalizer.DayFinalizer(
             self.core.evidence,
@@ -184,7 +184,9 @@ class Collector:
                 self.core, self.files.desired_state, lambda: self.files.retired.content
             ),
             max_jobs=self.settings.max_jobs,
-            averages=job_readings.MeasureAverages(self.settings.straggler_time_constant_seconds),
+            averages=measure_averages.MeasureAverages(
+                self.settings.straggler_time_constant_seconds
+            ),
             wall_ns=self.clock.now_ns,
         )
         self.diagnosis = DiagnosisService(

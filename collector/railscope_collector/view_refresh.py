@@ -17,27 +17,24 @@ from railscope.catalog.gpu_health import GPU_HEALTH
 from railscope.reading import PRESENT
 from railscope.timestamps import SECOND_NS
 from railscope_collector.account import account_cells, account_sums, live_account
-from railscope_collector.files.tenancy_files import Quotas
+from railscope_collector.files.quotas_file import Quotas
 from railscope_collector.fleet import fleet, view_cells
 from railscope_collector.fleet.schema_columns import columns_of
 from railscope_collector.fleet.sheets import SheetBlock
-from railscope_collector.inventory.comparison import (
-    InventoryComparison,
-    InventoryWatch,
-    inventory_cells,
-)
+from railscope_collector.inventory.inventory_view import inventory_cells
+from railscope_collector.inventory.inventory_watch import InventoryComparison, InventoryWatch
 from railscope_collector.ledger.cluster_extent import ClusterExtent
 from railscope_collector.metering.units import Units
 from railscope_collector.state.collector_state import CollectorState
-from railscope_collector.views import NO_TENANT, ListedReadings, Rollups, TenantsOf, find_fresh_rows
+from railscope_collector.views.fresh_rows import find_fresh_rows
+from railscope_collector.views.gpu_list import ListedReadings
+from railscope_collector.views.rollups import NO_TENANT, Rollups, TenantsOf
 from railscope_collector.work_limits import TimeSlices
-from railscope_collector.workloads.job_readings import (
-    FleetPositions,
-    GatheredReadings,
-    MeasureAverages,
-)
+from railscope_collector.workloads.fleet_positions import FleetPositions
+from railscope_collector.workloads.job_readings import GatheredReadings
 from railscope_collector.workloads.job_roster import fair_selection
 from railscope_collector.workloads.job_view import RunningJobs
+from railscope_collector.workloads.measure_averages import MeasureAverages
 
 MAX_JOBS = 5000
 _SUMMED = ("cluster", "rail", "tenant")

@@ -36,7 +36,8 @@ from railscope_collector.http.collector_metrics import CollectorMetrics
 from railscope_collector.http.read_api import ViewApi
 from railscope_collector.http.route_table import ROUTES
 from railscope_collector.view_refresh import CollectorViews, ViewRefresher
-from railscope_collector.views import Rollups, find_fresh_rows
+from railscope_collector.views.fresh_rows import find_fresh_rows
+from railscope_collector.views.rollups import Rollups
 
 CLAIMS = "tenant,holds,from,to\nvision,n1,2020-01-01T00:00:00Z,\n"
 

@@ -36,7 +36,8 @@ from railscope.wire import (
 from railscope_collector.fleet.fleet import Fleet
 from railscope_collector.fleet.schemas import SchemaLayout, make_layout
 from railscope_collector.fleet.sheets import BLOCK_ROWS
-from railscope_collector.views import NO_TENANT, Rollups, find_fresh_rows
+from railscope_collector.views.fresh_rows import find_fresh_rows
+from railscope_collector.views.rollups import NO_TENANT, Rollups
 
 tenant = st.sampled_from(["", "t1", "t2", "t3"])
 tenants_of_rails = st.tuples(tenant, tenant, tenant) | tenant.map(lambda one: (one,) * 3)

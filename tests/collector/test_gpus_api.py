@@ -26,7 +26,8 @@ from railscope_collector.fleet.view_cells import View, ViewCell
 from railscope_collector.http.gpus_api import FleetGpus, GpusApi, GpusQuery
 from railscope_collector.state.collector_state import CollectorState
 from railscope_collector.view_refresh import CollectorViews
-from railscope_collector.views import ListedReadings, find_fresh_rows
+from railscope_collector.views.fresh_rows import find_fresh_rows
+from railscope_collector.views.gpu_list import ListedReadings
 from railscope_collector.workloads.job_roster import JobGpu, JobHolding, JobKey, RunningJob
 from railscope_collector.workloads.job_view import RunningJobs
 

@@ -10,7 +10,7 @@ from running_collector import settings_in
 
 from railscope.cli import root
 from railscope.settings import SettingsError
-from railscope_collector.billing import price_book
+from railscope_collector.billing import price_book_file
 from railscope_collector.billing.price_book import PriceBookError
 
 BOOK = """version = 1
@@ -90,6 +90,6 @@ def test_check_reports_a_ledger_that_cannot_be_made(name: str, reason: str, tmp_
 @pytest.mark.parametrize("edge", EDGES)
 @pytest.mark.parametrize("key", ["published", "start", "end"])
 def test_a_date_that_utc_does_not_have_is_rejected(edge: str, key: str) -> None:
-    price_book.parse_price_book(BOOK.format(**GOOD), "prices.toml")
+    price_book_file.parse_price_book(BOOK.format(**GOOD), "prices.toml")
     with pytest.raises(PriceBookError, match=r"prices\.toml: .*expected a time of the years 1 to"):
-        price_book.parse_price_book(BOOK.format(**GOOD | {key: edge}), "prices.toml")
+        price_book_file.parse_price_book(BOOK.format(**GOOD | {key: edge}), "prices.toml")

@@ -12,7 +12,8 @@ from railscope.frame import Entity, Schema
 from railscope.wire import to_wire_schema
 from railscope_collector.fleet.fleet import Fleet, NodeUpdate
 from railscope_collector.fleet.schemas import make_layout
-from railscope_collector.views import Rollups, find_fresh_rows
+from railscope_collector.views.fresh_rows import find_fresh_rows
+from railscope_collector.views.rollups import Rollups
 
 SECOND = 1_000_000_000
 RAILS = 2

@@ -25,15 +25,20 @@ from railscope.service import run_in_thread
 from railscope.timestamps import DAY_NS
 from railscope_collector.access.credentials import Role
 from railscope_collector.audit.entry_proof import check_proof
-from railscope_collector.billing import billing_demo, reconciliation, statement_formats
-from railscope_collector.billing.charges import format_decimal
-from railscope_collector.billing.period_closing import BillingBooks
-from railscope_collector.billing.tenant_statements import (
+from railscope_collector.billing import (
+    billing_demo,
+    reconciliation,
+    reconciliation_check,
+    statement_text,
+)
+from railscope_collector.billing.billing_reader import (
     BillingReader,
     BillingUnavailableError,
     MonthCharges,
-    read_statement,
 )
+from railscope_collector.billing.charges import format_decimal
+from railscope_collector.billing.period_closing import BillingBooks
+from railscope_collector.billing.tenant_statements import read_statement
 from railscope_collector.console.billing_pages import check_row
 from railscope_collector.console.tenant_pages import charges_row
 from railscope_collector.ledger.audit_outbox import put_record
@@ -98,7 +103,7 @@ async def test_a_statement_is_that_of_the_command(tmp_path: Path, demo_months: P
         for period in ("2026-09", "2026-10"):
             model = await twin(running, f"/statements/vision/{period}", TENANT)
             found = read_statement(books, "vision", parse_period(period), model["facts"][0][1])
-            written = statement_formats.as_text(found)
+            written = statement_text.as_text(found)
             assert f"{model['total_label']}: {model['total']} {model['currency']}" in written
             assert model["title"] in written
             amounts = [line["amount"].replace(",", "") for line in model["summary"]]
@@ -149,7 +154,7 @@ async def test_a_period_is_reconciled_again_after_a_change_of_the_ledger(
 
 
 def test_a_difference_is_shown_exactly() -> None:
-    wrong = reconciliation.ReconciliationCheck(
+    wrong = reconciliation_check.ReconciliationCheck(
         "R5", "a = b", Fraction(1, 3), Fraction(2, 3), 2, "vision"
     )
     row = check_row(wrong)

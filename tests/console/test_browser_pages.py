@@ -24,8 +24,8 @@ from support.demo_months import copy_demo_months
 from railscope.catalog import collector as catalog
 from railscope_collector.access.credentials import Role, digest_token
 from railscope_collector.billing import billing_demo
+from railscope_collector.billing.billing_reader import BillingReader
 from railscope_collector.billing.period_closing import BillingBooks
-from railscope_collector.billing.tenant_statements import BillingReader
 from railscope_collector.config import DiagnosisSettings, IngestLimits, SwitchesSettings
 from railscope_collector.console.page_table import PAGES, PAGES_BY_NAME, Page
 from railscope_collector.diagnosis.incident_table import IncidentTable

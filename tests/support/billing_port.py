@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from railscope_collector.billing.tenant_statements import IssuedInvoice
+from railscope_collector.billing.billing_reader import IssuedInvoice
 
 
 @dataclass

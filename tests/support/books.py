@@ -26,8 +26,13 @@ from railscope_collector.ledger.day_metering import MeteredGpu, MeteringComputat
 from railscope_collector.ledger.ledger_records import HEAD
 from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.ledger.record_draft import TimedActor
+from railscope_collector.metering.counter_increments import (
+    CountedQuantity,
+    CounterIncrements,
+    CounterReadings,
+    compute_increments,
+)
 from railscope_collector.metering.evidence import (
-    BootSampleSpan,
     ClaimRelease,
     Evidence,
     MeteredClaim,
@@ -35,12 +40,7 @@ from railscope_collector.metering.evidence import (
     NodeSighting,
     NodeStay,
 )
-from railscope_collector.metering.measures import (
-    CountedQuantity,
-    CounterIncrements,
-    CounterReadings,
-    compute_increments,
-)
+from railscope_collector.metering.observation import BootSampleSpan
 from railscope_collector.metering.units import Period
 
 FIRST_DAY = 20_000

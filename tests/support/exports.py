@@ -10,9 +10,10 @@ from fractions import Fraction
 from support.billing import MONTH, book, price, usage
 
 from railscope.timestamps import HOUR_NS
-from railscope_collector.billing import billing_demo
+from railscope_collector.billing import billing_demo, focus_csv
 from railscope_collector.billing.charges import Charge, ChargeKind, PriceUnit
-from railscope_collector.billing.focus_files import FocusCsvWriter, FocusRow, read_csv
+from railscope_collector.billing.focus_columns import FocusRow
+from railscope_collector.billing.focus_csv import read_csv
 from railscope_collector.billing.invoices import (
     Invoice,
     credit_charge,
@@ -78,7 +79,7 @@ def all_kinds() -> Invoice:
 def write_csv(rows: Iterable[FocusRow]) -> str:
     """Return the rows as CSV with a header."""
     file = io.BytesIO()
-    FocusCsvWriter(file).add(rows)
+    focus_csv.Writer(file).add(rows)
     return file.getvalue().decode()
 
 

@@ -23,8 +23,14 @@ from railscope_collector.evidence.review_decisions import (
 )
 from railscope_collector.evidence.review_rules import ReviewDecisions
 from railscope_collector.evidence.waiting_evidence import DIRECTORY, WaitingEvidence
-from railscope_collector.files import device_files, tenancy_files
-from railscope_collector.files.device_files import DeviceInventory
+from railscope_collector.files import (
+    calendar_file,
+    claims_file,
+    inventory_file,
+    retirements_file,
+    tenants_file,
+)
+from railscope_collector.files.inventory_file import DeviceInventory
 from railscope_collector.finalization.day_finalizer import DayFinalizer
 from railscope_collector.finalization.day_writes import MeteringStores
 from railscope_collector.framelog.state_manifest import StateFiles
@@ -85,13 +91,15 @@ class FinalizingCollector:
         """Return the administrators' files of this collector."""
         if self._last_inputs[0] != self.texts:
             found = AdministratorInputs(
-                tenancy_files.parse_claims(self.texts.get("claims", "tenant,holds,from,to\n")),
-                tenancy_files.parse_tenants(
+                claims_file.parse_claims(self.texts.get("claims", "tenant,holds,from,to\n")),
+                tenants_file.parse_tenants(
                     self.texts.get("tenants", "tenant,source,owner,from,to\n")
                 ),
-                device_files.parse_calendar(self.texts.get("calendar", "")),
-                device_files.parse_retirements(self.texts.get("retired", "gpu,from,to,reason\n")),
-                device_files.parse_inventory(self.texts["inventory"])
+                calendar_file.parse_calendar(self.texts.get("calendar", "")),
+                retirements_file.parse_retirements(
+                    self.texts.get("retired", "gpu,from,to,reason\n")
+                ),
+                inventory_file.parse_inventory(self.texts["inventory"])
                 if "inventory" in self.texts
                 else DeviceInventory(),
                 self.decisions,

@@ -10,21 +10,16 @@ from hypothesis import strategies as st
 
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import DAY_NS
-from railscope_collector.jobs.job_list import (
-    GpuModels,
-    ListedGpu,
-    ListedGpuPart,
-    ListedJob,
-    UnnamedGpus,
-)
+from railscope_collector.jobs.gpu_models import GpuModels
+from railscope_collector.jobs.job_list import ListedGpu, ListedGpuPart, ListedJob, UnnamedGpus
 from railscope_collector.jobs.job_list_import import (
     ImportCounts,
     as_observed_evidence,
     list_computation,
-    number_placeholders,
 )
 from railscope_collector.jobs.job_metering import job_evidence, timeline_entries as timeline
 from railscope_collector.jobs.job_reconciliation import DifferenceKind
+from railscope_collector.jobs.placeholder_gpus import number_placeholders
 from railscope_collector.ledger.day_metering import MeteredGpu
 from railscope_collector.ledger.day_tiling import DayTiling
 from railscope_collector.ledger.ledger_store import Ledger

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import msgspec
 
-from railscope_collector.billing.statement_formats import StatementDocument
+from railscope_collector.billing.statement_rows import StatementDocument
 
 
 def from_json(raw: bytes) -> StatementDocument:

@@ -9,9 +9,9 @@ from railscope.catalog import account as catalog, declare
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import HOUR_NS, SECOND_NS
 from railscope_collector.account import account_sums
-from railscope_collector.files.tenancy_files import Quotas
+from railscope_collector.files.quotas_file import Quotas
 from railscope_collector.fleet.view_cells import ViewCell
-from railscope_collector.metering import measures, tiling
+from railscope_collector.metering import amount_shares, counter_increments, tiling
 from railscope_collector.metering.units import Units
 
 
@@ -27,12 +27,12 @@ def quota_days(period: str, timestamp_ns: int) -> tuple[int, int]:
 QUOTA_USE = (catalog.QUOTA_TIME_USED, catalog.QUOTA_GPUS_USED)
 """Metrics of the use of quotas, which sums over collectors would count twice for nodes that changed their collector."""
 _UNIT_SECONDS = GPU_CAPACITY * SECOND_NS
-_AMOUNTS: dict[measures.CountedQuantity, declare.Metric] = {
-    measures.CountedQuantity.ENERGY: catalog.TENANT_ENERGY,
-    measures.CountedQuantity.USED: catalog.TENANT_BUSY,
-    measures.CountedQuantity.MEMORY: catalog.TENANT_MEMORY,
-    measures.CountedQuantity.RECEIVED: catalog.TENANT_RECEIVED,
-    measures.CountedQuantity.TRANSMITTED: catalog.TENANT_TRANSMITTED,
+_AMOUNTS: dict[counter_increments.CountedQuantity, declare.Metric] = {
+    counter_increments.CountedQuantity.ENERGY: catalog.TENANT_ENERGY,
+    counter_increments.CountedQuantity.USED: catalog.TENANT_BUSY,
+    counter_increments.CountedQuantity.MEMORY: catalog.TENANT_MEMORY,
+    counter_increments.CountedQuantity.RECEIVED: catalog.TENANT_RECEIVED,
+    counter_increments.CountedQuantity.TRANSMITTED: catalog.TENANT_TRANSMITTED,
 }
 
 
@@ -60,7 +60,7 @@ def tenant_cells(
             catalog.TENANT_GPUS, (tenant,), float(held_units.get(tenant, 0) / GPU_CAPACITY)
         )
     for key, amount in sorted(amounts.items()):
-        if key.use is measures.AmountAttribution.ATTRIBUTED and key.tenant:
+        if key.use is amount_shares.AmountAttribution.ATTRIBUTED and key.tenant:
             metric = _AMOUNTS[key.measure]
             value = amount * metric.scale.numerator / metric.scale.denominator
             yield ViewCell(metric, (key.tenant,), value)

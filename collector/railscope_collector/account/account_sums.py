@@ -18,7 +18,13 @@ from railscope.timestamps import DAY_NS
 from railscope_collector.evidence.gpu_evidence import AssembledGpu
 from railscope_collector.ledger import row_conversion
 from railscope_collector.ledger.day_tiling import DayTiling, MeasuredShare
-from railscope_collector.metering import evidence, measures, tiling
+from railscope_collector.metering import (
+    amount_shares,
+    counter_increments,
+    evidence,
+    slot_owners,
+    tiling,
+)
 from railscope_collector.metering.units import Tiling, Units, exact, round_parts
 
 _EPOCH = date(1970, 1, 1)
@@ -181,8 +187,8 @@ def gpu_nanoseconds(parts: Mapping[tiling.SlotState, Units]) -> dict[tiling.Slot
 class AmountKey(NamedTuple):
     """Key of an amount."""
 
-    measure: measures.CountedQuantity
-    use: measures.AmountAttribution
+    measure: counter_increments.CountedQuantity
+    use: amount_shares.AmountAttribution
     tenant: str
 
 
@@ -280,7 +286,7 @@ def totals_of_shares(shares: Iterable[MeasuredShare]) -> AmountTotals:
 
 def count_amounts(assembled: AssembledGpu, start_ns: int, end_ns: int) -> OpenDayTotals:
     """Return the amounts of readings after the start and up to the end, by day."""
-    owned = measures.find_owners(assembled.evidence)
+    owned = slot_owners.find_owners(assembled.evidence)
     totals: OpenDayTotals = {}
     for measure, increments in assembled.counted.items():
         if not len(increments.ends_ns):
@@ -293,7 +299,7 @@ def count_amounts(assembled: AssembledGpu, start_ns: int, end_ns: int) -> OpenDa
             until = min(last, (day + 1) * DAY_NS)
             measured = (
                 MeasuredShare(measure, share)
-                for share in measures.attribute_shares(owned, increments, first, until)
+                for share in amount_shares.attribute_shares(owned, increments, first, until)
             )
             add_totals(totals.setdefault(day, {}), totals_of_shares(measured))
             first = until

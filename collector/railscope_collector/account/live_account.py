@@ -1,16 +1,10 @@
-"""The account of all GPUs, updated in slices, and the open days of each GPU.
-
-The open days of a GPU are computed when its facts change, and extended by its samples in between.
-While only new samples arrive, and no claim or similar fact begins or ends, the time up to the last
-sample was observed and the time since was not: that is arithmetic, and does not need metering.
-"""
+"""The account of all GPUs, updated in slices: finalized sums, and the open days of each GPU."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -20,8 +14,9 @@ import msgspec
 
 from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
 from railscope.service import run_in_thread
-from railscope.timestamps import DAY_NS, FOREVER_NS
 from railscope_collector.account import account_sums
+from railscope_collector.account.finalized_sums import FinalizedSums
+from railscope_collector.account.gpu_account import GpuAccount
 from railscope_collector.evidence import (
     claim_events,
     claim_placement,
@@ -31,214 +26,17 @@ from railscope_collector.evidence import (
     gpu_node_history,
     node_intervals,
 )
-from railscope_collector.metering import evidence as usage_evidence, holders, placement, tiling
+from railscope_collector.metering import evidence as usage_evidence, observation, placement, tiling
 from railscope_collector.metering.overlaps import OverlapKind, find_overlaps
 from railscope_collector.metering.units import Tiling, Units, exact
-from railscope_collector.workloads import job_roster
+from railscope_collector.workloads import job_roster, pod_jobs
 
-_WHEN_OBSERVED = {
-    tiling.SlotState.INFERRED: tiling.SlotState.OBSERVED,
-    tiling.SlotState.UNKNOWN: tiling.SlotState.IDLE,
-}
-
-
-@dataclass(slots=True)
-class GpuAccount:
-    """The open time of a GPU up to a timestamp, extensible from there."""
-
-    since_ns: int
-    """Start of the counted time: its first evidence, or its first open day."""
-    at_ns: int
-    newest_span: node_intervals.SampleSpan | None
-    last_sample_ns: int
-    """The last sample at the time of the computation, within the counted time."""
-    fixed: account_sums.TimeSums
-    """Up to the last sample."""
-    unobserved_sums: account_sums.TimeSums
-    """Sums of the time from there to `at_ns`."""
-    rates: account_sums.Rates
-    is_unchanged: bool
-    """True if nothing begins or ends between the last sample and `at_ns`, in either order."""
-    next_ns: int
-    """Time of the next start or end."""
-    uncertainty_ns: int
-    stays: tuple[usage_evidence.NodeStay, ...]
-    """Its time in service, over all time."""
-    holdings: tuple[job_roster.JobHolding, ...] = ()
-    """Holdings of jobs at `at_ns`."""
-
-    @classmethod
-    def compute(
-        cls,
-        evidence: usage_evidence.Evidence,
-        newest_span: node_intervals.SampleSpan | None,
-        open_ns: int,
-        now_ns: int,
-    ) -> GpuAccount | None:
-        """Compute the account of a GPU from its first open day; None without evidence until now."""
-        first_ns = min((stay.start_ns for stay in evidence.stays), default=FOREVER_NS)
-        since_ns = max(first_ns, open_ns)
-        if since_ns >= now_ns:
-            return None
-        last_ns = newest_span.last_ns if newest_span else since_ns
-        last_sample_ns = min(max(last_ns, since_ns), now_ns)
-        uncertainty_ns = max((s.uncertainty_ns for s in evidence.sample_spans), default=0)
-        edges = sorted(
-            edge
-            for edge in _fact_boundaries(evidence)
-            if edge > last_sample_ns - uncertainty_ns - 1
-        )
-        # A sample may be newer than `now_ns`, which was read before it was received.
-        newest_ns = max(last_ns, now_ns)
-        timeline = tiling.GpuTimeline.compute(evidence, (Tiling.COMPUTE,))
-        within = partial(tiling.clip_entries, timeline.entries(since_ns, newest_ns + 1))
-        ahead = [edge for edge in edges if edge > now_ns]
-        present = list(within(now_ns, now_ns + 1))
-        in_newest_span = (
-            newest_span is not None and newest_span.first_ns <= last_sample_ns <= last_ns
-        )
-        is_unchanged = in_newest_span and all(edge > newest_ns for edge in edges)
-        return cls(
-            since_ns=since_ns,
-            at_ns=now_ns,
-            newest_span=newest_span,
-            last_sample_ns=last_sample_ns,
-            fixed=account_sums.sum_entries(within(since_ns, last_sample_ns)),
-            unobserved_sums=account_sums.sum_entries(within(last_sample_ns, now_ns)),
-            rates=(
-                tuple(
-                    rate._replace(state=_WHEN_OBSERVED.get(rate.state, rate.state))
-                    for rate in _rates(within(last_sample_ns, last_sample_ns + 1))
-                ),
-                _rates(within(newest_ns, newest_ns + 1) if is_unchanged else present),
-            ),
-            is_unchanged=is_unchanged,
-            next_ns=ahead[0] if ahead else FOREVER_NS,
-            uncertainty_ns=uncertainty_ns,
-            stays=evidence.stays,
-            holdings=job_roster.find_holdings(evidence, present, now_ns),
-        )
-
-    def is_extensible(self, now_ns: int) -> bool:
-        """True if the account can be extended to a timestamp."""
-        if not self.at_ns <= now_ns < self.next_ns:
-            return False
-        if self._observed_ns(now_ns) <= self.last_sample_ns:
-            return True
-        last_ns = self.newest_span.last_ns if self.newest_span else 0
-        return self.is_unchanged and last_ns + self.uncertainty_ns < self.next_ns
-
-    def served_ns(self, now_ns: int) -> int:
-        """Return its time in service since the start of the counted time."""
-        served_ns = 0
-        for stay in self.stays:
-            start_ns = max(self.since_ns, stay.start_ns)
-            end_ns = min(now_ns, stay.end_ns)
-            if start_ns < end_ns:
-                served_ns += end_ns - start_ns
-        return served_ns
-
-    def extend(self, totals: account_sums.OpenSums, now_ns: int) -> None:
-        """Add the time after the last sample known at the time of the computation."""
-        start_ns, observed_ns = self.at_ns, self._observed_ns(now_ns)
-        observed, unobserved = self.rates
-        sums = totals.sums
-        if observed_ns > self.last_sample_ns:
-            if observed_ns >= totals.today_ns:
-                totals.add(self.rates, self.last_sample_ns, observed_ns)
-                return
-            start_ns = observed_ns
-            for rate in observed:
-                account_sums.add_span(sums, rate, self.last_sample_ns, start_ns)
-        else:
-            for key, quantity in self.unobserved_sums.items():
-                sums[key] = exact(sums.get(key, 0) + quantity)
-        for rate in unobserved:
-            account_sums.add_span(sums, rate, start_ns, now_ns)
-
-    def _observed_ns(self, now_ns: int) -> int:
-        """Return the end of the observed time: newer samples may have arrived, some after `now_ns`."""
-        last_ns = self.newest_span.last_ns if self.newest_span else self.last_sample_ns
-        return min(now_ns, last_ns)
-
-    @property
-    def holders(self) -> set[str]:
-        """Tenants that hold a part of it now."""
-        return {rate.tenant for rate in self.rates[1] if rate.state in tiling.HELD_STATES}
-
-
-def _rates(entries: Iterable[tiling.TilingEntry]) -> tuple[account_sums.StateUnits, ...]:
-    """Return the states of its slots by the entries of a time, if no sample follows."""
-    sums: dict[tuple[tiling.SlotState, str], Units] = {}
-    for entry in entries:
-        if entry.tiling is Tiling.COMPUTE:
-            key = (entry.state, entry.tenant)
-            sums[key] = exact(sums.get(key, 0) + entry.slot_hi - entry.slot_lo)
-    return tuple(
-        account_sums.StateUnits(state, tenant, units)
-        for (state, tenant), units in sorted(sums.items())
-    )
-
-
-def _fact_boundaries(evidence: usage_evidence.Evidence) -> Iterator[int]:
-    """Yield all times at which anything but samples begins or ends."""
-    for claim in holders.claims_in_force(evidence):
-        yield from (claim.start_ns, claim.end_ns)
-    lasting: tuple[
-        usage_evidence.GpuOutage | usage_evidence.SlotReservation | usage_evidence.NodeStay, ...
-    ] = (*evidence.outages, *evidence.reservations, *evidence.stays)
-    for each in lasting:
-        yield from (each.start_ns, each.end_ns)
-    for layout in evidence.layouts:
-        yield layout.start_ns
-
-
-LoopTurns = Callable[[], Awaitable[None]]
-
-
-_GPUS_PER_TURN = 32
+_UNCHANGED_GPUS_PER_YIELD = 32
+"""GPUs that are only extended, not computed, between two yields to other tasks: an extension is arithmetic."""
 _MAX_RATES = 10_000
+"""States of GPUs that are kept for sharing."""
 MAX_CLAIMS_ON_LOOP = 64
 """Maximum claims of a GPU that are metered on the event loop: the cost grows with their number squared."""
-
-
-@dataclass(slots=True)
-class FinalizedSums:
-    """The ledger's sums by month of the GPUs in the account, and the last finalized day of each.
-
-    The present day is never finalized, so single days are not needed; there would be too many.
-    """
-
-    sums: account_sums.TimeSums = field(default_factory=dict)
-    days: dict[str, int] = field(default_factory=dict)
-    capacity: Units = 0
-    clock_suspect: Counter[usage_evidence.ClockDoubt] = field(default_factory=Counter)
-    """GPU-days with evidence that was received while the collector's clock was suspect."""
-
-    def open_ns(self, gpu: str) -> int:
-        """Return the start of a GPU's time that is not in the ledger."""
-        return (self.days[gpu] + 1) * DAY_NS if gpu in self.days else -FOREVER_NS
-
-    def finalize(
-        self, gpu: str, day: int, new: account_sums.DaySums, old: account_sums.DaySums
-    ) -> None:
-        """Record a GPU-day that was written to the ledger, new or revised."""
-        for day_sums, sign in ((new.times, 1), (old.times, -1)):
-            for key, quantity in day_sums.items():
-                month_key = key._replace(day=account_sums.month_start(key.day))
-                account_sums.add_sums(self.sums, {month_key: quantity}, sign)
-        self.capacity = exact(self.capacity + sum(new.times.values()) - sum(old.times.values()))
-        self.days[gpu] = max(day, self.days.get(gpu, day))
-        self.clock_suspect.update(new.clock_suspect)
-        self.clock_suspect.subtract(old.clock_suspect)
-        self.clock_suspect += Counter()
-
-    def add_gpus(self, gpus: account_sums.FinalizedGpus) -> None:
-        """Add the ledger's sums by month, and its marks, of GPUs up to their last days."""
-        account_sums.add_sums(self.sums, gpus.sums)
-        self.capacity = exact(self.capacity + sum(gpus.sums.values()))
-        self.days |= gpus.days
-        self.clock_suspect.update(gpus.clock_suspect)
 
 
 @dataclass(slots=True)
@@ -255,7 +53,7 @@ class LiveAccount:
     """Held during a refresh: finalized sums change between two refreshes, not within one."""
     roster: job_roster.JobRoster = field(default_factory=job_roster.JobRoster)
     """Holdings of jobs as of the last refresh."""
-    pod_job_pattern: re.Pattern[str] = job_roster.NO_PODS
+    pod_job_pattern: re.Pattern[str] = pod_jobs.NO_PODS
     _gpus: dict[str, GpuAccount] = field(default_factory=dict)
     _rates: dict[account_sums.Rates, account_sums.Rates] = field(default_factory=dict)
     """Shared by GPUs in equal states."""
@@ -269,7 +67,9 @@ class LiveAccount:
     _placer: claim_placement.ClaimPlacer | None = None
     """Placer of the current refresh: a node's claims are placed once for all of its GPUs."""
 
-    async def refresh(self, now_ns: int, offer: LoopTurns) -> account_sums.GpuTimeAccount:
+    async def refresh(
+        self, now_ns: int, offer: Callable[[], Awaitable[None]]
+    ) -> account_sums.GpuTimeAccount:
         """Return the account up to a timestamp, awaiting `offer` between GPUs to yield to other tasks."""
         async with self.lock:
             files = self.files()
@@ -284,7 +84,7 @@ class LiveAccount:
                 if gpu in self.book.changed or (account and not account.is_extensible(now_ns)):
                     account = await self._compute(gpu, files, now_ns)
                     await offer()
-                elif number % _GPUS_PER_TURN == 0:
+                elif number % _UNCHANGED_GPUS_PER_YIELD == 0:
                     await offer()
                 if account is not None:
                     account.extend(totals, now_ns)
@@ -354,7 +154,7 @@ class LiveAccount:
         self._report_conflicts(gpu, evidence, history)
         self._report_excess(placer, history)
         self.roster.set_holdings(
-            gpu, job_roster.join_pod_holdings(new.holdings, self.pod_job_pattern) if new else ()
+            gpu, pod_jobs.join_pod_holdings(new.holdings, self.pod_job_pattern) if new else ()
         )
         if new is None:
             if evidence.stays:
@@ -390,7 +190,7 @@ class LiveAccount:
         self, gpu: str, history: gpu_node_history.GpuNodeHistory
     ) -> node_intervals.SampleSpan | None:
         """Return the newest samples that count, as the span that the book extends."""
-        usable = (s for s in history.sample_spans if s.skew_ns <= usage_evidence.QUARANTINE_NS)
+        usable = (s for s in history.sample_spans if s.skew_ns <= observation.QUARANTINE_NS)
         newest = max(usable, key=lambda s: (s.last_ns, s.boot), default=None)
         if newest is None:
             return None

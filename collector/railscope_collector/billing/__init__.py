@@ -1,6 +1,6 @@
 """Billing: exact charges, invoices and exports from metered GPU time and dated prices.
 
-`charges`, `price_book`, `usage`, `rating`, `invoices` and `focus_rows` are pure: no input or output, no
+`charges`, `price_book`, `usage`, `claim_minimums`, `rating`, `invoices` and `focus_rows` are pure: no input or output, no
 clock. Integers and fractions; no floating point anywhere.
 """
 

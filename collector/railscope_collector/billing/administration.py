@@ -8,8 +8,22 @@ from hashlib import sha256
 from sqlalchemy import Connection, func, select
 
 from railscope.timestamps import DAY_NS, FOREVER_NS, format_timestamp
-from railscope_collector.billing import charges, invoices, period_closing, price_book, tables
-from railscope_collector.ledger import head_chain, record_draft, row_conversion, schema
+from railscope_collector.billing import (
+    charges,
+    closing_record,
+    invoices,
+    period_closing,
+    price_book,
+    price_book_file,
+    price_book_versions,
+    tables,
+)
+from railscope_collector.ledger import (
+    head_chain,
+    record_draft,
+    row_conversion,
+    schema,
+)
 from railscope_collector.metering.units import Period, period_name
 
 _AMOUNT_PLACES = 9
@@ -23,15 +37,15 @@ def publish(
     Raises PriceBookError for an invalid book, for one that is dated in the future, that changes
     past prices of an earlier version, or that is dated before the end of the closed periods.
     """
-    book = price_book.parse_price_book(text, file)
-    price_book.check_published(book, by.now_ns)
+    book = price_book_file.parse_price_book(text, file)
+    price_book_versions.check_published(book, by.now_ns)
     with books.store.write_transaction() as connection:
         same = books.store.book(book.version, connection)
         if same is not None and same.book == book:
             return book, False
         newest = books.store.book(connection=connection)
         if newest is not None:
-            price_book.check_appended(newest.book, book)
+            price_book_versions.check_appended(newest.book, book)
             _check_open(books, connection, book)
         content_hash = sha256(text.encode()).hexdigest()
         row = schema.to_row(
@@ -111,10 +125,10 @@ def record(
                 "no price book is published: the currency is unknown; fix: run `railscope bill"
                 " prices publish FILE`"
             )
-            raise invoices.ClosingError(message)
+            raise closing_record.ClosingError(message)
         if not books.store.has_tenant(connection, charge.tenant):
             message = f"unknown tenant {charge.tenant!r}: expected one with an invoice or GPU time"
-            raise invoices.ClosingError(message)
+            raise closing_record.ClosingError(message)
         currency = newest.book.currency
         if any(other.charge == charge for other in books.store.adjustments(connection)):
             return False, currency
@@ -151,7 +165,7 @@ def _check_credit(charge: charges.Charge, invoiced: Fraction, now_ns: int) -> No
             f"cannot record a {subject}: period ends {format_timestamp(charge.service_t1_ns)}: expected a period up to now, "
             f"{format_timestamp(now_ns)}; fix: name another period, or use --force"
         )
-        raise invoices.ClosingError(message)
+        raise closing_record.ClosingError(message)
     if -charge.amount > invoiced:
         shown = (
             charges.format_decimal(-charge.amount, _AMOUNT_PLACES),
@@ -161,7 +175,7 @@ def _check_credit(charge: charges.Charge, invoiced: Fraction, now_ns: int) -> No
             f"cannot record a {subject}: {shown[0]} credited: expected at most {shown[1]}, the invoiced amount"
             " of its period less earlier credits; fix: lower the amount, or use --force"
         )
-        raise invoices.ClosingError(message)
+        raise closing_record.ClosingError(message)
 
 
 def set_opening(
@@ -174,7 +188,7 @@ def set_opening(
     opening = format_timestamp(opening_ns)
     if opening_ns % DAY_NS:
         message = f"invalid opening date: {opening}: expected the start of a UTC day"
-        raise invoices.ClosingError(message)
+        raise closing_record.ClosingError(message)
     with books.store.write_transaction() as connection:
         starts = (closing.period.start_ns for closing in books.store.closings(connection))
         first_ns = min(starts, default=opening_ns)
@@ -183,7 +197,7 @@ def set_opening(
                 f"invalid opening date: {opening}: expected at most {format_timestamp(first_ns)}, "
                 "the start of the first closed period"
             )
-            raise invoices.ClosingError(message)
+            raise closing_record.ClosingError(message)
         count = connection.execute(select(func.count()).select_from(tables.openings)).scalar_one()
         row = {
             "opening": count + 1,
@@ -216,7 +230,7 @@ def _void(
     invoice, _ = _check_issued(invoice_id, books.store.invoice(invoice_id, connection))
     if invoice.status is not invoices.InvoiceStatus.ISSUED:
         message = f"cannot void {invoice_id}: status {invoice.status}: expected an issued invoice"
-        raise invoices.ClosingError(message)
+        raise closing_record.ClosingError(message)
     row: row_conversion.RowValues = {
         "invoice_id": invoice_id,
         "voided_ns": by.now_ns,
@@ -252,18 +266,18 @@ def replace(
             f"cannot replace {invoice_id}: {period_name(later[0].period)} was closed after"
             " it; fix: void it without --replace; the next closing bills its charges"
         )
-        raise invoices.ClosingError(message)
+        raise closing_record.ClosingError(message)
     bill = books.bill(before.period, correcting=False)
     fresh = invoices.issue_invoice(_replacement(bill, before), by.now_ns)
     closing = period_closing.closing_of_bill(bill, [fresh], by, before.tenant)
     provisional = next(closing for closing in closings if closing.number == number).provisional
     if bill.missing_days.all and not provisional:
         message = f"cannot replace {invoice_id}: {period_name(before.period)}: {bill.missing_days}"
-        raise invoices.ClosingError(message)
+        raise closing_record.ClosingError(message)
     with books.store.write_transaction() as connection:
         if books.store.row_counts(connection) != bill.row_counts or not bill.is_current(closings):
             message = f"cannot replace {invoice_id}: another process billed at the same time; fix: try again"
-            raise invoices.ClosingError(message)
+            raise closing_record.ClosingError(message)
         _void(books, connection, invoice_id, reason, by)
         closed = period_closing.ClosedPeriod(closing, (fresh,), added=True)
         period_closing.write_closing(connection, closed, bill, by)
@@ -288,5 +302,5 @@ def _check_issued(
         message = (
             f"unknown invoice {invoice_id}; fix: list the invoices with `railscope bill statement`"
         )
-        raise invoices.ClosingError(message)
+        raise closing_record.ClosingError(message)
     return invoice

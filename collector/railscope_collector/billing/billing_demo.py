@@ -18,11 +18,22 @@ import numpy as np
 from railscope.audit.record import RecordActor
 from railscope.claim_terms import ClaimAuthority
 from railscope.timestamps import DAY_NS, HOUR_NS, SECOND_NS, from_datetime
-from railscope_collector.billing import administration, invoices, period_closing, reconciliation
+from railscope_collector.billing import (
+    administration,
+    invoices,
+    period_closing,
+    reconciliation,
+    reconciliation_check,
+)
 from railscope_collector.evidence.gpu_evidence import AssembledGpu
 from railscope_collector.files import seller_file
 from railscope_collector.ledger import day_metering, ledger_store, record_draft
-from railscope_collector.metering import evidence as usage_evidence, measures, units
+from railscope_collector.metering import (
+    counter_increments,
+    evidence as usage_evidence,
+    observation,
+    units,
+)
 
 NODE = "gpu-node-1"
 GPUS = 8
@@ -83,7 +94,7 @@ class SimulatedEvidence:
 def simulate_evidence() -> SimulatedEvidence:
     """Evidence at the first closing, and all that follows except the late release."""
     gpus = [_evidence(index) for index in range(GPUS)]
-    energy = measures.CountedQuantity.ENERGY
+    energy = counter_increments.CountedQuantity.ENERGY
     return SimulatedEvidence(
         {gpu.gpu: AssembledGpu(gpu, {energy: _simulate_counter(gpu)}, [(0, SKU)]) for gpu in gpus}
     )
@@ -109,7 +120,7 @@ def _evidence(index: int) -> usage_evidence.Evidence:
         sample_spans=tuple(
             part
             for boot, timestamps_ns in boots
-            for part in usage_evidence.join_samples(boot, timestamps_ns)
+            for part in observation.join_samples(boot, timestamps_ns)
         ),
         outages=(
             usage_evidence.GpuOutage(announced=False, start_ns=DOWN.start_ns, end_ns=DOWN.end_ns),
@@ -173,7 +184,7 @@ def _simulate_boots(index: int) -> list[tuple[str, Any]]:
     return [("boot-1", timestamps_ns[before]), ("boot-2", timestamps_ns[~before])]
 
 
-def _simulate_counter(evidence: usage_evidence.Evidence) -> measures.CounterIncrements:
+def _simulate_counter(evidence: usage_evidence.Evidence) -> counter_increments.CounterIncrements:
     """Increments of the energy counter, which restarts at zero with every boot."""
     index = int(evidence.gpu.removeprefix("GPU-"))
     claim_spans = [(claim.start_ns, claim.end_ns) for claim in evidence.claims]
@@ -186,8 +197,8 @@ def _simulate_counter(evidence: usage_evidence.Evidence) -> measures.CounterIncr
         elapsed_ns = np.diff(timestamps_ns, prepend=timestamps_ns[0])
         # Watts times nanoseconds are nanojoules; a millijoule is a million of them.
         counters = np.cumsum(watts * (elapsed_ns // 1_000_000))
-        runs.append(measures.CounterReadings(boot, timestamps_ns, counters))
-    return measures.compute_increments(runs)
+        runs.append(counter_increments.CounterReadings(boot, timestamps_ns, counters))
+    return counter_increments.compute_increments(runs)
 
 
 ENGINE = "demo"
@@ -208,7 +219,7 @@ class BillingDemo:
 
     closed: period_closing.ClosedPeriod
     later: period_closing.ClosedPeriod
-    checks: tuple[reconciliation.ReconciliationCheck, ...]
+    checks: tuple[reconciliation_check.ReconciliationCheck, ...]
 
     @property
     def balances(self) -> bool:

@@ -8,10 +8,11 @@ from fractions import Fraction
 from typing import Any
 
 from railscope.timestamps import format_timestamp
-from railscope_collector.billing import billing_store, period_closing, period_rating
+from railscope_collector.billing import billing_store, period_closing, undecided_use
 from railscope_collector.billing.charges import Charge, format_amount, plain_decimal
-from railscope_collector.billing.invoices import Invoice, PeriodClosing
-from railscope_collector.jobs.job_metering import format_table
+from railscope_collector.billing.closing_record import PeriodClosing
+from railscope_collector.billing.invoices import Invoice
+from railscope_collector.jobs.job_report import format_table
 from railscope_collector.metering.units import Period, period_name
 
 _EXACT_PLACES = 12
@@ -33,7 +34,7 @@ class BillingListing:
     adjusted: Sequence[billing_store.RecordedAdjustment]
     billed_on: dict[str, str]
     pending: period_closing.PendingItems
-    undecided: Sequence[tuple[Period, period_rating.UndecidedUse]]
+    undecided: Sequence[tuple[Period, undecided_use.UndecidedUse]]
 
 
 def read_listing(books: period_closing.BillingBooks) -> BillingListing:
@@ -61,7 +62,7 @@ def read_listing(books: period_closing.BillingBooks) -> BillingListing:
 
 def _find_undecided(
     books: period_closing.BillingBooks, closings: Sequence[PeriodClosing]
-) -> Iterator[tuple[Period, period_rating.UndecidedUse]]:
+) -> Iterator[tuple[Period, undecided_use.UndecidedUse]]:
     """Undecided use of every closed period, from the last closing that computed it."""
     latest: dict[tuple[Period, str], int] = {}
     for closing in closings:
@@ -200,7 +201,7 @@ def _corrections(pending: period_closing.PendingItems) -> Iterator[tuple[Period,
         yield from ((period, tenant, amounts[tenant]) for tenant in sorted(amounts))
 
 
-def _undecided_row(period: Period, use: period_rating.UndecidedUse) -> dict[str, str]:
+def _undecided_row(period: Period, use: undecided_use.UndecidedUse) -> dict[str, str]:
     return {
         "period": period_name(period),
         "tenant": use.tenant,

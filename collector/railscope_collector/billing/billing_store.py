@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, Select, Table, func, or_, select
 
-from railscope_collector.billing import charges, period_rating, price_book, tables
-from railscope_collector.billing.invoices import Invoice, InvoiceStatus, PeriodClosing
+from railscope_collector.billing import charges, price_book, price_book_file, tables, undecided_use
+from railscope_collector.billing.closing_record import PeriodClosing
+from railscope_collector.billing.invoices import Invoice, InvoiceStatus
 from railscope_collector.ledger import audit_outbox, ledger_queries, row_conversion, schema
 from railscope_collector.ledger.database import Database, UnusableLedgerError
 from railscope_collector.metering.units import Period
@@ -71,6 +72,7 @@ class BillingOpening(NamedTuple):
 
 
 _LOCK = 0x7261_696C_6269_6C6C
+"""`railbill` in ASCII: advisory locks of PostgreSQL are numbers that all applications of a database share."""
 ISSUE = "billing.issue/"
 """Prefix of the outbox ids of invoice records."""
 
@@ -124,7 +126,7 @@ class BillingStore:
             row = reading.execute(query).first()
         if row is None:
             return None
-        book = price_book.parse_price_book(row.text, f"price book version {row.version}")
+        book = price_book_file.parse_price_book(row.text, f"price book version {row.version}")
         return PublishedPriceBook(book, row.text)
 
     def opening(self) -> BillingOpening | None:
@@ -161,7 +163,7 @@ class BillingStore:
             rows = [row for each in queries for row in connection.execute(each)]
         return {row_conversion.GpuDay(row.gpu_uuid, row.day): row.revision for row in rows}
 
-    def reviews(self, closing: int) -> list[period_rating.UndecidedUse]:
+    def reviews(self, closing: int) -> list[undecided_use.UndecidedUse]:
         """Undecided use of a closing."""
         table = tables.reviews
         query = select(table).where(table.c.closing == closing).order_by(table.c.review)

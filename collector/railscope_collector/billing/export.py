@@ -23,7 +23,13 @@ import msgspec
 
 from railscope.durable_files import stage_files
 from railscope.timestamps import format_timestamp
-from railscope_collector.billing import BillingError, charges, focus_files
+from railscope_collector.billing import (
+    BillingError,
+    charges,
+    focus_columns,
+    focus_csv,
+    focus_parquet,
+)
 from railscope_collector.billing.focus_rows import (
     ExportContext,
     applicability_criteria,
@@ -91,15 +97,15 @@ class ExportFormat(StrEnum):
     PARQUET = "parquet"
 
 
-FocusRowWriter = focus_files.FocusCsvWriter | focus_files.FocusParquetWriter
+FocusRowWriter = focus_csv.Writer | focus_parquet.Writer
 WRITERS: Mapping[ExportFormat, Callable[[BinaryIO], FocusRowWriter]] = {
-    ExportFormat.CSV: focus_files.FocusCsvWriter,
-    ExportFormat.PARQUET: focus_files.FocusParquetWriter,
+    ExportFormat.CSV: focus_csv.Writer,
+    ExportFormat.PARQUET: focus_parquet.Writer,
 }
-_FileReader = Callable[[BinaryIO, Collection[str]], Iterator[focus_files.FocusRow]]
+_FileReader = Callable[[BinaryIO, Collection[str]], Iterator[focus_columns.FocusRow]]
 _READERS: Mapping[ExportFormat, _FileReader] = {
-    ExportFormat.CSV: focus_files.read_csv,
-    ExportFormat.PARQUET: focus_files.read_parquet,
+    ExportFormat.CSV: focus_csv.read_csv,
+    ExportFormat.PARQUET: focus_parquet.read_parquet,
 }
 
 
@@ -121,7 +127,7 @@ class ExportOrder:
     @property
     def stem(self) -> str:
         """Common prefix of the names of its files."""
-        parts = ["focus", focus_files.FOCUS_VERSION]
+        parts = ["focus", focus_columns.FOCUS_VERSION]
         if self.period:
             parts.append(period_name(self.period))
         if self.tenant is not None:
@@ -245,7 +251,7 @@ def _manifest(
         billed[total.currency] = billed.get(total.currency, Fraction(0)) + Fraction(total.billed)
     period = order.period
     return ExportManifest(
-        focus=focus_files.FOCUS_VERSION,
+        focus=focus_columns.FOCUS_VERSION,
         exported=format_timestamp(order.exported_ns),
         period=(format_timestamp(period.start_ns), format_timestamp(period.end_ns))
         if period

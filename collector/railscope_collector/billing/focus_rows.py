@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from railscope.timestamps import to_datetime
-from railscope_collector.billing import charges, focus_files, invoices
+from railscope_collector.billing import charges, focus_columns, invoices
 from railscope_collector.files.seller_file import Seller
 
 _METERS = {
@@ -88,7 +88,7 @@ def key_values(values: Mapping[str, str | int]) -> str | None:
     return json.dumps(dict(values), ensure_ascii=False, separators=(",", ":"), sort_keys=True)
 
 
-MAX_DECIMAL_UNITS = 10**focus_files.PRECISION  # in units of the last decimal
+MAX_DECIMAL_UNITS = 10**focus_columns.PRECISION  # in units of the last decimal
 
 _COSTS = (
     "BilledCost",
@@ -142,7 +142,7 @@ class ExportContext:
 
 def invoice_rows(
     invoice: invoices.Invoice, seller: Seller, background: ExportContext | None = None
-) -> Iterator[focus_files.FocusRow]:
+) -> Iterator[focus_columns.FocusRow]:
     """Yield the rows of an issued invoice, with a rounding row if there is a difference.
 
     Raises InvoiceError for a draft or void invoice and for a tenant without an account, and
@@ -164,7 +164,7 @@ def invoice_rows(
         difference -= round_decimal(line.charge.amount)
         yield common | _charge_columns(line.charge, context)
     if difference:
-        costs: focus_files.FocusRow = dict.fromkeys(_COSTS, round_decimal(difference))
+        costs: focus_columns.FocusRow = dict.fromkeys(_COSTS, round_decimal(difference))
         yield common | _charge_columns(invoice.rounding, context) | costs
 
 
@@ -179,7 +179,7 @@ def applicability_criteria(seller: Seller) -> tuple[str, ...]:
     return tuple(sorted([*_ALWAYS_APPLICABLE, *(name for name, is_so in depends.items() if is_so)]))
 
 
-def billed_cost(found: Iterable[focus_files.FocusRow]) -> Fraction:
+def billed_cost(found: Iterable[focus_columns.FocusRow]) -> Fraction:
     """The sum of BilledCost."""
     costs = (row["BilledCost"] for row in found)
     return sum((cost for cost in costs if isinstance(cost, Fraction)), Fraction(0))
@@ -188,18 +188,18 @@ def billed_cost(found: Iterable[focus_files.FocusRow]) -> Fraction:
 def round_decimal(value: Fraction) -> Fraction:
     """Round to 12 decimals, half to even. Raises OverflowError beyond 38 digits."""
     # In integers, for speed: each row has several, and Fraction computes a gcd for every operation.
-    counted, rest = divmod(value.numerator * focus_files.UNIT_OF_DECIMALS, value.denominator)
+    counted, rest = divmod(value.numerator * focus_columns.UNIT_OF_DECIMALS, value.denominator)
     if 2 * rest > value.denominator or (2 * rest == value.denominator and counted % 2):
         counted += 1
     if abs(counted) >= MAX_DECIMAL_UNITS:
         message = f"invalid amount {value}: expected at most 38 digits"
         raise OverflowError(message)
-    return Fraction(counted, focus_files.UNIT_OF_DECIMALS)
+    return Fraction(counted, focus_columns.UNIT_OF_DECIMALS)
 
 
 def _invoice_columns(
     invoice: invoices.Invoice, seller: Seller, context: ExportContext
-) -> focus_files.FocusRow:
+) -> focus_columns.FocusRow:
     """Columns that are equal in all rows of an invoice."""
     account = seller.accounts[invoice.tenant]
     return {
@@ -228,9 +228,9 @@ def _invoice_columns(
     }
 
 
-def _charge_columns(charge: charges.Charge, context: ExportContext) -> focus_files.FocusRow:
+def _charge_columns(charge: charges.Charge, context: ExportContext) -> focus_columns.FocusRow:
     is_reservation = charge.kind is charges.ChargeKind.RESERVATION
-    row: focus_files.FocusRow = {
+    row: focus_columns.FocusRow = {
         "CapacityReservationId": (charge.claim or charge.resource) if is_reservation else None,
         "CapacityReservationStatus": "Unused" if is_reservation else None,
         "ChargeCategory": _CATEGORIES.get(charge.kind, "Usage"),
@@ -246,7 +246,7 @@ def _charge_columns(charge: charges.Charge, context: ExportContext) -> focus_fil
     return row | _cost_columns(charge) | _own_columns(charge, context)
 
 
-def _cost_columns(charge: charges.Charge) -> focus_files.FocusRow:
+def _cost_columns(charge: charges.Charge) -> focus_columns.FocusRow:
     """Costs, quantities and unit prices; without a price all costs are the amount."""
     unit = charge.unit
     quantity = round_decimal(charge.quantity / unit.size) if unit else None
@@ -275,7 +275,7 @@ def _cost_columns(charge: charges.Charge) -> focus_files.FocusRow:
     }
 
 
-def _own_columns(charge: charges.Charge, context: ExportContext) -> focus_files.FocusRow:
+def _own_columns(charge: charges.Charge, context: ExportContext) -> focus_columns.FocusRow:
     origin = context.provenance.get(charge.charge_id, ChargeProvenance())
     ratio = origin.coverage_ratio
     return {

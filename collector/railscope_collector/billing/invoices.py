@@ -1,19 +1,13 @@
-"""Invoices: draft, then issued, then possibly void; corrections of them; and closed periods.
+"""Invoices: draft, then issued, then possibly void.
 
 An issued invoice never changes. An invoice contains one tenant's charges of one period, rounded
 once. Its content hash covers all amounts and their reasons; it does not depend on when or in which
 order the charges are computed.
-
-Corrections are differences that late evidence makes in a closed period, billed in the open one. The
-difference, of either sign, becomes separate charges with the original service dates.
-
-A closed period consists of its invoices and of the evidence they were computed from.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fractions import Fraction
@@ -21,10 +15,10 @@ from itertools import groupby
 
 from railscope.timestamps import DAY_NS
 from railscope_collector.billing import BillingError, charges as charge_types
-from railscope_collector.ledger.row_conversion import GpuDay
 from railscope_collector.metering.units import Period
 
 CLOSE_AFTER_NS = 3 * DAY_NS
+"""Time in which evidence of a period may still be received; later evidence becomes a correction."""
 
 
 class InvoiceError(BillingError, ValueError):
@@ -82,7 +76,7 @@ class Invoice:
             "duplicate charge": len(minor) != len(charges),
             "charge of another tenant": any(c.tenant != self.tenant for c in charges),
             "usage of another period that is not a correction": any(
-                c.unit and not c.corrects and not _is_within(c, self.period) for c in charges
+                c.unit and not c.corrects and not is_within(c, self.period) for c in charges
             ),
             "its lines differ from its rounded charges": minor
             != charge_types.spread_rounding(amounts, charge_types.currency_exponent(self.currency)),
@@ -190,56 +184,6 @@ def _content(
     }
 
 
-def invoiced_charges(
-    invoices: Iterable[Invoice], period: Period
-) -> tuple[charge_types.Charge, ...]:
-    """Charges on valid invoices for service in a period, corrections included.
-
-    `invoices` are those of the period and of all later ones. Drafts and void invoices do not count,
-    nor do credits, adjustments and taxes, which do not depend on evidence.
-    """
-    return tuple(
-        line.charge
-        for invoice in invoices
-        if invoice.status is InvoiceStatus.ISSUED
-        for line in invoice.lines
-        if line.charge.unit and _is_within(line.charge, period)
-    )
-
-
-def correction_charges(
-    invoices: Iterable[Invoice],
-    recomputed: Iterable[charge_types.Charge],
-    period: Period,
-    open_start_ns: int,
-) -> tuple[charge_types.Charge, ...]:
-    """The signed difference between a closed period as rated again and as invoiced so far.
-
-    The charges go on the invoices of the open period that starts at `open_start_ns`. If only the
-    splitting of the time or the certainty of a state has changed, but no amount billed at any
-    instant, nothing is corrected. Per tenant, invoiced + corrections = recomputed.
-    """
-    issued = [invoice for invoice in invoices if invoice.status is InvoiceStatus.ISSUED]
-    closed = {invoice.tenant: invoice.invoice_id for invoice in issued if invoice.period == period}
-    missing: dict[charge_types.Charge, Fraction] = defaultdict(Fraction)
-    states: dict[charge_types.Charge, str] = {}
-    for sign, charges in ((-1, invoiced_charges(issued, period)), (1, tuple(recomputed))):
-        for charge in charges:
-            missing[_charge_subject(charge)] += sign * charge.quantity
-            states[_charge_subject(charge)] = charge.state
-    changed = _changed_matters(missing)
-    corrections = (
-        _correction(
-            replace(matter, state=states[matter], corrected_in_ns=open_start_ns),
-            quantity,
-            closed.get(matter.tenant, f"period:{period.start_ns}"),
-        )
-        for matter, quantity in missing.items()
-        if quantity and _without_dates(matter) in changed
-    )
-    return tuple(sorted(corrections, key=lambda charge: (charge.tenant, charge.charge_id)))
-
-
 def credit_charge(tenant: str, amount: Fraction, period: Period, note: str) -> charge_types.Charge:
     """A credit for service in a period. Raises ValueError if the amount is not positive."""
     if amount <= 0 or not note:
@@ -269,84 +213,6 @@ def adjustment_charge(
     )
 
 
-def _is_within(charge: charge_types.Charge, period: Period) -> bool:
+def is_within(charge: charge_types.Charge, period: Period) -> bool:
+    """True if the whole service of a charge is in a period."""
     return period.start_ns <= charge.service_t0_ns and charge.service_t1_ns <= period.end_ns
-
-
-def _charge_subject(charge: charge_types.Charge) -> charge_types.Charge:
-    """The charge without quantity, amount, state and correction references."""
-    nothing = Fraction(0)
-    return replace(
-        charge, quantity=nothing, amount=nothing, state="", corrects="", corrected_in_ns=None
-    )
-
-
-def _without_dates(matter: charge_types.Charge) -> charge_types.Charge:
-    return replace(matter, service_t0_ns=0, service_t1_ns=0)
-
-
-def _changed_matters(missing: Mapping[charge_types.Charge, Fraction]) -> set[charge_types.Charge]:
-    """The matters, without dates, of which the billed quantity changed at some instant."""
-    steps: dict[charge_types.Charge, dict[int, Fraction]] = defaultdict(
-        lambda: defaultdict(Fraction)
-    )
-    for matter, quantity in missing.items():
-        density = quantity / (matter.service_t1_ns - matter.service_t0_ns)
-        step = steps[_without_dates(matter)]
-        step[matter.service_t0_ns] += density
-        step[matter.service_t1_ns] -= density
-    return {matter for matter, step in steps.items() if any(step.values())}
-
-
-def _correction(
-    matter: charge_types.Charge, quantity: Fraction, corrects: str
-) -> charge_types.Charge:
-    if matter.unit is None:
-        message = f"cannot correct a {matter.kind}: expected a rated charge"
-        raise ValueError(message)
-    amount = charge_types.price_quantity(quantity, matter.unit, matter.price_nano)
-    return replace(matter, quantity=quantity, amount=amount, corrects=corrects)
-
-
-class ClosingError(BillingError, ValueError):
-    """A period cannot be closed or billed as requested; the message contains reason and remedy."""
-
-
-@dataclass(frozen=True, slots=True)
-class PeriodClosing:
-    """A period that was closed, for all tenants or (to replace a void invoice) for one.
-
-    `manifest_root` is a hash over all inputs and outputs. `corrected` are the earlier periods that
-    were computed again with it. `missing` are GPU-days that were missing or not final when a
-    provisional closing was made.
-    """
-
-    number: int
-    period: Period
-    tenant: str
-    closed_ns: int
-    closed_by: str
-    currency: str
-    price_version: int
-    ledger_root: str
-    manifest_root: str
-    corrected: tuple[Period, ...] = ()
-    missing: tuple[GpuDay, ...] = ()
-
-    @property
-    def provisional(self) -> bool:
-        """True if it was closed with missing or provisional GPU-days."""
-        return bool(self.missing)
-
-
-def manifest_root(
-    period: Period, price_version: int, ledger_root: str, invoices: Iterable[Invoice]
-) -> str:
-    """Hash over a period, the prices, the ledger's revisions and the resulting invoices."""
-    content: charge_types.Content = {
-        "period": [period.start_ns, period.end_ns],
-        "price_version": price_version,
-        "ledger": ledger_root,
-        "invoices": sorted(invoice.content_hash for invoice in invoices),
-    }
-    return charge_types.content_digest(content)

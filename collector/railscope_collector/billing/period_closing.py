@@ -16,12 +16,16 @@ from railscope.audit.record import RecordData
 from railscope.timestamps import format_timestamp
 from railscope_collector.billing import (
     billing_store,
+    closing_record,
     invoices as invoicing,
     period_completeness,
+    period_corrections,
     period_rating,
     price_book,
+    price_book_versions,
     rating,
     tables,
+    undecided_use,
 )
 from railscope_collector.billing.charges import Charge
 from railscope_collector.jobs import imported_lists
@@ -36,6 +40,7 @@ from railscope_collector.ledger import (
 from railscope_collector.metering.units import Period, period_name
 
 _TRIES = 5
+"""Attempts to close a period: a bill is outdated if prices, invoices or closings change while it is computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +59,11 @@ class Bill:
     """Rows of the tables of billing when it was computed."""
 
     @property
-    def undecided(self) -> tuple[period_rating.UndecidedUse, ...]:
+    def undecided(self) -> tuple[undecided_use.UndecidedUse, ...]:
         """Use that is not billed, of the period and of the periods corrected with it."""
-        return period_rating.merge_reviews(self.reviews)
+        return undecided_use.merge_reviews(self.reviews)
 
-    def is_current(self, closings: Sequence[invoicing.PeriodClosing]) -> bool:
+    def is_current(self, closings: Sequence[closing_record.PeriodClosing]) -> bool:
         """True if no closing was added since it was computed; closings are never removed."""
         return self.row_counts[tables.closings.name] == len(closings)
 
@@ -66,7 +71,7 @@ class Bill:
 class ClosedPeriod(NamedTuple):
     """A closing with its invoices; `added` is true if this call made it."""
 
-    closing: invoicing.PeriodClosing
+    closing: closing_record.PeriodClosing
     invoices: tuple[invoicing.Invoice, ...]
     added: bool
 
@@ -76,7 +81,7 @@ class PendingItems(NamedTuple):
 
     currency: str
     corrections: tuple[tuple[Period, tuple[Charge, ...]], ...]
-    undecided: tuple[tuple[Period, period_rating.UndecidedUse], ...]
+    undecided: tuple[tuple[Period, undecided_use.UndecidedUse], ...]
 
 
 class _CorrectedPeriod(NamedTuple):
@@ -168,7 +173,7 @@ class BillingBooks:
             tuple(
                 (correction.rated.period, each)
                 for correction in corrections
-                for each in period_rating.merge_reviews(correction.rated.reviews)
+                for each in undecided_use.merge_reviews(correction.rated.reviews)
             ),
         )
 
@@ -176,7 +181,7 @@ class BillingBooks:
         published = self.store.book()
         if published is None:
             message = "no price book is published; fix: run `railscope bill prices publish FILE`"
-            raise invoicing.ClosingError(message)
+            raise closing_record.ClosingError(message)
         return published.book
 
     def _corrections(
@@ -187,7 +192,9 @@ class BillingBooks:
         for earlier in self._to_correct(open_ns):
             recomputed = period_rating.rate_period(self.ledger, book, earlier, numbers)
             valid = self.store.valid_invoices(earlier.start_ns)
-            charges = invoicing.correction_charges(valid, recomputed.charges, earlier, open_ns)
+            charges = period_corrections.correction_charges(
+                valid, recomputed.charges, earlier, open_ns
+            )
             corrected.append(_CorrectedPeriod(recomputed, charges))
         return corrected
 
@@ -202,7 +209,7 @@ class BillingBooks:
                 f"cannot bill the {wrong.charge.kind} of {wrong.charge.tenant}: currency "
                 f"{wrong.currency}: expected {currency}"
             )
-            raise invoicing.ClosingError(message)
+            raise closing_record.ClosingError(message)
         billed = self.store.billed_adjustments()
         return [item.charge for item in recorded if item.charge.charge_id not in billed]
 
@@ -248,13 +255,13 @@ class BillingBooks:
             _check_closable(period, closings, by.now_ns)
             period_completeness.check_earlier(self.store, period, closings)
             bill = self.bill(period)
-            price_book.check_published(bill.book, by.now_ns)
+            price_book_versions.check_published(bill.book, by.now_ns)
             if bill.missing_days.all and not provisional:
                 message = (
                     f"cannot close {period_name(period)} yet: {bill.missing_days}; fix: wait for them, or"
                     " close with --provisional: the next period then contains the corrections"
                 )
-                raise invoicing.ClosingError(message)
+                raise closing_record.ClosingError(message)
             invoices = tuple(invoicing.issue_invoice(draft, by.now_ns) for draft in bill.drafts)
             closing = closing_of_bill(bill, invoices, by)
             closed = ClosedPeriod(closing, invoices, added=True)
@@ -269,10 +276,10 @@ class BillingBooks:
             f"cannot close {period_name(period)}: prices, invoices or closings keep changing"
             " at the same time; fix: try again"
         )
-        raise invoicing.ClosingError(message)
+        raise closing_record.ClosingError(message)
 
     def _find_closed(
-        self, period: Period, closings: Iterable[invoicing.PeriodClosing]
+        self, period: Period, closings: Iterable[closing_record.PeriodClosing]
     ) -> ClosedPeriod | None:
         for closing in closings:
             if closing.period == period and not closing.tenant:
@@ -284,10 +291,10 @@ class BillingBooks:
 
 def closing_of_bill(
     bill: Bill, invoices: Iterable[invoicing.Invoice], by: record_draft.TimedActor, tenant: str = ""
-) -> invoicing.PeriodClosing:
+) -> closing_record.PeriodClosing:
     """The closing that issues the invoices of a bill."""
     root = period_rating.ledger_root(bill.sources)
-    return invoicing.PeriodClosing(
+    return closing_record.PeriodClosing(
         number=bill.row_counts[tables.closings.name] + 1,
         period=bill.period,
         tenant=tenant,
@@ -296,7 +303,7 @@ def closing_of_bill(
         currency=bill.book.currency,
         price_version=bill.book.version,
         ledger_root=root,
-        manifest_root=invoicing.manifest_root(bill.period, bill.book.version, root, invoices),
+        manifest_root=closing_record.manifest_root(bill.period, bill.book.version, root, invoices),
         corrected=bill.corrected,
         missing=bill.missing_days.all,
     )
@@ -364,7 +371,7 @@ def _write_invoice(connection: Connection, invoice: invoicing.Invoice, closing: 
 
 
 def _check_closable(
-    period: Period, closings: Iterable[invoicing.PeriodClosing], now_ns: int
+    period: Period, closings: Iterable[closing_record.PeriodClosing], now_ns: int
 ) -> None:
     """Check that a period may be closed at `now_ns`. Raises ClosingError."""
     name = period_name(period)
@@ -374,19 +381,19 @@ def _check_closable(
             f"{format_timestamp(period.end_ns + invoicing.CLOSE_AFTER_NS)} or later: evidence may be"
             " received until three days after its end"
         )
-        raise invoicing.ClosingError(message)
+        raise closing_record.ClosingError(message)
     closed = [closing.period for closing in closings]
     for other in closed:
         if other.overlaps(period):
             message = f"cannot close {name}: overlaps the closed period {period_name(other)}"
-            raise invoicing.ClosingError(message)
+            raise closing_record.ClosingError(message)
     last_ns = max((earlier.end_ns for earlier in closed), default=period.start_ns)
     if last_ns != period.start_ns:
         message = (
             f"cannot close {name}: gap or overlap with closed periods: expected the start "
             f"{format_timestamp(last_ns)}"
         )
-        raise invoicing.ClosingError(message)
+        raise closing_record.ClosingError(message)
 
 
 def _changed_periods(connection: Connection, closed: Sequence[Period]) -> set[Period]:

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 from sqlalchemy import select
 
 from railscope.timestamps import DAY_NS, format_timestamp
-from railscope_collector.billing import billing_store, invoices, period_rating
+from railscope_collector.billing import billing_store, closing_record, period_rating
 from railscope_collector.evidence import evidence_store, gpu_evidence, loaded_facts
 from railscope_collector.jobs.imported_lists import ImportedList, is_listed_gpu, uncovered_days
 from railscope_collector.ledger import ledger_queries, row_conversion, schema
@@ -153,7 +153,7 @@ NEVER_BILLED = frozenset(
 def find_unclosed_days(
     store: billing_store.BillingStore,
     period: units.Period,
-    closings: Sequence[invoices.PeriodClosing],
+    closings: Sequence[closing_record.PeriodClosing],
 ) -> list[row_conversion.GpuDay]:
     """GPU-days before a period with billable or undecided time that no closing covers.
 
@@ -175,7 +175,7 @@ def find_unclosed_days(
 def check_earlier(
     store: billing_store.BillingStore,
     period: units.Period,
-    closings: Sequence[invoices.PeriodClosing],
+    closings: Sequence[closing_record.PeriodClosing],
 ) -> None:
     """Raise ClosingError if a period begins before the opening date or leaves out earlier time."""
     name, opened = units.period_name(period), store.opening()
@@ -184,7 +184,7 @@ def check_earlier(
             f"cannot close {name}: it begins before the opening date: expected a period from "
             f"{format_timestamp(opened.opening_ns)[:10]} on"
         )
-        raise invoices.ClosingError(message)
+        raise closing_record.ClosingError(message)
     days = find_unclosed_days(store, period, closings)
     if not days:
         return
@@ -196,7 +196,7 @@ def check_earlier(
         f"{format_days(days)}; fix: {fix}exclude them with `railscope bill opening "
         f"{format_timestamp(until_ns)[:10]} --reason TEXT`"
     )
-    raise invoices.ClosingError(message)
+    raise closing_record.ClosingError(message)
 
 
 @dataclass(slots=True)

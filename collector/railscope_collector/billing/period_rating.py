@@ -1,7 +1,4 @@
-"""Rating of a period from the ledger: revisions used, resulting charges, and undecided use.
-
-Undecided use is not billed until a person decides.
-"""
+"""Rating of a period from the ledger: revisions used, and resulting charges."""
 
 from __future__ import annotations
 
@@ -12,21 +9,17 @@ from fractions import Fraction
 from hashlib import sha256
 from typing import NamedTuple
 
-from railscope.timestamps import DAY_NS, format_timestamp
+from railscope.timestamps import DAY_NS
 from railscope_collector.billing import price_book
-from railscope_collector.billing.charges import Charge, ChargeKind, PriceUnit, format_decimal
-from railscope_collector.billing.rating import (
-    ClaimMinimums,
-    CountedClaim,
-    Rater,
-    RatingResult,
-    UsageReview,
-)
-from railscope_collector.billing.usage import WITH_TENANT, Usage, usages_of_days
+from railscope_collector.billing.charges import Charge, ChargeKind, PriceUnit
+from railscope_collector.billing.claim_minimums import ClaimMinimums, CountedClaim
+from railscope_collector.billing.ledger_usage import usages_of_days
+from railscope_collector.billing.rating import Rater, RatingResult, UsageReview
+from railscope_collector.billing.usage import WITH_TENANT, Usage
 from railscope_collector.ledger import day_tiling, ledger_store, row_conversion
 from railscope_collector.metering import evidence
 from railscope_collector.metering.tiling import SlotState
-from railscope_collector.metering.units import GPU_HOUR, Period, Tiling, Units, exact
+from railscope_collector.metering.units import Period, Tiling, Units, exact
 
 _GPUS_AT_ONCE = 64
 
@@ -293,69 +286,3 @@ def _add_rated_time(
                 if usage.start_ns <= charge.service_t0_ns < usage.end_ns
             )
         charged_time[LedgerTimeKey(charge.tenant, charge.sku, SlotState(charge.state))] += quantity
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class UndecidedUse:
-    """Use of a resource in [start, end) that a bill leaves out; `tenant` is empty if unknown."""
-
-    resource: str
-    start_ns: int
-    end_ns: int
-    reason: str
-    tenant: str = ""
-    sku: str = ""
-    claim: str = ""
-    state: str = ""
-    units: Units = 0
-    """Capacity that was used; 0 if only energy is undecided and the time is billed."""
-
-    @property
-    def gpu_hours(self) -> Fraction:
-        """Quantity of undecided time."""
-        return Fraction(self.units * (self.end_ns - self.start_ns)) / GPU_HOUR
-
-    def __str__(self) -> str:
-        claim = f", claim {self.claim}" if self.claim else ""
-        span = f"{format_timestamp(self.start_ns)} to {format_timestamp(self.end_ns)}"
-        quantity = f", {format_decimal(self.gpu_hours, 6)} GPU-hours" if self.units else ""
-        return f"{self.resource}{claim}, {span}{quantity}: {self.reason}"
-
-
-def merge_reviews(reviews: Iterable[UsageReview]) -> tuple[UndecidedUse, ...]:
-    """Undecided outcomes of rating in order of resource and time, with consecutive ones merged."""
-    merged: list[UndecidedUse] = []
-    for review in sorted(map(_undecided_use, reviews), key=_review_subject):
-        if merged and merged[-1].end_ns == review.start_ns and _continues(merged[-1], review):
-            merged[-1] = replace(merged[-1], end_ns=review.end_ns)
-        else:
-            merged.append(review)
-    return tuple(sorted(merged))
-
-
-def select_undecided(found: Iterable[UndecidedUse], tenant: str) -> tuple[UndecidedUse, ...]:
-    """Undecided use of one tenant."""
-    return tuple(use for use in found if use.tenant == tenant)
-
-
-def _undecided_use(review: UsageReview) -> UndecidedUse:
-    used = review.usage
-    return UndecidedUse(
-        resource=used.resource,
-        start_ns=review.start_ns,
-        end_ns=review.end_ns,
-        reason=review.reason,
-        tenant=used.tenant,
-        sku=used.sku,
-        claim=used.claim,
-        state=used.state,
-        units=used.capacity_units if review.group is price_book.PriceGroup.TIME else 0,
-    )
-
-
-def _review_subject(use: UndecidedUse) -> tuple[str | Units, ...]:
-    return (use.resource, use.claim, use.reason, use.tenant, use.state, use.units, use.start_ns)
-
-
-def _continues(use: UndecidedUse, other: UndecidedUse) -> bool:
-    return _review_subject(use)[:-1] == _review_subject(other)[:-1]

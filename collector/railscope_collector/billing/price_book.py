@@ -1,41 +1,21 @@
-"""The price book: prices of GPU-hours, reserved GPU-hours and kilowatt-hours, and its TOML file.
-
-    version = 2
-    published = 2026-06-20T09:00:00Z
-    currency = "EUR"
-
-    [[price]]
-    sku = "h100-sxm"
-    tariff = "allocated"                  # or used, reservation, energy
-    nano_per_gpu_hour = 2_490_000_000     # 2.49; or nano_per_instance_hour, nano_per_kilowatt_hour
-    from = 2026-01-01T00:00:00Z
-    to = 2026-07-01T00:00:00Z             # optional; default: no end
-    version = 1                           # version of the book that introduced this price
-
-Further keys of a price: tenant, mig_profile, minimum_seconds, granularity_seconds, at_claim_start.
+"""The price book: prices of GPU-hours, reserved GPU-hours and kilowatt-hours.
 
 Prices are by tenant and time. A tenant's own price takes precedence over the list price. At every
 instant at most one price of a group applies: time (allocated or used), reservation, energy.
-Published books are append-only: see `check_appended`.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from enum import Enum, StrEnum
 from itertools import pairwise
-from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias
 
-import msgspec
-
-from railscope import convert_errors
-from railscope.timestamps import FOREVER_NS, SECOND_NS, format_timestamp, parse_timestamp
-from railscope.untrusted_text import TomlError, parse_toml
+from railscope.timestamps import FOREVER_NS, format_timestamp
 from railscope_collector.billing import BillingError
-from railscope_collector.billing.charges import PriceUnit, UnknownCurrencyError, currency_exponent
+from railscope_collector.billing.charges import PriceUnit, currency_exponent
 
 
 class PriceBookError(BillingError, ValueError):
@@ -183,7 +163,7 @@ class PriceBook:
                     ", the version of the book"
                 )
                 raise PriceBookError(message)
-        ordered = sorted(self.prices, key=_price_place)
+        ordered = sorted(self.prices, key=price_place)
         for earlier, later in pairwise(ordered):
             same = (earlier.tenant, earlier.key) == (later.tenant, later.key)
             if same and later.from_ns < earlier.to_ns:
@@ -198,7 +178,8 @@ class PriceBook:
         return PriceTimeline(starts, [_applying(matching, start) for start in starts])
 
 
-def _price_place(price: Price) -> tuple[str, str, str, str, int]:
+def price_place(price: Price) -> tuple[str, str, str, str, int]:
+    """Return the key of a price in all versions of the book: tenant, SKU, profile, group and start."""
     return (price.tenant, price.sku, price.mig_profile, price.tariff.group.value, price.from_ns)
 
 
@@ -210,183 +191,3 @@ def _applying(matching: Sequence[Price], timestamp_ns: int) -> tuple[Price | Non
         return None, 0
     comparable = listed is not None and listed.unit is price.unit
     return price, listed.nano if listed and comparable else price.nano
-
-
-# Versions --------------------------------------------------------------------------------------
-
-
-def check_published(book: PriceBook, now_ns: int) -> None:
-    """Reject a book that is dated in the future as the current one. Raises PriceBookError."""
-    if book.published_ns > now_ns:
-        message = (
-            f"invalid publication of price book version {book.version}: "
-            f"{format_timestamp(book.published_ns)}: expected a time up to now, "
-            f"{format_timestamp(now_ns)}; fix: date the book today, and start later prices"
-            " with their `from`"
-        )
-        raise PriceBookError(message)
-
-
-def check_appended(before: PriceBook, after: PriceBook) -> None:
-    """Reject a new version of a book that changes past prices of the previous one.
-
-    The past is the time before the new version's publication. Prices may be added from then on, and
-    prices that start later may be ended, changed or withdrawn. Raises PriceBookError that names the
-    entry.
-    """
-    if after.version <= before.version or after.published_ns < before.published_ns:
-        message = (
-            f"invalid price book version {after.version}: expected a later version and publication"
-            f" than those of version {before.version}"
-        )
-        raise PriceBookError(message)
-    if after.currency != before.currency:
-        message = (
-            f"invalid currency of price book version {after.version}: {after.currency}: expected "
-            f"{before.currency}, the currency of the book"
-        )
-        raise PriceBookError(message)
-    old, new = _by_place(before), _by_place(after)
-    for place in sorted(old.keys() | new.keys()):
-        wrong = _change_of_past(old.get(place), new.get(place), after)
-        if wrong:
-            message = f"invalid change of a price: {new.get(place) or old[place]}: {wrong}"
-            raise PriceBookError(message)
-
-
-def _by_place(book: PriceBook) -> Mapping[tuple[str, str, str, str, int], Price]:
-    return {_price_place(price): price for price in book.prices}
-
-
-def _change_of_past(old: Price | None, new: Price | None, after: PriceBook) -> str:
-    """Description of an invalid change in a version; empty if there is none."""
-    published = after.published_ns
-    if old is None or new is None:
-        return _change_of_set(old, new, after)
-    rest = replace(old, to_ns=new.to_ns) != new
-    if old.from_ns >= published:
-        wrong = rest and new.version != after.version
-        return f"changed in {_expected_version(new, after)}" if wrong else ""
-    if rest:
-        return f"changed, although it was valid before {format_timestamp(published)}"
-    if old.to_ns != new.to_ns and min(old.to_ns, new.to_ns) < published:
-        return (
-            f"its end is changed in the past: {format_timestamp(old.to_ns)} to "
-            f"{format_timestamp(new.to_ns)}"
-        )
-    return ""
-
-
-def _change_of_set(old: Price | None, new: Price | None, after: PriceBook) -> str:
-    published = after.published_ns
-    if old is not None and old.from_ns < published:
-        return f"missing, although it was valid before {format_timestamp(published)}"
-    if new is not None and new.from_ns < published:
-        return (
-            f"added with a start before {format_timestamp(published)}, the publication of the book"
-        )
-    if new is not None and new.version != after.version:
-        return f"added in {_expected_version(new, after)}"
-    return ""
-
-
-def _expected_version(price: Price, book: PriceBook) -> str:
-    return f"version {book.version}: expected version = {book.version}, not {price.version}"
-
-
-_MAX = (1 << 63) - 1
-"""Maximum of a database integer."""
-_StoredInteger = Annotated[int, msgspec.Meta(ge=0, le=_MAX)]
-_Positive = Annotated[int, msgspec.Meta(ge=1, le=_MAX)]
-_Moment = Annotated[datetime, msgspec.Meta(tz=True)]
-_Name = Annotated[str, msgspec.Meta(min_length=1)]
-_Table = TypeVar("_Table", bound=msgspec.Struct)
-
-
-class _PriceTable(msgspec.Struct, forbid_unknown_fields=True):
-    sku: _Name
-    tariff: Tariff
-    version: _Positive
-    from_: _Moment = msgspec.field(name="from")
-    to: _Moment | None = None
-    tenant: str = ""
-    mig_profile: str = ""
-    nano_per_gpu_hour: _StoredInteger | None = None
-    nano_per_instance_hour: _StoredInteger | None = None
-    nano_per_kilowatt_hour: _StoredInteger | None = None
-    minimum_seconds: _StoredInteger = 0
-    granularity_seconds: _Positive | None = None
-    at_claim_start: bool = False
-
-
-class _BookTable(msgspec.Struct, forbid_unknown_fields=True):
-    version: _Positive
-    published: _Moment
-    currency: str
-    price: list[dict[str, Any]] = []
-
-
-def parse_price_book(text: str, file: str) -> PriceBook:
-    """Parse the price book in a file's text; `file` is its name, for messages.
-
-    Raises PriceBookError with the file, the table and the error.
-    """
-    try:
-        document = parse_toml(text)
-    except TomlError as error:
-        message = f"cannot read the price book {file}: invalid TOML: {error}"
-        raise PriceBookError(message) from error
-    book = _convert(document, _BookTable, f"price book {file}")
-    prices = tuple(
-        _price(table, f"price book {file}: [[price]] number {number}")
-        for number, table in enumerate(book.price, start=1)
-    )
-    try:
-        published_ns = _timestamp_ns(book.published, "published")
-        return PriceBook(book.version, published_ns, book.currency, prices)
-    except (PriceBookError, UnknownCurrencyError) as error:
-        message = f"invalid price book {file}: {error}"
-        raise PriceBookError(message) from error
-
-
-def _convert(document: dict[str, Any], kind: type[_Table], location: str) -> _Table:
-    with convert_errors(msgspec.ValidationError, PriceBookError, f"invalid {location}: "):
-        return msgspec.convert(document, kind, strict=True)
-
-
-def _timestamp_ns(moment: datetime, key: str) -> int:
-    with convert_errors(ValueError, PriceBookError, f"invalid {key}: "):
-        return parse_timestamp(moment)
-
-
-def _price(document: dict[str, Any], location: str) -> Price:
-    table = _convert(document, _PriceTable, location)
-    prices_by_unit = {
-        PriceUnit.GPU_HOURS: table.nano_per_gpu_hour,
-        PriceUnit.INSTANCE_HOURS: table.nano_per_instance_hour,
-        PriceUnit.KILOWATT_HOURS: table.nano_per_kilowatt_hour,
-    }
-    prices = [(unit, nano) for unit, nano in prices_by_unit.items() if nano is not None]
-    if len(prices) != 1:
-        message = (
-            f"invalid {location}: {table.sku}, {table.tariff}: {len(prices)} prices: expected one of"
-            " nano_per_gpu_hour, nano_per_instance_hour and nano_per_kilowatt_hour"
-        )
-        raise PriceBookError(message)
-    ((unit, nano),) = prices
-    granularity = table.granularity_seconds
-    with convert_errors(PriceBookError, PriceBookError, f"invalid {location}: "):
-        return Price(
-            sku=table.sku,
-            tariff=table.tariff,
-            nano=nano,
-            from_ns=_timestamp_ns(table.from_, "from"),
-            to_ns=FOREVER_NS if table.to is None else _timestamp_ns(table.to, "to"),
-            tenant=table.tenant,
-            mig_profile=table.mig_profile,
-            unit=unit,
-            version=table.version,
-            minimum_ns=table.minimum_seconds * SECOND_NS,
-            granularity_ns=1 if granularity is None else granularity * SECOND_NS,
-            at_claim_start=table.at_claim_start,
-        )

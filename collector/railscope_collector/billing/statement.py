@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from railscope.timestamps import DAY_NS, SECOND_NS, format_timestamp
-from railscope_collector.billing import charges as charge_types, invoices, period_rating
+from railscope_collector.billing import charges as charge_types, invoices, undecided_use
 from railscope_collector.ledger import audit_outbox, row_conversion
 from railscope_collector.metering import evidence, tiling, units
 
@@ -54,7 +54,7 @@ class TenantStatement:
 
     invoice: invoices.Invoice
     seller: str = ""
-    undecided: Sequence[period_rating.UndecidedUse] = ()
+    undecided: Sequence[undecided_use.UndecidedUse] = ()
     revisions: Mapping[row_conversion.GpuDay, int] = field(default_factory=dict)
     roots: Mapping[str, str] = field(default_factory=dict)
     audit: audit_outbox.LogPosition | None = None

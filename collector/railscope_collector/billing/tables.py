@@ -15,9 +15,10 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from railscope_collector.billing import period_rating
+from railscope_collector.billing import undecided_use
 from railscope_collector.billing.charges import Charge, ChargeKind, PriceUnit
-from railscope_collector.billing.invoices import Invoice, InvoiceLine, InvoiceStatus, PeriodClosing
+from railscope_collector.billing.closing_record import PeriodClosing
+from railscope_collector.billing.invoices import Invoice, InvoiceLine, InvoiceStatus
 from railscope_collector.ledger import row_conversion, schema
 from railscope_collector.metering.units import Period
 
@@ -224,7 +225,7 @@ def invoice_from_row(row: sa.Row[Any], lines: Iterable[InvoiceLine]) -> Invoice:
     )
 
 
-def review_row(closing: int, number: int, use: period_rating.UndecidedUse) -> dict[str, Any]:
+def review_row(closing: int, number: int, use: undecided_use.UndecidedUse) -> dict[str, Any]:
     """Row of undecided use of a closing."""
     exact_units = str(use.units) if use.units % 1 else None
     return schema.to_row(
@@ -232,7 +233,7 @@ def review_row(closing: int, number: int, use: period_rating.UndecidedUse) -> di
     )
 
 
-def review_from_row(row: sa.Row[Any]) -> period_rating.UndecidedUse:
+def review_from_row(row: sa.Row[Any]) -> undecided_use.UndecidedUse:
     """Undecided use of a closing, from its row."""
     units = row.units if row.exact_units is None else Fraction(row.exact_units)
-    return schema.from_row(period_rating.UndecidedUse, row, units=units)
+    return schema.from_row(undecided_use.UndecidedUse, row, units=units)

@@ -13,7 +13,7 @@ from railscope_collector.commands import command_options
 from railscope_collector.evidence import evidence_archive
 from railscope_collector.finalization import archived_days
 from railscope_collector.finalization.evidence_retention import EvidenceRetention
-from railscope_collector.jobs import job_metering
+from railscope_collector.jobs import job_report
 from railscope_collector.ledger import ledger_store
 from railscope_collector.metering.units import Period
 
@@ -52,11 +52,11 @@ def list_command(place: command_options.CommandContext, period: Period | None, n
                 f"{len(file.nodes):,}",
                 f"{file.facts:,}",
                 f"{file.size_bytes:,}",
-                job_metering.format_count(deleted, "node") if deleted else "",
+                job_report.format_count(deleted, "node") if deleted else "",
                 f"{file.location}/{file.name}",
             )
             rows.append(row)
-    for line in job_metering.format_table(rows, {3, 4, 5}) if len(rows) > 1 else ["no file"]:
+    for line in job_report.format_table(rows, {3, 4, 5}) if len(rows) > 1 else ["no file"]:
         click.echo(line)
 
 
@@ -78,7 +78,7 @@ def verify_command(place: command_options.CommandContext, period: Period | None,
             except archive_stores.ArchiveError as error:
                 problems += 1
                 click.echo(f"BROKEN {error}")
-    click.echo(f"{job_metering.format_count(files, 'file')} compared, {problems:,} broken")
+    click.echo(f"{job_report.format_count(files, 'file')} compared, {problems:,} broken")
     sys.exit(1 if problems else 0)
 
 
@@ -97,7 +97,7 @@ def restore_command(place: command_options.CommandContext, period: Period, node:
             if archive.deleted_nodes(file):
                 files += 1
                 count = archive.restore(file, time.time_ns())
-                click.echo(f"restored {file.name}: {job_metering.format_count(count, 'fact')}")
+                click.echo(f"restored {file.name}: {job_report.format_count(count, 'fact')}")
     if not files:
         click.echo("nothing to restore: the database has all evidence of these files")
 
@@ -118,7 +118,7 @@ def recompute_command(place: command_options.CommandContext, period: Period, nod
         for day in days:
             found = archived_days.recompute_day(archive, ledger, day, node)
             name = evidence_archive.format_day(day)
-            equal = job_metering.format_count(found.equal, "GPU-day")
+            equal = job_report.format_count(found.equal, "GPU-day")
             click.echo(f"{name}: {equal} equal, {len(found.problems):,} problems")
             for problem in found.problems:
                 has_problem = True

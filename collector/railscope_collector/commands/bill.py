@@ -19,9 +19,10 @@ from railscope_collector.billing import (
     billing_demo,
     export,
     export_provenance,
-    focus_files,
+    focus_columns,
+    focus_parquet,
     period_closing,
-    statement_formats,
+    statement_text,
     tenant_statements,
 )
 from railscope_collector.billing.invoices import Invoice
@@ -60,8 +61,8 @@ formats_option = click.option(
 @click.argument("directory", metavar="OUT", type=click.Path(file_okay=False, path_type=Path))
 @click.option(
     "--focus",
-    type=click.Choice([focus_files.FOCUS_VERSION]),
-    default=focus_files.FOCUS_VERSION,
+    type=click.Choice([focus_columns.FOCUS_VERSION]),
+    default=focus_columns.FOCUS_VERSION,
     show_default=True,
     expose_value=False,
     help="FOCUS version.",
@@ -136,7 +137,7 @@ def write_export(
         manifest = export.export_invoices(
             invoices, order, directory, replace=replace, record=recorder
         )
-    except focus_files.NoParquetError as error:
+    except focus_parquet.NoParquetError as error:
         message = f"{error}; fix: install it, or export with --format csv"
         raise click.ClickException(message) from error
     except (BillingError, OverflowError) as error:
@@ -217,7 +218,7 @@ def _run_demo(
             issued = tenant_statements.read_invoice_statement(
                 books, invoice.invoice_id, billing_demo.SELLER.provider
             )
-            click.echo(f"\n{statement_formats.as_text(issued)}")
+            click.echo(f"\n{statement_text.as_text(issued)}")
         for finding in books.store.reviews(closed.closing.number):
             if not finding.tenant:
                 click.echo(f"\nnot billed until decided, no tenant: {finding}")

@@ -22,7 +22,15 @@ import click
 
 from railscope import cli, convert_errors, untrusted_text
 from railscope.timestamps import HOUR_NS, format_timestamp, from_datetime
-from railscope_collector.billing import administration, charges, invoices, price_book
+from railscope_collector.billing import (
+    administration,
+    charges,
+    closing_record,
+    invoices,
+    price_book,
+    price_book_file,
+    price_book_versions,
+)
 from railscope_collector.commands import bill_periods, command_options, scheduler_options
 from railscope_collector.evidence import evidence_store, review_decisions
 from railscope_collector.ledger.database import Database
@@ -285,7 +293,7 @@ def check(file: Path, before: Path | None) -> None:
     book = _parse_file(file)
     if before is not None:
         try:
-            price_book.check_appended(_parse_file(before), book)
+            price_book_versions.check_appended(_parse_file(before), book)
         except price_book.PriceBookError as error:
             message = f"invalid price book {file}: {error}"
             raise click.ClickException(message) from error
@@ -323,7 +331,7 @@ def show(place: command_options.CommandContext, version: int | None, form: str) 
     if published is None:
         version_name = f"version {version}" if version else "a price book"
         message = f"{version_name} is not published; fix: run `railscope bill prices publish FILE`"
-        raise invoices.ClosingError(message)
+        raise closing_record.ClosingError(message)
     if form == "text":
         _print_price_book(published.book)
     else:
@@ -333,7 +341,7 @@ def show(place: command_options.CommandContext, version: int | None, form: str) 
 def _parse_file(file: Path) -> price_book.PriceBook:
     """Parse the price book in a file. Raises ClickException."""
     with convert_errors(price_book.PriceBookError, click.ClickException):
-        return price_book.parse_price_book(scheduler_options.parse_file(file, str), str(file))
+        return price_book_file.parse_price_book(scheduler_options.parse_file(file, str), str(file))
 
 
 def _print_price_book(book: price_book.PriceBook) -> None:

@@ -22,17 +22,19 @@ from railscope.cli import format_option
 from railscope.timestamps import SECOND_NS, format_timestamp
 from railscope_collector.billing import (
     billing_listing,
+    billing_reader,
     charges,
     period_closing,
     period_completeness,
-    period_rating,
     reconciliation,
+    reconciliation_check,
     tenant_statements,
+    undecided_use,
 )
 from railscope_collector.billing.invoices import Invoice
 from railscope_collector.billing.statement import TenantStatement
 from railscope_collector.commands import command_options, scheduler_options
-from railscope_collector.jobs import imported_lists, job_metering, scheduler_records
+from railscope_collector.jobs import imported_lists, job_report, scheduler_records
 from railscope_collector.ledger import ledger_queries, row_conversion, schema
 from railscope_collector.ledger.database import Database
 from railscope_collector.metering import units
@@ -42,7 +44,7 @@ _MAX_SHOWN = 10
 
 
 def _statement_options(command: Callable[..., None]) -> Callable[..., None]:
-    form = format_option(*tenant_statements.STATEMENT_FORMATS)
+    form = format_option(*billing_reader.STATEMENT_FORMATS)
     file = click.option(
         "--output",
         "file",
@@ -54,7 +56,7 @@ def _statement_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def _write_statement(statement: TenantStatement, form: str, file: Path | None) -> None:
     """Print a statement, or write it to a file. Raises ClickException."""
-    content = tenant_statements.STATEMENT_FORMATS[form](statement)
+    content = billing_reader.STATEMENT_FORMATS[form](statement)
     if file is None:
         click.echo(content.decode(), nl=False)
         return
@@ -210,21 +212,21 @@ def format_closing(closed: period_closing.ClosedPeriod) -> list[str]:
     return [*lines, *_invoices(closed.invoices), f"root {closing.manifest_root}"]
 
 
-def format_checks(checks: Sequence[reconciliation.ReconciliationCheck]) -> list[str]:
+def format_checks(checks: Sequence[reconciliation_check.ReconciliationCheck]) -> list[str]:
     """Comparisons in aligned columns."""
     rows = [("rule", "check", "compared", "difference", "result")]
     rows += [
         (check.rule, check.title, f"{check.parts:,}", _difference(check), _remark(check))
         for check in checks
     ]
-    return job_metering.format_table(rows, {2, 3})
+    return job_report.format_table(rows, {2, 3})
 
 
-def _difference(check: reconciliation.ReconciliationCheck) -> str:
+def _difference(check: reconciliation_check.ReconciliationCheck) -> str:
     return "" if check.bound is not None else str(check.difference)
 
 
-def _remark(check: reconciliation.ReconciliationCheck) -> str:
+def _remark(check: reconciliation_check.ReconciliationCheck) -> str:
     if check.bound is not None:
         difference, bound = _percent(check.found), _percent(check.bound)
         return f"{difference}, {'within' if check.is_within_bound else 'ABOVE'} {bound}"
@@ -254,7 +256,7 @@ def _invoices(invoices: Sequence[Invoice]) -> list[str]:
         )
         for invoice in invoices
     ]
-    return job_metering.format_table(rows, {3, 4})
+    return job_report.format_table(rows, {3, 4})
 
 
 def _format_incomplete_lists(books: period_closing.BillingBooks, period: units.Period) -> list[str]:
@@ -262,7 +264,7 @@ def _format_incomplete_lists(books: period_closing.BillingBooks, period: units.P
     lines = []
     for jobs in imported_lists.newest_lists(books.ledger.database):
         if jobs.rejected_count and jobs.period.overlaps(period):
-            count = job_metering.format_count(jobs.rejected_count, "line")
+            count = job_report.format_count(jobs.rejected_count, "line")
             lines.append(f"incomplete job list {jobs}: {count} not imported")
             lines += [f"  {line}" for line in jobs.rejected[:_MAX_SHOWN]]
             if jobs.rejected_count > _MAX_SHOWN:
@@ -270,7 +272,7 @@ def _format_incomplete_lists(books: period_closing.BillingBooks, period: units.P
     return lines
 
 
-def _print_unassigned_use(reviews: Iterable[period_rating.UndecidedUse]) -> None:
+def _print_unassigned_use(reviews: Iterable[undecided_use.UndecidedUse]) -> None:
     for review in reviews:
         prefix = f"{review.tenant}: " if review.tenant else "no tenant: "
         click.echo(f"not billed until decided, {prefix}{review}")
@@ -320,11 +322,11 @@ def overlaps_command(
         ("GPU", "from", "to", "kind", "requested by", "held by", "GPU-seconds")
     ]
     rows += (_overlap_row(overlap) for overlap in overlaps)
-    for line in job_metering.format_table(rows, {6}) if overlaps else ():
+    for line in job_report.format_table(rows, {6}) if overlaps else ():
         click.echo(line)
     total = sum((overlap.gpu_seconds for overlap in overlaps), Fraction(0))
     click.echo(
-        f"{job_metering.format_count(len(overlaps), 'overlap')}, {charges.format_decimal(total, _PLACES)} GPU-seconds moved"
+        f"{job_report.format_count(len(overlaps), 'overlap')}, {charges.format_decimal(total, _PLACES)} GPU-seconds moved"
     )
 
 

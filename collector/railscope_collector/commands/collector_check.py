@@ -35,7 +35,7 @@ from railscope_collector.sinks import SinkError, influx, slurm_drain
 from railscope_collector.sinks.remote_write import RemoteWriteSink
 from railscope_collector.switches.otlp_receiver import OtlpReceiver
 from railscope_collector.switches.switch_polling import SwitchPolling
-from railscope_collector.workloads.job_roster import compile_pattern
+from railscope_collector.workloads.pod_jobs import compile_pattern
 
 LOW_FREE_BYTES = 1 << 30
 MAX_NAMED = 8

@@ -18,7 +18,12 @@ from railscope import convert_errors, service, settings
 from railscope.audit.record import RecordActor
 from railscope_collector import archive_stores, clock, tables
 from railscope_collector.audit import ledger_watch
-from railscope_collector.billing import BillingError, invoices, period_closing, period_completeness
+from railscope_collector.billing import (
+    BillingError,
+    closing_record,
+    period_closing,
+    period_completeness,
+)
 from railscope_collector.config import PREFIX, CollectorSettings
 from railscope_collector.evidence import archive_files, evidence_archive, evidence_store
 from railscope_collector.files import seller_file
@@ -115,13 +120,13 @@ class CommandContext:
             state = clock.read_state(file.parent)
         except clock.ClockFileError as error:
             message = f"{error}; fix: restore the file, or run `railscope collector accept-loss`"
-            raise invoices.ClosingError(message) from error
+            raise closing_record.ClosingError(message) from error
         if state is not None and state.hold_reason:
             message = (
                 f"the collector's clock is suspect: {state.hold_reason}; fix: correct the clock, or run"
                 " `railscope collector accept-clock`"
             )
-            raise invoices.ClosingError(message)
+            raise closing_record.ClosingError(message)
 
     def _state_directory(self) -> Path:
         return service.state_directory(self.settings)

@@ -42,13 +42,13 @@ from railscope_collector.diagnosis.incident_report import describe, incident_doc
 from railscope_collector.diagnosis.jobs import ClaimedGpus, PeerGroups, owner_as_tenant
 from railscope_collector.diagnosis.quantities import QUANTITIES
 from railscope_collector.diagnosis.switch_evidence import LinkedPort
-from railscope_collector.files import tenancy_files
+from railscope_collector.files import tenants_file
 from railscope_collector.files.watched_file import FileError
 from railscope_collector.fleet.schema_files import SchemaFiles, decode_schema
 from railscope_collector.fleet.sheets import check_batch
 from railscope_collector.framelog import segment_files
 from railscope_collector.switches import switch_settings
-from railscope_collector.workloads.job_roster import compile_pattern
+from railscope_collector.workloads.pod_jobs import compile_pattern
 
 MAX_ENVELOPE_BYTES = 256 << 20
 MAX_ROWS = 1 << 20
@@ -153,10 +153,10 @@ def _site(config: Path | None) -> _Site:
     """Return claims with the tenants of owners, thresholds and cabling. Raises SettingsError, DiagnoseError."""
     loaded = load_settings(config)
     pods = compile_pattern(loaded.pod_job_pattern)
-    file, mappings = loaded.tenants_file, tenancy_files.TenantMappings()
+    file, mappings = loaded.tenants_file, tenants_file.TenantMappings()
     try:
         if file:
-            mappings = tenancy_files.parse_tenants(Path(file).read_text(encoding="utf-8"))
+            mappings = tenants_file.parse_tenants(Path(file).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, FileError) as error:
         message = f"cannot read tenants_file {file}: {error}"
         raise DiagnoseError(message) from error

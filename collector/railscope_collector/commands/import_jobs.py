@@ -14,11 +14,15 @@ from railscope.timestamps import DAY_NS, TimestampError, parse_timestamp
 from railscope_collector.audit.ledger_watch import compare_before_writes
 from railscope_collector.commands import command_options, scheduler_options
 from railscope_collector.jobs import (
+    account_tenants,
+    gpu_models,
     imported_lists,
     job_list,
     job_list_import,
     job_list_reader,
     job_metering,
+    job_report,
+    placeholder_gpus,
 )
 from railscope_collector.ledger import database, ledger_store, record_draft
 from railscope_collector.metering.units import Period
@@ -43,7 +47,7 @@ class _ImportOptions:
     source: str | None
     period: Period | None
     as_of_ns: int | None
-    models: job_list.GpuModels
+    models: gpu_models.GpuModels
     placeholders: bool
     as_observed: bool
     replace: bool
@@ -150,10 +154,10 @@ def import_jobs(  # noqa: PLR0913 - each is an option
     by = command_options.operator_now(name or "")
     if as_of_ns is not None:
         as_of_ns = min(as_of_ns, by.now_ns)
-    models = job_list.GpuModels(default=sku)
+    models = gpu_models.GpuModels(default=sku)
     if inventory_path is not None:
         models = scheduler_options.parse_file(
-            inventory_path, lambda text: job_list.parse_models(text, sku)
+            inventory_path, lambda text: gpu_models.parse_models(text, sku)
         )
     order = _ImportOptions(
         url, source, period, as_of_ns, models, placeholders, as_observed, replace
@@ -167,8 +171,8 @@ def import_jobs(  # noqa: PLR0913 - each is an option
         )
 
     form, jobs = scheduler_options.parse_file(file, read)
-    jobs = job_list.map_list_tenants(
-        jobs, job_list.TENANT_SOURCES[form], scheduler_options.read_tenants(tenants_path)
+    jobs = account_tenants.map_list_tenants(
+        jobs, account_tenants.CLAIM_PROVIDERS[form], scheduler_options.read_tenants(tenants_path)
     )
     try:
         shown, imported = _import(jobs, form, order, by)
@@ -182,15 +186,15 @@ def import_jobs(  # noqa: PLR0913 - each is an option
         )
         raise click.ClickException(message)
     if as_json:
-        document = job_metering.report_document(shown, metered)
+        document = job_report.report_document(shown, metered)
         if imported:
             document["ledger"] = imported._asdict()
         click.echo(json.dumps(document, indent=2))
         return
-    for line in job_metering.report_text(shown, metered):
+    for line in job_report.report_text(shown, metered):
         click.echo(line)
     if imported:
-        days_written = job_metering.format_count(imported.added, "GPU-day")
+        days_written = job_report.format_count(imported.added, "GPU-day")
         click.echo(f"ledger: {days_written} written, {imported.unchanged} unchanged")
 
 
@@ -199,7 +203,10 @@ def _import(
 ) -> tuple[job_list.JobList, job_list_import.ImportCounts | None]:
     """The jobs to print, and the result of the import. Raises JobLedgerError, UnusableLedgerError."""
     cluster = f":{jobs.cluster}" if jobs.cluster else ""
-    period, source = order.period, order.source or f"{job_list.TENANT_SOURCES[form]}{cluster}"
+    period, source = (
+        order.period,
+        order.source or f"{account_tenants.CLAIM_PROVIDERS[form]}{cluster}",
+    )
     if period is None and order.url is not None:
         period = _covered_days(jobs, order.as_of_ns)
     as_of_ns = order.as_of_ns or by.now_ns
@@ -211,9 +218,9 @@ def _import(
     elif order.as_of_ns is not None:
         jobs = job_list.end_running_jobs(jobs, order.as_of_ns)
     placed = (
-        job_list_import.number_placeholders(jobs.jobs, source, order.models)
+        placeholder_gpus.number_placeholders(jobs.jobs, source, order.models)
         if order.placeholders
-        else job_list_import.PlaceholderGpus([], {})
+        else placeholder_gpus.PlaceholderGpus([], {})
     )
     if order.placeholders:
         jobs = msgspec.structs.replace(jobs, jobs=tuple(placed.jobs))

@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import click
 
 from railscope import convert_errors, timestamps
-from railscope_collector.files import tenancy_files, watched_file
+from railscope_collector.files import tenants_file, watched_file
 from railscope_collector.jobs import JobsError, job_reconciliation, scheduler_records
 from railscope_collector.ledger import ledger_store
 from railscope_collector.metering.units import Period
@@ -92,12 +92,12 @@ def find_time_zone(name: str | None) -> ZoneInfo | None:
         raise click.BadParameter(message, param_hint="--timezone") from error
 
 
-def read_tenants(path: Path | None) -> tenancy_files.TenantMappings:
+def read_tenants(path: Path | None) -> tenants_file.TenantMappings:
     """Account assignments of a file, empty without one. Raises ClickException."""
     return (
-        tenancy_files.TenantMappings()
+        tenants_file.TenantMappings()
         if path is None
-        else parse_file(path, tenancy_files.parse_tenants)
+        else parse_file(path, tenants_file.parse_tenants)
     )
 
 

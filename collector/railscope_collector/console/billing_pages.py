@@ -16,11 +16,12 @@ from railscope.timestamps import SECOND_NS, format_timestamp
 from railscope_collector.billing import (
     BillingError,
     billing_listing,
+    billing_reader,
     billing_store,
     charges,
     reconciliation,
+    reconciliation_check,
     statement as statements,
-    tenant_statements,
 )
 from railscope_collector.console import PageProblemError, page_cache, page_table
 from railscope_collector.files import seller_file
@@ -45,7 +46,7 @@ class StatementsModel(msgspec.Struct, frozen=True):
 
     tenant: str
     """The only tenant; empty for all."""
-    rows: tuple[tenant_statements.IssuedInvoice, ...]
+    rows: tuple[billing_reader.IssuedInvoice, ...]
     found: int
     page: int
     pages: int
@@ -153,12 +154,12 @@ class ReconciliationModel(msgspec.Struct, frozen=True):
 class BillingPages:
     """Models from the books; `open_books` blocks, and raises BillingUnavailableError."""
 
-    open_books: Callable[[], tenant_statements.BillingReader]
+    open_books: Callable[[], billing_reader.BillingReader]
     read_pool: ReadPool
     _reconciled: page_cache.PageCache[ReconciliationModel] = field(
         default_factory=page_cache.PageCache
     )
-    _charges: tenant_statements.MonthCharges | None = None
+    _charges: billing_reader.MonthCharges | None = None
     """Of all tenants, from the ledger and the prices at `_charges_head`."""
     _charges_head: head_chain.ChainHead | None = None
     _rating: asyncio.Task[None] | None = None
@@ -176,13 +177,11 @@ class BillingPages:
 
     async def issued(
         self, request: page_table.PageRequest, tenant: str | None
-    ) -> list[tenant_statements.IssuedInvoice]:
+    ) -> list[billing_reader.IssuedInvoice]:
         """Return the invoices of a tenant or of all, the oldest first. Raises PageProblemError."""
         return await self._read(request, lambda reader: reader.issued_invoices(tenant))
 
-    async def month_charges(
-        self, request: page_table.PageRequest
-    ) -> tenant_statements.MonthCharges:
+    async def month_charges(self, request: page_table.PageRequest) -> billing_reader.MonthCharges:
         """Return the charges so far of all tenants, rated once for each change of the ledger or the prices.
 
         While they are rated again, these are the previous ones, marked as outdated. Raises PageProblemError.
@@ -196,7 +195,7 @@ class BillingPages:
             if self._rating.done():
                 self._rating.result()
         if self._charges is None:
-            return tenant_statements.MonthCharges(problem="being computed")
+            return billing_reader.MonthCharges(problem="being computed")
         return replace(self._charges, is_outdated=self._charges_head != head)
 
     async def _rate(
@@ -213,12 +212,12 @@ class BillingPages:
     async def _read(
         self,
         request: page_table.PageRequest,
-        work: Callable[[tenant_statements.BillingReader], ResultT],
+        work: Callable[[billing_reader.BillingReader], ResultT],
     ) -> ResultT:
         """Return the result of reading the books. Raises PageProblemError."""
         try:
             return await self.read_pool.read(request.credential, lambda: work(self.open_books()))
-        except (tenant_statements.BillingUnavailableError, database.UnusableLedgerError) as error:
+        except (billing_reader.BillingUnavailableError, database.UnusableLedgerError) as error:
             raise PageProblemError(HTTPStatus.SERVICE_UNAVAILABLE, UNAVAILABLE) from error
         except BillingError as error:
             raise PageProblemError(HTTPStatus.CONFLICT, str(error)) from error
@@ -233,7 +232,7 @@ class BillingPages:
     async def _statement(self, request: page_table.PageRequest) -> StatementModel:
         tenant, period = request.parts["tenant"], _parse_period(request)
 
-        def make(reader: tenant_statements.BillingReader) -> StatementModel | None:
+        def make(reader: billing_reader.BillingReader) -> StatementModel | None:
             found = reader.read_statement(tenant, period)
             return None if found is None else _statement_model(found, reader.statement_forms)
 
@@ -244,7 +243,7 @@ class BillingPages:
         return model
 
     async def _billing(self, request: page_table.PageRequest) -> BillingModel:
-        def make(reader: tenant_statements.BillingReader) -> BillingModel:
+        def make(reader: billing_reader.BillingReader) -> BillingModel:
             store = reader.books.store
             opening, closings = store.opening(), store.closings()
             periods = sorted({closing.period for closing in closings}, reverse=True)
@@ -273,7 +272,7 @@ class BillingPages:
     async def _period(self, request: page_table.PageRequest) -> BillingPeriodModel:
         period = _parse_period(request)
 
-        def make(reader: tenant_statements.BillingReader) -> BillingPeriodModel | None:
+        def make(reader: billing_reader.BillingReader) -> BillingPeriodModel | None:
             store = reader.books.store
             closings = [closing for closing in store.closings() if closing.period == period]
             if not closings:
@@ -309,13 +308,13 @@ class BillingPages:
         """Compare a period once for each change of the ledger: every write of it adds a record to the outbox."""
         period = _parse_period(request)
 
-        def read_version(reader: tenant_statements.BillingReader) -> tuple[seller_file.Seller, int]:
+        def read_version(reader: billing_reader.BillingReader) -> tuple[seller_file.Seller, int]:
             with reader.books.store.database.transaction() as connection:
                 heads = reader.books.store.heads(period, connection=connection)
                 number = audit_outbox.newest_number(connection)
             return reader.seller(sorted({head.tenant for head in heads})), number
 
-        def make(reader: tenant_statements.BillingReader) -> ReconciliationModel:
+        def make(reader: billing_reader.BillingReader) -> ReconciliationModel:
             checks = reconciliation.reconcile_period(reader.books, period, seller)
             rows = tuple(map(check_row, checks))
             above = sum(not check.is_within_bound for check in checks)
@@ -383,7 +382,7 @@ def _invoice_row(head: billing_store.InvoiceHead) -> PeriodInvoiceRow:
     )
 
 
-def check_row(check: reconciliation.ReconciliationCheck) -> ReconciliationRow:
+def check_row(check: reconciliation_check.ReconciliationCheck) -> ReconciliationRow:
     """Return the row of a comparison."""
     if check.bound is None:
         result = "equal" if check.passes else "DIFFERS"

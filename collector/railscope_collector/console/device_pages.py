@@ -29,7 +29,7 @@ from railscope_collector.console import (
 from railscope_collector.diagnosis import entity_states
 from railscope_collector.fleet import schema_columns
 from railscope_collector.http import read_api
-from railscope_collector.switches import links
+from railscope_collector.switches import link_ends, links
 
 _MAX_EVENTS, _MAX_INCIDENTS, _MAX_STREAMS, _MAX_RAILS = 20, 10, 60, 64
 _NAMED = {
@@ -244,7 +244,7 @@ class DevicePages:
         self,
         row: entity_states.NodeRow,
         frames: list[_StreamReading],
-        ports: Mapping[str, links.Port],
+        ports: Mapping[str, link_ends.Port],
     ) -> Iterator[RailOfNode]:
         """Yield the rails of a node, with the readings of the devices on them."""
         found: dict[tuple[int, str, int], list[float | str]] = defaultdict(list)

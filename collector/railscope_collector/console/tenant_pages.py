@@ -11,9 +11,9 @@ import msgspec
 
 from railscope import claim_terms, service, timestamps
 from railscope_collector.account import account_cells, account_sums
-from railscope_collector.billing import charges, tenant_statements
+from railscope_collector.billing import billing_reader, charges
 from railscope_collector.console import PageProblemError, billing_pages, incident_pages, page_table
-from railscope_collector.files.tenancy_files import Quota
+from railscope_collector.files.quotas_file import Quota
 from railscope_collector.http import incidents_api, read_api
 from railscope_collector.metering import tiling, units
 from railscope_collector.view_refresh import CollectorViews
@@ -133,7 +133,7 @@ class TenantModel(msgspec.Struct, frozen=True):
     holdings: TenantHoldings | None = None
     incidents: TenantIncidents | None = None
     charges: TenantCharges | None = None
-    statements: tuple[tenant_statements.IssuedInvoice, ...] | None = None
+    statements: tuple[billing_reader.IssuedInvoice, ...] | None = None
     """The newest ones."""
     statements_problem: str = ""
 
@@ -179,7 +179,7 @@ class TenantPages:
                 statements, problem = tuple(reversed(issued[-MAX_STATEMENTS:])), ""
             except PageProblemError as error:
                 statements, problem = (), error.text
-                month = tenant_statements.MonthCharges(problem=problem)
+                month = billing_reader.MonthCharges(problem=problem)
             model = msgspec.structs.replace(
                 model,
                 charges=self._charges(request, month),
@@ -220,7 +220,7 @@ class TenantPages:
                 yield _quota_row(quota, account)
 
     def _charges(
-        self, request: page_table.PageRequest, month: tenant_statements.MonthCharges
+        self, request: page_table.PageRequest, month: billing_reader.MonthCharges
     ) -> TenantCharges:
         """Return the charges of a month with the budget then; without a month, the present budget."""
         tenant, timestamp_ns = request.parts["tenant"], self.api.views().timestamp_ns
@@ -267,7 +267,7 @@ class TenantPages:
 
 
 def charges_row(
-    month: tenant_statements.MonthCharges, tenant: str, budget: Fraction | None, problem: str
+    month: billing_reader.MonthCharges, tenant: str, budget: Fraction | None, problem: str
 ) -> TenantCharges:
     """Return the charges of a tenant, rounded once as on an invoice, and the use of its budget."""
     places = charges.currency_exponent(month.currency) if month.currency else _UNKNOWN_PLACES

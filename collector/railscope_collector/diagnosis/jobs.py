@@ -18,7 +18,8 @@ from railscope_collector.diagnosis.node_readings import NodeEvent
 from railscope_collector.diagnosis.quantities import DeviceKind
 from railscope_collector.diagnosis.slot_sums import Floats, Positions, median
 from railscope_collector.fleet import rail_cabling
-from railscope_collector.workloads.job_roster import NO_PODS, JobKey, job_of_pod
+from railscope_collector.workloads.job_roster import JobKey
+from railscope_collector.workloads.pod_jobs import NO_PODS, job_of_pod
 
 Flags: TypeAlias = NDArray[np.bool_]
 

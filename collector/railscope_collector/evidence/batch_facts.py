@@ -25,7 +25,7 @@ from railscope.wire import Batch, Envelope
 from railscope_collector.evidence import claim_events, gpu_node_history, node_intervals
 from railscope_collector.fleet import schema_columns, schemas, sheets
 from railscope_collector.framelog.segment_files import FrameRecord
-from railscope_collector.metering.evidence import GAP_NS
+from railscope_collector.metering.observation import GAP_NS
 
 _VALUE = np.dtype("<i8")
 MAX_SNAPPED_NS = 2_000_000_000

@@ -26,7 +26,7 @@ from railscope_collector.evidence import (
 )
 from railscope_collector.fleet import schema_columns, schemas
 from railscope_collector.framelog.segment_files import FrameRecord
-from railscope_collector.metering.evidence import QUARANTINE_NS
+from railscope_collector.metering.observation import QUARANTINE_NS
 
 FLAGGED_NS = 2_000_000_000
 """Clock offset of a node above which its samples are flagged; above a minute they are not used."""

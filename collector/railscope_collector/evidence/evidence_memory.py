@@ -23,7 +23,7 @@ from railscope_collector.evidence import (
 )
 from railscope_collector.fleet import schema_columns, schemas
 from railscope_collector.framelog.segment_files import FrameRecord
-from railscope_collector.metering.evidence import GAP_NS
+from railscope_collector.metering.observation import GAP_NS
 
 log = structlog.get_logger(__name__)
 

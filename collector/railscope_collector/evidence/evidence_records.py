@@ -20,7 +20,7 @@ from railscope.audit.record import RecordActor, RecordData, RecordSubject
 from railscope.timestamps import FOREVER_NS
 from railscope_collector.audit.event_records import normalize_text
 from railscope_collector.evidence import claim_events, node_intervals
-from railscope_collector.files import device_files, tenancy_files
+from railscope_collector.files import inventory_file, retirements_file, tenants_file
 from railscope_collector.ledger.record_draft import RecordDraft
 
 
@@ -37,20 +37,20 @@ class FileVersion(NamedTuple):
         """Return its audit records, each with its own id."""
         of = f"{self.recorded_ns}/{self.digest}"
         if self.kind == "tenants":
-            count = sum(1 for _ in tenancy_files.parse_tenants(self.text))
+            count = sum(1 for _ in tenants_file.parse_tenants(self.text))
             yield f"tenant_map/{of}", self._draft("billing.tenant_map", {"rows": count})
         elif self.kind == "inventory":
-            count = sum(1 for _ in device_files.parse_inventory(self.text))
+            count = sum(1 for _ in inventory_file.parse_inventory(self.text))
             data: RecordData = {"file": "inventory", "rows": count}
             yield f"inventory/{of}", self._draft("admin.config", data)
         elif self.kind == "retired":
             for number, (change, retirement) in enumerate(self._retirements()):
                 yield f"retired/{of}/{number}", self._retirement(change, retirement)
 
-    def _retirements(self) -> list[tuple[str, device_files.Retirement]]:
+    def _retirements(self) -> list[tuple[str, retirements_file.Retirement]]:
         """Return the added and the removed rows."""
         before, now = (
-            set(device_files.parse_retirements(text)) if text else set()
+            set(retirements_file.parse_retirements(text)) if text else set()
             for text in (self.before, self.text)
         )
         return [
@@ -58,7 +58,7 @@ class FileVersion(NamedTuple):
             *(("retired", retirement) for retirement in sorted(now - before)),
         ]
 
-    def _retirement(self, change: str, retirement: device_files.Retirement) -> RecordDraft:
+    def _retirement(self, change: str, retirement: retirements_file.Retirement) -> RecordDraft:
         data: RecordData = {
             "what": change,
             "from_ns": str(retirement.start_ns),

@@ -15,7 +15,13 @@ import sqlalchemy as sa
 
 from railscope.timestamps import DAY_NS, FOREVER_NS
 from railscope_collector.evidence import boot_starts, claim_events, node_intervals, review_rules
-from railscope_collector.files import device_files, tenancy_files
+from railscope_collector.files import (
+    calendar_file,
+    claims_file,
+    inventory_file,
+    retirements_file,
+    tenants_file,
+)
 from railscope_collector.ledger import schema
 from railscope_collector.ledger.schema import (
     insert_new,
@@ -25,7 +31,7 @@ from railscope_collector.ledger.schema import (
     texts,
     to_row,
 )
-from railscope_collector.metering import measures
+from railscope_collector.metering import counter_increments
 
 evidence_intervals = sa.Table(
     "evidence_part",
@@ -171,15 +177,15 @@ schema.cover_table("evidence archive", archives)
 schema.cover_table("evidence removal", removals)
 
 
-CONTEXT_NS = measures.MAX_INTERLEAVED_NS
+CONTEXT_NS = counter_increments.MAX_INTERLEAVED_NS
 """Time around a window that is read too, so that the window's edges do not affect the result."""
 _AT_ONCE = 500
 PARSERS: dict[str, Callable[[str], Any]] = {
-    "claims": tenancy_files.parse_claims,
-    "tenants": tenancy_files.parse_tenants,
-    "calendar": device_files.parse_calendar,
-    "retired": device_files.parse_retirements,
-    "inventory": device_files.parse_inventory,
+    "claims": claims_file.parse_claims,
+    "tenants": tenants_file.parse_tenants,
+    "calendar": calendar_file.parse_calendar,
+    "retired": retirements_file.parse_retirements,
+    "inventory": inventory_file.parse_inventory,
 }
 """Parser of each kind of file that metering depends on."""
 

@@ -24,7 +24,7 @@ from railscope_collector.evidence import (
     review_rules,
 )
 from railscope_collector.fleet import schema_columns
-from railscope_collector.metering.evidence import GAP_NS
+from railscope_collector.metering.observation import GAP_NS
 
 
 @dataclass(slots=True, eq=False)

@@ -19,13 +19,16 @@ from railscope_collector.evidence import (
     node_intervals,
     review_rules,
 )
-from railscope_collector.files.device_files import Calendar, DeviceInventory, RetiredGpus
-from railscope_collector.files.tenancy_files import FileClaims, TenantMappings
+from railscope_collector.files.calendar_file import Calendar
+from railscope_collector.files.claims_file import FileClaims
+from railscope_collector.files.inventory_file import DeviceInventory
+from railscope_collector.files.retirements_file import RetiredGpus
+from railscope_collector.files.tenants_file import TenantMappings
 from railscope_collector.fleet.schema_columns import ReportedMigInstance
 from railscope_collector.ledger import day_metering
 from railscope_collector.metering import (
+    counter_increments,
     evidence as usage_evidence,
-    measures,
     placement,
     timeline,
     units,
@@ -54,7 +57,7 @@ class AssembledGpu(msgspec.Struct, frozen=True):
     """Evidence of a GPU, increments of its counters, and its models."""
 
     evidence: usage_evidence.Evidence
-    counted: dict[measures.CountedQuantity, measures.CounterIncrements]
+    counted: dict[counter_increments.CountedQuantity, counter_increments.CounterIncrements]
     skus: day_metering.SkuHistory = ()
     profiles: dict[str, str] = {}
     """The MIG profiles of claims that have one."""

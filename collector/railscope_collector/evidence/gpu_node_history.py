@@ -24,7 +24,7 @@ import msgspec
 from railscope.timestamps import FOREVER_NS
 from railscope_collector.evidence import node_intervals
 from railscope_collector.evidence.node_intervals import NO_CONTACTS, SampleSpan, floor_ns
-from railscope_collector.metering import evidence, timeline
+from railscope_collector.metering import evidence, observation, timeline
 
 LEFT_NS = 120_000_000_000
 """A node that reports for this time without a GPU does not have it: drivers start in less."""
@@ -71,7 +71,7 @@ def divide_occupancy(listings: Iterable[NodeListing]) -> GpuOccupancy:
     taken: Periods = []
     for listing in accepted:
         near = unite_periods(
-            (span.first_ns - evidence.GAP_NS, span.last_ns + evidence.GAP_NS)
+            (span.first_ns - observation.GAP_NS, span.last_ns + observation.GAP_NS)
             for span in listing.listed
         )
         occupied[listing.node] = subtract_periods(near, taken)
@@ -159,7 +159,7 @@ def _contains(periods: Periods, timestamp_ns: int) -> bool:
 
 def has_left(reports: Periods, since_ns: int, until_ns: int) -> bool:
     """True if a node reported long enough without a GPU between two times at which it listed it."""
-    low, high = since_ns + evidence.GAP_NS, until_ns - evidence.GAP_NS
+    low, high = since_ns + observation.GAP_NS, until_ns - observation.GAP_NS
     first = bisect_left(reports, low, key=itemgetter(1))
     last = bisect_right(reports, high, key=itemgetter(0)) - 1
     if first > last:
@@ -222,13 +222,13 @@ def intersect_periods(periods: Sequence[Period], other_periods: Sequence[Period]
 def _owned_periods(listing: NodeListing) -> Periods:
     """Return the time in which a node has the GPU by its own reports, including gaps in them."""
     near = unite_periods(
-        (span.first_ns, span.last_ns + evidence.GAP_NS + 1) for span in listing.listed
+        (span.first_ns, span.last_ns + observation.GAP_NS + 1) for span in listing.listed
     )
     reports = join_spans(listing.reports)
     owned: Periods = []
     for position, (first_ns, end_ns) in enumerate(near):
         until_ns = near[position + 1][0] if position + 1 < len(near) else FOREVER_NS
-        left = has_left(reports, end_ns - evidence.GAP_NS - 1, until_ns)
+        left = has_left(reports, end_ns - observation.GAP_NS - 1, until_ns)
         owned.append((first_ns, end_ns if left else until_ns))
     return unite_periods(owned)
 
@@ -272,7 +272,7 @@ class GpuNodeHistory(msgspec.Struct, frozen=True):
     """Nodes in which a GPU was, its observed time, and the nodes with unused reports."""
 
     stays: tuple[evidence.NodeStay, ...]
-    sample_spans: tuple[evidence.BootSampleSpan, ...] = msgspec.field(name="stretches")
+    sample_spans: tuple[observation.BootSampleSpan, ...] = msgspec.field(name="stretches")
     rejected: tuple[tuple[str, str], ...] = ()
     """Pairs of nodes: the one that has the GPU, and the one that reported it at the same time."""
     under_review: Mapping[str, Periods] = {}
@@ -315,7 +315,7 @@ def find_node_history(
         if intersect_periods(periods, under_review)
     }
     sample_spans = tuple(
-        evidence.BootSampleSpan(
+        observation.BootSampleSpan(
             p.boot, span.first_ns, span.last_ns, span.uncertainty_ns, span.skew_ns
         )
         for p in observed

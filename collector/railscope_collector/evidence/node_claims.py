@@ -22,7 +22,7 @@ from railscope_collector.evidence import (
     review_rules,
 )
 from railscope_collector.evidence.boot_starts import BootStart
-from railscope_collector.files.tenancy_files import TenantMappings
+from railscope_collector.files.tenants_file import TenantMappings
 from railscope_collector.metering import evidence, timeline, units
 
 MAX_BEFORE_NS = 62 * DAY_NS

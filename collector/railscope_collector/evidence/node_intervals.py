@@ -25,7 +25,7 @@ import msgspec
 from railscope.timestamps import FOREVER_NS, SECOND_NS
 from railscope.wire import Envelope, SentAt
 from railscope_collector.fleet.schema_columns import CounterSubject, ReportedMigInstance
-from railscope_collector.metering.evidence import GAP_NS
+from railscope_collector.metering.observation import GAP_NS
 
 GRID_NS = 30_000_000_000
 INTERVAL_CELLS = 30

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from railscope.timestamps import DAY_NS, FOREVER_NS
 from railscope_collector.evidence.node_intervals import Contacts, FirstContact
-from railscope_collector.files.device_files import DeviceInventory, RetiredGpus
+from railscope_collector.files.inventory_file import DeviceInventory
+from railscope_collector.files.retirements_file import RetiredGpus
 from railscope_collector.metering.timeline import TimePiece, append_piece
 
 MAX_GPUS_AT_ONCE = 32

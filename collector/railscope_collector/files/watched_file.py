@@ -16,6 +16,8 @@ from railscope import convert_errors, service, timestamps, untrusted_text
 log = structlog.get_logger(__name__)
 
 MAX_QUOTED = 200
+SPAN_COLUMNS = (", from", ", to")
+"""`keys` of `parse_span` for a CSV file, so that a message names line and column."""
 _WATCH_SECONDS = 1.0
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 
 from railscope_collector.account import account_sums
 from railscope_collector.ledger import head_chain, ledger_queries, ledger_store, row_conversion
-from railscope_collector.metering import measures, units
+from railscope_collector.metering import amount_shares, counter_increments, units
 from railscope_collector.metering.tiling import SlotState
 
 _SUMMED_GPUS_AT_ONCE = 64
@@ -46,8 +46,8 @@ def _read_finalized_group(
         sums[key] = units.exact(sums.get(key, 0) + quantity)
     for share in connection.execute(ledger_queries.finalized_amounts(gpus)):
         amount_key = account_sums.AmountKey(
-            measures.CountedQuantity(share.measure),
-            measures.AmountAttribution(share.use),
+            counter_increments.CountedQuantity(share.measure),
+            amount_shares.AmountAttribution(share.use),
             share.tenant_id,
         )
         amount = ledger_queries.HALF * int(share.high) + int(share.low)

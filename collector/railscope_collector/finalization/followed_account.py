@@ -15,6 +15,7 @@ import structlog
 from railscope import timestamps
 from railscope_collector import config
 from railscope_collector.account import account_sums, live_account
+from railscope_collector.account.finalized_sums import FinalizedSums
 from railscope_collector.evidence import claim_events, evidence_book, evidence_tables
 from railscope_collector.finalization import day_writes, finalized_sums, open_days
 from railscope_collector.ledger import head_chain
@@ -110,7 +111,7 @@ class FollowedAccount:
         )
         async with self.live.lock:
             if not is_same:
-                self.live.finalized = live_account.FinalizedSums()
+                self.live.finalized = FinalizedSums()
                 self.live.amounts = account_sums.CounterAmounts()
             self.live.add_finalized(finalized)
         self._head = head

@@ -20,7 +20,7 @@ from railscope_collector.finalization.day_writes import MeteringStores
 from railscope_collector.finalization.due_days import GpuNodes, group_by_nodes
 from railscope_collector.fleet.schema_columns import AGENT_MEASURES
 from railscope_collector.ledger import database
-from railscope_collector.metering import measures
+from railscope_collector.metering import counter_increments
 
 
 class CountRequest(NamedTuple):
@@ -36,7 +36,7 @@ class OpenDayCount(NamedTuple):
     gpu: str
     upto_ns: int
     days: account_sums.OpenDayTotals
-    resets: list[tuple[measures.CountedQuantity, measures.CounterRestart]]
+    resets: list[tuple[counter_increments.CountedQuantity, counter_increments.CounterRestart]]
     """Resets of counters that the device keeps."""
 
 

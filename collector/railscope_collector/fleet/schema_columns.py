@@ -27,7 +27,7 @@ from railscope.claim_terms import SlotsError, parse_slots
 from railscope.frame import NO_RAIL
 from railscope.reading import PRESENT, Absent
 from railscope.wire import WireEntity, WireGroup, WireSchema, part_of_key, rails_of_entities
-from railscope_collector.metering import measures, units
+from railscope_collector.metering import counter_increments, units
 
 Positions: TypeAlias = npt.NDArray[np.intp]
 ColumnKey: TypeAlias = tuple[declare.Metric, tuple[str, ...]]
@@ -139,16 +139,24 @@ def job_columns(wire: WireSchema) -> JobColumns | None:
 MIG_STREAM = "mig"
 GPU, RDMA_PORT, _MIG, _NIC = "gpu", "rdma_port", "mig", "nic"
 _MEASURES = {
-    ("railscope_gpu_energy_joules_total", GPU): measures.CountedQuantity.ENERGY,
-    ("railscope_gpu_busy_seconds_total", GPU): measures.CountedQuantity.USED,
-    ("railscope_gpu_memory_used_byte_seconds_total", GPU): measures.CountedQuantity.MEMORY,
-    ("railscope_rdma_receive_bytes_total", RDMA_PORT): measures.CountedQuantity.RECEIVED,
-    ("railscope_rdma_transmit_bytes_total", RDMA_PORT): measures.CountedQuantity.TRANSMITTED,
-    ("railscope_nic_receive_bytes_total", _NIC): measures.CountedQuantity.RECEIVED,
-    ("railscope_nic_transmit_bytes_total", _NIC): measures.CountedQuantity.TRANSMITTED,
+    ("railscope_gpu_energy_joules_total", GPU): counter_increments.CountedQuantity.ENERGY,
+    ("railscope_gpu_busy_seconds_total", GPU): counter_increments.CountedQuantity.USED,
+    (
+        "railscope_gpu_memory_used_byte_seconds_total",
+        GPU,
+    ): counter_increments.CountedQuantity.MEMORY,
+    ("railscope_rdma_receive_bytes_total", RDMA_PORT): counter_increments.CountedQuantity.RECEIVED,
+    (
+        "railscope_rdma_transmit_bytes_total",
+        RDMA_PORT,
+    ): counter_increments.CountedQuantity.TRANSMITTED,
+    ("railscope_nic_receive_bytes_total", _NIC): counter_increments.CountedQuantity.RECEIVED,
+    ("railscope_nic_transmit_bytes_total", _NIC): counter_increments.CountedQuantity.TRANSMITTED,
 }
 _MEASURED = frozenset(metric for metric, _ in _MEASURES)
-AGENT_MEASURES = frozenset({measures.CountedQuantity.USED, measures.CountedQuantity.MEMORY})
+AGENT_MEASURES = frozenset(
+    {counter_increments.CountedQuantity.USED, counter_increments.CountedQuantity.MEMORY}
+)
 """Counters that the agent keeps: they restart with each run of it."""
 _PROFILE = re.compile(r"(?<!\d)(\d{1,3})g\.(\d{1,6})gb")
 _MODEL_MEMORY = re.compile(r"(?<!\d)(\d{1,6}) ?GB", re.IGNORECASE)
@@ -160,7 +168,7 @@ _TILINGS = ("compute", "memory")
 class CounterSubject(msgspec.Struct, frozen=True, array_like=True, order=True, gc=False):
     """Subject of a column: a GPU by its UUID, or the GPU on a rail of the node."""
 
-    measure: measures.CountedQuantity
+    measure: counter_increments.CountedQuantity
     gpu: str = ""
     rail: int = NO_RAIL
     port: str = ""

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from railscope_collector.access.access_trail import DeliveredExport
 from railscope_collector.access.credentials import Credential
-from railscope_collector.billing import period_closing, tenant_statements
+from railscope_collector.billing import billing_reader, period_closing
 from railscope_collector.files import seller_file
 from railscope_collector.http.access_control import selected_tenant
 from railscope_collector.http.json_responses import json_error, json_response
@@ -40,7 +40,7 @@ _SAFE_PAGE = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-
 class BillingApi:
     """Handlers of statements and exports. `billing` opens the books; it blocks, and raises BillingUnavailableError."""
 
-    billing: Callable[[], tenant_statements.BillingReader]
+    billing: Callable[[], billing_reader.BillingReader]
     read_pool: ReadPool
     on_export: Callable[[DeliveredExport], None] = lambda _exported: None
 
@@ -87,7 +87,7 @@ class BillingApi:
     ) -> BillingResultT:
         try:
             return await self.read_pool.read(credential, making)
-        except tenant_statements.BillingUnavailableError as error:
+        except billing_reader.BillingUnavailableError as error:
             text = "the ledger is unavailable\n"
             raise web.HTTPServiceUnavailable(text=text, headers={"Retry-After": "5"}) from error
 
@@ -128,12 +128,12 @@ class LedgerBooks:
     sellers: str = ""
     """File with the sellers and paying accounts; without one, each tenant pays for itself."""
 
-    def open(self) -> tenant_statements.BillingReader:
+    def open(self) -> billing_reader.BillingReader:
         """Open the books. Blocking; raises BillingUnavailableError if they are unavailable."""
         try:
-            return tenant_statements.BillingReader(
+            return billing_reader.BillingReader(
                 period_closing.BillingBooks.for_ledger(ledger_store.Ledger(self.database())),
                 lambda tenants: seller_file.find_seller(self.sellers, tenants),
             )
         except UnusableLedgerError as error:
-            raise tenant_statements.BillingUnavailableError(str(error)) from error
+            raise billing_reader.BillingUnavailableError(str(error)) from error

@@ -23,7 +23,7 @@ from aiohttp import web
 
 from railscope import claim_terms
 from railscope.catalog import METRICS, collector as catalog
-from railscope_collector import view_refresh, views as readings
+from railscope_collector import view_refresh
 from railscope_collector.access.credentials import Credential, Role
 from railscope_collector.diagnosis import incident_report as report
 from railscope_collector.diagnosis.entity_states import NO_DATA, STATES, diagnosis_problem
@@ -31,6 +31,7 @@ from railscope_collector.diagnosis.incident_classes import Severity
 from railscope_collector.diagnosis.incident_table import IncidentTable, ReportedIncident
 from railscope_collector.http import incidents_api, json_responses
 from railscope_collector.state.collector_state import CollectorState
+from railscope_collector.views import gpu_list
 from railscope_collector.workloads.job_roster import JobGpu
 
 MAX_LISTED = 1000
@@ -120,7 +121,7 @@ class FleetGpus:
     @cached_property
     def verdicts(self) -> npt.NDArray[np.int8]:
         """Position in STATES of the verdict of the agent on each GPU; unknown without a fresh one."""
-        codes = METRICS[readings.LISTED_METRICS[0]].states
+        codes = METRICS[gpu_list.LISTED_METRICS[0]].states
         verdicts = np.full(len(self.places), _UNKNOWN, np.int8)
         for code, name in codes.items():
             verdicts[self.values[0] == code] = STATES.index(name)
@@ -152,7 +153,7 @@ class FleetGpus:
 
     def value(self, position: int, names: Sequence[str]) -> float | None:
         """Return the first metric of a GPU that has a value."""
-        numbers = (float(self.values[readings.LISTED_METRICS.index(n), position]) for n in names)
+        numbers = (float(self.values[gpu_list.LISTED_METRICS.index(n), position]) for n in names)
         return next((number for number in numbers if math.isfinite(number)), None)
 
 

@@ -38,10 +38,11 @@ from railscope_collector.http import (
 )
 from railscope_collector.http.collector_metrics import CollectorMetrics, render
 from railscope_collector.http.write_probes import WriteProbe
-from railscope_collector.inventory.comparison import inventory_json
+from railscope_collector.inventory.inventory_view import inventory_json
 from railscope_collector.state.collector_state import CollectorState
 from railscope_collector.switches import all_switches, switch_view
-from railscope_collector.views import find_fresh_rows, node_rollups
+from railscope_collector.views.fresh_rows import find_fresh_rows
+from railscope_collector.views.rollups import node_rollups
 
 MAX_EVENTS = 1000
 _NOT_COMPUTED = "the views have not been computed yet"

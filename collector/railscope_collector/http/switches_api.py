@@ -20,7 +20,7 @@ from railscope_collector.fleet.fleet import SWITCH_PREFIX
 from railscope_collector.http.json_responses import json_error, tagged_response
 from railscope_collector.http.route_table import RouteHandlers
 from railscope_collector.state.collector_state import CollectorState
-from railscope_collector.switches import links, switch_reading, switch_view
+from railscope_collector.switches import link_ends, links, switch_reading, switch_view
 
 MAX_LISTED = 10_000
 """Links and cabling faults of one response."""
@@ -119,7 +119,7 @@ class SwitchesApi:
 
 def _ports(
     snapshot: switch_view.SwitchSnapshot,
-    own_links: Mapping[links.Port, links.PortLink],
+    own_links: Mapping[link_ends.Port, links.PortLink],
     hosts: Mapping[str, switch_view.SwitchSnapshot],
 ) -> list[dict[str, Any]]:
     """Return the ports with their readings, neighbours and links. Blocking."""

@@ -16,7 +16,7 @@ import msgspec
 
 from railscope.timestamps import FOREVER_NS, SECOND_NS
 from railscope.untrusted_text import DECODING_ERRORS
-from railscope_collector.jobs import job_list
+from railscope_collector.jobs import bad_lines, job_list, json_documents
 
 _WAITING = frozenset({"pending"})
 _RUNNING = frozenset({"running", "suspended"})
@@ -37,7 +37,7 @@ class _JobObject:
     def __init__(self, values: object) -> None:
         if not isinstance(values, dict):
             reason = f"{_display_value(values)}: expected a JSON object"
-            job_list.reject("", reason)
+            bad_lines.reject("", reason)
         self._values: dict[str, Any] = values
         self._is_database = "jobId" not in values
 
@@ -46,7 +46,7 @@ class _JobObject:
 
     def reject(self, field: str, reason: str) -> NoReturn:
         """Raise ShapeError about a field."""
-        job_list.reject(self.name_of(field), reason)
+        bad_lines.reject(self.name_of(field), reason)
 
     def name_of(self, field: str) -> str:
         """The name of a field in this object."""
@@ -85,7 +85,7 @@ class _JobObject:
 
 
 def read_clustercockpit(
-    lines: Iterable[str], bad: job_list.BadLines = job_list.RAISE_BAD_LINES
+    lines: Iterable[str], bad: bad_lines.BadLines = bad_lines.RAISE_BAD_LINES
 ) -> job_list.JobList:
     """Parse the jobs of a list; empty lines are ignored. Raises JobListError."""
     builder = job_list.JobListBuilder(bad)
@@ -101,7 +101,7 @@ def read_clustercockpit(
     return builder.build(clusters.pop() if len(clusters) == 1 else "")
 
 
-def _objects(text: str, bad: job_list.BadLines) -> Iterator[tuple[int, str, object]]:
+def _objects(text: str, bad: bad_lines.BadLines) -> Iterator[tuple[int, str, object]]:
     """The objects of a text, each with its number and the unit that is counted."""
     start = text.lstrip()
     whole: object = None
@@ -116,7 +116,7 @@ def _objects(text: str, bad: job_list.BadLines) -> Iterator[tuple[int, str, obje
         yield from ((number, "job", value) for number, value in enumerate(whole, 1))
     elif start.partition("\n")[0].strip() in ("{", "["):
         yield from (
-            (number, "document", value) for number, value in job_list.json_documents(text, bad)
+            (number, "document", value) for number, value in json_documents.parse(text, bad)
         )
     else:
         for number, line in enumerate(text.split("\n"), 1):
@@ -126,13 +126,13 @@ def _objects(text: str, bad: job_list.BadLines) -> Iterator[tuple[int, str, obje
                 yield number, "line", msgspec.json.decode(line)
             except DECODING_ERRORS as error:
                 bad.add(
-                    job_list.JobListError(
+                    bad_lines.JobListError(
                         number, "", f"invalid JSON: {error}: {_display_value(line)}"
                     )
                 )
 
 
-def _job(line: _JobObject, state: str, bad: job_list.BadLines) -> job_list.ListedJob:
+def _job(line: _JobObject, state: str, bad: bad_lines.BadLines) -> job_list.ListedJob:
     has_begun = state not in _WAITING
     start_ns = line.integer("startTime", 0) * SECOND_NS
     if has_begun:

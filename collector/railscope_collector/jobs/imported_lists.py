@@ -55,6 +55,7 @@ schema.cover_table("job list", job_lists, listed_jobs)
 MAX_REJECTED = 1000
 """Rejected lines of a list that are stored as text; all are counted."""
 IMPORT_LOCK = 0x7261_696C_6A6F_6273
+"""`railjobs` in ASCII: advisory locks of PostgreSQL are numbers that all applications of a database share."""
 
 
 class JobLedgerError(JobsError):

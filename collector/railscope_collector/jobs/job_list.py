@@ -1,31 +1,19 @@
-"""Job lists of any scheduler: jobs, GPUs of jobs and their models, tenants of accounts.
-
-Also the parser of consecutive JSON values, on separate lines or spanning several, that the list
-formats share.
-
-Models of GPUs, by GPU or by node, come from a CSV file with the columns node, gpu, model. `gpu` is
-the PCI address, or empty for all GPUs of the node; `model` is the name used in prices. A GPU's own
-row takes precedence over that of its node. Tenants of a scheduler's accounts and namespaces come
-from the tenants file.
-"""
+"""Job lists of any scheduler: jobs and their GPUs."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple
 
 import msgspec
 
-from railscope.timestamps import FOREVER_NS, SECOND_NS, format_timestamp
+from railscope.timestamps import FOREVER_NS, SECOND_NS
 from railscope.untrusted_text import ShapeError
-from railscope_collector.files.tenancy_files import TenantMappings, unmapped_tenant
-from railscope_collector.files.watched_file import FileError, read_rows
-from railscope_collector.jobs import JobsError
+from railscope_collector.jobs.bad_lines import BadLines, JobListError, reject
 
 LATEST_SECONDS = 1 << 32
 """Limit of start and duration of a job (the year 2106): its end fits into 63 bits of ns."""
@@ -37,55 +25,7 @@ MAX_GPUS = 1 << 16
 
 _ADDRESS = re.compile(r"(?:[0-9A-F]{4}|[0-9A-F]{8}):[0-9A-F]{2}:[0-9A-F]{2}\.[0-7]")
 _DOMAIN_DIGITS = 8
-
-
-class JobListError(JobsError, ValueError):
-    """A line is not a valid job. The message names the line, counted from 1, and the field.
-
-    In a list that does not consist of lines, `noun` names the unit that is counted.
-    """
-
-    def __init__(self, place: int, field: str, reason: str, noun: str = "line") -> None:
-        """`field` is empty if the line as a whole is invalid."""
-        self.place, self.field, self.reason, self.noun = place, field, reason, noun
-        location = f"{noun} {place}"
-        super().__init__(f"{location}: {field}: {reason}" if field else f"{location}: {reason}")
-
-
-def reject(field: str, reason: str) -> NoReturn:
-    """Raise ShapeError: the line is not a valid job; `field` is empty for the line as a whole."""
-    raise ShapeError(field, reason)
-
-
-class BadLines:
-    """Invalid lines of a list: raised at once, or collected while the rest is read.
-
-    `now_ns` is the time of the import: a job that starts or ends after it is invalid.
-    """
-
-    def __init__(self, *, collect: bool = False, now_ns: int = FOREVER_NS) -> None:
-        self.errors: list[JobListError] = []
-        self.now_ns = now_ns
-        self._collect = collect
-
-    def add(self, error: JobListError) -> None:
-        """Collect an error, or raise it if errors are not collected."""
-        if not self._collect:
-            raise error
-        self.errors.append(error)
-
-    def check_past(self, field: str, timestamp_ns: int, prefix: str = "") -> None:
-        """Check that an instant of a job is not later than now. Raises ShapeError."""
-        if timestamp_ns > self.now_ns:
-            reason = (
-                f"{prefix}{format_timestamp(timestamp_ns)}: expected a time not after now, "
-                f"{format_timestamp(self.now_ns)}"
-            )
-            reject(field, reason)
-
-
-RAISE_BAD_LINES = BadLines()
-"""Raises on every bad line."""
+"""NVML returns the domain with eight digits (`00000000:3B:00.0`), sysfs with four."""
 
 
 def check_gpu_count(field: str, gpus: int, nodes: int) -> None:
@@ -284,109 +224,3 @@ def pci_address(text: str) -> str | None:
         return None
     domain, _, rest = address.partition(":")
     return f"{domain.rjust(_DOMAIN_DIGITS, '0')}:{rest}"
-
-
-def json_documents(text: str, bad: BadLines) -> Iterator[tuple[int, Any]]:
-    """The values of a text, counted from 1.
-
-    Invalid JSON is a bad line; parsing continues at the next line that begins with a brace.
-    """
-    decoder = json.JSONDecoder()
-    offset, number = 0, 0
-    while offset < len(text):
-        if text[offset].isspace():
-            offset += 1
-            continue
-        number += 1
-        try:
-            value, offset = decoder.raw_decode(text, offset)
-        except (ValueError, RecursionError) as error:
-            bad.add(JobListError(number, "", f"invalid JSON: {error}", "document"))
-            following = text.find("\n{", offset + 1)
-            offset = following if following >= 0 else len(text)
-            continue
-        yield number, value
-
-
-MODELS_HEADER = ("node", "gpu", "model")
-
-
-@dataclass(frozen=True, slots=True)
-class GpuModels:
-    """Models by GPU, and by node; `default` if neither these nor a job list name one."""
-
-    by_gpu: dict[ListedGpu, str] = field(default_factory=dict)
-    by_node: dict[str, str] = field(default_factory=dict)
-    default: str = ""
-
-    def model(self, gpu: ListedGpu, listed: str) -> str:
-        """The model of a GPU; `listed` is its model in the list, empty without one."""
-        return self.by_gpu.get(gpu) or self.unnamed_model(gpu.node, listed)
-
-    def unnamed_model(self, node: str, listed: str) -> str:
-        """The model of an unnamed GPU of a node."""
-        return self.by_node.get(node) or listed or self.default
-
-
-def parse_models(text: str, default: str = "") -> GpuModels:
-    """Parse models from the text of a file. Raises FileError that names the line."""
-    models = GpuModels(default=default)
-    for number, (node, gpu, model) in read_rows(text, MODELS_HEADER):
-        location = f"line {number}"
-        if not node or not model:
-            message = (
-                f"invalid GPU model: {location}: node {node!r}, model {model!r}: expected both"
-            )
-            raise FileError(message)
-        if gpu:
-            key = ListedGpu(node, pci_address(gpu) or gpu)
-            before = models.by_gpu.setdefault(key, model)
-        else:
-            before = models.by_node.setdefault(node, model)
-        if before != model:
-            message = (
-                f"conflicting GPU models: {location}: {model!r} of {node} {gpu}".rstrip()
-                + f": expected {before!r} as in an earlier line"
-            )
-            raise FileError(message)
-    return models
-
-
-TENANT_SOURCES = {
-    "clustercockpit": "slurm",
-    "sacct": "slurm",
-    "kubernetes": "kubernetes",
-    "alibaba": "alibaba",
-}
-"""Source of claims of a format's jobs."""
-
-
-def map_tenants(jobs: Iterable[ListedJob], source: str, tenants: TenantMappings) -> list[ListedJob]:
-    """The jobs with the tenants of their accounts, split where the tenant of an account changes.
-
-    An account without a row keeps its name.
-    """
-    mapped: list[ListedJob] = []
-    for job in jobs:
-        default = unmapped_tenant(source, job.tenant)
-        pieces = tenants.timeline(source, job.tenant, job.start_ns, job.end_ns)
-        if not pieces:
-            mapped.append(job)  # it has no duration
-        for start_ns, end_ns, tenant in pieces:
-            name = job.tenant if tenant == default else tenant
-            part = msgspec.structs.replace(job, start_ns=start_ns, end_ns=end_ns, tenant=name)
-            mapped.append(part)
-    return sorted(mapped)
-
-
-def map_list_tenants(jobs: JobList, source: str, tenants: TenantMappings) -> JobList:
-    """A list with the tenants of its accounts."""
-    mapped_jobs = map_tenants([*jobs.jobs, *jobs.unended], source, tenants)
-    mapped = build_job_list(mapped_jobs, jobs.without_gpus, jobs.never_started)
-    return msgspec.structs.replace(jobs, jobs=mapped.jobs, unended=mapped.unended)
-
-
-def account_name(tenant: str) -> str:
-    """A tenant of the ledger as named in a list: `slurm:physics` is an account without a row."""
-    source, colon, owner = tenant.partition(":")
-    return owner if colon and source in TENANT_SOURCES.values() else tenant

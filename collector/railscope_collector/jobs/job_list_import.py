@@ -11,12 +11,8 @@ day names has no entries on that day.
 
 from __future__ import annotations
 
-import re
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
-from heapq import heappop, heappush
 from itertools import islice, pairwise
 from typing import NamedTuple
 
@@ -26,7 +22,8 @@ from sqlalchemy import Connection
 from railscope import __version__
 from railscope.claim_terms import ClaimAuthority
 from railscope.timestamps import DAY_NS
-from railscope_collector.jobs import imported_lists, job_list, job_metering
+from railscope_collector.jobs import gpu_models, imported_lists, job_list, job_metering
+from railscope_collector.jobs.placeholder_gpus import is_placeholder
 from railscope_collector.ledger import (
     day_metering,
     day_tiling,
@@ -36,11 +33,8 @@ from railscope_collector.ledger import (
     row_conversion,
     schema,
 )
-from railscope_collector.metering import evidence, timeline, units
+from railscope_collector.metering import evidence, observation, timeline, units
 
-STAND_IN = "unnamed"
-"""Node of GPUs that a list does not name."""
-_NUMBERED = re.compile(r"[:/][0-9]{6,}$", re.ASCII)
 _AT_ONCE = 1000
 _GPUS_AT_ONCE = 64
 
@@ -50,119 +44,6 @@ class ImportCounts(NamedTuple):
 
     added: int
     unchanged: int
-
-
-class PlaceholderGpus(NamedTuple):
-    """Jobs in order, with a numbered GPU in place of each GPU that is only counted."""
-
-    jobs: list[job_list.ListedJob]
-    models: dict[job_list.ListedGpu, str]
-    """Model of each numbered GPU, empty if unknown."""
-
-
-def number_placeholders(
-    jobs: Iterable[job_list.ListedJob], source: str, models: job_list.GpuModels
-) -> PlaceholderGpus:
-    """Number the GPUs that jobs of a source only count, by node and model, as placeholders.
-
-    There are as many as were held at once. The time per tenant does not depend on the assignment of
-    placeholders to jobs.
-    """
-    pools: dict[tuple[str, str], _PlaceholderPool] = defaultdict(_PlaceholderPool)
-    placeholders = PlaceholderGpus([], {})
-    for job in sorted(jobs):
-        gpus = [(gpu, job.part_on(gpu)) for gpu in job.gpus]
-        rest: list[job_list.UnnamedGpus] = []
-        for request in job.unplaced:
-            if not request.gpus:
-                rest.append(request)
-                continue
-            node = _node(request.node)
-            model = models.unnamed_model(node, request.model or job.model)
-            name = "".join(f"{prefix}:" for prefix in (source, model) if prefix)
-            for number, part in pools[node, model].take(request, job.start_ns, job.end_ns):
-                gpus.append((gpu := job_list.ListedGpu(node, f"{name}{number:06}"), part))
-                placeholders.models[gpu] = model
-        gpus.sort()
-        parts = tuple(part for _, part in gpus)
-        placeholders.jobs.append(
-            msgspec.structs.replace(
-                job,
-                gpus=tuple(gpu for gpu, _ in gpus),
-                parts=() if all(part == job_list.WHOLE_GPU_PART for part in parts) else parts,
-                unplaced=tuple(rest),
-            )
-        )
-    return placeholders
-
-
-def is_placeholder(gpu: str) -> bool:
-    """True for a numbered placeholder; all other GPUs of lists are named by PCI address, `...:00.0`."""
-    return _NUMBERED.search(gpu) is not None
-
-
-class _PlaceholderPool:
-    """Stand-ins of one node and model, and the parts of each that are held."""
-
-    def __init__(self) -> None:
-        self._placeholder_count = 0
-        self._free: list[int] = []
-        self._ends: list[tuple[int, int, job_list.ListedGpuPart]] = []
-        self._parts_in_use: dict[int, list[job_list.ListedGpuPart]] = {}
-
-    def take(
-        self, request: job_list.UnnamedGpus, start_ns: int, end_ns: int
-    ) -> list[tuple[int, job_list.ListedGpuPart]]:
-        """Assign GPUs with enough free capacity from a start on, each with the assigned part.
-
-        Parts are placed on partly held GPUs with enough free capacity; lowest numbers first.
-        """
-        while self._ends and self._ends[0][0] <= start_ns:
-            _, number, part = heappop(self._ends)
-            self._parts_in_use[number].remove(part)
-            if not self._parts_in_use[number]:
-                del self._parts_in_use[number]
-                heappush(self._free, number)
-        gaps = self._gaps(request) if request.share != 1 else {}
-        while len(gaps) < request.gpus:
-            if not self._free:
-                self._placeholder_count += 1
-                heappush(self._free, self._placeholder_count)
-            gaps[heappop(self._free)] = Fraction(0)
-        taken = [
-            (number, job_list.ListedGpuPart(low, low + request.share))
-            for number, low in sorted(gaps.items())
-        ]
-        for number, part in taken:
-            self._parts_in_use.setdefault(number, []).append(part)
-            heappush(self._ends, (end_ns, number, part))
-        return taken
-
-    def _gaps(self, request: job_list.UnnamedGpus) -> dict[int, Fraction]:
-        """Partly held GPUs with enough free capacity, with the start of the gap."""
-        gaps: dict[int, Fraction] = {}
-        for number in sorted(self._parts_in_use):
-            if len(gaps) == request.gpus:
-                break
-            low = _lowest_gap(self._parts_in_use[number], request.share)
-            if low is not None:
-                gaps[number] = low
-        return gaps
-
-
-def _lowest_gap(parts: Sequence[job_list.ListedGpuPart], share: Fraction) -> Fraction | None:
-    """Start of the first gap of a size; None if there is none."""
-    low = Fraction(0)
-    for part in sorted(parts):
-        if part.low - low >= share:
-            return low
-        low = max(low, part.high)
-    return low if 1 - low >= share else None
-
-
-def _node(node: str) -> str:
-    """The node in the list, `unnamed` if it is empty or a list of nodes."""
-    return node if node and not set(node) & set("[,") else STAND_IN
 
 
 def list_computation(now_ns: int, *, as_observed: bool = False) -> day_metering.MeteringComputation:
@@ -176,7 +57,7 @@ def list_computation(now_ns: int, *, as_observed: bool = False) -> day_metering.
 
 def place_jobs(
     jobs: job_list.JobList,
-    models: job_list.GpuModels,
+    models: gpu_models.GpuModels,
     numbered: Mapping[job_list.ListedGpu, str] | None = None,
 ) -> list[imported_lists.PlacedJob]:
     """The jobs of a list by GPU, with models. Raises JobLedgerError for a GPU with two models.
@@ -387,6 +268,6 @@ def as_observed_evidence(gpu_evidence: evidence.Evidence) -> evidence.Evidence:
         for sighting in gpu_evidence.sightings
     )
     sample_spans = tuple(
-        evidence.BootSampleSpan(f"jobs from {start}", start, end) for start, end, _ in periods
+        observation.BootSampleSpan(f"jobs from {start}", start, end) for start, end, _ in periods
     )
     return msgspec.structs.replace(gpu_evidence, sample_spans=sample_spans)

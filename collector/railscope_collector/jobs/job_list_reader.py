@@ -25,7 +25,7 @@ from railscope.slurm.job_record import SlurmJob
 from railscope.slurm.sacct import AccountedJob, AccountingError, parse_sacct, parse_sacct_json
 from railscope.timestamps import FOREVER_NS, SECOND_NS
 from railscope.untrusted_text import NumberError, parse_whole
-from railscope_collector.jobs import clustercockpit, job_list, kubernetes
+from railscope_collector.jobs import bad_lines, clustercockpit, job_list, json_documents, kubernetes
 
 SACCT_UNNAMED = "sacct does not list the GPUs"
 
@@ -43,7 +43,7 @@ _SHARES = (_SHARD, "mps")
 def read_sacct(
     text: str,
     zone: tzinfo | None = None,
-    bad: job_list.BadLines = job_list.RAISE_BAD_LINES,
+    bad: bad_lines.BadLines = bad_lines.RAISE_BAD_LINES,
     shards_per_gpu: int = 0,
 ) -> job_list.JobList:
     """The jobs of a list; steps are left out, as their resources are included in their job.
@@ -54,8 +54,8 @@ def read_sacct(
     is_json = text.lstrip().startswith("{")
     builder = job_list.JobListBuilder(bad, "job" if is_json else "line")
 
-    def rejected(error: AccountingError) -> job_list.JobListError:
-        return job_list.JobListError(error.place, error.field, error.reason, builder.noun)
+    def rejected(error: AccountingError) -> bad_lines.JobListError:
+        return bad_lines.JobListError(error.place, error.field, error.reason, builder.noun)
 
     def add_rejected(error: AccountingError) -> None:
         bad.add(rejected(error))
@@ -80,28 +80,28 @@ def read_sacct(
 
 
 def _sacct_job(
-    job: SlurmJob, unplaced: tuple[job_list.UnnamedGpus, ...], bad: job_list.BadLines
+    job: SlurmJob, unplaced: tuple[job_list.UnnamedGpus, ...], bad: bad_lines.BadLines
 ) -> job_list.ListedJob:
     start_ns = _timestamp_ns("Start", job.start_seconds, bad)
     end_ns = FOREVER_NS
     if job.end_seconds is None and job.state not in _UNFINISHED:
-        job_list.reject("End", f"unknown: expected a time, as State is {job.state}")
+        bad_lines.reject("End", f"unknown: expected a time, as State is {job.state}")
     if job.end_seconds is not None:
         end_ns = _timestamp_ns("End", job.end_seconds, bad)
     if end_ns < start_ns:
-        job_list.reject("End", f"{job.end_seconds}: expected at least Start, {job.start_seconds}")
+        bad_lines.reject("End", f"{job.end_seconds}: expected at least Start, {job.start_seconds}")
     for field, value in (("Account", job.account), ("User", job.user)):
         if not value or not value.isprintable():
             reason = f"{value!r}: expected printable characters" if value else "expected a value"
-            job_list.reject(field, reason)
+            bad_lines.reject(field, reason)
     return job_list.ListedJob(
         start_ns, str(job.id), job.account, job.user, end_ns, unplaced=unplaced
     )
 
 
-def _timestamp_ns(field: str, seconds: int | None, bad: job_list.BadLines) -> int:
+def _timestamp_ns(field: str, seconds: int | None, bad: bad_lines.BadLines) -> int:
     if seconds is None or not 0 <= seconds < job_list.LATEST_SECONDS:
-        job_list.reject(field, f"{seconds}: expected a time from 1970 to 2105")
+        bad_lines.reject(field, f"{seconds}: expected a time from 1970 to 2105")
     bad.check_past(field, seconds * SECOND_NS)
     return seconds * SECOND_NS
 
@@ -113,7 +113,7 @@ def _unnamed_gpus(record: AccountedJob, shards_per_gpu: int) -> tuple[job_list.U
     instances = {name: count for name, count in typed.items() if _MIG.fullmatch(name)}
     gpus = tres.get(_GPU, sum(typed.values())) - sum(instances.values())
     if gpus < 0:
-        job_list.reject("AllocTRES", f"more MIG instances than gres/{_GPU}={tres[_GPU]}")
+        bad_lines.reject("AllocTRES", f"more MIG instances than gres/{_GPU}={tres[_GPU]}")
     shares = {name: count for name, count in tres.items() if name.partition(":")[0] in _SHARES}
     models = {
         name.removeprefix("gpu:"): count for name, count in typed.items() if name not in instances
@@ -151,30 +151,32 @@ _MILLI = 1000
 _FINAL = frozenset({"Succeeded", "Failed"})
 
 
-def read_alibaba(text: str, bad: job_list.BadLines = job_list.RAISE_BAD_LINES) -> job_list.JobList:
+def read_alibaba(
+    text: str, bad: bad_lines.BadLines = bad_lines.RAISE_BAD_LINES
+) -> job_list.JobList:
     """Parse the pods of the trace. Raises JobListError."""
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     builder = job_list.JobListBuilder(bad)
     try:
         missing = sorted(set(ALIBABA_COLUMNS) - set(reader.fieldnames or ()))
         if missing:
-            raise job_list.JobListError(1, missing[0], "missing in the header")
+            raise bad_lines.JobListError(1, missing[0], "missing in the header")
         for row in reader:
             with builder.line(reader.line_num):
                 builder.add(_alibaba_job(row, bad), started=bool(row["scheduled_time"]))
     except csv.Error as error:
-        raise job_list.JobListError(reader.line_num, "", f"invalid CSV: {error}") from error
+        raise bad_lines.JobListError(reader.line_num, "", f"invalid CSV: {error}") from error
     return builder.build()
 
 
-def _alibaba_job(row: Mapping[str, str | None], bad: job_list.BadLines) -> job_list.ListedJob:
+def _alibaba_job(row: Mapping[str, str | None], bad: bad_lines.BadLines) -> job_list.ListedJob:
     name = row["name"] or ""
     if not name or not name.isprintable():
-        job_list.reject("name", f"{name!r}: expected a printable name")
+        bad_lines.reject("name", f"{name!r}: expected a printable name")
     gpus = _parse_whole(row, "num_gpu", job_list.MAX_GPUS_OF_NODE + 1)
     milli = _parse_whole(row, "gpu_milli", _MILLI + 1) if gpus else 0
     if gpus and not milli:
-        job_list.reject("gpu_milli", f"'0' with num_gpu {gpus}: expected 1 to {_MILLI}")
+        bad_lines.reject("gpu_milli", f"'0' with num_gpu {gpus}: expected 1 to {_MILLI}")
     start = 0
     if row["scheduled_time"]:
         start = _parse_whole(row, "scheduled_time", job_list.LATEST_SECONDS)
@@ -183,12 +185,12 @@ def _alibaba_job(row: Mapping[str, str | None], bad: job_list.BadLines) -> job_l
     if row["deletion_time"]:
         end = _parse_whole(row, "deletion_time", job_list.LATEST_SECONDS)
         if end < start:
-            job_list.reject("deletion_time", f"{end}: expected at least scheduled_time, {start}")
+            bad_lines.reject("deletion_time", f"{end}: expected at least scheduled_time, {start}")
         end_ns = end * SECOND_NS
         bad.check_past("deletion_time", end_ns)
     elif row["pod_phase"] in _FINAL and row["scheduled_time"]:
         reason = f"expected a time, as pod_phase is {row['pod_phase']}"
-        job_list.reject("deletion_time", reason)
+        bad_lines.reject("deletion_time", reason)
     model = row.get("gpu_spec") or ""
     part = job_list.UnnamedGpus(
         "",
@@ -213,10 +215,10 @@ def _parse_whole(row: Mapping[str, str | None], field: str, limit: int) -> int:
     try:
         return parse_whole(text, limit)
     except NumberError as error:
-        job_list.reject(field, str(error))
+        bad_lines.reject(field, str(error))
 
 
-FORMATS: Mapping[str, Callable[[str, tzinfo | None, job_list.BadLines, int], job_list.JobList]] = {
+FORMATS: Mapping[str, Callable[[str, tzinfo | None, bad_lines.BadLines, int], job_list.JobList]] = {
     "clustercockpit": lambda text, _zone, bad, _shards: clustercockpit.read_clustercockpit(
         text.split("\n"), bad
     ),
@@ -236,10 +238,10 @@ def detect_format(text: str) -> str:
     start = text.lstrip()
     if not start.startswith(("{", "[")):
         return "alibaba" if "gpu_milli" in start.partition("\n")[0].split(",") else "sacct"
-    bad = job_list.BadLines(collect=True)
-    _, first = next(job_list.json_documents(start, bad), (0, None))
+    bad = bad_lines.BadLines(collect=True)
+    _, first = next(json_documents.parse(start, bad), (0, None))
     if first is None and bad.errors:
-        raise job_list.JobListError(1, "", bad.errors[0].reason)
+        raise bad_lines.JobListError(1, "", bad.errors[0].reason)
     members = frozenset(first) if isinstance(first, dict) else frozenset()
     jobs = first.get("jobs") if isinstance(first, dict) else first
     listed = jobs[0] if isinstance(jobs, list) and jobs and isinstance(jobs[0], dict) else {}
@@ -251,7 +253,7 @@ def detect_format(text: str) -> str:
         return "kubernetes"
     if "job_id" in listed:
         return "clustercockpit"
-    raise job_list.JobListError(
+    raise bad_lines.JobListError(
         1,
         "",
         f"unknown format: expected one of {', '.join(FORMATS)}; fix: specify it with --format",
@@ -273,9 +275,9 @@ def read_jobs(  # noqa: PLR0913 - each is an option of the import
     returned in the list, but at least one line must be valid.
     """
     if not text.strip():
-        raise job_list.JobListError(1, "", "empty file: expected at least one job")
+        raise bad_lines.JobListError(1, "", "empty file: expected at least one job")
     jobs = FORMATS[form or detect_format(text)](
-        text, zone, job_list.BadLines(collect=not strict, now_ns=now_ns), shards_per_gpu
+        text, zone, bad_lines.BadLines(collect=not strict, now_ns=now_ns), shards_per_gpu
     )
     read = len(jobs.jobs) + len(jobs.unended) + jobs.without_gpus + jobs.never_started
     if jobs.rejected and not read:

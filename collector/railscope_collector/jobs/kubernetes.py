@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from railscope import kubernetes_pods, pod_shares, timestamps, untrusted_text
-from railscope_collector.jobs import job_list
+from railscope_collector.jobs import bad_lines, job_list, json_documents
 
 KUBERNETES_UNNAMED = "Kubernetes does not list the GPUs"
 _VENDOR, _GPU = "nvidia.com/", "nvidia.com/gpu"
@@ -36,32 +36,32 @@ _MAX_LABEL_NUMBER = 1 << 40
 _SHAPE_ERRORS = (LookupError, TypeError, ValueError, AttributeError)
 
 
-class _JobPodTerminatedState(msgspec.Struct, rename="camel"):
+class _TerminatedState(msgspec.Struct, rename="camel"):
     finished_at: str | None = None
 
 
-class _JobPodContainerState(msgspec.Struct):
-    terminated: _JobPodTerminatedState | None = None
+class _ContainerState(msgspec.Struct):
+    terminated: _TerminatedState | None = None
 
 
-class _JobPodContainerStatus(msgspec.Struct):
-    state: _JobPodContainerState | None = None
+class _ContainerStatus(msgspec.Struct):
+    state: _ContainerState | None = None
 
 
-class _JobPodStatus(msgspec.Struct, rename="camel"):
+class _PodStatus(msgspec.Struct, rename="camel"):
     phase: str | None = None
     start_time: str | None = None
-    init_container_statuses: list[_JobPodContainerStatus] | None = None
-    container_statuses: list[_JobPodContainerStatus] | None = None
+    init_container_statuses: list[_ContainerStatus] | None = None
+    container_statuses: list[_ContainerStatus] | None = None
 
 
-class _JobPodResources(msgspec.Struct):
+class _Resources(msgspec.Struct):
     limits: dict[str, str | int | float] | None = None
 
 
-class _JobPodContainer(msgspec.Struct, rename="camel"):
+class _Container(msgspec.Struct, rename="camel"):
     name: Any = ""
-    resources: _JobPodResources | None = None
+    resources: _Resources | None = None
     restart_policy: Any = None
 
     @property
@@ -70,29 +70,29 @@ class _JobPodContainer(msgspec.Struct, rename="camel"):
         return (self.resources and self.resources.limits) or {}
 
 
-class _JobPodSpec(msgspec.Struct, rename="camel"):
-    containers: list[_JobPodContainer]
-    init_containers: list[_JobPodContainer] | None = None
+class _PodSpec(msgspec.Struct, rename="camel"):
+    containers: list[_Container]
+    init_containers: list[_Container] | None = None
     node_name: str | None = None
 
 
-class _JobPodMetadata(msgspec.Struct, rename="camel"):
+class _Metadata(msgspec.Struct, rename="camel"):
     name: str
     namespace: str
     annotations: dict[str, str] | None = None
     deletion_timestamp: str | None = None
 
 
-class _JobPod(msgspec.Struct):
+class _Pod(msgspec.Struct):
     """Fields of a pod that are read."""
 
-    metadata: _JobPodMetadata
-    spec: _JobPodSpec
-    status: _JobPodStatus | None = None
+    metadata: _Metadata
+    spec: _PodSpec
+    status: _PodStatus | None = None
 
 
 def read_kubernetes(
-    text: str, bad: job_list.BadLines = job_list.RAISE_BAD_LINES
+    text: str, bad: bad_lines.BadLines = bad_lines.RAISE_BAD_LINES
 ) -> job_list.JobList:
     """The pods of lists and changes, each in its last version. Raises JobListError."""
     pods: dict[str, tuple[int, Any, bool]] = {}
@@ -106,11 +106,11 @@ def read_kubernetes(
                 continue
             pods[pod["metadata"]["uid"]] = place, pod, is_gone
         except _SHAPE_ERRORS:
-            bad.add(job_list.JobListError(place, "metadata.uid", "missing field", "pod"))
+            bad.add(bad_lines.JobListError(place, "metadata.uid", "missing field", "pod"))
     builder = job_list.JobListBuilder(bad, "pod")
     for place, listed, is_gone in pods.values():
         with builder.line(place):
-            pod = untrusted_text.convert_json(listed, _JobPod)
+            pod = untrusted_text.convert_json(listed, _Pod)
             unplaced, span = _unnamed_gpus(pod, nodes), _span(pod, is_gone=is_gone)
             job_list.check_gpu_count("spec.containers", sum(part.gpus for part in unplaced), 1)
             start_ns, end_ns = span or (0, timestamps.FOREVER_NS)
@@ -125,36 +125,36 @@ def read_kubernetes(
     return builder.build()
 
 
-def _pods(text: str, bad: job_list.BadLines) -> Iterator[tuple[Any, bool]]:
+def _pods(text: str, bad: bad_lines.BadLines) -> Iterator[tuple[Any, bool]]:
     """Every pod in the text, and true if it was reported as deleted."""
-    for number, document in job_list.json_documents(text, bad):
+    for number, document in json_documents.parse(text, bad):
         if not isinstance(document, dict):
-            bad.add(job_list.JobListError(number, "", "expected a JSON object", "document"))
+            bad.add(bad_lines.JobListError(number, "", "expected a JSON object", "document"))
         elif "items" in document:
             if isinstance(document["items"], list):
                 yield from ((pod, False) for pod in document["items"])
             else:
-                bad.add(job_list.JobListError(number, "items", "expected a list", "document"))
+                bad.add(bad_lines.JobListError(number, "items", "expected a list", "document"))
         elif "object" in document:
             yield document["object"], document.get("type") == "DELETED"
         else:
             yield document, False
 
 
-def _printable(pod: _JobPod, field: str) -> str:
+def _printable(pod: _Pod, field: str) -> str:
     value: str = getattr(pod.metadata, field)
     if not value or not value.isprintable():
         shown = untrusted_text.format_json_value(value)
-        job_list.reject(f"metadata.{field}", f"{shown}: expected a printable {field}")
+        bad_lines.reject(f"metadata.{field}", f"{shown}: expected a printable {field}")
     return value
 
 
 # Time ----------------------------------------------------------------------------------------------
 
 
-def _span(pod: _JobPod, *, is_gone: bool) -> tuple[int, int] | None:
+def _span(pod: _Pod, *, is_gone: bool) -> tuple[int, int] | None:
     """Time in which a pod had its devices; without end while it runs, None if it never had any."""
-    status = pod.status or _JobPodStatus()
+    status = pod.status or _PodStatus()
     statuses = [*(status.init_container_statuses or ()), *(status.container_statuses or ())]
     has_ended = status.phase in ("Succeeded", "Failed")
     if not status.start_time or (has_ended and not statuses):
@@ -174,7 +174,7 @@ def _span(pod: _JobPod, *, is_gone: bool) -> tuple[int, int] | None:
         ends.append(_timestamp_ns("metadata.deletionTimestamp", deleted))
     if not ends:
         state = "deleted" if is_gone else status.phase
-        job_list.reject("status", f"{state}: expected a time at which its containers ended")
+        bad_lines.reject("status", f"{state}: expected a time at which its containers ended")
     return start_ns, max(start_ns, *ends)
 
 
@@ -184,7 +184,7 @@ def _timestamp_ns(field: str, text: str) -> int:
     except timestamps.TimestampError:
         seconds = -1
     if not 0 <= seconds < job_list.LATEST_SECONDS:
-        job_list.reject(
+        bad_lines.reject(
             field,
             f"{untrusted_text.format_json_value(text)}: expected a time from 1970 to 2105 with its zone",
         )
@@ -195,7 +195,7 @@ def _timestamp_ns(field: str, text: str) -> int:
 
 
 def _unnamed_gpus(
-    pod: _JobPod, nodes: Mapping[str, NodeGpuLabels]
+    pod: _Pod, nodes: Mapping[str, NodeGpuLabels]
 ) -> tuple[job_list.UnnamedGpus, ...]:
     """Number of GPUs of a pod, or shares of them; a share that cannot be computed is a reason."""
     node_name = pod.spec.node_name or ""
@@ -205,12 +205,12 @@ def _unnamed_gpus(
         unnamed = [
             job_list.UnnamedGpus(
                 node_name,
-                requested.count,
+                part.count,
                 KUBERNETES_UNNAMED,
                 node.model,
-                Fraction(1) if requested.share is None else requested.share,
+                Fraction(1) if part.share is None else part.share,
             )
-            for requested in shared.shares
+            for part in shared.shares
         ]
         return (
             *unnamed,
@@ -237,7 +237,7 @@ def _unnamed_gpus(
     return tuple(unnamed)
 
 
-def _pod_requests(pod: _JobPod) -> kubernetes_pods.PodEntry:
+def _pod_requests(pod: _Pod) -> kubernetes_pods.PodEntry:
     """GPU requests of a pod.
 
     A pod gets the sum of its containers' requests, or the largest request of an init container if
@@ -284,7 +284,7 @@ def _label_number(text: str) -> int | None:
         return None
 
 
-def _requested_devices(spec: _JobPodSpec) -> Counter[str]:
+def _requested_devices(spec: _PodSpec) -> Counter[str]:
     """The devices that a pod gets, by resource."""
     together: Counter[str] = Counter()
     largest: Counter[str] = Counter()
@@ -300,13 +300,13 @@ def _requested_devices(spec: _JobPodSpec) -> Counter[str]:
     return largest | together
 
 
-def _devices(container: _JobPodContainer) -> Counter[str]:
+def _devices(container: _Container) -> Counter[str]:
     counts: Counter[str] = Counter()
     for name, count in container.limits.items():
         if name.startswith(_VENDOR):
             if not _COUNT.fullmatch(str(count)):
                 shown = untrusted_text.format_json_value(count)
                 field = f"spec.containers.resources.limits.{name}"
-                job_list.reject(field, f"{shown}: expected a count of devices")
+                bad_lines.reject(field, f"{shown}: expected a count of devices")
             counts[name] = int(count)
     return counts

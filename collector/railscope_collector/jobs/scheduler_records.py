@@ -12,9 +12,11 @@ from pathlib import Path
 import msgspec
 
 from railscope.timestamps import DAY_NS, SECOND_NS, format_timestamp
-from railscope_collector.files.tenancy_files import TenantMappings
-from railscope_collector.jobs import JobsError, job_list_reader, job_metering, job_reconciliation
-from railscope_collector.jobs.job_list import JobListError, ListedJob, account_name, map_tenants
+from railscope_collector.files.tenants_file import TenantMappings
+from railscope_collector.jobs import JobsError, job_list_reader, job_reconciliation, job_report
+from railscope_collector.jobs.account_tenants import account_name, map_tenants
+from railscope_collector.jobs.bad_lines import JobListError
+from railscope_collector.jobs.job_list import ListedJob
 from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.metering import tiling, units
 
@@ -96,8 +98,8 @@ def _is_from(entry: tiling.TilingEntry, schedulers: frozenset[str]) -> bool:
 def comparison_text(comparison: job_reconciliation.JobComparison) -> Iterator[str]:
     """Lines of text: tenants, and the jobs that differ."""
     jobs, tenants = (
-        job_metering.format_count(comparison.jobs, "job"),
-        job_metering.format_count(len(comparison.tenants), "tenant"),
+        job_report.format_count(comparison.jobs, "job"),
+        job_report.format_count(len(comparison.tenants), "tenant"),
     )
     yield f"R3: {jobs} of the scheduler's records, {tenants}"
     for check in comparison.tenants:
@@ -126,7 +128,7 @@ def _format_difference(diff: job_reconciliation.JobDifference) -> str:
     if tenant not in tenants:
         owner = f"{tenant or '-'} / {', '.join(tenants) or 'no tenant'}"
     gpus = (
-        f"{job_metering.format_count(len(run.ledger_gpus), 'GPU')} in the ledger, {run.gpus} in"
+        f"{job_report.format_count(len(run.ledger_gpus), 'GPU')} in the ledger, {run.gpus} in"
         " the scheduler's records"
     )
     off = ""
@@ -142,4 +144,4 @@ def _format_difference(diff: job_reconciliation.JobDifference) -> str:
 
 def _hours(gpu_ns: Fraction) -> str:
     sign = "-" if gpu_ns < 0 else ""
-    return sign + job_metering.format_hours(int(abs(gpu_ns)))
+    return sign + job_report.format_hours(int(abs(gpu_ns)))

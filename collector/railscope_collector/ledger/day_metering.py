@@ -13,7 +13,14 @@ from msgspec.structs import replace
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import DAY_NS, FOREVER_NS
 from railscope_collector.ledger.day_tiling import DayTiling, HeldClaim, MeasuredShare, evidence_root
-from railscope_collector.metering import holders, measures, timeline, units
+from railscope_collector.metering import (
+    amount_shares,
+    counter_increments,
+    holders,
+    slot_owners,
+    timeline,
+    units,
+)
 from railscope_collector.metering.evidence import ClockDoubt, Evidence, MeteredClaim
 from railscope_collector.metering.overlaps import Overlap, find_overlaps, requested_size
 from railscope_collector.metering.tiling import GpuTimeline
@@ -38,8 +45,8 @@ class MeteredGpu:
     skus: SkuHistory
     _root: str
     _timeline: GpuTimeline
-    _owners: measures.SlotOwners
-    _counted: Mapping[measures.CountedQuantity, measures.CounterIncrements]
+    _owners: slot_owners.SlotOwners
+    _counted: Mapping[counter_increments.CountedQuantity, counter_increments.CounterIncrements]
     _claims: Mapping[str, HeldClaim]
     """Claims without their ends, by id."""
     _in_force: Sequence[timeline.TimePiece[MeteredClaim]]
@@ -51,7 +58,7 @@ class MeteredGpu:
     def compute(  # noqa: PLR0913, PLR0917 - all evidence of a GPU
         cls,
         evidence: Evidence,
-        counted: Mapping[measures.CountedQuantity, measures.CounterIncrements],
+        counted: Mapping[counter_increments.CountedQuantity, counter_increments.CounterIncrements],
         skus: SkuHistory = (),
         profiles: Mapping[str, str] | None = None,
         open_claims: Collection[str] = (),
@@ -82,7 +89,7 @@ class MeteredGpu:
             skus,
             evidence_root(evidence),
             GpuTimeline.compute(evidence),
-            measures.find_owners(evidence),
+            slot_owners.find_owners(evidence),
             counted,
             claims,
             in_force,
@@ -120,7 +127,7 @@ class MeteredGpu:
             shares=tuple(
                 MeasuredShare(measure, share)
                 for measure, counted in sorted(self._counted.items())
-                for share in measures.attribute_shares(self._owners, counted, start_ns, end_ns)
+                for share in amount_shares.attribute_shares(self._owners, counted, start_ns, end_ns)
             ),
             claims=tuple(
                 replace(

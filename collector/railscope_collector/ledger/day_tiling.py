@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import DAY_NS
 from railscope_collector.ledger import LedgerError
-from railscope_collector.metering import measures
+from railscope_collector.metering import amount_shares, counter_increments
 from railscope_collector.metering.evidence import ClockDoubt, Evidence
 from railscope_collector.metering.overlaps import Overlap
 from railscope_collector.metering.tiling import SlotState, TilingEntry
@@ -38,8 +38,8 @@ class TilingError(LedgerError, ValueError):
 class MeasuredShare(msgspec.Struct, frozen=True, order=True, gc=False):
     """A counted amount and its holder."""
 
-    measure: measures.CountedQuantity
-    share: measures.AmountShare
+    measure: counter_increments.CountedQuantity
+    share: amount_shares.AmountShare
 
 
 class HeldClaim(msgspec.Struct, frozen=True, order=True, gc=False):

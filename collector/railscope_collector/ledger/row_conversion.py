@@ -11,7 +11,13 @@ from msgspec.structs import replace
 from sqlalchemy import Row
 
 from railscope_collector.ledger import day_tiling, schema
-from railscope_collector.metering import evidence, measures, overlaps, tiling
+from railscope_collector.metering import (
+    amount_shares,
+    counter_increments,
+    evidence,
+    overlaps,
+    tiling,
+)
 from railscope_collector.metering.units import Tiling, Units
 
 ASSUMED = "assumed"
@@ -56,7 +62,7 @@ def _key(found: day_tiling.DayTiling, revision: int) -> RowValues:
     return {"gpu_uuid": found.gpu, "day": found.day, "revision": revision}
 
 
-def _slots(row: tiling.TilingEntry | measures.AmountShare, units: int) -> RowValues:
+def _slots(row: tiling.TilingEntry | amount_shares.AmountShare, units: int) -> RowValues:
     """Return the slots of an entry or share in capacity units."""
     low, high = (day_tiling.to_revision_units(edge, units) for edge in (row.slot_lo, row.slot_hi))
     return {"slot_lo": low, "slot_hi": high}
@@ -164,12 +170,12 @@ def parse_entry(row: Row[Any], units: int) -> tiling.TilingEntry:
 def parse_share(row: Row[Any], units: int) -> day_tiling.MeasuredShare:
     """Return the share of a row."""
     share = schema.from_row(
-        measures.AmountShare,
+        amount_shares.AmountShare,
         row,
         **_parse_slots(row, units),
-        use=measures.AmountAttribution(row.use),
+        use=amount_shares.AmountAttribution(row.use),
     )
-    return day_tiling.MeasuredShare(measures.CountedQuantity(row.measure), share)
+    return day_tiling.MeasuredShare(counter_increments.CountedQuantity(row.measure), share)
 
 
 def parse_claim(row: Row[Any]) -> day_tiling.HeldClaim:

@@ -35,7 +35,8 @@ from railscope_collector.framelog.segment_files import FrameRecord
 from railscope_collector.ledger.record_draft import RecordDraft
 from railscope_collector.live_diagnosis.diagnosis_engine import DiagnosisEngine, QueuedBatches
 from railscope_collector.state.collector_state import CollectorState
-from railscope_collector.switches.links import CABLING_FILE, HOST_LLDP, CabledLink, JoinedLinks
+from railscope_collector.switches.link_ends import CabledLink
+from railscope_collector.switches.links import CABLING_FILE, HOST_LLDP, JoinedLinks
 from railscope_collector.switches.switch_view import LinkEnds
 from railscope_collector.workloads.job_roster import JobKey, RunningJob
 

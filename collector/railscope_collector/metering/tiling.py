@@ -16,7 +16,7 @@ import msgspec
 
 from railscope.claim_terms import ClaimAuthority
 from railscope.timestamps import FOREVER_NS
-from railscope_collector.metering import evidence, holders, timeline, units
+from railscope_collector.metering import evidence, holders, observation, timeline, units
 
 
 class SlotState(StrEnum):
@@ -141,7 +141,7 @@ class GpuTimeline:
             timeline.resolve_overlaps(
                 timeline.TimePiece(s.start_ns, s.end_ns, s.node_evidence) for s in facts.sightings
             ),
-            evidence.observation_gaps(facts.sample_spans, sorted(boundaries)),
+            observation.observation_gaps(facts.sample_spans, sorted(boundaries)),
         )
         divided = {tiling: _divide_slots(facts, claims, tiling) for tiling in tilings}
         return cls(facts.gpu, whole, divided)

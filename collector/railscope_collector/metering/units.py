@@ -23,6 +23,7 @@ from railscope import convert_errors
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import HOUR_NS, from_datetime, parse_date, to_datetime
 
+# Both divisions have no remainder: seven compute slices and eight memory slices are whole units.
 COMPUTE_SLICE = GPU_CAPACITY // 7
 MEMORY_SLICE = GPU_CAPACITY // 8
 GPU_HOUR = GPU_CAPACITY * HOUR_NS

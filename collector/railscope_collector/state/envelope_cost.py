@@ -16,7 +16,7 @@ from railscope.wire import BYTES_PER_VALUE, Batch, Envelope
 from railscope_collector import config
 from railscope_collector.evidence import node_intervals
 from railscope_collector.fleet.schemas import KnownSchema
-from railscope_collector.metering.evidence import GAP_NS
+from railscope_collector.metering.observation import GAP_NS
 
 REPLAY_FACTOR = 4
 """Factor on the bounds at a restart: they may have been wider before."""

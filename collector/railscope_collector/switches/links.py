@@ -7,12 +7,19 @@ equal certainty that contradicts itself is decided by the less certain one, and 
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from railscope_collector.fleet import rail_cabling
+from railscope_collector.switches.end_names import (
+    KnownNics,
+    PortNames,
+    announced_switches,
+    host_switch,
+    mac_address,
+)
+from railscope_collector.switches.link_ends import NO_NIC, CabledLink, HostEnd, Nic, Port, SwitchEnd
 
 HOST_LLDP, SWITCH_LLDP, CABLING_FILE = "host_lldp", "switch_lldp", "cabling_file"
 SEVERAL_HOSTS, ENDS_DIFFER, FILE_DIFFERS = "several_hosts", "ends_differ", "file_differs"
@@ -22,48 +29,6 @@ FAULT_KINDS = (
     *(SEVERAL_HOSTS, ENDS_DIFFER, FILE_DIFFERS, SEVERAL_PORTS, DUPLICATE_ADDRESS, NODES_DIFFER),
     *(DUPLICATE_SWITCH, WRONG_RAIL),
 )
-
-Nic: TypeAlias = tuple[str, str]
-"""Node and interface."""
-Port: TypeAlias = tuple[str, str]
-"""Switch and port."""
-NO_NIC: Nic = ("", "")
-
-
-class HostEnd(NamedTuple):
-    """A NIC, and the switch port that it received LLDP from; empty texts for none."""
-
-    node: str
-    interface: str
-    rail: str = ""
-    switch: str = ""
-    switch_port: str = ""
-    chassis: str = ""
-    addresses: tuple[str, ...] = ()
-    """MAC addresses, the one of the NIC itself first: a member of a bond also has that of the bond."""
-
-
-class SwitchEnd(NamedTuple):
-    """A switch port with its names, and the neighbour that it received LLDP from; empty texts for none."""
-
-    switch: str
-    port: str
-    names: tuple[str, ...] = ()
-    """Other names of the port: alias, description, MAC address."""
-    system_name: str = ""
-    chassis: str = ""
-    neighbour: str = ""
-    neighbour_port: str = ""
-    neighbour_chassis: str = ""
-
-
-class CabledLink(NamedTuple):
-    """A row of the cabling file."""
-
-    switch: str
-    port: str
-    node: str
-    interface: str
 
 
 class PortLink(NamedTuple):
@@ -109,7 +74,7 @@ def join_links(
     """Join the ends of links by the most certain evidence of each, in whatever order it is stated."""
     nics = {(host.node, host.interface): host for host in hosts}
     ports = {(end.switch, end.port): end for end in switches}
-    names = _PortNames(ports.values())
+    names = PortNames(ports.values())
     join = _LinkJoin(nics)
     listed = {
         (names.find_port(row.switch, row.port) or (row.switch, row.port), (row.node, row.interface))
@@ -193,7 +158,7 @@ class _LinkJoin:
         is_stated = link is not None and link.nic == fault.stated
         return fault._replace(found=fault.stated, stated=fault.found) if is_stated else fault
 
-    def switch_ports(self, names: _PortNames) -> dict[Nic, Port]:
+    def switch_ports(self, names: PortNames) -> dict[Nic, Port]:
         """Return the switch and port of each NIC: those of its link, or else as the switch announces itself to it."""
         found = {link.nic: port for port, link in self.links.items()}
         for nic, host in self._nics.items():
@@ -220,110 +185,20 @@ def _agree(found: Nic, stated: Nic) -> bool:
     return found == stated or (found[0] == stated[0] and not stated[1])
 
 
-_MAC_ADDRESS = re.compile(
-    r"(?:0x)?[0-9a-f]{2}([:-]?)(?:[0-9a-f]{2}\1){4}[0-9a-f]{2}|(?:[0-9a-f]{4}\.){2}[0-9a-f]{4}"
-)
-_NO_ADDRESS = "00:00:00:00:00:00"
-
-
-def mac_address(text: str) -> str:
-    """Return a MAC address as aa:bb:cc:dd:ee:ff, from any notation; empty if the text is none of a single device."""
-    lower = text.strip().lower()
-    if not _MAC_ADDRESS.fullmatch(lower):
-        return ""
-    octets = bytes.fromhex(re.sub("[:.-]", "", lower.removeprefix("0x")))
-    address = octets.hex(":")
-    return "" if octets[0] & 1 or address == _NO_ADDRESS else address
-
-
-class _PortNames:
-    """Switches and their ports by all of their names; a name of several is none."""
-
-    def __init__(self, ends: Iterable[SwitchEnd]) -> None:
-        self._switches: dict[str, set[str]] = defaultdict(set)
-        self._ports: dict[tuple[str, str], set[str]] = defaultdict(set)
-        for end in ends:
-            for name in (end.switch, end.system_name, short_name(end.system_name), end.chassis):
-                if name:
-                    self._switches[mac_address(name) or name.lower()].add(end.switch)
-            for name in (end.port, *end.names):
-                if name:
-                    self._ports[end.switch, mac_address(name) or name].add(end.port)
-
-    def find_switches(self, *names: str) -> set[str]:
-        """Return the switch that one of these names belongs to, the first known one; or several that have the same names."""
-        several = set[str]()
-        for name in names:
-            key = mac_address(name) or name.lower()
-            found = self._switches.get(key, set()) if name else set()
-            if len(found) == 1:
-                return found
-            several = several or found
-        return several
-
-    def find_port(self, switch: str, name: str) -> Port | None:
-        """Return the port of a switch with this name; its own name counts before the others."""
-        found = self._ports.get((switch, mac_address(name) or name), set())
-        port = name if name in found else next(iter(found), "")
-        return (switch, port) if port and (port == name or len(found) == 1) else None
-
-
-def short_name(name: str) -> str:
-    """Return a host name without its domain."""
-    return name.partition(".")[0]
-
-
-def host_switch(host: HostEnd, names: _PortNames) -> str:
-    """Return the switch that a NIC received LLDP from; empty if it is unknown."""
-    found = _announced_switches(host, names)
-    return next(iter(found)) if len(found) == 1 else ""
-
-
-def _announced_switches(host: HostEnd, names: _PortNames) -> set[str]:
-    return names.find_switches(host.chassis, host.switch, short_name(host.switch))
-
-
-def _duplicate_switches(nics: Mapping[Nic, HostEnd], names: _PortNames) -> Iterator[CablingFault]:
+def _duplicate_switches(nics: Mapping[Nic, HostEnd], names: PortNames) -> Iterator[CablingFault]:
     """Yield a fault for each NIC that receives a chassis and a name which several switches have."""
     for nic, host in nics.items():
-        switches = _announced_switches(host, names)
+        switches = announced_switches(host, names)
         if len(switches) > 1:
             port = min(switches), host.switch_port
             yield CablingFault(DUPLICATE_SWITCH, port, NO_NIC, nic)
 
 
-def _ports_of_hosts(nics: Mapping[Nic, HostEnd], names: _PortNames) -> Iterator[Pair]:
+def _ports_of_hosts(nics: Mapping[Nic, HostEnd], names: PortNames) -> Iterator[Pair]:
     for nic, host in nics.items():
         port = names.find_port(host_switch(host, names), host.switch_port)
         if host.switch_port and port:
             yield port, nic
-
-
-class _KnownNics:
-    """Nodes by host names and MAC addresses, and NICs by their own MAC address."""
-
-    def __init__(self, nics: Mapping[Nic, HostEnd]) -> None:
-        self._nodes: dict[str, set[str]] = defaultdict(set)
-        self._short: dict[str, set[str]] = defaultdict(set)
-        self._nics: dict[str, set[Nic]] = defaultdict(set)
-        for nic, host in nics.items():
-            self._nodes[host.node.lower()].add(host.node)
-            self._short[short_name(host.node).lower()].add(host.node)
-            addresses = list(filter(None, map(mac_address, host.addresses)))
-            for address in addresses:
-                self._nodes[address].add(host.node)
-            for address in addresses[:1]:
-                self._nics[address].add(nic)
-
-    def find_nodes(self, name: str) -> set[str]:
-        """Return the nodes with this name, or else with its first part, or with this MAC address."""
-        if not name:
-            return set()
-        return self._nodes.get(name) or self._short.get(short_name(name)) or set()
-
-    def find_nics(self, address: str) -> list[Nic]:
-        """Return the NICs that report a MAC address as their own."""
-        return sorted(self._nics.get(address, ()))
 
 
 def _hosts_of_ports(
@@ -333,7 +208,7 @@ def _hosts_of_ports(
 
     The MAC address of the port determines the NIC, or else the name of the interface with the host name or the chassis.
     """
-    names = _KnownNics(nics)
+    names = KnownNics(nics)
     for port, end in ports.items():
         owners = names.find_nics(mac_address(end.neighbour_port))
         owning = {node for node, _ in owners}

@@ -26,8 +26,9 @@ from railscope_collector.fleet.fleet import SWITCH_PREFIX
 from railscope_collector.fleet.view_cells import ViewCell
 from railscope_collector.state.collector_state import CollectorState
 from railscope_collector.switches import (
-    links,
+    link_ends,
     snmp_reader,
+    snmp_session,
     switch_frames,
     switch_reading,
     switch_view,
@@ -93,7 +94,7 @@ class SwitchPolling:
     wall_ns: Callable[[], int]
     may_poll: Callable[[], bool] = lambda: True
     """True if this collector polls, and not another one."""
-    cabling: Sequence[links.CabledLink] = ()
+    cabling: Sequence[link_ends.CabledLink] = ()
     submit: switch_frames.Submit = switch_frames.reject_envelope
     make_reader: Callable[[ConfiguredSwitch], switch_reading.SwitchReader] = make_reader
     random_share: Callable[[], float] = random.random
@@ -107,7 +108,7 @@ class SwitchPolling:
         """Return the polling of the switches in the settings. Blocking; raises SettingsError."""
         configured = [switch for switch in read_switches(settings) if not switch.pushes]
         if any(switch.gnmi is None for switch in configured):
-            snmp_reader.check_library()
+            snmp_session.check_library()
         for switch in configured:
             make_reader(switch)  # its library must be installed
             if switch.gnmi and switch.gnmi.plaintext and not is_loopback(switch.host):

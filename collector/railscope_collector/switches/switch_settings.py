@@ -35,7 +35,7 @@ from railscope import listen_address, untrusted_text
 from railscope.settings import SettingsError, read_named_file
 from railscope_collector.config import SwitchesSettings
 from railscope_collector.files import watched_file
-from railscope_collector.switches.links import CabledLink
+from railscope_collector.switches.link_ends import CabledLink
 
 MAX_SWITCHES = 256
 SNMP_PORT, GNMI_PORT = 161, 50051

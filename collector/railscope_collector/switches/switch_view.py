@@ -21,7 +21,7 @@ from railscope_collector.fleet.fleet import SWITCH_PREFIX, FleetNode
 from railscope_collector.fleet.schema_columns import columns_of
 from railscope_collector.fleet.view_cells import ViewCell
 from railscope_collector.state.collector_state import CollectorState
-from railscope_collector.switches import links, switch_reading
+from railscope_collector.switches import link_ends, links, switch_reading
 
 NEIGHBOUR_STREAM = "neighbour"
 """Stream of agents with the neighbours of NICs."""
@@ -126,9 +126,9 @@ class LinkEnds:
     """Ends of all links, from the schemas of nodes and switches; those of a schema are determined once."""
 
     core: CollectorState
-    cabling: Sequence[links.CabledLink] = ()
+    cabling: Sequence[link_ends.CabledLink] = ()
     wall_ns: Callable[[], int] = time.time_ns
-    _hosts: dict[bytes, tuple[links.HostEnd, ...]] = field(default_factory=dict)
+    _hosts: dict[bytes, tuple[link_ends.HostEnd, ...]] = field(default_factory=dict)
     _joined: tuple[_SchemasOfEnds, links.JoinedLinks] | None = None
 
     def take(self) -> Callable[[], links.JoinedLinks]:
@@ -155,7 +155,7 @@ class LinkEnds:
         ]
         return nodes, switches
 
-    def _host_ends(self, schemas: Iterable[tuple[str, bytes]]) -> list[links.HostEnd]:
+    def _host_ends(self, schemas: Iterable[tuple[str, bytes]]) -> list[link_ends.HostEnd]:
         """Return the ends of the NICs of all nodes. Blocking."""
         found = {}
         for _, digest in schemas:
@@ -166,9 +166,9 @@ class LinkEnds:
 
     def _switch_ends(
         self, schemas: Iterable[tuple[str, dict[str, bytes]]]
-    ) -> list[links.SwitchEnd]:
+    ) -> list[link_ends.SwitchEnd]:
         """Return the ends of the ports of all switches. Blocking."""
-        ends: list[links.SwitchEnd] = []
+        ends: list[link_ends.SwitchEnd] = []
         for name, streams in schemas:
             read = {stream: self.core.schemas.read(digest) for stream, digest in streams.items()}
             ends += _switch_ends(name, read)
@@ -180,7 +180,7 @@ def _facts(schema: WireSchema | None, kind: str) -> dict[tuple[str, ...], dict[s
     return {entity.key: entity.facts for entity in entities if entity.kind == kind}
 
 
-def _host_ends(schema: WireSchema) -> Iterator[links.HostEnd]:
+def _host_ends(schema: WireSchema) -> Iterator[link_ends.HostEnd]:
     neighbours, addresses = _facts(schema, "nic_neighbour"), _facts(schema, "nic_address")
     for key, nic in _facts(schema, "nic").items():
         facts = neighbours.get(key, {})
@@ -189,15 +189,15 @@ def _host_ends(schema: WireSchema) -> Iterator[links.HostEnd]:
         )
         reported = addresses.get(key, {})
         macs = tuple(reported.get(name, "") for name in ("permanent_mac_address", "mac_address"))
-        yield links.HostEnd("", key[0], nic.get("rail", ""), switch, port, chassis, macs)
+        yield link_ends.HostEnd("", key[0], nic.get("rail", ""), switch, port, chassis, macs)
 
 
-def _switch_ends(name: str, streams: Mapping[str, WireSchema]) -> Iterator[links.SwitchEnd]:
+def _switch_ends(name: str, streams: Mapping[str, WireSchema]) -> Iterator[link_ends.SwitchEnd]:
     switch_facts = _facts(streams.get(switch_reading.SWITCH), "switch").get((name,), {})
     neighbours = _facts(streams.get(switch_reading.NEIGHBOURS), "switch_neighbour")
     for key, facts in _facts(streams.get(switch_reading.PORTS), "switch_port").items():
         neighbour = neighbours.get(key, {})
-        yield links.SwitchEnd(
+        yield link_ends.SwitchEnd(
             name,
             key[1],
             (facts.get("alias", ""), facts.get("description", ""), facts.get("mac_address", "")),

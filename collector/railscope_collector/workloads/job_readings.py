@@ -1,121 +1,23 @@
-"""Readings of the GPUs of jobs, and of the ports on their rails: current values and recent means.
+"""Current readings of the GPUs of jobs, and of the ports on their rails.
 
-A table for each block of the fleet contains the position of the GPU of each column, as the roster
-assigns it; only the rows of nodes with changed jobs or schemas are computed again. Readings are
-gathered as arrays, block by block, while frames are received, and added up on request, possibly in
+Readings are gathered as arrays, block by block, while frames are received, and added up on request, possibly in
 another thread.
-
-Steps of a job last for seconds, and nodes are not sampled at the same time: at any time some GPUs
-compute while others exchange. So GPUs are compared by means over about a minute, in which older
-readings have lower weights. For a GPU that another job takes, or that has no reading, the mean
-restarts.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from railscope import frame, timestamps
-from railscope.catalog.account import STRAGGLER_MEASURES
 from railscope.catalog.declare import Rollup
 from railscope.reading import PRESENT, REASONS, Absent
-from railscope_collector.fleet import schema_columns, schemas, sheets
-from railscope_collector.fleet.fleet import FleetNode
-from railscope_collector.state.collector_state import CollectorState
-from railscope_collector.workloads.job_roster import NO_JOB, NO_POSITION, JobRoster, Numbers
-
-
-@dataclass(slots=True)
-class PositionTable:
-    """The columns of a block that are used for jobs, and their positions, row by row."""
-
-    block: sheets.SheetBlock
-    columns: schema_columns.JobColumns
-    positions: Numbers
-
-
-@dataclass(slots=True)
-class FleetPositions:
-    """The positions of all blocks."""
-
-    core: CollectorState
-    roster: JobRoster
-    _tables: dict[int, PositionTable] = field(default_factory=dict)
-
-    def find(self, block: sheets.SheetBlock) -> PositionTable | None:
-        """Return the positions of a block; None if its stream has no columns for jobs."""
-        table = self._tables.get(id(block))
-        return table if table and table.block is block else None
-
-    def select_unchanged(
-        self, block: sheets.SheetBlock, rows: schema_columns.Positions
-    ) -> schema_columns.Positions:
-        """Return the rows with the nodes and schemas of the last refresh."""
-        touched = self.core.fleet.touched
-        if not touched:
-            return rows
-        return np.array([row for row in rows if block.nodes[row] not in touched], np.intp)
-
-    async def refresh(self, offer: Callable[[], Awaitable[None]]) -> None:
-        """Process changes, awaiting `offer` between nodes to yield to other tasks."""
-        fleet, roster = self.core.fleet, self.roster
-        touched = fleet.touched | roster.touched
-        fleet.touched, roster.touched = set(), set()
-        alive = {id(block) for block in fleet.blocks()}
-        for gone in self._tables.keys() - alive:
-            del self._tables[gone]
-        for name in touched:
-            node = fleet.nodes.get(name)
-            if node:
-                self._update_node(node)
-            await offer()
-
-    def _update_node(self, node: FleetNode) -> None:
-        by_gpu = self.roster.positions.get(node.name, {})
-        by_rail = self._of_rails(node, by_gpu)
-        for row in node.rows.values():
-            schema = self.core.schemas.get(row.schema)
-            if schema is None or schema.jobs is None:
-                continue
-            table = self._tables.get(id(row.block))
-            if table is None:
-                if not by_gpu:
-                    continue  # most blocks of a fleet without claims have no jobs
-                free = np.full(
-                    (len(row.block.nodes), len(schema.jobs.columns)), NO_POSITION, np.int32
-                )
-                table = self._tables[id(row.block)] = PositionTable(row.block, schema.jobs, free)
-            table.positions[row.index] = schema.jobs.positions(
-                schema.job_gpus, by_gpu, by_rail, NO_POSITION
-            )
-
-    def _of_rails(self, node: FleetNode, by_gpu: Mapping[str, int]) -> dict[int, int]:
-        """Return for each rail a position of the only job with GPUs on it; rails with two jobs are omitted."""
-        rail_positions: dict[int, int] = {}
-        jobs = self.roster.job_of_position
-        for gpu in self.gpus(node):
-            position = by_gpu.get(gpu.uuid, NO_POSITION)
-            if gpu.rail == frame.NO_RAIL or position == NO_POSITION:
-                continue
-            before = rail_positions.setdefault(gpu.rail, position)
-            if before != NO_POSITION and jobs[before] != jobs[position]:
-                rail_positions[gpu.rail] = NO_POSITION
-        return {
-            rail: s for rail, s in rail_positions.items() if s != NO_POSITION and jobs[s] != NO_JOB
-        }
-
-    def gpus(self, node: FleetNode) -> tuple[schemas.SchemaGpu, ...]:
-        """Return the GPUs of a node by the schema of its latest frame."""
-        row = node.rows.get(schemas.GPU_STREAM)
-        schema = self.core.schemas.get(row.schema) if row else None
-        return schema.gpus if schema else ()
-
+from railscope_collector.fleet import schema_columns
+from railscope_collector.workloads.fleet_positions import PositionTable
+from railscope_collector.workloads.job_roster import NO_JOB, Numbers
 
 _STALE = 255
 """No fresh frame contains the column."""
@@ -252,60 +154,3 @@ def gpu_values(readings: GpuReadings, number: int | None, positions: int) -> Gpu
     has_value = np.bincount(present_positions, minlength=positions) > 0
     reasons[has_value] = PRESENT
     return GpuValues(np.where(has_value, values, np.nan), reasons)
-
-
-DEFAULT_TIME_CONSTANT_SECONDS = 60.0
-"""Default of `straggler_time_constant_seconds`."""
-
-
-@dataclass(slots=True)
-class MeasureAverage:
-    """One measure by position: weighted sums of readings, and the weights."""
-
-    sums: Floats = field(default_factory=lambda: np.zeros(0))
-    weights: Floats = field(default_factory=lambda: np.zeros(0))
-
-    def update(
-        self, now: GpuValues, same: Numbers, seconds: float, time_constant_seconds: float
-    ) -> GpuValues:
-        """Return the means including `now`; `same` are the positions of the same job as before."""
-        decayed = np.zeros((2, len(now.values)))
-        decayed[:, same] = self.sums[same], self.weights[same]
-        decayed *= math.exp(-seconds / time_constant_seconds)
-        has_value = ~np.isnan(now.values)
-        self.sums = np.where(has_value, decayed[0] + now.values * seconds, 0.0)
-        self.weights = np.where(has_value, decayed[1] + seconds, 0.0)
-        means = np.full(len(has_value), np.nan)
-        np.divide(self.sums, self.weights, out=means, where=has_value)
-        return GpuValues(means, now.reasons)
-
-
-@dataclass(slots=True)
-class MeasureAverages:
-    """All measures, across refreshes."""
-
-    time_constant_seconds: float = DEFAULT_TIME_CONSTANT_SECONDS
-    _averages: dict[str, MeasureAverage] = field(
-        default_factory=lambda: {name: MeasureAverage() for name in STRAGGLER_MEASURES}
-    )
-    _jobs: Numbers = field(default_factory=lambda: np.zeros(0, np.int32))
-    _at_ns: int = 0
-
-    def update(
-        self, gathered: GatheredReadings, job_of_position: Numbers, now_ns: int
-    ) -> dict[str, GpuValues]:
-        """Return the means by measure, including the current readings."""
-        seconds = max((now_ns - self._at_ns) / timestamps.SECOND_NS, 1e-3) if self._at_ns else 1.0
-        before = self._jobs
-        present = job_of_position[: len(before)]
-        same = np.flatnonzero((before == present) & (present != NO_JOB)).astype(np.int32)
-        self._jobs, self._at_ns = job_of_position, now_ns
-        read = gathered.concatenate()
-        averages = {}
-        for name, measure in STRAGGLER_MEASURES.items():
-            number = gathered.keys.get((measure.metric, measure.part))
-            now = gpu_values(read, number, len(job_of_position))
-            averages[name] = self._averages[name].update(
-                now, same, seconds, self.time_constant_seconds
-            )
-        return averages

@@ -1,38 +1,20 @@
 """Running jobs and the GPUs that they hold, updated GPU by GPU.
 
-The tenant follows from metering: the claim with the highest authority counts. If that claim names
-no job (an administrator assigned a node to a tenant), the job is the one that a scheduler reports
-there; without such a report it is named after the assigned resource: the node, or the UUID of the
-GPU.
-
 Each GPU that is held has a position, which is its index in the arrays of readings. Returned jobs
 are not changed afterwards.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from railscope.claim_terms import ClaimAuthority
-from railscope.settings import SettingsError
-from railscope_collector.metering import holders, tiling
-from railscope_collector.metering.evidence import Evidence, MeteredClaim
-from railscope_collector.metering.units import Tiling, Units, exact
-
-KUBERNETES = "kubernetes"
-SCHEDULERS = frozenset({"slurm", KUBERNETES})
-_BY_HAND = frozenset({"command", "file"})
-"""Sources with workloads that may name a scheduler's: `slurm:123` is Slurm's 123."""
-NO_PODS = re.compile(r"(?!)")
-"""A pattern that joins no pods."""
+from railscope_collector.metering.units import Units
 
 
 class JobKey(NamedTuple):
@@ -50,101 +32,6 @@ class JobHolding(NamedTuple):
     node: str
     units: Units
     start_ns: int
-
-
-def find_holdings(
-    evidence: Evidence, entries: Iterable[tiling.TilingEntry], timestamp_ns: int
-) -> tuple[JobHolding, ...]:
-    """Return the holdings of a GPU; `entries` are those of the timestamp.
-
-    A claim counts from its start, even if the GPU was first reported later.
-    """
-    present = [
-        claim
-        for start_ns, end_ns, claim in holders.claims_in_force(evidence)
-        if start_ns <= timestamp_ns < end_ns
-    ]
-    by_id = {claim.id: claim for claim in present}
-    starts = {claim.id: claim.start_ns for claim in evidence.claims}
-    named = [
-        claim for claim in present if claim.workload and claim.authority > ClaimAuthority.PROCESS
-    ]
-    holdings_by_job: dict[JobKey, JobHolding] = {}
-    for entry in entries:
-        claim = by_id.get(entry.claim)
-        if (
-            entry.tiling is not Tiling.COMPUTE
-            or entry.state not in tiling.HELD_STATES
-            or claim is None
-        ):
-            continue
-        for low, high, naming in _find_named_claims(entry, claim, named):
-            start_ns = max(starts[naming.id], starts[claim.id])
-            job = _job(evidence.gpu, entry.tenant, naming)
-            before = holdings_by_job.get(job, JobHolding(job, entry.node, 0, start_ns))
-            units, start_ns = exact(before.units + high - low), min(before.start_ns, start_ns)
-            holdings_by_job[job] = JobHolding(job, entry.node, units, start_ns)
-    return tuple(holdings_by_job[job] for job in sorted(holdings_by_job))
-
-
-def _find_named_claims(
-    entry: tiling.TilingEntry, claim: MeteredClaim, named: Iterable[MeteredClaim]
-) -> Iterator[tuple[Units, Units, MeteredClaim]]:
-    """Yield the slots of an entry, with the claims that name the job on them."""
-    if claim.workload:
-        yield entry.slot_lo, entry.slot_hi, claim
-        return
-    cuts = {entry.slot_lo, entry.slot_hi}
-    cuts |= {e for c in named for e in c.compute if entry.slot_lo < e < entry.slot_hi}
-    for low, high in pairwise(sorted(cuts)):
-        within = [c for c in named if c.compute.low <= low and high <= c.compute.high]
-        yield low, high, max(within, key=holders.claim_order, default=claim)
-
-
-def _job(gpu: str, tenant: str, claim: MeteredClaim) -> JobKey:
-    source, workload = claim.source, claim.workload or claim.node or gpu
-    scheduler, colon, name = workload.partition(":")
-    if source in _BY_HAND and colon and scheduler in SCHEDULERS:
-        source, workload = scheduler, name
-    return JobKey(tenant, source, workload)
-
-
-def job_of_pod(key: JobKey, pods: re.Pattern[str]) -> JobKey:
-    """Return the job of a pod: names of pods of one job differ only outside the group `job`. Other jobs are returned as they are.
-
-    The kubelet names pods and not their owners; controllers derive the names of pods from that of the job
-    (kubeflow/trainer v1: pkg/core/job.go, GenGeneralName; kubernetes: pkg/controller/job/indexed_job_utils.go,
-    podGenerateNameWithIndex, and the suffix of staging/src/k8s.io/apimachinery/pkg/util/rand/rand.go).
-    """
-    namespace, slash, pod = key.workload.partition("/")
-    match = pods.fullmatch(pod) if slash and key.source == KUBERNETES else None
-    return key._replace(workload=f"{namespace}/{match['job']}") if match else key
-
-
-def join_pod_holdings(
-    gpu_holdings: tuple[JobHolding, ...], pods: re.Pattern[str]
-) -> tuple[JobHolding, ...]:
-    """Join holdings of pods of one job."""
-    jobs: dict[JobKey, JobHolding] = {}
-    for holding in gpu_holdings:
-        job = job_of_pod(holding.job, pods)
-        before = jobs.get(job, holding._replace(units=0))
-        start_ns = min(before.start_ns, holding.start_ns)
-        jobs[job] = JobHolding(job, holding.node, before.units + holding.units, start_ns)
-    return tuple(jobs[job] for job in sorted(jobs))
-
-
-def compile_pattern(setting: str) -> re.Pattern[str]:
-    """Compile the pattern of a setting. Raises SettingsError if it is invalid, or has no group `job`."""
-    try:
-        pattern = re.compile(setting) if setting else NO_PODS
-    except re.error as error:
-        message = f"invalid pod_job_pattern: expected a regular expression: {error}"
-        raise SettingsError(message) from error
-    if setting and "job" not in pattern.groupindex:
-        message = "invalid pod_job_pattern: expected a group (?P<job>...)"
-        raise SettingsError(message)
-    return pattern
 
 
 NO_JOB = -1
@@ -177,6 +64,7 @@ class RunningJob(NamedTuple):
 
 
 MAX_JOBS_OF_A_NODE = 256
+"""Reported jobs of one node: without a limit, thousands that one node invents would hide those of all others."""
 
 
 def fair_selection(jobs: Sequence[RunningJob], max_jobs: int) -> list[RunningJob]:

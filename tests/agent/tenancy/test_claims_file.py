@@ -11,7 +11,7 @@ from support.tenancy import LISTED, PolledTenancy, event_summaries, node, pod, u
 from railscope.claim_terms import share_text
 from railscope.claims_file import ClaimsFileError, ClaimsFileLine, parse_claims_file
 from railscope_agent.config import TenancySettings
-from railscope_collector.files.tenancy_files import parse_claims
+from railscope_collector.files.claims_file import parse_claims
 
 PATH = "/etc/railscope/gpus.csv"
 

@@ -22,9 +22,10 @@ from railscope_collector.account.account_sums import (
     TimeKey,
     gpu_nanoseconds,
 )
-from railscope_collector.files.tenancy_files import Quotas, parse_quotas
+from railscope_collector.files.quotas_file import Quotas, parse_quotas
 from railscope_collector.files.watched_file import FileError
-from railscope_collector.metering.measures import AmountAttribution, CountedQuantity
+from railscope_collector.metering.amount_shares import AmountAttribution
+from railscope_collector.metering.counter_increments import CountedQuantity
 from railscope_collector.metering.tiling import SlotState
 
 HOUR = 3_600_000_000_000

@@ -31,21 +31,20 @@ from support.statement_readers import from_csv, from_json, total_amount
 
 from railscope.claim_terms import ClaimAuthority
 from railscope.timestamps import DAY_NS, FOREVER_NS, HOUR_NS, SECOND_NS
-from railscope_collector.billing import administration, focus_rows, statement_formats
+from railscope_collector.billing import administration, focus_rows, statement_rows
 from railscope_collector.billing.billing_demo import SimulatedEvidence
 from railscope_collector.billing.billing_listing import read_listing
+from railscope_collector.billing.billing_reader import BillingReader
 from railscope_collector.billing.charges import Charge, ChargeKind, PriceUnit, currency_exponent
+from railscope_collector.billing.closing_recomputation import recompute_closing
 from railscope_collector.billing.invoices import InvoiceStatus
 from railscope_collector.billing.period_closing import BillingBooks, ClosedPeriod
-from railscope_collector.billing.period_rating import merge_reviews, newest_revisions, rate_period
-from railscope_collector.billing.price_book import (
-    Price,
-    PriceBook,
-    Tariff,
-    parse_price_book as parse_book,
-)
-from railscope_collector.billing.reconciliation import recompute_closing, reconcile_period
-from railscope_collector.billing.tenant_statements import BillingReader, read_statement
+from railscope_collector.billing.period_rating import newest_revisions, rate_period
+from railscope_collector.billing.price_book import Price, PriceBook, Tariff
+from railscope_collector.billing.price_book_file import parse_price_book as parse_book
+from railscope_collector.billing.reconciliation import reconcile_period
+from railscope_collector.billing.tenant_statements import read_statement
+from railscope_collector.billing.undecided_use import merge_reviews
 from railscope_collector.evidence.gpu_evidence import AssembledGpu
 from railscope_collector.files.seller_file import PayerAccount, Seller
 from railscope_collector.ledger.ledger_store import Ledger
@@ -241,8 +240,8 @@ def test_p18_what_is_written_is_read_again(known: SimulatedEvidence, book: Price
     with opened(known, book) as books:
         for invoice in books.close(ONE, manager_after(ONE)).invoices:
             made = read_statement(books, invoice.tenant, ONE)
-            rows = from_csv(statement_formats.as_csv(made))
-            document = from_json(statement_formats.as_json(made))
+            rows = from_csv(statement_rows.as_csv(made))
+            document = from_json(statement_rows.as_json(made))
             found = parse_csv(write_csv(focus_rows.invoice_rows(invoice, SELLER)))
             assert (
                 total_amount(rows)

@@ -20,13 +20,10 @@ from support.metered import revision_of
 from support.statement_readers import from_csv, from_json
 
 from railscope.timestamps import DAY_NS, HOUR_NS
-from railscope_collector.billing.reconciliation import evidence_checks
-from railscope_collector.billing.statement_formats import (
-    as_csv,
-    as_html,
-    as_json,
-    as_text,
-)
+from railscope_collector.billing.evidence_reconciliation import evidence_checks
+from railscope_collector.billing.statement_html import as_html
+from railscope_collector.billing.statement_rows import as_csv, as_json
+from railscope_collector.billing.statement_text import as_text
 from railscope_collector.billing.tenant_statements import preview_statement, read_statement
 from railscope_collector.metering.evidence import ClockDoubt
 from railscope_collector.metering.timeline import TimePiece

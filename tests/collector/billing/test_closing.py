@@ -40,14 +40,10 @@ from railscope.timestamps import DAY_NS
 from railscope_collector.billing import administration, tables
 from railscope_collector.billing.billing_store import BillingStore
 from railscope_collector.billing.charges import ChargeKind
-from railscope_collector.billing.invoices import (
-    ClosingError,
-    InvoiceStatus,
-    PeriodClosing,
-    adjustment_charge,
-)
+from railscope_collector.billing.closing_recomputation import recompute_closing
+from railscope_collector.billing.closing_record import ClosingError, PeriodClosing
+from railscope_collector.billing.invoices import InvoiceStatus, adjustment_charge
 from railscope_collector.billing.period_closing import BillingBooks
-from railscope_collector.billing.reconciliation import recompute_closing
 from railscope_collector.billing.tenant_statements import read_statement
 from railscope_collector.ledger.database import UnusableLedgerError
 from railscope_collector.ledger.ledger_store import Ledger

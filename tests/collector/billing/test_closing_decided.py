@@ -33,10 +33,11 @@ from support.books import (
 from railscope.timestamps import DAY_NS
 from railscope_collector.billing import administration, tables
 from railscope_collector.billing.billing_demo import SimulatedEvidence
-from railscope_collector.billing.invoices import ClosingError, adjustment_charge, credit_charge
+from railscope_collector.billing.closing_recomputation import recompute_closing
+from railscope_collector.billing.closing_record import ClosingError
+from railscope_collector.billing.invoices import adjustment_charge, credit_charge
 from railscope_collector.billing.period_closing import BillingBooks
 from railscope_collector.billing.price_book import PriceBookError
-from railscope_collector.billing.reconciliation import recompute_closing
 from railscope_collector.billing.tenant_statements import read_statement
 from railscope_collector.ledger.audit_outbox import (
     LogPosition as AuditPlace,
@@ -44,7 +45,8 @@ from railscope_collector.ledger.audit_outbox import (
     take_rows,
 )
 from railscope_collector.ledger.database import UnusableLedgerError
-from railscope_collector.metering.evidence import BootSampleSpan, SlotReservation
+from railscope_collector.metering.evidence import SlotReservation
+from railscope_collector.metering.observation import BootSampleSpan
 
 
 def test_what_comes_late_is_corrected_in_the_next_period(ledger):

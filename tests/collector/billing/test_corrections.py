@@ -15,13 +15,12 @@ from railscope_collector.billing.invoices import (
     CLOSE_AFTER_NS,
     Invoice,
     InvoiceStatus,
-    correction_charges,
     credit_charge,
     draft_invoice,
     draft_invoices,
-    invoiced_charges,
     issue_invoice,
 )
+from railscope_collector.billing.period_corrections import correction_charges, invoiced_charges
 from railscope_collector.billing.price_book import Tariff
 from railscope_collector.billing.rating import rate
 from railscope_collector.metering.evidence import NodeEvidence

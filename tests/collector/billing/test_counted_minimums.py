@@ -13,11 +13,12 @@ from support.examples import fewer_examples
 from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
 from railscope.timestamps import DAY_NS, FOREVER_NS, HOUR_NS
 from railscope_collector.billing.charges import Charge, ChargeKind
+from railscope_collector.billing.claim_minimums import target_ns
 from railscope_collector.billing.period_rating import newest_revisions, rate_period
-from railscope_collector.billing.rating import target_ns
 from railscope_collector.ledger.day_metering import MeteredGpu, MeteringComputation
 from railscope_collector.ledger.ledger_store import Ledger
-from railscope_collector.metering.evidence import BootSampleSpan, Evidence, MeteredClaim, NodeStay
+from railscope_collector.metering.evidence import Evidence, MeteredClaim, NodeStay
+from railscope_collector.metering.observation import BootSampleSpan
 from railscope_collector.metering.placement import PlacementGpu, UnplacedClaim, place_counts
 from railscope_collector.metering.units import Period
 from railscope_collector.tables import metadata

@@ -24,6 +24,7 @@ from support.examples import fewer_examples
 from support.exports import DUE_NS, SELLER, all_kinds, closed_months
 
 from railscope.durable_files import stage_files
+from railscope_collector.billing import focus_csv, focus_parquet
 from railscope_collector.billing.charges import format_amount
 from railscope_collector.billing.export import (
     WRITERS,
@@ -33,15 +34,10 @@ from railscope_collector.billing.export import (
     export_document,
     export_invoices,
 )
-from railscope_collector.billing.focus_files import (
-    COLUMNS,
-    NUMBERS,
-    TIMES,
-    FocusCsvWriter,
+from railscope_collector.billing.focus_columns import COLUMNS, NUMBERS, TIMES, FocusRow
+from railscope_collector.billing.focus_csv import read_csv
+from railscope_collector.billing.focus_parquet import (
     FocusParquetError,
-    FocusParquetWriter,
-    FocusRow,
-    read_csv,
     read_parquet,
 )
 from railscope_collector.billing.focus_rows import billed_cost, invoice_rows
@@ -49,11 +45,11 @@ from railscope_collector.billing.invoices import (
     CLOSE_AFTER_NS,
     Invoice,
     InvoiceStatus,
-    correction_charges,
     draft_invoice,
     draft_invoices,
     issue_invoice,
 )
+from railscope_collector.billing.period_corrections import correction_charges
 from railscope_collector.billing.rating import rate
 from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.tables import metadata
@@ -72,7 +68,7 @@ def months(demo_months: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple
 
 def parquet(*groups: Sequence[FocusRow], rows_in_a_group: int = 7) -> bytes:
     file = io.BytesIO()
-    writer = FocusParquetWriter(file, rows_in_a_group)
+    writer = focus_parquet.Writer(file, rows_in_a_group)
     for group in groups:
         writer.add(group)
     writer.close()
@@ -81,7 +77,7 @@ def parquet(*groups: Sequence[FocusRow], rows_in_a_group: int = 7) -> bytes:
 
 def csv_text(*groups: Sequence[FocusRow]) -> bytes:
     file = io.BytesIO()
-    writer = FocusCsvWriter(file)
+    writer = focus_csv.Writer(file)
     for group in groups:
         writer.add(group)
     writer.close()
@@ -156,7 +152,7 @@ import sys
 from pathlib import Path
 from support.exports import DUE_NS, SELLER, all_kinds
 from railscope_collector.billing.export import ExportFormat, ExportOrder, export_invoices
-from railscope_collector.billing.focus_files import NoParquetError
+from railscope_collector.billing.focus_parquet import NoParquetError
 
 directory, all_ = Path(sys.argv[1]), (all_kinds(),)
 try:
@@ -293,7 +289,7 @@ def writing_no_cost(found: list[FocusRow]) -> list[FocusRow]:
 def test_files_that_do_not_add_up_are_rejected(
     tmp_path: Path, spoil: Callable[[list[FocusRow]], list[FocusRow]]
 ):
-    class Wrong(FocusCsvWriter):
+    class Wrong(focus_csv.Writer):
         def add(self, found) -> None:
             super().add(spoil(list(found)))
 

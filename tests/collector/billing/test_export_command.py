@@ -23,7 +23,7 @@ from railscope_collector.billing import billing_demo
 from railscope_collector.billing.billing_demo import MONTH, NEXT_MONTH
 from railscope_collector.billing.charges import content_digest
 from railscope_collector.billing.export_provenance import provenance_of_lines
-from railscope_collector.billing.focus_files import FocusRow
+from railscope_collector.billing.focus_columns import FocusRow
 from railscope_collector.billing.period_closing import BillingBooks
 from railscope_collector.commands.bill import bill
 from railscope_collector.ledger.audit_outbox import outbox_rows

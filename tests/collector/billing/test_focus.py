@@ -15,7 +15,8 @@ from support.exports import SELLER as EVERY_KIND_SELLER, all_kinds, parse_csv, w
 
 from railscope.timestamps import HOUR_NS
 from railscope_collector.billing.charges import ChargeKind, PriceUnit
-from railscope_collector.billing.focus_files import FocusCsvError, FocusRow, format_number
+from railscope_collector.billing.focus_columns import FocusRow, format_number
+from railscope_collector.billing.focus_csv import FocusCsvError
 from railscope_collector.billing.focus_rows import (
     ChargeProvenance,
     ExportContext,
@@ -28,12 +29,12 @@ from railscope_collector.billing.invoices import (
     CLOSE_AFTER_NS,
     Invoice,
     InvoiceError,
-    correction_charges,
     credit_charge,
     draft_invoice,
     draft_invoices,
     issue_invoice,
 )
+from railscope_collector.billing.period_corrections import correction_charges
 from railscope_collector.billing.price_book import Tariff
 from railscope_collector.billing.rating import rate
 from railscope_collector.files.seller_file import PayerAccount, Seller

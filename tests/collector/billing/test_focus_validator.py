@@ -19,7 +19,7 @@ from railscope_collector.billing.export import (
     export_invoices,
 )
 from railscope_collector.billing.export_provenance import with_origins
-from railscope_collector.billing.focus_files import COLUMNS
+from railscope_collector.billing.focus_columns import COLUMNS
 from railscope_collector.billing.period_closing import BillingBooks
 from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.tables import metadata

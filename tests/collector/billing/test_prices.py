@@ -16,10 +16,9 @@ from railscope_collector.billing.price_book import (
     PriceBookError,
     PriceGroup,
     Tariff,
-    __doc__ as format_of_files,
-    check_appended,
-    parse_price_book,
 )
+from railscope_collector.billing.price_book_file import __doc__ as format_of_files, parse_price_book
+from railscope_collector.billing.price_book_versions import check_appended
 
 EUR = 10**9
 HEAD = 'version = 2\npublished = 2026-06-20T09:00:00Z\ncurrency = "EUR"\n'

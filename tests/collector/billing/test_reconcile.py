@@ -36,23 +36,23 @@ from railscope_collector.billing.billing_demo import SimulatedEvidence
 from railscope_collector.billing.period_closing import BillingBooks
 from railscope_collector.billing.period_rating import newest_revisions, rate_period
 from railscope_collector.billing.reconciliation import (
-    ReconciliationCheck,
     check_amounts,
     check_billable_time,
     check_charged_amount,
     reconcile_period,
 )
+from railscope_collector.billing.reconciliation_check import ReconciliationCheck
 from railscope_collector.evidence.gpu_evidence import AssembledGpu
 from railscope_collector.ledger.day_metering import MeteredGpu, MeteringComputation
 from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.metering.evidence import (
-    BootSampleSpan,
     MigInstanceSlots,
     NodeEvidence,
     NodeSighting,
     NodeStay,
     PartitionLayout,
 )
+from railscope_collector.metering.observation import BootSampleSpan
 from railscope_collector.metering.units import compute_slices, memory_slices
 
 

@@ -14,7 +14,8 @@ from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import DAY_NS
 from railscope_collector.billing import administration
 from railscope_collector.billing.period_closing import BillingBooks
-from railscope_collector.billing.reconciliation import ReconciliationCheck, reconcile_period
+from railscope_collector.billing.reconciliation import reconcile_period
+from railscope_collector.billing.reconciliation_check import ReconciliationCheck
 from railscope_collector.commands.command_options import read_evidence
 from railscope_collector.evidence.review_decisions import (
     ReviewDecision,

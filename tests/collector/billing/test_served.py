@@ -28,19 +28,19 @@ from support.demo_months import copy_demo_months
 
 from railscope.timestamps import DAY_NS, HOUR_NS
 from railscope_collector.billing import administration, billing_demo
-from railscope_collector.billing.export import ExportFormat, ExportOrder, export_invoices
-from railscope_collector.billing.export_provenance import with_origins
-from railscope_collector.billing.focus_files import read_parquet
-from railscope_collector.billing.period_closing import BillingBooks
-from railscope_collector.billing.tenant_statements import (
+from railscope_collector.billing.billing_reader import (
     BillingReader,
     BillingUnavailableError,
     MonthCharges,
 )
+from railscope_collector.billing.export import ExportFormat, ExportOrder, export_invoices
+from railscope_collector.billing.export_provenance import with_origins
+from railscope_collector.billing.focus_parquet import read_parquet
+from railscope_collector.billing.period_closing import BillingBooks
 from railscope_collector.ledger.day_metering import MeteredGpu, MeteringComputation
 from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.ledger.record_draft import TimedActor
-from railscope_collector.metering.evidence import BootSampleSpan
+from railscope_collector.metering.observation import BootSampleSpan
 from railscope_collector.metering.units import parse_period
 from railscope_collector.tables import metadata
 

@@ -38,14 +38,14 @@ from railscope.cli import root as railscope
 from railscope.timestamps import DAY_NS, HOUR_NS
 from railscope_collector.billing import administration
 from railscope_collector.billing.billing_listing import listing_document, read_listing
+from railscope_collector.billing.billing_reader import STATEMENT_FORMATS, BillingReader
 from railscope_collector.billing.charges import ChargeKind
-from railscope_collector.billing.invoices import ClosingError, adjustment_charge, credit_charge
+from railscope_collector.billing.closing_record import ClosingError
+from railscope_collector.billing.invoices import adjustment_charge, credit_charge
 from railscope_collector.billing.period_closing import BillingBooks
 from railscope_collector.billing.reconciliation import reconcile_period
-from railscope_collector.billing.statement_formats import as_text
+from railscope_collector.billing.statement_text import as_text
 from railscope_collector.billing.tenant_statements import (
-    STATEMENT_FORMATS,
-    BillingReader,
     UnknownTenantError,
     read_statement,
     statement_periods,
@@ -54,7 +54,8 @@ from railscope_collector.evidence.gpu_evidence import AssembledGpu
 from railscope_collector.ledger.day_metering import MeteredGpu, MeteringComputation
 from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.ledger.record_draft import TimedActor
-from railscope_collector.metering.evidence import BootSampleSpan, GpuOutage
+from railscope_collector.metering.evidence import GpuOutage
+from railscope_collector.metering.observation import BootSampleSpan
 from railscope_collector.metering.units import Period
 from railscope_collector.tables import metadata
 

@@ -7,7 +7,7 @@ from support.story import DAY, SECOND, at, known_of
 
 from railscope_collector.account.account_sums import count_amounts
 from railscope_collector.evidence.gpu_evidence import AdministratorInputs
-from railscope_collector.metering.measures import CountedQuantity
+from railscope_collector.metering.counter_increments import CountedQuantity
 from railscope_collector.metering.units import Tiling
 from railscope_collector.state.collector_state import CollectorState
 

@@ -9,7 +9,8 @@ from support.story import DAY, DAY_SECONDS, NodeReporter, claim_ended, claim_sta
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import DAY_NS
 from railscope_collector.account.account_sums import AmountKey
-from railscope_collector.metering.measures import AmountAttribution, CountedQuantity
+from railscope_collector.metering.amount_shares import AmountAttribution
+from railscope_collector.metering.counter_increments import CountedQuantity
 from railscope_collector.metering.units import Tiling
 
 HOURS = 3600

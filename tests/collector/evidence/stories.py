@@ -19,7 +19,7 @@ from support.story import (
 )
 
 from railscope_collector.evidence.gpu_evidence import AdministratorInputs
-from railscope_collector.files import device_files, tenancy_files
+from railscope_collector.files import calendar_file, claims_file, retirements_file, tenants_file
 
 LAST = 3600
 LEVELS = ["scheduler", "scheduler", "node_plugin", "process", "administrator"]
@@ -184,10 +184,10 @@ def spelled_files(draw):
 def read(texts: dict[str, str]) -> AdministratorInputs:
     """Content of the file."""
     return AdministratorInputs(
-        tenancy_files.parse_claims(texts["claims"]),
-        tenancy_files.parse_tenants(texts["tenants"]),
-        device_files.parse_calendar(texts["calendar"]),
-        device_files.parse_retirements(texts["retired"]),
+        claims_file.parse_claims(texts["claims"]),
+        tenants_file.parse_tenants(texts["tenants"]),
+        calendar_file.parse_calendar(texts["calendar"]),
+        retirements_file.parse_retirements(texts["retired"]),
     )
 
 

@@ -22,7 +22,7 @@ from support.story import (
 
 from railscope.claim_terms import ClaimAuthority
 from railscope_collector.evidence.gpu_evidence import AdministratorInputs
-from railscope_collector.files import tenancy_files
+from railscope_collector.files import claims_file
 from railscope_collector.framelog.segment_files import FrameRecord
 from railscope_collector.state.collector_state import CollectorState
 
@@ -39,7 +39,7 @@ def reports_(max_authority: int = 3, **facts: str) -> list:
 def test_an_administrator_in_an_envelope_does_not_override_the_claims_file(core: CollectorState):
     problems = new_problems(core)
     accept(core, reports_(level="administrator"))
-    files = AdministratorInputs(tenancy_files.parse_claims(FILE))
+    files = AdministratorInputs(claims_file.parse_claims(FILE))
     assert compute_states(core, 100, files=files) == [("observed", "owner", 0, 100)]
     assert [(problem.kind, problem.node, problem.facts) for problem in problems] == [
         (
@@ -124,9 +124,7 @@ def claim_envelopes(draw) -> list:
 def test_no_envelope_changes_what_an_administrator_claim_holds(tmp_path_factory, envelopes):
     core = core_in(tmp_path_factory.mktemp("schemas"))
     accept(core, envelopes)
-    evidence = known_of(
-        core, "GPU-0", AdministratorInputs(tenancy_files.parse_claims(FILE))
-    ).evidence
+    evidence = known_of(core, "GPU-0", AdministratorInputs(claims_file.parse_claims(FILE))).evidence
     alone = replace(evidence, claims=tuple(c for c in evidence.claims if c.source == "file"))
     window = (evidence.stays[0].start_ns, evidence.stays[0].start_ns + 200 * 10**9)
     held = [

@@ -21,7 +21,7 @@ from support.story import (
 )
 
 from railscope_collector.evidence.gpu_evidence import AdministratorInputs
-from railscope_collector.files import tenancy_files
+from railscope_collector.files import claims_file, tenants_file
 
 GPU, OTHER = "GPU-0", "GPU-9"
 BOSS = "tenant,holds,from,to\nboss,GPU-0,2026-09-04T00:00:50Z,2026-09-04T00:03:20Z\n"
@@ -55,7 +55,7 @@ async def held(
 
 def files_of(claims: str = NO_CLAIMS, tenants: str = NO_TENANTS) -> AdministratorInputs:
     return AdministratorInputs(
-        tenancy_files.parse_claims(claims), tenancy_files.parse_tenants(tenants)
+        claims_file.parse_claims(claims), tenants_file.parse_tenants(tenants)
     )
 
 

@@ -31,8 +31,8 @@ from railscope_collector.evidence.node_intervals import (
 from railscope_collector.finalization import archived_days
 from railscope_collector.fleet.schema_columns import CounterSubject
 from railscope_collector.ledger.database import Database
+from railscope_collector.metering.counter_increments import CountedQuantity
 from railscope_collector.metering.evidence import NodeStay
-from railscope_collector.metering.measures import CountedQuantity
 from railscope_collector.metering.tiling import SlotState
 from railscope_collector.tables import metadata
 

@@ -22,7 +22,7 @@ from support.story import (
 
 from railscope_collector.evidence.claim_events import MAX_CHARACTERS
 from railscope_collector.evidence.gpu_evidence import AdministratorInputs
-from railscope_collector.files import tenancy_files
+from railscope_collector.files import claims_file
 from railscope_collector.metering.tiling import SlotState
 from railscope_collector.state.collector_state import CollectorState
 
@@ -156,7 +156,7 @@ async def test_a_gpu_that_moves_takes_node_claims_along_only_from_then_on(core: 
     accept(core, NodeReporter("n2", "boot-9").envelopes_of(gpus_of("GPU-0"), range(200, 301, 10)))
     accept(core, NodeReporter("n1", "boot-2", "run-2").envelopes_of(host(), range(170, 301, 10)))
     text = f"tenant,holds,from,to\nalice,n1,{story_time(0)},\nbob,n2,{story_time(0)},\n"
-    files = AdministratorInputs(claims=tenancy_files.parse_claims(text))
+    files = AdministratorInputs(claims=claims_file.parse_claims(text))
     account = await account_at(core, 300, files)
     assert account.balances
     assert seconds_of(account) == {

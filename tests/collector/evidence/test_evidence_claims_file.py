@@ -6,7 +6,12 @@ from hypothesis import given, strategies as st
 from structlog.testing import capture_logs
 
 from railscope.timestamps import FOREVER_NS
-from railscope_collector.files.tenancy_files import FileClaim, FileClaims, claims_file, parse_claims
+from railscope_collector.files.claims_file import (
+    FileClaim,
+    FileClaims,
+    parse_claims,
+    watch,
+)
 from railscope_collector.files.watched_file import FileError
 
 GOOD = "tenant,holds,from,to\nvision,gpu-node-1,2026-01-01T00:00:00Z,2026-01-01T01:00:00+00:00\n"
@@ -62,7 +67,7 @@ def test_a_wrong_line_is_named(text: str, problem: str):
 def test_a_broken_file_leaves_the_last_good_claims_in_force(tmp_path: Path):
     path = tmp_path / "claims.csv"
     path.write_text(GOOD)
-    watched = claims_file(path)
+    watched = watch(path)
     watched.refresh()
     assert watched.is_valid
     path.write_text(GOOD + "broken\n")
@@ -86,9 +91,9 @@ def test_a_broken_file_leaves_the_last_good_claims_in_force(tmp_path: Path):
 
 
 def test_a_file_that_was_never_valid_has_no_claims(tmp_path: Path):
-    assert claims_file(None).is_known, "no file: no one holds anything"
+    assert watch(None).is_known, "no file: no one holds anything"
     path = tmp_path / "claims.csv"
-    watched = claims_file(path)
+    watched = watch(path)
     watched.refresh()
     assert not watched.is_known
     path.write_text("broken\n")
@@ -142,7 +147,7 @@ def test_tenants_that_overlap_are_named_when_a_file_is_read(tmp_path: Path):
     path = tmp_path / "claims.csv"
     rows = [f"{tenant},n{i},2026-01-01T00:00:00Z,\n" for i in range(20) for tenant in ("a", "b")]
     path.write_text("tenant,holds,from,to\n" + "".join(rows))
-    watched = claims_file(path)
+    watched = watch(path)
     with capture_logs() as logs:
         watched.refresh()
         watched.refresh()
@@ -158,7 +163,7 @@ def test_names_that_only_an_agent_resolves_are_reported(tmp_path: Path):
     rows = [f"{name},a,2026-01-01T00:00:00Z,\n" for name in names]
     path.write_text("gpu,tenant,from,to\n" + "".join(rows))
     with capture_logs() as logs:
-        claims_file(path).refresh()
+        watch(path).refresh()
     (ignored,) = [line["subjects"] for line in logs if line["event"] == "claims_ignored"]
     assert sorted(ignored) == sorted(names[:5])
 

@@ -16,12 +16,12 @@ from support.story import (
 )
 
 from railscope_collector.evidence.gpu_evidence import AdministratorInputs
-from railscope_collector.files import device_files, tenancy_files, watched_file
+from railscope_collector.files import calendar_file, claims_file, tenants_file, watched_file
 from railscope_collector.state.collector_state import CollectorState
 
 
 def test_stamps_are_seconds_of_the_story():
-    found = tenancy_files.parse_claims(f"tenant,holds,from,to\na,b,{story_time(3661)},\n")
+    found = claims_file.parse_claims(f"tenant,holds,from,to\na,b,{story_time(3661)},\n")
     assert next(iter(found)).start_ns == at(3661)
 
 
@@ -36,7 +36,7 @@ def test_an_owner_has_the_tenant_of_the_file_at_each_time(core: CollectorState):
         f"anyone,*,ns,{story_time(20)},{story_time(80)}\n"
         f"alice,kubernetes,ns,{story_time(40)},{story_time(60)}\n"
     )
-    files = AdministratorInputs(tenants=tenancy_files.parse_tenants(text))
+    files = AdministratorInputs(tenants=tenants_file.parse_tenants(text))
     assert compute_states(core, 100, files=files) == [
         ("observed", "kubernetes:ns", 0, 20), ("observed", "anyone", 20, 40),
         ("observed", "alice", 40, 60), ("observed", "anyone", 60, 80),
@@ -51,7 +51,7 @@ def test_an_administrator_goes_before_the_scheduler(core: CollectorState):
     accept(core, NodeReporter().envelopes_of(gpus_of("GPU-0"), range(0, 101, 10), events=events))
     text = f"tenant,holds,from,to\nbob,GPU-0,{story_time(30)},{story_time(60)}\n"
     assert compute_states(
-        core, 100, files=AdministratorInputs(claims=tenancy_files.parse_claims(text))
+        core, 100, files=AdministratorInputs(claims=claims_file.parse_claims(text))
     ) == [("observed", "alice", 0, 30), ("observed", "bob", 30, 60), ("observed", "alice", 60, 100)]
 
 
@@ -77,7 +77,7 @@ async def test_a_calendar_has_maintenance_outages_and_reservations(core: Collect
         from = {story_time(60)}
     """
     account = await account_at(
-        core, 100, AdministratorInputs(calendar=device_files.parse_calendar(text))
+        core, 100, AdministratorInputs(calendar=calendar_file.parse_calendar(text))
     )
     assert account.balances
     assert seconds_of(account) == {
@@ -101,7 +101,7 @@ async def test_a_calendar_has_maintenance_outages_and_reservations(core: Collect
 )  # fmt: skip
 def test_a_calendar_that_cannot_be_names_the_entry(text: str, problem: str):
     with pytest.raises(watched_file.FileError, match=problem):
-        device_files.parse_calendar(text)
+        calendar_file.parse_calendar(text)
 
 
 @pytest.mark.parametrize(
@@ -114,4 +114,4 @@ def test_a_calendar_that_cannot_be_names_the_entry(text: str, problem: str):
 )
 def test_a_tenants_file_that_cannot_be_names_the_line(row: str, problem: str):
     with pytest.raises(watched_file.FileError, match=problem):
-        tenancy_files.parse_tenants(f"tenant,source,owner,from,to\n{row}\n")
+        tenants_file.parse_tenants(f"tenant,source,owner,from,to\n{row}\n")

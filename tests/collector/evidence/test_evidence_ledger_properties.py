@@ -14,7 +14,8 @@ from support.story import DAY, DAY_SECONDS, accept, at
 
 from railscope.claim_terms import GPU_CAPACITY
 from railscope_collector.account.account_sums import AmountKey
-from railscope_collector.metering.measures import AmountAttribution, CountedQuantity
+from railscope_collector.metering.amount_shares import AmountAttribution
+from railscope_collector.metering.counter_increments import CountedQuantity
 
 # Each example makes databases and waits for the disk.
 few = fewer_examples(20)

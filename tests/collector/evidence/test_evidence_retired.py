@@ -32,7 +32,7 @@ from railscope.timestamps import DAY_NS, FOREVER_NS
 from railscope_collector.account.account_sums import AmountKey
 from railscope_collector.account.live_account import LiveAccount
 from railscope_collector.evidence.gpu_evidence import AdministratorInputs
-from railscope_collector.files.device_files import (
+from railscope_collector.files.retirements_file import (
     RETIREMENTS_HEADER,
     RetiredGpus,
     Retirement,
@@ -41,8 +41,9 @@ from railscope_collector.files.device_files import (
 from railscope_collector.files.watched_file import FileError
 from railscope_collector.ledger.audit_outbox import outbox_rows
 from railscope_collector.ledger.ledger_records import HEAD as BILLING_HEAD
+from railscope_collector.metering.amount_shares import AmountAttribution
+from railscope_collector.metering.counter_increments import CountedQuantity
 from railscope_collector.metering.evidence import MeteredClaim, NodeStay
-from railscope_collector.metering.measures import AmountAttribution, CountedQuantity
 
 HEAD = ",".join(RETIREMENTS_HEADER) + "\n"
 HOURS = 3600

@@ -55,7 +55,7 @@ from railscope_collector.evidence.review_rules import (
     ReviewKind,
     ReviewSubject,
 )
-from railscope_collector.files import device_files
+from railscope_collector.files import inventory_file
 from railscope_collector.ledger.audit_outbox import outbox_rows
 from railscope_collector.state.collector_state import CollectorState
 
@@ -63,7 +63,7 @@ from railscope_collector.state.collector_state import CollectorState
 def inventory(*rows: str) -> AdministratorInputs:
     """An inventory: rows of node,gpus."""
     lines = ["node,gpus,rdma_ports,from,to", *(f"{row},,2026-01-01T00:00:00Z," for row in rows)]
-    return AdministratorInputs(inventory=device_files.parse_inventory("\n".join(lines) + "\n"))
+    return AdministratorInputs(inventory=inventory_file.parse_inventory("\n".join(lines) + "\n"))
 
 
 reports_of = partial(sample_envelopes, "GPU-0", until=10 * HOUR)

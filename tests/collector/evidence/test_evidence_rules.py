@@ -28,8 +28,9 @@ from support.story import (
 
 from railscope_collector.account.account_sums import AmountKey, count_amounts
 from railscope_collector.fleet.schema_columns import sku_of
+from railscope_collector.metering.amount_shares import AmountAttribution
+from railscope_collector.metering.counter_increments import CountedQuantity
 from railscope_collector.metering.evidence import NodeEvidence
-from railscope_collector.metering.measures import AmountAttribution, CountedQuantity
 from railscope_collector.metering.tiling import SlotState
 from railscope_collector.state.collector_state import CollectorState
 

@@ -21,7 +21,7 @@ from railscope_collector.evidence.review_rules import (
     ReviewKind,
     ReviewSubject,
 )
-from railscope_collector.files.device_files import RetiredGpus, Retirement
+from railscope_collector.files.retirements_file import RetiredGpus, Retirement
 from railscope_collector.state.collector_state import CollectorState
 
 MONTH = 30 * DAY_SECONDS

@@ -21,7 +21,7 @@ from support.postgresql import PostgreSQL
 from support.story import DAY, DAY_SECONDS, NodeReporter, accept, gpus_of, seconds_of
 
 from railscope.service import run_in_thread
-from railscope_collector.account.live_account import FinalizedSums
+from railscope_collector.account.finalized_sums import FinalizedSums
 from railscope_collector.finalization.finalized_sums import read_finalized
 from railscope_collector.ledger import leases
 from railscope_collector.ledger.database import Database, call_database

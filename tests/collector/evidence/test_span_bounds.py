@@ -32,7 +32,7 @@ from railscope_collector.evidence.evidence_book import EvidenceBook
 from railscope_collector.evidence.gpu_evidence import AdministratorInputs
 from railscope_collector.evidence.node_intervals import SampleSpan, add_spans
 from railscope_collector.evidence.review_rules import ReviewDecisions, ReviewKind, ReviewSubject
-from railscope_collector.metering.evidence import GAP_NS
+from railscope_collector.metering.observation import GAP_NS
 from railscope_collector.state.collector_state import CollectorState
 
 APART = 31

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given, strategies as st
 
 from railscope_collector.evidence.node_intervals import SampleSpan, add_span, add_spans
-from railscope_collector.metering.evidence import GAP_NS
+from railscope_collector.metering.observation import GAP_NS
 
 STEP_NS = GAP_NS // 2
 spans = st.builds(

@@ -52,8 +52,8 @@ from railscope_collector.evidence.review_rules import (
     ReviewKind,
     ReviewSubject,
 )
-from railscope_collector.files import device_files
-from railscope_collector.metering.evidence import GAP_NS
+from railscope_collector.files import inventory_file
+from railscope_collector.metering.observation import GAP_NS
 from railscope_collector.state.collector_state import CollectorState
 
 END = 290
@@ -214,10 +214,10 @@ def test_a_node_that_is_renamed_goes_through_by_the_inventory_or_one_decision(co
     assert held(core, 600, decided(new=True))["observed", "blue"] == 390
     rows = "node,gpus,rdma_ports,from,to\nold,1,,2026-01-01T00:00:00Z,{}\nnew,1,,{},\n"
     stamp = "2026-09-04T00:02:30Z"
-    files = AdministratorInputs(inventory=device_files.parse_inventory(rows.format(stamp, stamp)))
+    files = AdministratorInputs(inventory=inventory_file.parse_inventory(rows.format(stamp, stamp)))
     assert held(core, 600, files)["observed", "blue"] == 390
     unlisted = AdministratorInputs(
-        inventory=device_files.parse_inventory(rows.split("new", maxsplit=1)[0].format(""))
+        inventory=inventory_file.parse_inventory(rows.split("new", maxsplit=1)[0].format(""))
     )
     assert ("observed", "blue") not in held(core, 600, unlisted)
 

@@ -30,7 +30,7 @@ from railscope_collector.evidence.claim_placement import ClaimPlacer
 from railscope_collector.evidence.gpu_evidence import AdministratorInputs, build_evidence
 from railscope_collector.evidence.review_decisions import find_pending_evidence
 from railscope_collector.evidence.review_rules import ReviewDecisions, ReviewKind, ReviewSubject
-from railscope_collector.files import device_files
+from railscope_collector.files import inventory_file
 from railscope_collector.state.collector_state import CollectorState
 
 ALICE, BOB = {"tenant": "alice"}, {"tenant": "bob"}
@@ -235,7 +235,7 @@ async def test_the_time_that_a_late_end_of_a_count_would_free_waits(core: Collec
 async def test_a_claim_on_a_gpu_that_waits_frees_no_place_for_a_count(
     core: CollectorState, decided: dict
 ):
-    inventory = device_files.parse_inventory(
+    inventory = inventory_file.parse_inventory(
         "node,gpus,rdma_ports,from,to\nn1,1,,2026-01-01T00:00:00Z,\n"
     )
     files = AdministratorInputs(inventory=inventory, decisions=ReviewDecisions(decided))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, strategies as st
 
 from railscope.timestamps import FOREVER_NS
-from railscope_collector.files.device_files import ExpectedDevices
+from railscope_collector.files.inventory_file import ExpectedDevices
 from railscope_collector.fleet.schema_columns import GPU, RDMA_PORT, ShownDevices
 from railscope_collector.inventory.comparison import (
     DeviceCounts,

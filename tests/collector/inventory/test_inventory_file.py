@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from railscope.timestamps import FOREVER_NS
-from railscope_collector.files.device_files import (
+from railscope_collector.files.inventory_file import (
     INVENTORY_HEADER,
     DeviceInventory,
     ExpectedDevices,

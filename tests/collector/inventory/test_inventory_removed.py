@@ -11,8 +11,9 @@ from support.story import NodeReporter, accept, at, core_in, gpus_of
 from railscope.catalog import collector as catalog
 from railscope_collector.account.live_account import LiveAccount
 from railscope_collector.evidence.gpu_evidence import AdministratorInputs
-from railscope_collector.files.device_files import DeviceInventory, ExpectedDevices, RetiredGpus
-from railscope_collector.inventory.comparison import InventoryWatch
+from railscope_collector.files.inventory_file import DeviceInventory, ExpectedDevices
+from railscope_collector.files.retirements_file import RetiredGpus
+from railscope_collector.inventory.inventory_watch import InventoryWatch
 from railscope_collector.state.collector_state import CollectorState
 from railscope_collector.view_refresh import ViewRefresher
 

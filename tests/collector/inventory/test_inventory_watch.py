@@ -17,26 +17,17 @@ from railscope.frame import Entity, Frame, Schema
 from railscope.reading import PRESENT, Absent
 from railscope.timestamps import FOREVER_NS
 from railscope.wire import to_wire_schema
-from railscope_collector.files.device_files import (
-    DeviceInventory,
-    ExpectedDevices,
-    RetiredGpus,
-    Retirement,
-)
+from railscope_collector.files.inventory_file import DeviceInventory, ExpectedDevices
+from railscope_collector.files.retirements_file import RetiredGpus, Retirement
 from railscope_collector.fleet.schema_columns import (
     GPU,
     RDMA_PORT,
     DeviceColumns,
     find_device_columns,
 )
-from railscope_collector.inventory.comparison import (
-    DeviceCounts,
-    InventoryComparison,
-    InventoryWatch,
-    NodeInventoryState,
-    inventory_cells,
-    inventory_json,
-)
+from railscope_collector.inventory.comparison import DeviceCounts, NodeInventoryState
+from railscope_collector.inventory.inventory_view import inventory_cells, inventory_json
+from railscope_collector.inventory.inventory_watch import InventoryComparison, InventoryWatch
 from railscope_collector.state.collector_state import CollectorState
 
 STALE = 5

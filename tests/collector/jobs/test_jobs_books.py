@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from railscope.claim_terms import ClaimAuthority
-from railscope_collector.jobs.job_list import account_name
+from railscope_collector.jobs.account_tenants import account_name
 from railscope_collector.jobs.scheduler_records import (
     SchedulerRecords,
     SchedulerRecordsError,

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from railscope.timestamps import FOREVER_NS
+from railscope_collector.jobs.bad_lines import JobListError
 from railscope_collector.jobs.clustercockpit import read_clustercockpit
 from railscope_collector.jobs.job_list import (
     JobList,
-    JobListError,
     ListedGpu,
     ListedJob,
     UnnamedGpus,

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from railscope.cli import root as railscope
-from railscope_collector.jobs.job_metering import format_hours
+from railscope_collector.jobs.job_report import format_hours
 from tests.support.shared import capture_path
 
 S = 1_000_000_000

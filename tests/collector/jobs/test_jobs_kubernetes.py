@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from railscope.timestamps import FOREVER_NS
-from railscope_collector.jobs.job_list import JobList, JobListError, ListedJob, UnnamedGpus
+from railscope_collector.jobs.bad_lines import JobListError
+from railscope_collector.jobs.job_list import JobList, ListedJob, UnnamedGpus
 from railscope_collector.jobs.job_metering import meter_jobs
 from railscope_collector.jobs.kubernetes import KUBERNETES_UNNAMED, read_kubernetes
 

@@ -15,14 +15,11 @@ from support.job_lists import GPU_1, GPU_2, HOUR, tenant_hours
 from railscope.audit.record import RecordActor
 from railscope.timestamps import DAY_NS
 from railscope_collector.jobs import imported_lists
+from railscope_collector.jobs.gpu_models import GpuModels
 from railscope_collector.jobs.imported_lists import JobLedgerError, NewList, PlacedJob
-from railscope_collector.jobs.job_list import GpuModels, JobList, ListedGpu, ListedJob, UnnamedGpus
-from railscope_collector.jobs.job_list_import import (
-    ImportCounts,
-    import_list,
-    number_placeholders,
-    place_jobs,
-)
+from railscope_collector.jobs.job_list import JobList, ListedGpu, ListedJob, UnnamedGpus
+from railscope_collector.jobs.job_list_import import ImportCounts, import_list, place_jobs
+from railscope_collector.jobs.placeholder_gpus import number_placeholders
 from railscope_collector.ledger.audit_outbox import outbox_rows
 from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.ledger.record_draft import TimedActor

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from railscope.slurm.sacct import COLUMNS
-from railscope_collector.jobs.job_list import JobList, JobListError, ListedJob, UnnamedGpus
+from railscope_collector.jobs.bad_lines import JobListError
+from railscope_collector.jobs.job_list import JobList, ListedJob, UnnamedGpus
 from railscope_collector.jobs.job_list_reader import SACCT_UNNAMED, read_sacct
 from railscope_collector.jobs.job_metering import meter_jobs
 from tests.support.shared import capture_path

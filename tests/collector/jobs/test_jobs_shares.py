@@ -13,12 +13,14 @@ from hypothesis import given, strategies as st
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.cli import root as railscope
 from railscope.timestamps import FOREVER_NS
+from railscope_collector.jobs.bad_lines import JobListError
+from railscope_collector.jobs.gpu_models import GpuModels
 from railscope_collector.jobs.imported_lists import newest_lists
-from railscope_collector.jobs.job_list import GpuModels, JobListError, ListedJob, UnnamedGpus
-from railscope_collector.jobs.job_list_import import number_placeholders
+from railscope_collector.jobs.job_list import ListedJob, UnnamedGpus
 from railscope_collector.jobs.job_list_reader import detect_format, read_alibaba, read_jobs
 from railscope_collector.jobs.job_metering import meter_jobs
 from railscope_collector.jobs.kubernetes import read_kubernetes
+from railscope_collector.jobs.placeholder_gpus import number_placeholders
 from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.metering.tiling import SlotState
 from railscope_collector.metering.units import Tiling

@@ -14,7 +14,7 @@ from hypothesis import given, strategies as st
 from support.job_books import job_days
 
 from railscope.claim_terms import GPU_CAPACITY
-from railscope_collector.billing.usage import usages_of_days
+from railscope_collector.billing.ledger_usage import usages_of_days
 from railscope_collector.jobs.clustercockpit import read_clustercockpit
 from railscope_collector.jobs.job_list import JobList, ListedGpu, ListedJob
 from railscope_collector.jobs.job_metering import job_evidence, meter_jobs, timeline_entries

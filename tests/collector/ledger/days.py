@@ -9,20 +9,20 @@ from railscope.claim_terms import ClaimAuthority
 from railscope.timestamps import DAY_NS, FOREVER_NS
 from railscope_collector.ledger.day_metering import MeteredGpu, MeteringComputation
 from railscope_collector.ledger.day_tiling import DayTiling
+from railscope_collector.metering.counter_increments import (
+    CountedQuantity,
+    CounterIncrements,
+    CounterReadings,
+    compute_increments,
+)
 from railscope_collector.metering.evidence import (
-    BootSampleSpan,
     Evidence,
     MeteredClaim,
     NodeEvidence,
     NodeSighting,
     NodeStay,
 )
-from railscope_collector.metering.measures import (
-    CountedQuantity,
-    CounterIncrements,
-    CounterReadings,
-    compute_increments,
-)
+from railscope_collector.metering.observation import BootSampleSpan
 from railscope_collector.metering.units import WHOLE, CapacityRange, compute_slices, memory_slices
 
 DAY = 20_000

@@ -20,8 +20,8 @@ from railscope_collector.ledger.database import Database, UnusableLedgerError
 from railscope_collector.ledger.day_tiling import TilingError, evidence_root
 from railscope_collector.ledger.ledger_store import Ledger, TimeTotalKey, WrittenRevision
 from railscope_collector.ledger.row_conversion import GpuDay
-from railscope_collector.metering.measures import (
-    AmountAttribution,
+from railscope_collector.metering.amount_shares import AmountAttribution
+from railscope_collector.metering.counter_increments import (
     CountedQuantity,
     CounterReadings,
     compute_increments,

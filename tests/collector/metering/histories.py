@@ -13,8 +13,8 @@ from support.metered import replica
 
 from railscope.claim_terms import ClaimAuthority
 from railscope.timestamps import FOREVER_NS
+from railscope_collector.metering.counter_increments import CounterReadings
 from railscope_collector.metering.evidence import (
-    BootSampleSpan,
     ClaimRelease,
     Evidence,
     GpuOutage,
@@ -26,7 +26,7 @@ from railscope_collector.metering.evidence import (
     PartitionLayout,
     SlotReservation,
 )
-from railscope_collector.metering.measures import CounterReadings
+from railscope_collector.metering.observation import BootSampleSpan
 from railscope_collector.metering.units import WHOLE, Units, compute_slices, memory_slices
 
 S = 1_000_000_000

@@ -12,8 +12,10 @@ from math import floor
 import msgspec
 
 from railscope.timestamps import FOREVER_NS, SECOND_NS
-from railscope_collector.metering.evidence import GAP_NS, Evidence, MeteredClaim, NodeEvidence
-from railscope_collector.metering.measures import AmountAttribution, CounterReadings
+from railscope_collector.metering.amount_shares import AmountAttribution
+from railscope_collector.metering.counter_increments import CounterReadings
+from railscope_collector.metering.evidence import Evidence, MeteredClaim, NodeEvidence
+from railscope_collector.metering.observation import GAP_NS
 from railscope_collector.metering.tiling import SlotState, TilingEntry
 from railscope_collector.metering.units import CapacityRange, Tiling, Units
 

@@ -15,18 +15,16 @@ from support.metered import tile
 
 from railscope.claim_terms import GPU_CAPACITY, ClaimAuthority
 from railscope.timestamps import FOREVER_NS
-from railscope_collector.metering.evidence import Evidence, MeteredClaim, NodeEvidence
-from railscope_collector.metering.holders import claims_in_force
-from railscope_collector.metering.measures import (
-    AmountShare,
+from railscope_collector.metering.amount_shares import AmountShare, attribute_shares
+from railscope_collector.metering.counter_increments import (
     CounterIncrements,
     CounterReadings,
-    SlotOwners,
-    attribute_shares,
     compute_increments,
-    find_owners,
 )
+from railscope_collector.metering.evidence import Evidence, MeteredClaim, NodeEvidence
+from railscope_collector.metering.holders import claims_in_force
 from railscope_collector.metering.overlaps import Overlap, find_overlaps
+from railscope_collector.metering.slot_owners import SlotOwners, find_owners
 from railscope_collector.metering.tiling import SlotState, TilingEntry
 
 

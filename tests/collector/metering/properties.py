@@ -13,15 +13,13 @@ from histories import MeteringCase, S
 from support import metered
 
 from railscope.claim_terms import GPU_CAPACITY
-from railscope_collector.metering import measures, overlaps
-from railscope_collector.metering.evidence import GAP_NS, Evidence
-from railscope_collector.metering.measures import (
-    AmountShare,
-    CounterIncrements,
-    CounterReadings,
-    SlotOwners,
-)
+from railscope_collector.metering import amount_shares, counter_increments, overlaps, slot_owners
+from railscope_collector.metering.amount_shares import AmountShare
+from railscope_collector.metering.counter_increments import CounterIncrements, CounterReadings
+from railscope_collector.metering.evidence import Evidence
+from railscope_collector.metering.observation import GAP_NS
 from railscope_collector.metering.overlaps import Overlap
+from railscope_collector.metering.slot_owners import SlotOwners
 from railscope_collector.metering.tiling import SlotState, TilingEntry
 from railscope_collector.metering.units import Tiling, Units
 
@@ -33,11 +31,11 @@ class MeteringImplementation:
     tile: Callable[[Evidence, int, int], list[TilingEntry]] = metered.tile
     overlaps: Callable[[Evidence], list[Overlap]] = overlaps.find_overlaps
     increments: Callable[[Iterable[CounterReadings]], CounterIncrements] = (
-        measures.compute_increments
+        counter_increments.compute_increments
     )
-    owners: Callable[[Evidence], SlotOwners] = measures.find_owners
+    owners: Callable[[Evidence], SlotOwners] = slot_owners.find_owners
     divide: Callable[[SlotOwners, CounterIncrements, int, int], list[AmountShare]] = (
-        measures.attribute_shares
+        amount_shares.attribute_shares
     )
 
     def shares(

@@ -12,13 +12,13 @@ from support.billing import book, price
 
 from railscope.reading import Absent
 from railscope.timestamps import DAY_NS
+from railscope_collector.billing.ledger_usage import usages_of_days
 from railscope_collector.billing.price_book import Tariff
 from railscope_collector.billing.rating import rate
-from railscope_collector.billing.usage import usages_of_days
 from railscope_collector.ledger.day_metering import MeteredGpu, MeteringComputation
 from railscope_collector.ledger.day_tiling import DayTiling
-from railscope_collector.metering.measures import (
-    AmountAttribution,
+from railscope_collector.metering.amount_shares import AmountAttribution
+from railscope_collector.metering.counter_increments import (
     CountedQuantity,
     CounterIncrements,
     CounterReadings,

@@ -9,8 +9,17 @@ from support.metered import replica, tile
 
 from railscope.claim_terms import ClaimAuthority
 from railscope.timestamps import FOREVER_NS
+from railscope_collector.metering.amount_shares import (
+    AmountAttribution,
+    AmountShare,
+    attribute_shares,
+)
+from railscope_collector.metering.counter_increments import (
+    CounterReadings,
+    CounterRestart,
+    compute_increments,
+)
 from railscope_collector.metering.evidence import (
-    BootSampleSpan,
     ClaimRelease,
     Evidence,
     GpuOutage,
@@ -21,19 +30,14 @@ from railscope_collector.metering.evidence import (
     NodeStay,
     PartitionLayout,
     SlotReservation,
+)
+from railscope_collector.metering.observation import (
+    BootSampleSpan,
     join_sample_spans,
     join_samples,
 )
-from railscope_collector.metering.measures import (
-    AmountAttribution,
-    AmountShare,
-    CounterReadings,
-    CounterRestart,
-    attribute_shares,
-    compute_increments,
-    find_owners,
-)
 from railscope_collector.metering.overlaps import OverlapKind, find_overlaps
+from railscope_collector.metering.slot_owners import find_owners
 from railscope_collector.metering.tiling import SlotState
 from railscope_collector.metering.units import GPU_HOUR, Tiling, compute_slices, memory_slices
 

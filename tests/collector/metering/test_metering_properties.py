@@ -8,7 +8,7 @@ from mutants import MUTANTS
 from properties import MeteringImplementation
 
 from railscope.timestamps import DAY_NS, FOREVER_NS
-from railscope_collector.metering import measures
+from railscope_collector.metering import counter_increments
 
 SEARCHES = 300
 """Three find every defect."""
@@ -70,21 +70,21 @@ def list_readings(drawn, first_ns, last_ns):
     for boot, (times, age) in drawn.items():
         at = np.array([time for time in times if first_ns <= time <= last_ns], np.int64)
         ages_ns = at + age * DAY_NS
-        found.append(measures.CounterReadings(boot, at, at // S * 7, ages_ns=ages_ns))
+        found.append(counter_increments.CounterReadings(boot, at, at // S * 7, ages_ns=ages_ns))
     return found
 
 
 @given(readings_of_boots, st.integers(0, 2))
 def test_increments_of_a_day_need_only_its_readings_and_those_just_before(drawn, day):
     start_ns, end_ns = day * DAY_NS, (day + 1) * DAY_NS
-    first_ns = start_ns - measures.MAX_INTERLEAVED_NS
+    first_ns = start_ns - counter_increments.MAX_INTERLEAVED_NS
     all_times = [time for times, _ in drawn.values() for time in times]
     if not any(first_ns <= time <= start_ns for time in all_times):
         first_ns = max((time for time in all_times if time < first_ns), default=first_ns)
     days = []
     for counted in (
-        measures.compute_increments(list_readings(drawn, first_ns, end_ns)),
-        measures.compute_increments(list_readings(drawn, 0, FOREVER_NS)),
+        counter_increments.compute_increments(list_readings(drawn, first_ns, end_ns)),
+        counter_increments.compute_increments(list_readings(drawn, 0, FOREVER_NS)),
     ):
         rows = zip(
             *(getattr(counted, field).tolist() for field in counted.__struct_fields__), strict=True

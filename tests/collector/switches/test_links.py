@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 
 from railscope.settings import SettingsError
 from railscope_collector.config import SwitchesSettings
-from railscope_collector.switches import links
+from railscope_collector.switches import end_names, link_ends, links
 from railscope_collector.switches.switch_settings import read_cabling
 
 CHASSIS = "02:aa:00:00:00:07"
@@ -20,26 +20,26 @@ OWN = "02:bb:00:00:00:01"
 
 
 def host(
-    switch: str = "", port: str = "", chassis: str = "", nic: links.Nic = NIC, *addresses: str
-) -> links.HostEnd:
-    return links.HostEnd(*nic, "3", switch, port, chassis, addresses)
+    switch: str = "", port: str = "", chassis: str = "", nic: link_ends.Nic = NIC, *addresses: str
+) -> link_ends.HostEnd:
+    return link_ends.HostEnd(*nic, "3", switch, port, chassis, addresses)
 
 
 def end(
     neighbour: str = "", neighbour_port: str = "", port: str = "Ethernet0", chassis: str = ""
-) -> links.SwitchEnd:
+) -> link_ends.SwitchEnd:
     names = (f"TO-{port}", f"etp-{port}", "")
-    return links.SwitchEnd(
+    return link_ends.SwitchEnd(
         "leaf-07", port, names, "leaf-07.example", CHASSIS, neighbour, neighbour_port, chassis
     )
 
 
-def with_addresses(nic: links.Nic, *addresses: str) -> links.HostEnd:
+def with_addresses(nic: link_ends.Nic, *addresses: str) -> link_ends.HostEnd:
     return host("", "", "", nic, *addresses)
 
 
 def joined(
-    hosts: list[links.HostEnd], ends: list[links.SwitchEnd], *rows: links.CabledLink
+    hosts: list[link_ends.HostEnd], ends: list[link_ends.SwitchEnd], *rows: link_ends.CabledLink
 ) -> links.JoinedLinks:
     return links.join_links(hosts, ends, rows)
 
@@ -72,7 +72,7 @@ def test_server_without_a_known_interface_confirms_and_determines_no_link():
 
 
 def test_cabling_file_is_used_without_lldp_and_confirms_otherwise():
-    row = links.CabledLink("leaf-07", "TO-Ethernet0", *NIC)
+    row = link_ends.CabledLink("leaf-07", "TO-Ethernet0", *NIC)
     assert joined([host()], [end()], row).links[PORT].evidence == ("cabling_file",)
     both = joined([host("leaf-07", "Ethernet0")], [end()], row)
     assert both.links[PORT].evidence == ("host_lldp", "cabling_file")
@@ -88,10 +88,10 @@ def test_ends_that_contradict_each_other_are_a_fault_and_the_host_counts():
 
 def test_two_servers_at_one_port_are_a_fault_and_are_not_linked():
     hosts = [host("leaf-07", "Ethernet0"), host("leaf-07", "Ethernet0", nic=OTHER)]
-    found = joined(hosts, [end()], links.CabledLink(*PORT, "gpu-0003", "eth0"))
+    found = joined(hosts, [end()], link_ends.CabledLink(*PORT, "gpu-0003", "eth0"))
     assert found.links == {}
     assert found.faults == [
-        links.CablingFault("file_differs", PORT, links.NO_NIC, ("gpu-0003", "eth0")),
+        links.CablingFault("file_differs", PORT, link_ends.NO_NIC, ("gpu-0003", "eth0")),
         links.CablingFault("several_hosts", PORT, NIC, OTHER),
     ]
 
@@ -101,8 +101,8 @@ def test_two_servers_at_one_port_are_a_fault_and_are_not_linked():
     [
         ([end("gpu-0002", "eth0")], [], "switch_lldp"),
         ([end("gpu-0002", "an interface without a name")], [], "switch_lldp"),
-        ([end()], [links.CabledLink(*PORT, *OTHER)], "cabling_file"),
-        ([end("gpu-0002")], [links.CabledLink(*PORT, *NIC)], "switch_lldp"),
+        ([end()], [link_ends.CabledLink(*PORT, *OTHER)], "cabling_file"),
+        ([end("gpu-0002")], [link_ends.CabledLink(*PORT, *NIC)], "switch_lldp"),
     ],
 )
 def test_less_certain_evidence_decides_between_two_servers_at_one_port(ends, rows, kind):
@@ -120,7 +120,7 @@ def test_less_certain_evidence_decides_between_two_servers_at_one_port(ends, row
     ["02:bb:00:00:00:01", "02-BB-00-00-00-01", "02bb.0000.0001", "02bb00000001", " 0x02BB00000001"],
 )
 def test_mac_addresses_are_compared_in_any_notation(text):
-    assert links.mac_address(text) == OWN
+    assert end_names.mac_address(text) == OWN
     found = joined([with_addresses(NIC, OWN)], [end("", text, chassis=text)])
     assert found[:2] == ({PORT: links.PortLink(PORT, NIC, "3", ("switch_lldp",))}, [])
 
@@ -131,7 +131,7 @@ def test_mac_addresses_are_compared_in_any_notation(text):
      "00:00:00:00:00:00", "ff:ff:ff:ff:ff:ff", "01:80:c2:00:00:0e"],
 )  # fmt: skip
 def test_texts_other_than_the_mac_address_of_a_device(text):
-    assert links.mac_address(text) == ""
+    assert end_names.mac_address(text) == ""
 
 
 def test_mac_address_of_a_switch_port_is_a_name_of_it():
@@ -164,12 +164,12 @@ def test_address_of_two_interfaces_of_a_node_determines_the_node_only():
 
 
 def test_switches_with_one_identity_are_a_fault_unless_the_chassis_or_the_name_is_of_one():
-    copy = links.SwitchEnd("leaf-09", "Ethernet0", (), "leaf-07.example", CHASSIS)
+    copy = link_ends.SwitchEnd("leaf-09", "Ethernet0", (), "leaf-07.example", CHASSIS)
     announced = host("leaf-07.example", "Ethernet0", CHASSIS)
     found = joined([announced], [end(), copy])
     fault = links.CablingFault("duplicate_switch", PORT, ("", ""), NIC)
     assert found[:2] == ({}, [fault])
-    found = joined([announced], [end("gpu-0001"), copy], links.CabledLink(*PORT, *NIC))
+    found = joined([announced], [end("gpu-0001"), copy], link_ends.CabledLink(*PORT, *NIC))
     assert found.links[PORT].nic == NIC
     assert found.faults == [links.CablingFault("duplicate_switch", PORT, NIC)]
     other_chassis = copy._replace(chassis="02:aa:00:00:00:09")
@@ -228,13 +228,13 @@ def test_nic_at_two_switch_ports_is_a_fault_at_both():
     assert found.links == {}
     second = ("leaf-07", "Ethernet4")
     assert found.faults == [
-        links.CablingFault("several_ports", port, links.NO_NIC, NIC) for port in (PORT, second)
+        links.CablingFault("several_ports", port, link_ends.NO_NIC, NIC) for port in (PORT, second)
     ]
-    row = links.CabledLink(*second, *NIC)
+    row = link_ends.CabledLink(*second, *NIC)
     assert joined([with_addresses(NIC, OWN)], ports, row).links[second].nic == NIC
     by_host = joined([host("leaf-07", "Ethernet0", "", NIC, OWN)], ports)
     assert by_host.links[PORT].evidence == ("host_lldp", "switch_lldp")
-    assert by_host.faults == [links.CablingFault("ends_differ", second, links.NO_NIC, NIC)]
+    assert by_host.faults == [links.CablingFault("ends_differ", second, link_ends.NO_NIC, NIC)]
 
 
 # Rails -------------------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ def test_nic_at_two_switch_ports_is_a_fault_at_both():
 def test_nic_on_a_leaf_of_another_rail_is_a_fault_without_any_switch():
     """Two cables of one node are exchanged."""
     hosts = [
-        links.HostEnd(f"n{node}", f"eth{rail}", str(rail), f"leaf-{leaf}", f"Ethernet{node}")
+        link_ends.HostEnd(f"n{node}", f"eth{rail}", str(rail), f"leaf-{leaf}", f"Ethernet{node}")
         for node in range(4)
         for rail, leaf in enumerate((1, 0) if node == 2 else (0, 1))
     ]
@@ -259,12 +259,12 @@ def test_nic_on_a_leaf_of_another_rail_is_a_fault_without_any_switch():
 
 def test_leaf_of_a_link_counts_by_whatever_evidence_it_is_known():
     leaves = [
-        links.SwitchEnd(f"leaf-{leaf}", f"p{node}", (), f"l{leaf}.example", "", "", f"02:00:00:00:{node:02x}:{leaf:02x}")
+        link_ends.SwitchEnd(f"leaf-{leaf}", f"p{node}", (), f"l{leaf}.example", "", "", f"02:00:00:00:{node:02x}:{leaf:02x}")
         for leaf in range(2)
         for node in range(4)
     ]  # fmt: skip
     hosts = [
-        links.HostEnd(f"n{node}", f"eth{rail}", str(rail), addresses=(f"02:00:00:00:{node:02x}:{rail:02x}",))
+        link_ends.HostEnd(f"n{node}", f"eth{rail}", str(rail), addresses=(f"02:00:00:00:{node:02x}:{rail:02x}",))
         for node in range(4)
         for rail in range(2)
     ]  # fmt: skip
@@ -276,7 +276,7 @@ def test_leaf_of_a_link_counts_by_whatever_evidence_it_is_known():
         for each in hosts
     ]
     # One NIC is known by the name that the switch announces to it.
-    exchanged[0] = links.HostEnd("n0", "eth0", "0", "l0", "a port that is unknown")
+    exchanged[0] = link_ends.HostEnd("n0", "eth0", "0", "l0", "a port that is unknown")
     found = [
         (fault.port, fault.found, fault.expected) for fault in joined(exchanged, leaves).faults
     ]
@@ -287,7 +287,7 @@ def test_leaf_of_a_link_counts_by_whatever_evidence_it_is_known():
 
 
 def test_cable_at_another_port_than_the_file_states_is_a_fault():
-    row = links.CabledLink("leaf-07", "Ethernet4", *NIC)
+    row = link_ends.CabledLink("leaf-07", "Ethernet4", *NIC)
     found = joined([host("leaf-07", "Ethernet0")], [end(), end(port="Ethernet4")], row)
     assert found.links[PORT].nic == NIC
     listed = ("leaf-07", "Ethernet4")
@@ -305,14 +305,16 @@ TEXT = st.sampled_from(
     ["", "leaf-07", "leaf-08", "n1", "n2", "eth0", "Ethernet0", "a.b", OWN, "02bb00000001", "02-bb-00-00-00-02"]
 )  # fmt: skip
 HOSTS = st.lists(
-    st.builds(links.HostEnd, TEXT, TEXT, TEXT, TEXT, TEXT, TEXT, st.tuples(TEXT, TEXT)),
+    st.builds(link_ends.HostEnd, TEXT, TEXT, TEXT, TEXT, TEXT, TEXT, st.tuples(TEXT, TEXT)),
     unique_by=lambda host: host[:2],
 )
 ENDS = st.lists(
-    st.builds(links.SwitchEnd, TEXT, TEXT, st.tuples(TEXT), TEXT, TEXT, TEXT, TEXT, TEXT),
+    st.builds(link_ends.SwitchEnd, TEXT, TEXT, st.tuples(TEXT), TEXT, TEXT, TEXT, TEXT, TEXT),
     unique_by=lambda end: end[:2],
 )
-ROWS = st.lists(st.builds(links.CabledLink, TEXT, TEXT, TEXT, TEXT), unique_by=lambda row: row[:2])
+ROWS = st.lists(
+    st.builds(link_ends.CabledLink, TEXT, TEXT, TEXT, TEXT), unique_by=lambda row: row[:2]
+)
 
 
 @given(HOSTS, ENDS, ROWS)
@@ -339,7 +341,7 @@ def test_links_and_faults_do_not_depend_on_the_order_of_the_evidence(hosts, ends
     HOSTS,
     ENDS,
     ROWS,
-    st.builds(links.HostEnd, st.just("hostile"), TEXT, TEXT, TEXT, TEXT, TEXT, st.tuples(TEXT)),
+    st.builds(link_ends.HostEnd, st.just("hostile"), TEXT, TEXT, TEXT, TEXT, TEXT, st.tuples(TEXT)),
 )
 def test_node_takes_no_link_of_another_silently(hosts, ends, rows, hostile):
     """With another node, a link remains, or a fault names its port or its NIC."""
@@ -379,5 +381,5 @@ def test_cabling_file(tmp_path):
     file = tmp_path / "cabling.csv"
     file.write_text("switch,port,node,interface\n leaf-07 ,Ethernet0,gpu-0001,eth0\n")
     assert read_cabling(SwitchesSettings(cabling_file=str(file))) == (
-        links.CabledLink(*PORT, *NIC),
+        link_ends.CabledLink(*PORT, *NIC),
     )

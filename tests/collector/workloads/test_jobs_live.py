@@ -18,10 +18,11 @@ from railscope.settings import SettingsError
 from railscope_collector.account.live_account import LiveAccount
 from railscope_collector.config import CollectorSettings
 from railscope_collector.evidence.gpu_evidence import AdministratorInputs
-from railscope_collector.files import tenancy_files
+from railscope_collector.files import claims_file, tenants_file
 from railscope_collector.view_refresh import ViewRefresher
-from railscope_collector.workloads.job_roster import JobKey, compile_pattern, job_of_pod
+from railscope_collector.workloads.job_roster import JobKey
 from railscope_collector.workloads.job_view import RunningJobs
+from railscope_collector.workloads.pod_jobs import compile_pattern, job_of_pod
 
 POD_JOBS = re.compile(CollectorSettings().pod_job_pattern)
 
@@ -259,9 +260,7 @@ async def test_the_tenant_is_the_administrators_and_the_workload_the_schedulers(
         "tenant,holds,from,to\nspeech,n1,2020-01-01T00:00:00Z,\nspeech,n2,2020-01-01T00:00:00Z,\n"
     )
     owners = "tenant,source,owner,from,to\nvision,slurm,vision,2020-01-01T00:00:00Z,\n"
-    files = AdministratorInputs(
-        tenancy_files.parse_claims(lines), tenancy_files.parse_tenants(owners)
-    )
+    files = AdministratorInputs(claims_file.parse_claims(lines), tenants_file.parse_tenants(owners))
     site = ReportingNodes(tmp_path, files)
     site.report("n1", 10, (90, 80), *claims("4711", "n1-0", tenant=""))
     site.report("n2", 10, (90, 80))

@@ -26,14 +26,9 @@ from railscope_collector.fleet.schemas import StoredSchemas
 from railscope_collector.metering.tiling import HELD_STATES, GpuTimeline
 from railscope_collector.metering.units import Tiling
 from railscope_collector.state.collector_state import CollectorState
-from railscope_collector.workloads.job_readings import (
-    DEFAULT_TIME_CONSTANT_SECONDS,
-    FleetPositions,
-    GatheredReadings,
-    GpuReadings,
-    GpuValues,
-    MeasureAverages,
-)
+from railscope_collector.workloads.fleet_positions import FleetPositions
+from railscope_collector.workloads.job_holdings import find_holdings
+from railscope_collector.workloads.job_readings import GatheredReadings, GpuReadings, GpuValues
 from railscope_collector.workloads.job_roster import (
     NO_JOB,
     JobGpu,
@@ -41,9 +36,12 @@ from railscope_collector.workloads.job_roster import (
     JobKey,
     JobRoster,
     RunningJob,
-    find_holdings,
 )
 from railscope_collector.workloads.job_view import RunningJobs, Straggler, compare_gpus
+from railscope_collector.workloads.measure_averages import (
+    DEFAULT_TIME_CONSTANT_SECONDS,
+    MeasureAverages,
+)
 
 SECOND = 1_000_000_000
 NOW = 100 * SECOND

@@ -1,0 +1,126 @@
+"""The compared inventory, with GPUs that are gone or retired, as cells of /metrics and as JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+from railscope.catalog import collector as catalog, declare
+from railscope.device_names import Names
+from railscope.timestamps import FOREVER_NS, SECOND_NS
+from railscope.wire import WireEntity
+from railscope_collector.fleet import schema_columns, view_cells
+from railscope_collector.inventory.comparison import NodeComparison, NodeInventoryState
+from railscope_collector.inventory.inventory_watch import InventoryComparison
+
+NamesOf: TypeAlias = Callable[[str, WireEntity], Names | None]
+"""Names of the device of an entity of a node."""
+_DEVICES: Mapping[str, declare.Metric] = {
+    schema_columns.GPU: catalog.INVENTORY_GPUS,
+    schema_columns.RDMA_PORT: catalog.INVENTORY_RDMA_PORTS,
+}
+_NAMES = {schema_columns.GPU: "gpus", schema_columns.RDMA_PORT: "rdma_ports"}
+
+
+def inventory_cells(found: InventoryComparison) -> Iterator[view_cells.ViewCell]:
+    """Yield all cells; without an inventory, only those that do not depend on it."""
+    if found.comparisons is not None:
+        nodes = Counter(comparison.state for comparison in found.comparisons)
+        for state in NodeInventoryState:
+            yield view_cells.ViewCell(catalog.INVENTORY_NODES, (state.value,), nodes[state])
+        for comparison in found.comparisons:
+            for state in NodeInventoryState:
+                labels = (comparison.node, state.value)
+                yield view_cells.ViewCell(
+                    catalog.INVENTORY_NODE_STATE, labels, comparison.state is state
+                )
+            for kind, counts in comparison.counts.items():
+                for count_name, number in counts._asdict().items():
+                    yield view_cells.ViewCell(_DEVICES[kind], (comparison.node, count_name), number)
+    for gone in found.gone:
+        age_seconds = (found.timestamp_ns - gone.seen_ns) / SECOND_NS
+        yield view_cells.ViewCell(catalog.GONE_GPU_AGE, (gone.node, gone.gpu), age_seconds)
+    for gpu in dict.fromkeys(retirement.gpu for retirement in found.retired):
+        node = found.reporting.get(gpu, "")
+        labels = (node or found.last_nodes.get(gpu, ""), gpu)
+        yield view_cells.ViewCell(catalog.RETIRED_GPU_REPORTING, labels, bool(node))
+
+
+def inventory_json(found: InventoryComparison, names_of: NamesOf) -> dict[str, Any]:
+    """Return the same with names and reasons. `nodes` is null without an inventory."""
+
+    def names(node: str | None, gpu: str) -> dict[str, str]:
+        device_names = names_of(node or "", WireEntity(schema_columns.GPU, (gpu,))) or {}
+        return {name: device_names.get(name, "") for name in ("index", "pci_address")}
+
+    comparisons = found.comparisons
+    return {
+        "view": "inventory",
+        "timestamp_ns": found.timestamp_ns,
+        "nodes": None
+        if comparisons is None
+        else [_node_document(comparison, names_of) for comparison in comparisons],
+        "gone_gpus": [
+            {"node": gpu.node, "gpu": gpu.gpu, **names(gpu.node, gpu.gpu), "seen_ns": gpu.seen_ns}
+            for gpu in found.gone
+        ],
+        "retired_gpus": [
+            {
+                "gpu": retirement.gpu,
+                **names(found.reporting.get(retirement.gpu), retirement.gpu),
+                "from_ns": retirement.start_ns,
+                "to_ns": None if retirement.end_ns == FOREVER_NS else retirement.end_ns,
+                "reason": retirement.reason,
+                "reported_by": found.reporting.get(retirement.gpu),
+            }
+            for retirement in found.retired
+        ],
+    }
+
+
+def _node_document(comparison: NodeComparison, names_of: NamesOf) -> dict[str, Any]:
+    reported = comparison.reported
+    answer: dict[str, Any] = {
+        "node": comparison.node,
+        "state": comparison.state.value,
+        "heard_ns": reported.timestamp_ns or None if reported else None,
+    }
+    for kind, name in _NAMES.items():
+        shown = reported.devices.get(kind) if reported else None
+        counts = comparison.counts.get(kind)
+        answer[name] = {
+            "expected": counts.expected if counts else None,
+            **(counts._asdict() if counts else {}),
+            "reason": comparison.reasons.get(kind),
+            "names": _device_names(shown),
+            "devices": _device_documents(comparison.node, kind, shown, names_of),
+        }
+    return answer
+
+
+def _device_documents(
+    node: str, kind: str, shown: schema_columns.ShownDevices | str | None, names_of: NamesOf
+) -> dict[str, list[Names]] | None:
+    """Return all names of the devices that `names` lists, in its order."""
+    listed = _device_names(shown)
+    if listed is None:
+        return None
+    return {
+        state: [
+            names_of(node, WireEntity(kind, tuple(name.split("/")))) or {"kind": kind, "name": name}
+            for name in names
+        ]
+        for state, names in listed.items()
+    }
+
+
+def _device_names(shown: schema_columns.ShownDevices | str | None) -> dict[str, list[str]] | None:
+    """Return the devices that a node shows; null if they are unknown."""
+    if not isinstance(shown, schema_columns.ShownDevices):
+        return None
+    return {
+        "present": sorted(shown.present),
+        "gone": sorted(shown.gone),
+        "unknown": sorted(shown.unknown),
+    }

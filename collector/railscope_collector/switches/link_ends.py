@@ -1,0 +1,47 @@
+"""The two ends of a cable: the NIC and the switch port, each with the end that it announces or receives."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+Nic: TypeAlias = tuple[str, str]
+"""Node and interface."""
+Port: TypeAlias = tuple[str, str]
+"""Switch and port."""
+NO_NIC: Nic = ("", "")
+
+
+class HostEnd(NamedTuple):
+    """A NIC, and the switch port that it received LLDP from; empty texts for none."""
+
+    node: str
+    interface: str
+    rail: str = ""
+    switch: str = ""
+    switch_port: str = ""
+    chassis: str = ""
+    addresses: tuple[str, ...] = ()
+    """MAC addresses, the one of the NIC itself first: a member of a bond also has that of the bond."""
+
+
+class SwitchEnd(NamedTuple):
+    """A switch port with its names, and the neighbour that it received LLDP from; empty texts for none."""
+
+    switch: str
+    port: str
+    names: tuple[str, ...] = ()
+    """Other names of the port: alias, description, MAC address."""
+    system_name: str = ""
+    chassis: str = ""
+    neighbour: str = ""
+    neighbour_port: str = ""
+    neighbour_chassis: str = ""
+
+
+class CabledLink(NamedTuple):
+    """A row of the cabling file."""
+
+    switch: str
+    port: str
+    node: str
+    interface: str

@@ -1,0 +1,1 @@
+"""Tables computed from the fleet state: roll-ups, and the list of GPUs."""
