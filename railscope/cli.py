@@ -17,7 +17,7 @@ from railscope.settings import SettingsError
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _ON_DEMAND = {
-    "agent": ("railscope_agent.cli", "agent", "Read this node: GPUs, RDMA ports, NICs, PCIe, host, kernel log."),
+    "agent": ("railscope_agent.commands", "agent", "Read this node: GPUs, RDMA ports, NICs, PCIe, host, kernel log."),
     "audit": ("railscope_collector.commands.audit", "audit", "Check and read an audit log from its files and a public key."),
     "claim": ("railscope_agent.commands.claim", "claim", "Report the start and end of GPU claims to the agent of this node."),
     "bill": ("railscope_collector.commands.bill", "bill", "Compute the GPU usage of tenants and its cost."),

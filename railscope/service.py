@@ -7,7 +7,6 @@ them it replaces the old one; if not, or if it cannot start, the old settings st
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import time
 from collections.abc import Awaitable, Callable
@@ -54,13 +53,6 @@ async def run_in_thread(
     """
     running = asyncio.to_thread(work, *arguments, **named)  # noqa: TID251 - awaited to its end
     return await run_to_end(running)
-
-
-def state_directory(settings: Any) -> Path:
-    """Return the state directory of settings: as configured, else as set by systemd, else the default."""
-    directory = os.environ.get("STATE_DIRECTORY", "")
-    is_default = settings.state_directory == type(settings)().state_directory
-    return Path(directory if directory and is_default else settings.state_directory)
 
 
 def lock_state_directory(directory: Path) -> int:

@@ -66,6 +66,13 @@ def default_file(program: str, environment: Mapping[str, str] = os.environ) -> P
     return file
 
 
+def state_directory(settings: Any) -> Path:
+    """Return the state directory of settings: as configured, else as set by systemd, else the default."""
+    directory = os.environ.get("STATE_DIRECTORY", "")
+    is_default = settings.state_directory == type(settings)().state_directory
+    return Path(directory if directory and is_default else settings.state_directory)
+
+
 def load(
     kind: type[Settings],
     *,

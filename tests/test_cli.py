@@ -104,19 +104,6 @@ def test_every_command_explains_itself(
         assert is_stated, "the default is stated"
 
 
-def test_help_of_the_whole_does_not_load_the_programs():
-    program = (
-        "import sys; sys.argv = ['railscope', '--help']\n"
-        "from railscope.cli import main\n"
-        "try:\n    main()\n"
-        "except SystemExit:\n    print(sorted({'aiohttp', 'numpy'} & set(sys.modules)))\n"
-    )
-    outcome = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert outcome.stdout.splitlines()[-1] == "[]"
-
-
 def test_an_unknown_command_is_rejected():
     assert run_process("agnet").returncode == 2
 

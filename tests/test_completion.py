@@ -28,7 +28,7 @@ def completions(*arguments: str) -> list[str]:
         "import sys; sys.argv = ['railscope']\n"
         "from railscope.cli import main\n"
         "try:\n    main()\n"
-        f"finally:\n    assert not set(sys.modules) & {{*{sorted(COLLECTOR_MODULES)}, 'agent', 'collector'}}\n"
+        f"finally:\n    assert not set(sys.modules) & {{*{sorted(COLLECTOR_MODULES)}, 'railscope_agent', 'railscope_collector'}}\n"
     )
     environment = {
         COMPLETION_VARIABLE: "bash_complete",

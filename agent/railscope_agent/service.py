@@ -19,13 +19,12 @@ from railscope import (
     http_server,
     listen_address,
     reading,
-    service,
     systemd,
     tls_contexts,
     untrusted_text,
 )
 from railscope.frame import Event, Frame, FrameOrigin
-from railscope.settings import SettingsError
+from railscope.settings import SettingsError, state_directory
 from railscope_agent.config import AgentSettings
 from railscope_agent.endpoint import claims_endpoint, inspector_receiver
 from railscope_agent.endpoint.metrics_endpoint import MetricsEndpoint, configured_selection
@@ -270,7 +269,7 @@ class Agent:
     @property
     def _state(self) -> Path:
         """State directory of the agent."""
-        return service.state_directory(self.settings)
+        return state_directory(self.settings)
 
     def _make_shipper(self) -> Shipper | None:
         if not self.settings.collector.all_urls:

@@ -23,6 +23,7 @@ from railscope import (
 )
 from railscope.catalog.collector import DAMAGED_EVIDENCE, LOST_FILES
 from railscope.catalog.incidents import WEBHOOK_FAILURES
+from railscope.settings import state_directory
 from railscope_collector import (
     administrator_files,
     audit_service,
@@ -103,7 +104,7 @@ class Collector:
 
     def __post_init__(self) -> None:
         """Build all components. Raises SettingsError for a setting that cannot work."""
-        self.directory = service.state_directory(self.settings)
+        self.directory = state_directory(self.settings)
         listen_address.split_address(self.settings.listen)
         self.tokens = TokensFile(Path(self.settings.tokens_file))
         self.trial = TrialAccess.from_file(self.settings.trial_token_file, self.directory)

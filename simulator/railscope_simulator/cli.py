@@ -22,8 +22,9 @@ import click
 from railscope import convert_errors, listen_address, log_output, settings
 from railscope.capture import Capture, write_capture
 from railscope.durable_files import write_atomically
-from railscope_agent.cli import collector_flags, config_option, run_agent, settings_flags
+from railscope_agent.commands import config_option
 from railscope_agent.commands.replay import GC_ALLOCATIONS
+from railscope_agent.commands.run import collector_flags, run_agent, settings_flags
 from railscope_agent.config import PREFIX, AgentSettings
 from railscope_agent.host import Clock, Host, live_clock, recorded_host
 from railscope_agent.sampling.meter import measure_memory

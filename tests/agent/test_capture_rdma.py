@@ -13,7 +13,7 @@ from support.shared import capture_path
 from railscope.catalog import METRICS
 from railscope.catalog.rdma import COUNTER_FILES, PORT_STATES
 from railscope.reading import Absent, parse_integer
-from railscope_agent.cli import agent
+from railscope_agent.commands import agent
 
 ROOT = "sysfs/procfs/tree"
 NO_COUNTERS = {"lifespan"}

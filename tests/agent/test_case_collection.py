@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from support.cases import CASES, CaseError, check_files, names, read_case
 from support.tree import make_tree
 
-from railscope_agent.cli import agent
+from railscope_agent.commands import agent
 
 ROOT = Path(__file__).parents[2]
 RUNNER = "tests/agent/test_cases.py"

@@ -21,7 +21,7 @@ from support.shared import capture_path
 from support.shipping import link_to
 from support.tree import make_tree
 
-from railscope_agent.cli import agent
+from railscope_agent.commands import agent
 from railscope_agent.commands.check import check, read_twice
 from railscope_agent.config import AgentSettings, BudgetSettings, CollectorLink
 from railscope_agent.host import NvmlError

@@ -17,7 +17,7 @@ from support.reading import ORIGIN
 from support.tree import TreeHost, make_tree
 
 from railscope.capture import Capture, CaptureMetadata, read_capture
-from railscope_agent.cli import agent
+from railscope_agent.commands import agent
 from railscope_agent.config import AgentSettings
 from railscope_agent.host.live_clock import LiveClock
 from railscope_agent.host.recorded_host import RecordedHost

@@ -23,7 +23,7 @@ from railscope.exposition import MetricSelection
 from railscope.http_server import HttpServerRequest
 from railscope.reading import Absent
 from railscope.settings import SettingsError, load
-from railscope_agent.cli import agent as agent_command
+from railscope_agent.commands import agent as agent_command
 from railscope_agent.commands.running_agent import QUERY
 from railscope_agent.config import (
     AgentSettings,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -213,14 +211,3 @@ def test_a_copied_tree_has_no_network(tmp_path: Path, question: tuple[Any, ...])
         host.call(*question)
     assert raised.value.errno == errno.ENODEV
     host.close()
-
-
-def test_an_agent_that_never_calls_it_has_not_loaded_it():
-    program = (
-        "import sys, railscope_agent.service;"
-        "print(*(name for name in sys.modules if name.startswith('agent.host.netlink')))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == ""

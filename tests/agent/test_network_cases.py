@@ -26,7 +26,7 @@ from support.network_cases import (
 )
 
 from railscope.capture import Json
-from railscope_agent.cli import agent
+from railscope_agent.commands import agent
 
 GPUS = gpus_by_case()
 AFFECTED_DEVICE, OTHER_DEVICE = "mlx5_5", "mlx5_4"

@@ -32,7 +32,7 @@ from railscope.catalog import cabling, entities, host, nic as n, nic_settings as
 from railscope.catalog.declare import Metric
 from railscope.frame import Entity, Frame, NodeTimestamp, Schema
 from railscope.reading import Absent
-from railscope_agent.cli import agent
+from railscope_agent.commands import agent
 from railscope_agent.health import format_verdict, judge, nic_signals as s
 from railscope_agent.health.health_facts import HealthFacts
 from railscope_agent.health.nic_link_rules import findings_of_unused_ports

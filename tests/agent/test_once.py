@@ -13,7 +13,7 @@ from support.rdma_nics import INFINIBAND
 from support.tree import HOSTNAME, make_tree
 
 from railscope.catalog import METRICS, MetricKind
-from railscope_agent.cli import agent
+from railscope_agent.commands import agent
 
 NUMBERS = {MetricKind.COUNTER, MetricKind.GAUGE}
 OWN = ("railscope_agent_", "railscope_source_", "railscope_governor_")

@@ -20,7 +20,7 @@ from support.tree import HOSTNAME, TreeHost, make_tree
 
 from railscope.capture import Capture, CaptureMetadata, CaptureMoment, read_capture
 from railscope.frame import Frame, NodeTimestamp
-from railscope_agent.cli import agent
+from railscope_agent.commands import agent
 from railscope_agent.config import AgentSettings
 from railscope_agent.host import Host, NvmlError
 from railscope_agent.host.recorded_host import RecordedHost

@@ -14,7 +14,7 @@ from support.cases import capture_of, names, third_of
 from support.tree import HOSTNAME, make_tree
 
 from railscope.capture import Capture, CaptureMoment
-from railscope_agent.cli import agent
+from railscope_agent.commands import agent
 from railscope_agent.commands.capture_walk import CaptureWalk
 from railscope_agent.config import AgentSettings
 from railscope_agent.host import redactor as harmless

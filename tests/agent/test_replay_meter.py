@@ -86,13 +86,13 @@ STANDARD = MetricsSettings(detail="standard")
 LONG_RUN = """
 import asyncio, sys
 from pathlib import Path
-from railscope_agent.cli import _host
+from railscope_agent.commands.run import running_host
 from railscope_agent.config import AgentSettings
 from railscope_agent.service import Agent
 from railscope.exposition import TextFormat
 
 async def main():
-    host, node = _host(Path("/"), Path(sys.argv[1]))
+    host, node = running_host(Path("/"), Path(sys.argv[1]))
     agent = Agent(AgentSettings(), host, node)
     for _ in range(int(sys.argv[2])):
         await agent.once()

@@ -9,7 +9,7 @@ from support.reading import readings
 
 from railscope.catalog import entities, gpu, nic, nvlink
 from railscope.frame import Frame
-from railscope_agent.cli import agent
+from railscope_agent.commands import agent
 from railscope_agent.commands.replay import CaptureReplay
 from railscope_agent.config import AgentSettings
 from railscope_collector.diagnosis.quantities import QUANTITIES

@@ -18,7 +18,7 @@ from support.tree import make_tree
 from railscope.capture import Capture, CaptureMetadata, read_capture
 from railscope.frame import Frame
 from railscope.http_server import HttpServer
-from railscope_agent.cli import agent
+from railscope_agent.commands import agent
 from railscope_agent.config import TextfileSettings
 from railscope_agent.endpoint.metrics_endpoint import MetricsEndpoint
 from railscope_agent.host.recorded_host import RecordedHost

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -14,7 +12,7 @@ from typing import Any
 
 import pytest
 from rich.text import Text
-from support.command_line import run, run_process
+from support.command_line import run
 from support.scripted_server import (
     KEPT_OPEN,
     NOW_NS,
@@ -490,13 +488,3 @@ def test_off_a_terminal_the_first_view_is_printed_once():
     assert [line.split()[0] for line in lines[-2:]] == ["n1", "n2"]
     assert max(map(len, lines)) <= 80
     assert [row["node"] for row in content["nodes"]] == ["n1", "n2"]
-
-
-def test_the_commands_do_not_load_textual():
-    outcome = run_process("nodes", "--help")
-    assert outcome.returncode == 0
-    program = "import sys, railscope.client.commands; print(sorted({'textual', 'aiohttp', 'numpy'} & set(sys.modules)))"
-    found = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert found.stdout == "[]\n"

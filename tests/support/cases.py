@@ -22,7 +22,7 @@ from click.testing import CliRunner
 from railscope.capture import Capture, read_capture
 from railscope.catalog import SUBJECT_OF
 from railscope.untrusted_text import TomlError, parse_toml
-from railscope_agent.cli import agent
+from railscope_agent.commands import agent
 from railscope_simulator import NodeSpec, find_model
 
 CASES = Path(__file__).parents[1] / "captures"

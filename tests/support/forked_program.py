@@ -27,7 +27,7 @@ from railscope_simulator.demo.process import Program
 
 ROOT = Path(__file__).parents[2]
 _MODULES = {
-    "agent": ["railscope_agent.cli"],
+    "agent": ["railscope_agent.commands.run"],
     "simulate": ["railscope_simulator.cli"],
     "collector": ["railscope_collector.commands.administration", "sqlalchemy.dialects.sqlite"],
 }

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import click
 
-from railscope import cli, service, settings
+from railscope import cli, settings
 from railscope_agent.commands.agent_client import AgentClient
 from railscope_agent.config import CLAIMS_PATH, CLAIMS_SOCKET, PREFIX, AgentSettings
 
@@ -108,7 +108,7 @@ def _create_client(connection: Mapping[str, Any]) -> AgentClient:
         return AgentClient(connection["path"], "", connection["timeout_seconds"])
     config = connection["config"] or settings.default_file("agent")
     loaded = settings.load(AgentSettings, file=config, prefix=PREFIX)
-    state = service.state_directory(loaded)
+    state = settings.state_directory(loaded)
     return AgentClient(
         loaded.tenancy.socket or str(state / CLAIMS_SOCKET), "", connection["timeout_seconds"]
     )

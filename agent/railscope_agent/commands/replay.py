@@ -10,6 +10,7 @@ import gc
 import hashlib
 import re
 import struct
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,15 +19,15 @@ from typing import BinaryIO, TypeVar
 import click
 import msgspec
 
-from railscope import __version__, batch_encoding, capture, wire
-from railscope.capture import CaptureError, CaptureMetadata, CaptureMoment, Json
+from railscope import __version__, batch_encoding, capture, log_output, settings, wire
+from railscope.capture import DAMAGED_STATUS, CaptureError, CaptureMetadata, CaptureMoment, Json
 from railscope.catalog import METRICS
 from railscope.frame import Frame, FrameOrigin, Schema
 from railscope.reading import Absent
 from railscope.settings import SettingsError
 from railscope.timestamps import SECOND_NS
 from railscope.untrusted_text import printable
-from railscope_agent.config import AgentSettings, BurstSettings
+from railscope_agent.config import PREFIX, AgentSettings, BurstSettings
 from railscope_agent.host import stepped_host
 from railscope_agent.machine_sources import assign_periods, machine_sources
 from railscope_agent.sampling import call_devices, call_time, hang_guard
@@ -333,3 +334,48 @@ def replay_captures(
             effect = "the samples before it are used" if is_used else "the capture is left out"
             click.echo(f"{'Warning' if is_cut else 'Error'}: {problem}; {effect}", err=True)
     return is_complete
+
+
+@click.command(name="replay")
+@click.option(
+    "--config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Settings file (TOML) of the agents. Default: no file.",
+)
+@click.option(
+    "--source", "sources", multiple=True, metavar="NAME", help="Read only this source; repeatable."
+)
+@click.option(
+    "--metric",
+    "metrics",
+    multiple=True,
+    metavar="NAME",
+    help="Read and write only columns of this metric; repeatable. Events are written as without it.",
+)
+@click.argument(
+    "captures",
+    nargs=-1,
+    required=True,
+    metavar="CAPTURE...",
+    type=click.Path(file_okay=False, path_type=Path),
+)
+def replay_command(
+    config: Path | None,
+    sources: tuple[str, ...],
+    metrics: tuple[str, ...],
+    captures: tuple[Path, ...],
+) -> None:
+    """Write the frames of captures to standard output, in the wire format.
+
+    Each record is the length of an envelope (4 bytes, little-endian) and the envelope, as an agent ships it.
+    A schema is in the first envelope of its capture that uses it.
+
+    Sources with a period of at most 5 s are read at every recorded moment; those with a longer one, and those of
+    claims, sharing and health of GPUs, at their period. A source that uses the results of others needs them as well.
+
+    Exit status 3 if a capture is damaged; the others, and its moments before the damage, are written.
+    """
+    log_output.configure_logs("error")
+    loaded = settings.load(AgentSettings, file=config, prefix=PREFIX)
+    is_complete = replay_captures(captures, loaded, sources, metrics, sys.stdout.buffer)
+    sys.exit(0 if is_complete else DAMAGED_STATUS)

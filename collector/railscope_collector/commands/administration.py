@@ -84,7 +84,7 @@ def check_command(config: Path | None) -> None:
 @click.confirmation_option(prompt="Lost files stay lost once the collector starts again. Continue?")
 def accept_loss_command(config: Path | None) -> None:
     """Let the next start continue without files that were lost; run it while no collector runs."""
-    directory = service.state_directory(load_settings(config))
+    directory = settings.state_directory(load_settings(config))
     lines = list(accept_loss(directory, waiting_evidence.compare_files))
     for line in lines:
         click.echo(line)
@@ -99,7 +99,7 @@ def accept_loss_command(config: Path | None) -> None:
 @click.confirmation_option(prompt="Is the wall clock of this machine correct now?")
 def accept_clock_command(config: Path | None) -> None:
     """Make the running collector accept the current wall clock after it was found suspect, or while no node confirms it."""
-    directory = service.state_directory(load_settings(config))
+    directory = settings.state_directory(load_settings(config))
     try:
         state = clock.read_state(directory)
     except clock.ClockFileError as error:
@@ -131,7 +131,7 @@ def copy_database_command(config: Path | None, file: Path | None) -> None:
     the PostgreSQL database stays empty. No row of the file is changed.
     """
     current = load_settings(config)
-    directory = service.state_directory(current)
+    directory = settings.state_directory(current)
     failures = (database.UnusableLedgerError, settings.SettingsError)
     with convert_errors(failures, click.ClickException):
         url = database_location.ledger_url(current.ledger, directory)

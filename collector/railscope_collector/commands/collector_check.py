@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 from sqlalchemy.engine import URL, make_url
 
-from railscope import __version__, durable_files, listen_address, service, tls_contexts
-from railscope.settings import SettingsError
+from railscope import __version__, durable_files, listen_address, tls_contexts
+from railscope.settings import SettingsError, state_directory
 from railscope_collector import administrator_files, archive_stores, tables
 from railscope_collector.access import credentials, tokens_format, trial_access
 from railscope_collector.audit import entry_retention, log_secrets
@@ -59,7 +59,7 @@ def check_collector(settings: CollectorSettings, report: Callable[[str], None]) 
     """Check everything that can be checked without running, one line each; true if all passed."""
     report(f"Railscope collector {__version__}")
     passed = True
-    for finding in _run_checks(settings, service.state_directory(settings)):
+    for finding in _run_checks(settings, state_directory(settings)):
         report(str(finding))
         passed &= finding.passed
     return passed

@@ -14,7 +14,7 @@ from unicodedata import normalize
 
 import click
 
-from railscope import convert_errors, service, settings
+from railscope import convert_errors, settings
 from railscope.audit.record import RecordActor
 from railscope_collector import archive_stores, clock, tables
 from railscope_collector.audit import ledger_watch
@@ -129,7 +129,7 @@ class CommandContext:
             raise closing_record.ClosingError(message)
 
     def _state_directory(self) -> Path:
-        return service.state_directory(self.settings)
+        return settings.state_directory(self.settings)
 
 
 def read_evidence(database: Database) -> period_completeness.UsageEvidence | None:

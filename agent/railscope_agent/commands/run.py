@@ -1,0 +1,103 @@
+"""`railscope agent run`: an agent that samples, serves metrics and ships frames until it is stopped."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from railscope import convert_errors, log_output, service, timestamps
+from railscope.capture import CaptureError, read_capture
+from railscope_agent.commands import config_option, load_settings, replay_option, root_option
+from railscope_agent.host import Host, live_clock, live_host, recorded_host
+from railscope_agent.sampling.meter import measure_memory
+from railscope_agent.service import Agent
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def settings_flags(command: _Command) -> _Command:
+    """Add options for single settings to a command that runs the agent."""
+    for option in (
+        click.option("--state-directory", help="Directory of the spool and other state."),
+        click.option(
+            "--collector",
+            "collector_urls",
+            multiple=True,
+            help="Base URL of the collector that frames are shipped to; repeatable, for one of several.",
+        ),
+        click.option("--listen", help="Address and port of the metrics endpoint."),
+        click.option("--node", help="Name of this node."),
+    ):
+        command = option(command)
+    return command
+
+
+def collector_flags(urls: Sequence[str]) -> dict[str, Any]:
+    """Return the settings of the option --collector, in place of those of a file."""
+    if not urls:
+        return {}
+    is_one = len(urls) == 1
+    return {"collector.url": urls[0] if is_one else "", "collector.urls": [] if is_one else [*urls]}
+
+
+@click.command()
+@config_option
+@root_option
+@replay_option
+@settings_flags
+def run(config: Path | None, root: Path, replay: Path | None, **flags: Any) -> None:
+    """Sample, serve /metrics and ship frames until stopped."""
+    run_agent(lambda: running_host(root, replay), config, flags)
+
+
+def run_agent(
+    make_host: Callable[[], tuple[Host, str]], config: Path | None, flags: dict[str, Any]
+) -> None:
+    """Run the agent on a host until it is stopped; `make_host` returns the host and its node name."""
+    flags |= collector_flags(flags.pop("collector_urls"))
+    read = partial(load_settings, config, flags)
+    log_output.configure_logs(read().log_level)
+    host, node = make_host()
+
+    def load() -> service.Serve:
+        current = read()
+
+        def build() -> Agent:
+            return Agent(current, host, current.node or node)
+
+        build()
+
+        async def serve() -> None:
+            log_output.configure_logs(current.log_level)
+            await build().run()
+
+        return serve
+
+    asyncio.run(service.supervise(load))
+
+
+def running_host(root: Path, replay: Path | None) -> tuple[Host, str]:
+    """Return the host to read continuously, and its name if a capture contains it."""
+    if replay is None:
+        return live_host.LiveHost(root), ""
+    clock = live_clock.LiveClock()
+    started_ns = clock.now().boot_ns
+
+    def recorded() -> recorded_host.RecordedHost:
+        with convert_errors(CaptureError, click.ClickException):
+            capture = read_capture(replay)
+        length_ns = max(capture.about.duration_ns, 1)
+
+        def offset_ns() -> int:
+            # The last moment is at the end of the capture, and lasts as long as the others.
+            return (clock.now().boot_ns - started_ns) % (length_ns + timestamps.SECOND_NS)
+
+        return recorded_host.RecordedHost(capture, clock, offset_ns)
+
+    host = measure_memory(recorded)
+    return host, host.node
