@@ -1,8 +1,8 @@
 """Mutation test: change one operator, constant or statement of a product module, and run the tests of its area.
 
-`python tests/mutation.py --output FILE` appends a line per mutant: killed by a test, survived, timed out (a test or all
-of them took too long), or missing (the tree no longer has the code). Mutants that FILE has are not run again. A kill
-counts if its test passes without the mutant. Each job works in its own copy of the tree.
+`python tests/mutation.py --output FILE` appends a line per mutant: killed (by a test that passes without it), survived,
+undecided (its tests took longer than --seconds), broken (tests cannot be loaded without it either), or missing (the
+tree no longer has the code). Mutants that FILE has are not run again. Each job works in its own copy of the tree.
 """
 
 from __future__ import annotations
@@ -55,11 +55,21 @@ def _collector(*names: str) -> tuple[str, ...]:
 AREAS = {
     "money": Area(
         tuple(f"collector/railscope_collector/{name}/*.py" for name in ("billing", "metering", "account", "ledger")),
-        _collector("billing", "metering", "account", "ledger", "test_metering.py"),
+        _collector(
+            "billing", "metering", "account", "ledger", "evidence", "audit/test_audit_outbox.py", "audit/test_ledger_check.py",
+            "test_metering.py", "test_cluster_head.py", "test_copied_directory.py", "test_record_exchange.py",
+        ),
     ),
     "frames": Area(
         ("railscope/frame*.py", "railscope/wire*.py", "railscope/capture*.py", "collector/railscope_collector/framelog/*.py"),
-        ("tests/vocabulary", *_collector("test_framelog.py", "test_decode.py", "test_ingest.py", "test_copied_frames.py", "test_delivered_frames.py", "test_quarantine.py", "test_restart.py", "test_lost_disk.py"), "tests/agent/test_capture_replay.py", "tests/agent/test_record_replay.py"),
+        (
+            "tests/vocabulary", "tests/agent/test_capture_replay.py", "tests/agent/test_record_replay.py", "tests/agent/test_spool.py",
+            *_collector(
+                "evidence/test_waiting_evidence.py", "test_framelog.py", "test_decode.py", "test_ingest.py", "test_copied_frames.py",
+                "test_delivered_frames.py", "test_quarantine.py", "test_restart.py", "test_lost_disk.py", "test_sequences.py",
+                "test_node_records.py", "test_at_rest.py", "test_record_feed.py",
+            ),
+        ),
     ),
     "access": Area(
         ("collector/railscope_collector/access/*.py", "collector/railscope_collector/http/access*.py"),
@@ -67,13 +77,16 @@ AREAS = {
     ),
     "audit": Area(
         ("collector/railscope_collector/audit/*.py", "railscope/audit/*.py"),
-        (*_collector("audit", "test_audit_live.py", "test_audit_trail.py"), "tests/vocabulary"),
+        (
+            *_collector("audit", "access/test_access_trail.py", "access/test_access_entries.py", "test_audit_live.py", "test_audit_trail.py", "test_archived_entries.py"),
+            *(f"tests/vocabulary/test_{name}.py" for name in ("merkle", "note", "audit_record", "cosignature")),
+        ),
     ),
     "agent sources": Area(
         tuple(f"agent/railscope_agent/{name}/**/*.py" for name in ("sources", "sampling", "tenancy", "health")),
         ("tests/agent",),
     ),
-    "diagnosis": Area(("collector/railscope_collector/diagnosis/*.py",), _collector("diagnosis")),
+    "diagnosis": Area(("collector/railscope_collector/diagnosis/*.py",), _collector("diagnosis", "test_cluster_switches.py", "test_incident_webhook.py", "test_slurm_drain.py", "test_entity_tags.py")),
 }  # fmt: skip
 _COMPARISONS: dict[type[ast.AST], tuple[str, str]] = {
     ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"), ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="),
@@ -272,7 +285,7 @@ def importers(tree: Path) -> dict[str, set[str]]:
             elif isinstance(node, ast.ImportFrom) and node.module:
                 for name in (node.module, *(f"{node.module}.{alias.name}" for alias in node.names)):
                     found[name].add(file)
-    return found
+    return dict(found)
 
 
 def groups_of_tests(tree: Path, area: str, module: str) -> Iterator[list[str]]:
@@ -284,10 +297,11 @@ def groups_of_tests(tree: Path, area: str, module: str) -> Iterator[list[str]]:
     reached, seen = {module}, set[str]()
     while rest and (reached := reached - seen):
         seen |= reached
-        names = (
+        paths = [
             re.sub(r"^(agent|collector|tests)/|(/__init__)?\.py$", "", file) for file in reached
-        )
-        reached = set[str]().union(*(importers(tree)[name.replace("/", ".")] for name in names))
+        ]
+        names = {name for path in paths for name in (path.replace("/", "."), Path(path).name)}
+        reached = set[str]().union(*(importers(tree).get(name, ()) for name in names))
         if group := sorted(rest & reached):
             yield group
         rest -= reached
@@ -356,7 +370,7 @@ class Copy:
                 status, test = self.run([*files, *skipped], max(until - time.monotonic(), 1))
                 self.write(module, code)
                 if status is None:
-                    return place, "timed out", ""
+                    return place, "undecided", ""
                 if status in _PASSED:
                     break
                 again = [test] if test else ["--collect-only", *files]
@@ -374,7 +388,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="seed of the choice of mutants")
     parser.add_argument("--count", type=int, default=200, help="number of mutants")
     parser.add_argument("--jobs", type=int, default=1, help="mutants at a time")
-    parser.add_argument("--seconds", type=float, default=1200, help="limit of the tests of one")
+    parser.add_argument("--seconds", type=float, default=3600, help="limit of the tests of one")
     parser.add_argument("--list", type=Path, help="write the mutants to this JSON file, and end")
     parser.add_argument("--mutants", type=Path, help="take the mutants from this file")
     parser.add_argument("--tree", type=Path, default=ROOT, help="checkout to mutate, not this one")
