@@ -30,7 +30,7 @@ IMPORTED = {
     ("collector", "--help"): set(),
     ("collector", "run", "--help"): COLLECTOR,
     ("bill", "--help"): LEDGER,
-    ("audit", "--help"): LEDGER,
+    ("audit", "--help"): SERVICE | {"cryptography"},
     ("diagnose", "--help"): SERVICE | {"numpy", "railscope.capture"},
     ("status", "--help"): CLIENT,
     ("nodes", "--help"): CLIENT,
