@@ -59,7 +59,12 @@ class Clone:
 
 @pytest.fixture(name="clone")
 def _clone(tmp_path: Path) -> Clone:
-    return Clone(tmp_path)
+    """A clone with a change that is not released, which the commit after a release does not have."""
+    clone = Clone(tmp_path)
+    text = (clone.path / "CHANGELOG.md").read_text()
+    change = "## [Unreleased]\n\n### Fixed\n\n- A defect.\n"
+    clone.commit("CHANGELOG.md", text.replace("## [Unreleased]\n", change, 1))
+    return clone
 
 
 def changelog(clone: Clone) -> str:
