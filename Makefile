@@ -47,7 +47,7 @@ demo: $(VENV)/.ready-to-run
 
 cluster: $(VENV)/.ready-to-test
 	@tests/setup_servers.sh postgresql
-	$(PY) -m railscope_simulator.failover --directory .cluster
+	$(PY) -m tests.failover --directory .cluster
 
 # The preparations wait for downloads and use one processor each.
 test:

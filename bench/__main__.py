@@ -8,7 +8,7 @@ import sys
 import click
 
 BENCHES = (
-    "agent", "agent_fabric", "agent_gpu", "health", "otlp", "replay", "audit", "metering", "tenants", "jobs", "export",
+    "agent", "burst_sampling", "agent_gpu", "health", "otlp", "diagnosis", "audit", "metering", "export",
     "collector", "console", "scale", "failover", "dashboards", "cardinality",
 )  # fmt: skip
 

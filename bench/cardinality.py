@@ -17,8 +17,10 @@ from pathlib import Path
 import click
 import yaml
 
-from bench import agent_costs, cluster_scrapes, fleets, harness, host_files, load, query_database
+from bench import agent_costs, cluster_scrapes, harness, host_files, query_database
 from bench.cluster_scrapes import SCRAPE_SECONDS, SeriesWriter
+from bench.collector import FleetCost, FleetSize, measure_fleet
+from bench.load import Load
 from railscope.catalog import METRICS
 from railscope.catalog.declare import BASIC, FULL, STANDARD, MetricDetail
 
@@ -50,15 +52,13 @@ class CardinalitySize:
     scraped_seconds: float
     agent_seconds: float
     push_seconds: float
-    fleet: fleets.FleetSize
+    fleet: FleetSize
 
 
 FULL_SIZE = CardinalitySize(
-    {BASIC: 100, STANDARD: 40, FULL: 20}, 240, 15, 20, 5, fleets.FleetSize(300, 1, 10.0)
+    {BASIC: 100, STANDARD: 40, FULL: 20}, 240, 15, 20, 5, FleetSize(300, 1, 10.0)
 )
-QUICK_SIZE = CardinalitySize(
-    {BASIC: 2, STANDARD: 1, FULL: 1}, 8, 3, 2, 0.5, fleets.FleetSize(5, 1, 0.5)
-)
+QUICK_SIZE = CardinalitySize({BASIC: 2, STANDARD: 1, FULL: 1}, 8, 3, 2, 0.5, FleetSize(5, 1, 0.5))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class OwnCost:
     agent: agent_costs.TickCost
     agent_memory: int
     """Resident bytes of an agent that reads as many values from files: the other contains the benchmark."""
-    collector: fleets.FleetCost
+    collector: FleetCost
 
     def row(self, fleet: int) -> str:
         """Return the row of a fleet in the table."""
@@ -175,7 +175,7 @@ def measure_prometheus(
     with query_database.prometheus(directory) as server:
         running = query_database.QueryDatabase(server)
         empty, own_series = server.memory().resident, running.series()
-        writer = SeriesWriter(query_database.WRITE, time.time() + _LEAD_SECONDS, count)
+        writer = SeriesWriter(time.time() + _LEAD_SECONDS, count)
         for number in range(nodes):
             running.write(writer.of_node(pages, number))
         resident, series = server.memory().resident, running.series() - own_series
@@ -254,8 +254,7 @@ def measure_own(size: CardinalitySize, directory: Path) -> OwnCost:
             )
             for root, moved, answers_path in ((tree, moving, answers), (files, counted, None))
         )
-    load.save(load.streams_of_a_node(directory), directory / "streams")
-    received = fleets.measure(size.fleet, directory / "streams", directory)
+    received = measure_fleet(Load.of_agent(directory), size.fleet, directory)
     return OwnCost(agent, reader.memory.resident, received)
 
 

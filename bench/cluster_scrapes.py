@@ -18,7 +18,10 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import numpy.typing as npt
 
-from bench import fleets, harness, http_requests, load
+from bench import harness, load, remote_write
+from bench.collector_servers import start_collector, wait_for_refreshes
+from bench.http_requests import Request
+from bench.load_sender import sending
 from railscope import catalog, exposition, log_output
 from railscope.catalog.declare import BASIC, MetricDetail
 from railscope.timestamps import SECOND_NS
@@ -178,20 +181,20 @@ def agent_scrapes(spec: NodeSpec, loop_scrapes: int, detail: MetricDetail = BASI
 
 def _collector_loop(nodes: int, directory: Path, names: Container[str]) -> ScrapeLoop:
     """Render scrapes of a collector with reporting nodes, each held by one of several tenants."""
-    streams = load.streams_of_a_node(directory)
-    load.save(streams, directory / "streams")
     claims = directory / "claims.csv"
-    rows = (f"tenant-{n % _TENANTS},{load.name(n)},2020-01-01T00:00:00Z," for n in range(nodes))
+    rows = (
+        f"tenant-{n % _TENANTS},{load.node_name(n)},2020-01-01T00:00:00Z," for n in range(nodes)
+    )
     claims.write_text("\n".join(["tenant,holds,from,to", *rows, ""]), encoding="ascii")
+    fleet = load.Load.of_agent(directory, nodes)
     with (
-        fleets.collector(nodes, directory, RAILSCOPE_COLLECTOR_CLAIMS_FILE=str(claims)) as server,
-        fleets.LoadProcess(server, nodes, directory / "streams") as loader,
+        start_collector(nodes, directory, CLAIMS_FILE=str(claims)) as server,
+        sending(fleet, server) as sender,
     ):
         texts = []
         for turn in range(_COLLECTOR_TURNS):
-            loader.execute("prepare", turn, 1)
-            loader.execute("post", fleets.CONNECTIONS)
-            fleets.refreshes_of(server, 2)
+            sender.send_turn(turn)
+            wait_for_refreshes(server, 2)
             texts.append(harness.http_get(server.port, "/metrics"))
     return loop_of(texts, names)
 
@@ -199,46 +202,45 @@ def _collector_loop(nodes: int, directory: Path, names: Container[str]) -> Scrap
 class SeriesWriter:
     """Requests that write series at the timestamps of some scrapes, the last of them at `until`."""
 
-    def __init__(self, path: str, until: float, scrapes: int) -> None:
-        self._path = path
+    def __init__(self, until: float, scrapes: int) -> None:
         last = round(until) // SCRAPE_SECONDS * SCRAPE_SECONDS
         self.seconds = [last - (scrapes - 1 - at) * SCRAPE_SECONDS for at in range(scrapes)]
-        self._times = http_requests.encode_timestamps(second * 1000 for second in self.seconds)
+        self._times = remote_write.encode_timestamps(second * 1000 for second in self.seconds)
 
-    def of_node(self, cluster: ClusterScrapes, number: int) -> Iterator[http_requests.Request]:
+    def of_node(self, cluster: ClusterScrapes, number: int) -> Iterator[Request]:
         """Return the requests that write the scrapes of a node."""
-        loop, name = cluster.loop_of_node(number), load.name(number)
+        loop, name = cluster.loop_of_node(number), load.node_name(number)
         target = (("job", "railscope-agent"), ("instance", f"{name}:9469"), ("node", name))
         series = [_labels_on_node(number, labels) for labels in loop.series]
         return self._scrape_requests(loop, series, target, number)
 
-    def of_collector(self, loop: ScrapeLoop) -> Iterator[http_requests.Request]:
+    def of_collector(self, loop: ScrapeLoop) -> Iterator[Request]:
         """Return the requests that write the scrapes of the collector."""
         target = (("job", "railscope-collector"), ("instance", "localhost:9470"))
         return self._scrape_requests(loop, loop.series, target, 0)
 
     def _scrape_requests(
         self, loop: ScrapeLoop, series: Sequence[Labels], target: Labels, number: int
-    ) -> Iterator[http_requests.Request]:
+    ) -> Iterator[Request]:
         values = loop.node_values(len(self.seconds), np.random.default_rng(number))
         up = np.ones((1, len(self.seconds)))
         return self.write_requests([UP, *series], np.concatenate((up, values)), target)
 
     def write_requests(
         self, series: Sequence[Labels], values: Values, target: Labels = ()
-    ) -> Iterator[http_requests.Request]:
+    ) -> Iterator[Request]:
         """Yield requests with these series; NaN values are omitted."""
-        common = b"".join(http_requests.encode_label(*pair) for pair in target)
+        common = b"".join(remote_write.encode_label(*pair) for pair in target)
         for first in range(0, len(series), _SERIES_PER_REQUEST):
             part = slice(first, first + _SERIES_PER_REQUEST)
             there = ~np.isnan(values[part])
-            block = http_requests.encode_samples(values[part], self._times)
+            block = remote_write.encode_samples(values[part], self._times)
             parts = []
             for labels, row, present in zip(series[part], block, there, strict=True):
                 data = row[present].tobytes()
-                text = common + b"".join(http_requests.encode_label(*pair) for pair in labels)
-                parts += [http_requests.encode_series_head(text, len(data)), data]
-            yield http_requests.encode_request(self._path, parts)
+                text = common + b"".join(remote_write.encode_label(*pair) for pair in labels)
+                parts += [remote_write.encode_series_head(text, len(data)), data]
+            yield remote_write.encode_request(parts)
 
 
 def _labels_on_node(number: int, labels: Labels) -> Labels:

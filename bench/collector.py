@@ -6,6 +6,8 @@ receives every series once before the measurement starts, so that building its i
 
 from __future__ import annotations
 
+import os
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,16 +17,110 @@ from pathlib import Path
 import click
 import numpy as np
 
-from bench import fleets, harness, http_requests, load
-from bench.fleets import FleetCost, FleetSize
+from bench import harness, http_requests, load, remote_write
+from bench.collector_servers import start_collector, wait_for_refreshes
+from bench.http_requests import Request
+from bench.load import Load
+from bench.load_sender import sending
 from railscope.catalog import KINDS, METRICS
 from railscope.timestamps import SECOND_NS
 
-PATH = "/api/v1/write"
 FLUSH = "/internal/force_flush"
-CONNECTIONS = 4
+STORE_CONNECTIONS = 4
 _MAX_WAITS, _IDLE_SHARE = 15, 0.03
 _MILLISECOND = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSize:
+    """Number of nodes, and amount of data that each sends."""
+
+    nodes: int
+    turns: int
+    """Turns sent as fast as they are acknowledged."""
+
+    period_seconds: float
+    """Seconds over which one more turn is spread; ten seconds is the natural period."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetCost:
+    """Measured cost of one size."""
+
+    size: FleetSize
+    values: int
+    cpu_seconds: float
+    wall_seconds: float
+    first_views_seconds: float
+    """Seconds of the refresh that computes everything again, after the flood."""
+    views_seconds: float
+    """Seconds of the later refreshes."""
+    bytes_per_node: float
+    p50: float
+    p99: float
+    worst: float
+    periodic_share: float
+    wire_bytes_per_value: float
+    registration_cpu_per_node: float
+    reconnections: int
+
+    @property
+    def values_per_cpu_second(self) -> float:
+        """Values per CPU second, from receipt until durable, acknowledged and in the views."""
+        return self.values / self.cpu_seconds
+
+    def __str__(self) -> str:
+        return (
+            f"{self.values_per_cpu_second / 1e6:.1f} M values per CPU second"
+            f" ({self.cpu_seconds / self.values * 1e9:.1f} ns each),"
+            f" {self.values / self.wall_seconds / 1e6:.1f} M values/s wall time,"
+            f" {self.wire_bytes_per_value:.2f} bytes per value; at the natural period"
+            f" {self.periodic_share:.1%} of a core, acknowledged in {self.p50 * 1e3:.1f} ms (p50),"
+            f" {self.p99 * 1e3:.1f} (p99), {self.worst * 1e3:.1f} (worst);"
+            f" {self.registration_cpu_per_node * 1e3:.1f} ms CPU to register a node;"
+            f" {self.reconnections} reconnections"
+        )
+
+
+def measure_fleet(fleet: Load, size: FleetSize, directory: Path) -> FleetCost:
+    """Register nodes, flood, wait for the views, then continue at the natural period."""
+    fleet = fleet.of_nodes(size.nodes)
+    with start_collector(size.nodes, directory) as server, sending(fleet, server) as sender:
+        wait_for_refreshes(server, 1)
+        empty = server.memory().resident
+        sender.prepare(0)
+        with server.measure() as registration:
+            sender.send()
+        prepared = sender.prepare(1, 1 + size.turns)
+        # Registration takes long: one turn and the views after it, so that no node was stale recently.
+        sender.send(turns=1)
+        wait_for_refreshes(server, 2)
+        with server.measure() as flooding:
+            flood = sender.send()
+            os.sync()
+        refreshes = wait_for_refreshes(server, 5)
+        first, views = max(refreshes), statistics.median(refreshes[-3:])
+        sender.prepare(2 + size.turns)
+        with server.measure() as spent:
+            periodic = sender.send(over_seconds=size.period_seconds)
+        full = server.memory().resident
+    a_turn = flooding.cpu_seconds / size.turns
+    return FleetCost(
+        size,
+        values=flood.values,
+        cpu_seconds=flooding.cpu_seconds,
+        wall_seconds=flood.seconds,
+        first_views_seconds=first,
+        views_seconds=views,
+        bytes_per_node=(full - empty) / size.nodes,
+        p50=periodic.quantile(0.5),
+        p99=periodic.quantile(0.99),
+        worst=periodic.quantile(1.0),
+        periodic_share=spent.cpu_seconds / periodic.seconds,
+        wire_bytes_per_value=prepared.bytes_per_value,
+        registration_cpu_per_node=max(0.0, registration.cpu_seconds - a_turn) / size.nodes,
+        reconnections=sender.reconnections,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,23 +145,21 @@ class StoreCost:
         )
 
 
-def measure_store(
-    streams: Sequence[load.SourceLoad], nodes: int, turns: int, directory: Path
-) -> StoreCost:
+def measure_store(fleet: Load, turns: int, directory: Path) -> StoreCost:
     """Write some turns of some nodes; its later merges, until it is idle, count too."""
-    prefixes = [_prefixes(streams, number) for number in range(nodes)]
+    prefixes = [_prefixes(fleet, number) for number in range(fleet.nodes)]
     with harness.start_victoria(directory) as server:
-        http_requests.post_all(server.port, _requests(streams, prefixes, 0), CONNECTIONS)
+        http_requests.send_all(server.port, _requests(fleet, prefixes, 0), STORE_CONNECTIONS)
         harness.http_get(server.port, FLUSH)
         _wait_until_idle(server)
-        requests = [r for turn in range(1, turns + 1) for r in _requests(streams, prefixes, turn)]
+        requests = [r for turn in range(1, turns + 1) for r in _requests(fleet, prefixes, turn)]
         with server.measure() as whole:
             with server.measure() as writing:
-                http_requests.post_all(server.port, requests, CONNECTIONS)
+                http_requests.send_all(server.port, requests, STORE_CONNECTIONS)
                 harness.http_get(server.port, FLUSH)
             _wait_until_idle(server)
         inserted = _inserted_rows(server.port)
-    values = load.LoadNodes(streams, 1).values_per_turn * nodes * turns
+    values = fleet.values_per_turn * fleet.nodes * turns
     expected = values + values // turns
     if inserted < expected:
         message = (
@@ -94,50 +188,47 @@ def _inserted_rows(port: int) -> int:
 # Written data --------------------------------------------------------------------------------------
 
 
-def _requests(
-    streams: Sequence[load.SourceLoad], prefixes: Sequence[list[bytes]], turn: int
-) -> list[http_requests.Request]:
-    variants = [_samples(streams, variant, turn) for variant in range(load.VARIANTS)]
+def _requests(fleet: Load, prefixes: Sequence[list[bytes]], turn: int) -> list[Request]:
+    variants = [_samples(fleet, variant, turn) for variant in range(load.VARIANTS)]
     requests = []
     for number, node_prefixes in enumerate(prefixes):
         samples = variants[number % len(variants)]
         parts = (p + s for p, s in zip(node_prefixes, samples, strict=True))
-        requests.append(http_requests.encode_request(PATH, parts))
+        requests.append(remote_write.encode_request(parts))
     return requests
 
 
-def _samples(streams: Sequence[load.SourceLoad], variant: int, turn: int) -> list[bytes]:
+def _samples(fleet: Load, variant: int, turn: int) -> list[bytes]:
     """Encode the samples of every column."""
     now_ns = time.time_ns() // SECOND_NS * SECOND_NS
-    times = http_requests.encode_timestamps(
+    times = remote_write.encode_timestamps(
         (now_ns + (turn * load.ROWS + row) * SECOND_NS) // _MILLISECOND for row in range(load.ROWS)
     )
     samples = []
-    for position, stream in enumerate(streams):
-        rows = load.rows_of(stream.schema, variant * 100 + position, turn)[-stream.rows :]
+    for source in range(len(fleet.sources)):
+        rows = fleet.rows(source, variant, turn)
         timestamps = times[:: -(load.ROWS // len(rows))][: len(rows)][::-1]
-        block = http_requests.encode_samples(rows.T.astype(np.float64), timestamps)
+        block = remote_write.encode_samples(rows.T.astype(np.float64), timestamps)
         data, size = block.tobytes(), block.itemsize * len(rows)
         samples += [data[i : i + size] for i in range(0, len(data), size)]
     return samples
 
 
-def _prefixes(streams: Sequence[load.SourceLoad], number: int) -> list[bytes]:
+def _prefixes(fleet: Load, number: int) -> list[bytes]:
     """Return the bytes before the samples of every column of a node: size and labels."""
-    label = http_requests.encode_label
-    node = label("instance", load.name(number))
+    label = remote_write.encode_label
+    node = label("instance", load.node_name(number))
     prefixes = []
-    for stream in streams:
-        schema = load.of_node(stream.schema, number)
+    for source in fleet.sources:
+        schema = load.of_node(source.schema, number)
         entities = [
             node + b"".join(map(label, KINDS[e.kind].labels, e.key)) for e in schema.entities
         ]
         for group in schema.groups:
             metric = label("__name__", METRICS[group.metric].name)
             for member in group.entities:
-                labels = metric + entities[member]
-                size = http_requests.SAMPLE.itemsize * stream.rows
-                prefixes.append(http_requests.encode_series_head(labels, size))
+                size = remote_write.SAMPLE.itemsize * source.rows
+                prefixes.append(remote_write.encode_series_head(metric + entities[member], size))
     return prefixes
 
 
@@ -180,17 +271,15 @@ def main(
     """Measure the collector and print ratios."""
     by_nodes = {fleet.nodes: fleet for fleet in size.fleets}
     chosen = [by_nodes.get(nodes, FleetSize(nodes, 1, 10.0)) for nodes in numbers] or size.fleets
-    streams = load.streams_of_a_node(directory)
-    load.save(streams, directory / "streams")
-    node = load.LoadNodes(streams, 1)
+    node = Load.of_agent(directory)
     report.figure(
         "load",
-        f"{node.columns:,} columns per node from {len(streams)} sources,"
+        f"{node.columns:,} columns per node from {len(node.sources)} sources,"
         f" {node.values_per_turn / load.ROWS:,.0f} values per second, {load.ROWS} s per envelope",
     )
-    costs = [fleets.measure(fleet, directory / "streams", directory) for fleet in chosen]
+    costs = [measure_fleet(node, fleet, directory) for fleet in chosen]
     if not no_store and report.has_program(harness.VICTORIA):
-        store = measure_store(streams, size.store_nodes, size.store_turns, directory)
+        store = measure_store(node.of_nodes(size.store_nodes), size.store_turns, directory)
         report.figure(harness.VICTORIA, f"{size.store_nodes} nodes: {store}")
         for cost in costs:
             title = f"CPU per value, {harness.VICTORIA} / collector, {cost.size.nodes} nodes"

@@ -20,7 +20,9 @@ from typing import Any
 
 import click
 
-from bench import fleets, harness, http_requests, jobs, load
+from bench import harness, http_requests, load
+from bench.collector_servers import start_collector, wait_for_refreshes
+from bench.load_sender import Sender, sending
 from railscope_collector.console.console_server import REFRESH_SECONDS
 from railscope_collector.console.page_table import page_path
 
@@ -30,7 +32,7 @@ COLD = harness.Aim("<=", 100, " ms")
 ACKNOWLEDGED = harness.Aim("<=", 1.1)
 SHARE = harness.Aim("<=", 15, " %")
 _NOT_MODIFIED = 304
-_KILO, _PAUSE_SECONDS = 1e3, 0.02
+_KILO, _GZIP_MAGIC = 1e3, b"\x1f\x8b"
 _STALE = "86400"
 """Nodes report in the second part only: they are not stale in the first."""
 
@@ -56,28 +58,16 @@ QUICK = ConsoleBenchSize(20, repetitions=1, pages=4, rounds=1, period_seconds=2.
 
 @dataclass(frozen=True, slots=True)
 class PageCost:
-    """Seconds and bytes of one page."""
+    """Cost of the first request of a page after a refresh of the views, and bytes as sent and as shown."""
 
-    cold: harness.ProcessStopwatch
-    """First request after a refresh of the views."""
-    warm: harness.ProcessStopwatch
-    unchanged: harness.ProcessStopwatch
-    """Request with the entity tag."""
-    sent: int
-    """Bytes as sent, compressed."""
-    size: int
-    twin: int
-    """Bytes of the JSON twin."""
-    twin_sent: int
+    spent: harness.ProcessStopwatch
+    sent_bytes: int
+    shown_bytes: int
 
     def __str__(self) -> str:
-        costs = self.cold, self.warm, self.unchanged
-        times = ", ".join(
-            f"{1e3 * each.cpu_seconds:.1f} ({1e3 * each.wall_seconds:.1f})" for each in costs
-        )
         return (
-            f"{times} ms; {self.size / _KILO:.1f} kB, sent {self.sent / _KILO:.1f};"
-            f" twin {self.twin / _KILO:.1f} kB, sent {self.twin_sent / _KILO:.1f}"
+            f"{1e3 * self.spent.cpu_seconds:.1f} ({1e3 * self.spent.wall_seconds:.1f}) ms;"
+            f" {self.shown_bytes / _KILO:.1f} kB, sent {self.sent_bytes / _KILO:.1f}"
         )
 
 
@@ -117,25 +107,25 @@ class OpenPages(Sequence[http_requests.Request]):
     def poll(self, port: int) -> None:
         """Poll with the period of the script, the pages one after the other."""
         seconds = REFRESH_SECONDS * self.polls
-        done = http_requests.post_all(
+        done = http_requests.send_all(
             port, self, len(self.paths), over_seconds=seconds, answer=self._answer
         )
         self.latencies += done.latencies
 
     def _answer(
-        self, wire: http_requests.PostConnection, position: int, status: int, content: bytes
+        self, connection: http_requests.Connection, position: int, status: int, content: bytes
     ) -> None:
         if status not in {200, _NOT_MODIFIED}:
             message = f"a page failed: {self.paths[position % len(self.paths)]}: status {status}: {content[:200]!r}"
             raise harness.BenchError(message)
-        self._tags[position % len(self.paths)] = wire.tag
+        self._tags[position % len(self.paths)] = connection.tag
         self.statuses[status] += 1
         self.received += len(content)
 
 
 def page_paths(port: int) -> dict[str, str]:
     """Return a path of each page that an operator may read, by its name."""
-    node, tenant, job = load.name(0), "tenant-0", "job-0"
+    node, tenant, job = load.node_name(0), "tenant-0", "job-0"
     documents = json.loads(harness.http_get(port, "/api/v1/jobs"))["rows"]
     source = next((row["source"] for row in documents if row["workload"] == job), "")
     paths = {
@@ -160,60 +150,21 @@ def page_paths(port: int) -> dict[str, str]:
     return paths
 
 
-def wait_for_refresh(port: int) -> None:
-    """Wait until the views have been refreshed."""
-    before = _views_time(port)
-    until = time.monotonic() + fleets.MAX_WAIT_SECONDS
-    while _views_time(port) == before:
-        if time.monotonic() > until:
-            message = "waiting for a refresh of the views failed: there was none"
-            raise harness.BenchError(message)
-        time.sleep(_PAUSE_SECONDS)
-
-
-def _views_time(port: int) -> int:
-    timestamp_ns: int = json.loads(harness.http_get(port, "/api/v1/cluster"))["timestamp_ns"]
-    return timestamp_ns
-
-
 def measure_page(server: harness.ServerProcess, path: str, repetitions: int) -> PageCost:
-    """Request a page after refreshes of the views, then again, and with its tag."""
-    wire = http_requests.PostConnection(server.port)
-
-    def request(path: str, tag: str = "") -> tuple[harness.ProcessStopwatch, bytes]:
+    """Request a page after refreshes of the views; the request that cost least counts."""
+    connection, costs = http_requests.Connection(server.port), []
+    for _ in range(repetitions):
+        wait_for_refreshes(server, 1)
         with server.measure() as spent:
-            status, content = wire.post(get_request(path, tag))
-        if status not in {200, _NOT_MODIFIED}:
+            status, content = connection.exchange(get_request(path))
+        if status != 200:  # noqa: PLR2004 - HTTP's OK
             message = f"a page failed: {path}: status {status}: {content[:200]!r}"
             raise harness.BenchError(message)
-        return spent, content
-
-    cold, warm, unchanged = [], [], []
-    for _ in range(repetitions):
-        wait_for_refresh(server.port)
-        spent, content = request(path)
-        cold.append(spent)
-        warm.append(request(path)[0])
-        unchanged.append(request(path, wire.tag)[0])
-    _, twin = request(f"/api/v1/pages{path}")
-    wire.close()
-
-    def cheapest(costs: Sequence[harness.ProcessStopwatch]) -> harness.ProcessStopwatch:
-        return min(costs, key=lambda spent: spent.cpu_seconds)
-
-    return PageCost(
-        cheapest(cold),
-        cheapest(warm),
-        cheapest(unchanged),
-        len(content),
-        len(_plain(content)),
-        len(_plain(twin)),
-        len(twin),
-    )
-
-
-def _plain(content: bytes) -> bytes:
-    return gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
+        is_packed = content.startswith(_GZIP_MAGIC)
+        shown = gzip.decompress(content) if is_packed else content
+        costs.append(PageCost(spent, len(content), len(shown)))
+    connection.close()
+    return min(costs, key=lambda cost: cost.spent.cpu_seconds)
 
 
 def polled_paths(paths: dict[str, str], size: ConsoleBenchSize) -> list[str]:
@@ -227,7 +178,7 @@ def polled_paths(paths: dict[str, str], size: ConsoleBenchSize) -> list[str]:
             elif number % 4 == 1:
                 yield lists[number // 4 % len(lists)]
             else:
-                yield page_path("node", load.name(number % size.nodes))
+                yield page_path("node", load.node_name(number % size.nodes))
 
     return [fragment(path) for path in choose()]
 
@@ -262,7 +213,7 @@ class TurnsCost:
 
 def measure_turns(
     server: harness.ServerProcess,
-    loader: fleets.LoadProcess,
+    sender: Sender,
     paths: Sequence[str],
     size: ConsoleBenchSize,
 ) -> tuple[TurnsCost, TurnsCost, OpenPages]:
@@ -272,7 +223,7 @@ def measure_turns(
     pages = OpenPages(paths, polls)
     order = [number % 4 in {1, 2} for number in range(2 * size.rounds)]
     for turn, is_polled in enumerate(order):
-        loader.execute("prepare", turn + 2, 1)
+        sender.prepare(turn + 2)
         cost = with_pages if is_polled else without
         polling = threading.Thread(target=pages.poll, args=(server.port,), daemon=True)
         if is_polled:
@@ -281,11 +232,11 @@ def measure_turns(
             REFRESH_SECONDS
         )  # all pages are open, and the collector is as idle in the other turns
         with server.measure() as spent:
-            sent = loader.execute("periodic", fleets.CONNECTIONS, size.period_seconds)
+            sent = sender.send(over_seconds=size.period_seconds)
         if is_polled:
             polling.join()
-        cost.latencies += sent["latencies"]
-        cost.p99.append(sent["p99"])
+        cost.latencies += sent.latencies
+        cost.p99.append(sent.quantile(0.99))
         cost.cpu_seconds += spent.cpu_seconds
         cost.wall_seconds += spent.wall_seconds
     return without, with_pages, pages
@@ -295,7 +246,7 @@ def write_claims(nodes: int, directory: Path) -> Path:
     """Write claims of jobs on all nodes."""
     file = directory / "claims.csv"
     rows = (
-        f"tenant-{number // NODES_PER_JOB % TENANTS},{load.name(number)},2020-01-01T00:00:00Z,,"
+        f"tenant-{number // NODES_PER_JOB % TENANTS},{load.node_name(number)},2020-01-01T00:00:00Z,,"
         f"job-{number // NODES_PER_JOB},"
         for number in range(nodes)
     )
@@ -310,27 +261,21 @@ def main(
 ) -> None:
     """Measure the web console and print ratios."""
     nodes = nodes or size.nodes
-    streams = [jobs.on_rails(stream) for stream in load.streams_of_a_node(directory)]
-    load.save(streams, directory / "streams")
-    claims = write_claims(nodes, directory)
-    environment = {
-        "RAILSCOPE_COLLECTOR_CLAIMS_FILE": str(claims),
-        "RAILSCOPE_COLLECTOR_STALE_SECONDS": _STALE,
-    }
+    fleet = load.Load.of_agent(directory, nodes).on_rails()
+    settings = {"CLAIMS_FILE": str(write_claims(nodes, directory)), "STALE_SECONDS": _STALE}
     with (
-        fleets.collector(nodes, directory, **environment) as server,
-        fleets.LoadProcess(server, nodes, directory / "streams") as loader,
+        start_collector(nodes, directory, **settings) as server,
+        sending(fleet, server) as sender,
     ):
         for turn in range(2):
-            loader.execute("prepare", turn, 1)
-            loader.execute("post", fleets.CONNECTIONS)
-        fleets.refreshes_of(server, 2)
+            sender.send_turn(turn)
+        wait_for_refreshes(server, 2)
         paths = page_paths(server.port)
         costs = {name: measure_page(server, path, size.repetitions) for name, path in paths.items()}
-        without, with_pages, pages = measure_turns(server, loader, polled_paths(paths, size), size)
+        without, with_pages, pages = measure_turns(server, sender, polled_paths(paths, size), size)
     largest, slowest = (
-        max(cost.size for cost in costs.values()),
-        max(cost.cold.cpu_seconds for cost in costs.values()),
+        max(cost.shown_bytes for cost in costs.values()),
+        max(cost.spent.cpu_seconds for cost in costs.values()),
     )
     report.ratio(f"largest page, {nodes} nodes", largest / _KILO, PAGE_BYTES)
     report.ratio("most expensive page, first request after a refresh", 1e3 * slowest, COLD)
@@ -342,9 +287,7 @@ def main(
         report.ratio(name, compared[0] / compared[1], ACKNOWLEDGED)
     added = 100 * (with_pages.share_of_core - without.share_of_core)
     report.ratio(f"processor time for {size.pages} open pages, of a core", added, SHARE)
-    report.figure(
-        "pages", "processor time (and time) after a refresh, again, and with the entity tag"
-    )
+    report.figure("pages", "processor time (and time) of the first request after a refresh")
     for name, cost in costs.items():
         report.figure(name, str(cost))
     report.figure(

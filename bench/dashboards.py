@@ -137,9 +137,7 @@ def load_database(
     """Yield a database loaded with all scrapes. Raises BenchError if loading took too long."""
     with database as server:
         running = query_database.QueryDatabase(server)
-        writer = cluster_scrapes.SeriesWriter(
-            query_database.WRITE, time.time() + size.lead_seconds, size.scrapes
-        )
+        writer = cluster_scrapes.SeriesWriter(time.time() + size.lead_seconds, size.scrapes)
         running.write(writer.of_collector(cluster.collector))
         for number in range(size.nodes):
             running.write(writer.of_node(cluster, number))
@@ -161,7 +159,7 @@ def record(
         name for panel_query in chosen for name in promql.recorded_in(panel_query.expression)
     }
     scrapes = round(span.seconds) // cluster_scrapes.SCRAPE_SECONDS + 1
-    writer = cluster_scrapes.SeriesWriter(query_database.WRITE, span.end, scrapes)
+    writer = cluster_scrapes.SeriesWriter(span.end, scrapes)
     places = {second: place for place, second in enumerate(writer.seconds)}
     for name in promql.recorded_expressions().keys() & used_names:
         _, answer = running.curves(promql.expand(name), span, cluster_scrapes.SCRAPE_SECONDS)

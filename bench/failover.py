@@ -16,9 +16,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import harness, scale
+from bench import harness
+from bench.collector_servers import HEAD, CollectorCluster
 from railscope.catalog import collector as catalog
-from railscope_simulator.failover import cluster_files, database_pair
+from tests.failover import cluster_files, database_pair
 
 NODES, ORDER = 3, ("b", "c", "a")
 """Number of nodes, and their order of collectors; the last one is the head."""
@@ -55,7 +56,7 @@ THOROUGH, QUICK = FailoverSize((*FAILURES,), 30.0, 60.0), FailoverSize(("killed"
 class FailingCluster:
     """Three collectors, and agents that send to the second one."""
 
-    cluster: scale.ScaledCluster
+    cluster: CollectorCluster
 
     def start_agents(self, send_to: int) -> None:
         """Start the agents, and wait until the head shows their nodes."""
@@ -71,7 +72,7 @@ class FailingCluster:
             agents = subprocess.Popen(command, stdout=log, stderr=log)  # noqa: S603 - the agents of this bench
         self.cluster.stack.callback(agents.wait)
         self.cluster.stack.callback(agents.terminate)
-        self.cluster.wait(lambda: len(self._ages()) == NODES or None)
+        self.cluster.wait(lambda: len(self._ages()) == NODES)
 
     def find_oldest(self, seconds: float) -> float:
         """Return the maximum age of the newest readings of a node within a time."""
@@ -82,7 +83,7 @@ class FailingCluster:
         return oldest
 
     def _ages(self) -> list[float]:
-        document = json.loads(harness.http_get(self.cluster.servers["a"].port, "/api/v1/nodes"))
+        document = json.loads(harness.http_get(self.cluster.servers[HEAD].port, "/api/v1/nodes"))
         elapsed, name = time.time() - document["timestamp_ns"] / 1e9, catalog.NODE_AGE.name
         return [elapsed + row[name] for row in document["rows"] if name in row]
 
@@ -92,11 +93,8 @@ def measure(directory: Path, failure: str, send_to: int, size: FailoverSize) -> 
     place = directory / f"{failure}-{send_to}"
     place.mkdir()
     with database_pair.running_pair() as pair, ExitStack() as stack:
-        names = [*map(cluster_files.node_name, range(NODES))]
-        cluster = scale.ScaledCluster(
-            pair.url, place, len(scale.COLLECTORS), stack, _VIEW_SECONDS, more_nodes=names
-        )
-        cluster.start()
+        cluster = CollectorCluster(pair.url, place, stack, _VIEW_SECONDS)
+        cluster.start(map(cluster_files.node_name, range(NODES)))
         failing = FailingCluster(cluster)
         failing.start_agents(send_to)
         before = failing.find_oldest(size.before_seconds)

@@ -1,74 +1,50 @@
-"""`python -m bench.health`: time of `railscope health`, which a prolog waits for.
+"""`python -m bench.health`: time of `railscope health`, for which a prolog waits.
 
-An agent that replays a capture answers on its socket. The time of the command includes the start of the interpreter;
-that of an interpreter that does nothing, on the same machine, gives the ratio.
+An agent that replays a capture answers on its socket. The time of the command includes the start of the interpreter; that of an
+interpreter that does nothing, on the same machine, gives the ratio.
 """
 
 from __future__ import annotations
 
-import os
+import statistics
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 
-import click
+from bench.harness import Aim, BenchReport, benchmark, start_agent, wall_seconds
 
-CAPTURES = Path(__file__).parents[1] / "tests/captures"
-LIMIT_SECONDS = 0.2
-START_SECONDS = 30.0
-_MS = 1e3
+CAPTURE = Path(__file__).parents[1] / "tests/captures/lost-gpu"
+LIMIT = Aim("<=", 200, " ms")
+
+
+@benchmark("Health for schedulers", full=50, quick=3)
+def main(report: BenchReport, runs: int, directory: Path) -> None:
+    """Measure the command with an agent and without one."""
+    with start_agent(directory, "railscope", "agent", "run", "--replay", str(CAPTURE)):
+        (socket,) = directory.glob("*/claims.sock")
+        health = [sys.executable, "-m", "railscope", "health", "--socket"]
+        interpreter = run_seconds([sys.executable, "-c", "pass"], runs)
+        for name, command in (
+            ("with an agent", [*health, str(socket)]),
+            ("for a job, with an agent", [*health, str(socket), "--job", "1"]),
+            ("without an agent", [*health, f"{socket}.none"]),
+        ):
+            seconds = run_seconds(command, runs)
+            report.ratio(f"time, {name}", 1e3 * statistics.median(seconds), LIMIT)
+            ratio = statistics.median(seconds) / statistics.median(interpreter)
+            report.ratio(f"time, {name} / an interpreter that does nothing", ratio)
+            late = sorted(seconds)[int(len(seconds) * 0.95)]
+            report.figure(name, f"95 % within {1e3 * late:.1f} ms")
 
 
 def run_seconds(command: Sequence[str], runs: int) -> list[float]:
     """Return the wall-clock time of each run of a command."""
-    found = []
-    for _ in range(runs):
-        started = time.perf_counter()
+
+    def run() -> None:
         subprocess.run(command, stdout=subprocess.DEVNULL, check=False)  # noqa: S603 - ours
-        found.append(time.perf_counter() - started)
-    return found
 
-
-@click.command()
-@click.option("--quick", is_flag=True, help="Smoke run; its figures are not meaningful.")
-@click.option(
-    "--capture", default="lost-gpu", show_default=True, help="Capture that the agent replays."
-)
-def main(*, quick: bool, capture: str) -> None:
-    """Measure the command with an agent and without one."""
-    runs = 3 if quick else 50
-    python = [sys.executable, "-m", "railscope"]
-    with tempfile.TemporaryDirectory() as directory:
-        options = ["--listen", "127.0.0.1:0", "--state-directory", directory]
-        command = [*python, "agent", "run", "--replay", str(CAPTURES / capture), *options]
-        path = f"{directory}/claims.sock"
-        agent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # noqa: S603 - ours
-        try:
-            until = time.monotonic() + START_SECONDS
-            while not os.path.exists(path) and time.monotonic() < until:  # noqa: PTH110 - a socket
-                time.sleep(0.05)
-            health = [*python, "health", "--socket"]
-            rows = {
-                "interpreter alone": [sys.executable, "-c", "pass"],
-                "with an agent": [*health, path],
-                "for a job, with an agent": [*health, path, "--job", "1"],
-                "without an agent": [*health, f"{path}.none"],
-            }
-            times = {name: sorted(run_seconds(each, runs)) for name, each in rows.items()}
-        finally:
-            agent.terminate()
-            agent.wait()
-    base = median(times["interpreter alone"])
-    for name, seconds in times.items():
-        middle, late = median(seconds), seconds[int(len(seconds) * 0.95)]
-        click.echo(
-            f"{name:26} median {middle * _MS:6.1f} ms, 95 % {late * _MS:6.1f} ms,"
-            f" {middle / base:5.1f} interpreters, {middle / LIMIT_SECONDS:5.2f} of the limit of 200 ms"
-        )
+    return [wall_seconds(run) for _ in range(runs)]
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""Envelopes of many simulated nodes of one build: real schemas, generated values.
+"""The load of a collector: many nodes of one build, with real schemas and generated values.
 
-The schemas are those of one agent on a bench host. Every node has its own GPUs; a schema without a
-serial number is the same for all nodes. Of the columns 60 % are always zero; of the others counters
-grow, and two of three gauges change.
+The schemas are those of one agent on a bench host. Every node has its own GPUs; a schema without a serial number is the same
+for all nodes. Of the columns 60 % are always zero; of the others counters grow, and two of three gauges change.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.host_files import write_answers, write_tree
+from bench.http_requests import Request
 from bench.node import BenchHost
 from railscope import __version__, catalog, frame, log_output, wire
 from railscope.catalog.declare import MetricKind
@@ -27,42 +27,97 @@ from railscope_agent.config import AgentSettings
 from railscope_agent.service import Agent
 
 ROWS = 10
+"""Seconds of an envelope: rows of a source that is read every second."""
 START_WALL_NS = 1_700_000_000 * SECOND_NS
 START_BOOT_NS = 1_000 * SECOND_NS
 VARIANTS = 8
 DEVICES = 8
+_PATH = "/v1/frames"
 _GPU = "GPU-"
 _ZERO, _GAUGE = 0.6, 0.87
 _FAULTS = re.compile(
     r"railscope_gpu_(row_remap|ecc_errors|throttle|pcie_(link|expected)|device_state)"
 )
 """Metrics by which the collector's diagnosis recognizes a faulty GPU: always zero."""
+_ON_RAILS = {"nic", "rdma_port"}
 
 Rows = npt.NDArray[np.int64]
 
 
 class SourceLoad(msgspec.Struct, frozen=True):
-    """The schema of a source, and the number of its frames in an envelope of ten seconds."""
+    """The schema of a source, and the number of its frames in an envelope."""
 
     schema: wire.WireSchema
     rows: int
 
 
-def streams_of_a_node(directory: Path) -> list[SourceLoad]:
-    """Return the streams of one agent at its default periods: about 3,000 values per second."""
-    log_output.configure_logs("error")
-    write_tree(directory / "tree", DEVICES)
-    write_answers(directory / "answers", 2)
-    agent = Agent(AgentSettings(node="bench"), BenchHost(directory / "tree", directory / "answers"))
-    asyncio.run(agent.once())
-    return [
-        SourceLoad(
-            wire.to_wire_schema(status.frame.schema),
-            max(round(ROWS / status.source.period_seconds), 1),
+class Load(msgspec.Struct, frozen=True):
+    """Nodes with the same sources; `first` is the number of the first node."""
+
+    sources: tuple[SourceLoad, ...]
+    nodes: int = 1
+    first: int = 0
+
+    @classmethod
+    def of_agent(cls, directory: Path, nodes: int = 1) -> Load:
+        """Return nodes with the sources of one agent at its default periods: about 3,000 values per second."""
+        log_output.configure_logs("error")
+        write_tree(directory / "tree", DEVICES)
+        write_answers(directory / "answers", 2)
+        host = BenchHost(directory / "tree", directory / "answers")
+        agent = Agent(AgentSettings(node="bench"), host)
+        asyncio.run(agent.once())
+        sources = (
+            SourceLoad(
+                wire.to_wire_schema(status.frame.schema),
+                max(round(ROWS / status.source.period_seconds), 1),
+            )
+            for status in agent.sampler.statuses.values()
+            if status.frame
         )
-        for status in agent.sampler.statuses.values()
-        if status.frame
-    ]
+        return cls(tuple(sources), nodes)
+
+    def of_nodes(self, nodes: int, first: int = 0) -> Load:
+        """Return other nodes with the same sources."""
+        return Load(self.sources, nodes, first)
+
+    def on_rails(self) -> Load:
+        """Return the load with its ports on rails: the bench's tree does not contain rails."""
+        on_rails = (SourceLoad(_on_rails(each.schema), each.rows) for each in self.sources)
+        return Load(tuple(on_rails), self.nodes, self.first)
+
+    @property
+    def columns(self) -> int:
+        """Columns of a node."""
+        return sum(columns_of(source.schema) for source in self.sources)
+
+    @property
+    def frames_per_envelope(self) -> int:
+        """Frames of a node in an envelope."""
+        return sum(source.rows for source in self.sources)
+
+    @property
+    def values_per_turn(self) -> int:
+        """Values of a node in an envelope."""
+        return sum(source.rows * columns_of(source.schema) for source in self.sources)
+
+    def rows(self, source: int, variant: int, turn: int) -> Rows:
+        """Return the values of a source in a turn, for one of the variants that nodes have."""
+        chosen = self.sources[source]
+        return rows_of(chosen.schema, variant * 100 + source, turn)[-chosen.rows :]
+
+
+def node_name(number: int) -> str:
+    """Return the name of a node."""
+    return f"bench-{number:05}"
+
+
+def token(node: str) -> str:
+    """Return the token of a node."""
+    return f"token-of-{node}"
+
+
+# Schemas and values --------------------------------------------------------------------------------
 
 
 def of_node(schema: wire.WireSchema, number: int) -> wire.WireSchema:
@@ -77,6 +132,19 @@ def of_node(schema: wire.WireSchema, number: int) -> wire.WireSchema:
     return wire.WireSchema(
         schema.stream, schema.groups, tuple(own_entity(e) for e in schema.entities)
     )
+
+
+def _on_rails(schema: wire.WireSchema) -> wire.WireSchema:
+    numbers: dict[tuple[str, ...], int] = {}
+    entities = []
+    for entity in schema.entities:
+        if entity.kind in _ON_RAILS:
+            rail = numbers.setdefault(entity.key, len(numbers)) % DEVICES
+            facts = {**entity.facts, "rail": str(rail)}
+            entities.append(wire.WireEntity(entity.kind, entity.key, facts))
+        else:
+            entities.append(entity)
+    return wire.WireSchema(schema.stream, schema.groups, tuple(entities))
 
 
 def columns_of(schema: wire.WireSchema) -> int:
@@ -118,17 +186,6 @@ def rows_of(schema: wire.WireSchema, variant: int, turn: int) -> Rows:
     return rows
 
 
-@dataclass(frozen=True, slots=True)
-class SharedBatch:
-    """A batch without its schema digest: the part that many nodes share."""
-
-    stream: str
-    rows: int
-    base: bytes
-    changed: bytes
-    steps: bytes
-
-
 def pack_rows(rows: Rows) -> tuple[bytes, bytes, bytes]:
     """Return the parts of a batch from rows: base, bitmap of changed columns, and steps."""
     steps = np.diff(rows, axis=0)
@@ -138,12 +195,6 @@ def pack_rows(rows: Rows) -> tuple[bytes, bytes, bytes]:
         np.packbits(changed, bitorder="little").tobytes(),
         np.ascontiguousarray(steps[:, changed].T).tobytes(),
     )
-
-
-def _piece(stream: SourceLoad, variant: int, turn: int) -> SharedBatch:
-    """Return the last rows of a turn as the parts of a batch."""
-    rows = rows_of(stream.schema, variant, turn)[-stream.rows :]
-    return SharedBatch(stream.schema.stream, len(rows), *pack_rows(rows))
 
 
 def sample_timestamps(turn: int, rows: int = ROWS) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -156,46 +207,53 @@ def sample_timestamps(turn: int, rows: int = ROWS) -> tuple[tuple[int, ...], tup
     )
 
 
-class LoadNodes:
-    """The nodes of one load, and their requests in each turn; `first` is the number of the first node."""
+@dataclass(frozen=True, slots=True)
+class SharedBatch:
+    """A batch without its schema digest: the part that many nodes share."""
 
-    def __init__(self, streams: Sequence[SourceLoad], count: int, first: int = 0) -> None:
-        self._streams = streams
-        self.count, self.first = count, first
+    stream: str
+    rows: int
+    base: bytes
+    changed: bytes
+    steps: bytes
+
+
+class Envelopes:
+    """The envelopes of a load."""
+
+    def __init__(self, load: Load) -> None:
+        self.load = load
         self._common = {
-            schema.stream: wire.schema_hash(schema)
-            for schema in (stream.schema for stream in streams)
-            if not any(entity.key and entity.key[0].startswith(_GPU) for entity in schema.entities)
+            source.schema.stream: wire.schema_hash(source.schema)
+            for source in load.sources
+            if not _has_gpus(source.schema)
         }
-        self._digests = [self._digests_of(first + number) for number in range(count)]
-        self.values_per_turn = sum(s.rows * columns_of(s.schema) for s in streams)
-        self.columns = sum(columns_of(stream.schema) for stream in streams)
+        self._digests = [self._digests_of(load.first + number) for number in range(load.nodes)]
 
     def _digests_of(self, number: int) -> dict[str, bytes]:
-        node_digests = {
-            schema.stream: wire.schema_hash(of_node(schema, number))
-            for schema in (stream.schema for stream in self._streams)
-            if schema.stream not in self._common
-        }
-        return self._common | node_digests
+        schemas = (source.schema for source in self.load.sources if _has_gpus(source.schema))
+        own = {each.stream: wire.schema_hash(of_node(each, number)) for each in schemas}
+        return self._common | own
 
     def schemas(self, number: int, digests: Sequence[str]) -> bytes:
         """Return an envelope with the schemas that the collector requests from one node."""
-        node_schemas = [of_node(stream.schema, self.first + number) for stream in self._streams]
-        requested = [schema for schema in node_schemas if wire.schema_hash(schema).hex() in digests]
-        origin_of_node = origin(self.first + number)
-        return wire.pack(wire.envelope(origin_of_node, [], requested, agent_version=__version__))
+        number += self.load.first
+        schemas = [of_node(source.schema, number) for source in self.load.sources]
+        requested = [schema for schema in schemas if wire.schema_hash(schema).hex() in digests]
+        return wire.pack(wire.envelope(origin(number), [], requested, agent_version=__version__))
 
     def bodies(self, turn: int) -> list[bytes]:
-        """Return the request body of every node in a turn."""
+        """Return the envelope of every node in a turn."""
         pieces = [
-            [
-                _piece(stream, variant * 100 + position, turn)
-                for position, stream in enumerate(self._streams)
-            ]
-            for variant in range(min(VARIANTS, self.count))
+            [self._piece(source, variant, turn) for source in range(len(self.load.sources))]
+            for variant in range(min(VARIANTS, self.load.nodes))
         ]
-        return [self._body(n, turn, pieces[n % len(pieces)]) for n in range(self.count)]
+        return [self._body(n, turn, pieces[n % len(pieces)]) for n in range(self.load.nodes)]
+
+    def _piece(self, source: int, variant: int, turn: int) -> SharedBatch:
+        rows = self.load.rows(source, variant, turn)
+        stream = self.load.sources[source].schema.stream
+        return SharedBatch(stream, len(rows), *pack_rows(rows))
 
     def _body(self, number: int, turn: int, pieces: Sequence[SharedBatch]) -> bytes:
         digests = self._digests[number]
@@ -211,46 +269,30 @@ class LoadNodes:
             )
             for part in pieces
         ]
-        origin_of_node = origin(self.first + number)
-        return wire.pack(wire.envelope(origin_of_node, batches, (), agent_version=__version__))
+        of_number = origin(self.load.first + number)
+        return wire.pack(wire.envelope(of_number, batches, (), agent_version=__version__))
+
+    def request(self, number: int, turn: int, body: bytes) -> Request:
+        """Return the request of one node, with its clock at this time."""
+        number += self.load.first
+        _, boot = sample_timestamps(turn)
+        # Correct clocks: a node with a clock offset costs more, as its timestamps are computed again.
+        sent = wire.SentAt(time.time_ns(), boot[-1], origin(number).boot_id).to_headers()
+        lines = {
+            "Host": "bench",
+            "Authorization": f"Bearer {token(node_name(number))}",
+            "Content-Type": wire.CONTENT_TYPE,
+            "Content-Length": str(len(body)),
+            **sent,
+        }
+        text = "".join(f"{key}: {value}\r\n" for key, value in lines.items())
+        return f"POST {_PATH} HTTP/1.1\r\n{text}\r\n".encode(), body
 
 
-def name(number: int) -> str:
-    """Return the name of a node."""
-    return f"bench-{number:05}"
-
-
-def token(number: int) -> str:
-    """Return the token of a node."""
-    return f"token-of-{name(number)}"
+def _has_gpus(schema: wire.WireSchema) -> bool:
+    return any(entity.key and entity.key[0].startswith(_GPU) for entity in schema.entities)
 
 
 def origin(number: int) -> frame.FrameOrigin:
     """Return the origin of the frames of a node."""
-    return frame.FrameOrigin(name(number), f"{number:016x}", f"boot-{number}")
-
-
-def head(number: int, turn: int, path: str, content_type: str, size: int) -> bytes:
-    """Return the request head of one node."""
-    _, boot = sample_timestamps(turn)
-    # Correct clocks: a node with a clock offset costs more, as its timestamps are computed again.
-    sent = wire.SentAt(time.time_ns(), boot[-1], origin(number).boot_id).to_headers()
-    lines = {
-        "Host": "bench",
-        "Authorization": f"Bearer {token(number)}",
-        "Content-Type": content_type,
-        "Content-Length": str(size),
-        **sent,
-    }
-    text = "".join(f"{key}: {value}\r\n" for key, value in lines.items())
-    return f"POST {path} HTTP/1.1\r\n{text}\r\n".encode()
-
-
-def save(streams: Sequence[SourceLoad], path: Path) -> None:
-    """Save the streams for the load generator."""
-    path.write_bytes(msgspec.msgpack.encode(streams))
-
-
-def load(path: Path) -> list[SourceLoad]:
-    """Load the saved streams."""
-    return msgspec.msgpack.decode(path.read_bytes(), type=list[SourceLoad])
+    return frame.FrameOrigin(node_name(number), f"{number:016x}", f"boot-{number}")

@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 import yaml
 
 from bench.harness import HOST, BenchError, ProcessStopwatch, ServerProcess, http_get
-from bench.http_requests import PostConnection, Request
+from bench.http_requests import Connection, Request
 from railscope_dashboards import build, promql
 from railscope_simulator.demo.process import free_port
 
@@ -66,7 +66,6 @@ def needed_metrics(chosen: Sequence[PanelQuery], *, rules: bool) -> frozenset[st
 
 
 PROMETHEUS = "prometheus"
-WRITE = "/api/v1/write"
 RULES_SECONDS = 15
 """Evaluation interval of rules, as in deploy/prometheus/prometheus.yml."""
 
@@ -140,13 +139,13 @@ class QueryDatabase:
 
     def write(self, requests: Iterable[Request]) -> None:
         """Write requests. Raises BenchError if the database rejects one."""
-        wire = PostConnection(self.port)
+        connection = Connection(self.port)
         for request in requests:
-            status, content = wire.post(request)
+            status, content = connection.exchange(request)
             if status // 100 != 2:  # noqa: PLR2004 - HTTP's success
                 message = f"a write failed: status {status}: {content[:300]!r}"
                 raise BenchError(message)
-        wire.close()
+        connection.close()
 
     def measure_query(self, panel_query: PanelQuery, span: QueryRange) -> QueryCost:
         """Run a query of a dashboard, with all values of its variables selected."""

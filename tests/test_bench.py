@@ -47,14 +47,12 @@ FIGURES = {
         "gpu_activity",
         "nvlink_signal",
     ),
-    "health": ("interpreter alone", "for a job, with an agent", "without an agent"),
+    "health": ("for a job, with an agent / an interpreter", "without an agent"),
     "otlp": ("kept objects / new objects", "kept objects / metrics endpoint", "gzip, in addition"),
-    "agent_fabric": (
-        "CPU per counter, agent / plain exporter, 4 per second",
+    "burst_sampling": (
         "share of a core, burst sampling of 8 NICs and GPUs at 10 Hz",
         "driver calls per NIC and fast tick",
         "driver calls per GPU and fast tick",
-        "agent resident, 3,000 files",
         "simulated hours / after a tenth",
     ),
     "collector": (
@@ -86,11 +84,12 @@ FIGURES = {
         "maximum age of readings, collector killed, send_to = 1",
         "maximum age of readings, collector killed, send_to = 2",
     ),
-    "replay": ("CPU of 1,000 samples, 1 s apart", "CPU of 1,000 samples, 10 s apart"),
-    "jobs": (
-        "refresh of the jobs / its period",
-        "160 GPUs, 20 jobs",
-        "a scrape",
+    "diagnosis": (
+        "processor time of 10 s, 20 nodes",
+        "processor time of 10 s per node, all / a tenth of them",
+        "memory per node",
+        "CPU of 1,000 samples, 1 s apart",
+        "CPU of 1,000 samples, 10 s apart",
     ),
     "audit": (
         "durable records, groups of 100",
@@ -107,7 +106,6 @@ FIGURES = {
         "CPU per event, 8 times as many / minimum",
         "CPU of a loop over samples, held time only / metering",
     ),
-    "tenants": ("CPU per GPU, all / a tenth of them",),
     "export": (
         "CPU of 100,000 rows in both forms",
         "memory added by the exports",
@@ -129,22 +127,20 @@ FIGURES = {
 }
 """Text in the output of each bench."""
 EXACT = {
-    "agent_fabric": "driver calls",
-    "tenants": "<= 0",
+    "burst_sampling": "driver calls",
     "dashboards": "rejects  ",
     "cardinality": "series of a node",
 }
 """Limits that hold after a quick run as well, by text in their lines."""
 SLOW = {
     "agent",
-    "agent_fabric",
+    "burst_sampling",
     "cardinality",
     "collector",
     "console",
     "dashboards",
     "failover",
     "scale",
-    "tenants",
 }
 """Left to `make thorough`: each takes more CPU time than all others together, or minutes in real time."""
 NEEDED = {

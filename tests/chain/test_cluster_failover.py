@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from railscope.timestamps import DAY_NS, SECOND_NS
-from railscope_simulator.failover.__main__ import FailoverError, FailoverRun
-from railscope_simulator.failover.comparisons import compare_records, compare_statements
-from railscope_simulator.failover.database_pair import DatabaseServerError, find_program
+from tests.failover.__main__ import FailoverError, FailoverRun
+from tests.failover.comparisons import compare_records, compare_statements
+from tests.failover.database_pair import DatabaseServerError, find_program
 
 NODES, SECONDS = 6, 60
 
@@ -29,7 +29,7 @@ def run(directory: Path, *options: str) -> list[str]:
         sys.executable,
         "-P",
         "-m",
-        "railscope_simulator.failover",
+        "tests.failover",
         "--directory",
         str(directory),
     ]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from railscope_simulator.failover.failures import COLLECTORS, HOST, FailureKind, Link, draw_failures
+from tests.failover.failures import COLLECTORS, HOST, FailureKind, Link, draw_failures
 
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]

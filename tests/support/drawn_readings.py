@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bench.drawn_cluster import DrawnCluster, DrawnFeed, Row
+from support.drawn_cluster import DrawnCluster, DrawnFeed, Row
+
 from railscope_collector.diagnosis.incidents import Incident
 
 SLOTS, ONSET = 84, 50
@@ -30,9 +31,7 @@ def run(feed: DrawnFeed, change: Change, slots: int) -> list[Incident]:
     for slot in range(feed.cluster.slot, slots):
         row = feed.cluster.draw()
         change(feed.cluster, row, slot - ONSET)
-        feed.put(slot, row)
-        feed.diagnosis.arrange()
-        feed.diagnosis.evaluate(slot)
+        feed.evaluate(slot, row)
     return [each for each in feed.diagnosis.tracker.incidents if each.severity != "info"]
 
 

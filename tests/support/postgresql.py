@@ -16,7 +16,7 @@ from urllib.parse import quote
 import psycopg
 import pytest
 
-from railscope_simulator.failover.database_pair import (
+from tests.failover.database_pair import (
     DatabaseServerError,
     find_program,
     server_identity,

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import pytest
 from support.cases import third_of
-
-from bench.drawn_cluster import (
+from support.drawn_cluster import (
     GPUS,
     RAILS,
     START_NS,
@@ -17,6 +16,7 @@ from bench.drawn_cluster import (
     gpu_uuid,
     node_name,
 )
+
 from railscope.timestamps import SECOND_NS
 from railscope.wire import WireEntity
 from railscope_collector.diagnosis.cluster_diagnosis import SLOT_SECONDS, ClusterDiagnosis
@@ -71,9 +71,7 @@ def diagnose(
             time_ns = START_NS + later[node] * SLOT_SECONDS * SECOND_NS
             drift.add(time_ns, node_name(node), settings[node])
     for slot in range(SLOTS):
-        feed.put(slot, cluster.draw())
-        feed.diagnosis.arrange()
-        feed.diagnosis.evaluate(slot)
+        feed.evaluate(slot, cluster.draw())
     return documents(feed.diagnosis)
 
 
@@ -258,9 +256,7 @@ def test_states_of_the_network_are_advice(name: str) -> None:
     for slot in range(slots):
         row = cluster.draw()
         effect(row)
-        feed.put(slot, row)
-        feed.diagnosis.arrange()
-        feed.diagnosis.evaluate(slot)
+        feed.evaluate(slot, row)
     advice = documents(feed.diagnosis)
     assert [each.incident_class for each in advice] == expected
     for each in advice:
@@ -285,9 +281,7 @@ def test_marks_that_become_rare_below_one_leaf_show_that_it_marks_late(
         if slot >= 40:
             row.nic["marked"][:4, 3] *= left
             row.nic["paused"][:, 3] = 0.003
-        feed.put(slot, row)
-        feed.diagnosis.arrange()
-        feed.diagnosis.evaluate(slot)
+        feed.evaluate(slot, row)
     advice = documents(feed.diagnosis)
     assert [each.incident_class for each in advice] == expected
     assert not any(each.ended for each in advice)

@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from support.drawn_cluster import DrawnCluster, Row
 from support.drawn_readings import NODES, classes_of, incidents_of
-
-from bench.drawn_cluster import DrawnCluster, Row
 
 
 def rails_of_two_speeds(_: DrawnCluster, row: Row, __: int) -> None:

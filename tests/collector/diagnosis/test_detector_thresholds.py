@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from support.drawn_cluster import DrawnCluster, Row
 from support.drawn_readings import SLOTS, classes_of, drawn_feed, run
 
-from bench.drawn_cluster import DrawnCluster, Row
 from railscope_collector import diagnosis
 from railscope_collector.config import CollectorSettings
 from railscope_collector.detector_thresholds import DetectorThresholds

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from support.drawn_cluster import DrawnCluster, DrawnFeed, Row
+from support.drawn_faults import hang
 from support.drawn_readings import ONSET, Change, drawn_feed, run
 
-from bench.drawn_cluster import DrawnCluster, DrawnFeed, Row
-from bench.drawn_faults import hang
 from railscope_collector.diagnosis.findings import EVENT, Cause, Finding, FindingEvidence
 from railscope_collector.diagnosis.incident_report import (
     IncidentDocument,

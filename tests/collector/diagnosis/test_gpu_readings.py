@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.drawn_cluster import START_NS, DrawnCluster, DrawnFeed, Row, gpu_uuid
+from support.drawn_faults import slow_gpu
 from support.drawn_readings import NODES, ONSET, classes_of, incidents_of
 
-from bench.drawn_cluster import START_NS, DrawnCluster, DrawnFeed, Row, gpu_uuid
-from bench.drawn_faults import slow_gpu
 from railscope.wire import WireEntity, WireEvent
 from railscope_collector.diagnosis.findings import SLOT_NS
 from railscope_collector.workloads.job_roster import JobKey

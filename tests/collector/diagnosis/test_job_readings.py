@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.drawn_cluster import START_NS, DrawnCluster, DrawnFeed, Row
+from support.drawn_faults import hang as hung_job
 from support.drawn_readings import NODES, ONSET, SLOTS, classes_of, drawn_feed, incidents_of, run
 
-from bench.drawn_cluster import START_NS, DrawnCluster, DrawnFeed, Row
-from bench.drawn_faults import hang as hung_job
 from railscope_collector.detector_thresholds import JobThresholds
 from railscope_collector.diagnosis.findings import SLOT_NS, JobState, JobWait
 from railscope_collector.diagnosis.job_detectors import are_alike
@@ -521,9 +521,7 @@ def test_a_job_remains_slow_although_its_slow_minutes_become_a_part_of_its_past(
         row = cluster.draw()
         if slot >= ONSET:
             cluster.slow_job(row, cluster.jobs[0], 0.84)
-        feed.put(slot, row)
-        feed.diagnosis.arrange()
-        feed.diagnosis.evaluate(slot)
+        feed.evaluate(slot, row)
     (incident,) = feed.diagnosis.tracker.incidents
     assert incident.class_name == "job_slowdown"
     assert not incident.ended_ns

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.drawn_cluster import RAILS, DrawnCluster, DrawnFeed, Row
 from support.drawn_readings import ONSET, classes_of, drawn_feed, run
 
-from bench.drawn_cluster import RAILS, DrawnCluster, DrawnFeed, Row
 from railscope.reading import Absent
 from railscope.wire import WireEntity, WireEvent
 from railscope_collector.diagnosis.incidents import Incident

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from support.drawn_cluster import RAILS, START_NS, DrawnCluster, DrawnFeed, Row
+from support.drawn_faults import slow_receiver
 from support.drawn_readings import NODES, ONSET, classes_of, drawn_feed, incidents_of, run
 
-from bench.drawn_cluster import RAILS, START_NS, DrawnCluster, DrawnFeed, Row
-from bench.drawn_faults import slow_receiver
 from railscope.wire import WireEntity
 from railscope_collector.diagnosis.findings import SLOT_NS
 from railscope_collector.diagnosis.quantities import DeviceKind
@@ -358,9 +358,7 @@ def test_both_nics_of_a_socket_that_pause_have_a_slow_host(count: int, cause: st
             cluster.slow_job(row, cluster.jobs[0], 0.7)
             row.nic["pausing"][1, :count] = 0.15
             row.nic["stall"][1, :count] = 0.3
-        feed.put(slot, row)
-        feed.diagnosis.arrange()
-        feed.diagnosis.evaluate(slot)
+        feed.evaluate(slot, row)
     assert {each.cause.kind for each in feed.diagnosis.tracker.incidents} == {cause}
 
 

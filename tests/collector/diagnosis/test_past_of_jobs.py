@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 import msgspec
 import numpy as np
 import pytest
+from support.drawn_cluster import DrawnCluster, DrawnFeed, Row, gpu_uuid
 from support.drawn_readings import NODES, ONSET, classes_of, drawn_feed, run
 
-from bench.drawn_cluster import DrawnCluster, DrawnFeed, Row, gpu_uuid
 from railscope_collector.detector_thresholds import DetectorThresholds
 from railscope_collector.diagnosis import saved_state
 from railscope_collector.diagnosis.baselines import GAP_MINUTES

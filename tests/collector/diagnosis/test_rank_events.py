@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 from hypothesis import given, strategies as st
+from support.drawn_cluster import START_NS, DrawnCluster, DrawnFeed, Row, gpu_uuid, node_name
+from support.drawn_faults import hang
 
-from bench.drawn_cluster import START_NS, DrawnCluster, DrawnFeed, Row, gpu_uuid, node_name
-from bench.drawn_faults import hang
 from railscope.timestamps import SECOND_NS
 from railscope.wire import WireEntity, WireEvent
 from railscope_collector.diagnosis.incidents import Incident

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from support.drawn_cluster import DrawnCluster, DrawnFeed, Row, gpu_uuid
+from support.drawn_faults import FAULTS
 
-from bench.drawn_cluster import DrawnCluster, DrawnFeed, Row, gpu_uuid
-from bench.drawn_faults import FAULTS
 from railscope_collector.diagnosis.incidents import Incident
 from railscope_collector.workloads.job_roster import JobKey
 

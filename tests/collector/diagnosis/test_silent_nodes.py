@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from support.drawn_cluster import GONE, START_NS, DrawnCluster, Row
+from support.drawn_faults import hang
 from support.drawn_readings import NODES, ONSET, classes_of, incidents_of
 
-from bench.drawn_cluster import GONE, START_NS, DrawnCluster, Row
-from bench.drawn_faults import hang
 from railscope.timestamps import SECOND_NS
 from railscope_collector.detector_thresholds import DetectorThresholds
 from railscope_collector.diagnosis.findings import SLOT_NS

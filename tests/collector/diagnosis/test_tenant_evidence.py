@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
+from support.drawn_cluster import DrawnCluster, Row, node_name
+from support.drawn_faults import hang
 from support.drawn_readings import ONSET, drawn_feed, run
 from support.incidents import NIC, incident
 
-from bench.drawn_cluster import DrawnCluster, Row, node_name
-from bench.drawn_faults import hang
 from railscope.catalog.incidents import ONSET as ONSET_METRIC
 from railscope.timestamps import SECOND_NS
 from railscope.wire import WireSchema

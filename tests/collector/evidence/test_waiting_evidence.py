@@ -34,7 +34,7 @@ from railscope_collector.evidence.waiting_evidence import WaitingEvidence, compa
 from railscope_collector.finalization.day_writes import MeteringStores
 from railscope_collector.framelog.state_manifest import StateFiles, accept_loss
 from railscope_collector.state.state_checkpointer import StateCheckpointer
-from railscope_simulator.failover.database_pair import DatabaseServer, server_identity
+from tests.failover.database_pair import DatabaseServer, server_identity
 
 MINUTE, QUARTER, HOUR = 60, 900, 3600
 

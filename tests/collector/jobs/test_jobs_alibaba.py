@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
+from support.alibaba_trace import jobs_of_trace, nic_evidence, read_trace, units_of_share
 from support.job_books import job_days, with_placeholders, write_jobs
 
-from bench import tenants
-from bench.tenants import units_of_share
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import FOREVER_NS
 from railscope_collector.jobs.job_metering import timeline_entries
@@ -51,7 +50,7 @@ def test_every_application_has_its_gpus_to_the_nanosecond(trace):
     for application, length, gpus, _ in straight(trace):
         expected[application] += gpus * length * GPU_CAPACITY
     found: Counter[str] = Counter()
-    listed = with_placeholders(tenants.jobs_of_trace(tenants.read_trace(trace)))
+    listed = with_placeholders(jobs_of_trace(read_trace(trace)))
     tiled: Counter[Tiling] = Counter()
     for day in job_days(listed):
         for entry in day.entries:
@@ -64,7 +63,7 @@ def test_every_application_has_its_gpus_to_the_nanosecond(trace):
 
 
 def test_the_ledger_of_some_of_its_gpus_equals_the_list(trace, tmp_path):
-    listed = with_placeholders(tenants.jobs_of_trace(tenants.read_trace(trace)))
+    listed = with_placeholders(jobs_of_trace(read_trace(trace)))
     gpus = {gpu for job in listed for gpu in job.gpus if int(gpu.address) % 40 == 1}
     some = [job for job in listed if gpus.issuperset(job.gpus)]
     ledger = Ledger.open(f"sqlite:///{tmp_path / 'ledger.sqlite'}", metadata)
@@ -83,7 +82,7 @@ def test_parts_of_nics_that_are_whole_units_are_exact_and_the_others_are_reporte
             inexact += 1
         else:
             expected[application] += GPU_CAPACITY * percent // 100 * length
-    metered, left = tenants.nic_evidence(tenants.read_trace(trace))
+    metered, left = nic_evidence(read_trace(trace))
     assert len(left) == inexact
     assert {one.nic for one in left} == {Fraction(1, 100), Fraction(51, 100)}
     found: Counter[str] = Counter()
@@ -95,7 +94,7 @@ def test_parts_of_nics_that_are_whole_units_are_exact_and_the_others_are_reporte
 
 
 def test_no_part_of_a_nic_is_given_twice(trace):
-    metered, _ = tenants.nic_evidence(tenants.read_trace(trace))
+    metered, _ = nic_evidence(read_trace(trace))
     for nic_percent in islice(metered, 200):
         claims = sorted(nic_percent.claims, key=lambda claim: (claim.compute, claim.start_ns))
         for _, own in groupby(claims, key=lambda claim: claim.compute):

@@ -1,8 +1,7 @@
-"""A cluster with readings that are drawn from distributions, with faults that change them: input for the diagnosis.
+"""Readings of a cluster at the input of the detectors, drawn around the levels of healthy nodes.
 
-It shares nothing with `simulator/railscope_simulator/cluster`: no queue is computed, and every fault changes the readings of its cause and
-of its victims as published cases and driver documentation describe them. So it is quick enough for thousands of
-node-hours, and a second opinion beside the physical model.
+Nothing is simulated: no reading follows from another one. A test sets the readings of a fault, at its cause and at its victims,
+as published cases and driver documentation describe them. `railscope_simulator.cluster` computes both from one model.
 """
 
 from __future__ import annotations
@@ -52,8 +51,6 @@ class DrawnJob:
     rate: float
     activity: float
     kind: str = "training"
-    hangs: bool = field(default=False, kw_only=True)
-    """True in a collective that does not end, so that no other phase begins."""
 
 
 @dataclass(slots=True)
@@ -112,11 +109,6 @@ class DrawnCluster:
     def job_of(self, node: int) -> DrawnJob | None:
         """Return the job of a node."""
         return next((job for job in self.jobs if node in job.nodes), None)
-
-    def used_rails(self, node: int) -> list[int]:
-        """Return the rails on which the job of a node exchanges data."""
-        del node
-        return list(range(RAILS))
 
     def noise(self, share: float, shape: tuple[int, ...]) -> Floats:
         """Return factors with this share of log-normal noise."""
@@ -188,11 +180,11 @@ class DrawnCluster:
             if self.slot >= until:
                 phase = self._next_phase(job, self.slot - until)
             self._apply_phase(row, job, phase)
-        if self.slot >= self._marked_until and self.rng.random() < 0.005:  # noqa: PLR2004 - about one in half an hour
+        if self.slot >= self._marked_until and self.rng.random() < 0.005:
             self._marked_until, self._marked_factor = self.slot + 30, float(self.rng.uniform(5, 30))
         if self.slot < self._marked_until:
             row.nic["marked"] *= self._marked_factor
-        spikes = self.rng.random((self.nodes, RAILS)) < 2e-4  # noqa: PLR2004 - rare
+        spikes = self.rng.random((self.nodes, RAILS)) < 2e-4
         row.nic["paused_frames"][spikes] += self.rng.uniform(200, 3000)
 
     def _next_phase(self, job: DrawnJob, quiet_slots: int) -> str:
@@ -238,7 +230,7 @@ class DrawnCluster:
         for name in ("nvlink", "tensor"):
             row.gpu[name][job.nodes] *= speed
         kept_values = {name: row.gpu[name][busy] for name in ("activity", "power")} if busy else {}
-        waits = row.gpu["utilization"][job.nodes] > 0.5  # noqa: PLR2004 - an idle phase stays idle
+        waits = row.gpu["utilization"][job.nodes] > 0.5
         for name, spin in (("activity", SPIN_ACTIVITY), ("power", SPIN_WATTS)):
             values = row.gpu[name][job.nodes]
             row.gpu[name][job.nodes] = np.where(waits, spin + (values - spin) * speed, values)
@@ -282,9 +274,15 @@ class DrawnFeed:
                     event = WireEvent("claim_start", 0, entity, START_NS, 0, facts)
                     self.diagnosis.claims.add(NodeEvent(START_NS, node_name(number), event))
 
+    def evaluate(self, slot: int, row: Row) -> None:
+        """Store the readings of a slot, and evaluate it."""
+        self.put(slot, row)
+        self.diagnosis.arrange()
+        self.diagnosis.evaluate(slot)
+
     def put(self, slot: int, row: Row) -> None:
         """Store the readings of a slot."""
-        lost = self.cluster.rng.random(self.cluster.nodes) < 0.01  # noqa: PLR2004 - one sample of a hundred
+        lost = self.cluster.rng.random(self.cluster.nodes) < 0.01
         here = [n not in row.stale_nodes and not lost[n] for n in range(self.cluster.nodes)]
         present: Floats = np.array(here)
         for number in np.flatnonzero(present).tolist():

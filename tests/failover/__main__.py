@@ -1,4 +1,4 @@
-"""`python -m railscope_simulator.failover`: collectors, links and a database server fail; nothing recorded may differ.
+"""`python -m tests.failover`: collectors, links and a database server fail; nothing recorded may differ.
 
 Links between agents, collectors and database are cut and delayed, collectors killed and suspended, the standby promoted.
 Then ledger, closed period and audit logs are compared with those of one collector that received everything.
@@ -32,10 +32,10 @@ from railscope_collector.evidence.evidence_tables import review_decisions
 from railscope_collector.ledger import leases, ledger_store
 from railscope_collector.tables import metadata
 from railscope_simulator.demo import process
-from railscope_simulator.failover import cluster_files, comparisons, failures
-from railscope_simulator.failover.database_pair import DatabasePair, running_pair
-from railscope_simulator.failover.failures import COLLECTORS, FailureKind
 from railscope_simulator.spec import SimulatorError
+from tests.failover import cluster_files, comparisons, failures
+from tests.failover.database_pair import DatabasePair, running_pair
+from tests.failover.failures import COLLECTORS, FailureKind
 
 GPUS_PER_NODE = 8
 DAYS_BEFORE = 5
@@ -51,7 +51,7 @@ _ROUND_QUERY = f"%{review_decisions.name}.recorded_ns >%"
 _LIMIT_SECONDS = 120.0
 """Maximum wait after the end of a step for what must follow from it."""
 _MAX_RESPONSE_BYTES = 16 << 20
-_CHILD = "railscope_simulator.failover.child"
+_CHILD = "tests.failover.child"
 
 
 class FailoverError(SimulatorError, RuntimeError):

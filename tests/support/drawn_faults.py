@@ -6,16 +6,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from support.drawn_cluster import (
+    FULL_STOP_FRAMES,
+    GONE,
+    GPUS,
+    RAILS,
+    TIMEOUT,
+    DrawnCluster,
+    Effect,
+    Row,
+    node_name,
+)
 
-from bench import drawn_cluster
-from bench.drawn_cluster import GONE, GPUS, RAILS, TIMEOUT, DrawnCluster, Effect, Row
-from bench.shaped_cluster import ShapedJob
 from railscope.wire import WireEntity, WireEvent
+from railscope_collector.diagnosis.devices import ClusterDevices
+from railscope_collector.diagnosis.incidents import Incident
 
 
 @dataclass(slots=True)
 class DrawnFault:
-    """A fault: class, cause by kind and place, effect, and a form for which recall is reported."""
+    """A fault: class, cause by kind and place, and effect."""
 
     incident_class: str
     kind: str
@@ -23,11 +33,21 @@ class DrawnFault:
     index: int
     effect: Effect
     job: str = ""
-    form: str = ""
-    lacks_evidence: Callable[[], bool] = lambda: False
-    """True while its effect shows nothing, or only what is normal in another phase of its job."""
-    hidden_seconds: int = 0
-    """Seconds since its onset in which it lacked evidence."""
+
+    def is_cause(self, incident: Incident, devices: ClusterDevices) -> bool:
+        """True if an incident has the cause of this fault."""
+        cause = incident.cause
+        if cause.kind != self.kind:
+            return False
+        if cause.kind in {"nic", "gpu"}:
+            device = (devices.nics if cause.kind == "nic" else devices.gpus)[cause.position]
+            index = device.rail if cause.kind == "nic" else device.index
+            return (device.node, index) == (node_name(self.node), str(self.index))
+        if cause.kind == "leaf":
+            return cause.name.endswith(f"-{self.index}")
+        if cause.job is not None:
+            return cause.job.workload == self.job
+        return cause.kind in {"storage", "rack"} or cause.name == node_name(self.node)
 
 
 def _log_uniform(cluster: DrawnCluster, low: float, high: float) -> float:
@@ -35,10 +55,8 @@ def _log_uniform(cluster: DrawnCluster, low: float, high: float) -> float:
 
 
 def _place(cluster: DrawnCluster) -> tuple[int, int]:
-    """Return a node of the first job, and the index of a device on a rail that the node uses: others show nothing."""
-    node = int(cluster.rng.choice(cluster.jobs[0].nodes))
-    rails = cluster.used_rails(node)
-    return node, rails[int(cluster.rng.integers(len(rails)))]
+    """Return a node of the first job, and the index of one of its devices."""
+    return int(cluster.rng.choice(cluster.jobs[0].nodes)), int(cluster.rng.integers(RAILS))
 
 
 def _leaf(cluster: DrawnCluster, node: int) -> slice:
@@ -62,7 +80,7 @@ def slow_receiver(cluster: DrawnCluster, name: str = "slow_receiver") -> DrawnFa
     node, rail = _place(cluster)
     share, speed = _log_uniform(cluster, 0.008, 0.35), float(cluster.rng.uniform(0.35, 0.85))
     marked, stall = _log_uniform(cluster, 0.005, 0.1), float(cluster.rng.uniform(0.28, 0.8))
-    narrow = bool(cluster.rng.random() < 0.5)  # noqa: PLR2004 - half of them
+    narrow = bool(cluster.rng.random() < 0.5)
     discards = _log_uniform(cluster, 1, 200)
     socket = slice(rail // 4 * 4, rail // 4 * 4 + 4)
 
@@ -92,7 +110,7 @@ def storm(cluster: DrawnCluster) -> DrawnFault:
     def effect(drawn: DrawnCluster, row: Row, _: int) -> None:
         drawn.slow_job(row, drawn.job_of(node), speed)
         row.nic["pausing"][node, rail] = share
-        row.nic["pausing_frames"][node, rail] = share * drawn_cluster.FULL_STOP_FRAMES
+        row.nic["pausing_frames"][node, rail] = share * FULL_STOP_FRAMES
         row.nic["receive"][node, rail] *= 0.001
         _pause_victims(drawn, row, node, rail, 0.4)
 
@@ -107,7 +125,7 @@ def incast(cluster: DrawnCluster) -> DrawnFault:
 
     def effect(drawn: DrawnCluster, row: Row, _: int) -> None:
         drawn.slow_job(row, drawn.job_of(node), speed)
-        if row.nic["send"][node, rail] > 0.02:  # noqa: PLR2004 - only while the job exchanges
+        if row.nic["send"][node, rail] > 0.02:
             row.nic["receive"][node, rail] = level
             row.nic["marked"][node, rail] = marked
             _pause_victims(drawn, row, node, rail, 0.05)
@@ -123,7 +141,7 @@ def leaf_settings(cluster: DrawnCluster, name: str) -> DrawnFault:
     timeouts = float(cluster.rng.uniform(0.1, 2))
 
     def effect(drawn: DrawnCluster, row: Row, _: int) -> None:
-        busy = row.nic["send"][members] > 0.01  # noqa: PLR2004 - idle NICs see nothing
+        busy = row.nic["send"][members] > 0.01
         if name == "ecn_inactive":
             row.nic["marked"][members] = 0.0
             row.nic["paused_frames"][members] = frames * drawn.noise(0.3, busy.shape) * busy
@@ -132,7 +150,7 @@ def leaf_settings(cluster: DrawnCluster, name: str) -> DrawnFault:
                 row.nic[pause][members] = 0.0
             row.nic["marked"][members] *= 20
             row.nic["order"][members] = order * busy
-            row.nic["timeouts"][members] = timeouts * busy * (drawn.rng.random(busy.shape) < 0.3)  # noqa: PLR2004 - samples with a timeout
+            row.nic["timeouts"][members] = timeouts * busy * (drawn.rng.random(busy.shape) < 0.3)
         else:
             row.nic["naks"][members] = row.nic["order"][members] = order * busy
 
@@ -145,7 +163,7 @@ def congestion_control(cluster: DrawnCluster, name: str) -> DrawnFault:
     share, naks = float(cluster.rng.uniform(0.3, 1)), _log_uniform(cluster, 1, 50)
 
     def effect(drawn: DrawnCluster, row: Row, _: int) -> None:
-        busy = row.nic["send"][node] > 0.01  # noqa: PLR2004 - idle NICs see nothing
+        busy = row.nic["send"][node] > 0.01
         if name == "cnp_ignored":
             row.nic["ignores"][node] = drawn.rng.uniform(50, 2000, RAILS) * busy
             row.nic["reacts"][node] = 0.0
@@ -163,7 +181,7 @@ def transceiver(cluster: DrawnCluster) -> DrawnFault:
 
     def effect(_: DrawnCluster, row: Row, __: int) -> None:
         row.nic["bit_errors"][node, rail] = errors
-        if errors > 5e-5:  # noqa: PLR2004 - beyond the budget of the FEC
+        if errors > 5e-5:
             row.nic["uncorrected"][node, rail], row.nic["order"][node, rail] = lost, lost / 2
 
     return DrawnFault("transceiver_degraded", "nic", node, rail, effect)
@@ -266,33 +284,15 @@ def storage(cluster: DrawnCluster) -> DrawnFault:
 
 
 def slow_input(cluster: DrawnCluster) -> DrawnFault:
-    """A data loader that is too slow: two pauses with work between them may be checkpoints, and an evaluation has others."""
+    """A data loader that is too slow."""
     job = cluster.jobs[0]
     use, speed = float(cluster.rng.uniform(0.3, 0.7)), float(cluster.rng.uniform(0.2, 0.65))
 
     def effect(drawn: DrawnCluster, row: Row, _: int) -> None:
-        if isinstance(job, ShapedJob):  # moments of utilization show the gap of a step, or do not
-            job.starved_share = 1 / speed - 1
-            return
         row.gpu["utilization"][job.nodes] *= use
         drawn.slow_job(row, job, speed)
 
-    fault = DrawnFault("dataloader_stall", "job", 0, 0, effect, job.name)
-    if isinstance(job, ShapedJob):
-        fault.lacks_evidence = lambda: job.starved_steps <= EVIDENT_STEPS
-        fault.form = "jobs like services" if _is_like_service(job) else "jobs unlike services"
-    return fault
-
-
-EVIDENT_STEPS = 3
-MAX_SERVICE_SEND, MIN_SERVICE_GAP = 0.1, 0.05
-
-
-def _is_like_service(job: ShapedJob) -> bool:
-    """True if the ranks of a job always have gaps, and its nodes exchange little, as replicas of a service that has requests."""
-    shares = job.nic_shares[job.nic_shares > 0]
-    sent = job.rate * job.exchange_share * float(shares.mean()) if shares.size else 0.0
-    return job.gap_share > MIN_SERVICE_GAP and sent < MAX_SERVICE_SEND
+    return DrawnFault("dataloader_stall", "job", 0, 0, effect, job.name)
 
 
 def hang(cluster: DrawnCluster) -> DrawnFault:
@@ -300,7 +300,6 @@ def hang(cluster: DrawnCluster) -> DrawnFault:
     job = cluster.jobs[0]
 
     def effect(_: DrawnCluster, row: Row, __: int) -> None:
-        job.hangs = True
         shape = (len(job.nodes), GPUS)
         for name, value in (
             ("utilization", 1.0),

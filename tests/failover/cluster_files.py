@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from railscope_collector.access.credentials import digest_token
-from railscope_simulator.failover.database_pair import USER, DatabasePair
-from railscope_simulator.failover.failures import COLLECTORS, HOST, Link
+from tests.failover.database_pair import USER, DatabasePair
+from tests.failover.failures import COLLECTORS, HOST, Link
 
 REFERENCE = "reference"
 QUIET_SECONDS = 10

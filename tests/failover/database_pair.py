@@ -107,7 +107,7 @@ class DatabaseServer:
 
     def execute_program(self, name: str, *arguments: str) -> None:
         """Run a program of PostgreSQL to its end. Raises DatabaseServerError."""
-        made = subprocess.run(  # noqa: S603 - a program of PostgreSQL
+        made = subprocess.run(
             [find_program(name), *arguments],
             capture_output=True,
             text=True,
@@ -130,7 +130,7 @@ class DatabaseServer:
             command += ["-c", f"{name}={value}"]
         log = self.directory / "log"
         with log.open("ab") as output:
-            self._process = subprocess.Popen(  # noqa: S603 - the server
+            self._process = subprocess.Popen(
                 command,
                 stdout=output,
                 stderr=output,

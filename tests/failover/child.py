@@ -1,4 +1,4 @@
-"""`python -m railscope_simulator.failover.child PARENT SHIFT_NS collector CONFIG`, or `... nodes CONFIG SCENARIO DIRECTORY`.
+"""`python -m tests.failover.child PARENT SHIFT_NS collector CONFIG`, or `... nodes CONFIG SCENARIO DIRECTORY`.
 
 A collector, or the agents of a simulated cluster, with a shifted wall clock: a UTC day ends within minutes.
 `... witness CONFIG NODE DIRECTORY` is the witness of one agent for the audit logs of all collectors.

@@ -112,7 +112,7 @@ class Link:
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
-        assert task is not None  # noqa: S101 - asyncio runs it as a task
+        assert task is not None
         self._connections.add(task)
         try:
             with contextlib.suppress(OSError, asyncio.CancelledError):
