@@ -181,7 +181,7 @@ lock: $(VENV)/.ready-to-test
 
 clean:
 	rm -rf $(VENV) $(VALIDATOR) $(HELM) dist .dist.* site .mypy_cache .ruff_cache .pytest_cache .hypothesis \
-	  .import_linter_cache .grimp_cache .demo
+	  .import_linter_cache .grimp_cache .demo .cluster
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.ready-to-run: pyproject.toml

@@ -96,6 +96,9 @@ def main(  # noqa: PLR0913 - flags
         return
     queries = () if only_rules else query_database.panel_queries()
     chosen = [q for q in queries if not names or q.dashboard in names]
+    if unknown := set(names) - {q.dashboard for q in chosen}:
+        message = f"unknown dashboards: {', '.join(sorted(unknown))}: expected names of files in dashboards/generated"
+        raise click.BadParameter(message)
     needed = query_database.needed_metrics(chosen, rules=not names)
     cluster = cluster_scrapes.cluster_scrapes_of(size.nodes, size.loop_scrapes, size.faults, needed)
     if chosen:

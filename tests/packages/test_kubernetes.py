@@ -24,7 +24,7 @@ from support.secret_server import SecretServer, run_secret_server
 import railscope_agent.config
 import railscope_collector.config
 from railscope import __version__, settings
-from railscope_collector.access.credentials import Role, digest_token
+from railscope_collector.access.credentials import Credentials, Role, digest_token
 from railscope_collector.access.tokens_format import parse_credentials
 from railscope_collector.access.trial_access import TrialAccess
 
@@ -389,7 +389,9 @@ def test_an_agent_of_a_trial_is_admitted_for_its_node(trial: Objects, tmp_path: 
     (tmp_path / "token").write_text(secret(trial, "railscope-trial", "token"))
     access = TrialAccess.from_file(str(tmp_path / "token"), tmp_path)
     assert access
-    result = access.authenticate([f"Bearer {environment['RAILSCOPE_AGENT_COLLECTOR__TOKEN']}"])
+    result = access.authenticate(
+        [f"Bearer {environment['RAILSCOPE_AGENT_COLLECTOR__TOKEN']}"], Credentials()
+    )
     assert result.credential
     assert result.credential.label == "node/gpu-001"
     variables = {n: v for n, v in environment.items() if n.startswith("RAILSCOPE_AGENT_")}

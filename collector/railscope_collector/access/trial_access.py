@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import structlog
@@ -21,18 +22,21 @@ MAX_NODES = 20
 """A rack or two. Operators of more nodes have the means to create a token for each."""
 END = "fix: create a token for each node, and remove trial_token_file (docs/access.md#trial)"
 BANNER = f"Trial: all agents share one token, and each can report as any node of the trial; {END}"
-OUTSIDE, UNNAMED, UNSTORED = (
+OUTSIDE, OWN_TOKEN, UNNAMED, UNSTORED = (
     "node outside the trial",
+    "node with a token of its own",
     "no node name",
     "node of the trial not stored",
 )
 PROBLEMS: Mapping[str, str] = {
     OUTSIDE: f"node rejected: expected one of the first {MAX_NODES} nodes of the trial; {END}",
+    OWN_TOKEN: "node rejected: expected its own token, as in the tokens file of the collector",
     UNNAMED: f"invalid token of the trial: expected TOKEN/NODE with a node name of at most {wire.MAX_NAME} characters",
     UNSTORED: "node rejected: cannot store its name; fix: read trial_nodes_write_failed in the log of the collector",
 }
 """Texts for the agent, by the reason of a failed authentication."""
 _FILE = "trial_nodes"
+_Names = Annotated[list[wire.Name], msgspec.Meta(max_length=MAX_NODES)]
 _TOKEN = re.compile(r"[A-Za-z0-9._~+=-]{32,256}")
 
 log = structlog.get_logger(__name__)
@@ -63,26 +67,47 @@ class TrialAccess:
 
     def open(self) -> None:
         """Read the bound nodes. Blocking; raises SettingsError for a damaged file, and OSError."""
-        try:
-            if self.path.exists():
-                self.nodes = msgspec.json.decode(self.path.read_bytes(), type=list[str])
-        except msgspec.MsgspecError as error:
-            message = f"damaged {self.path}: {error}; fix: remove it, and nodes are bound again"
-            raise settings.SettingsError(message) from error
+        self.nodes = self.read_nodes()
         log.warning("trial_started", nodes=len(self.nodes), max_nodes=MAX_NODES)
 
-    def authenticate(self, authorization: Sequence[str]) -> authentication.AuthenticationResult:
+    def read_nodes(self) -> list[str]:
+        """Return the stored names. Blocking; raises SettingsError for a damaged file, and OSError."""
+        if not self.path.exists():
+            return []
+        try:
+            nodes = msgspec.json.decode(self.path.read_bytes(), type=_Names)
+        except msgspec.MsgspecError as error:
+            problem = str(error)
+        else:
+            if len(set(nodes)) == len(nodes) and all(map(credentials.is_name, nodes)):
+                return nodes
+            problem = "expected different names of nodes"
+        fix = "delete it; nodes are bound again when they report"
+        message = f"damaged {self.path}: {problem}; fix: {fix}"
+        raise settings.SettingsError(message)
+
+    def authenticate(
+        self, authorization: Sequence[str], others: credentials.Credentials
+    ) -> authentication.AuthenticationResult:
         """Authenticate an agent by its Authorization header, and bind its node.
 
-        Binding waits for the disk, at most MAX_NODES times in the life of a state directory.
+        The token replaces no credential in `others`, those of the tokens file: a node that has one there is not
+        bound, and one that was bound before keeps to the lowest authority that the file gives it. Binding waits
+        for the disk, once for each node that can be stored.
         """
         token, _, node = authentication.bearer_token(authorization).partition("/")
         if credentials.digest_token(token) != self.key.value:
             return authentication.AuthenticationResult(None, authentication.UNKNOWN_TOKEN)
         if not credentials.is_name(node) or len(node) > wire.MAX_NAME:
             return authentication.AuthenticationResult(None, UNNAMED, self.key)
-        holder = credentials.Credential(node, credentials.Role.NODE)
-        if node not in self.nodes and (reason := self._bind(node)):
+        own = [
+            entry.credential.max_authority
+            for entry in others.entries.values()
+            if (entry.credential.role, entry.credential.name) == (credentials.Role.NODE, node)
+        ]
+        authority = min(own, default=credentials.MAX_AUTHORITY)
+        holder = credentials.Credential(node, credentials.Role.NODE, max_authority=authority)
+        if node not in self.nodes and (reason := OWN_TOKEN if own else self._bind(node)):
             return authentication.AuthenticationResult(None, reason, self.key, holder)
         return authentication.AuthenticationResult(holder, "", self.key)
 

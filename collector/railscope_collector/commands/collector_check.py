@@ -158,7 +158,13 @@ def _check_tokens(path: Path) -> str:
 
 def _check_trial(settings: CollectorSettings, directory: Path) -> str:
     trial = trial_access.TrialAccess.from_file(settings.trial_token_file, directory)
-    return trial_access.BANNER if trial else "off: each node has its own token"
+    if trial is None:
+        return "off: each node has its own token"
+    entries = tokens_format.load_credentials(Path(settings.tokens_file)).entries
+    if holder := entries.get(trial.key):
+        message = f"trial_token_file has the token of {holder.credential.label}, which all agents would have; fix: another token"
+        raise SettingsError(message)
+    return f"{trial_access.BANNER}; bound: {len(trial.read_nodes())} of {trial_access.MAX_NODES}"
 
 
 def _check_inventory(

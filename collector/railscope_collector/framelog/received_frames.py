@@ -145,9 +145,6 @@ class ReceivedRun(msgspec.Struct):
         return sum(len(ranges.starts) for ranges in self.run_streams.values())
 
 
-_NO_RUNS: dict[str, ReceivedRun] = {}
-
-
 class ReceivedFrames(msgspec.Struct):
     """All received sequences, by node and run, with running totals for each node."""
 

@@ -127,7 +127,7 @@ class RequestAuthorizer:
             self.sessions.find(session_cookie.find_value(request)) if is_read else None,
         )
         if self.trial and result.reason == authentication.UNKNOWN_TOKEN:
-            return self.trial.authenticate(authorization)
+            return self.trial.authenticate(authorization, self.credentials())
         if self.allow_anonymous_read and result.reason == authentication.NO_CREDENTIAL:
             return authentication.AuthenticationResult(access.ANYONE)
         return result

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_address
-
 from aiohttp import web
+
+from railscope.listen_address import is_loopback
 
 SECURE_COOKIE, LOOPBACK_COOKIE = "__Host-railscope", "railscope"
 _FORWARDED = ("Forwarded", "Via", "X-Forwarded-For", "X-Forwarded-Proto", "X-Real-IP")
@@ -17,16 +17,9 @@ def choose_name(request: web.Request) -> str:
     """
     if request.secure:
         return SECURE_COOKIE
-    is_local = _is_loopback(request.remote or "") and _is_loopback(request.url.host or "")
+    is_local = is_loopback(request.remote or "") and is_loopback(request.url.host or "")
     is_forwarded = any(name in request.headers for name in _FORWARDED)
     return LOOPBACK_COOKIE if is_local and not is_forwarded else ""
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def find_value(request: web.Request) -> str:

@@ -15,10 +15,18 @@ from support.audit import verified_records
 from railscope.settings import SettingsError
 from railscope.wire import MAX_NAME
 from railscope_collector.access.authentication import UNKNOWN_TOKEN
-from railscope_collector.access.credentials import digest_token
+from railscope_collector.access.credentials import (
+    Credential,
+    CredentialEntry,
+    CredentialKey,
+    Credentials,
+    Role,
+    digest_token,
+)
 from railscope_collector.access.trial_access import (
     MAX_NODES,
     OUTSIDE,
+    OWN_TOKEN,
     UNNAMED,
     UNSTORED,
     TrialAccess,
@@ -87,10 +95,10 @@ async def test_twenty_nodes_report_and_another_one_is_denied_also_after_a_restar
 
 async def test_the_token_reads_nothing_and_reports_for_the_named_node_only(tmp_path: Path):
     async with run_collector(trial_settings(tmp_path)) as one:
-        assert (await send(one, "n2", f"{TOKEN}/n3"))[0] == 403
+        assert (await send(one, "n2", f"{TOKEN}/gpu-003"))[0] == 403
         for path in ("/metrics", "/api/v1/nodes", "/api/v1/account", "/api/v1/audit"):
-            assert (await one.get(path, f"{TOKEN}/n3"))[0] == 403
-        for token in (TOKEN, f"{TOKEN}/", f"{TOKEN}x/n3", f"/{TOKEN}"):
+            assert (await one.get(path, f"{TOKEN}/gpu-003"))[0] == 403
+        for token in (TOKEN, f"{TOKEN}/", f"{TOKEN}x/gpu-003", f"/{TOKEN}"):
             assert (await one.get("/api/v1/nodes", token))[0] == 401
 
 
@@ -105,7 +113,7 @@ async def test_a_tenant_reads_its_own_data_only_during_a_trial(tmp_path: Path):
 @pytest.mark.parametrize("name", ["", " ", "a\nb", "e\u0301", "\udcff", "n" * (MAX_NAME + 1)])
 def test_an_invalid_name_is_not_bound(tmp_path: Path, name: str):
     trial = opened(tmp_path)
-    assert trial.authenticate([f"Bearer {TOKEN}/{name}"]).reason == UNNAMED
+    assert trial.authenticate([f"Bearer {TOKEN}/{name}"], Credentials()).reason == UNNAMED
     assert trial.nodes == []
 
 
@@ -115,7 +123,7 @@ def test_an_invalid_name_is_not_bound(tmp_path: Path, name: str):
 )  # fmt: skip
 def test_another_token_binds_no_node(tmp_path: Path, headers: list[str]):
     trial = opened(tmp_path)
-    assert trial.authenticate(headers).reason == UNKNOWN_TOKEN
+    assert trial.authenticate(headers, Credentials()).reason == UNKNOWN_TOKEN
     assert trial.nodes == []
 
 
@@ -123,22 +131,40 @@ def test_a_name_that_cannot_be_stored_is_not_bound(tmp_path: Path):
     trial = opened(tmp_path)
     trial.path = tmp_path / "absent/trial_nodes"
     with capture_logs() as logs:
-        assert trial.authenticate([f"Bearer {TOKEN}/n1"]).reason == UNSTORED
+        assert trial.authenticate([f"Bearer {TOKEN}/n1"], Credentials()).reason == UNSTORED
     assert logs[0]["event"] == "trial_nodes_write_failed"
     assert trial.nodes == []
 
 
 def test_the_names_are_stored(tmp_path: Path):
-    result = opened(tmp_path).authenticate([f"bearer {TOKEN}/gpu-001"])
+    result = opened(tmp_path).authenticate([f"bearer {TOKEN}/gpu-001"], Credentials())
     assert result.credential
     assert result.credential.label == "node/gpu-001"
     assert msgspec.json.decode((tmp_path / "trial_nodes").read_bytes()) == ["gpu-001"]
     assert opened(tmp_path).nodes == ["gpu-001"]
 
 
-def test_damaged_names_stop_the_start(tmp_path: Path):
-    (tmp_path / "trial_nodes").write_text("{")
-    with pytest.raises(SettingsError, match=r"damaged .*trial_nodes: .*; fix: remove it"):
+def test_a_node_with_a_token_of_its_own_is_not_bound_and_keeps_its_authority(tmp_path: Path):
+    key = CredentialKey("token", digest_token("own"))
+    limited = Credentials({key: CredentialEntry(Credential("n1", Role.NODE, max_authority=1))})
+    trial = opened(tmp_path)
+    assert trial.authenticate([f"Bearer {TOKEN}/n1"], limited).reason == OWN_TOKEN
+    assert trial.nodes == []
+    bound = trial.authenticate([f"Bearer {TOKEN}/n1"], Credentials()).credential
+    assert bound
+    assert bound.max_authority == 3
+    later = trial.authenticate([f"Bearer {TOKEN}/n1"], limited).credential
+    assert later
+    assert later.max_authority == 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["{", "[1]", '["a","a"]', '[" "]', msgspec.json.encode([*NODES, "one-more"]).decode()],
+)
+def test_damaged_names_stop_the_start(tmp_path: Path, content: str):
+    (tmp_path / "trial_nodes").write_text(content)
+    with pytest.raises(SettingsError, match=r"damaged .*trial_nodes: .*; fix: delete it"):
         opened(tmp_path)
 
 
