@@ -23,7 +23,7 @@ from railscope_collector.switches.switch_polling import SwitchPolling
 from railscope_collector.switches.switch_reading import SwitchReadError, SwitchReading
 
 ROOT = Path(__file__).parents[3]
-VENDORED = ROOT / "collector" / "switches" / "vendor"
+VENDORED = ROOT / "collector/railscope_collector/switches/vendor"
 
 
 def configured(file: Path, timeout_seconds: float = 2.0) -> switch_settings.ConfiguredSwitch:
