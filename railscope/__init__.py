@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 
 class RailscopeError(Exception):
