@@ -160,6 +160,7 @@ packages: $(VENV)/.ready-to-test
 	$(PY) deploy/packages/build.py --to dist
 
 release: $(VENV)/.ready-to-test
+	@$(PY) tests/setup_helm.py $(HELM)
 	@for package in rpm lintian rpmlint mmdebstrap; do tests/setup_servers.sh $$package; done
 	$(PY) deploy/packages/release.py --to dist $(if $(DRY_RUN),--dry-run) "$(VERSION)"
 

@@ -118,6 +118,8 @@ def check_equal(first: dict[str, str], second: dict[str, str]) -> None:
 
 def run_tests(tree: Path, built: Path, epoch: str) -> None:
     """Run the tests of the packages on what was built. Raises ClickException."""
+    if (helm := ROOT / ".helm").exists():  # git ignores it, so the working tree lacks it
+        (tree / ".helm").symlink_to(helm)
     command = [sys.executable, "-P", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *TESTS]
     environment = {
         "PYTHONPATH": import_path(tree),
