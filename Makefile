@@ -52,7 +52,7 @@ cluster: $(VENV)/.ready-to-test
 # The preparations wait for downloads and use one processor each.
 test:
 	@$(MAKE) --jobs 3 --output-sync=recurse check servers validator
-	$(PY) -m pytest -n $(WORKERS) --dist worksteal
+	$(PY) -m pytest -n $(WORKERS) --dist worksteal --durations 40
 
 # Something of every package; no real servers, no simulated hours. About half a minute on two cores.
 QUICK_AGENT := collector_link gpu_failures hang_guard kernel_stream lldp nic_burst nic_settings nvlink \

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from functools import cache
 
 from support.drawn_cluster import DrawnCluster, DrawnFeed, Row
 
@@ -26,6 +28,18 @@ def drawn_feed(
     return DrawnFeed(cluster, slots)
 
 
+@cache
+def _healthy(pods: int, job_nodes: int, slots: int) -> DrawnFeed:
+    feed = drawn_feed(pods, job_nodes, slots=slots)
+    run(feed, lambda _cluster, _row, _since: None, ONSET)
+    return feed
+
+
+def healthy_feed(pods: int = 1, job_nodes: int = NODES, slots: int = 160) -> DrawnFeed:
+    """Return a cluster without a change until the onset: half of the time of most tests, which share it."""
+    return copy.deepcopy(_healthy(pods, job_nodes, slots))
+
+
 def run(feed: DrawnFeed, change: Change, slots: int) -> list[Incident]:
     """Evaluate the next slots, whose readings are changed from the onset on; return the incidents."""
     for slot in range(feed.cluster.slot, slots):
@@ -36,10 +50,16 @@ def run(feed: DrawnFeed, change: Change, slots: int) -> list[Incident]:
 
 
 def incidents_of(
-    change: Change, slots: int = SLOTS, pods: int = 1, job_nodes: int = NODES
+    change: Change,
+    slots: int = SLOTS,
+    pods: int = 1,
+    job_nodes: int = NODES,
+    *,
+    changes_past: bool = False,
 ) -> list[Incident]:
-    """Return the incidents of a cluster whose readings are changed from the onset on."""
-    return run(drawn_feed(pods, job_nodes, slots=slots), change, slots)
+    """Return the incidents of a cluster whose readings are changed, from the onset on unless its past is, too."""
+    feed = (drawn_feed if changes_past else healthy_feed)(pods, job_nodes, slots=slots)
+    return run(feed, change, slots)
 
 
 def classes_of(found: list[Incident]) -> set[tuple[str, str]]:

@@ -14,8 +14,8 @@ import pytest
 
 _PROPERTY = "processor_seconds"
 _START = pytest.StashKey[float]()
-FILE = "RAILSCOPE_PROCESSOR_TIMES"
-"""Variable that names the file, with a line per test: seconds, and the test."""
+_FILE = os.environ.pop("RAILSCOPE_PROCESSOR_TIMES", "")
+"""File that receives a line per test: seconds, and the test. Not for pytest within tests: it would replace the file."""
 
 
 def _now() -> float:
@@ -51,6 +51,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section(f"processor time of tests: {total / 60:.1f} min")
     for directory, used in directories.most_common():
         terminalreporter.write_line(f"{used / total:6.1%} {used:7.1f} s  {directory}")
-    if path := os.environ.get(FILE):
+    if _FILE:
         lines = sorted((f"{used:9.3f} {name}\n" for name, used in seconds.items()), reverse=True)
-        Path(path).write_text("".join(lines))
+        Path(_FILE).write_text("".join(lines))

@@ -219,4 +219,4 @@ def readings_of_moments_fall_into_gaps(cluster: DrawnCluster, row: Row, since: i
 def test_a_healthy_cluster_has_no_incident(
     change: Callable[[DrawnCluster, Row, int], None],
 ) -> None:
-    assert not classes_of(incidents_of(change))
+    assert not classes_of(incidents_of(change, changes_past=True))

@@ -28,7 +28,7 @@ def test_a_straggler_is_found_in_a_job_that_often_stores_its_state() -> None:
             row.gpu["power"][nodes] *= 0.4
             row.nic["send"][nodes] *= 0.01
 
-    assert ("gpu_straggler", "gpu") in classes_of(incidents_of(slow))
+    assert ("gpu_straggler", "gpu") in classes_of(incidents_of(slow, changes_past=True))
 
 
 @pytest.mark.parametrize(("lead", "expected"), [(0.1, set()), (0.5, {("gpu_straggler", "gpu")})])
@@ -53,7 +53,7 @@ def test_a_straggler_of_a_young_job_is_found_by_the_minutes_that_are_known() -> 
             job = cluster.jobs[0]
             cluster.slow_job(row, job, 0.85, (job.nodes[0], 3))
 
-    assert classes_of(incidents_of(slow, 46)) == {("gpu_straggler", "gpu")}
+    assert classes_of(incidents_of(slow, 46, changes_past=True)) == {("gpu_straggler", "gpu")}
 
 
 @pytest.mark.parametrize("has_claims", [True, False])
@@ -89,7 +89,7 @@ def test_experts_that_take_turns_to_be_busy_are_not_slow(
         busy = job.nodes[turn % len(job.nodes)], turn % 8
         cluster.slow_job(row, job, 0.93 if turn < 10 else speed, busy)
 
-    assert classes_of(incidents_of(route, 132)) == found
+    assert classes_of(incidents_of(route, 132, changes_past=True)) == found
 
 
 def test_a_failure_that_becomes_a_worse_one_is_a_new_incident() -> None:
@@ -198,7 +198,7 @@ def test_a_gpu_that_draws_less_power_than_before_straggles_if_its_peers_draw_far
             fallen = row.gpu["power"][node, 0]
             row.gpu["power"][node, 0] = fallen + lead * (before - fallen)
 
-    assert classes_of(incidents_of(slower)) == expected
+    assert classes_of(incidents_of(slower, changes_past=True)) == expected
 
 
 @pytest.mark.parametrize(("nodes", "count"), [(2, 2), (3, 0)])
@@ -279,7 +279,7 @@ def test_a_node_whose_gpus_stay_busy_while_all_others_wait_straggles(
             for name, values in before.items():
                 row.gpu[name][nodes] = values
 
-    found = incidents_of(slow)
+    found = incidents_of(slow, changes_past=True)
     assert classes_of(found) == expected
     assert all(len(each.parts) == 8 for each in found)
 
@@ -300,7 +300,7 @@ def test_the_usual_difference_of_the_nodes_of_a_young_job_is_unknown(
             cluster.slow_job(row, cluster.jobs[0], 0.88)
             row.gpu["activity"][nodes[0]] = before
 
-    assert classes_of(incidents_of(slow)) == expected
+    assert classes_of(incidents_of(slow, changes_past=True)) == expected
 
 
 def test_a_node_whose_gpus_all_have_a_lower_clock_is_one_straggler() -> None:

@@ -72,7 +72,9 @@ def test_a_new_job_waits_for_slow_storage_if_its_operations_take_as_long(
             row.mount["latency"] *= 10
             row.node["io"][nodes] = 0.4
 
-    assert {name for name, _ in classes_of(incidents_of(start, ONSET + 20))} == found
+    assert {
+        name for name, _ in classes_of(incidents_of(start, ONSET + 20, changes_past=True))
+    } == found
 
 
 def test_storage_that_is_slow_for_minutes_is_not_why_missing_input_waits() -> None:
@@ -185,7 +187,9 @@ def test_steps_of_which_two_slots_show_the_exchange_or_none_show_missing_input()
             for name in names:
                 device[name][nodes] *= factor
 
-    assert classes_of(incidents_of(input_is_late)) == {("dataloader_stall", "job")}
+    assert classes_of(incidents_of(input_is_late, changes_past=True)) == {
+        ("dataloader_stall", "job")
+    }
 
 
 def test_a_job_without_input_is_found_after_four_minutes() -> None:
@@ -195,7 +199,9 @@ def test_a_job_without_input_is_found_after_four_minutes() -> None:
             row.gpu["utilization"][nodes] *= 0.6
             cluster.slow_job(row, cluster.jobs[0], 0.6)
 
-    assert classes_of(incidents_of(input_is_late, 40)) == {("dataloader_stall", "job")}
+    assert classes_of(incidents_of(input_is_late, 40, changes_past=True)) == {
+        ("dataloader_stall", "job")
+    }
 
 
 def test_a_harmless_incident_of_a_nic_leaves_the_past_of_its_job() -> None:
@@ -264,7 +270,7 @@ def test_a_low_reading_before_normal_ones_is_not_the_onset_of_a_late_host() -> N
         if since >= 0:
             cluster.slow_job(row, cluster.jobs[0], 0.8)
 
-    (late,) = incidents_of(launch_late)
+    (late,) = incidents_of(launch_late, changes_past=True)
     assert late.class_name == "host_late"
     assert 0 <= (late.onset_ns - START_NS) // SLOT_NS - ONSET <= 2
 
@@ -415,7 +421,7 @@ def test_a_server_that_becomes_slow_in_a_checkpoint_is_the_cause_of_the_wait_tha
         if since >= 3:
             row.mount["latency"] *= 7
 
-    found = incidents_of(slow_down, ONSET + 30)
+    found = incidents_of(slow_down, ONSET + 30, changes_past=True)
     storage = [each for each in found if each.class_name == "storage_bound"]
     assert [each.cause.name for each in storage] == ["filer"]
     others = [each for each in found if each.class_name != "storage_bound"]
@@ -499,7 +505,9 @@ def test_a_server_is_slow_if_both_of_its_clients_are(clients: int, cause: str) -
             cluster.slow_job(row, job, 0.6)
             row.mount["latency"][job.nodes[:clients]] *= 15
 
-    assert classes_of(incidents_of(slow_down, job_nodes=2)) == {("storage_bound", cause)}
+    assert classes_of(incidents_of(slow_down, job_nodes=2, changes_past=True)) == {
+        ("storage_bound", cause)
+    }
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def test_short_pauses_of_a_job_with_little_exchange_show_a_slow_receiver(
             row.nic["pausing_frames"][0, 3] = 8000.0
             row.nic["receive"][0, 3] *= received
 
-    (incident,) = incidents_of(pause)
+    (incident,) = incidents_of(pause, changes_past=True)
     assert (incident.class_name, incident.cause.position) == (name, 3)
 
 
@@ -254,7 +254,7 @@ def test_an_incast_of_a_young_job_is_open_while_it_lasts() -> None:
             row.nic["receive"][nodes[0], 3] = 0.7
             row.nic["marked"][nodes[0], 3] = 0.05
 
-    (incident,) = incidents_of(exchange)
+    (incident,) = incidents_of(exchange, changes_past=True)
     assert (incident.class_name, incident.ended_ns) == ("incast_receiver", 0)
 
 
@@ -268,7 +268,7 @@ def test_an_incast_is_found_whatever_part_of_the_time_the_job_exchanges(load: fl
         for name in ("send", "receive"):
             row.nic[name] *= load
 
-    (incident,) = incidents_of(exchange)
+    (incident,) = incidents_of(exchange, changes_past=True)
     assert (incident.class_name, incident.cause.position) == ("incast_receiver", 3)
 
 
@@ -299,7 +299,7 @@ def test_a_nic_without_a_past_receives_no_more_than_before(*, has_past: bool) ->
             row.nic["receive"][nodes[0], 3] = 0.7
             row.nic["marked"][nodes[0], 3] = 0.05
 
-    found = classes_of(incidents_of(exchange, slots=ONSET + 10))
+    found = classes_of(incidents_of(exchange, slots=ONSET + 10, changes_past=True))
     assert (("incast_receiver", "nic") in found) == has_past
 
 
@@ -339,7 +339,7 @@ def test_a_job_that_begins_with_an_incast_is_found_by_its_victims() -> None:
         row.nic["marked"][cluster.jobs[0].nodes[0], 3] = 0.05
         row.nic["paused"][cluster.jobs[1].nodes, 3] += 0.1
 
-    assert ("incast_receiver", "nic") in classes_of(incidents_of(receive, 20))
+    assert ("incast_receiver", "nic") in classes_of(incidents_of(receive, 20, changes_past=True))
 
 
 @pytest.mark.parametrize(("count", "cause"), [(2, "node"), (1, "nic")])
@@ -426,7 +426,7 @@ def test_permanent_pauses_below_leaves_are_usual() -> None:
             cluster.slow_job(row, cluster.jobs[0], 0.8)
             row.nic["receive"][0, 3], row.nic["marked"][0, 3] = 0.9, 0.05
 
-    found = classes_of(incidents_of(pause, pods=2, job_nodes=2 * NODES))
+    found = classes_of(incidents_of(pause, pods=2, job_nodes=2 * NODES, changes_past=True))
     assert found == {("incast_receiver", "nic")}
 
 
@@ -463,7 +463,7 @@ def test_the_only_nic_below_its_leaf_is_compared_with_those_of_its_rail(
         if since >= 0:
             row.nic["notifies"][NODES if others_send else slice(None), 3] = -1
 
-    found = classes_of(incidents_of(sends_none, pods=2, job_nodes=2 * NODES))
+    found = classes_of(incidents_of(sends_none, pods=2, job_nodes=2 * NODES, changes_past=True))
     assert (("cnp_not_sent", "nic") in found) == others_send
 
 

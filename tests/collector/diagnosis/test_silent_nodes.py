@@ -116,7 +116,7 @@ def test_a_node_is_not_down_if_its_job_is_in_a_checkpoint_like_those_before() ->
         for begin in (-30, -15, 0):
             pause(cluster, row, since - begin, slots=6)
 
-    found = incidents_of(cut)
+    found = incidents_of(cut, changes_past=True)
     assert classes_of(found) == {("agent_partition", "node")}
 
 
@@ -133,7 +133,7 @@ def test_a_node_is_down_although_long_periods_show_its_job_at_work_for_some_time
             cluster.slow_job(row, job, 0.0)
             row.nic["timeouts"][job.nodes] += 0.5
 
-    assert classes_of(incidents_of(end)) == {("node_down", "node")}
+    assert classes_of(incidents_of(end, changes_past=True)) == {("node_down", "node")}
 
 
 def test_a_node_with_a_job_that_goes_on_after_all_is_separated() -> None:
@@ -200,7 +200,7 @@ def test_a_node_that_works_is_separated_also_while_its_job_has_no_past() -> None
         if since >= 0:
             row.cut_nodes.add(cluster.jobs[0].nodes[1])
 
-    (separated,) = incidents_of(cut, slots=ONSET + 12)
+    (separated,) = incidents_of(cut, slots=ONSET + 12, changes_past=True)
     assert separated.class_name == "agent_partition"
 
 
