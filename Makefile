@@ -1,7 +1,7 @@
 # make demo             run collector, agents and simulated servers; SECONDS=60 ends after a minute
 # make cluster          three collectors, PostgreSQL with a standby and twenty simulated nodes; some of them fail
 # make test             check, then all tests
-# make quick            a third of the tests in about half a minute, for use while editing
+# make quick            tests without servers, for use while editing
 # make thorough         tests marked thorough; properties of money, audit and damaged answers with more examples
 # make check            lint, types, layers, wording, generated files
 # make bench            measure
@@ -54,28 +54,11 @@ test:
 	@$(MAKE) --jobs 3 --output-sync=recurse check servers validator
 	$(PY) -m pytest -n $(WORKERS) --dist worksteal --durations 40
 
-# Something of every package; no real servers, no simulated hours. About half a minute on two cores.
-QUICK_AGENT := collector_link gpu_failures hang_guard kernel_stream lldp nic_burst nic_settings nvlink \
-	nvme optics metrics_endpoint rdma_drivers spool topology_rules verdict verdict_xids
-QUICK_TENANCY := claims_file kubernetes_claims processes_on_gpus shares slices slurm_claims
-QUICK_COLLECTOR := access/test_access_credentials access/test_access_entries audit/test_audit_directory \
-	billing/test_prices billing/test_rating billing/test_seller_file evidence/test_claim_authority \
-	evidence/test_claim_facts evidence/test_evidence_claims evidence/test_evidence_rules \
-	evidence/test_expected_gpus evidence/test_spans jobs/test_jobs_kubernetes jobs/test_jobs_sacct \
-	jobs/test_jobs_shares jobs/test_jobs_totals metering/test_metering_cases \
-	metering/test_metering_examples metering/test_metering_units test_decode test_fleet test_metering \
-	test_schemas test_sequences
-QUICK_ROOT := bounded_answers dashboard_tables dashboards demo_faults demo_table docs_queries purity \
-	reasons supervise wording
-
+# No real servers, no simulated hours.
 quick: $(VENV)/.ready-to-test
-	$(PY) -m pytest -q -n $(WORKERS) --dist worksteal \
-		tests/vocabulary tests/client tests/slurm tests/agent/owners \
-		$(QUICK_AGENT:%=tests/agent/test_%.py) $(QUICK_TENANCY:%=tests/agent/tenancy/test_%.py) \
-		tests/collector/inventory tests/collector/account tests/collector/workloads \
-		$(QUICK_COLLECTOR:%=tests/collector/%.py) tests/simulator/test_driver_counters.py \
-		tests/simulator/test_simulated_sharing.py tests/simulator/test_simulated_tree.py \
-		$(QUICK_ROOT:%=tests/test_%.py)
+	$(PY) -m pytest -q -n $(WORKERS) --dist worksteal tests/vocabulary tests/client tests/slurm \
+		tests/agent/owners tests/agent/tenancy tests/collector/inventory tests/collector/account \
+		tests/collector/workloads tests/collector/metering
 
 thorough: $(VENV)/.ready-to-test servers
 	$(PY) -m pytest -n $(WORKERS) --dist worksteal --timeout 1200 -m thorough
