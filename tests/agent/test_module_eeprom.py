@@ -281,10 +281,21 @@ def test_media_of_cmis(kind: int, technology: int, media: str):
 
 
 @pytest.mark.parametrize(
-    ("identifier", "name"), [(0x18, "QSFP-DD"), (0x19, "OSFP"), (0x1E, "QSFP"), (0x21, "OSFP-XD")]
+    ("identifier", "name", "unused", "lanes"),
+    [
+        (0x18, "QSFP-DD", 0x00, 8),
+        (0x19, "OSFP", 0x00, 8),
+        (0x19, "OSFP", 0xF0, 4),
+        (0x1E, "QSFP", 0x00, 4),
+        (0x1E, "QSFP", 0xF0, 4),
+        (0x1E, "QSFP", 0xFC, 2),
+        (0x20, "SFP", 0x00, 1),
+        (0x21, "OSFP-XD", 0x00, 8),
+    ],
 )
-def test_kinds_of_cmis(identifier: int, name: str):
-    assert decode(osfp_dr4().write(0, identifier).read)["type"] == name
+def test_type_and_unused_lanes_of_cmis(identifier: int, name: str, unused: int, lanes: int):
+    answer = decode(osfp_dr4().write(0, identifier).write(210, unused).read)
+    assert (answer["type"], len(answer["lanes"])) == (name, lanes)
 
 
 def test_missing_measurements_of_a_transceiver():
@@ -296,7 +307,7 @@ def test_missing_measurements_of_a_transceiver():
 
 
 def test_sixteen_lanes_are_in_two_banks():
-    eeprom = osfp_dr4().write(142, 0x01, page=0x01).write(210, 0x00)
+    eeprom = osfp_dr4().write(0, 0x21).write(142, 0x01, page=0x01).write(210, 0x00)
     eeprom.store(186, *range(1, 9), page=0x11, bank=1)
     answer = decode(eeprom.read)
     assert [lane["receive_power_nanowatts"] for lane in answer["lanes"][8:]] == [

@@ -10,11 +10,12 @@ from __future__ import annotations
 from railscope.capture import Json
 from railscope_agent.host.module_eeprom import pages
 
-_NAMES = {
-    0x18: "QSFP-DD", 0x19: "OSFP", 0x1A: "SFP-DD", 0x1B: "DSFP", 0x1E: "QSFP", 0x1F: "SFP-DD",
-    0x20: "SFP", 0x21: "OSFP-XD",
+_TYPES = {
+    0x18: ("QSFP-DD", 8), 0x19: ("OSFP", 8), 0x1A: ("SFP-DD", 2), 0x1B: ("DSFP", 2), 0x1E: ("QSFP", 4),
+    0x1F: ("SFP-DD", 2), 0x20: ("SFP", 1), 0x21: ("OSFP-XD", 16),
 }  # fmt: skip
-IDENTIFIERS = tuple(_NAMES)
+"""Name and lanes of each type: SFF-8024, table 4-1."""
+IDENTIFIERS = tuple(_TYPES)
 
 _PLACES = {"vendor": (129, 16), "part_number": (148, 16), "revision": (164, 2), "serial": (166, 16)}
 _MEMORY_MODEL, _HAS_ONE_PAGE = 2, 0x80
@@ -22,13 +23,13 @@ _TEMPERATURE, _VOLTAGE = 14, 16
 _MEDIA = 85  # table 8-16, media type encodings
 _MULTI_MODE, _SINGLE_MODE, _COPPER_CABLE, _ACTIVE_CABLE = 1, 2, 3, 4
 _CABLE_LENGTH, _MULTIPLIERS = 202, (1, 10, 100, 1000)  # tenths of metres, bits 7 and 6
-_LANES_UNUSED = 210
+_LANES_UNUSED = 210  # table 8-39; may be left 00h by modules with fewer lanes than the map
 _TECHNOLOGY = 212
 _ACTIVE_COPPER = range(0x0C, 0x10)  # equalisers; linear ones count as passive in _MEDIA
 _BANKS = 142  # page 01h, bits 1 and 0
 _MODULE_MONITORS, _LANE_MONITORS = 159, 160  # page 01h
 _MEASURES_BIAS, _MEASURES_TRANSMITTED, _MEASURES_RECEIVED = 0x01, 0x02, 0x04
-_TRANSMITTED, _BIAS, _RECEIVED, _LANES = 154, 170, 186, 8  # page 11h
+_TRANSMITTED, _BIAS, _RECEIVED, _BANK_LANES = 154, 170, 186, 8  # page 11h
 _LIMITS = (
     pages.ThresholdRegisters("temperature", "millicelsius", 128, pages.millicelsius),
     pages.ThresholdRegisters("transmit_power", "nanowatts", 176, pages.nanowatts),
@@ -40,7 +41,7 @@ def decode_cmis(lower: bytes, read: pages.ReadHalfPage) -> dict[str, Json]:
     """Identity and monitors of a module. Raises OSError."""
     registers = lower + read(pages.HalfPage(is_upper=True))
     media = _media(registers)
-    answer = pages.module_answer(registers, _NAMES[lower[0]], media, _PLACES)
+    answer = pages.module_answer(registers, _TYPES[lower[0]][0], media, _PLACES)
     length = _length_metres(registers[_CABLE_LENGTH])
     if length and not media.startswith("optical"):
         answer["length_metres"] = length
@@ -84,14 +85,16 @@ def _lanes(registers: bytes, advertised: bytes, read: pages.ReadHalfPage) -> lis
     monitors = advertised[_LANE_MONITORS]
     if not monitors & (_MEASURES_BIAS | _MEASURES_TRANSMITTED | _MEASURES_RECEIVED):
         return []
-    banks = {1: 2, 2: 4}.get(advertised[_BANKS] & 0x03, 1)
+    lanes = range(_TYPES[registers[0]][1])
+    banks = min({1: 2, 2: 4}.get(advertised[_BANKS] & 0x03, 1), -(-len(lanes) // _BANK_LANES))
     unused = registers[_LANES_UNUSED] if banks == 1 else 0
     answer = []
     for bank in range(banks):
         monitored = pages.read_upper_page(read, 0x11, bank)
         if monitored is None:
             break
-        used = [lane for lane in range(_LANES) if not unused >> lane & 1]
+        of_bank = lanes[_BANK_LANES * bank : _BANK_LANES * (bank + 1)]
+        used = [lane % _BANK_LANES for lane in of_bank if not unused >> lane & 1]
         answer += [_lane(monitored, lane, monitors) for lane in used]
     return answer
 
