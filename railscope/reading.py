@@ -78,6 +78,12 @@ def reason_of(error: OSError) -> Absent:
     return _REASON_OF_ERRNO.get(error.errno or 0, Absent.ERROR)
 
 
+def is_failure(error: OSError) -> bool:
+    """True if a call about a listed device failed; false if the device, or the copy of a tree, has no such thing."""
+    absent = isinstance(error, FileNotFoundError | NotADirectoryError)
+    return not absent and reason_of(error) is not Absent.UNSUPPORTED
+
+
 _REASON_OF_ERRNO = {
     errno.ENODEV: Absent.GONE,
     errno.ENXIO: Absent.GONE,

@@ -38,10 +38,13 @@ def healthy_host() -> FakeHost:
     add_gpus(host, 2)
     add_nic(host)
     host.files["/sys/class/net/eth0/carrier"] = "1"
+    host.files["/sys/devices/pci0000:3a/0000:3b:00.0/vendor"] = "0x15b3"
+    host.links["/sys/class/net/eth0/device"] = "/sys/devices/pci0000:3a/0000:3b:00.0"
     host.calls["ethtool.driver(eth0)"] = {
         "driver": "mlx5_core", "version": "", "firmware": "28.39", "bus": "",
     }  # fmt: skip
     host.calls["ethtool.statistics(eth0)"] = {"names": ["rx_bytes_phy"], "values": [1]}
+    host.calls["lldp.neighbours()"] = {"eth0": {"chassis": "leaf", "port": "1", "ttl_seconds": 120}}
     return host
 
 

@@ -22,6 +22,7 @@ from railscope_agent.sources.ethtool_statistics import (
     match_statistics,
 )
 from railscope_agent.sources.nic_counters import NicSource
+from railscope_agent.topology.network_interface import NetworkInterface
 
 PLACES = {NIC: "", NIC_PRIORITY: "{priority}", NIC_TRAFFIC_CLASS: "{class}", NIC_LANE: "{lane}"}
 SHORT = {
@@ -77,7 +78,10 @@ def test_no_driver_statistic_feeds_two_metrics() -> None:
 
 def test_of_two_names_for_one_metric_the_first_row_counts() -> None:
     names = ["dev_out_of_buffer", "dev_internal_queue_oob"]
-    assert [position for _, _, position in match_statistics("mlx5_core", names)] == [1]
+    assert [
+        position
+        for _, _, position in match_statistics(NetworkInterface("eth0", driver="mlx5_core"), names)
+    ] == [1]
 
 
 def test_wrapping_metrics_are_declared_with_their_width() -> None:
@@ -88,7 +92,11 @@ def test_wrapping_metrics_are_declared_with_their_width() -> None:
 
 def test_statistics_by_queue_have_no_standard_name() -> None:
     assert (
-        match_statistics("virtio_net", ["rx_queue_0_bytes", "rx_queue_0_drops", "rx0_bytes"]) == []
+        match_statistics(
+            NetworkInterface("eth0", driver="virtio_net"),
+            ["rx_queue_0_bytes", "rx_queue_0_drops", "rx0_bytes"],
+        )
+        == []
     )
 
 
@@ -148,7 +156,7 @@ def test_a_driver_with_a_table_reports_nothing_else(driver: str) -> None:
     """Two drivers may count different things under the same name."""
     of_driver = {text for text, _ in DRIVERS[driver]}
     others = [name for name, _ in STANDARD if name not in of_driver]
-    assert match_statistics(driver, others) == []
+    assert match_statistics(NetworkInterface("eth0", driver=driver), others) == []
 
 
 def test_no_standard_name_feeds_two_metrics() -> None:

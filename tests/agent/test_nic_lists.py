@@ -23,7 +23,9 @@ DISCARDS = "railscope_nic_receive_discarded_packets_total"
 
 def set_statistics(host: FakeHost, statistics: Mapping[str, int], interface: str = "eth0") -> None:
     """Set the statistics that the driver of a NIC returns."""
-    host.files[f"/sys/class/net/{interface}/mtu"] = "9000"
+    place = f"/sys/devices/pci0000:3a/0000:3b:00.{interface[-1]}"
+    host.files |= {f"/sys/class/net/{interface}/mtu": "9000", f"{place}/vendor": "0x15b3"}
+    host.links[f"/sys/class/net/{interface}/device"] = place
     host.calls[f"ethtool.driver({interface})"] = {
         "driver": "mlx5_core", "version": "", "firmware": "28.39", "bus": "",
     }  # fmt: skip
@@ -150,11 +152,7 @@ def test_entries_that_are_not_interfaces_are_not_reported_as_broken() -> None:
 def test_a_nic_has_its_rdma_device() -> None:
     host = FakeHost()
     set_statistics(host, {"rx_bytes_phy": 1})
-    host.calls["ethtool.driver(eth0)"]["bus"] = "0000:3b:00.0"
-    place = "/sys/devices/pci0000:3a/0000:3b:00.0"
-    host.files[f"{place}/vendor"] = "0x15b3"
-    host.links["/sys/bus/pci/devices/0000:3b:00.0"] = place
-    host.links["/sys/class/infiniband/mlx5_3/device"] = place
+    host.links["/sys/class/infiniband/mlx5_3/device"] = host.links["/sys/class/net/eth0/device"]
     frame = read_once(NicSource(), host).frame
     assert frame is not None
     (nic,) = frame.schema.entities

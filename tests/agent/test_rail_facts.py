@@ -63,12 +63,13 @@ def test_every_source_reports_a_nic_alike() -> None:
     assert {key: values for key, values in facts.items() if len(values) > 1} == {}
 
 
-def test_interfaces_without_a_driver_to_query_are_not_nics() -> None:
+def test_interfaces_without_a_device_are_not_nics() -> None:
     host = FakeHost()
     host.files["/sys/class/net/lo/speed"] = ""
-    host.files["/sys/class/net/ens1/speed"] = ""
+    host.links["/sys/class/net/ens1/device"] = "/sys/devices/pci0000:1a/0000:1a:00.0"
+    host.files["/sys/devices/pci0000:1a/0000:1a:00.0/vendor"] = "0x15b3"
     driver_info = {"driver": "mlx5_core", "version": "", "firmware": "28.1", "bus": "0000:1a:00.0"}
-    host.calls["ethtool.driver(ens1)"] = driver_info
+    host.calls |= {f"ethtool.driver({name})": driver_info for name in ("lo", "ens1")}
     (found,) = NetworkScanner().find_nics(host)
     wanted = {"driver": "mlx5_core", "firmware": "28.1", "pci_address": "0000:1a:00.0"}
     assert (found, found.facts) == (Entity(found.kind, ("ens1",), wanted), wanted)

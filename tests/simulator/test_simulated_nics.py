@@ -12,6 +12,7 @@ from railscope.capture import Json
 from railscope.catalog import nic as catalog, rdma as rdma_catalog
 from railscope.timestamps import SECOND_NS
 from railscope_agent.sources.ethtool_statistics import match_statistics
+from railscope_agent.topology.network_interface import NetworkInterface
 from railscope_simulator import NICS, NodeSpec, simulate
 from railscope_simulator.device_models import CONNECTX7, E810, THOR2
 from railscope_simulator.driver_counters import (
@@ -75,7 +76,7 @@ def by_metric(cable: Cable) -> Mapping[tuple[str, str], int]:
     """Values that the agent derives from a NIC's statistics, by metric and part."""
     found = ethtool_statistics(cable)
     names = list(found)
-    columns = match_statistics(cable.port.nic.driver, names)
+    columns = match_statistics(NetworkInterface("eth0", driver=cable.port.nic.driver), names)
     return {(metric.name, part): found[names[place]] for metric, part, place in columns}
 
 

@@ -34,7 +34,8 @@ class CountingNic:
             f"{COUNTERS}/rp_cnp_handled": "0\n",
             "/sys/bus/pci/devices/0000:18:00.0/vendor": "0x15b3\n",
         }
-        self.host.links["/sys/class/infiniband/mlx5_0/device"] = "/sys/bus/pci/devices/0000:18:00.0"
+        for name in (f"net/{interface}", "infiniband/mlx5_0"):
+            self.host.links[f"/sys/class/{name}/device"] = "/sys/bus/pci/devices/0000:18:00.0"
         self.host.calls[f"ethtool.driver({interface})"] = {
             "driver": "mlx5_core", "version": "", "firmware": "", "bus": "0000:18:00.0",
         }  # fmt: skip

@@ -81,7 +81,7 @@ def add_nic(
         "driver": driver, "version": "", "firmware": "28.39.1002", "bus": address,
     }  # fmt: skip
     if rdma_device:
-        host.files[f"{place}/infiniband/{rdma_device}/fw_ver"] = "28.39.1002"
+        host.links[f"/sys/class/infiniband/{rdma_device}/device"] = place
         host.files[f"/sys/class/infiniband/{rdma_device}/ports/1/state"] = "4: ACTIVE"
 
 
@@ -168,7 +168,9 @@ def changes(outcome: ReadOutcome) -> list[tuple[str, str, str, str]]:
 
 def set_statistics(host: FakeHost, driver: str, statistics: dict[str, int]) -> None:
     """Set the ethtool statistics of eth0."""
+    host.links[f"{NET}/eth0/device"] = f"/sys/devices/pci0000:3a/{ADDRESS}"
     host.files[f"{NET}/eth0/mtu"] = "9000"
+    host.files[f"/sys/devices/pci0000:3a/{ADDRESS}/vendor"] = "0x15b3"
     host.calls["ethtool.driver(eth0)"] = {
         "driver": driver, "version": "", "firmware": "", "bus": "",
     }  # fmt: skip

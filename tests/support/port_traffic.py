@@ -77,7 +77,7 @@ class CapturedPort:
         """Write constant values into a moment."""
         root = f"/sys/class/infiniband/{self.rdma_device}"
         into.links[f"{root}/device"] = f"/sys/devices/pci0000:00/{self.address}"
-        into.names[f"{root}/device/net"] = [self.interface]
+        into.links[f"/sys/class/net/{self.interface}/device"] = into.links[f"{root}/device"]
         into.names[f"{root}/ports"] = ["1"]
         into.names[f"{root}/ports/1/counters"] = [
             "port_rcv_data",

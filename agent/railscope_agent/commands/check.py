@@ -25,9 +25,7 @@ from railscope_agent.health.nic_link_rules import findings_of_unused_ports
 from railscope_agent.health.nic_signals import MIN_PEERS
 from railscope_agent.health.node_facts import NIC_RULES, AbsentSources, NodeHealthFacts
 from railscope_agent.health.setting_rules import GPU_SETTING_RULES
-from railscope_agent.host import Host
 from railscope_agent.sampling.budget_keeper import create_governor, format_percent
-from railscope_agent.sampling.fact_readers import read_link_name
 from railscope_agent.sampling.governor import Governor
 from railscope_agent.sampling.meter import ThreadCost
 from railscope_agent.sampling.probe_result import ProbeFinding, ProbeVerdict, format_count
@@ -39,9 +37,8 @@ from railscope_agent.shipping import (
     collector_order,
     delivery_result,
 )
-from railscope_agent.topology.network import NetworkScanner
+from railscope_agent.topology.network import IN_OTHER_NAMESPACE, NetworkScanner
 from railscope_agent.topology.network_device import NodeNetwork
-from railscope_agent.topology.pci import DEVICES
 from railscope_agent.topology.rail_rules import VIRTUAL_FUNCTION, parse_rail_rules
 
 _MARKS = {
@@ -145,16 +142,13 @@ def _node_health(agent: Agent, node_facts: NodeHealthFacts) -> list[ProbeFinding
         findings += findings_of_unused_ports(nics)
     if gpus:
         findings += health_findings("settings of GPUs", "GPU", gpus, GPU_SETTING_RULES)
-    return [*findings, *_nics_without_driver(agent.host, network)]
+    return [*findings, *_nics_without_driver(network), *_nics_elsewhere(network)]
 
 
-def _nics_without_driver(host: Host, network: NodeNetwork) -> list[ProbeFinding]:
+def _nics_without_driver(network: NodeNetwork) -> list[ProbeFinding]:
     """Return one finding per NIC without a driver, if others of its model have one and are in use."""
-    drivers = {
-        nic: read_link_name(host, f"{DEVICES}/{nic.address}/driver") for nic in network.devices
-    }
     in_use = Counter(
-        nic.device.model for nic, name in drivers.items() if name and (nic.rdma or nic.interfaces)
+        nic.device.model for nic in network.devices if nic.driver and (nic.rdma or nic.interfaces)
     )
     remedy = "read the kernel log; load the driver again, or reseat or replace the NIC"
     return [
@@ -164,10 +158,20 @@ def _nics_without_driver(host: Host, network: NodeNetwork) -> list[ProbeFinding]
             f"no driver owns it, but {peer_count} NICs of its model ({nic.device.model}) are in use",
             remedy,
         )
-        for nic, name in drivers.items()
-        if not (name or nic.rdma or nic.interfaces or nic.role == VIRTUAL_FUNCTION)
+        for nic in network.devices
+        if not (nic.driver or nic.rdma or nic.interfaces or nic.role == VIRTUAL_FUNCTION)
         and (peer_count := in_use[nic.device.model]) >= MIN_PEERS
     ]
+
+
+def _nics_elsewhere(network: NodeNetwork) -> list[ProbeFinding]:
+    """Return a finding about the NICs in other network namespaces, such as those of pods: nothing is known of them."""
+    nics = [nic.address for nic in network.devices if nic.reason == IN_OTHER_NAMESPACE]
+    if not nics:
+        return []
+    verb = "has" if len(nics) == 1 else "have"
+    detail = f"{format_count(len(nics), 'NIC')} {verb} {IN_OTHER_NAMESPACE}: {', '.join(nics)}"
+    return [ProbeFinding.absent("network namespace", detail)]
 
 
 def _hangs(agent: Agent) -> list[ProbeFinding]:

@@ -129,19 +129,24 @@ class NodeHealthFacts:
         return self._with_peers(self._nic_devices(), absent_sources, _nic_group)
 
     def _nic_devices(self) -> dict[str, list[source_readings.DeviceName]]:
-        """Return the devices that are parts of each NIC."""
+        """Return the devices that are parts of each NIC: ports that are bonded may share an RDMA device."""
         nics: dict[str, list[source_readings.DeviceName]] = {}
+        ports: list[source_readings.DeviceName] = []
+        by_rdma_device: defaultdict[str, list[str]] = defaultdict(list)
         for name, labels in self._labels.items():
             kind, key = name[0], name[1:]
-            role = labels.get("role", "")
+            role, device = labels.get("role", ""), labels.get("rdma_device")
             if role in _NOT_JUDGED:
                 continue
-            if kind == entities.NIC.name and (
-                labels.get("rdma_device") or role in _JUDGED_WITHOUT_RDMA
-            ):
+            if kind == entities.NIC.name and (device or role in _JUDGED_WITHOUT_RDMA):
                 nics.setdefault(key[0], []).append(name)
+                by_rdma_device[device or ""].append(key[0])
             elif kind == entities.RDMA_PORT.name and key[1] != "0":
-                nics.setdefault(labels.get("interface") or "/".join(key), []).append(name)
+                ports.append(name)
+        for name in ports:
+            interface, shared = self._labels[name].get("interface"), by_rdma_device[name[1]]
+            for nic in [interface] if interface else shared or ["/".join(name[1:])]:
+                nics.setdefault(nic, []).append(name)
         for names in nics.values():
             addresses = {self._labels[name].get("pci_address") for name in names}
             names += [

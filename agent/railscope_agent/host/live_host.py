@@ -110,7 +110,7 @@ class LiveHost(files.RootedFiles):
             return self._nvml.call(function, *arguments)
         if host_interface in network_calls.HOST_INTERFACES:
             if not self._live:
-                raise OSError(errno.ENODEV, "network interfaces are not available in a copied tree")
+                raise OSError(errno.ENOENT, "network interfaces are not available in a copied tree")
             return self._network.call(host_interface, function, *arguments)
         if host_interface == "nvme":
             if not self._live:

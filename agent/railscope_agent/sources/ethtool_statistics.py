@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from railscope.catalog import declare, entities, nic as c
+from railscope_agent.topology.network_interface import NetworkInterface
 
 StatisticMetric = tuple[str, declare.Metric]
 
@@ -415,31 +416,53 @@ _MAX_PARTS = 8
 
 
 @lru_cache
-def _statistics(driver: str) -> tuple[tuple[str, declare.Metric, str], ...]:
-    """Every statistic of a driver that maps to a metric, with its priority, class or lane."""
+def _statistics(driver: str, *, is_infiniband: bool) -> tuple[tuple[str, declare.Metric, str], ...]:
+    """Every statistic of a driver that maps to a metric, with its priority, class or lane.
+
+    Without a table of its own, a driver of IPoIB counts IP packets, which are not the traffic of the port
+    (drivers/infiniband/ulp/ipoib/ipoib_ethtool.c).
+    """
     statistics = []
-    for text, metric in DRIVERS.get(driver, STANDARD):
+    for text, metric in DRIVERS.get(driver, () if is_infiniband else STANDARD):
         place = _PARTS.get(metric.about)
         parts = map(str, range(_MAX_PARTS)) if place else ("",)
         statistics += [(text.replace(place or "", part), metric, part) for part in parts]
     return tuple(statistics)
 
 
-def match_statistics(driver: str, names: Sequence[str]) -> list[tuple[declare.Metric, str, int]]:
-    """Metrics of a list of statistics: (metric, part or "", position in the list)."""
+def match_statistics(
+    nic: NetworkInterface, names: Sequence[str]
+) -> list[tuple[declare.Metric, str, int]]:
+    """Metrics of a list of statistics: (metric, part or "", position in the list).
+
+    Names are compared without blanks at their ends: drivers pad them within the 32 bytes of each
+    (chelsio/cxgb4/cxgb4_ethtool.c). Of equal names the first one counts.
+    """
     matched: dict[tuple[declare.Metric, str], int] = {}
-    positions = {name: position for position, name in enumerate(names)}
-    for name, metric, part in _statistics(driver):
+    positions: dict[str, int] = {}
+    for position, name in enumerate(names):
+        positions.setdefault(name.strip(), position)
+    for name, metric, part in _statistics(nic.driver, is_infiniband=nic.is_infiniband):
         if name in positions:
             matched.setdefault((metric, part), positions[name])
     return [(metric, part, position) for (metric, part), position in matched.items()]
 
 
+def usual_metrics(nic: NetworkInterface) -> tuple[declare.Metric, ...]:
+    """Metrics that are absent for the reason of the failure if the list of statistics cannot be read."""
+    of_nic = [
+        metric
+        for _, metric, part in _statistics(nic.driver, is_infiniband=nic.is_infiniband)
+        if not part
+    ]
+    return tuple(metric for metric in (c.RECEIVED, c.SENT) if metric in of_nic) or tuple(of_nic[:1])
+
+
 def is_narrow(driver: str, name: str) -> bool:
     """True if a statistic wraps to zero at 2^32."""
-    return name in _NARROW.get(driver, ())
+    return name.strip() in _NARROW.get(driver, ())
 
 
 def resets_with_narrow(name: str) -> bool:
     """True if a 64-bit statistic restarts when the 32-bit ones are reset."""
-    return name.startswith(_OF_THE_FUNCTION)
+    return name.strip().startswith(_OF_THE_FUNCTION)

@@ -13,9 +13,10 @@ from railscope.catalog import declare, entities, nic as c
 from railscope.frame import Entity
 from railscope.reading import Absent, Reading, reason_of
 from railscope_agent.host import Host, Json
-from railscope_agent.sampling import fact_readers, probe_result, row_builder, source
-from railscope_agent.sources import ethtool_statistics, nic_interfaces
+from railscope_agent.sampling import probe_result, row_builder, source
+from railscope_agent.sources import ethtool_statistics
 from railscope_agent.topology.network import NetworkScanner
+from railscope_agent.topology.network_interface import NetworkInterface
 
 _COUNTERS: Mapping[str, Mapping[str, declare.Metric]] = {
     "fec": {
@@ -72,18 +73,19 @@ class LinkErrorSource(source.SourceWithoutResources):
         columns = probe_result.ColumnBuilder()
         findings: list[probe_result.ProbeFinding] = []
         self._requests = []
-        for interface in nic_interfaces.physical_interfaces(host):
-            findings += self._plan(host, interface, columns)
+        network = self._wiring.scan(host)
+        for interface in network.ports:
+            findings += self._plan(host, network.interfaces[interface], columns)
         return columns.result(*findings, columnless_entities=self._wiring.find_nics(host))
 
     def _plan(
-        self, host: Host, interface: str, columns: probe_result.ColumnBuilder
+        self, host: Host, nic: NetworkInterface, columns: probe_result.ColumnBuilder
     ) -> list[probe_result.ProbeFinding]:
         problems: list[probe_result.ProbeFinding] = []
         first = len(columns.columns)
-        driver = _read_driver(host, interface)
-        elsewhere = _metrics_of_statistics(host, interface, driver)
-        for name, counters in {**_COUNTERS, **_OF_DRIVERS.get(driver, {})}.items():
+        interface = nic.name
+        elsewhere = _metrics_of_statistics(host, nic)
+        for name, counters in {**_COUNTERS, **_OF_DRIVERS.get(nic.driver, {})}.items():
             try:
                 counts = _counts(host, name, interface)
             except OSError as error:
@@ -117,21 +119,13 @@ def _counts(host: Host, name: str, interface: str) -> dict[str, Reading]:
     return {key: total for key, total in totals.items() if isinstance(total, int)}
 
 
-def _read_driver(host: Host, interface: str) -> str:
-    try:
-        driver: str = host.call("ethtool", "driver", interface)["driver"]
-    except OSError:
-        return fact_readers.read_link_name(host, f"{nic_interfaces.NET}/{interface}/device/driver")
-    return driver
-
-
-def _metrics_of_statistics(host: Host, interface: str, driver: str) -> set[declare.Metric]:
+def _metrics_of_statistics(host: Host, nic: NetworkInterface) -> set[declare.Metric]:
     """Metrics that `nic` reports for a NIC from the driver's statistics."""
     try:
-        names = host.call("ethtool", "statistics", interface)["names"]
+        names = host.call("ethtool", "statistics", nic.name)["names"]
     except OSError:
         return set()  # then `nic` reports none either, and has a finding with the reason
-    return {metric for metric, _, _ in ethtool_statistics.match_statistics(driver, names)}
+    return {metric for metric, _, _ in ethtool_statistics.match_statistics(nic, names)}
 
 
 def _finding(interface: str, counters: int) -> probe_result.ProbeFinding:

@@ -16,14 +16,9 @@ from railscope_agent.sampling import (
     source,
 )
 from railscope_agent.topology.network import NetworkScanner
+from railscope_agent.topology.network_interface import parse_speed
 
 NET = "/sys/class/net"
-
-
-def parse_speed(content: bytes) -> Reading:
-    """Speed in Mb/s; -1 marks a down link or a driver that does not report it, and is unsupported."""
-    reading = parse_integer(content)
-    return Absent.UNSUPPORTED if isinstance(reading, int) and reading < 0 else reading
 
 
 _FILES: tuple[tuple[str, declare.Metric, Callable[[bytes], Reading]], ...] = (

@@ -7,6 +7,7 @@ effects of the switch on this node as received, effects of this node as sent.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -24,10 +25,11 @@ from railscope_agent.sampling import (
     row_builder,
 )
 from railscope_agent.sources.ethtool_statistics import match_statistics
-from railscope_agent.sources.network_links import NET, parse_speed
+from railscope_agent.sources.network_links import NET
 from railscope_agent.sources.rdma_counter_files import rdma_driver
 from railscope_agent.topology import rail_rules
 from railscope_agent.topology.network import NetworkScanner
+from railscope_agent.topology.network_interface import NetworkInterface, parse_speed
 
 RECEIVE, TRANSMIT = "receive", "transmit"
 _STEPS = 10**6
@@ -75,33 +77,34 @@ class NicSamplingPlan:
     notifications: Mapping[CounterKey, str]
 
 
-def plan_sampling(host: Host, interface: str, nics: Mapping[str, str]) -> NicSamplingPlan | None:
+def plan_sampling(
+    host: Host, interface: NetworkInterface, *, shares_device: bool
+) -> NicSamplingPlan | None:
     """Sampling plan of an interface; None if its driver does not count the traffic of a port.
 
-    `nics` maps interfaces and PCI addresses to RDMA devices. The kernel's own link from an interface
-    to its device comes first: a driver can report a wrong address.
+    The notifications of an RDMA device that several ports share are those of no single port.
     """
     try:
-        driver = host.call("ethtool", "driver", interface)
-        listed = host.call("ethtool", "statistics", interface)["names"]
+        listed = host.call("ethtool", "statistics", interface.name)["names"]
     except OSError:
         return None
     positions: dict[CounterKey, tuple[int, ...]] = {}
     link_downs = None
-    for metric, _, position in match_statistics(driver["driver"], listed):
+    for metric, _, position in match_statistics(interface, listed):
         if metric is nic.LINK_DOWNS:
             link_downs = position
         if counter_key := _COUNTED.get(metric):
             positions[counter_key] = (*positions.get(counter_key, ()), position)
     if not positions:
         return None
-    device = nics.get(interface) or nics.get(driver.get("bus", ""), "")
-    files = _notification_files(host, device, driver["driver"]) if device else {}
-    refreshed_ns = max(_REFRESHED_NS.get(driver["driver"], 0), host.statistics_period_ns)
+    device = interface.rdma_device
+    has_files = device and not shares_device
+    files = _notification_files(host, device, interface.driver) if has_files else {}
+    refreshed_ns = max(_REFRESHED_NS.get(interface.driver, 0), host.statistics_period_ns)
     if refreshed_ns > _MAX_REFRESHED_NS:
         return None
     return NicSamplingPlan(
-        interface, device, tuple(listed), positions, refreshed_ns, link_downs, files
+        interface.name, device, tuple(listed), positions, refreshed_ns, link_downs, files
     )
 
 
@@ -289,10 +292,6 @@ class _NicCounters:
         return increases
 
 
-_EXCLUDED_PURPOSES = frozenset({rail_rules.BRIDGE, rail_rules.VIRTUAL_FUNCTION})
-"""RDMA devices without their own port: a virtual function's counters are those of its physical one."""
-
-
 class NicBurstSource:
     """Windows of every NIC that carries RDMA, or of the configured interfaces."""
 
@@ -319,16 +318,14 @@ class NicBurstSource:
     def probe(self, host: Host) -> probe_result.ProbeResult:
         """Select the NICs. An unchanged NIC continues with its state."""
         network = self._wiring.scan(host)
-        nics = {
-            name: device.rdma[0]
-            for device in network.devices
-            if device.rdma and device.role not in _EXCLUDED_PURPOSES
-            for name in (device.address, *device.interfaces)
-        }
+        named = Counter((i.rdma_device, i.rdma_port) for i in network.interfaces.values())
         ports: dict[str, BurstPort] = {}
-        for interface in fact_readers.list_names(host, NET):
-            planned = plan_sampling(host, interface, nics)
-            if planned is None or not self._is_selected(interface, planned.device):
+        for interface, described in network.interfaces.items():
+            shares_device = named[described.rdma_device, described.rdma_port] > 1
+            if not self._is_selected(described, network.device_of(interface).role):
+                continue
+            planned = plan_sampling(host, described, shares_device=shares_device)
+            if planned is None:
                 continue
             before = self._ports.pop(interface, None)
             if before is None or before.planned != planned:
@@ -342,10 +339,10 @@ class NicBurstSource:
         self._reported_ns = 0
         return self._place_columns().result(self._finding())
 
-    def _is_selected(self, interface: str, device: str) -> bool:
+    def _is_selected(self, interface: NetworkInterface, role: str) -> bool:
         if self._interfaces:
-            return any(fnmatchcase(interface, pattern) for pattern in self._interfaces)
-        return bool(device)
+            return any(fnmatchcase(interface.name, pattern) for pattern in self._interfaces)
+        return interface.is_port and bool(interface.rdma_device) and role != rail_rules.BRIDGE
 
     def _place_columns(self) -> probe_result.ColumnBuilder:
         columns = probe_result.ColumnBuilder()

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from railscope import counter_unwrap
 from railscope.catalog import declare, entities, nic as c
 from railscope.frame import Entity
-from railscope.reading import Absent, reason_of
+from railscope.reading import Absent, is_failure, reason_of
 from railscope_agent.host import Host
 from railscope_agent.sampling import counter_total, probe_result, row_builder, source
-from railscope_agent.sources import ethtool_statistics, nic_interfaces, source_bases
+from railscope_agent.sources import ethtool_statistics, source_bases
 from railscope_agent.topology import rail_rules
 from railscope_agent.topology.network import NetworkScanner
-from railscope_agent.topology.network_device import nic_entity
+from railscope_agent.topology.network_interface import NetworkInterface, read_driver
 
 
 @dataclass(slots=True)
@@ -60,19 +60,28 @@ class NicSource(source_bases.UnwrappingSource, source.SourceWithoutResources):
         nics: list[_NicStatistics] = []
         totals = {nic.interface: nic.discarded for nic in self._nics}
         network = self._wiring.scan(host)
-        for interface in _interfaces(host):
+        for nic in self._wiring.find_nics(host):
+            interface, described = nic.key[0], network.interfaces[nic.key[0]]
+            total = totals.get(interface) or counter_total.CounterTotal()
+            if not described.is_port or nic.facts.get("role") == rail_rules.BRIDGE:
+                columnless_entities.append(nic)
+                continue
             try:
-                driver = host.call("ethtool", "driver", interface)
-                statistics = host.call("ethtool", "statistics", interface)
+                read_driver(host, interface)
+                names = host.call("ethtool", "statistics", interface)["names"]
             except OSError as error:
                 findings.append(_statistics_failure(interface, error))
+                if is_failure(error) and (usual := self._usual_metrics(described)):
+                    start = columns.add_each(usual, nic)
+                    nics.append(_unlisted(interface, start, len(usual), total))
+                else:
+                    columnless_entities.append(nic)
                 continue
-            nic = nic_entity(interface, driver, network.device_at(driver.get("bus", "")))
-            matched = ethtool_statistics.match_statistics(driver["driver"], statistics["names"])
-            names = statistics["names"]
-            findings.append(_statistics_finding(interface, driver["driver"], names, matched))
-            matched = [each for each in matched if self._needs(driver["driver"], names, each)]
-            if not matched or nic.facts.get("role") == rail_rules.BRIDGE:
+            name = described.driver
+            matched = ethtool_statistics.match_statistics(described, names)
+            findings.append(_statistics_finding(interface, name, names, matched))
+            matched = [each for each in matched if self._needs(name, names, each)]
+            if not matched:
                 columnless_entities.append(nic)
                 continue
             start = len(columns.columns)
@@ -82,7 +91,6 @@ class NicSource(source_bases.UnwrappingSource, source.SourceWithoutResources):
             positions = [position for _, _, position in matched]
             counters = {names[position]: start + i for i, position in enumerate(positions)}
             before = self._before.get(interface)
-            name = driver["driver"]
             unwraps[interface] = counter_unwrap.CounterUnwrapper(
                 {n: i for n, i in counters.items() if ethtool_statistics.is_narrow(name, n)},
                 [n for name, n in counters.items() if ethtool_statistics.resets_with_narrow(name)],
@@ -95,12 +103,14 @@ class NicSource(source_bases.UnwrappingSource, source.SourceWithoutResources):
             }
             if discards:
                 columns.add(c.ALL_PRIORITIES_DISCARDS, nic)
-            total = totals.get(interface) or counter_total.CounterTotal()
             pick = counter_unwrap.column_picker(positions)
             nics.append(_NicStatistics(interface, names, positions, pick, start, discards, total))
         self._nics = nics
         self._replace_unwraps(host, unwraps)
         return columns.result(*findings, columnless_entities=columnless_entities)
+
+    def _usual_metrics(self, interface: NetworkInterface) -> list[declare.Metric]:
+        return [m for m in ethtool_statistics.usual_metrics(interface) if self.selects(m)]
 
     def _needs(
         self, driver: str, names: list[str], matched: tuple[declare.Metric, str, int]
@@ -134,17 +144,20 @@ class NicSource(source_bases.UnwrappingSource, source.SourceWithoutResources):
                 into.needs_probe = True
             else:
                 into.put_all(nic.start, nic.pick(statistics["values"]))
-            self._unwraps[nic.interface].extend_values(into.values, into.reasons)
+            if unwrap := self._unwraps.get(nic.interface):
+                unwrap.extend_values(into.values, into.reasons)
             if nic.discards:
                 into.put(total, nic.discarded.update(into, nic.discards))
         self._save_unwraps(host)
 
 
-def _interfaces(host: Host) -> list[str]:
-    try:
-        return host.names(nic_interfaces.NET)
-    except FileNotFoundError:
-        return []
+def _unlisted(
+    interface: str, start: int, width: int, total: counter_total.CounterTotal
+) -> _NicStatistics:
+    """Return a NIC whose list of statistics cannot be read: no list is equal to that of the plan."""
+    names, positions = [""] * width, [*range(width)]
+    pick = counter_unwrap.column_picker(positions)
+    return _NicStatistics(interface, names, positions, pick, start, {}, total)
 
 
 def _statistics_finding(
@@ -164,9 +177,8 @@ def _statistics_finding(
 
 def _statistics_failure(interface: str, error: OSError) -> probe_result.ProbeFinding:
     subject = f"statistics of {interface}"
-    reason = reason_of(error)
-    if reason is Absent.UNSUPPORTED:
+    if reason_of(error) is Absent.UNSUPPORTED:
         return probe_result.ProbeFinding.absent(subject, "the driver has no ethtool interface")
-    if reason is Absent.GONE:  # not an interface, or removed meanwhile
-        return probe_result.ProbeFinding.absent(subject, error.strerror or "unknown interface")
+    if not is_failure(error):
+        return probe_result.ProbeFinding.absent(subject, error.strerror or str(error))
     return probe_result.ProbeFinding.failed(subject, error, "allow the agent the ioctl SIOCETHTOOL")

@@ -23,7 +23,6 @@ from railscope_agent.sources.nic_interfaces import (
     NET,
     NO_INTERFACE,
     join_items,
-    physical_interfaces,
 )
 from railscope_agent.sources.nic_setting_parsers import dscp_map
 from railscope_agent.sources.source_bases import NodeScan, ScanningSource
@@ -67,7 +66,7 @@ class NeighbourSource(ScanningSource):
         links = {
             # An interface that is administratively down returns EINVAL.
             name: answer_readings.parsed_reading(host.read, f"{NET}/{name}/carrier")
-            for name in physical_interfaces(host)
+            for name in self._wiring.scan(host).ports
         }
         scan.described_entities += filter(None, (_address(host, name) for name in links))
         if not links:
@@ -191,10 +190,10 @@ class OpticsSource(ScanningSource):
     def scan(self, host: Host) -> NodeScan:
         """Read the transceiver of every NIC."""
         scan = NodeScan(described_entities=list(self._wiring.find_nics(host)))
-        interfaces = physical_interfaces(host)
-        for interface in interfaces:
+        ports = self._wiring.scan(host).ports
+        for interface in ports:
             _scan_module(host, interface, scan)
-        if not interfaces:
+        if not ports:
             scan.findings.append(probe_result.ProbeFinding.absent("transceivers", NO_INTERFACE))
         return scan
 

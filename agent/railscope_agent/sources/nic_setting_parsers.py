@@ -20,6 +20,7 @@ from railscope.reading import Absent, Reading, reason_of
 from railscope_agent.host import Host, Json
 from railscope_agent.sampling.answer_readings import parsed_reading
 from railscope_agent.sources import nic_interfaces
+from railscope_agent.topology.network_interface import NetworkInterface
 
 MLX5 = "mlx5_core"
 _DIRECTIONS = ("receive", "transmit")
@@ -213,14 +214,14 @@ def _names(host: Host, path: str) -> list[str]:
 def read_mtu(answers: nic_interfaces.SettingAnswers, host: Host) -> None:
     """The MTU."""
     answers.number(
-        "mtu", c.MTU, parsed_reading(host.read, f"{nic_interfaces.NET}/{answers.nic.interface}/mtu")
+        "mtu", c.MTU, parsed_reading(host.read, f"{nic_interfaces.NET}/{answers.nic.name}/mtu")
     )
 
 
 def read_ecn(answers: nic_interfaces.SettingAnswers, host: Host) -> None:
     """OFED's congestion control: on or off for each priority and side, and its parameters."""
     for side, point in _SIDES.items():
-        directory = f"{nic_interfaces.NET}/{answers.nic.interface}/ecn/roce_{side}"
+        directory = f"{nic_interfaces.NET}/{answers.nic.name}/ecn/roce_{side}"
         names = _names(host, directory)
         if _ENABLE in names:
             priorities = filter(str.isdecimal, _names(host, f"{directory}/{_ENABLE}"))
@@ -243,20 +244,20 @@ def _parameter(answers: nic_interfaces.SettingAnswers, name: str, reading: Readi
     answers.number(name, c.DCQCN_PARAMETER, reading, name)
 
 
-def congestion_directories(nic: nic_interfaces.PhysicalInterface) -> Mapping[str, str]:
+def congestion_directories(nic: NetworkInterface) -> Mapping[str, str]:
     """Other directories in which the driver of a NIC has parameters of congestion control.
 
     The kernel's own driver has them in debugfs, which only root may read (Linux
     drivers/infiniband/hw/mlx5/cong.c and bnxt_re/debugfs.c), Broadcom's in configfs (bnxt_re/configfs.c),
     once an administrator has created the directory of the device there.
     """
-    if nic.driver == MLX5 and nic.pci_address:
-        return {"cc_params": f"/sys/kernel/debug/mlx5/{nic.pci_address}/cc_params"}
+    if nic.driver == MLX5 and nic.function:
+        return {"cc_params": f"/sys/kernel/debug/mlx5/{nic.function}/cc_params"}
     if nic.driver == BNXT and nic.rdma_port:
         port = f"/sys/kernel/config/bnxt_re/{nic.rdma_device}/ports/{nic.rdma_port}"
         return {
             "cc": f"{port}/cc",
-            "cc_config": f"/sys/kernel/debug/bnxt_re/{nic.pci_address}/cc_config",
+            "cc_config": f"/sys/kernel/debug/bnxt_re/{nic.function}/cc_config",
         }
     return {}
 
@@ -288,7 +289,7 @@ def _parse_parameter(content: bytes) -> Reading:
 
 def read_qos(answers: nic_interfaces.SettingAnswers, host: Host) -> None:
     """OFED's trust, DSCP map and buffers with their thresholds."""
-    directory = f"{nic_interfaces.NET}/{answers.nic.interface}/qos"
+    directory = f"{nic_interfaces.NET}/{answers.nic.name}/qos"
     if trust := _text(host, f"{directory}/trust"):
         answers.set("trust", trust)
     if mapped := _text(host, f"{directory}/dscp2prio"):

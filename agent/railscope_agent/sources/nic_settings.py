@@ -23,6 +23,7 @@ from railscope_agent.sampling import answer_readings, fact_readers, probe_result
 from railscope_agent.sources import nic_interfaces, nic_setting_parsers as parsers, source_bases
 from railscope_agent.topology.network import NetworkScanner
 from railscope_agent.topology.network_device import NodeNetwork
+from railscope_agent.topology.network_interface import NetworkInterface, read_driver
 
 _HASH_DIGITS = 12
 _DIRECTIONS = ("receive", "transmit")
@@ -75,23 +76,21 @@ class NicSettingsSource(source_bases.ScanningSource):
         """Query all settings of every NIC."""
         scan = source_bases.NodeScan(described_entities=list(self._wiring.find_nics(host)))
         self._network = self._wiring.scan(host)
-        interfaces = nic_interfaces.physical_interfaces(host)
-        for interface in interfaces:
-            self._scan_nic(host, nic_interfaces.read_interface(host, interface), scan)
-        if not interfaces:
+        ports = self._network.ports
+        for interface in ports:
+            self._scan_nic(host, self._network.interfaces[interface], scan)
+        if not ports:
             scan.findings.append(
                 probe_result.ProbeFinding.absent("NIC settings", nic_interfaces.NO_INTERFACE)
             )
         return scan
 
-    def _scan_nic(
-        self, host: Host, nic: nic_interfaces.PhysicalInterface, scan: source_bases.NodeScan
-    ) -> None:
+    def _scan_nic(self, host: Host, nic: NetworkInterface, scan: source_bases.NodeScan) -> None:
         settings: dict[str, str] = {}
         unanswered: list[str] = []
         link, is_complete = _link(host, nic), True
         for name, query in self._queries(nic, settings):
-            part = (nic.interface, name)
+            part = (nic.name, name)
             answers = nic_interfaces.SettingAnswers(nic)
             try:
                 query(answers, host)
@@ -102,11 +101,11 @@ class NicSettingsSource(source_bases.ScanningSource):
                     continue
                 is_complete = False
                 usual = [
-                    (metric, Entity(metric.about, (nic.interface, *key)))
+                    (metric, Entity(metric.about, (nic.name, *key)))
                     for metric, *key in _USUAL.get(name, ())
                 ]
                 scan.failure(part, reason, usual)
-                subject, remedy = f"settings of {nic.interface}", _REMEDIES.get(name, _ALLOW)
+                subject, remedy = f"settings of {nic.name}", _REMEDIES.get(name, _ALLOW)
                 scan.findings.append(probe_result.ProbeFinding.failed(subject, error, remedy, name))
             else:
                 new = {key: text for key, text in answers.texts.items() if key not in settings}
@@ -117,15 +116,15 @@ class NicSettingsSource(source_bases.ScanningSource):
         if link[0] != "1" or link != _link(host, nic):
             is_complete = False
             for name in _NEGOTIATED_SETTINGS:
-                scan.watched_values.pop((nic.interface, name), None)
+                scan.watched_values.pop((nic.name, name), None)
         facts = {key: text for key, text in settings.items() if key in entities.NIC_SETTINGS.facts}
         if settings and is_complete:
             facts["hash"] = _settings_hash(settings)
-        scan.described_entities.append(Entity(entities.NIC_SETTINGS, (nic.interface,), facts))
+        scan.described_entities.append(Entity(entities.NIC_SETTINGS, (nic.name,), facts))
         scan.findings.append(_finding(nic, len(settings), unanswered))
 
     def _queries(
-        self, nic: nic_interfaces.PhysicalInterface, settings: Mapping[str, str]
+        self, nic: NetworkInterface, settings: Mapping[str, str]
     ) -> Iterator[tuple[str, SettingsQuery]]:
         """Queries in order of precedence, for settings that several of them return."""
         yield "expected_speed", self._add_expected_speed
@@ -139,8 +138,8 @@ class NicSettingsSource(source_bases.ScanningSource):
 
     def _add_expected_speed(self, answers: nic_interfaces.SettingAnswers, host: Host) -> None:  # noqa: ARG002 - a query
         nic = answers.nic
-        role = self._network.device_at(nic.pci_address).role
-        names = (nic.interface, nic.rdma_device, nic.pci_address, role)
+        role = self._network.device_of(nic.name).role
+        names = (nic.name, nic.rdma_device, nic.function, role)
         speed = self._wiring.rules.expected_speed(names)
         if speed is not None:
             answers.put(c.EXPECTED_SPEED, speed)
@@ -152,17 +151,16 @@ def _settings_hash(settings: Mapping[str, str]) -> str:
     return hashlib.sha256(repr(compared).encode()).hexdigest()[:_HASH_DIGITS]
 
 
-def _link(host: Host, nic: nic_interfaces.PhysicalInterface) -> tuple[str, ...]:
+def _link(host: Host, nic: NetworkInterface) -> tuple[str, ...]:
     """Carrier state, and the number of carrier changes."""
     files = ("carrier", "carrier_changes")
     return tuple(
-        fact_readers.read_text(host, f"{nic_interfaces.NET}/{nic.interface}/{file}")
-        for file in files
+        fact_readers.read_text(host, f"{nic_interfaces.NET}/{nic.name}/{file}") for file in files
     )
 
 
 def _add_firmware(answers: nic_interfaces.SettingAnswers, host: Host) -> None:
-    if firmware := host.call("ethtool", "driver", answers.nic.interface).get("firmware"):
+    if firmware := read_driver(host, answers.nic.name).get("firmware"):
         answers.set("firmware", firmware)
 
 
@@ -172,14 +170,14 @@ def _add_netlink(
     name: str,
     parse: Callable[[nic_interfaces.SettingAnswers, Json], None],
 ) -> None:
-    parse(answers, host.call("netlink", name, answers.nic.interface))
+    parse(answers, host.call("netlink", name, answers.nic.name))
 
 
 def _finding(
-    nic: nic_interfaces.PhysicalInterface, settings: int, unanswered: list[str]
+    nic: NetworkInterface, settings: int, unanswered: list[str]
 ) -> probe_result.ProbeFinding:
     detail = probe_result.format_count(settings, "setting")
     if unanswered:
         detail += f"; driver {nic.driver or 'unknown'} does not report {', '.join(unanswered)}"
     verdict = probe_result.ProbeVerdict.SUPPORTED if settings else probe_result.ProbeVerdict.ABSENT
-    return probe_result.ProbeFinding(f"settings of {nic.interface}", verdict, detail)
+    return probe_result.ProbeFinding(f"settings of {nic.name}", verdict, detail)

@@ -24,7 +24,7 @@ from railscope_agent.sampling import (
     source,
 )
 from railscope_agent.sources.pci_presence import PciPresence
-from railscope_agent.topology import pci, pcie_links
+from railscope_agent.topology import network_interface, pci, pcie_links
 
 ALL_ERRORS = "TOTAL_ERR"
 """Prefix of the line of an aer_dev_* file that counts messages of all kinds (pcie/aer.c)."""
@@ -100,8 +100,13 @@ class PcieSource(source.SourceWithFiles):
                     plan.states.append((column, path))
             _place_errors(host, plan, entity)
         self._place_totals(plan)
-        lasting = {a: e for a, e in entities.items() if not pci.is_virtual_function(host, a)}
-        names = pci.find_device_names(host, devices)
+        lasting = {
+            a: e
+            for a, e in entities.items()
+            if not pci.is_virtual_function(host, f"{pci.DEVICES}/{a}")
+        }
+        interfaces = network_interface.whole_functions(network_interface.read_interfaces(host))
+        names = pci.find_device_names(host, devices, interfaces)
         for address, entity in self._presence.add_devices(addresses, lasting, names).items():
             column = plan.columns.add(catalog.PCIE_GONE, entity)
             plan.gone.append((column, address))

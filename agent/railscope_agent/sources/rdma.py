@@ -225,41 +225,45 @@ def _devices(host: Host, network: NodeNetwork) -> list[RdmaDevice]:
 
 def _device(host: Host, name: str, network: NodeNetwork) -> RdmaDevice:
     base = f"{ROOT}/{name}"
-    facts = _facts(host, base, network)
+    facts = _facts(host, name, network)
     ports = []
     for port in fact_readers.list_names(host, f"{base}/ports"):
         directory = f"{base}/ports/{port}"
+        named = fact_readers.read_text(host, f"{directory}/gid_attrs/ndevs/0")
         of_port = fact_readers.nonempty_facts(
             link_layer=fact_readers.read_text(host, f"{directory}/link_layer"),
-            interface=_interface(host, base, directory),
+            interface=_interface(network, name, port, named),
         )
-        ports.append((directory, Entity(RDMA_PORT, (name, port), facts | of_port)))
+        if named in network.interfaces and not network.interfaces[named].is_port:
+            # A NIC in switchdev mode has a port for each representor, of one RDMA device.
+            of_port |= {"role": rail_rules.VIRTUAL_FUNCTION, "rail": ""}
+        of_port = fact_readers.nonempty_facts(**(facts | of_port))
+        ports.append((directory, Entity(RDMA_PORT, (name, port), of_port)))
     driver = rdma_driver(facts.get("driver", ""), name)
     return RdmaDevice(driver, base, Entity(RDMA_PORT, (name, DEVICE), facts), tuple(ports))
 
 
-def _facts(host: Host, base: str, network: NodeNetwork) -> dict[str, str]:
-    address = fact_readers.read_link_name(host, f"{base}/device")
-    return network.device_at(address).facts | fact_readers.nonempty_facts(
-        driver=_driver(host, base, address),
-        pci_address=address,
+def _facts(host: Host, name: str, network: NodeNetwork) -> dict[str, str]:
+    base, device = f"{ROOT}/{name}", network.device_of(name)
+    return device.facts | fact_readers.nonempty_facts(
+        driver=device.driver or fact_readers.read_link_name(host, f"{base}/device/driver"),
+        pci_address=device.address,
         firmware=fact_readers.read_text(host, f"{base}/fw_ver"),
         board=fact_readers.read_text(host, f"{base}/board_id"),
         hca=fact_readers.read_text(host, f"{base}/hca_type"),
     )
 
 
-def _driver(host: Host, base: str, address: str) -> str:
-    """Driver of the PCI device; a part of one (a subfunction) is on its own bus."""
-    path = f"/sys/bus/pci/devices/{address}/driver"
-    of_pci = fact_readers.read_link_name(host, path) if address else ""
-    return of_pci or fact_readers.read_link_name(host, f"{base}/device/driver")
-
-
-def _interface(host: Host, base: str, directory: str) -> str:
-    named = fact_readers.read_text(host, f"{directory}/gid_attrs/ndevs/0")
-    candidates = [named] if named else fact_readers.list_names(host, f"{base}/device/net")
-    return candidates[0] if len(candidates) == 1 else ""
+def _interface(network: NodeNetwork, device: str, port: str, named: str) -> str:
+    """Return the interface of a port: that of its GIDs, unless it is a bond, or the only one of the device's port."""
+    if named in network.interfaces:
+        return named
+    of_port = [
+        interface.name
+        for interface in network.interfaces.values()
+        if (interface.rdma_device, interface.rdma_port) == (device, port)
+    ]
+    return of_port[0] if len(of_port) == 1 else ""
 
 
 def _parse_states(texts: Sequence[bytes | Absent]) -> list[Reading]:

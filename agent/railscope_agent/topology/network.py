@@ -9,7 +9,8 @@ from typing import NamedTuple
 from railscope.frame import Entity
 from railscope.timestamps import SECOND_NS
 from railscope_agent.host import Host
-from railscope_agent.sampling.fact_readers import list_names, read_text
+from railscope_agent.sampling.answer_readings import parsed_reading
+from railscope_agent.sampling.fact_readers import list_names, read_link_name, read_text
 from railscope_agent.sampling.probe_host import (
     FailedCall,
     failed_calls,
@@ -19,12 +20,33 @@ from railscope_agent.sampling.probe_host import (
 from railscope_agent.topology import pci, rail_rules, rails as rail_map
 from railscope_agent.topology.default_routes import default_interfaces
 from railscope_agent.topology.network_device import NetworkDevice, NodeNetwork, nic_entity
+from railscope_agent.topology.network_interface import (
+    InterfaceKind,
+    NetworkInterface,
+    parse_speed,
+    read_driver,
+    read_interfaces,
+    whole_functions,
+    with_rdma_device,
+)
 
 BRIDGE_MARK = b"SW_MNG"
 """Mark in the vital product data of a ConnectX function that leads to an NVSwitch."""
 _BRIDGE_MODELS = {"15b3:1021"}
 """ConnectX-7: on HGX B200 and B300, the functions that manage the NVSwitches have the same PCI id as NICs."""
 _STORAGE_MEGABITS = 40_000
+IN_OTHER_NAMESPACE = "no interface in this network namespace"
+"""Reason of a NIC with a driver and without any name: an interface is in one namespace (network_namespaces(7))."""
+_DRIVERS_WITHOUT_INTERFACE = {
+    "vfio-pci",
+    "mlx5_vfio_pci",
+    "pci-stub",
+    "uio_pci_generic",
+    "igb_uio",
+    "pciback",
+}
+_GIDS = 16
+"""Number of GID table entries that are read: those of the bond itself come first."""
 SCAN_VALID_NS = SECOND_NS
 
 
@@ -62,6 +84,8 @@ class NetworkScanner:
         self._bridges: dict[str, bool] = {}
         self._last: _NetworkScan | None = None
         self._devices = _RailDevices({}, {})
+        self._on_rails: set[str] = set()
+        """Functions that had a rail at the last scan: one that moves to another network namespace keeps it."""
 
     def scan(self, host: Host) -> NodeNetwork:
         """Return the network devices as they are now.
@@ -86,28 +110,31 @@ class NetworkScanner:
         return network
 
     def find_nics(self, host: Host) -> tuple[Entity, ...]:
-        """Return every interface whose driver identifies itself."""
+        """Return the interfaces of all functions and sub-functions: representors are no NICs."""
         network = self.scan(host)
         nics = []
-        for interface in list_names(host, pci.NET_CLASS):
-            try:
-                driver = host.call("ethtool", "driver", interface)
-            except OSError:  # virtual, or denied: source `nic` reports it
+        for name, interface in network.interfaces.items():
+            if interface.kind is InterfaceKind.REPRESENTOR:
                 continue
-            nics.append(nic_entity(interface, driver, network.device_at(driver.get("bus", ""))))
+            try:
+                driver = read_driver(host, name)
+            except OSError:  # source `nic` reports it
+                driver = {}
+            nics.append(nic_entity(interface, network.device_of(name), driver))
         return tuple(nics)
 
     def assign_roles(self, host: Host, devices: Iterable[pci.PciDevice]) -> NodeNetwork:
         """Return the network devices, given the devices of the PCI bus."""
         pci_devices = list(devices)
         gpus = pci.select_gpus(pci_devices)
+        interfaces = read_interfaces(host)
         candidates = [
             self._assign_initial_role(host, device)
-            for device in _find_network_devices(host, pci_devices)
+            for device in _find_network_devices(host, pci_devices, interfaces)
         ]
         default_routes = default_interfaces(host)
         routing_nics = {d.address for d in candidates if default_routes.intersection(d.interfaces)}
-        units = _group_by_slot(candidates)
+        units = _group_by_slot(candidates, self._on_rails)
         rail_devices = self._with_missing(gpus, _rail_candidates(units, routing_nics))
         addresses = [*rail_devices.gpus]
         assignment = rail_map.assign_rails(
@@ -118,6 +145,7 @@ class NetworkScanner:
         ]
         by_address = {d.address: d for d in (*candidates, *on_rails)}
         named, problems = self._apply_configured_rails(by_address.values())
+        self._on_rails = {device.address for device in named if device.rail is not None}
         are_rails = any(device.rail is not None for device in named)
         network_devices = [
             _assign_remaining_role(host, device, routing_nics, are_rails=are_rails)
@@ -125,6 +153,7 @@ class NetworkScanner:
             else replace(device, reason=device.reason or "the node has no GPU")
             for device in named
         ]
+        subfunctions = _find_subfunctions(host, interfaces)
         network_devices.sort(key=lambda device: pci.bus_order(device.address))
         number_by_gpu = {address: number for number, address in enumerate(addresses)}
         nics = {gpu.address: assignment.nics[number_by_gpu[gpu.address]] for gpu in gpus}
@@ -132,8 +161,25 @@ class NetworkScanner:
         if self.rules.rails or self.rules.rail_pattern:
             rails = _rails_by_nic(nics, rails, network_devices)
         unused = self.rules.find_unused(name for device in network_devices for name in device.names)
+        rdma_devices = {
+            name: device.rdma[0]
+            for device in (*network_devices, *subfunctions)
+            for name in device.interfaces
+            if device.rdma
+        }
+        interfaces |= {
+            name: with_rdma_device(host, interfaces[name], device)
+            for name, device in rdma_devices.items()
+        }
         return NodeNetwork(
-            tuple(network_devices), tuple(gpus), rails, nics, tuple(problems), unused
+            tuple(network_devices),
+            tuple(gpus),
+            rails,
+            nics,
+            tuple(problems),
+            unused,
+            interfaces,
+            subfunctions,
         )
 
     def _with_missing(
@@ -159,7 +205,7 @@ class NetworkScanner:
         role = self.rules.find_role(device.names)
         if role:
             return replace(device, role=role[0], reason=role[1])
-        if pci.is_virtual_function(host, device.address):
+        if pci.is_virtual_function(host, f"{pci.DEVICES}/{device.address}"):
             return replace(
                 device,
                 role=rail_rules.VIRTUAL_FUNCTION,
@@ -217,23 +263,19 @@ class NetworkScanner:
         return configured, problems
 
 
-def _find_network_devices(host: Host, devices: list[pci.PciDevice]) -> list[NetworkDevice]:
+def _find_network_devices(
+    host: Host, devices: list[pci.PciDevice], interfaces: Mapping[str, NetworkInterface]
+) -> list[NetworkDevice]:
     """Return all functions of the bus that are network devices, with their names."""
-    rdma, interfaces = (
-        pci.pci_functions(host, pci.RDMA_CLASS),
-        pci.pci_functions(host, pci.NET_CLASS),
-    )
+    rdma, functions = pci.pci_functions(host, pci.RDMA_CLASS), whole_functions(interfaces)
     by_address = {device.address: device for device in devices}
     nics = {d.address for d in devices if d.role == pci.NIC}
     network_devices = []
-    for address in sorted(nics | set(rdma.values()) | set(interfaces.values())):
-        rdma_names = tuple(name for name, function in rdma.items() if function == address)
-        interface_names = [name for name, function in interfaces.items() if function == address]
-        interface_names += [
-            net
-            for name in rdma_names
-            for net in list_names(host, f"{pci.RDMA_CLASS}/{name}/device/net")
-        ]
+    for address in sorted(nics | set(rdma.values()) | set(functions.values())):
+        interface_names = tuple(name for name, function in functions.items() if function == address)
+        rdma_names = tuple(
+            name for name, function in rdma.items() if function == address
+        ) or _rdma_of_bond(host, rdma, address, interface_names)
         device = by_address.get(address) or pci.PciDevice(
             pci.NIC,
             read_text(host, f"{pci.DEVICES}/{address}/vendor"),
@@ -243,10 +285,91 @@ def _find_network_devices(host: Host, devices: list[pci.PciDevice]) -> list[Netw
         layers = {layer for name in rdma_names if (layer := _link_layer(host, name))}
         network_devices.append(
             NetworkDevice(
-                device, rdma_names, tuple(dict.fromkeys(interface_names)), "/".join(sorted(layers))
+                device,
+                rdma_names,
+                interface_names,
+                "/".join(sorted(layers)),
+                read_link_name(host, f"{pci.DEVICES}/{address}/driver"),
             )
         )
-    return network_devices
+    are_drivers_known = any(device.driver for device in network_devices)
+    return [
+        device
+        if device.rdma or device.interfaces
+        else replace(
+            device, reason=_why_nameless(device.driver, are_drivers_known=are_drivers_known)
+        )
+        for device in network_devices
+    ]
+
+
+def _why_nameless(driver: str, *, are_drivers_known: bool) -> str:
+    """Return the reason why a function has neither interface nor RDMA device. A copied tree may lack all drivers."""
+    if are_drivers_known and not driver:
+        return "no driver is bound"
+    if driver in _DRIVERS_WITHOUT_INTERFACE:
+        return f"driver {driver} has no network interface"
+    return IN_OTHER_NAMESPACE
+
+
+def _rdma_of_bond(
+    host: Host, rdma: Mapping[str, str], address: str, interfaces: Iterable[str]
+) -> tuple[str, ...]:
+    """Return the RDMA device of a function's slot whose bond contains the function's interface.
+
+    The driver makes one RDMA device for both ports of a NIC whose interfaces are bonded
+    (drivers/net/ethernet/mellanox/mlx5/core/lag); its GIDs belong to the bond.
+    """
+    bonds = [
+        bond
+        for bond in read_text(host, f"{pci.NET_CLASS}/bonding_masters").split()
+        if not set(interfaces).isdisjoint(
+            read_text(host, f"{pci.NET_CLASS}/{bond}/bonding/slaves").split()
+        )
+    ]
+    return tuple(
+        name
+        for name, other in rdma.items()
+        if bonds
+        and pci.pci_slot(other) == pci.pci_slot(address)
+        and any(
+            read_text(host, f"{pci.RDMA_CLASS}/{name}/ports/{port}/gid_attrs/ndevs/{gid}") in bonds
+            for port in list_names(host, f"{pci.RDMA_CLASS}/{name}/ports")
+            for gid in range(_GIDS)
+        )
+    )
+
+
+def _find_subfunctions(
+    host: Host, interfaces: Mapping[str, NetworkInterface]
+) -> tuple[NetworkDevice, ...]:
+    """Return the sub-functions of NICs: devices below a PCI function, with an interface or an RDMA device."""
+    parts: dict[str, tuple[list[str], list[str]]] = {}
+    for name, interface in interfaces.items():
+        if interface.kind is InterfaceKind.SUBFUNCTION:
+            device = _resolved_device(host, pci.NET_CLASS, name)
+            parts.setdefault(device, ([], []))[1].append(name)
+    for name in list_names(host, pci.RDMA_CLASS):
+        device = _resolved_device(host, pci.RDMA_CLASS, name)
+        if pci.function_above(device) and not pci.is_function(device):
+            parts.setdefault(device, ([], []))[0].append(name)
+    return tuple(
+        NetworkDevice(
+            pci.PciDevice(pci.NIC, "", "", pci.PciPlace("", (pci.function_above(device),))),
+            tuple(rdma),
+            tuple(names),
+            role=rail_rules.VIRTUAL_FUNCTION,
+            reason=f"sub-function of {pci.function_above(device)}",
+        )
+        for device, (rdma, names) in parts.items()
+    )
+
+
+def _resolved_device(host: Host, class_: str, name: str) -> str:
+    try:
+        return host.resolve(f"{class_}/{name}/device")
+    except OSError:
+        return ""
 
 
 def _link_layer(host: Host, device: str) -> str:
@@ -256,11 +379,14 @@ def _link_layer(host: Host, device: str) -> str:
     )
 
 
-def _group_by_slot(devices: list[NetworkDevice]) -> dict[str, list[NetworkDevice]]:
+def _group_by_slot(
+    devices: list[NetworkDevice], on_rails: set[str]
+) -> dict[str, list[NetworkDevice]]:
     """Return NICs that may be rails: RDMA functions by slot, in the order of their functions."""
     units: dict[str, list[NetworkDevice]] = {}
     for device in sorted(devices, key=lambda device: pci.bus_order(device.address)):
-        if device.rdma and device.role in {"", rail_rules.COMPUTE}:
+        keeps_rail = device.reason == IN_OTHER_NAMESPACE and device.address in on_rails
+        if (device.rdma or keeps_rail) and device.role in {"", rail_rules.COMPUTE}:
             units.setdefault(pci.pci_slot(device.address), []).append(device)
     return units
 
@@ -270,9 +396,10 @@ def _rail_candidates(
 ) -> list[rail_map.RailNic]:
     return [
         rail_map.RailNic(
-            unit[0].device.place, unit[0].model, any(d.address in routing_nics for d in unit)
+            unit[0].device.place, with_rdma.model, any(d.address in routing_nics for d in unit)
         )
         for unit in units.values()
+        if (with_rdma := next((d for d in unit if d.rdma), None))
     ]
 
 
@@ -284,7 +411,7 @@ def _assign_unit_rail(
     position = assignment.assigned.get(first)
     for function, device in enumerate(unit):
         if position is None:
-            yield replace(device, reason=device.reason or assignment.why_not[first])
+            yield replace(device, reason=device.reason or assignment.why_not.get(first, ""))
             continue
         yield replace(
             device,
@@ -292,7 +419,7 @@ def _assign_unit_rail(
             rail=assignment.rails[position.gpu],
             plane=position.plane * len(unit) + function,
             gpu=gpus[position.gpu],
-            reason=position.reason,
+            reason=position.reason if device.rdma else device.reason,
         )
 
 
@@ -300,7 +427,7 @@ def _assign_remaining_role(
     host: Host, device: NetworkDevice, routing_nics: set[str], *, are_rails: bool
 ) -> NetworkDevice:
     """Assign the remaining roles. Without any rail, RDMA may be for GPUs as well as for storage."""
-    if device.role:
+    if device.role or not (device.rdma or device.interfaces):
         return device
     if device.address in routing_nics:
         return replace(device, role=rail_rules.MANAGEMENT, reason="carries the default route")
@@ -308,8 +435,11 @@ def _assign_remaining_role(
         return replace(device, reason=f"RDMA, but no NIC of this node has a rail: {device.reason}")
     if device.rdma:
         return replace(device, role=rail_rules.STORAGE, reason=f"RDMA, not a rail: {device.reason}")
-    speeds = [read_text(host, f"{pci.NET_CLASS}/{name}/speed") for name in device.interfaces]
-    if any(speed.isdecimal() and int(speed) >= _STORAGE_MEGABITS for speed in speeds):
+    speeds = [
+        parsed_reading(host.read, f"{pci.NET_CLASS}/{name}/speed", parse_speed)
+        for name in device.interfaces
+    ]
+    if any(isinstance(speed, int) and speed >= _STORAGE_MEGABITS for speed in speeds):
         return replace(device, role=rail_rules.STORAGE, reason="no RDMA, but 40 Gb/s or more")
     return replace(device, role=rail_rules.MANAGEMENT, reason="no RDMA, and less than 40 Gb/s")
 

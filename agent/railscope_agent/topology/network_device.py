@@ -14,19 +14,21 @@ from railscope.catalog.entities import NIC
 from railscope.frame import Entity
 from railscope_agent.sampling.fact_readers import nonempty_facts
 from railscope_agent.topology import pci
+from railscope_agent.topology.network_interface import NetworkInterface
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkDevice:
-    """Network function of the PCI bus with its names, its role and its rail.
+    """Network function of the PCI bus, or a sub-function of one, with its names, its role and its rail.
 
-    `gpu` is the address of its GPU; `reason` explains the role and the rail.
+    `driver` is that of the function; `gpu` is the address of its GPU; `reason` explains the role and the rail.
     """
 
     device: pci.PciDevice
     rdma: tuple[str, ...] = ()
     interfaces: tuple[str, ...] = ()
     link_layer: str = ""
+    driver: str = ""
     role: str = ""
     rail: int | None = None
     plane: int = 0
@@ -64,7 +66,7 @@ class NodeNetwork:
 
     `gpu_rails` maps the PCI address of a GPU to its rail, `nic_by_gpu` to the NIC that it uses. `problems`
     are settings that contradict the node, or each other; `unused` are names in the settings without a
-    device.
+    device. `interfaces` are those of all devices by name, `subfunctions` the parts of functions.
     """
 
     devices: tuple[NetworkDevice, ...] = ()
@@ -73,18 +75,32 @@ class NodeNetwork:
     nic_by_gpu: Mapping[str, str] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
+    interfaces: Mapping[str, NetworkInterface] = field(default_factory=dict)
+    subfunctions: tuple[NetworkDevice, ...] = ()
+
+    @property
+    def ports(self) -> list[str]:
+        """Interfaces that represent a port of this node."""
+        return [name for name, interface in self.interfaces.items() if interface.is_port]
 
     def device_at(self, address: str) -> NetworkDevice:
         """Return the device at a PCI address."""
         return next((d for d in self.devices if d.address == address), NO_NETWORK_DEVICE)
 
+    def device_of(self, name: str) -> NetworkDevice:
+        """Return the device or the sub-function with this interface or RDMA device."""
+        devices = (d for d in (*self.devices, *self.subfunctions) if name in d.names)
+        return next(devices, NO_NETWORK_DEVICE)
 
-def nic_entity(interface: str, driver: Mapping[str, str], device: NetworkDevice) -> Entity:
-    """Return a NIC with its facts; `driver` is ethtool's answer (linux/ethtool.h, ETHTOOL_GDRVINFO)."""
+
+def nic_entity(
+    interface: NetworkInterface, device: NetworkDevice, driver: Mapping[str, str]
+) -> Entity:
+    """Return a NIC with its facts; `driver` is the answer of `read_driver`, empty if it failed."""
     facts = device.facts | nonempty_facts(
-        driver=driver["driver"],
+        driver=driver.get("driver", "") or interface.driver,
         firmware=driver.get("firmware", ""),
-        pci_address=driver.get("bus", ""),
-        rdma_device=device.rdma[0] if device.rdma else "",
+        pci_address=interface.function or driver.get("bus", ""),
+        rdma_device=interface.rdma_device,
     )
-    return Entity(NIC, (interface,), facts)
+    return Entity(NIC, (interface.name,), facts)

@@ -19,6 +19,7 @@ from railscope_agent.topology import pci
 
 _PORT_NAME = re.compile(r"(l\d+)?p\d+(s\d+)?")
 _REPRESENTED_NAME = re.compile(r"(c\d+)?(p\d+)?pf\d+((vf|sf)\d+)?")
+_SUFFIX = re.compile(r"\s*\[[^\[\]\s]*\]?$")
 _REPRESENTOR_DRIVER = "_rep"
 """End of the names mlx5e_rep, efx_ef100_rep and rvu_rep. Linux before 5.13 uses mlx5e_rep for the port itself, too."""
 
@@ -74,7 +75,7 @@ def read_driver(host: Host, interface: str) -> dict[str, Json]:
     (drivers/net/ethernet/mellanox/mlx5/core/ipoib/ethtool.c).
     """
     answer: dict[str, Json] = host.call("ethtool", "driver", interface)
-    return {**answer, "driver": answer["driver"].partition("[")[0].rstrip()}
+    return {**answer, "driver": _SUFFIX.sub("", answer["driver"])}
 
 
 def parse_speed(content: bytes) -> Reading:

@@ -6,7 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from railscope_agent.host import Host
-from railscope_agent.topology import nccl_topology, pci, pci_distance, pcie_links, rail_rules
+from railscope_agent.topology import (
+    nccl_topology,
+    network_interface,
+    pci,
+    pci_distance,
+    pcie_links,
+    rail_rules,
+)
 from railscope_agent.topology.gpu_links import GpuLinks, count_bonded_links, read_gpu_links
 from railscope_agent.topology.network import NetworkScanner
 from railscope_agent.topology.network_device import NetworkDevice, NodeNetwork
@@ -97,7 +104,7 @@ def read_topology(host: Host, rules: rail_rules.RailRules) -> NodeTopology:
     bonds |= {pair: f"NV{count}" for pair, count in bonded.items()}
     return NodeTopology(
         devices,
-        pci.find_device_names(host, devices),
+        pci.find_device_names(host, devices, network_interface.whole_functions(network.interfaces)),
         states,
         {address: _list_near_cpus(device, tree) for address, device in devices.items()},
         tuple(sorted(gpus, key=lambda gpu: (gpu.index, pci.bus_order(gpu.address)))),

@@ -106,17 +106,15 @@ def pci_path(resolved: str) -> tuple[str, ...]:
     return (bridge, *[part for part in parts if _ADDRESS.fullmatch(part)])
 
 
-def address_of(host: Host, link: str) -> str:
-    """Return the PCI address that a link resolves to, directly or through virtio; else empty.
-
-    Other devices below a function, such as the sub-functions of mlx5, are only a part of it.
-    """
-    try:
-        resolved = host.resolve(link)
-    except OSError:
-        return ""
+def is_function(resolved: str) -> bool:
+    """True if a resolved sysfs path is a PCI function, directly or through virtio, and not a part of one."""
     last = resolved.rsplit("/", 1)[-1]
-    return pci_path(resolved)[-1] if is_address(last) or last.startswith(_VIRTIO) else ""
+    return is_address(last) or last.startswith(_VIRTIO)
+
+
+def function_above(resolved: str) -> str:
+    """Return the address of the last PCI function along a resolved sysfs path; empty if there is none."""
+    return next(reversed(pci_path(resolved)[1:]), "")
 
 
 def read_place(host: Host, address: str) -> PciPlace:
@@ -190,9 +188,20 @@ def _is_gpu(host: Host, address: str) -> bool:
     return vendor == _NVIDIA and class_.startswith(_DISPLAY_CLASS)
 
 
-def is_virtual_function(host: Host, address: str) -> bool:
-    """True for a virtual function whose physical function is on this node (SR-IOV)."""
-    return bool(read_link_name(host, f"{DEVICES}/{address}/physfn"))
+def is_virtual_function(host: Host, directory: str) -> bool:
+    """True for the directory of a virtual function whose physical function is on this node (SR-IOV)."""
+    return "physfn" in list_names(host, directory) or bool(
+        read_link_name(host, f"{directory}/physfn")
+    )
+
+
+def address_of(host: Host, link: str) -> str:
+    """Return the address of the PCI function that a link resolves to; empty for a part of one."""
+    try:
+        resolved = host.resolve(link)
+    except OSError:
+        return ""
+    return function_above(resolved) if is_function(resolved) else ""
 
 
 def pci_functions(host: Host, directory: str) -> dict[str, str]:
@@ -203,11 +212,18 @@ def pci_functions(host: Host, directory: str) -> dict[str, str]:
     return {name: address for name, address in functions.items() if address}
 
 
-def find_device_names(host: Host, devices: dict[str, PciDevice]) -> dict[str, list[str]]:
-    """Return RDMA devices, interfaces, drives and GPU UUIDs by PCI address."""
+def find_device_names(
+    host: Host, devices: dict[str, PciDevice], interfaces: Mapping[str, str]
+) -> dict[str, list[str]]:
+    """Return RDMA devices, interfaces, drives and GPU UUIDs by PCI address; `interfaces` are addresses by name."""
     names: dict[str, list[str]] = {}
-    for directory in (RDMA_CLASS, NET_CLASS, NVME_CLASS):
-        for name, address in pci_functions(host, directory).items():
+    functions = (
+        pci_functions(host, RDMA_CLASS),
+        interfaces,
+        pci_functions(host, NVME_CLASS),
+    )
+    for of_class in functions:
+        for name, address in of_class.items():
             names.setdefault(address, []).append(name)
     for device in devices.values():
         uuid = read_gpu_uuid(host, device.address) if device.role == GPU else ""
