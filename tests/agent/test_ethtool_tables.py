@@ -26,7 +26,7 @@ from railscope_agent.topology.network_interface import NetworkInterface
 
 PLACES = {NIC: "", NIC_PRIORITY: "{priority}", NIC_TRAFFIC_CLASS: "{class}", NIC_LANE: "{lane}"}
 SHORT = {
-    "mlx5_core": "mlx5", "bnxt_en": "bnxt", "ice": "ice", "i40e": "i40e", "ionic": "ionic",
+    "mlx5_core": "mlx5", "mlx5e_rep": "mlx5", "bnxt_en": "bnxt", "ice": "ice", "i40e": "i40e", "ionic": "ionic",
     "ena": "ena", "mana": "mana", "gve": "gve", "hv_netvsc": "hv_netvsc",
 }  # fmt: skip
 ROWS = [(driver, text, metric) for driver, rows in DRIVERS.items() for text, metric in rows]

@@ -392,6 +392,7 @@ IONIC: tuple[StatisticMetric, ...] = (
 
 DRIVERS: dict[str, tuple[StatisticMetric, ...]] = {
     "mlx5_core": MLX5,
+    "mlx5e_rep": MLX5,
     "bnxt_en": BNXT,
     "ice": ICE,
     "i40e": I40E,
@@ -401,6 +402,8 @@ DRIVERS: dict[str, tuple[StatisticMetric, ...]] = {
     "gve": GVE,
     "hv_netvsc": NETVSC,
 }
+
+"""Tables by driver. Linux before 5.13 calls a port in switchdev mode mlx5e_rep; interfaces of other parts have no table."""
 
 _NARROW = {"mlx5_core": ("rx_out_of_buffer", "dev_internal_queue_oob", "dev_out_of_buffer")}
 """32-bit statistics that wrap: queue counters. Those of the function are reset together with them."""

@@ -6,12 +6,12 @@ A metric that the driver's statistics contain for a NIC is reported by the sourc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 from railscope.catalog import declare, entities, nic as c
 from railscope.frame import Entity
-from railscope.reading import Absent, Reading, reason_of
+from railscope.reading import Absent, Reading, is_failure, reason_of
 from railscope_agent.host import Host, Json
 from railscope_agent.sampling import probe_result, row_builder, source
 from railscope_agent.sources import ethtool_statistics
@@ -27,6 +27,12 @@ _COUNTERS: Mapping[str, Mapping[str, declare.Metric]] = {
     "pause": {"receive_frames": c.GLOBAL_PAUSE_RECEIVED, "transmit_frames": c.GLOBAL_PAUSE_SENT},
     "standard_statistics": ethtool_statistics.GROUPS,
 }
+_USUAL = {
+    "fec": ("corrected_blocks", "uncorrectable_blocks"),
+    "pause": ("receive_frames", "transmit_frames"),
+    "standard_statistics": ("FrameCheckSequenceErrors",),
+}
+"""Usual counters of a request: if it fails, they are absent for the reason of the failure."""
 _OF_DRIVERS: Mapping[str, Mapping[str, Mapping[str, declare.Metric]]] = {
     "mlx5_core": {"pause": {"receive_frames": c.PAUSE_RECEIVED, "transmit_frames": c.PAUSE_SENT}},
     "bnxt_en": {
@@ -86,11 +92,14 @@ class LinkErrorSource(source.SourceWithoutResources):
         interface = nic.name
         elsewhere = _metrics_of_statistics(host, nic)
         for name, counters in {**_COUNTERS, **_OF_DRIVERS.get(nic.driver, {})}.items():
+            counts: Container[str]
             try:
                 counts = _counts(host, name, interface)
             except OSError as error:
-                problems += _request_failure(interface, name, error)
-                continue
+                if not is_failure(error):
+                    continue
+                problems.append(_request_failure(interface, name, error))
+                counts = _USUAL[name]
             columns_by_key = {
                 key: columns.add(metric, Entity(entities.NIC, (interface,)))
                 for key, metric in counters.items()
@@ -137,9 +146,7 @@ def _finding(interface: str, counters: int) -> probe_result.ProbeFinding:
     return probe_result.ProbeFinding.absent(subject, "none except the driver's statistics")
 
 
-def _request_failure(interface: str, name: str, error: OSError) -> list[probe_result.ProbeFinding]:
-    if reason_of(error) in {Absent.UNSUPPORTED, Absent.GONE}:
-        return []
+def _request_failure(interface: str, name: str, error: OSError) -> probe_result.ProbeFinding:
     subject = f"error correction and pause of {interface}"
     remedy = "allow the agent netlink sockets (AF_NETLINK)"
-    return [probe_result.ProbeFinding.failed(subject, error, remedy, name)]
+    return probe_result.ProbeFinding.failed(subject, error, remedy, name)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from railscope.catalog import declare, entities, host as host_catalog
 from railscope.frame import Entity
-from railscope.reading import Absent, Reading, parse_integer, reason_of
+from railscope.reading import Absent, Reading, is_failure, parse_integer, reason_of
 from railscope_agent.host import Host, Json
 from railscope_agent.sampling import (
     answer_readings,
@@ -46,7 +46,7 @@ class LinkSource(source.SourceWithFiles):
         self._with_carrier: list[str] = []
 
     def probe(self, host: Host) -> probe_result.ProbeResult:
-        """Find the interfaces; files that fail now are not read again until the next probe."""
+        """Find the interfaces; files that do not exist now are not read again until the next probe."""
         columns = probe_result.ColumnBuilder()
         paths: list[str] = []
         self._parsers = []
@@ -59,7 +59,7 @@ class LinkSource(source.SourceWithFiles):
         for interface in interfaces:
             for file, metric, parse in _FILES[:1] if interface in self._with_carrier else _FILES:
                 path = f"{NET}/{interface}/{file}"
-                if fact_readers.read_text(host, path):
+                if _has_content(host, path):
                     columns.add(metric, Entity(entities.NIC, (interface,)))
                     paths.append(path)
                     self._parsers.append(parse)
@@ -99,6 +99,14 @@ class LinkSource(source.SourceWithFiles):
             )
             changes = link.get("carrier_changes", Absent.ERROR) if link else Absent.GONE
             into.put_readings(column + 2 * first, (carrier, changes))
+
+
+def _has_content(host: Host, path: str) -> bool:
+    """True if a file is not empty, or fails: an interface that is down has no speed (EINVAL)."""
+    try:
+        return bool(host.read(path).strip())
+    except OSError as error:
+        return is_failure(error)
 
 
 def _links(host: Host) -> dict[str, Json]:

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 
 from railscope.catalog import bursts as c, declare, entities, nic, rdma
 from railscope.frame import Entity
-from railscope.reading import PRESENT, Absent, reason_of
+from railscope.reading import PRESENT, Absent, is_failure, reason_of
 from railscope.timestamps import MICROSECOND_NS, MILLISECOND_NS, SECOND_NS
 from railscope_agent.host import Host
 from railscope_agent.sampling import (
@@ -58,6 +58,7 @@ MANA_GF_STATS_PERIOD.
 _MAX_REFRESHED_NS = 2_000_000_000
 """Counters refreshed less often, as in a recording with few moments, cannot show bursts."""
 
+_OF_NIC = (c.NIC_WINDOW_LENGTH, c.NIC_MISSED)
 CounterKey = tuple[declare.Metric, str]
 """A histogram and a direction."""
 
@@ -82,12 +83,12 @@ def plan_sampling(
 ) -> NicSamplingPlan | None:
     """Sampling plan of an interface; None if its driver does not count the traffic of a port.
 
-    The notifications of an RDMA device that several ports share are those of no single port.
+    The notifications of an RDMA device that several ports share are those of no single port. Raises OSError.
     """
-    try:
-        listed = host.call("ethtool", "statistics", interface.name)["names"]
-    except OSError:
+    refreshed_ns = max(_REFRESHED_NS.get(interface.driver, 0), host.statistics_period_ns)
+    if refreshed_ns > _MAX_REFRESHED_NS:
         return None
+    listed = host.call("ethtool", "statistics", interface.name)["names"]
     positions: dict[CounterKey, tuple[int, ...]] = {}
     link_downs = None
     for metric, _, position in match_statistics(interface, listed):
@@ -100,9 +101,6 @@ def plan_sampling(
     device = interface.rdma_device
     has_files = device and not shares_device
     files = _notification_files(host, device, interface.driver) if has_files else {}
-    refreshed_ns = max(_REFRESHED_NS.get(interface.driver, 0), host.statistics_period_ns)
-    if refreshed_ns > _MAX_REFRESHED_NS:
-        return None
     return NicSamplingPlan(
         interface.name, device, tuple(listed), positions, refreshed_ns, link_downs, files
     )
@@ -313,6 +311,8 @@ class NicBurstSource:
         self._ports: dict[str, BurstPort] = {}
         self._histories: dict[str, NicWindows] = {}
         self._columns: list[tuple[BurstPort, int]] = []
+        self._failed: dict[str, Absent] = {}
+        """NICs whose statistics could not be listed, with the reason; their columns follow the others."""
         self._reported_ns = 0
 
     def probe(self, host: Host) -> probe_result.ProbeResult:
@@ -320,11 +320,17 @@ class NicBurstSource:
         network = self._wiring.scan(host)
         named = Counter((i.rdma_device, i.rdma_port) for i in network.interfaces.values())
         ports: dict[str, BurstPort] = {}
+        self._failed = {}
         for interface, described in network.interfaces.items():
             shares_device = named[described.rdma_device, described.rdma_port] > 1
             if not self._is_selected(described, network.device_of(interface).role):
                 continue
-            planned = plan_sampling(host, described, shares_device=shares_device)
+            try:
+                planned = plan_sampling(host, described, shares_device=shares_device)
+            except OSError as error:
+                if is_failure(error):
+                    self._failed[interface] = reason_of(error)
+                continue
             if planned is None:
                 continue
             before = self._ports.pop(interface, None)
@@ -349,10 +355,12 @@ class NicBurstSource:
         self._columns = []
         for interface, port in self._ports.items():
             about = Entity(entities.NIC, (interface,))
-            first = columns.add_each((c.NIC_WINDOW_LENGTH, c.NIC_MISSED), about)
+            first = columns.add_each(_OF_NIC, about)
             for windows in port.windows.values():
                 windows.add_columns(columns)
             self._columns.append((port, first))
+        for interface in self._failed:
+            columns.add_each(_OF_NIC, Entity(entities.NIC, (interface,)))
         return columns
 
     def read(self, host: Host, into: row_builder.RowBuilder) -> None:
@@ -369,6 +377,10 @@ class NicBurstSource:
             for windows in port.windows.values():
                 windows.put(into, port.problem)
             port.read_speed()
+        first = len(into.values) - len(_OF_NIC) * len(self._failed)
+        for reason in self._failed.values():
+            into.put_none(first, len(_OF_NIC), reason)
+            first += len(_OF_NIC)
 
     def close(self) -> None:
         """Close the open files; the histograms continue from their current state."""

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 
 from railscope.catalog import cabling, declare, entities
 from railscope.frame import Column, Entity
-from railscope.reading import Absent, Reading, reason_of
+from railscope.reading import Absent, Reading, is_failure, reason_of
 from railscope_agent.host import Host, Json
 from railscope_agent.sampling import answer_readings, fact_readers, probe_result
 from railscope_agent.sources.nic_interfaces import (
@@ -108,14 +108,13 @@ class NeighbourSource(ScanningSource):
 
 def _add_lldp_failure(scan: NodeScan, links: Mapping[str, Reading], error: OSError) -> None:
     """Record that all neighbours are unknown; the verdict depends on the reason."""
-    reason = reason_of(error)
-    if reason in {Absent.UNSUPPORTED, Absent.GONE}:
+    if not is_failure(error):
         scan.findings.append(
             probe_result.ProbeFinding.absent(_LLDP_SUBJECT, error.strerror or str(error))
         )
         return
     for interface in links:
-        scan.failure((interface, _NEIGHBOUR), reason, [_column(interface)])
+        scan.failure((interface, _NEIGHBOUR), reason_of(error), [_column(interface)])
     scan.findings.append(probe_result.ProbeFinding.failed(_LLDP_SUBJECT, error, _LLDP_REMEDY))
 
 

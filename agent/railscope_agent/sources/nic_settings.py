@@ -17,7 +17,7 @@ from functools import partial
 
 from railscope.catalog import declare, entities, nic_settings as c
 from railscope.frame import Entity
-from railscope.reading import Absent, reason_of
+from railscope.reading import Absent, is_failure, reason_of
 from railscope_agent.host import Host, Json
 from railscope_agent.sampling import answer_readings, fact_readers, probe_result
 from railscope_agent.sources import nic_interfaces, nic_setting_parsers as parsers, source_bases
@@ -96,7 +96,7 @@ class NicSettingsSource(source_bases.ScanningSource):
                 query(answers, host)
             except (OSError, *answer_readings.MALFORMED_ERRORS) as error:
                 reason = reason_of(error) if isinstance(error, OSError) else Absent.ERROR
-                if reason in {Absent.UNSUPPORTED, Absent.GONE}:
+                if isinstance(error, OSError) and not is_failure(error):
                     unanswered.append(name)
                     continue
                 is_complete = False

@@ -40,9 +40,12 @@ def create_matrix(node: node_topology.NodeTopology) -> tuple[list[str], list[lis
 
 
 def matrix_nics(node: node_topology.NodeTopology) -> list[tuple[str, NetworkDevice]]:
-    """Return RDMA devices by name, in the order of the table: mlx5_2 precedes mlx5_10."""
-    named = [(name, nic) for nic in node.nics for name in nic.rdma]
-    return sorted(named, key=lambda entry: _natural_order(entry[0]))
+    """Return RDMA devices by name, in the order of the table: mlx5_2 precedes mlx5_10.
+
+    The device of bonded ports is at the first of them.
+    """
+    named = {name: nic for nic in reversed(node.nics) for name in nic.rdma}
+    return sorted(named.items(), key=lambda entry: _natural_order(entry[0]))
 
 
 def format_matrix(node: node_topology.NodeTopology) -> str:
