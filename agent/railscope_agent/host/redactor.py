@@ -93,9 +93,13 @@ _ADDRESS = (
     r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d.])"
     r"|(?<![0-9a-z:.])(?!\d+::?/)(?=[0-9a-f:]*[0-9a-f])(?:[0-9a-f]{0,4}:){2,7}[0-9a-f]{0,4}(?![0-9a-z:.])"
 )
-_IDENTIFIERS = re.compile(rf"(?P<sluid>{_SLUID})|(?P<identifier>{_IDENTIFIER})", re.IGNORECASE)
+_CLIENT = (
+    r"(?<![0-9a-z])client\d+(?![0-9a-z])"  # of a Ceph cluster, with a number that is unique in it
+)
+_NAMED = rf"(?P<sluid>{_SLUID})|(?P<client>{_CLIENT})|(?P<identifier>{_IDENTIFIER})"
+_IDENTIFIERS = re.compile(_NAMED, re.IGNORECASE)
 _IDENTIFIERS_AND_WORDS = re.compile(
-    rf"(?P<sluid>{_SLUID})|(?P<identifier>{_IDENTIFIER})|(?P<token>{PCI_ADDRESS})"
+    rf"{_NAMED}|(?P<token>{PCI_ADDRESS})"
     rf"|(?P<address>{_ADDRESS})|(?P<word>[^\W_]+)",
     re.IGNORECASE,
 )
@@ -232,6 +236,8 @@ def _replace_match(match: re.Match[str]) -> str:
     value = match[0]
     if match.lastgroup == "sluid":
         return _sluid(value)
+    if match.lastgroup == "client":
+        return re.sub(r"\d+", _other_number, value)
     if match["identifier"]:
         return _same_form(value)
     if match["address"]:
@@ -246,6 +252,12 @@ def _same_form(identifier: str) -> str:
     digest = _digest(suffix.replace(":", "").replace("_", "-"))  # systemd writes _ for - in names
     fresh = iter(digest.upper() if suffix.isupper() else digest)
     return prefix + "".join(c if c in "-:_" else next(fresh) for c in suffix)
+
+
+def _other_number(match: re.Match[str]) -> str:
+    """A number with as many digits, the first of them not zero."""
+    count = len(match[0])
+    return str(10 ** (count - 1) + int(_digest(match[0]), 16) % (9 * 10 ** (count - 1)))
 
 
 def _sluid(text: str) -> str:
