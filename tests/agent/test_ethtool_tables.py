@@ -174,3 +174,25 @@ def test_discards_of_all_priorities_are_added_up() -> None:
         set_statistics(host, "mlx5_core", {"rx_prio0_discards": discards})
         for _ in range(2):  # other names lead to another probe
             assert readings(reader.run().frame)[total] == expected
+
+
+@pytest.mark.parametrize(
+    "names", [["rx_fcs_errors   "], [" rx_fcs_errors"], ["rx_fcs_errors\t", "rx_fcs_errors"]]
+)
+def test_names_are_compared_without_blanks_at_their_ends(names: list[str]) -> None:
+    found = match_statistics(NetworkInterface("eth0", driver="cxgb4"), names)
+    assert found == [(nic.CRC_ERRORS, "", 0)]
+
+
+def test_ip_packets_are_not_the_traffic_of_an_infiniband_port() -> None:
+    for driver, count in (("ib_ipoib", 0), ("mlx5_core", 1)):
+        interface = NetworkInterface("ib0", driver=driver, is_infiniband=True)
+        names = ["rx_bytes", "rx_packets", "rx_bytes_phy"]
+        assert len(match_statistics(interface, names)) == count
+
+
+@pytest.mark.parametrize("suffix", ["[ib_ipoib]", "[ib_ipo", " [x]"])
+def test_a_driver_is_known_without_its_suffix(suffix: str) -> None:
+    host = host_with_nic(f"mlx5_core{suffix}", {"rx_bytes": 5, "rx_bytes_phy": 600})
+    found = readings(read_once(NicSource(), host).frame)
+    assert found == {(nic.RECEIVED.name, ("eth0",)): 600}

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import errno
 
+import pytest
 from support.machine import FakeHost
 from support.reading import ORIGIN, read_once, readings
 
 from railscope.reading import Absent
 from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.sources.network_links import LinkSource
+from railscope_agent.topology.network_interface import parse_speed
 
 
 def test_a_link_that_is_down_has_no_speed() -> None:
@@ -18,6 +20,23 @@ def test_a_link_that_is_down_has_no_speed() -> None:
     assert found["railscope_network_link_speed_bytes_per_second", ("eth0",)] is Absent.UNSUPPORTED
     assert found["railscope_network_link_up", ("eth0",)] == 0
     assert found["railscope_network_link_changes_total", ("eth0",)] == 7
+
+
+@pytest.mark.parametrize("speed", ["0", "65535", "4294967295", str(2**64 - 1), "-1"])
+def test_markers_of_an_unknown_speed_are_no_speeds(speed: str) -> None:
+    assert parse_speed(speed.encode()) is Absent.UNSUPPORTED
+
+
+@pytest.mark.parametrize("speed", [10, 400_000, 1_600_000])
+def test_speeds_of_links(speed: int) -> None:
+    assert parse_speed(b"%d\n" % speed) == speed
+
+
+def test_a_file_that_fails_from_the_start_is_absent_with_the_reason() -> None:
+    host = FakeHost()
+    host.files["/sys/class/net/eth0/speed"] = OSError(errno.EIO, "Input/output error")
+    found = readings(read_once(LinkSource(), host).frame)
+    assert found == {("railscope_network_link_speed_bytes_per_second", ("eth0",)): Absent.ERROR}
 
 
 def test_an_interface_that_is_switched_off_has_no_carrier_reading() -> None:

@@ -172,17 +172,20 @@ def test_one_question_that_fails_costs_its_own_counters() -> None:
 
 
 @pytest.mark.parametrize(
-    ("trouble", "verdicts"),
+    ("trouble", "verdicts", "absent"),
     [
-        (OSError(errno.EOPNOTSUPP, "no"), [ProbeVerdict.ABSENT]),
-        (DENIED, [ProbeVerdict.DENIED, ProbeVerdict.DENIED]),
+        (OSError(errno.EOPNOTSUPP, "no"), [ProbeVerdict.ABSENT], None),
+        (DENIED, [ProbeVerdict.DENIED] * 2, Absent.DENIED),
+        (OSError(errno.EIO, "trouble"), [ProbeVerdict.BROKEN] * 2, Absent.ERROR),
+        (OSError(errno.ENODEV, "trouble"), [ProbeVerdict.BROKEN] * 2, Absent.GONE),
     ],
 )
 def test_a_nic_that_counts_nothing_is_a_finding(
-    trouble: OSError, verdicts: list[ProbeVerdict]
+    trouble: OSError, verdicts: list[ProbeVerdict], absent: Absent | None
 ) -> None:
     host = host_with_nic("virtio_net")
     add_netlink(host, fec=trouble, pause=trouble)
     outcome = read_once(LinkErrorSource(), host)
-    assert outcome.frame is None
+    expected = dict.fromkeys((CORRECTED, UNCORRECTABLE, RECEIVED, SENT), absent) if absent else {}
+    assert readings(outcome.frame) == expected
     assert [finding.verdict for finding in outcome.findings] == verdicts

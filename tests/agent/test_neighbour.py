@@ -163,7 +163,7 @@ def test_a_neighbour_that_stopped_sending_has_not_changed() -> None:
     [
         (DENIED, Absent.DENIED, ProbeVerdict.DENIED, "CAP_NET_RAW"),
         (OSError(errno.EIO, "I/O error"), Absent.ERROR, ProbeVerdict.BROKEN, ""),
-        (OSError(errno.ENODEV, "a copied tree"), None, ProbeVerdict.ABSENT, ""),
+        (FileNotFoundError(errno.ENOENT, "a copied tree"), None, ProbeVerdict.ABSENT, ""),
     ],
 )
 def test_failures_that_hide_all_neighbours(

@@ -23,6 +23,7 @@ from railscope_agent.topology import pci
 from railscope_agent.topology.default_routes import default_interfaces
 from railscope_agent.topology.network import NetworkScanner
 from railscope_agent.topology.network_device import NodeNetwork
+from railscope_agent.topology.network_interface import InterfaceKind
 
 DGX_H100 = {
     0: (0x18, "mlx5_0", "ibp24s0"), 1: (0x40, "mlx5_3", "ibp64s0"), 2: (0x4F, "mlx5_4", "ibp79s0"),
@@ -292,6 +293,143 @@ def test_two_ports_of_a_nic_are_two_planes_of_one_rail() -> None:
         add_nic(host, second, f"mlx5_{2 * number + 1}")
     found = [(d.rail, d.plane) for d in NetworkScanner().scan(host).devices]
     assert found == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def bonded_port(other: str, device: str, gids: str = "bond0") -> FakeHost:
+    """A GPU and a NIC whose ports ens1 and ens2 are bonded; only function `device` has an RDMA device."""
+    host = FakeHost()
+    add_rail(host, 0, "mlx5_bond_0", "ens1")
+    add_nic(host, f"{DGX_FIRST}.{other}", interface="ens2", link_layer="Ethernet")
+    host.links["/sys/class/infiniband/mlx5_bond_0/device"] = f"/sys/devices/{DGX_FIRST}.{device}"
+    host.files["/sys/class/infiniband/mlx5_bond_0/ports/1/gid_attrs/ndevs/0"] = gids
+    host.files["/sys/class/net/bonding_masters"] = "bond0"
+    host.files["/sys/class/net/bond0/bonding/slaves"] = "ens1 ens2"
+    return host
+
+
+DGX_FIRST = "pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0/0000:18:00"
+
+
+@pytest.mark.parametrize("device", ["0", "1"])
+def test_bonded_ports_share_their_rdma_device_and_its_rail(device: str) -> None:
+    network = NetworkScanner().scan(bonded_port("1", device))
+    found = {d.interfaces: (d.rdma, d.role, d.rail, d.plane) for d in network.devices}
+    assert found == {
+        ("ens1",): (("mlx5_bond_0",), "compute", 0, 0),
+        ("ens2",): (("mlx5_bond_0",), "compute", 0, 1),
+    }
+    assert {i.name: i.rdma_port for i in network.interfaces.values()} == {"ens1": "1", "ens2": "1"}
+
+
+@pytest.mark.parametrize("gids", ["ens1", "bond1", ""])
+def test_an_rdma_device_without_the_bond_is_not_shared(gids: str) -> None:
+    devices = NetworkScanner().scan(bonded_port("1", "0", gids)).devices
+    assert [d.rail for d in devices] == [0, None]
+
+
+def test_a_bond_across_two_nics_shares_no_device() -> None:
+    host = bonded_port("1", "0")
+    lone = add_lone_nic(host, 0x60, interface="ens3", link_layer="Ethernet")
+    host.files["/sys/class/net/bond0/bonding/slaves"] = "ens1 ens3"
+    network = NetworkScanner().scan(host)
+    assert network.device_at(lone).rdma == ()
+    assert network.device_of("ens2").rail is None
+
+
+# Network namespaces -------------------------------------------------------------------------------
+
+
+def bind_driver(host: FakeHost, address: str, driver: str = "mlx5_core") -> None:
+    place = host.links[f"{DEVICES}/{address}"]
+    host.links[f"{place}/driver"] = f"/sys/bus/pci/drivers/{driver}"
+    host.files[f"/sys/bus/pci/drivers/{driver}/module"] = ""
+
+
+@pytest.mark.parametrize(
+    ("driver", "reason"),
+    [
+        ("mlx5_core", "no interface in this network namespace"),
+        ("vfio-pci", "driver vfio-pci has no network interface"),
+        ("", "no driver is bound"),
+    ],
+)
+def test_a_nic_without_names_has_a_reason_and_no_role(driver: str, reason: str) -> None:
+    host = FakeHost()
+    bind_driver(host, add_rail(host, 0, "mlx5_0", "ens1"))
+    address = add_lone_nic(host, 0x60)
+    if driver:
+        bind_driver(host, address, driver)
+    device = NetworkScanner().scan(host).device_at(address)
+    assert (device.role, device.rail, device.reason) == ("", None, reason)
+
+
+def test_a_nic_in_another_namespace_keeps_its_rail_until_it_returns() -> None:
+    wiring, host = NetworkScanner(), FakeHost()
+    address = add_rail(host, 0, "mlx5_0", "ens1")
+    add_rail(host, 1, "mlx5_3", "ens2")
+    before = wiring.scan(host)
+    away = FakeHost()
+    away.files = {path: text for path, text in host.files.items() if "mlx5_0" not in path}
+    away.links = {p: to for p, to in host.links.items() if not {"mlx5_0", "ens1"} & {*p.split("/")}}
+    moved = wiring.scan(away)
+    device = moved.device_at(address)
+    assert (device.role, device.rail) == ("compute", 0)
+    assert device.reason == "no interface in this network namespace"
+    assert [*moved.nic_by_gpu.values()] == ["", before.device_of("ens2").address]
+    assert wiring.scan(host) == before
+
+
+# Interfaces ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("port_name", "driver", "kind"),
+    [
+        ("p0", "mlx5_core", InterfaceKind.PORT),
+        ("p0", "mlx5e_rep", InterfaceKind.PORT),
+        ("l1p3s2", "mlxsw_spectrum", InterfaceKind.PORT),
+        ("", "mlx5_core", InterfaceKind.PORT),
+        ("pf0vf0", "bnxt_en", InterfaceKind.REPRESENTOR),
+        ("c1pf0vf3", "mlx5_core", InterfaceKind.REPRESENTOR),
+        ("pf0sf88", "mlx5e_rep", InterfaceKind.REPRESENTOR),
+        ("pf0", "mlx5e_rep", InterfaceKind.REPRESENTOR),
+        ("p0pf0vf1", "efx_ef100_rep", InterfaceKind.REPRESENTOR),
+        ("", "mlx5e_rep", InterfaceKind.REPRESENTOR),
+        ("3", "mlx5e_rep", InterfaceKind.REPRESENTOR),
+    ],
+)
+def test_name_of_the_port_decides_on_representors(
+    port_name: str, driver: str, kind: InterfaceKind
+) -> None:
+    host = FakeHost()
+    address = add_lone_nic(host, 0x60, "mlx5_0", interface="eth0")
+    host.files["/sys/class/net/eth0/phys_port_name"] = port_name
+    host.calls["ethtool.driver(eth0)"] = {"driver": driver, "firmware": "", "bus": address}
+    network = NetworkScanner().scan(host)
+    assert network.interfaces["eth0"].kind is kind
+    assert network.device_at(address).interfaces == (
+        ("eth0",) if kind is InterfaceKind.PORT else ()
+    )
+
+
+def test_parts_and_stacked_interfaces_are_no_ports() -> None:
+    host = FakeHost()
+    place = f"/sys/devices/{DGX_FIRST}.0"
+    add_rail(host, 0, "mlx5_0", "ens1")
+    host.links["/sys/class/net/en3s88/device"] = f"{place}/mlx5_core.sf.2"
+    host.links["/sys/class/infiniband/mlx5_4/device"] = f"{place}/mlx5_core.sf.2"
+    host.files[f"{place}/mlx5_core.sf.2/sfnum"] = "88"
+    host.links["/sys/class/net/ens1.8001/device"] = place
+    host.files |= {"/sys/class/net/ens1.8001/ifindex": "5", "/sys/class/net/ens1.8001/iflink": "4"}
+    usb = "/sys/devices/pci0000:00/0000:00:14.0/usb1/1-2/1-2:1.0"
+    host.links["/sys/class/net/usb0/device"] = usb
+    host.files |= {f"{usb}/bInterfaceClass": "0a", "/sys/class/net/vlan5/mtu": "1500"}
+    network = NetworkScanner().scan(host)
+    assert network.ports == ["ens1", "usb0"]
+    for name in ("en3s88", "mlx5_4"):
+        assert network.device_of(name).facts == {"role": "virtual_function"}
+    assert network.device_of("ens1").facts == {"role": "compute", "rail": "0"}
+    assert network.interfaces["usb0"].function == ""
 
 
 # Roles --------------------------------------------------------------------------------------------

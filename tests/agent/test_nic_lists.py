@@ -136,6 +136,35 @@ def test_a_nic_that_cannot_be_queried_is_a_finding(
     assert remedy in finding.remedy
 
 
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [
+        (errno.EIO, Absent.ERROR),
+        (errno.ENODEV, Absent.GONE),
+        (errno.ETIMEDOUT, Absent.TIMEOUT),
+        (errno.EPERM, Absent.DENIED),
+    ],
+)
+async def test_a_nic_that_fails_from_the_start_is_absent_with_the_reason(
+    number: int, reason: Absent
+) -> None:
+    host = FakeHost()
+    for interface in ("eth0", "eth1"):
+        set_statistics(host, {"rx_bytes_phy": 1, "rx_prio3_pause": 2}, interface)
+    well = host.calls["ethtool.statistics(eth0)"]
+    host.calls["ethtool.statistics(eth0)"] = OSError(number, "trouble")
+    async with run_sampler(host, [NicSource()]) as run:
+        found = values_of(run.frames[-1])
+        assert (found[BYTES, ("eth0",)], found[BYTES, ("eth1",)]) == (reason, 1)
+        assert run.sampler.statuses["nic"].state == PARTIAL
+        host.calls["ethtool.statistics(eth0)"] = well
+        for _ in range(2):
+            await run.step()
+        found = values_of(run.frames[-1])
+        assert (found[BYTES, ("eth0",)], found[PFC, ("eth0", "3")]) == (1, 2)
+        assert run.sampler.statuses["nic"].state == OK
+
+
 def test_entries_that_are_not_interfaces_are_not_reported_as_broken() -> None:
     """/sys/class/net holds the file bonding_masters, and interfaces come and go."""
     host = FakeHost()

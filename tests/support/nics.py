@@ -169,7 +169,7 @@ def changes(outcome: ReadOutcome) -> list[tuple[str, str, str, str]]:
 def set_statistics(host: FakeHost, driver: str, statistics: dict[str, int]) -> None:
     """Set the ethtool statistics of eth0."""
     host.links[f"{NET}/eth0/device"] = f"/sys/devices/pci0000:3a/{ADDRESS}"
-    host.files[f"{NET}/eth0/mtu"] = "9000"
+    host.files |= {f"{NET}/eth0/mtu": "9000", f"{NET}/eth0/phys_port_name": "p0"}
     host.files[f"/sys/devices/pci0000:3a/{ADDRESS}/vendor"] = "0x15b3"
     host.calls["ethtool.driver(eth0)"] = {
         "driver": driver, "version": "", "firmware": "", "bus": "",
