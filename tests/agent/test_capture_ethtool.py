@@ -162,7 +162,9 @@ def dump(driver: str) -> dict[str, int]:
 def host_with_nic(driver: str, statistics: dict[str, int]) -> FakeHost:
     """Return a host with one NIC of this driver."""
     host = FakeHost()
-    host.files[f"/sys/class/net/{INTERFACE}/mtu"] = "9000"
+    place = "/sys/devices/pci0000:3a/0000:3b:00.0"
+    host.links[f"/sys/class/net/{INTERFACE}/device"] = place
+    host.files |= {f"/sys/class/net/{INTERFACE}/mtu": "9000", f"{place}/vendor": "0x15b3"}
     driver_info = {"driver": driver, "version": "", "firmware": "", "bus": "0000:3b:00.0"}
     host.calls[f"ethtool.driver({INTERFACE})"] = driver_info
     host.calls[f"ethtool.statistics({INTERFACE})"] = {

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from support.machine import FakeHost
+from support.nics import set_statistics
 from support.reading import ORIGIN, Label, numbers
 from support.shared import capture_path
 
@@ -60,14 +61,7 @@ def rdma_host(rows: list[Row], moment: str) -> FakeHost:
 
 def nic_host(rows: list[Row], moment: str) -> FakeHost:
     host = FakeHost()
-    host.files["/sys/class/net/eth0/mtu"] = "9000"
-    host.calls["ethtool.driver(eth0)"] = {
-        "driver": "mlx5_core", "version": "", "firmware": "", "bus": "",
-    }  # fmt: skip
-    host.calls["ethtool.statistics(eth0)"] = {
-        "names": [row["counter"] for row in rows],
-        "values": [int(row[moment]) for row in rows],
-    }
+    set_statistics(host, "mlx5_core", {row["counter"]: int(row[moment]) for row in rows})
     return host
 
 

@@ -83,12 +83,12 @@ def rdma_moment(second: int, counters: dict[str, str], statistics: dict[str, int
         moment.names |= {
             "/sys/class/net": ["eth0"],
             "/sys/class/infiniband": ["mlx5_0"],
-            f"{ROOT}/device/net": ["eth0"],
             f"{ROOT}/ports": ["1"],
             f"{ROOT}/ports/1/hw_counters": [n for n in counters if n not in LINK_COUNTERS],
             f"{ROOT}/ports/1/counters": [n for n in counters if n in LINK_COUNTERS],
         }
-        moment.links[f"{ROOT}/device"] = "/sys/devices/pci0000:00/0000:01:00.0"
+        for path in (ROOT, "/sys/class/net/eth0"):
+            moment.links[f"{path}/device"] = "/sys/devices/pci0000:00/0000:01:00.0"
         moment.files[f"{ROOT}/ports/1/state"] = "4: ACTIVE"
         moment.files[f"{ROOT}/ports/1/rate"] = "100 Gb/sec (4X EDR)"
         moment.calls["ethtool.driver(eth0)"] = {
