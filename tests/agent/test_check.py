@@ -16,6 +16,7 @@ from support.collector import ScriptedCollector
 from support.gpus import add_gpus, of_gpu
 from support.machine import DENIED, FakeHost
 from support.metering import MIB, FakeMeter
+from support.pci_bus import CONNECTX7, ETHERNET, MELLANOX, add_device
 from support.rdma_nics import INFINIBAND, add_nic
 from support.shared import capture_path
 from support.shipping import link_to
@@ -71,6 +72,16 @@ async def test_failures_are_listed_first() -> None:
     wrong = [mark in {"BROKEN", "DENIED"} for mark in marks]
     assert any(wrong)
     assert wrong == sorted(wrong, reverse=True)
+
+
+async def test_nics_in_other_network_namespaces_are_counted() -> None:
+    host = healthy_host()
+    address = add_device(host, "pci0000:60/0000:61:00.0", ETHERNET, (MELLANOX, CONNECTX7))
+    well, lines = await run_check(host)
+    assert well
+    assert f"1 NIC has no interface in this network namespace: {address}" in line(
+        lines, "absent  network namespace"
+    )
 
 
 async def test_a_healthy_server() -> None:

@@ -135,14 +135,20 @@ def _node_health(agent: Agent, node_facts: NodeHealthFacts) -> list[ProbeFinding
     scanner = NetworkScanner(parse_rail_rules(agent.settings.topology))
     network = scanner.scan(agent.host)
     node_facts.add_gpu_paths(network)
-    nics, gpus = node_facts.nics(absent), node_facts.gpus(absent)
+    elsewhere = _addresses_elsewhere(network)
+    nics = {
+        name: facts
+        for name, facts in node_facts.nics(absent).items()
+        if facts.labels.get("pci_address") not in elsewhere
+    }
+    gpus = node_facts.gpus(absent)
     findings = []
     if nics:
         findings += health_findings("health of NICs", "NIC", nics, NIC_RULES)
         findings += findings_of_unused_ports(nics)
     if gpus:
         findings += health_findings("settings of GPUs", "GPU", gpus, GPU_SETTING_RULES)
-    return [*findings, *_nics_without_driver(network), *_nics_elsewhere(network)]
+    return [*findings, *_nics_without_driver(network), *_nics_elsewhere(elsewhere)]
 
 
 def _nics_without_driver(network: NodeNetwork) -> list[ProbeFinding]:
@@ -164,13 +170,17 @@ def _nics_without_driver(network: NodeNetwork) -> list[ProbeFinding]:
     ]
 
 
-def _nics_elsewhere(network: NodeNetwork) -> list[ProbeFinding]:
-    """Return a finding about the NICs in other network namespaces, such as those of pods: nothing is known of them."""
-    nics = [nic.address for nic in network.devices if nic.reason == IN_OTHER_NAMESPACE]
-    if not nics:
+def _addresses_elsewhere(network: NodeNetwork) -> list[str]:
+    """Return the NICs in other network namespaces, such as those of pods: earlier readings do not describe them."""
+    return [nic.address for nic in network.devices if nic.reason == IN_OTHER_NAMESPACE]
+
+
+def _nics_elsewhere(addresses: list[str]) -> list[ProbeFinding]:
+    if not addresses:
         return []
-    verb = "has" if len(nics) == 1 else "have"
-    detail = f"{format_count(len(nics), 'NIC')} {verb} {IN_OTHER_NAMESPACE}: {', '.join(nics)}"
+    verb = "has" if len(addresses) == 1 else "have"
+    count = format_count(len(addresses), "NIC")
+    detail = f"{count} {verb} {IN_OTHER_NAMESPACE}: {', '.join(addresses)}"
     return [ProbeFinding.absent("network namespace", detail)]
 
 
