@@ -151,7 +151,7 @@ OTLP_SIGNAL = EntityKind("otlp_signal", ("signal",), part_of=NODE)
 OTLP_DROP = EntityKind("otlp_drop", ("signal", "reason"), part_of=OTLP_SIGNAL)
 
 SWITCH = EntityKind("switch", ("switch",), ("system_name", "description", "chassis", "missing_tables"))
-SWITCH_PORT = EntityKind("switch_port", ("switch", "port"), ("index", "alias", "description", "mac_address"), part_of=SWITCH)
+SWITCH_PORT = EntityKind("switch_port", ("switch", "port"), ("index", "alias", "description", "mac_address", "lldp_port_id"), part_of=SWITCH)
 SWITCH_PRIORITY = EntityKind("switch_priority", ("switch", "port", "priority"), part_of=SWITCH)
 SWITCH_QUEUE = EntityKind("switch_queue", ("switch", "port", "queue"), part_of=SWITCH)
 """Queue of unicast packets that leave a port."""

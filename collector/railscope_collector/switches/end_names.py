@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from railscope_collector.switches.link_ends import HostEnd, Nic, Port, SwitchEnd
 
@@ -24,19 +25,79 @@ def mac_address(text: str) -> str:
     return "" if octets[0] & 1 or address == _NO_ADDRESS else address
 
 
+class NamedPort(NamedTuple):
+    """A port of a device with the texts that name it, the one that counts first in front."""
+
+    port: str
+    names: tuple[str, ...]
+    port_id: str = ""
+    """Port ID that the device announces for it by LLDP, which counts before all names; empty if unknown."""
+
+
+class DevicePorts:
+    """Ports of one device, by what the device announces about one of them.
+
+    The port ID has one of seven subtypes, and MAC addresses and aliases need not be unique (IEEE 802.1AB, LLDP-MIB): a
+    text that several ports have names none of them.
+    """
+
+    def __init__(self, device: Iterable[str], ports: Iterable[NamedPort]) -> None:
+        self._device = {each.lower() for name in device for each in (name, short_name(name))} - {""}
+        self._ports: list[dict[str, set[str]]] = []
+        """Ports by text, for each kind of text: the port ID, then the names."""
+        for port in ports:
+            texts = (port.port_id, *port.names)
+            self._ports += (defaultdict(set) for _ in texts[len(self._ports) :])
+            for kind, text in enumerate(texts):
+                if text:
+                    self._ports[kind][mac_address(text) or text].add(port.port)
+
+    def find(self, port_id: str, description: str = "") -> str:
+        """Return the port that these texts name; empty if they name none, or several.
+
+        The port ID counts. The description decides what it leaves open: if it names none or several ports, or is the ID
+        of one and the name of another.
+        """
+        identified = self._named(port_id)
+        described = self._described(description)
+        is_open = not identified or len(identified[0]) > 1
+        if described and (is_open or any(described in ports for ports in identified)):
+            return described
+        return "" if is_open else next(iter(identified[0]))
+
+    def _described(self, description: str) -> str:
+        """Return the port that a description names, also behind `DEVICE:` or before a blank."""
+        device, _, rest = description.partition(":")
+        own = rest.strip() if device.strip().lower() in self._device else description
+        for text in (description, own, *own.split()[:1]):
+            if found := self._named(text, first_kind=1):
+                return next(iter(found[0])) if len(found[0]) == 1 else ""
+        return ""
+
+    def _named(self, text: str, first_kind: int = 0) -> list[set[str]]:
+        """Return the ports that a text names, for each kind of text that knows it."""
+        key = mac_address(text) or text
+        return [ports[key] for ports in self._ports[first_kind:] if key in ports]
+
+
 class PortNames:
-    """Switches and their ports by all of their names; a name of several is none."""
+    """Switches by all of their names, and their ports; a name of several is none."""
 
     def __init__(self, ends: Iterable[SwitchEnd]) -> None:
         self._switches: dict[str, set[str]] = defaultdict(set)
-        self._ports: dict[tuple[str, str], set[str]] = defaultdict(set)
+        of_switches: dict[str, list[SwitchEnd]] = defaultdict(list)
         for end in ends:
+            of_switches[end.switch].append(end)
             for name in (end.switch, end.system_name, short_name(end.system_name), end.chassis):
                 if name:
                     self._switches[mac_address(name) or name.lower()].add(end.switch)
-            for name in (end.port, *end.names):
-                if name:
-                    self._ports[end.switch, mac_address(name) or name].add(end.port)
+        self._ports = {
+            switch: DevicePorts(
+                (switch, found[0].system_name),
+                (NamedPort(end.port, (end.port, *end.names), end.port_id) for end in found),
+            )
+            for switch, found in of_switches.items()
+        }
 
     def find_switches(self, *names: str) -> set[str]:
         """Return the switch that one of these names belongs to, the first known one; or several that have the same names."""
@@ -49,11 +110,11 @@ class PortNames:
             several = several or found
         return several
 
-    def find_port(self, switch: str, name: str) -> Port | None:
-        """Return the port of a switch with this name; its own name counts before the others."""
-        found = self._ports.get((switch, mac_address(name) or name), set())
-        port = name if name in found else next(iter(found), "")
-        return (switch, port) if port and (port == name or len(found) == 1) else None
+    def find_port(self, switch: str, port_id: str, description: str = "") -> Port | None:
+        """Return the port of a switch that these texts name."""
+        ports = self._ports.get(switch)
+        port = ports.find(port_id, description) if ports else ""
+        return (switch, port) if port else None
 
 
 def short_name(name: str) -> str:
@@ -79,6 +140,7 @@ class KnownNics:
         self._nodes: dict[str, set[str]] = defaultdict(set)
         self._short: dict[str, set[str]] = defaultdict(set)
         self._nics: dict[str, set[Nic]] = defaultdict(set)
+        of_nodes: dict[str, list[NamedPort]] = defaultdict(list)
         for nic, host in nics.items():
             self._nodes[host.node.lower()].add(host.node)
             self._short[short_name(host.node).lower()].add(host.node)
@@ -87,6 +149,9 @@ class KnownNics:
                 self._nodes[address].add(host.node)
             for address in addresses[:1]:
                 self._nics[address].add(nic)
+            names = (host.interface, *addresses[:1])
+            of_nodes[host.node].append(NamedPort(host.interface, names))
+        self._ports = {node: DevicePorts((node,), found) for node, found in of_nodes.items()}
 
     def find_nodes(self, name: str) -> set[str]:
         """Return the nodes with this name, or else with its first part, or with this MAC address."""
@@ -97,3 +162,7 @@ class KnownNics:
     def find_nics(self, address: str) -> list[Nic]:
         """Return the NICs that report a MAC address as their own."""
         return sorted(self._nics.get(address, ()))
+
+    def find_interface(self, node: str, port_id: str, description: str) -> str:
+        """Return the interface of a node that these texts name; empty if they name none, or several."""
+        return self._ports[node].find(port_id, description)

@@ -22,6 +22,8 @@ class HostEnd(NamedTuple):
     chassis: str = ""
     addresses: tuple[str, ...] = ()
     """MAC addresses, the one of the NIC itself first: a member of a bond also has that of the bond."""
+    port_description: str = ""
+    """Description of the switch port, as the switch announces it."""
 
 
 class SwitchEnd(NamedTuple):
@@ -30,12 +32,15 @@ class SwitchEnd(NamedTuple):
     switch: str
     port: str
     names: tuple[str, ...] = ()
-    """Other names of the port: alias, description, MAC address."""
+    """Other names of the port: description, MAC address, alias."""
     system_name: str = ""
     chassis: str = ""
     neighbour: str = ""
     neighbour_port: str = ""
     neighbour_chassis: str = ""
+    neighbour_description: str = ""
+    port_id: str = ""
+    """Port ID that the switch announces for the port, if it is known."""
 
 
 class CabledLink(NamedTuple):

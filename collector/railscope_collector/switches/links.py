@@ -76,10 +76,11 @@ def join_links(
     ports = {(end.switch, end.port): end for end in switches}
     names = PortNames(ports.values())
     join = _LinkJoin(nics)
-    listed = {
-        (names.find_port(row.switch, row.port) or (row.switch, row.port), (row.node, row.interface))
-        for row in cabling
-    }
+    listed = set[Pair]()
+    for row in cabling:
+        port = row.switch, row.port
+        found = port if port in ports else names.find_port(*port)
+        listed.add((found or port, (row.node, row.interface)))
     of_switches = dict(_hosts_of_ports(ports, nics, join.faults))
     of_file = dict(sorted(listed))
     join.faults += _duplicate_switches(nics, names)
@@ -196,8 +197,8 @@ def _duplicate_switches(nics: Mapping[Nic, HostEnd], names: PortNames) -> Iterat
 
 def _ports_of_hosts(nics: Mapping[Nic, HostEnd], names: PortNames) -> Iterator[Pair]:
     for nic, host in nics.items():
-        port = names.find_port(host_switch(host, names), host.switch_port)
-        if host.switch_port and port:
+        switch = host_switch(host, names)
+        if port := names.find_port(switch, host.switch_port, host.port_description):
             yield port, nic
 
 
@@ -206,17 +207,20 @@ def _hosts_of_ports(
 ) -> Iterator[Pair]:
     """Yield the NIC that each port names, with an empty interface if only the node is known, and add faults.
 
-    The MAC address of the port determines the NIC, or else the name of the interface with the host name or the chassis.
+    The MAC address of the port determines the NIC, or else the interface that the port ID or the description names, with
+    the host name or the chassis. A MAC address of several nodes names no NIC.
     """
     names = KnownNics(nics)
     for port, end in ports.items():
-        owners = names.find_nics(mac_address(end.neighbour_port))
-        owning = {node for node, _ in owners}
-        if len(owning) > 1:
+        port_id = end.neighbour_port
+        owners = names.find_nics(mac_address(port_id))
+        is_shared = len({node for node, _ in owners}) > 1
+        if is_shared:
             faults += (
                 CablingFault(DUPLICATE_ADDRESS, port, owners[0], other) for other in owners[1:]
             )
-            continue
+            owners, port_id = [], ""
+        owning = {node for node, _ in owners}
         named = names.find_nodes(end.neighbour.lower())
         stated = [
             nodes
@@ -226,9 +230,9 @@ def _hosts_of_ports(
         common = set[str].intersection(*stated) if stated else set()
         if len(common) == 1:
             node = next(iter(common))
-            nic = owners[0] if len(owners) == 1 else (node, end.neighbour_port)
-            yield port, nic if nic in nics else (node, "")
-        elif stated:
+            interface = names.find_interface(node, port_id, end.neighbour_description)
+            yield port, (node, interface)
+        elif stated and not is_shared:
             found = owners[0] if owners else (min(stated[0]), "")
             other = min(set[str]().union(*stated) - {found[0]})
             faults.append(CablingFault(NODES_DIFFER, port, found, (other, "")))

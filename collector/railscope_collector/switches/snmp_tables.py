@@ -16,7 +16,7 @@ from railscope.frame import Entity
 from railscope.reading import UNSIGNED_RANGE, Absent, Reading
 from railscope.timestamps import SECOND_NS
 from railscope.untrusted_text import printable
-from railscope_collector.switches import switch_reading as base
+from railscope_collector.switches import end_names, switch_reading as base
 
 SnmpValue: TypeAlias = object
 """Value of an object as the library returns it: an integer, bytes, or the text of an OID or address."""
@@ -318,21 +318,35 @@ def _neighbour(rows: TableRows, index: Index) -> dict[str, str]:
 def _local_ports(ports: Mapping[Index, Entity], rows: TableRows) -> dict[int, Entity]:
     """Return the ports by their number in LLDP, which need not be the index of the interface.
 
-    A number belongs to the interface with the name, description, alias or MAC address of the local port; without such a
-    local port, to the one with that index.
+    A number belongs to the port that its local port ID or description names; else to the interface whose index is that
+    port ID, or else the number itself, unless another number names that port.
     """
-    by_text: dict[str, Entity] = {}
-    for port in ports.values():
-        facts = port.facts
-        for text in (port.key[1], facts["description"], facts["alias"], facts["mac_address"]):
-            if text:
-                by_text.setdefault(text, port)
-    found = {index[0]: port for index, port in ports.items()}
-    for name in ("local_description", "local_port"):  # the last one counts
-        for number, value in rows.column(name).items():
-            is_mac = isinstance(value, bytes) and len(value) == _MAC_BYTES
-            texts = (as_text(value), as_identifier(value, is_mac=is_mac))
-            matching = [by_text[text] for text in texts if text in by_text]
-            if matching and len(number) == 1:
-                found[number[0]] = matching[0]
-    return found
+    by_name = {port.key[1]: port for port in ports.values()}
+    named = end_names.DevicePorts(
+        (port.key[0] for port in ports.values()),
+        (
+            end_names.NamedPort(
+                name,
+                (name, *(port.facts[text] for text in ("description", "mac_address", "alias"))),
+            )
+            for name, port in by_name.items()
+        ),
+    )
+    found: dict[int, Entity] = {}
+    ids = rows.column("local_port")
+    for number in {*ids, *rows.column("local_description")}:
+        port_id = ids.get(number, b"")
+        address = as_identifier(port_id, is_mac=True)  # six bytes may also be a name
+        description = rows.text("local_description", number)
+        name = named.find(address) or named.find(as_text(port_id), description)
+        if name and len(number) == 1:
+            found[number[0]] = by_name[name]
+    taken = {port.key for port in found.values()}
+    free = {index[0]: port for index, port in ports.items() if port.key not in taken}
+    indexes = {str(index): port for index, port in free.items()}
+    by_index = {
+        number[0]: indexes[text]
+        for number in ids
+        if len(number) == 1 and (text := rows.text("local_port", number)) in indexes
+    }
+    return free | by_index | found

@@ -7,7 +7,8 @@ has the reason of that failure.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from railscope import untrusted_text
@@ -170,26 +171,26 @@ def _note(missing: dict[str, bool], name: str, table: SonicTable, prefix: str = 
 def make_reading(switch: str, tables: SonicTables, found_before: SwitchFacts) -> base.SwitchReading:
     """Return the readings of a switch, and update what is known. Raises SwitchReadError if it has no ports."""
     found_before.update(tables)
-    names = _port_names(tables.port_states)
-    counters = _by_port(tables.ports, names)
+    states, keys = tables.port_states, {_clean(key) for key in tables.ports.rows}
+    counters = _by_port(tables.ports, states)
     found = sorted(counters.rows, key=lambda name: (len(name), name))
     if not found:
         message = "no ports: expected rows of COUNTERS/Ethernet* in COUNTERS_DB"
         raise base.SwitchReadError(message)
-    ports = [_port(switch, name, tables.port_states) for name in found[: base.MAX_PORTS]]
+    ports = [_port(switch, name, states) for name in found[: base.MAX_PORTS]]
     streams = {
         base.SWITCH: _switch(switch, found_before, len(found)),
-        base.PORTS: list(_port_readings(ports, counters, tables.port_states)),
+        base.PORTS: list(_port_readings(ports, counters, states)),
         base.PRIORITY: list(_priority_readings(ports, counters)),
     }
     if tables.queues:
-        queues = _by_queue(tables.queues, names)
+        queues = _by_queue(tables.queues, states, keys)
         streams[base.QUEUES] = list(_readings(ports, queues, _QUEUE_FIELDS))
         streams[QUEUE_MARKS] = list(_readings(ports, queues, _MARK_FIELDS))
         streams[WATCHDOG] = list(_watchdog_readings(ports, queues))
         if tables.groups and tables.pools:
-            groups = _by_queue(tables.groups, names)
-            headroom = _headroom(_by_queue(tables.profile_names, names), tables.profiles, ports)
+            groups = _by_queue(tables.groups, states, keys)
+            headroom = _headroom(_by_queue(tables.profile_names, states), tables.profiles, ports)
             streams[WATERMARKS] = [
                 *_watermark_readings(ports, queues, groups),
                 *_headroom_readings(ports, headroom),
@@ -222,31 +223,50 @@ def _identifier(table: SonicTable, row: str, name: str, *, is_mac: bool) -> str:
     return text.lower().replace("-", ":") if is_mac else text
 
 
-def _port_names(states: SonicTable) -> Mapping[str, str]:
-    """Return the names of the ports by their alias, which gNMI returns in place of the name if there is one."""
-    names = {states.text(name, "alias"): _clean(name) for name in states.rows}
-    names.pop("", None)
-    return names
+def _port_names(keys: Collection[str], states: SonicTable, like: Collection[str]) -> dict[str, str]:
+    """Return the port of each key of a table; gNMI returns aliases in place of the names, in some tables.
+
+    An alias may be the name of another port. So all keys of a table are aliases if one of them is an alias only, or if
+    none is a name only and those `like` them are aliases. An alias of several ports names none of them.
+    """
+    names = {_clean(name) for name in states.rows}
+    ports_of: dict[str, set[str]] = defaultdict(set)
+    for name in states.rows:
+        ports_of[states.text(name, "alias") or _clean(name)].add(_clean(name))
+    aliases = ports_of.keys()
+    has_names = any(key in names and key not in aliases for key in keys)
+    decisive = keys if has_names else (*keys, *like)
+    if not any(key in aliases and key not in names for key in decisive):
+        return {key: key for key in keys}
+    return {key: next(iter(ports)) for key in keys if len(ports := ports_of.get(key, {key})) == 1}
 
 
-def _by_port(table: SonicTable, names: Mapping[str, str]) -> SonicTable:
+def _by_port(table: SonicTable, states: SonicTable) -> SonicTable:
     """Return a table by the names of the ports."""
-    cleaned = ((_clean(key), row) for key, row in table.rows.items())
-    return SonicTable({names.get(key, key): row for key, row in cleaned if key}, table.failure)
+    rows = {_clean(key): row for key, row in table.rows.items()}
+    names = _port_names(rows.keys() - {""}, states, ())
+    return SonicTable({name: rows[key] for key, name in names.items()}, table.failure)
 
 
-def _by_queue(table: SonicTable, names: Mapping[str, str]) -> SonicTable:
+def _by_queue(
+    table: SonicTable, states: SonicTable, like: Collection[str] = frozenset()
+) -> SonicTable:
     """Return a table by port and number, from keys such as `Ethernet0:3`; an alias may contain colons."""
-    parts = ((key.rpartition(":"), row) for key, row in table.rows.items())
+    parts = [(key.rpartition(":"), row) for key, row in table.rows.items()]
+    names = _port_names({_clean(port) for (port, _, _), _ in parts}, states, like)
     rows = {
-        f"{names.get(_clean(port), _clean(port))}:{number}": row for (port, _, number), row in parts
+        f"{names[_clean(port)]}:{number}": row
+        for (port, _, number), row in parts
+        if _clean(port) in names
     }
     return SonicTable(rows, table.failure)
 
 
 def _port(switch: str, name: str, states: SonicTable) -> Entity:
+    """Return a port; lldpmgrd of SONiC announces the alias as its port ID, or the name if there is none."""
     facts = {key: states.text(name, key) for key in ("index", "alias", "description")}
-    return Entity(entities.SWITCH_PORT, (switch, name), facts | {"mac_address": ""})
+    facts |= {"mac_address": "", "lldp_port_id": facts["alias"] or name}
+    return Entity(entities.SWITCH_PORT, (switch, name), facts)
 
 
 # Readings ----------------------------------------------------------------------------------------

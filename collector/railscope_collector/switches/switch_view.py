@@ -189,7 +189,10 @@ def _host_ends(schema: WireSchema) -> Iterator[link_ends.HostEnd]:
         )
         reported = addresses.get(key, {})
         macs = tuple(reported.get(name, "") for name in ("permanent_mac_address", "mac_address"))
-        yield link_ends.HostEnd("", key[0], nic.get("rail", ""), switch, port, chassis, macs)
+        description = facts.get("port_description", "")
+        yield link_ends.HostEnd(
+            "", key[0], nic.get("rail", ""), switch, port, chassis, macs, description
+        )
 
 
 def _switch_ends(name: str, streams: Mapping[str, WireSchema]) -> Iterator[link_ends.SwitchEnd]:
@@ -200,10 +203,12 @@ def _switch_ends(name: str, streams: Mapping[str, WireSchema]) -> Iterator[link_
         yield link_ends.SwitchEnd(
             name,
             key[1],
-            (facts.get("alias", ""), facts.get("description", ""), facts.get("mac_address", "")),
+            tuple(facts.get(text, "") for text in ("description", "mac_address", "alias")),
             switch_facts.get("system_name", ""),
             switch_facts.get("chassis", ""),
             neighbour.get("system_name", ""),
             neighbour.get("neighbour_port", ""),
             neighbour.get("chassis", ""),
+            neighbour.get("port_description", ""),
+            facts.get("lldp_port_id", ""),
         )

@@ -112,6 +112,77 @@ def test_less_certain_evidence_decides_between_two_servers_at_one_port(ends, row
     assert links.CablingFault("several_hosts", PORT, OTHER, NIC) in found.faults
 
 
+# Texts that a device announces about a port ---------------------------------------------------------
+
+MAC = "fc:00:00:00:00:90"
+SHIFTED = [
+    end_names.NamedPort(f"Ethernet{n}", (f"Ethernet{n}", "TO-SERVER", MAC, f"Ethernet{n + 1}"), f"Ethernet{n + 1}")
+    for n in range(4)
+]  # fmt: skip
+"""Ports of a switch that announces aliases, each of which is the name of the next port."""
+DISTINCT = [
+    end_names.NamedPort(f"Ethernet{4 * n}", (f"Ethernet{4 * n}", f"gpu-1:eth{n}", mac, f"etp{n}"))
+    for n, mac in enumerate((MAC, MAC, "fc:00:00:00:00:91", ""))
+]
+
+
+@pytest.mark.parametrize(
+    ("ports", "port_id", "description", "expected"),
+    [
+        (DISTINCT, "Ethernet4", "", "Ethernet4"),
+        (DISTINCT, "etp1", "", "Ethernet4"),
+        (DISTINCT, "fc00.0000.0091", "", "Ethernet8"),
+        (DISTINCT, MAC, "", ""),
+        (DISTINCT, MAC, "Ethernet4", "Ethernet4"),
+        (DISTINCT, MAC, "Ethernet12", "Ethernet12"),
+        (DISTINCT, "7", "etp2", "Ethernet8"),
+        (DISTINCT, "7", "gpu-1:eth1", "Ethernet4"),
+        (DISTINCT, "7", "leaf-07:Ethernet8", "Ethernet8"),
+        (DISTINCT, "7", "LEAF-07.dc: etp2 (uplink)", "Ethernet8"),
+        (DISTINCT, "7", "Ethernet8 to gpu-1", "Ethernet8"),
+        (DISTINCT, "7", "spine-1:Ethernet8", ""),
+        (DISTINCT, "7", "connected to leaf (Ethernet8)", ""),
+        (DISTINCT, "7", "", ""),
+        (DISTINCT, "", "", ""),
+        (DISTINCT, "etp1", "Ethernet8", "Ethernet4"),
+        (SHIFTED, "Ethernet1", "", "Ethernet0"),
+        (SHIFTED, "Ethernet1", "TO-SERVER", "Ethernet0"),
+        (SHIFTED, "Ethernet1", "Ethernet0", "Ethernet0"),
+        (SHIFTED, "Ethernet1", "Ethernet1", "Ethernet1"),
+        (SHIFTED, "Ethernet1", "Ethernet3", "Ethernet0"),
+        (SHIFTED, MAC, "Ethernet1", "Ethernet1"),
+        (SHIFTED, MAC, "TO-SERVER", ""),
+        ([port._replace(port_id="etp1") for port in DISTINCT], "etp1", "", ""),
+        ([port._replace(port_id="etp1") for port in DISTINCT], "etp1", "Ethernet8", "Ethernet8"),
+    ],
+)
+def test_port_is_the_one_that_its_id_names_or_else_its_description(
+    ports, port_id, description, expected
+):
+    found = end_names.DevicePorts(("leaf-07", "leaf-07.dc"), ports)
+    assert found.find(port_id, description) == expected
+
+
+def test_description_decides_at_either_end_where_the_port_id_names_no_port():
+    hosts = [host("leaf-07", MAC, CHASSIS)._replace(port_description="Ethernet4"), host(nic=OTHER)]
+    ends = [end(), end(port="Ethernet4")]
+    assert joined(hosts, ends)[:2] == (
+        {("leaf-07", "Ethernet4"): links.PortLink(("leaf-07", "Ethernet4"), NIC, "3", ("host_lldp",))},
+        [],
+    )  # fmt: skip
+    received = end("gpu-0002.example", "7")._replace(neighbour_description="gpu-0002:eth0")
+    assert joined(hosts[1:], [received])[:2] == (
+        {PORT: links.PortLink(PORT, OTHER, "3", ("switch_lldp",))},
+        [],
+    )
+
+
+def test_member_of_a_bond_is_the_interface_that_the_description_names():
+    members = [with_addresses(("gpu-0001", f"eth{n}"), OWN) for n in range(2)]
+    received = end("", OWN)._replace(neighbour_description="eth1")
+    assert joined(members, [received]).links[PORT].nic == ("gpu-0001", "eth1")
+
+
 # MAC addresses -----------------------------------------------------------------------------------
 
 
@@ -305,11 +376,11 @@ TEXT = st.sampled_from(
     ["", "leaf-07", "leaf-08", "n1", "n2", "eth0", "Ethernet0", "a.b", OWN, "02bb00000001", "02-bb-00-00-00-02"]
 )  # fmt: skip
 HOSTS = st.lists(
-    st.builds(link_ends.HostEnd, TEXT, TEXT, TEXT, TEXT, TEXT, TEXT, st.tuples(TEXT, TEXT)),
+    st.builds(link_ends.HostEnd, TEXT, TEXT, TEXT, TEXT, TEXT, TEXT, st.tuples(TEXT, TEXT), TEXT),
     unique_by=lambda host: host[:2],
 )
 ENDS = st.lists(
-    st.builds(link_ends.SwitchEnd, TEXT, TEXT, st.tuples(TEXT), TEXT, TEXT, TEXT, TEXT, TEXT),
+    st.builds(link_ends.SwitchEnd, TEXT, TEXT, st.tuples(TEXT), *[TEXT] * 7),
     unique_by=lambda end: end[:2],
 )
 ROWS = st.lists(

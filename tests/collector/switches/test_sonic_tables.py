@@ -191,6 +191,42 @@ def test_ports_have_the_name_of_the_switch_whether_it_returns_names_or_aliases(
     assert ("port_receive_bytes_total", port) in values(reading)
 
 
+COLLISION = {"Ethernet47": "Ethernet48", "Ethernet48": "Ethernet49/1"}
+"""Aliases by name; one is the name of another port."""
+
+
+@pytest.mark.parametrize(
+    ("aliases", "keys", "queue_keys", "expected"),
+    [
+        (COLLISION, ["Ethernet48", "Ethernet49/1"], ["Ethernet48", "Ethernet49/1"], ["Ethernet47", "Ethernet48"] * 2),
+        (COLLISION, ["Ethernet48", "Ethernet49/1"], ["Ethernet48"], ["Ethernet47", "Ethernet48", "Ethernet47"]),
+        (COLLISION, ["Ethernet48", "Ethernet49/1"], ["Ethernet47"], ["Ethernet47", "Ethernet48", "Ethernet47"]),
+        (COLLISION, ["Ethernet47", "Ethernet48"], ["Ethernet47", "Ethernet48"], ["Ethernet47", "Ethernet48"] * 2),
+        (COLLISION, ["Ethernet47", "Ethernet48"], ["Ethernet48"], ["Ethernet47", "Ethernet48", "Ethernet48"]),
+        ({"Ethernet0": "Ethernet0"}, ["Ethernet0"], ["Ethernet0"], ["Ethernet0"] * 2),
+        ({"Ethernet0": "etp1a", "Ethernet2": "etp1b"}, ["etp1a", "etp1b"], ["Ethernet2"], ["Ethernet0", "Ethernet2", "Ethernet2"]),
+        ({"Ethernet0": "etp1", "Ethernet2": "etp1", "Ethernet4": "etp2"}, ["etp1", "etp2"], [], ["Ethernet4"]),
+        (COLLISION, ["Ethernet47", "Ethernet48", "deleted"], [], ["Ethernet47", "Ethernet48", "deleted"]),
+    ],
+)  # fmt: skip
+def test_keys_of_rows_are_aliases_only_where_some_key_is_no_name(
+    aliases, keys, queue_keys, expected
+):
+    """`expected` has the port of each key, those of queues last; each row counts 1, 2, 3 and so on."""
+    found = tables.SonicTables(
+        tables.SonicTable({key: {"SAI_PORT_STAT_IF_IN_OCTETS": str(n)} for n, key in enumerate(keys)}),
+        tables.SonicTable({name: {"alias": alias} for name, alias in aliases.items()}),
+        tables.SonicTable({f"{key}:3": {"SAI_QUEUE_STAT_BYTES": str(n)} for n, key in enumerate(queue_keys)}),
+    )  # fmt: skip
+    read = values(tables.make_reading("leaf-07", found, tables.SwitchFacts()))
+    read = {key: value for key, value in read.items() if not isinstance(value, Absent)}
+    ports = {(key[1], n) for key, n in read.items() if key[0] == "port_receive_bytes_total"}
+    queues = {(key[1], n) for key, n in read.items() if key[0] == "queue_transmit_bytes_total"}
+    names = [key for key in keys if key != "etp1"]
+    assert ports == {(port, keys.index(key)) for port, key in zip(expected, names, strict=False)}
+    assert queues == {(port, n) for n, port in enumerate(expected[len(names) :])}
+
+
 def test_recorded_answers_of_one_port():
     def load(name: str) -> dict[str, Any]:
         return json.loads(

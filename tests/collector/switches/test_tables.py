@@ -135,16 +135,48 @@ def test_newest_neighbour_of_a_port_counts():
     assert entity.facts["system_name"] == "n2"
 
 
-def test_local_port_of_lldp_is_that_of_its_name_and_not_of_its_number():
-    rows = of(
-        {
-            "chassis": {(0, 1, 1): b"c"},
-            "local_port": {(1,): b"Ethernet2", (2,): b"Ethernet1"},
-        }
-    )
-    found = tables.SwitchTables({}, ports(2), neighbours=rows)
-    readings = tables.make_reading("leaf-07", found).streams[NEIGHBOURS]
-    assert {entity.key[1]: value for (_, entity), value in readings} == {
-        "Ethernet1": 0,
-        "Ethernet2": 1,
+ONE_MAC, ALIKE = bytes([2, 0, 0, 0, 0, 9]), ("server",) * 3
+OWN_MACS = tuple(bytes([2, 0, 0, 0, 0, n]) for n in range(1, 4))
+NUMBERS = (b"1", b"2", b"3")
+IN_ORDER, SECOND_AND_FIRST, NONE = {1: 1, 2: 2, 3: 3}, {1: 2, 2: 1, 3: 3}, {}
+
+
+@pytest.mark.parametrize(
+    ("aliases", "macs", "first_index", "local", "descriptions", "expected"),
+    [
+        (("", "", ""), OWN_MACS, 1, (b"Ethernet2", b"Ethernet1", b"Ethernet3"), (), SECOND_AND_FIRST),
+        (ALIKE, OWN_MACS, 1, (OWN_MACS[1], OWN_MACS[0], OWN_MACS[2]), (), SECOND_AND_FIRST),
+        (("a", "b", "Ethernet1"), OWN_MACS, 1001, (b"Ethernet1", b"b", b"Ethernet3"), (), IN_ORDER),
+        (("swp1", "swpx02", "c"), OWN_MACS, 1001, (b"swp1", b"swpx02", b"c"), (), IN_ORDER),
+        (ALIKE, (ONE_MAC, ONE_MAC, OWN_MACS[2]), 1001, (ONE_MAC,) * 3, ("Ethernet1", "Ethernet2", "Ethernet3"), IN_ORDER),
+        (ALIKE, (ONE_MAC,) * 3, 1001, (ONE_MAC,) * 3, ALIKE, NONE),
+        (ALIKE, (ONE_MAC,) * 3, 1001, (b"1002", b"1001", b"1003"), ALIKE, SECOND_AND_FIRST),
+        (ALIKE, (ONE_MAC,) * 3, 1, (b"x", b"y", b"z"), ALIKE, IN_ORDER),
+        (ALIKE, OWN_MACS, 1, NUMBERS, ("Ethernet2", "Ethernet1", "a port that was deleted"), SECOND_AND_FIRST),
+        (ALIKE, OWN_MACS, 2, (b"Ethernet1", b"deleted", b"Ethernet2"), (), {1: 1, 3: 2}),
+    ],
+)  # fmt: skip
+def test_local_port_of_lldp_is_the_one_that_its_texts_name_alone_or_else_its_index(  # noqa: PLR0913, PLR0917 - columns of one table
+    aliases, macs, first_index, local, descriptions, expected
+):
+    """`expected` has the number of the port for each number of LLDP."""
+    names = dict.fromkeys(("ifType", "ifName", "ifAlias", "ifPhysAddress"))
+    values = [6] * 3, [b"Ethernet1", b"Ethernet2", b"Ethernet3"], aliases, macs
+    interfaces = {
+        column: {(first_index + n,): value for n, value in enumerate(of_ports)}
+        for column, of_ports in zip(names, values, strict=True)
     }
+    numbers = range(1, 4)
+    rows = of({
+        "chassis": {(0, n, 1): b"c" for n in numbers},
+        "system_name": {(0, n, 1): f"{n}".encode() for n in numbers},
+        "local_port": {(n,): local[n - 1] for n in numbers},
+        "local_description": {(n + 1,): text.encode() for n, text in enumerate(descriptions)},
+    })  # fmt: skip
+    found = tables.SwitchTables({}, of(interfaces), neighbours=rows)
+    readings = tables.make_reading("leaf-07", found).streams[NEIGHBOURS]
+    assert {
+        int(entity.facts["system_name"]): int(entity.key[1].removeprefix("Ethernet"))
+        for (_, entity), known in readings
+        if known
+    } == expected
