@@ -306,17 +306,38 @@ def test_the_nic_is_configured_to_pass_the_frames(wire: VirtualCable):
     ]
 
 
-def test_the_neighbour_received_first_is_that_of_an_interface(wire: VirtualCable):
+def test_the_last_announcement_of_a_chassis_counts(wire: VirtualCable):
+    """A daemon announces a MAC address until it is configured, also after a silence longer than its time to live."""
+    address = content(port=b"\x03" + SWITCH)
+    wire.send(content())
+    assert wire.ports(1) == {HERE: "Ethernet1/1"}
+    for silence, unnamed in ((60, "a0:88:c2:00:00:01"), (400, "a0:88:c2:00:00:01")):
+        assert wire.ports(silence) == ({HERE: "Ethernet1/1"} if silence < 120 else {})
+        wire.send(address)
+        assert wire.ports(1) == {HERE: unnamed}
+        wire.send(content())
+        assert wire.ports(30) == {HERE: "Ethernet1/1"}
+    wire.send(address[:-4] + part(3, b"\0\0"))
+    assert wire.ports(1) == {HERE: "Ethernet1/1"}, "leaves a port that it no longer announces"
+
+
+def test_the_chassis_received_first_is_that_of_an_interface_and_the_others_are_named(
+    wire: VirtualCable,
+):
+    other = content(b"\x07other", b"\x05two", ttl=200)
     for _ in range(2):
-        wire.send(content(port=b"\x05one"), content(port=b"\x05other", ttl=200))
-        assert wire.ports(1) == {HERE: "one"}
-    assert wire.ports(119) == {HERE: "other"}
+        wire.send(other, content(), other)
+        wire.send(other, content(port=b"\x05Ethernet1/2"))
+        found = wire.neighbours(1)[HERE]
+        assert (found["port"], found["other_chassis"]) == ("two", ["a0:88:c2:00:00:01"])
+    found = wire.neighbours(119)[HERE]
+    assert found == parse(other)
 
 
 def test_neighbours_of_an_interface_are_bounded(wire: VirtualCable):
-    wire.send(*[content(port=f"\x05port{n}".encode(), ttl=100 + n) for n in range(60)])
-    assert wire.ports(1) == {HERE: "port0"}
-    assert wire.ports(105) == {HERE: "port7"}
+    wire.send(*[content(f"\x07chassis{n}".encode(), ttl=100 + n) for n in range(60)])
+    assert len(wire.neighbours(1)[HERE]["other_chassis"]) == 7
+    assert wire.neighbours(105)[HERE]["chassis"] == "chassis7"
     assert wire.ports(1) == {}
 
 
@@ -382,7 +403,8 @@ class LldpHost(FakeHost):
 
     def call(self, host_interface: str, function: str, *arguments: int | str) -> Json:
         del host_interface, function, arguments
-        return {"eth0": parse(FULL), "eth1": parse(content(chassis=b"\x07rack-17"))}
+        first = {**(parse(FULL) or {}), "other_chassis": ["rack-18"]}
+        return {"eth0": first, "eth1": parse(content(chassis=b"\x07rack-17"))}
 
 
 def test_names_of_switches_are_redacted():
@@ -391,7 +413,7 @@ def test_names_of_switches_are_redacted():
     assert recording.call("lldp", "neighbours")["eth0"]["system"] == "leaf-1"
     (moment,) = recording.moments
     line = moment.to_line()
-    for secret in ("a0:88:c2:00:00:01", "leaf-1", "SONiC", "10.0.0.1", "rack-17"):
+    for secret in ("a0:88:c2:00:00:01", "leaf-1", "SONiC", "10.0.0.1", "rack-17", "rack-18"):
         assert secret not in line
     kept = moment.calls["lldp.neighbours()"]["eth0"]
     assert (kept["port"], kept["ttl_seconds"]) == ("Ethernet1/1", 120)

@@ -127,6 +127,44 @@ def test_a_neighbour_not_received_yet_is_not_unknown() -> None:
     assert readings(reader.run().frame) == {(KNOWN, ("eth0",)): 1}
 
 
+MAC, OTHER_MAC = "aa:bb:cc:00:00:01", "aa:bb:cc:00:00:02"
+
+
+@pytest.mark.parametrize(
+    ("announced", "changed"),
+    [
+        (("etp1", MAC, "etp1"), []),
+        ((MAC, "etp1", MAC), []),
+        ((MAC, "etp1", "etp5"), ["leaf-1 etp5"]),
+        (("etp1", MAC, "etp5"), ["leaf-1 etp5"]),
+        (("etp1", "etp5"), ["leaf-1 etp5"]),
+        ((MAC, OTHER_MAC), [f"leaf-1 {OTHER_MAC}"]),
+        (("etp1", (MAC, "to gpu-2 rail 0"), "etp5"), [f"leaf-1 {MAC}", "leaf-1 etp5"]),
+    ],
+)
+def test_a_mac_address_that_a_daemon_announces_for_a_time_is_no_recabling(
+    announced: tuple[Any, ...], changed: list[str]
+) -> None:
+    host, places = rails(1), []
+    reader = SourceReader(NeighbourSource(), host, ORIGIN)
+    for each in announced:
+        port, description = each if isinstance(each, tuple) else (each, LEAF["port_description"])
+        host.calls[CALL] = {"eth0": LEAF | {"port": port, "port_description": description}}
+        outcome = reader.run()
+        assert facts(outcome, KIND)["eth0"]["switch_port"] == port
+        places += [after.removesuffix(f" {MAC}") for _, _, after in neighbour_changes(outcome)]
+        host.clock.advance(30)
+    assert places == changed
+
+
+def test_two_switches_at_one_interface_are_a_finding() -> None:
+    host = rails(2)
+    host.calls[CALL]["eth0"]["other_chassis"] = ["leaf-9"]
+    first, *_ = read_once(NeighbourSource(), host).findings
+    assert (first.subject, first.verdict) == ("LLDP of eth0", ProbeVerdict.BROKEN)
+    assert first.detail == f"several switches: {MAC}, leaf-9: expected one"
+
+
 def test_recabling_is_an_event() -> None:
     host = rails()
     reader = SourceReader(NeighbourSource(), host, ORIGIN)

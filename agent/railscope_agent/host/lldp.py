@@ -72,15 +72,17 @@ class Lldp:
         self._socket: socket.socket | None = None
         self._ports: dict[str, EthernetPort] = {}
         self._emptied_ns = 0
-        self._neighbours: dict[tuple[str, str, str], tuple[int, dict[str, Json]]] = {}
+        self._neighbours: dict[tuple[str, str], tuple[int, dict[str, Json]]] = {}
+        """End of its time to live, and announcement, of each chassis by interface."""
 
     def neighbours(self, now_ns: int) -> dict[str, dict[str, Json]]:
         """Neighbour of each interface that has one, at this time of the boot clock.
 
         A frame's age counts from the previous time the socket was drained: a neighbour may expire
-        early by the interval between two calls, and is never retained longer than its TTL. If an
-        interface has several neighbours, the one that was received first is returned. Raises
-        OSError.
+        early by the interval between two calls, and is never retained longer than its TTL. A chassis
+        is at one port at a time: its last announcement counts, as a daemon announces a MAC address
+        until it is configured. If an interface has several chassis, the one that was received
+        first is returned, with the others as `other_chassis`. Raises OSError.
         """
         with self._lock:
             ports = self._ports_now()
@@ -94,8 +96,11 @@ class Lldp:
             for key in [key for key, (end, _) in self._neighbours.items() if end <= now_ns]:
                 del self._neighbours[key]
             answer: dict[str, dict[str, Json]] = {}
-            for (name, _, _), (_, neighbour) in self._neighbours.items():
-                answer.setdefault(name, neighbour)
+            for (name, chassis), (_, neighbour) in self._neighbours.items():
+                if name in answer:
+                    answer[name].setdefault("other_chassis", []).append(chassis)
+                else:
+                    answer[name] = dict(neighbour)
             return answer
 
     def close(self) -> None:
@@ -136,9 +141,12 @@ class Lldp:
                 self._store(name, neighbour)
 
     def _store(self, name: str, neighbour: dict[str, Json]) -> None:
-        key = (name, neighbour["chassis"], neighbour["port"])
-        count = sum(other == name for other, _, _ in self._neighbours)
-        if key in self._neighbours or count < _MAX_NEIGHBOURS:
+        key = (name, neighbour["chassis"])
+        last = self._neighbours.get(key)
+        if last and not neighbour["ttl_seconds"] and last[1]["port"] != neighbour["port"]:
+            return  # leaves a port that it no longer announces
+        count = sum(other == name for other, _ in self._neighbours)
+        if last or count < _MAX_NEIGHBOURS:
             end_ns = self._emptied_ns + neighbour["ttl_seconds"] * SECOND_NS
             self._neighbours[key] = (end_ns, neighbour)
 

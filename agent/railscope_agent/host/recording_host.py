@@ -36,7 +36,12 @@ _SECRETS: dict[str, Callable[[Json], list[Json]]] = {
     "nvmlVgpuInstanceGetVmID": lambda answer: [answer[0]],
     "module": lambda answer: [answer["serial"]],
     "neighbours": lambda answer: [
-        neighbour.get(name, "") for neighbour in answer.values() for name in _NEIGHBOUR_NAMES
+        name
+        for neighbour in answer.values()
+        for name in (
+            *(neighbour.get(key, "") for key in _NEIGHBOUR_NAMES),
+            *neighbour.get("other_chassis", ()),
+        )
     ],
 }
 

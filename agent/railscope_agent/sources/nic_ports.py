@@ -59,6 +59,8 @@ class NeighbourSource(ScanningSource):
         super().__init__()
         self._wiring = wiring or NetworkScanner()
         self._up_since: dict[str, int] = {}
+        self._announced: dict[str, tuple[str, dict[str, str]]] = {}
+        """Place of each interface at its last change, and the facts of the neighbour there."""
 
     def scan(self, host: Host) -> NodeScan:
         """Read the current neighbours."""
@@ -80,6 +82,7 @@ class NeighbourSource(ScanningSource):
         now_ns = host.clock.now().boot_ns
         ups = [interface for interface, carrier in links.items() if carrier == 1]
         self._up_since = {interface: self._up_since.get(interface, now_ns) for interface in ups}
+        self._announced = {name: at for name, at in self._announced.items() if name in links}
         for interface, carrier in links.items():
             reading = Absent.UNSUPPORTED if carrier == 0 else carrier
             if interface in ups:
@@ -87,9 +90,32 @@ class NeighbourSource(ScanningSource):
             scan.add_readings((interface, _NEIGHBOUR), {_column(interface): reading})
         reporting = [interface for interface in ups if interface in neighbours]
         for interface in reporting:
-            _add_neighbour(scan, interface, neighbours[interface])
+            self._add_neighbour(scan, interface, neighbours[interface])
         scan.findings.append(self._finding(len(reporting), now_ns))
         return scan
+
+    def _add_neighbour(self, scan: NodeScan, interface: str, neighbour: Json) -> None:
+        texts = {
+            fact: str(neighbour.get(key, "")).strip() for fact, key in _NEIGHBOUR_FACTS.items()
+        }
+        facts = fact_readers.nonempty_facts(**texts) | _announced_settings(neighbour)
+        scan.described_entities.append(Entity(entities.NIC_NEIGHBOUR, (interface,), facts))
+        place, known = _join_facts(facts, "switch", "switch_port", "chassis"), facts
+        before = self._announced.get(interface)
+        if before and _is_unnamed(before[1], facts):
+            place, known = before[0], before[1] if _is_address(facts) else facts
+        self._announced[interface] = place, known
+        if place:
+            scan.watched_values[interface, _NEIGHBOUR] = {_NEIGHBOUR: place}
+        if others := neighbour.get("other_chassis"):
+            found = ", ".join(map(str, (neighbour.get("chassis", ""), *others)))
+            finding = probe_result.ProbeFinding(
+                f"LLDP of {interface}",
+                probe_result.ProbeVerdict.BROKEN,
+                f"several switches: {found}: expected one",
+                "connect the cable to a switch port that no device forwards LLDP to",
+            )
+            scan.findings.append(finding)
 
     def _reading(self, interface: str, neighbours: Json, now_ns: int) -> Reading:
         if interface in neighbours:  # a neighbour that expires is reported at once
@@ -104,6 +130,17 @@ class NeighbourSource(ScanningSource):
         if reporting < len(ups) and now_ns - max(ups.values()) < FIRST_FRAME_WITHIN_NS:
             detail += " so far: frames arrive about every 30 s"
         return probe_result.ProbeFinding.supported(_LLDP_SUBJECT, detail)
+
+
+def _is_address(facts: Mapping[str, str]) -> bool:
+    return _MAC_ADDRESS.fullmatch(facts.get("switch_port", "")) is not None
+
+
+def _is_unnamed(before: Mapping[str, str], now: Mapping[str, str]) -> bool:
+    """True if one of two announcements of a port has a MAC address: a daemon announces it until it is configured."""
+    place = ("chassis", "port_description")
+    is_alike = all(before.get(name) == now.get(name) for name in place)
+    return is_alike and _is_address(before) != _is_address(now)
 
 
 def _add_lldp_failure(scan: NodeScan, links: Mapping[str, Reading], error: OSError) -> None:
@@ -131,14 +168,6 @@ def _address(host: Host, interface: str) -> Entity | None:
 
 def _column(interface: str) -> Column:
     return cabling.NEIGHBOUR_KNOWN, Entity(entities.NIC, (interface,))
-
-
-def _add_neighbour(scan: NodeScan, interface: str, neighbour: Json) -> None:
-    texts = {fact: str(neighbour.get(key, "")).strip() for fact, key in _NEIGHBOUR_FACTS.items()}
-    facts = fact_readers.nonempty_facts(**texts) | _announced_settings(neighbour)
-    scan.described_entities.append(Entity(entities.NIC_NEIGHBOUR, (interface,), facts))
-    if place := _join_facts(facts, "switch", "switch_port", "chassis"):
-        scan.watched_values[interface, _NEIGHBOUR] = {_NEIGHBOUR: place}
 
 
 def _announced_settings(neighbour: Json) -> dict[str, str]:
