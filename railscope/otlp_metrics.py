@@ -1,21 +1,22 @@
 """Requests of OTLP metrics, decoded within bounds: protobuf or JSON, plain or compressed by gzip.
 
 A sender may be broken or hostile. Sizes are checked before and after decompression, and the number of points before any
-is converted. Unknown fields are ignored, as the specification requires; integers are exact. Responses are written
-without protobuf, which is loaded with the first request in that encoding.
+is converted. A part of a JSON body that is not valid is left out and counted, with what it contains. Unknown fields are
+ignored, as the specification requires; integers are exact. Responses are written without protobuf, which is loaded with the
+first request in that encoding.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
 import msgspec
 
 from railscope import RailscopeError
-from railscope.untrusted_text import printable
+from railscope.untrusted_text import DECODING_ERRORS, printable
 
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
 METRICS_PATH = "/v1/metrics"
@@ -34,7 +35,12 @@ RETRY_SECONDS = 5
 """Time after which a sender is to repeat a request that was not accepted for the time being."""
 NUMBER_KINDS = frozenset({"gauge", "sum"})
 """Kinds of metrics whose points have a number."""
+INCREMENTS = "delta"
+"""Result of points that are increments: a lost or repeated one would falsify every later total."""
+_CUMULATIVE = "expected cumulative temporality; fix: configure it at the exporter"
 _KINDS = ("gauge", "sum", "histogram", "exponential_histogram", "summary")
+_TOTALS = (None, 0, 2, "AGGREGATION_TEMPORALITY_UNSPECIFIED", "AGGREGATION_TEMPORALITY_CUMULATIVE")
+"""Temporalities of totals: a point of another one is an increment. Senders that state none send totals."""
 _NO_VALUE_FLAG = 1
 _SIGNED, _UNSIGNED = range(-(1 << 63), 1 << 63), range(1 << 64)
 _MAX_DIGITS = 20
@@ -79,6 +85,10 @@ class MetricsRequest(NamedTuple):
     resources: Sequence[ResourcePoints]
     excessive: int = 0
     """Points that were left out, because they have too many attributes, or too long names, keys or values."""
+    invalid: int = 0
+    """Points, or groups of points, that were left out, because a value in them is of another form."""
+    increments: int = 0
+    """Points that were left out, because they are no totals (delta temporality)."""
 
 
 def check_size(count: int, limit: int, unit: str) -> None:
@@ -111,9 +121,10 @@ def unpack_body(body: bytes, encoding: str, max_bytes: int = MAX_UNPACKED_BYTES)
 def decode_metrics(body: bytes, media_type: str, max_points: int = MAX_POINTS) -> MetricsRequest:
     """Decode an ExportMetricsServiceRequest. Raises OtlpRejectedError."""
     if media_type == PROTOBUF:
-        return _Decoder(_ProtobufFields, max_points).decode(_parse_protobuf(body))
+        return _Decoder(_ProtobufFields(), max_points).decode(_parse_protobuf(body))
     if media_type == JSON:
-        return _Decoder(_JsonFields, max_points).decode(_parse_json(body, JSON_PARTS * max_points))
+        resources = _parse_json(body, JSON_PARTS * max_points)
+        return _Decoder(_JsonFields(), max_points).decode(resources)
     message = f"content type {printable(media_type[:80])!r}: expected {PROTOBUF} or {JSON}"
     raise OtlpRejectedError(message, HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "media_type")
 
@@ -138,12 +149,12 @@ def _parse_json(body: bytes, max_parts: int) -> Any:
     check_size(body.count(b"{") + body.count(b"["), max_parts, "objects and arrays")
     try:
         return msgspec.json.decode(body, type=_JsonRequest).resource_metrics or ()
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+    except DECODING_ERRORS as error:
         text = f"invalid JSON: {error}"
         raise OtlpRejectedError(text, HTTPStatus.BAD_REQUEST, "format") from error
 
 
-# The messages in JSON: names and nesting are those of protobuf --------------------------------------
+# The messages in JSON: names and nesting are those of protobuf, and lists are decoded member by member
 
 
 class _JsonValue(msgspec.Struct, rename="camel"):
@@ -167,7 +178,8 @@ class _JsonPoint(msgspec.Struct, rename="camel"):
 
 
 class _JsonPoints(msgspec.Struct, rename="camel"):
-    data_points: list[_JsonPoint] | None = None
+    data_points: list[msgspec.Raw] | None = None
+    aggregation_temporality: int | str | None = None
 
 
 class _JsonMetric(msgspec.Struct, rename="camel"):
@@ -180,7 +192,7 @@ class _JsonMetric(msgspec.Struct, rename="camel"):
 
 
 class _JsonScope(msgspec.Struct):
-    metrics: list[_JsonMetric] | None = None
+    metrics: list[msgspec.Raw] | None = None
 
 
 class _JsonResource(msgspec.Struct):
@@ -188,16 +200,32 @@ class _JsonResource(msgspec.Struct):
 
 
 class _JsonResourceMetrics(msgspec.Struct, rename="camel"):
-    resource: _JsonResource | None = None
-    scope_metrics: list[_JsonScope] | None = None
+    resource: msgspec.Raw = msgspec.Raw(b"{}")
+    scope_metrics: list[msgspec.Raw] | None = None
 
 
 class _JsonRequest(msgspec.Struct, rename="camel"):
-    resource_metrics: list[_JsonResourceMetrics] | None = None
+    resource_metrics: list[msgspec.Raw] | None = None
+
+
+_JSON_DECODERS = {
+    name: msgspec.json.Decoder(shape)
+    for name, shape in {
+        "resource_metrics": _JsonResourceMetrics, "resource": _JsonResource, "scope": _JsonScope,
+        "metric": _JsonMetric, "point": _JsonPoint,
+    }.items()
+}  # fmt: skip
 
 
 class _ProtobufFields:
-    """Access to what protobuf and JSON represent differently: the alternatives of a message."""
+    """Access to what protobuf and JSON represent differently: members of lists, and the alternatives of a message."""
+
+    invalid = 0
+    """Members of lists that are not valid."""
+
+    @staticmethod
+    def members(_: str, messages: Any) -> Iterable[Any]:
+        return messages or ()
 
     @staticmethod
     def kind(metric: Any) -> str:
@@ -220,7 +248,18 @@ class _ProtobufFields:
 
 
 class _JsonFields:
-    """As of protobuf; a value of the wrong form raises OtlpRejectedError."""
+    """As of protobuf; a number of the wrong form raises ValueError."""
+
+    def __init__(self) -> None:
+        self.invalid = 0
+
+    def members(self, name: str, messages: Any) -> Iterable[Any]:
+        decode = _JSON_DECODERS[name].decode
+        for message in messages or ():
+            try:
+                yield decode(message)
+            except DECODING_ERRORS:
+                self.invalid += 1
 
     @staticmethod
     def kind(metric: _JsonMetric) -> str:
@@ -230,7 +269,7 @@ class _JsonFields:
     def number(point: _JsonPoint) -> float | None:
         if point.as_int is not None:
             return _integer(point.as_int, _SIGNED)
-        return None if point.as_double is None else _double(point.as_double)
+        return None if point.as_double is None else float(point.as_double)
 
     @staticmethod
     def text(value: _JsonValue | None) -> str:
@@ -246,79 +285,84 @@ _SCALARS = _JsonValue.__struct_fields__
 
 
 def _integer(value: int | str, valid: range) -> int:
-    """Return an integer that JSON has as a number or a text. Raises OtlpRejectedError."""
-    if isinstance(value, str):
-        digits = value.removeprefix("-")
-        if not (digits.isascii() and digits.isdecimal() and len(digits) <= _MAX_DIGITS):
-            raise _invalid_number(value)
-        value = int(value)
-    if value not in valid:
-        raise _invalid_number(value)
-    return value
+    """Return an integer that JSON has as a number or a text. Raises ValueError."""
+    digits = str(value).removeprefix("-")
+    is_decimal = digits.isascii() and digits.isdecimal() and len(digits) <= _MAX_DIGITS
+    if not is_decimal or int(value) not in valid:
+        message = f"number of more than 64 bits: {value}"
+        raise ValueError(message)
+    return int(value)
 
 
-def _double(value: float | str) -> float:
-    try:
-        return float(value)
-    except (ValueError, OverflowError) as error:
-        raise _invalid_number(value) from error
+class _MetricPoints(NamedTuple):
+    """Points of one metric, which are not converted yet."""
 
-
-def _invalid_number(value: object) -> OtlpRejectedError:
-    message = f"invalid number {printable(str(value)[:40])!r}: expected one of 64 bits"
-    return OtlpRejectedError(message, HTTPStatus.BAD_REQUEST, "format")
+    name: str
+    kind: str
+    points: Any
 
 
 class _Decoder:
     """Converts the messages of a request, which have the same names in both encodings."""
 
-    def __init__(self, fields: type[_ProtobufFields | _JsonFields], max_points: int) -> None:
+    def __init__(self, fields: _ProtobufFields | _JsonFields, max_points: int) -> None:
         self._fields, self._max_points = fields, max_points
-        self._excessive = 0
+        self._groups = self._points = self._excessive = self._increments = 0
 
     def decode(self, resources: Any) -> MetricsRequest:
         """Return the points of a request. Raises OtlpRejectedError."""
-        self._check_groups(resources)
-        count = sum(len(points) for each in resources for _, _, points in self._metrics(each))
-        check_size(count, self._max_points, "points")
+        self._count_groups(resources, "resources")
         found = [
-            ResourcePoints(self._resource_attributes(each), list(self._points(each)))
-            for each in resources
+            (resource, list(self._metrics(resource)))
+            for resource in self._fields.members("resource_metrics", resources)
         ]
-        return MetricsRequest(found, self._excessive)
+        converted = [
+            ResourcePoints(
+                self._resource_attributes(resource),
+                [point for metric in metrics for point in self._converted(metric)],
+            )
+            for resource, metrics in found
+        ]
+        return MetricsRequest(converted, self._excessive, self._fields.invalid, self._increments)
 
-    @staticmethod
-    def _check_groups(resources: Any) -> None:
+    def _count_groups(self, groups: Any, unit: str) -> None:
         """Raise OtlpRejectedError for too many groups, before there is an object in Python for each."""
-        count = len(resources)
-        check_size(count, MAX_GROUPS, "resources")
-        for resource in resources:
-            scopes = resource.scope_metrics or ()
-            count += len(scopes)
-            check_size(count, MAX_GROUPS, "resources and scopes")
-            for scope in scopes:
-                count += len(scope.metrics or ())
-                check_size(count, MAX_GROUPS, "resources, scopes and metrics")
+        self._groups += len(groups or ())
+        check_size(self._groups, MAX_GROUPS, unit)
 
-    def _metrics(self, resource: Any) -> Iterator[tuple[str, str, Any]]:
-        """Yield name, kind and points of each metric."""
-        for scope in resource.scope_metrics or ():
-            for metric in scope.metrics or ():
+    def _metrics(self, resource: Any) -> Iterator[_MetricPoints]:
+        """Yield the metrics of a resource that are totals. Raises OtlpRejectedError for too many points."""
+        members, count = self._fields.members, self._count_groups
+        count(resource.scope_metrics, "resources and scopes")
+        for scope in members("scope", resource.scope_metrics):
+            count(scope.metrics, "resources, scopes and metrics")
+            for metric in members("metric", scope.metrics):
                 if kind := self._fields.kind(metric):
-                    yield metric.name or "", kind, getattr(metric, kind).data_points or ()
+                    data = getattr(metric, kind)
+                    points = data.data_points or ()
+                    self._points += len(points)
+                    check_size(self._points, self._max_points, "points")
+                    if getattr(data, "aggregation_temporality", None) in _TOTALS:
+                        yield _MetricPoints(metric.name or "", kind, points)
+                    else:
+                        self._increments += len(points)
 
-    def _points(self, resource: Any) -> Iterator[MetricPoint]:
+    def _converted(self, metric: _MetricPoints) -> Iterator[MetricPoint]:
         number, timestamp = self._fields.number, self._fields.timestamp
-        for name, kind, points in self._metrics(resource):
-            has_number = kind in NUMBER_KINDS
-            for point in points:
-                attributes = self._attributes(point.attributes or ())
-                if attributes is None or len(name) > MAX_TEXT:
-                    self._excessive += 1
-                    continue
-                has_value = has_number and not (point.flags or 0) & _NO_VALUE_FLAG
+        has_number = metric.kind in NUMBER_KINDS
+        for point in self._fields.members("point", metric.points):
+            attributes = self._attributes(point.attributes or ())
+            if attributes is None or len(metric.name) > MAX_TEXT:
+                self._excessive += 1
+                continue
+            has_value = has_number and not (point.flags or 0) & _NO_VALUE_FLAG
+            try:
                 value = number(point) if has_value else None
-                yield MetricPoint(name, kind, attributes, timestamp(point), value)
+                timestamp_ns = timestamp(point)
+            except (ValueError, OverflowError):
+                self._fields.invalid += 1
+                continue
+            yield MetricPoint(metric.name, metric.kind, attributes, timestamp_ns, value)
 
     def _attributes(self, attributes: Any) -> dict[str, str] | None:
         """Return attributes as texts; None if they exceed the bounds."""
@@ -330,11 +374,18 @@ class _Decoder:
         return None if is_long else found
 
     def _resource_attributes(self, each: Any) -> dict[str, str]:
-        resource = each.resource
+        resource = next(iter(self._fields.members("resource", [each.resource])), None)
         return (self._attributes(resource.attributes or ()) or {}) if resource else {}
 
 
 # Responses -----------------------------------------------------------------------------------------
+
+
+def rejection_text(points: Mapping[str, int]) -> str:
+    """Return the number of rejected points by reason, as the message of a partial success; empty without any."""
+    counts = ", ".join(f"{count} {reason}" for reason, count in points.items() if count)
+    remedy = f": {_CUMULATIVE}" if points.get(INCREMENTS) else ""
+    return f"points not stored: {counts}{remedy}" if counts else ""
 
 
 def success_body(media_type: str, rejected: int = 0, problem: str = "") -> bytes:

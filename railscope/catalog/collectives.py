@@ -44,7 +44,7 @@ INSPECTOR_WAITING = _LOG.gauge("railscope_nccl_inspector_waiting_bytes", "Bytes 
 INSPECTOR_REPLACED = _LOG.counter("railscope_nccl_inspector_replaced_logs_total", "Logs that were truncated, overwritten or replaced, and are read from their start again.")
 INSPECTOR_DROPPED = _LOG.counter("railscope_nccl_inspector_dropped_calls_total", "Calls that the plugin did not record because its buffer was full; formats before 4.2 do not report them.", ", coll_dropped_since_last_dump + p2p_dropped_since_last_dump")
 INSPECTOR_REQUEST_RESULTS = ("stored", "unknown_sender", "rate", "busy", "path", "media_type", "size", "format", "timeout")
-INSPECTOR_POINT_RESULTS = ("stored", "unmapped", "invalid", "limit", "ambiguous")
+INSPECTOR_POINT_RESULTS = ("stored", "unmapped", "invalid", "delta", "limit", "ambiguous")
 """`ambiguous`: the process is on several GPUs, and a report is about one of them."""
 _PUSH = declare.MetricTable(entities.NODE, "pushes of NCCL Inspector", declare.AGENT_START, detail=declare.BASIC)
 INSPECTOR_REQUESTS = _PUSH.counter("railscope_nccl_inspector_requests_total", "Pushes of NCCL Inspector by OTLP, by result: stored, or rejected because of the sender (unknown_sender, rate), the request (path, media_type, size, format, timeout), or the calls that wait (busy); absent without collectives.nccl_inspector_listen.", about=entities.INSPECTOR_REQUEST)

@@ -134,11 +134,86 @@ def test_any_truncation_or_change_is_decoded_or_rejected(media_type, data):
     "value",
     ['"1x"', '"99999999999999999999999"', "18446744073709551616", '"-"', "1e400", "[]", '"\u0661"'],
 )
-def test_invalid_numbers_are_rejected(value):
-    body = json.dumps(request_of([{"asInt": 0}])).replace('"asInt": 0', f'"asInt": {value}')
-    with pytest.raises(OtlpRejectedError) as rejected:
-        decode_metrics(body.encode(), JSON)
-    assert rejected.value.status is HTTPStatus.BAD_REQUEST
+def test_invalid_numbers_lose_their_point_only(value):
+    body = json.dumps(request_of([{"asInt": 0}, {"asInt": 1}])).replace(
+        '"asInt": 0', f'"asInt": {value}'
+    )
+    decoded = decode_metrics(body.encode(), JSON)
+    assert [point.value for point in decoded.resources[0].points] == [1]
+    assert decoded.invalid == 1
+
+
+DAMAGE = [
+    None,
+    7,
+    "x",
+    [],
+    {"dataPoints": 1, "metrics": "x", "scopeMetrics": {}, "attributes": 0, "name": []},
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("depth", range(4))
+def test_a_damaged_member_of_a_list_loses_itself_only(damage, depth):
+    """Points, metrics, scopes and resources; null is no member of a list."""
+    document = request_of([{"asInt": "1"}, {"asInt": "2"}])
+    (resource,) = document["resourceMetrics"]
+    (scope,) = resource["scopeMetrics"]
+    (metric,) = scope["metrics"]
+    lists = (
+        document["resourceMetrics"],
+        resource["scopeMetrics"],
+        scope["metrics"],
+        metric["gauge"]["dataPoints"],
+    )
+    lists[depth].insert(0, damage)
+    decoded = decode_metrics(json.dumps(document).encode(), JSON)
+    assert [point.value for each in decoded.resources for point in each.points] == [1, 2]
+    assert decoded.invalid == 1
+
+
+def test_a_damaged_resource_keeps_its_points():
+    document = request_of([{"asInt": "1"}])
+    document["resourceMetrics"][0]["resource"] = {"attributes": 7}
+    (resource,) = decode_metrics(json.dumps(document).encode(), JSON).resources
+    assert (resource.attributes, resource.points[0].value) == ({}, 1)
+
+
+CUMULATIVE, DELTA = 2, 1
+
+
+@MEDIA_TYPES
+@pytest.mark.parametrize("kind", ["sum", "histogram", "exponentialHistogram"])
+def test_increments_are_no_totals(media_type, kind):
+    """A temporality of 0, which is not specified, counts as cumulative."""
+    metrics = [
+        {
+            "name": str(temporality),
+            kind: {"dataPoints": [{}, {}], "aggregationTemporality": temporality},
+        }
+        for temporality in (0, DELTA, CUMULATIVE)
+    ]
+    document = {"resourceMetrics": [{"scopeMetrics": [{"metrics": metrics}]}]}
+    decoded = decode_metrics(encode(document, media_type), media_type)
+    assert [point.name for point in decoded.resources[0].points] == ["0", "0", "2", "2"]
+    assert (decoded.increments, decoded.invalid, decoded.excessive) == (2, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("temporality", "increments"),
+    [
+        ("AGGREGATION_TEMPORALITY_DELTA", 1),
+        ("AGGREGATION_TEMPORALITY_CUMULATIVE", 0),
+        (None, 0),
+        (3, 1),
+    ],
+)
+def test_temporality_by_name_and_an_unknown_one(temporality, increments):
+    document = request_of([{"asInt": "1"}], kind="sum")
+    document["resourceMetrics"][0]["scopeMetrics"][0]["metrics"][0]["sum"][
+        "aggregationTemporality"
+    ] = temporality
+    assert decode_metrics(json.dumps(document).encode(), JSON).increments == increments
 
 
 @pytest.mark.parametrize("part", ["[", '{"a":', '{"resourceMetrics":[', '{"later":['])

@@ -15,6 +15,7 @@ from railscope import http_server, listen_address, otlp_metrics, otlp_receiving,
 from railscope.settings import SettingsError
 from railscope_agent.host import Host
 from railscope_agent.sources.inspector_pushes import (
+    DELTA,
     EXCESS,
     INVALID,
     InspectorPush,
@@ -112,6 +113,5 @@ class InspectorReceiver:
             is_small = len(body) <= otlp_receiving.MAX_LOOP_BYTES and not encoding
             push = decode() if is_small else await service.run_in_thread(decode)
         points = self.pushes.add(sender, push, self.host.clock.now().boot_ns)
-        rejected = points[INVALID] + points[EXCESS]
-        problem = f"points not stored: {points[INVALID]} {INVALID}, {points[EXCESS]} {EXCESS}"
-        return rejected, problem if rejected else ""
+        rejected = {reason: points[reason] for reason in (INVALID, DELTA, EXCESS)}
+        return sum(rejected.values()), otlp_metrics.rejection_text(rejected)

@@ -44,7 +44,7 @@ MAX_REPORTS = 512
 MAX_PROCESSES = 256
 MAX_CALLS, MAX_NODE_CALLS, JOB_CALLS = 5000, 20_000, 2000
 """Calls of a process, and of all, that wait to be read; and of a job, whatever those of others have left."""
-STORED, UNMAPPED, INVALID, EXCESS, AMBIGUOUS = c.INSPECTOR_POINT_RESULTS
+STORED, UNMAPPED, INVALID, DELTA, EXCESS, AMBIGUOUS = c.INSPECTOR_POINT_RESULTS
 _CALL_VALUES = {
     "nccl_bus_bandwidth_gbs": "bandwidth", "nccl_p2p_bus_bandwidth_gbs": "bandwidth",
     "nccl_collective_exec_time_microseconds": "time", "nccl_p2p_exec_time_microseconds": "time",
@@ -74,7 +74,10 @@ class InspectorPush(NamedTuple):
 
 def decode_push(request: otlp_metrics.MetricsRequest) -> InspectorPush:
     """Return the reports and calls of a request."""
-    points, collector = Counter({EXCESS: request.excessive}), MetricsCollector()
+    points = Counter({
+        EXCESS: request.excessive, INVALID: request.invalid, DELTA: request.increments,
+    })  # fmt: skip
+    collector = MetricsCollector()
     combinations: set[tuple[tuple[str, str], ...]] = set()
     calls: dict[tuple[str, ...], dict[str, float]] = {}
     for point in (point for resource in request.resources for point in resource.points):

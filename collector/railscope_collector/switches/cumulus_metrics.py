@@ -24,8 +24,8 @@ MAX_EXACT = 1 << 53
 """Integers from here on are not exact as floating-point numbers."""
 MAX_PORT_NAME = 64
 _MEGABIT_BITS = 10**6
-_OPERATIONAL = {1: 1, 2: 0, 3: 0, 5: 0, 6: 0, 7: 0}
-"""ifOperStatus (RFC 2863) as 1 for up and 0 for down; 4 is unknown."""
+_UP, _NOT_UP = 1, 2 | 4 | 8
+"""Bits of oper_state: Up; Down, Invalid and Error (Cumulus Linux, Open Telemetry Export). It is not ifOperStatus of RFC 2863."""
 
 
 class MetricRule(NamedTuple):
@@ -47,6 +47,7 @@ class PointResult(StrEnum):
     UNMAPPED = "unmapped"
     INVALID = "invalid"
     INEXACT = "inexact"
+    DELTA = otlp_metrics.INCREMENTS
     OLD = "old"
     LIMIT = "limit"
 
@@ -126,8 +127,8 @@ def read_value(rule: MetricRule, point: otlp_metrics.MetricPoint) -> Reading | P
         if abs(value) >= MAX_EXACT:
             return PointResult.INEXACT
     number = int(value)
+    if rule.metric is catalog.PORT_UP:
+        return int(bool(number & _UP) and not number & _NOT_UP)
     if number < 0:
         return PointResult.INVALID
-    if rule.metric is catalog.PORT_UP:
-        return _OPERATIONAL.get(number, PointResult.INVALID)
     return number // _MEGABIT_BITS if rule.metric is catalog.SPEED else number

@@ -224,11 +224,7 @@ class OtlpReceiver:
         switch = self._find_switch(peer)
         async with switch.limit.turn(self._turns):
             push = await self._store(switch, body, media_type, encoding)
-        if not push.rejected:
-            return 0, ""
-        names = (name for name in switch_pushes.REJECTED if push.results[name])
-        counts = ", ".join(f"{push.results[name]} {name}" for name in names)
-        return push.rejected, f"points not stored: {counts}"
+        return sum(push.rejected.values()), otlp_metrics.rejection_text(push.rejected)
 
     async def _store(
         self, switch: PushingSwitch, body: bytes, media_type: str, encoding: str

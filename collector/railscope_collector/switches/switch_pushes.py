@@ -25,7 +25,7 @@ MAX_COLUMNS = 20_000
 MAX_UNMAPPED = 500
 """Names of metrics without use that are counted by name, for each switch; others are counted as one."""
 OTHER_NAMES = "(others)"
-REJECTED = (PointResult.INVALID, PointResult.INEXACT, PointResult.LIMIT)
+REJECTED = (PointResult.INVALID, PointResult.INEXACT, PointResult.DELTA, PointResult.LIMIT)
 """Results that are reported to the sender: an old point was stored before, and an unmapped one is dropped on purpose."""
 MAX_OFFSET_NS = 60 * SECOND_NS
 FORGOTTEN_NS = HOUR_NS
@@ -60,9 +60,9 @@ class DecodedPush(NamedTuple):
     has_other_name: bool
 
     @property
-    def rejected(self) -> int:
-        """Points of known metrics that were not stored."""
-        return sum(self.results[name] for name in REJECTED)
+    def rejected(self) -> dict[str, int]:
+        """Number of points that were not stored, by reason."""
+        return {name.value: self.results[name] for name in REJECTED}
 
 
 @dataclass(slots=True)
@@ -82,7 +82,12 @@ class SwitchPushes:
 
     def decode(self, request: otlp_metrics.MetricsRequest, now: NodeTimestamp) -> DecodedPush:
         """Return the readings of a request; nothing is changed."""
-        results, unmapped = Counter({PointResult.LIMIT: request.excessive}), Counter[str]()
+        unmapped = Counter[str]()
+        results = Counter({
+            PointResult.LIMIT: request.excessive,
+            PointResult.INVALID: request.invalid,
+            PointResult.DELTA: request.increments,
+        })  # fmt: skip
         found: dict[ColumnKey, list[PushedColumn]] = {}
         newest_ns, widths = 0, Counter(pushed.stream for pushed in self.columns.values())
         for resource in request.resources:

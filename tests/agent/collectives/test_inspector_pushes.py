@@ -335,8 +335,9 @@ POINTS = st.builds(
 def test_any_points_are_counted_once_and_stay_within_the_bounds(
     points: list[MetricPoint], excessive: int
 ) -> None:
-    push = decode_push(MetricsRequest([ResourcePoints({}, points)], excessive))
-    assert push.points.total() == len(points) + excessive
+    push = decode_push(MetricsRequest([ResourcePoints({}, points)], excessive, 3, 2))
+    assert push.points.total() == len(points) + excessive + 3 + 2
+    assert push.points["delta"] == 2
     assert min(push.points.values(), default=0) >= 0
     assert len(push.metrics.reports) <= MAX_REPORTS
     for report in push.metrics.reports:

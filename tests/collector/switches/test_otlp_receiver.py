@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import io
+import json
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -237,6 +238,28 @@ async def test_points_that_are_not_stored_are_a_partial_success(tmp_path):
             1,
             "points not stored: 1 invalid",
         )
+
+
+DELTA_TEXT = (
+    "points not stored: 1 delta: expected cumulative temporality; fix: configure it at the exporter"
+)
+
+
+async def test_increments_are_refused_and_the_totals_beside_them_are_stored(tmp_path):
+    document = cumulus.document([*value(), *value(5, number=4)])
+    metrics = document["resourceMetrics"][0]["scopeMetrics"][0]["metrics"]
+    for metric, temporality in zip(metrics, (2, 1), strict=True):
+        metric["sum"] = metric.pop("gauge") | {"aggregationTemporality": temporality}
+    async with receiving(tmp_path) as (one, receiver):
+        body = json.dumps(document).encode()
+        status, answer, _ = await post(receiver, body, JSON)
+        assert status == 200
+        assert json.loads(answer)["partialSuccess"] == {
+            "rejectedDataPoints": "1", "errorMessage": DELTA_TEXT,
+        }  # fmt: skip
+        _, text = await one.get("/metrics")
+        assert f"{SERIES} 42\n" in text
+        assert 'railscope_switch_pushed_points_total{switch="leaf-08",result="delta"} 1\n' in text
 
 
 async def test_rate_is_limited_with_the_time_to_wait(tmp_path):

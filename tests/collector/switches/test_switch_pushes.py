@@ -100,7 +100,7 @@ def test_names_and_attributes_become_metrics_and_entities():
 )
 def test_counters_are_exact_integers_or_absent(value, result):
     decoded = decode(new_pushes(), [priority("sp_rx_pause", value)])
-    assert decoded.results[result] == decoded.rejected == 1
+    assert decoded.results[result] == sum(decoded.rejected.values()) == 1
     assert not decoded.reading.streams
 
 
@@ -117,13 +117,21 @@ def test_every_integer_below_2_53_is_exact(value):
         priority("sp_rx_pause", 1, port=""),
         priority("sp_rx_pause", 1, port="x" * 65),
         priority("sp_rx_pause", 1, port="swp1\n"),
-        Pushed("oper_state", 4),
+        priority("sp_rx_pause", -1),
     ],
 )
-def test_invalid_attributes_and_states_are_counted(wrong):
+def test_invalid_attributes_and_values_are_counted(wrong):
     decoded = decode(new_pushes(), [wrong])
     assert decoded.results[PointResult.INVALID] == 1
     assert not decoded.reading.streams
+
+
+@pytest.mark.parametrize(
+    ("state", "is_up"),
+    [(0, 0), (1, 1), (2, 0), (3, 0), (4, 0), (5, 0), (8, 0), (9, 0), (16, 0), (17, 1), (1 << 40 | 1, 1), (-1, 0)],
+)  # fmt: skip
+def test_state_of_a_port_is_a_bitmap(state, is_up):
+    assert push(new_pushes(), [Pushed("oper_state", state)])["port_up", "swp1"] == is_up
 
 
 def test_other_metrics_are_counted_by_name_up_to_a_bound():
@@ -133,7 +141,7 @@ def test_other_metrics_are_counted_by_name_up_to_a_bound():
     assert len(pushes.unmapped) == 501
     assert pushes.unmapped["(others)"] == 100
     assert pushes.results[PointResult.UNMAPPED] == 600
-    assert decoded.rejected == 0
+    assert not any(decoded.rejected.values())
 
 
 def test_repeated_and_overtaken_requests_change_nothing():
@@ -210,7 +218,7 @@ def test_columns_of_a_stream_are_bounded():
     pushes = new_pushes()
     values = [Pushed("oper_state", 1, port=f"swp{n}") for n in range(20_010)]
     decoded = decode(pushes, values)
-    assert decoded.results[PointResult.LIMIT] == decoded.rejected == 10
+    assert decoded.results[PointResult.LIMIT] == sum(decoded.rejected.values()) == 10
     assert len(decoded.columns) == 20_000
 
 
