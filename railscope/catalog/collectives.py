@@ -81,6 +81,7 @@ NCCL_PROCESS_STATES = ("answered", "young", "other_node", "version", "denied", "
 
 NCCL_PROCESSES = _NCCL.gauge("railscope_nccl_ras_processes", "Processes on GPUs of this node that have loaded NCCL, by what is known from its RAS subsystem: answered, or the reason why their job is not known.", about=entities.NCCL_PROCESS_STATE)
 NCCL_RANKS = _NCCL.gauge("railscope_nccl_ras_ranks", "Ranks of communicators by state, over all nodes of the jobs whose rank 0 is on this node; a rank of several communicators counts in each.", about=entities.NCCL_RANK_STATE)
+NCCL_DAMAGED = _NCCL.gauge("railscope_nccl_ras_damaged_communicators", "Communicators that were left out of the last reports because they are not valid; the states of their ranks are not known.", about=entities.NODE)
 NCCL_RANK_INFO = _NCCL.info("railscope_nccl_ras_rank_info", "Identity of this rank: address of its node as NCCL reports it, and for a rank of this node process, GPU, NIC, rail and holder of the GPU.")
 NCCL_STATE = _NCCL.state("railscope_nccl_ras_rank_state", "State of the rank in its communicator: late if it launched fewer collectives than other ranks and none of them made progress, missing if its process did not respond.", states=NCCL_RANK_STATES)
 NCCL_LAUNCHED = _NCCL.gauge("railscope_nccl_ras_rank_launched", "Collectives that the host launched in this communicator, without those in CUDA graphs and point-to-point operations.", ", collective_counts")

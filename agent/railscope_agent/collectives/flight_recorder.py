@@ -6,7 +6,7 @@ Source: pytorch/pytorch torch/csrc/distributed/c10d/FlightRecorder.hpp and Fligh
 its name. Entries of Gloo remain `scheduled`: only `pg_status` has their progress, and the ranks of its groups are not recorded.
 
 Of each group remain the last collective that completed and the first ones that did not. Point-to-point operations are
-left out: their order differs between ranks.
+left out: their order differs between ranks. So are entries without a sequence number, which are damaged.
 
 A small file can contain a large value many times: entries refer to groups by name, and values of a pickle to each other. So
 texts and ranks are bounded by the memory of the result.
@@ -168,7 +168,11 @@ def _groups(dump: dict[str, Any]) -> Iterator[RecordedGroup]:
     parse_ranks = functools.cache(_ranks)  # groups of a pickle may have one text
     for (number, name, description), of_group in entries.items():
         status, config = _mapping(statuses.get(number)), _mapping(configs.get(name))
-        by_sequence = {_integer(e.get("collective_seq_id")): e for e in reversed(of_group)}
+        by_sequence = {
+            sequence: entry
+            for entry in reversed(of_group)
+            if (sequence := _integer(entry.get("collective_seq_id"), UNKNOWN)) != UNKNOWN
+        }
         recorded = [n for n, entry in by_sequence.items() if entry.get("state") == "completed"]
         completed = max(
             [_integer(status.get("last_completed_collective"), UNKNOWN), *recorded],

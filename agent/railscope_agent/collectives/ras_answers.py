@@ -41,7 +41,7 @@ class _MonitorEvent(msgspec.Struct, frozen=True):
 def parse_events(content: bytes) -> tuple[list[ReportedPeer], bytes]:
     """Return the processes that MONITOR reports as dead, and the content behind the last whole event.
 
-    Events are JSON objects without a separator. Raises CollectiveFormatError for an object of another form.
+    Events are JSON objects without a separator; one of another form is left out.
     """
     text = content.decode(errors="surrogateescape")
     dead: list[ReportedPeer] = []
@@ -52,12 +52,15 @@ def parse_events(content: bytes) -> tuple[list[ReportedPeer], bytes]:
             continue
         try:
             value, position = decoder.raw_decode(text, position)
-            event = msgspec.convert(value, _MonitorEvent)
         except json.JSONDecodeError:
             break  # incomplete: the rest is received later
-        except (*DECODING_ERRORS, ValueError) as error:
-            message = f"invalid event: {error}"
+        except (RecursionError, ValueError) as error:
+            message = f"invalid events: {error}"
             raise CollectiveFormatError(message) from error
+        try:
+            event = msgspec.convert(value, _MonitorEvent)
+        except DECODING_ERRORS:
+            continue
         if event.event == "PEER_DEAD" and len(dead) < MAX_EVENTS:
             peer = event.peer
             host = peer.host or peer.addr

@@ -23,11 +23,11 @@ from railscope_agent.collectives.ras_report import (
     ReportedCommunicator,
     ReportedRank,
     Text,
-    too_many_ranks,
 )
 
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
-_Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
+_Rank = Annotated[int, msgspec.Meta(ge=0, lt=1 << 20)]
+_Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 _SUCCESS, _IN_PROGRESS = 0, 7  # ncclSuccess, ncclInProgress of ncclResult_t
 _MISSING_COMMA = re.compile(
     rb'("nvml_dev": -?\d{1,10})(\s{1,64}"status": \{\s{0,64}"unresponsive":)'
@@ -43,7 +43,7 @@ class _RankStatus(msgspec.Struct, frozen=True):
 
 
 class _JsonRank(msgspec.Struct, frozen=True):
-    rank: _Size
+    rank: _Rank
     host: Text = ""
     pid: Number = -1
     cuda_dev: Number = -1
@@ -59,21 +59,17 @@ class _JsonCommunicator(msgspec.Struct, frozen=True):
     missing_ranks: list[_JsonRank] = []
 
 
-class _JsonCollection(msgspec.Struct, frozen=True):
-    timeouts_count: _Count = 0
-
-
 class _JsonReport(msgspec.Struct, frozen=True):
     nccl_version: Text
-    communicators: Annotated[list[_JsonCommunicator], msgspec.Meta(max_length=MAX_COMMUNICATORS)]
-    ras: _JsonCollection = _JsonCollection()
+    communicators: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MAX_COMMUNICATORS)]
 
 
 _decoder = msgspec.json.Decoder(_JsonReport)
+_communicator_decoder = msgspec.json.Decoder(_JsonCommunicator)
 
 
 def parse_json(content: bytes) -> RasReport:
-    """Parse a report in JSON. Raises CollectiveFormatError."""
+    """Parse a report in JSON; a communicator that is not valid is left out. Raises CollectiveFormatError."""
     if _OF_MALFORMED.match(content):
         content = _MISSING_COMMA.sub(rb"\1,\2", content)
     try:
@@ -81,27 +77,32 @@ def parse_json(content: bytes) -> RasReport:
     except DECODING_ERRORS as error:
         message = f"invalid report: {error}"
         raise CollectiveFormatError(message) from error
-    communicators = []
+    communicators: list[ReportedCommunicator] = []
     remaining = MAX_RANKS
-    for found in answer.communicators:
-        listed = [*found.ranks, *found.missing_ranks]
-        remaining -= len(listed)
-        if remaining < 0:
-            raise too_many_ranks()
-        numbers = {rank.rank for rank in listed}
-        if len(numbers) < len(listed) or max(numbers, default=-1) >= found.size:
-            message = f"communicator {found.hash!r}: ranks are repeated, or beyond its size"
-            raise CollectiveFormatError(message)
-        ranks = [
-            *(_present(rank) for rank in found.ranks),
-            *(_missing(rank) for rank in found.missing_ranks),
-        ]
-        name = printable(":".join(filter(None, (found.hash, found.secondary_hash))))
-        ranks.sort(key=lambda rank: rank.rank)
-        communicators.append(ReportedCommunicator(name, found.size, ranks))
-    return RasReport(
-        printable(answer.nccl_version), communicators, timeouts=answer.ras.timeouts_count
-    )
+    for raw in answer.communicators:
+        found = _communicator(raw, remaining)
+        if found:
+            remaining -= len(found.ranks)
+            communicators.append(found)
+    damaged = len(answer.communicators) - len(communicators)
+    return RasReport(printable(answer.nccl_version), communicators, damaged=damaged)
+
+
+def _communicator(raw: msgspec.Raw, max_ranks: int) -> ReportedCommunicator | None:
+    """Return a communicator; None if it is not valid, or has more ranks than this."""
+    try:
+        found = _communicator_decoder.decode(raw)
+    except DECODING_ERRORS:
+        return None
+    ranks = [*map(_present, found.ranks), *map(_missing, found.missing_ranks)]
+    numbers = {rank.rank for rank in ranks}
+    if len(ranks) > max_ranks or len(numbers) < len(ranks):
+        return None
+    if max(numbers, default=-1) >= found.size:
+        return None
+    name = printable(":".join(filter(None, (found.hash, found.secondary_hash))))
+    ranks.sort(key=lambda rank: rank.rank)
+    return ReportedCommunicator(name, found.size, ranks)
 
 
 def _present(rank: _JsonRank) -> ReportedRank:

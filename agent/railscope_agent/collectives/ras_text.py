@@ -21,7 +21,6 @@ from railscope_agent.collectives.ras_report import (
     ReportedCommunicator,
     ReportedPeer,
     ReportedRank,
-    too_many_ranks,
 )
 
 _VERSION = re.compile(r"NCCL version (\d{1,3}(?:\.\d{1,3}){1,3})\b")
@@ -36,7 +35,6 @@ _LISTED = re.compile(rf"  Rank (\d{{1,7}})(?: has launched up to operation (\d{{
 _MISSING_DATA, _NO_DATA = "  Missing communicator data from", "no data"
 _MISSING_RANKS = re.compile(r"  The missing ranks?: ([\d, ]{1,8192})")
 _PROCESS = re.compile(r"  Process (\d{1,10}) on node (\S{1,64}) managing GPUs? \S{1,64}")
-_TIMEOUTS = re.compile(r"  Encountered (\d{1,9}) communication timeouts?")
 _SECTIONS = frozenset({"DEAD", "INCOMPLETE", "TIMEOUT", "Errors", "Warnings"})
 
 
@@ -54,8 +52,7 @@ class _TextReport:
         self._ranks: dict[tuple[str, str], dict[int, ReportedRank]] = {}
         self._unlisted: dict[tuple[str, str], dict[str, tuple[int, int]]] = {}
         self._dead: list[ReportedPeer] = []
-        self._version, self._timeouts = "", 0
-        self._listed_ranks = self._all_ranks = 0
+        self._version, self._listed_ranks = "", 0
         self._section, self._kind, self._group = "", ANY_KIND, ""
         self._place: tuple[str, str] | None = None
 
@@ -71,7 +68,8 @@ class _TextReport:
                 elif self._section:
                     self._read_item(line)
         communicators = list(self._communicators())
-        return RasReport(self._version, communicators, self._dead[:MAX_EVENTS], self._timeouts)
+        damaged = len(self._ranks) - len(communicators)
+        return RasReport(self._version, communicators, self._dead[:MAX_EVENTS], damaged)
 
     def _read_heading(self, line: str) -> bool:
         """Read a line that is not about a rank or a process; return False for any other."""
@@ -82,7 +80,8 @@ class _TextReport:
         elif found := _COMMUNICATOR.match(line):
             self._place, self._section = (found[1], found[2]), ""
             if len(self._ranks) >= MAX_COMMUNICATORS:
-                raise too_many_ranks()
+                message = f"more than {MAX_COMMUNICATORS} communicators"
+                raise CollectiveFormatError(message)
             self._ranks.setdefault(self._place, {})
         elif line in _SECTIONS:
             self._section, self._place = line, None
@@ -94,9 +93,7 @@ class _TextReport:
 
     def _read_item(self, line: str) -> None:
         """Read a line of a section that is not about a communicator."""
-        if found := _TIMEOUTS.match(line):
-            self._timeouts = int(found[1])
-        elif self._section == "DEAD" and (found := _PROCESS.fullmatch(line)):
+        if self._section == "DEAD" and (found := _PROCESS.fullmatch(line)):
             self._dead.append(ReportedPeer(printable(found[2]), int(found[1])))
 
     def _read_rank(self, line: str, ranks: dict[int, ReportedRank], place: tuple[str, str]) -> str:
@@ -125,17 +122,20 @@ class _TextReport:
     def _add(self, ranks: dict[int, ReportedRank], rank: ReportedRank) -> None:
         self._listed_ranks += 1
         if self._listed_ranks > MAX_RANKS:
-            raise too_many_ranks()
+            message = f"more than {MAX_RANKS} ranks"
+            raise CollectiveFormatError(message)
         ranks[rank.rank] = rank
 
     def _communicators(self) -> Iterator[ReportedCommunicator]:
+        """Yield the communicators whose ranks are within their size and the limit of the report."""
+        remaining = MAX_RANKS
         for (group, name), listed in self._ranks.items():
             unlisted = {
                 kind: count for kind, (_, count) in self._unlisted.get((group, name), {}).items()
             }
-            size = max(self._sizes.get(group, 0), max(listed, default=-1) + 1)
-            self._all_ranks += size
-            if self._all_ranks > MAX_RANKS:
-                raise too_many_ranks()
-            ranks = [listed[number] for number in sorted(listed)]
-            yield ReportedCommunicator(f"0x{name}", size, ranks, unlisted)
+            least = max(listed, default=-1) + 1
+            size = self._sizes.get(group, least)
+            if least <= size <= remaining:
+                remaining -= size
+                ranks = [listed[number] for number in sorted(listed)]
+                yield ReportedCommunicator(f"0x{name}", size, ranks, unlisted)

@@ -99,6 +99,8 @@ class RasJob:
     reports: list[NcclRankReport] = field(default_factory=list)
     unknown: int = 0
     """Ranks that the last answer did not contain."""
+    damaged: int = 0
+    """Communicators that were left out of the last answer."""
     reported: set[tuple[str, ...]] = field(default_factory=set)
     dead: set[tuple[str, int]] = field(default_factory=set)
     events: deque[frame.Event] = field(default_factory=deque)
@@ -171,6 +173,7 @@ class NcclRasSource(source.SourceWithoutResources):
             columns.add(c.NCCL_PROCESSES, frame.Entity(entities.NCCL_PROCESS_STATE, (state,)))
         for state in c.NCCL_RANK_STATES.values():
             columns.add(c.NCCL_RANKS, frame.Entity(entities.NCCL_RANK_STATE, (state,)))
+        columns.add(c.NCCL_DAMAGED, frame.Entity(entities.NODE))
         detail = f"{self._settings.ras}, versions {self._settings.ras_versions}"
         return columns.result(probe_result.ProbeFinding.supported(subject, detail))
 
@@ -197,7 +200,9 @@ class NcclRasSource(source.SourceWithoutResources):
             report.entity: _rank_readings(report.verdict) for report in by_job
         }
         into.put_readings(0, [states[state] for state in c.NCCL_PROCESS_STATES])
-        into.put_readings(len(c.NCCL_PROCESS_STATES), [ranks[state] for state in NcclRankState])
+        damaged = sum(job.damaged for job in self._jobs.values())
+        of_states = [ranks[state] for state in NcclRankState]
+        into.put_readings(len(c.NCCL_PROCESS_STATES), [*of_states, damaged])
 
     def _find_jobs(self, host: Host, now_ns: int) -> Counter[str]:
         """Assign the processes that can be queried to jobs; return the number of the others by reason."""
@@ -242,7 +247,7 @@ class NcclRasSource(source.SourceWithoutResources):
             return []
         job.state = self._not_due(job, now_ns, began_ns)
         if job.state:
-            job.reports, job.unknown = [], 0
+            job.reports, job.unknown, job.damaged = [], 0, 0
             return []
         job.queried_ns = now_ns
         events: list[frame.Event] = []
@@ -258,7 +263,7 @@ class NcclRasSource(source.SourceWithoutResources):
             job.state = answer.state
             if answer.report is not None:
                 return events + self._take_report(host, job, answer.pid, answer.report)
-        job.reports, job.unknown = [], 0
+        job.reports, job.unknown, job.damaged = [], 0, 0
         return events
 
     def _not_due(self, job: RasJob, now_ns: int, began_ns: int) -> str:
@@ -295,10 +300,11 @@ class NcclRasSource(source.SourceWithoutResources):
         self, host: Host, job: RasJob, pid: int, report: ras_report.RasReport
     ) -> list[frame.Event]:
         now = host.clock.now()
-        before, job.histories = job.histories, {}
+        before, job.histories, job.damaged = job.histories, {}, report.damaged
         for found in report.communicators:
             if found.name in job.histories:
-                continue  # a name identifies one communicator of a job
+                job.damaged += 1  # a name identifies one communicator of a job
+                continue
             history = before.get(found.name) or ras_verdicts.CommunicatorHistory(found, now.boot_ns)
             if found.name in before:
                 history.update(found, now.boot_ns)

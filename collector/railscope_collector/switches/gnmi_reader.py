@@ -9,7 +9,7 @@ of protobuf.
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -110,10 +110,6 @@ def _decode_rows(content: bytes, *, is_row: bool) -> tables.SonicTable:
         raise base.SwitchReadError(text) from error
     if is_row:
         return tables.SonicTable({"": rows})
-    for name, row in rows.items():
-        if not isinstance(row, dict):
-            text = f"unexpected value of {untrusted_text.quote_text(name)}: expected an object"
-            raise base.SwitchReadError(text)
     return tables.SonicTable(rows)
 
 
@@ -285,10 +281,12 @@ async def _read_pools(session: GnmiSession) -> tables.SonicTable:
     """Return the watermarks of the buffer pools by their names."""
     path = ("COUNTERS_BUFFER_POOL_NAME_MAP",)
     named = await _read_optional(session, "COUNTERS_DB", path, is_row=True)
-    rows: dict[str, Mapping[str, object]] = {}
-    for name, oid in sorted(named.rows.get("", {}).items())[: tables.MAX_POOLS]:
+    rows: dict[str, object] = {}
+    row = named.rows.get("")
+    for name, oid in sorted(row.items() if isinstance(row, dict) else ())[: tables.MAX_POOLS]:
         if not isinstance(oid, str) or not oid.startswith(_OID_START) or len(oid) > _MAX_OID:
-            return tables.SonicTable(failure=Absent.ERROR)
+            rows[name] = oid
+            continue
         table = await _read_optional(
             session, "COUNTERS_DB", ("PERIODIC_WATERMARKS", oid), is_row=True
         )

@@ -17,8 +17,6 @@ from railscope.frame import Column, Entity
 from railscope.reading import UNSIGNED_RANGE, Absent, Reading
 from railscope_collector.switches import switch_reading as base
 
-TableRow = Mapping[str, object]
-
 WATERMARKS, QUEUE_MARKS, WATCHDOG, POOLS = (
     "switch_watermarks", "switch_queue_marks", "switch_queue_watchdog", "switch_pools",
 )  # fmt: skip
@@ -26,6 +24,8 @@ WATERMARKS, QUEUE_MARKS, WATCHDOG, POOLS = (
 MAX_POOLS = 32
 _MAX_DIGITS = 20
 _ABSENT_TEXTS = frozenset({"", "N/A"})
+_DAMAGED = object()
+"""Any value of a damaged row."""
 _STATUSES, _WATCHDOG_STATES = {"up": 1, "down": 0}, {"operational": 0, "stormed": 1}
 _MAC_SUBTYPES = "4", "3"
 """Subtypes of a chassis and of a port that are identified by a MAC address (IEEE 802.1AB)."""
@@ -59,20 +59,18 @@ _POOL_FIELDS: Mapping[declare.Metric, str] = {
 
 @dataclass(frozen=True, slots=True)
 class SonicTable:
-    """Rows of a table by their key; or the reason why there are none."""
+    """Rows of a table by their key; or the reason why there are none. A row that is no object is damaged."""
 
-    rows: Mapping[str, TableRow] = field(default_factory=dict)
+    rows: Mapping[str, object] = field(default_factory=dict)
     failure: Absent | None = None
 
     def number(self, row: str, name: str) -> Reading:
         """Return a value as a number of at most 64 bits."""
-        if self.failure:
-            return self.failure
-        return as_number(self.rows.get(row, {}).get(name))
+        return self.failure or as_number(self._value(row, name))
 
     def text(self, row: str, name: str) -> str:
         """Return a value as printable text of limited length; empty if there is none."""
-        value = self.rows.get(row, {}).get(name, "")
+        value = self._value(row, name)
         return _clean(value) if isinstance(value, str) else ""
 
     def state(self, row: str, name: str, states: Mapping[str, int]) -> Reading:
@@ -80,7 +78,8 @@ class SonicTable:
         if self.failure:
             return self.failure
         text = self.text(row, name)
-        return states.get(text, Absent.ERROR) if text else Absent.UNSUPPORTED
+        is_damaged = self._value(row, name) is _DAMAGED
+        return states.get(text, Absent.ERROR) if text or is_damaged else Absent.UNSUPPORTED
 
     def total(self, row: str, names: Sequence[str]) -> Reading:
         """Return the sum of counters, which counts as they do, in 64 bits; absent if one of them is."""
@@ -94,7 +93,13 @@ class SonicTable:
 
     def has_field(self, prefix: str) -> bool:
         """True if a row has a field that starts with this text."""
-        return any(name.startswith(prefix) for row in self.rows.values() for name in row)
+        rows = (row for row in self.rows.values() if isinstance(row, Mapping))
+        return any(name.startswith(prefix) for row in rows for name in row)
+
+    def _value(self, row: str, name: str) -> object:
+        """Return a value as the switch returned it; None if there is none."""
+        found = self.rows.get(row, {})
+        return found.get(name) if isinstance(found, Mapping) else _DAMAGED
 
 
 _NOT_REQUESTED = SonicTable(failure=Absent.UNSUPPORTED)
@@ -359,7 +364,7 @@ def _watermark_readings(
 
 def _headroom(groups: SonicTable, profiles: SonicTable, ports: Sequence[Entity]) -> SonicTable:
     """Return the sizes of headroom by priority group; releases before 202012 write a profile as [TABLE:NAME]."""
-    rows: dict[str, TableRow] = {}
+    rows: dict[str, object] = {}
     names = {port.key[1] for port in ports}
     for key in groups.rows:
         port, _, span = key.rpartition(":")
@@ -369,7 +374,7 @@ def _headroom(groups: SonicTable, profiles: SonicTable, ports: Sequence[Entity])
         profile = groups.text(key, "profile").strip("[]").rpartition(":")[2]
         for number in base.PRIORITIES:
             if first <= str(number) <= (last or first):
-                rows[f"{port}:{number}"] = {"xoff": profiles.rows.get(profile, {}).get("xoff")}
+                rows[f"{port}:{number}"] = profiles.rows.get(profile, {})
     return SonicTable(rows, groups.failure or profiles.failure)
 
 

@@ -179,6 +179,16 @@ def test_the_late_rank_is_an_event_with_its_place_and_holder() -> None:
     assert set(facts) <= set(c.NCCL_LATE_EVENT.facts)
 
 
+def test_communicators_that_are_damaged_or_listed_twice_are_counted_and_the_others_compared() -> (
+    None
+):
+    whole, damaged = ras.communicator(HUNG), ras.communicator([ras.rank(0, 1)] * 2, name="0xb2")
+    node = Node(*later(5, {QUERY: answer(damaged, whole, whole)}))
+    assert node.ranks == {"waiting": 3, "late": 1}
+    frame = [f for f in node.frames if f.schema.stream == "nccl_ras"][-1]
+    assert [value for metric, _, value in frame.readings() if metric is c.NCCL_DAMAGED] == [2]
+
+
 def test_ranks_are_on_the_metrics_endpoint_and_their_numbers_in_frames() -> None:
     node = Node(*later(5, hung()))
     assert node.ranks == {"waiting": 3, "late": 1}

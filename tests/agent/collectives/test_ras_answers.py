@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -100,22 +101,44 @@ def test_statuses_of_ranks_are_problems_or_not(status: dict, problem: str, detai
         [ras.rank(0, 1, **{f"Kind{n}": 1 for n in range(16)})],
     ],
 )
-def test_impossible_ranks_reject_the_report(ranks: list) -> None:  # type: ignore[type-arg]
-    with pytest.raises(CollectiveFormatError):
-        parse_report(ras.report(ras.communicator(ranks)), is_json=True)
+def test_communicator_with_impossible_ranks_loses_itself_only(ranks: list) -> None:  # type: ignore[type-arg]
+    whole, damaged = ras.communicator([ras.rank(0, 7)], name="0xb2"), ras.communicator(ranks)
+    for communicators in ([whole, damaged], [damaged, whole], [damaged, damaged, whole]):
+        found = parse_report(ras.report(*communicators), is_json=True)
+        assert [each.name for each in found.communicators] == ["0xb2:0x7:0x9"]
+        assert found.damaged == len(communicators) - 1
 
 
-def test_more_ranks_than_the_bound_reject_the_report() -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"size": 0, "ranks": []},
+        {"size": "2"},
+        {"hash": 161},
+        {"ranks": None},
+        {"missing_ranks": [{"rank": 1057455228}]},
+        {"ranks": [{"rank": 0, "status": None}]},
+        {"ranks": [{"rank": 0, "pid": 1.5}]},
+    ],
+)
+def test_damaged_communicators_are_counted_and_a_report_of_only_such_is_read(changes: dict) -> None:  # type: ignore[type-arg]
+    damaged = ras.communicator([ras.rank(0, 1)]) | changes
+    content = json.dumps({"nccl_version": "2.28.9", "communicators": [damaged, None, 7]})
+    found = parse_report(content.encode(), is_json=True)
+    assert (found.communicators, found.damaged) == ([], 3)
+
+
+def test_ranks_beyond_the_bound_are_left_out() -> None:
     count = ras_report.MAX_RANKS // 2 + 1
     ranks = ",".join(f'{{"rank":{n}}}' for n in range(count))
     of_one = f'{{"hash":"a","size":{count},"ranks":[{ranks}]}}'
-    content = f'{{"nccl_version":"2.30.1","communicators":[{of_one}%s]}}'
-    assert len(parse_report((content % "").encode(), is_json=True).communicators[0].ranks) == count
-    with pytest.raises(CollectiveFormatError, match="more than"):
-        parse_report((content % f",{of_one}").encode(), is_json=True)
+    content = f'{{"nccl_version":"2.30.1","communicators":[{of_one},{of_one}]}}'
+    found = parse_report(content.encode(), is_json=True)
+    assert [len(each.ranks) for each in found.communicators] == [count]
+    assert found.damaged == 1
     large = ras.text_report(warnings=MISMATCH.replace("Rank 5", "Rank 9999999"))
-    with pytest.raises(CollectiveFormatError, match="more than"):
-        parse_report(large, is_json=False)
+    found = parse_report(large, is_json=False)
+    assert (found.communicators, found.damaged) == ([], 1)
 
 
 def test_text_has_the_ranks_of_smaller_groups_and_the_count_of_the_largest() -> None:
@@ -216,6 +239,12 @@ def test_events_are_the_same_however_the_stream_is_divided(names: list[str], dat
         100 + n for n, name in enumerate(names) if name == "PEER_DEAD"
     ]
     assert not rest.strip()
+
+
+def test_a_damaged_event_loses_itself_only() -> None:
+    content = ras.event("PEER_DEAD", 1) + b'7 {"event": 5} {"event": "PEER_DEAD", "peer": null}'
+    dead, rest = parse_events(content + ras.event("PEER_DEAD", 2))
+    assert ([peer.pid for peer in dead], rest.strip()) == ([1, 2], b"")
 
 
 @given(st.binary(max_size=300))

@@ -191,6 +191,20 @@ def test_ports_have_the_name_of_the_switch_whether_it_returns_names_or_aliases(
     assert ("port_receive_bytes_total", port) in values(reading)
 
 
+def test_a_damaged_row_is_an_error_of_its_own_values_only():
+    octets = {"SAI_PORT_STAT_IF_IN_OCTETS": "7"}
+    found = tables.SonicTables(
+        tables.SonicTable({"Ethernet0": None, "Ethernet4": octets}),
+        tables.SonicTable({"Ethernet0": {"speed": "1"}, "Ethernet4": ["up"]}),
+    )
+    read = values(tables.make_reading("leaf-07", found, tables.SwitchFacts()))
+    metrics = "port_receive_bytes_total", "port_up", "port_speed_bytes_per_second"
+    assert [[read[metric, port] for metric in metrics] for port in ("Ethernet0", "Ethernet4")] == [
+        [Absent.ERROR, Absent.UNSUPPORTED, 1],
+        [7, Absent.ERROR, Absent.ERROR],
+    ]
+
+
 COLLISION = {"Ethernet47": "Ethernet48", "Ethernet48": "Ethernet49/1"}
 """Aliases by name; one is the name of another port."""
 
