@@ -15,6 +15,7 @@ from typing import Annotated
 import msgspec
 
 from railscope.untrusted_text import DECODING_ERRORS
+from railscope_agent.collectives import COMPARED_KINDS
 
 MAX_PART_BYTES = 256 << 10
 MAX_LINE_BYTES = 64 << 10
@@ -197,7 +198,7 @@ def _inspected(call: _Collective | _PointToPoint, header: int) -> InspectedCall:
     if isinstance(call, _Collective):
         kind, sequence, size = call.coll, call.coll_sn, call.coll_msg_size_bytes
         time_us, bandwidth = call.coll_exec_time_us, call.coll_busbw_gbs
-        is_compared = call.coll_timing_source == COMPARED_SOURCE
+        is_compared = kind in COMPARED_KINDS and call.coll_timing_source == COMPARED_SOURCE
     else:
         kind, sequence, size = call.p2p, call.p2p_sn, call.p2p_msg_size_bytes
         time_us, bandwidth, is_compared = call.p2p_exec_time_us, call.p2p_busbw_gbs, False

@@ -3,7 +3,7 @@
 The collective that counts is the incomplete one with the lowest sequence number. A rank that has not entered it is late if
 its own record is so young that it shows this: other ranks had waited for `min_wait_ns` when it was made. Records are made one
 after the other, and a healthy job has short waits all the time. A rank without a record, or with one that is
-too old, is unknown, never healthy.
+too old, is unknown, never healthy. In a collective that some ranks leave early by design, no rank is late.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
-from railscope_agent.collectives import flight_recorder as recorder
+from railscope_agent.collectives import COMPARED_KINDS, flight_recorder as recorder
 
 SAME_SHAPE = frozenset(
     (
@@ -96,6 +96,8 @@ def compare_ranks(
     is_entered = all(record.group.enqueued >= first for record in usable.values())
     peers = tuple(sorted(waiting))
     sample = next(iter(waiting.values()))
+    kinds = {collective.name for collective in waiting.values()} - {""}
+    is_compared = bool(kinds) and kinds <= COMPARED_KINDS
     for rank, record in usable.items():
         entered = waiting.get(rank)
         if rank in odd:
@@ -107,7 +109,7 @@ def compare_ranks(
         elif record.group.enqueued >= first or not is_long:
             state = RankState.RUNNING
         elif record.recorded_ns - earliest_ns >= min_wait_ns:
-            state = RankState.LATE
+            state = RankState.LATE if is_compared else RankState.RUNNING
         else:
             state = RankState.UNKNOWN  # its record is older than the wait of the others
         if state is RankState.RUNNING:
@@ -139,7 +141,9 @@ def _verdict(
 def _mismatched(records: Mapping[int, RankRecord], sequence: int) -> set[int]:
     """Return the ranks whose collective differs from that of most ranks; all of them if there is no majority."""
     entered = {
-        r: c for r, record in records.items() if (c := record.group.find_collective(sequence))
+        r: c
+        for r, record in records.items()
+        if (c := record.group.find_collective(sequence)) and c.kind  # one without a kind is damaged
     }
     signatures = {rank: _signature(collective) for rank, collective in entered.items()}
     counts = Counter(signatures.values()).most_common()

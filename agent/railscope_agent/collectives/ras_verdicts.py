@@ -2,8 +2,9 @@
 
 Ranks launch the collectives of a communicator in the same order, so the number launched is the position of a rank. Positions
 differ all the time while a job runs: a rank is late only if no count of its communicator has changed for `min_wait_ns` and
-over `MIN_REPORTS` reports, and all ranks responded. Late are the ranks with the lower number, however many they are: the text
-of NCCL names the smaller group. Counts are of launches; equal counts are not evidence that the GPUs make progress.
+over `MIN_REPORTS` reports, and all ranks responded. Late are the ranks with the lower number of compared collectives, however
+many they are: the text of NCCL names the smaller group. Counts are of launches; equal counts are not evidence that the GPUs make
+progress. Ranks that launched as many collectives, but of other kinds, are mismatched.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from railscope_agent.collectives import COMPARED_KINDS
 from railscope_agent.collectives.ras_report import ReportedCommunicator, ReportedRank
 
 MIN_REPORTS = 3
@@ -42,7 +44,7 @@ _PROBLEMS = {
 
 @dataclass(frozen=True, slots=True)
 class NcclRankVerdict:
-    """State of a rank, the number of collectives it launched, how many fewer than the first rank, and since when.
+    """State of a rank, the number of collectives it launched, how many compared ones fewer than the first rank, and since when.
 
     `kinds` are those in which ranks differ; `launched` is None if the report does not contain it.
     """
@@ -122,30 +124,36 @@ def _judge(
 ) -> Iterable[NcclRankVerdict]:
     usable = [rank for rank in ranks if rank.counts and not rank.problem]
     launched = {rank.rank: sum(rank.counts.values()) for rank in usable}
-    first = max(launched.values(), default=0)
+    positions = {
+        rank.rank: sum(n for kind, n in rank.counts.items() if kind in COMPARED_KINDS)
+        for rank in usable
+    }
+    first = max(positions.values(), default=0)
     kinds = sorted({kind for rank in usable for kind in rank.counts})
     different = [kind for kind in kinds if len({r.counts.get(kind, 0) for r in usable}) > 1]
+    is_mismatched = bool(different) and len(set(launched.values())) == 1
+    if not is_mismatched:
+        different = [kind for kind in different if kind in COMPARED_KINDS]
     is_comparable = is_frozen and bool(different) and len(usable) == len(ranks)
-    ahead = tuple(number for number, count in launched.items() if count == first)
-    has_late = len(ahead) < len(launched)
+    ahead = tuple(number for number, count in positions.items() if count == first)
     for rank in ranks:
-        count = launched.get(rank.rank)
+        position = positions.get(rank.rank)
         if rank.problem:
             state = _PROBLEMS.get(rank.problem, NcclRankState.UNKNOWN)
-        elif count is None:
+        elif position is None:
             state = NcclRankState.UNKNOWN
         elif not is_comparable:
             state = NcclRankState.RUNNING
-        elif not has_late:
+        elif is_mismatched:
             state = NcclRankState.MISMATCHED
         else:
-            state = NcclRankState.LATE if count < first else NcclRankState.WAITING
+            state = NcclRankState.LATE if position < first else NcclRankState.WAITING
         is_named = state in {NcclRankState.LATE, NcclRankState.MISMATCHED, NcclRankState.WAITING}
         yield NcclRankVerdict(
             rank,
             state,
-            count,
-            first - count if count is not None else 0,
+            launched.get(rank.rank),
+            first - position if position is not None else 0,
             " ".join(different) if is_named else "",
             unchanged_ns,
             tuple(n for n in ahead if n != rank.rank) if state is NcclRankState.LATE else (),

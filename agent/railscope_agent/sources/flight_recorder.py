@@ -23,7 +23,11 @@ from railscope import frame, reading
 from railscope.catalog import collectives as c, entities
 from railscope.timestamps import SECOND_NS
 from railscope_agent.collective_settings import CollectiveSettings
-from railscope_agent.collectives import flight_recorder as recorder, rank_verdicts
+from railscope_agent.collectives import (
+    COMPARED_KINDS,
+    flight_recorder as recorder,
+    rank_verdicts,
+)
 from railscope_agent.collectives.rank_verdicts import RankRecord, RankState, RankVerdict
 from railscope_agent.host import Host
 from railscope_agent.host.job_files import JOB_FILES, JobFile, JobFileListing, OpenedDump
@@ -286,6 +290,8 @@ class FlightRecorderSource(source.SourceWithoutResources):
             is_blamed = verdict.state in _BLAMED
             if not is_blamed and group in late:
                 continue
+            if verdict.state is RankState.WAITING and collective.name not in COMPARED_KINDS:
+                continue  # waits by design
             about = report.entity if is_blamed else frame.Entity(entities.COLLECTIVE_GROUP, group)
             key = (verdict.state.name, str(collective.sequence), *about.key)
             if key in keys or (key not in self._reported and len(events) >= MAX_EVENTS):

@@ -258,6 +258,17 @@ def test_a_size_class_has_the_largest_message_in_its_name(size: int, name: str) 
     assert size_class(size) == name
 
 
+@pytest.mark.parametrize(
+    ("kind", "is_compared"),
+    [("AllReduce", True), ("AllGather", True), ("ReduceScatter", True), ("AlltoAll", True),
+     ("Broadcast", False), ("Reduce", False), ("Gather", False), ("SendRecv", False), ("Later", False)],
+)  # fmt: skip
+def test_ranks_are_compared_in_collectives_that_none_leaves_early(kind: str, *, is_compared: bool) -> None:  # fmt: skip
+    body = collective(1, 1024, 50) | {"coll": kind, "coll_timing_source": "kernel_gpu"}
+    (call,) = parse_part(marked_lines(0, [body]), 0).calls
+    assert (call.kind, call.is_compared) == (kind, is_compared)
+
+
 def test_a_collective_that_all_ranks_completed_is_compared_at_once() -> None:
     totals = CommunicatorTotals()
     for rank in (0, 1):

@@ -159,6 +159,36 @@ def test_shapes_count_only_where_all_ranks_have_the_same() -> None:
         assert states(records)[3] is odd
 
 
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("nccl:all_reduce", [WAITING, WAITING, LATE, WAITING]),
+        ("nccl:_reduce_scatter_base", [WAITING, WAITING, LATE, WAITING]),
+        ("nccl:all_to_all", [WAITING, WAITING, LATE, WAITING]),
+        ("nccl:broadcast", [WAITING, WAITING, RUNNING, WAITING]),
+        ("nccl:_reduce_oop", [WAITING, WAITING, RUNNING, WAITING]),
+        ("nccl:a_collective_of_later", [WAITING, WAITING, RUNNING, WAITING]),
+    ],
+)
+def test_a_rank_is_late_only_in_collectives_that_none_leaves_early(
+    kind: str, expected: list[RankState]
+) -> None:
+    last = entry(50, BEGAN_NS, is_completed=False, profiling_name=kind)
+    records = {rank: record(50, 49, entries=[last]) for rank in (0, 1, 3)} | {2: record(49, 49)}
+    assert states(records) == expected
+
+
+@pytest.mark.parametrize("changes", [{"collective_seq_id": None}, {"profiling_name": None}])
+def test_a_damaged_entry_is_no_collective_that_ranks_wait_in(changes: dict[str, Any]) -> None:
+    last = entry(50, BEGAN_NS, is_completed=False)
+    records = {
+        rank: record(50, 49, entries=[last | (changes if rank == 3 else {})]) for rank in range(4)
+    }
+    verdicts = compare_ranks(records, range(4), LIMIT_NS)
+    assert RankState.MISMATCHED not in {verdict.state for verdict in verdicts.values()}
+    assert {v.collective.sequence for v in verdicts.values() if v.collective} == {50}
+
+
 def test_without_a_majority_all_ranks_are_mismatched() -> None:
     kinds = ["nccl:all_reduce", "nccl:all_reduce", "nccl:broadcast", "nccl:broadcast"]
     records = {

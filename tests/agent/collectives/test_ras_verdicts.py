@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, strategies as st
 
-from railscope_agent.collectives.ras_report import ReportedCommunicator, ReportedRank
+from railscope_agent.collectives.ras_report import ANY_KIND, ReportedCommunicator, ReportedRank
 from railscope_agent.collectives.ras_verdicts import (
     MIN_REPORTS,
     CommunicatorHistory,
@@ -77,6 +78,34 @@ def test_a_missing_rank_has_the_number_of_its_reports() -> None:
     for report, expected in ((gone, {1: 2}), (gone, {1: 3}), (here, {}), (gone, {1: 1})):
         history.update(report, 1)
         assert history.missing == expected
+
+
+def of_kinds(*ranks: dict[str, int]) -> list[str]:
+    """Return the states of ranks that do not move, from their counts by kind."""
+    listed = [ReportedRank(number, counts=counts) for number, counts in enumerate(ranks)]
+    return states(*[ReportedCommunicator("0xa1", len(ranks), listed)] * MIN_REPORTS)
+
+
+@pytest.mark.parametrize(
+    "kind", ["Broadcast", "Reduce", "Gather", "SendRecv", "AllGatherV", ANY_KIND]
+)
+def test_ranks_are_not_late_in_collectives_that_some_leave_early(kind: str) -> None:
+    assert of_kinds({kind: 5}, {kind: 4}) == ["RUNNING"] * 2
+    ahead, behind = {kind: 5, "AllReduce": 7}, {kind: 4, "AllReduce": 7}
+    assert of_kinds(ahead, behind) == ["RUNNING"] * 2
+    late = {kind: 5, "AllReduce": 6}
+    assert of_kinds(ahead, behind, late) == ["WAITING", "WAITING", "LATE"]
+
+
+@pytest.mark.parametrize("kind", ["AllReduce", "AllGather", "ReduceScatter", "AlltoAll"])
+def test_ranks_are_late_in_collectives_that_none_leaves_early(kind: str) -> None:
+    assert of_kinds({kind: 5, "Broadcast": 1}, {kind: 4, "Broadcast": 1}) == ["WAITING", "LATE"]
+
+
+def test_ranks_with_as_many_collectives_of_other_kinds_are_mismatched() -> None:
+    for kinds in (("AllReduce", "Broadcast"), ("Broadcast", "Reduce")):
+        one, other = (dict(zip(kinds, counts, strict=True)) for counts in ((5, 4), (4, 5)))
+        assert of_kinds(one, other) == ["MISMATCHED"] * 2
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=6))
