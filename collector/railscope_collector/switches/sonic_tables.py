@@ -228,11 +228,13 @@ def _identifier(table: SonicTable, row: str, name: str, *, is_mac: bool) -> str:
     return text.lower().replace("-", ":") if is_mac else text
 
 
-def _port_names(keys: Collection[str], states: SonicTable, like: Collection[str]) -> dict[str, str]:
-    """Return the port of each key of a table; gNMI returns aliases in place of the names, in some tables.
+def _ports_of_keys(
+    keys: Collection[str], states: SonicTable, like: Collection[str]
+) -> dict[str, Collection[str]]:
+    """Return the ports of each key of a table; gNMI returns aliases in place of the names, in some tables.
 
     An alias may be the name of another port. So all keys of a table are aliases if one of them is an alias only, or if
-    none is a name only and those `like` them are aliases. An alias of several ports names none of them.
+    none is a name only and those `like` them are aliases.
     """
     names = {_clean(name) for name in states.rows}
     ports_of: dict[str, set[str]] = defaultdict(set)
@@ -241,28 +243,32 @@ def _port_names(keys: Collection[str], states: SonicTable, like: Collection[str]
     aliases = ports_of.keys()
     has_names = any(key in names and key not in aliases for key in keys)
     decisive = keys if has_names else (*keys, *like)
-    if not any(key in aliases and key not in names for key in decisive):
-        return {key: key for key in keys}
-    return {key: next(iter(ports)) for key in keys if len(ports := ports_of.get(key, {key})) == 1}
+    are_aliases = any(key in aliases and key not in names for key in decisive)
+    return {key: ports_of.get(key, (key,)) if are_aliases else (key,) for key in keys}
 
 
 def _by_port(table: SonicTable, states: SonicTable) -> SonicTable:
-    """Return a table by the names of the ports."""
-    rows = {_clean(key): row for key, row in table.rows.items()}
-    names = _port_names(rows.keys() - {""}, states, ())
-    return SonicTable({name: rows[key] for key, name in names.items()}, table.failure)
+    """Return a table by the names of the ports. The row of several ports is damaged: it may be of any of them."""
+    found = {_clean(key): row for key, row in table.rows.items()}
+    ports_of = _ports_of_keys(found.keys() - {""}, states, ())
+    rows = {
+        port: found[key] if len(ports) == 1 else None
+        for key, ports in ports_of.items()
+        for port in ports
+    }
+    return SonicTable(rows, table.failure)
 
 
 def _by_queue(
     table: SonicTable, states: SonicTable, like: Collection[str] = frozenset()
 ) -> SonicTable:
     """Return a table by port and number, from keys such as `Ethernet0:3`; an alias may contain colons."""
-    parts = [(key.rpartition(":"), row) for key, row in table.rows.items()]
-    names = _port_names({_clean(port) for (port, _, _), _ in parts}, states, like)
+    ports_of = _ports_of_keys({_clean(key.rpartition(":")[0]) for key in table.rows}, states, like)
+    parts = ((*key.rpartition(":")[::2], row) for key, row in table.rows.items())
     rows = {
-        f"{names[_clean(port)]}:{number}": row
-        for (port, _, number), row in parts
-        if _clean(port) in names
+        f"{port}:{number}": row if len(ports_of[_clean(key)]) == 1 else None
+        for key, number, row in parts
+        for port in ports_of[_clean(key)]
     }
     return SonicTable(rows, table.failure)
 

@@ -219,7 +219,6 @@ COLLISION = {"Ethernet47": "Ethernet48", "Ethernet48": "Ethernet49/1"}
         (COLLISION, ["Ethernet47", "Ethernet48"], ["Ethernet48"], ["Ethernet47", "Ethernet48", "Ethernet48"]),
         ({"Ethernet0": "Ethernet0"}, ["Ethernet0"], ["Ethernet0"], ["Ethernet0"] * 2),
         ({"Ethernet0": "etp1a", "Ethernet2": "etp1b"}, ["etp1a", "etp1b"], ["Ethernet2"], ["Ethernet0", "Ethernet2", "Ethernet2"]),
-        ({"Ethernet0": "etp1", "Ethernet2": "etp1", "Ethernet4": "etp2"}, ["etp1", "etp2"], [], ["Ethernet4"]),
         (COLLISION, ["Ethernet47", "Ethernet48", "deleted"], [], ["Ethernet47", "Ethernet48", "deleted"]),
     ],
 )  # fmt: skip
@@ -236,9 +235,26 @@ def test_keys_of_rows_are_aliases_only_where_some_key_is_no_name(
     read = {key: value for key, value in read.items() if not isinstance(value, Absent)}
     ports = {(key[1], n) for key, n in read.items() if key[0] == "port_receive_bytes_total"}
     queues = {(key[1], n) for key, n in read.items() if key[0] == "queue_transmit_bytes_total"}
-    names = [key for key in keys if key != "etp1"]
-    assert ports == {(port, keys.index(key)) for port, key in zip(expected, names, strict=False)}
-    assert queues == {(port, n) for n, port in enumerate(expected[len(names) :])}
+    assert ports == {(port, n) for n, port in enumerate(expected[: len(keys)])}
+    assert queues == {(port, n) for n, port in enumerate(expected[len(keys) :])}
+
+
+def test_row_with_the_alias_of_several_ports_is_an_error_of_each_of_them():
+    aliases = {"Ethernet0": "etp1", "Ethernet2": "etp1", "Ethernet4": "etp2"}
+    found = tables.SonicTables(
+        tables.SonicTable({key: {"SAI_PORT_STAT_IF_IN_OCTETS": "7"} for key in ("etp1", "etp2")}),
+        tables.SonicTable({name: {"alias": alias} for name, alias in aliases.items()}),
+        tables.SonicTable({"etp1:3": {"SAI_QUEUE_STAT_BYTES": "7"}}),
+    )
+    read = values(tables.make_reading("leaf-07", found, tables.SwitchFacts()))
+    octets = [read["port_receive_bytes_total", port] for port in aliases]
+    assert octets == [Absent.ERROR, Absent.ERROR, 7]
+    queue = "queue_transmit_bytes_total"
+    assert [read[queue, port, "3"] for port in aliases] == [
+        Absent.ERROR,
+        Absent.ERROR,
+        Absent.UNSUPPORTED,
+    ]
 
 
 def test_recorded_answers_of_one_port():
