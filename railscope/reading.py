@@ -10,7 +10,8 @@ from typing import TypeAlias
 class Absent(Enum):
     """Reason for the absence of a value. The codes are those of the wire format; 0 stands for a value.
 
-    Not present (`UNSUPPORTED`, `GONE`) and broken (the others) are different results.
+    Not present (`UNSUPPORTED`, `GONE`) and broken (the others) are different results. A device that must be
+    reset is present, and has no value until then.
     """
 
     UNSUPPORTED = 1
@@ -19,6 +20,7 @@ class Absent(Enum):
     TIMEOUT = 4
     ERROR = 5
     NOT_DUE = 6
+    RESET_REQUIRED = 7
 
     @property
     def label(self) -> str:

@@ -76,11 +76,15 @@ class Sxid:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryAction:
-    """Recovery action that the driver reports for a GPU: our name, the driver's name, our actions."""
+    """Recovery action that the driver reports for a GPU: our name, the driver's name, our actions, severity.
+
+    An action is fatal unless running jobs may finish first.
+    """
 
     name: str
     nvidia: str
     actions: tuple[str, ...]
+    severity: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,21 +98,18 @@ class Judgement:
 
 RECOVERY_ACTIONS: Mapping[int, RecoveryAction] = MappingProxyType(
     {
-        0: RecoveryAction("none", "None", ("ignore",)),
-        1: RecoveryAction("gpu_reset", "GPU Reset Required", ("reset_gpu",)),
-        2: RecoveryAction("node_reboot", "Node Reboot Required", ("reboot",)),
-        3: RecoveryAction("drain_p2p", "Drain P2P", ("drain", "reset_gpu")),
-        4: RecoveryAction("drain_and_reset", "Drain and Reset", ("drain", "reset_gpu")),
-        5: RecoveryAction("recover_imex_domain", "Recover IMEX Domain", ("ignore",)),
-        6: RecoveryAction("bus_reset", "Bus Reset", ("reset_gpu",)),
-        7: RecoveryAction("system_reboot", "System Reboot", ("reboot",)),
+        0: RecoveryAction("none", "None", ("ignore",), "nonfatal"),
+        1: RecoveryAction("gpu_reset", "GPU Reset Required", ("reset_gpu",), "fatal"),
+        2: RecoveryAction("node_reboot", "Node Reboot Required", ("reboot",), "fatal"),
+        3: RecoveryAction("drain_p2p", "Drain P2P", ("drain", "reset_gpu"), "nonfatal"),
+        4: RecoveryAction("drain_and_reset", "Drain and Reset", ("drain", "reset_gpu"), "nonfatal"),
+        5: RecoveryAction("recover_imex_domain", "Recover IMEX Domain", ("ignore",), "nonfatal"),
+        6: RecoveryAction("bus_reset", "Bus Reset", ("reset_gpu",), "fatal"),
+        7: RecoveryAction("system_reboot", "System Reboot", ("reboot",), "fatal"),
     }
 )
 """Actions by value of NVML's field 230 (NVML_FI_DEV_GET_GPU_RECOVERY_ACTION), which Xid 154 prints too."""
 
-_RECOVERY_NAMES = {
-    action.nvidia.lower().removesuffix(" required"): action for action in RECOVERY_ACTIONS.values()
-}
 CONTAINED, _UNCONTAINED, _RECOVERY_CHANGED = 94, 95, 154
 _CLEAN_UP = (45, 174)
 """The driver removes a process or its channels after another error, or because the process was ended."""
@@ -116,7 +117,7 @@ _NVLINK5 = range(144, 151)
 
 # The messages are those of NVIDIA/open-gpu-kernel-modules, src/nvidia/src/kernel/gpu: gpu.c (154),
 # arch/ampere/kern_gpu_error_cont_ga100.c (94, 95); NVLink 5 as in the Xid catalogue.
-_RECOVERY = re.compile(r"\bto 0x(?P<value>[0-9a-fA-F]+) \((?P<name>[^()]*)\)")
+_RECOVERY = re.compile(r"\bto 0x(?P<value>[0-9a-fA-F]{1,8})\b(?: \((?P<name>[^()]*)\))?")
 _RESET = re.compile(r"\bRST: (?P<reset>Yes|No), D-RST: (?P<drain>Yes|No)\b")
 _NVLINK5_SEVERITY = re.compile(r"\b(?P<non>non-?)?fatal\b", re.IGNORECASE)
 
@@ -126,6 +127,18 @@ def xid(number: int) -> Xid:
     return xids().get(number) or Xid(
         number, UNKNOWN, "Unknown Xid.", UNKNOWN, "", "", ("ignore",), ""
     )
+
+
+def sxid(number: int) -> Sxid:
+    """Return the entry of an SXid; one named "unknown" if the table has none."""
+    return sxids().get(number) or Sxid(
+        number, UNKNOWN, UNKNOWN, "Unknown SXid.", UNKNOWN, ("ignore",), ""
+    )
+
+
+def recovery_action(value: int) -> RecoveryAction:
+    """Return the action of a value of field 230; one that the table lacks is fatal, and has no actions."""
+    return RECOVERY_ACTIONS.get(value) or RecoveryAction(UNKNOWN, f"0x{value:x}", (), "fatal")
 
 
 def judge(number: int, message: str) -> Judgement:
@@ -148,16 +161,14 @@ def judge(number: int, message: str) -> Judgement:
 def _recovery(general: Judgement, message: str) -> Judgement:
     """Xid 154: `GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)`.
 
-    A recognized name decides; drivers also write other names, such as 0x1 (PF FLR), and then the value
-    decides.
+    The value decides: drivers write other names, such as 0x1 (PF FLR) and 0x2 (OS Reboot).
     """
     match = _RECOVERY.search(message)
     if not match:
         return general
-    name = match["name"]
-    named_action = _RECOVERY_NAMES.get(name.lower().removesuffix(" required"))
-    action = named_action or RECOVERY_ACTIONS.get(int(match["value"], 16))
-    return replace(general, actions=action.actions if action else general.actions, nvidia=name)
+    action = recovery_action(value := int(match["value"], 16))
+    name = (value and match["name"]) or action.nvidia
+    return Judgement(action.severity, action.actions, name)
 
 
 def _nvlink5(general: Judgement, message: str) -> Judgement:

@@ -24,7 +24,7 @@ def test_a_gpu_that_failed_before_the_first_sample_is_reported_too(
     _end_of(capture_of(case)).write(tmp_path)
     shown = samples(page(tmp_path))
     (gpu,) = read_case(CASES / case).health_reasons
-    state = sample("railscope_gpu_device_state", pci_address=AFFECTED, state="missing")
+    state = sample("railscope_gpu_device_state", pci_address=AFFECTED, state="driver")
     assert shown[state] == 1
     assert shown[sample("railscope_gpu_health", gpu=gpu, state="failed")] == 1
     active = sample("railscope_gpu_health_reason_active", gpu=gpu, reason=reason)

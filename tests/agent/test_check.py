@@ -132,7 +132,7 @@ async def test_a_denied_source_is_reported_with_its_remedy() -> None:
     well, lines = await run_check(host)
     assert not well
     assert "-> run the agent as root, or grant it access to /dev/nvidia*" in line(
-        lines, "DENIED  gpu:"
+        lines, "DENIED  NVML:"
     )
     assert "-> allow the agent the ioctl SIOCETHTOOL" in line(lines, "DENIED  statistics of eth0")
     assert "or with CAP_SYSLOG" in line(lines, "DENIED  kernel log")
@@ -148,7 +148,7 @@ async def test_a_driver_that_does_not_work_is_broken(code: int, remedy: str) -> 
     host.calls[COUNT] = NvmlError(code, "NVML message")
     well, lines = await run_check(host)
     assert not well
-    report = line(lines, "BROKEN  gpu:")
+    report = line(lines, "BROKEN  NVML:")
     assert f"NVML error {code}: NVML message" in report
     assert remedy in report
 
@@ -168,7 +168,7 @@ async def test_each_unhealthy_gpu_is_reported_with_reason_and_remedy() -> None:
     well, lines = await run_check(host)
     assert not well
     assert line(lines, "ok      health of GPUs").endswith(
-        "2 GPUs by 32 rules: 1 degraded, 1 failed"
+        "2 GPUs by 35 rules: 1 degraded, 1 failed"
     )
     assert line(lines, "BROKEN  GPU GPU-0") == (
         "BROKEN  GPU GPU-0 (index 0, 0000:01:00.0): failed: xid_fatal (Xid 79 GPU_HAS_FALLEN_OFF_THE_BUS: The GPU cannot"

@@ -66,7 +66,7 @@ def test_the_state_of_each_gpu_follows_its_driver() -> None:
 def test_a_missing_gpu_is_described_by_the_name_that_the_driver_has_for_it(
     information: str | OSError, name: str
 ) -> None:
-    host, gpus = FakeHost(), GpuInventory()
+    host, gpus = FakeHost(), GpuInventory(is_listed=True)
     plug(host, "0000:05:00.0", "nvidia")
     plug(host, "0000:06:00.0", "vfio-pci")
     host.files["/proc/driver/nvidia/gpus/0000:05:00.0/information"] = information
@@ -77,7 +77,7 @@ def test_a_missing_gpu_is_described_by_the_name_that_the_driver_has_for_it(
 
 
 def test_a_gpu_of_a_virtual_machine_is_not_a_problem_and_a_missing_one_is() -> None:
-    host, gpus = FakeHost(), GpuInventory()
+    host, gpus = FakeHost(), GpuInventory(is_listed=True)
     add_gpus(host, 0)
     plug(host, "0000:02:00.0", "vfio-pci")
     plug(host, "0000:05:00.0", "nvidia")

@@ -59,7 +59,7 @@ async def test_a_driver_reload_with_another_version() -> None:
         assert last(run, "gpu", POWER)["GPU-0"] is Absent.UNSUPPORTED
         before = fail(host, [key for key in host.calls if key.startswith("nvml.")], 9)
         await run.step()
-        assert last(run, "gpu", ENERGY) == {"GPU-0": Absent.GONE, "GPU-1": Absent.GONE}
+        assert last(run, "gpu", ENERGY) == {"GPU-0": Absent.ERROR, "GPU-1": Absent.ERROR}
         await run.step(5)
         assert run.sampler.statuses["gpu"].state == FAILED
         assert "9" in run.sampler.statuses["gpu"].problem

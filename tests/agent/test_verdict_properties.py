@@ -56,7 +56,7 @@ def test_nearly_every_metric_is_one_that_a_verdict_cannot_do_without() -> None:
         c.GPU_POWER, c.GPU_TEMPERATURE, c.GPU_MEMORY_TOTAL, c.GPU_PERFORMANCE_STATE,
         c.GPU_UTILIZATION,
         # links that are up need no explanation
-        s.GPU_MIG_MODE, n.NVLINK_RAW_TRANSMITTED, n.NVLINK_RAW_RECEIVED, n.NVLINK_TRANSMITTED,
+        s.GPU_MIG_MODE, n.NVLINK_ACTIVE, n.NVLINK_RAW_TRANSMITTED, n.NVLINK_RAW_RECEIVED, n.NVLINK_TRANSMITTED,
         n.NVLINK_RECEIVED,
     }  # fmt: skip
 

@@ -15,6 +15,7 @@ from railscope_agent.health import RuleResults, judge
 from railscope_agent.health.counter_window import STEP_NS, WINDOW_NS, CounterWindow
 from railscope_agent.health.gpu_facts import FactCollector
 from railscope_agent.health.health_facts import MINUTE_NS, CounterIncrease, DevicePart
+from railscope_agent.streams.xid_matcher import XidMatcher
 
 
 def test_a_window_is_bounded_however_long_it_is_used() -> None:
@@ -111,7 +112,7 @@ STEPS = st.lists(
 def test_facts_that_stay_the_same_objects_have_the_verdict_of_exact_ones(
     steps: list[tuple[int, tuple[int, ...], bytes]],
 ) -> None:
-    collector, kept = FactCollector(lambda _: ()), RuleResults()
+    collector, kept = FactCollector(XidMatcher()), RuleResults()
     values, second = [4, 0, 0, 0], 0
     for seconds, growth, absences in steps:
         second += seconds

@@ -115,7 +115,7 @@ def test_a_flood_of_one_xid_displaces_no_other_and_fills_no_memory() -> None:
             )
             book.record_judgement(address, ActionableXid(79, number, judge(79, "")))
     remembered = book.actionable_xids("0000:01:00.0")
-    assert [(xid.number, xid.boot_ns) for xid in remembered] == [(149, 99), (79, 99)]
+    assert [(xid.number, xid.boot_ns) for xid in remembered] == [(149, 99), (1099, 99), (79, 99)]
     assert book.actionable_xids(f"{99:04x}:ff:00.0") == ()
     known = [n for n in range(100) if book.actionable_xids(f"{n:04x}:ff:00.0")]
     assert len(known) == MAX_GPUS - 1

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from support.health import LINKS, ONE_MORE, HealthFault, change, late, links, reading, xid
 
 from railscope.catalog import gpu as c, gpu_health as h, gpu_sharing as s, nvlink as n
 from railscope.catalog.declare import Metric
-from railscope.reading import Absent
-from railscope_agent.health.health_facts import MINUTE_NS, CounterIncrease
+from railscope.reading import Absent, Reading
+from railscope_agent.health.health_facts import HOUR_NS, MINUTE_NS, CounterIncrease
 
 PULSE = (
     c.GPU_POWER, c.GPU_TEMPERATURE, c.GPU_MEMORY_TOTAL, c.GPU_PERFORMANCE_STATE, h.GPU_PCIE_WIDTH,
@@ -25,25 +27,46 @@ def throttled(reason: str, grown: CounterIncrease) -> HealthFault:
     return change(c.GPU_THROTTLE_TIME, grown, reason)
 
 
+def corrected(errors: int, over_ns: int) -> HealthFault:
+    """Return corrected memory errors within a time of at most an hour."""
+    grown = CounterIncrease(0, 10 * MINUTE_NS, 0, MINUTE_NS, errors, over_ns)
+    return change(h.GPU_ECC_ERRORS, grown, "corrected", "volatile")
+
+
 def seconds(spent: float) -> CounterIncrease:
     return CounterIncrease(round(spent * 10**9), 10 * MINUTE_NS, 0, MINUTE_NS)
+
+
+def beside_links(active: Reading, peer_links: int) -> HealthFault:
+    """Return a number of active links beside a GPU at the NVSwitches with another one."""
+    return HealthFault({(n.NVLINK_ACTIVE, ()): active}, others={"peer_links": peer_links})
+
+
+def beside_fabric(fault: HealthFault) -> HealthFault:
+    """Return a fault beside a GPU that has joined the fabric."""
+    return replace(fault, others={"has_fabric_peer": True})
 
 
 def both(*faults: HealthFault) -> HealthFault:
     """Combine several faults."""
     readings = {place: value for fault in faults for place, value in fault.readings.items()}
+    others = {name: fact for fault in faults for name, fact in fault.others.items()}
     return HealthFault(
-        readings, {p: grown for fault in faults for p, grown in fault.changes.items()}
+        readings,
+        {p: grown for fault in faults for p, grown in fault.changes.items()},
+        others=others,
     )
 
 
 FAULTS: list[tuple[str, HealthFault]] = [
     ("gpu_lost", all_gone(*PULSE)),
-    ("gpu_lost", HealthFault(absent_sources={"gpu": Absent.GONE, "gpu_health": Absent.GONE}, device_state=4)),
+    ("gpu_lost", HealthFault(absent_sources={"gpu": Absent.GONE, "gpu_health": Absent.GONE}, others={"device_state": 4})),
     (
         "gpu_lost",
-        HealthFault(absent_sources={"gpu": Absent.GONE, "gpu_health": Absent.GONE}, device_state=Absent.GONE),
+        HealthFault(absent_sources={"gpu": Absent.GONE, "gpu_health": Absent.GONE}, others={"device_state": Absent.GONE}),
     ),
+    ("reset_required", HealthFault(others={"needs_reset": True})),
+    ("not_initialized", HealthFault(others={"init_failure": "RmInitAdapter failed!"})),
     ("driver_unresponsive", HealthFault(absent_sources={"gpu": Absent.TIMEOUT})),
     ("driver_unresponsive", HealthFault(absent_sources={"gpu_health": Absent.ERROR})),
     ("driver_unresponsive", HealthFault(absent_sources={"nvlink": Absent.DENIED, "gpu": Absent.NOT_DUE})),
@@ -62,6 +85,8 @@ FAULTS: list[tuple[str, HealthFault]] = [
         ),
     ),
     ("ecc_uncorrected_volatile", reading(h.GPU_ECC_ERRORS, 1, "uncorrected", "volatile")),
+    ("ecc_corrected_rate", corrected(1001, HOUR_NS)),
+    ("ecc_corrected_rate", corrected(17, MINUTE_NS)),
     ("sram_threshold", reading(h.GPU_SRAM_THRESHOLD, 1)),
     ("unrepairable_memory", reading(h.GPU_UNREPAIRABLE, 1)),
     ("repair_pending", reading(h.GPU_REPAIR_PENDING, 1, "tpc")),
@@ -69,6 +94,10 @@ FAULTS: list[tuple[str, HealthFault]] = [
     ("fabric_not_joined", reading(h.GPU_FABRIC_STATE, 1)),
     ("fabric_not_joined", reading(h.GPU_FABRIC_STATE, 2)),
     ("fabric_not_joined", reading(h.GPU_FABRIC_STATUS, 999)),
+    ("fabric_not_joined", beside_fabric(reading(h.GPU_FABRIC_STATE, 0))),
+    ("fabric_not_joined", beside_fabric(reading(h.GPU_FABRIC_STATE, Absent.UNSUPPORTED))),
+    ("nvlink_down", beside_links(17, LINKS)),
+    ("nvlink_down", beside_links(Absent.UNSUPPORTED, LINKS)),
     ("fabric_unhealthy", reading(h.GPU_FABRIC_HEALTH, 2)),
     ("fabric_limited", reading(h.GPU_FABRIC_HEALTH, 3)),
     ("fabric_condition", reading(h.GPU_FABRIC_CONDITION, 1, "route_unhealthy")),
@@ -125,6 +154,14 @@ QUIET: list[tuple[str, HealthFault]] = [
     ("remapped_rows_exhausted", reading(h.GPU_REMAPPED_ROWS, 511, "uncorrectable")),
     ("retired_pages_exhausted", reading(h.GPU_RETIRED_PAGES, 31, "uncorrectable")),
     ("ecc_uncorrected_volatile", reading(h.GPU_ECC_ERRORS, 9, "corrected", "volatile")),
+    ("ecc_corrected_rate", reading(h.GPU_ECC_ERRORS, 10**9, "corrected", "volatile")),
+    ("ecc_corrected_rate", corrected(1000, HOUR_NS)),
+    (
+        "fabric_not_joined",
+        both(beside_fabric(reading(h.GPU_FABRIC_STATE, 0)), reading(s.GPU_MIG_MODE, 1)),
+    ),
+    ("nvlink_down", beside_links(12, 12)),
+    ("nvlink_down", both(beside_links(0, LINKS), reading(s.GPU_MIG_MODE, 1))),
     ("fabric_not_joined", reading(h.GPU_FABRIC_STATE, 0)),
     ("fabric_unhealthy", reading(h.GPU_FABRIC_HEALTH, 0)),
     ("nvlink_down", links(1, 2, 3)),

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from railscope.catalog import gpu as c, gpu_health as h, gpu_sharing as s, nvlink as n
 from railscope.catalog.declare import Metric
 from railscope.catalog.xids import judge
 from railscope.reading import Absent, Reading
-from railscope_agent.health.health_facts import MINUTE_NS, CounterIncrease, DevicePart, HealthFacts
+from railscope_agent.health.health_facts import (
+    HOUR_NS,
+    MINUTE_NS,
+    CounterIncrease,
+    DevicePart,
+    HealthFacts,
+)
 from railscope_agent.streams.xid_matcher import ActionableXid
 
 LINKS = 18
 WINDOW_NS = 10 * MINUTE_NS
-STILL = CounterIncrease(0, WINDOW_NS, 0, MINUTE_NS)
+STILL = CounterIncrease(0, WINDOW_NS, 0, MINUTE_NS, 0, HOUR_NS)
 ONE_MORE = CounterIncrease(1, WINDOW_NS, 0, MINUTE_NS)
 
 Place = tuple[Metric, DevicePart]
@@ -38,12 +45,16 @@ class HealthFault:
     changes: Mapping[Place, CounterIncrease] = field(default_factory=dict)
     xids: tuple[ActionableXid, ...] = ()
     absent_sources: Mapping[str, Absent] = field(default_factory=dict)
-    device_state: Reading | None = None
+    others: Mapping[str, Any] = field(default_factory=dict)
+    """Other facts about the GPU by name, such as its state on the PCI bus."""
 
     @property
     def places(self) -> set[object]:
         """Return the parts of the facts that it changes."""
-        return {*self.readings, *self.changes, *self.absent_sources, *(x.number for x in self.xids)}
+        return {
+            *self.readings, *self.changes, *self.absent_sources, *self.others,
+            *(x.number for x in self.xids),
+        }  # fmt: skip
 
 
 def reading(metric: Metric, value: Reading, *part: str) -> HealthFault:
@@ -66,7 +77,7 @@ def with_faults(faults: Iterable[HealthFault], facts: HealthFacts | None = None)
     found = facts or healthy()
     readings = {metric: dict(parts) for metric, parts in found.readings.items()}
     changes = {metric: dict(parts) for metric, parts in found.changes.items()}
-    xids, absent_sources, state = found.xids, dict(found.absent_sources), found.device_state
+    xids, absent_sources, others = found.xids, dict(found.absent_sources), {}
     for fault in faults:
         for (metric, part), value in fault.readings.items():
             readings.setdefault(metric, {})[part] = value
@@ -74,14 +85,14 @@ def with_faults(faults: Iterable[HealthFault], facts: HealthFacts | None = None)
             changes.setdefault(metric, {})[part] = grown
         xids += fault.xids
         absent_sources |= fault.absent_sources
-        state = state if fault.device_state is None else fault.device_state
+        others |= fault.others
     return replace(
         found,
         readings=readings,
         changes=changes,
         xids=xids,
         absent_sources=absent_sources,
-        device_state=state,
+        **others,
     )
 
 
@@ -112,6 +123,7 @@ def healthy() -> HealthFacts:
         s.GPU_MIG_MODE: 0,
     }
     parts: dict[Place, Reading] = {
+        (h.GPU_ECC_ERRORS, ("corrected", "volatile")): 7,
         (h.GPU_ECC_ERRORS, ("uncorrected", "volatile")): 0,
         (h.GPU_ECC_ERRORS, ("uncorrected", "aggregate")): 3,
         (h.GPU_REMAPPED_ROWS, ("correctable",)): 511,
@@ -141,6 +153,7 @@ def healthy() -> HealthFacts:
     for (metric, part), value in parts.items():
         readings.setdefault(metric, {})[part] = value
     growing = (
+        h.GPU_ECC_ERRORS,
         h.GPU_PCIE_REPLAYS,
         h.GPU_PCIE_ERRORS,
         c.GPU_THROTTLE_TIME,

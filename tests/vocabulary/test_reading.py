@@ -105,4 +105,5 @@ def test_reasons_keep_their_codes() -> None:
     """The codes are sent: a receiver of another version decodes them by number."""
     assert {reason.label: reason.value for reason in Absent} == {
         "unsupported": 1, "denied": 2, "gone": 3, "timeout": 4, "error": 5, "not_due": 6,
+        "reset_required": 7,
     }  # fmt: skip

@@ -150,26 +150,28 @@ def test_recovery_actions_have_the_values_of_nvml() -> None:
 
 
 @pytest.mark.parametrize(
-    ("to", "actions"),
+    ("to", "severity", "actions"),
     [
-        ("0x0 (None)", ("ignore",)),
-        ("0x1 (GPU Reset Required)", ("reset_gpu",)),
-        ("0x2 (Node Reboot Required)", ("reboot",)),
-        ("0x3 (Drain P2P)", ("drain", "reset_gpu")),
-        ("0x4 (Drain and Reset)", ("drain", "reset_gpu")),
-        ("0x5 (Recover IMEX Domain)", ("ignore",)),
-        ("0x6 (Bus Reset)", ("reset_gpu",)),
-        ("0x7 (System Reboot)", ("reboot",)),
-        ("0x9 (Node Reboot Required)", ("reboot",)),
-        ("0x1 (PF FLR)", ("reset_gpu",)),
-        ("0x2 (OS Reboot)", ("reboot",)),
-        ("0xff (Something New)", ("ignore",)),
+        ("0x0 (None)", "nonfatal", ("ignore",)),
+        ("0x1 (GPU Reset Required)", "fatal", ("reset_gpu",)),
+        ("0x2 (Node Reboot Required)", "fatal", ("reboot",)),
+        ("0x3 (Drain P2P)", "nonfatal", ("drain", "reset_gpu")),
+        ("0x4 (Drain and Reset)", "nonfatal", ("drain", "reset_gpu")),
+        ("0x5 (Recover IMEX Domain)", "nonfatal", ("ignore",)),
+        ("0x6 (Bus Reset)", "fatal", ("reset_gpu",)),
+        ("0x7 (System Reboot)", "fatal", ("reboot",)),
+        ("0x9 (Node Reboot Required)", "fatal", ()),
+        ("0x1 (PF FLR)", "fatal", ("reset_gpu",)),
+        ("0x2 (OS Reboot)", "fatal", ("reboot",)),
+        ("0xff (Something New)", "fatal", ()),
     ],
 )
-def test_xid_154_requires_the_new_action(to: str, actions: tuple[str, ...]) -> None:
+def test_the_number_in_xid_154_decides_whatever_the_wording(
+    to: str, severity: str, actions: tuple[str, ...]
+) -> None:
     message = f"GPU recovery action changed from 0x2 (Node Reboot Required) to {to}"
     terms = to.partition("(")[2].rstrip(")")
-    assert judge(154, message) == Judgement("nonfatal", actions, terms)
+    assert judge(154, message) == Judgement(severity, actions, terms)
 
 
 @pytest.mark.parametrize("message", ["", "GPU recovery action changed from 0x0 (None) to 0x"])
@@ -239,7 +241,7 @@ def test_every_quoted_line_gets_a_judgement() -> None:
         if number in range(144, 151):
             assert judgement.severity == ("nonfatal" if "Nonfatal" in line else "fatal")
         found[number, judgement.severity, judgement.actions] += 1
-    assert found[154, "nonfatal", ("reset_gpu",)] == 2
+    assert found[154, "fatal", ("reset_gpu",)] == 2
     assert found[154, "nonfatal", ("drain", "reset_gpu")] == 1
     assert found[149, "fatal", ("drain", "reset_gpu")] > 10
     assert found[149, "fatal", ("ignore",)] == 0

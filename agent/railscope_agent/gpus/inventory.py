@@ -8,7 +8,8 @@ mode.
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
 from railscope.catalog import entities, gpu_health as h
 from railscope.frame import Entity, Event
@@ -17,10 +18,18 @@ from railscope_agent.host import Host, Json, NvmlError
 from railscope_agent.sampling import fact_readers, probe_result
 from railscope_agent.topology.network import NetworkScanner
 from railscope_agent.topology.network_device import NodeNetwork
-from railscope_agent.topology.pci import NO_NUMA_NODE, gpu_addresses, pci_address
+from railscope_agent.topology.pci import (
+    DEVICES,
+    NO_NUMA_NODE,
+    gpu_addresses,
+    pci_address,
+    read_gpu_uuid,
+)
 
 _LIBRARY_NOT_FOUND = 12
 _LOST = {15, 16}
+NVIDIA_DRIVER = "nvidia"
+"""Name of NVIDIA's driver on the PCI bus."""
 _ARCHITECTURES = {
     2: "Kepler", 3: "Maxwell", 4: "Pascal", 5: "Volta", 6: "Turing", 7: "Ampere", 8: "Ada",
     9: "Hopper", 10: "Blackwell", 13: "Rubin",
@@ -68,6 +77,8 @@ class GpuInventory:
     findings: tuple[probe_result.ProbeFinding, ...] = ()
     is_polled: bool = False
     """True once a scan has completed; before that, an empty inventory is not evidence of absence."""
+    is_listed: bool = False
+    """True if NVML listed its GPUs at the last scan: only then a GPU that it does not list is missing."""
     _events: list[Event] = field(default_factory=list)
     _failure: NvmlError | None = None
     _failed_ns: int = 0
@@ -75,17 +86,17 @@ class GpuInventory:
     def scan(self, host: Host) -> dict[int, GpuDevice]:
         """Count the GPUs and identify each one. Raises NvmlError if the driver fails.
 
-        A lost GPU stays in the inventory: it is lost, not absent. After a failed call the driver is
-        not called again by any source for `FAILURE_VALID_NS`; the same error is raised instead.
+        A GPU that NVML counts is in the inventory, whatever NVML answers about it. After a failed call the
+        driver is not called again by any source for `FAILURE_VALID_NS`; the same error is raised instead.
         """
         now_ns = host.clock.now().boot_ns
         if self._failure and 0 <= now_ns - self._failed_ns < FAILURE_VALID_NS:
             raise self._failure
-        self._failure = None
+        self._failure, self.is_listed = None, False
         try:
             count = host.call("nvml", "nvmlDeviceGetCount")
         except NvmlError as error:
-            if error.code != _LIBRARY_NOT_FOUND:
+            if self.gpus or error.code != _LIBRARY_NOT_FOUND:
                 self.generation += 1  # after recovery the driver may support other functions
                 self._failure, self._failed_ns = error, now_ns
                 raise
@@ -97,9 +108,13 @@ class GpuInventory:
             return self.gpus
         driver = _DriverVersions.read(host)
         network = self.wiring.scan(host)
-        identified = {index: self._identify(host, index, driver, network) for index in range(count)}
-        named = {gpu.entity.key: index for index, gpu in identified.items() if gpu}
-        gpus = {i: gpu for i, gpu in identified.items() if gpu and named[gpu.entity.key] == i}
+        identified = {
+            index: self._identify(host, index, address, driver, network)
+            for index, address in self._find_addresses(host, count).items()
+        }
+        named = {gpu.entity.key: index for index, gpu in identified.items()}
+        gpus = {index: identified[index] for index in sorted(named.values())}
+        self.is_listed = True
         detail = (
             f"{len(gpus)} of {probe_result.format_count(count, 'GPU')}, driver {driver.version}"
         )
@@ -157,21 +172,43 @@ class GpuInventory:
             event = Event(h.GPU_CHANGE_EVENT, about, now.wall_ns, now.boot_ns, facts_present)
             self._events.append(event)
 
+    def _find_addresses(self, host: Host, count: int) -> dict[int, str]:
+        """Return the PCI address of each GPU that NVML counts, by its index.
+
+        NVML numbers the GPUs of its driver in the order of the bus (nvml.h, nvmlDeviceGetHandleByIndex). Those
+        that do not report their address are therefore the GPUs of the driver that no other index has.
+        """
+        found: dict[int, str] = {}
+        for index in range(count):
+            with suppress(NvmlError):
+                answer = host.call("nvml", "nvmlDeviceGetPciInfo", index)
+                found[index] = pci_address(answer["busId"])
+        silent = [index for index in range(count) if index not in found]
+        if not silent:
+            return found
+        owned = [address for address in owned_gpus(host) if address not in found.values()]
+        if len(owned) == len(silent):
+            return found | dict(zip(silent, owned, strict=True))
+        # The bus may not be visible; what it shows of other drivers is no GPU of this one.
+        taken = {*found.values(), *gpu_addresses(host)} - set(owned)
+        before = {index: self.gpus[index].pci_address for index in silent if index in self.gpus}
+        return found | {i: address for i, address in before.items() if address not in taken}
+
     def _identify(
-        self, host: Host, index: int, driver: _DriverVersions, network: NodeNetwork
-    ) -> GpuDevice | None:
-        try:
-            name = host.call("nvml", "nvmlDeviceGetUUID", index)
-            bus = pci_address(host.call("nvml", "nvmlDeviceGetPciInfo", index)["busId"])
-            entity = Entity(entities.GPU, (name,), _facts(host, index, driver, network, bus))
-            mode = _call_or_absence(host, "nvmlDeviceGetMigMode", index)
-            enabled = bool(mode and mode[0])
-            devices = list_mig_devices(host, index, entity) if enabled else ()
-            memory = _call_or_absence(host, "nvmlDeviceGetMemoryInfo", index)
-        except NvmlError:
-            return self.gpus.get(index)  # a counted GPU exists, even if it does not respond
-        total = int(memory.get("total", 0)) if isinstance(memory, dict) else 0
-        return GpuDevice(index, entity, bus, str(int(enabled)) if mode else "", devices, total)
+        self, host: Host, index: int, address: str, driver: _DriverVersions, network: NodeNetwork
+    ) -> GpuDevice:
+        """Identify a GPU by NVML, else by the last scan, else by the kernel's driver."""
+        before = next((gpu for gpu in self.gpus.values() if gpu.pci_address == address), None)
+        name = fact_readers.call_nvml(host, "nvmlDeviceGetUUID", index)
+        if name or not before:
+            name = name or read_gpu_uuid(host, address) or address
+            with suppress(NvmlError):
+                return _describe(host, index, name, driver, network, address)
+        facts = {"index": str(index), "pci_address": address}
+        if before:
+            entity = replace(before.entity, facts={**before.entity.facts, **facts})
+            return replace(before, index=index, entity=entity)
+        return GpuDevice(index, Entity(entities.GPU, (name,), facts), address)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +221,28 @@ class _DriverVersions:
         number = _call_or_absence(host, "nvmlSystemGetCudaDriverVersion")
         cuda = f"{number // 1000}.{number % 1000 // 10}" if isinstance(number, int) else ""
         return cls(_format_answer(host, "nvmlSystemGetDriverVersion"), cuda)
+
+
+def owned_gpus(host: Host) -> list[str]:
+    """Return the PCI addresses of the GPUs that NVIDIA's driver owns, in bus order."""
+    return [
+        address
+        for address in gpu_addresses(host)
+        if fact_readers.read_link_name(host, f"{DEVICES}/{address}/driver") == NVIDIA_DRIVER
+    ]
+
+
+def _describe(  # noqa: PLR0913, PLR0917 - what identifies a GPU
+    host: Host, index: int, name: str, driver: _DriverVersions, network: NodeNetwork, bus: str
+) -> GpuDevice:
+    """Return a GPU with its facts. Raises NvmlError if none can be read at present."""
+    entity = Entity(entities.GPU, (name,), _facts(host, index, driver, network, bus))
+    mode = _call_or_absence(host, "nvmlDeviceGetMigMode", index)
+    enabled = bool(mode and mode[0])
+    devices = list_mig_devices(host, index, entity) if enabled else ()
+    memory = _call_or_absence(host, "nvmlDeviceGetMemoryInfo", index)
+    total = int(memory.get("total", 0)) if isinstance(memory, dict) else 0
+    return GpuDevice(index, entity, bus, str(int(enabled)) if mode else "", devices, total)
 
 
 def list_mig_devices(host: Host, index: int, gpu: Entity) -> tuple[MigDevice, ...]:

@@ -1,4 +1,4 @@
-"""Increases of counters over a window of ten minutes."""
+"""Increases of counters over the last minute, ten minutes and hour."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from operator import ne
 from typing import Generic, TypeVar
 
 from railscope.reading import Absent, Reading
-from railscope_agent.health.health_facts import MINUTE_NS, CounterIncrease
+from railscope_agent.health.health_facts import HOUR_NS, MINUTE_NS, CounterIncrease
 
 WINDOW_NS = 10 * MINUTE_NS
 STEP_NS = MINUTE_NS // 2
+HOUR_STEP_NS = 5 * MINUTE_NS
 CounterKeyT = TypeVar("CounterKeyT", bound=Hashable)
 
 
@@ -29,8 +30,8 @@ class _WindowMark:
 class CounterWindow(Generic[CounterKeyT]):
     """Increase of counters by key; totals are unsigned 64-bit integers, as counters are.
 
-    Increases are summed as readings arrive, and every half minute the sums are stored as one array, so
-    memory is bounded. The sums before a counter decreased are no longer valid and are dropped. A counter that
+    Increases are summed as readings arrive, and every half minute the sums are stored as one array, and every
+    five minutes for the hour, so memory is bounded. The sums before a counter decreased are no longer valid and are dropped. A counter that
     falls to at most half of its value was reset and has grown since; one that falls less was corrected by
     device or driver, and has not: growth that may not have happened is never counted.
 
@@ -45,6 +46,7 @@ class CounterWindow(Generic[CounterKeyT]):
         self._seen_ns: list[int] = []
         self._totals = array("Q")
         self._marks: deque[_WindowMark] = deque()
+        self._hour_marks: deque[_WindowMark] = deque()
         self._recent: _WindowMark | None = None
         """The newest mark that is at least a minute old, else the first."""
 
@@ -56,9 +58,8 @@ class CounterWindow(Generic[CounterKeyT]):
         self._since_ns = [0 if place is None else self._since_ns[place] for place in values]
         self._seen_ns = [0 if place is None else self._seen_ns[place] for place in values]
         self._totals = _picked_totals(self._totals, values)
-        self._marks = deque(
-            _WindowMark(mark.boot_ns, _picked_totals(mark.totals, values)) for mark in self._marks
-        )
+        for mark in (*self._marks, *self._hour_marks):
+            mark.totals = _picked_totals(mark.totals, values)
         self._recent = None
 
     def add(self, boot_ns: int, values: Sequence[Reading]) -> None:
@@ -75,10 +76,14 @@ class CounterWindow(Generic[CounterKeyT]):
             self._seen_ns = [
                 last_seen_ns if isinstance(v, Absent) else boot_ns for v, last_seen_ns in pairs
             ]
-        if not self._marks or boot_ns - self._marks[-1].boot_ns >= STEP_NS:
-            self._marks.append(_WindowMark(boot_ns, self._totals[:]))
-        while len(self._marks) > 1 and boot_ns - self._marks[1].boot_ns >= WINDOW_NS:
-            self._marks.popleft()
+        for marks, step_ns, window_ns in (
+            (self._marks, STEP_NS, WINDOW_NS),
+            (self._hour_marks, HOUR_STEP_NS, HOUR_NS),
+        ):
+            if not marks or boot_ns - marks[-1].boot_ns >= step_ns:
+                marks.append(_WindowMark(boot_ns, self._totals[:]))
+            while len(marks) > 1 and boot_ns - marks[1].boot_ns >= window_ns:
+                marks.popleft()
         minute_ago = boot_ns - MINUTE_NS
         older = (mark for mark in reversed(self._marks) if mark.boot_ns <= minute_ago)
         self._recent = next(older, self._marks[0])
@@ -94,7 +99,7 @@ class CounterWindow(Generic[CounterKeyT]):
             is_reset = value <= last // 2
             self._since_ns[place] = self._seen_ns[place]
             self._totals[place] = value if is_reset else 0
-            for mark in self._marks:
+            for mark in (*self._marks, *self._hour_marks):
                 mark.totals[place] = 0
 
     def change(self, key: CounterKeyT) -> CounterIncrease | None:
@@ -107,7 +112,9 @@ class CounterWindow(Generic[CounterKeyT]):
         if self._recent is None or self._seen_ns[place] <= self._since_ns[place]:
             return None
         return CounterIncrease(
-            *self._growth(place, self._marks[0]), *self._growth(place, self._recent)
+            *self._growth(place, self._marks[0]),
+            *self._growth(place, self._recent),
+            *self._growth(place, self._hour_marks[0]),
         )
 
     def stand_still(self, places: slice) -> bool:
@@ -117,7 +124,7 @@ class CounterWindow(Generic[CounterKeyT]):
             self._since_ns[places],
             self._seen_ns[places],
         )
-        return totals == self._marks[0].totals[places] and since_ns.count(
+        return totals == self._hour_marks[0].totals[places] and since_ns.count(
             since_ns[0]
         ) == seen_ns.count(seen_ns[0]) == len(totals)
 

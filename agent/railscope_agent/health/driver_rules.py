@@ -6,11 +6,10 @@ Sources: nvml.h (NVML_ERROR_GPU_IS_LOST, NVML_FI_DEV_GET_GPU_RECOVERY_ACTION); N
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import partial
 
 from railscope.catalog import declare, gpu as c, gpu_health as h
-from railscope.catalog.xids import RECOVERY_ACTIONS, xid
+from railscope.catalog.xids import recovery_action, xid
 from railscope.reading import Absent
 from railscope_agent.health import health_facts, rule
 from railscope_agent.streams.xid_matcher import ActionableXid
@@ -20,14 +19,10 @@ PRESENCE_METRICS: dict[str, tuple[declare.Metric, ...]] = {
     rule.HEALTH: (c.GPU_PERFORMANCE_STATE, h.GPU_PCIE_WIDTH, h.GPU_PCIE_GENERATION),
 }
 """Readings by source that a GPU has for as long as it is present."""
-_LOST = xid(79)
-_FIRMWARE_XIDS = {119, 120}
-"""The GPU's system processor (GSP) did not respond, or failed: every call ends in a timeout."""
+_LOST, _NOT_INITIALIZED = xid(79), xid(143)
 _UNRESPONSIVE_REASONS = {Absent.TIMEOUT, Absent.ERROR, Absent.DENIED}
 _DRIVER, _, _, _, _MISSING = h.GPU_DEVICE_STATE.states
 _NO_ACTION = 0
-_MAY_FINISH = {3, 4, 5}
-"""Drain P2P, drain and reset, recover the IMEX domain: running jobs may finish."""
 
 
 def _is_lost(facts: health_facts.HealthFacts) -> bool:
@@ -66,12 +61,6 @@ def _is_lost_by_nvml(facts: health_facts.HealthFacts) -> bool:
     return state in {_MISSING, Absent.GONE}
 
 
-def is_firmware_unresponsive(xids: Iterable[ActionableXid]) -> bool:
-    """True if Xids indicate a GPU that is still on the bus and no longer responds to the driver."""
-    numbers = {reported.number for reported in xids}
-    return bool(numbers & _FIRMWARE_XIDS) and _LOST.number not in numbers
-
-
 def _is_unresponsive(facts: health_facts.HealthFacts) -> bool:
     reasons = [
         facts.absent_sources[source]
@@ -89,21 +78,15 @@ def _is_unresponsive(facts: health_facts.HealthFacts) -> bool:
 
 def _recovery_test(*, may_finish: bool) -> rule.FaultTest:
     def test(facts: health_facts.HealthFacts) -> bool:
-        action = facts.number(h.GPU_RECOVERY_ACTION)
-        return action != _NO_ACTION and (action in _MAY_FINISH) is may_finish
+        value = facts.number(h.GPU_RECOVERY_ACTION)
+        return value != _NO_ACTION and (recovery_action(value).severity != "fatal") is may_finish
 
     return test
 
 
 def _recovery_actions(facts: health_facts.HealthFacts) -> rule.RequiredActions:
-    """Return the actions of the table; for an action of a newer driver, its number."""
-    value = facts.number(h.GPU_RECOVERY_ACTION)
-    action = RECOVERY_ACTIONS.get(value)
-    return (
-        rule.RequiredActions(action.actions, (action.nvidia,))
-        if action
-        else rule.RequiredActions((), (f"0x{value:x}",))
-    )
+    action = recovery_action(facts.number(h.GPU_RECOVERY_ACTION))
+    return rule.RequiredActions(action.actions, (action.nvidia,))
 
 
 def _describe_recovery(facts: health_facts.HealthFacts) -> str:
@@ -127,17 +110,24 @@ def _select_xids(facts: health_facts.HealthFacts, *, fatal: bool) -> list[Action
 
 def _describe_xids(facts: health_facts.HealthFacts, *, fatal: bool) -> str:
     """Return each Xid with its name and meaning."""
-    entries = (xid(reported.number) for reported in _select_xids(facts, fatal=fatal))
+    reports = _select_xids(facts, fatal=fatal)
     return " ".join(
-        dict.fromkeys(f"Xid {entry.number} {entry.name}: {entry.meaning}" for entry in entries)
+        dict.fromkeys(report.line or _describe_xid(report.number) for report in reports)
     )
+
+
+def _describe_xid(number: int) -> str:
+    entry = xid(number)
+    return f"Xid {number} {entry.name}: {entry.meaning}"
 
 
 def _xid_actions(facts: health_facts.HealthFacts, *, fatal: bool) -> rule.RequiredActions:
     xids = _select_xids(facts, fatal=fatal)
     actions = {action for reported in xids for action in reported.judgement.actions}
     texts = (
-        f"Xid {reported.number}: {reported.judgement.nvidia}".removesuffix(": ")
+        reported.judgement.nvidia
+        if reported.line
+        else f"Xid {reported.number}: {reported.judgement.nvidia}".removesuffix(": ")
         for reported in xids
     )
     return rule.RequiredActions(tuple(actions), tuple(texts))
@@ -149,6 +139,14 @@ DRIVER_RULES = (
         "nvml.h, NVML_ERROR_GPU_IS_LOST; action as for Xid 79",
         actions=rule.RequiredActions(_LOST.actions, (_LOST.immediate,)), sources=(),
         metrics=(*PRESENCE_METRICS[rule.LOAD], *PRESENCE_METRICS[rule.HEALTH])),
+    rule.HealthRule("reset_required", rule.FAILED, lambda facts: facts.needs_reset,
+        "NVML reports that the GPU, or one of its MIG devices, must be reset before it can be used again",
+        "nvml.h, NVML_ERROR_RESET_REQUIRED",
+        actions=rule.RequiredActions(("drain", "reset_gpu"), ("RESET_GPU",)), sources=()),
+    rule.HealthRule("not_initialized", rule.FAILED, lambda facts: bool(facts.init_failure),
+        "the driver failed to start the GPU, and no reading of it has succeeded since",
+        "kernel log, NVRM: ... RmInitAdapter failed / probe of ... failed; action as for Xid 143",
+        actions=rule.RequiredActions(_NOT_INITIALIZED.actions, (_NOT_INITIALIZED.immediate,)), sources=()),
     rule.HealthRule("driver_unresponsive", rule.UNKNOWN, _is_unresponsive,
         "a source of the GPU's readings has failed or is stale, or the GPU does not respond",
         "Railscope: a GPU without readings is neither known to be broken nor known to be healthy",

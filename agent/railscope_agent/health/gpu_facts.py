@@ -7,17 +7,26 @@ driver's report that no recovery action is needed. That time is saved.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from railscope.catalog import entities, gpu as c, gpu_health as h, kernel
-from railscope.frame import Entity, Frame
+from railscope.catalog import entities, gpu as c, gpu_health as h, kernel, nvlink as n, xids as x
+from railscope.frame import Entity, Frame, Schema
 from railscope.reading import Absent, Reading
-from railscope_agent.health import RULES, driver_rules, health_facts, rule, source_readings
+from railscope_agent.health import (
+    RULES,
+    driver_rules,
+    health_facts,
+    link_rules,
+    rule,
+    source_readings,
+)
 from railscope_agent.health.gpu_lifetime import GpuLifetime
-from railscope_agent.streams.xid_matcher import ActionableXid
+from railscope_agent.streams.xid_matcher import UNNAMED_GPU, ActionableXid, XidMatcher
 
 MAX_GPUS = 64
+TO_SWITCH = "switch"
+"""Type of the device at the other end of an NVLink, as in railscope_nvlink_info."""
 DEVICE_SOURCE = "gpu_device"
 """Source of the state of GPUs on the PCI bus."""
 READING_SOURCES = (
@@ -33,7 +42,10 @@ SOURCES = (*READING_SOURCES, DEVICE_SOURCE, rule.KERNEL_LOG)
 _SOURCES_OF_EVERY_GPU = (rule.LOAD, rule.HEALTH)
 """Sources with columns for every GPU; a GPU may have no NVLink."""
 _METRICS = source_readings.metrics_of_rules(RULES, c.GPU_ENERGY)
-_DRIVER, *_TAKEN_AWAY, _MISSING = h.GPU_DEVICE_STATE.states
+_, *_TAKEN_AWAY, _ = h.GPU_DEVICE_STATE.states
+_UNBOUND = next(code for code, name in h.GPU_DEVICE_STATE.states.items() if name == "unbound")
+_UNNAMED = x.Judgement(x.UNKNOWN, (rule.INSPECT,), "")
+"""Judgement of a line that may be about this GPU, or about another one of the node."""
 
 LatestFrames = Mapping[str, Frame | Absent]
 """Latest frame of each source that is not stale, or an absence reason."""
@@ -51,6 +63,18 @@ class _ObservedGpu:
         return self.entity.facts.get("pci_address", "")
 
 
+def _gpus_to_reset(driver_frames: Iterable[Frame]) -> frozenset[str]:
+    """Return the GPUs with a reading, also of a part such as a MIG device, that is absent until a reset."""
+    code = Absent.RESET_REQUIRED.value
+    return frozenset(
+        entity.key[0]
+        for frame in driver_frames
+        if code in frame.reasons
+        for (_, entity), reason in zip(frame.schema.columns, frame.reasons, strict=True)
+        if reason == code and entity.kind.outermost is entities.GPU
+    )
+
+
 def _key(gpu: str) -> source_readings.DeviceName:
     return entities.GPU.name, gpu
 
@@ -58,7 +82,7 @@ def _key(gpu: str) -> source_readings.DeviceName:
 class FactCollector:
     """Facts about every GPU seen so far, as of the last poll."""
 
-    def __init__(self, xids: Callable[[str], tuple[ActionableXid, ...]]) -> None:
+    def __init__(self, xids: XidMatcher) -> None:
         self.earlier_lifetimes: Mapping[str, GpuLifetime] = {}
         """State of GPUs from before a restart of the agent."""
         self._xids = xids
@@ -68,6 +92,9 @@ class FactCollector:
         self._gpus: dict[str, _ObservedGpu] = {}
         self._absent: dict[str, Absent] = {}
         self._devices: Mapping[str, Reading] = {}
+        self._needs_reset: frozenset[str] = frozenset()
+        self._link_schema: Schema | None = None
+        self._at_switches: set[str] = set()
 
     @property
     def gpus(self) -> list[Entity]:
@@ -79,12 +106,16 @@ class FactCollector:
         """Time up to which the Xids of each GPU are cleared, with the evidence for it."""
         return {name: gpu.lifetime for name, gpu in self._gpus.items()}
 
-    def update(self, latest: LatestFrames, now_ns: int) -> None:
-        """Process the current frames of all sources."""
+    def update(
+        self, latest: LatestFrames, now_ns: int, driver_frames: Iterable[Frame] = ()
+    ) -> None:
+        """Process the current frames of the sources of facts, and of all sources that call NVML."""
+        self._needs_reset = _gpus_to_reset(driver_frames)
         frames = {name: frame for name, frame in latest.items() if isinstance(frame, Frame)}
         self._absent = {name: frame for name, frame in latest.items() if isinstance(frame, Absent)}
         for name, readings in self._readings.items():
             readings.add(frames.get(name))
+        self._find_gpus_at_switches()
         devices = frames.get(DEVICE_SOURCE)
         self._devices = {e.key[0]: frame for _, e, frame in devices.readings()} if devices else {}
         if rule.KERNEL_LOG in frames:
@@ -96,6 +127,7 @@ class FactCollector:
                 _key(name), h.GPU_RECOVERY_ACTION
             )
             gpu.lifetime.observe(now_ns, energy, recovery, reported_ns)
+            gpu.lifetime.answered_ns = max(gpu.lifetime.answered_ns, self._answered_ns(name))
 
     def facts(self, gpu: Entity) -> health_facts.HealthFacts:
         """Return the facts about a GPU."""
@@ -104,16 +136,70 @@ class FactCollector:
         readings, changes = source_readings.merge_source_facts(
             source.facts_of_device(_key(name)) for source in self._readings.values()
         )
-        gpu_xids = self._xids(observed.address)
-        xids = tuple(xid for xid in gpu_xids if xid.boot_ns > observed.lifetime.cleared_ns)
-        state = self._device_state(observed)
-        # Missing in NVML but with firmware errors in the kernel log: it is present and does not respond.
-        hung = state == _MISSING and driver_rules.is_firmware_unresponsive(xids)
-        reason = Absent.TIMEOUT if hung else Absent.GONE
+        gpu_xids = (*self._xids.actionable_xids(observed.address), *self._unnamed_xids())
         unlisted = {
-            s: reason for s in _SOURCES_OF_EVERY_GPU if _key(name) not in self._readings[s].columns
+            s: Absent.GONE
+            for s in _SOURCES_OF_EVERY_GPU
+            if _key(name) not in self._readings[s].columns
         }
-        return health_facts.HealthFacts(readings, changes, xids, unlisted | self._absent, state)
+        return health_facts.HealthFacts(
+            readings,
+            changes,
+            tuple(xid for xid in gpu_xids if xid.boot_ns > observed.lifetime.cleared_ns),
+            unlisted | self._absent,
+            name in self._needs_reset,
+            self._init_failure(observed.address, observed.lifetime),
+            *self._peer_facts(name),
+            self._device_state(observed),
+        )
+
+    def _peer_facts(self, name: str) -> tuple[int, bool]:
+        """Return the most active links to NVSwitches of another GPU of the model, and whether one joined a fabric."""
+        model = self._gpus[name].entity.facts.get("model")
+        links, is_joined = 0, False
+        for peer, gpu in self._gpus.items():
+            if peer == name or not model or gpu.entity.facts.get("model") != model:
+                continue
+            fabric, _ = self._readings[rule.HEALTH].reading_of_device(
+                _key(peer), h.GPU_FABRIC_STATE
+            )
+            active, _ = self._readings[rule.NVLINK].reading_of_device(_key(peer), n.NVLINK_ACTIVE)
+            is_joined |= fabric == link_rules.COMPLETED
+            if isinstance(active, int) and peer in self._at_switches:
+                links = max(links, active)
+        return links, is_joined
+
+    def _find_gpus_at_switches(self) -> None:
+        """Find the GPUs with a link to an NVSwitch: a link that never came up does not know its other end."""
+        frame = self._readings[rule.NVLINK].frame
+        schema = frame.schema if frame else None
+        if schema is not self._link_schema:
+            self._link_schema = schema
+            self._at_switches = {
+                entity.key[0]
+                for entity in (schema.entities if schema else ())
+                if entity.facts.get("remote_type") == TO_SWITCH
+            }
+
+    def _unnamed_xids(self) -> Iterable[ActionableXid]:
+        """Return what the driver reported about a GPU that it did not name: the only one, or any of them."""
+        unnamed = self._xids.actionable_xids(UNNAMED_GPU)
+        if len(self._gpus) == 1:
+            return unnamed
+        return [replace(each, judgement=_UNNAMED) for each in unnamed]
+
+    def _init_failure(self, address: str, lifetime: GpuLifetime) -> str:
+        failure = self._xids.init_failure(address)
+        return failure.line if failure and failure.boot_ns > lifetime.answered_ns else ""
+
+    def _answered_ns(self, name: str) -> int:
+        """Return the time of the latest reading that only a GPU has that the driver has started; -1 without one."""
+        readings = (
+            self._readings[source].reading_of_device(_key(name), metric)
+            for source, metrics in driver_rules.PRESENCE_METRICS.items()
+            for metric in metrics
+        )
+        return max((ns for reading, ns in readings if not isinstance(reading, Absent)), default=-1)
 
     def _check_kernel_log(self, log: Frame) -> None:
         """Check whether the log itself is readable: its source has other columns as well."""
@@ -136,14 +222,33 @@ class FactCollector:
             if name in listed:
                 continue
             has_uuid_now = name == gpu.address and name in named
-            if has_uuid_now or self._device_state(gpu) in _TAKEN_AWAY:
+            is_failed = self._has_failed_to_start(gpu.address, gpu.lifetime)
+            if has_uuid_now or (self._device_state(gpu) in _TAKEN_AWAY and not is_failed):
                 del self._gpus[name]
 
+    def _has_failed_to_start(self, address: str, lifetime: GpuLifetime) -> bool:
+        """True if a GPU has no driver because its probe failed: it has not been given to another driver."""
+        return self._devices.get(address) == _UNBOUND and bool(
+            self._init_failure(address, lifetime)
+        )
+
     def _add_missing_gpus(self, devices: Frame | None) -> None:
-        """Add GPUs that NVML never reported: those that were lost before the agent started."""
+        """Add GPUs that NVML never reported: those that were lost, or could not be started, before the agent was."""
         addresses = {gpu.address for gpu in self._gpus.values()}
-        for entity in devices.schema.entities if devices else ():
-            if entity.kind is entities.GPU and entity.facts["pci_address"] not in addresses:
+        described = [
+            entity
+            for entity in (devices.schema.entities if devices else ())
+            if entity.kind is entities.GPU
+        ]
+        described += [
+            Entity(entities.GPU, (address,), {"pci_address": address})
+            for address in self._devices
+            if self._has_failed_to_start(
+                address, self.earlier_lifetimes.get(address, GpuLifetime())
+            )
+        ]
+        for entity in described:
+            if entity.facts["pci_address"] not in addresses:
                 self._add_gpu(entity)
 
     def _add_gpu(self, entity: Entity) -> None:

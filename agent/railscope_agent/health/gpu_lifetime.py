@@ -30,6 +30,8 @@ class GpuLifetime:
     """Number of observed decreases of the energy counter."""
     energy: int | None = None
     polled_ns: int = -1
+    answered_ns: int = -1
+    """Time of the last reading that proves that the driver has started the GPU."""
 
     def observe(self, now_ns: int, energy: Reading, recovery: Reading, recovery_ns: int) -> None:
         """Process the present readings; the recovery action was read at an earlier time.

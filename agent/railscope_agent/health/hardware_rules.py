@@ -115,6 +115,8 @@ SLOT_RULES = (
 
 MAX_REMAPPED_ROWS = 512
 """Rows that a GPU can replace (GPU Memory Error Management); DCGM warns from that number on."""
+MAX_CORRECTED_PER_HOUR = 1000
+"""Limit of the alert RailscopeGpuEccCorrected."""
 MAX_RETIRED_PAGES = 63
 """DCGM_LIMIT_MAX_RETIRED_PAGES: DCGM fails the GPU from that number on; the capacity is 64."""
 _DCGM = "DCGM health"
@@ -136,6 +138,11 @@ MEMORY_RULES = (
         "an uncorrectable memory error since the driver was loaded",
         f"{_DCGM}: volatile double-bit errors > 0 fail",
         actions=rule.RequiredActions(("drain", "reset_gpu"), ("WORKFLOW_XID_48",)), metrics=(gpu_health.GPU_ECC_ERRORS,)),
+    rule.HealthRule("ecc_corrected_rate", rule.DEGRADED,
+        lambda facts: health_facts.require_value(facts.change(gpu_health.GPU_ECC_ERRORS, "corrected", "volatile")).per_hour() > MAX_CORRECTED_PER_HOUR,
+        f"more than {MAX_CORRECTED_PER_HOUR} corrected memory errors per hour, over the last hour or since the start of the agent",
+        f"{_POLICY}: each correction costs time, and repeated ones use spare rows",
+        metrics=(gpu_health.GPU_ECC_ERRORS,), compares_readings=True),
     rule.HealthRule("row_remap_failed", rule.FAILED, rule.nonzero(gpu_health.GPU_ROW_REMAP_FAILURE),
         "a row of memory could not be replaced",
         f"{_POLICY}: failure flag; {_DCGM} fails",

@@ -18,6 +18,7 @@ from railscope.timestamps import SECOND_NS
 from railscope_agent.streams.xid_matcher import ActionableXid
 
 MINUTE_NS = 60 * SECOND_NS
+HOUR_NS = 60 * MINUTE_NS
 SHORTEST_RATE_NS = 4 * SECOND_NS
 """Shortest time that a rate may be measured over."""
 
@@ -36,16 +37,18 @@ class AbsentFact(Exception):  # noqa: N818 - not an error: an absent fact
 
 @dataclass(frozen=True, slots=True)
 class CounterIncrease:
-    """Increase of a counter in its stored unit: over a window, and at the end of it.
+    """Increase of a counter in its stored unit: over a window, at the end of it, and over an hour.
 
-    `recent` is the increase over the last minute, or a little more; over less if the counter has not been
-    followed for as long.
+    `recent` is the increase over the last minute, `hour` that over the last hour, or a little more; over less if
+    the counter has not been followed for as long.
     """
 
     increase: int
     over_ns: int
     recent: int
     recent_ns: int
+    hour: int = 0
+    hour_ns: int = 0
 
     def share(self) -> Fraction:
         """Return the increase in nanoseconds as a share of the time. Raises AbsentFact in the first minute."""
@@ -53,11 +56,23 @@ class CounterIncrease:
             raise AbsentFact(Absent.NOT_DUE)
         return Fraction(self.increase, self.over_ns)
 
+    def per_hour(self) -> Fraction:
+        """Return the increase per hour, over the last hour. Raises AbsentFact in the first minute."""
+        if self.hour_ns < MINUTE_NS:
+            raise AbsentFact(Absent.NOT_DUE)
+        return Fraction(self.hour * HOUR_NS, self.hour_ns)
+
     def rate(self, per_ns: int, at_least_ns: int = MINUTE_NS) -> Fraction:
         """Return the recent increase per period. Raises AbsentFact until it is known for `at_least_ns`."""
         if self.recent_ns < at_least_ns:
             raise AbsentFact(Absent.NOT_DUE)
         return Fraction(self.recent * per_ns, self.recent_ns)
+
+
+_STATE = (
+    "xids", "absent_sources", "needs_reset", "init_failure", "peer_links", "has_fabric_peer", "device_state",
+)  # fmt: skip
+"""Facts about a GPU other than its own readings and increases."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +88,14 @@ class HealthFacts:
     """Relevant Xids since the last reset of the GPU and the last load of its driver."""
     absent_sources: Mapping[str, Absent] = field(default_factory=dict)
     """Sources without current readings of this GPU, with the reasons."""
+    needs_reset: bool = False
+    """True if NVML answers a call about the GPU, or about a part of it, that the GPU must be reset."""
+    init_failure: str = ""
+    """Line of the kernel log in which the driver failed to start the GPU, if it has not answered since."""
+    peer_links: int = 0
+    """Most active NVLinks of another GPU of the same model on the node with links to NVSwitches; 0 without one."""
+    has_fabric_peer: bool = False
+    """True if another GPU of the same model on the node has joined its NVLink fabric."""
     device_state: Reading = Absent.UNSUPPORTED
     """State of the GPU on the PCI bus, as in railscope_gpu_device_state."""
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -84,11 +107,7 @@ class HealthFacts:
 
     def has_same_state(self, other: HealthFacts) -> bool:
         """True if all facts except readings and increases are equal, for a device without peers."""
-        return (self.xids, self.absent_sources, self.device_state) == (
-            other.xids,
-            other.absent_sources,
-            other.device_state,
-        )
+        return all(getattr(self, name) == getattr(other, name) for name in _STATE)
 
     def reading(self, metric: declare.Metric, *part: str) -> Reading:
         """Return a reading; without a column it is unsupported."""

@@ -16,7 +16,7 @@ CRC = ("crc", "crc_flit", "crc_data")
 CRC_PER_SECOND = 100
 """DCGM_LIMIT_MAX_NVLINK_CRC_ERROR: CRC errors only matter at rates of 100 and more per second."""
 WORST_BIT_ERROR_DECADES = 12
-_NOT_SUPPORTED, *_, _COMPLETED = h.GPU_FABRIC_STATE.states
+_NOT_SUPPORTED, *_, COMPLETED = h.GPU_FABRIC_STATE.states
 _INACTIVE = 0
 _CARRIED = (
     n.NVLINK_RAW_TRANSMITTED,
@@ -29,18 +29,24 @@ _RESET = rule.RequiredActions(("drain", "reset_gpu"), ("WORKFLOW_NVLINK_ERR",))
 
 
 def _has_not_joined(facts: health_facts.HealthFacts) -> bool:
-    state = facts.number(h.GPU_FABRIC_STATE)
-    if state == _COMPLETED:
+    state = facts.reading(h.GPU_FABRIC_STATE)
+    if state == COMPLETED:
         return facts.number(h.GPU_FABRIC_STATUS) != 0
-    return state != _NOT_SUPPORTED
+    if state in {_NOT_SUPPORTED, Absent.UNSUPPORTED} and facts.has_fabric_peer:
+        return not _is_partitioned(facts)
+    return health_facts.require_value(state) != _NOT_SUPPORTED
 
 
 def _is_down(facts: health_facts.HealthFacts) -> bool:
-    """True if a link is down that is part of a fabric, or that was up before.
+    """True if a link is down that is part of a fabric, that was up before, or whose counterpart at a peer is up.
 
     A GPU may have no bridge, or one that uses some links only (H100 PCIe: 12 of 18); a partitioned
-    (MIG-enabled) GPU uses none.
+    (MIG-enabled) GPU uses none. All GPUs at NVSwitches use the same number of links.
     """
+    if facts.peer_links and not _is_partitioned(facts):
+        active = facts.reading(n.NVLINK_ACTIVE)
+        if active is Absent.UNSUPPORTED or health_facts.require_value(active) < facts.peer_links:
+            return True
     states = facts.parts(n.NVLINK_STATE)
     if not health_facts.any_holds(states.values(), lambda state: state == _INACTIVE):
         return False
@@ -60,10 +66,14 @@ def _has_carried(facts: health_facts.HealthFacts, link: health_facts.DevicePart)
 
 
 def _should_be_up(facts: health_facts.HealthFacts) -> bool:
-    if facts.reading(s.GPU_MIG_MODE) == 1:
-        return False
     fabric = facts.reading(h.GPU_FABRIC_STATE)
-    return fabric is not Absent.UNSUPPORTED and health_facts.require_value(fabric) != _NOT_SUPPORTED
+    if fabric is Absent.UNSUPPORTED or _is_partitioned(facts):
+        return False
+    return health_facts.require_value(fabric) != _NOT_SUPPORTED
+
+
+def _is_partitioned(facts: health_facts.HealthFacts) -> bool:
+    return facts.reading(s.GPU_MIG_MODE) == 1
 
 
 def _has_recovered(facts: health_facts.HealthFacts) -> bool:
@@ -105,9 +115,9 @@ def _has_many_bit_errors(facts: health_facts.HealthFacts) -> bool:
 
 LINK_RULES = (
     rule.HealthRule("fabric_not_joined", rule.FAILED, _has_not_joined,
-        "the GPU belongs to an NVLink fabric and has not joined it, or failed to join it",
+        "the GPU belongs to an NVLink fabric, as a joined GPU of its model on the node does, and has not joined it, or failed to",
         "nvml.h, nvmlGpuFabricState_t: CUDA starts only once it is completed",
-        metrics=(h.GPU_FABRIC_STATE, h.GPU_FABRIC_STATUS)),
+        metrics=(h.GPU_FABRIC_STATE, h.GPU_FABRIC_STATUS, s.GPU_MIG_MODE)),
     rule.HealthRule("fabric_unhealthy", rule.FAILED, rule.in_state(h.GPU_FABRIC_HEALTH, "unhealthy"),
         "the driver reports the GPU's fabric health as unhealthy",
         "nvml.h, NVML_GPU_FABRIC_HEALTH_SUMMARY_UNHEALTHY",
@@ -121,9 +131,9 @@ LINK_RULES = (
         "nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_*",
         metrics=(h.GPU_FABRIC_CONDITION,)),
     rule.HealthRule("nvlink_down", rule.FAILED, _is_down,
-        "an NVLink is down that carried traffic since the driver was loaded, or that belongs to a fabric",
+        "an NVLink is down that carried traffic since the driver was loaded, or belongs to a fabric; or fewer links to NVSwitches are up than on another GPU of the model",
         f"{_DCGM}: DCGM_FR_NVLINK_DOWN fails",
-        actions=_RESET, sources=(rule.NVLINK, rule.HEALTH), metrics=(n.NVLINK_STATE, h.GPU_FABRIC_STATE, s.GPU_MIG_MODE, *_CARRIED)),
+        actions=_RESET, sources=(rule.NVLINK, rule.HEALTH), metrics=(n.NVLINK_STATE, n.NVLINK_ACTIVE, h.GPU_FABRIC_STATE, s.GPU_MIG_MODE, *_CARRIED)),
     rule.HealthRule("nvlink_recovering", rule.FAILED, _has_recovered,
         "a replay or a recovery of an NVLink within ten minutes",
         f"{_DCGM}: any increase fails (DCGM_FR_NVLINK_ERROR_CRITICAL)",

@@ -55,7 +55,9 @@ class NodeHealth:
             found = [] if frame is Absent.UNSUPPORTED else [_unjudged_gpu(frame.label, index="all")]
         if gpus is None:
             devices = latest_frame(statuses.get(DEVICE_SOURCE), now_ns)
-            found += _unreadable_gpus(devices) if isinstance(devices, Frame) else ()
+            judged_addresses = {gpu.pci_address for gpu in found}
+            unreadable = _unreadable_gpus(devices) if isinstance(devices, Frame) else ()
+            found += [gpu for gpu in unreadable if gpu.pci_address not in judged_addresses]
         else:
             judged = {gpu.name for gpu in found}
             found = [gpu for gpu in found if gpu.name in gpus]

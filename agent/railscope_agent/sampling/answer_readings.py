@@ -37,20 +37,19 @@ def parsed_reading(
         return reason_of(error)
 
 
-# NVML return codes: nvml.h, nvmlReturn_t.
+# NVML return codes: nvml.h, nvmlReturn_t. Any other code is an error: UNINITIALIZED (1), DRIVER_NOT_LOADED (9),
+# LIBRARY_NOT_FOUND (12) and LIB_RM_VERSION_MISMATCH (18) are failures of NVML itself, not
+# of the device, and UNKNOWN (999) is the driver's answer if it has no better one.
 _NVML_REASONS = {
-    1: Absent.GONE,  # UNINITIALIZED
     2: Absent.GONE,  # INVALID_ARGUMENT: the device vanished
     3: Absent.UNSUPPORTED,  # NOT_SUPPORTED
     4: Absent.DENIED,  # NO_PERMISSION
     6: Absent.UNSUPPORTED,  # NOT_FOUND
-    9: Absent.GONE,  # DRIVER_NOT_LOADED
     10: Absent.TIMEOUT,  # TIMEOUT
     27: Absent.NOT_DUE,  # NOT_READY
-    12: Absent.UNSUPPORTED,  # LIBRARY_NOT_FOUND
     13: Absent.UNSUPPORTED,  # FUNCTION_NOT_FOUND
     15: Absent.GONE,  # GPU_IS_LOST
-    16: Absent.GONE,  # RESET_REQUIRED: no call succeeds until then
+    16: Absent.RESET_REQUIRED,  # RESET_REQUIRED
     21: Absent.UNSUPPORTED,  # NO_DATA
     22: Absent.UNSUPPORTED,  # VGPU_ECC_NOT_SUPPORTED
     25: Absent.UNSUPPORTED,  # ARGUMENT_VERSION_MISMATCH

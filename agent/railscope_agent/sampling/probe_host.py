@@ -14,7 +14,7 @@ from railscope_agent.sampling.answer_sizes import AnswerSizes, answer_size, smal
 
 _GONE_IF_EMPTY = ("netlink.module(",)
 """Calls that fail with ENODEV or ENXIO if the device works and its socket is empty."""
-_FAILURES = {Absent.GONE, Absent.DENIED, Absent.TIMEOUT, Absent.ERROR}
+_FAILURES = {*Absent} - {Absent.UNSUPPORTED, Absent.NOT_DUE}
 """Reasons for which a call may hide a device; an unsupported call hides none."""
 
 Answer = TypeVar("Answer")

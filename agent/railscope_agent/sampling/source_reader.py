@@ -30,7 +30,9 @@ REPROBE_NS = 60_000_000_000
 REPROBE_AFTER_LOSS_NS = 5_000_000_000
 REPEAT_FAILED_NS = 900_000_000
 """Interval for repeating calls that hide known columns: nearly every period of one second."""
-_TRANSIENT_REASONS = {Absent.GONE.value, Absent.TIMEOUT.value, Absent.ERROR.value}
+_TRANSIENT_REASONS = {
+    reason.value for reason in (Absent.GONE, Absent.TIMEOUT, Absent.ERROR, Absent.RESET_REQUIRED)
+}
 """Reasons that a new probe may resolve; permissions do not change from second to second."""
 _SIGN_BYTE = 7 if sys.byteorder == "little" else 0
 _FAILURE_REASONS = {Absent.DENIED.value, *_TRANSIENT_REASONS}
@@ -243,4 +245,6 @@ def _failed_outcome(name: str, error: OSError | NvmlError) -> probe_result.Probe
     denied = answer_readings.reason_for(error) is Absent.DENIED
     verdict = probe_result.ProbeVerdict.DENIED if denied else probe_result.ProbeVerdict.BROKEN
     remedy = answer_readings.nvml_remedy(error.code) if isinstance(error, NvmlError) else ""
-    return probe_result.ProbeFinding(name, verdict, str(error), remedy)
+    # An error that ends the read of a source of GPUs is one of NVML: one finding for all of these sources.
+    subject = "NVML" if isinstance(error, NvmlError) else name
+    return probe_result.ProbeFinding(subject, verdict, str(error), remedy)

@@ -22,6 +22,7 @@ from railscope_agent.sampling import (
 from railscope_agent.streams.xid_matcher import XidMatcher
 
 SAVE_EVERY_NS = 600_000_000_000
+DRIVER_FAMILY = "nvml"
 _ReportedVerdict = tuple[int, tuple[str, ...]]
 
 
@@ -38,13 +39,15 @@ class GpuVerdictSource(base.SourceWithoutResources):
         self, statuses: Callable[[], Mapping[str, states.SourceState]], xids: XidMatcher
     ) -> None:
         self._statuses = statuses
-        self._facts = FactCollector(xids.actionable_xids)
+        self._facts = FactCollector(xids)
         self._memory: GpuLifetimeFile | None = None
         self._saved_resets: dict[str, int] = {}
         self._saved_ns = 0
         self._gpus: list[Entity] = []
         self._reported: dict[str, _ReportedVerdict] = {}
         self._results: dict[str, RuleResults] = {}
+        self._verdicts: dict[str, HealthVerdict] = {}
+        """Verdict on each GPU at the last poll."""
 
     def remember(self, memory: GpuLifetimeFile) -> None:
         """Load the state from before a restart, and store it from now on."""
@@ -67,6 +70,7 @@ class GpuVerdictSource(base.SourceWithoutResources):
         uuids = {gpu.key[0] for gpu in self._gpus}
         self._reported = {name: v for name, v in self._reported.items() if name in uuids}
         self._results = {name: self._results.get(name) or RuleResults() for name in uuids}
+        self._verdicts = {name: v for name, v in self._verdicts.items() if name in uuids}
         columns = probe_result.ColumnBuilder()
         for gpu in self._gpus:
             columns.add_each((h.GPU_HEALTH, h.GPU_ACTION), gpu)
@@ -89,7 +93,7 @@ class GpuVerdictSource(base.SourceWithoutResources):
             if gpu.key not in left:
                 into.put_none(first, width, Absent.GONE)
                 continue
-            verdict = judge(self._facts.facts(gpu), results=self._results[gpu.key[0]])
+            verdict = self._judge(gpu)
             results = [
                 result if isinstance(result, Absent) else int(result)
                 for result in verdict.results.values()
@@ -97,10 +101,26 @@ class GpuVerdictSource(base.SourceWithoutResources):
             into.put_readings(first, (verdict.state, verdict.action, *results))
             into.events += self._record_changes(gpu, verdict, now)
 
+    def _judge(self, gpu: Entity) -> HealthVerdict:
+        """Judge a GPU; errors of a single poll leave the verdict as it was.
+
+        NVML_ERROR_UNKNOWN, the driver's answer if it has no better one, may be returned once.
+        """
+        (name,) = gpu.key
+        verdict = judge(self._facts.facts(gpu), results=self._results[name])
+        before = self._verdicts.get(name, verdict)
+        self._verdicts[name] = verdict
+        has_errors_only = set(verdict.missing.values()) == {Absent.ERROR}
+        return before if verdict.state == UNKNOWN and has_errors_only else verdict
+
     def _collect_facts(self, now_ns: int) -> None:
         statuses = self._statuses()
         latest = {name: states.latest_frame(statuses.get(name), now_ns) for name in SOURCES}
-        self._facts.update(latest, now_ns)
+        driver_states = [
+            state for state in statuses.values() if state.source.family == DRIVER_FAMILY
+        ]
+        driver_frames = [state.fresh_frame(now_ns) for state in driver_states]
+        self._facts.update(latest, now_ns, filter(None, driver_frames))
 
     def _load_state(self) -> int:
         status = self._statuses().get(LOAD)

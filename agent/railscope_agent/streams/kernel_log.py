@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import replace
 
 from railscope.catalog import declare, entities, gpu_health as gpu_catalog, kernel as c
-from railscope.catalog.xids import judge, xid
+from railscope.catalog.xids import Judgement, judge, sxid, xid
 from railscope.frame import Entity, Event
 from railscope.reading import Absent, Reading, reason_of
-from railscope.timestamps import MICROSECOND_NS
+from railscope.timestamps import MICROSECOND_NS, SECOND_NS
 from railscope_agent.host import Host, KernelLog
 from railscope_agent.sampling import fact_readers, probe_result, row_builder, source
 from railscope_agent.streams.kernel_messages import KernelMessage, parse_kernel_message
-from railscope_agent.streams.xid_matcher import ActionableXid, XidMatcher
+from railscope_agent.streams.xid_matcher import (
+    UNNAMED_GPU,
+    ActionableXid,
+    InitFailure,
+    XidMatcher,
+)
 
 _RECORD_PATTERN = re.compile(
     r"(?P<priority>\d+),(?P<sequence>\d+),(?P<time>\d+),[^;]*;(?P<text>.*)", re.DOTALL
@@ -25,6 +31,10 @@ _RECORD_PATTERN = re.compile(
 _MAX_DIGITS = 15
 """Bound of the numbers of a record: this many microseconds are 31 years, and a timestamp in nanoseconds."""
 _DRIVER_LOADED = "NVRM: loading NVIDIA UNIX"
+_LINE_BREAK = re.compile(r"\\x0a(?:NVRM: ?)?")
+"""Line break inside a record, as the kernel escapes it (Documentation/ABI/testing/dev-kmsg): one message of the driver."""
+_DEVICE_MINOR = "Device Minor:"
+"""Field of /proc/driver/nvidia/gpus/*/information (open-gpu-kernel-modules, kernel-open/nvidia/nv-procfs.c)."""
 _LEVEL_BITS = 3
 """A priority consists of a level and, above it, a facility; that of the kernel is 0."""
 _MAX_ENTITIES = 1000
@@ -43,7 +53,16 @@ _BY_NODE: dict[str, declare.Metric] = {
     c.OOM_EVENT.name: c.OOM_KILLS,
     c.GPU_LOST_EVENT.name: c.GPU_FAILURES,
     c.GPU_INIT_FAILED_EVENT.name: c.GPU_FAILURES,
+    c.GPU_RESET_EVENT.name: c.GPU_FAILURES,
 }
+_XIDS_OF_LINES = {
+    c.GPU_LOST_EVENT.name: (79, ""),
+    c.GPU_RESET_EVENT.name: (154, "to 0x1 (GPU Reset Required)"),
+}
+"""Xid, with its message, that declares the same as a line of the driver without an Xid."""
+_REBOOT = "to 0x2 (Node Reboot Required)"
+REPEATED_NS = 60 * SECOND_NS
+"""Time in which a line about the same GPU is counted without another event: failed checks repeat in a loop."""
 _NODE_METRICS = tuple(metric for metric in dict.fromkeys(_BY_NODE.values()) if metric is not c.XIDS)
 
 
@@ -67,6 +86,8 @@ class KernelLogStream(source.PeriodicSource):
         self._next_sequence: int | None = None
         self._counted_below = 0
         self._events: list[Event] = []
+        self._reported_ns: dict[tuple[str, tuple[str, ...]], int] = {}
+        """Time of the last event about each fault that the driver declares without an Xid."""
         self._suppressed = 0
         self._columns: list[tuple[str, Entity]] = []
         self._last: list[tuple[str, ...]] = []
@@ -131,7 +152,7 @@ class KernelLogStream(source.PeriodicSource):
         self._log = None
 
     def _follow(self, host: Host, log: KernelLog) -> None:
-        now = host.clock.now()
+        now, addresses = host.clock.now(), dict[str, str]()
         for record in log.poll():
             if self._is_counted(record):
                 continue
@@ -141,6 +162,10 @@ class KernelLogStream(source.PeriodicSource):
                 self._xids.record_driver_load(boot_ns)
             message = parse_kernel_message(text)
             if message:
+                if message.gpu_number:
+                    addresses = addresses or _addresses_by_number(host)
+                    address = addresses.get(message.gpu_number, UNNAMED_GPU)
+                    message = replace(message, entity=Entity(entities.GPU_ADDRESS, (address,)))
                 # A wall clock that was set back by more than the uptime places early records before 1970.
                 wall_ns = max(now.wall_ns - (now.boot_ns - boot_ns), 0)
                 if message.event_class is c.XID_EVENT:
@@ -178,11 +203,46 @@ class KernelLogStream(source.PeriodicSource):
                 action=" ".join(judged.actions),
                 nvidia_action=judged.nvidia,
             )
+        elif message.event_class is c.SXID_EVENT:
+            self._record_sxid(message, boot_ns)
         self._count(message)
-        if len(self._events) >= MAX_EVENTS_WAITING:
+        is_repeated = _BY_NODE.get(message.event_class.name) is c.GPU_FAILURES and (
+            self._record_driver_line(message, boot_ns)
+        )
+        if is_repeated or len(self._events) >= MAX_EVENTS_WAITING:
             self._suppressed += 1
             return
         self._events.append(Event(message.event_class, message.entity, wall_ns, boot_ns, facts))
+
+    def _record_sxid(self, message: KernelMessage, boot_ns: int) -> None:
+        """Record an SXid about the GPUs of the node: the line does not name those behind the link."""
+        _, number, severity = message.entity.key
+        entry = sxid(int(number))
+        if severity == "fatal" or (severity == "unstated" and entry.severity != "nonfatal"):
+            judged = Judgement(severity, entry.actions, "")
+            line = f"SXid {number} {entry.name}: {message.facts.get('message', entry.meaning)}"
+            report = ActionableXid(int(number), boot_ns, judged, line)
+            self._xids.record_judgement(UNNAMED_GPU, report)
+
+    def _record_driver_line(self, message: KernelMessage, boot_ns: int) -> bool:
+        """Record what the driver declares without an Xid; return True if it was reported a short time ago."""
+        name, (address,) = message.event_class.name, message.entity.key
+        line = message.facts["message"]
+        if name in _XIDS_OF_LINES:
+            number, text = _XIDS_OF_LINES[name]
+            if message.event_class is c.GPU_RESET_EVENT and "reboot" in line.lower():
+                text = _REBOOT
+            judged = judge(number, text)
+            self._xids.record_judgement(address, ActionableXid(number, boot_ns, judged, line))
+        elif address != UNNAMED_GPU:
+            self._xids.record_init_failure(address, InitFailure(boot_ns, line))
+        key = name, message.entity.key
+        last_ns = self._reported_ns.get(key)
+        if last_ns is not None and boot_ns - last_ns < REPEATED_NS:
+            return True
+        if last_ns is not None or len(self._reported_ns) < _MAX_ENTITIES:
+            self._reported_ns[key] = boot_ns
+        return False
 
     def _is_counted(self, record: str) -> bool:
         """True if a record was counted before the log had to be opened again."""
@@ -207,7 +267,7 @@ class KernelLogStream(source.PeriodicSource):
         self._next_sequence = sequence + 1
         # Any process that may write to /dev/kmsg can write any text, but not with the kernel's facility.
         by_kernel = int(match["priority"]) >> _LEVEL_BITS == 0
-        text = match["text"].split("\n", 1)[0] if by_kernel else ""
+        text = _LINE_BREAK.sub(" ", match["text"].split("\n", 1)[0]) if by_kernel else ""
         return int(match["time"]) * MICROSECOND_NS, text
 
     def _count(self, message: KernelMessage) -> None:
@@ -217,6 +277,20 @@ class KernelLogStream(source.PeriodicSource):
         key = (name, message.entity)
         if name in _BY_ENTITY and (key in self._counts or len(self._counts) < _MAX_ENTITIES):
             self._counts[key] += 1
+
+
+def _addresses_by_number(host: Host) -> dict[str, str]:
+    """Return the addresses of GPUs by the numbers in the driver's lines, which are those of their device files."""
+    information = {
+        address: fact_readers.read_text(host, f"/proc/driver/nvidia/gpus/{address}/information")
+        for address in fact_readers.list_names(host, "/sys/bus/pci/devices")
+    }
+    return {
+        line.removeprefix(_DEVICE_MINOR).strip(): address
+        for address, text in information.items()
+        for line in text.splitlines()
+        if line.startswith(_DEVICE_MINOR)
+    }
 
 
 def _is_damaged(record: re.Match[str]) -> bool:

@@ -32,14 +32,29 @@ _SXID = re.compile(
     r"(?:Link (?P<link>[0-9]{1,9})(?: |$))?)?(?P<message>.*)"
 )
 _SXID_FOLLOW_UP = re.compile(r"Severity [0-9]|Data \{|$")
-_GPU_EVENTS = {
-    "GPU has fallen off the bus": c.GPU_LOST_EVENT,
-    "RmInitAdapter failed": c.GPU_INIT_FAILED_EVENT,
-}
-_GPU = re.compile(
-    rf"NVRM: GPU (?P<pci>{_PCI})(?:\.[0-7])?: "
-    rf"(?P<message>(?P<failure>{'|'.join(_GPU_EVENTS)}).*)"
+# What the driver declares without an Xid. Sources: open-gpu-kernel-modules, kernel-open/nvidia/nv.c (a GPU that
+# fails to start), src/nvidia/arch/nvalloc/unix/src/osapi.c (RmInitAdapter, a lost GPU), nvstatuscodes.h
+# (GPU_IS_LOST, RESET_REQUIRED: printed by any failed check); torvalds/linux, drivers/base/dd.c (a failed probe).
+# The line starts with the name of the module: names of processes and control groups in other lines are not its words.
+_DRIVER_LINE = re.compile(
+    r"^(?:.{0,80}? kernel: ?)?(?:\[ *[0-9.]+\] )?(?:NVRM|nvidia[\w-]*)\b[ :]+"
+    r"(?P<message>.*?(?P<failure>"
+    r"(?P<lost>fallen off the bus|GPU lost from the bus|GPU_IS_LOST|GPU is lost)"
+    r"|(?P<init>RmInitAdapter failed|probe of \S+ failed|probe with driver nvidia failed)"
+    r"|(?P<reset>(?<!no )(?:reset|reboot)(?: is|_)? ?required"
+    r"|(?:requires|needs?|must|should|please)(?: an?| to| be| the| gpu| node| system)* re(?:set|boot)))"
+    r".*)",
+    re.IGNORECASE,
 )
+_DRIVER_EVENTS = {
+    "lost": c.GPU_LOST_EVENT,
+    "init": c.GPU_INIT_FAILED_EVENT,
+    "reset": c.GPU_RESET_EVENT,
+}
+_GPU_NAME = re.compile(
+    rf"\b(?P<pci>{_PCI})(?:\.[0-7])?(?!\w|:[0-9a-fA-F])|\bGPU(?P<number>[0-9]{{1,3}})\b"
+)
+_GPU_PREFIX = re.compile(rf"GPU {_PCI}(?:\.[0-7])?: ")
 # "link becomes ready" is left out: it follows the driver's own message of the same link.
 _LINK = re.compile(
     r"(?:^|[ :])(?!nvidia-)(?P<interface>[A-Za-z][\w.\-]{0,14})(?:: (?:NIC )?| NIC )"
@@ -82,6 +97,8 @@ class KernelMessage:
     event_class: declare.EventClass
     entity: Entity
     facts: dict[str, str]
+    gpu_number: str = ""
+    """Number of the GPU, if the driver names it by its number only."""
 
 
 def parse_kernel_message(text: str) -> KernelMessage | None:
@@ -105,9 +122,13 @@ def _xid(match: re.Match[str]) -> KernelMessage:
     return _message(c.XID_EVENT, entity, facts)
 
 
-def _gpu(match: re.Match[str]) -> KernelMessage:
-    entity = Entity(entities.GPU_ADDRESS, (_address(match["pci"]),))
-    return _message(_GPU_EVENTS[match["failure"]], entity, {"message": match["message"]})
+def _driver_line(match: re.Match[str]) -> KernelMessage:
+    event_class = next(event for name, event in _DRIVER_EVENTS.items() if match[name])
+    gpu = _GPU_NAME.search(match["message"])
+    address = _address(gpu["pci"]) if gpu and gpu["pci"] else _UNKNOWN
+    facts = {"message": _GPU_PREFIX.sub("", match["message"], count=1)}
+    entity = Entity(entities.GPU_ADDRESS, (address,))
+    return KernelMessage(event_class, entity, facts, (gpu and gpu["number"]) or "")
 
 
 def _sxid(match: re.Match[str]) -> KernelMessage | None:
@@ -189,8 +210,9 @@ _PARSERS = (
     ("Port module event", _PORT_MODULE, _port_module),
     ("peer", _PEER_MEMORY, _peer_memory),
     ("NVRM: Xid", _XID, _xid),
-    ("NVRM: GPU", _GPU, _gpu),
     ("SXid", _SXID, _sxid),
+    ("NVRM", _DRIVER_LINE, _driver_line),
+    ("nvidia", _DRIVER_LINE, _driver_line),
     ("AER:", _AER, _aer),
     ("ut of memory", _OOM, _oom),
     ("ink", _LINK, _link),

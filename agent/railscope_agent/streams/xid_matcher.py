@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 from itertools import islice
 
-from railscope.catalog.xids import ACTION_ORDER, RECOVERY_ACTIONS, Judgement
+from railscope.catalog.xids import ACTION_ORDER, RECOVERY_ACTIONS, Judgement, sxids, xid, xids
 
 SAME_NS = 3_000_000_000
 """Two seconds between both reports (NVIDIA's driver logs first), and one for the period of NVML reads."""
@@ -22,8 +22,12 @@ MAX_GPUS = 64
 MAX_REMEMBERED = 64
 """Maximum number of different Xids of one GPU."""
 _HARD = frozenset(ACTION_ORDER[ACTION_ORDER.index("drain") :])
+UNNAMED_GPU = "unknown"
+"""Address of a GPU that a line of the driver does not name."""
 _RECOVERY_CHANGED = 154
 _ALL_CLEAR = RECOVERY_ACTIONS[0].nvidia
+_NO_DEMAND = {_ALL_CLEAR, xid(_RECOVERY_CHANGED).immediate}
+"""Terms of an Xid 154 that demands nothing, and of one without its text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +47,25 @@ class NvmlXid:
 
 
 @dataclass(frozen=True, slots=True)
+class InitFailure:
+    """The driver could not start a GPU: line of the kernel log, and its time."""
+
+    boot_ns: int
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
 class ActionableXid:
-    """The last message of its kind about a GPU that requires an action."""
+    """The last message of its kind about a GPU that requires an action.
+
+    A line of the driver that declares the same as an Xid, without its number, counts as this Xid.
+    """
 
     number: int
     boot_ns: int
     judgement: Judgement
+    line: str = ""
+    """Line without an Xid."""
 
     @property
     def is_fatal(self) -> bool:
@@ -64,6 +81,7 @@ class XidMatcher:
         self._logged_xids: deque[tuple[str, int, int]] = deque(maxlen=MAX_WAITING)
         self._waiting: deque[NvmlXid] = deque()
         self._judgements: dict[str, dict[object, ActionableXid]] = {}
+        self._init_failures: dict[str, InitFailure] = {}
         self.dropped_reports = 0
         """Number of NVML reports beyond the bound."""
 
@@ -99,13 +117,14 @@ class XidMatcher:
     def record_judgement(self, pci_address: str, reported: ActionableXid) -> None:
         """Record a judged Xid; it is remembered if the GPU needs recovery after it.
 
-        A flood of one Xid displaces no other: the last of each number and judgement is kept.
+        A flood of one Xid displaces no other: the last of each number and judgement is kept, and the last of
+        all numbers that the tables lack.
         """
         changed = reported.number == _RECOVERY_CHANGED
         judgement = reported.judgement
-        kind = (
-            reported.number if changed else (reported.number, judgement.severity, judgement.actions)
-        )
+        kind: object = (reported.number, judgement.severity, judgement.actions)
+        if changed or not _is_listed(reported.number):
+            kind = changed
         with self._lock:
             if pci_address not in self._judgements and len(self._judgements) >= MAX_GPUS:
                 return
@@ -113,10 +132,21 @@ class XidMatcher:
             if changed and judgement.nvidia == _ALL_CLEAR:
                 recorded.clear()
             recorded.pop(kind, None)
-            if reported.is_fatal or _HARD.intersection(judgement.actions):
+            if reported.is_fatal or _HARD.intersection(judgement.actions) or _is_unclear(reported):
                 recorded[kind] = reported
             for oldest in list(islice(recorded, max(0, len(recorded) - MAX_REMEMBERED))):
                 del recorded[oldest]
+
+    def record_init_failure(self, pci_address: str, failure: InitFailure) -> None:
+        """Record that the driver failed to start a GPU; a load of the driver does not clear that."""
+        with self._lock:
+            if pci_address in self._init_failures or len(self._init_failures) < MAX_GPUS:
+                self._init_failures[pci_address] = failure
+
+    def init_failure(self, pci_address: str) -> InitFailure | None:
+        """Return the last failure to start a GPU since the boot."""
+        with self._lock:
+            return self._init_failures.get(pci_address)
 
     def record_driver_load(self, boot_ns: int) -> None:
         """Record a load of the driver: earlier faults no longer count."""
@@ -130,6 +160,18 @@ class XidMatcher:
         """Return the Xids after which a GPU needs recovery, the latest last."""
         with self._lock:
             return tuple(self._judgements.get(pci_address, {}).values())
+
+
+def _is_listed(number: int) -> bool:
+    """True for a number of the vendor's tables."""
+    return number in xids() or number in sxids()
+
+
+def _is_unclear(reported: ActionableXid) -> bool:
+    """True for a number that the vendor's tables lack, and for a recovery action that is no reset."""
+    if reported.number == _RECOVERY_CHANGED:
+        return reported.judgement.nvidia not in _NO_DEMAND
+    return not _is_listed(reported.number)
 
 
 def _is_same_xid(reported: NvmlXid, pci_address: str, xid: int, boot_ns: int) -> bool:

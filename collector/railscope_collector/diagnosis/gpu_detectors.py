@@ -84,6 +84,8 @@ def reported_gpu_faults(view: findings.DiagnosisView) -> Iterator[findings.Findi
     hung = ~alive & (reason == Absent.TIMEOUT.value)
     yield from _without_answer(view, "gpu_lost", gone, "gone")
     yield from _without_answer(view, "gpu_unresponsive", hung, "timeout")
+    stuck = ~alive & (reason == Absent.RESET_REQUIRED.value)
+    yield from _without_answer(view, "gpu_unresponsive", stuck, "reset_required")
     yield from _gpu_findings(
         view, "row_remap", findings.above(gpu["remap_failure"], 0.0), "remap_failure", "critical"
     )

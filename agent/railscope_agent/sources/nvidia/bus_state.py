@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from railscope.catalog import entities, gpu_health as h
 from railscope.frame import Entity
-from railscope_agent.gpus.inventory import GpuInventory
+from railscope_agent.gpus.inventory import NVIDIA_DRIVER, GpuInventory
 from railscope_agent.host import Host
 from railscope_agent.sampling import fact_readers, probe_result, row_builder, source
 from railscope_agent.topology.pci import gpu_addresses, read_gpu_uuid
@@ -16,7 +18,8 @@ _PASSED_ON = {"vfio-pci", "xen-pciback", "pci-stub", "nvgrace_gpu_vfio_pci", "nv
 class GpuDeviceSource(source.SourceWithoutResources):
     """State of every NVIDIA GPU on the PCI bus.
 
-    A missing GPU is described as an entity too, so that data from other sources can refer to it.
+    A GPU of NVIDIA's driver that NVML does not list is described as an entity too, so that data from other
+    sources can refer to it: it is missing, or NVML itself has failed.
     """
 
     name = "gpu_device"
@@ -25,7 +28,7 @@ class GpuDeviceSource(source.SourceWithoutResources):
     def __init__(self, gpus: GpuInventory | None = None) -> None:
         self._gpus = gpus or GpuInventory()
         self._addresses: list[str] = []
-        self._missing: list[str] = []
+        self._unlisted: list[str] = []
 
     def probe(self, host: Host) -> probe_result.ProbeResult:
         """Find the GPUs on the bus. The driver's GPUs were found by the sources that probe earlier."""
@@ -33,19 +36,32 @@ class GpuDeviceSource(source.SourceWithoutResources):
         self._addresses = gpu_addresses(host)
         for address in self._addresses:
             columns.add(h.GPU_DEVICE_STATE, Entity(entities.GPU_ADDRESS, (address,)))
-        states = {address: self._state(host, address) for address in self._addresses}
-        self._missing = [address for address, state in states.items() if state == MISSING]
-        missing = {address: _missing_gpu(host, address) for address in self._missing}
-        findings = [_finding(host, address, state) for address, state in states.items()]
-        findings += map(_unreported_gpu, missing.values())
-        return columns.result(*filter(None, findings), columnless_entities=missing.values())
+        states = self._states(host)
+        self._unlisted = self._find_unlisted(states)
+        unlisted = {address: _unlisted_gpu(host, address) for address in self._unlisted}
+        has_peers = not {DRIVER, MISSING}.isdisjoint(states.values())
+        findings = [
+            _missing_gpu(unlisted[address])
+            if state == MISSING
+            else _finding(host, address, state, has_peers=has_peers)
+            for address, state in states.items()
+        ]
+        return columns.result(*filter(None, findings), columnless_entities=unlisted.values())
 
     def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Read the driver of each GPU; an added or removed GPU requests another probe."""
-        states = {address: self._state(host, address) for address in self._addresses}
+        states = self._states(host)
         into.put_readings(0, states.values())
-        missing = [address for address, state in states.items() if state == MISSING]
-        into.needs_probe = gpu_addresses(host) != self._addresses or missing != self._missing
+        is_other = self._find_unlisted(states) != self._unlisted
+        into.needs_probe = is_other or gpu_addresses(host) != self._addresses
+
+    def _states(self, host: Host) -> dict[str, int]:
+        return {address: self._state(host, address) for address in self._addresses}
+
+    def _find_unlisted(self, states: Mapping[str, int]) -> list[str]:
+        """Return the GPUs of NVIDIA's driver that are not in the inventory."""
+        of_driver = [address for address, state in states.items() if state in {DRIVER, MISSING}]
+        return [address for address in of_driver if address not in self._listed_addresses]
 
     def _state(self, host: Host, address: str) -> int:
         driver = fact_readers.read_link_name(host, f"/sys/bus/pci/devices/{address}/driver")
@@ -53,33 +69,43 @@ class GpuDeviceSource(source.SourceWithoutResources):
             return VIRTUAL_MACHINE
         if not driver:
             return UNBOUND
-        if driver != "nvidia":
+        if driver != NVIDIA_DRIVER:
             return OTHER_DRIVER
-        listed_addresses = {gpu.pci_address for gpu in self._gpus.gpus.values()}
-        return DRIVER if address in listed_addresses else MISSING
+        is_missing = self._gpus.is_listed and address not in self._listed_addresses
+        return MISSING if is_missing else DRIVER
+
+    @property
+    def _listed_addresses(self) -> set[str]:
+        return {gpu.pci_address for gpu in self._gpus.gpus.values()}
 
 
-def _finding(host: Host, address: str, state: int) -> probe_result.ProbeFinding | None:
+def _finding(
+    host: Host, address: str, state: int, *, has_peers: bool
+) -> probe_result.ProbeFinding | None:
     subject = f"GPU {address}"
     driver = fact_readers.read_link_name(host, f"/sys/bus/pci/devices/{address}/driver")
     if state == VIRTUAL_MACHINE:
         detail = f"passed through to a virtual machine ({driver}); readable in its guest"
         return probe_result.ProbeFinding.supported(subject, detail)
     if state == UNBOUND:
+        # The driver binds to all of its GPUs when it is loaded: one without it was left out, or failed.
+        verdict = (
+            probe_result.ProbeVerdict.BROKEN if has_peers else probe_result.ProbeVerdict.ABSENT
+        )
         remedy = "bind the GPU to nvidia or vfio-pci"
-        return probe_result.ProbeFinding.absent(subject, "not bound to a driver", remedy)
+        return probe_result.ProbeFinding(subject, verdict, "not bound to a driver", remedy)
     if state == OTHER_DRIVER:
         return probe_result.ProbeFinding.absent(subject, f"bound to the driver {driver}")
     return None
 
 
-def _missing_gpu(host: Host, address: str) -> Entity:
-    """A GPU that NVML does not report; its PCI address is its name if the driver has no UUID for it."""
+def _unlisted_gpu(host: Host, address: str) -> Entity:
+    """A GPU that NVML does not list; its PCI address is its name if the driver has no UUID for it."""
     name = read_gpu_uuid(host, address) or address
     return Entity(entities.GPU, (name,), {"pci_address": address})
 
 
-def _unreported_gpu(gpu: Entity) -> probe_result.ProbeFinding:
+def _missing_gpu(gpu: Entity) -> probe_result.ProbeFinding:
     detail = f"bound to the nvidia driver as {gpu.key[0]}, but not reported by NVML"
     remedy = "see the health of this GPU below"
     subject = f"GPU {gpu.facts['pci_address']}"
