@@ -116,34 +116,49 @@ class MetricSelection:
 EVERYTHING = MetricSelection()
 
 
+_TOTALS = frozenset(metric.total for metric in METRICS.values() if metric.total)
+"""Names of the totals that show that an omitted series is zero, and not unread."""
+
+
 class _MetricLines:
     """Sample lines of one metric of a schema; rendered again only if a value or a reason has changed."""
 
-    __slots__ = ("_block", "_codes", "_prefixes", "_values", "end", "metric", "start")
+    __slots__ = ("_block", "_prefixes", "_rendered", "_totals", "end", "metric", "start")
 
-    def __init__(self, metric: Metric, start: int, prefixes: list[str]) -> None:
+    def __init__(
+        self, metric: Metric, start: int, prefixes: list[str], totals: Sequence[int | None]
+    ) -> None:
         self.metric, self.start, self.end = metric, start, start + len(prefixes)
+        self._totals = totals if metric.sparse else ()
+        """Column with the total of each sample of a sparse metric, if the schema has it."""
         is_state = metric.kind is MetricKind.STATE
         self._prefixes = [_state_prefix(prefix) for prefix in prefixes] if is_state else prefixes
-        self._values, self._codes, self._block = array("q"), b"", ""
+        self._rendered: tuple[array[int], bytes, Sequence[bool]] = array("q"), b"", ()
+        self._block = ""
 
     def render(self, frame: Frame) -> str:
-        """Return the lines of the present values; zeros of a sparse metric are omitted."""
+        """Return the lines of the present values; zeros of a sparse metric are omitted if its total is present."""
         values = frame.values[self.start : self.end]
         codes = bytes(frame.reasons[self.start : self.end]) if frame.reasons else b""
-        if values != self._values or codes != self._codes:
-            self._values, self._codes = values, codes
-            self._block = self._render(values, codes)
+        lacks_total: Sequence[bool] = ()
+        if self._totals and frame.reasons:
+            lacks_total = [
+                total is not None and frame.reasons[total] != PRESENT for total in self._totals
+            ]
+        if (values, codes, lacks_total) != self._rendered:
+            self._rendered = values, codes, lacks_total
+            self._block = self._render(values, codes, lacks_total)
         return self._block
 
-    def _render(self, values: array[int], codes: bytes) -> str:
+    def _render(self, values: array[int], codes: bytes, lacks_total: Sequence[bool]) -> str:
         is_sparse = self.metric.sparse
         if not is_sparse and not any(codes):
             return _lines(self.metric, self._prefixes, values)
         indexes = [
             i
             for i, value in enumerate(values)
-            if (not codes or codes[i] == PRESENT) and (value or not is_sparse)
+            if (not codes or codes[i] == PRESENT)
+            and (value or not is_sparse or (lacks_total and lacks_total[i]))
         ]
         if not indexes:
             return ""
@@ -162,14 +177,21 @@ class ExpositionTemplate:
         self.textfiles: TextfileTemplate | None = None
         """Series of textfiles, if the schema has any."""
         start = 0
+        places = {
+            (metric.name, entity.key): place
+            for place, (metric, entity) in enumerate(schema.columns)
+            if metric.name in _TOTALS
+        }
         for metric, members in schema.groups:
             if metric.kind is MetricKind.INFO or not selection.contains(metric, schema.stream):
                 pass
             elif metric.about is entities.TEXTFILE_SERIES:
                 self.textfiles = self.textfiles or TextfileTemplate(schema)
             else:
-                prefixes = [entity_prefix(metric, schema.entities[member]) for member in members]
-                self._metrics.append(_MetricLines(metric, start, prefixes))
+                about = [schema.entities[member] for member in members]
+                prefixes = [entity_prefix(metric, entity) for entity in about]
+                totals = [places.get((metric.total, entity.whole_key)) for entity in about]
+                self._metrics.append(_MetricLines(metric, start, prefixes, totals))
             start += len(members)
 
     def render(self, frame: Frame) -> Mapping[str, str]:

@@ -77,7 +77,7 @@ def test_a_gpu_that_answers_nothing_any_more_is_unknown(code: int) -> None:
     run = verdict_sources(2)
     run.step()
     run.host.calls |= dict.fromkeys(of_gpu(run.host, 1), NvmlError(code, "no answer"))
-    run.step()
+    run.steps(10)
     assert (run.state(1), run.reasons(1)) == ("unknown", ["driver_unresponsive"])
     assert run.action(1) == "inspect"
     assert run.state(0) == "healthy"
@@ -139,12 +139,25 @@ def test_a_counter_that_falls_back_to_zero_has_no_past() -> None:
     assert run.reasons() == ["nvlink_recovering"]
 
 
+def test_an_unknown_error_of_one_poll_changes_no_state() -> None:
+    run = verdict_sources(2)
+    run.step()
+    there = {call: run.host.calls[call] for call in of_gpu(run.host, 1)}
+    run.host.calls |= dict.fromkeys(there, NvmlError(999, "Unknown Error"))
+    run.step()
+    assert (run.state(1), run.action(1)) == ("healthy", "none")
+    assert run.answer("driver_unresponsive", 1) == 1
+    run.host.calls |= there
+    run.step()
+    assert (run.state(1), run.events) == ("healthy", [])
+
+
 def test_a_counter_that_cannot_be_read_for_a_while_keeps_its_past() -> None:
     run = verdict_sources()
     set_field(run, THERMAL, 10**9)
     run.steps(120)
     run.host.calls[FIELD.format(0, THERMAL)] = [999, 0]
-    run.step()
+    run.steps(10)
     assert run.answer("thermal_hardware") is Absent.ERROR
     assert run.state() == "unknown"
     set_field(run, THERMAL, 2 * 10**9)
@@ -196,7 +209,7 @@ def test_a_driver_that_fails_keeps_the_columns_of_its_gpus() -> None:
     run.step()
     run.host.calls[COUNT] = NvmlError(18, "driver was updated")
     run.host.clock.advance(61)
-    run.step()
+    run.steps(10)
     assert [run.state(gpu) for gpu in (0, 1)] == ["unknown", "unknown"]
     assert run.reasons() == ["driver_unresponsive"]
 

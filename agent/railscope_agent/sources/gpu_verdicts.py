@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from railscope.catalog import entities, gpu_health as h
 from railscope.frame import Entity, Event, NodeTimestamp
@@ -102,7 +103,7 @@ class GpuVerdictSource(base.SourceWithoutResources):
             into.events += self._record_changes(gpu, verdict, now)
 
     def _judge(self, gpu: Entity) -> HealthVerdict:
-        """Judge a GPU; errors of a single poll leave the verdict as it was.
+        """Judge a GPU; errors of a single poll leave its state and action as they were.
 
         NVML_ERROR_UNKNOWN, the driver's answer if it has no better one, may be returned once.
         """
@@ -111,7 +112,9 @@ class GpuVerdictSource(base.SourceWithoutResources):
         before = self._verdicts.get(name, verdict)
         self._verdicts[name] = verdict
         has_errors_only = set(verdict.missing.values()) == {Absent.ERROR}
-        return before if verdict.state == UNKNOWN and has_errors_only else verdict
+        if verdict.state == UNKNOWN and has_errors_only:
+            return replace(before, results=verdict.results)
+        return verdict
 
     def _collect_facts(self, now_ns: int) -> None:
         statuses = self._statuses()

@@ -80,6 +80,12 @@ class CallTable:
     batch: str = FIELD_VALUES
     recent: bool = False
 
+    @property
+    def metrics(self) -> set[Metric]:
+        """Metrics of the table, whether or not the device supports them."""
+        targets = [target for call in self.calls for target in call.targets]
+        return {target.metric for target in (*targets, *(each.target for each in self.fields))}
+
     def select(self, is_needed: Callable[[Metric], bool]) -> CallTable:
         """Return the calls and fields of these metrics."""
         calls = (

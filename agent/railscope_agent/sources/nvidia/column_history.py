@@ -110,31 +110,31 @@ class DeviceTotals:
     def __init__(
         self, counter: declare.Metric, total: declare.Metric, excluded: Collection[str] = ()
     ) -> None:
-        self._counter, self._total, self._excluded = counter, total, excluded
+        self.counter, self._total, self._excluded = counter, total, excluded
         self._sums: dict[tuple[str, ...], CounterTotal] = {}
         self._columns: list[tuple[int, CounterTotal, dict[str | tuple[str, ...], int]]] = []
         """Columns of each device: the column of its total, the sum, and the columns of the parts by their keys."""
 
     def add_columns(self, columns: ColumnBuilder, devices: Iterable[Entity]) -> None:
-        """Add a column for the total of each device that has parts with the counter."""
+        """Add a column for the total of each device; one without the counter has none, for that reason."""
         parts: dict[tuple[str, ...], dict[str | tuple[str, ...], int]] = {}
         for position, (metric, entity) in enumerate(columns.columns):
-            if metric is self._counter and entity.key[-1] not in self._excluded:
+            if metric is self.counter and entity.key[-1] not in self._excluded:
                 parts.setdefault(entity.whole_key, {})[entity.key] = position
         self._columns = [
             (
                 columns.add(self._total, device),
                 self._sums.setdefault(device.key, CounterTotal()),
-                parts[device.key],
+                parts.get(device.key, {}),
             )
             for device in devices
-            if device.key in parts
         ]
 
     def read(self, into: RowBuilder) -> None:
         """Add the totals of the current values; a part without a value keeps its share."""
         for column, total, parts in self._columns:
-            into.put(column, total.update(into, parts))
+            is_supported = parts or total.has_started
+            into.put(column, total.update(into, parts) if is_supported else Absent.UNSUPPORTED)
 
 
 WATCHED: Mapping[declare.Metric, tuple[str, tuple[str, ...]]] = {

@@ -70,7 +70,8 @@ class GpuSource(source.SourceWithoutResources):
         self._plans.add_columns(host, tables, columns, self._needs)
         self._integrals.add_columns(columns, self.period_seconds)
         for totals in self._totals:
-            totals.add_columns(columns, [gpu.entity for gpu in gpus.values()])
+            counted = (entity for _, entity, table in tables if totals.counter in table.metrics)
+            totals.add_columns(columns, counted)
         self._modes.add_columns(columns)
         described = [self._describe(host, g) for g in gpus.values()] if self._describe else ()
         return columns.result(*self._gpus.findings, columnless_entities=described)
