@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.gpus import add_gpus
+from support.gpus import add_gpus, of_gpu
 from support.machine import DENIED, FakeHost
 from support.reading import at_period, read_once, readings
 from support.sampling import run_sampler
@@ -12,6 +12,7 @@ from railscope.catalog.entities import GPU
 from railscope.catalog.gpu_health import GPU_DEVICE_STATE
 from railscope.frame import Entity
 from railscope_agent.gpus.inventory import GpuInventory
+from railscope_agent.host import NvmlError
 from railscope_agent.sampling.probe_result import ProbeVerdict
 from railscope_agent.sources.nvidia.bus_state import GpuDeviceSource
 from railscope_agent.sources.nvidia.gpu_devices import GpuSource
@@ -103,3 +104,43 @@ async def test_a_gpu_that_changes_hands_is_seen_at_the_next_read() -> None:
             "virtual_machine",
             "unbound",
         ]
+
+
+@pytest.mark.parametrize(
+    ("peer", "verdict"), [("nvidia", "BROKEN"), ("vfio-pci", "ABSENT"), ("", "ABSENT")]
+)
+def test_a_gpu_without_a_driver_is_a_fault_beside_gpus_of_nvidias(peer: str, verdict: str) -> None:
+    host = FakeHost()
+    plug(host, "0000:01:00.0", peer)
+    plug(host, "0000:02:00.0", "")
+    findings = {f.subject: f for f in read_once(GpuDeviceSource(), host).findings}
+    assert findings["GPU 0000:02:00.0"].verdict is ProbeVerdict[verdict]
+    assert "bind the GPU" in findings["GPU 0000:02:00.0"].remedy
+
+
+def test_no_gpu_is_missing_while_nvml_does_not_list_its_gpus() -> None:
+    host, gpus = FakeHost(), GpuInventory()
+    add_gpus(host, 1)
+    host.calls["nvml.nvmlDeviceGetCount()"] = NvmlError(18)
+    plug(host, "0000:01:00.0", "nvidia")
+    with pytest.raises(NvmlError):
+        gpus.scan(host)
+    assert states(host, gpus) == {"0000:01:00.0": "driver"}
+    host.calls["nvml.nvmlDeviceGetCount()"] = 0
+    host.clock.advance(1)
+    gpus.scan(host)
+    assert states(host, gpus) == {"0000:01:00.0": "missing"}
+
+
+def test_a_gpu_that_does_not_report_its_address_is_the_one_that_is_left() -> None:
+    host, gpus = FakeHost(), GpuInventory()
+    add_gpus(host, 3)
+    for number in (1, 2, 3):
+        plug(host, f"0000:0{number}:00.0", "nvidia")
+    plug(host, "0000:09:00.0", "vfio-pci")
+    host.files["/proc/driver/nvidia/gpus/0000:02:00.0/information"] = "GPU UUID: \t GPU-1\n"
+    host.calls |= dict.fromkeys(of_gpu(host, 1), NvmlError(999))
+    found = gpus.scan(host)
+    assert [(gpu.entity.key, gpu.pci_address) for gpu in found.values()] == [
+        (("GPU-0",), "0000:01:00.0"), (("GPU-1",), "0000:02:00.0"), (("GPU-2",), "0000:03:00.0"),
+    ]  # fmt: skip

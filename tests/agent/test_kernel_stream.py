@@ -244,6 +244,66 @@ def test_lost_gpus_and_those_that_do_not_start_are_events_and_one_count() -> Non
     assert counted(frame, "railscope_kernel_gpu_failures_total") == 2
 
 
+FALLEN_RECORD = (
+    "NVRM: The NVIDIA GPU 0000:61:00.0\\x0aNVRM: (PCI ID: 10de:20b2) installed in this system has"
+    "\\x0aNVRM: fallen off the bus and is not responding to commands."
+)
+FAILED_CHECK = "nvAssertOkFailedNoLog: Assertion failed: Reset required [NV_ERR_RESET_REQUIRED] (0x00000062) returned"
+
+
+@pytest.mark.parametrize(
+    ("text", "event", "address"),
+    [
+        (FALLEN_RECORD, "gpu_lost", "0000:61:00.0"),
+        ("NVRM: GPU at PCI:0000:61:00: GPU lost from the bus [NV_ERR_GPU_IS_LOST] (0xF)", "gpu_lost", "0000:61:00.0"),
+        ("NVRM: GPU3 nvCheckOkFailedNoLog: Check failed: GPU lost from the bus", "gpu_lost", "0000:61:00.0"),
+        ("NVRM: GPU7 nvCheckOkFailedNoLog: Check failed: GPU lost from the bus", "gpu_lost", "unknown"),
+        ("NVRM: fallen off the bus and is not responding to commands.", "gpu_lost", "unknown"),
+        ("nvidia: probe of 0000:61:00.0 failed with error -1", "gpu_init_failed", "0000:61:00.0"),
+        ("nvidia 0000:61:00.0: probe with driver nvidia failed with error -1", "gpu_init_failed", "0000:61:00.0"),
+        (f"NVRM: {FAILED_CHECK}", "gpu_reset_required", "unknown"),
+        (f"NVRM: GPU 00000000:61:00.0: {FAILED_CHECK}", "gpu_reset_required", "0000:61:00.0"),
+        ("NVRM: GPU 0000:61:00.0: the node needs to be rebooted", "gpu_reset_required", "0000:61:00.0"),
+    ],
+)  # fmt: skip
+def test_a_line_of_the_driver_about_a_lost_or_broken_gpu_is_an_event(
+    text: str, event: str, address: str
+) -> None:
+    host = FakeHost()
+    host.files["/sys/bus/pci/devices/0000:61:00.0/vendor"] = "0x10de"
+    information = "/proc/driver/nvidia/gpus/0000:61:00.0/information"
+    host.files[information] = "Model: \t\t NVIDIA A100\nDevice Minor: \t 3\n"
+    host.log.waiting = [record(1, 1, text)]
+    frame = SourceReader(KernelLogStream(), host, ORIGIN).run().frame
+    assert frame is not None
+    found = [(each.event_class.name, each.entity.key) for each in frame.events]
+    assert found == [(event, (address,))]
+    assert counted(frame, "railscope_kernel_gpu_failures_total") == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NVRM: no reset required",
+        "NVRM: GPU 0000:61:00.0: reset is not required",
+        "NVRM: GPU at PCI:0000:61:00: GPU-561aa6e6-8938-4a36-9103-2c3b8e5b96f8",
+        "oom-kill:task_memcg=/NVRM: GPU is lost,task=a,pid=1,uid=0",
+    ],
+)
+def test_other_lines_are_not_about_a_lost_gpu(text: str) -> None:
+    assert parse_kernel_message(text) is None
+
+
+def test_a_failed_check_that_repeats_is_counted_and_reported_once_a_minute() -> None:
+    host = FakeHost()
+    host.log.waiting = [record(i, i * 30_000, f"NVRM: {FAILED_CHECK}") for i in range(4000)]
+    frame = SourceReader(KernelLogStream(), host, ORIGIN).run().frame
+    assert frame is not None
+    assert [event.boot_ns // NS for event in frame.events] == [0, 60]
+    assert counted(frame, "railscope_kernel_gpu_failures_total") == 4000
+    assert counted(frame, "railscope_kernel_log_suppressed_events_total") == 3998
+
+
 @pytest.mark.parametrize(("priority", "xids"), [(3, 1), (7, 1), (11, 0), (14, 0), (187, 0)])
 def test_only_kernel_messages_count(priority: int, xids: int) -> None:
     """A process that writes to /dev/kmsg does so as another facility."""

@@ -87,3 +87,97 @@ def test_a_gpu_that_was_lost_and_is_given_away_is_no_longer_judged() -> None:
     run.step()
     run.step()
     assert states_of(run) == {"GPU-0": "healthy"}
+
+
+PROBE = "nvidia: probe of 0000:02:00.0 failed with error -1"
+RM_INIT = "NVRM: GPU 0000:02:00.0: RmInitAdapter failed! (0x62:0xffff:2477)"
+LOADED = "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  590.48.01"
+
+
+def unbind(run: VerdictSources, address: str) -> None:
+    """Leave a GPU on the bus without a driver."""
+    del run.host.links[f"/sys/bus/pci/devices/{address}/driver"]
+
+
+def test_a_gpu_whose_probe_failed_has_failed_until_the_driver_starts_it() -> None:
+    run = verdict_sources(2)
+    there = {call: run.host.calls.pop(call) for call in of_gpu(run.host, 1)}
+    run.host.calls[COUNT] = 1
+    unbind(run, "0000:02:00.0")
+    run.log(1, PROBE)
+    run.log(2, LOADED)  # the driver reports its load after the probes
+    run.step()
+    assert states_of(run) == {"GPU-0": "healthy", "0000:02:00.0": "failed"}
+    assert readings(run.frame)[REASON, ("0000:02:00.0", "not_initialized")] == 1
+    run.host.calls |= {**there, COUNT: 2}
+    plug(run.host, "0000:02:00.0", "nvidia")
+    run.step(61)
+    run.step()
+    assert states_of(run) == {"GPU-0": "healthy", "GPU-1": "healthy"}
+
+
+def test_a_gpu_whose_probe_failed_may_be_given_to_a_virtual_machine() -> None:
+    run = verdict_sources(2)
+    run.host.calls[COUNT] = 1
+    plug(run.host, "0000:02:00.0", "vfio-pci")
+    run.log(1, PROBE)
+    run.step()
+    assert states_of(run) == {"GPU-0": "healthy"}
+
+
+@pytest.mark.parametrize("listed", [1, 2])
+def test_a_bound_gpu_that_could_not_be_started_has_failed(listed: int) -> None:
+    run = verdict_sources(2)
+    run.host.calls |= dict.fromkeys(of_gpu(run.host, 1), NvmlError(999, "unknown"))
+    run.host.calls[COUNT] = listed
+    run.log(1, RM_INIT)
+    run.step()
+    assert readings(run.frame)[REASON, ("0000:02:00.0", "not_initialized")] == 1
+    assert states_of(run)["0000:02:00.0"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("code", "state", "reason", "action"),
+    [
+        (15, "failed", "gpu_lost", "reboot"),
+        (16, "failed", "reset_required", "reset_gpu"),
+        (999, "unknown", "driver_unresponsive", "inspect"),
+        (77, "unknown", "driver_unresponsive", "inspect"),
+    ],
+)
+def test_one_cause_has_one_verdict_whenever_the_agent_started(
+    code: int, state: str, reason: str, action: str
+) -> None:
+    for reads_before in (0, 1):
+        run = verdict_sources(2)
+        run.host.files[INFORMATION] = "GPU UUID: \t GPU-1\n"
+        run.steps(5 * reads_before)
+        there = {call: run.host.calls[call] for call in of_gpu(run.host, 1)}
+        run.host.calls |= dict.fromkeys(there, NvmlError(code, "as NVML reports it"))
+        run.steps(70)
+        assert (run.state(1), run.reasons(1), run.action(1)) == (state, [reason], action)
+        run.host.calls |= there
+        run.steps(70)
+        assert run.state(1) == "healthy"
+
+
+@pytest.mark.parametrize("code", [1, 9, 12, 18, 999])
+def test_a_failure_of_nvml_itself_loses_no_gpu(code: int) -> None:
+    run = verdict_sources(2)
+    run.step()
+    there = {call: answer for call, answer in run.host.calls.items() if call.startswith("nvml.")}
+    run.host.calls |= dict.fromkeys(there, NvmlError(code, "no NVML"))
+    run.steps(70)
+    assert states_of(run) == {"GPU-0": "unknown", "GPU-1": "unknown"}
+    run.host.calls |= there | dict.fromkeys(of_gpu(run.host, 1), NvmlError(2, "no such index"))
+    run.host.calls[COUNT] = 1
+    run.steps(70)
+    assert states_of(run) == {"GPU-0": "healthy", "GPU-1": "failed"}
+
+
+def test_a_call_for_a_part_that_needs_a_reset_is_one_for_its_gpu() -> None:
+    run = verdict_sources(2)
+    run.step()
+    run.host.calls["nvml.nvmlDeviceGetEncoderUtilization(1)"] = NvmlError(16, "reset required")
+    run.step()
+    assert (run.state(0), run.reasons(1)) == ("healthy", ["reset_required"])

@@ -315,3 +315,33 @@ def test_gpus_that_come_and_go_fill_no_memory() -> None:
     assert run.frame
     judged = [key for name, key in readings(run.frame) if name == HEALTH]
     assert len(judged) == MAX_GPUS
+
+
+TO_GPU, TO_SWITCH = 0, 2
+
+
+@pytest.mark.parametrize(
+    ("model", "mig", "remote", "state"),
+    [
+        ("", 0, TO_SWITCH, "failed"),
+        ("", 0, TO_GPU, "healthy"),
+        ("", 1, TO_SWITCH, "healthy"),
+        ("NVIDIA H20", 0, TO_SWITCH, "healthy"),
+    ],
+)
+def test_a_link_to_a_switch_that_never_came_up_is_down_if_it_is_up_at_a_peer(
+    model: str, mig: int, remote: int, state: str
+) -> None:
+    run = verdict_sources(2)
+    for gpu, links in enumerate((4, 3)):
+        set_field(run, 91, 4, gpu)
+        for link in range(4):
+            set_field(run, f"165:{link}", int(link < links), gpu)
+            run.host.calls[f"nvml.nvmlDeviceGetNvLinkRemoteDeviceType({gpu},{link})"] = remote
+        run.host.calls[f"nvml.nvmlDeviceGetMigMode({gpu})"] = [mig, mig]
+        run.host.calls[f"nvml.nvmlDeviceGetMigDevices({gpu})"] = []
+    if model:
+        run.host.calls["nvml.nvmlDeviceGetName(1)"] = model
+    run.step()
+    assert (run.state(0), run.state(1)) == ("healthy", state)
+    assert run.reasons(1) == (["nvlink_down"] if state == "failed" else [])

@@ -12,9 +12,14 @@ from railscope.catalog.declare import Metric
 from railscope.frame import Entity, Frame, FrameOrigin, NodeTimestamp, Schema
 from railscope.reading import PRESENT, REASONS
 from railscope_agent.health import RuleResults, judge
-from railscope_agent.health.counter_window import STEP_NS, WINDOW_NS, CounterWindow
+from railscope_agent.health.counter_window import (
+    HOUR_STEP_NS,
+    STEP_NS,
+    WINDOW_NS,
+    CounterWindow,
+)
 from railscope_agent.health.gpu_facts import FactCollector
-from railscope_agent.health.health_facts import MINUTE_NS, CounterIncrease, DevicePart
+from railscope_agent.health.health_facts import HOUR_NS, MINUTE_NS, CounterIncrease, DevicePart
 from railscope_agent.streams.xid_matcher import XidMatcher
 
 
@@ -60,6 +65,25 @@ def test_a_counter_that_steps_back_has_not_grown() -> None:
     change = window.change("a")
     assert change
     assert (change.increase, change.over_ns) == (5, 2 * 10**9)
+
+
+def test_an_hour_is_kept_in_few_marks_and_ends_with_a_reset() -> None:
+    window: CounterWindow[str] = CounterWindow()
+    window.set_keys(["a", "b"])
+    for second in range(0, 3 * 3600, 5):
+        window.set_keys(["a", "b"])
+        window.add(second * 10**9, [second, 500 if second > 3600 else 0])
+    change, burst = window.change("a"), window.change("b")
+    assert change
+    assert burst
+    assert HOUR_NS <= change.hour_ns <= HOUR_NS + HOUR_STEP_NS
+    assert change.per_hour() == 3600
+    assert burst.per_hour() == 0
+    window.add(3 * 3600 * 10**9, [4, 500])
+    window.add((3 * 3600 + 90) * 10**9, [4, 500])
+    after = window.change("a")
+    assert after
+    assert (after.hour, after.hour_ns) == (4, 95 * 10**9)
 
 
 def test_a_window_keeps_the_past_of_counters_that_stay() -> None:

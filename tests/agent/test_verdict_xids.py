@@ -140,3 +140,47 @@ def test_a_kernel_log_that_can_no_longer_be_read_leaves_xids_open() -> None:
     run.steps(15)
     assert run.statuses["kernel"].frame is not None
     assert run.answer("xid_fatal") is Absent.DENIED
+
+
+RESET = "Assertion failed: Reset required [NV_ERR_RESET_REQUIRED] (0x62) returned from status"
+
+
+@pytest.mark.parametrize(
+    ("line", "state", "action"),
+    [
+        (f"NVRM: GPU 0000:01:00.0: {RESET}", "failed", "reset_gpu"),
+        ("NVRM: GPU 0000:01:00.0: node reboot required", "failed", "reboot"),
+        ("NVRM: GPU at PCI:0000:01:00: GPU lost from the bus", "failed", "reboot"),
+        (f"NVRM: {RESET}", "degraded", "inspect"),
+        ("NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (OS Reboot)", "failed", "reboot"),
+        ("NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from 0x0 (None) to 0x9 (New)", "failed", "inspect"),
+        ("NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from 0x0 (None) to 0x5 (IMEX)", "degraded", "inspect"),
+        ("NVRM: Xid (PCI:0000:01:00): 777, something new", "degraded", "inspect"),
+        ("nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 30 LTSSM Fault Up", "degraded", "inspect"),
+        ("nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 29999, no severity", "degraded", "inspect"),
+        ("nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 3 egress", "healthy", "none"),
+    ],
+)  # fmt: skip
+def test_what_the_driver_declares_counts_until_it_is_loaded_again(
+    line: str, state: str, action: str
+) -> None:
+    run = verdict_sources(2)
+    old_driver(run, 0)
+    old_driver(run, 1)
+    run.step()
+    run.log(1, line)
+    run.step()
+    assert (run.state(0), run.action(0)) == (state, action)
+    assert run.state(1) == ("healthy" if "01:00" in line else state)
+    run.log(2, LOADED)
+    run.step()
+    assert [run.state(gpu) for gpu in (0, 1)] == ["healthy", "healthy"]
+
+
+def test_a_line_without_a_gpu_is_about_the_only_one() -> None:
+    run = verdict_sources()
+    old_driver(run)
+    run.step()
+    run.log(1, f"NVRM: {RESET}")
+    run.step()
+    assert (run.state(), run.action()) == ("failed", "reset_gpu")
