@@ -40,6 +40,9 @@ Metrics of a running agent:
 | `degraded` | the device is usable and needs attention |
 | `healthy` | all required readings are present and no fault is detected |
 
+A GPU exists if NVML counts it, if NVIDIA's driver owns it, or if its probe failed: it has a state and a reason, whatever NVML
+answers. Errors of a single poll leave its state as it was.
+
 Readings that are too old for the metrics endpoint are not used. Counters are compared over {WINDOW_NS // _SECOND_NS // 60} minutes;
 rates are those of the last minute. A counter that falls to at most half of its value has been reset; one that falls less has
 not grown. After a start of the agent, rules that
@@ -47,7 +50,10 @@ compare counters have no result until there are two readings; the state does not
 
 An Xid counts until the GPU is reset or the driver is loaded again (the energy counter falls, or the kernel log reports
 it), or until the driver reports, at least {SETTLED_NS // _SECOND_NS} seconds later, that no recovery is needed (field 230 or Xid 154).
-[Xids and SXids](xids.md) lists the action for each number.
+[Xids and SXids](xids.md) lists the action for each number. A line by which the driver declares a GPU lost, or to be reset, without
+an Xid counts as Xid 79 or 154. A line that names no GPU, and a fatal SXid, degrades every GPU of the node; the only GPU of
+a node has failed. A failure to start a GPU counts until a reading of the GPU succeeds. A number that the tables lack is at least a
+warning.
 
 The recommended action is the most severe action of all faults, in this order: {", ".join(ACTIONS_BY_SEVERITY[1:])}.
 `inspect` requires an operator: check slot, cooling, power, cables, fabric manager and driver.
