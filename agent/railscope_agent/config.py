@@ -355,7 +355,7 @@ class TenancySettings(Struct, frozen=True, kw_only=True):
     """CSV file of dated claims on GPUs of this node, with the authority of a scheduler."""
     trusted_owners: str = ""
     """Space-separated owners whose processes count as claims where no scheduler assigns GPUs:
-    docker, containerd, cri-o, podman, systemd, libvirt, slurm, kubernetes.
+    docker, containerd, cri-o, podman, lxc, systemd, libvirt, slurm, kubernetes.
     """
     system_owners: str = "kube-system gpu-operator"
     """Space-separated namespaces, units and containers of health checks and of the administrator's

@@ -44,7 +44,7 @@ class VirtualMachineOwner:
 class ContainerOwner:
     """A container outside of any pod. The runtime is empty if the path does not contain it.
 
-    `user_id` is set for a rootless container of a user.
+    The id of a system container (LXC, Incus) is its name. `user_id` is set for a rootless container of a user.
     """
 
     runtime: str
@@ -113,6 +113,9 @@ _RUNTIMES = {
 _MACHINE = re.compile(
     rf"/(?:machine-(?P<scope>[^/]+)\.scope|(?P<directory>[^/]+)\.libvirt-[a-z]+){_END}"
 )
+_LXC = re.compile(rf"/lxc(?:\.payload[./]|/)(?P<name>[^/]+){_END}")
+"""LXC, LXD and Incus; `lxc.monitor.NAME` has processes of the host. Source: lxc/lxc:src/lxc/cgroups/cgfsng.c."""
+_GUEST = re.compile(rf"{_MACHINE.pattern}|{_LXC.pattern}|/systemd-nspawn@[^/]+\.service{_END}")
 _DOMAIN = re.compile(rf"(?:qemu|lxc|xen|ch)-(?:{_NUMBER}-)?(?P<name>.+)")
 """Driver, number since the start of libvirtd, and name."""
 _USER = re.compile(
@@ -128,7 +131,8 @@ def parse_owner(content: bytes) -> CgroupOwner:
 
     A job precedes the pod that slurmd may run in, and a pod precedes the container that the whole
     Kubernetes node may run in. Users can create directories with any name below their own systemd slice, so
-    there only a container of that user is accepted. Raises OwnerFormatError.
+    there only a container of that user is accepted. A machine or system container names everything below
+    its own group (systemd.io, Control Group APIs and Delegation): that part is not parsed. Raises OwnerFormatError.
     """
     paths = [_path(line) for line in content.decode(errors="backslashreplace").split("\n") if line]
     if any(".." in path.split("/") for path in paths):
@@ -142,13 +146,15 @@ def parse_owner(content: bytes) -> CgroupOwner:
 
 
 def _path(line: str) -> str:
-    """Return the path of one line without the kernel's mark for a deleted group (cgroup v2)."""
+    """Return the path of one line up to a guest's own group, without the mark of a deleted group (cgroup v2)."""
     hierarchy, _, controllers = line.partition(":")
     _, colon, path = controllers.partition(":")
     if not colon or not hierarchy.isdecimal() or not path.startswith("/"):
         message = f"invalid line of /proc/PID/cgroup: {line[:200]!r}"
         raise OwnerFormatError(message)
-    return path.removesuffix(_DELETED)
+    path = path.removesuffix(_DELETED)
+    guest = _GUEST.search(path)
+    return path[: guest.end()] if guest else path
 
 
 def _user_container(path: str) -> CgroupOwner | None:
@@ -156,10 +162,11 @@ def _user_container(path: str) -> CgroupOwner | None:
     user = _USER.search(path)
     if user is None:
         return None
-    user_id = int(user["user"])
-    container = _CONTAINER.search(user["below"] or "")
-    if container:
+    user_id, below = int(user["user"]), user["below"] or ""
+    if container := _CONTAINER.search(below):
         return _container_of(container, user_id)
+    if container := _LXC.search(below):  # the user chose the name, which others may have, too
+        return ContainerOwner("lxc", f"{container['name']}@{user_id}", user_id)
     return UserOwner(user_id, user["session"] or "")
 
 
@@ -172,8 +179,10 @@ def _outside_user_slices(
 
 def _slurm(path: str) -> SlurmTask | None:
     match = _SLURM.search(path)
-    if match is None:
-        return None
+    if match is None or (_container(path[: match.start()]) and not _pod(path)):
+        return (
+            None  # a container that is no pod has no slurmd of the node: its guest chose the name
+        )
     return SlurmTask(int(match["job"]) if match["job"] else None, match["sluid"] or "")
 
 
@@ -190,8 +199,10 @@ def _machine(path: str) -> VirtualMachineOwner | None:
 
 def _container(path: str) -> ContainerOwner | None:
     """Return the outermost container: the one of the host's runtime."""
-    match = _CONTAINER.search(path)
-    return _container_of(match) if match else None
+    if match := _CONTAINER.search(path):
+        return _container_of(match)
+    system = _LXC.search(path)
+    return ContainerOwner("lxc", system["name"], None) if system else None
 
 
 def _container_of(match: re.Match[str], user_id: int | None = None) -> ContainerOwner:

@@ -41,7 +41,7 @@ WAIT_FOR_GPUS_NS = 15_000_000_000
 """Time that the driver has to report its GPUs before the remembered ones are used instead."""
 PROCESS, UNCLAIMED = "process", "unclaimed"
 OWNERS = frozenset(
-    ["docker", "containerd", "cri-o", "podman", "systemd", "libvirt", "slurm", "kubernetes"]
+    ["docker", "containerd", "cri-o", "podman", "lxc", "systemd", "libvirt", "slurm", "kubernetes"]
 )
 """Owners that may be trusted, so that their processes count as claims."""
 _METRICS = (c.GPU_CLAIMS, c.GPU_CLAIMED, c.GPU_UNCLAIMED_PROCESSES)

@@ -108,6 +108,19 @@ PATHS: dict[str, CgroupOwner] = {
     "/machine/qemu-web.libvirt-qemu": VirtualMachineOwner("web"),
     r"/machine.slice/machine-debian\x2d12.scope": UnitOwner("machine-debian-12.scope"),
     r"/machine.slice/machine-qemu\x2d2\x2dweb.scopes": NoOwner(),
+    # system containers
+    "/lxc.payload.alpha": ContainerOwner("lxc", "alpha", None),
+    "/lxc.payload.lab_alpha": ContainerOwner("lxc", "lab_alpha", None),
+    "/lxc.payload/alpha": ContainerOwner("lxc", "alpha", None),
+    "/lxc/101/ns": ContainerOwner("lxc", "101", None),
+    f"{ROOTLESS}/app.slice/lxc.payload.alpha": ContainerOwner("lxc", "alpha@1000", 1000),
+    "/lxc.monitor.alpha": NoOwner(),
+    "/machine.slice/systemd-nspawn@alpha.service/payload": UnitOwner(
+        "systemd-nspawn@alpha.service"
+    ),
+    f"/machine.slice/libpod-{A}.scope/lxc.payload.alpha": ContainerOwner("podman", A, None),
+    f"{SCOPE}/job_211/step_0/user/task_0/lxc.payload.alpha": JOB,
+    f"/system.slice/docker-{A}.scope{SCOPE}/job_211/step_0": ContainerOwner("docker", A, None),
     # people and services
     "/user.slice/user-1000.slice/session-3.scope": UserOwner(1000, "3"),
     "/user.slice/user-0.slice/session-c1.scope": UserOwner(0, "c1"),
@@ -148,6 +161,20 @@ def test_a_hybrid_server_finds_a_job_only_by_its_controllers():
         b"0::/user.slice/user-1000.slice/session-3.scope\n"
     )
     assert parse_owner(content) == JOB
+
+
+GUESTS = [
+    path
+    for path in PATHS
+    if any(mark in path for mark in ("/lxc.payload", "/lxc/", "nspawn@", r"machine-", ".libvirt-"))
+    and not path.endswith(".scopes")
+]
+
+
+@pytest.mark.parametrize("path", GUESTS)
+def test_no_group_that_a_guest_names_is_its_owner(path):
+    for below in PATHS:
+        assert parse_owner(f"0::{path}{below.replace('..', 'x')}\n".encode()) == PATHS[path]
 
 
 def test_a_user_cannot_make_directories_that_name_another_owner():
@@ -214,6 +241,7 @@ PIECES = st.sampled_from(
         "s",
         "..",
         "machine-qemu",
+        "/lxc.payload.",
         r"\x2d",
         r"\xff",
         "user.slice/user-",

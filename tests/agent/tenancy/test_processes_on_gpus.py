@@ -142,9 +142,9 @@ def test_a_trusted_owner_holds_the_gpus_of_its_processes():
 
 def test_an_unknown_owner_is_an_invalid_setting():
     with pytest.raises(
-        SettingsError, match=r"invalid tenancy\.trusted_owners: lxc: expected owners"
+        SettingsError, match=r"invalid tenancy\.trusted_owners: rkt: expected owners"
     ):
-        PolledTenancy(node(), TenancySettings(trusted_owners="docker lxc"))
+        PolledTenancy(node(), TenancySettings(trusted_owners="docker rkt"))
 
 
 @pytest.mark.parametrize(
