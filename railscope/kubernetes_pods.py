@@ -33,6 +33,8 @@ class PodEntry(msgspec.Struct, frozen=True):
     phase: str = ""
     annotations: dict[str, str] = {}
     containers: tuple[ContainerLimits, ...] = ()
+    sidecars: tuple[bool, ...] | None = None
+    """For each init container, true if it is a sidecar; None if their number is unknown."""
 
     @property
     def concerns_gpus(self) -> bool:
@@ -50,6 +52,7 @@ def pod_entry(
     phase: str,
     annotations: Mapping[str, str],
     containers: Iterable[tuple[str, Mapping[str, str]]],
+    init_restart_policies: Iterable[str | None] | None = None,
 ) -> PodEntry:
     """Return the entry of a pod by namespace and name, with its GPU-related texts."""
     return PodEntry(
@@ -57,6 +60,9 @@ def pod_entry(
         phase,
         _of_gpus(annotations, _PREFIXES),
         tuple(ContainerLimits(name, _of_gpus(limits, _LIMITS)) for name, limits in containers),
+        None
+        if init_restart_policies is None
+        else tuple(policy == "Always" for policy in init_restart_policies),
     )
 
 

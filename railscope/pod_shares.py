@@ -14,7 +14,7 @@ document 457/59103.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Annotated, TypeAlias
@@ -27,7 +27,7 @@ from railscope.kubernetes_pods import PodEntry
 from railscope.untrusted_text import NumberError, parse_whole
 
 DeviceReference: TypeAlias = str | int | None
-"""Device by UUID or index, or None."""
+"""Device by UUID, index or `UUID[GEOMETRY-INDEX]` (a MIG device), or None."""
 MemoryOfDevice: TypeAlias = Callable[[DeviceReference], int | None]
 """MiB of a device; for None, of each device of the node if all have the same size."""
 _QUANTITY = re.compile(r"([0-9]{1,12})(k|M|G|Ki|Mi|Gi)?")
@@ -51,6 +51,11 @@ class RequestedShare:
     place: DeviceReference
     share: Fraction | None
     count: int = 1
+
+    @property
+    def is_mig_device(self) -> bool:
+        """True if the device is a MIG device, whose size only the node knows."""
+        return isinstance(self.place, str) and "[" in self.place
 
 
 @dataclass(slots=True)
@@ -80,7 +85,7 @@ def requests_of(pod: PodEntry, memory: MemoryOfDevice) -> PodShareRequests:
     return PodShareRequests()
 
 
-def _sum_by_device(requested: Iterator[RequestedShare]) -> list[RequestedShare]:
+def _sum_by_device(requested: Iterable[RequestedShare]) -> list[RequestedShare]:
     """Sum the shares per device: two containers of a pod may share one. Unnamed ones by share."""
     named: dict[DeviceReference, Fraction | None] = {}
     counts: dict[Fraction | None, int] = {}
@@ -135,9 +140,40 @@ def _indices(text: str, field: str) -> list[int]:
         return [parse_whole(part, _MAX_INDEX) for part in parts if part]
 
 
+def _granted_shares(
+    pod: PodEntry, slots: Sequence[Sequence[RequestedShare]]
+) -> list[RequestedShare]:
+    """Return what the slots of the containers of a pod amount to now, for each device.
+
+    The slots of init containers come first; older HAMi wrote none (Project-HAMi/HAMi#1942, #2899). Init containers run one
+    at a time before the others, and hold nothing afterwards; a sidecar runs throughout. Source:
+    kubernetes/kubernetes:pkg/api/v1/resource/helpers.go (effective requests of a pod).
+    """
+    init_count = max(len(slots) - len(pod.containers), 0)
+    sidecars = pod.sidecars or ()
+    is_positional = init_count == len(sidecars)
+    has_initialized = pod.phase == "Running" and (
+        is_positional or (pod.sidecars is None and any(slots[init_count:]))
+    )
+    running: list[RequestedShare] = []
+    peaks: list[list[RequestedShare]] = []
+    for position, slot in enumerate(slots[:init_count]):
+        if is_positional and sidecars[position]:
+            running += slot
+        elif not has_initialized:
+            peaks.append(_sum_by_device([*running, *slot]))
+    running += (share for slot in slots[init_count:] for share in slot)
+    granted: dict[DeviceReference, RequestedShare] = {}
+    for share in (share for peak in (_sum_by_device(running), *peaks) for share in peak):
+        other = granted.setdefault(share.place, share)
+        if other.share is not None and (share.share is None or share.share > other.share):
+            granted[share.place] = share
+    return list(granted.values())
+
+
 def _parse_devices(text: str, memory: MemoryOfDevice, field: str) -> Iterator[RequestedShare]:
-    """Parse `UUID,NVIDIA,MiB,cores:` for each device, `;` after each container."""
-    for device in re.split("[;:]", text):
+    """Parse the slot of a container: `UUID,NVIDIA,MiB,cores:` for each device."""
+    for device in text.split(":"):
         if not device.strip():
             continue
         fields = [part.strip() for part in device.split(",")]
@@ -149,9 +185,11 @@ def _parse_devices(text: str, memory: MemoryOfDevice, field: str) -> Iterator[Re
             raise PodRequestError(message) from error
         if not driver.upper().startswith("NVIDIA"):
             continue
-        uuid = place.partition("[")[0]
-        share = _share(*amounts, 0, memory(uuid), f"{field} {uuid}")
-        yield RequestedShare(uuid, share)
+        granted = RequestedShare(place, None)
+        if not granted.is_mig_device:
+            share = _share(*amounts, 0, memory(place), f"{field} {place}")
+            granted = RequestedShare(place, share)
+        yield granted
 
 
 def _virtual(
@@ -159,7 +197,10 @@ def _virtual(
 ) -> Iterator[RequestedShare]:
     """HAMi and Volcano: devices by annotation, else numbers by limits."""
     if text := pod.annotations.get(annotation, ""):
-        yield from _parse_devices(text, memory, annotation)
+        slots = text.removesuffix(";").split(";")
+        yield from _granted_shares(
+            pod, [tuple(_parse_devices(slot, memory, annotation)) for slot in slots]
+        )
         return
     number, mib, percent, cores = names
     for container in pod.containers:

@@ -359,7 +359,7 @@ class TenancySettings(Struct, frozen=True, kw_only=True):
     """
     system_owners: str = "kube-system gpu-operator"
     """Space-separated namespaces, units and containers of health checks and of the administrator's
-    own use.
+    own use. Resource claims (DRA) of these namespaces have admin access and hold nothing.
     """
     owner_label: str = ""
     """Label of Docker containers that names their owner."""

@@ -9,7 +9,7 @@ from typing import TypeAlias
 _UUID = "[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}"
 _NUMBER = "[0-9]{1,9}"
 _NVIDIA = re.compile(
-    rf"(?:(?P<gpu>GPU-{_UUID})(?:-(?P<slot>{_NUMBER}))?|(?P<mig>MIG-{_UUID})"
+    rf"(?:(?P<gpu>GPU-{_UUID})(?:-(?P<slot>{_NUMBER})|\[{_NUMBER}-(?P<place>{_NUMBER})\])?|(?P<mig>MIG-{_UUID})"
     rf"|MIG-(?P<parent>GPU-{_UUID})/(?P<gi>{_NUMBER})/(?P<ci>{_NUMBER})"
     rf"|(?P<index>{_NUMBER})(?::(?P<mig_index>{_NUMBER}))?)"
     rf"(?:::(?P<replica>{_NUMBER}))?"
@@ -23,12 +23,14 @@ _GOOGLE = re.compile(
 class GpuId:
     """A GPU by its UUID; with a replica, one of several shares of it (time slices or MPS).
 
-    A slot (HAMi, Volcano) names the GPU without the size of the share.
+    A slot (HAMi, Volcano) names the GPU without the size of the share. With an index, `UUID[GEOMETRY-INDEX]`,
+    HAMi names the MIG device that NVML lists there (Project-HAMi/HAMi:docs/develop/protocol.md).
     """
 
     uuid: str
     replica: int | None = None
     slot: int | None = None
+    mig_index: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ def parse_device_id(text: str) -> DeviceId | None:
         return None
     replica = _number(match["replica"])
     if match["gpu"]:
-        return GpuId(match["gpu"], replica, _number(match["slot"]))
+        return GpuId(match["gpu"], replica, _number(match["slot"]), _number(match["place"]))
     if match["mig"]:
         return MigDeviceId(match["mig"], replica)
     if match["parent"]:

@@ -17,8 +17,13 @@ class _PodListContainer(msgspec.Struct):
     resources: _PodListResources = msgspec.field(default_factory=_PodListResources)
 
 
-class _PodListSpec(msgspec.Struct):
+class _PodListInitContainer(msgspec.Struct, rename="camel"):
+    restart_policy: str | None = None
+
+
+class _PodListSpec(msgspec.Struct, rename="camel"):
     containers: list[_PodListContainer] = []
+    init_containers: list[_PodListInitContainer] | None = None
 
 
 class _PodListMetadata(msgspec.Struct):
@@ -55,6 +60,7 @@ def parse_pod_list(content: bytes) -> tuple[kubernetes_pods.PodEntry, ...]:
             pod.status.phase,
             pod.metadata.annotations or {},
             [(container.name, container.resources.limits) for container in pod.spec.containers],
+            [container.restart_policy for container in pod.spec.init_containers or ()],
         )
         for pod in listed
     )

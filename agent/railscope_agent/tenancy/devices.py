@@ -43,6 +43,8 @@ class GpuNames(msgspec.Struct, frozen=True):
     parts: tuple[MigNames, ...] = ()
     memory_mib: int = 0
     """Memory in MiB; 0 if unknown."""
+    is_partitioned: bool = False
+    """True in MIG mode: only its MIG devices can be granted."""
 
 
 class ClaimableDevice(msgspec.Struct, frozen=True):
@@ -128,6 +130,10 @@ class NodeDevices:
         gpu = self.all.get(device.gpu if device else str(place))
         return gpu.memory_mib or None if gpu else None
 
+    def is_partitioned(self, gpu: str) -> bool:
+        """True for the UUID of a GPU in MIG mode."""
+        return gpu in self.all and self.all[gpu].is_partitioned
+
     @property
     def names(self) -> str:
         """List of the GPUs that are present, for messages."""
@@ -158,6 +164,7 @@ def names_of_gpu(gpu: GpuDevice) -> GpuNames:
         int(minor) if minor.isdecimal() else UNKNOWN_NUMBER,
         parts,
         gpu.memory_bytes // _MIB,
+        gpu.mig_mode == "1",
     )
 
 
@@ -194,6 +201,8 @@ def device_with_id(
     """Return the device with an id, ignoring its replica; the inventory may lack the UUID of a GPU."""
     device: ClaimableDevice | None
     match name:
+        case kubernetes_devices.GpuId(uuid=uuid, mig_index=place) if place is not None:
+            device = devices.find_mig(uuid, lambda part: part.index == str(place))
         case kubernetes_devices.GpuId(uuid=uuid):
             device = devices.gpu(uuid)
         case kubernetes_devices.MigDeviceId(uuid=uuid):

@@ -29,12 +29,15 @@ from railscope_agent.tenancy.claims import NodeClaim
 from railscope_agent.tenancy.devices import ClaimableDevice, NodeDevices
 from railscope_agent.tenancy.pod_directories import NodePods, PodDirectories
 from railscope_agent.tenancy.pod_requests import PodRequests
+from railscope_agent.topology.pci import is_address
 
 SUBJECT = "claims by Kubernetes"
 DRIVER = "gpu.nvidia.com"
 REPLICAS_VALID_NS = 60_000_000_000
 _VENDOR = "nvidia.com/"
-_RESOURCE = re.compile(r"nvidia\.com/(?:gpu(?:\.[a-z0-9.-]+)?|mig-[a-z0-9.+-]+)")
+_GPU_RESOURCE = re.compile(r"(?:^|[./_-])(?:[pv]?gpus?|mig)(?:$|[./_-])")
+_NETWORK = re.compile(r"rdma|hca|roce|infiniband|ipoib|sriov|hostdev|nic|mlx")
+"""Resources of NVIDIA's network operator, and devices of them."""
 _CLAIMED = re.compile(r"gpu-(?P<minor>\d+)(?:-mig-(?P<mig>.+))?")
 _PLACED = re.compile(r"\d+-(?P<start>\d+)-\d+")
 _PROFILED = re.compile(r"\d+g\d+gb(?:-[a-z-]+)?-\d+-(?P<start>\d+)")
@@ -53,11 +56,21 @@ class _PodDevice:
     share: str = ""
     is_slot: bool = False
     """True for one of several slots of the GPU (HAMi); a slot does not specify the size of its share."""
-    claimed: bool = False
-    """True for a device of a resource claim, which several pods may share.
+    claim: str = ""
+    """Namespace and name of the resource claim of the device, which several pods may share.
 
     A device of a plugin belongs to one pod: if two are listed, one of them has ended.
     """
+
+    @property
+    def grant(self) -> tuple[str, ...]:
+        """Identity of what was allocated: a resource claim, or the devices of a pod."""
+        return (self.claim,) if self.claim else (self.pod.namespace, self.pod.name)
+
+    def overlaps(self, other: _PodDevice) -> bool:
+        """True if both have a slot of the same GPU."""
+        devices = self.device, other.device
+        return devices[0].gpu == devices[1].gpu and devices[0].compute.overlaps(devices[1].compute)
 
 
 @dataclass(slots=True)
@@ -75,6 +88,8 @@ class KubernetesProvider:
         default_factory=passed_through_gpus.PassedThroughGpus
     )
     _directories: PodDirectories = field(default_factory=PodDirectories)
+    _monitors: set[str] = field(default_factory=set)
+    """Resource claims with admin access; a claim never changes, so it stays one beside no tenant."""
     _replicas: dict[str, tuple[int, ...]] = field(default_factory=dict)
     _replicas_valid_until_ns: int = 0
 
@@ -111,30 +126,66 @@ class KubernetesProvider:
             holding
             for pod in active_pods
             for holding in (
-                *_list_pod_devices(pod, devices, unknown),
-                *self._passed_through_claims(host, pod, devices),
+                *self._list_plugin_devices(host, pod, requests, devices, unknown),
+                *_list_claimed_devices(pod, devices, unknown),
             )
         ]
+        holdings, doubles = self._without_admin_access(holdings, devices)
         self._learn_replicas(host, holdings)
-        claimed = Counter(holding.text + holding.share for holding in holdings if holding.claimed)
+        claimed = Counter(holding.text + holding.share for holding in holdings if holding.claim)
         node_claims = tuple(
-            self._claim_of_holding(holding, alone=claimed[holding.text + holding.share] < _SEVERAL)
+            self._claim_of_holding(
+                holding,
+                alone=claimed[holding.text + holding.share] < _SEVERAL
+                and holding.device.id not in doubles,
+            )
             for holding in holdings
             if holding.replica is None
         )
         node_claims += tuple(self._replica_claims(holdings))
-        node_claims = self._apply_requests(node_claims, requests, devices)
-        findings = (*self._findings(node_claims, holdings, unknown), *self.requests.findings)
+        node_claims = self._apply_requests(node_claims, requests, devices, unknown)
+        findings = (
+            *self._findings(node_claims, holdings, unknown),
+            *_double_findings(doubles),
+            *self.requests.findings,
+        )
         return ClaimReport(node_claims, findings)
 
     def _has_ended(self, namespace: str, name: str) -> bool:
         return self.pods.has_ended(namespace, name) or (namespace, name) in self.requests.ended
+
+    def _without_admin_access(
+        self, holdings: list[_PodDevice], devices: NodeDevices
+    ) -> tuple[list[_PodDevice], dict[str, tuple[_PodDevice, _PodDevice]]]:
+        """Return the holdings without those of claims with admin access, and undecided ones by device.
+
+        A device is allocated once, unless by share id; a second resource claim has admin access, which the
+        kubelet does not report (Kubernetes, Dynamic Resource Allocation; KEP-5018). It is the claim of a
+        system owner, or else the one that names all GPUs of the node.
+        """
+        parts: dict[str, set[str]] = {}
+        for holding in holdings:
+            if holding.claim and not holding.share:
+                parts.setdefault(holding.claim, set()).add(holding.device.id)
+        of_system = {claim for claim in parts if claim.partition("/")[0] in self.system}
+        self._monitors = (self._monitors & parts.keys()) | of_system
+        left = [holding for holding in holdings if holding.claim not in self._monitors]
+        of_all = {claim for claim, names in parts.items() if _are_all_gpus(names, devices)}
+        self._monitors |= {
+            one.claim
+            for one, other in _double_allocations(left)
+            if one.claim in of_all and other.claim not in of_all
+        }
+        left = [holding for holding in holdings if holding.claim not in self._monitors]
+        doubles = [pair for pair in _double_allocations(left) if not pair[1].share]
+        return left, {each.device.id: pair for pair in doubles for each in pair}
 
     def _apply_requests(
         self,
         node_claims: tuple[NodeClaim, ...],
         requests: Mapping[tuple[str, str], PodShareRequests],
         devices: NodeDevices,
+        unknown: list[str],
     ) -> tuple[NodeClaim, ...]:
         """Return the claims, with those of pods with shares as requested instead of as listed.
 
@@ -154,6 +205,10 @@ class KubernetesProvider:
                 device = (
                     None if part.place is None else naming.find_device(str(part.place), devices)
                 )
+                is_partitioned = device is not None and devices.is_partitioned(device.gpu)
+                if part.is_mig_device != is_partitioned:  # no share of the whole in MIG mode
+                    unknown.append(f"{part.place} of {'/'.join(pod)}")
+                    continue
                 if device is not None:
                     limited.append(_limit_to_share(of_pod.claim_on_device(device), part))
                     continue
@@ -211,21 +266,55 @@ class KubernetesProvider:
             claim = self._claim_of_holding(group[0], alone=False)
             yield msgspec.structs.replace(claim, share=share)
 
-    def _passed_through_claims(
-        self, host: Host, pod: pod_resources.KubeletPod, devices: NodeDevices
+    def _list_plugin_devices(
+        self,
+        host: Host,
+        pod: pod_resources.KubeletPod,
+        requests: Mapping[tuple[str, str], PodShareRequests],
+        devices: NodeDevices,
+        unknown: list[str],
     ) -> Iterator[_PodDevice]:
-        """Yield the GPUs that a virtual machine in a pod has (KubeVirt)."""
-        unlisted = dict.fromkeys(
-            text
+        """Yield each device of a pod once, even if several containers and entries list it.
+
+        The id decides, as sites rename resources (NVIDIA/k8s-device-plugin#424). A number is the id of other
+        plugins, too: it counts for resources of NVIDIA and those named after GPUs. A slot of a GPU in MIG mode
+        is the MIG device that the annotation of the pod names.
+        """
+        resources = {
+            text: entry.resource
             for container in pod.containers
             for entry in container.devices
-            if entry.resource.startswith(_VENDOR) and not _is_gpu(entry.resource)
             for text in entry.ids
-        )
-        passed = self._passed.scan(host) if unlisted else set()
-        for text in unlisted if passed else ():
-            for device in passed_through_gpus.find_passed_through(host, text, passed, devices):
-                yield _PodDevice(pod, text, device)
+        }
+        for text, resource in resources.items():
+            is_of_vendor = resource.startswith(_VENDOR) and not _NETWORK.search(resource + text)
+            virtual = is_of_vendor and self._passed_through_gpus(host, text, resource, devices)
+            if virtual:
+                yield from (_PodDevice(pod, text, device) for device in virtual)
+                continue
+            name = kubernetes_devices.parse_device_id(text)
+            device = naming.device_with_id(name, devices) if name else None
+            if isinstance(name, kubernetes_devices.GpuIndexId) and not (
+                is_of_vendor or _GPU_RESOURCE.search(resource)
+            ):
+                continue
+            is_slot = isinstance(name, kubernetes_devices.GpuId) and name.slot is not None
+            is_of_part = is_slot and device is not None and devices.is_partitioned(device.gpu)
+            if is_of_part and (pod.namespace, pod.name) in requests:
+                continue
+            is_found = device is not None and (device.gpu in devices.all or not devices.all)
+            if name and device and is_found and not is_of_part:
+                yield _PodDevice(pod, text, device, name.replica, is_slot=is_slot)
+            elif is_of_vendor and not is_address(text.lower()):
+                unknown.append(text)
+
+    def _passed_through_gpus(
+        self, host: Host, text: str, resource: str, devices: NodeDevices
+    ) -> list[ClaimableDevice]:
+        """Return the GPUs that a virtual machine in a pod has (KubeVirt), by an id of its plugin."""
+        if _GPU_RESOURCE.search(resource) or text.startswith(("GPU-", "MIG-")):
+            return []
+        return passed_through_gpus.find_passed_through(host, text, self._passed.scan(host), devices)
 
     def _learn_replicas(self, host: Host, holdings: list[_PodDevice]) -> None:
         """Read the number of replicas of each GPU if a pod has one; periodically once it is known."""
@@ -243,9 +332,7 @@ class KubernetesProvider:
         except (OSError, msgspec.ValidationError):
             return  # earlier numbers stay; without them the claim is not exclusive and has no share
         numbers: dict[str, set[int]] = {}
-        for text in (
-            name for entry in allocatable if _is_gpu(entry.resource) for name in entry.ids
-        ):
+        for text in (name for entry in allocatable for name in entry.ids):
             name = kubernetes_devices.parse_device_id(text)
             if name is not None and name.replica is not None:
                 numbers.setdefault(_without_replica(text), set()).add(name.replica)
@@ -298,25 +385,10 @@ def _has_known_replicas(holding: _PodDevice, replicas: dict[str, tuple[int, ...]
     )
 
 
-def _list_pod_devices(
+def _list_claimed_devices(
     pod: pod_resources.KubeletPod, devices: NodeDevices, unknown: list[str]
 ) -> Iterator[_PodDevice]:
-    """Yield each device of a pod once, even if several containers and entries list it."""
-    texts = dict.fromkeys(
-        text
-        for container in pod.containers
-        for entry in container.devices
-        if _is_gpu(entry.resource)
-        for text in entry.ids
-    )
-    for text in texts:
-        name = kubernetes_devices.parse_device_id(text)
-        device = naming.device_with_id(name, devices) if name else None
-        if name is None or device is None:
-            unknown.append(text)
-        else:
-            is_slot = isinstance(name, kubernetes_devices.GpuId) and name.slot is not None
-            yield _PodDevice(pod, text, device, name.replica, is_slot=is_slot)
+    """Yield the devices of the resource claims (DRA) of a pod."""
     claims = dict.fromkeys(claim for container in pod.containers for claim in container.claims)
     for claim in claims:
         allocations = [each for each in claim.devices if each.driver == DRIVER]
@@ -327,7 +399,43 @@ def _list_pod_devices(
             if device is None:
                 unknown.append(f"{each.device} of claim {claim.namespace}/{claim.name}")
             else:
-                yield _PodDevice(pod, device.id, device, share=each.share, claimed=True)
+                name = f"{claim.namespace}/{claim.name}"
+                yield _PodDevice(pod, device.id, device, share=each.share, claim=name)
+
+
+def _double_allocations(holdings: list[_PodDevice]) -> Iterator[tuple[_PodDevice, _PodDevice]]:
+    """Yield each device of a resource claim, not shared by id, with each other grant of the device."""
+    by_gpu: dict[str, list[_PodDevice]] = {}
+    for holding in holdings:
+        by_gpu.setdefault(holding.device.gpu, []).append(holding)
+    for same in by_gpu.values():
+        for one in (holding for holding in same if holding.claim and not holding.share):
+            yield from (
+                (one, other) for other in same if one.grant != other.grant and one.overlaps(other)
+            )
+
+
+def _are_all_gpus(names: set[str], devices: NodeDevices) -> bool:
+    """True if the names are those of all GPUs of the node, or of all MIG devices of a GPU."""
+    return all(
+        gpu.uuid in names or (gpu.parts and names.issuperset(part.uuid for part in gpu.parts))
+        for gpu in devices.present
+    )
+
+
+def _double_findings(
+    doubles: Mapping[str, tuple[_PodDevice, _PodDevice]],
+) -> Iterator[ProbeFinding]:
+    if doubles:
+        examples = ", ".join(
+            f"{device} by {' and '.join('/'.join(one.grant) for one in both)}"
+            for device, both in list(doubles.items())[:_MAX_QUOTED]
+        )
+        detail = (
+            f"{format_count(len(doubles), 'device')} allocated twice without a share: {examples}"
+        )
+        remedy = "add the namespace of the claim with admin access to tenancy.system_owners"
+        yield ProbeFinding(SUBJECT, ProbeVerdict.BROKEN, detail, remedy)
 
 
 def _find_claimed_device(
@@ -349,10 +457,6 @@ def _find_claimed_device(
     placement = _PLACED.fullmatch(match["mig"]) or _PROFILED.fullmatch(match["mig"])
     start = int(placement["start"]) if placement else None
     return devices.find_mig(gpu.gpu, lambda part: part.start == start) if placement else None
-
-
-def _is_gpu(resource: str) -> bool:
-    return _RESOURCE.fullmatch(resource) is not None
 
 
 def _without_replica(text: str) -> str:

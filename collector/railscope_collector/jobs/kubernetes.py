@@ -203,7 +203,9 @@ def _unnamed_gpus(
     shared = pod_shares.requests_of(_pod_requests(pod), lambda _place: node.memory_mib)
     if shared:
         unnamed = [
-            job_list.UnnamedGpus(
+            job_list.UnnamedGpus(node_name, 0, f"{part.place} is a part of a GPU, of unknown size")
+            if part.is_mig_device
+            else job_list.UnnamedGpus(
                 node_name,
                 part.count,
                 KUBERNETES_UNNAMED,
@@ -251,7 +253,11 @@ def _pod_requests(pod: _Pod) -> kubernetes_pods.PodEntry:
         for container in pod.spec.containers
     ]
     return kubernetes_pods.pod_entry(
-        (meta.namespace, meta.name), "", meta.annotations or {}, containers
+        (meta.namespace, meta.name),
+        "",
+        meta.annotations or {},
+        containers,
+        [container.restart_policy for container in pod.spec.init_containers or ()],
     )
 
 

@@ -29,7 +29,7 @@ POD = {
     "spec": {"nodeName": "gpu-1", "containers": [{
         "name": "main", "env": [{"name": "PASSWORD", "value": "hunter2"}],
         "resources": {"limits": {"cpu": "4", "nvidia.com/gpu": "1", "nvidia.com/gpucores": "30"}},
-    }]},
+    }], "initContainers": [{"name": "load"}, {"name": "proxy", "restartPolicy": "Always"}]},
     "status": {"phase": "Running"},
 }  # fmt: skip
 OTHER = {"metadata": {"name": "web", "namespace": "shop"}, "spec": {"containers": [{"name": "x"}]}}
@@ -104,6 +104,7 @@ def test_pods_over_https_with_a_token(kubelet, certificate, tmp_path):
         "namespace": "research", "name": "train", "phase": "Running",
         "annotations": {ALLOCATED: "GPU-1,NVIDIA,3000,30:;"},
         "containers": [{"name": "main", "limits": {"nvidia.com/gpu": "1", "nvidia.com/gpucores": "30"}}],
+        "sidecars": [False, True],
     }  # fmt: skip
     assert "hunter2" not in json.dumps(pod), "secrets of a pod do not come out"
     assert kubelet.seen == ["/pods"]

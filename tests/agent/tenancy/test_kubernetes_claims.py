@@ -179,6 +179,95 @@ def test_two_pods_of_one_resource_claim_do_not_have_it_to_themselves():
     assert [event.facts["exclusive"] for event in PolledTenancy(host).poll()] == ["false", "false"]
 
 
+def monitor(name: str, namespace: str, gpus: int = 3) -> dict[str, Any]:
+    claim = resource_claim(name, "") | {"namespace": namespace}
+    device = {"driver": "gpu.nvidia.com", "pool": NODE, "share": ""}
+    claim["devices"] = [device | {"device": f"gpu-{number}"} for number in range(gpus)]
+    return pod(name, namespace=namespace, claims=[claim])
+
+
+TRAIN = pod("train", claims=[resource_claim("c", "gpu-0")])
+TRAIN_HOLDS = {("research/train", 0, True)}
+
+
+def held(looked):
+    numbers = {uuid(n): n for n in range(8)}
+    claims = [active.claim for active in looked.tenancy.active_claims if active.is_claim]
+    return {(c.workload, numbers[c.gpu], c.exclusive) for c in claims}
+
+
+@pytest.mark.parametrize(
+    ("pods", "expected", "is_decided"),
+    [
+        ([TRAIN, monitor("dcgm", "gpu-operator")], TRAIN_HOLDS, True),
+        ([TRAIN, monitor("dcgm", "watch")], TRAIN_HOLDS, True),
+        ([monitor("one", "watch"), TRAIN, monitor("two", "look")], TRAIN_HOLDS, True),
+        ([pod("train", uuid(0)), monitor("dcgm", "watch")], TRAIN_HOLDS, True),
+        ([monitor("dcgm", "gpu-operator")], set(), True),
+        ([monitor("dcgm", "watch", 1), TRAIN], {("watch/dcgm", 0, False), ("research/train", 0, False)}, False),
+        (
+            [pod(name, claims=[resource_claim(name, "gpu-0", share=name)]) for name in "ab"],
+            {("research/a", 0, False), ("research/b", 0, False)}, True,
+        ),
+        (
+            [pod(name, claims=[resource_claim("c", "gpu-0")]) for name in "ab"],
+            {("research/a", 0, False), ("research/b", 0, False)}, True,
+        ),
+    ],
+)  # fmt: skip
+def test_a_claim_with_admin_access_holds_nothing(pods, expected, is_decided):
+    host = node(3)
+    host.calls[LISTED] = pods
+    looked = PolledTenancy(host)
+    looked.poll()
+    assert held(looked) == expected
+    verdicts = {verdict for verdict, _, _ in looked.findings_about("Kubernetes")}
+    assert ("broken" not in verdicts) == is_decided
+
+
+def test_a_monitor_stays_one_when_the_tenant_ends():
+    host = node(3)
+    host.calls[LISTED] = [monitor("dcgm", "watch")]
+    looked = PolledTenancy(host)
+    looked.poll()
+    host.calls[LISTED] = [monitor("dcgm", "watch"), TRAIN]
+    looked.poll()
+    assert held(looked) == TRAIN_HOLDS
+    host.calls[LISTED] = [monitor("dcgm", "watch")]
+    looked.poll()
+    assert held(looked) == set()
+
+
+@pytest.mark.parametrize(
+    ("resource", "text", "device"),
+    [
+        ("nvidia.com/a100", uuid(1), uuid(1)),
+        ("lab.example/big", uuid(1), uuid(1)),
+        ("lab.example/small", mig_uuid(0, 1), mig_uuid(0, 1)),
+        ("lab.example/big", uuid(1) + "::2", uuid(1)),
+        ("nvidia.com/vgpu", uuid(1) + "-3", uuid(1)),
+        ("nvidia.com/a100", "1", uuid(1)),
+        ("nvidia.com/slice", "0:1", mig_uuid(0, 1)),
+        ("lab.example/gpu", "1", uuid(1)),
+        ("rdma/hca", "1", None),
+        ("nvidia.com/rdma_shared", "1", None),
+        ("nvidia.com/hostdev", "0000:3b:00.2", None),
+        ("nvidia.com/a100", "7", "broken"),
+        ("nvidia.com/a100", "A100", "broken"),
+        ("nvidia.com/gpu", uuid(5), "broken"),
+        ("nvidia.com/gpu", uuid(0) + "-3", "broken"),
+    ],
+)
+def test_the_id_decides_whatever_the_resource_is_called(resource, text, device):
+    host = node(2)
+    cut(host, 0, [("3g.40gb", 0, 4), ("3g.40gb", 4, 4)])
+    host.calls[LISTED] = [pod("train", text, resource=resource)]
+    looked = PolledTenancy(host)
+    found = [event.facts["device"] for event in looked.poll()]
+    verdicts = {verdict for verdict, _, _ in looked.findings_about("Kubernetes")}
+    assert (found or ["broken" if "broken" in verdicts else None]) == [device]
+
+
 def test_a_pod_that_has_ended_and_is_still_listed():
     host = node()
     keeps_pod(host, 1, "done")

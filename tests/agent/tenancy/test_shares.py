@@ -49,6 +49,71 @@ def test_each_claim_holds_its_share(case: Path):
     assert not [f for f in looked.findings if f.detail.startswith("0 devices") and claims]
 
 
+A, B = uuid(0), uuid(1)
+INIT, APP = f"{A},NVIDIA,1,60:;", f"{A},NVIDIA,1,30:;"
+
+
+@pytest.mark.parametrize(
+    ("text", "containers", "phase", "sidecars", "shares"),
+    [
+        (INIT + APP, 1, "Running", (False,), {A: "3/10"}),
+        (INIT + APP, 1, "Pending", (False,), {A: "3/5"}),
+        (INIT + APP, 1, "Running", None, {A: "3/10"}),
+        (INIT + APP, 1, "Running", (True,), {A: "9/10"}),
+        (INIT + INIT + APP, 1, "Pending", (False, False), {A: "3/5"}),
+        (APP + INIT + APP, 1, "Pending", (True, False), {A: "9/10"}),
+        (APP + INIT + APP, 1, "Running", (True, False), {A: "3/5"}),
+        (APP + APP, 2, "Running", (False,), {A: "3/5"}),
+        (APP + ";", 2, "Running", (), {A: "3/10"}),
+        (";" + APP, 1, "Running", (False,), {A: "3/10"}),
+        (f"{B},NVIDIA,1,60:;" + APP, 1, "Running", (False,), {A: "3/10"}),
+        (f"{B},NVIDIA,1,60:;" + APP, 1, "Pending", (False,), {A: "3/10", B: "3/5"}),
+        (INIT + ";;", 1, "Running", None, {A: "3/5"}),
+    ],
+)
+def test_init_containers_hold_nothing_once_they_have_ended(
+    text, containers, phase, sidecars, shares
+):
+    host = node(2)
+    host.calls[LISTED] = [pod("p", f"{A}-3")]
+    listed = {
+        "namespace": "research", "name": "p", "phase": phase, "sidecars": sidecars,
+        "annotations": {"hami.io/vgpu-devices-allocated": text},
+        "containers": [{"name": f"c{n}"} for n in range(containers)],
+    }  # fmt: skip
+    url = "https://gpu-1:10250/pods"
+    host.calls[f"kubelet.Pods({url},,)"] = [listed]
+    looked = PolledTenancy(host, TenancySettings(kubelet_url=url))
+    assert {event.facts["device"]: event.facts["share"] for event in looked.poll()} == shares
+
+
+@pytest.mark.parametrize(
+    ("text", "devices"),
+    [
+        (f"{A}[0-1],NVIDIA,20000,30:;", [mig_uuid(0, 1)]),
+        (f"{A}[0-0],NVIDIA,40000,50:{A}[0-1],NVIDIA,20000,30:;", [mig_uuid(0, 0), mig_uuid(0, 1)]),
+        (f"{A}[0-2],NVIDIA,20000,30:;", []),
+        (f"{A},NVIDIA,20000,30:;", []),
+    ],
+)
+def test_hami_names_mig_devices_by_their_nvml_index(text, devices):
+    host = node(1)
+    cut(host, 0, [("3g.40gb", 0, 4), ("1g.10gb", 4, 1)])
+    host.calls[LISTED] = [pod("p", f"{A}-3")]
+    listed = {
+        "namespace": "research", "name": "p", "phase": "Running",
+        "annotations": {"hami.io/vgpu-devices-allocated": text}, "containers": [{"name": "main"}],
+    }  # fmt: skip
+    url = "https://gpu-1:10250/pods"
+    host.calls[f"kubelet.Pods({url},,)"] = [listed]
+    looked = PolledTenancy(host, TenancySettings(kubelet_url=url))
+    events = looked.poll()
+    assert [event.facts["device"] for event in events] == devices
+    assert all("share" not in event.facts for event in events)
+    broken = [finding for finding in looked.findings_about("Kubernetes") if finding[0] == "broken"]
+    assert bool(broken) == (not devices)
+
+
 def test_a_replica_of_a_mig_device_is_a_fraction_of_the_instance():
     host = node(1)
     cut(host, 0, [("3g.40gb", 0, 4), ("3g.40gb", 4, 4)])

@@ -84,6 +84,14 @@ def test_gpushare_memory_is_a_share_of_what_the_scheduler_wrote():
     assert parts(annotated) == [(1, Fraction(4, 15), "")]
 
 
+def test_a_mig_device_of_hami_is_no_whole_gpu():
+    job = pod(1, {}, **{"hami.io/vgpu-devices-allocated": "GPU-1[0-3],NVIDIA,18000,14:;"})
+    (listed,) = read_kubernetes(json.dumps(job)).jobs
+    assert [(part.gpus, part.reason) for part in listed.unplaced] == [
+        (0, "GPU-1[0-3] is a part of a GPU, of unknown size")
+    ]
+
+
 def test_memory_needs_the_memory_of_the_node():
     limits = {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 8192}
     (unknown,) = read_kubernetes(json.dumps(pod(1, limits))).jobs
