@@ -18,6 +18,6 @@ if [ -e "$settings" ]; then
 fi
 
 env -i PATH="$PATH" SLURM_JOB_ID="$SLURM_JOB_ID" SLURM_JOB_GPUS="$SLURM_JOB_GPUS" \
-    SLURM_JOB_ACCOUNT="$SLURM_JOB_ACCOUNT" SLURM_JOB_USER="$SLURM_JOB_USER" \
+    CUDA_VISIBLE_DEVICES="$CUDA_VISIBLE_DEVICES" SLURM_JOB_ACCOUNT="$SLURM_JOB_ACCOUNT" SLURM_JOB_USER="$SLURM_JOB_USER" \
     "$railscope" claim start --from-slurm --timeout-seconds 2 "$@" 2>&1 | logger -t railscope-prolog
 exit 0

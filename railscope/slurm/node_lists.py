@@ -29,6 +29,15 @@ def expand_nodes(text: str) -> tuple[str, ...]:
     return tuple(names)
 
 
+def is_same_node(name: str, other: str) -> bool:
+    """True if two names of a node are equal, or one is the other without its domain.
+
+    NodeName may be the short name or the full one (slurm.conf(5)).
+    """
+    short = name.partition(".")[0], other.partition(".")[0]
+    return name == other or (short[0] == short[1] and short[0] in (name, other))
+
+
 def expand_numbers(text: str, max_count: int = MAX_NODES) -> tuple[int, ...]:
     """Return the numbers of `0,2-3`. Raises SlurmFormatError."""
     return tuple(number for number, _ in printed_numbers(text, max_count))

@@ -26,6 +26,7 @@ _SHARES = re.compile("[0-9]{1,19}/[0-9]{1,19}(?:,[0-9]{1,19}/[0-9]{1,19})*")
 _QUANTITY = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,19})?)([KMGTPE]?)")
 _POWERS = {suffix: 1024**power for power, suffix in enumerate(["", *"KMGTPE"])}
 _NO_RESOURCES = {"", "(null)", "N/A"}
+_MIG_PROFILE = re.compile(r"(?:[0-9]+c\.)?[0-9]+g\.[0-9]+gb")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,12 @@ class Gres:
     count: int
     indices: tuple[int, ...] | None = None
     shares: tuple[ShardShare, ...] | None = None
+
+
+def mig_profile(text: str) -> str:
+    """Return the MIG profile in a type such as `nvidia_a100_1g.5gb`, or in a name of NVML; empty without one."""
+    match = _MIG_PROFILE.search(text)
+    return match[0] if match else ""
 
 
 def parse_gres(text: str) -> tuple[Gres, ...]:

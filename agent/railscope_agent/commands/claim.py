@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -17,6 +17,7 @@ import click
 from railscope import cli, settings
 from railscope_agent.commands.agent_client import AgentClient
 from railscope_agent.config import CLAIMS_PATH, CLAIMS_SOCKET, PREFIX, AgentSettings
+from railscope_agent.owners import slurm
 
 _COLUMNS = (
     "index", "device", "pci_address", "share", "source", "authority", "workload", "tenant", "owner", "start", "id",
@@ -200,7 +201,7 @@ def show(form: str, **options: Any) -> None:
 def _claim_of_slurm_job(environment: Mapping[str, str]) -> dict[str, Any]:
     """Return the claim of a job from its prolog's environment (slurm.schedmd.com/prolog_epilog.html).
 
-    GPUs are device files.
+    GPUs are UUIDs, or else device files.
     """
     job = environment.get("SLURM_JOB_ID", "")
     if not job.isdecimal():
@@ -209,12 +210,10 @@ def _claim_of_slurm_job(environment: Mapping[str, str]) -> dict[str, Any]:
             "only in a prolog or epilog"
         )
         raise click.ClickException(message)
-    numbers = [n for n in environment.get("SLURM_JOB_GPUS", "").split(",") if n]
-    names: Sequence[str] = [f"/dev/nvidia{n}" if n.isdecimal() else n for n in numbers]
     owner = environment.get("SLURM_JOB_ACCOUNT") or environment.get("SLURM_JOB_USER", "")
     return {
         "id": f"slurm-{job}",
-        "gpus": list(names),
+        "gpus": list(slurm.device_names(environment)),
         "owner": owner,
         "workload": f"slurm:{job}",
         "allow_restart": True,

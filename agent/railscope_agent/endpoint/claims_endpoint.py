@@ -236,10 +236,8 @@ class ClaimsEndpoint:
 
     def _whole_gpu(self, name: str) -> str:
         """Return the UUID of the GPU with a device file; empty if it is unknown, or if a number may be that of a MIG device."""
-        devices = self._tenancy.devices
-        device = naming.find_device(name, devices)
-        has_parts = any(gpu.parts for gpu in devices.present)
-        return device.gpu if device and not has_parts else ""
+        device = naming.find_device(name, self._tenancy.devices)
+        return device.gpu if device else ""
 
     def _gpus_of_job(self, job: str) -> set[str]:
         """Return the UUIDs of the GPUs that a job holds or shares; empty for a GPU that its claim does not name."""

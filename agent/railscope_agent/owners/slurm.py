@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from railscope.slurm import SlurmFormatError
 from railscope.slurm.node_lists import expand_nodes
 
 _DEVICE_FILE = re.compile(r"/dev/nvidia([0-9]{1,4})")
+_CAPABILITY_FILE = re.compile(r"/dev/nvidia-caps/nvidia-cap([0-9]{1,9})")
 _PAIR = re.compile(r'([A-Za-z_]+)=(?:"([^"]*)"|(\S*))')
 _OFF = {"", "off"}
 
@@ -18,11 +19,13 @@ _OFF = {"", "off"}
 class GresDevice:
     """A device with its index and the minor number of its /dev/nvidiaN; None without one.
 
-    The minor number of a MIG device is that of its GPU.
+    The minor number of a MIG device is that of its GPU; its `capabilities` are the minor numbers of the files
+    /dev/nvidia-caps/nvidia-capN of its instances.
     """
 
     index: int
     minor: int | None
+    capabilities: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,10 @@ def _setting_lines(text: str) -> Iterator[dict[str, str]]:
 def _devices(fields: dict[str, str], first: int) -> list[GresDevice]:
     """Return the devices of a line: one per file, or one with several files."""
     if "multiplefiles" in fields:
-        return [GresDevice(first, _minor(*expand_nodes(fields["multiplefiles"])))]
+        files = expand_nodes(fields["multiplefiles"])
+        capabilities = map(_CAPABILITY_FILE.fullmatch, files)
+        numbers = frozenset(int(match[1]) for match in capabilities if match)
+        return [GresDevice(first, _minor(*files), numbers)]
     files = expand_nodes(fields.get("file", ""))
     return [GresDevice(index, _minor(file)) for index, file in enumerate(files, first)]
 
@@ -114,6 +120,19 @@ def parse_slurm_variables(content: bytes) -> dict[str, str]:
         if equals and name in SLURM_VARIABLES:
             variables.setdefault(name, value)
     return variables
+
+
+def device_names(variables: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the names of a job's devices: UUIDs if available, else device files.
+
+    CUDA_VISIBLE_DEVICES counts from 0 in each job with device confinement, so its numbers are not used.
+    """
+    visible = [name for name in variables.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    if visible and all(name.startswith(("GPU-", "MIG-")) for name in visible):
+        return tuple(dict.fromkeys(visible))
+    numbers = variables.get("SLURM_JOB_GPUS") or variables.get("SLURM_STEP_GPUS") or ""
+    files = [f"/dev/nvidia{number}" for number in numbers.split(",") if number.isdecimal()]
+    return tuple(dict.fromkeys(files))
 
 
 SLUID_PATTERN = "s[0-9A-F][0-9A-HJKMNP-TV-Z]{12}"

@@ -15,6 +15,7 @@ from fractions import Fraction
 import msgspec
 
 from railscope.claim_terms import GPU_CAPACITY, parse_share
+from railscope.slurm.resources import mig_profile
 from railscope_agent.gpus.mig_slots import count_covered_slots
 from railscope_agent.sampling.probe_result import ProbeFinding, format_count
 from railscope_agent.tenancy import claim_tracker
@@ -55,7 +56,7 @@ def place_claims(
             for provider, other in same
             if provider == adapter and other.authority == unnamed.authority
         }
-        pool = {claim.part for _, claim in same} - own_parts
+        pool = {claim.part for _, claim in same if _is_of_kind(claim, unnamed)} - own_parts
         free = sorted(part for part in pool if (unnamed.owning_workload, part) not in claim_by_part)
         for part in free[: unnamed.count]:
             claim_by_part[unnamed.owning_workload, part] = unnamed
@@ -106,10 +107,9 @@ def _remaining_claims(
     """Return the remaining claim: its devices if no other GPUs are left, else their number."""
     if missing_count <= 0:
         return []
-    free_gpus = [gpu for gpu in devices.present if gpu.uuid not in named]
-    is_whole = not unnamed.share and not any(gpu.parts for gpu in devices.present)
+    free_gpus = [gpu for gpu in devices.present if not (gpu.uuid in named or gpu.is_partitioned)]
     if (
-        is_whole
+        not unnamed.share
         and missing_count == len(free_gpus)
         and not rivals & {gpu.uuid for gpu in free_gpus}
     ):
@@ -120,13 +120,20 @@ def _remaining_claims(
     return [msgspec.structs.replace(unnamed, count=missing_count)]
 
 
+def _is_of_kind(named: NodeClaim, unnamed: NodeClaim) -> bool:
+    """True if a device can be one of those that were counted: of the same MIG profile, or whole."""
+    is_share = bool(unnamed.share) and not unnamed.profile
+    return is_share or mig_profile(named.profile) == unnamed.profile
+
+
 def _transfer_authority(unnamed: NodeClaim, named: NodeClaim) -> NodeClaim:
     """Return a device of one provider with the authority, share and times of another."""
+    share = "" if unnamed.profile else unnamed.share  # of a GPU, not of its MIG device
     return msgspec.structs.replace(
         named,
         authority=unnamed.authority,
-        share=unnamed.share,
-        exclusive=named.exclusive and not unnamed.share,
+        share=share,
+        exclusive=named.exclusive and not share,
         start_ns=unnamed.start_ns,
         start_boot=unnamed.start_boot,
         uncertainty_ns=unnamed.uncertainty_ns,

@@ -94,6 +94,16 @@ class NodeDevices:
         """Return the GPU with the device file /dev/nvidiaN."""
         return _whole_gpu(self._by_minor.get(minor))
 
+    def gpu_with_number(self, number: int) -> ClaimableDevice | None:
+        """Return the GPU that Slurm counts as a number: in the order of device files, with MIG devices.
+
+        So the number names no device file at or after that of a GPU in MIG mode (slurm.schedmd.com/gres.html).
+        """
+        partitioned = [gpu.minor for gpu in self.present if gpu.is_partitioned]
+        return (
+            self.gpu_with_minor(number) if number < min(partitioned, default=number + 1) else None
+        )
+
     def gpu_at(self, pci_address: str) -> ClaimableDevice | None:
         """Return the GPU at a PCI address."""
         return _whole_gpu(self._by_address.get(pci_address))
@@ -129,6 +139,11 @@ class NodeDevices:
         device = self.gpu_with_index(place) if isinstance(place, int) else None
         gpu = self.all.get(device.gpu if device else str(place))
         return gpu.memory_mib or None if gpu else None
+
+    @property
+    def has_partitions(self) -> bool:
+        """True if a GPU of the node is in MIG mode."""
+        return any(gpu.is_partitioned for gpu in self.present)
 
     def is_partitioned(self, gpu: str) -> bool:
         """True for the UUID of a GPU in MIG mode."""
@@ -187,7 +202,7 @@ def find_device(text: str, devices: NodeDevices) -> ClaimableDevice | None:
     """Return the device of this node with a name; None if no device has it."""
     file = _DEVICE_FILE.fullmatch(text)
     if file:
-        return devices.gpu_with_minor(int(file[1]))
+        return devices.gpu_with_number(int(file[1]))
     if _BUS_ADDRESS.fullmatch(text):
         return devices.gpu_at(pci_address(text))
     name = kubernetes_devices.parse_device_id(text)

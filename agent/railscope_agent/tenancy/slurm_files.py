@@ -8,7 +8,8 @@ job_files  output of `scontrol show job -d ID`, as text or with --json, one file
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, tzinfo
 from fractions import Fraction
@@ -19,21 +20,19 @@ from railscope import convert_errors
 from railscope.claim_terms import ClaimAuthority, ShareError, checked_share, share_text
 from railscope.slurm import SlurmFormatError, scontrol
 from railscope.slurm.job_record import NodeAllocation, SlurmJob
+from railscope.slurm.node_lists import is_same_node
 from railscope.slurm.resources import Gres, ShardShare
 from railscope.timestamps import SECOND_NS
 from railscope_agent.host import Host
-from railscope_agent.owners.slurm import GresConf, GresDevice, parse_gres_conf
+from railscope_agent.owners.slurm import GresConf, parse_gres_conf
 from railscope_agent.sampling.fact_readers import read_text
 from railscope_agent.sampling.probe_result import ProbeFinding, ProbeVerdict
 from railscope_agent.tenancy.claims import NodeClaim
 from railscope_agent.tenancy.clock_history import BootTime, ClockHistory
-from railscope_agent.tenancy.devices import ClaimableDevice, NodeDevices
+from railscope_agent.tenancy.devices import NodeDevices
+from railscope_agent.tenancy.slurm_devices import GrantedGpu, SlurmDevices
 
-GPU_FILES_SUBJECT, JOB_FILES_SUBJECT, GRES_CONF_SUBJECT = (
-    "jobs by GPU",
-    "jobs by scontrol",
-    "gres.conf",
-)
+SUBJECT, GRES_CONF_SUBJECT = "claims by Slurm", "gres.conf"
 _GPU_FILE = re.compile(r"(?P<gpu>\d{1,4})(?:\.(?P<instance>\d{1,4}))?")
 _ZONES = "/zoneinfo/"
 _MAX_QUOTED = 5
@@ -46,6 +45,8 @@ class SlurmFileClaims:
 
     claims: list[NodeClaim] = field(default_factory=list)
     findings: list[ProbeFinding] = field(default_factory=list)
+    unsized: dict[str, int] = field(default_factory=dict)
+    """Number of GPUs or MIG devices of unknown size by job."""
 
     def add_broken(self, subject: str, detail: str, remedy: str) -> None:
         """Add the finding about a file that cannot be used."""
@@ -60,6 +61,8 @@ def read_gpu_files(host: Host, directory: str, devices: NodeDevices) -> SlurmFil
         device = devices.gpu_with_index(int(match["gpu"])) if match else None
         if match and match["instance"] and device:
             device = devices.mig_with_instance(device.gpu, match["instance"])
+        elif device and devices.is_partitioned(device.gpu):
+            device = None
         jobs = read_text(host, f"{directory}/{name}").split()
         if device is None or not all(job.isdecimal() for job in jobs):
             invalid.append(name)
@@ -70,8 +73,8 @@ def read_gpu_files(host: Host, directory: str, devices: NodeDevices) -> SlurmFil
         ]
     if invalid:
         detail = f"invalid file of a GPU in {directory}: {', '.join(invalid[:_MAX_QUOTED])}"
-        remedy = "name the files by GPU in the prolog, with one job id per line"
-        written.add_broken(GPU_FILES_SUBJECT, detail, remedy)
+        remedy = "name the files GPU or GPU.INSTANCE in the prolog, with one job id per line"
+        written.add_broken(SUBJECT, detail, remedy)
     return written
 
 
@@ -90,39 +93,60 @@ class SlurmJobFiles:
     _parsed: dict[str, tuple[bytes, tuple[SlurmJob, ...]]] = field(default_factory=dict)
 
     def read(
-        self, host: Host, node: str, devices: NodeDevices, clock: ClockHistory
+        self, host: Host, nodes: Collection[str], devices: NodeDevices, clock: ClockHistory
     ) -> SlurmFileClaims:
-        """Return the claims of jobs that run on this node. Raises OSError for the directory."""
-        written, bad, names = SlurmFileClaims(), [], host.names(self.directory)
+        """Return the claims of jobs that run on this node, by its names. Raises OSError for the directory."""
+        written, names = SlurmFileClaims(), host.names(self.directory)
+        bad: list[str] = []
         unclear: list[str] = []
         self._parsed = {name: parsed for name, parsed in self._parsed.items() if name in names}
-        conf = _read_gres_conf(host, self.gres_conf, node, written)
-        for name in names:
-            try:
-                jobs = self._jobs(host, name)
-            except (OSError, SlurmFormatError) as error:
-                bad.append(f"{name} ({error})")
-                continue
-            for job in jobs:
-                allocated = _AllocatedGpus(
-                    job, clock.convert_wall_time((job.start_seconds or 0) * SECOND_NS)
-                )
-                written.claims += allocated.claims(node, conf.devices, devices)
-                unclear += allocated.unclear
+        named: dict[str, SlurmDevices] = {}
+        elsewhere: set[str] = set()
+        for job in self._running_jobs(host, names, bad):
+            job_nodes = {*job.nodes, *(each.node for each in job.allocations or ())}
+            here = [n for n in job_nodes if any(is_same_node(n, node) for node in nodes)]
+            elsewhere |= set(() if here else job_nodes)
+            for node in here:
+                if node not in named:
+                    conf = _read_gres_conf(host, self.gres_conf, node, devices, written)
+                    named[node] = SlurmDevices(host, conf, devices)
+            start_boot = clock.convert_wall_time((job.start_seconds or 0) * SECOND_NS)
+            allocated = _AllocatedGpus(job, start_boot, named)
+            written.claims += allocated.claims(here)
+            unclear += allocated.unclear
+            written.unsized[str(job.id)] = allocated.unsized
+        if elsewhere and not named:
+            shown = ", ".join(sorted(elsewhere)[:_MAX_QUOTED])
+            detail = (
+                f"jobs of {shown} in {self.directory}; this agent is {' or '.join(sorted(nodes))}"
+            )
+            written.add_broken(SUBJECT, detail, "set `node` to the NodeName of slurm.conf")
         if bad:
             detail = (
                 f"invalid output of scontrol in {self.directory}: {', '.join(bad[:_MAX_QUOTED])}"
             )
             remedy = "write the output of `scontrol show job -d --json ID` there in the prolog"
-            written.add_broken(JOB_FILES_SUBJECT, detail, remedy)
+            written.add_broken(SUBJECT, detail, remedy)
         if unclear:
             detail = f"unknown part of the node's GPUs: {'; '.join(unclear[:_MAX_QUOTED])}"
             remedy = (
                 "write the output of `scontrol show job -d --json ID` in the prolog, "
                 "or run `railscope claim`"
             )
-            written.add_broken(JOB_FILES_SUBJECT, detail, remedy)
+            written.add_broken(SUBJECT, detail, remedy)
         return written
+
+    def _running_jobs(self, host: Host, names: list[str], bad: list[str]) -> Iterator[SlurmJob]:
+        """Yield the jobs that have started and not ended; add files that cannot be parsed to `bad`."""
+        for name in names:
+            try:
+                jobs = self._jobs(host, name)
+            except (OSError, SlurmFormatError) as error:
+                bad.append(f"{name} ({error})")
+                continue
+            yield from (
+                job for job in jobs if job.start_seconds is not None and job.end_seconds is None
+            )
 
     def _jobs(self, host: Host, name: str) -> tuple[SlurmJob, ...]:
         content = host.read(f"{self.directory}/{name}")
@@ -150,7 +174,9 @@ def _time_zone(host: Host) -> tzinfo:
         return UTC
 
 
-def _read_gres_conf(host: Host, path: str, node: str, written: SlurmFileClaims) -> GresConf:
+def _read_gres_conf(
+    host: Host, path: str, node: str, devices: NodeDevices, written: SlurmFileClaims
+) -> GresConf:
     """Return the devices of gres.conf; none, with a finding, if the file does not specify them."""
     try:
         conf = parse_gres_conf(host.read(path).decode(errors="replace"), node)
@@ -160,7 +186,7 @@ def _read_gres_conf(host: Host, path: str, node: str, written: SlurmFileClaims) 
         remedy = "set tenancy.gres_conf to a file that lists the GPUs of this node"
         written.add_broken(GRES_CONF_SUBJECT, f"cannot read gres.conf {path}: {error}", remedy)
         return GresConf((), "")
-    if conf.auto_detect and not conf.devices:
+    if conf.auto_detect and not (conf.devices or devices.has_partitions):
         detail = f"order of the GPUs in {path} left to {conf.auto_detect}: assumed as /dev/nvidiaN"
         written.findings.append(ProbeFinding.absent(GRES_CONF_SUBJECT, detail))
     return conf
@@ -168,78 +194,96 @@ def _read_gres_conf(host: Host, path: str, node: str, written: SlurmFileClaims) 
 
 @dataclass(slots=True)
 class _AllocatedGpus:
-    """Claims of one job on this node, and the parts of its allocation that cannot be resolved."""
+    """Claims of one running job on this node, and the parts of its allocation that cannot be resolved."""
 
     job: SlurmJob
     start_boot: BootTime | None
+    named: Mapping[str, SlurmDevices]
+    """GPUs of this node by its names in Slurm."""
     unclear: list[str] = field(default_factory=list)
+    unsized: int = 0
+    """GPUs or MIG devices of unknown size; the group of the job may name them."""
 
-    def claims(
-        self, node: str, listed: tuple[GresDevice, ...], devices: NodeDevices
-    ) -> Iterator[NodeClaim]:
-        """Yield the claims of a job that has started and not ended; GPUs without an index are counted."""
-        job = self.job
-        if job.start_seconds is None or job.end_seconds is not None:
-            return
-        names = {node, node.partition(".")[0]}
+    def claims(self, here: Collection[str]) -> Iterator[NodeClaim]:
+        """Yield the claims of the job on its nodes that are this one; GPUs without an index are counted."""
         counted = 0
-        for allocation in job.allocations or ():
+        for allocation in self.job.allocations or ():
             counted += _count_allocated_gpus(allocation)
-            if allocation.node in names:
+            if allocation.node in here:
                 for gres in allocation.gres:
-                    yield from self._claims_of_gres(gres, listed, devices)
-        missing = _count_gpus_of_job(job) - counted
-        if missing <= 0 or not names & set(job.nodes):
+                    yield from self._claims_of_gres(gres, self.named[allocation.node])
+        missing = _count_gpus_of_job(self.job) - counted
+        if missing <= 0 or not here:
             return
-        if len(job.nodes) == 1:
-            yield self._unplaced_claims(missing)
-        else:
+        if len(self.job.nodes) > 1:
             self.unclear.append(
-                f"job {job.id} has {missing} GPUs without a node, on {len(job.nodes)} nodes"
+                f"job {self.job.id} has {missing} GPUs without a node, on {len(self.job.nodes)} nodes"
             )
+            return
+        types = {
+            name.removeprefix("gpu:"): count
+            for name, count in self.job.gres_counts.items()
+            if name.startswith("gpu:")
+        }
+        if sum(types.values()) != missing:
+            types = {next(iter(types)) if len(types) == 1 else "": missing}
+        devices = self.named[next(iter(here))]
+        for type_, count in types.items():
+            yield from self._unplaced_claims(Counter({devices.without_index(type_): count}))
 
-    def _claims_of_gres(
-        self, gres: Gres, listed: tuple[GresDevice, ...], devices: NodeDevices
-    ) -> Iterator[NodeClaim]:
+    def _claims_of_gres(self, gres: Gres, devices: SlurmDevices) -> Iterator[NodeClaim]:
         if gres.shares is not None:
             for index, share in enumerate(gres.shares):
                 if share.allocated:
-                    yield from self._claims_of_share(
-                        gres, share, _device_with_index(index, listed, devices)
-                    )
+                    granted = devices.with_index(index, gres.type)
+                    yield from self._claims_of_share(gres, share, granted)
         elif gres.name == "gpu":
-            named_devices = [
-                _device_with_index(index, listed, devices) for index in gres.indices or ()
-            ]
-            named = [device for device in named_devices if device is not None]
-            yield from map(self._claim_of_count().claim_on_device, named)
-            if gres.count > len(named):
-                yield self._unplaced_claims(gres.count - len(named))
+            grants = Counter(devices.with_index(index, gres.type) for index in gres.indices or ())
+            missing = gres.count - grants.total()
+            if missing > 0:
+                grants[devices.without_index(gres.type)] += missing
+            for granted in grants:
+                if granted.device is not None:
+                    yield self._claim_of_count().claim_on_device(granted.device)
+            yield from self._unplaced_claims(grants)
         elif gres.name in _SHARED and gres.count:
             self.unclear.append(
                 f"job {self.job.id} has {gres.name}:{gres.count}; the number per GPU is unknown"
             )
 
     def _claims_of_share(
-        self, gres: Gres, share: ShardShare, device: ClaimableDevice | None
+        self, gres: Gres, share: ShardShare, granted: GrantedGpu
     ) -> Iterator[NodeClaim]:
         """Yield a share of one GPU: the job's amount of the amount configured for the GPU."""
         try:
-            part = share_text(checked_share(Fraction(share.allocated, max(share.total, 1))))
+            part = checked_share(Fraction(share.allocated, max(share.total, 1)))
         except ShareError:
             shards = f"{gres.name} {share.allocated}/{share.total}"
             self.unclear.append(f"job {self.job.id} has {shards}: expected a share of a GPU")
             return
-        yield (
-            self._claim_of_count().claim_on_device(device, part)
-            if device is not None
-            else self._unplaced_claims(1, part)
-        )
+        if granted.device is not None:
+            yield self._claim_of_count().claim_on_device(granted.device, share_text(part))
+        else:
+            size = None if granted.size is None else granted.size * part
+            yield from self._unplaced_claims(Counter({GrantedGpu(size=size): 1}))
 
-    def _unplaced_claims(self, count: int, share: str = "") -> NodeClaim:
-        return msgspec.structs.replace(
-            self._claim_of_count(), count=count, share=share, exclusive=not share, reference=share
-        )
+    def _unplaced_claims(self, grants: Counter[GrantedGpu]) -> Iterator[NodeClaim]:
+        """Yield claims on the GPUs whose device is unknown, by their size."""
+        for granted, count in grants.items():
+            if granted.device is not None:
+                continue
+            if granted.size is None:
+                self.unsized += count
+                continue
+            share = share_text(granted.size) if granted.size < 1 else ""
+            yield msgspec.structs.replace(
+                self._claim_of_count(),
+                count=count,
+                share=share,
+                profile=granted.profile,
+                exclusive=not share,
+                reference=granted.profile or share,
+            )
 
     def _claim_of_count(self) -> NodeClaim:
         job = self.job
@@ -267,13 +311,3 @@ def _count_gpus_of_job(job: SlurmJob) -> int:
     counts = job.gres_counts
     typed = sum(count for name, count in counts.items() if name.startswith("gpu:"))
     return max(counts.get("gpu", 0), typed)
-
-
-def _device_with_index(
-    index: int, listed: tuple[GresDevice, ...], devices: NodeDevices
-) -> ClaimableDevice | None:
-    """Return the device with an index; without a list, the one whose device file has that number."""
-    if not listed:
-        return devices.gpu_with_minor(index)
-    minor = next((device.minor for device in listed if device.index == index), None)
-    return devices.gpu_with_minor(minor) if minor is not None else None

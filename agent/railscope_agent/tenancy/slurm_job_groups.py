@@ -14,9 +14,9 @@ from railscope_agent.sampling.fact_readers import list_names
 
 CONTROL_GROUPS = "/sys/fs/cgroup"
 _SLICE = f"{CONTROL_GROUPS}/system.slice"
-_SCOPE = re.compile(r"(?:.+_)?slurmstepd\.scope")
+_SCOPE = re.compile(r"(?:(.+)_)?slurmstepd\.scope")
 _CONTROLLERS = ("memory", "cpuset", "freezer", "devices", "systemd")
-_V1 = re.compile(r"slurm(?:_.+)?")
+_V1 = re.compile(r"slurm(?:_(.+))?")
 _JOB = re.compile(r"job_([0-9]{1,10})")
 _SLUID = re.compile(slurm.SLUID_PATTERN)
 """Slurm 26.05 and later names the directories of jobs by SLUID, unless CgroupJobIdPaths=yes."""
@@ -42,6 +42,8 @@ class JobEnvironment:
 class JobControlGroups:
     """Scanner of job directories; caches the environment of each job while it runs."""
 
+    node_names: frozenset[str] = frozenset()
+    """Names that Slurm has for this node, where several slurmd run on it."""
     _environments: dict[str, tuple[tuple[str, ...], JobEnvironment]] = field(default_factory=dict)
     """Environments by directory, with the steps that were read."""
 
@@ -50,7 +52,9 @@ class JobControlGroups:
 
         Raises OSError if their directories cannot be read.
         """
-        paths = list(_find_job_groups(host))
+        names: set[str] = set()
+        paths = list(_find_job_groups(host, names))
+        self.node_names = frozenset(names)
         self._environments = {
             path: cached for path, cached in self._environments.items() if path in paths
         }
@@ -103,8 +107,8 @@ def _read_environments(
     )
 
 
-def _find_job_groups(host: Host) -> Iterator[str]:
-    """Yield the control groups of the jobs of the node. Raises OSError.
+def _find_job_groups(host: Host, node_names: set[str]) -> Iterator[str]:
+    """Yield the control groups of the jobs of the node; add the names of nodes in them. Raises OSError.
 
         v2  /sys/fs/cgroup/system.slice/[NODE_]slurmstepd.scope/job_211 or /SLUID, step_*/user/task_*
         v1  /sys/fs/cgroup/CONTROLLER/slurm[_NODE]/uid_1000/job_211, step_*/task_*
@@ -113,6 +117,7 @@ def _find_job_groups(host: Host) -> Iterator[str]:
     SchedMD/slurm:doc/html/cgroup_v2.shtml, src/plugins/cgroup/v1, v2.
     """
     for scope in filter(_SCOPE.fullmatch, _entries(host, _SLICE)):
+        _add_node_name(_SCOPE, scope, node_names)
         for name in _entries(host, f"{_SLICE}/{scope}"):
             if _JOB.fullmatch(name) or _SLUID.fullmatch(name):
                 yield f"{_SLICE}/{scope}/{name}"
@@ -121,12 +126,19 @@ def _find_job_groups(host: Host) -> Iterator[str]:
             name for name in _entries(host, f"{CONTROL_GROUPS}/{controller}") if _V1.fullmatch(name)
         ]
         for root in roots:
+            _add_node_name(_V1, root, node_names)
             directory = f"{CONTROL_GROUPS}/{controller}/{root}"
             for user in (name for name in _entries(host, directory) if name.startswith("uid_")):
                 for name in filter(_JOB.fullmatch, _entries(host, f"{directory}/{user}")):
                     yield f"{directory}/{user}/{name}"
         if roots:
             return  # each hierarchy has the same jobs
+
+
+def _add_node_name(pattern: re.Pattern[str], group: str, node_names: set[str]) -> None:
+    match = pattern.fullmatch(group)
+    if match and match[1]:
+        node_names.add(match[1])
 
 
 def _entries(host: Host, directory: str) -> list[str]:
@@ -169,7 +181,7 @@ def _read_environment(host: Host, directory: str, job: int | None) -> JobEnviron
             int(number),
             environment.get("SLURM_JOB_ACCOUNT", ""),
             environment.get("SLURM_JOB_USER", ""),
-            _device_names(environment),
+            slurm.device_names(environment),
             any(name in environment for name in _SHARES),
         )
     return JobEnvironment(job)
@@ -180,16 +192,3 @@ def _read_pids(host: Host, group: str) -> list[int]:
         return [int(line) for line in host.read(f"{group}/cgroup.procs").split()]
     except (OSError, ValueError):
         return []
-
-
-def _device_names(environment: dict[str, str]) -> tuple[str, ...]:
-    """Return the names of a job's devices: UUIDs if available, else device files.
-
-    CUDA_VISIBLE_DEVICES counts from 0 in each job with device confinement, so its numbers are not used.
-    """
-    visible = [name for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    if visible and all(name.startswith(("GPU-", "MIG-")) for name in visible):
-        return tuple(dict.fromkeys(visible))
-    numbers = environment.get("SLURM_JOB_GPUS") or environment.get("SLURM_STEP_GPUS") or ""
-    files = [f"/dev/nvidia{number}" for number in numbers.split(",") if number.isdecimal()]
-    return tuple(dict.fromkeys(files))

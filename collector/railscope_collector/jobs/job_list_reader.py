@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 from collections.abc import Callable, Mapping
 from datetime import tzinfo
 from fractions import Fraction
 
+from railscope.slurm import resources
 from railscope.slurm.job_record import SlurmJob
 from railscope.slurm.sacct import AccountedJob, AccountingError, parse_sacct, parse_sacct_json
 from railscope.timestamps import FOREVER_NS, SECOND_NS
@@ -30,7 +30,6 @@ from railscope_collector.jobs import bad_lines, clustercockpit, job_list, json_d
 SACCT_UNNAMED = "sacct does not list the GPUs"
 
 _GPU = "gpu"
-_MIG = re.compile(r"gpu:.*[0-9]g\.[0-9]+gb")
 _UNFINISHED = frozenset({
     "", "PENDING", "RUNNING", "SUSPENDED", "CONFIGURING", "COMPLETING", "STOPPED", "SIGNALING",
     "STAGE_OUT", "RESIZING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT",
@@ -110,7 +109,7 @@ def _unnamed_gpus(record: AccountedJob, shards_per_gpu: int) -> tuple[job_list.U
     """GPUs of a job by model, with their nodes. Parts of unknown size are reported with count 0."""
     tres = record.job.gres_counts
     typed = {name: count for name, count in tres.items() if name.startswith(f"{_GPU}:")}
-    instances = {name: count for name, count in typed.items() if _MIG.fullmatch(name)}
+    instances = {name: count for name, count in typed.items() if resources.mig_profile(name)}
     gpus = tres.get(_GPU, sum(typed.values())) - sum(instances.values())
     if gpus < 0:
         bad_lines.reject("AllocTRES", f"more MIG instances than gres/{_GPU}={tres[_GPU]}")

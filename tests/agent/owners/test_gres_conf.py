@@ -30,7 +30,7 @@ def test_indices_follow_the_order_of_the_file_and_not_the_numbers_of_devices():
 def test_where_slurmd_finds_devices_the_file_is_not_certain():
     conf = parse_gres_conf(CONF, "n03")
     assert conf.auto_detect == "nvml"
-    assert conf.devices == (GresDevice(0, 0),)
+    assert conf.devices == (GresDevice(0, 0, frozenset({21})),)
     assert parse_gres_conf("AutoDetect=nvml\n", "n9").devices == ()
 
 

@@ -197,7 +197,7 @@ def test_files_by_gpu():
     assert [event.facts["exclusive"] for event in began] == ["true", "false", "false"]
     assert {event.facts["level"] for event in began} == {"scheduler"}
     assert began[1].facts["device"] == mig_uuid(2, 1)
-    assert any("notes" in detail for _, detail, _ in looked.findings_about("jobs by GPU"))
+    assert any("notes" in detail for _, detail, _ in looked.findings_about("claims by Slurm"))
     remove_job(host, directory)
     assert looked.poll() == [], "the directory is gone: nothing is known"
     host.files[f"{directory}/1"] = "123"
@@ -240,7 +240,7 @@ def test_files_of_jobs():
     assert began.facts["owner"] == "astro"
     host.files["/run/jobs/211.json"] = "{"
     assert len(looked.poll()) == 1, "its file is empty now"
-    assert any("211.json" in detail for _, detail, _ in looked.findings_about("jobs by scontrol"))
+    assert any("211.json" in detail for _, detail, _ in looked.findings_about("claims by Slurm"))
 
 
 def test_scontrol_takes_precedence_over_the_job():
@@ -265,7 +265,7 @@ def test_jobs_of_a_real_cluster(name):
     host.files["/run/jobs/1"] = text
     looked = PolledTenancy(host, TenancySettings(slurm_job_directory="/run/jobs"))
     looked.poll()
-    assert not looked.findings_about("jobs by scontrol")
+    assert {verdict for verdict, _, _ in looked.findings_about("claims by Slurm")} == {"supported"}
     indices = set()
     for fields in lines:
         if fields[0] != f"Nodes={first}":
@@ -276,3 +276,113 @@ def test_jobs_of_a_real_cluster(name):
     assert "JobState=RUNNING" in text
     named = {claim.claim.gpu for claim in looked.tenancy.active_claims if claim.claim.gpu}
     assert named == {uuid(index) for index in indices}
+
+
+JOBS = TenancySettings(slurm_job_directory="/run/jobs")
+LISTED = "".join(
+    f"Name=gpu Type={profile} MultipleFiles=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap[{9 * n}-{9 * n + 1}]\n"
+    for n, profile in enumerate(("3g.40gb", "1g.10gb", "1g.10gb"), 1)
+)
+PARTS = [mig_uuid(0, n) for n in range(3)]
+
+
+def partitioned(gpus: int = 1) -> FakeHost:
+    """A node whose first GPU has a MIG device of three slices and two of one."""
+    host = node(gpus)
+    cut(host, 0, [("3g.40gb", 0, 4), ("1g.10gb", 4, 1), ("1g.10gb", 5, 1)])
+    for part in range(1, 4):
+        directory = f"/proc/driver/nvidia/capabilities/gpu0/mig/gi{part}"
+        host.files[f"{directory}/access"] = f"DeviceFileMinor: {9 * part}\nDeviceFileMode: 292\n"
+        host.files[f"{directory}/ci0/access"] = f"DeviceFileMinor: {9 * part + 1}\n"
+    return host
+
+
+def held(looked):
+    claims = [active.claim for active in looked.tenancy.active_claims if active.is_claim]
+    broken = [v for v, _, _ in looked.findings_about("claims by Slurm") if v == "broken"]
+    return {(c.workload, c.part or c.count, c.share) for c in claims}, bool(broken)
+
+
+@pytest.mark.parametrize(
+    ("gres", "conf", "visible", "expected", "is_broken"),
+    [
+        ("gpu:1g.10gb:1(IDX:2)", LISTED, "", {(PARTS[2], "")}, False),
+        ("gpu:1g.10gb:2(IDX:1-2)", LISTED, "", {(PARTS[1], ""), (PARTS[2], "")}, False),
+        ("gpu:1(IDX:0)", LISTED, "", {(PARTS[0], "")}, False),
+        ("gpu:1g.10gb:1(IDX:2)", LISTED, PARTS[1], {(PARTS[2], "")}, True),
+        ("gpu:1g.10gb:1(IDX:2)", "", PARTS[1], {(PARTS[1], "")}, False),
+        ("gpu:1g.10gb:1(IDX:2)", "", PARTS[0], {(1, "1/7")}, True),
+        ("gpu:1g.10gb:1(IDX:2)", "", f"{PARTS[1]},{PARTS[2]}", {(PARTS[1], "")}, True),
+        ("gpu:1g.10gb:2(IDX:1-2)", "", "", {(2, "1/7")}, True),
+        ("gpu:3g.40gb:1(IDX:0),gpu:1g.10gb:1(IDX:1)", "", f"{PARTS[0]},{PARTS[2]}", {(PARTS[0], ""), (PARTS[2], "")}, False),
+        ("gpu:3g.40gb:1(IDX:0),gpu:1g.10gb:1(IDX:1)", "", PARTS[2], {(1, "3/7"), (PARTS[2], "")}, True),
+        ("gpu:1(IDX:0)", "", "", set(), True),
+        ("gpu:1(IDX:0)", "", PARTS[0], {(PARTS[0], "")}, False),
+        ("gpu:7g.80gb:1(IDX:0)", "", "", set(), True),
+        ("gpu:1(IDX:0)", "Name=gpu File=/dev/nvidia0", "", set(), True),
+    ],
+)  # fmt: skip
+def test_an_index_of_a_mig_device_is_never_the_whole_gpu(gres, conf, visible, expected, is_broken):
+    host = partitioned()
+    host.files["/etc/slurm/gres.conf"] = conf or "AutoDetect=nvml"
+    host.files["/run/jobs/211"] = as_json(211, gres)
+    if visible:
+        job(host, f"{SCOPE}/job_211", 50, JOB_ID="211", JOB_GPUS="0")
+        host.calls["owner.environ(50)"]["CUDA_VISIBLE_DEVICES"] = visible
+    looked = PolledTenancy(host, JOBS)
+    looked.poll()
+    found, broken = held(looked)
+    assert {claim[1:] for claim in found} == expected
+    assert broken == is_broken
+
+
+@pytest.mark.parametrize(
+    ("cut_gpu", "gres", "expected"),
+    [
+        (1, "gpu:h100:1(IDX:0)", {("211", uuid(0), "")}),
+        (0, "gpu:h100:1(IDX:3)", {("211", uuid(1), "")}),
+        (0, "gpu:3g.40gb:1(IDX:1)", {("211", 1, "3/7")}),
+    ],
+)
+def test_a_node_with_one_gpu_in_mig_mode(cut_gpu, gres, expected):
+    host = node(2)
+    cut(host, cut_gpu, [("3g.40gb", 0, 4), ("3g.40gb", 4, 4)])
+    host.files["/run/jobs/211"] = as_json(211, gres)
+    looked = PolledTenancy(host, JOBS)
+    looked.poll()
+    assert held(looked)[0] == expected
+
+
+def test_numbers_of_a_jobs_environment_are_no_device_files_in_mig_mode():
+    host = partitioned()
+    job(host, f"{SCOPE}/job_211", 50, JOB_ID="211", JOB_GPUS="0")
+    looked = PolledTenancy(host)
+    looked.poll()
+    assert held(looked) == (set(), True)
+    group = "/system.slice/slurmstepd.scope/job_211/step_0/user/task_0"
+    listed = {"gpuInstanceId": 2, "computeInstanceId": 0}
+    start_process(host, PARTS[1], 60, group, listed=listed)
+    looked.poll()
+    assert held(looked) == ({("211", PARTS[1], "")}, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "groups", "listed", "is_broken"),
+    [
+        (NODE, [], NODE, False),
+        (f"{NODE}.example.org", [], NODE, False),
+        (NODE, [], f"{NODE}.example.org", False),
+        ("a.example.org", [], "a.example.com", True),
+        ("ip-10-0-0-7", [], NODE, True),
+        ("ip-10-0-0-7", [f"{NODE}_slurmstepd.scope"], NODE, False),
+    ],
+)
+def test_nodes_are_named_as_slurm_names_them(name, groups, listed, is_broken):
+    host = node(2)
+    host.files["/proc/sys/kernel/hostname"] = name
+    for group in groups:
+        host.files[f"/sys/fs/cgroup/system.slice/{group}/cgroup.procs"] = ""
+    host.files["/run/jobs/211"] = as_json(211, "gpu:h100:1(IDX:0)").replace(NODE, listed)
+    looked = PolledTenancy(host, JOBS)
+    looked.poll()
+    assert held(looked) == (set() if is_broken else {("211", uuid(0), "")}, is_broken)
