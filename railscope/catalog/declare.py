@@ -62,6 +62,18 @@ _UCUM = {
 """The translation to Prometheus appends the word of a unit to a name without it. Empty are those for which it would add another one."""
 
 
+_VALID: Mapping[MetricUnit, tuple[int, int]] = {
+    MetricUnit.RATIO: (0, 1), MetricUnit.WATTS: (0, 100_000), MetricUnit.CELSIUS: (-100, 199),
+    MetricUnit.HERTZ: (0, 10**12), MetricUnit.BYTES: (0, 1 << 60), MetricUnit.BYTES_PER_SECOND: (0, 10**15),
+    MetricUnit.LANES: (0, 128), MetricUnit.REVOLUTIONS_PER_MINUTE: (0, 10**6),
+}  # fmt: skip
+"""Lowest and highest value of a gauge in base units, beyond any device and node; DCGM, too, rejects 200 degrees Celsius."""
+ALL_ONES = 0xFFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF
+"""What drivers return for an unknown value, as -1 of an unsigned type of 32 or 64 bits."""
+_BLANKS = 16
+"""NVML and DCGM mark blank values by the largest signed numbers (dcgm_structs.h, DCGM_INT64_BLANK)."""
+
+
 class MetricDetail(StrEnum):
     """Smallest selection of the metrics endpoint that contains a metric; each contains the ones before it."""
 
@@ -142,6 +154,8 @@ class Metric:
     contain them. `total` is the name of the metric of the same device that is present nevertheless; a
     roll-up has none.
 
+    `valid` are the lowest and the highest value of a gauge in base units; without it, those of its unit count. They contain 0.
+
     A HISTOGRAM describes a kind with `le` as its last label: one entity for each of its `buckets`, a
     cumulative count up to that bound, and one named `sum`, alone in steps of `scale`. All are counters.
     """
@@ -164,6 +178,9 @@ class Metric:
     detail: MetricDetail = STANDARD
     sparse: bool = False
     total: str = ""
+    valid: tuple[int, int] | None = None
+    valid_steps: range = field(init=False)
+    """Stored values that the quantity can have."""
 
     def __post_init__(self) -> None:
         """Reject a name that violates the Prometheus rules or contradicts kind or unit."""
@@ -190,6 +207,20 @@ class Metric:
         if problems:
             message = f"metric {self.name}: {'; '.join(problems)}"
             raise ValueError(message)
+        object.__setattr__(self, "valid_steps", self._valid_steps())
+
+    def _valid_steps(self) -> range:
+        if self.kind in (MetricKind.COUNTER, MetricKind.HISTOGRAM):
+            return range(ALL_ONES[1])
+        limits = self.valid or _VALID.get(self.unit)
+        if self.kind is not MetricKind.GAUGE or limits is None:
+            return range(-(1 << 63), (1 << 63) - _BLANKS)
+        return range(int(limits[0] / self.scale), int(limits[1] / self.scale) + 1)
+
+    def accepts(self, stored: int) -> bool:
+        """True if the quantity can have a stored value; a narrow counter may have all bits set."""
+        is_narrow = self.wraps_at_bits < 64 or self.saturates  # noqa: PLR2004 - bits of the types of counters
+        return stored in self.valid_steps and (is_narrow or stored != ALL_ONES[0])
 
     @property
     def buckets(self) -> tuple[str, ...]:
@@ -274,6 +305,7 @@ class MetricColumns(TypedDict, total=False):
     bounds: tuple[Fraction, ...]
     detail: MetricDetail
     total: Metric
+    valid: tuple[int, int]
     dcgm: str
     node_exporter: str
 
@@ -352,5 +384,6 @@ class MetricTable:
             detail=columns.get("detail", self.detail),
             sparse=bool(total),
             total=total,
+            valid=columns.get("valid"),
             other_names={tool: names for tool, names in other_names.items() if names},
         )

@@ -143,7 +143,7 @@ NVME_INFO = _NVME.info("railscope_nvme_info", "Identity of the drive: model, ser
 NVME_STATE = _NVME.state("railscope_nvme_state", "State of the kernel's connection to the drive.", "/sys/class/nvme/*/state", states=NVME_STATES, detail=declare.BASIC)
 NVME_CRITICAL_WARNING = _SMART.gauge("railscope_nvme_critical_warning", "1 if this critical warning of the drive is set, 0 otherwise.", "critical warning", about=entities.NVME_WARNING, rollups=(declare.Rollup.SUM,), detail=declare.BASIC)
 NVME_TEMPERATURE = _SMART.gauge("railscope_nvme_temperature_celsius", "Composite temperature of the drive.", "composite temperature (K)")
-NVME_USED = _SMART.gauge("railscope_nvme_used_ratio", "Share of the drive's life that is used up, as estimated by its vendor; may exceed 1.", "percentage used", scale=declare.CENTI, detail=declare.BASIC)
+NVME_USED = _SMART.gauge("railscope_nvme_used_ratio", "Share of the drive's life that is used up, as estimated by its vendor; may exceed 1.", "percentage used", scale=declare.CENTI, detail=declare.BASIC, valid=(0, 3))
 NVME_SPARE = _SMART.gauge("railscope_nvme_spare_ratio", "Remaining share of the spare capacity.", "available spare", scale=declare.CENTI)
 NVME_SPARE_LIMIT = _SMART.gauge("railscope_nvme_spare_limit_ratio", "Share of spare capacity below which the drive warns.", "available spare threshold", scale=declare.CENTI)
 NVME_MEDIA_ERRORS = _SMART.counter("railscope_nvme_media_errors_total", "Times the drive detected damaged data.", "media and data integrity errors", detail=declare.BASIC)

@@ -269,6 +269,33 @@ def test_a_memory_temperature_must_be_plausible(field: list[int], reading: Readi
     assert found["railscope_gpu_memory_temperature_celsius", ("GPU-0",)] == reading
 
 
+ONES = 0xFFFF_FFFF
+
+
+@pytest.mark.parametrize(
+    ("call", "answer", "metric"),
+    [
+        ("UtilizationRates(0)", {"gpu": 255, "memory": 3}, "utilization_ratio"),
+        ("PowerUsage(0)", ONES, "power_watts"),
+        ("PowerUsage(0)", -1, "power_watts"),
+        ("TemperatureV(0,0)", ONES, "temperature_celsius"),
+        ("TemperatureV(0,0)", 0x7FFF_FFF0, "temperature_celsius"),
+        ("FieldValues(0,83)", [0, 2**64 - 1], "energy_joules_total"),
+        ("FieldValues(0,83)", [0, ONES], "energy_joules_total"),
+        ("MemoryInfo(0)", {"total": 80, "reserved": 1, "used": 81, "free": 0}, "memory_used_bytes"),
+        ("MemoryInfo(0)", {"total": 2**64 - 1, "reserved": 1, "used": 2**64 - 1, "free": 0}, "memory_used_bytes"),
+    ],
+)  # fmt: skip
+def test_an_impossible_value_is_an_error_and_no_sample(
+    call: str, answer: object, metric: str
+) -> None:
+    host = host_with_gpus(2)
+    host.calls[f"nvml.nvmlDeviceGet{call}"] = answer
+    found = readings(read_once(GpuSource.load(), host).frame)
+    assert found[f"railscope_gpu_{metric}", ("GPU-0",)] is Absent.ERROR
+    assert isinstance(found[f"railscope_gpu_{metric}", ("GPU-1",)], int)
+
+
 def test_links_to_a_grace_processor_are_reported_one_by_one() -> None:
     host = host_with_gpus(1)
     host.calls[FIELD.format(0, 170)] = [0, 2]

@@ -32,6 +32,7 @@ def test_no_number_comes_out_as_another() -> None:
         "uuid": GPU,
         "name": "H100",
     }
+    row["memory.total"] = "99"  # more than is used
     row |= {"pci.bus_id": "00000000:19:00.0", "driver_version": "590.48.01"}
     host.calls |= machine([row])
     reported = read_gpus(host)

@@ -9,7 +9,15 @@ import pytest
 
 from railscope.catalog import EVENTS, INFO, KINDS, METRICS, SUBJECTS, rollups
 from railscope.catalog.account import BY_JOB, STRAGGLER_MEASURES
-from railscope.catalog.declare import BUCKET, EntityKind, Metric, MetricKind, MetricUnit, Rollup
+from railscope.catalog.declare import (
+    ALL_ONES,
+    BUCKET,
+    EntityKind,
+    Metric,
+    MetricKind,
+    MetricUnit,
+    Rollup,
+)
 from railscope.catalog.entities import GPU, NODE
 from railscope.catalog.rollup import ON_A_RAIL, SCOPES, part_labels, scopes_of
 
@@ -40,6 +48,21 @@ def test_scales_and_widths_are_possible() -> None:
     assert [m.name for m in DECLARED if m.scale <= 0] == []
     assert [m.name for m in DECLARED if m.wraps_at_bits not in {4, 8, 16, 32, 64}] == []
     assert [m.name for m in DECLARED if m.saturates and m.kind is not MetricKind.COUNTER] == []
+
+
+def test_sentinels_of_drivers_are_no_values() -> None:
+    """All bits of a type, and blank values; a narrow counter may have all bits set."""
+    gauges = [m for m in DECLARED if m.kind is MetricKind.GAUGE]
+    sentinels = [*ALL_ONES, (1 << 63) - 1, (1 << 63) - 16]
+    assert [(m.name, s) for m in gauges for s in sentinels if m.accepts(s)] == []
+    counters = [m for m in DECLARED if m.kind is MetricKind.COUNTER and not m.saturates]
+    wide = [m for m in counters if m.wraps_at_bits == 64]
+    assert [(m.name, s) for m in wide for s in ALL_ONES if m.accepts(s)] == []
+    assert all(m.accepts(ALL_ONES[0]) for m in counters if m.wraps_at_bits == 32)
+    assert all(m.accepts(0) for m in DECLARED)
+    ratios = [m for m in gauges if m.unit is MetricUnit.RATIO and m.valid is None]
+    assert [m.name for m in ratios if not m.accepts(int(1 / m.scale))] == []
+    assert [m.name for m in ratios if m.accepts(int(1 / m.scale) + 1)] == []
 
 
 def test_metrics_have_a_source_and_counters_a_reset() -> None:

@@ -10,9 +10,10 @@ from array import array
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from operator import gt, lt
 
 from railscope import counter_unwrap
-from railscope.catalog.declare import MetricKind
+from railscope.catalog.declare import ALL_ONES, MetricKind
 from railscope.frame import Column, Event, Frame, FrameOrigin, NodeTimestamp, Schema
 from railscope.reading import PRESENT, Absent, to_stored
 from railscope_agent.host import Host, NvmlError
@@ -70,6 +71,8 @@ class SourceReader:
         self._meter = meter or ProcessMeter()
         self._inventory: probe_result.ProbeResult | None = None
         self._schema = Schema(self.source.name, ())
+        self._limits: tuple[list[int], list[int]] = [], []
+        """Lowest and highest plausible value of each column."""
         self._devices = known_devices.KnownDevices()
         self._width = 0
         """Number of the source's own columns; those hidden by failed calls follow them."""
@@ -194,6 +197,8 @@ class SourceReader:
         )
         if columns != self._schema.columns or described != self._schema.columnless_entities:
             self._schema = Schema(self.source.name, columns, described)
+            steps = [metric.valid_steps for metric, _ in columns]
+            self._limits = [each[0] for each in steps], [each[-1] for each in steps]
 
     def _frame(self, table: row_builder.RowBuilder, timestamp: NodeTimestamp) -> Frame | None:
         events, self._kept_events = (*self._kept_events, *table.events), ()
@@ -206,7 +211,8 @@ class SourceReader:
         has_absent = table.reasons.count(PRESENT) < len(table.reasons)
         width = len(self._schema.columns)  # less than that of the row if metrics are selected
         reasons = bytearray(self._pick_ordered(table.reasons) if has_absent else width)
-        values = _stored_values(self._pick_ordered(table.values), reasons, self._schema.columns)
+        values = self._pick_ordered(table.values)
+        values = _stored_values(values, reasons, self._schema.columns, self._limits)
         return Frame(
             self._origin,
             self._schema,
@@ -219,9 +225,19 @@ class SourceReader:
 
 
 def _stored_values(
-    values: Sequence[int], reasons: bytearray, columns: Sequence[Column]
+    values: Sequence[int],
+    reasons: bytearray,
+    columns: Sequence[Column],
+    limits: tuple[Sequence[int], Sequence[int]],
 ) -> array[int]:
-    """Return values as stored in frames; an error for those out of 64 bits or negative counters."""
+    """Return values as stored in frames; an error for those that the quantity cannot have, or out of 64 bits."""
+    with suppress(TypeError):  # of a value that is no number
+        lowest, highest = limits
+        if any(map(lt, values, lowest)) or any(map(gt, values, highest)) or ALL_ONES[0] in values:
+            values = list(values)
+            for position, (value, (metric, _)) in enumerate(zip(values, columns, strict=True)):
+                if not metric.accepts(value):
+                    values[position], reasons[position] = 0, Absent.ERROR.value
     try:
         stored = array("q", values)
         if stored.tobytes()[_SIGN_BYTE :: stored.itemsize].isascii():

@@ -10,7 +10,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from railscope import frame
-from railscope.timestamps import FOREVER_NS
+from railscope.catalog import gpu as gpu_metrics
+from railscope.timestamps import FOREVER_NS, SECOND_NS
 from railscope_collector.evidence import gpu_node_history, node_intervals
 from railscope_collector.fleet.schema_columns import AGENT_MEASURES, CounterSubject
 from railscope_collector.metering import counter_increments as measures, evidence as usage_evidence
@@ -68,7 +69,8 @@ def counter_increments(
                     cells[number] = min(new, cells.get(number, new))
     increments_by_quantity: dict[measures.CountedQuantity, list[measures.CounterIncrements]] = {}
     for (counter, *_), runs in sorted(readings.items()):
-        increments_by_quantity.setdefault(counter.measure, []).append(_compute_increments(runs))
+        increments = _compute_increments(runs, _MAX_PER_SECOND.get(counter.measure))
+        increments_by_quantity.setdefault(counter.measure, []).append(increments)
     return {measure: _merge_increments(parts) for measure, parts in increments_by_quantity.items()}
 
 
@@ -122,10 +124,23 @@ def _find_stay(
     return next(starts, None)
 
 
+_MAX_PER_SECOND = {
+    measures.CountedQuantity.ENERGY: gpu_metrics.GPU_POWER.valid_steps[-1],
+    measures.CountedQuantity.USED: SECOND_NS,
+    measures.CountedQuantity.MEMORY: int(gpu_metrics.GPU_MEMORY_USED.valid_steps[-1] / gpu_metrics.GPU_MEMORY_USED_TIME.scale),
+}  # fmt: skip
+"""Highest increment of a GPU's counter, by the bound of the gauge that it sums."""
+_SLACK_SECONDS = 60
+"""Maximum age of a value when it is read: two of the longest samples that an agent adds up."""
+
+
 def _compute_increments(
-    runs: Mapping[tuple[str, str], Mapping[int, _Reading]],
+    runs: Mapping[tuple[str, str], Mapping[int, _Reading]], max_per_second: int | None
 ) -> measures.CounterIncrements:
-    """Return the increments between readings of a counter that count."""
+    """Return the increments between readings of a counter that count.
+
+    One that the device cannot have made is an error of a reading: a counter that jumps, or returns from a jump.
+    """
     readings: list[measures.CounterReadings] = []
     uncounted_ns: list[measures.Column] = []
     for (boot, run), cells in runs.items():
@@ -137,6 +152,9 @@ def _compute_increments(
         uncounted_ns.append(timestamps_ns[table[:, 3] == 0])
     found = measures.compute_increments(readings)
     counts = ~np.isin(found.ends_ns, np.concatenate(uncounted_ns))
+    if max_per_second is not None:
+        seconds = (found.ends_ns - found.starts_ns) / SECOND_NS + _SLACK_SECONDS
+        counts &= found.amounts <= max_per_second * seconds
     return measures.CounterIncrements(
         found.starts_ns[counts], found.ends_ns[counts], found.amounts[counts], found.same[counts]
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import pytest
 from core_queries import ALICE, compute_states, new_problems, tenant_energy
 from structlog.testing import capture_logs
 from support.checkpoints import checkpoint_of, facts_of, resume_from
@@ -170,6 +171,21 @@ def test_a_counter_that_starts_over_loses_nothing_and_is_never_negative(core: Co
     assert counted.amounts.min() >= 0
     assert [(r.last_ns - at(0)) // SECOND for r in counted.resets()] == [120]
     assert counted.amounts.sum() == 120 + 100
+
+
+@pytest.mark.parametrize("jump", [1 << 40, 1 << 62])
+def test_a_counter_that_jumps_and_returns_is_not_counted(core: CollectorState, jump: int):
+    node = NodeReporter(booted_at=-6000)
+    column = next(i for i, (m, _) in enumerate(gpus_of("GPU-0").columns) if "energy" in m.name)
+    energy = 500 * 10**9
+
+    def values(second: int, columns: int) -> list[int]:
+        value = energy + 300_000 * second + (jump if second == 60 else 0)
+        return [value if each == column else 0 for each in range(columns)]
+
+    accept(core, node.envelopes_of(gpus_of("GPU-0"), range(0, 121, 30), values=values))
+    counted = known_of(core, "GPU-0").counted[CountedQuantity.ENERGY]
+    assert counted.amounts.tolist() == [300_000 * 30] * 2, "unknown beside the jump"
 
 
 def test_a_wall_clock_that_steps_moves_no_sample_and_quarantines_what_it_taints(

@@ -110,8 +110,10 @@ def key(name: str) -> PickReading:
 
 
 def used(memory: Json) -> Reading:
-    """Memory in use. Version 1 of the call includes memory reserved by the driver: another quantity."""
-    return int(memory["used"]) if "reserved" in memory else Absent.UNSUPPORTED
+    """Memory in use, at most the total. Version 1 of the call includes memory reserved by the driver: another quantity."""
+    if "reserved" not in memory:
+        return Absent.UNSUPPORTED
+    return int(memory["used"]) if memory["used"] <= memory["total"] else Absent.ERROR
 
 
 def item(index: int) -> PickReading:

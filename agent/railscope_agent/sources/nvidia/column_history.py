@@ -26,21 +26,17 @@ from railscope_agent.sampling.row_builder import RowBuilder
 LONGEST_SAMPLE_NS = 30 * SECOND_NS
 """Longest time between two samples that metering counts as observed."""
 
-MAX_MEMORY_BYTES = 1 << 50
-"""More memory than any GPU has; a higher reading is an error of the driver."""
-
 
 @dataclass(frozen=True, slots=True)
 class IntegratedGauge:
-    """A gauge, the counter of its integral over time, and the maximum of a sample.
+    """A gauge, and the counter of its integral over time.
 
-    A value below 0 or above `max_sample` is an error, not a sample: the counter is a basis of invoices
+    A value that the gauge cannot have is an error, not a sample: the counter is a basis of invoices
     and would retain the error permanently.
     """
 
     gauge: declare.Metric
     counter: declare.Metric
-    max_sample: int
 
 
 class Integral:
@@ -98,7 +94,7 @@ class Integrals:
             sample, reason = into.values[gauge], into.reasons[gauge]
             if reason != PRESENT:
                 into.put(counter, REASONS[reason])
-            elif 0 <= sample <= integrated.max_sample:
+            elif integrated.gauge.accepts(sample):
                 into.put(counter, integral.take(sample, boot_id, boot_ns))
             else:
                 into.put(counter, Absent.ERROR)
@@ -133,6 +129,9 @@ class DeviceTotals:
     def read(self, into: RowBuilder) -> None:
         """Add the totals of the current values; a part without a value keeps its share."""
         for column, total, parts in self._columns:
+            for part in parts.values():
+                if not self.counter.accepts(into.values[part]):
+                    into.put(part, Absent.ERROR)
             is_supported = parts or total.has_started
             into.put(column, total.update(into, parts) if is_supported else Absent.UNSUPPORTED)
 

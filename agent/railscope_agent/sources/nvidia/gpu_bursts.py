@@ -8,7 +8,7 @@ several samples has their mean.
 
 from __future__ import annotations
 
-from railscope.catalog import bursts as c
+from railscope.catalog import bursts as c, gpu as gpu_metrics
 from railscope.reading import Absent
 from railscope.timestamps import MICROSECOND_NS, SECOND_NS
 from railscope_agent.gpus.inventory import GpuDevice, GpuInventory
@@ -90,7 +90,9 @@ class _SampledGpu:
         """Read the power limit, and find the supported sample types."""
         self.index = gpu.index
         limit = fact_readers.call_nvml(host, "nvmlDeviceGetEnforcedPowerLimit", gpu.index)
-        self.limit_milliwatts = int(limit or 0)
+        self.limit_milliwatts = (
+            int(limit or 0) if gpu_metrics.GPU_POWER_LIMIT.accepts(limit or 0) else 0
+        )
         self.supported = [
             buffer
             for buffer in self._buffers
@@ -135,7 +137,8 @@ class _SampleBuffer:
         if last_us is None:
             return
         last_ns, at_ns = last_us * MICROSECOND_NS, stamp_us * MICROSECOND_NS
-        if at_ns - last_ns > _LONGEST_SAMPLE_NS:
+        gauge = gpu_metrics.GPU_UTILIZATION if self.kind == _UTILIZATION else gpu_metrics.GPU_POWER
+        if at_ns - last_ns > _LONGEST_SAMPLE_NS or not gauge.accepts(value):
             self.unseen += self._grid.count_windows(last_ns, at_ns)
             self._averaged.forget()
             return

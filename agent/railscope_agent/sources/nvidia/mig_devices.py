@@ -33,11 +33,7 @@ MIG_TABLE = call_table.CallTable((
     call_table.NvmlCall(("nvmlDeviceGetComputeRunningProcesses",),
                        (call_table.CallTarget(s.MIG_PROCESSES, call_table.count),)),
 ))  # fmt: skip
-MIG_INTEGRALS = (
-    column_history.IntegratedGauge(
-        s.MIG_MEMORY_USED, s.MIG_MEMORY_USED_TIME, column_history.MAX_MEMORY_BYTES
-    ),
-)
+MIG_INTEGRALS = (column_history.IntegratedGauge(s.MIG_MEMORY_USED, s.MIG_MEMORY_USED_TIME),)
 
 
 class MigSource(source.SourceWithoutResources):

@@ -37,13 +37,12 @@ _REASONS_OF_ALL = 0x1FF
 """The oldest reasons of nvml.h, for a GPU that does not report its supported ones."""
 ALL_LINKS = 0xFFFF_FFFF
 MODULE_SCOPE, MEMORY_SCOPE = 1, 2
-MAX_PLAUSIBLE_CELSIUS = 200  # DCGM rejects higher ones too
 
 
 def _memory_temperature(value: Json) -> Reading:
     if value == 0:
         return Absent.UNSUPPORTED  # a GPU without the sensor (NVIDIA/dcgm-exporter#460)
-    return int(value) if 0 < value < MAX_PLAUSIBLE_CELSIUS else Absent.ERROR
+    return int(value)
 
 
 def _memory_power(value: Json) -> Reading:
@@ -102,12 +101,9 @@ _LOAD_FIELDS: tuple[call_table.BatchField, ...] = (
     call_table.field(f"141:{ALL_LINKS}", n.GPU_NVLINK_RAW_RECEIVED),
 )
 
-_PERCENT = 100
 LOAD_INTEGRALS = (
-    column_history.IntegratedGauge(c.GPU_UTILIZATION, c.GPU_BUSY, _PERCENT),
-    column_history.IntegratedGauge(
-        c.GPU_MEMORY_USED, c.GPU_MEMORY_USED_TIME, column_history.MAX_MEMORY_BYTES
-    ),
+    column_history.IntegratedGauge(c.GPU_UTILIZATION, c.GPU_BUSY),
+    column_history.IntegratedGauge(c.GPU_MEMORY_USED, c.GPU_MEMORY_USED_TIME),
 )
 
 _REPEATED_TIMES = ("low_utilization", "application_clocks", "base_clocks")
