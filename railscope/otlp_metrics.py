@@ -342,7 +342,8 @@ class _Decoder:
                     points = data.data_points or ()
                     self._points += len(points)
                     check_size(self._points, self._max_points, "points")
-                    if getattr(data, "aggregation_temporality", None) in _TOTALS:
+                    temporality = getattr(data, "aggregation_temporality", None)
+                    if kind == "gauge" or temporality in _TOTALS:
                         yield _MetricPoints(metric.name or "", kind, points)
                     else:
                         self._increments += len(points)

@@ -32,6 +32,7 @@ Reading: TypeAlias = int | Absent
 
 PRESENT = 0
 REASONS: dict[int, Absent] = {reason.value: reason for reason in Absent}
+_UNKNOWN_SPEEDS = {(1 << bits) - 1 for bits in (16, 32, 64)}
 SIGNED_LIMIT = 1 << 63
 UNSIGNED_RANGE = 1 << 64
 
@@ -67,6 +68,15 @@ def parse_integer(text: bytes) -> Reading:
         stripped = text.strip()
         return Absent.UNSUPPORTED if not stripped or stripped.startswith(b"N/A") else Absent.ERROR
     return value
+
+
+def known_speed(speed: Reading) -> Reading:
+    """Return the speed of a port, or unsupported for a marker of an unknown one.
+
+    SPEED_UNKNOWN is -1, or all bits of the type that a driver stores it in (linux/ethtool.h); some report 0.
+    """
+    is_unknown = isinstance(speed, int) and (speed <= 0 or speed in _UNKNOWN_SPEEDS)
+    return Absent.UNSUPPORTED if is_unknown else speed
 
 
 def reason_of(error: OSError) -> Absent:

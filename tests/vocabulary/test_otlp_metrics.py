@@ -216,6 +216,14 @@ def test_temporality_by_name_and_an_unknown_one(temporality, increments):
     assert decode_metrics(json.dumps(document).encode(), JSON).increments == increments
 
 
+def test_a_gauge_has_no_temporality():
+    document = request_of([{"asInt": "1"}], kind="gauge")
+    gauge = document["resourceMetrics"][0]["scopeMetrics"][0]["metrics"][0]["gauge"]
+    gauge["aggregationTemporality"] = DELTA
+    decoded = decode_metrics(json.dumps(document).encode(), JSON)
+    assert (len(decoded.resources[0].points), decoded.increments) == (1, 0)
+
+
 @pytest.mark.parametrize("part", ["[", '{"a":', '{"resourceMetrics":[', '{"later":['])
 def test_deep_json_is_rejected(part):
     with pytest.raises(OtlpRejectedError) as rejected:

@@ -12,6 +12,7 @@ from railscope.reading import (
     UNSIGNED_RANGE,
     Absent,
     from_stored,
+    known_speed,
     parse_integer,
     reason_of,
     to_stored,
@@ -107,3 +108,13 @@ def test_reasons_keep_their_codes() -> None:
         "unsupported": 1, "denied": 2, "gone": 3, "timeout": 4, "error": 5, "not_due": 6,
         "reset_required": 7,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [0, -1, 2**16 - 1, 2**32 - 1, 2**64 - 1])
+def test_a_marker_of_an_unknown_speed_is_no_speed(number: int) -> None:
+    assert known_speed(number) is Absent.UNSUPPORTED
+
+
+@pytest.mark.parametrize("reading", [10, 800_000, Absent.TIMEOUT])
+def test_a_speed_and_a_reason_are_kept(reading: int | Absent) -> None:
+    assert known_speed(reading) == reading

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from railscope.reading import Absent, Reading, parse_integer
+from railscope.reading import Reading, known_speed, parse_integer
 from railscope_agent.host import Host, Json
 from railscope_agent.sampling.fact_readers import list_names, read_link_name, read_text
 from railscope_agent.topology import pci
@@ -25,7 +25,6 @@ _REPRESENTOR_DRIVER = "_rep"
 
 _INFINIBAND = "32"
 """ARPHRD_INFINIBAND of linux/if_arp.h: an interface of IP over InfiniBand."""
-_UNKNOWN_SPEEDS = {(1 << bits) - 1 for bits in (16, 32, 64)}
 
 
 class InterfaceKind(Enum):
@@ -79,13 +78,8 @@ def read_driver(host: Host, interface: str) -> dict[str, Json]:
 
 
 def parse_speed(content: bytes) -> Reading:
-    """Parse a speed in Mb/s as sysfs or ethtool reports it; markers of an unknown speed are unsupported.
-
-    SPEED_UNKNOWN is -1, or all bits of the type that a driver stores it in (linux/ethtool.h); some report 0.
-    """
-    speed = parse_integer(content)
-    is_unknown = isinstance(speed, int) and (speed <= 0 or speed in _UNKNOWN_SPEEDS)
-    return Absent.UNSUPPORTED if is_unknown else speed
+    """Parse a speed in Mb/s as sysfs reports it."""
+    return known_speed(parse_integer(content))
 
 
 def whole_functions(interfaces: Mapping[str, NetworkInterface]) -> dict[str, str]:

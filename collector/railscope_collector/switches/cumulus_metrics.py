@@ -13,7 +13,7 @@ from typing import NamedTuple
 from railscope import otlp_metrics
 from railscope.catalog import declare, entities, switches as catalog
 from railscope.frame import Column, Entity
-from railscope.reading import Absent, Reading
+from railscope.reading import Absent, Reading, known_speed
 from railscope_collector.switches.switch_reading import NEIGHBOURS, PORTS, PRIORITY, QUEUES
 
 HOST_NAME = "net.host.name"
@@ -129,6 +129,7 @@ def read_value(rule: MetricRule, point: otlp_metrics.MetricPoint) -> Reading | P
     number = int(value)
     if rule.metric is catalog.PORT_UP:
         return int(bool(number & _UP) and not number & _NOT_UP)
-    if number < 0:
-        return PointResult.INVALID
-    return number // _MEGABIT_BITS if rule.metric is catalog.SPEED else number
+    if rule.metric is catalog.SPEED:
+        speed = known_speed(number)
+        return speed if isinstance(speed, Absent) else known_speed(speed // _MEGABIT_BITS)
+    return number if number >= 0 else PointResult.INVALID

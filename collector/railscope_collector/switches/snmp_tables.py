@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from railscope.catalog import declare, entities, switches as catalog
 from railscope.frame import Entity
-from railscope.reading import UNSIGNED_RANGE, Absent, Reading
+from railscope.reading import UNSIGNED_RANGE, Absent, Reading, known_speed
 from railscope.timestamps import SECOND_NS
 from railscope.untrusted_text import printable
 from railscope_collector.switches import end_names, switch_reading as base
@@ -227,8 +227,7 @@ def _port_readings(ports: Mapping[Index, Entity], tables: SwitchTables) -> base.
         part += [
             ((catalog.PORT_UP, port), _status(interfaces.number("ifOperStatus", index))),
             ((catalog.PORT_ENABLED, port), _status(interfaces.number("ifAdminStatus", index))),
-            # 0: the interface has no speed, or an unknown one
-            ((catalog.SPEED, port), interfaces.number("ifHighSpeed", index) or Absent.UNSUPPORTED),
+            ((catalog.SPEED, port), known_speed(interfaces.number("ifHighSpeed", index))),
             ((catalog.RECEIVED_PACKETS, port), _packets(interfaces, "ifHCIn", index)),
             ((catalog.SENT_PACKETS, port), _packets(interfaces, "ifHCOut", index)),
             ((catalog.ALL_PFC_RECEIVED, port), tables.pfc.number("received", index)),
@@ -319,7 +318,7 @@ def _local_ports(ports: Mapping[Index, Entity], rows: TableRows) -> dict[int, En
     """Return the ports by their number in LLDP, which need not be the index of the interface.
 
     A number belongs to the port that its local port ID or description names; else to the interface whose index is that
-    port ID, or else the number itself, unless another number names that port.
+    port ID, or else the number itself, unless another number names that port, or has another index than its port.
     """
     by_name = {port.key[1]: port for port in ports.values()}
     named = end_names.DevicePorts(
@@ -336,17 +335,19 @@ def _local_ports(ports: Mapping[Index, Entity], rows: TableRows) -> dict[int, En
     ids = rows.column("local_port")
     for number in {*ids, *rows.column("local_description")}:
         port_id = ids.get(number, b"")
-        address = as_identifier(port_id, is_mac=True)  # six bytes may also be a name
         description = rows.text("local_description", number)
-        name = named.find(address) or named.find(as_text(port_id), description)
+        is_mac = isinstance(port_id, bytes) and len(port_id) == _MAC_BYTES  # or a name of six bytes
+        name = is_mac and named.find(as_identifier(port_id, is_mac=True))
+        name = name or named.find(as_text(port_id), description)
         if name and len(number) == 1:
             found[number[0]] = by_name[name]
     taken = {port.key for port in found.values()}
     free = {index[0]: port for index, port in ports.items() if port.key not in taken}
+    are_indexes = all(port.facts["index"] == str(number) for number, port in found.items())
     indexes = {str(index): port for index, port in free.items()}
     by_index = {
         number[0]: indexes[text]
         for number in ids
         if len(number) == 1 and (text := rows.text("local_port", number)) in indexes
     }
-    return free | by_index | found
+    return (free if are_indexes else {}) | by_index | found

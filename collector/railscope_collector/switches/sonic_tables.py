@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from railscope import untrusted_text
 from railscope.catalog import declare, entities, switches as catalog
 from railscope.frame import Column, Entity
-from railscope.reading import UNSIGNED_RANGE, Absent, Reading
+from railscope.reading import UNSIGNED_RANGE, Absent, Reading, known_speed
 from railscope_collector.switches import switch_reading as base
 
 WATERMARKS, QUEUE_MARKS, WATCHDOG, POOLS = (
@@ -290,7 +290,7 @@ def _port_readings(
         name = port.key[1]
         yield (catalog.PORT_UP, port), states.state(name, "oper_status", _STATUSES)
         yield (catalog.PORT_ENABLED, port), states.state(name, "admin_status", _STATUSES)
-        yield (catalog.SPEED, port), states.number(name, "speed") or Absent.UNSUPPORTED
+        yield (catalog.SPEED, port), known_speed(states.number(name, "speed"))
         yield (catalog.RECEIVED_PACKETS, port), _packets(counters, name, "SAI_PORT_STAT_IF_IN_")
         yield (catalog.SENT_PACKETS, port), _packets(counters, name, "SAI_PORT_STAT_IF_OUT_")
         for metric, direction in ((catalog.ALL_PFC_RECEIVED, "RX"), (catalog.ALL_PFC_SENT, "TX")):

@@ -328,3 +328,11 @@ def test_recorded_databases(name: str):
         port = "Ethernet0"
         estimated = read["port_receive_pfc_pause_estimated_seconds_total", port, "3"]
         assert estimated == int(ports[port]["EST_PORT_STAT_PFC_3_RX_PAUSE_DURATION_US"])
+
+
+@pytest.mark.parametrize("speed", ["0", "65535", "4294967295", "N/A"])
+def test_a_port_of_unknown_speed_has_none(speed):
+    ports, states = {"Ethernet0": {}}, {"Ethernet0": {"speed": speed}}
+    found = tables.SonicTables(tables.SonicTable(ports), tables.SonicTable(states))
+    read = values(tables.make_reading("leaf-07", found, tables.SwitchFacts()))
+    assert read["port_speed_bytes_per_second", "Ethernet0"] is Absent.UNSUPPORTED

@@ -61,6 +61,12 @@ def at(seconds: int, value: float = 5) -> list[Pushed]:
 PFC = ("port_receive_pfc_pause_frames_total", "swp1", "3")
 
 
+@pytest.mark.parametrize("bits", [0, -1, 2**32 - 1, 5])
+def test_a_port_of_unknown_speed_has_none(bits):
+    found = push(new_pushes(), [Pushed("oper_aggregate_speed", float(bits))])
+    assert found["port_speed_bytes_per_second", "swp1"] is Absent.UNSUPPORTED
+
+
 def test_names_and_attributes_become_metrics_and_entities():
     found = push(
         new_pushes(),

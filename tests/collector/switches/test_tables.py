@@ -154,6 +154,8 @@ IN_ORDER, SECOND_AND_FIRST, NONE = {1: 1, 2: 2, 3: 3}, {1: 2, 2: 1, 3: 3}, {}
         (ALIKE, (ONE_MAC,) * 3, 1, (b"x", b"y", b"z"), ALIKE, IN_ORDER),
         (ALIKE, OWN_MACS, 1, NUMBERS, ("Ethernet2", "Ethernet1", "a port that was deleted"), SECOND_AND_FIRST),
         (ALIKE, OWN_MACS, 2, (b"Ethernet1", b"deleted", b"Ethernet2"), (), {1: 1, 3: 2}),
+        (ALIKE, OWN_MACS, 2, (b"Ethernet1", b"deleted", b"deleted, too"), (), {1: 1}),
+        (("Ethernet2", "Ethernet1", "c"), OWN_MACS, 1001, (b"Ethernet2", b"Ethernet1", b"c"), ("Ethernet1", "Ethernet2", "Ethernet3"), IN_ORDER),
     ],
 )  # fmt: skip
 def test_local_port_of_lldp_is_the_one_that_its_texts_name_alone_or_else_its_index(  # noqa: PLR0913, PLR0917 - columns of one table
