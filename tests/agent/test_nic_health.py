@@ -244,6 +244,24 @@ def test_a_source_that_was_denied_for_a_nic_is_unknown_for_it_alone() -> None:
     assert states(AbsentSources(whole={"link": Absent.TIMEOUT})) == [UNKNOWN, UNKNOWN]
 
 
+def test_an_rdma_device_that_another_one_of_its_function_replaces_is_no_nic() -> None:
+    """A bond is dissolved: the driver makes an RDMA device for each port again."""
+    facts = NodeHealthFacts()
+    for second, devices in enumerate((("bond_0", "bond_0"), ("mlx5_0", "mlx5_1"))):
+        places = [{"pci_address": f"0000:3b:00.{port}"} for port in range(2)]
+        ports = {
+            device: Entity(entities.RDMA_PORT, (device, "1"), place)
+            for device, place in zip(reversed(devices), reversed(places), strict=True)
+        }
+        nics = [
+            Entity(entities.NIC, (f"eth{port}",), {**places[port], "rdma_device": device})
+            for port, device in enumerate(devices)
+        ]
+        schema = Schema("rdma", (), (*nics, *ports.values()))
+        facts.add(Frame(ORIGIN, schema, 1, NodeTimestamp(0, second), array("q")))
+    assert set(facts.nics(AbsentSources())) == {"eth0", "eth1"}
+
+
 # Captures -----------------------------------------------------------------------------------------
 
 

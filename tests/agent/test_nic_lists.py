@@ -165,6 +165,22 @@ async def test_a_nic_that_fails_from_the_start_is_absent_with_the_reason(
         assert run.sampler.statuses["nic"].state == OK
 
 
+@pytest.mark.parametrize("is_linked", [True, False])
+async def test_a_driver_that_cannot_be_queried_is_the_one_of_the_device(*, is_linked: bool) -> None:
+    """Without any driver no statistic has a meaning."""
+    host = FakeHost()
+    set_statistics(host, {"rx_bytes_phy": 1})
+    host.calls["ethtool.driver(eth0)"] = OSError(errno.EIO, "trouble")
+    if is_linked:
+        place = host.links["/sys/class/net/eth0/device"]
+        host.links[f"{place}/driver"] = "/sys/bus/pci/drivers/mlx5_core"
+        host.files["/sys/bus/pci/drivers/mlx5_core/module"] = ""
+    async with run_sampler(host, [NicSource()]) as run:
+        await run.step()
+        found = values_of(run.frames[-1])[BYTES, ("eth0",)]
+        assert found == (1 if is_linked else Absent.ERROR)
+
+
 def test_entries_that_are_not_interfaces_are_not_reported_as_broken() -> None:
     """/sys/class/net holds the file bonding_masters, and interfaces come and go."""
     host = FakeHost()

@@ -132,6 +132,7 @@ class NodeHealthFacts:
         """Return the devices that are parts of each NIC: ports that are bonded may share an RDMA device."""
         nics: dict[str, list[source_readings.DeviceName]] = {}
         ports: list[source_readings.DeviceName] = []
+        addresses_in_use = set[str]()
         by_rdma_device: defaultdict[str, list[str]] = defaultdict(list)
         for name, labels in self._labels.items():
             kind, key = name[0], name[1:]
@@ -141,10 +142,14 @@ class NodeHealthFacts:
             if kind == entities.NIC.name and (device or role in _JUDGED_WITHOUT_RDMA):
                 nics.setdefault(key[0], []).append(name)
                 by_rdma_device[device or ""].append(key[0])
+                addresses_in_use.add(labels.get("pci_address", "") if device else "")
             elif kind == entities.RDMA_PORT.name and key[1] != "0":
                 ports.append(name)
         for name in ports:
             interface, shared = self._labels[name].get("interface"), by_rdma_device[name[1]]
+            address = self._labels[name].get("pci_address")
+            if address and address in addresses_in_use and not (interface or shared):
+                continue  # its function has another RDMA device now: a bond was dissolved
             for nic in [interface] if interface else shared or ["/".join(name[1:])]:
                 nics.setdefault(nic, []).append(name)
         for names in nics.values():

@@ -67,7 +67,8 @@ class NicSource(source_bases.UnwrappingSource, source.SourceWithoutResources):
                 columnless_entities.append(nic)
                 continue
             try:
-                read_driver(host, interface)
+                if not described.driver:
+                    read_driver(host, interface)  # its failure is the reason
                 names = host.call("ethtool", "statistics", interface)["names"]
             except OSError as error:
                 findings.append(_statistics_failure(interface, error))
@@ -132,6 +133,8 @@ class NicSource(source_bases.UnwrappingSource, source.SourceWithoutResources):
             width = len(nic.positions)
             total = nic.start + width
             try:
+                if not nic.names[0]:  # as long as the driver cannot be read, no list has a meaning
+                    read_driver(host, nic.interface)
                 statistics = host.call("ethtool", "statistics", nic.interface)
             except OSError as error:
                 into.put_none(nic.start, width + bool(nic.discards), reason_of(error))

@@ -7,7 +7,7 @@ saturated.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import ge
 
@@ -15,13 +15,22 @@ from railscope import counter_unwrap
 from railscope.catalog import rdma as catalog
 from railscope.catalog.entities import RDMA_COUNTER, RDMA_PORT
 from railscope.frame import Entity
-from railscope.reading import PRESENT, REASONS, UNSIGNED_RANGE, Absent, Reading, reason_of
+from railscope.reading import (
+    PRESENT,
+    REASONS,
+    UNSIGNED_RANGE,
+    Absent,
+    Reading,
+    is_failure,
+    reason_of,
+)
 from railscope_agent.host import Host
 from railscope_agent.sampling import fact_readers, probe_result, row_builder, source
 from railscope_agent.sources.rdma_counter_files import (
     DEVICE,
     CounterFile,
     RdmaDevice,
+    counter_directories,
     counter_files,
     rdma_driver,
 )
@@ -73,12 +82,19 @@ class RdmaSource(UnwrappingSource, source.SourceWithFiles):
         for file in files:
             columns.add(file.metric, file.about)
         ports = [pair for device in devices for pair in device.ports]
-        self._optional = [
-            optional
-            for device in devices
-            for _, port in device.ports
-            if (optional := _optional(host, device.driver, port, columns))
-        ]
+        findings = [_finding(len(all_devices), len(ports), len(files))]
+        findings += [failure for each in devices for failure in _listing_failures(host, each)]
+        self._optional = []
+        for device in devices:
+            for _, port in device.ports:
+                try:
+                    optional = _optional(host, device.driver, port, columns)
+                except OSError as error:
+                    if is_failure(error):
+                        findings.append(_counter_failure(device, error, "rdma_statistics"))
+                    continue
+                if optional.columns:
+                    self._optional.append(optional)
         self._saturating = _find_saturating(files, columns)
         self._first_state = len(columns.columns)
         for _, entity in ports:
@@ -88,7 +104,6 @@ class RdmaSource(UnwrappingSource, source.SourceWithFiles):
         self._replace_unwraps(host, _unwraps(files, self._before))
         states = [f"{directory}/{file}" for directory, _ in ports for file in _STATE_FILES]
         self._keep(host, [f"{file.directory}/{file.name}" for file in files], states)
-        findings = [_finding(len(all_devices), len(ports), len(files))]
         remedy = "correct the section [topology] of the settings"
         findings += [
             probe_result.ProbeFinding("rails", probe_result.ProbeVerdict.BROKEN, problem, remedy)
@@ -199,12 +214,9 @@ def _netlink(host: Host, port: Entity) -> dict[str, int]:
 
 def _optional(
     host: Host, driver: str, port: Entity, columns: probe_result.ColumnBuilder
-) -> _OptionalCounters | None:
-    """Enabled optional counters of a port, and columns for them."""
-    try:
-        statistics = _netlink(host, port)
-    except OSError:
-        return None
+) -> _OptionalCounters:
+    """Return the enabled optional counters of a port, and add columns for them. Raises OSError."""
+    statistics = _netlink(host, port)
     taken = {metric for metric, about in columns.columns if about == port}
     counters = {}
     for name in sorted(statistics.keys() & catalog.OPTIONAL):
@@ -212,7 +224,26 @@ def _optional(
         if metric is None or metric in taken:
             metric, about = catalog.other(name), port.child(RDMA_COUNTER, name)
         counters[name] = columns.add(metric, about)
-    return _OptionalCounters(port, counters) if counters else None
+    return _OptionalCounters(port, counters)
+
+
+def _listing_failures(host: Host, device: RdmaDevice) -> Iterator[probe_result.ProbeFinding]:
+    """Yield the directories of a device that cannot be read: their counters would be missing without a trace."""
+    for directory in counter_directories(device):
+        try:
+            host.names(directory)
+        except OSError as error:
+            if is_failure(error):
+                yield _counter_failure(
+                    device, error, directory.removeprefix(f"{device.directory}/")
+                )
+
+
+def _counter_failure(device: RdmaDevice, error: OSError, query: str) -> probe_result.ProbeFinding:
+    remedy = "allow the agent to read /sys/class/infiniband, and netlink sockets (AF_NETLINK)"
+    return probe_result.ProbeFinding.failed(
+        f"counters of {device.whole.key[0]}", error, remedy, query
+    )
 
 
 def _devices(host: Host, network: NodeNetwork) -> list[RdmaDevice]:

@@ -16,13 +16,15 @@ from dataclasses import dataclass
 from railscope.catalog import declare, rdma as catalog
 from railscope.catalog.entities import RDMA_COUNTER
 from railscope.frame import Entity
+from railscope.reading import is_failure
 from railscope_agent.host import Host
-from railscope_agent.sampling import fact_readers
 
 DEVICE = "0"
 _WIDEST_FIRST = ("counters_ext", "counters", "hw_counters")
 _REFRESHED = "hw_counters"
 _NO_COUNTERS = {"lifespan"}
+_USUAL = {"counters": ("port_rcv_data", "port_xmit_data")}
+"""Usual files of a set whose directory cannot be read: they are absent for their own reasons."""
 
 _DRIVERS = {
     "mlx5_core": "mlx5",
@@ -83,13 +85,28 @@ def counter_files(host: Host, device: RdmaDevice) -> Iterator[CounterFile]:
     yield from _files_of(host, device.driver, sets, device.whole, metrics)
 
 
+def counter_directories(device: RdmaDevice) -> Iterator[str]:
+    """Yield the directories of a device that list its ports and its counter files; not each kernel has all."""
+    yield f"{device.directory}/ports"
+    for directory, _ in device.ports:
+        yield from (f"{directory}/{name}" for name in _WIDEST_FIRST)
+    yield f"{device.directory}/{_REFRESHED}"
+
+
+def _listed(host: Host, directory: str) -> Sequence[str]:
+    try:
+        return host.names(directory)
+    except OSError as error:
+        return _USUAL.get(directory.rpartition("/")[2], ()) if is_failure(error) else ()
+
+
 def _files_of(
     host: Host, driver: str, sets: Sequence[str], about: Entity, metrics: set[declare.Metric]
 ) -> Iterator[CounterFile]:
     taken, generic = set(metrics), set[str]()
     for directory in sets:
         refreshed = directory.endswith(_REFRESHED)
-        for name in fact_readers.list_names(host, directory):
+        for name in _listed(host, directory):
             if name in _NO_COUNTERS:
                 continue
             narrow = refreshed and catalog.wraps_at_32_bits(driver, name)

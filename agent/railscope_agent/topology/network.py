@@ -441,7 +441,9 @@ def _assign_remaining_role(
     ]
     if any(isinstance(speed, int) and speed >= _STORAGE_MEGABITS for speed in speeds):
         return replace(device, role=rail_rules.STORAGE, reason="no RDMA, but 40 Gb/s or more")
-    return replace(device, role=rail_rules.MANAGEMENT, reason="no RDMA, and less than 40 Gb/s")
+    is_known = any(isinstance(speed, int) for speed in speeds)
+    reason = "no RDMA, and less than 40 Gb/s" if is_known else "no RDMA, and its speed is unknown"
+    return replace(device, role=rail_rules.MANAGEMENT, reason=reason)
 
 
 def _rails_by_nic(
