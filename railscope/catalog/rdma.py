@@ -34,7 +34,7 @@ RDMA_PHYSICAL_STATE = _PORT.state("railscope_rdma_port_physical_state", "Physica
 RDMA_UP = _PORT.gauge("railscope_rdma_port_up", "1 if the port's logical state is active, 0 otherwise.", "/sys/class/infiniband/*/ports/*/state", rollups=(Rollup.SUM, Rollup.MIN), detail=BASIC)
 RDMA_RATE = _PORT.gauge("railscope_rdma_port_rate_bytes_per_second", "Line rate of the port.", "/sys/class/infiniband/*/ports/*/rate (Gb/s)", scale=MEGABIT, rollups=(Rollup.SUM, Rollup.MIN), detail=BASIC)
 RDMA_SATURATED = _PORT.gauge("railscope_rdma_saturated_counters", "Narrow counters of the port at their maximum value: the real count may be higher.", "/sys/class/infiniband/*/ports/*/counters/* at all ones")
-RDMA_OTHER = _PORT.counter("railscope_rdma_vendor_total", "Counter of the RDMA driver without its own metric, under the driver's name.", "/sys/class/infiniband/*/ports/*/{counters,counters_ext,hw_counters}/*, */hw_counters/* as port 0", about=RDMA_COUNTER)
+RDMA_OTHER = _PORT.counter("railscope_rdma_vendor_total", "Counter of the RDMA driver without its own metric, under the driver's name.", "/sys/class/infiniband/*/ports/*/{counters,counters_ext,hw_counters}/*, */hw_counters/* as port 0", about=RDMA_COUNTER, saturates=True)
 RDMA_OTHER_VALUE = _PORT.gauge("railscope_rdma_vendor_value", "Current value of the RDMA driver without its own metric, under the driver's name.", "hw_counters: bnxt_re db_fifo_register; mana current_rate, num_qps_*; any active_*, watermark_*", about=RDMA_COUNTER)
 _VALUES = ("active_", "watermark_", "num_qps_")
 _VALUE = {"db_fifo_register", "current_rate"}

@@ -90,11 +90,11 @@ def test_statistics_have_64_bits(moved: bool) -> None:  # noqa: FBT001 - the cas
     set_statistics(host, {"rx_bytes_phy": 1, "rx_discards_phy": 2})
     reader = SourceReader(NicSource(), host, ORIGIN)
     reader.run()
-    large = {"rx_bytes_phy": 2**64 - 1, "rx_discards_phy": 2**63}
+    large = {"rx_bytes_phy": 2**64 - 2, "rx_discards_phy": 2**63}
     set_statistics(host, dict(reversed(large.items())) if moved else large)
     frame = reader.run().frame
     assert frame is not None
-    assert values_of(frame) == {(BYTES, ("eth0",)): 2**64 - 1, (DISCARDS, ("eth0",)): 2**63}
+    assert values_of(frame) == {(BYTES, ("eth0",)): 2**64 - 2, (DISCARDS, ("eth0",)): 2**63}
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,10 @@ from railscope.catalog import nic_settings as c
 from railscope.reading import PRESENT, Absent
 from railscope_agent.sampling.row_builder import RowBuilder
 from railscope_agent.sampling.source_reader import SourceReader
-from railscope_agent.sources.nic_interfaces import PhysicalInterface, SettingAnswers
+from railscope_agent.sources.nic_interfaces import SettingAnswers
 from railscope_agent.sources.nic_setting_parsers import add_dscp_map, parameter_name
 from railscope_agent.sources.nic_settings import NicSettingsSource
+from railscope_agent.topology.network_interface import NetworkInterface
 
 INTERFACES = ("eth0", "eth1")
 TROUBLE = (DENIED, OSError(errno.EIO, "I/O error"), OSError(errno.EOPNOTSUPP, "no"), KeyError("x"))
@@ -134,7 +135,7 @@ def test_a_map_of_dscps_can_be_read_back(priority_of: dict[int, int]) -> None:
     dscp: dict[int, list[int]] = {}
     for code, priority in priority_of.items():
         dscp.setdefault(priority, []).append(code)
-    answers = SettingAnswers(PhysicalInterface("eth0"))
+    answers = SettingAnswers(NetworkInterface("eth0"))
     add_dscp_map(answers, dscp)
     text = answers.texts["dscp_map"]
     if len(text) > 200:  # truncated, with its digest
@@ -150,7 +151,7 @@ def test_a_map_of_dscps_can_be_read_back(priority_of: dict[int, int]) -> None:
 
 @given(st.permutations(range(64)))
 def test_the_order_of_a_map_of_dscps_does_not_matter(codes: list[int]) -> None:
-    answers = SettingAnswers(PhysicalInterface("eth0"))
+    answers = SettingAnswers(NetworkInterface("eth0"))
     add_dscp_map(answers, {0: codes})
     assert answers.texts["dscp_map"] == "0:0-63"
 
