@@ -85,7 +85,7 @@ def machine_sources(settings: AgentSettings, xids: XidMatcher | None = None) -> 
         processes.GpuProcessSource(gpus),
         mig_devices.MigSource(gpus),
         gpu_devices.GpuSource.health(gpus),
-        bus_state.GpuDeviceSource(gpus),
+        bus_state.GpuDeviceSource(gpus, matcher),
         pcie.GpuPathSource(gpus, settings.pcie),
         nvlink.NvLinkSource.traffic(gpus),
         gpu_devices.GpuSource.settings(gpus),

@@ -155,6 +155,7 @@ class Metric:
     roll-up has none.
 
     `valid` are the lowest and the highest value of a gauge in base units; without it, those of its unit count. They contain 0.
+    Of a counter they limit its increase per second; without it, the increase is unlimited.
 
     A HISTOGRAM describes a kind with `le` as its last label: one entity for each of its `buckets`, a
     cumulative count up to that bound, and one named `sum`, alone in steps of `scale`. All are counters.
@@ -216,6 +217,15 @@ class Metric:
         if self.kind is not MetricKind.GAUGE or limits is None:
             return range(-(1 << 63), (1 << 63) - _BLANKS)
         return range(int(limits[0] / self.scale), int(limits[1] / self.scale) + 1)
+
+    def can_follow(self, stored: int, before: int, passed: Fraction) -> bool:
+        """True if a counter with limits can have a stored value some seconds after another: it grew, or was reset.
+
+        A counter that falls to more than half of its value ran backwards: after a reset it starts at zero.
+        """
+        if stored < before:
+            return stored <= before // 2
+        return not self.valid or (stored - before) * self.scale <= self.valid[1] * passed
 
     def accepts(self, stored: int) -> bool:
         """True if the quantity can have a stored value; a narrow counter may have all bits set."""

@@ -13,6 +13,8 @@ _NVML = declare.MetricTable(entities.GPU, resets=DRIVER_LOAD)
 _GPM = declare.MetricTable(entities.GPU, origin="nvmlGpmMetricsGet ", resets=CHIP_RESET)
 
 AGENT_START = declare.AGENT_START
+POWER = (0, 100_000)
+"""Watts: more than any GPU draws; of its energy, joules per second."""
 MEMORY = (0, 1 << 50)
 """Bytes of memory: more than any GPU has."""
 # nvml.h, nvmlClocksEventReason*: reasons for lowered clocks, by bit.
@@ -43,7 +45,7 @@ GPU_CLOCK_LIMIT = _NVML.gauge("railscope_gpu_clock_limit_hertz", "Highest speed 
 GPU_PERFORMANCE_STATE = _NVML.gauge("railscope_gpu_performance_state", "Performance state of the GPU: 0 is the fastest, 15 the slowest.", "nvmlDeviceGetPerformanceState", dcgm="DCGM_FI_DEV_PSTATE", valid=(0, 15))
 GPU_POWER = _NVML.gauge("railscope_gpu_power_watts", "Power the whole board draws; a one-second average on Ampere (except GA100) and later.", "nvmlDeviceGetPowerUsage (mW)", scale=declare.MILLI, rollups=(declare.Rollup.SUM, declare.Rollup.MAX), dcgm="DCGM_FI_DEV_POWER_USAGE", detail=declare.BASIC)
 GPU_POWER_LIMIT = _NVML.gauge("railscope_gpu_power_limit_watts", "Power limit that is enforced now.", "nvmlDeviceGetEnforcedPowerLimit (mW)", scale=declare.MILLI, rollups=(declare.Rollup.SUM,), dcgm="DCGM_FI_DEV_ENFORCED_POWER_LIMIT", detail=declare.BASIC)
-GPU_ENERGY = _NVML.counter("railscope_gpu_energy_joules_total", "Energy the board has used.", "nvmlDeviceGetTotalEnergyConsumption (mJ)", scale=declare.MILLI, rollups=(declare.Rollup.SUM,), dcgm="DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION")
+GPU_ENERGY = _NVML.counter("railscope_gpu_energy_joules_total", "Energy the board has used.", "nvmlDeviceGetTotalEnergyConsumption (mJ)", scale=declare.MILLI, rollups=(declare.Rollup.SUM,), dcgm="DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", valid=POWER)
 GPU_TEMPERATURE = _NVML.gauge("railscope_gpu_temperature_celsius", "Temperature of the GPU die.", "nvmlDeviceGetTemperatureV, nvmlDeviceGetTemperature (degrees Celsius)", rollups=(declare.Rollup.MAX,), dcgm="DCGM_FI_DEV_GPU_TEMP", detail=declare.BASIC)
 GPU_MEMORY_TEMPERATURE = _NVML.gauge("railscope_gpu_memory_temperature_celsius", "Temperature of the GPU memory.", "nvmlDeviceGetFieldValues 82 MEMORY_TEMP (degrees Celsius)", rollups=(declare.Rollup.MAX,), since="GPUs with HBM", dcgm="DCGM_FI_DEV_MEMORY_TEMP")
 GPU_ALL_THROTTLE_TIME = _NVML.counter("railscope_gpu_all_reasons_throttle_seconds_total", "Sum of the times that reasons have held the clocks down, without low_utilization, application_clocks and base_clocks; reasons can overlap.", "agent, sum of railscope_gpu_throttle_seconds_total; a reason that cannot be read keeps its part", scale=declare.NANO, resets="Starts with the agent, at the sum of the reasons.", detail=declare.BASIC)

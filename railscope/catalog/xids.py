@@ -117,7 +117,9 @@ _NVLINK5 = range(144, 151)
 
 # The messages are those of NVIDIA/open-gpu-kernel-modules, src/nvidia/src/kernel/gpu: gpu.c (154),
 # arch/ampere/kern_gpu_error_cont_ga100.c (94, 95); NVLink 5 as in the Xid catalogue.
-_RECOVERY = re.compile(r"\bto 0x(?P<value>[0-9a-fA-F]{1,8})\b(?: \((?P<name>[^()]*)\))?")
+_RECOVERY = re.compile(
+    r"(?:.*\bto |.*\b)0x(?P<value>[0-9a-f]*)\b(?: ?\((?P<name>[^()]*)\))?", re.IGNORECASE
+)
 _RESET = re.compile(r"\bRST: (?P<reset>Yes|No), D-RST: (?P<drain>Yes|No)\b")
 _NVLINK5_SEVERITY = re.compile(r"\b(?P<non>non-?)?fatal\b", re.IGNORECASE)
 
@@ -161,10 +163,10 @@ def judge(number: int, message: str) -> Judgement:
 def _recovery(general: Judgement, message: str) -> Judgement:
     """Xid 154: `GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)`.
 
-    The value decides: drivers write other names, such as 0x1 (PF FLR) and 0x2 (OS Reboot).
+    The value after `to` decides, or the last one: drivers write other names, such as 0x1 (PF FLR) and 0x2 (OS Reboot).
     """
-    match = _RECOVERY.search(message)
-    if not match:
+    match = _RECOVERY.match(message)
+    if not match or not match["value"]:
         return general
     action = recovery_action(value := int(match["value"], 16))
     name = (value and match["name"]) or action.nvidia

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.gpus import add_gpus, of_gpu
 from support.machine import DENIED, FakeHost
-from support.reading import at_period, read_once, readings
+from support.reading import ORIGIN, at_period, read_once, readings
 from support.sampling import run_sampler
 
 from railscope.catalog.entities import GPU
@@ -14,8 +14,10 @@ from railscope.frame import Entity
 from railscope_agent.gpus.inventory import GpuInventory
 from railscope_agent.host import NvmlError
 from railscope_agent.sampling.probe_result import ProbeVerdict
+from railscope_agent.sampling.source_reader import SourceReader
 from railscope_agent.sources.nvidia.bus_state import GpuDeviceSource
 from railscope_agent.sources.nvidia.gpu_devices import GpuSource
+from railscope_agent.streams.xid_matcher import InitFailure, XidMatcher
 
 DEVICES = "/sys/bus/pci/devices"
 
@@ -116,6 +118,18 @@ def test_a_gpu_without_a_driver_is_a_fault_beside_gpus_of_nvidias(peer: str, ver
     findings = {f.subject: f for f in read_once(GpuDeviceSource(), host).findings}
     assert findings["GPU 0000:02:00.0"].verdict is ProbeVerdict[verdict]
     assert "bind the GPU" in findings["GPU 0000:02:00.0"].remedy
+
+
+def test_a_gpu_that_failed_to_start_is_not_to_be_bound_again() -> None:
+    host, xids = FakeHost(), XidMatcher()
+    plug(host, "0000:02:00.0", "")
+    reader = SourceReader(GpuDeviceSource(xids=xids), host, ORIGIN)
+    assert [f.verdict for f in reader.run().findings] == [ProbeVerdict.ABSENT]
+    xids.record_init_failure("0000:02:00.0", InitFailure(1, "probe of 0000:02:00.0 failed"))
+    reader.run()
+    (finding,) = reader.run().findings
+    assert finding.verdict is ProbeVerdict.BROKEN
+    assert finding.remedy == "see the health of this GPU below"
 
 
 def test_no_gpu_is_missing_while_nvml_does_not_list_its_gpus() -> None:

@@ -283,6 +283,7 @@ ONES = 0xFFFF_FFFF
         ("FieldValues(0,83)", [0, 2**64 - 1], "energy_joules_total"),
         ("FieldValues(0,83)", [0, ONES], "energy_joules_total"),
         ("MemoryInfo(0)", {"total": 80, "reserved": 1, "used": 81, "free": 0}, "memory_used_bytes"),
+        ("MemoryInfo(0)", {"total": 80, "reserved": 1, "used": 1, "free": 81}, "memory_free_bytes"),
         ("MemoryInfo(0)", {"total": 2**64 - 1, "reserved": 1, "used": 2**64 - 1, "free": 0}, "memory_used_bytes"),
     ],
 )  # fmt: skip

@@ -58,6 +58,30 @@ class IntegratedGpu:
         }
 
 
+@pytest.mark.parametrize(
+    ("joules", "is_accepted"),
+    [
+        ([500, 10**9, 600], [True, False, True]),
+        ([500, 10**9, 10**9 + 100, 10**9 + 200, 10**9 + 300], [True, False, False, False, True]),
+        ([500, 400, 600], [True, False, True]),
+        ([500, 2, 600], [True, True, True]),
+        ([500, 10**9, 400, 10**9, 600], [True, False, False, False, True]),
+    ],
+)
+def test_energy_that_a_gpu_cannot_have_used_is_an_error_until_it_stays(
+    joules: list[int], is_accepted: list[bool]
+) -> None:
+    gpu, found = IntegratedGpu(), []
+    for number in joules:
+        gpu.host.calls["nvml.nvmlDeviceGetFieldValues(0,83)"] = [0, number * 1000]
+        found.append(gpu.after(10)["railscope_gpu_energy_joules_total"])
+    expected = [
+        number * 1000 if is_so else Absent.ERROR
+        for number, is_so in zip(joules, is_accepted, strict=True)
+    ]
+    assert found == expected
+
+
 def test_a_counter_starts_with_the_agent() -> None:
     first = IntegratedGpu().after(1)
     assert first[BUSY] == 0

@@ -90,6 +90,7 @@ def test_a_gpu_that_was_lost_and_is_given_away_is_no_longer_judged() -> None:
 
 
 PROBE = "nvidia: probe of 0000:02:00.0 failed with error -1"
+FELL = r"NVRM: The NVIDIA GPU 0000:02:00.0\x0aNVRM: (PCI ID: 10de:20b2) installed in this system has\x0aNVRM: fallen off the bus and is not responding to commands."
 RM_INIT = "NVRM: GPU 0000:02:00.0: RmInitAdapter failed! (0x62:0xffff:2477)"
 LOADED = "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  590.48.01"
 
@@ -99,13 +100,15 @@ def unbind(run: VerdictSources, address: str) -> None:
     del run.host.links[f"/sys/bus/pci/devices/{address}/driver"]
 
 
-def test_a_gpu_whose_probe_failed_has_failed_until_the_driver_starts_it() -> None:
+# The driver reports its load after the probes.
+@pytest.mark.parametrize("lines", [[PROBE, LOADED], [FELL], [FELL, PROBE]])
+def test_a_gpu_whose_probe_failed_has_failed_until_the_driver_starts_it(lines: list[str]) -> None:
     run = verdict_sources(2)
     there = {call: run.host.calls.pop(call) for call in of_gpu(run.host, 1)}
     run.host.calls[COUNT] = 1
     unbind(run, "0000:02:00.0")
-    run.log(1, PROBE)
-    run.log(2, LOADED)  # the driver reports its load after the probes
+    for line in lines:
+        run.log(1, line)
     run.step()
     assert states_of(run) == {"GPU-0": "healthy", "0000:02:00.0": "failed"}
     assert readings(run.frame)[REASON, ("0000:02:00.0", "not_initialized")] == 1

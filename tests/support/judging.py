@@ -43,7 +43,7 @@ class VerdictSources:
         self.machine: list[Source] = [
             GpuSource.load(gpus=gpus),
             GpuSource.health(gpus=gpus),
-            GpuDeviceSource(gpus=gpus),
+            GpuDeviceSource(gpus, self.book),
             GpuPathSource(gpus=gpus),
             NvLinkSource.traffic(gpus=gpus),
             KernelLogStream(xids=self.book),

@@ -174,6 +174,14 @@ def test_the_number_in_xid_154_decides_whatever_the_wording(
     assert judge(154, message) == Judgement(severity, actions, terms)
 
 
+@pytest.mark.parametrize(
+    "message",
+    ["GPU Recovery Action Changed From 0X0 To 0X2 (Reboot)", "recovery action 0x0 -> 0x2 (Reboot)"],
+)
+def test_xid_154_in_other_words_is_judged_by_its_last_value(message: str) -> None:
+    assert judge(154, message) == Judgement("fatal", ("reboot",), "Reboot")
+
+
 @pytest.mark.parametrize("message", ["", "GPU recovery action changed from 0x0 (None) to 0x"])
 def test_xid_154_without_its_value_is_recorded(message: str) -> None:
     assert judge(154, message) == Judgement("nonfatal", ("ignore",), "XID_154")

@@ -128,6 +128,9 @@ class FactCollector:
             )
             gpu.lifetime.observe(now_ns, energy, recovery, reported_ns)
             gpu.lifetime.answered_ns = max(gpu.lifetime.answered_ns, self._answered_ns(name))
+            failure = self._xids.init_failure(gpu.address)
+            if failure and failure.boot_ns < gpu.lifetime.answered_ns:  # it was started later
+                gpu.lifetime.cleared_ns = max(gpu.lifetime.cleared_ns, failure.boot_ns)
 
     def facts(self, gpu: Entity) -> health_facts.HealthFacts:
         """Return the facts about a GPU."""

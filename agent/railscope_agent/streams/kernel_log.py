@@ -60,6 +60,8 @@ _XIDS_OF_LINES = {
     c.GPU_RESET_EVENT.name: (154, "to 0x1 (GPU Reset Required)"),
 }
 """Xid, with its message, that declares the same as a line of the driver without an Xid."""
+_AT_START = "installed in this system"
+"""Words of a line that the driver prints while it starts a GPU (open-gpu-kernel-modules, src/nvidia/arch/nvalloc/unix/src/osinit.c)."""
 _REBOOT = "to 0x2 (Node Reboot Required)"
 REPEATED_NS = 60 * SECOND_NS
 """Time in which a line about the same GPU is counted without another event: failed checks repeat in a loop."""
@@ -234,7 +236,8 @@ class KernelLogStream(source.PeriodicSource):
                 text = _REBOOT
             judged = judge(number, text)
             self._xids.record_judgement(address, ActionableXid(number, boot_ns, judged, line))
-        elif address != UNNAMED_GPU:
+        is_start = message.event_class is c.GPU_INIT_FAILED_EVENT or _AT_START in line
+        if is_start and address != UNNAMED_GPU:
             self._xids.record_init_failure(address, InitFailure(boot_ns, line))
         key = name, message.entity.key
         last_ns = self._reported_ns.get(key)

@@ -9,9 +9,11 @@ from railscope.frame import Entity
 from railscope_agent.gpus.inventory import NVIDIA_DRIVER, GpuInventory
 from railscope_agent.host import Host
 from railscope_agent.sampling import fact_readers, probe_result, row_builder, source
+from railscope_agent.streams.xid_matcher import XidMatcher
 from railscope_agent.topology.pci import gpu_addresses, read_gpu_uuid
 
 DRIVER, VIRTUAL_MACHINE, UNBOUND, OTHER_DRIVER, MISSING = h.GPU_DEVICE_STATE.states
+_SEE_HEALTH = "see the health of this GPU below"
 _PASSED_ON = {"vfio-pci", "xen-pciback", "pci-stub", "nvgrace_gpu_vfio_pci", "nvgrace-gpu-vfio-pci"}
 
 
@@ -25,10 +27,11 @@ class GpuDeviceSource(source.SourceWithoutResources):
     name = "gpu_device"
     family = "nvml"
 
-    def __init__(self, gpus: GpuInventory | None = None) -> None:
-        self._gpus = gpus or GpuInventory()
+    def __init__(self, gpus: GpuInventory | None = None, xids: XidMatcher | None = None) -> None:
+        self._gpus, self._xids = gpus or GpuInventory(), xids or XidMatcher()
         self._addresses: list[str] = []
         self._unlisted: list[str] = []
+        self._failed: list[str] = []
 
     def probe(self, host: Host) -> probe_result.ProbeResult:
         """Find the GPUs on the bus. The driver's GPUs were found by the sources that probe earlier."""
@@ -39,10 +42,13 @@ class GpuDeviceSource(source.SourceWithoutResources):
         states = self._states(host)
         self._unlisted = self._find_unlisted(states)
         unlisted = {address: _unlisted_gpu(host, address) for address in self._unlisted}
+        self._failed = self._find_failed()
         has_peers = not {DRIVER, MISSING}.isdisjoint(states.values())
         findings = [
             _missing_gpu(unlisted[address])
             if state == MISSING
+            else _failed_gpu(address)
+            if state == UNBOUND and address in self._failed
             else _finding(host, address, state, has_peers=has_peers)
             for address, state in states.items()
         ]
@@ -53,6 +59,7 @@ class GpuDeviceSource(source.SourceWithoutResources):
         states = self._states(host)
         into.put_readings(0, states.values())
         is_other = self._find_unlisted(states) != self._unlisted
+        is_other |= self._find_failed() != self._failed
         into.needs_probe = is_other or gpu_addresses(host) != self._addresses
 
     def _states(self, host: Host) -> dict[str, int]:
@@ -62,6 +69,10 @@ class GpuDeviceSource(source.SourceWithoutResources):
         """Return the GPUs of NVIDIA's driver that are not in the inventory."""
         of_driver = [address for address, state in states.items() if state in {DRIVER, MISSING}]
         return [address for address in of_driver if address not in self._listed_addresses]
+
+    def _find_failed(self) -> list[str]:
+        """Return the GPUs that the driver failed to start, now or before."""
+        return [address for address in self._addresses if self._xids.init_failure(address)]
 
     def _state(self, host: Host, address: str) -> int:
         driver = fact_readers.read_link_name(host, f"/sys/bus/pci/devices/{address}/driver")
@@ -99,6 +110,13 @@ def _finding(
     return None
 
 
+def _failed_gpu(address: str) -> probe_result.ProbeFinding:
+    detail = "not bound to a driver: nvidia failed to start it"
+    return probe_result.ProbeFinding(
+        f"GPU {address}", probe_result.ProbeVerdict.BROKEN, detail, _SEE_HEALTH
+    )
+
+
 def _unlisted_gpu(host: Host, address: str) -> Entity:
     """A GPU that NVML does not list; its PCI address is its name if the driver has no UUID for it."""
     name = read_gpu_uuid(host, address) or address
@@ -107,6 +125,5 @@ def _unlisted_gpu(host: Host, address: str) -> Entity:
 
 def _missing_gpu(gpu: Entity) -> probe_result.ProbeFinding:
     detail = f"bound to the nvidia driver as {gpu.key[0]}, but not reported by NVML"
-    remedy = "see the health of this GPU below"
     subject = f"GPU {gpu.facts['pci_address']}"
-    return probe_result.ProbeFinding(subject, probe_result.ProbeVerdict.BROKEN, detail, remedy)
+    return probe_result.ProbeFinding(subject, probe_result.ProbeVerdict.BROKEN, detail, _SEE_HEALTH)

@@ -109,11 +109,24 @@ def key(name: str) -> PickReading:
     return pick
 
 
-def used(memory: Json) -> Reading:
-    """Memory in use, at most the total. Version 1 of the call includes memory reserved by the driver: another quantity."""
-    if "reserved" not in memory:
-        return Absent.UNSUPPORTED
-    return int(memory["used"]) if memory["used"] <= memory["total"] else Absent.ERROR
+def memory(name: str) -> PickReading:
+    """One part of the memory, at most the total."""
+    pick_part = key(name)
+
+    def pick(result: Json) -> Reading:
+        size = pick_part(result)
+        is_possible = isinstance(size, Absent) or size <= result["total"]
+        return size if is_possible else Absent.ERROR
+
+    return pick
+
+
+_used = memory("used")
+
+
+def used(result: Json) -> Reading:
+    """Memory in use. Version 1 of the call includes memory reserved by the driver: another quantity."""
+    return _used(result) if "reserved" in result else Absent.UNSUPPORTED
 
 
 def item(index: int) -> PickReading:

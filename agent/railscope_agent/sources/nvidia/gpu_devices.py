@@ -36,6 +36,7 @@ class GpuSource(source.SourceWithoutResources):
         self._table_of = table_of
         self._plans = call_plan.CallPlans(self._gpus)
         self._integrals = column_history.Integrals(value_tables.LOAD_INTEGRALS)
+        self._checks = column_history.CounterChecks()
         self._totals = [column_history.DeviceTotals(*each) for each in value_tables.TOTALS]
         self._modes = column_history.SettingChanges()
         self._describe: Callable[[Host, GpuDevice], Entity] | None = None
@@ -68,6 +69,7 @@ class GpuSource(source.SourceWithoutResources):
         columns = probe_result.ColumnBuilder()
         tables = [(g.index, g.entity, self._table_of(host, g.index)) for g in gpus.values()]
         self._plans.add_columns(host, tables, columns, self._needs)
+        self._checks.add_columns(columns)
         self._integrals.add_columns(columns, self.period_seconds)
         for totals in self._totals:
             counted = (entity for _, entity, table in tables if totals.counter in table.metrics)
@@ -85,6 +87,7 @@ class GpuSource(source.SourceWithoutResources):
     def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Make every call for every GPU; a failed call affects only its own columns."""
         self._plans.read(host, into)
+        self._checks.read(host, into)
         self._integrals.read(host, into)
         for totals in self._totals:
             totals.read(into)

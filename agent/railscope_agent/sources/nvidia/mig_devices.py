@@ -23,7 +23,9 @@ _UNCORRECTED, _VOLATILE = 1, 0
 
 MIG_TABLE = call_table.CallTable((
     call_table.members("nvmlDeviceGetMemoryInfo",
-                      {"total": s.MIG_MEMORY_SIZE, "free": s.MIG_MEMORY_FREE, "reserved": s.MIG_MEMORY_RESERVED},
+                      {"total": s.MIG_MEMORY_SIZE},
+                      call_table.CallTarget(s.MIG_MEMORY_FREE, call_table.memory("free")),
+                      call_table.CallTarget(s.MIG_MEMORY_RESERVED, call_table.memory("reserved")),
                       call_table.CallTarget(s.MIG_MEMORY_USED, call_table.used)),
     call_table.members("nvmlDeviceGetBAR1MemoryInfo", {"bar1Total": s.MIG_BAR1_SIZE, "bar1Used": s.MIG_BAR1_USED}),
     call_table.members("nvmlDeviceGetAttributes_v2",

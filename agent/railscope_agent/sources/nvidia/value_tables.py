@@ -65,7 +65,9 @@ _LOAD_CALLS: tuple[call_table.NvmlCall, ...] = (
     call_table.members("nvmlDeviceGetUtilizationRates", {"gpu": c.GPU_UTILIZATION, "memory": c.GPU_MEMORY_ACTIVITY}),
     call_table.members(
         "nvmlDeviceGetMemoryInfo",
-        {"total": c.GPU_MEMORY_TOTAL, "free": c.GPU_MEMORY_FREE, "reserved": c.GPU_MEMORY_RESERVED},
+        {"total": c.GPU_MEMORY_TOTAL},
+        call_table.CallTarget(c.GPU_MEMORY_FREE, call_table.memory("free")),
+        call_table.CallTarget(c.GPU_MEMORY_RESERVED, call_table.memory("reserved")),
         call_table.CallTarget(c.GPU_MEMORY_USED, call_table.used),
     ),
     *_calls_of_parts("nvmlDeviceGetClockInfo", c.GPU_CLOCK_SPEED, entities.GPU_CLOCK, CLOCKS),
