@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Annotated, TypeAlias
 
@@ -146,7 +146,7 @@ def _granted_shares(
     """Return what the slots of the containers of a pod amount to now, for each device.
 
     The slots of init containers come first; older HAMi wrote none (Project-HAMi/HAMi#1942, #2899). Init containers run one
-    at a time before the others, and hold nothing afterwards; a sidecar runs throughout. Source:
+    at a time before the others, and hold nothing afterwards: a share of 0; a sidecar runs throughout. Source:
     kubernetes/kubernetes:pkg/api/v1/resource/helpers.go (effective requests of a pod).
     """
     init_count = max(len(slots) - len(pod.containers), 0)
@@ -162,6 +162,8 @@ def _granted_shares(
             running += slot
         elif not has_initialized:
             peaks.append(_sum_by_device([*running, *slot]))
+        else:
+            peaks.append([replace(share, share=Fraction(0)) for share in slot])
     running += (share for slot in slots[init_count:] for share in slot)
     granted: dict[DeviceReference, RequestedShare] = {}
     for share in (share for peak in (_sum_by_device(running), *peaks) for share in peak):

@@ -205,9 +205,16 @@ class KubernetesProvider:
                 device = (
                     None if part.place is None else naming.find_device(str(part.place), devices)
                 )
-                is_partitioned = device is not None and devices.is_partitioned(device.gpu)
+                gpus = [
+                    gpu
+                    for gpu in devices.present
+                    if part.place is None or (device is not None and gpu.uuid == device.gpu)
+                ]
+                is_partitioned = bool(gpus) and all(gpu.is_partitioned for gpu in gpus)
+                if part.share == 0:
+                    continue
                 if part.is_mig_device != is_partitioned:  # no share of the whole in MIG mode
-                    unknown.append(f"{part.place} of {'/'.join(pod)}")
+                    unknown.append(f"{part.place or 'a share'} of {'/'.join(pod)}")
                     continue
                 if device is not None:
                     limited.append(_limit_to_share(of_pod.claim_on_device(device), part))

@@ -19,6 +19,8 @@ from railscope_agent.tenancy.devices import ClaimableDevice, GpuNames, MigNames,
 
 _CAPABILITIES = "/proc/driver/nvidia/capabilities"
 _MINOR = "DeviceFileMinor:"
+_FIRST_CAPABILITY, _PER_GPU, _PER_INSTANCE = 3, 135, 9
+"""Numbers of a driver whose list cannot be read (MIG User Guide, /proc/driver/nvidia-caps/mig-minors: gpu31/gi14/ci7 has 4322)."""
 _WHOLE = Fraction(1)
 
 
@@ -90,10 +92,12 @@ class SlurmDevices:
     def _capabilities(self, gpu: GpuNames, part: MigNames) -> set[int]:
         """Return the minor numbers of the files of a GPU instance and its compute instance."""
         instance = f"{_CAPABILITIES}/gpu{gpu.minor}/mig/gi{part.gpu_instance}"
+        gi, ci = int(part.gpu_instance or 0), int(part.compute_instance or 0)
+        first = _FIRST_CAPABILITY + gpu.minor * _PER_GPU + gi * _PER_INSTANCE
         numbers = set()
-        for directory in (instance, f"{instance}/ci{part.compute_instance}"):
+        for directory, static in ((instance, first), (f"{instance}/ci{ci}", first + 1 + ci)):
             number = read_text(self.host, f"{directory}/access").partition(_MINOR)[2].split()[:1]
-            numbers |= {int(digits) for digits in number if digits.isdecimal()}
+            numbers.add(next((int(digits) for digits in number if digits.isdecimal()), static))
         return numbers
 
 

@@ -213,6 +213,7 @@ def _unnamed_gpus(
                 Fraction(1) if part.share is None else part.share,
             )
             for part in shared.shares
+            if part.share != 0
         ]
         return (
             *unnamed,

@@ -69,6 +69,7 @@ INIT, APP = f"{A},NVIDIA,1,60:;", f"{A},NVIDIA,1,30:;"
         (f"{B},NVIDIA,1,60:;" + APP, 1, "Running", (False,), {A: "3/10"}),
         (f"{B},NVIDIA,1,60:;" + APP, 1, "Pending", (False,), {A: "3/10", B: "3/5"}),
         (INIT + ";;", 1, "Running", None, {A: "3/5"}),
+        (INIT + ";", 1, "Running", (False,), {}),
     ],
 )
 def test_init_containers_hold_nothing_once_they_have_ended(
@@ -94,6 +95,7 @@ def test_init_containers_hold_nothing_once_they_have_ended(
         (f"{A}[0-0],NVIDIA,40000,50:{A}[0-1],NVIDIA,20000,30:;", [mig_uuid(0, 0), mig_uuid(0, 1)]),
         (f"{A}[0-2],NVIDIA,20000,30:;", []),
         (f"{A},NVIDIA,20000,30:;", []),
+        ("", []),
     ],
 )
 def test_hami_names_mig_devices_by_their_nvml_index(text, devices):
@@ -102,7 +104,8 @@ def test_hami_names_mig_devices_by_their_nvml_index(text, devices):
     host.calls[LISTED] = [pod("p", f"{A}-3")]
     listed = {
         "namespace": "research", "name": "p", "phase": "Running",
-        "annotations": {"hami.io/vgpu-devices-allocated": text}, "containers": [{"name": "main"}],
+        "annotations": {"hami.io/vgpu-devices-allocated": text},
+        "containers": [{"name": "main", "limits": {"nvidia.com/gpumem": "1000"}}],
     }  # fmt: skip
     url = "https://gpu-1:10250/pods"
     host.calls[f"kubelet.Pods({url},,)"] = [listed]

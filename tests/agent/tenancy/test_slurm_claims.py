@@ -303,6 +303,20 @@ def held(looked):
     return {(c.workload, c.part or c.count, c.share) for c in claims}, bool(broken)
 
 
+def test_the_capability_files_of_mig_devices_have_static_numbers():
+    host = partitioned()
+    for path in [path for path in host.files if path.endswith("/access")]:
+        del host.files[path]
+    host.files["/etc/slurm/gres.conf"] = "".join(
+        f"Name=gpu MultipleFiles=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap[{3 + 9 * n}-{4 + 9 * n}]\n"
+        for n in (1, 2, 3)
+    )
+    host.files["/run/jobs/211"] = as_json(211, "gpu:1g.10gb:1(IDX:2)")
+    looked = PolledTenancy(host, JOBS)
+    looked.poll()
+    assert held(looked) == ({("211", PARTS[2], "")}, False)
+
+
 @pytest.mark.parametrize(
     ("gres", "conf", "visible", "expected", "is_broken"),
     [
