@@ -115,16 +115,6 @@ class LeafThresholds(Struct, frozen=True, kw_only=True):
     """Packets that receivers reported missing, relative to those out of order; spraying reorders without a loss."""
     sender_share: Share = 0.8
     """Share of the missing packets of one sender beyond which those of the others are the few that healthy links lose."""
-    min_uplink_marked: Share = 0.01
-    """Share of marked packets of jobs that cross a congested uplink."""
-    uplink_factor: Factor = 20.0
-    """These jobs have this many times the marks of the usual leaf."""
-    uplink_paused: Share = 0.3
-    """Share of the NICs of these jobs that a congested uplink pauses."""
-    flow_receive_factor: Factor = 1.1
-    """The NIC of a flow through a congested uplink receives at most this many times its past."""
-    flow_marks_factor: Factor = 5.0
-    """Such a flow has this many times the share of marked packets of its past."""
     uplink_speed: Share = 0.95
     """Speed relative to its past below which a job that spans pods is slower."""
 

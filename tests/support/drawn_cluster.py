@@ -336,7 +336,8 @@ class DrawnFeed:
             * SLOT_SECONDS,
             "storm_warnings": nic["storms"],
             "marked_packets": self.cluster.rng.poisson(packets * nic["marked"]).astype(np.float64),
-            "notifications_handled": nic["reacts"] * SLOT_SECONDS,
+            "notifications_handled": (nic["reacts"] + nic.get("extra_notifications", 0.0))
+            * SLOT_SECONDS,
             "notifications_ignored": nic["ignores"] * SLOT_SECONDS,
             "out_of_sequence": self._count(nic["order"]),
             "ack_timeouts": self._count(nic["timeouts"]),

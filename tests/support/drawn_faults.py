@@ -255,7 +255,7 @@ def power_brake(cluster: DrawnCluster) -> DrawnFault:
 def gpu_failure(cluster: DrawnCluster, name: str) -> DrawnFault:
     """A GPU that is lost, does not answer, or has a broken memory row."""
     node, index = _place(cluster)
-    xid = int(cluster.rng.choice([63, 94, 95])) if name == "row_remap" else 79
+    xid = 63 if name == "row_remap" else 79
 
     def effect(drawn: DrawnCluster, row: Row, since: int) -> None:
         if name == "row_remap":

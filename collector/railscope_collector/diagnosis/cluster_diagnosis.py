@@ -42,6 +42,7 @@ from railscope_collector.diagnosis import (
     switch_evidence,
     switch_links,
     switch_queues,
+    uplinks,
 )
 from railscope_collector.diagnosis.baselines import Baselines
 from railscope_collector.diagnosis.incidents import (
@@ -125,6 +126,7 @@ class ClusterDiagnosis:
         self.switch_links = switch_links.SwitchLinks(self.switches)
         self._queues = switch_queues.QueueLocaliser(self.switches)
         self._loads = network_advice.StandingLoads()
+        self._uplinks = uplinks.Uplinks()
         self.job_histories: dict[JobKey, findings.JobHistory] = {}
         self._resumed_jobs_until = 0
         self.baselines = Baselines()
@@ -318,7 +320,9 @@ class ClusterDiagnosis:
             network_detectors.congestion_control_faults(view),
             network_detectors.retransmitting_nics(view),
             leaf_detectors.faulty_leaves(view),
-            leaf_detectors.congested_uplinks(view),
+            leaf_detectors.unmarked_leaves(view),
+            leaf_detectors.overflowing_leaves(view),
+            self._uplinks.find(view),
             leaf_detectors.paused_leaves(view),
             link_detectors.link_faults(view),
             gpu_detectors.xid_events(view),

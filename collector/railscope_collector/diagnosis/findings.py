@@ -320,12 +320,25 @@ class JobState:
         return bool(self.speed < self.losing_speed) and not self.works_more
 
 
+class FaultReach(Protocol):
+    """What an open incident affects."""
+
+    @property
+    def jobs(self) -> frozenset[JobKey]:
+        """Jobs that it affects."""
+
+
 class OpenFault(Protocol):
-    """Severity and onset of an open incident, and the parts of its cause."""
+    """Severity and onset of an open incident, the parts of its cause, and its reach."""
 
     severity: Severity
+    explained_by: str
     parts: tuple[int, ...]
     onset_ns: int
+
+    @property
+    def reach(self) -> FaultReach:
+        """What it affects."""
 
 
 @dataclass(slots=True)
@@ -358,6 +371,14 @@ class DiagnosisView:
     def base(self, kind: DeviceKind, name: str, quantile: float | None = None) -> Floats:
         """Return the baseline of a signal, or another quantile of its past."""
         return self.baselines.usual(kind, name, self.devices.sums[kind].devices, quantile)
+
+    def has_cause(self, job: JobKey, but: str) -> bool:
+        """True if an open incident of another class than `but` explains why a job is slow."""
+        return any(
+            job in fault.reach.jobs and fault.severity != "info" and not fault.explained_by
+            for (name, _), fault in self.open_faults.items()
+            if name != but
+        )
 
     def variation(self, kind: DeviceKind, name: str) -> Floats:
         """Return the usual variation of a signal of work: the difference of a high and a low quantile of its past."""

@@ -36,8 +36,8 @@ REMAP_STRENGTH = 0.7
 """Strength of an Xid; a counter or a state of the GPU counts more."""
 ANSWER_SLOTS, NVLINK_SLOTS = 2, 6
 """Slots without an answer of the driver, and those in which an NVLink must have errors again and again."""
-_STRONGER_XIDS = {48: 0.8}
-"""A double-bit error is reported once and needs a drain; the row that waits for its remap afterwards is its effect."""
+ERROR_STRENGTH = 0.8
+"""An uncorrectable error is reported once; the row that waits for its remap afterwards is its effect."""
 
 
 def xid_events(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
@@ -62,7 +62,7 @@ def xid_events(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
             name or "xid_event",
             findings.Cause("gpu", position),
             (evidence,),
-            _STRONGER_XIDS.get(number, XID_STRENGTH),
+            ERROR_STRENGTH if name == "ecc_uncorrectable" else XID_STRENGTH,
             severity="critical" if is_fatal else "",
             onset_ns=node_event.timestamp_ns,
         )

@@ -5,7 +5,6 @@ A leaf switch reports nothing itself: marks, pause and losses of its NICs show i
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple, Self
@@ -225,65 +224,101 @@ def _has_one_sender(view: findings.DiagnosisView, affected: Positions) -> bool:
     return len(reports) > MIN_MEMBERS and bool(reports.max() > share * reports.sum())
 
 
-MIN_SLOW_SLOTS = 4
-"""Evaluations of a minute whose mean speed must be lower: marks may last longer than what slows a job."""
+MIN_PAUSED_SENDERS, MIN_SENDER_PAUSED = 2, 0.02
+"""Senders below a leaf, and the share of time in which they are paused, that show a leaf that does not mark."""
+USUAL_NOTIFICATIONS_FACTOR, FEW_NOTIFICATIONS, SHARE_OF_NOTIFIED = 3.0, 20.0, 0.1
+"""Notifications per second of such senders: at most this many times their past, and this many more; and less than this share of
+those of the most notified sender of the rail.
+"""
 
 
-def congested_uplinks(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
-    """Yield leaves of which just the NICs of jobs that span pods are paused, or have their packets marked.
+def unmarked_leaves(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
+    """Yield leaves that pause their senders without marking their packets.
 
-    Both directions of an uplink may be congested: then the leaves of the rail in several pods are affected alike, and
-    hosts cannot distinguish them. Of a ring, one flow in each direction crosses the uplinks: one NIC has its packets marked, the other
-    end, below another leaf, is paused. While no job that spans pods is slower, this is of severity `info`, if their past is known:
-    permanent marks and pauses are usual.
+    A queue marks before it pauses, so that paused senders get notifications as well. That of a receiver that pauses its
+    switch port may stand still instead: then no packet passes that could be marked.
     """
-    thresholds = view.thresholds.leaves
-    groups, paused = view.groups, victims(view)
-    crosses, is_slow = _crossing(view)
-    has_past = ~np.isnan(view.base(DeviceKind.NIC, "paused_share"))
-    marked = _means(view, view.signals.nic["marked_share"], crosses)
-    usual = float(or_zero(median_known(marked)))
-    limit = max(thresholds.min_uplink_marked, thresholds.uplink_factor * usual)
-    hits, ends = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
-    has_paused = set[int]()
-    flows = _marked_flows(view, crosses)
-    for leaf, members in enumerate(groups.leaves):
-        of_jobs, local = members[crosses[members]], members[~crosses[members]]
-        if not len(of_jobs) or paused[local].any():
-            continue
-        rail = int(groups.nic_rail[members[0]])
-        is_paused = paused[of_jobs].mean() >= thresholds.uplink_paused
-        if is_paused or marked[leaf] > limit:
-            hits[rail].append(leaf)
-            has_paused.update([rail] if is_paused else [])
-        if flows[of_jobs].any() or paused[of_jobs].any():
-            ends[rail].append(leaf)
-    for rail in hits.keys() | ends.keys():
-        leaves = hits[rail]
-        # Marks below one leaf alone may be those of its own queues.
-        if len(leaves) > 1 or rail in has_paused:
-            found = _congested_uplink(view, leaves, crosses, limit)
-        elif len(ends[rail]) > 1 and flows[np.isin(groups.nic_leaf, ends[rail])].any():
-            affected = flows | (paused & crosses)
-            found = _congested_uplink(view, ends[rail], affected, thresholds.min_uplink_marked)
-        else:
-            continue
-        affected_nics = np.array(found.parts, np.intp)
-        if is_slow[affected_nics].any():
-            yield found
-        elif has_past[affected_nics].mean() > view.thresholds.jobs.majority:
-            yield replace(found, severity="info")
-
-
-def _marked_flows(view: findings.DiagnosisView, crosses: findings.Flags) -> findings.Flags:
-    """Return the NICs of jobs that span pods of which many packets are marked, although they receive no more than before."""
-    thresholds, nic = view.thresholds.leaves, view.signals.nic
-    past = view.base(DeviceKind.NIC, "marked_share")
-    limit = np.fmax(thresholds.min_uplink_marked, thresholds.flow_marks_factor * past)
-    usual = view.base(DeviceKind.NIC, "receive")
-    receives_more = nic["receive"] > thresholds.flow_receive_factor * usual
+    nic, groups = view.signals.nic, view.groups
+    base = or_zero(view.base(DeviceKind.NIC, "paused_share"))
+    limit = np.fmax(MIN_SENDER_PAUSED, view.thresholds.network.paused_factor * base)
+    paused = findings.above(nic["paused_share"], limit)
+    if np.count_nonzero(paused) < MIN_PAUSED_SENDERS:
+        return
+    notified = nic["notifications_handled"]
+    usual = or_zero(view.base(DeviceKind.NIC, "notifications_handled"))
+    unnotified = notified <= USUAL_NOTIFICATIONS_FACTOR * usual + FEW_NOTIFICATIONS
     pauses = findings.above(nic["pausing_share"], view.thresholds.network.min_pausing)
-    return crosses & findings.above(nic["marked_share"], limit) & ~receives_more & ~pauses
+    for leaf, members in enumerate(groups.leaves):
+        of_leaf = members[paused[members] & ~np.isnan(notified[members])]
+        if len(of_leaf) < MIN_PAUSED_SENDERS or not unnotified[of_leaf].all():
+            continue
+        around = view.rail_around(int(of_leaf[0]))
+        most = np.nanmax(notified[around], initial=0.0)
+        if (
+            pauses[around].any()
+            or (notified[of_leaf] > max(FEW_NOTIFICATIONS, SHARE_OF_NOTIFIED * most)).any()
+        ):
+            continue
+        evidence = tuple(
+            findings.FindingEvidence(
+                "paused_share",
+                float(nic["paused_share"][p]),
+                float(limit[p]),
+                "baseline",
+                view.nic_name(p),
+            )
+            for p in of_leaf[:4].tolist()
+        )
+        cause = findings.Cause("leaf", leaf, groups.leaf_names[leaf])
+        yield findings.Finding("ecn_inactive", cause, evidence)
+
+
+CROWDED_RECEIVE, CROWDED_MARKED = 0.7, 0.02
+"""Share of the line rate, or of marked packets, from which on the queue to a receiver is crowded."""
+MIN_RAIL_LOSSES, MIN_LEAF_PAUSED = 0.7, 1e-3
+"""Share of the losses of the rail below the leaf, and share of time in which a NIC is paused from which on the leaf does pause."""
+SPARED_SHARE = 0.25
+"""Load of a receiver, relative to one that loses packets, from which on a leaf that loses packets by chance would lose its packets too."""
+
+
+def overflowing_leaves(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
+    """Yield leaves that lose packets at crowded receivers only, and pause no sender: a full queue drops what pause should hold back."""
+    nic, groups, use = view.signals.nic, view.groups, loaded_nics(view)
+    losses = _NicLosses.read(view)
+    order, limits = nic["out_of_order"], view.thresholds.leaves
+    limit = np.fmax(
+        limits.min_losses, limits.loss_factor * or_zero(view.base(DeviceKind.NIC, "out_of_order"))
+    )
+    lossy = use & findings.above(order, limit) & losses.clean
+    if not lossy.any():
+        return
+    crowded = findings.above(nic["receive"], CROWDED_RECEIVE) | findings.above(
+        nic["marked_share"], CROWDED_MARKED
+    )
+    for leaf, members in enumerate(groups.leaves):
+        hit = members[lossy[members]]
+        if not len(hit) or not crowded[hit].all():
+            continue
+        around = view.rail_around(int(hit[0]))
+        if np.nansum(order[hit]) < MIN_RAIL_LOSSES * np.nansum(order[around]):
+            continue
+        if findings.above(nic["paused_share"][members], MIN_LEAF_PAUSED).any():
+            continue
+        spared = members[use[members] & ~findings.above(order[members], 0.0)]
+        if not findings.above(
+            nic["receive"][spared], SPARED_SHARE * float(nic["receive"][hit].max())
+        ).any():
+            continue
+        if not _lasts(view, hit):
+            continue
+        evidence = tuple(
+            findings.FindingEvidence(
+                "out_of_order", float(order[p]), float(limit[p]), "baseline", view.nic_name(p)
+            )
+            for p in hit[:4].tolist()
+        )
+        cause = findings.Cause("leaf", leaf, groups.leaf_names[leaf])
+        yield findings.Finding("lossless_broken", cause, evidence, parts=tuple(hit.tolist()))
 
 
 def paused_leaves(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
@@ -306,52 +341,6 @@ def paused_leaves(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
             yield findings.Finding(
                 "paused_unlocalised", cause, evidence, parts=tuple(affected.tolist())
             )
-
-
-def _crossing(view: findings.DiagnosisView) -> tuple[findings.Flags, findings.Flags]:
-    """Return the NICs of jobs that span pods, and those of them whose job is slower than before."""
-    crosses, is_slow = (np.zeros(len(view.signals.nic), np.bool_) for _ in range(2))
-    for job in view.jobs:
-        if len(np.unique(view.groups.nic_pod[job.nics])) > 1:
-            crosses[job.nics] = True
-            state = view.states[job.key]
-            # Ranks that wait for the network spin; those of a checkpoint have gaps.
-            spins = not state.utilization_change < view.thresholds.steps.min_busy_use
-            speeds = np.array(state.history.speeds[-findings.SLOTS_PER_MINUTE :])
-            slow_count = np.sum(speeds < view.thresholds.leaves.uplink_speed)
-            is_slow[job.nics] = spins and slow_count >= MIN_SLOW_SLOTS
-    return crosses, is_slow
-
-
-def _congested_uplink(
-    view: findings.DiagnosisView, leaves: list[int], affected: findings.Flags, limit: float
-) -> findings.Finding:
-    """Return the congestion of uplinks, with the NIC of each leaf of which most packets are marked, or that is paused most."""
-    nic, min_paused = view.signals.nic, view.thresholds.network.min_paused
-    names = [view.groups.leaf_names[leaf] for leaf in leaves]
-    parts = np.flatnonzero(np.isin(view.groups.nic_leaf, leaves) & affected)
-    evidence = []
-    for leaf, name in zip(leaves, names, strict=True):
-        of_leaf = parts[view.groups.nic_leaf[parts] == leaf]
-        marked, paused = (
-            float(or_zero(nic[signal][of_leaf]).max())
-            for signal in ("marked_share", "paused_share")
-        )
-        shown = (
-            ("marked_share", marked, limit, "other leaves")
-            if marked > limit
-            else ("paused_share", paused, min_paused, "limit")
-        )
-        evidence.append(findings.FindingEvidence(*shown, name))
-    rail = view.devices.nics[int(view.groups.leaves[leaves[0]][0])].rail
-    return findings.Finding(
-        "uplink_congested",
-        findings.Cause("leaf", leaves[0], names[0]),
-        tuple(evidence),
-        parts=tuple(parts.tolist()),
-        alternatives=tuple(leaves[1:]),
-        subject=f"uplinks of rail {rail}",
-    )
 
 
 def _means(view: findings.DiagnosisView, values: Floats, use: findings.Flags) -> Floats:

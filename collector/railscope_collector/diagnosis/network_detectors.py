@@ -271,7 +271,8 @@ def _congests(view: findings.DiagnosisView, position: int) -> bool:
         return True
     groups, job = view.groups, int(view.job_of_nic[position])
     has_past = not np.isnan(view.base(DeviceKind.NIC, "receive")[position])
-    if has_past and job >= 0 and view.states[view.jobs[job].key].is_slow:
+    key = view.jobs[job].key if job >= 0 else None
+    if has_past and key and view.states[key].is_slow and not view.has_cause(key, "incast_receiver"):
         return True
     of_rail = view.rail_around(position)
     if findings.above(view.signals.nic["pausing_share"][of_rail], thresholds.min_pausing).any():
@@ -305,7 +306,8 @@ def congestion_control_faults(view: findings.DiagnosisView) -> Iterator[findings
     ignoring = findings.above(
         nic["notifications_ignored"], thresholds.min_ignored
     ) & findings.above(nic["notifications_ignored"], thresholds.min_ignored_share * total)
-    reacting = use & findings.above(total, 0.0)
+    # Of the others, too few notifications arrived to tell.
+    reacting = use & findings.above(total, thresholds.min_ignored)
     yield from _by_node(
         view, "cnp_ignored", ignoring, reacting, "notifications_ignored", thresholds.min_ignored
     )
@@ -323,6 +325,8 @@ def congestion_control_faults(view: findings.DiagnosisView) -> Iterator[findings
     )
 
 
+MIN_ALONE = 3
+"""NICs of one node that are affected while no NIC of another node is: it is unlikely that each has a fault of its own."""
 TIMEOUT_SLOTS = 6
 """Slots of which half must have timeouts: peers that end, as with their job, leave some behind."""
 
@@ -373,9 +377,11 @@ def _by_node(  # noqa: PLR0913, PLR0917 - parts of a finding
             )
             for p in positions.tolist()
         }
-        # Settings are those of a node: of two NICs in use, both show it.
+        # Settings are those of a node: of two NICs in use, both show it. What shows only under congestion may show at a few,
+        # but then at no other node.
         enough = min(3, max(in_use, 2))
         is_whole = len(positions) >= max(enough, view.thresholds.network.node_share * in_use)
+        is_whole |= len(positions) >= MIN_ALONE and len(positions) == np.count_nonzero(hit)
         incident = view.open_faults.get((name, cause))
         earlier_parts = set(incident.parts) if incident else set()
         parts = set(positions.tolist()) if is_whole else earlier_parts.intersection(positions)

@@ -127,7 +127,10 @@ def test_a_failure_lasts_while_its_device_shows_it() -> None:
     assert incident.ended_ns > 0
 
 
-@pytest.mark.parametrize(("xid", "found"), [("48", "ecc_uncorrectable"), ("94", "row_remap")])
+@pytest.mark.parametrize(
+    ("xid", "found"),
+    [("48", "ecc_uncorrectable"), ("94", "ecc_uncorrectable"), ("63", "row_remap")],
+)
 def test_an_error_with_its_remap_is_one_incident(xid: str, found: str) -> None:
     cluster = DrawnCluster(SEED, 1, 6, benign=False)
     feed = DrawnFeed(cluster, 80)
