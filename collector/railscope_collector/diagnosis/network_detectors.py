@@ -306,7 +306,7 @@ def congestion_control_faults(view: findings.DiagnosisView) -> Iterator[findings
     ignoring = findings.above(
         nic["notifications_ignored"], thresholds.min_ignored
     ) & findings.above(nic["notifications_ignored"], thresholds.min_ignored_share * total)
-    # Of the others, too few notifications arrived to tell.
+    # Of the others, too few notifications arrived to decide.
     reacting = use & findings.above(total, thresholds.min_ignored)
     yield from _by_node(
         view, "cnp_ignored", ignoring, reacting, "notifications_ignored", thresholds.min_ignored
