@@ -100,7 +100,7 @@ def test_every_drop_in_of_the_units_is_installed(root: Path):
 @pytest.mark.parametrize(
     ("script", "command", "variables"),
     [
-        ("prolog", "claim start", {"ID", "GPUS", "ACCOUNT", "USER"}),
+        ("prolog", "claim start", {"ID", "GPUS", "ACCOUNT", "USER", "CUDA_VISIBLE_DEVICES"}),
         ("epilog", "claim end", {"ID"}),
         ("prolog_health", "health", {"ID", "GPUS"}),
         ("health_check", "health", set()),
@@ -117,6 +117,7 @@ def test_slurms_scripts_use_what_is_installed_and_of_the_environment_only_the_jo
     )
     program.chmod(0o755)
     job = {f"SLURM_JOB_{name}": f"7 {name}" for name in ("ID", "GPUS", "ACCOUNT", "USER")}
+    job["CUDA_VISIBLE_DEVICES"] = "MIG-7"
     others = ("RAILSCOPE", "RAILSCOPE_AGENT_TENANCY__SOCKET", "PYTHONPATH", "SLURM_CONF", "PATH")
     environment = job | {name: str(tmp_path / "other") for name in others}
     file = tmp_path / f"opt/rs/share/railscope/slurm/{script}.sh"
