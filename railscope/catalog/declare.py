@@ -70,6 +70,8 @@ _VALID: Mapping[MetricUnit, tuple[int, int]] = {
 """Lowest and highest value of a gauge in base units, beyond any device and node; DCGM, too, rejects 200 degrees Celsius."""
 ALL_ONES = 0xFFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF
 """What drivers return for an unknown value, as -1 of an unsigned type of 32 or 64 bits."""
+WHOLE = -(1 << 63), (1 << 63) - 1
+"""Limits of numbers that others have written: each is valid, also those that drivers use as marks."""
 _BLANKS = 16
 """NVML and DCGM mark blank values by the largest signed numbers (dcgm_structs.h, DCGM_INT64_BLANK)."""
 
@@ -229,8 +231,10 @@ class Metric:
 
     def accepts(self, stored: int) -> bool:
         """True if the quantity can have a stored value; a narrow counter may have all bits set."""
-        is_narrow = self.wraps_at_bits < 64 or self.saturates  # noqa: PLR2004 - bits of the types of counters
-        return stored in self.valid_steps and (is_narrow or stored != ALL_ONES[0])
+        has_marks = self.wraps_at_bits == 64 and not self.saturates and self.valid != WHOLE  # noqa: PLR2004 - bits of the types of counters
+        # Not `in`: of a range, that tries every number for an enumeration.
+        is_valid = self.valid_steps.start <= stored < self.valid_steps.stop
+        return is_valid and not (has_marks and stored == ALL_ONES[0])
 
     @property
     def buckets(self) -> tuple[str, ...]:

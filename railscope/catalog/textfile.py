@@ -8,7 +8,7 @@ and a power of ten (`railscope.textfile_series`).
 from enum import IntEnum
 
 from railscope.catalog import entities
-from railscope.catalog.declare import BASIC, NANO, EventClass, MetricTable
+from railscope.catalog.declare import BASIC, NANO, WHOLE, EventClass, MetricTable
 
 
 class TextfileState(IntEnum):
@@ -55,6 +55,6 @@ TEXTFILE_STATE = _FILE.state("railscope_textfile_state", "State of a textfile: o
 TEXTFILE_MODIFIED = _FILE.gauge("railscope_textfile_modified_timestamp_seconds", "Time at which a textfile was last written.", "fstat(2): st_mtim", scale=NANO, node_exporter="node_textfile_mtime_seconds")
 TEXTFILE_EXPOSED = _FILE.gauge("railscope_textfile_exposed_series", "Series of a textfile that are exposed; 0 if the file is rejected.", "agent")
 DIRECTORY_STATE = MetricTable(entities.NODE, detail=BASIC).state("railscope_textfile_directory_state", "State of the directory of textfiles: ok, writable_by_others (every user of the node can add series), too_many_files (the files beyond the limit are not read), or changing (names or labels change too often: new series are not exposed).", "fstat(2): st_mode", states=DIRECTORY_STATES, node_exporter="node_textfile_scrape_error")
-VALUE_MANTISSA = _SERIES.gauge("railscope_textfile_value_mantissa", "Digits of the value of a series of a textfile, as an integer. In frames only: the metrics endpoint exposes the series under its own name.")
+VALUE_MANTISSA = _SERIES.gauge("railscope_textfile_value_mantissa", "Digits of the value of a series of a textfile, as an integer. In frames only: the metrics endpoint exposes the series under its own name.", valid=WHOLE)
 VALUE_EXPONENT = _SERIES.gauge("railscope_textfile_value_exponent", "Power of ten of the value of a series of a textfile; 100000 for values that are not finite. In frames only: the metrics endpoint exposes the series under its own name.")
 TEXTFILE_EVENT = EventClass("textfile_state", entities.TEXTFILE, "warning", "A textfile was rejected, or is accepted again.", "agent", ("before", "after", "problem"))
