@@ -152,7 +152,8 @@ def test_facts_name_the_device_of_a_port() -> None:
     host.links["/sys/bus/pci/devices/0000:3b:00.0"] = place
     host.links[f"{place}/driver"] = "/sys/bus/pci/drivers/mlx5_core"
     host.files["/sys/bus/pci/drivers/mlx5_core/bind"] = ""
-    host.files[f"{place}/net/ens1f0np0/mtu"] = "9000"
+    host.files["/sys/class/net/ens1f0np0/mtu"] = "9000"
+    host.links["/sys/class/net/ens1f0np0/device"] = place
     frame = SourceReader(RdmaSource(), host, ORIGIN).run().frame
     assert frame is not None
     (facts,) = {tuple(entity.facts.items()) for entity in frame.schema.entities}
