@@ -26,7 +26,7 @@ from railscope.reading import Absent
 from railscope_agent.host.live_host import LiveHost
 from railscope_agent.host.nvml import Nvml
 from railscope_agent.sampling.source_reader import SourceReader
-from railscope_agent.sampling.status import FAILED, OK
+from railscope_agent.sampling.status import FAILED, OK, PARTIAL
 from railscope_agent.sources.rdma import RdmaSource
 
 SM = "railscope_gpu_sm_activity_ratio"
@@ -168,7 +168,7 @@ def test_a_driver_that_was_reloaded_is_started_again(standin: NvmlStandin) -> No
     standin.fail(DRIVER, 9)
     run.tick()
     for gpu in range(2):
-        assert set(run.of(gpu).values()) == {Absent.GONE}
+        assert set(run.of(gpu).values()) == {Absent.ERROR}
     held = [standin.count(what) for what in ("attached", "samples", "event_sets")]
     assert held == [0, 0, 0], "what belonged to the old driver was given back"
     run.tick(5)
@@ -243,7 +243,7 @@ async def test_a_hung_call_ages_only_sources_that_call_nvml(standin: NvmlStandin
         def states() -> dict[str, str]:
             return {name: statuses[name].state for name in ASKS}
 
-        await run.until(lambda: set(states().values()) == {OK})
+        await run.until(lambda: set(states().values()) <= {OK, PARTIAL})
         before = readings(gpu.frame)
         standin.hang()
         reads = rdma.reads
@@ -254,7 +254,7 @@ async def test_a_hung_call_ages_only_sources_that_call_nvml(standin: NvmlStandin
         assert set(states().values()) == {FAILED}
         assert (rdma.state, rdma.reads - reads, rdma.missed_ticks) == (OK, 12, 0)
         standin.release()
-        await run.until(lambda: set(states().values()) == {OK})
+        await run.until(lambda: set(states().values()) <= {OK, PARTIAL})
         assert readings(gpu.frame) == before
     assert (standin.count("starts"), standin.count("handles")) == (1, 2)
     assert (standin.count("samples"), standin.count("event_sets")) == (4, 1)

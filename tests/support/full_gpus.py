@@ -121,6 +121,11 @@ _NARROW = {94, 95, 164, 170, 172, *range(185, 191), 192, 230}
 """Fields of 32 bits."""
 
 
+def _memory(key: str) -> Json:
+    """Return an answer about memory, with more in total than in any part."""
+    return {"total": 2 * _BIG} | _members("reserved", "free", "used", number=_large)(key)
+
+
 def _members(*names: str, number: Callable[[str], int] = _number) -> Callable[[str], Json]:
     return lambda key: {name: number(key + name) for name in names}
 
@@ -206,7 +211,7 @@ _SHAPES: dict[str, Callable[[str], Json]] = {
     "VgpuUtilization": _sample("vgpuInstance"),
     "VgpuInstanceGetVmID": lambda key: [_text(key), 1],
     "UtilizationRates": _members("gpu", "memory"),
-    "MemoryInfo": _members("total", "reserved", "free", "used", number=_large),
+    "MemoryInfo": _memory,
     "ConfComputeProtectedMemoryUsage": _members("total", "free", "used", number=_large),
     "BAR1MemoryInfo": _members("bar1Total", "bar1Free", "bar1Used", number=_large),
     "RowRemapperHistogram": _members("max", "high", "partial", "low", "none"),
