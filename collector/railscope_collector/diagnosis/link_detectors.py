@@ -129,7 +129,7 @@ def _links_down(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         others_up = int(findings.above(now["link_up"][members], 0.0).sum())
         peers_up[members] = others_up >= 2  # noqa: PLR2004 - more than one peer
     is_role = groups.is_rail & peers_up
-    down = (now["link_up"] == 0) & (was_up | is_role) & ~findings.above(now["disabled"], 0.0)
+    down = (now["link_up"] == 0) & (was_up | is_role)
     for leaf, members in enumerate(groups.leaves):
         of_leaf = members[down[members]]
         several = len(np.unique(groups.nic_node[of_leaf])) > 1

@@ -141,7 +141,6 @@ _QUANTITIES = (
         {
             "link_up": "network_link_up",
             "port_up": "rdma_port_up",
-            "port_state": "rdma_port_physical_state",
             "link_speed": "network_link_speed_bytes_per_second",
             "port_rate": "rdma_port_rate_bytes_per_second",
             "expected_speed": "nic_setting_expected_speed_bytes_per_second",

@@ -140,15 +140,6 @@ _DISCARDS = (
 )
 
 
-_DISABLED = 3
-"""Physical state of a port that an administrator has shut (IBTA, PortPhysicalState); one without a partner polls (2)."""
-
-
-def _is_disabled(w: WindowSums) -> Floats:
-    state = w.current("port_state")
-    return np.where(np.isnan(state), np.nan, state == _DISABLED)
-
-
 @dataclass(frozen=True, slots=True)
 class Signal:
     """A signal of one kind of device."""
@@ -191,7 +182,6 @@ _NIC = [
     ("uncorrected_symbols", "per second", "Symbols or blocks beyond correction [U].", lambda w: np.fmax(w.rate("uncorrected_symbols"), w.rate("uncorrected_blocks"))),
     ("link_downs", "events", "Times that the link went down [D].", lambda w: np.fmax(w.total("link_downs"), np.fmax(w.total("port_link_downs"), np.floor(w.total("carrier_changes") / 2)))),
     ("link_up", "1 or 0", "1 if the link is up.", lambda w: _first_known(w.current("link_up"), w.current("port_up"))),
-    ("disabled", "1 or 0", "1 if an administrator has disabled the port: its physical state is neither up nor polling for a partner.", _is_disabled),
     ("link_speed", "bytes per second", "Speed of the link.", lambda w: w.current("link_speed")),
     ("pcie_width", "ratio", "Lanes of the PCIe link, relative to those it supports.", lambda w: divide(w.last("pcie_width"), w.last("pcie_width_limit"))),
     ("pcie_speed", "ratio", "Speed of the PCIe link, relative to that it supports.", lambda w: divide(w.last("pcie_speed"), w.last("pcie_speed_limit"))),
