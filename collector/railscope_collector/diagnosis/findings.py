@@ -321,7 +321,7 @@ class JobState:
 
 
 class FaultReach(Protocol):
-    """What an open incident affects."""
+    """Reach of an open incident."""
 
     @property
     def jobs(self) -> frozenset[JobKey]:
@@ -338,7 +338,7 @@ class OpenFault(Protocol):
 
     @property
     def reach(self) -> FaultReach:
-        """What it affects."""
+        """Reach of the incident."""
 
 
 @dataclass(slots=True)

@@ -212,7 +212,7 @@ def _congested(
 def _finding(
     view: findings.DiagnosisView, leaves: list[int], affected: findings.Flags
 ) -> findings.Finding:
-    """Return the finding of a rail; its leaves are alternatives, the one with the most congestion first."""
+    """Return the finding of a rail: its first leaf is the cause, the others are alternatives."""
     groups, nic = view.groups, view.signals.nic
     parts = np.flatnonzero(np.isin(groups.nic_leaf, leaves) & affected)
     names = [groups.leaf_names[leaf] for leaf in leaves]
