@@ -60,6 +60,7 @@ _NVML_REASONS = {
 
 def nvml_reason(code: int) -> Absent:
     """Return the absence reason of an NVML return code."""
+    # A code of a newer driver is an error, not unsupported: only failures are counted and cause a new probe.
     return _NVML_REASONS.get(code, Absent.ERROR)
 
 

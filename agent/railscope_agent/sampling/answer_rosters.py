@@ -13,6 +13,7 @@ from railscope_agent.host import Host, Json, NvmlError
 from railscope_agent.sampling.answer_shapes import raise_malformed
 from railscope_agent.sampling.answer_sizes import ACCEPTED_AFTER_NS
 
+# Bounds the memory of an answer with ever new names; more than any node has.
 MAX_DEVICES = 4096
 _NVML_LEFT = {2, 6, 15, 16}
 """INVALID_ARGUMENT, NOT_FOUND, GPU_IS_LOST, RESET_REQUIRED: answers about a device that has left."""
@@ -65,6 +66,7 @@ class Rosters:
         known_devices = self._devices.setdefault(f"{host_interface}.{function}{arguments}", {})
         names = roster.names(answer)
         if roster.fill is None and not known_devices.keys() >= set(names):
+            # A repartitioned GPU has MIG devices with new names: the earlier ones are not expected back.
             known_devices.clear()
         hidden = _find_hidden(host, roster, known_devices, names)
         if not hidden:
@@ -83,6 +85,8 @@ def _find_hidden(
     names: Collection[str],
 ) -> list[str]:
     """Update the known devices; return those that an answer lacks and that have not left."""
+    # The second list is read only for names that are new or missing: usually there are none, and it costs
+    # nothing.
     new = [name for name in names if name not in known_devices][: MAX_DEVICES - len(known_devices)]
     missing = known_devices.keys() - names
     for name in known_devices.keys() - missing:
@@ -94,6 +98,7 @@ def _find_hidden(
         device = known_devices[name]
         if device.missing_since_ns is None:
             device.missing_since_ns = now_ns
+        # A device that the second list never contained cannot be missed there: only the time decides.
         has_left = device.is_seen and name not in present
         if has_left or now_ns - device.missing_since_ns >= ACCEPTED_AFTER_NS:
             del known_devices[name]
@@ -105,10 +110,12 @@ def _find_hidden(
 def _directory_check(path: str) -> Callable[[Host, Collection[str]], set[str]]:
     def find_present(host: Host, names: Collection[str]) -> set[str]:
         try:
+            # A sysfs name cannot contain a slash: the kernel writes the disk cciss/c0d0 as cciss!c0d0.
             entries = {name.replace("!", "/") for name in host.names(path)}
         except FileNotFoundError:
             return set()
         except OSError:
+            # An unreadable directory proves no absence: the devices are kept.
             return set(names)
         return entries.intersection(names)
 
@@ -126,12 +133,15 @@ def _answer_check(function: str) -> Callable[[Host, Collection[str]], set[str]]:
 
 def _answers(host: Host, function: str, name: str) -> bool:
     try:
+        # Names of GPUs are indices, whose calls take integers; MIG devices are named by UUIDs.
         host.call("nvml", function, int(name) if name.isdecimal() else name)
     except FileNotFoundError:
         return False
     except NvmlError as error:
+        # Any other failure is that of a sick device, which is still there.
         return error.code not in _NVML_LEFT
     except OSError:
+        # The failure is not about the device, for example a hung call: it is kept.
         return True
     return True
 

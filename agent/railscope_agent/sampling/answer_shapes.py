@@ -18,13 +18,18 @@ from typing import Any, NoReturn
 
 from railscope_agent.host import Json, NvmlError
 
+# NVML_ERROR_UNKNOWN of nvml.h: every source treats it as an error of the call, not of its arguments.
 _NVML_UNKNOWN = 999
+# Frames store 64 bits: signed for gauges, unsigned for counters.
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 64) - 1
+# Bounds for answers of a faulty driver or a damaged recording; real answers are far below.
 _MAX_ENTRIES = 4096
 _MAX_TEXT = 4096
 _UNUSABLE = re.compile(r"[\x00\ud800-\udfff]")
 """Zero bytes and lone surrogates. Other control characters are escaped where text leaves the agent."""
 _PCI_ADDRESS = re.compile(r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9A-Fa-f]")
+# A cut address must not pass as the name on another bus: the NIC would have no PCI device, and lose its RDMA
+# columns.
 _PART_OF_PCI_ADDRESS = re.compile(r"[0-9A-Fa-f]{1,8}|[0-9A-Fa-f]{0,8}:[0-9A-Fa-f:.]*")
 _INTERFACE = re.compile(r"[^\s/\x00-\x20\x7f\ud800-\udfff]{1,128}")
 """The kernel accepts no other names: net/core/dev.c, dev_valid_name; alternative names are longer."""
@@ -126,8 +131,11 @@ def _record(required: Mapping[str, Shape], optional: Mapping[str, Shape] | None 
             for key, of in members.items()
             if key in value and (checked := of(value[key])) is not value[key]
         }
+        # An answer without a defect is returned as it is: a copy of every answer would cost more than the
+        # check.
         if not changed:
             return value
+        # Without a required member the record has no identity or no value: the caller drops it as a whole.
         if any(changed.get(key) is _MISSING for key in required):
             return _MISSING
         return {key: member for key, member in (value | changed).items() if member is not _MISSING}
@@ -170,6 +178,7 @@ def _row(of: Shape, min_length: int, max_length: int = _MAX_ENTRIES) -> Shape:
     def shape(value: Any) -> Json:
         if not isinstance(value, list) or not min_length <= len(value) <= max_length:
             return _MISSING
+        # Removing an entry would move those behind it to wrong positions.
         return value if all(of(entry) is not _MISSING for entry in value) else _MISSING
 
     return shape
@@ -182,6 +191,7 @@ def _statistics(value: Any) -> Json:
     names, values = value.get("names"), value.get("values")
     if not isinstance(names, list) or not isinstance(values, list) or len(names) != len(values):
         return _MISSING
+    # Types are compared exactly: bool is a subclass of int, and true is no count.
     is_formed = set(map(type, names)) <= {str} and set(map(type, values)) <= {int}
     return value if is_formed else _MISSING
 
@@ -193,6 +203,7 @@ def _batch(value: Any) -> Json:
     values, codes = value
     if not isinstance(values, list) or not isinstance(codes, list) or len(values) != len(codes):
         return _MISSING
+    # A list of values that is longer than its codes would assign values to the wrong fields.
     return value if set(map(type, codes)) <= {int} else _MISSING
 
 
@@ -200,6 +211,8 @@ def _numbers(value: Any) -> Json:
     """Numbers by names, read often: well-formed ones are checked by functions in C."""
     if isinstance(value, dict) and set(map(type, value.values())) == {int}:
         is_in_range = min(value.values()) >= _LOWEST and max(value.values()) <= _HIGHEST
+        # The names of a call hardly ever change, so their check is cached; the numbers are new in each
+        # answer.
         if is_in_range and _are_names(tuple(value)):
             return value
     return _number_table(value)

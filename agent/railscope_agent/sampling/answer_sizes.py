@@ -19,6 +19,7 @@ ACCEPTED_AFTER_NS = 600_000_000_000
 
 The statistics of a NIC become fewer with its queues and PFC priorities, those of Lustre when they are cleared.
 """
+# Each check is up to three calls of the host: a directory that was emptied must not delay the probe.
 MAX_CHECKED_ENTRIES = 16
 """Entries missing from one listing that are looked up by name."""
 _TABLES = (
@@ -55,6 +56,7 @@ class AnswerSizes:
     """
 
     def __init__(self) -> None:
+        # Keys are hashes: a probe of a large node has thousands of paths and calls.
         self._sizes: dict[int, tuple[int, ...]] = {}
         self._entries: dict[int, tuple[str, ...]] = {}
         self._smaller_since_ns: dict[int, int] = {}
@@ -62,6 +64,7 @@ class AnswerSizes:
     def is_smaller(self, key: str, sizes: tuple[int, ...], now_ns: int) -> bool:
         """True if a size is below that of the last complete answer; otherwise this answer replaces it."""
         number = hash(key)
+        # A first answer is compared with itself: there is nothing yet that it could lack.
         if any(map(lt, sizes, self._sizes.get(number, sizes))):
             since_ns = self._smaller_since_ns.setdefault(number, now_ns)
             if now_ns - since_ns < ACCEPTED_AFTER_NS:
@@ -77,6 +80,8 @@ class AnswerSizes:
         for end, directory in _LISTS.items():
             if path.endswith(end):
                 listed = content.decode(errors="replace").split()
+                # One bond may have replaced another: the same number of lines, and an interface is missing
+                # all the same.
                 is_less |= self.lacks_entries(
                     host, path, listed, f"/sys/class/net/{{}}/{directory}"
                 )
@@ -88,6 +93,7 @@ class AnswerSizes:
         place = place or f"{path}/{{}}"
         missing = sorted(set(self._entries.get(number, ())).difference(listed))
         if any(_exists(host, place.format(name)) for name in missing[:MAX_CHECKED_ENTRIES]):
+            # The known entries stay: the next listing is compared with the complete one again.
             return True
         self._entries[number] = tuple(listed)
         return False
@@ -110,6 +116,7 @@ def file_size(path: str, content: bytes) -> int:
     """Return two for each line and one for a newline at the end; 0 for an empty file."""
     if path.endswith(_REQUEST_LISTS) or not content.strip():
         return 0
+    # A file that is cut within its last line has as many lines, but no newline at its end.
     ends = content.endswith(b"\n")
     lines = 1 if path.endswith(_TABLES) else content.count(b"\n") + (not ends)
     return 2 * lines + ends
@@ -126,6 +133,7 @@ def answer_size(key: str, answer: Json) -> int:
     """Return the count of entries in an answer; of an answer with a varying set, of its statistics only."""
     if not key.startswith(_VARYING_CALLS):
         return _entries(answer)
+    # Statistics of the driver exist while the link is down as well, so fewer of them are a partial answer.
     statistics = answer.get("statistics") if isinstance(answer, dict) else None
     return len(statistics) if isinstance(statistics, dict) else 0
 

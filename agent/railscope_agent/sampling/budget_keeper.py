@@ -55,6 +55,7 @@ class MemoryKeeper:
 
     def update(self, at_ns: int) -> None:
         """Check the resident memory periodically."""
+        # Called after every read: memory changes slowly, and measuring it is a system call.
         if not self.budget_bytes or at_ns < self._check_from_ns:
             return
         self._check_from_ns = at_ns + MEMORY_POLL_NS
@@ -73,6 +74,8 @@ class MemoryKeeper:
     def _release_excess(self, at_ns: int) -> int:
         """Return the resident memory, after a release if it is too much."""
         before = self.resident_bytes()
+        # Memory that could not be released once is in use: another attempt soon would only cost processor
+        # time.
         if before <= self.budget_bytes or at_ns < self._release_from_ns:
             return before
         self._release_from_ns = at_ns + RELEASE_EVERY_NS
@@ -121,6 +124,7 @@ class BudgetKeeper:
         return f"{use_text}, budget {format_percent(bound)}: {state}"
 
     def _release_memory(self) -> None:
+        # First: memory that caches still refer to cannot be returned to the system.
         self.drop_caches()
         self.meter.release_memory()
 

@@ -29,10 +29,13 @@ class WindowGrid:
 
     def count_windows(self, since_ns: int, until_ns: int) -> int:
         """Return the number of windows that ended between two times."""
+        # Windows are counted by their ends on the grid, so no window is counted twice or lost between two
+        # samples.
         return until_ns // self.window_ns - since_ns // self.window_ns
 
     def reports_each_window(self, since_ns: int, until_ns: int) -> bool:
         """True if two times are near enough that their difference is valid for every window."""
+        # A clock that stands still or a long gap: the mean of the gap would hide the bursts within.
         return 0 < until_ns - since_ns <= MAX_WINDOWS * self.window_ns
 
 
@@ -53,6 +56,7 @@ class WindowMeans:
     def add_value(self, since_ns: int, until_ns: int, value: int) -> Iterator[tuple[int, int]]:
         """Process a value; yield numbers of windows that end in its time, and their value."""
         begun_ns = until_ns - until_ns % self._window_ns
+        # No window ended: the value is a part of the mean of the window that is still open.
         if begun_ns <= since_ns:
             self._covered_ns += until_ns - since_ns
             self._weighted += value * (until_ns - since_ns)
@@ -60,6 +64,8 @@ class WindowMeans:
         first_ns = since_ns - since_ns % self._window_ns + self._window_ns
         covered_ns = self._covered_ns + first_ns - since_ns
         yield 1, (self._weighted + value * (first_ns - since_ns)) // covered_ns
+        # Windows that lie entirely between two samples have the value of the whole time: nothing better is
+        # known.
         if more := (begun_ns - first_ns) // self._window_ns:
             yield more, value
         self._covered_ns, self._weighted = until_ns - begun_ns, value * (until_ns - begun_ns)
@@ -80,6 +86,7 @@ class WindowHistogram:
 
     def count(self, windows: int, value: int) -> None:
         """Count windows with a value, in steps of the metric's scale."""
+        # Buckets of Prometheus include their upper bound (le), so a value at a bound belongs below it.
         self._counts[bisect_left(self._bounds, value)] += windows
         self._sum += windows * value
 
@@ -95,6 +102,7 @@ class WindowHistogram:
 
         They are not due before the first window.
         """
+        # A histogram of zeros would be a statement that no window was busy.
         if problem or not any(self._counts):
             into.put_none(self._start, len(self._counts) + 1, problem or Absent.NOT_DUE)
             return

@@ -37,6 +37,8 @@ def device_of_path(path: str) -> str:
     if path.startswith(("/sys/devices/", "/sys/kernel/debug/", "/proc/fs/")):
         parts = path.split("/")
         for position, part in enumerate(parts):
+            # Device directories have a number (mc0, nvme1, 0000:9d:00.0); the directories above them are
+            # shared.
             if any(map(str.isdigit, part)):
                 return "/".join(parts[: position + 1])
     return path

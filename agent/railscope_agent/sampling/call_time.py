@@ -37,6 +37,8 @@ class CallTime:
 
     async def wait_for_end(self, future: asyncio.Future[None], seconds: float) -> None:
         """Wait for a future with one timer. A stall counts if the wait ends late by it."""
+        # The future's own end is not timed: only a timer that fires late shows that the event loop did not
+        # run.
         expected = self._monotonic() + seconds
         loop = asyncio.get_running_loop()
         end = loop.create_future()
@@ -49,12 +51,14 @@ class CallTime:
         try:
             await end
         finally:
+            # Without this, a cancelled wait would keep its timer and its callback at the future.
             timer.cancel()
             future.remove_done_callback(resolve)
         self.note_wait(expected, self._monotonic())
 
     def note_wait(self, expected: float, ended: float) -> None:
         """Exclude the delay of a wait. A delay that prolonged several waits counts once."""
+        # Concurrent waits see the same stall; only the part behind the last recorded one is added.
         delayed_from = max(expected, self._stalled_until)
         if ended > delayed_from:
             self._stalled_seconds += ended - delayed_from

@@ -43,7 +43,11 @@ class CostTrend:
         else:
             elapsed_ns = at_ns - self._at_ns
             weight = min(elapsed_ns / (SPAN_NS + elapsed_ns), MAX_WEIGHT)
+            # The first values have the weight of a plain mean: by time alone, the very first one would count
+            # too long.
             weight = max(weight, 1 / (self.count - 1))
             followed = self.mean + weight * (value - self.mean)
+            # The bound of growth ignores one outlier; the minimum of the last three follows a real change at
+            # once.
             self.mean = max(min(followed, self.mean * MAX_GROWTH), min(self._last))
         self._at_ns = at_ns

@@ -37,14 +37,20 @@ class CounterTotal:
             if row.reasons[column] == PRESENT
         }
         if not columns:
+            # A zero here would look like a reset of the sum to everything that computes rates.
             return Absent.ERROR
         if not present:
             return Absent(row.reasons[next(iter(columns.values()))])
+        # The counts from before the start are included once, as those of any single counter would be.
         if self._total is None:
             self._total = sum(present.values())
         elif present != self._last:
             for key, value in present.items():
+                # The value at which a counter appears is not an increase: it may have counted for days
+                # elsewhere.
                 last = self._last.get(key, value)
+                # A counter below its last value was reset to zero, so all of its value is new.
                 self._total += value - last if value >= last else value
+        # Counters without a value now keep their last one: they continue from it when they return.
         self._last |= present
         return self._total

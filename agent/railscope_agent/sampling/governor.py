@@ -19,6 +19,7 @@ from railscope_agent.sampling.meter import ReadCost
 
 WITHIN, STRETCHING, AT_LIMIT = GOVERNOR_STATES
 
+# A power of two, as all factors: each longer period is a multiple of the shorter ones, on the same grid.
 MAX_PERIOD_FACTOR = 64
 THREAD_SHARE = 0.25
 """Maximum share of its time that a thread may spend in reads; the other sources wait as long."""
@@ -28,10 +29,13 @@ SOURCES_SHARE = 0.25
 """Share of the budget that is reserved for reading, however expensive the rest is."""
 HOLD_NS = 60 * SECOND_NS
 """Minimum time before a period factor is reduced."""
+# Reads with short periods would otherwise repeat the decision many times per second.
 DECIDE_NS = 1 * SECOND_NS
 WINDOW_NS = 10 * SECOND_NS
 """Window for measuring the rest (metrics endpoint, shipping, event loop): process use without reads."""
+# One minute: long enough that a scrape or a push of the agent does not count as a change.
 WINDOWS_OF_USE = 6
+# Interval of probes as in source_reader, until a second probe shows the actual one.
 REPROBE_NS = 60 * SECOND_NS
 CPU, BLOCKING, FITS = "processor time", "blocks its thread", "within budget"
 
@@ -66,6 +70,7 @@ class _CostTrends:
 
     def share(self, period_ns: int, probes_every_ns: int) -> float:
         """Return the share of a core, or of a thread's time, at a period."""
+        # A probe is part of a read: it is never more frequent than the reads.
         probes_every_ns = max(probes_every_ns, period_ns)
         return self.read.estimate / period_ns + self.probe.estimate / probes_every_ns
 
@@ -103,6 +108,7 @@ class GovernedLoad:
         self._wall.read.add(cost.read.wall_ns, at_ns)
         if cost.probe is None:
             return
+        # The interval is measured: a source with failing devices probes far more often than planned.
         if self._probed_ns is not None:
             self._probes_every_ns = min(max(at_ns - self._probed_ns, 1), REPROBE_NS)
         self._probed_ns = at_ns
@@ -140,6 +146,8 @@ class PeriodFactorFitter:
         self._total = sum(shares)
         self._source_count = max(sum(share > 0 for share in shares), 1)
         self._most_expensive = [
+            # The index breaks ties, so that equal costs always result in the same periods. heapq has the
+            # smallest first, so shares are negative.
             (-share, index)
             for index, share in enumerate(shares)
             if loads[index].max_period_factor > 1
@@ -151,6 +159,8 @@ class PeriodFactorFitter:
         fair = allowance / self._source_count
         while self._total > allowance and self._most_expensive:
             share, index = -self._most_expensive[0][0], self._most_expensive[0][1]
+            # Loads below the fair share keep their periods even if the budget is exceeded: slowing them would
+            # gain little.
             if share <= fair:
                 break
             load = self._loads[index]
@@ -159,6 +169,7 @@ class PeriodFactorFitter:
             lower = self._share(load, period_factor)
             self._total += lower - share
             if period_factor < load.max_period_factor:
+                # The same load can be the most expensive one again, and is then lengthened once more.
                 heapreplace(self._most_expensive, (-lower, index))
             else:
                 heappop(self._most_expensive)
@@ -188,6 +199,8 @@ class _ProcessorUse:
         process_cpu_ns = process_clock()
         if self._marks:
             began_ns, used_then = self._marks[-1]
+            # A read is recorded when it ends: one that began in the window before can exceed the use of this
+            # one.
             rest_ns = max(process_cpu_ns - used_then - self.reads_ns, 0)
             self.other.add(rest_ns / (at_ns - began_ns), at_ns)
         self._marks.append((at_ns, process_cpu_ns))
@@ -247,6 +260,7 @@ class Governor:
 
     def decide(self, process_clock: Callable[[], int], at_ns: int) -> None:
         """Set all period factors, given the clock of the process's processor time."""
+        # Before the return without a budget: the use is reported in any case.
         self._account.record_total(process_clock, at_ns)
         if not self.cpu_ratio or at_ns < self._decide_from_ns:
             return
@@ -254,6 +268,8 @@ class Governor:
         needed, relaxed = self._required_factors()
         for name, load in self.loads.items():
             (minimum, reason), (maximum, _) = needed[name], relaxed[name]
+            # A lengthening is immediate, since the budget is exceeded now; a shortening waits, so that
+            # periods do not oscillate.
             if load.period_factor < minimum:
                 load.set(minimum, reason, at_ns)
             elif load.period_factor > maximum and at_ns - load.changed_ns >= HOLD_NS:
@@ -268,12 +284,15 @@ class Governor:
         needed = dict.fromkeys(self.loads, (1, FITS))
         relaxed = needed.copy()
         for period_factors, share in ((needed, 1.0), (relaxed, RELAXED_SHARE)):
+            # Without the reserve, a client that scrapes without pause would leave no time for any source.
             allowance = max(share * self.cpu_ratio - self.other_use, share * reserved)
             for name, period_factor in whole.fit(allowance).items():
                 period_factors[name] = (period_factor, CPU)
         for thread in self._threads:
             measured = [load for load in thread if load.is_measured]
             waits = PeriodFactorFitter(measured, GovernedLoad.wall_share)
+            # Each thread has its own bound: sources of one driver wait for each other even if no processor
+            # time is used.
             for period_factors, share in ((needed, 1.0), (relaxed, RELAXED_SHARE)):
                 for name, period_factor in waits.fit(share * THREAD_SHARE).items():
                     if period_factor > period_factors[name][0]:
@@ -281,6 +300,8 @@ class Governor:
         return needed, relaxed
 
     def _grade_state(self) -> int:
+        # Expected and not measured: the use of the last minute still contains the reads at the former
+        # periods.
         if self.expected_use > self.cpu_ratio:
             return AT_LIMIT
         is_lengthened = any(load.period_factor > 1 for load in self.loads.values())

@@ -58,8 +58,11 @@ class HungCalls:
 
     def changes(self) -> list[tuple[HungCall, bool]]:
         """Return calls that began to hang (True) or returned (False) since the last call."""
+        # A copy: threads of reads change the table meanwhile.
         now, before = dict(self.by_device), self._reported
         self._reported = now
+        # A device can hang again between two calls of this function: both changes are reported, the return
+        # first.
         returned = [(call, False) for device, call in before.items() if now.get(device) != call]
         return returned + [(c, True) for device, c in now.items() if before.get(device) != c]
 
@@ -105,15 +108,19 @@ class GuardedHost(HostWrapper):
 
     def abandon(self) -> HungCall | None:
         """Leave the present call to its thread; None if it returned or too many are hung."""
+        # Each hung call costs a thread that never ends; beyond the bound the family waits for its call
+        # instead.
         if len(self._hung.by_device) >= MAX_HUNG_CALLS:
             return None
         try:
             device, call, since = self._running.pop()
+        # The call has returned between the check of its duration and now.
         except IndexError:
             return None
         age_ns = round((self._time.seconds() - since) * SECOND_NS)
         hung = HungCall(device, call, self.clock.now().boot_ns - age_ns)
         self._hung.by_device[device] = hung
+        # The stuck thread keeps the former list, so its late return cannot remove a call of the new thread.
         self._running = []
         return hung
 
@@ -155,6 +162,7 @@ class GuardedHost(HostWrapper):
         """Make a call about a device. Raises OSError or NvmlError at once if one is hung."""
         if device in self._hung.by_device:
             self._reject(device)
+        # Kept in a local variable: `abandon` replaces the attribute while this call runs.
         running = self._running
         running.append((device, name, self._time.seconds()))
         try:
@@ -163,16 +171,20 @@ class GuardedHost(HostWrapper):
             try:
                 running.pop()
             except IndexError:
+                # The entry was removed by `abandon`: this thread has been replaced, and the device answers
+                # again.
                 self._hung.by_device.pop(device, None)
                 raise CallAbandonedError from None
 
     def _reject(self, device: str) -> None:
+        # The call may have returned since the check: then the device is called as usual.
         hung = self._hung.by_device.get(device)
         if hung is None:
             return
         self._rejected.add(device)
         seconds = (self.clock.now().boot_ns - hung.since_ns) / SECOND_NS
         problem = f"{hung.call} has not returned for {seconds:.0f} s"
+        # Callers of NVML expect its error type, and map the code to the absence reason timeout.
         if device.partition("/")[0] == "nvml":
             raise NvmlError(_NVML_TIMEOUT, problem)
         raise TimeoutError(errno.ETIMEDOUT, problem)
@@ -186,6 +198,7 @@ class GuardedFiles:
         self._groups: list[tuple[str, int, FileGroup]] = []
         self._starts: list[int] = []
         start = 0
+        # Only consecutive files form a group: the order of the files is the order of the columns.
         for device, members in groupby(paths, device_of_path):
             group = list(members)
             self._groups.append((device, len(group), host.open_file_group(group)))

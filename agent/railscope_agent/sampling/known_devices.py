@@ -25,6 +25,7 @@ MAX_REPEATED_CALLS = 16
 """Limit of failed calls repeated between probes; one that succeeds triggers a new probe."""
 MAX_HIDDEN_COLUMNS = 1 << 14
 """Far more columns than the devices of one node have in one source."""
+# A process that ended is not a device that failed: only a failed call about its own GPU keeps it.
 _TRANSIENT = {GPU_PROCESS, CLAIM}
 """Temporary entities of a permanent device; they are kept only while listed."""
 _NAMING_FACTS = ("pci_address", "interface")
@@ -62,8 +63,10 @@ class _CallHistory:
 
     def take(self, probe: ProbeHost, *, is_complete: bool) -> None:
         """Record the calls of a probe; an incomplete probe removes no earlier call."""
+        # A call that fails now stays in the history: it hides its devices in the next probe as well.
         failed = {hash(key) for key in probe.failed_calls if self._has_succeeded(key)}
         earlier = () if is_complete else self._succeeded
+        # A set of as many integers takes several times the memory, for each source.
         self._succeeded = array("q", sorted(probe.succeeded_calls.union(failed, earlier)))
 
     def _has_succeeded(self, key: str) -> bool:
@@ -93,11 +96,13 @@ class KnownDevices:
             self._add_hidden(inventory, probe, new) if new else _complete_as_found(inventory)
         )
         self._history.take(probe, is_complete=not completed.hidden_reasons)
+        # Sizes of calls that an incomplete probe did not reach are still needed for comparison.
         if not completed.hidden_reasons:
             self._sizes.retain(
                 {*probe.succeeded_calls, *map(hash, probe.failed_calls)}, probe.listed_paths
             )
         self._found = completed.columns, completed.columnless_entities
+        # Built again from `_found` in the rare case that a call fails.
         self._columns, self._columnless_entities = {}, {}
         return completed
 
@@ -109,6 +114,8 @@ class KnownDevices:
         devices = _DeviceNames([*self._entities(), *_entities(inventory)])
         concerned = {device for call in new for device in devices.devices_of_call(call)}
         was_known = {_whole_device(entity) for entity in self._entities()}
+        # Facts are kept only for devices that a failed call concerns: those of others may really have
+        # changed.
         keeps = concerned & was_known
         columns = [self._restore_facts(column, keeps) for column in inventory.columns]
         positions = list(range(len(columns)))
@@ -120,6 +127,7 @@ class KnownDevices:
         hidden = bytearray()
         present = {_column_key(column) for column in columns}
         for key, column in self._columns.items():
+            # Bounds the memory, whatever names damaged answers contain.
             if key in present or len(hidden) >= MAX_HIDDEN_COLUMNS:
                 continue
             if reason := hides.reason(column[1]):
@@ -130,6 +138,7 @@ class KnownDevices:
         columnless_entities += [
             entity
             for key, entity in self._columnless_entities.items()
+            # An entity without columns has nothing that could be absent as gone, so it is removed at once.
             if key not in described and hides.reason(entity) not in {None, Absent.GONE}
         ]
         failed = tuple(new[:MAX_REPEATED_CALLS]) if hidden else ()
@@ -182,6 +191,7 @@ class _HiddenEntities:
         self._of_device: dict[tuple[str, ...], Absent] = {}
         for call in failed:
             about = devices.devices_of_call(call)
+            # A failed list, or a file of the system, may hide any device.
             if not about and self._of_all is None:
                 self._of_all = call.reason
             for device in about:
@@ -241,5 +251,6 @@ def _names(entity: Entity) -> set[str]:
     facts = entity.facts
     names = {*entity.key[:1], *(facts[fact] for fact in _NAMING_FACTS if fact in facts)}
     if "index" in facts:
+        # NVML calls name GPUs by index, while entities have their UUIDs.
         names.add(device_name("nvml", facts["index"]))
     return names - {""}

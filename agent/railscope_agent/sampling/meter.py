@@ -52,7 +52,9 @@ class ProcessMeter:
 
     def release_memory(self) -> None:
         """Return unused memory to the system: collect garbage, then call malloc_trim(3) of glibc."""
+        # First: cycles that are still referenced keep pages in use, which malloc_trim cannot return.
         gc.collect()
+        # Other C libraries, such as musl, have no such function.
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(0)
@@ -131,6 +133,8 @@ def measure_memory(make: Callable[[], ReplayHost]) -> ReplayHost:
     meter.release_memory()
     before = meter.resident_bytes()
     host = make()
+    # Parsing leaves free memory behind, which is not part of the capture.
     meter.release_memory()
+    # Pages can be returned to the system meanwhile, so the difference may be negative.
     host.cost.resident_bytes = max(meter.resident_bytes() - before, 0)
     return host

@@ -54,6 +54,7 @@ class ProbeHost(HostWrapper):
 
     def stop(self) -> None:
         """Stop recording; a source may use this host for its reads afterwards."""
+        # A read after the probe is not one of its calls, and recording it would cost memory in every period.
         self._is_recording = False
 
     @property
@@ -78,6 +79,7 @@ class ProbeHost(HostWrapper):
             self.listed_paths.add(hash(path))
             return self._sizes.lacks_entries(self._host, path, entries)
 
+        # The slash distinguishes a listing from a read of the same path.
         key, names = f"{path}/", path.split("/")
         entries = self._attempt(key, names, lambda: self._host.names(path), lacks_entries)
         if self._is_recording:
@@ -123,11 +125,14 @@ class ProbeHost(HostWrapper):
             if (
                 reason in _FAILURES
                 and not nothing_there
+                # A file that does not exist is a proof of absence, not a failure that hides a device.
                 and not isinstance(error, FileNotFoundError)
             ):
                 self.failed_calls[key] = FailedCall(key, frozenset(names), reason, call)
             raise
         if is_smaller(answer):
+            # Repeating the bare call would succeed with the incomplete answer, and end the wait for the
+            # complete one.
             repeat = partial(_repeat_call, key, call, is_smaller)
             self.failed_calls[key] = FailedCall(
                 key, frozenset(names), Absent.ERROR, repeat, is_incomplete=True

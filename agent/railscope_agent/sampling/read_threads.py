@@ -28,6 +28,7 @@ TURN_SECONDS = 0.05
 MIN_TURN_SECONDS = 0.01
 PROMPT_SECONDS = 0.5
 """Sources with a shorter period do not wait for others: windows would end late, or be missed."""
+# Far beyond any time of the boot clock, and still an integer of 64 bits when a period is added.
 NEVER_NS = 1 << 62
 AT_ONCE_NS = 0
 
@@ -64,6 +65,7 @@ class _ReadThread:
         """Functions to run at the end."""
         self._threads = threads
         self._signals: queue.SimpleQueue[None] = queue.SimpleQueue()
+        # A daemon: a call that never returns must not keep the process from ending.
         threading.Thread(target=self._work, name="reads", daemon=True).start()
 
     def signal(self) -> None:
@@ -77,9 +79,12 @@ class _ReadThread:
                 if job:
                     self._run(job)
                     continue
+                # Reported before the thread waits, not after each job: jobs that are due together cost one
+                # wake-up of the loop.
                 self._threads.report(self)
                 with suppress(queue.Empty):
                     self._signals.get(timeout=self._threads.seconds_to_wait(self))
+        # Also after an abandoned call: the source may be closed only when its last call has returned.
         for function in self.last:
             function()
 
@@ -88,6 +93,8 @@ class _ReadThread:
         try:
             following_ns = job.function()
         except Exception as error:  # noqa: BLE001 - passed to the future
+            # CallAbandonedError is a BaseException and passes: its job has been given up, and the thread
+            # ends.
             job.error = error
         self._threads.end(self, job, following_ns)
 
@@ -124,6 +131,7 @@ class ReadThreads:
         with self._lock:
             if (stuck := job.thread) is None:
                 return
+            # It ends when its call returns: another thread has taken its place by then.
             stuck.is_stopped = True
             finished = self._hand_over(stuck)
         self._deliver(finished)
@@ -136,6 +144,8 @@ class ReadThreads:
         Jobs that were not started are dropped. A stuck thread is not waited for: it runs the last function
         of its job if it ever returns.
         """
+        # Threads report jobs until they have stopped: the flag keeps these reports from starting the timer
+        # again.
         self._is_closed = True
         self._submitted.clear()
         if self._timer:
@@ -145,6 +155,8 @@ class ReadThreads:
             self._planned.clear()
             for job, function in last:
                 running = job.thread if job and job.thread in self._threads else None
+                # A thread that is not in a call of this family will not run its last function soon: a common
+                # one does.
                 if running is None or running.is_stopped:
                     ends.append(common.submit(function))
                 else:
@@ -182,11 +194,13 @@ class ReadThreads:
         with self._lock:
             running = self._leader.job if self._leader else None
             jobs = [*self._planned, *([running] if running else [])]
+            # A series runs a second by design: it is no reason to appoint another thread.
             dues = [job.due_ns for job in jobs if not job.is_series]
             turn = min((job.family.turn_seconds for job in jobs), default=TURN_SECONDS)
         if self._timer:
             self._timer.cancel()
         if dues and not self._is_closed:
+            # Times in the past would make a check that finds a slow job repeat without a pause.
             wait_ns = max(min(dues), from_ns) - self._now_ns()
             self._timer = self._loop.call_later(
                 max(wait_ns / SECOND_NS, 0) + turn, self._check, turn
@@ -209,6 +223,7 @@ class ReadThreads:
 
     def _deliver(self, finished: Sequence[ReadJob]) -> None:
         for job in finished:
+            # The waiting task was cancelled.
             if job.future.done():
                 continue
             if job.error is None:
@@ -222,18 +237,23 @@ class ReadThreads:
         """Return the next job that is due; None if a thread has to wait."""
         with self._lock:
             if thread is not self._leader:
+                # A thread that has lost the lead is kept for the next slow job: starting one costs more than
+                # keeping it.
                 if not thread.is_stopped and thread not in self._spare:
                     self._spare.append(thread)
                 return None
             now_ns = self._now_ns()
             due = [job for job in self._planned if job.due_ns <= now_ns]
             if due:
+                # The first prompt job, or else the first: min keeps the order of submission among equals.
                 job = min(due, key=lambda job: not job.family.is_prompt)
                 self._planned.remove(job)
                 job.thread, thread.job, thread.started = thread, job, time.monotonic()
                 self._leader_wakes_ns = AT_ONCE_NS
                 return job
             times = [job.due_ns for job in self._planned]
+            # The families of these jobs submit again at these times: the thread is awake then without a
+            # signal.
             times += [job.due_ns + job.period_ns for job in thread.finished]
             self._leader_wakes_ns = min((t for t in times if t > now_ns), default=NEVER_NS)
             return None
@@ -271,6 +291,8 @@ class ReadThreads:
     def _plan(self, job: ReadJob) -> None:
         self._planned.append(job)
         wakes_ns = self._leader_wakes_ns
+        # A leader that runs jobs looks at the plan afterwards anyway: a signal would cost a wake-up for
+        # nothing.
         if wakes_ns != AT_ONCE_NS and (job.due_ns < wakes_ns or job.due_ns <= self._now_ns()):
             self._leader_wakes_ns = job.due_ns
             if self._leader:
@@ -287,6 +309,7 @@ class ReadThreads:
 
     def _hand_over(self, busy: _ReadThread) -> list[ReadJob]:
         """Appoint another thread if this one leads; return its finished jobs."""
+        # A stuck thread is no longer waited for when the sampler closes.
         if busy.is_stopped and busy in self._threads:
             self._threads.remove(busy)
         if busy is self._leader:

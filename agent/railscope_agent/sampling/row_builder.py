@@ -40,12 +40,14 @@ class RowBuilder:
     def put_readings(self, start: int, readings: Iterable[Reading]) -> None:
         """Set consecutive columns."""
         row = list(readings)
+        # All are stored in bulk and the few absent ones corrected: nearly every reading has a value.
         self.put_all(start, cast("list[int]", row))
         for position in compress(range(len(row)), map(is_not, map(type, row), repeat(int))):
             self.put(start + position, row[position])
 
     def put_all(self, start: int, readings: Sequence[int]) -> None:
         """Set consecutive columns that all have a value. Raises IndexError if there are not as many."""
+        # A slice assignment would lengthen the row silently, and shift the columns behind it.
         if start + len(readings) > len(self.values):
             message = f"readings from column {start}: {len(readings)}: expected at most {len(self.values) - start}"
             raise IndexError(message)

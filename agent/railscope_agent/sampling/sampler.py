@@ -40,8 +40,10 @@ from railscope_agent.sampling.source import Source, is_in_memory, source_stage
 from railscope_agent.sampling.source_reader import REPROBE_NS, ReadOutcome, SourceReader
 from railscope_agent.sampling.status import UNSUPPORTED, SourceGrader, SourceState
 
+# Readings of burst sources are per second: the event loop is needed once per second only.
 SERIES_SECONDS = 1.0
 """Maximum duration of a series of reads that a thread times by itself."""
+# A stuck read is not waited for any longer: the agent must be able to stop.
 END_SECONDS = 1.0
 MAX_CALL_SECONDS = 2.0
 """A longer call counts as hung, even in a read with a longer deadline."""
@@ -76,6 +78,7 @@ class _FamilyMember:
     @property
     def following_ns(self) -> int:
         """Time after the next read, on the grid."""
+        # Multiples of the period, and not due time plus period: all sources stay on one grid after a delay.
         return (self.due_ns // self.period_ns + 1) * self.period_ns
 
     def plan(self, now_ns: int) -> None:
@@ -127,6 +130,7 @@ class _FamilyReads:
     def _run_series(self, member: _FamilyMember) -> int | None:
         outcome = self._read(member)
         end_ns = self.due_ns + round(SERIES_SECONDS * SECOND_NS)
+        # A source that never has readings must not keep the thread: the series also ends by time.
         if self.is_ended or not outcome.is_intermediate or member.due_ns >= end_ns:
             return None
         member.plan(self._clock.now().boot_ns)
@@ -135,6 +139,7 @@ class _FamilyReads:
     def _read(self, member: _FamilyMember) -> ReadOutcome:
         self.running_since = self._time.seconds()
         outcome = member.reader.run()
+        # Appended when complete: the event loop reads this list while the thread runs.
         self.outcomes.append((member, outcome, self._clock.now()))
         return outcome
 
@@ -152,6 +157,7 @@ class _FamilyReads:
         """Undo outcomes that came too late to be used; their cost still counts."""
         late = [(member, outcome) for member, outcome, _ in self.outcomes[self.used_count :]]
         for member, outcome in late:
+            # Otherwise its sequence number would be missing at the collector, and count as a lost frame.
             member.reader.undo(outcome)
         return late
 
@@ -173,6 +179,7 @@ class _DeviceFamily:
         self.members.append(member)
         self.thread.limit_delay(member.status.source.period_seconds)
         self.stage = max(self.stage, source_stage(member.status.source))
+        # One source that may block is enough to keep the whole family off the event loop.
         self.is_in_memory = all(is_in_memory(each.status.source) for each in self.members)
 
     @property
@@ -183,6 +190,7 @@ class _DeviceFamily:
     @property
     def is_series(self) -> bool:
         """True if its only source is read in series."""
+        # Another member would have to wait for the end of the series.
         return len(self.members) == 1 and self.members[0].period_ns < PROMPT_SECONDS * SECOND_NS
 
     def leave_hung_call(self, limit_seconds: float) -> bool:
@@ -190,6 +198,7 @@ class _DeviceFamily:
         if self.guard.running_seconds < limit_seconds or self.guard.abandon() is None:
             return False
         self.thread.replace()
+        # Device handles and open files of the plan belong to a driver in an unknown state.
         self.forget_plans()
         return True
 
@@ -286,10 +295,12 @@ class Sampler:
             )
             if not is_timed:
                 await self._wait_until_due(family, due_ns)
+                # More sources may have become due while this one waited; they share the tick.
                 due_ns = self.clock.now().boot_ns
             due = [member for member in family.members if member.due_ns <= due_ns]
             await self._tick(family, due, is_series=is_timed and family.is_series)
             now = self.clock.now()
+            # Before the next times are planned: a changed period counts from now on.
             self._govern(due, now)
             for member in due:
                 member.plan(now.boot_ns)
@@ -303,11 +314,13 @@ class Sampler:
         if self.clock.is_running:
             await self._wait_for_stages_below(family.stage, due_ns)
         await self.clock.sleep_until(due_ns)
+        # Families of lower stages may be read for the first time at exactly this time.
         await self._wait_for_stages_below(family.stage, due_ns)
 
     async def _wait_for_stages_below(self, stage: int, due_ns: int) -> None:
         """Wait until the families of lower stages have been read, at most a turn after a time."""
         seconds = max(due_ns - self.clock.now().boot_ns, 0) / SECOND_NS + TURN_SECONDS
+        # A hung lower stage delays the derived readings by a turn; they then use its last results.
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while any(
@@ -332,6 +345,8 @@ class Sampler:
         status.cpu_ns += outcome.cost.total.cpu_ns
         if self.keeper is None:
             return
+        # A source without devices is only probed, at an interval of its own: a longer period would save
+        # nothing.
         if status.state == UNSUPPORTED:
             self.keeper.governor.record_absence(status.source.name)
         else:
@@ -341,6 +356,7 @@ class Sampler:
         self, family: _DeviceFamily, due: Sequence[_FamilyMember], *, is_series: bool = False
     ) -> None:
         """Read the due members; slow reads stay pending with their family, hung calls are left behind."""
+        # A device that was skipped during the last probe answers again, and may have new columns.
         if family.guard.take_returned():
             family.forget_plans()
         if family.pending:
@@ -356,7 +372,10 @@ class Sampler:
             if future.done():
                 future.result()
             for member, outcome in reads.reclaim_late_reads():
+                # The cost of late reads counts, so that the governor lengthens the period of a source that is
+                # always late.
                 self._record_cost(member.status, outcome, self.clock.now())
+            # Only now: a tick in between would start a second read of the family.
             family.pending = None
         while due:
             due = await self._read_due(family, due, is_series=is_series)
@@ -371,6 +390,7 @@ class Sampler:
         future = await self._read(family, reads)
         is_left = not future.done() and family.leave_hung_call(self._limit(reads.running))
         now = self.clock.now()
+        # A copy: the thread may append while the frames are published.
         for member, outcome, finished in tuple(reads.outcomes):
             reads.used_count += 1
             self._grader.record_return(member.status, outcome, finished)
@@ -404,6 +424,8 @@ class Sampler:
             future.set_result(None)
             return future
         is_series = reads.is_series
+        # The clock of a replay stands still between steps: a thread that waited for a time would wait
+        # permanently.
         if not self.clock.is_running:
             future = family.thread.submit(reads.run)
         else:
@@ -413,6 +435,7 @@ class Sampler:
         try:
             await self._wait_for_reads(family, reads, future)
         finally:
+            # A cancelled series must not continue on its thread.
             reads.is_ended = True
         return future
 

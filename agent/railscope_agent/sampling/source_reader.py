@@ -27,7 +27,9 @@ from railscope_agent.sampling import (
 )
 from railscope_agent.sampling.meter import ProcessMeter, ReadCost, Stopwatch
 
+# New devices appear within a minute; a probe costs as much as many reads.
 REPROBE_NS = 60_000_000_000
+# A device in reset takes seconds to answer: a probe in every period would only add load to a sick driver.
 REPROBE_AFTER_LOSS_NS = 5_000_000_000
 REPEAT_FAILED_NS = 900_000_000
 """Interval for repeating calls that hide known columns: nearly every period of one second."""
@@ -92,6 +94,8 @@ class SourceReader:
             if self._is_probe_due(started_ns):
                 self._probe(started_ns)
                 probe = watch.lap()
+            # Taken after the probe, which can take long, and before the read: a value is never older than its
+            # timestamp.
             timestamp = self._host.clock.now()
             table = row_builder.RowBuilder(self._width)
             self.source.read(self._host, table)
@@ -133,7 +137,9 @@ class SourceReader:
     def undo(self, outcome: ReadOutcome) -> None:
         """Undo a read that was too late to be used: its sequence is free, its events are kept."""
         if outcome.frame is not None:
+            # The number is used again: a gap would count as a lost frame at the collector.
             self._sequence -= 1
+            # Events exist once: the driver's queue no longer contains them.
             self._kept_events += outcome.frame.events
 
     def repeat(self, frame: Frame) -> Frame:
@@ -157,6 +163,8 @@ class SourceReader:
     ) -> ReadOutcome:
         """Return the outcome of a read that failed as a whole: every column is absent for its reason."""
         self._inventory = None
+        # The columns of the last probe stay, absent with the reason: removing them would look as if the
+        # devices had left.
         count = len(self._schema.columns)
         frame = None
         if count:
@@ -171,6 +179,7 @@ class SourceReader:
         if not self._failed_calls or now_ns < self._repeat_due_ns:
             return False
         self._repeat_due_ns = now_ns + REPEAT_FAILED_NS
+        # Repeating a few calls is cheaper than a whole probe, and finds a recovery within a period.
         return any(call.has_changed() for call in self._failed_calls)
 
     def _probe(self, now_ns: int) -> None:
@@ -178,6 +187,7 @@ class SourceReader:
         try:
             inventory = self.source.probe(host)
         finally:
+            # Also after a failed probe: the source may have kept this host.
             host.stop()
         self._probe_due_ns = now_ns + self.reprobe_ns
         self._repeat_due_ns = now_ns + REPEAT_FAILED_NS
@@ -195,6 +205,7 @@ class SourceReader:
         self._pick_ordered = counter_unwrap.column_picker(
             [completed.positions[position] for position in order]
         )
+        # The same object is kept, so that receivers compare schemas by identity, and none is sent again.
         if columns != self._schema.columns or described != self._schema.columnless_entities:
             self._schema = Schema(self.source.name, columns, described)
             steps = [metric.valid_steps for metric, _ in columns]
@@ -219,6 +230,8 @@ class SourceReader:
             self._sequence,
             timestamp,
             values,
+            # Usually all values are present: the empty string saves a byte per column in memory and on the
+            # wire.
             b"" if reasons.count(PRESENT) == len(reasons) else bytes(reasons),
             events,
         )
@@ -233,6 +246,7 @@ def _stored_values(
     """Return values as stored in frames; an error for those that the quantity cannot have, or out of 64 bits."""
     with suppress(TypeError):  # of a value that is no number
         lowest, highest = limits
+        # Compared in C; single columns are looked at only if one of them is implausible.
         if any(map(lt, values, lowest)) or any(map(gt, values, highest)) or ALL_ONES[0] in values:
             values = list(values)
             for position, (value, (metric, _)) in enumerate(zip(values, columns, strict=True)):
@@ -240,6 +254,8 @@ def _stored_values(
                     values[position], reasons[position] = 0, Absent.ERROR.value
     try:
         stored = array("q", values)
+        # The highest byte of a negative number has its top bit set, so it is not ASCII: one call checks all
+        # columns.
         if stored.tobytes()[_SIGN_BYTE :: stored.itemsize].isascii():
             return stored  # without a negative number
     except (OverflowError, TypeError):

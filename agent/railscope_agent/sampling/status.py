@@ -22,7 +22,9 @@ from railscope_agent.sampling.source_reader import ReadOutcome
 log = structlog.get_logger(__name__)
 
 STARTING, OK, PARTIAL, UNSUPPORTED, FAILED = catalog.SOURCE_STATES
+# Bounds the memory if nothing takes the events, as in a sampler without the agent's own source.
 MAX_QUEUED_EVENTS = 1000
+# Two missed reads are tolerated: one late read is no reason for a gap on dashboards.
 PERIODS_UNTIL_STALE = 3
 SHORTEST_STALE_NS = 5_000_000_000
 STARTING_NS = 60 * SECOND_NS
@@ -121,6 +123,7 @@ class SourceGrader:
             state, problem = _without_columns(outcome)
             if state == STARTING and now.boot_ns - self._waits_since(status, now) >= STARTING_NS:
                 state = FAILED
+        # Denied readings are a matter of configuration: the source works and is only partial.
         elif outcome.missing_count and not _has_value(outcome) and not _all_denied(outcome):
             state = FAILED
         else:
@@ -144,6 +147,7 @@ class SourceGrader:
 
     def record_wait(self, status: SourceState, now: NodeTimestamp) -> None:
         """Grade a read that is due while an earlier call of the same driver has not returned."""
+        # Once per wait: the reason is that of the first missed read.
         if not status.is_overdue:
             status.is_overdue = True
             self._grade(status, FAILED, "an earlier call of the driver has not returned", now)
@@ -160,6 +164,7 @@ class SourceGrader:
             log.warning(event, source=name, problem=problem)
         elif before in {PARTIAL, FAILED}:
             log.info("source_recovered", source=name, failed_seconds=round(seconds, 1))
+        # A normal start is no event; otherwise each restart would produce one for each source.
         if before == STARTING and state in {OK, UNSUPPORTED}:
             return
         facts = {

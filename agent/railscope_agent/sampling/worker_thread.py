@@ -25,6 +25,7 @@ class WorkerThread:
     def __init__(self, name: str) -> None:
         self.name = name
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        # A daemon: a call that never returns must not keep the process from ending.
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
