@@ -23,6 +23,7 @@ class EventNumbering:
     def number_events(self, frame: Frame) -> Frame:
         """Return the frame for the collector, with numbers in its events."""
         if not any(event.event_class.audited for event in frame.events):
+            # Nearly all frames are without audited events: they are not copied.
             return frame
         return replace(frame, events=tuple(self._number_event(event) for event in frame.events))
 

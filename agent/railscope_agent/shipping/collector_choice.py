@@ -72,6 +72,7 @@ class CollectorChoice:
         ready_since = self._ready_since_seconds
         if ready_since is not None and now_seconds - ready_since >= self._return_after_seconds:
             self._move(0, delivery_result.ChangeReason.RETURN)
+        # An agent without frames sends nothing: the time without a response counts from its first attempt.
         if self._since_seconds is None:
             self._since_seconds = now_seconds
 
@@ -82,6 +83,8 @@ class CollectorChoice:
         self._failures, self._since_seconds, self._has_responded = 0, None, True
         self._round, self._pause_seconds = None, FIRST_RETRY_SECONDS
         if self.position == 0:
+            # Only frames that the first collector accepts show that returning to it was right; a ready state
+            # does not.
             self._return_factor = 1
         return is_changed
 
@@ -99,10 +102,14 @@ class CollectorChoice:
                 self._round = deque(other for other in positions if other != self.position)
             if self._round:
                 self._move(self._round.popleft(), move)
+                # Another collector has not failed yet, so there is no reason to wait.
                 return 0.0
+            # All have failed: the next round starts after a pause, and includes the collector that failed
+            # first.
             self._round = deque(positions)
             self._move(self._round.popleft(), move)
         limit_seconds = self.link.max_retry_seconds
+        # A long Retry-After, such as that of a proxy, must not stop the delivery.
         pause_seconds = min(retry_after_seconds or self._pause_seconds, limit_seconds)
         self._pause_seconds = min(self._pause_seconds * 2, limit_seconds)
         return pause_seconds
@@ -116,9 +123,11 @@ class CollectorChoice:
     def _reason_to_move(
         self, now_seconds: float, reason: delivery_result.ChangeReason
     ) -> delivery_result.ChangeReason | None:
+        # A collector that never responded is not known to work: a round over several of them must be short.
         max_failures = self.link.max_failures if self._has_responded else 1
         if reason is delivery_result.ChangeReason.DRAINING or self._failures >= max_failures:
             return reason
+        # Attempts can be slow instead of failing: a few timeouts would take longer than `failover_seconds`.
         since_seconds = now_seconds if self._since_seconds is None else self._since_seconds
         if now_seconds - since_seconds >= self.link.failover_seconds:
             return delivery_result.ChangeReason.UNACKNOWLEDGED
@@ -126,6 +135,8 @@ class CollectorChoice:
 
     def record_probe(self, now_seconds: float, *, is_ready: bool) -> None:
         """Record whether the first collector of the order is ready, while another one is used."""
+        # The collector has to be ready without interruption: one that restarts again and again is not
+        # returned to.
         if not is_ready or self.position == 0:
             self._ready_since_seconds = None
         elif self._ready_since_seconds is None:
@@ -134,6 +145,8 @@ class CollectorChoice:
             self._return_after_seconds = wait_seconds * self.uniform(1.0, RETURN_SPREAD)
 
     def _move(self, position: int, reason: delivery_result.ChangeReason) -> None:
+        # The reason to leave a working collector is reported; moves between others that fail are its
+        # consequence.
         if self.position == self.confirmed:
             self.reason = reason
         if reason is delivery_result.ChangeReason.RETURN:
@@ -221,6 +234,7 @@ class CollectorFailover:
     async def _close_unused(self, before: collector_client.CollectorClient) -> None:
         if self.client is not before:
             await before.close()
+        # Wakes or stops the poll of the first collector.
         if self._choice.position:
             self._is_away.set()
         else:
@@ -251,6 +265,7 @@ class CollectorFailover:
             spread = random.uniform(0.8, 1.2)  # noqa: S311 - spreads agents over time
             seconds = self._now_seconds + period_seconds * spread
             await self.clock.sleep_until(round(seconds * timestamps.SECOND_NS))
+            # The first collector may be in use again since the sleep began.
             if self._choice.position:
                 is_ready = await self._clients[0].is_ready()
                 self._choice.record_probe(self._now_seconds, is_ready=is_ready)

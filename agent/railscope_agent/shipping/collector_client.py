@@ -36,6 +36,7 @@ class CollectorClient:
         with convert_errors(
             ValueError, CollectorLinkError, f"invalid collector.url {link.url!r}: "
         ):
+            # The URL is in log lines and messages, so it must not contain a password.
             self._base_url = url_without_credentials(link.url)
         self.url = self._base_url + INGEST_PATH
         self._headers = {"Content-Type": wire.CONTENT_TYPE}
@@ -102,6 +103,7 @@ class CollectorClient:
                 f"untrusted certificate of the collector at {url}: "
                 f"{error.verify_message}; fix: set collector.ca_file"
             )
+        # A subclass of OSError, and the only failure that can mean a collector that hangs.
         except TimeoutError:
             problem = f"no response from {url}: expected one within collector.timeout_seconds"
             return DeliveryResult(EnvelopeDecision.LATER, problem, ChangeReason.UNACKNOWLEDGED)
@@ -113,6 +115,8 @@ class CollectorClient:
         except OSError as error:
             problem = f"cannot send to {url}: {error.strerror or error}"
         else:
+            # The mark covers status, request and response: no other server can remove envelopes from the
+            # spool.
             mark = answer.headers.get(RESPONSE_MARK_HEADER.lower(), "")
             marked = is_marked(mark, self._token, answer.status, body, answer.body)
             return interpret_answer(url, answer, marked=marked, is_copy=path == wire.COPIES_PATH)

@@ -28,6 +28,7 @@ def read_token(link: CollectorLink) -> str:
         place = f"collector.token_file {link.token_file}"
         with convert_errors(SettingsError, CollectorLinkError):
             token = read_named_file("collector.token_file", link.token_file)
+    # Headers of HTTP cannot carry anything else: each request would fail.
     if not (token.isascii() and token.isprintable()):
         message = f"invalid {place}: expected printable ASCII characters"
         raise CollectorLinkError(message)
@@ -37,6 +38,7 @@ def read_token(link: CollectorLink) -> str:
 def create_tls_context(link: CollectorLink) -> ssl.SSLContext | None:
     """Return the TLS context for the collector; None for plain HTTP. Raises CollectorLinkError."""
     if not link.url.startswith("https://"):
+        # Without TLS the certificate would not be used: the agent would be unauthenticated without a message.
         if link.certificate_file:
             message = (
                 f"invalid collector.url {link.url!r} with collector.certificate_file: "

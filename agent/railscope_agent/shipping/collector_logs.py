@@ -101,6 +101,7 @@ class RespondingLogs:
         """Record a response, and return the logs whose receipts count: the envelopes in them are not sent again."""
         if url != self._url or not (url and name):
             self.responses_ns, self._url = {}, url
+        # Before the use is recorded, which makes this log the newest.
         newest = next(reversed(self.responses_ns), name)
         last_ns, has_too_many = _record_use(self.responses_ns, name, boot_ns)
         if len(self.responses_ns) == 1:
@@ -123,8 +124,12 @@ class RespondingLogs:
                     advice="list each collector in collector.urls, in place of a load balancer",
                 )
             elif boot_ns - last_ns > self.pause_ns:
+                # It was counted as lost and responds again: collectors at this URL respond more rarely than
+                # assumed.
                 self.pause_ns = min(2 * self.pause_ns, MAX_PAUSE_NS)
             self.is_alternating = True
+        # A log that responded earlier is that of a collector before it lost its disk: its receipts do not
+        # count.
         if not self.is_alternating:
             return frozenset((name,))
         return frozenset(
@@ -139,6 +144,7 @@ def _record_use(used_ns: dict[str, int], name: str, boot_ns: int) -> tuple[int |
     """
     while used_ns and boot_ns - used_ns[oldest := next(iter(used_ns))] > LOG_EXPIRY_NS:
         del used_ns[oldest]
+    # Removed and added again, which moves it to the end: the table is in order of use.
     last_ns = used_ns.pop(name, None)
     used_ns[name] = boot_ns
     has_too_many = len(used_ns) > MAX_LOGS

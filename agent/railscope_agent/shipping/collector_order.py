@@ -63,6 +63,8 @@ def rendezvous_order(key: str, urls: list[str]) -> list[str]:
     """Return URLs in the order for a key: the one with the highest hash of both is the first."""
 
     def rank(url: str) -> bytes:
+        # The URL without its final slash, so that both spellings result in one order. SHA-256, as `hash`
+        # differs by process.
         return hashlib.sha256(f"{key}\n{url.rstrip('/')}".encode()).digest()
 
     return sorted(urls, key=rank, reverse=True)

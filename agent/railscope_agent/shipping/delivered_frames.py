@@ -22,6 +22,7 @@ DELIVERED_FILE = "delivered.json"
 """File in the state directory of an agent with several collectors."""
 STATEMENT_NS = 60 * timestamps.SECOND_NS
 """Minimum time between two statements of new deliveries to collectors behind one URL."""
+# This run, and the previous one, whose envelopes may still be in the spool.
 _MAX_RUNS = 2
 _MAX_BYTES = 64 << 20
 Ranges: TypeAlias = list[tuple[int, int]]
@@ -32,11 +33,13 @@ _Runs: TypeAlias = dict[str, dict[str, dict[str, Ranges]]]
 def add_range(ranges: Ranges, first: int, last: int) -> None:
     """Add sequences, joining adjacent ranges; the oldest of too many ranges are dropped."""
     joined: Ranges = []
+    # Envelopes are acknowledged out of order when collectors change, so any two ranges may become adjacent.
     for low, high in sorted([*ranges, (first, last)]):
         if joined and low <= joined[-1][1] + 1:
             joined[-1] = joined[-1][0], max(high, joined[-1][1])
         else:
             joined.append((low, high))
+    # The collector rejects statements with more ranges.
     ranges[:] = joined[-wire.MAX_DELIVERED_RANGES :]
 
 
@@ -102,10 +105,13 @@ class DeliveredFrames:
 
         `oldest` is the number of the oldest envelope in the spool: those before it are not sent again.
         """
+        # Only then: an older envelope in the spool may have earlier sequences, which are still sent.
         for number in [number for number in self._last if number < oldest]:
             of_run, last_sequences = self._last.pop(number)
             decided = self._decided.setdefault(of_run, {})
             decided |= {s: max(n, decided.get(s, 0)) for s, n in last_sequences.items()}
+        # An earlier run without envelopes in the spool sends nothing again, so all of its sequences are
+        # decided.
         undecided_runs = [run] if is_previous_decided else [*self.runs, run]
         decided_by_run = {name: self._decided.get(name, {}) for name in undecided_runs}
         return tuple(
@@ -141,6 +147,7 @@ class StatementSchedule:
     def record_envelope(self, log_name: str) -> None:
         """Record that a collector received an envelope."""
         self._receivers.add(log_name)
+        # A collector that receives frames after the last attempts was not there to receive the statement.
         if log_name not in self._informed:
             self._attempts = 0
 
@@ -159,4 +166,6 @@ class StatementSchedule:
             self._informed.clear()
             self._attempts, self._changed, self._since_ns = 0, False, boot_ns
         waiting = self._receivers.intersection(logs) - self._informed
+        # A load balancer chooses the receiver, so that one collector may get several statements before
+        # another gets its first.
         return bool(waiting) and self._attempts < 2 * len(logs)

@@ -91,8 +91,10 @@ def interpret_answer(
     try:
         reply = msgspec.json.decode(answer.body, type=_CollectorReply)
     except DECODING_ERRORS:
+        # A proxy's page in HTML: without a reply in JSON, no status counts as a decision.
         reply = None
     detail = reply.error if reply else ""
+    # A proxy, or any other server at this address, must not remove frames from the spool.
     if status in DECISIONS and not marked:
         problem = (
             f"unexpected response from {url}: status {status} without the mark of a "
@@ -109,6 +111,8 @@ def interpret_answer(
                 f"invalid acknowledgement from {url}: {error}: expected log, position and stored; "
                 "fix: update the older of agent and collector"
             )
+            # The collector has the frames, but without the receipt the agent cannot know when their evidence
+            # is stored.
             return DeliveryResult(EnvelopeDecision.LATER, problem)
         return DeliveryResult(EnvelopeDecision.ACKNOWLEDGED, receipt=receipt)
     if (
@@ -138,6 +142,7 @@ def interpret_answer(
 
 def _read_receipt(body: bytes) -> EvidenceReceipt | None:
     """Return the receipt in a response; None if it has none. Raises ValueError for an invalid one."""
+    # No field at all is a collector without a shared database; some of them are a malformed receipt.
     if not msgspec.json.decode(body, type=dict[str, object]).keys() & _RECEIPT_FIELDS:
         return None
     receipt = msgspec.json.decode(body, type=EvidenceReceipt)
@@ -152,9 +157,12 @@ def _requested_schemas(reply: _CollectorReply) -> tuple[bytes, ...]:
     try:
         return tuple(bytes.fromhex(digest) for digest in reply.unknown_schemas)
     except ValueError:
+        # Not a valid request: the envelope is sent again later instead of being rejected for a missing
+        # schema.
         return ()
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
     value = headers.get("retry-after", "")
+    # The form with a date is not sent by collectors; the agent's own pauses apply then.
     return float(value) if value.isdecimal() else None

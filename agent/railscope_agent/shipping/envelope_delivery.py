@@ -52,6 +52,8 @@ class EnvelopeDelivery:
         """Send a body, after the schemas that the collector requests."""
 
         async def post(content: bytes) -> DeliveryResult:
+            # The receipt is that of the body; the collector never received the envelope with the schemas
+            # before.
             return await client.post(content, self._sent, receipt if content is body else "")
 
         return await self._offer(post, body)
@@ -79,6 +81,8 @@ class EnvelopeDelivery:
                 return answer
             schemas = [schema for digest in answer.schemas if (schema := self.find_schema(digest))]
             if len(schemas) < len(answer.schemas):
+                # No collector without the schema can ever decode these frames: they would block all behind
+                # them in the spool.
                 return DeliveryResult(
                     EnvelopeDecision.REJECTED,
                     "schema of these frames is missing from the agent's state directory",

@@ -20,6 +20,7 @@ def split_into_envelopes(frames: Sequence[Frame]) -> Iterator[list[Frame]]:
     for frame in frames:
         frame_bytes = len(frame.values) * BYTES_PER_VALUE + len(frame.reasons)
         full = len(group) >= MAX_FRAMES or size + frame_bytes > MAX_BYTES
+        # A single frame above a limit is sent alone: the collector decides about it.
         if group and (full or events + len(frame.events) > MAX_EVENTS):
             yield group
             group, size, events = [], 0, 0

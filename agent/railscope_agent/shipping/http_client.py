@@ -72,6 +72,7 @@ class HttpClient:
     async def _request(
         self, request_line: tuple[str, str], body: bytes, headers: Mapping[str, str]
     ) -> HttpResponse:
+        # One limit for connecting, sending and receiving together, and for the second attempt.
         async with asyncio.timeout(self._timeout_seconds):
             is_reused = self._writer is not None
             try:
@@ -79,10 +80,13 @@ class HttpClient:
             except (ConnectionError, HttpError):
                 # The server may have closed the idle connection just before it was used.
                 await self.close()
+                # A new connection that fails is a failure of the server: a second attempt would not help.
                 if not is_reused:
                     raise
                 return await self._request_once(request_line, body, headers)
             finally:
+                # An exchange that was cancelled or cut in the middle leaves bytes on the connection: it
+                # cannot be reused.
                 if self._state.our_state is not h11.DONE or self._state.their_state is not h11.DONE:
                     await self.close()
                 else:
@@ -114,6 +118,8 @@ class HttpClient:
             if event is h11.NEED_DATA:
                 piece = await reader.read(READ_BYTES)
                 received += len(piece)
+                # Also the bytes received: chunks of one byte, or a head without end, would exceed any bound
+                # of the body.
                 self._check_length(received - MAX_HEAD_BYTES)
                 self._state.receive_data(piece)
             elif isinstance(event, h11.Response):
@@ -147,6 +153,7 @@ class HttpClient:
         writer, self._reader, self._writer = self._writer, None, None
         if writer is None:
             return
+        # A server that does not read would keep a normal close waiting for its unsent data.
         writer.transport.abort()
         try:
             await writer.wait_closed()

@@ -52,6 +52,7 @@ class LiveCopies:
         client, pause_seconds = self.failover.copy_client, collector_choice.FIRST_RETRY_SECONDS
         while True:
             await self._has_copies.wait()
+            # The primary collector has changed: the former one of the copies may now be the primary.
             if client is not self.failover.copy_client:
                 await client.close()
                 client, pause_seconds = (
@@ -66,6 +67,7 @@ class LiveCopies:
 
     async def _send_oldest(self, client: collector_client.CollectorClient) -> bool:
         """Send one envelope; return False if it waits again."""
+        # Taken out of the queue while it is sent, so that the limits cannot drop it twice.
         body, frames = self._waiting.popleft()
         answer = await self.delivery.offer_copy(client, body, is_failing=self.failover.is_failing)
         is_later = answer.verdict not in _DECISIONS

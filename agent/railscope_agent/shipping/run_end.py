@@ -18,6 +18,8 @@ once only with a spooled envelope."""
 
 def write_run_end(directory: Path, ended: RunEnd, *, is_synced: bool = True) -> None:
     """Write the last packed sequences of a run. Blocking."""
+    # With envelopes sent from memory, waiting for the disk at each push would cost what sending from memory
+    # saves.
     write = durable_files.write_json if is_synced else durable_files.replace_json
     try:
         write(directory / RUN_END_FILE, ended)

@@ -18,6 +18,7 @@ from railscope.wire import WireSchema
 
 log = structlog.get_logger(__name__)
 
+# A node has one schema per source; each change of its devices adds one.
 _MAX_SCHEMAS = 256
 _SCHEMA_SUFFIX = ".schema"
 
@@ -50,10 +51,12 @@ class SchemaStore:
         """Store a schema unless it is stored already. Raises OSError (a full disk)."""
         if digest in self._stored:
             return
+        # Encoded in memory even if the disk is full: the collector can request it while the agent runs.
         content = self._contents.get(digest) or msgspec.msgpack.encode(make())
         self._contents[digest] = content
         durable_files.write_durably(self._path(digest), content)
         self._forget_oldest()
+        # Last: after a failure, the next envelope with this schema tries again.
         self._stored.add(digest)
 
     def get(self, digest: bytes) -> WireSchema | None:

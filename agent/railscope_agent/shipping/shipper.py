@@ -38,8 +38,10 @@ from railscope_agent.shipping.live_copies import LiveCopies
 
 log = structlog.get_logger(__name__)
 
+# Reached only if the spool's thread hangs, for example on a dead disk.
 MAX_FRAMES_PENDING = 20_000
 MAX_BYTES_IN_MEMORY = 16 << 20
+# Frames that are not sent by then are in the spool: a longer wait would only delay the stop of the service.
 SHUTDOWN_SECONDS = 3.0
 MAX_FLUSH_DELAY_SECONDS = 0.2
 ROUND_SECONDS = 0.01
@@ -103,6 +105,7 @@ class Shipper:
             self._record_loss(spool.FrameLoss("disk", 0, 1))
             return
         self._pending.append(frame)
+        # The first frame of the reads that are due at the flush: the flush waits for the rest of their round.
         if frame.timestamp.boot_ns >= self._flush_ns:
             self._is_flush_due.set()
 
@@ -116,6 +119,7 @@ class Shipper:
                 if self._copies:
                     group.create_task(self._copies.run())
         finally:
+            # After the group has ended: no other task sends or spools now.
             await self._send_at_shutdown()
             self._disk.stop()
             log.info(
@@ -126,14 +130,17 @@ class Shipper:
             )
 
     async def _send_at_shutdown(self) -> None:
+        # A new connection: on the former one, the response to a cancelled request may still arrive.
         client = self._client = self._failover.new_client()
         self._is_stopping = True  # from now on, envelopes are spooled before they are sent
         try:
             async with asyncio.timeout(SHUTDOWN_SECONDS), client:
+                # First what protects the frames: the time for the stop may end at any moment.
                 await self._disk.submit(self._spool_memory)
                 await self.flush()
                 while (oldest := await self._wait_for_oldest()) is not None:
                     answer = await self._offer(client, *oldest)
+                    # No second attempt: the next run of the agent sends the rest.
                     if answer.verdict is not EnvelopeDecision.ACKNOWLEDGED:
                         break
                     await self._remove_shipped(*oldest, answer.receipt)
@@ -151,6 +158,7 @@ class Shipper:
         period_ns = round(self.link.push_seconds * timestamps.SECOND_NS)
         while True:
             now_ns = self.clock.now().boot_ns
+            # A multiple of the period, as the reads: an envelope has all frames of a tick.
             self._flush_ns = (now_ns // period_ns + 1) * period_ns
             if self.clock.is_running:
                 seconds = (self._flush_ns - now_ns) / timestamps.SECOND_NS
@@ -187,7 +195,9 @@ class Shipper:
 
     def _pack_frames(self, frames: list[Frame]) -> list[tuple[bytes, int]]:
         """Pack frames into envelopes, and return them with their numbers of frames; runs on the spool's thread."""
+        # A batch is a series of consecutive frames of one source; late reads are published out of order.
         frames.sort(key=lambda frame: (frame.schema.stream, frame.sequence))
+        # Before their envelopes: after a crash, a spooled envelope without its schema could not be delivered.
         for schema in dict.fromkeys(frame.schema for frame in frames):
             self._schemas.try_put(
                 wire.schema_identity(schema), partial(wire.to_wire_schema, schema)
@@ -201,6 +211,7 @@ class Shipper:
         body = self._delivery.pack(frames, (), self._ended)
         self._ended = None
         self._last |= {frame.schema.stream: frame.sequence for frame in frames}
+        # Envelopes arrive in order only if nothing older waits.
         is_first = not self._spool and not self._memory
         self._memory.append((body, len(frames)))
         if self._is_stopping or self._problem != "" or not is_first:
@@ -214,6 +225,7 @@ class Shipper:
     def _spool_memory(self) -> None:
         """Spool the envelopes in memory, as far as the disk allows; runs on the spool's thread."""
         while self._memory:
+            # Removed from memory only when it is on disk.
             body, frames = self._memory[0]
             try:
                 self._spool_envelope(body, frames)
@@ -222,8 +234,11 @@ class Shipper:
                 break
             self._memory.popleft()
             if body is self._sent_body:
+                # Its acknowledgement, which may arrive later, has to remove the file.
                 self._spooled_body = self._spool.newest
         if self._last:
+            # After the envelopes: a run end that names sequences of an envelope that was not written would
+            # report a loss.
             run_end.write_run_end(self.directory, wire.RunEnd(self.origin.run, self._last))
         self._update_stats()
 
@@ -263,6 +278,8 @@ class Shipper:
             client = await self._failover.begin_attempt()
             self._is_log_known &= client is self._client
             self._client = client
+            # What another collector received and did not store has to be sent first: without it, the newer
+            # frames would make it late.
             is_query = self._spool.is_statement_due(self.clock.now().boot_ns) or (
                 not self._is_log_known
                 and (self.stats.unstored_envelopes > 0 or bool(self._delivered_elsewhere()))
@@ -274,11 +291,14 @@ class Shipper:
                 self._failover.record_response()
                 await self._remove_shipped(*oldest, answer.receipt)
             elif answer.verdict is EnvelopeDecision.REJECTED and not is_query:
+                # A rejection is a decision too: the collector works, and no other one would accept the
+                # envelope.
                 self._failover.record_response()
                 await self._remove_rejected(*oldest, answer)
             else:
                 self._record_failure(answer)
                 self._is_log_known = False
+                # The collector may be down for long: what waits has to survive a crash from now on.
                 await self._disk.submit(self._spool_memory)
                 await self._pause(await self._failover.record_failure(answer))
 
@@ -289,12 +309,14 @@ class Shipper:
         trusts claims from an hour before the newest frame that it has received. The envelope states the frames that
         others have received: they are not missing.
         """
+        # One queue in order: envelopes that wait again after the response are older than those in memory.
         await self._disk.submit(self._spool_memory)
         stated = await self._disk.submit(
             lambda: self._spool.statement(self.origin.run, self._client.url)
         )
         answer = await self._delivery.query(self._client, stated)
         if answer.verdict is EnvelopeDecision.ACKNOWLEDGED:
+            # The receipt names the log: envelopes that only other logs have received wait again.
             await self._disk.submit(lambda: self._accept_receipt(None, b"", answer.receipt))
             if answer.receipt:
                 self._spool.statements.record_statement(answer.receipt.log)
@@ -316,6 +338,8 @@ class Shipper:
             except OSError as error:
                 problem = f"cannot read the spool in {self.directory}: {error.strerror or error}"
                 self._record_failure(DeliveryResult(EnvelopeDecision.LATER, problem))
+                # A disk that cannot be read is not asked more often: each attempt may hang the spool's
+                # thread.
                 await self._pause(self.link.max_retry_seconds)
                 continue
             if not isinstance(oldest, spool.FrameLoss):
@@ -343,11 +367,13 @@ class Shipper:
         sending = asyncio.ensure_future(self._offer(self._client, spooled, body))
         try:
             if spooled is None:
+                # Not `wait_for`, which would cancel the request at the timeout.
                 await asyncio.wait({sending}, timeout=UNSPOOLED_SECONDS)
                 if not sending.done():
                     await self._disk.submit(self._spool_memory)
             return await sending
         finally:
+            # Without it, a cancelled shipper would leave the request running.
             sending.cancel()
 
     # Removed and counted in one step on the spool's thread: it counts even if the waiting task is cancelled.
@@ -386,9 +412,13 @@ class Shipper:
             spooled = self._spooled_body
         if spooled is None and (frames := self._release(None, body)):
             try:
+                # The collector has it; the file is for the loss of that collector's disk, so it need not
+                # survive a power failure.
                 self._spool_envelope(body, frames, is_synced=False)
             except OSError as error:
                 self._report_disk(error)
+                # Acknowledged, but if the collector loses its disk before the evidence is stored, nothing can
+                # send it again.
                 self.stats.dropped_frames["unstored"] += frames
             else:
                 spooled, frames = self._spool.newest, 0
@@ -417,6 +447,7 @@ class Shipper:
             spooled = self._spooled_body
         if spooled is not None:
             frames = spooled.frames if self._spool.remove(spooled) else 0
+        # Compared by identity: after a drop for lack of memory, the first envelope is another one.
         elif self._memory and self._memory[0][0] is body:
             frames = self._memory.popleft()[1]
         self._update_stats()

@@ -70,8 +70,10 @@ class Spool:
         self._max_bytes = max_bytes
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         durable_files.delete_partial_files(self._directory)
+        # The order of a directory is arbitrary; frames have to be sent in the order of their envelopes.
         found = sorted(self._scan_directory(), key=lambda spooled: spooled.number)
         self._envelopes = {spooled.number: spooled for spooled in found}
+        # Receipts are not stored: after a restart everything is sent again, and collectors recognize it.
         self._waiting = dict(self._envelopes)
         self.size = self.waiting_bytes = sum(spooled.size for spooled in found)
         self._next = self._first = found[-1].number + 1 if found else 1
@@ -106,13 +108,17 @@ class Spool:
 
     def put(self, body: bytes, frames: int, *, is_synced: bool = True) -> FrameLoss | None:
         """Spool an envelope; return the loss if older ones were dropped. Raises OSError (a full disk)."""
+        # The count is in the file, so that a loss can be counted without decoding; the checksum finds damage
+        # of the disk.
         head = frames.to_bytes(4, "little") + zlib.crc32(body).to_bytes(4, "little")
+        # Before the write, so that the directory never exceeds the bound.
         loss = self._free_space(len(head) + len(body))
         spooled = SpooledEnvelope(self._next, len(head) + len(body), frames, is_synced)
         try:
             write = durable_files.write_durably if is_synced else durable_files.write_atomically
             write(self._path(spooled), head + body)
         except OSError:
+            # The older envelopes are gone although this one could not be written.
             self._unreported += [loss] if loss else []
             raise
         self._next += 1
@@ -143,6 +149,7 @@ class Spool:
         try:
             content = self._path(spooled).read_bytes()
         except FileNotFoundError:
+            # An administrator may delete files. An empty content has no checksum, so it counts as damaged.
             content = b""
         body = content[_HEAD_BYTES:]
         is_valid = zlib.crc32(body).to_bytes(4, "little") == content[4:_HEAD_BYTES]
@@ -183,6 +190,8 @@ class Spool:
         """
         self.select_log(receipt.log, boot_ns, url)
         receipts = self._receipts.use(receipt.log, boot_ns)
+        # The collector was restored from a backup: what it received since then is missing there, so it is
+        # sent again.
         if receipts and receipt.position < receipts[-1].position:
             log.error("collector_state_replaced", problem="its positions have decreased")
             receipts.clear()
@@ -196,18 +205,22 @@ class Spool:
                 self._envelopes[spooled.number] = replace(spooled, first_receipt=receipt.receipt)
             if self._waiting.pop(spooled.number, None):
                 self.waiting_bytes -= spooled.size
+            # Removed and added again, which moves it to the end: the table is in order of receipt.
             self._received.pop(spooled.number, None)
             self._received[spooled.number] = boot_ns
+            # Sent again to another collector, it is no further delivery.
             frames = 0 if spooled.number in self._counted else spooled.frames
             self._counted.add(spooled.number)
             self.statements.record_envelope(receipt.log)
         while receipts:
             first = receipts[0]
             envelope = self._envelopes.get(first.number)
+            # Positions increase, so none behind this one is stored either.
             if envelope and first.position > receipt.stored:
                 break
             receipts.popleft()
             if envelope:
+                # Before the removal, which deletes the file with the sequences.
                 self._record_delivery(url, envelope)
                 self.remove(envelope)
         return frames
@@ -236,6 +249,7 @@ class Spool:
         if not self.responding.is_alternating:
             return self._delivered.elsewhere(url)
         oldest = next(iter(self._envelopes), self._next)
+        # Numbers from before this start belong to earlier runs.
         is_decided = oldest >= self._first
         return self._delivered.of_shared_url(run, oldest, is_previous_decided=is_decided)
 
@@ -268,6 +282,7 @@ class Spool:
             return None
         dropped: dict[str, list[int]] = {"unstored": [], "spool_full": []}
         reserve = self._max_bytes // _RESERVE
+        # Waiting envelopes are dropped only as needed: each is a certain loss.
         for numbers, bound in ((self._received, max_bytes - reserve), (self._waiting, max_bytes)):
             while numbers and self.size > bound:
                 oldest = self._envelopes[next(iter(numbers))]
@@ -291,6 +306,7 @@ class Spool:
             name, _, suffix = entry.name.partition(".")
             if f".{suffix}" in {_SUFFIX, _UNSYNCED_SUFFIX} and name.isdecimal():
                 with open(entry.path, "rb") as file:  # noqa: PTH123 - scandir returns plain paths
+                    # Only the count is read: a full spool of hundreds of MiB must not delay the start.
                     frames = int.from_bytes(file.read(4), "little")
                 is_synced = f".{suffix}" == _SUFFIX
                 size = entry.stat().st_size
