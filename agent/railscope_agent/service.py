@@ -192,6 +192,8 @@ class Agent:
         self.health.observe(frame)
         if self._exporter:
             self._exporter.record_events(frame)
+        # Numbered here and not at the source: only what is shipped has numbers, so a missing one is a lost
+        # event.
         if self._shipper and is_shipped(frame):
             self._shipper.publish(self._numbering.number_events(frame))
 
@@ -201,12 +203,14 @@ class Agent:
         # Objects of the startup are permanent: exclude them from garbage collection.
         gc.collect()
         gc.freeze()
+        # Files of the state directory are used only by a running agent: `once` and `check` may run beside it.
         self._verdicts.remember(GpuLifetimeFile(self._state / RESETS_FILE, self.host.boot_id))
         for source in self.sampler.sources:
             if isinstance(source, rdma.RdmaSource | nic_counters.NicSource):
                 memory = self._state / f"{source.name}-{WRAPS_FILE}"
                 source.remember(source_bases.CounterStateFile(memory, self.host.boot_id))
         self._tenancy.remember(self._state, self.node)
+        # Before the server listens: an invalid setting ends the agent before anything can connect.
         self._shipper, self._exporter = self._make_shipper(), self._start_exporter()
         server = http_server.HttpServer(self.endpoint.respond)
         try:
@@ -226,6 +230,7 @@ class Agent:
                     listen=f"{host}:{port}",
                     advice="set metrics_token_file, or listen on 127.0.0.1",
                 )
+            # After the sockets listen: units ordered behind the agent may connect at once.
             systemd.notify("READY=1")
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.sampler.run())

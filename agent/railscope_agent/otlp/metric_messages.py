@@ -67,6 +67,8 @@ class SourceMetrics:
                 described = [schema.entities[member] for member in members]
                 named = (metric, first, described, starts)
                 found = [] if names == "railscope" else hardware_names.hardware_points(*named)
+                # A metric whose convention covers only some entities is exported under its own name as well:
+                # none may be lost.
                 is_replaced = found and all(points.is_complete for points in found)
                 if names != "hardware" or not is_replaced:
                     metrics.append(otlp_points.create_metric(*named))
@@ -81,6 +83,8 @@ class SourceMetrics:
             before = metric.keys
             if content := metric.update(frame):
                 yield MessageBatch(content, len(metric.keys))
+            # A new list of keys is created only when series appear or end; comparing the lists themselves
+            # would cost each export.
             if metric.keys is not before:
                 ended |= dict.fromkeys(before, frame.timestamp.wall_ns)
         for info in self.infos:
@@ -132,6 +136,7 @@ class MetricMessages:
             former = self._sources.get(stream)
             if former is None or former.schema != frame.schema:
                 if former:
+                    # Series that the new schema has too are removed from this list before it is sent.
                     ended |= dict.fromkeys(former.keys, frame.timestamp.wall_ns)
                     former.end()
                 self._sources[stream] = SourceMetrics.create(
@@ -146,6 +151,7 @@ class MetricMessages:
         metrics = [
             metric
             for stream, frame in current.items()
+            # A source that was not read since the last export would only repeat its points.
             if frame is not self._sources[stream].frame
             for metric in self._sources[stream].update(frame, ended)
         ]
@@ -163,6 +169,7 @@ class MetricMessages:
                     labels = tuple(zip(entity.kind.labels, entity.key, strict=True))
                     more = tuple((name, entity.facts.get(name, "")) for name in entity.kind.facts)
                     series = SeriesKey(metric, (*labels, *more))
+                    # By entity: two sources with facts of one entity must not result in two info series.
                     facts[SeriesKey(metric, labels)] = schema.stream, series
         former = {
             key for source in self._sources.values() for info in source.infos for key in info.keys
@@ -180,6 +187,7 @@ class MetricMessages:
         present = set[SeriesKey]().union(*(source.keys for source in self._sources.values()))
         by_metric: dict[Any, list[tuple[SeriesKey, int]]] = {}
         for key, time_ns in ended.items():
+            # A series may have moved to another source or schema.
             if key not in present:
                 by_metric.setdefault(key.metric, []).append((key, time_ns))
         for metric, keys in by_metric.items():

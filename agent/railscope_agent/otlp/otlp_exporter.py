@@ -53,6 +53,7 @@ def resource_attributes(
         "service.instance.id": node,
         "service.version": __version__,
         **{name: text for name, text in found.items() if text},
+        # Later entries take precedence: settings over the environment, and both over what the agent finds.
         **otlp_target.environment_attributes(environment),
         **settings.resource_attributes,
     }
@@ -180,6 +181,7 @@ class OtlpExporter:
                     group.create_task(self._export_events())
         finally:
             with suppress(TimeoutError):
+                # A receiver that hangs must not delay the end of the agent.
                 async with asyncio.timeout(END_SECONDS):
                     await self._export_rest()
 
@@ -198,6 +200,7 @@ class OtlpExporter:
         while True:
             await self.clock.sleep_until(due_ns)
             await self.export_metrics()
+            # On the grid of the reads: each export has readings that are only `READ_SECONDS` old.
             passed = (self.clock.now().boot_ns - delay_ns) // period_ns
             due_ns = (passed + 1) * period_ns + delay_ns
 
@@ -210,6 +213,7 @@ class OtlpExporter:
         while True:
             await self._has_records.wait()
             now_ns = self.clock.now().boot_ns
+            # Many events of one fault, such as Xids of all GPUs, share a request.
             await self.clock.sleep_until(now_ns + round(EVENT_SECONDS * SECOND_NS))
             await self._queue_events()
 

@@ -16,8 +16,10 @@ from railscope_agent.otlp import otlp_sender
 from railscope_agent.otlp.otlp_target import OtlpTarget
 from railscope_agent.shipping.http_client import HttpClient, HttpResponse
 
+# The specification of OTLP recommends this limit for clients.
 MAX_RESPONSE_BYTES = 4 << 20
 _PROTOBUF = "application/x-protobuf"
+# The retryable statuses of the OTLP specification; all others are final.
 _REPEATED = {
     HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.BAD_GATEWAY, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.GATEWAY_TIMEOUT,
 }  # fmt: skip
@@ -37,6 +39,7 @@ class HttpTransport:
         self._wall_seconds, self._timeout_seconds = wall_seconds, target.timeout_seconds
         self._http = HttpClient(target.url, tls, target.timeout_seconds, MAX_RESPONSE_BYTES)
         parts = urlsplit(target.url)
+        # The query is kept: some receivers have their key in it.
         self._target = parts._replace(
             scheme="", netloc="", path=parts.path or "/", fragment=""
         ).geturl()
@@ -53,6 +56,7 @@ class HttpTransport:
         if HTTPStatus.OK <= response.status < HTTPStatus.MULTIPLE_CHOICES:
             if response.headers.get("content-type", "").startswith(_PROTOBUF):
                 return otlp_sender.decode_success(response.body)
+            # Some receivers answer with an empty body or JSON: the status alone means success.
             return otlp_sender.OtlpResult()
         problem = f"status {response.status} {_error_message(response)}".strip()
         if response.status in _REPEATED:

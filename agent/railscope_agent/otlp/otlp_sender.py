@@ -91,6 +91,7 @@ class OtlpSender:
         self._requests.append(OtlpRequest(body, size, self.clock.now().boot_ns))
         self.stats.waiting_bytes += len(body)
         while self.stats.waiting_bytes > self.max_waiting_bytes and len(self._requests) > 2:  # noqa: PLR2004 - as above
+            # The first one is being sent, and the last one has the newest readings.
             dropped = self._requests[1]
             del self._requests[1]
             self.stats.waiting_bytes -= len(dropped.body)
@@ -103,6 +104,8 @@ class OtlpSender:
         try:
             while True:
                 await self._filled.wait()
+                # It stays in the queue while it is sent: if the sender is cancelled, `send_rest` sends it
+                # once more.
                 await self._deliver(self._requests[0])
                 self._remove_first()
         finally:
@@ -144,6 +147,7 @@ class OtlpSender:
                 await self._attempt(request)
             except RetryLaterError as error:
                 problem = str(error)
+                # One line per problem: a receiver that is down would otherwise fill the log.
                 if problem != last_problem:
                     log.warning("otlp_export_failed", url=self.target.shown_url, problem=problem)
                 last_problem, self.is_failing = problem, True
@@ -164,6 +168,7 @@ class OtlpSender:
             self.stats.dropped["rejected"] += request.size
             self._warn("otlp_request_rejected", request.size, result.problem)
             return
+        # A receiver may count differently; the counts of sent entries must not decrease.
         rejected = min(result.rejected, request.size)
         self.stats.sent += request.size - rejected
         self.stats.dropped["partial_success"] += rejected
@@ -180,6 +185,7 @@ def decode_success(body: bytes) -> OtlpResult:
     try:
         partial = responses.ExportMetricsServiceResponse.FromString(body).partial_success
     except DecodeError:
+        # The status was a success: the entries have arrived, and sending them again would duplicate them.
         return OtlpResult(message="the response cannot be decoded")
     return OtlpResult("", max(partial.rejected_data_points, 0), printable(partial.error_message))
 

@@ -57,6 +57,8 @@ class AuditLogClient:
         """Fetch the newest checkpoint. Raises AuditLogUnavailableError."""
         answer = await self._get("")
         show = PRESENT_HEADER in answer.headers
+        # The text distinguishes a log without a checkpoint from a proxy's 404: only the first can be a
+        # rollback.
         if answer.status == HTTPStatus.NOT_FOUND and answer.body.startswith(
             log_checkpoint.NOTHING_SIGNED.encode()
         ):
@@ -76,6 +78,8 @@ class AuditLogClient:
         try:
             return [base64.b64decode(line, validate=True) for line in text.splitlines()]
         except (binascii.Error, ValueError):
+            # An unreadable proof must lead to a conflict, not to another attempt: a forked log could send
+            # nothing else.
             return []
 
     async def submit(self, note: str, key: str) -> None:

@@ -77,11 +77,13 @@ class AuditWitness:
         try:
             while True:
                 try:
+                    # Retried in each period: the state directory may become writable later.
                     if not opened:
                         await self._disk.submit(self._open)
                         opened = True
                     await self.check()
                     self._problem = ""
+                # A collector that is down or a full disk must not end the other tasks of the agent.
                 except (AuditLogUnavailableError, signed_note.NoteError, OSError) as error:
                     if str(error) != self._problem:
                         self._problem = str(error)
@@ -107,6 +109,7 @@ class AuditWitness:
         stored = self.store.log_key()
         if len(self._configured) == 1:
             (self._key,) = self._configured
+        # A stored key that is not configured was replaced by the administrator: it must not verify anything.
         elif not self._configured or str(stored) in map(str, self._configured):
             self._key = stored
         if self._key:
@@ -131,6 +134,7 @@ class AuditWitness:
         offer = await self.client.newest()
         self._is_beginning = not offer.note
         if not offer.note:
+            # A log that had signed a checkpoint and has none now was emptied.
             if self._checkpoint:
                 await self._report_conflict(ROLLBACK, "")
             if self._checkpoint or offer.must_submit:
@@ -145,9 +149,13 @@ class AuditWitness:
             return
         if problem := await self._find_contradiction(offered):
             await self._report_conflict(problem, offer.note)
+            # The collector may not know: its disk may have been restored. With the checkpoint, it stops
+            # signing a fork.
             await self._send_checkpoint()
         elif self._checkpoint is None or offered.tree.size > self._checkpoint.tree.size:
             await self._store_checkpoint(offered, offer.note)
+            # Sent only after it is durable here: a witness that forgot a cosignature could sign a fork after
+            # a restart.
             await self._send_checkpoint()
         else:
             self._set_state(CONSISTENT)
@@ -165,9 +173,12 @@ class AuditWitness:
                 log_checkpoint.read_checkpoint(note, configured)
                 await self._disk.submit(partial(self._trust, configured))
                 return configured
+        # With configured keys nothing is trusted on first use; the note is then rejected as signed by another
+        # key.
         if self._configured:
             return self._configured[0]
         key = signed_note.PublicKey.parse(await self.client.key())
+        # A key that has not signed the note must not be stored as the log's key.
         log_checkpoint.read_checkpoint(note, key)
         await self._disk.submit(lambda: self._trust(key))
         log.warning(
@@ -180,6 +191,7 @@ class AuditWitness:
 
     def _trust(self, key: signed_note.PublicKey) -> None:
         """Store the log's key, and what was stored of this log before. Raises NoteError, OSError."""
+        # Before the key is stored: after a crash in between, the next start has no key and does this again.
         self.store.adopt(key)
         self.store.write_log_key(key)
         self._read_checkpoint(key)
@@ -202,6 +214,8 @@ class AuditWitness:
         assert self._witness is not None  # noqa: S101 - `_open` has made it
         wall_seconds = self.clock.now().wall_ns // SECOND_NS
         note = cosignature.add_cosignature(note, self._witness, wall_seconds)
+        # On disk before it is in memory: a failed write leaves the former checkpoint in use, and is tried
+        # again.
         await self._disk.submit(lambda: self.store.write_checkpoint(note))
         self._note, self._checkpoint = note, offered
         self._set_state(CONSISTENT)
@@ -219,6 +233,7 @@ class AuditWitness:
     async def _report_conflict(self, kind: str, offered: str) -> None:
         """Report once a state that no honest log can have, and store the evidence."""
         self._set_state(CONFLICT)
+        # A collector could offer ever new checkpoints: the number of events and of files is bounded.
         if (kind, self._note, offered) in self._reported or len(
             self._reported
         ) >= witness_store.MAX_EVIDENCE:
@@ -227,6 +242,7 @@ class AuditWitness:
         directory = await self._disk.submit(
             lambda: self.store.write_evidence(kind, stored, offered)
         )
+        # After the evidence is written: if the write fails, the next check reports the conflict again.
         self._reported.add((kind, stored, offered))
         facts = {
             "kind": kind,

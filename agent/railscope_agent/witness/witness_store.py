@@ -41,6 +41,7 @@ class WitnessStore:
         """Return the store of a collector: the directory itself, if it is and was the only one."""
         name = hashlib.sha256(url.rstrip("/").encode()).hexdigest()[:16]
         log_directory = directory / f"log-{name}"
+        # A single collector has the directory itself; one that was among several keeps its own.
         if is_only and not log_directory.exists():
             return cls(directory)
         return cls(log_directory, directory)
@@ -96,6 +97,7 @@ class WitnessStore:
         """Store two contradicting checkpoints; None if the limit of stored pairs is reached."""
         digest = hashlib.sha256(f"{stored}\0{offered}".encode()).hexdigest()
         directory = self.directory / "evidence" / f"{kind}-{digest[:16]}"
+        # It is written last, so it marks a complete pair; an incomplete one is written again.
         if (directory / "offered").exists():
             return directory
         if directory.parent.exists() and len(list(directory.parent.iterdir())) >= MAX_EVIDENCE:
@@ -104,6 +106,7 @@ class WitnessStore:
         name = directory.relative_to(self.directory)
         self._write(f"{name}/held", stored)
         self._write(f"{name}/offered", offered)
+        # The names of new directories are durable only when their parents are synchronized.
         sync_directory(directory.parent)
         sync_directory(self.directory)
         return directory
