@@ -38,6 +38,7 @@ _VIRTUALIZATION = dict(
     zip("01234", ("none", "passthrough", "vgpu_guest", "vgpu_host", "vsga"), strict=True)
 )
 _MAX_EVENTS = 100
+# Nearly the shortest usual period: all sources of GPUs that find the driver failing call it once per period.
 FAILURE_VALID_NS = 900_000_000
 
 
@@ -96,6 +97,7 @@ class GpuInventory:
         try:
             count = host.call("nvml", "nvmlDeviceGetCount")
         except NvmlError as error:
+            # A library that was there and is missing now is an update of the driver, not a node without GPUs.
             if self.gpus or error.code != _LIBRARY_NOT_FOUND:
                 self.generation += 1  # after recovery the driver may support other functions
                 self._failure, self._failed_ns = error, now_ns
@@ -112,6 +114,8 @@ class GpuInventory:
             index: self._identify(host, index, address, driver, network)
             for index, address in self._find_addresses(host, count).items()
         }
+        # Two indices with one UUID, as a failing driver may answer, are one GPU: its columns would exist
+        # twice.
         named = {gpu.entity.key: index for index, gpu in identified.items()}
         gpus = {index: identified[index] for index in sorted(named.values())}
         self.is_listed = True
@@ -141,6 +145,7 @@ class GpuInventory:
     ) -> None:
         if gpus != self.gpus:
             self.generation += 1
+            # At the start all GPUs are new, which is no change.
             if self.is_polled:
                 self._record_changes(host, gpus)
         self.gpus, self.findings, self.is_polled = gpus, (finding,), True
@@ -180,6 +185,7 @@ class GpuInventory:
         """
         found: dict[int, str] = {}
         for index in range(count):
+            # A GPU that does not answer is identified below, by the bus.
             with suppress(NvmlError):
                 answer = host.call("nvml", "nvmlDeviceGetPciInfo", index)
                 found[index] = pci_address(answer["busId"])
@@ -198,14 +204,17 @@ class GpuInventory:
         self, host: Host, index: int, address: str, driver: _DriverVersions, network: NodeNetwork
     ) -> GpuDevice:
         """Identify a GPU by NVML, else by the last scan, else by the kernel's driver."""
+        # By address and not by index: NVML numbers the others differently when a GPU is lost.
         before = next((gpu for gpu in self.gpus.values() if gpu.pci_address == address), None)
         name = fact_readers.call_nvml(host, "nvmlDeviceGetUUID", index)
         if name or not before:
+            # The kernel's driver reports the UUID in /proc also for a GPU that NVML cannot open.
             name = name or read_gpu_uuid(host, address) or address
             with suppress(NvmlError):
                 return _describe(host, index, name, driver, network, address)
         facts = {"index": str(index), "pci_address": address}
         if before:
+            # A lost GPU keeps the facts that identify it: they are needed to replace it.
             entity = replace(before.entity, facts={**before.entity.facts, **facts})
             return replace(before, index=index, entity=entity)
         return GpuDevice(index, Entity(entities.GPU, (name,), facts), address)

@@ -109,6 +109,7 @@ def find_mig_slots(instances: Sequence[ReportedMigDevice]) -> dict[str, MigSlots
             groups.setdefault(instance.gpu_instance, []).append(instance)
     slots: dict[str, MigSlots] = {}
     used_ranges: list[range] = []
+    # Reported placements are certain: the others get what these leave.
     known_first = sorted(groups.items(), key=lambda group: (group[1][0].start is None, group[0]))
     for _, devices in known_first:
         memory_slices = _memory_range(devices[0], used_ranges)
@@ -126,6 +127,7 @@ def _memory_range(instance: ReportedMigDevice, used_ranges: list[range]) -> rang
         return range(instance.start, instance.start + size)
     end = _EIGHT if seven else _FOUR
     last_of_compute = (_SEVEN if seven else _FOUR) - slices
+    # Placements are aligned to their size in memory slices (MIG User Guide, nvidia-smi mig -lgipp).
     for start in range(0, min(end - size, last_of_compute) + 1, size):
         if all(start + size <= other.start or other.stop <= start for other in used_ranges):
             return range(start, start + size)
@@ -146,6 +148,7 @@ def _divide_instance(devices: list[ReportedMigDevice], memory_slices: range) -> 
     slots: dict[str, MigSlots] = {}
     first_slice = 0
     for instance in sorted(devices, key=lambda device: device.compute_instance):
+        # A list read while instances change may have more than fit.
         width = min(instance.compute_slices, slices - first_slice)
         if width <= 0:
             break
@@ -162,6 +165,8 @@ def _slice_range(
 ) -> GpuSlotRange:
     length = slot_range.high - slot_range.low
     return GpuSlotRange(
+        # Both ends are computed from the whole, so that neighbours share a bound and nothing is lost by
+        # rounding.
         slot_range.low + length * first_slice // slices,
         slot_range.low + length * (first_slice + width) // slices,
     )

@@ -16,12 +16,14 @@ from railscope_agent.sampling.answer_readings import nvml_reason
 
 _NOT_SUPPORTED, _NOT_FOUND = 3, 6
 _NONE = {_NOT_FOUND, 21}  # NOT_FOUND, NO_DATA
+# FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH: an older driver, which has an older function.
 _HAS_NO_LIST = {_NOT_SUPPORTED, 13, 25}
 _CONTEXTS = {
     "compute": "nvmlDeviceGetComputeRunningProcesses",
     "graphics": "nvmlDeviceGetGraphicsRunningProcesses",
     "mps": "nvmlDeviceGetMPSComputeRunningProcesses",
 }
+# nvml.h, nvmlProcessInfo_t: the instance ids of a process on a GPU without MIG.
 _NO_INSTANCE = 0xFFFF_FFFF
 
 
@@ -76,6 +78,7 @@ def list_processes(host: Host, gpu: GpuDevice) -> tuple[dict[int, ListedProcess]
         for context, function in _CONTEXTS.items():
             answer = _read_process_list(host, function, device)
             if isinstance(answer, Absent):
+                # A list without the compute processes would make their owners look absent.
                 if context == "compute" or answer is not Absent.UNSUPPORTED:
                     return {}, answer
                 continue  # a GPU may lack graphics and MPS
@@ -112,6 +115,7 @@ def _merge_list(processes: dict[int, ListedProcess], answer: Json, context: str)
         processes[pid] = ListedProcess(pid, context, memory, gpu, compute)
     elif before.context == context:
         before.memory_bytes = _add_optional(before.memory_bytes, memory)
+    # MPS clients are in the compute list as well: the more specific context counts.
     elif context == "mps":
         before.context = "mps"
 

@@ -135,8 +135,11 @@ def parse_owner(content: bytes) -> CgroupOwner:
     its own group (systemd.io, Control Group APIs and Delegation): that part is not parsed. Raises OwnerFormatError.
     """
     paths = [_path(line) for line in content.decode(errors="backslashreplace").split("\n") if line]
+    # The kernel prints paths outside of the reader's cgroup namespace with /../ (cgroup_namespaces(7)).
     if any(".." in path.split("/") for path in paths):
         return OwnerNotVisible()
+    # Kinds of owners in the outer loop: with cgroup v1 a job may be in one hierarchy and its container in
+    # another.
     for find in _FINDERS:
         for path in paths:
             owner = find(path)
@@ -179,6 +182,7 @@ def _outside_user_slices(
 
 def _slurm(path: str) -> SlurmTask | None:
     match = _SLURM.search(path)
+    # slurmd itself may run in a pod: then a job below it is that of the node.
     if match is None or (_container(path[: match.start()]) and not _pod(path)):
         return (
             None  # a container that is no pod has no slurmd of the node: its guest chose the name
@@ -223,6 +227,7 @@ def unescape_unit_name(name: str) -> str:
 
 
 def _bytes_of(escaped: re.Match[str]) -> str:
+    # A run of escapes at once: the bytes of one character of UTF-8 belong together.
     raw = bytes.fromhex(escaped[0].replace(r"\x", ""))
     return raw.decode(errors="backslashreplace")
 

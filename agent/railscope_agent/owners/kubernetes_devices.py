@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 _UUID = "[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}"
+# Bounded, so that the number fits into 32 bits whatever a plugin writes.
 _NUMBER = "[0-9]{1,9}"
 _NVIDIA = re.compile(
     rf"(?:(?P<gpu>GPU-{_UUID})(?:-(?P<slot>{_NUMBER})|\[{_NUMBER}-(?P<place>{_NUMBER})\])?|(?P<mig>MIG-{_UUID})"

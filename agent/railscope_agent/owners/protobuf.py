@@ -8,6 +8,7 @@ from railscope_agent.owners import OwnerFormatError
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _FIXED = {_FIXED64: 8, _FIXED32: 4}
+# Ten groups of seven bits hold 64 bits.
 _MAX_BYTES, _RANGE = 10, 1 << 64
 
 
@@ -61,6 +62,7 @@ def _fields(content: bytes) -> Iterator[tuple[int, bytes]]:
         else:
             message = f"byte {offset}: field {number} has the unknown type {kind}"
             raise OwnerFormatError(message)
+        # Checked before the slice, which would silently be shorter.
         if length > len(content) - offset:
             message = f"byte {offset}: truncated field {number}: {len(content) - offset} of {length} bytes"
             raise OwnerFormatError(message)

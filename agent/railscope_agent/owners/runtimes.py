@@ -80,6 +80,7 @@ def parse_domain(content: bytes) -> LibvirtDomain:
     """
     import xml.etree.ElementTree as ET  # noqa: PLC0415 - XML is large, and few nodes have libvirt
 
+    # Entities that refer to each other expand to gigabytes; libvirt writes none.
     if b"<!ENTITY" in content or b"<!DOCTYPE" in content:
         message = "unexpected DOCTYPE or entity"
         raise OwnerFormatError(message)
@@ -111,8 +112,11 @@ def parse_qemu_command(cmdline: bytes) -> LibvirtDomain | None:
     program, *arguments = cmdline.decode(errors="backslashreplace").split("\0")
     if not _PROGRAM.search(program):
         return None
+    # Flags without a value shift the alternation of options and values: overlapping pairs find each option
+    # all the same.
     options = dict(pairwise(arguments))
     addresses = [
+        # QEMU assumes PCI domain 0 if none is given; sysfs always has one, in lower case.
         f"{match[1] or '0000'}:{match[2]}".lower()
         for argument in arguments
         if "vfio-pci" in argument

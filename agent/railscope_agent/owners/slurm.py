@@ -56,6 +56,7 @@ def parse_gres_conf(text: str, node: str, name: str = "gpu") -> GresConf:
             else:
                 everywhere = fields["autodetect"]
         if fields.get("name") == name:
+            # Indices continue over the lines, as slurmd counts them.
             devices += _devices(fields, len(devices))
     detects = (everywhere if here is None else here).lower()
     return GresConf(tuple(devices), "" if detects in _OFF else detects)
@@ -69,6 +70,7 @@ def _setting_lines(text: str) -> Iterator[dict[str, str]]:
         if not line:
             continue
         if line.lower().startswith("include "):
+            # The devices of an included file would be missing, and the indices behind them wrong.
             message = f"unsupported Include in {line[:200]!r}"
             raise SlurmFormatError(message)
         fields = {key.lower(): quoted or plain for key, quoted, plain in _PAIR.findall(line)}
@@ -94,6 +96,7 @@ def _minor(*files: str) -> int | None:
     return next((int(device[1]) for device in matches if device), None)
 
 
+# Nothing else of an environment leaves this parser: it contains users' secrets.
 SLURM_VARIABLES = (
     "SLURM_JOB_ID",
     "SLURM_JOB_ACCOUNT",
@@ -118,6 +121,7 @@ def parse_slurm_variables(content: bytes) -> dict[str, str]:
     for entry in content.split(b"\0"):
         name, equals, value = entry.decode(errors="backslashreplace").partition("=")
         if equals and name in SLURM_VARIABLES:
+            # getenv(3) returns the first of several entries with one name.
             variables.setdefault(name, value)
     return variables
 

@@ -36,12 +36,14 @@ def place_claims(
     unnamed_claims = [(adapter, claim) for adapter, claim in claimed if not claim.gpu]
     if not unnamed_claims:
         return list(reports), []
+    # A provider that could not be read has not released its devices: they are no places for others.
     claimed += [
         (report.adapter, other)
         for report in reports
         if report.report.absence
         for other in in_force(report.adapter)
     ]
+    # The highest authority chooses first; the key makes the result the same in every poll.
     unnamed_claims.sort(key=lambda counted: (-counted[1].authority, counted[1].key))
     claim_by_part: dict[tuple[tuple[str, str], str], NodeClaim] = {}
     remaining_claims: dict[tuple[str, tuple[str, ...]], list[NodeClaim]] = {}
@@ -51,12 +53,14 @@ def place_claims(
             for provider, claim in claimed
             if claim.gpu and claim.owning_workload == unnamed.owning_workload
         ]
+        # What the provider names itself is not a part of what it only counts.
         own_parts = {
             other.part
             for provider, other in same
             if provider == adapter and other.authority == unnamed.authority
         }
         pool = {claim.part for _, claim in same if _is_of_kind(claim, unnamed)} - own_parts
+        # A device is placed for one count only.
         free = sorted(part for part in pool if (unnamed.owning_workload, part) not in claim_by_part)
         for part in free[: unnamed.count]:
             claim_by_part[unnamed.owning_workload, part] = unnamed
@@ -105,10 +109,12 @@ def _remaining_claims(
     unnamed: NodeClaim, missing_count: int, named: set[str], devices: NodeDevices, rivals: set[str]
 ) -> list[NodeClaim]:
     """Return the remaining claim: its devices if no other GPUs are left, else their number."""
+    # All are placed: reporting the count as well would claim them twice.
     if missing_count <= 0:
         return []
     free_gpus = [gpu for gpu in devices.present if not (gpu.uuid in named or gpu.is_partitioned)]
     if (
+        # A share of the only GPU left is not certain: another GPU of the workload may carry it.
         not unnamed.share
         and missing_count == len(free_gpus)
         and not rivals & {gpu.uuid for gpu in free_gpus}
@@ -159,10 +165,12 @@ def unplaced_findings(unplaced: Iterable[NodeClaim]) -> Iterator[ProbeFinding]:
 
 def count_claimed_slots(claims: Iterable[NodeClaim]) -> int:
     """Return the claimed compute slots of a GPU, of 840. Shares are added to whole devices."""
+    # Slot ranges overlap and are united; shares have no place on the GPU, so they are added up.
     slot_ranges, shares = [], Fraction(0)
     for claim in claims:
         if claim.share:
             shares += parse_share(claim.share) * (claim.compute.high - claim.compute.low)
         else:
             slot_ranges.append(claim.compute)
+    # More than the capacity is oversubscription, which is no further capacity.
     return min(GPU_CAPACITY, count_covered_slots(slot_ranges) + int(shares))

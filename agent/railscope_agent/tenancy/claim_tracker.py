@@ -28,6 +28,7 @@ RESUME_NS = 300_000_000_000
 
 A job takes some time to disappear.
 """
+# Bounds the state file; far more than end on a node within the hour for which they are kept.
 MAX_ENDED_CLAIMS = 1000
 GONE, ENDED, CHANGED, COVERED = (
     "gone",
@@ -123,6 +124,8 @@ class ClaimTracker:
         """Times on the boot clock; no entry survives a reboot."""
         self._polls = dict(saved.polls)
         self._events: list[Event] = []
+        # None: the first call emits everything again, since the events of the last run may have been lost
+        # with it.
         self._repeat_at_ns: int | None = None
 
     @property
@@ -169,17 +172,20 @@ class ClaimTracker:
             for key, active in self._active.items()
             if key not in reported
             and active.adapter in report_by_provider
+            # Claims that could not be read still supersede those of lower authority.
             and _remains_in_force(active, report_by_provider[active.adapter])
         ]
         by_workload: ClaimsByWorkload = {}
         for adapter, claim in claimed:
             by_workload.setdefault((claim.gpu, claim.owning_workload), []).append((adapter, claim))
+        # Expired entries are removed before the reports are processed, so that a claim resumes in this poll.
         self._superseded = {
             k: until for k, until in self._superseded.items() if now.boot_ns < until
         }
         for report in reports:
             self._process_report(report, by_workload)
         present = {(adapter, *claim.key) for adapter, claim in claimed}
+        # Entries of a provider that was not polled stay: it may still report these claims.
         polled_providers = {report.adapter for report in reports}
         self._superseded = {
             key: until
@@ -203,10 +209,13 @@ class ClaimTracker:
                 if not _remains_in_force(active, report.report):
                     self._end_claim(key, now, self._edge_at(now), gap_ns, GONE)
             elif not present[key].has_same_content(active.claim):
+                # Two claims: what was held until now must not be billed under the new content.
                 self._end_claim(key, now, self._edge_at(now), gap_ns, CHANGED)
+                # The start that the provider reports is that of the former content.
                 self._start_claim(key, _without_start(present[key]), now, gap_ns)
         for key, claim in present.items():
             self._update_claim(key, claim, now, gap_ns)
+        # The begin of the poll, not its end: a claim may have started while the provider was read.
         self._polls[report.adapter] = ProviderPoll(
             self._boot_id, report.began.boot_ns, report.began.wall_ns
         )
@@ -220,6 +229,8 @@ class ClaimTracker:
             higher = self._find_higher_claim(report.adapter, claim, by_workload, now)
             if higher is not None:
                 self._supersede(key, higher, now)
+            # A claim that was superseded a moment ago stays so: the other provider's claim and the job end at
+            # different times.
             elif key not in self._superseded and self._has_begun(key, claim, now):
                 yield key, claim
 
@@ -239,6 +250,7 @@ class ClaimTracker:
             (precedence(provider, other), other)
             for provider, other in by_workload[claim.gpu, claim.owning_workload]
             if provider != adapter
+            # Strictly higher: two providers of equal rank would otherwise supersede each other.
             and precedence(provider, other) > precedence(adapter, claim)
             and other.compute.overlaps(claim.compute)
             and self._has_begun((provider, *other.key), other, now)
@@ -258,24 +270,30 @@ class ClaimTracker:
             self._completed.discard(key)
             self._start_claim(key, _without_start(claim) if is_ended else claim, now, gap_ns)
         if is_over and key in self._active:
+            # The end is the stated one, not the time of the poll: it is exact.
             self._end_claim(key, now, (claim.end_ns or 0, claim.end_boot), 0, ENDED)
+            # Without this, the next poll would start the same claim again, as its provider still reports it.
             self._completed.add(key)
 
     def _gap_ns(self, report: ProviderReport) -> int:
         """Return the time since the previous poll: a claim found now may have begun at any time in it."""
         previous = self._polls.get(report.adapter)
         if previous is None:
+            # At the first poll ever, the claim may have begun at any time since boot.
             return report.ended.boot_ns
         if previous.boot_id == self._boot_id and previous.boot_ns <= report.ended.boot_ns:
             return report.ended.boot_ns - previous.boot_ns
+        # After a reboot only the wall clock connects the two polls; it may have been set back.
         return max(report.ended.wall_ns - previous.wall_ns, 0)
 
     def _supersede(self, key: tuple[str, ...], higher: NodeClaim, now: NodeTimestamp) -> None:
         """Leave a claim to a provider of higher authority, from the start of that provider's claim."""
         self.changed |= key not in self._superseded
+        # Extended with each poll: the time counts from the end of the higher claim.
         self._superseded[key] = now.boot_ns + RESUME_NS
         if key in self._active:
             has_start = higher.start_ns is not None
+            # The start of the other claim, so that the two neither overlap nor leave a gap.
             end = (higher.start_ns or 0, higher.start_boot) if has_start else self._edge_at(now)
             self._end_claim(key, now, end, 0, COVERED)
 
@@ -308,6 +326,7 @@ class ClaimTracker:
         name = "/".join(part for part in parts if part)
         if any(
             name == other.id
+            # The collector joins events by this id: two claims with one id would become one.
             for other in (*self._active.values(), *(ended.active for ended in self._ended))
         ):
             name += f"+{now.boot_ns}"  # the wall clock was set back and shows the same time again
@@ -341,6 +360,7 @@ class ClaimTracker:
             self._emit_start(active, now)
         for ended in self._ended:
             self._emit_ended(ended, now)
+        # Not at the first call: what ended just before a restart is repeated for another hour.
         if forget:
             self.changed |= bool(self._ended)
             self._ended = []
@@ -351,6 +371,7 @@ class ClaimTracker:
         An end in an earlier boot is given in wall clock time only; if its own event was received, that one
         counts.
         """
+        # Events carry boot clock times of the present boot only.
         if ended.end_boot is None or ended.end_boot.boot_id == self._boot_id:
             self._emit_start(ended.active, now)
             self._record_end(ended, now)

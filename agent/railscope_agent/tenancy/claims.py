@@ -60,6 +60,7 @@ class NodeClaim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def key(self) -> tuple[str, ...]:
         """Identity of the claim across polls."""
+        # A client may start an id again after its end; the exact start distinguishes the two claims.
         suffix = f"@{self.start_ns}" if self.reference and self.uncertainty_ns == 0 else ""
         return (self.source, self.workload, self.gpu, self.part, self.reference + suffix)
 
@@ -95,6 +96,7 @@ class NodeClaim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def has_begun(self, boot_id: str, now: NodeTimestamp) -> bool:
         """True if its start is not in the future, by the boot clock if it has that."""
         if self.start_boot is not None:
+            # A start in another boot is in the past, whatever the wall clock shows.
             return self.start_boot.boot_id != boot_id or self.start_boot.boot_ns <= now.boot_ns
         return (self.start_ns or 0) <= now.wall_ns
 
@@ -106,6 +108,7 @@ class NodeClaim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def has_same_content(self, other: NodeClaim) -> bool:
         """True if both have the same content for the same claim; processes and times may differ."""
+        # Processes come and go while the holder stays the same: a difference in them must not end the claim.
         return _compared_content(self) == _compared_content(other)
 
     def facts(self, boot_id: str) -> dict[str, str]:

@@ -45,7 +45,9 @@ class ClaimsFile:
             content = host.read(self.path)
             if content != self._content:
                 self._lines = parse_claims_file(content.decode())
+                # After the parsing: an invalid file is reported in each poll, not only in the first.
                 self._content = content
+        # An editor may save half of a file: the claims in force must not end for it.
         except (OSError, UnicodeDecodeError, ClaimsFileError) as error:
             return claim_provider.failed_report(
                 SUBJECT, error, f"correct {self.path}; its previous claims stay in force until then"
@@ -64,6 +66,7 @@ class ClaimsFile:
     ) -> Iterator[claims.NodeClaim]:
         """Yield the claims of a line on this node; a line for all GPUs includes lost ones."""
         node = self.node()
+        # A file written for a cluster has short host names, while the agent's name may be a full one.
         of_node = line.gpu == "*" or line.gpu in {node, node.partition(".")[0]}
         if of_node:
             named_devices = [devices.gpu(gpu.uuid) for gpu in devices.present]
@@ -76,6 +79,7 @@ class ClaimsFile:
         }
         yield from by_device.values()
         for active in in_force if of_node else ():
+            # A GPU that fell off the bus is still paid for: its claim stays until the line changes.
             if active.part not in by_device and self._claim(
                 line, devices.gpu(active.gpu), node
             ).has_same_content(active):

@@ -61,6 +61,7 @@ class ClockHistory:
         self._now_ns = max(self._now_ns, now.boot_ns)
         if self._offsets and abs(offset_ns - self._offsets[-1].offset_ns) <= STEP_NS:
             return
+        # The first offset counts from boot: nothing is known about steps before the agent started.
         since_ns = now.boot_ns if self._offsets else 0
         self._offsets = (*self._offsets, ClockOffset(since_ns, offset_ns))[-MAX_OFFSETS:]
         self.changed = True

@@ -81,6 +81,7 @@ class CommandClaims:
         self._claims: dict[str, CommandClaim] = {}
         self._past: tuple[CommandClaim, ...] = ()
         """Ended claims whose id was started again."""
+        # Changes are made by the HTTP endpoint's threads, and polls by the thread of claim providers.
         self._turn = threading.Lock()
         self._problem = "no state directory: claims are accepted by a running agent only"
 
@@ -109,6 +110,7 @@ class CommandClaims:
             return
         else:
             self._problem = ""
+        # Set after a damaged file too: it was renamed, so new claims can be written.
         self._path = path
         latest = {claim.id: claim for claim in stored or ()}
         self._past = tuple(claim for claim in stored or () if latest[claim.id] is not claim)
@@ -124,6 +126,7 @@ class CommandClaims:
             self._open()
             existing = self._claims.get(claim.id)
             if existing is not None:
+                # A client that got no response repeats its request: the result has to be the same.
                 if existing.end_ns is None and existing.has_same_content(claim):
                     return existing
                 if not (allow_restart and existing.ended_before(claim)):
@@ -144,6 +147,7 @@ class CommandClaims:
         with self._turn:
             self._open()
             existing = self._claims.get(name)
+            # The claims are not read yet: the id may exist.
             if existing is None and self._path is None:
                 raise ClaimNotStoredError(self._problem)
             if existing is None:
@@ -152,6 +156,7 @@ class CommandClaims:
                 )
                 message = f"unknown claim {name!r}: {expected}"
                 raise UnknownClaimError(message)
+            # An epilog may run twice: the first end counts.
             if existing.end_ns is None:
                 existing = _end_claim(existing, end_ns, end_boot)
                 self._store(existing, end_ns)
@@ -191,6 +196,7 @@ class CommandClaims:
         except OSError as error:
             message = f"cannot write {self._path}: {error.strerror or error}"
             raise ClaimNotStoredError(message) from error
+        # After the write: a claim that is not on disk was not accepted.
         self._claims, self._past = claims, past
 
     def poll(
@@ -201,6 +207,8 @@ class CommandClaims:
         with self._turn:
             self._open()
         claims = self.all
+        # Claims in force come from the last run, while their file cannot be read: a report without them would
+        # end all.
         if self._path is None and in_force:
             finding = ProbeFinding(
                 SUBJECT, ProbeVerdict.BROKEN, self._problem, "check the state directory"

@@ -67,6 +67,7 @@ class NodeDevices:
         present_gpus = {gpu.uuid: gpu for gpu in present}
         self.present = tuple(present_gpus.values())
         self.all = {gpu.uuid: gpu for gpu in before} | present_gpus
+        # Remembered GPUs first, so that present ones replace them below under the same index or address.
         order = [gpu for gpu in self.all.values() if gpu.uuid not in present_gpus] + list(
             present_gpus.values()
         )
@@ -134,6 +135,7 @@ class NodeDevices:
     def memory_mib(self, place: str | int | None) -> int | None:
         """Return the memory of a GPU by UUID or index; without a name, that of all GPUs if it is equal."""
         if place is None:
+            # A share in MiB without a device has one meaning only if all GPUs have the same memory.
             sizes = {gpu.memory_mib for gpu in self.present}
             return sizes.pop() or None if len(sizes) == 1 else None
         device = self.gpu_with_index(place) if isinstance(place, int) else None
@@ -189,6 +191,7 @@ def _whole_gpu(gpu: GpuNames | None) -> ClaimableDevice | None:
 
 def _mig_device(gpu: GpuNames, part: MigNames) -> ClaimableDevice:
     if part.compute is None or part.memory is None:
+        # Unknown slots count as the whole GPU, and not exclusively: others may hold the rest.
         return ClaimableDevice(gpu.uuid, part.uuid, profile=part.profile, exact=False)
     return ClaimableDevice(gpu.uuid, part.uuid, part.compute, part.memory, part.profile)
 
@@ -207,6 +210,7 @@ def find_device(text: str, devices: NodeDevices) -> ClaimableDevice | None:
         return devices.gpu_at(pci_address(text))
     name = kubernetes_devices.parse_device_id(text)
     device = device_with_id(name, devices) if name else None
+    # A UUID in the right form may be that of another node.
     return device if device and device.gpu in devices.all else None
 
 

@@ -19,9 +19,12 @@ from railscope_agent.sampling.fact_readers import read_text
 from railscope_agent.tenancy.devices import ClaimableDevice, NodeDevices
 from railscope_agent.tenancy.pod_directories import NodePods
 
+# USER_HZ is 100 on every architecture with NVIDIA's driver (include/asm-generic/param.h).
 _NS_PER_TICK = 10_000_000
 _START_FIELD = 19
 """Index of the start time in the fields after the program name."""
+# The control daemon and the server of MPS compute for several users. The kernel cuts names to these 15
+# characters.
 _MPS = "nvidia-cuda-mps"
 MAX_LIST_AGE_NS = 60_000_000_000
 """Maximum age of a process list: an older one is not used, as the driver's thread hangs or is gone."""
@@ -124,11 +127,13 @@ class GpuProcessOwners:
         A process that ended since the list was made is not in the next list.
         """
         if ticks is None:
+            # In a second list it has not ended: it is in another PID namespace, and its owner is hidden.
             if self._missed_ns.setdefault(pid, listed.boot_ns) == listed.boot_ns:
                 return None
             return ProcessOwner("process", str(pid), is_shared_or_hidden=True)
         self._missed_ns.pop(pid, None)
         remembered = self._owners.get(pid)
+        # Another start time is another process with the same number.
         if remembered is None or remembered[0] != ticks:
             try:
                 group = host.read(f"/proc/{pid}/cgroup")
@@ -140,6 +145,8 @@ class GpuProcessOwners:
     def _ticks(self, host: Host, pid: int) -> int | None:
         """Return the start time of a process in ticks since boot; None if there is no such process."""
         try:
+            # The program's name before may contain spaces and parentheses (proc(5)), so the last parenthesis
+            # counts.
             behind = host.read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
             return int(behind[_START_FIELD])
         except (OSError, ValueError, IndexError):
@@ -151,6 +158,7 @@ def _find_owner(host: Host, pid: int, group: bytes, label: str) -> ProcessOwner:
     try:
         reported = cgroup.parse_owner(group)
     except OwnerFormatError:
+        # An unknown format: a guess would report a tenant's own process as unclaimed use.
         reported = cgroup.OwnerNotVisible()
     program = read_text(host, f"/proc/{pid}/comm")
     serves = program.startswith(_MPS)
@@ -160,6 +168,7 @@ def _find_owner(host: Host, pid: int, group: bytes, label: str) -> ProcessOwner:
                 "slurm", sluid if job is None else str(job), is_named=job is not None
             )
         case cgroup.PodOwner(uid=uid):
+            # The name is added at each poll: the pod's directory may not exist yet when the process is found.
             owner = ProcessOwner("kubernetes", uid, is_named=False)
         case cgroup.VirtualMachineOwner(name=name):
             owner = ProcessOwner("libvirt", name)
@@ -182,6 +191,8 @@ def _container_owner(host: Host, container: cgroup.ContainerOwner, label: str) -
     """Return the owner for a container; Docker's files provide its name and a label with the owner."""
     runtime = container.runtime or "process"
     if container.user_id is not None:
+        # Rootless containers are in the user's own directories, which may contain anything: the user is the
+        # owner.
         return ProcessOwner(runtime, container.id, _user_name(host, container.user_id))
     try:
         if runtime == "docker":
@@ -197,6 +208,7 @@ def _used_device(devices: NodeDevices, gpu: str, process: ListedProcess) -> Clai
     if not process.gpu_instance:
         return devices.gpu(gpu)
     part = devices.mig_with_instance(gpu, process.gpu_instance, process.compute_instance)
+    # A MIG device that was just created is not in the inventory yet; its GPU is certain.
     return part or devices.gpu(gpu)
 
 

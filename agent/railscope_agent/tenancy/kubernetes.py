@@ -33,6 +33,7 @@ from railscope_agent.topology.pci import is_address
 
 SUBJECT = "claims by Kubernetes"
 DRIVER = "gpu.nvidia.com"
+# The number of replicas changes with the configuration of the plugin only.
 REPLICAS_VALID_NS = 60_000_000_000
 _VENDOR = "nvidia.com/"
 _GPU_RESOURCE = re.compile(r"(?:^|[./_-])(?:[pv]?gpus?|mig)(?:$|[./_-])")
@@ -109,6 +110,8 @@ class KubernetesProvider:
         try:
             answer = host.call(KUBELET, LIST, socket)
             pods = msgspec.convert(answer, tuple[pod_resources.KubeletPod, ...])
+        # A kubelet that restarts removes its socket: with claims in force that is a failure, else there is no
+        # Kubernetes.
         except FileNotFoundError as error:
             if in_force or self.pods.names:
                 return failed_report(
@@ -120,6 +123,7 @@ class KubernetesProvider:
             return failed_report(
                 SUBJECT, error, "run the agent as root, or read the log of the kubelet"
             )
+        # A kubelet may keep listing pods that have ended, whose devices are free.
         active_pods = [pod for pod in pods if not self._has_ended(pod.namespace, pod.name)]
         unknown: list[str] = []
         holdings = [
@@ -168,12 +172,15 @@ class KubernetesProvider:
             if holding.claim and not holding.share:
                 parts.setdefault(holding.claim, set()).add(holding.device.id)
         of_system = {claim for claim in parts if claim.partition("/")[0] in self.system}
+        # Kept from earlier polls: when the tenant's claim ends, the monitor must not become the holder of the
+        # GPU.
         self._monitors = (self._monitors & parts.keys()) | of_system
         left = [holding for holding in holdings if holding.claim not in self._monitors]
         of_all = {claim for claim, names in parts.items() if _are_all_gpus(names, devices)}
         self._monitors |= {
             one.claim
             for one, other in _double_allocations(left)
+            # Two claims on all GPUs could each be the monitor: that is reported and not decided.
             if one.claim in of_all and other.claim not in of_all
         }
         left = [holding for holding in holdings if holding.claim not in self._monitors]
@@ -266,6 +273,7 @@ class KubernetesProvider:
             are_known = all(_has_known_replicas(holding, self._replicas) for holding in group)
             of = len(self._replicas.get(_without_replica(group[0].text), ()))
             share = (
+                # An exact fraction: three of ten replicas have no finite binary form, and shares are billed.
                 share_text(Fraction(len({holding.replica for holding in group}), of))
                 if are_known
                 else ""
@@ -307,11 +315,14 @@ class KubernetesProvider:
                 continue
             is_slot = isinstance(name, kubernetes_devices.GpuId) and name.slot is not None
             is_of_part = is_slot and device is not None and devices.is_partitioned(device.gpu)
+            # The annotation names the MIG device; the slot would claim the whole GPU as well.
             if is_of_part and (pod.namespace, pod.name) in requests:
                 continue
+            # Without any known GPU the driver is down: the ids of the kubelet are believed.
             is_found = device is not None and (device.gpu in devices.all or not devices.all)
             if name and device and is_found and not is_of_part:
                 yield _PodDevice(pod, text, device, name.replica, is_slot=is_slot)
+            # A PCI address is that of a passed-through device, which NVML does not list.
             elif is_of_vendor and not is_address(text.lower()):
                 unknown.append(text)
 
@@ -400,6 +411,8 @@ def _list_claimed_devices(
     for claim in claims:
         allocations = [each for each in claim.devices if each.driver == DRIVER]
         for each in allocations:
+            # CDI names are not divided by device: with several devices it is unknown which name belongs to
+            # which.
             device = _find_claimed_device(
                 each, claim.cdi_names if len(allocations) == 1 else (), devices
             )

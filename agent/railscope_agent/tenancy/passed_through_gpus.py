@@ -32,6 +32,7 @@ class PassedThroughGpus:
     def scan(self, host: Host) -> set[str]:
         """Return their PCI addresses."""
         addresses = fact_readers.list_names(host, DEVICES)
+        # Reading class and vendor of each device costs two files; the list of names is one call.
         if addresses != self._bus[0]:
             self._bus = addresses, gpu_addresses(host)
         return {

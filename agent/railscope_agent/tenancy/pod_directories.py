@@ -38,6 +38,7 @@ class NodePods:
     def has_ended(self, namespace: str, name: str) -> bool:
         """True if a pod is certain to have ended."""
         uids = self.uids.get((namespace, name), set())
+        # A recreated pod has several uids: it has ended only if none of them runs.
         return self.alive_pods is not None and bool(uids) and not uids & self.alive_pods
 
 
@@ -57,10 +58,12 @@ class PodDirectories:
                 pod = match["namespace"], match["name"]
                 uids.setdefault(pod, set()).add(match["uid"])
                 named[match["uid"]] = pod
+        # Without log directories no pod could be identified, so their groups need not be read.
         return NodePods(uids, named, self._running_pods(host) if named else None)
 
     def _running_pods(self, host: Host) -> frozenset[str] | None:
         """Return the uids of all pods with a control group; None if no such groups are found."""
+        # The hierarchy does not change while the kubelet runs; if it does, all places are searched again.
         places = [self._root] if self._root else []
         places += [f"{h}/{root}" for h in _HIERARCHIES for root in _ROOTS]
         for place in places:

@@ -43,6 +43,7 @@ class PodRequests:
         except (OSError, msgspec.ValidationError) as error:
             remedy = f"check tenancy.kubelet_url {url}, kubelet_token_file and kubelet_ca_file"
             self.findings = (claim_provider.failure_finding(SUBJECT, error, remedy),)
+        # Also from the previous list: a kubelet that does not answer must not make ended pods holders again.
         self.ended = frozenset((e.namespace, e.name) for e in self._entries if e.has_ended)
         requests = {
             (entry.namespace, entry.name): requests_of(entry, devices.memory_mib)

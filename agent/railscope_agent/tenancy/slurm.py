@@ -59,6 +59,7 @@ class SlurmProvider:
         """Return the GPUs of all jobs that run on this node."""
         try:
             groups = self._groups.scan(host)
+        # Unreadable groups are no evidence that all jobs have ended.
         except OSError as error:
             return claim_provider.failed_report(
                 SUBJECT, error, "check that the node's cgroups are mounted at /sys/fs/cgroup"
@@ -73,13 +74,17 @@ class SlurmProvider:
         for name, environment in groups:
             job = str(environment.job) if environment.job is not None else name
             others = grouped.other_devices(job, environment, devices)
+            # The prolog's file is what Slurm granted; the environment can be changed by the job.
             if job in grouped.named_jobs:
                 continue
             group_claims = [
                 claim
                 for claim in self._claims_of_group({job, name}, job, environment, devices)
+                # A device that the file does not grant is a contradiction, which is reported; the environment
+                # alone is no claim.
                 if claim.part not in others
             ]
+            # The environment cannot be read now and no process runs: what the job held before stays.
             if not group_claims and environment.gpus is None:
                 group_claims = list(
                     claim_provider.select_claims(
@@ -111,6 +116,7 @@ class SlurmProvider:
         """Return the GPUs that a job's environment names, or else those that its processes use."""
         named = [naming.find_device(name, devices) for name in environment.gpus or ()]
         used = [device for device in named if device is not None]
+        # Names that no device has, for example indices under device confinement, are completed by use.
         if environment.gpus is None or len(used) < len(named):
             used += [
                 use.device
@@ -135,6 +141,7 @@ class SlurmProvider:
         try:
             if gpu_files:
                 further = slurm_files.read_gpu_files(host, gpu_files, devices)
+                # The file of the job has more facts, such as its start and its account.
                 written_parts = {(claim.workload, claim.part) for claim in merged.claims}
                 merged.claims += [
                     claim
@@ -200,6 +207,7 @@ class _GroupedClaims:
             device = None if name.startswith("/dev/") else naming.find_device(name, devices)
             if device is None or any(claim.part == device.id for claim in granted):
                 continue
+            # A counted GPU of this profile may be this one, as long as there are as many.
             free.subtract([mig_profile(device.profile)])
             if free[mig_profile(device.profile)] < 0:
                 others.append(device.id)
@@ -255,6 +263,7 @@ def _claim_of_job(
         workload=job,
         owner=environment.account or environment.user,
         gpu="",
+        # Jobs with shards or MPS share a GPU: others on it are no conflict.
         exclusive=not environment.is_shared,
     ).claim_on_device(device)
 

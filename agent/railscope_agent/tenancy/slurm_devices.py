@@ -52,6 +52,8 @@ class SlurmDevices:
             device = None if file is None else self.devices.gpu_with_minor(file)
         else:
             file = None
+            # With a list in gres.conf, an index outside of it is unknown; a guess would bill another tenant's
+            # GPU.
             device = None if self.conf.devices else self.devices.gpu_with_number(index)
         if device and not (mig_profile(type_) or self.devices.is_partitioned(device.gpu)):
             return GrantedGpu(device)
@@ -68,6 +70,7 @@ class SlurmDevices:
         if gpu is None and not profile:
             if not self.devices.has_partitions:
                 return GrantedGpu()
+            # A node with whole and partitioned GPUs: without a type, the size of the granted one is unknown.
             if not all(each.is_partitioned for each in gpus):
                 return GrantedGpu(size=_WHOLE if type_ else None)
         found = {
@@ -76,6 +79,7 @@ class SlurmDevices:
             for part in each.parts
             if not profile or mig_profile(part.profile) == profile
         }
+        # Several sizes of one profile: none of them is certain.
         name, size = found.pop() if len(found) == 1 else (profile, None)
         return GrantedGpu(size=size, profile=name)
 

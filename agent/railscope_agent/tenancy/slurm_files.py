@@ -62,6 +62,7 @@ def read_gpu_files(host: Host, directory: str, devices: NodeDevices) -> SlurmFil
         if match and match["instance"] and device:
             device = devices.mig_with_instance(device.gpu, match["instance"])
         elif device and devices.is_partitioned(device.gpu):
+            # Only instances of a GPU in MIG mode can be granted: the name of the whole GPU is a mistake.
             device = None
         jobs = read_text(host, f"{directory}/{name}").split()
         if device is None or not all(job.isdecimal() for job in jobs):
@@ -99,6 +100,7 @@ class SlurmJobFiles:
         written, names = SlurmFileClaims(), host.names(self.directory)
         bad: list[str] = []
         unclear: list[str] = []
+        # Files of ended jobs are removed by the epilog: their content is not kept.
         self._parsed = {name: parsed for name, parsed in self._parsed.items() if name in names}
         named: dict[str, SlurmDevices] = {}
         elsewhere: set[str] = set()
@@ -151,6 +153,7 @@ class SlurmJobFiles:
     def _jobs(self, host: Host, name: str) -> tuple[SlurmJob, ...]:
         content = host.read(f"{self.directory}/{name}")
         parsed = self._parsed.get(name)
+        # Compared by content: a prolog may rewrite a file within the resolution of its time stamp.
         if parsed is None or parsed[0] != content:
             parsed = self._parsed[name] = content, _parse_job_file(content, host)
         return parsed[1]
@@ -171,6 +174,7 @@ def _time_zone(host: Host) -> tzinfo:
         name = host.resolve("/etc/localtime").partition(_ZONES)[2]
         return ZoneInfo(name) if name else UTC
     except (OSError, ValueError, ZoneInfoNotFoundError):
+        # The start is then wrong by the offset of the zone, but the claim is not lost.
         return UTC
 
 
@@ -180,6 +184,8 @@ def _read_gres_conf(
     """Return the devices of gres.conf; none, with a finding, if the file does not specify them."""
     try:
         conf = parse_gres_conf(host.read(path).decode(errors="replace"), node)
+    # No gres.conf here is usual (configless Slurm): the devices are counted by their files, without a
+    # finding.
     except FileNotFoundError:
         return GresConf((), "")
     except (OSError, SlurmFormatError) as error:
@@ -226,6 +232,7 @@ class _AllocatedGpus:
             if name.startswith("gpu:")
         }
         if sum(types.values()) != missing:
+            # The counts by type are those of the whole job: they fit only if nothing of it is placed.
             types = {next(iter(types)) if len(types) == 1 else "": missing}
         devices = self.named[next(iter(here))]
         for type_, count in types.items():
@@ -295,6 +302,7 @@ class _AllocatedGpus:
             owner=job.account or job.user,
             start_ns=(job.start_seconds or 0) * SECOND_NS,
             start_boot=self.start_boot,
+            # Slurm reports whole seconds.
             uncertainty_ns=SECOND_NS,
         )
 

@@ -15,6 +15,7 @@ from railscope_agent.sampling.fact_readers import list_names
 CONTROL_GROUPS = "/sys/fs/cgroup"
 _SLICE = f"{CONTROL_GROUPS}/system.slice"
 _SCOPE = re.compile(r"(?:(.+)_)?slurmstepd\.scope")
+# Slurm creates its directories only in the hierarchies of the plugins that are enabled in cgroup.conf.
 _CONTROLLERS = ("memory", "cpuset", "freezer", "devices", "systemd")
 _V1 = re.compile(r"slurm(?:_(.+))?")
 _JOB = re.compile(r"job_([0-9]{1,10})")
@@ -22,6 +23,7 @@ _SLUID = re.compile(slurm.SLUID_PATTERN)
 """Slurm 26.05 and later names the directories of jobs by SLUID, unless CgroupJobIdPaths=yes."""
 _JOB_STEPS = ("step_batch", "step_interactive")
 _SHARES = ("SLURM_SHARDS_ON_NODE", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
+# A few, in case the first ones end meanwhile or have changed their environment; a job may have hundreds.
 _MAX_PROCESSES = 8
 
 
@@ -67,6 +69,7 @@ class JobControlGroups:
         if cached.gpus or cached.is_denied:
             return cached
         steps = tuple(name for name in list_names(host, path) if name.startswith("step_"))
+        # A new step may have GPUs that the earlier ones lacked.
         if steps == polled and cached.gpus is not None:
             return cached
         job = cached.job
@@ -88,6 +91,7 @@ def _read_environments(
 ) -> JobEnvironment:
     """Return the environment from the batch and interactive steps, or else from all other steps."""
     job_steps = [name for name in _JOB_STEPS if name in steps]
+    # The batch step has all GPUs of the job on the node; other steps may have a part of them.
     environments = [_read_environment(host, f"{path}/{name}", job) for name in job_steps]
     if not any(environment.gpus for environment in environments):
         environments += [
@@ -171,6 +175,7 @@ def _read_environment(host: Host, directory: str, job: int | None) -> JobEnviron
         try:
             environment = host.call(OWNER, "environ", pid)
         except PermissionError:
+            # Without root no other process can be read either.
             return JobEnvironment(job, is_denied=True)
         except OSError:
             continue

@@ -75,6 +75,7 @@ class TenancyStateFile:
     ) -> None:
         """Save changes at once, and poll times at intervals."""
         due = self._saved_ns is None or now.boot_ns - self._saved_ns >= SAVE_EVERY_NS
+        # After a failure each poll tries again: a restart meanwhile would lose the claims in force.
         if not (book.changed or clock.changed or names_changed or due or self._problem):
             return
         if not self._path.parent.is_dir():
@@ -88,4 +89,5 @@ class TenancyStateFile:
             self._problem = problem
             return
         self._problem, self._saved_ns = "", now.boot_ns
+        # Only after the write: changes that were not written are not forgotten.
         book.changed = clock.changed = False

@@ -67,11 +67,13 @@ class UnclaimedUseDetector:
         self._first = {
             key: first
             for key, first in self._first.items()
+            # A list that could not be read is no end of the use.
             if key in keys or key[2] in uses.absences or key[0] in context.unreadable_providers
         }
         for use in free:
             if _use_key(use) not in self._first:
                 self._first[_use_key(use)] = self._first_listed_use(use)
+        # After the new uses, which began after the list before this one.
         self._listed |= {gpu: timestamp.boot_ns for gpu, timestamp in uses.listed.items()}
         before = {claim.key[:4] for claim in context.in_force}
         unclaimed = tuple(
@@ -83,6 +85,7 @@ class UnclaimedUseDetector:
             )
             for use in free
             if (first := self._first[_use_key(use)]).listed_at.boot_ns != use.listed_at.boot_ns
+            # Reported by the run before a restart: it has been in two lists already.
             or _use_key(use) in before
         )
         return free, unclaimed
@@ -90,6 +93,8 @@ class UnclaimedUseDetector:
     def _first_listed_use(self, use: DeviceUse) -> FirstListedUse:
         """Return the start: after the previous list, and no earlier than the start of its first process."""
         now_ns = use.listed_at.boot_ns
+        # A process may have begun long before it used the GPU, or the list may be old: the smaller bound is
+        # the better one.
         bounds = [now_ns - self._listed.get(use.device.gpu, 0), now_ns - use.begun_boot_ns]
         return FirstListedUse(use.listed_at, min(bound for bound in bounds if bound >= 0))
 
@@ -100,11 +105,13 @@ def can_account_for(claim: NodeClaim, use: DeviceUse, jobs: Mapping[str, str]) -
         return False
     source, workload = claim.owning_workload
     owner = use.owner
+    # Claims by people name tenants, not workloads: any process may be theirs.
     if owner.is_shared_or_hidden or source in {COMMAND_PROVIDER, FILE_PROVIDER}:
         return True
     if source != owner.source:
         return False
     if not owner.is_named:
+        # A SLUID that cannot be resolved may be this job.
         return jobs.get(owner.workload, workload) == workload
     return workload == owner.workload
 

@@ -53,6 +53,7 @@ class VirtualMachineProvider:
             domains += [
                 machine
                 for machine in self._scan_processes(host)
+                # libvirt's machines are QEMU processes too.
                 if machine.name not in domain_names
             ]
             node_claims = [
@@ -75,6 +76,7 @@ class VirtualMachineProvider:
     ) -> Iterator[claims.NodeClaim]:
         for address in domain.pci_addresses:
             physical_function = fact_readers.read_link_name(host, f"{DEVICES}/{address}/physfn")
+            # A virtual function is a part of its GPU, which has others as well.
             if address in passed and not physical_function:
                 yield self._claim(domain, passed_through_device(address, devices), exclusive=True)
             elif physical_function and devices.gpu_at(physical_function):
@@ -88,6 +90,8 @@ class VirtualMachineProvider:
                 path = host.resolve(f"{_MEDIATED}/{identity}")
             except FileNotFoundError:
                 continue  # the mediated device was removed meanwhile
+            # The mediated device lies below its GPU in sysfs, for newer drivers below a virtual function of
+            # it.
             owner = next((d for p in reversed(path.split("/")) if (d := devices.gpu_at(p))), None)
             if owner:
                 yield self._claim(domain, _shared_device(owner, identity), exclusive=False)
@@ -123,6 +127,7 @@ class VirtualMachineProvider:
                 continue  # the process has ended meanwhile
             if answer is not None and not _is_of_pod(host, pid):
                 self._machines[pid] = msgspec.convert(answer, LibvirtDomain)
+        # After all were read: a failure leaves the new processes unscanned, so that they are read again.
         self._scanned_pids = pids
         return list(self._machines.values())
 
