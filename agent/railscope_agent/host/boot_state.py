@@ -43,6 +43,8 @@ class BootStateFile:
         except (OSError, *untrusted_text.DECODING_ERRORS) as error:
             self._log_failure("read", error)
             return None
+        # Counters and the boot clock start again with a boot: the state of another one would be compared with
+        # wrong values.
         return state if state.boot_id == self.boot_id else None
 
     def write(self, state: BootState) -> None:

@@ -57,6 +57,7 @@ class LiveEthtoolKernel:
     """Kernel of this node, called through a socket."""
 
     def __init__(self) -> None:
+        # Mapped and not allocated: the address is stable, and pages that no answer reaches cost nothing.
         self._memory = mmap.mmap(-1, _BUFFER_BYTES)
         self._start = ctypes.c_char.from_buffer(self._memory)
         self.buffer = memoryview(self._memory)
@@ -65,6 +66,7 @@ class LiveEthtoolKernel:
     def execute(self, interface: str) -> None:
         """Execute the command at the start of the buffer."""
         name = interface.encode()
+        # The kernel would silently use the first 15 bytes: another interface may have that name.
         if len(name) > _INTERFACE_BYTES:
             raise OSError(errno.ENODEV, f"interface name too long: {interface}")
         request = bytearray(struct.pack("16sP16x", name, ctypes.addressof(self._start)))
@@ -90,6 +92,7 @@ class Ethtool:
     def __init__(self, kernel: EthtoolKernel | None = None) -> None:
         self._kernel: EthtoolKernel = kernel or LiveEthtoolKernel()
         self._names: dict[str, _StatisticNames] = {}
+        # All commands share the buffer.
         self._lock = threading.Lock()
 
     def call(self, function: str, interface: str) -> Json:
@@ -130,6 +133,7 @@ class Ethtool:
                 values = self._values(interface, count)
                 if len(values) == count and self._strings(interface, count) == cached.raw:
                     return {"names": cached.names, "values": values}
+            # The names no longer fit: the next attempt reads them again.
             del self._names[interface]
         raise OSError(errno.EAGAIN, f"the list of statistics of {interface} changes on every read")
 
@@ -147,6 +151,7 @@ class Ethtool:
         _, _, mask, count = _COUNT.unpack_from(self._kernel.buffer)
         if mask and count > _MAX_STATISTICS:
             raise OSError(errno.EOVERFLOW, f"too many statistics of {interface}: {count}")
+        # The kernel clears the bit of a set that the driver does not have.
         return int(count) if mask else 0
 
     def _strings(self, interface: str, count: int) -> bytes:

@@ -11,6 +11,7 @@ from operator import itemgetter
 from railscope.reading import PRESENT, Absent, Reading, parse_integer, reason_of
 from railscope_agent.host import FileGroup
 
+# Far more than the digits of a 64-bit number.
 _COUNTER_BYTES = 64
 _TEXT_BYTES = 4096  # the kernel prints at most one page for a sysfs file
 _CLOSED = -1
@@ -37,10 +38,12 @@ class OpenFiles:
                 contents = [*map(os.pread, self._descriptors, repeat(_COUNTER_BYTES), repeat(0))]
                 values[start:end] = map(int, contents)
             except (ValueError, OSError):
+                # One failure ends the fast path: which file failed is found by reading them one by one.
                 self._has_failures = True
             else:
                 reasons[start:end] = bytes(end - start)
                 return
+        # Until a file fails below; then the next read has the fast path again only if all had numbers.
         self._has_failures = False
         for position, descriptor in enumerate(self._descriptors, start):
             try:
@@ -51,6 +54,7 @@ class OpenFiles:
                 self._read_again(position - start, values, reasons, position)
 
     def _read_again(self, index: int, values: list[int], reasons: bytearray, position: int) -> None:
+        # The descriptor may be of a device that vanished: the same path can be another device now.
         self._close(index)
         try:
             descriptor = os.open(self._paths[index], os.O_RDONLY | os.O_CLOEXEC)
@@ -114,10 +118,13 @@ class PortCounterFiles:
         if self._is_called:
             try:
                 names, counts = self._counters()
+                # The same object as long as the names do not change, so the positions are looked up once.
                 if names is not self._names:
                     self._pick = itemgetter(*map(names.index, self._counter_names))
                     self._names = names
             except (OSError, ValueError):
+                # The driver may name its counters differently in the answer, or the kernel may be too old for
+                # the call.
                 self._is_called = False
             else:
                 end = start + len(self._counter_names)

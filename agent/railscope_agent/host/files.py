@@ -18,6 +18,7 @@ class RootedFiles:
 
     def __init__(self, root: Path) -> None:
         resolved = os.path.realpath(root)
+        # Empty on a live node, so that paths are used as they are, without a check or a copy.
         self._root = "" if resolved == "/" else resolved
 
     def real(self, path: str) -> str:
@@ -38,6 +39,7 @@ class RootedFiles:
         except OSError:  # the read of the file reports the reason
             return True
         try:
+            # The kernel's own name of the opened file, with all links followed.
             target = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115 - on the hot path
             return f"{target}/".startswith(f"{self._root}/")
         finally:

@@ -40,6 +40,8 @@ _SOCKET_FILE = re.compile(r".{0,200}?(?<!\d)(\d{1,7})\.sock", re.DOTALL)
 _INSPECTOR_FILE = re.compile(r".{1,200}-pid([1-9]\d{0,9})\.log", re.DOTALL | re.ASCII)
 _METRICS_FILE = re.compile(r"nccl_inspector_metrics_([A-Za-z0-9-]{1,64})\.prom", re.DOTALL)
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+# O_NONBLOCK: opening a pipe without a writer would never return; O_NOCTTY: a terminal must not become the
+# agent's.
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
@@ -77,6 +79,7 @@ def parse_rank_process(
     for entry in environment.split(b"\0"):
         name, equals, value = entry.decode(errors="backslashreplace").partition("=")
         if equals and name in RANK_VARIABLES + JOB_VARIABLES:
+            # getenv(3) returns the first of several entries with one name.
             variables.setdefault(name, value)
     ranks = [text for name in RANK_VARIABLES if (text := variables.get(name, "")) and is_rank(text)]
     jobs = [variables[name][:MAX_JOB_NAME] for name in JOB_VARIABLES if variables.get(name)]
@@ -186,6 +189,7 @@ class JobFileCalls:
             # Users with few jobs first: what they leave is for the others.
             ordered = sorted(users.values(), key=len)
             for users_left, jobs in zip(range(len(ordered), 0, -1), ordered, strict=True):
+                # What a user does not need is divided among those who follow.
                 of_user = remaining // users_left
                 remaining -= of_user
                 for jobs_left, job in zip(range(len(jobs), 0, -1), jobs, strict=True):
@@ -211,6 +215,7 @@ class JobFileCalls:
 
     def _inspector_log(self, directory: str, job: str, name: str, offset: int) -> OpenedLog:
         with self._opened_file(directory, job, name) as (opened, status):
+            # One byte before the offset: whether a line begins there shows in the character before it.
             content = os.pread(opened, inspector.MAX_PART_BYTES, max(offset - 1, 0))
         return OpenedLog(status.st_uid, status.st_ino, inspector.parse_part(content, offset))
 
@@ -231,9 +236,11 @@ class JobFileCalls:
             # A device that a job placed there may react to being opened.
             if not stat.S_ISREG(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
                 raise OSError(errno.EINVAL, "not a regular file")
+            # Relative to the opened directory: a job may replace the directory by a link meanwhile.
             descriptor = os.open(name, _FILE, dir_fd=parent)
         with _opened(descriptor) as opened:
             status = os.fstat(opened)
+            # Checked again on the opened file: the name may have been replaced since the first check.
             if not stat.S_ISREG(status.st_mode):
                 raise OSError(errno.EINVAL, "not a regular file")
             yield opened, status
@@ -304,6 +311,7 @@ def _job_files(
                 status.st_size,
                 status.st_mtime_ns,
                 status.st_ino,
+                # A hard link may be to a file of another user.
                 stat.S_ISREG(status.st_mode) and status.st_nlink == 1,
             )
 
@@ -311,6 +319,7 @@ def _job_files(
 def _read_bounded(descriptor: int, limit: int) -> bytes:
     """Return the content of a file. Raises OSError with EFBIG beyond the limit."""
     parts, length = [], 0
+    # Not the size of fstat(2): the file may grow while it is read.
     while part := os.read(descriptor, min(limit + 1 - length, 1 << 20)):
         parts.append(part)
         length += len(part)

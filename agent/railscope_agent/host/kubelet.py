@@ -115,6 +115,7 @@ def _exchange(connection: socket.socket, request: _KubeletRequest, answer: _Kube
     http.send_data(stream, content, end_stream=True)
     left_bytes = answer.max_bytes + MAX_HEAD_BYTES
     while not answer.has_ended:
+        # Each wait gets what is left: a server that sends a byte per second would otherwise never time out.
         connection.settimeout(request.left_seconds)
         connection.sendall(http.data_to_send())
         received = connection.recv(_PIECE)
@@ -144,6 +145,7 @@ def _add_event(http: H2Connection, event: events.Event, answer: _KubeletAnswer) 
         if len(answer.content) > answer.max_bytes:
             raise _too_long_error(answer.max_bytes)
         if event.flow_controlled_length:
+            # Without this, an answer larger than the initial window of 64 KiB would stop in the middle.
             http.acknowledge_received_data(event.flow_controlled_length, event.stream_id or 0)
     elif isinstance(event, events.StreamReset | events.ConnectionTerminated):
         raise OSError(errno.ECONNRESET, f"the kubelet reset the call: {event.error_code}")
@@ -166,6 +168,7 @@ def _message(answer: _KubeletAnswer) -> bytes:
     if len(content) < _PREFIX.size:
         raise OSError(errno.EPROTO, "invalid gRPC response: expected a message")
     compressed, length = _PREFIX.unpack_from(content)
+    # No grpc-accept-encoding was sent, so a compressed message is a violation of the protocol.
     if compressed or length != len(content) - _PREFIX.size:
         raise OSError(errno.EPROTO, "invalid gRPC response: expected one uncompressed message")
     return content[_PREFIX.size :]

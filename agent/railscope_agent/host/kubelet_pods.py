@@ -36,7 +36,10 @@ def read_pod_list(
         if answer.status in _DENIED:
             message = f"{failure}: status {answer.status}; fix: grant the token get on nodes/proxy"
             raise PermissionError(errno.EACCES, message)
+        # One byte more than allowed shows that the answer is too long, without reading all of it.
         content = answer.read(max_bytes + 1)
+    # HTTPException has subclasses that are OSErrors as well, and ValueError includes those of ssl: OSErrors
+    # keep their number.
     except OSError:
         raise
     except http.client.HTTPException as error:

@@ -36,6 +36,7 @@ class LiveClock:
     def now(self) -> NodeTimestamp:
         """Wall and boot clock, with the kernel's error bound of the wall clock."""
         boot_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        # Every frame has a timestamp: a system call for each would cost more than the clocks themselves.
         if boot_ns >= self._next_query_ns:
             self._next_query_ns = boot_ns + _QUERY_PERIOD_NS
             self._uncertainty = self._uncertainty_ns()

@@ -94,6 +94,7 @@ class LiveHost(files.RootedFiles):
 
     def _open_port_counters(self, port: tuple[str, int] | None, paths: list[str]) -> FileGroup:
         opened = super().open_file_group(paths)
+        # The files of a copied tree are of another node than the kernel that would be called.
         if port is None or not self._live or len(paths) < MIN_CALLED_COUNTERS:
             return opened
         return file_groups.PortCounterFiles(

@@ -12,7 +12,11 @@ KMSG_PATH = "/dev/kmsg"
 STANDARD_INPUT = 0
 _KMSG = (1, 11)
 """Major and minor number of /dev/kmsg, Documentation/admin-guide/devices.txt."""
+# A read into a buffer smaller than the record fails with EINVAL; the longest is CONSOLE_EXT_LOG_MAX of
+# printk.h.
 _RECORD_BYTES = 8192
+# More than the usual ring buffer holds; a driver that writes without pause must not keep the poll from
+# returning.
 _MAX_RECORDS_PER_POLL = 20_000
 
 
@@ -52,6 +56,7 @@ class LiveKernelLog:
 
     def _poll_file(self) -> list[str]:
         text = self._left_over + b"".join(iter(lambda: os.read(self._descriptor, 1 << 16), b""))
+        # A line may be written in parts: the last one waits for its end.
         *lines, self._left_over = text.split(b"\n")
         return [line.decode(errors="replace") for line in lines if line]
 
@@ -71,6 +76,7 @@ def _inherited_log(path: str, descriptor: int) -> int:
         if os.fstat(descriptor).st_rdev != os.makedev(*_KMSG):
             return -1
         duplicate = os.dup(descriptor)
+        # This affects the descriptor of systemd as well; nothing else reads standard input.
         os.set_blocking(duplicate, False)
         os.lseek(duplicate, 0, os.SEEK_SET)
     except OSError:

@@ -88,10 +88,13 @@ class Lldp:
             ports = self._ports_now()
             if self._socket is None:
                 self._socket, self._ports, self._emptied_ns = self._open_socket(), {}, now_ns
+            # Another index or another number of carrier changes: the cable may lead to another port now.
             unmoved = {name for name, port in ports.items() if self._ports.get(name) == port}
             self._join(self._socket, ports)
             for key in [key for key in self._neighbours if key[0] not in unmoved]:
                 del self._neighbours[key]
+            # After the multicast addresses were added, and before expired neighbours are removed: a frame may
+            # renew one.
             self._receive_frames(self._socket, unmoved, now_ns)
             for key in [key for key, (end, _) in self._neighbours.items() if end <= now_ns]:
                 del self._neighbours[key]
@@ -133,6 +136,7 @@ class Lldp:
             try:
                 frame, _, _, (name, *_) = receiver.recvmsg(_LARGEST_FRAME)
             except BlockingIOError:
+                # The socket is empty: what is received later has arrived after this time.
                 self._emptied_ns = now_ns
                 return
             is_ours = frame.startswith(_NEAREST_BRIDGE) and name in unmoved
@@ -146,6 +150,7 @@ class Lldp:
         if last and not neighbour["ttl_seconds"] and last[1]["port"] != neighbour["port"]:
             return  # leaves a port that it no longer announces
         count = sum(other == name for other, _ in self._neighbours)
+        # A known neighbour is always renewed; only new ones are bounded.
         if last or count < _MAX_NEIGHBOURS:
             end_ns = self._emptied_ns + neighbour["ttl_seconds"] * SECOND_NS
             self._neighbours[key] = (end_ns, neighbour)
@@ -169,6 +174,7 @@ def parse(content: bytes) -> dict[str, Json] | None:
         "ttl_seconds": int.from_bytes(ttl[:2]),
     }
     for kind, value in parts[3:]:
+        # The standard requires each of them exactly once (9.2.7): a frame with two is discarded.
         if kind in (_CHASSIS, _PORT, _TTL):
             return None
         for name, field_text in _optional(kind, value):

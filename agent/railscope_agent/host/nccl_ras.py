@@ -189,6 +189,7 @@ class RasCalls:
         if match is None:
             return None
         version = match[2] or b""
+        # A library named libnccl.so.2 has only its major version in its name.
         if not _WHOLE_VERSION.fullmatch(version):
             version = self._wheel_version(pid, match[1].decode(errors="surrogateescape"))
         ticks = self._files.read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[19]
@@ -207,12 +208,14 @@ class RasCalls:
         if match is None or self._is_on_fuse(pid, match[1]):
             return b""
         try:
+            # Bounded: the directory is the tenant's, and may have any number of entries.
             names = islice(
                 os.scandir(self._files.real(f"/proc/{pid}/root{match[1]}")), MAX_PACKAGES
             )
             versions = {found[1] for entry in names if (found := _WHEEL.fullmatch(entry.name))}
         except OSError:
             return b""  # a version that is not known is not queried
+        # Two packages in one directory: it is unknown which of them the library is of.
         return versions.pop().encode() if len(versions) == 1 else b""
 
     def _is_on_fuse(self, pid: int, directory: str) -> bool:
@@ -224,6 +227,7 @@ class RasCalls:
             if f"{directory}/".encode(errors="surrogateescape").startswith(
                 mounted_at.rstrip(b"/") + b"/"
             ):
+                # Mounts nest: the innermost one has the file.
                 longest = max(longest, (mounted_at, kind), key=lambda mount: len(mount[0]))
         return longest[1].startswith(b"fuse") or not longest[1]
 
@@ -252,9 +256,12 @@ class RasCalls:
             for request in ("SET FORMAT json", "MONITOR lifecycle"):
                 if connection.request(request) != b"OK":
                     return RasAnswer(PROTOCOL, pid)
+            # The oldest connection is closed: a new job is not without monitoring because of jobs whose end
+            # was not noticed.
             if len(self._monitors) >= MAX_MONITORS:
                 oldest = next(iter(self._monitors))
                 self._monitors.pop(oldest).connected.close()
+            # The caller closes the connection; this duplicate stays open to be polled.
             monitored = connection.socket.dup()
             monitored.settimeout(0)
             self._monitors[pid] = _Monitor(monitored, connection.received)
@@ -301,6 +308,7 @@ class RasCalls:
             if user not in users:
                 state = OTHER_USER if users else state
                 continue
+            # The kernel chooses the process that accepts: another attempt may reach another one.
             for _ in range(MAX_CONNECTIONS):
                 with socket.socket(family, socket.SOCK_STREAM) as connected:
                     connection = _RasConnection(connected, deadline, self._clock)
@@ -322,6 +330,8 @@ class RasCalls:
         pid = 0
         try:
             connection.connect(address)
+            # The first exchange also waits until the connection is accepted: only then a process has the
+            # other end.
             match = _SERVER.fullmatch(connection.request("CLIENT PROTOCOL 2"))
             pid = self._accepting_process(connection.socket, pids)
             if match is None or int(match[1]) not in PROTOCOLS:

@@ -116,6 +116,7 @@ class Nvml:
         return code.
         """
         device = arguments[0] if arguments and function.startswith(_OF_DEVICE) else _SYSTEM
+        # `setdefault` is one step of the interpreter: two threads never get different locks.
         with self._device_locks.setdefault(device, threading.Lock()):
             return self._call(function, arguments)
 
@@ -142,6 +143,7 @@ class Nvml:
         module, self._module = self._module, None
         if module is None:
             return
+        # A copy: dropping changes the dictionary.
         for device in [*self._monitors]:
             self._drop(device)
         self._events.close()
@@ -201,12 +203,15 @@ class Nvml:
 
     def _drop(self, device: Device) -> None:
         if self._handles.pop(device, None):
+            # All of them: a call holds the handle, and calls are not sorted by device. They are bound again
+            # at no cost of the driver.
             self._bound_calls.clear()
         if monitor := self._monitors.pop(device, None):
             monitor.close()
 
     def _mig_mode(self, module: ModuleType, gpu: int) -> Json:
         mode = to_plain(module.nvmlDeviceGetMigMode(self._handle(module, gpu)))
+        # No MIG device exists in this mode: their handles are invalid.
         if not mode[0]:
             self._drop_mig(gpu, ())
         return mode
@@ -245,6 +250,8 @@ class Nvml:
 
     def _is_same(self, uuid: str, handle: Any, place: tuple[int, int]) -> bool:
         existing = self._handles.get(uuid)
+        # Another handle or place is another device, whose samples must not be compared with those of the
+        # former one.
         same = existing is not None and device_address(existing) == device_address(handle)
         return same and self._mig.get(uuid) == place
 
@@ -290,6 +297,8 @@ class Nvml:
             value_type, samples = module.nvmlDeviceGetSamples(handle, kind, stamp)
         except module.NVMLError as error:
             if error.value == _NOT_FOUND:  # none since then, or the clock was set back
+                # Without a time stamp the next call returns all samples: after a step of the clock, none
+                # would ever be newer.
                 self._stamps.pop(key, None)
                 return []
             raise
@@ -297,6 +306,7 @@ class Nvml:
         if member is None:
             raise NvmlError(_UNKNOWN, f"unknown sample type {value_type}")
         buffered = [[int(s.timeStamp), int(getattr(s.sampleValue, member))] for s in samples]
+        # The newest one counts, whatever the order of the samples.
         self._stamps[key] = max([stamp, *(taken for taken, _ in buffered)])
         return buffered
 
@@ -321,6 +331,7 @@ class Nvml:
         except module.NVMLError as error:
             if error.value not in {_FUNCTION_NOT_FOUND, _ARGUMENT_VERSION}:
                 raise
+        # The driver has no version 2: later calls do not try it again.
         bound_call = self._bound_calls[key] = partial(_plain_result, target, handle)
         return bound_call()
 
@@ -352,6 +363,7 @@ def _plain_result(target: Callable[..., Any], *arguments: Any) -> Json:
 def _filled_structure(module: ModuleType, target: Any, handle: Any, function: str) -> Json:
     """A structure of the newest version that both pynvml and the driver support."""
     for structure, version in _VERSIONED_STRUCTURES[function]:
+        # An older release of pynvml.
         if not hasattr(module, structure):
             continue
         space = getattr(module, structure)()

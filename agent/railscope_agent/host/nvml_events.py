@@ -98,6 +98,7 @@ class EventQueue:
     def _drain(self, module: ModuleType) -> None:
         """Read events until the driver raises NVMLError, finally TIMEOUT."""
         while True:
+            # Timeout 0: the call returns at once, so the thread of the driver is free for other calls.
             event = module.nvmlEventSetWait_v2(self._set, 0)
             self._event_count += 1
             index = self._index.get(device_address(event.device), -1)

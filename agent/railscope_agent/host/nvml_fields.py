@@ -54,6 +54,7 @@ class FieldBatch:
     def __init__(self, module: ModuleType, gpu: Any, entries: Sequence[int | str]) -> None:
         self._module = module
         self._gpu = gpu
+        # Allocated once: field and scope stay in place, and the driver writes only the rest.
         self._array = (module.c_nvmlFieldValue_t * len(entries))()
         fields = []
         for slot, entry in zip(self._array, entries, strict=True):
@@ -92,4 +93,5 @@ class FieldBatch:
         self._decoders = [(i, _DECODERS[kind]) for i, kind in enumerate(types) if kind in _DECODERS]
         for position, code in enumerate(self._codes):
             if code:
+                # The value of a field that failed is not defined.
                 self._decoders.append((position, lambda _: 0))

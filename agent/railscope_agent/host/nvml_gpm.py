@@ -9,6 +9,7 @@ from typing import Any
 
 from railscope.capture import Json
 
+# With a margin above the 100 ms that nvml.h requires between two samples.
 SHORTEST_NS = 110_000_000
 LONGEST_NS = 30_000_000_000
 """Maximum age of the previous sample: an average over a longer time does not describe the present."""
@@ -65,6 +66,8 @@ class GpmMonitor:
             if self._compared:
                 return self._compare(metrics)
             raise module.NVMLError(_NOT_READY)
+        # Until the sample is complete: if the call fails, the next read starts over instead of comparing with
+        # half a sample.
         self._taken_ns, self._compared = None, False
         self._sample(self._spare)
         self._spare, self._latest = self._latest, self._spare

@@ -26,6 +26,7 @@ def to_plain(value: Any) -> Json:
     if isinstance(value, ctypes.Union):
         return int.from_bytes(bytes(value), "little")
     if isinstance(value, bytes):
+        # Every byte is a character in Latin-1: the conversion never fails and can be undone.
         return value.decode("latin-1")
     if isinstance(value, list | tuple | ctypes.Array):
         return [to_plain(item) for item in value]

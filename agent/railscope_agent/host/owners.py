@@ -92,6 +92,7 @@ class OwnerCalls:
         """Name of a user from passwd(5), which lacks users of a directory service."""
         for line in self._files.read("/etc/passwd").decode(errors="replace").splitlines():
             fields = line.split(":")
+            # A slice, since a line may have too few fields.
             if fields[2:3] == [str(number)]:
                 return fields[0]
         return ""

@@ -33,4 +33,5 @@ class RecordedClock:
 
     def go_to(self, offset_ns: int) -> None:
         """Advance to an offset; never back."""
+        # A source may ask for a time that has passed: the clocks of a node never go back.
         self.offset_ns = max(self.offset_ns, offset_ns)

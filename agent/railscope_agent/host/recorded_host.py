@@ -59,6 +59,7 @@ class ReplayCost:
             return answer()
         finally:
             spent_ns = time.thread_time_ns() - began_ns
+            # By thread: each one writes its own entry only, so no lock is needed.
             self._cpu_ns[thread] = self._cpu_ns.get(thread, 0) + spent_ns
 
     def thread_cpu_ns(self) -> int:
@@ -67,6 +68,7 @@ class ReplayCost:
 
     def cpu_ns(self) -> int:
         """CPU time in all threads."""
+        # A copy: threads add entries meanwhile.
         return sum(list(self._cpu_ns.values()))
 
 
@@ -191,6 +193,7 @@ class RecordedKernelLog:
     def poll(self) -> list[str]:
         """Records since the last call; all of them again after the recording restarts."""
         now = self._offset_ns()
+        # The recording has restarted.
         if now < self._seen_until:
             self._seen_until = BEFORE_START
         records = self._timeline.log_between(self._seen_until, now)

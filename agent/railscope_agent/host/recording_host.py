@@ -25,6 +25,7 @@ from railscope_agent.host.redactor import Redactor
 
 Answer = TypeVar("Answer")
 
+# Answers of one tick share a moment: a moment for each would multiply the size of a capture.
 SAME_MOMENT_NS = 20_000_000
 SLOW_NS = 500_000_000
 """Minimum delay of an answer for its query to be recorded as pending."""
@@ -94,6 +95,7 @@ class RecordingHost(HostWrapper):
     def moments(self) -> list[CaptureMoment]:
         """All answers so far, redacted by all secrets detected so far."""
         with self._lock:
+            # A call that hangs until the end of the recording has to hang in the replay too.
             for query in self._under_way.values():
                 self._waited_for(query)
             if self._redactor is None:
@@ -203,6 +205,7 @@ class RecordingHost(HostWrapper):
 
     def _store(self, section: str, key: str, answer: Json) -> None:
         with self._lock:
+            # `self` equals no answer, so that a first answer of None is recorded as well.
             if self._last.get((section, key), self) == answer:
                 return
             self._last[section, key] = answer
@@ -216,6 +219,7 @@ class RecordingHost(HostWrapper):
         with self._lock:
             for record in records:
                 occurrences[record] += 1
+                # Counted, and not a set: identical records occur, and each has to be replayed.
                 if occurrences[record] > self._log_kept[record]:
                     self._log_kept[record] += 1
                     self._moment().log.append(record)

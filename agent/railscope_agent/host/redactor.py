@@ -228,6 +228,7 @@ def _digest(text: str) -> str:
 
 
 def _generated_name(text: str) -> str:
+    # A hash, so that one name has one replacement in all captures of a site.
     return "x" + _digest(text)[:7]
 
 
@@ -262,6 +263,7 @@ def _other_number(match: re.Match[str]) -> str:
 
 def _sluid(text: str) -> str:
     """A SLUID of the same form; its first character is the prefix."""
+    # Not of the text in lower case: SLUIDs are written in one form only.
     digest = hashlib.sha256(text.encode()).digest()
     return "s" + "".join(_CROCKFORD[byte % 32] for byte in digest[: len(text) - 1])
 

@@ -64,6 +64,7 @@ class SteppedHost:
         for section, answers in self._state.items():
             before = len(answers)
             answers.update(getattr(moment, section))
+            # Dictionaries keep the order of insertion, so the new keys are the last ones.
             new = tuple(islice(reversed(answers), len(answers) - before))
             has_new_queries |= any(not key.startswith(_JOB_FILES) for key in new)
             self._settings.update(key for key in new if key.startswith(_SETTINGS))
@@ -117,6 +118,7 @@ class SteppedHost:
             stored = self._state[section][key]
         except KeyError:
             raise FileNotFoundError(errno.ENOENT, f"{key} is not in the capture") from None
+        # Failures and pending queries are dictionaries: all other answers need no comparison.
         if type(stored) is not dict:
             return stored
         if stored == PENDING:

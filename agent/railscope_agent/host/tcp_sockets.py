@@ -102,6 +102,8 @@ class TcpSocketCalls:
                         continue  # closed since
                     if match := _SOCKET.fullmatch(target):
                         yield int(match[1])
+        # The process has ended, or is another user's: it is not known to have the socket, so it is not
+        # believed.
         except OSError:
             return
 

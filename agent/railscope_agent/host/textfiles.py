@@ -56,6 +56,7 @@ class TextfileCalls:
     def _list(self, directory: str) -> Json:
         with self._opened(directory) as descriptor:
             state = DirectoryState.OK
+            # Of the opened directory: its name may lead to another one by now.
             if os.fstat(descriptor).st_mode & stat.S_IWOTH:
                 state = DirectoryState.WRITABLE_BY_OTHERS
             with os.scandir(descriptor) as entries:
@@ -109,6 +110,7 @@ class TextfileCalls:
         state = TextfileState.OK
         if len(content) > max_bytes:
             state = TextfileState.TOO_LARGE
+        # Written while it was read: half of its series would look as if the others had ended.
         elif (before.st_size, before.st_mtime_ns) != (len(content), after.st_mtime_ns):
             state = TextfileState.INCOMPLETE
         text = content.decode(errors="surrogateescape") if state == TextfileState.OK else ""

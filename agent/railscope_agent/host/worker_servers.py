@@ -104,6 +104,7 @@ class WorkerServerCalls:
             content = self._request(f"/handler/{handler}{query}", deadline, endpoint)
             if content is None:
                 continue
+            # Only JSON, although the parser of dumps reads pickles as well: these handlers return none.
             if content[:1] != b"{":
                 message = "expected a JSON object"
                 raise CollectiveFormatError(message)
@@ -171,12 +172,15 @@ class WorkerServerCalls:
             status = os.fstat(opened)
             if not stat.S_ISSOCK(status.st_mode) or status.st_nlink != 1:
                 raise OSError(errno.EINVAL, "not a socket")
+            # By the opened file: the name could be replaced by a link, and a path may be longer than the 107
+            # bytes of an address.
             connection.sock.connect(f"/proc/self/fd/{opened}")
         finally:
             os.close(opened)
         credentials = connection.sock.getsockopt(
             socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
         )
+        # The kernel's record of the process that listens, which nothing that it sends can change.
         if _CREDENTIALS.unpack(credentials)[1] != status.st_uid:
             raise OSError(errno.EPERM, "another user than its owner listens")
         return lambda: None

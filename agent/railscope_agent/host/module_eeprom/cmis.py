@@ -45,6 +45,7 @@ def decode_cmis(lower: bytes, read: pages.ReadHalfPage) -> dict[str, Json]:
     length = _length_metres(registers[_CABLE_LENGTH])
     if length and not media.startswith("optical"):
         answer["length_metres"] = length
+    # A module with one page (flat memory, such as passive copper) has no monitors.
     if registers[_MEMORY_MODEL] & _HAS_ONE_PAGE:
         return answer
     advertised = pages.read_upper_page(read, 0x01)
@@ -69,6 +70,7 @@ def _media(registers: bytes) -> str:
 
 def _length_metres(register: int) -> int:
     tenths = (register & 0x3F) * _MULTIPLIERS[register >> 6]
+    # Rounded up: a cable of 0.5 m is not one of 0 m, which means no cable.
     return -(-tenths // 10)
 
 
@@ -87,6 +89,7 @@ def _lanes(registers: bytes, advertised: bytes, read: pages.ReadHalfPage) -> lis
         return []
     lanes = range(_TYPES[registers[0]][1])
     banks = min({1: 2, 2: 4}.get(advertised[_BANKS] & 0x03, 1), -(-len(lanes) // _BANK_LANES))
+    # The register describes eight lanes only.
     unused = registers[_LANES_UNUSED] if banks == 1 else 0
     answer = []
     for bank in range(banks):
@@ -106,6 +109,7 @@ def _lane(registers: bytes, lane: int, monitors: int) -> dict[str, int]:
     if monitors & _MEASURES_TRANSMITTED:
         answer["transmit_power_nanowatts"] = pages.nanowatts(registers, _TRANSMITTED + 2 * lane)
     if monitors & _MEASURES_BIAS:
+        # Lasers of more than 131 mA do not fit into 16 bits: the module advertises a larger unit.
         multiplier = {1: 2, 2: 4}.get(monitors >> 3 & 0x03, 1)
         answer["bias_microamperes"] = pages.microamperes(registers, _BIAS + 2 * lane) * multiplier
     return answer

@@ -14,6 +14,7 @@ from railscope.capture import Json
 
 HALF_BYTES = 128
 MODULE_ADDRESS, SFP_DIAGNOSTICS_ADDRESS = 0x50, 0x51  # I2C, 7 bits; A0h and A2h of SFF-8472
+# Drivers reject pages that they cannot read with either of them.
 _NOT_READABLE = (errno.EINVAL, errno.EOPNOTSUPP)
 
 

@@ -74,6 +74,7 @@ def _sfp_type(lower: bytes) -> str:
 def _sfp_media(lower: bytes) -> str:
     if lower[_CABLES] & _PASSIVE:
         return "passive copper"
+    # First, because an optical cable may set the bit of active cables as well.
     if lower[_SFP_COMPLIANCE] in _OPTICAL_CABLES:
         return "active optical cable"
     if lower[_CABLES] & _ACTIVE:

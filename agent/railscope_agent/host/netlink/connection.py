@@ -34,8 +34,10 @@ def open_socket(protocol: int) -> socket.socket:
         socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol
     )
     try:
+        # Asks the kernel for the text of errors, and for answers without a copy of the request.
         netlink_socket.setsockopt(_SOL_NETLINK, _NETLINK_EXT_ACK, 1)
         netlink_socket.setsockopt(_SOL_NETLINK, _NETLINK_CAP_ACK, 1)
+        # Port 0 is the kernel: datagrams of other processes are rejected.
         netlink_socket.connect((0, 0))
     except OSError:
         netlink_socket.close()
@@ -59,6 +61,7 @@ class NetlinkConnections:
 
     def close(self) -> None:
         """Close the sockets of all threads; a later request reopens them."""
+        # A copy: threads that are still in a call may add connections.
         for connection in list(self._connections.values()):
             connection.close()
 
@@ -106,6 +109,7 @@ class NetlinkConnection:
             self._socket = None
 
     def _next(self) -> int:
+        # 32 bits, and never 0, the number of messages that answer no request.
         self._sequence = self._sequence % 0xFFFFFFFF + 1
         return self._sequence
 

@@ -159,6 +159,7 @@ class EthtoolFamily:
                     counted |= {
                         names[number]: messages.integer(value)
                         for number, value in messages.attributes(raw)
+                        # A newer kernel may have more statistics in a group.
                         if number < len(names)
                     }
         return {"statistics": counted}
@@ -182,6 +183,7 @@ class EthtoolFamily:
             **_flags(attributes, _MODES_FLAGS),
         }
         speed = messages.integer(attributes.get(_SPEED, b"\0"))
+        # Drivers report either of them for a link that is down: the speed is unknown, not zero.
         if speed not in (0, _SPEED_UNKNOWN):
             answer["speed_megabits"] = speed
         if _DUPLEX in attributes and messages.integer(attributes[_DUPLEX]) in _DUPLEXES:
@@ -239,6 +241,8 @@ class EthtoolFamily:
             messages.attribute(_HEADER_FLAGS, struct.pack("=I", flags)),
         )
         connection = self._connection()
+        # The kernel assigns the number of the family when it registers; it stays the same until the next
+        # boot.
         if self._family is None:
             self._family = _family(connection)
         return _generic(connection, self._family, command, header, *more)

@@ -92,6 +92,7 @@ def _link(index: int, flags: int, values: dict[int, bytes], names: dict[int, str
         "address": values.get(_ADDRESS, b"").hex(":"),
         "master": names.get(messages.integer(values.get(_MASTER, b"\0")), ""),
         "lower": ""
+        # The index is one of another namespace, where it is another interface.
         if _LINK_NAMESPACE in values
         else names.get(messages.integer(values.get(_LINK, b"\0")), ""),
     }

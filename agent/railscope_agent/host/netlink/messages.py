@@ -16,6 +16,7 @@ NLMSG_NOOP, NLMSG_ERROR, NLMSG_DONE, NLMSG_OVERRUN = 1, 2, 3, 4
 NLM_F_REQUEST, NLM_F_MULTI, NLM_F_DUMP_INTR, NLM_F_DUMP = 0x01, 0x02, 0x10, 0x300
 NLM_F_CAPPED, NLM_F_ACK_TLVS = 0x100, 0x200
 _NESTED = 1 << 15
+# The two highest bits are flags: nested, and in network byte order.
 _TYPE_MASK = 0x3FFF
 _ERROR_TEXT = 1  # NLMSGERR_ATTR_MSG
 _INTERFACE_BYTES = 15  # linux/if.h, IFNAMSIZ less the end of the string
@@ -95,6 +96,7 @@ def attribute_places(raw: bytes, within: slice) -> Iterator[tuple[int, slice]]:
     offset = within.start
     while within.stop - offset >= _ATTRIBUTE.size:
         length, kind = _ATTRIBUTE.unpack_from(raw, offset)
+        # A length of 0 would repeat the same attribute without end.
         if not _ATTRIBUTE.size <= length <= within.stop - offset:
             raise_inconsistent(
                 f"attribute of {length} bytes: {within.stop - offset} bytes are left"

@@ -32,6 +32,8 @@ class _CounterLayout:
             end = place.stop
         self.names = tuple(names)
         self._layout = struct.Struct("".join(members) + f"{len(body) - end}s")
+        # Everything except the values, names and lengths included: if it is the same, the values are at the
+        # same places.
         self._between_values = self._layout.unpack(body)[::2]
 
     def values(self, body: bytes) -> Sequence[int] | None:
@@ -87,6 +89,7 @@ class RdmaStatistics:
                 layout = self._layouts.get((device, port))
                 if layout and (values := layout.values(body)) is not None:
                     return layout.names, values
+                # The index may be that of another device since: the answer states its name.
                 if messages.text(dict(messages.attributes(body)).get(_DEVICE_NAME, b"")) == device:
                     return self._first_counters(device, port, body)
         # First request, renamed, or registered again after a reset of the NIC: indexes have
