@@ -147,6 +147,7 @@ class SelfMetricsSource(base.SourceWithoutResources):
             return [len(frame.values) if r is Absent.TIMEOUT else 0 for r in REASONS.values()]
         name = status.source.name
         counted = self._counted.get(name)
+        # Compared by identity: a source with a long period has the same frame in many reads of this one.
         if counted is None or counted[0] is not frame:
             counted = frame, [frame.reasons.count(code) for code in REASONS]
             self._counted[name] = counted
@@ -154,6 +155,7 @@ class SelfMetricsSource(base.SourceWithoutResources):
 
     def _hung_times(self, now_ns: int, into: row_builder.RowBuilder) -> list[Reading]:
         """Duration of the hang of each device that hung at the last probe."""
+        # A copy: threads of reads change the table meanwhile.
         hung = dict(self._hung())
         into.needs_probe = tuple(hung) != self._devices
         return [
@@ -220,6 +222,7 @@ def _otlp_readings(
             (c.OTLP_SENT, about, stats.sent),
             (c.OTLP_RETRIES, about, stats.retries),
             (c.OTLP_WAITING, about, stats.waiting_bytes),
+            # An age of 0 would read as a request that was just queued.
             (c.OTLP_AGE, about, Absent.NOT_DUE if oldest_ns is None else now_ns - oldest_ns),
         ]
         for reason, count in stats.dropped.items():

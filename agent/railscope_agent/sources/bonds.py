@@ -80,6 +80,7 @@ def _add_member(
     add(
         network_catalog.BOND_MEMBER_FAILURES, about, lambda host: parse_integer(host.read(failures))
     )
+    # Only LACP forms aggregates: in other modes the files contain 0 or N/A.
     if lacp:
         active = f"{NET}/{bond.key[0]}/bonding/ad_aggregator"
         same = _same_aggregator(active, f"{directory}/ad_aggregator_id")

@@ -64,9 +64,12 @@ def parse_metrics(content: bytes) -> dict[Hashable, Reading]:
         row, *cells = line.split() or [""]
         if row == "item":
             columns = cells
+        # The table of capabilities has rows of another length in some kernels: a row counts only if every
+        # cell has a name.
         elif len(cells) == len(columns) > 1:
             named = zip(columns, map(parse_natural, cells), strict=True)
             readings |= {(row, name): cell for name, cell in named if name in _PUBLISHED}
+            # The table of sizes counts the same operations again.
             if "avg_sz(bytes)" not in columns:
                 readings[row, "total"] = parse_natural(cells[0])
     return readings

@@ -447,6 +447,8 @@ def match_statistics(
         positions.setdefault(name.strip(), position)
     for name, metric, part in _statistics(nic.driver, is_infiniband=nic.is_infiniband):
         if name in positions:
+            # The table is in order of precedence: older and newer drivers have different names for one
+            # counter.
             matched.setdefault((metric, part), positions[name])
     return [(metric, part, position) for (metric, part), position in matched.items()]
 

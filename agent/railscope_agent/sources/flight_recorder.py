@@ -89,6 +89,7 @@ class DumpMemory:
         """Add a dump; yield those to drop: the last ones of the user with most bytes, until the others fit."""
         self.sizes.setdefault(user, []).append((key, dump.memory_bytes))
         self.used_bytes[user] += dump.memory_bytes
+        # The user with most bytes loses dumps: a user with few cannot be displaced by one with many.
         while self.used_bytes.total() > MAX_KEPT_BYTES:
             largest = self.used_bytes.most_common(1)[0][0]
             dropped, size = self.sizes[largest].pop()
@@ -165,6 +166,7 @@ class FlightRecorderSource(source.SourceWithoutResources):
 
     def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Read new dumps, compare the ranks of each process group, and report what is new."""
+        # The source was switched off, or its directory did not exist, at the last probe.
         if not into.reasons:
             return
         listing = self._list(host)
@@ -190,6 +192,7 @@ class FlightRecorderSource(source.SourceWithoutResources):
             key = file.job, file.name
             age_ns = now.wall_ns - file.modified_ns
             state = self._rejection(file, age_ns, users)
+            # The same inode, size and time: a dump of megabytes is not parsed again.
             if not state and key in before and before[key][0] == file:
                 self._dumps[key] = before[key]
             elif not state and remaining_bytes < file.bytes:
@@ -221,8 +224,11 @@ class FlightRecorderSource(source.SourceWithoutResources):
         """Return the state of a file that is not read."""
         if not file.is_regular:
             return "irregular"
+        # Any local user could write a dump that blames ranks: only those with processes on a GPU are
+        # believed.
         if file.user not in users:
             return "owner"
+        # A minute of the future is allowed: the directory may be on a file server with a clock of its own.
         if not -60 * SECOND_NS < age_ns < self._settings.max_age_seconds * SECOND_NS:
             return "outdated"
         return "excess" if len(self._dumps) >= MAX_DUMPS else ""
@@ -234,6 +240,7 @@ class FlightRecorderSource(source.SourceWithoutResources):
         except OSError as error:
             return _FAILURES.get(error.errno or 0, "unreadable")
         opened = msgspec.convert(answer, OpenedDump)
+        # The file may have been replaced by another user's since it was listed.
         return opened.dump if opened.user == file.user else "owner"
 
     def _compare(self) -> Iterator[RankReport]:
@@ -263,6 +270,8 @@ class FlightRecorderSource(source.SourceWithoutResources):
             declared = {rank for record in records.values() for rank in record.group.ranks}
             is_whole = name == rank_verdicts.WHOLE_JOB
             here = {r for r in places if r in declared or (is_whole and not declared)}
+            # Dumps of two jobs in one directory have the same names: comparing them would blame ranks of the
+            # other job.
             verdicts = {} if is_shared else rank_verdicts.compare_ranks(records, declared, limit)
             for rank in sorted({*records, *here}):
                 verdict = verdicts.get(rank, rank_verdicts.NO_RECORD)
@@ -288,12 +297,14 @@ class FlightRecorderSource(source.SourceWithoutResources):
             if verdict.state not in _EVENTS or collective is None:
                 continue
             is_blamed = verdict.state in _BLAMED
+            # The late rank is the cause: the others of its group wait for it.
             if not is_blamed and group in late:
                 continue
             if verdict.state is RankState.WAITING and collective.name not in COMPARED_KINDS:
                 continue  # waits by design
             about = report.entity if is_blamed else frame.Entity(entities.COLLECTIVE_GROUP, group)
             key = (verdict.state.name, str(collective.sequence), *about.key)
+            # Not added to the reported ones, so that it is sent with the next read.
             if key in keys or (key not in self._reported and len(events) >= MAX_EVENTS):
                 continue
             keys.add(key)

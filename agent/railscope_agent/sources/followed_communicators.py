@@ -68,6 +68,8 @@ def find_stragglers(jobs: JobCommunicators, now: frame.NodeTimestamp) -> Iterato
             compared = max((rank.compared for rank in arrivals.values()), default=0)
             communicator.window_ns = communicator.window_ns or now.boot_ns
             if (
+                # A window continues until it has enough collectives, so that a slow job is judged as well,
+                # only later.
                 now.boot_ns - communicator.window_ns < WINDOW_NS
                 or compared < communicator_totals.MIN_COMPARED
             ):
@@ -78,6 +80,7 @@ def find_stragglers(jobs: JobCommunicators, now: frame.NodeTimestamp) -> Iterato
             communicator.straggler = next(
                 (rank for rank, of_rank in arrivals.items() if of_rank.is_straggler), None
             )
+            # One event when a rank becomes a straggler, not one per window.
             if (rank := communicator.straggler) is None or rank == before:
                 continue
             of_rank = arrivals[rank]
@@ -107,6 +110,7 @@ class SlowPaths:
             return
         self.window_ns = now.boot_ns
         for (job, user), of_job in jobs.items():
+            # All windows end first: each bandwidth is compared with those of the same time.
             for communicator in of_job.values():
                 communicator.end_window()
             for name, communicator in of_job.items():
@@ -121,6 +125,8 @@ class SlowPaths:
                     ]
                     was_slow = history.is_slow
                     expected = history.judge([each for each in of_peers if each])
+                    # A late rank makes its communicator slow as well: the straggler is reported then, not the
+                    # path.
                     history.is_slow = history.is_slow and not communicator.has_late_rank
                     if not history.is_slow or was_slow:
                         continue

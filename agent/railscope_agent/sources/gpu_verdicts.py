@@ -70,6 +70,7 @@ class GpuVerdictSource(base.SourceWithoutResources):
         self._gpus = self._facts.gpus
         uuids = {gpu.key[0] for gpu in self._gpus}
         self._reported = {name: v for name, v in self._reported.items() if name in uuids}
+        # Kept over probes: rules remember the time since which a condition holds.
         self._results = {name: self._results.get(name) or RuleResults() for name in uuids}
         self._verdicts = {name: v for name, v in self._verdicts.items() if name in uuids}
         columns = probe_result.ColumnBuilder()
@@ -152,6 +153,8 @@ class GpuVerdictSource(base.SourceWithoutResources):
         (name,) = gpu.key
         before, reported = self._reported.get(name), (verdict.state, verdict.reasons)
         unclear = verdict.missing if verdict.state == UNKNOWN else {}
+        # At the start, some sources have not been read yet: unknown would be an event for each GPU at each
+        # restart.
         if reported == before or (before is None and Absent.NOT_DUE in unclear.values()):
             return []
         self._reported[name] = reported

@@ -95,6 +95,7 @@ def parse_stats(content: bytes) -> dict[Hashable, Reading]:
             readings[name, ""] = parse_natural(rest.strip())
     parts = [readings.get(("Writes", part)) for part in ("pg-cache-fail", "pg-cache-eio")]
     numbers = [part for part in parts if isinstance(part, int)]
+    # A sum of one part would look like a decrease when the other one returns.
     if len(numbers) == len(parts):
         readings["Writes", "pg-cache-failed"] = sum(numbers)
     if not counts_requests(content):

@@ -175,6 +175,7 @@ def _is_readable(host: Host, path: str, metric: declare.Metric) -> bool:
     try:
         reading = parse_integer(host.read(path))
     except OSError as error:
+        # Other failures, such as a sleeping device, may end: the sensor keeps its column.
         return reason_of(error) is not Absent.UNSUPPORTED
     if metric is catalog.SENSOR_TEMPERATURE_LIMIT and isinstance(reading, int):
         return _COLDEST < reading < _HOTTEST

@@ -85,6 +85,7 @@ def decode_push(request: otlp_metrics.MetricsRequest) -> InspectorPush:
         is_call = _COMMUNICATOR in attributes
         if point.name not in (_CALL_VALUES.keys() if is_call else METRIC_NAMES):
             points[UNMAPPED] += 1
+        # NaN fails both comparisons.
         elif value is None or not 0 <= value < float("inf"):
             points[INVALID] += 1
         elif is_call:
@@ -126,8 +127,10 @@ def _calls(
             points[INVALID] += len(values)
             continue
         duration_ns = round(time_ns)
+        # GB/s times nanoseconds are bytes: both factors of a thousand million cancel.
         bus_bytes = round(bandwidth * duration_ns)
         numbers = int(sequence), int(size), duration_ns, bus_bytes
+        # Without a rank the arrival at the collective cannot be compared.
         call = InspectedCall(-1, kind, *numbers, is_compared=False)
         yield PushedCall(communicator, call)
 
@@ -168,6 +171,7 @@ class InspectorPushes:
         now_ns = host.clock.now().boot_ns
         listed = {
             pid: process
+            # A copy: the thread of the sources replaces entries meanwhile.
             for pid, process in list(self.places.processes.items())
             if now_ns - process.seen_ns < LISTED_NS
         }
@@ -179,6 +183,7 @@ class InspectorPushes:
                 message, HTTPStatus.SERVICE_UNAVAILABLE, "unknown_sender"
             ) from error
         user, *pids = answer if isinstance(answer, list) and answer else [-1]
+        # A socket that a parent passed to its children belongs to several processes: it identifies none.
         if len(pids) == 1 and listed[pids[0]].process.user == user:
             job = self.places.job_of(pids[0])
             if job:
@@ -194,6 +199,7 @@ class InspectorPushes:
             waiting = self._calls.get(process, [])
             total, count = sum(map(len, self._calls.values())), len(push.calls)
             of_job = sum(len(c) for each, c in self._calls.items() if each.job == process.job)
+            # Each job has some places of its own, so that one job cannot take them all.
             is_full = total + count > MAX_NODE_CALLS and of_job + count > JOB_CALLS
             if push.calls and (is_full or len(waiting) + count > MAX_CALLS):
                 message = f"too many calls wait: expected at most {MAX_CALLS} of a process"
@@ -205,6 +211,7 @@ class InspectorPushes:
             if push.metrics.reports and not process.gpu:
                 points[AMBIGUOUS] = points.pop(STORED)
             elif push.metrics != InspectorMetrics():
+                # Removed and added again, which moves it to the end: the first entry is the oldest.
                 self._metrics.pop(process.pid, None)
                 self._metrics[process.pid] = PushedMetrics(process, push.metrics, now_ns)
                 if len(self._metrics) > MAX_PROCESSES:

@@ -96,6 +96,7 @@ class LinkErrorSource(source.SourceWithoutResources):
             try:
                 counts = _counts(host, name, interface)
             except OSError as error:
+                # The driver does not implement the request: there is nothing to report, and nothing to fix.
                 if not is_failure(error):
                     continue
                 problems.append(_request_failure(interface, name, error))

@@ -21,6 +21,7 @@ from railscope_agent.sources.source_bases import KeyedFileSource, parse_natural,
 LUSTRE_DEBUG_ROOT = "/sys/kernel/debug/lustre"
 LUSTRE_ROOTS = (LUSTRE_DEBUG_ROOT, "/proc/fs/lustre")
 LUSTRE_HEALTH_FILES = ("/sys/fs/lustre/health_check", "/proc/fs/lustre/health_check")
+# A file system may have thousands of targets, each with two files and dozens of series.
 MAX_TARGETS = 128
 _LUSTRE_CLIENT = re.compile(r"(?P<filesystem>.+)-(?P<client>[0-9a-f]{8,16})")
 _TARGET = re.compile(
@@ -111,6 +112,7 @@ class LustreSource(KeyedFileSource):
             healthy = c.LUSTRE_HEALTHY, Entity(entities.NODE)
             self._add_file(host, columns, health, parse_health, lambda _: healthy)
         clients = _directories(host, "llite", _LUSTRE_CLIENT)
+        # Metadata targets first: they are few, and within the limit in any case.
         targets = [*_directories(host, "mdc", _TARGET), *_directories(host, "osc", _TARGET)]
         for directory, about in clients:
             path = _first_readable(host, [f"{root}/{directory}/stats" for root in LUSTRE_ROOTS])

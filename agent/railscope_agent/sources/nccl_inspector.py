@@ -179,6 +179,7 @@ class NcclInspectorSource(source.SourceWithoutResources):
             for name, call in calls:
                 communicator = of_job.get(name) or followed_communicators.FollowedCommunicator()
                 add = communicator.totals.add
+                # A call of a known kind needs no place; only a new kind is checked against the limits.
                 is_added = add(call, None, self._reads, may_grow=False)
                 if not is_added and not self._is_full(process.job):
                     before = communicator.totals.size
@@ -208,6 +209,7 @@ class NcclInspectorSource(source.SourceWithoutResources):
             else:
                 logs_of_job[job] += 1
                 self._states["read"] += 1
+                # A smaller file was truncated, another inode is a new log: both begin at their start.
                 if followed and file.inode == followed.file.inode and file.bytes >= followed.offset:
                     del before[file.job, file.name]
                     followed.file, followed.facts = file, facts
@@ -218,6 +220,8 @@ class NcclInspectorSource(source.SourceWithoutResources):
                 if (excess := followed.waiting_bytes - MAX_BEHIND_BYTES) > 0:
                     self._skipped_bytes += excess
                     followed.offset += excess
+                    # The skipped part may have contained another header: calls before the next header cannot
+                    # be assigned.
                     followed.is_midline, followed.header = True, None
         self._skipped_bytes += sum(gone.waiting_bytes for gone in before.values())
 
@@ -240,6 +244,7 @@ class NcclInspectorSource(source.SourceWithoutResources):
                 if followed.waiting_bytes:
                     logs.append(followed)
             if logs:
+                # To the end: each job gets one part before any job gets a second.
                 turns.append(logs)
 
     def _read_part(self, host: Host, followed: FollowedLog) -> inspector.InspectorPart | None:
@@ -250,6 +255,7 @@ class NcclInspectorSource(source.SourceWithoutResources):
             )
         except OSError as error:
             if reading.reason_of(error) is not reading.Absent.GONE:
+                # It was counted when it was listed.
                 self._states["read"] -= 1
                 self._states["unreadable"] += 1
             return None
@@ -298,6 +304,7 @@ class NcclInspectorSource(source.SourceWithoutResources):
         """Add a call to its communicator; return the state of its line."""
         of_job = self._jobs.setdefault(followed.job, {})
         communicator = of_job.get(header.id) or followed_communicators.FollowedCommunicator()
+        # Two processes state the same rank: neither can be believed, so the first one keeps it.
         if communicator.facts.get(header.rank, followed.facts)["pid"] != followed.facts["pid"]:
             return "conflict"
         totals, rank, ranks = communicator.totals, header.rank, header.n_ranks
@@ -333,6 +340,8 @@ class NcclInspectorSource(source.SourceWithoutResources):
         of_largest = self._jobs[largest]
         oldest = min(of_largest, key=lambda name: of_largest[name].updated_ns)
         size = of_largest[oldest].totals.size
+        # Dropping it would make the other one the larger, and the next call would drop in the other
+        # direction.
         if excess < size:
             return False
         del of_largest[oldest]
@@ -350,6 +359,7 @@ class NcclInspectorSource(source.SourceWithoutResources):
                 if now_ns - communicator.updated_ns < KEEP_NS
             }
         self._jobs = {key: of_job for key, of_job in self._jobs.items() if of_job}
+        # Counted again rather than subtracted, so that no error accumulates.
         self._sizes = Counter(
             {
                 key: sum(communicator.totals.size for communicator in of_job.values())

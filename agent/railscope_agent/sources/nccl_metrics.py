@@ -126,6 +126,8 @@ class NcclMetricsSource(source.SourceWithoutResources):
                 if found is None or found[0] != file or found[1] == "waiting":
                     if now_ns - file.modified_ns >= SETTLED_NS:
                         found = file, self._read_file(host, file)
+                    # The former content of the same user stays until the plugin has written the new one; that
+                    # of another user does not.
                     elif found is None or found[0].user != file.user:
                         found = file, "waiting"
                 self._files[file.job, file.name] = found

@@ -58,6 +58,7 @@ JobKey = tuple[str | int, ...]
 
 def is_allowed(version: str, allowed: Iterable[str]) -> bool:
     """True if a version may be connected to: it is listed, or below a listed one and without a known crash."""
+    # Listed in full: the administrator has decided about exactly this version.
     if version in allowed:
         return bool(version)
     has_crashed = _numbers(version) < FIRST_SAFE_VERSION or version in CRASHED_VERSIONS
@@ -133,6 +134,8 @@ class RasJob:
             return {}
         processes = (*self.processes.values(), *self.ended.values())
         listed = [process.listed for process in processes]
+        # NCCL reports process numbers of the job's own namespace, which several containers of a node may
+        # share.
         found = [process.facts for process in listed if process.process.own_pid == pid > 0]
         return found[0] if len(found) == 1 else {}
 
@@ -184,6 +187,8 @@ class NcclRasSource(source.SourceWithoutResources):
         began_ns = host.clock.now().boot_ns
         self._places.update(host)
         states = self._find_jobs(host, began_ns)
+        # The job that was queried longest ago first: those that find no time in this read are first in the
+        # next.
         for job in sorted(self._jobs.values(), key=lambda job: job.queried_ns):
             found = self._query_job(host, job, began_ns)
             job.events += found[: MAX_WAITING_EVENTS - len(job.events)]
@@ -225,6 +230,8 @@ class NcclRasSource(source.SourceWithoutResources):
             if answer is None:
                 continue
             nccl = msgspec.convert(answer, NcclProcess)
+            # Its loopback address is that of another network namespace: a connection would reach another
+            # process.
             if not nccl.has_same_network:
                 states["namespace"] += 1
                 continue
@@ -249,8 +256,10 @@ class NcclRasSource(source.SourceWithoutResources):
         if job.state:
             job.reports, job.unknown, job.damaged = [], 0, 0
             return []
+        # Before the query: one that fails is not repeated within the interval either.
         job.queried_ns = now_ns
         events: list[frame.Event] = []
+        # The kernel chooses the process that answers: the oldest library decides.
         lowest = min(_numbers(process.nccl.version) for process in job.processes.values())
         job.state = "version"  # monitoring is not available
         if lowest >= FIRST_MONITOR_VERSION:
@@ -263,6 +272,7 @@ class NcclRasSource(source.SourceWithoutResources):
             job.state = answer.state
             if answer.report is not None:
                 return events + self._take_report(host, job, answer.pid, answer.report)
+        # No answer: the former states must not be shown as present ones.
         job.reports, job.unknown, job.damaged = [], 0, 0
         return events
 
@@ -276,8 +286,10 @@ class NcclRasSource(source.SourceWithoutResources):
         youngest_ns = max(max(p.nccl.started_ns, p.first_seen_ns) for p in processes)
         if now_ns - youngest_ns < MIN_AGE_NS:
             return "young"
+        # A query gathers the whole job: one per node would be as many as the job has nodes.
         if not any(process.listed.process.rank == 0 for process in processes):
             return "other_node"
+        # Both calls of the next job may take their whole time.
         spent_ns = now_ns - began_ns + 2 * self._settings.ras_timeout_seconds * SECOND_NS
         return "excess" if spent_ns > _READ_SHARE * self.period_seconds * SECOND_NS else ""
 

@@ -57,6 +57,7 @@ class LinkSource(source.SourceWithFiles):
             links = {}
         self._with_carrier = [name for name in interfaces if "carrier" in links.get(name, {})]
         for interface in interfaces:
+            # Carrier and its changes come with the one answer of rtnetlink: two files less per interface.
             for file, metric, parse in _FILES[:1] if interface in self._with_carrier else _FILES:
                 path = f"{NET}/{interface}/{file}"
                 if _has_content(host, path):

@@ -88,6 +88,7 @@ class NfsSource(source.SourceWithoutResources):
             into.put_none(0, len(into.values), reason_of(error))
             return
         if not into.values:
+            # Nothing was mounted at the last probe.
             into.needs_probe = bool(mounts)
             return
         single = mounts.keys() - self._twice
@@ -110,6 +111,7 @@ class NfsSource(source.SourceWithoutResources):
         )
         lacking.subtract(decode_octal_escapes(mount.mount_point) for mount in mounts)
         for place, columns in self._planned.items():
+            # mountinfo still lists it, so mountstats was cut: the mount has not been removed.
             if place in planned or lacking[place[0][1]] > 0:
                 planned[place] = columns | planned.get(place, {})
         return dict(list(planned.items())[:MAX_MOUNTS])

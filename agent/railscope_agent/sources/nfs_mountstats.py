@@ -86,6 +86,7 @@ def parse_mountstats(content: bytes) -> list[NfsMount]:
     for line in whole_lines(content):
         if line.startswith(("device ", "no device ")):
             match = _DEVICE.fullmatch(line)
+            # None for other file systems: their lines must not be added to the mount before.
             mount = NfsMount(match[1], match[2]) if match else None
             if mount:
                 mounts.append(mount)
@@ -126,6 +127,7 @@ def _take_transport(mount: NfsMount, protocol: str, cells: Sequence[str]) -> Non
     """Add one transport; with nconnect a mount has several, which are summed up."""
     mount.connections += 1
     mount.protocol = mount.protocol or protocol
+    # Not strict: older kernels print fewer fields, and new ones are appended.
     numbers = dict(zip(_TRANSPORTS.get(protocol, ()), map(parse_natural, cells), strict=False))
     if "fixed_up" in numbers:
         numbers["copied"] = _sum(numbers["pulled_up"], numbers["fixed_up"])

@@ -144,6 +144,7 @@ class BurstPort:
         self.problem: Absent | None = None
         """Reason why the last sample has no values."""
         self.history = history
+        # Values of another list of statistics are not comparable, while the histograms continue.
         if history.planned != planned:
             history.planned, history.last = planned, None
         self._grid = burst_windows.WindowGrid(self.window_ns)
@@ -180,6 +181,7 @@ class BurstPort:
         has ended since the last sample, none is taken.
         """
         began_ns = host.clock.now().boot_ns
+        # A call of the driver that could end no window would only cost time of the firmware.
         if self.history.last and not self._grid.count_windows(self.history.last.at_ns, began_ns):
             return False
         try:
@@ -188,6 +190,8 @@ class BurstPort:
             self.problem = reason_of(error)
             self._discard_sample(host.clock.now().boot_ns)
             return False
+        # The host returns the same list while the names do not change: the comparison of hundreds of names is
+        # rare.
         if statistics["names"] is not self._list:
             if tuple(statistics["names"]) != self.planned.names:
                 self._discard_sample(host.clock.now().boot_ns)
@@ -262,6 +266,7 @@ class BurstPort:
         if metric is c.NIC_UTILIZATION:
             if not self._megabits:
                 return None
+            # Integers: bits per second in megabits are millionths of the line rate at once.
             return amount * _BITS * SECOND_NS // (self._megabits * elapsed_ns)
         if metric is c.NIC_PAUSE:  # the NIC's clock differs from the node's
             return min(amount * MICROSECOND_NS * _STEPS // elapsed_ns, _STEPS)
@@ -286,6 +291,7 @@ class _NicCounters:
                 increases[counter] = now[0] - earlier[0]
                 continue
             grown = [after - start for after, start in zip(now, earlier, strict=True)]
+            # A decrease shows a reset, which the maximum would hide.
             increases[counter] = min(grown) if min(grown) < 0 else max(grown)
         return increases
 
@@ -333,6 +339,7 @@ class NicBurstSource:
                 continue
             if planned is None:
                 continue
+            # Taken out: what is left afterwards is closed.
             before = self._ports.pop(interface, None)
             if before is None or before.planned != planned:
                 if before:
@@ -342,6 +349,7 @@ class NicBurstSource:
             ports[interface] = before
         self.close()
         self._ports = ports
+        # The columns may be others now: the next read reports them at once.
         self._reported_ns = 0
         return self._place_columns().result(self._finding())
 

@@ -56,12 +56,14 @@ class NicSource(source_bases.UnwrappingSource, source.SourceWithoutResources):
         findings: list[probe_result.ProbeFinding] = []
         columnless_entities: list[Entity] = []
         unwraps: dict[str, counter_unwrap.CounterUnwrapper] = {}
+        # The states of this run are newer than those of the file.
         self._before |= self._counter_states
         nics: list[_NicStatistics] = []
         totals = {nic.interface: nic.discarded for nic in self._nics}
         network = self._wiring.scan(host)
         for nic in self._wiring.find_nics(host):
             interface, described = nic.key[0], network.interfaces[nic.key[0]]
+            # Kept over probes: the sum must not restart when the list of statistics changes.
             total = totals.get(interface) or counter_total.CounterTotal()
             if not described.is_port or nic.facts.get("role") == rail_rules.BRIDGE:
                 columnless_entities.append(nic)
@@ -148,6 +150,7 @@ class NicSource(source_bases.UnwrappingSource, source.SourceWithoutResources):
             else:
                 into.put_all(nic.start, nic.pick(statistics["values"]))
             if unwrap := self._unwraps.get(nic.interface):
+                # Before the sum below, which needs values of 64 bits.
                 unwrap.extend_values(into.values, into.reasons)
             if nic.discards:
                 into.put(total, nic.discarded.update(into, nic.discards))

@@ -30,6 +30,7 @@ class SettingAnswers:
     def set(self, setting: str, text: str) -> None:
         """Add a setting in its canonical form; a long text is truncated, with its digest appended."""
         if len(text) > _MAX_TEXT_LENGTH:
+            # A change behind the cut still changes the text, and is an event.
             digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGEST]
             text = f"{text[:_MAX_TEXT_LENGTH]}... {digest}"
         self.texts[setting] = text
@@ -55,6 +56,7 @@ class SettingAnswers:
         for priority, state in states.items():
             self.put(metric, state, *part, str(priority))
         supported = {p: s for p, s in states.items() if s not in {Absent.UNSUPPORTED, Absent.GONE}}
+        # A partial list would look like a change of the setting.
         if supported and not any(isinstance(state, Absent) for state in supported.values()):
             self.set(
                 setting, join_items(priority for priority, state in supported.items() if state)

@@ -81,6 +81,7 @@ class NeighbourSource(ScanningSource):
             return scan
         now_ns = host.clock.now().boot_ns
         ups = [interface for interface, carrier in links.items() if carrier == 1]
+        # Interfaces that went down start again when they are up: the cable may lead elsewhere.
         self._up_since = {interface: self._up_since.get(interface, now_ns) for interface in ups}
         self._announced = {name: at for name, at in self._announced.items() if name in links}
         for interface, carrier in links.items():
@@ -102,6 +103,7 @@ class NeighbourSource(ScanningSource):
         scan.described_entities.append(Entity(entities.NIC_NEIGHBOUR, (interface,), facts))
         place, known = _join_facts(facts, "switch", "switch_port", "chassis"), facts
         before = self._announced.get(interface)
+        # Otherwise each restart of the switch's daemon would be a move to another port and back.
         if before and _is_unnamed(before[1], facts):
             place, known = before[0], before[1] if _is_address(facts) else facts
         self._announced[interface] = place, known

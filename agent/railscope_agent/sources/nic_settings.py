@@ -108,16 +108,21 @@ class NicSettingsSource(source_bases.ScanningSource):
                 subject, remedy = f"settings of {nic.name}", _REMEDIES.get(name, _ALLOW)
                 scan.findings.append(probe_result.ProbeFinding.failed(subject, error, remedy, name))
             else:
+                # The first query that returns a setting has precedence; a second answer may be in another
+                # form.
                 new = {key: text for key, text in answers.texts.items() if key not in settings}
                 settings |= new
                 scan.watched_values[part] = new
                 scan.add_readings(part, answers.readings)
                 is_complete &= not any(isinstance(r, Absent) for r in answers.readings.values())
+        # Compared with the link before the queries: one that went down and up in between has changed the
+        # answers.
         if link[0] != "1" or link != _link(host, nic):
             is_complete = False
             for name in _NEGOTIATED_SETTINGS:
                 scan.watched_values.pop((nic.name, name), None)
         facts = {key: text for key, text in settings.items() if key in entities.NIC_SETTINGS.facts}
+        # A hash of a part would differ from those of equal NICs.
         if settings and is_complete:
             facts["hash"] = _settings_hash(settings)
         scan.described_entities.append(Entity(entities.NIC_SETTINGS, (nic.name,), facts))

@@ -102,6 +102,7 @@ class NvmeSource(source.SourceWithoutResources):
 
 def _temperature(log: Json) -> Reading:
     kelvins = log["temperature_kelvins"]
+    # 0 K means that the drive has no composite temperature (NVM Express base specification).
     return kelvins - _FREEZING_KELVINS if kelvins else Absent.UNSUPPORTED
 
 

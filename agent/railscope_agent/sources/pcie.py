@@ -103,6 +103,7 @@ class PcieSource(source.SourceWithFiles):
         lasting = {
             a: e
             for a, e in entities.items()
+            # Virtual functions come and go by configuration: one that is removed has not vanished.
             if not pci.is_virtual_function(host, f"{pci.DEVICES}/{a}")
         }
         interfaces = network_interface.whole_functions(network_interface.read_interfaces(host))

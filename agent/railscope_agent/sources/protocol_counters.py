@@ -124,8 +124,12 @@ class ProcessorSum:
 
     def advance(self, counts: Mapping[int, int]) -> int:
         """Return the updated sum. If a count fell by more than a wrap, the sum restarts."""
+        # Modulo the width of the kernel's counters: a wrap is an increase as any other.
         steps = {cpu: (count - self._last.get(cpu, 0)) % _WRAP for cpu, count in counts.items()}
+        # A processor that was offline has no last count: its first one may be large.
         common = steps.keys() & self._last.keys()
+        # A step of more than half the range within a period is not traffic, but a lower count: the counters
+        # were restarted.
         if any(steps[cpu] >= _WRAP // 2 for cpu in common):
             self.total = sum(counts.values())
             self._last = dict(counts)

@@ -186,6 +186,7 @@ class RankPlaces:
     def of_own_pid(self, key: JobKey, own_pid: int) -> dict[str, str]:
         """Return the facts of the only process of a job with a number in its own namespace."""
         found = [s.facts for s in self.candidates(key).values() if s.process.own_pid == own_pid]
+        # Numbers in namespaces repeat: two containers of a job may both have a process 1.
         return found[0] if len(found) == 1 else {}
 
     def job_of(self, pid: int) -> JobKey | None:

@@ -110,6 +110,7 @@ class RaplSource(source.SourceWithFiles):
         energy, limits = self._files
         for column, counter in enumerate(self._domains):
             raw = answer_readings.parsed_reading(energy.text, column)
+            # Per counter: reading one may take long, and the plausible energy depends on the time.
             now_ns = host.clock.now().boot_ns
             into.put(column, raw if isinstance(raw, Absent) else counter.advance(raw, now_ns))
         start = len(self._domains)

@@ -100,6 +100,7 @@ class RdmaSource(UnwrappingSource, source.SourceWithFiles):
         for _, entity in ports:
             columns.add_each(_STATES, entity)
         self._steps = [(column, file.step) for column, file in enumerate(files) if file.step != 1]
+        # The states of this run are newer than those of the file.
         self._before |= self._counter_states
         self._replace_unwraps(host, _unwraps(files, self._before))
         states = [f"{directory}/{file}" for directory, _ in ports for file in _STATE_FILES]
@@ -121,6 +122,7 @@ class RdmaSource(UnwrappingSource, source.SourceWithFiles):
             optional.read(host, into)
         self._carry_on(host, into)
         texts = states.texts()
+        # States rarely change: their texts are parsed once.
         if texts != self._state_texts:
             self._state_texts, self._states = texts, _parse_states(texts)
         into.put_readings(self._first_state, self._states)
@@ -128,8 +130,11 @@ class RdmaSource(UnwrappingSource, source.SourceWithFiles):
     def _carry_on(self, host: Host, into: row_builder.RowBuilder) -> None:
         values = into.values
         for column, step in self._steps:
+            # Modulo 64 bits, as the counter itself: port_rcv_data in words of four bytes wraps later than its
+            # bytes.
             values[column] = values[column] * step % UNSIGNED_RANGE
         for saturated in self._saturating:
+            # Before the unwrapping below, which changes the values.
             saturated.count(into)
         for unwrap in self._unwraps.values():
             unwrap.extend_values(values, into.reasons)

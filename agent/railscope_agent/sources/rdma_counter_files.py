@@ -22,6 +22,7 @@ from railscope_agent.host import Host
 DEVICE = "0"
 _WIDEST_FIRST = ("counters_ext", "counters", "hw_counters")
 _REFRESHED = "hw_counters"
+# The minimum time between two refreshes of the set, in milliseconds.
 _NO_COUNTERS = {"lifespan"}
 _USUAL = {"counters": ("port_rcv_data", "port_xmit_data")}
 """Usual files of a set whose directory cannot be read: they are absent for their own reasons."""

@@ -94,6 +94,8 @@ class WatchedValues:
         for part, texts in watched.items():
             for name, text in texts.items():
                 key = part[0], name
+                # Removed and added again, which moves it to the end: the least recently read are dropped
+                # first.
                 reported_by, before = self._values.pop(key, (part, text))
                 if reported_by != part and reported_by in failed:
                     self._values[key] = reported_by, before
@@ -316,6 +318,7 @@ class CounterStateFile:
         """Save each wrap and each reset at once, and the values of wrapped sets at intervals."""
         wraps = sum(unwrap.wraps for unwrap in sets.values())
         due = now_ns - self._saved_ns >= SAVE_EVERY_NS
+        # Nothing has wrapped on most nodes: the file is not written then.
         if wraps == self._wraps and not (wraps and due):
             return
         wrapped = {name: dict(unwrap.state) for name, unwrap in sets.items() if unwrap.wraps}

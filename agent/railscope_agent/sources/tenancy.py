@@ -149,6 +149,7 @@ class ClaimSource(source.SourceWithoutResources):
         if not is_polled:
             into.is_intermediate = True
             return
+        # The rest is sent with the next frames.
         into.events = self._events[:MAX_EVENTS_PER_FRAME]
         del self._events[:MAX_EVENTS_PER_FRAME]
         present_gpus = {gpu.entity.key[0] for gpu in self._gpus.gpus.values()} | self._claimed_gpus
@@ -181,6 +182,7 @@ class ClaimSource(source.SourceWithoutResources):
         """Poll all claim providers. Return False while the set of GPUs is still unknown."""
         now = host.clock.now()
         self._first_ns = now.boot_ns if self._first_ns is None else self._first_ns
+        # Without GPUs, all claims in force would be about unknown devices.
         if not self._gpus.is_polled and now.boot_ns - self._first_ns < WAIT_FOR_GPUS_NS:
             return False
         tracker = self._tracker or self._open_tracker(host)
@@ -193,6 +195,7 @@ class ClaimSource(source.SourceWithoutResources):
         reports, unplaced = claim_placement.place_claims(
             list(self._reports(host, tracker)), tracker.in_force, self.devices
         )
+        # Before the unclaimed use, which is compared with the claims in force.
         tracker.process_reports(reports, host.clock.now())
         unreadable_providers = {
             report.adapter for report in reports if report.report.absence is not None
@@ -268,6 +271,7 @@ class ClaimSource(source.SourceWithoutResources):
         oldest, newest = self._uses.oldest, self._uses.newest
         if oldest is None or newest is None:
             return None
+        # A lost GPU has no list: the use on it has not ended for that reason.
         without = frozenset(self._before.keys() - self._present_gpus) | self._uses.absences.keys()
         return claim_tracker.ProviderReport(
             name, ClaimReport(claims, (), None, without), oldest, newest

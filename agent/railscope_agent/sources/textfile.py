@@ -181,6 +181,7 @@ class TextfileSource(source.SourceWithoutResources):
                 self._columns, self._described = columns, described
                 self._series = frozenset(scan.exposed.values)
             else:
+                # The former columns stay: series of the same labels are still reported.
                 scan.directory_state = DirectoryState.CHANGING
         return probe_result.ProbeResult(self._columns, self._described, tuple(self._findings(scan)))
 
@@ -199,6 +200,7 @@ class TextfileSource(source.SourceWithoutResources):
         now_ns = host.clock.now().boot_ns
         earned, rest_ns = divmod(now_ns - self._schemas_ns, SCHEMA_NS)
         self._schemas = min(self._schemas + earned, MAX_WAITING_SCHEMAS)
+        # The rest of the interval is kept, so that frequent calls do not lose it.
         self._schemas_ns = now_ns - rest_ns
         if not self._schemas:
             return False
@@ -213,6 +215,8 @@ class TextfileSource(source.SourceWithoutResources):
         self._parsed = {name: p for name, p in self._parsed.items() if name in names_read}
         exposed = ExposedSeries(self._settings.max_series)
         files = {}
+        # In order of precedence: a file that would take the place of another's series comes later, and is
+        # rejected.
         for file in sorted(read_files, key=self._precedence):
             try:
                 exposed.add(file.families, file.series_count)
@@ -278,6 +282,7 @@ class TextfileSource(source.SourceWithoutResources):
 
     def _parse(self, name: str, content: bytes) -> tuple[TextfileFamily, ...]:
         """Return the metrics of a file, parsed if it has changed. Raises TextfileError."""
+        # The digest and not the content is kept: the files of a node may have megabytes.
         digest = hashlib.blake2b(content, digest_size=16).digest()
         cached = self._parsed.get(name)
         if cached is None or cached[0] != digest:

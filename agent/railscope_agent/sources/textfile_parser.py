@@ -103,6 +103,7 @@ class _CountedLines:
 def parse_textfile(content: bytes, max_series: int) -> list[TextfileFamily]:
     """Return the metrics of a file. Raises TextfileError."""
     lines = _checked_lines(content)
+    # Counted before the parsing: a file of a tenant must not take the time of a million lines.
     count = sum(map(_is_sample, lines))
     if count > max_series:
         problem = f"{count} series: expected at most {max_series}, for all files"
@@ -133,6 +134,7 @@ def _malformed(line: int, problem: str) -> TextfileError:
 
 def _checked_lines(content: bytes) -> list[str]:
     """Return the lines, without space around them. Raises TextfileError."""
+    # A file that is written in place may end within a number.
     if content and not content.endswith(b"\n"):
         problem = (
             "no line break at the end; fix: write a file of another name and rename it to *.prom"
@@ -174,6 +176,7 @@ def _families(
             if not type_:
                 problem = "invalid type: expected counter, gauge, histogram, summary or untyped"
                 raise _malformed(number, problem)
+            # prometheus-client removes _total from the names of counters; files and queries have it.
             key = metric.name if type_ in textfile_series.SUFFIXES else name
             family = families.get(key)
             if family is None:
@@ -201,6 +204,7 @@ def _name_and_value(number: int, line: str, sample: ParsedSample) -> tuple[str, 
         raise _malformed(number, "the line does not begin with a name of letters, digits, _ and :")
     if sample.timestamp is not None:
         raise _malformed(number, "timestamp or exemplar: expected only a value; fix: remove it")
+    # The last brace: a label's value may contain others.
     value = line.rpartition("}")[2] if match[2] else line[match.end() :]
     try:
         return match[1], textfile_series.encode_value(value.strip())

@@ -127,6 +127,7 @@ def parse_ports(text: str) -> list[int]:
         ]
         numbers = [int(end) for end in ends if len(end) <= len(str(MAX_PORT))]
         if len(numbers) == 2 and 0 < numbers[0] <= numbers[1] <= MAX_PORT:  # noqa: PLR2004 - first and last
+            # Cut to one more than allowed: a range of 65,000 ports is rejected below without a list of them.
             ports += range(numbers[0], min(numbers[1], numbers[0] + MAX_PORTS) + 1)
         else:
             message = (
@@ -205,9 +206,11 @@ class WorkerServerSource(source.SourceWithoutResources):
         try:
             found = list(self._find(host, states))
         except OSError:
+            # Dumps of the last period must not be compared again.
             self._served.dumps = ()
             raise
         pairs = ((servers.get(server.endpoint, server), server) for server in found)
+        # A socket that was created again is that of another process: nothing of the former server applies.
         selected = select_servers(
             former if former.file == server.file else server for former, server in pairs
         )
@@ -285,6 +288,7 @@ class WorkerServerSource(source.SourceWithoutResources):
         for server in servers:
             if server.state != _ANSWERED:
                 continue
+            # Before the request: what a rank enters while it answers is not missing from its dump.
             requested_ns = host.clock.now().wall_ns
             answer = self._query(host, "dump", server, servers)
             if answer and answer.dump is not None:
@@ -311,6 +315,7 @@ class WorkerServerSource(source.SourceWithoutResources):
         except OSError as error:
             server.state = _FAILURES.get(error.errno or 0, _UNREACHABLE)
             server.problem = error.strerror or str(error)
+            # A port has no file that would show a new process: it is asked again.
             if server.file and error.errno == errno.ECONNREFUSED:
                 self._refused[server.endpoint] = server.file
             return None

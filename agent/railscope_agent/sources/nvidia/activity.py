@@ -137,6 +137,7 @@ class GpuActivitySource(source.SourceWithoutResources):
 
 def _devices(gpu: GpuDevice) -> Iterator[tuple[int | str, Entity, CallTable]]:
     yield gpu.index, gpu.entity, GPU_TABLE
+    # A request of its own, so that a driver that rejects it still answers the first one.
     yield gpu.index, gpu.entity, RECENT_GPU_TABLE
     for device in gpu.mig_devices:
         yield device.uuid, device.entity, MIG_ACTIVITY_TABLE

@@ -82,6 +82,7 @@ class GpuDeviceSource(source.SourceWithoutResources):
             return UNBOUND
         if driver != NVIDIA_DRIVER:
             return OTHER_DRIVER
+        # If NVML itself fails, it lists nothing, and no GPU is missing for that reason.
         is_missing = self._gpus.is_listed and address not in self._listed_addresses
         return MISSING if is_missing else DRIVER
 

@@ -70,6 +70,7 @@ class _PlannedCall:
 
     def readings(self, result: Json) -> Sequence[Reading]:
         """Readings in a result; an unsupported member of an incomplete structure is an error."""
+        # `type` and not `isinstance`: True equals 1, but is no number.
         if type(result) is int and result == self.last_number:
             return self.last_readings
         try:
@@ -118,6 +119,7 @@ class CallPlan:
 
     def detect_support(self, host: Host) -> None:
         """Make every call once, to detect what the device supports."""
+        # Columns are known only after the calls: those of unsupported parts are left out of the real ones.
         scratch = probe_result.ColumnBuilder()
         self.add_columns(scratch)
         self.read(host, row_builder.RowBuilder(len(scratch.columns)))
@@ -147,6 +149,7 @@ class CallPlan:
             self.is_complete = False
         else:
             self.is_complete = True
+        # After the loop: removing calls while it runs would skip the next one.
         if not all(planned.remaining for planned in self._calls):
             self._calls = [planned for planned in self._calls if planned.remaining]
         for column in self._unsupported:
@@ -168,6 +171,8 @@ class CallPlan:
             except NvmlError as error:
                 if error.code in _GONE_CODES:
                     raise
+                # A temporary failure is no evidence about support: the newest function is called again next
+                # time.
                 if error.code not in _UNSUPPORTED_CODES:
                     into.put_none(column, len(targets), answer_readings.nvml_reason(error.code))
                     return
@@ -209,6 +214,7 @@ class CallPlan:
         except NvmlError as error:
             if error.code in _GONE_CODES:
                 raise
+            # Otherwise an invalid argument is a vanished device, whose support is unknown.
             none = error.code in (_NO_ENTRY_CODES if self._recent else _UNSUPPORTED_CODES)
             return (lacking, lacking) if none else answer_readings.nvml_reason(error.code)
         except FileNotFoundError:
@@ -243,6 +249,7 @@ class CallPlan:
     def _fill(self, into: row_builder.RowBuilder, values: Json, codes: Json) -> None:
         """Put readings into their columns; in most reads all are numbers in adjacent columns."""
         first, last = self._requested[0].column, self._requested[-1].column
+        # Bulk assignment needs adjacent columns; a gap appears when an entry was replaced by a call.
         if last - first == len(self._requested) - 1 and not any(codes):
             numbers: list[Any] = values if self._are_numbers else []
             with suppress(*answer_readings.MALFORMED_ERRORS):
@@ -279,11 +286,13 @@ class CallPlans:
         before, changed = self._plans, self.is_outdated
         plans: dict[tuple[Device, tuple[str, ...], bool], CallPlan] = {}
         for device, about, table in tables:
+            # The entity is a part of the key: another GPU may have the same index after a change of the bus.
             key = (device, about.key, table.recent)
             plan = old = before.get(key)
             if plan is None or changed or not plan.is_complete:
                 plan = CallPlan(device, about, table.select(is_needed))
                 plan.detect_support(host)
+                # The new plan has not seen what the device supports: the old one keeps its columns.
                 if old and not plan.is_complete:
                     plan = old
             plan.add_columns(columns)

@@ -57,6 +57,7 @@ class Integral:
             if 0 < passed_ns <= LONGEST_SAMPLE_NS:
                 self._sum += sample * passed_ns
         self._boot_id, self._last_ns = boot_id, boot_ns
+        # In integers: a float would lose single steps after months, and the counter is a basis of invoices.
         return self._sum * self._step.numerator // self._step.denominator
 
 
@@ -78,6 +79,7 @@ class Integrals:
         self._columns = []
         if period_seconds * SECOND_NS > LONGEST_SAMPLE_NS:
             return
+        # A copy: columns are added in the loop.
         for position, (metric, entity) in enumerate(list(columns.columns)):
             if definition := self._definitions.get(metric):
                 integral = self._integrals.setdefault(
@@ -116,11 +118,13 @@ class _CheckedCounter:
         if self.plausible is None or self._can_follow(reading, self.plausible):
             self.plausible, self.other = reading, None
             return True
+        # Readings that contradict each other too are noise, not a new counter: the time starts again.
         if self.other is None or not self._can_follow(reading, self.other):
             self.other_since_ns = boot_ns
         self.other = reading
         if boot_ns - self.other_since_ns < LONGEST_SAMPLE_NS:
             return False
+        # The counter was replaced, for example by a new board: its readings are consistent among themselves.
         self.plausible, self.other = reading, None
         return True
 
@@ -192,6 +196,7 @@ class DeviceTotals:
         """Add the totals of the current values; a part without a value keeps its share."""
         for column, total, parts in self._columns:
             for part in parts.values():
+                # Before the sum, which would keep the error for as long as the agent runs.
                 if not self.counter.accepts(into.values[part]):
                     into.put(part, Absent.ERROR)
             is_supported = parts or total.has_started

@@ -60,6 +60,7 @@ class NvmlEventSource(source.SourceWithoutResources):
         """
         columns = probe_result.ColumnBuilder()
         try:
+            # A probe has no row for events: they wait for the next read.
             self._waiting += self._take(host)
         except NvmlError as error:
             if error.code not in _NO_EVENTS_CODES:
@@ -104,6 +105,7 @@ class NvmlEventSource(source.SourceWithoutResources):
                 self._matcher.record_nvml(NvmlXid(address, data, *timestamps, *instances))
                 continue
             if kind == MIG_CHANGE:
+                # All sources of GPUs have to find the new MIG devices.
                 self._gpus.record_change()
             events.append(self._event(address, kind, data, instances, now))
         self._last_number, self._last_boot_ns = max(numbers, default=0), now.boot_ns

@@ -96,6 +96,7 @@ class _SampledGpu:
         self.supported = [
             buffer
             for buffer in self._buffers
+            # Power is shown as a share of the limit: without one there is no histogram.
             if (buffer.kind == _UTILIZATION or self.limit_milliwatts)
             and buffer.fetch(host, gpu.index, self.limit_milliwatts) is not Absent.UNSUPPORTED
         ]
@@ -134,6 +135,7 @@ class _SampleBuffer:
         if last_us is not None and stamp_us <= last_us:
             return  # already counted
         self._last_us = stamp_us
+        # The first sample has no begin: the time that it covers is unknown.
         if last_us is None:
             return
         last_ns, at_ns = last_us * MICROSECOND_NS, stamp_us * MICROSECOND_NS

@@ -69,6 +69,7 @@ class GpuSource(source.SourceWithoutResources):
         columns = probe_result.ColumnBuilder()
         tables = [(g.index, g.entity, self._table_of(host, g.index)) for g in gpus.values()]
         self._plans.add_columns(host, tables, columns, self._needs)
+        # Before the integrals add theirs: these are computed here, and need no check.
         self._checks.add_columns(columns)
         self._integrals.add_columns(columns, self.period_seconds)
         for totals in self._totals:
@@ -87,6 +88,7 @@ class GpuSource(source.SourceWithoutResources):
     def read(self, host: Host, into: row_builder.RowBuilder) -> None:
         """Make every call for every GPU; a failed call affects only its own columns."""
         self._plans.read(host, into)
+        # Before integrals and totals, which would retain an implausible value permanently.
         self._checks.read(host, into)
         self._integrals.read(host, into)
         for totals in self._totals:

@@ -41,6 +41,7 @@ def settings_entity(host: Host, device: GpuDevice) -> frame.Entity:
                 facts[setting] = names.get(value, str(value))
             else:
                 is_complete = False
+    # A hash of a part would differ from those of equal GPUs.
     if facts and is_complete:
         text = repr(sorted(facts.items()))
         facts["hash"] = hashlib.sha256(text.encode()).hexdigest()[:_HASH_DIGITS]

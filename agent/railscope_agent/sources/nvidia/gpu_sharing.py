@@ -47,6 +47,7 @@ class GpuSharingSource(source.SourceWithoutResources):
         """Count the processes and virtual GPUs."""
         count = len(self._columns)
         for gpu, column in self._columns:
+            # Before the lists are read: a process is not claimed to have been there later than it was.
             listed = host.clock.now()
             processes, absent = list_processes(host, gpu)
             self._lists.put(gpu.entity.key[0], ListedProcesses(listed, processes, absent))

@@ -62,6 +62,7 @@ def _performance_state(result: Json) -> Reading:
 
 
 def _status(result: Json) -> Reading:
+    # nvml.h, nvmlGpuFabricInfo_t: the status is valid only when the registration has completed.
     return int(result["status"]) if result["state"] == FABRIC_COMPLETED else Absent.UNSUPPORTED
 
 

@@ -253,6 +253,7 @@ class NvLinkSource(source.SourceWithoutResources):
         for total, states in self._totals:
             unknown = [position for position in states if into.reasons[position]]
             active = sum(into.values[position] == ACTIVE for position in states)
+            # A count of the readable ones would look like links that are down.
             reading = Absent(into.reasons[unknown[0]]) if unknown else active
             into.put_readings(total, (len(states), reading))
             if not unknown and self._has_changed(
@@ -294,6 +295,7 @@ def _count(host: Host, gpu: int) -> int | None:
         return min(int(value), _MAX_LINKS)
     if code not in _NO_LINKS_CODES:
         return None
+    # NVML without the field: links are counted up to the first one that does not answer.
     states = (
         fact_readers.call_nvml(host, "nvmlDeviceGetNvLinkState", gpu, link)
         for link in range(_MAX_LINKS)

@@ -114,6 +114,7 @@ class ExpectedLinks:
             limit = _read_number(host, f"nvmlDeviceGetMax{quantity.call}", gpu.index)
             is_whole = now == limit or isinstance(limit, Absent)
             return limit if is_whole else Absent.UNSUPPORTED
+        # Sysfs and NVML see different links, as behind an emulated bridge: neither is believed.
         if quantity.convert(getattr(ends[-1], quantity.member)) != now:
             return Absent.UNSUPPORTED
         return min(limits_read)
@@ -210,4 +211,5 @@ class GpuPathSource(base.SourceWithFiles):
         if not busy or state not in _COMPUTING:
             return True
         self._worked.add(address)
+        # A GPU that has just begun to work may not have raised the speed of its link yet.
         return False if address in worked else Absent.NOT_DUE

@@ -72,12 +72,14 @@ class GpuProcessSource(source.SourceWithoutResources):
         use = _GpuUse(gpu, columns.add(s.GPU_SUPPRESSED_PROCESSES, gpu.entity))
         processes, absent = list_processes(host, gpu)
         earlier_pids = self._earlier_pids.get(gpu.index)
+        # At the first probe there is no earlier list: all processes get columns, so that `once` shows them.
         lasting = [p for p in processes.values() if earlier_pids is None or p.pid in earlier_pids]
         if absent:  # processes keep their columns until they are confirmed to have ended
             lasting = self._planned.get(gpu.index, [])
         else:
             self._earlier_pids[gpu.index] = set(processes)
         self._planned[gpu.index] = lasting
+        # Of too many, those with most memory: they explain the use of the GPU. The number breaks ties.
         by_memory = sorted(lasting, key=lambda process: (-(process.memory_bytes or 0), process.pid))
         for process in by_memory[: self._max_reported]:
             entity = _entity(host, gpu.entity, process)
@@ -163,6 +165,7 @@ def _entity(host: Host, gpu: Entity, process: ListedProcess) -> Entity:
 
 def _utilization(host: Host, gpu: GpuDevice) -> dict[int, tuple[int, int]] | Absent:
     """SM and memory activity in percent by process; those without a sample were idle."""
+    # nvml.h: the call is not supported for a GPU in MIG mode, nor for its MIG devices.
     if gpu.mig_mode == "1":
         return Absent.UNSUPPORTED
     samples = _samples(host, "nvmlDeviceGetProcessUtilization", gpu.index)
@@ -201,4 +204,5 @@ def _vgpu_utilization(host: Host, gpu: int) -> dict[int, int] | Absent:
     samples = _samples(host, "nvmlDeviceGetVgpuUtilization", gpu)
     if isinstance(samples, Absent):
         return samples
+    # nvml.h, nvmlValue_t: the value is an unsigned int in a union of eight bytes.
     return {sample["vgpuInstance"]: sample["smUtil"] & 0xFFFF_FFFF for sample in samples}

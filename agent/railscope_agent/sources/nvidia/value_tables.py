@@ -274,6 +274,7 @@ def _fan(fan: int) -> tuple[call_table.NvmlCall, ...]:
     speed = call_table.simple(
         "nvmlDeviceGetFanSpeed_v2", c.GPU_FAN_SPEED, entities.GPU_FAN, str(fan), arguments=(fan,)
     )
+    # pynvml queries the rotation of fan 0 only.
     if fan:
         return (speed,)
     rotation = call_table.simple(
