@@ -101,6 +101,7 @@ def _replaced(
     before: Mapping[declare.Metric, object], now: Mapping[declare.Metric, object]
 ) -> set[declare.Metric]:
     """Return the metrics whose facts are other objects than before."""
+    # Compared by identity, which costs nothing: the collector returns the same objects while nothing changes.
     replaced = {metric for metric, facts in now.items() if before.get(metric) is not facts}
     return replaced | (before.keys() - now.keys())
 
@@ -134,12 +135,15 @@ def judge(
         tuple(dict.fromkeys(nvidia_action for each in actions for nvidia_action in each.nvidia)),
         missing,
     )
+    # Actions of active rules depend on the facts themselves, and an answer that is not due changes with time
+    # alone.
     if not active and Absent.NOT_DUE not in answers.values():
         earlier.verdict = verdict
     return verdict
 
 
 def _state(states: set[int], *, has_state: bool) -> int:
+    # First: a proven failure stays one, whatever else cannot be read.
     if FAILED in states:
         return FAILED
     if not has_state or UNKNOWN in states:

@@ -58,6 +58,7 @@ class CounterWindow(Generic[CounterKeyT]):
         self._since_ns = [0 if place is None else self._since_ns[place] for place in values]
         self._seen_ns = [0 if place is None else self._seen_ns[place] for place in values]
         self._totals = _picked_totals(self._totals, values)
+        # Marks have the order of the keys as well: the same counters keep their places in all of them.
         for mark in (*self._marks, *self._hour_marks):
             mark.totals = _picked_totals(mark.totals, values)
         self._recent = None
@@ -82,6 +83,8 @@ class CounterWindow(Generic[CounterKeyT]):
         ):
             if not marks or boot_ns - marks[-1].boot_ns >= step_ns:
                 marks.append(_WindowMark(boot_ns, self._totals[:]))
+            # The first mark is the newest one that is older than the window: its sums are the begin of the
+            # window.
             while len(marks) > 1 and boot_ns - marks[1].boot_ns >= window_ns:
                 marks.popleft()
         minute_ago = boot_ns - MINUTE_NS
@@ -91,14 +94,18 @@ class CounterWindow(Generic[CounterKeyT]):
     def _add_change(self, boot_ns: int, place: int, value: int) -> None:
         last = self._last[place]
         self._last[place] = value
+        # A first reading is no increase: the counter may have counted for days.
         if last is None:
             self._since_ns[place] = boot_ns
         elif value >= last:
             self._totals[place] += value - last
         else:
             is_reset = value <= last // 2
+            # From the last reading before the reset: the growth since then belongs to the time from there.
             self._since_ns[place] = self._seen_ns[place]
             self._totals[place] = value if is_reset else 0
+            # The sums before the decrease are those of another counter: an increase since then counts from
+            # zero.
             for mark in (*self._marks, *self._hour_marks):
                 mark.totals[place] = 0
 

@@ -24,6 +24,7 @@ from railscope_agent.health import (
 from railscope_agent.health.gpu_lifetime import GpuLifetime
 from railscope_agent.streams.xid_matcher import UNNAMED_GPU, ActionableXid, XidMatcher
 
+# Bounds the state that identities of a faulty driver can add; more than a node has.
 MAX_GPUS = 64
 TO_SWITCH = "switch"
 """Type of the device at the other end of an NVLink, as in railscope_nvlink_info."""
@@ -176,6 +177,7 @@ class FactCollector:
         """Find the GPUs with a link to an NVSwitch: a link that never came up does not know its other end."""
         frame = self._readings[rule.NVLINK].frame
         schema = frame.schema if frame else None
+        # Facts are part of the schema: the links are searched only when it changes.
         if schema is not self._link_schema:
             self._link_schema = schema
             self._at_switches = {
@@ -216,6 +218,7 @@ class FactCollector:
                 for entity in self._readings[source].devices:
                     if entity.kind is entities.GPU:
                         self._add_gpu(entity)
+        # After the listed ones, whose addresses show which GPUs are known already.
         self._add_missing_gpus(devices)
         listed = {
             key[1] for source in _SOURCES_OF_EVERY_GPU for key in self._readings[source].columns
@@ -224,6 +227,7 @@ class FactCollector:
         for name, gpu in tuple(self._gpus.items()):
             if name in listed:
                 continue
+            # It was known by its address until the driver had its UUID: two entries would be two GPUs.
             has_uuid_now = name == gpu.address and name in named
             is_failed = self._has_failed_to_start(gpu.address, gpu.lifetime)
             if has_uuid_now or (self._device_state(gpu) in _TAKEN_AWAY and not is_failed):
@@ -260,6 +264,7 @@ class FactCollector:
             gpu.entity = entity
         elif len(self._gpus) < MAX_GPUS:
             before = self.earlier_lifetimes.get(entity.key[0])
+            # The lifetime is copied: the state from before the restart stays as it was read.
             self._gpus[entity.key[0]] = _ObservedGpu(
                 entity, replace(before) if before else GpuLifetime()
             )

@@ -44,6 +44,7 @@ class GpuLifetime:
                 self.resets += 1
             self.energy = energy
         if recovery == _NO_RECOVERY_ACTION:
+            # An Xid of the last seconds may be one whose recovery action is not determined yet.
             self.cleared_ns = max(self.cleared_ns, recovery_ns - SETTLED_NS)
         self.polled_ns = now_ns
 

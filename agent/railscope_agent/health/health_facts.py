@@ -64,6 +64,7 @@ class CounterIncrease:
 
     def rate(self, per_ns: int, at_least_ns: int = MINUTE_NS) -> Fraction:
         """Return the recent increase per period. Raises AbsentFact until it is known for `at_least_ns`."""
+        # A rate over a shorter time would be dominated by single events.
         if self.recent_ns < at_least_ns:
             raise AbsentFact(Absent.NOT_DUE)
         return Fraction(self.recent * per_ns, self.recent_ns)
@@ -145,6 +146,7 @@ def any_holds(values: Iterable[FactValue | Absent], test: Callable[[FactValue], 
                 return True
             has_result = True
         except AbsentFact as absent:
+            # The first reason other than unsupported: that one can end, and has to be reported.
             open_ = absent.reason if open_ is Absent.UNSUPPORTED else open_
     if has_result and open_ is Absent.UNSUPPORTED:
         return False

@@ -93,6 +93,7 @@ def _has_high_crc_rate(facts: health_facts.HealthFacts) -> bool:
             for change in changes
             if isinstance(change, health_facts.CounterIncrease)
         )
+        # A sum of the known links that is high enough is certain; a lower one may miss an absent link.
         return rate >= CRC_PER_SECOND or health_facts.require_all(changes)
 
     return health_facts.any_holds(CRC, fast)

@@ -68,6 +68,7 @@ def _has_flapped(facts: health_facts.HealthFacts) -> bool:
     flapped = s.of_peers(facts, lambda of: s.link_downs(of) > 0)
     if flapped and sum(flapped) >= RELOAD_SHARE * len(flapped):
         return False
+    # A link that is down went down once for it: that is link_down, not a flap.
     return downs > (0 if s.is_up(facts) else 1)
 
 
@@ -169,6 +170,7 @@ def _crossings(facts: health_facts.HealthFacts) -> list[str]:
             for limit_name in ("low_alarm", "low_warning", "high_warning", "high_alarm"):
                 limit = limits.get(limit_name, 0.0)
                 beyond = number < limit if limit_name.startswith("low") else number > limit
+                # A limit of 0 is none, and a lane with a power of 0 is unused.
                 if limit and number and beyond:
                     shown = f"{number * factor:.3g} {unit}, {limit_name.replace('_', ' ')}"
                     texts.append(f"{name}{lane} {shown} {limit * factor:.3g} {unit}")

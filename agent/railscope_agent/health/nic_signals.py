@@ -191,6 +191,7 @@ def _pause_share(facts: health_facts.HealthFacts, *metrics: declare.Metric) -> f
         *map(rate_of, durations),
         lambda of: _of_line_rate(of, rate(of, frames) * PAUSE_QUANTA_BYTES),
     )
+    # The clock of the NIC is not that of the node: a share slightly above 1 occurs.
     return min(share, 1.0)
 
 
@@ -218,6 +219,7 @@ def link_downs(facts: health_facts.HealthFacts) -> float:
         facts,
         count_of(n.LINK_DOWNS),
         count_of(PORT_LINK_DOWNS),
+        # Each outage has two changes of the carrier, except one that has not ended.
         lambda of: (count(of, host.LINK_CHANGES) + (not is_up(of))) // 2,
     )
 

@@ -59,6 +59,7 @@ def _describe_storm(facts: health_facts.HealthFacts) -> str:
 
 def _pauses(facts: health_facts.HealthFacts) -> bool:
     """True if the NIC pauses its switch port, more than the switch pauses it, and not in a storm."""
+    # A NIC that is paused itself cannot send acknowledgements, and pauses in turn: the cause is elsewhere.
     if not PAUSING.is_exceeded(facts) or s.pausing(facts) <= (
         s.known_signal(facts, s.paused) or 0.0
     ):
@@ -210,6 +211,8 @@ def _is_silent(facts: health_facts.HealthFacts) -> bool:
         for peer in facts.peers
         if (s.known_signal(peer, _marks) or 0.0) > MIN_MARKS
     ]
+    # Peers without notifications either: the whole network has congestion control switched off, or none is
+    # needed.
     if len(notifies) < s.MIN_PEERS or not median(notifies):
         raise health_facts.AbsentFact(Absent.UNSUPPORTED)
     return _marks(facts) > MIN_MARKS and s.rate(facts, s.NOTIFIED) == 0

@@ -146,6 +146,7 @@ class SourceReadings:
             return
         if frame.schema is not self._schema:
             self._plan(frame.schema)
+        # A frame is read for several verdicts: its increases count once.
         if frame.timestamp.boot_ns > self._taken_ns:
             self._taken_ns = frame.timestamp.boot_ns
             self._window.add(self._taken_ns, self._growing.readings(frame))
