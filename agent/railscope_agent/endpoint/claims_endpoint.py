@@ -56,6 +56,7 @@ MAX_BODY_BYTES = 64 << 10
 MAX_JOB_GPUS = 256
 _END = re.compile(rf"{CLAIMS_PATH}/([^/]+)/end")
 _RETRY_NS = 2_000_000_000
+# The clocks of a scheduler's server and of the node may differ.
 _MAX_FUTURE_NS = 60 * timestamps.SECOND_NS
 _ROOT_ONLY = 0o600
 _SOCKET_PATH_LIMIT = 108
@@ -140,6 +141,8 @@ class ClaimsEndpoint:
             listening = _bind_socket(self._path)
         except OSError as error:
             message = f"cannot listen on {self._path}: {error.strerror or error}"
+            # Another agent is a mistake that does not end by itself; a missing directory may be created
+            # later.
             if is_first and (self._is_required or error.errno == errno.EADDRINUSE):
                 raise SettingsError(message) from error
             if is_first:
@@ -166,6 +169,7 @@ class ClaimsEndpoint:
 
     async def _respond_to_token(self, request: HttpServerRequest) -> HttpServerResponse:
         authorization = request.headers.get("authorization", "")
+        # A comparison that ends at the first difference would reveal the token by its duration.
         if not hmac.compare_digest(authorization.encode(), f"Bearer {self._token}".encode()):
             return _json_response(
                 {"error": "missing or wrong token: expected the bearer token of tenancy.token"},
@@ -242,6 +246,7 @@ class ClaimsEndpoint:
     def _gpus_of_job(self, job: str) -> set[str]:
         """Return the UUIDs of the GPUs that a job holds or shares; empty for a GPU that its claim does not name."""
         active = (each.claim for each in self._tenancy.active_claims if each.is_claim)
+        # A prolog may ask for the verdict right after its claim, before the next poll.
         started = (claim for claim in self._tenancy.commands.node_claims if claim.end_ns is None)
         return {
             claim.gpu
@@ -367,8 +372,10 @@ def _bind_socket(path: Path) -> socket.socket:
     """
     if len(str(path)) >= _SOCKET_PATH_LIMIT:
         raise OSError(errno.ENAMETOOLONG, "path of the socket too long: expected at most 107 bytes")
+    # Any other file at this path is not the agent's: binding fails, and nothing is deleted.
     if path.is_socket():
         with socket.socket(socket.AF_UNIX) as other:
+            # Nothing listens on the file that a killed agent left behind.
             if other.connect_ex(str(path)) != errno.ECONNREFUSED:
                 raise OSError(errno.EADDRINUSE, "in use by another agent")
         path.unlink()

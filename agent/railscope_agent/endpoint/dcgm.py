@@ -125,6 +125,7 @@ class _FormulaColumns:
             divisor *= self.denominator.total(frames) or 0
         if dividend is None or not divisor:
             return None
+        # Integers are exact at any size; a float would round an energy counter in millijoules after weeks.
         whole, rest = divmod(dividend, divisor)
         return repr(dividend / divisor) if rest else str(whole)
 
@@ -180,6 +181,7 @@ class _SchemaColumns:
         per_unit = row.measure.per_base_unit
         factors = [term.metric.scale * term.weight * per_unit for term in formula.terms]
         denominator_factors = [term.metric.scale * term.weight for term in formula.denominator]
+        # All factors become integers: a scrape then only adds and multiplies.
         divisor = lcm(*(factor.denominator for factor in factors))
         denominator_divisor = lcm(*(factor.denominator for factor in denominator_factors))
         whole_factors = [int(factor * divisor) * denominator_divisor for factor in factors]
@@ -258,6 +260,7 @@ def _devices(schemas: Sequence[Schema], hostname: str) -> list[tuple[DcgmDevice,
 def _instances(gpu: Entity, migs: Iterable[Entity]) -> list[Entity]:
     """Return one MIG device per GPU instance: readings shared by compute instances are exported once."""
     instances = [mig for mig in migs if mig.whole_key == gpu.key]
+    # Descending, so that the first compute instance is the last assigned below, and remains.
     instances.sort(key=lambda mig: -int(mig.facts["compute_instance"]))
     first = {int(mig.facts["gpu_instance"]): mig for mig in instances}
     return [first[instance] for instance in sorted(first)]

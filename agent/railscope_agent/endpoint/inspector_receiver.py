@@ -76,6 +76,7 @@ class InspectorReceiver:
 
     async def _check_sender(self, request: http_server.HttpServerRequest) -> None:
         """Find the sender of a request. Raises OtlpRejectedError for an unknown one, or one that sends too often."""
+        # Before the sender is searched: that search is what a flood of requests would cost.
         self._of_node.count_request(self.monotonic(), NODE_RATE)
         peer = request.peer, request.peer_port
         find = self.pushes.find_sender
@@ -85,6 +86,7 @@ class InspectorReceiver:
 
     def _limit(self, sender: PushingProcess) -> otlp_receiving.SenderLimit:
         """Return the limit of a process; those of the processes that sent least recently are dropped."""
+        # Removed and added again, which moves it to the end: the first entry is the one used least recently.
         limit = self._of_process.pop(sender.pid, None) or otlp_receiving.SenderLimit()
         self._of_process[sender.pid] = limit
         if len(self._of_process) > MAX_SENDERS:
@@ -107,9 +109,11 @@ class InspectorReceiver:
                 return decode_push(otlp_metrics.decode_metrics(unpacked, media_type, MAX_POINTS))
             finally:
                 spent_seconds = self.processor_seconds() - began_seconds
+                # Also for a request that is rejected: its decoding has cost the time all the same.
                 limit.charge(spent_seconds * PROCESS_RATE / PROCESS_SHARE)
 
         async with limit.turn(self._turns):
+            # A compressed body may be large however short it is.
             is_small = len(body) <= otlp_receiving.MAX_LOOP_BYTES and not encoding
             push = decode() if is_small else await service.run_in_thread(decode)
         points = self.pushes.add(sender, push, self.host.clock.now().boot_ns)

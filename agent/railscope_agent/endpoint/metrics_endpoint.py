@@ -19,6 +19,7 @@ from railscope.timestamps import SECOND_NS
 from railscope_agent import config, endpoint
 from railscope_agent.sampling.status import STARTING, SourceState
 
+# Probes of Kubernetes and load balancers have no token; these pages contain no readings.
 _OPEN_PATHS = {"/-/healthy", "/-/ready"}
 _MAX_PARAMETERS, _MAX_QUOTED = 100, 64
 _OFF = "off"
@@ -92,6 +93,7 @@ class ExpositionCache:
 
     def exposition(self, selection: MetricSelection) -> Exposition:
         """Return the exposition of a selection, a new one if none is cached."""
+        # Removed and added again, which moves it to the end: the table is in order of use.
         cached = self.cached.pop(selection, None)
         exposition = cached[0] if cached else Exposition(selection)
         self.cached[selection] = exposition, self._now_ns()
@@ -134,6 +136,7 @@ class MetricsEndpoint:
         """Respond to a request."""
         self.expositions.drop_unused()
         shown = request.headers.get("authorization", "").removeprefix("Bearer ")
+        # A comparison that ends at the first difference would reveal the token by its duration.
         may_read = hmac.compare_digest(shown.encode(), self.token.encode())
         if self.token and request.path not in _OPEN_PATHS and not may_read:
             text = "401: missing or wrong token: expected the agent's metrics_token as bearer token"

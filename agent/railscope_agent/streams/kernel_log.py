@@ -165,6 +165,7 @@ class KernelLogStream(source.PeriodicSource):
             message = parse_kernel_message(text)
             if message:
                 if message.gpu_number:
+                    # Read once per poll, and only if a line names a GPU by its number.
                     addresses = addresses or _addresses_by_number(host)
                     address = addresses.get(message.gpu_number, UNNAMED_GPU)
                     message = replace(message, entity=Entity(entities.GPU_ADDRESS, (address,)))
@@ -207,6 +208,7 @@ class KernelLogStream(source.PeriodicSource):
             )
         elif message.event_class is c.SXID_EVENT:
             self._record_sxid(message, boot_ns)
+        # Before the bound below: the counters stay exact in a flood, only events are dropped.
         self._count(message)
         is_repeated = _BY_NODE.get(message.event_class.name) is c.GPU_FAILURES and (
             self._record_driver_line(message, boot_ns)
@@ -255,6 +257,7 @@ class KernelLogStream(source.PeriodicSource):
         is_counted = match is not None and (
             _is_damaged(match) or int(match["sequence"]) < self._counted_below
         )
+        # Records are in order: behind the first new one there is no counted one.
         self._counted_below = self._counted_below if is_counted else 0
         return is_counted
 

@@ -104,6 +104,8 @@ class KernelMessage:
 def parse_kernel_message(text: str) -> KernelMessage | None:
     """Parse a line of the kernel log; None for lines that are not relevant."""
     for marker, pattern, build in _PARSERS:
+        # The marker first: nearly all lines of the log are irrelevant, and a search for a word is much
+        # cheaper.
         if marker in text and (match := pattern.search(text)) and (message := build(match)):
             return message
     return None

@@ -77,7 +77,9 @@ class XidMatcher:
     """Matches Xids of NVML with those of the kernel log, one to one."""
 
     def __init__(self) -> None:
+        # The thread of the kernel log and that of the driver both record.
         self._lock = threading.Lock()
+        # On a node whose NVML reports nothing, no entry is ever matched: the oldest are dropped.
         self._logged_xids: deque[tuple[str, int, int]] = deque(maxlen=MAX_WAITING)
         self._waiting: deque[NvmlXid] = deque()
         self._judgements: dict[str, dict[object, ActionableXid]] = {}
@@ -90,6 +92,7 @@ class XidMatcher:
         with self._lock:
             for reported in self._waiting:
                 if _is_same_xid(reported, pci_address, xid, boot_ns):
+                    # One to one: two Xids of one number within seconds are two faults.
                     self._waiting.remove(reported)
                     return
             self._logged_xids.append((pci_address, xid, boot_ns))
@@ -129,8 +132,11 @@ class XidMatcher:
             if pci_address not in self._judgements and len(self._judgements) >= MAX_GPUS:
                 return
             recorded = self._judgements.setdefault(pci_address, {})
+            # Xid 154 states the recovery action of the driver: none means that what came before has been
+            # dealt with.
             if changed and judgement.nvidia == _ALL_CLEAR:
                 recorded.clear()
+            # Removed and added again, which moves it to the end: the oldest kinds are dropped first.
             recorded.pop(kind, None)
             if reported.is_fatal or _HARD.intersection(judgement.actions) or _is_unclear(reported):
                 recorded[kind] = reported
