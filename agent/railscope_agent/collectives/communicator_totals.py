@@ -81,6 +81,7 @@ class BandwidthHistory:
         bus_bytes = totals.bus_bytes - self._before.bus_bytes
         is_known = calls >= MIN_COMPARED and duration_ns > 0
         self.now = bus_bytes * SECOND_NS / duration_ns if is_known else 0.0
+        # A copy: the totals themselves grow with every call.
         self._before = replace(totals)
 
     def judge(self, peers: Sequence[float]) -> float:
@@ -88,6 +89,8 @@ class BandwidthHistory:
 
         A slow window does not become part of the past.
         """
+        # The larger one: a communicator that was always slow has a low usual bandwidth, and one that is slow
+        # together with its peers has low peers.
         expected = max(self.usual, median(peers) if len(peers) >= MIN_PEERS else 0.0)
         self.is_slow = 0 < self.now < MAX_SLOW_SHARE * expected
         if self.now and not self.is_slow:
@@ -180,6 +183,8 @@ class CommunicatorTotals:
         self.ranks.setdefault(rank, ArrivalTotals())
         if call.is_compared:
             compared = self._open.setdefault((call.kind, call.sequence), _OpenComparison(read))
+            # A rank that reports a collective twice counts once, or the number of ranks would be reached too
+            # early.
             before_ns = compared.durations.get(rank, call.duration_ns)
             compared.durations[rank] = min(before_ns, call.duration_ns)
             if len(compared.durations) == ranks:
@@ -197,15 +202,21 @@ class CommunicatorTotals:
 
     def close_until(self, read: int) -> None:
         """Compare the ranks of the collectives that were first found until a read."""
+        # Collectives are opened in the order of reads, so the first one that is too new ends the search. A
+        # list, as closing removes entries.
         closed = list(takewhile(lambda item: item[1].opened <= read, self._open.items()))
         for key, _ in closed:
             self._close(key)
 
     def _close(self, key: tuple[str, int]) -> None:
         durations = self._open.pop(key).durations
+        # Without another rank on this node there is nothing to compare with, and the rank would be the last
+        # to arrive each time.
         if len(durations) == 1:
             return
         longest, shortest = max(durations.values()), min(durations.values())
+        # Two equal times do not show which rank arrived last; the collective still counts as compared, so
+        # that the share decreases.
         is_clear = list(durations.values()).count(shortest) == 1
         for rank, duration_ns in durations.items():
             totals = self.ranks[rank]

@@ -136,6 +136,8 @@ def parse_progress(content: bytes) -> dict[str, tuple[int, int]]:
 
 def _decode(content: bytes) -> dict[str, Any]:
     if content[:1] == b"{":
+        # Counted before decoding: objects of Python are many times larger than their text, and exist before
+        # any other check.
         if sum(map(content.count, (b",", b"[", b"{"))) > MAX_JSON_VALUES:
             message = f"more than {MAX_JSON_VALUES} values in JSON"
             raise CollectiveFormatError(message)
@@ -146,6 +148,7 @@ def _decode(content: bytes) -> dict[str, Any]:
             raise CollectiveFormatError(message) from error
     else:
         dump = read_literals(content)
+    # A dump without entries is valid: PyTorch can be asked for the progress of groups alone.
     if not isinstance(dump, dict) or not isinstance(dump.get("entries", []), list):
         message = "expected a dictionary with a list of entries"
         raise CollectiveFormatError(message)
@@ -161,8 +164,10 @@ def _groups(dump: dict[str, Any]) -> Iterator[RecordedGroup]:
     entries: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for entry in dump.get("entries", [])[-MAX_ENTRIES:]:  # the last ones are the newest
         if isinstance(entry, dict) and not entry.get("is_p2p"):
+            # Names are printable only in the result: `pg_config` has them as they are in the entries.
             name, description = [*map(_cut, _items(entry.get("process_group"), 2)), "", ""][:2]
             key = str(_integer(entry.get("pg_id"))), name, description
+            # Groups beyond the bound are left out, but the known ones still get their entries.
             if key in entries or len(entries) < MAX_GROUPS:
                 entries.setdefault(key, []).append(entry)
     parse_ranks = functools.cache(_ranks)  # groups of a pickle may have one text
@@ -174,6 +179,7 @@ def _groups(dump: dict[str, Any]) -> Iterator[RecordedGroup]:
             if (sequence := _integer(entry.get("collective_seq_id"), UNKNOWN)) != UNKNOWN
         }
         recorded = [n for n, entry in by_sequence.items() if entry.get("state") == "completed"]
+        # The status may be newer than the entries, or missing.
         completed = max(
             [_integer(status.get("last_completed_collective"), UNKNOWN), *recorded],
         )
@@ -224,6 +230,7 @@ def _ranks(text: str) -> list[int]:
     """Parse `[0, 1, 2]`; empty if it is anything else."""
     match = _RANK_LIST.fullmatch(text)
     numbers = match[1].replace(" ", "").split(",") if match else []
+    # The length is checked first: conversion of a long text of digits takes quadratic time.
     ranks = {int(number) for number in numbers[:MAX_RANKS] if 0 < len(number) < len(str(1 << 31))}
     return sorted(rank for rank in ranks if rank < MAX_RANKS)
 
@@ -252,6 +259,7 @@ def _integer(value: object, default: int = 0) -> int:
     """Return an integer, also one in a text; the default if it is neither or exceeds 64 bits."""
     if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,19}", value):
         value = int(value)
+    # Not isinstance: a bool is an int, and True is not a number of a dump.
     if type(value) is not int or not -SIGNED_LIMIT <= value < SIGNED_LIMIT:
         return default
     return value

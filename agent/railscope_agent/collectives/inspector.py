@@ -123,10 +123,14 @@ def _is_name(text: str) -> bool:
 def parse_part(content: bytes, offset: int) -> InspectorPart:
     """Parse the whole lines of a log from an offset; `content` begins with the byte before it, if there is one."""
     first = max(offset - 1, 0)
+    # Without the byte before the offset it would be unknown whether a line begins there or the offset is
+    # inside of one.
     is_aligned = not offset or content[:1] == b"\n"
     begin = offset - first if is_aligned else content.find(b"\n") + 1 or len(content)
     end = max(content.rfind(b"\n") + 1, begin)
     parser = _PartParser(-1 if is_aligned else None)
+    # A whole part without a line break: it is passed, or the same bytes would be read each time. A shorter
+    # content is a line that is still being written.
     if is_aligned and end == begin and len(content) >= MAX_PART_BYTES:
         end = len(content)
         parser.reject("too_long")
@@ -171,6 +175,7 @@ class _PartParser:
             self.reject("malformed")
             return
         call = content.coll_perf or content.p2p_perf
+        # Lines without metadata are accepted: 4.3 has it in the lines with the header only.
         if content.metadata and not content.metadata.version.startswith("v4."):
             self.reject("unsupported")
         elif (call is None and content.dump_stats is None) or not _has_names(content.header, call):
@@ -181,6 +186,8 @@ class _PartParser:
             if statistics := content.dump_stats:
                 self.dropped += statistics.coll_dropped_since_last_dump
                 self.dropped += statistics.p2p_dropped_since_last_dump
+            # Its communicator was in a line that could not be read: the header before that line may be
+            # another one.
             if call and self.last_header is None:
                 self.lines["headless"] += 1
                 return

@@ -65,6 +65,7 @@ class InspectorMetrics(msgspec.Struct):
 
 def parse_metrics(content: bytes) -> InspectorMetrics:
     """Parse a file. Raises CollectiveFormatError if it is not complete."""
+    # The plugin rewrites the file in place, so that a read may find a part of it.
     if not content.endswith(b"\n"):
         message = "no line break at the end"
         raise CollectiveFormatError(message)
@@ -88,9 +89,11 @@ class MetricsCollector:
 
     def add(self, name: str, labels: Mapping[str, str], value: float) -> bool:
         """Add a value; False if it, or one of its labels, is malformed."""
+        # This also excludes NaN, for which every comparison is false.
         if not 0 <= value < _MAX_COUNT:
             return False
         if count := _COUNTS.get(name):
+            # Counts of collectives and of point-to-point operations have one name here.
             self._counts[count] = self._counts.get(count, 0) + round(value)
             return True
         key = _key(labels, _KIND_LABELS.get(name, ""))

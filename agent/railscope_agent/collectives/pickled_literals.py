@@ -54,6 +54,7 @@ class _LiteralReader:
 
     def _take(self, length: int) -> bytes:
         start, self._position = self._position, self._position + length
+        # A slice beyond the end would be shorter than required, without an error.
         if self._position > len(self._content):
             message = f"truncated pickle: {len(self._content)} bytes"
             raise CollectiveFormatError(message)
@@ -142,6 +143,7 @@ class _LiteralReader:
     def set_items(self, values: list[Any]) -> None:
         """SETITEM, SETITEMS: set keys and values in a dictionary; keys are texts."""
         keys = values[::2]
+        # Other keys may be unhashable, and the hash of nested tuples takes time that grows with their depth.
         if len(values) % 2 or set(map(type, keys)) - {str}:
             message = "expected pairs of a text and a value"
             raise CollectiveFormatError(message)

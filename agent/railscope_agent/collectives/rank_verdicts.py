@@ -74,7 +74,9 @@ def compare_ranks(
     usable = {
         r: record for r, record in records.items() if record.group.enqueued != recorder.UNKNOWN
     }
+    # Ranks that a record has but the group does not list are kept: the list may be cut or missing.
     verdicts = dict.fromkeys(sorted({*members, *records}), NO_RECORD)
+    # The lowest one: a rank that waits there cannot have reached later ones, whose waits follow from it.
     first = min(
         (c.sequence for r in usable.values() if (c := r.group.first_incomplete)), default=None
     )
@@ -89,9 +91,12 @@ def compare_ranks(
         return verdicts
     starts = [c.created_ns for c in waiting.values() if c.created_ns]
     earliest_ns = min(starts, default=0)
+    # Each wait ends with the rank's own record: what happened after it is unknown.
     waits = {r: max(usable[r].recorded_ns - c.created_ns, 0) for r, c in waiting.items()}
     is_long = bool(earliest_ns) and max(waits.values()) >= min_wait_ns
     odd = _mismatched(usable, first)
+    # A statement that all ranks are in the collective requires the records of all, also of those on other
+    # nodes.
     has_all = bool(members) and {*members} <= usable.keys()
     is_entered = all(record.group.enqueued >= first for record in usable.values())
     peers = tuple(sorted(waiting))

@@ -58,6 +58,8 @@ def parse_events(content: bytes) -> tuple[list[ReportedPeer], bytes]:
             message = f"invalid events: {error}"
             raise CollectiveFormatError(message) from error
         try:
+            # Converted separately from decoding: the end of an invalid event is known, and the next one can
+            # be read.
             event = msgspec.convert(value, _MonitorEvent)
         except DECODING_ERRORS:
             continue

@@ -96,6 +96,7 @@ def _communicator(raw: msgspec.Raw, max_ranks: int) -> ReportedCommunicator | No
         return None
     ranks = [*map(_present, found.ranks), *map(_missing, found.missing_ranks)]
     numbers = {rank.rank for rank in ranks}
+    # A communicator with a rank twice, or beyond its size, is damaged: a verdict could name the wrong rank.
     if len(ranks) > max_ranks or len(numbers) < len(ranks):
         return None
     if max(numbers, default=-1) >= found.size:
@@ -108,6 +109,7 @@ def _communicator(raw: msgspec.Raw, max_ranks: int) -> ReportedCommunicator | No
 def _present(rank: _JsonRank) -> ReportedRank:
     status = rank.status
     problem = detail = ""
+    # In order of importance: each one found replaces the one before it.
     if _IN_PROGRESS in {status.init_state, status.async_error}:
         problem = "starting"
     for name in ("init_state", "async_error"):

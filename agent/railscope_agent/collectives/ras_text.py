@@ -58,6 +58,7 @@ class _TextReport:
 
     def parse(self) -> RasReport:
         """Return the report. Raises CollectiveFormatError if its last section is missing."""
+        # The last section of a report; without it the answer was cut.
         if "Warnings" not in self._lines:
             message = "invalid report: expected text with the section Warnings"
             raise CollectiveFormatError(message)
@@ -76,6 +77,7 @@ class _TextReport:
         if found := _VERSION.match(line):
             self._version = found[1]
         elif found := _GROUP.fullmatch(line):
+            # The size of the communicators of a group is only in the table before them.
             self._sizes[found[1]] = int(found[2])
         elif found := _COMMUNICATOR.match(line):
             self._place, self._section = (found[1], found[2]), ""
@@ -102,6 +104,7 @@ class _TextReport:
             return _NO_DATA
         if found := _LAUNCHED.fullmatch(line):
             group = int(found[1]), int(found[2])
+            # The largest group is the one whose ranks are not listed.
             largest = self._unlisted.setdefault(place, {}).get(self._kind, (0, 0))
             self._unlisted[place][self._kind] = max(largest, group)
             return found[2]
@@ -110,6 +113,7 @@ class _TextReport:
                 self._add(ranks, ReportedRank(int(text), problem="missing"))
         elif found := _LISTED.fullmatch(line):
             number, count = int(found[1]), str(found[2] or self._group)
+            # A rank is listed again for each kind of collective in which it differs.
             counts = dict(ranks[number].counts) if number in ranks else {}
             if count.isdecimal():
                 counts[self._kind] = int(count)
@@ -135,6 +139,8 @@ class _TextReport:
             }
             least = max(listed, default=-1) + 1
             size = self._sizes.get(group, least)
+            # All ranks count, listed or not: those that are not listed are added with the counts of the
+            # largest group.
             if least <= size <= remaining:
                 remaining -= size
                 ranks = [listed[number] for number in sorted(listed)]

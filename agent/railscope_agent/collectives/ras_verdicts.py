@@ -97,6 +97,7 @@ class CommunicatorHistory:
 
 def _progress(report: ReportedCommunicator) -> object:
     """Return what changes when any rank makes progress."""
+    # Not the problem itself: a rank that goes from missing to dead has not made progress.
     ranks = [(rank.rank, rank.problem in {"", "starting"}, rank.counts) for rank in report.ranks]
     return report.size, report.unlisted, ranks
 
@@ -131,9 +132,11 @@ def _judge(
     first = max(positions.values(), default=0)
     kinds = sorted({kind for rank in usable for kind in rank.counts})
     different = [kind for kind in kinds if len({r.counts.get(kind, 0) for r in usable}) > 1]
+    # Equal totals with different kinds: no rank is behind, and waiting does not resolve it.
     is_mismatched = bool(different) and len(set(launched.values())) == 1
     if not is_mismatched:
         different = [kind for kind in different if kind in COMPARED_KINDS]
+    # A rank without counts may be the one that the others wait for: then no other one is called late.
     is_comparable = is_frozen and bool(different) and len(usable) == len(ranks)
     ahead = tuple(number for number, count in positions.items() if count == first)
     for rank in ranks:
