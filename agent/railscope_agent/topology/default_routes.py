@@ -22,6 +22,7 @@ def default_interfaces(host: Host) -> set[str]:
     waiting = [_default_ipv4_interface(host) or _default_ipv6_interface(host)]
     while waiting:
         interface = waiting.pop()
+        # Each one once: an interface may be below several others.
         if interface and interface not in interfaces:
             interfaces.add(interface)
             below = (
@@ -38,6 +39,7 @@ def _default_ipv4_interface(host: Host) -> str:
         if len(fields) < _FIELDS:
             continue
         interface, target, _, flags, _, _, metric, mask = fields[:_FIELDS]
+        # Both: a network that begins at 0.0.0.0 with a longer mask is not the default route.
         if target == mask == _NOWHERE and int(flags, 16) & _UP and not int(flags, 16) & _REJECT:
             best.append((int(metric), interface))
     return min(best, default=(0, ""))[1]
@@ -50,6 +52,7 @@ def _default_ipv6_interface(host: Host) -> str:
         if len(fields) < _FIELDS_6:
             continue
         length, metric, flags, interface = fields[1], fields[5], int(fields[8], 16), fields[9]
+        # The kernel has a default route that rejects packets on `lo` where there is no other.
         if length == "00" and flags & _UP and not flags & _REJECT and interface != "lo":
             best.append((int(metric, 16), interface))
     return min(best, default=(0, ""))[1]

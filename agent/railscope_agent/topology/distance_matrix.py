@@ -44,6 +44,7 @@ def matrix_nics(node: node_topology.NodeTopology) -> list[tuple[str, NetworkDevi
 
     The device of bonded ports is at the first of them.
     """
+    # Reversed, so that the first of several ports with one name remains.
     named = {name: nic for nic in reversed(node.nics) for name in nic.rdma}
     return sorted(named.items(), key=lambda entry: _natural_order(entry[0]))
 
@@ -54,6 +55,7 @@ def format_matrix(node: node_topology.NodeTopology) -> str:
     lines = ["\t" + "\t".join(heads)]
     for name, *cells in rows:
         shown = [" X " if cell == "X" else cell for cell in cells]
+        # As nvidia-smi does, which has an empty column before the last one in the rows of GPUs.
         if len(shown) == len(heads):
             shown.insert(-1, "")
         lines.append("\t".join([name, *shown]))

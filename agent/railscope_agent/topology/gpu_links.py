@@ -54,6 +54,7 @@ def count_bonded_links(gpus: tuple[GpuLinks, ...]) -> dict[tuple[str, str], int]
     """
     bonded: dict[tuple[str, str], int] = {}
     for gpu, other in permutations(gpus, 2):
+        # Each end counts the links, and one of the two may not have answered.
         straight = max(gpu.peers.get(other.address, 0), other.peers.get(gpu.address, 0))
         links = straight or min(gpu.to_switches, other.to_switches)
         if links:
@@ -68,8 +69,10 @@ def _read_gpu(host: Host, index: int) -> GpuLinks | None:
     peers: Counter[str] = Counter()
     switched = 0
     count = _read_field(host, index, _LINK_COUNT)
+    # Without a count every possible link is queried: those that do not exist answer with an error.
     for link in range(_MAX_LINKS if count is None else min(count, _MAX_LINKS)):
         state = _read_field(host, index, f"{_LINK_STATE}:{link}")
+        # Drivers that do not have the field answer the older function.
         if state is None:
             state = call_nvml(host, "nvmlDeviceGetNvLinkState", index, link)
         if state != _ACTIVE:

@@ -20,6 +20,7 @@ _MASK_BITS = 32
 
 def parse_nccl_topology(content: bytes) -> nccl_topology.NcclTopology:
     """Parse such a file. Raises NcclFileError."""
+    # Entities that contain one another expand a small file to gigabytes.
     if b"<!ENTITY" in content or b"<!DOCTYPE" in content:
         message = "unexpected DOCTYPE or entity"
         raise nccl_topology.NcclFileError(message)
@@ -54,6 +55,7 @@ def _add_device(
     for tag, kind in _LINKS.items():
         for link in pci.findall(f"gpu/{tag}"):
             target = pci_tree.pci_address(link.get("target", ""))
+            # Targets may be other ends than GPUs, with addresses that are none.
             if pci_tree.is_address(target) and target != address:
                 counts[target, kind] += _link_count(link)
     for (target, kind), count in counts.items():
@@ -93,6 +95,8 @@ def _chain(above: tuple[str, ...], pci: ET.Element) -> tuple[str, ...]:
     """Return, for each switch, its address and that of its port below, and finally the device."""
     address = _address(pci)
     chain: list[str] = []
+    # The name of the lower port contains what is below it: two devices at one switch have different lower
+    # ports, as in sysfs.
     for switch, below in zip(above, (*above, address)[1:], strict=True):
         chain += [switch, f"{switch}>{below}"]
     return (*chain, address)

@@ -93,14 +93,18 @@ class NetworkScanner:
         Sources probe one after the other: a result of the last second is reused if the devices are the
         same.
         """
+        # Listed at each call: a device that came or went within the second makes the result invalid.
         device_names = tuple(
             tuple(list_names(host, directory))
             for directory in (pci.DEVICES, pci.RDMA_CLASS, pci.NET_CLASS)
         )
         now_ns, last = host.clock.now().boot_ns, self._last
         if last and last.is_valid(host, device_names, now_ns):
+            # The failures belong to each source that uses the result, and not only to the one whose scan it
+            # was.
             repeat_failures(host, last.failed)
             return last.network
+        # The failures before the scan are of its caller, and are not part of the result.
         tree, before = self.rules.tree, failed_calls(host)
         network = self.assign_roles(
             host, pci.read_pci_devices(host, tree.places if tree else None).values()
@@ -134,7 +138,9 @@ class NetworkScanner:
         ]
         default_routes = default_interfaces(host)
         routing_nics = {d.address for d in candidates if default_routes.intersection(d.interfaces)}
+        # Ports of one NIC have one place on the bus, and count once.
         units = _group_by_slot(candidates, self._on_rails)
+        # In bus order over present and missing ones: positions in the assignment are positions in this table.
         rail_devices = self._with_missing(gpus, _rail_candidates(units, routing_nics))
         addresses = [*rail_devices.gpus]
         assignment = rail_map.assign_rails(
@@ -143,6 +149,7 @@ class NetworkScanner:
         on_rails = [
             d for unit in units.values() for d in _assign_unit_rail(unit, assignment, addresses)
         ]
+        # Those with a rail last: they replace the same devices without one.
         by_address = {d.address: d for d in (*candidates, *on_rails)}
         named, problems = self._apply_configured_rails(by_address.values())
         self._on_rails = {device.address for device in named if device.rail is not None}
@@ -158,6 +165,7 @@ class NetworkScanner:
         number_by_gpu = {address: number for number, address in enumerate(addresses)}
         nics = {gpu.address: assignment.nics[number_by_gpu[gpu.address]] for gpu in gpus}
         rails = {gpu.address: assignment.rails[number_by_gpu[gpu.address]] for gpu in gpus}
+        # The number of a rail is then that of the setting, not the position of a GPU.
         if self.rules.rails or self.rules.rail_pattern:
             rails = _rails_by_nic(nics, rails, network_devices)
         unused = self.rules.find_unused(name for device in network_devices for name in device.names)
@@ -194,6 +202,7 @@ class NetworkScanner:
             {nic.place.address: nic for nic in candidates},
         )
         last = self._devices
+        # No new address: what is not found now has vanished from the bus, or is in another namespace.
         if found.gpus.keys() <= last.gpus.keys() and found.nics.keys() <= last.nics.keys():
             missing = {a: replace(nic, is_missing=True) for a, nic in last.nics.items()}
             found = _RailDevices({**last.gpus, **found.gpus}, {**missing, **found.nics})
@@ -224,6 +233,7 @@ class NetworkScanner:
         """
         if device.model not in _BRIDGE_MODELS:
             return False
+        # A failure is not stored: after it the next scan tries again.
         if device.address not in self._bridges:
             try:
                 data = host.read(f"{pci.DEVICES}/{device.address}/vpd")
@@ -249,6 +259,8 @@ class NetworkScanner:
                 )
             configured.append(device)
         for position, device in enumerate(configured):
+            # Only the functions of one NIC may share a rail with a configured one. The rail from the tree
+            # gives way to it.
             other = rail_owners.get(-1 if device.rail is None else device.rail)
             if (
                 other

@@ -114,6 +114,7 @@ def _read_interface(host: Host, name: str) -> NetworkInterface | None:
         driver: str = read_driver(host, name)["driver"]
     except OSError:
         driver = read_link_name(host, f"{directory}/device/driver")
+    # Representors first: they have the device of their NIC, and would be taken for its ports or parts.
     kind = InterfaceKind.PORT
     if _is_representor(read_text(host, f"{directory}/phys_port_name"), driver):
         kind = InterfaceKind.REPRESENTOR

@@ -76,6 +76,8 @@ class NodeTopology:
         """Return the same without NVLinks."""
         places = [self._find_place(end) for end in (address, other)]
         c2c = {gpu.address for gpu in self.gpus if gpu.reported and gpu.reported.c2c_links}
+        # P2C is between a GPU with C2C and a device without it: two such GPUs have the distance of their
+        # places.
         if (address in c2c) != (other in c2c):
             gpu, nic = places if address in c2c else reversed(places)
             return pci_distance.c2c_distance(gpu, nic)
@@ -101,6 +103,7 @@ def read_topology(host: Host, rules: rail_rules.RailRules) -> NodeTopology:
     files.close()
     bonds = {pair: f"{kind}{count}" for pair, (kind, count) in tree.links.items()}
     bonded = count_bonded_links(tuple(reported.values()))
+    # What the driver reports takes precedence over the topology file.
     bonds |= {pair: f"NV{count}" for pair, count in bonded.items()}
     return NodeTopology(
         devices,

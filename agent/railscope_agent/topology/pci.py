@@ -129,6 +129,7 @@ def read_place(host: Host, address: str) -> PciPlace:
 
 def read_role(host: Host, address: str) -> str:
     """Return the kind of device at an address; empty if it is not relevant."""
+    # Without the programming interface, the last two digits.
     class_ = read_text(host, f"{DEVICES}/{address}/class")[:_CLASS_DIGITS]
     of_vendor = _ROLES_BY_VENDOR.get(class_)
     if of_vendor is None:
@@ -148,6 +149,7 @@ def read_pci_devices(
     for address, role in roles.items():
         if role and role != BRIDGE:
             devices[address] = _read_device(host, address, role, places)
+    # Bridges only above relevant devices: a server has many others.
     for device in list(devices.values()):
         for above in device.place.chain[:-1]:
             if roles.get(above) == BRIDGE and above not in devices:

@@ -49,6 +49,7 @@ def distance_between(place: PciPlace, other: PciPlace) -> PciDistance:
         shared += 1
     if shared == 0:
         return PciDistance.PHB
+    # The deeper device decides: it may be below a further switch.
     deepest = max(len(place.chain), len(other.chain))
     return PciDistance.PIX if deepest - shared <= _SAME_SWITCH else PciDistance.PXB
 

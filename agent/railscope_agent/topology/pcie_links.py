@@ -101,6 +101,7 @@ def _read_link(files: FileGroup, first: int) -> PcieLinkState:
             continue
         readings.append(parse_link(file, content))
         lost |= file == "current_link_width" and content.strip() in _ALL_ONES
+    # A width of all ones alone is not enough: the speed of a device that responds is known.
     speed, speed_limit, width, width_limit = readings
     return PcieLinkState(speed, speed_limit, width, width_limit, lost and isinstance(speed, Absent))
 
@@ -116,6 +117,8 @@ def list_path_links(chain: Sequence[str], roles: Mapping[str, str]) -> tuple[Pci
     if not ports:
         return () if roles.get(device) == BRIDGE else (PcieLink("", device),)
     ends = [*ports, device]
+    # Ports alternate: root port and upstream port, downstream port and device. A downstream port at the end
+    # has no link above it.
     pairs = zip(ends[::2], ends[1::2], strict=False)
     return tuple(PcieLink(upper, lower) for upper, lower in pairs)
 
@@ -167,6 +170,7 @@ def _state(
     at_best = _bandwidth(fastest, state.width)
     if isinstance(at_best, Absent) or at_best < limit:
         return at_best if isinstance(at_best, Absent) else DEGRADED
+    # Queried last: most links are at full speed, and need no answer about their device.
     asleep = sleeps(link.lower)
     if isinstance(asleep, Absent):
         return asleep

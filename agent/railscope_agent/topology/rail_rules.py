@@ -46,6 +46,7 @@ class RailRules:
                 return self.rails[name], f"topology.rails contains {name}"
         for name in of_device:
             match = self.rail_pattern.fullmatch(name) if self.rail_pattern else None
+            # The group may be optional, or match something that is not a number.
             if match and (match[_RAIL] or "").isdecimal():
                 return int(match[_RAIL]), f"topology.rail_pattern matches {name}"
         return None
@@ -121,6 +122,7 @@ def _parse_rail_pattern(text: str) -> re.Pattern[str] | None:
 
 def _compile_pattern(setting: str, text: str) -> re.Pattern[str]:
     try:
+        # ASCII: `\d` would match digits of other scripts.
         return re.compile(text, re.ASCII)
     except re.error as error:
         message = f"invalid {setting}: {text!r}: expected a regular expression: {error}"

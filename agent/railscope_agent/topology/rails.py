@@ -111,8 +111,10 @@ def _assign_by_distance(
     gpus: Sequence[pci.PciPlace], nics: Sequence[RailNic], usual_model: str
 ) -> tuple[dict[str, RailPosition], dict[str, str]]:
     taken: dict[str, tuple[int, int]] = {}
+    # One plane after the other: each GPU has its first NIC before any has a second one.
     for plane in count():
         free = [nic for nic in nics if nic.place.address not in taken]
+        # A GPU without another NIC takes any model; in further planes a different one is for another purpose.
         if plane:
             free = [nic for nic in free if nic.model == usual_model and not nic.has_other_purpose]
         gpu_by_address = _assign_one_each(gpus, free, usual_model)
@@ -135,6 +137,8 @@ def _assign_one_each(
     gpus: Sequence[pci.PciPlace], nics: Sequence[RailNic], usual_model: str
 ) -> dict[str, int]:
     """Assign at most one NIC to each GPU, the nearest pairs first."""
+    # Position and order come last: pairs at the same distance are joined in bus order, so that the result is
+    # the same each time.
     pairs = sorted(
         (
             distance,
@@ -174,6 +178,7 @@ def _select_nics(
         if (of_nic := assigned.get(nic.place.address)) and of_nic.plane == 0 and not nic.is_missing
     ]
     nic_by_gpu = {assigned[nic.place.address].gpu: nic.place.address for nic in first}
+    # Counts the GPUs that share a NIC of another one: equally near NICs get equally many.
     load: Counter[str] = Counter()
     for position, gpu in enumerate(gpus):
         near = [
