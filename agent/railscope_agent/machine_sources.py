@@ -68,6 +68,7 @@ def machine_sources(settings: AgentSettings, xids: XidMatcher | None = None) -> 
     pushes = None
     if settings.collectives.nccl_inspector_listen:
         pushes = inspector_pushes.InspectorPushes(places)
+    # One for each: these two have threads of their own, and an update on two threads could lose processes.
     ras_places, server_places = (
         rank_places.RankPlaces(gpus, lists, claims.claims_of_process) for _ in range(2)
     )

@@ -58,6 +58,8 @@ class AgentClient:
             status, answer = self._request_once(method, path, body)
             if status == _OK:
                 return answer
+            # An agent that starts does not listen yet, or has not read its claims. Other statuses are answers
+            # that would be the same again.
             if status not in {_NO_ANSWER, _UNAVAILABLE} or time.monotonic() >= until:
                 message = answer.get("error", f"the agent returned status {status}")
                 raise click.ClickException(message)
@@ -77,6 +79,7 @@ class AgentClient:
             answer = connection.getresponse()
             content = json.loads(answer.read())
             return answer.status, content if isinstance(content, dict) else {"error": str(content)}
+        # Before OSError, of which it is one: another attempt does not change it.
         except PermissionError as error:
             message = (
                 f"cannot connect to {self._address}: {error.strerror}; fix: run the command as root"

@@ -35,5 +35,6 @@ def find_read_offsets(capture: Capture) -> list[int]:
     end_ns = capture.about.duration_ns
     offsets = sorted({moment.offset_ns for moment in capture.moments})
     targets_ns = (end_ns * step // (MAX_READS - 1) for step in range(MAX_READS - 1))
+    # The last moment until each target: the state of the node at that time.
     places = (bisect_right(offsets, at_ns) - 1 for at_ns in targets_ns)
     return sorted({*(offsets[place] for place in places if place >= 0), end_ns})

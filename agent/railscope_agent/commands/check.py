@@ -113,6 +113,7 @@ def _readings(status: SourceState) -> list[ProbeFinding]:
         metrics = sorted(
             {metric.name for (metric, _), column_code in columns if column_code == code}
         )
+        # A reading that is not due is no problem of the node.
         if not metrics or reason is Absent.NOT_DUE:
             continue
         count = format_count(frame.reasons.count(code), "reading")
@@ -129,6 +130,7 @@ def _node_health(agent: Agent, node_facts: NodeHealthFacts) -> list[ProbeFinding
     """Return the findings about the NICs, and about settings of GPUs that differ from those of their peers."""
     statuses = agent.sampler.statuses
     absent = AbsentSources.from_statuses(statuses, agent.host.clock.now().boot_ns)
+    # A source that is unsupported now may have been read before: its last readings describe other devices.
     for name, status in statuses.items():
         if status.state == UNSUPPORTED:
             node_facts.drop_readings(name)
@@ -211,6 +213,7 @@ def _costs(agent: Agent) -> list[ProbeFinding]:
         if status.last_cost and status.state != UNSUPPORTED:
             governor.record_read(name, status.last_cost, 0)
     shares = {name: load.cpu_share(1) for name, load in governor.loads.items()}
+    # Before the decision, which lengthens the periods.
     whole = governor.expected_use
     governor.decide(lambda: 0, 0)
     findings = [
@@ -271,6 +274,7 @@ async def _collectors(agent: Agent) -> list[ProbeFinding]:
     if not clients:
         detail = "collector.url is not set: no frames are shipped"
         return [ProbeFinding.absent("collector", detail)]
+    # An envelope without frames: it checks URL, certificate and token, and adds no data.
     greeting = pack(envelope(agent.origin, (), (), agent_version=__version__))
     findings = []
     for client in clients:

@@ -140,6 +140,7 @@ def start(gpus: tuple[str, ...], **options: Any) -> None:
         job = _claim_of_slurm_job(os.environ)
         if not job["gpus"] and not body["gpus"]:
             return  # a job without GPUs claims none
+        # Options of the command take precedence over the environment of the job.
         body = {**job, **{key: value for key, value in body.items() if value not in (None, "", [])}}
     _check_required(body, ("id", "--id"), ("gpus", "--gpu"))
     answer = _create_client(options).request(
@@ -165,6 +166,7 @@ def end(name: str | None, other: str | None, when: str | None, **options: Any) -
         workload = _claim_of_slurm_job(os.environ)["workload"]
         claims = agent.request("GET", CLAIMS_PATH)["claims"]
         job = workload.partition(":")[2]
+        # Only claims that this command started: those of claim providers end with what they are read from.
         names = [
             claim_id["id"]
             for claim_id in claims

@@ -27,6 +27,8 @@ class DeviceNames:
                 rail = f"rail {facts['rail']}" if facts.get("rail") else ""
                 details = ", ".join(filter(None, (facts.get("rdma_device"), rail)))
                 self._names[name] = f"{name} ({details})"
+        # The longest first: an alternative that matches ends the search, and a name may be the beginning of
+        # another.
         any_name = "|".join(map(re.escape, sorted(self._names, key=len, reverse=True)))
         self._pattern = (
             re.compile(rf"(?<![\w.:-])(?:{any_name})(?![\w.:-]*\w)") if any_name else None

@@ -109,6 +109,7 @@ def _ask(
     path: str | None,
     timeout_seconds: float,
 ) -> verdicts.NodeVerdict:
+    # Before the settings are read: the timeout is that of the whole command.
     started = time.monotonic()
     parameters: list[tuple[str, str]] = []
     if slurm is not None:
@@ -186,6 +187,8 @@ def _receive(connection: socket.socket, until: float) -> bytes:
     """Return everything up to the end of the connection. Raises TimeoutError, OSError, RailscopeError."""
     answer = bytearray()
     connection.settimeout(_remaining(until))
+    # The timeout of a socket is for one call: it is set again for each, or an answer in small parts would
+    # take any time.
     while received := connection.recv(READ_BYTES):
         answer += received
         connection.settimeout(_remaining(until))

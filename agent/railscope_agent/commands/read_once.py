@@ -150,6 +150,7 @@ def _as_json(node_agent: Agent) -> list[dict[str, Any]]:
         series = textfile_series.json_entries(columns, frame.reading)
         entries += ({**entry, "source": frame.schema.stream} for entry in series)
         for metric, entity, reading in frame.readings():
+            # The series of textfiles were added above, with their own names.
             if metric.about is TEXTFILE_SERIES:
                 continue
             entry: dict[str, Any] = {
@@ -162,6 +163,7 @@ def _as_json(node_agent: Agent) -> list[dict[str, Any]]:
             if isinstance(reading, Absent):
                 entry["absent"] = reading.label
             else:
+                # Integers where the scale allows it: a large counter is not exact as a float.
                 numerator, denominator = metric.scale_of(entity.key).as_integer_ratio()
                 value = reading * numerator
                 entry["value"] = value if denominator == 1 else value / denominator

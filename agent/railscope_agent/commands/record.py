@@ -76,10 +76,13 @@ async def _record(
     sampler = Sampler(
         host, FrameOrigin(node, "record", host.boot_id), machine_sources(read), lambda _frame: None
     )
+    # Every source is read before the timers start, so that the first moment contains the answers to all
+    # queries.
     await sampler.once()
     sampling = asyncio.ensure_future(sampler.run())
     await host.clock.sleep_until(started.boot_ns + round(seconds * timestamps.SECOND_NS))
     sampling.cancel()
+    # Until the reads in progress have ended: their answers are part of the capture.
     await asyncio.wait({sampling})
     hide = redactor.redact_text if redactor else str
     about = CaptureMetadata(

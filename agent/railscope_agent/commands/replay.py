@@ -98,6 +98,7 @@ class _ReplayedSource:
     def read(self, host: stepped_host.SteppedHost, grader: SourceGrader) -> Frame | None:
         """Return the next frame; the last one with a new time if all answers are the same."""
         now, before = host.clock.now(), self.status.frame
+        # Its answers are the same, so are its readings: the read is left out.
         if not self.is_outdated and before and now.boot_ns - self._probed_ns < REPROBE_SAME_NS:
             self.status.frame = self.reader.repeat(before)
             return self.status.frame
@@ -110,6 +111,7 @@ class _ReplayedSource:
             self.used, self.has_new_devices, self._probed_ns = set(), False, now.boot_ns
         if self.status.source.name in STATIC_SOURCES:
             self.used |= host.used
+            # A reading that is absent for a time may be present at the next read, with the same answers.
             self.is_outdated = not outcome.frame or bool(_VARYING & set(outcome.frame.reasons))
         return outcome.frame
 
@@ -141,6 +143,7 @@ class ReplayedNode:
         self._grader = SourceGrader()
         self._numbering = EventNumbering()
         self.statuses: dict[str, SourceState] = {}
+        # The moments of a capture are usually further apart than the windows of burst sampling.
         settings = msgspec.structs.replace(
             settings, node=about.node, bursts=BurstSettings(enabled=False)
         )
@@ -169,6 +172,8 @@ class ReplayedNode:
         for source in self._sources:
             source.has_new_devices |= has_new_devices
             source.is_outdated |= has_new_devices or not source.used.isdisjoint(changed)
+            # An agent has found all devices when it begins to ship. A source without devices does not wait
+            # for its next probe.
             if has_new_devices and (is_begin or source.status.state == UNSUPPORTED):
                 source.reader.forget_plan()
                 source.due_ns = 0
@@ -193,6 +198,7 @@ class ReplayedNode:
             device: hang_guard.HungCall(device, key, now_ns)
             for key, device in self._pending.items()
         }
+        # The time since when a call is hung remains that of its first moment.
         self._hung.by_device = {device: hung.get(device, call) for device, call in calls.items()}
         return True
 
@@ -207,6 +213,7 @@ class ReplayedNode:
             source.plan(now.boot_ns)
             if frame:
                 frames.append(self._numbering.number_events(frame))
+        # Events of the agent itself are not part of a capture.
         self._grader.events.clear()
         return frames
 
@@ -252,6 +259,7 @@ class CaptureReplay(ReplayedNode):
         yield from self._pack(frames, sent)
 
     def _pack(self, frames: list[Frame], sent: set[Schema]) -> Iterator[wire.Envelope]:
+        # Frames of one stream follow one another, so that they become one batch.
         frames.sort(key=lambda frame: (frame.schema.stream, frame.sequence))
         for group in split_into_envelopes(frames):
             new = dict.fromkeys(f.schema for f in group if f.schema not in sent)

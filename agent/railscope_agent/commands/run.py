@@ -70,6 +70,8 @@ def run_agent(
         def build() -> Agent:
             return Agent(current, host, current.node or node)
 
+        # Without a run: settings that are invalid on this node are reported while the agent with the former
+        # ones still runs.
         build()
 
         async def serve() -> None:

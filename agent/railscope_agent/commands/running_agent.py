@@ -70,6 +70,8 @@ def _tls(settings: AgentSettings) -> ssl.SSLContext | None:
     if not settings.tls.certificate_file:
         return None
     context = ssl.create_default_context(cafile=settings.tls.certificate_file)
+    # The certificate is for the name by which other nodes reach the endpoint. The connection is to this node,
+    # and trusts this certificate only.
     context.check_hostname = False
     return context
 

@@ -92,6 +92,7 @@ class NodeHealthFacts:
         if stream not in SOURCES:
             return
         readings = self._sources.setdefault(stream, source_readings.SourceReadings(self._metrics))
+        # Entities and their labels are part of the schema: with the same one there is nothing new.
         if readings.frame is None or readings.frame.schema is not frame.schema:
             self._add_entities(frame.schema.entities)
         readings.add(frame)

@@ -40,6 +40,7 @@ class NodeHealth:
         """Process a frame, unless one of its source with the same columns is recent."""
         stream, before = frame.schema.stream, self._added.get(frame.schema.stream)
         age_ns = frame.timestamp.boot_ns - before.timestamp.boot_ns if before else 0
+        # A frame with other columns is processed at once: it has other devices.
         is_recent = before and before.schema is frame.schema and 0 <= age_ns < ADD_PERIOD_NS
         if stream in node_facts.SOURCES and not is_recent:
             self._added[stream] = frame
@@ -62,6 +63,7 @@ class NodeHealth:
             judged = {gpu.name for gpu in found}
             found = [gpu for gpu in found if gpu.name in gpus]
             found += [_unjudged_gpu("gone", name=gpu) for gpu in sorted(set(gpus) - judged)]
+        # A GPU without a rail has no NIC of its own.
         rails = None if gpus is None else {gpu.rail for gpu in found} - {""}
         found += [nic for nic in self._judge_nics(now_ns) if rails is None or nic.rail in rails]
         return verdicts.node_verdict(found, rule.ACTIONS_BY_SEVERITY, job)
@@ -73,6 +75,7 @@ class NodeHealth:
             if isinstance(frame, Frame):
                 self._facts.add(frame)
             else:
+                # Devices and counters are kept for the frame that follows.
                 self._facts.drop_readings(source)
         absent = node_facts.AbsentSources.from_statuses(statuses, now_ns)
         found = []

@@ -57,6 +57,7 @@ def _power_limit(facts: health_facts.HealthFacts) -> dict[str, str]:
     limit = facts.reading(gpu.GPU_POWER_LIMIT)
     if isinstance(limit, Absent):
         return {}
+    # Whole watts: fractions of one are no difference in configuration.
     return {"power limit": f"{round(float(limit * gpu.GPU_POWER_LIMIT.scale))} W"}
 
 
@@ -83,6 +84,7 @@ class PeerSettings:
             if (
                 usual != settings[name]
                 and number >= MIN_PEERS
+                # The device counts as one of those with its value.
                 and number > 2 * (values[settings[name]] + 1)
             ):
                 found[name] = settings[name], usual
@@ -90,6 +92,8 @@ class PeerSettings:
 
     def differ(self, facts: health_facts.HealthFacts) -> bool:
         """True if a setting differs."""
+        # A difference that was found counts, whatever else cannot be read. No difference requires all
+        # settings.
         if self.differences(facts):
             return True
         return bool(self.metrics) and require_readings(facts, *self.metrics)

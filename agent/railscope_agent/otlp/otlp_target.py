@@ -81,6 +81,8 @@ def otlp_targets(configured: OtlpSettings, environment: Mapping[str, str]) -> di
         if protocol == GRPC and urlsplit(url).path.strip("/"):
             message = f"invalid {origin} {url!r}: expected a URL without a path for gRPC, such as http://HOST:4317"
             raise settings.SettingsError(message)
+        # The specification adds the path of a signal to the general URL only, and uses the URL of a signal as
+        # it is.
         if protocol == HTTP and origin in _BASE_URLS:
             url = url.rstrip("/") + path
         targets[signal] = OtlpTarget(
@@ -184,6 +186,7 @@ def _tls_files(configured: OtlpSettings, environment: Mapping[str, str], signal:
     (origin, _), (certificate_origin, _), (key_origin, _) = found
     shown = files.ca_file
     try:
+        # The context is not kept: it only shows now whether the files are usable.
         context = ssl.create_default_context(cafile=files.ca_file or None)
         if files.certificate_file:
             origin, shown = (

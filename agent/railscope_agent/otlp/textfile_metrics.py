@@ -60,6 +60,7 @@ class TextfileMetrics:
         values = [float(each.value) for each in samples]
         read_ns = frame.timestamp.wall_ns
         if keys != self.keys:
+            # The starts of the counters are stored first: the new points continue those that remain.
             self.end()
             self._add_points(keys, values, frame)
         for key, point, sample, value, last in zip(
@@ -67,8 +68,10 @@ class TextfileMetrics:
         ):
             point.time_unix_nano = read_ns
             if key.metric.kind is MetricKind.COUNTER:
+                # A counter that decreased was reset.
                 start_ns = read_ns if value < last else point.start_time_unix_nano
                 point.start_time_unix_nano = min(start_ns, read_ns)
+            # As an integer where the file has one: a large counter is not exact as a float.
             is_integer = sample.value.removeprefix("-").isdecimal()
             set_number(point, int(sample.value) if is_integer else value)
         self._values = values

@@ -259,8 +259,8 @@ class NetworkScanner:
                 )
             configured.append(device)
         for position, device in enumerate(configured):
-            # Only the functions of one NIC may share a rail with a configured one. The rail from the tree
-            # gives way to it.
+            # Only the functions of one NIC may share a rail with a configured one: the rail from the tree is
+            # removed.
             other = rail_owners.get(-1 if device.rail is None else device.rail)
             if (
                 other
