@@ -54,6 +54,7 @@ class HeartbeatPath:
             seconds = self._next_seconds
             self._next_seconds += HEARTBEAT_SECONDS * self._rng.uniform(0.9, 1.1)
             deviation_ns = seconds_to_ns(self._deviation_seconds(seconds))
+            # All random numbers are drawn whether or not the heartbeat arrives: a fault changes no later one.
             ratio = _MAX_DELAY_SECONDS / _MIN_DELAY_SECONDS
             delay = _MIN_DELAY_SECONDS * math.pow(ratio, self._rng.random())
             if not self.is_unreachable(seconds):

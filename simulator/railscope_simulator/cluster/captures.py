@@ -96,6 +96,8 @@ class GroundTruthRecorder:
 
     def _slowed_jobs(self, fault: int) -> Iterator[dict[str, Any]]:
         row = int(self._worked_seconds[1, fault].any())
+        # The job's own working time is the reference: its checkpoints and pauses are not an effect of a
+        # fault.
         worked, iterations = self._worked_seconds[row, fault], self._iterations[row, fault]
         for job, seconds_of, count in zip(self._model.jobs, worked, iterations, strict=True):
             speed = count * job.iteration_seconds / seconds_of if seconds_of else 1.0
@@ -117,6 +119,7 @@ class GroundTruthRecorder:
         length_seconds = max(end_seconds - fault.begin_seconds, 1e-9)
         shares = self._paused_seconds[index] / length_seconds
         for node, rail in np.argwhere(shares > _MIN_VICTIM_PAUSE_SHARE).tolist():
+            # A NIC with the fault is its cause, and not a victim.
             if not (node in fault.nodes and rail in (fault.indices or [rail])):
                 yield self._nic(node, rail)
 
@@ -206,6 +209,7 @@ class SampledCluster:
             simulation.CaptureRecorder(node, *self._views(number))
             for number, node in zip(self.model.numbers, self.model.nodes, strict=True)
         ]
+        # The stream of the cluster, not of a node: every part takes its samples at the same times.
         self._rng = self.model.specs[0].shared_stream("samples")
 
     def _views(self, number: int) -> list[simulation.NodeView]:
@@ -218,6 +222,8 @@ class SampledCluster:
         count = int(scenario.seconds / scenario.step_seconds)
         for number in range(count + 1):
             is_inner = 0 < number < count
+            # The first and the last sample have no deviation: captures begin and end at the times in their
+            # metadata.
             deviation = scenario.jitter * self._rng.uniform(-0.5, 0.5) if is_inner else 0.0
             yield seconds_to_ns((number + deviation) * scenario.step_seconds)
 

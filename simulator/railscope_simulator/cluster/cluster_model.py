@@ -133,6 +133,7 @@ class ClusterModel:
             node: index for index, job in enumerate(scenario.jobs) for node in job.nodes
         }
         self.specs = [self._spec(model, number) for number in range(self.topology.nodes)]
+        # Of all nodes, in every part: faults of ports act on the fabric of the whole cluster.
         self._node_faults = [
             fault_schedule.NodeFaultSchedule(
                 spec, self._occurrences(spec, number), has_job=number in self._job_of
@@ -188,7 +189,10 @@ class ClusterModel:
             name = FAULT_KINDS[fault.fault].scenario
             if not name or fault.nodes != [number]:
                 continue
+            # A stream for each fault: another fault in the scenario does not change this one.
             rng = spec.stream(f"fault {index}")
+            # A fault without an end is longer than the simulation, so that it does not end with the last
+            # step.
             end_seconds = min(fault.end_seconds, self.scenario.seconds + 1)
             begin_ns = seconds_to_ns(fault.begin_seconds)
             length_ns = seconds_to_ns(end_seconds) - begin_ns
@@ -239,6 +243,8 @@ class ClusterModel:
             if not found.latency.size or job.plan.load < 1.0:
                 continue
             arrives = np.minimum(nfs_mounts.READ_AHEAD / found.latency[nodes, job.plan.filer], 1.0)
+            # The node with the most input limits the job as a whole. Those with less are late, and the others
+            # wait for them.
             supply = float(arrives.max())
             found.supply[index] = min(found.supply[index], supply)
             found.delay[nodes] = np.maximum(found.delay[nodes], 1.0 - arrives / supply)
@@ -254,6 +260,7 @@ class ClusterModel:
         """Add the clocks of a node's GPUs, and the effects of its own faults on its ports."""
         state = found.fabric
         found.pace[number] = self._clocks[number]
+        # Without a fault all values are those of a healthy node.
         if not faults.faults_at(span.end_ns):
             return
         hardware = build_node_hardware(faults.spec)
@@ -269,6 +276,8 @@ class ClusterModel:
                 pcie = min(
                     nic_port.nic.halved_pcie_bytes_per_second / nic_port.bytes_per_second, 1.0
                 )
+            # A NIC reads what it sends over PCIe, so a slow path lowers its rate. What it receives arrives at
+            # the rate of the link, and only its acceptance is slower.
             state.send[number, rail] = min(link, pcie)
             state.deliver[number, rail], state.drain[number, rail] = link, pcie
             state.notifies[number, rail] = port_state.settings.notifying
@@ -343,6 +352,7 @@ class ClusterModel:
         weight = span.length_ns / length_ns
         share = np.zeros((self.topology.nodes, 1))
         for index, job in enumerate(self.jobs):
+            # Speeds of groups that do not exchange are of no use: their jobs compute.
             speed = float(rates.speeds[index]) if rates and index in active else 1.0
             speed *= float(found.collective[index])
             slowest = found.slowest(job)
@@ -351,10 +361,13 @@ class ClusterModel:
             share[job.plan.nodes] = progress.exchange * job.traffic_share(progress)
             totals[index].add(progress, weight)
         for index in incasts:
+            # These flows have no phases: they last for the whole step.
             share[[*self._incasts[index].nodes, *self._incasts[index].senders]] = 1.0
         if rates:
             traffic.add(rates, share * weight)
             self.queues.add(rates.queues, share * weight)
+        # A NIC that accepts nothing also pauses its port while the job does not exchange. The rest is in the
+        # rates.
         stuck = found.fabric.stuck * (1.0 - share) * weight
         traffic.pausing += stuck
 
@@ -376,6 +389,7 @@ class ClusterModel:
             busy, delay = found.busy_shares(job, number), float(found.delay[number])
             demands = job.demand(step.progress, busy, delay)
             for index in np.flatnonzero(found.launches[number] == 0).tolist():
+                # The process is present, but its GPU has no work.
                 demands[index] = JobDemand(present=demands[index].present)
         faults = self._node_faults[number]
         faults.thermal_resistance = found.thermal_resistance[number].tolist()

@@ -91,8 +91,10 @@ def run_parts(
         ]
         done, _ = wait(parts, return_when=FIRST_EXCEPTION)
         if any(part.exception() for part in done):
+            # The other processes would wait for this one until their timeout.
             barrier.abort()
     errors = [error for part in parts if (error := part.exception())]
+    # The cause first: a broken barrier is what it becomes in the other processes.
     for error in sorted(errors, key=lambda error: isinstance(error, BrokenBarrierError)):
         raise error
 

@@ -122,6 +122,7 @@ class ClusterSwitches:
         nics = slice(uplink.pod * per_pod, (uplink.pod + 1) * per_pod), uplink.rail
         line_packets = gigabits * 125_000_000 * span.seconds / _FRAME_BYTES
         frame_ns = fabric.pause_frame_ns(gigabits)
+        # Shares of a port are of the time in which it has traffic; without any, the numerators are 0 as well.
         busy = float(model.traffic.busy[nics].max()) or 1.0
         for sender, receiver, sent, paused, marked, full in (
             (

@@ -217,6 +217,7 @@ class NodeCollectives:
 
     def _file(self, name: str, subject: int, size: int, modified_ns: int) -> job_files.JobFile:
         job, wall_ns = self._job, self._spec.started_wall_ns
+        # Another one after a restart of the job: its logs are new files of the same names.
         inode = 1000 * (self._communicator + 1) + subject % 1000
         return job_files.JobFile(
             owners.workload_name(self._spec),
@@ -239,6 +240,7 @@ class NodeCollectives:
             file = self._file(name, pid, log.shown, offset_ns)
             files.append(file)
             if content:
+                # The parser expects the byte before the part, which is the end of the last line.
                 part = inspector.parse_part(b"\n" * bool(begin) + content, begin)
                 key = _key(
                     "inspector_log",
@@ -256,6 +258,7 @@ class NodeCollectives:
         timeout_ns = round(job.job.plan.watchdog_seconds * SECOND_NS)
         if job.is_present and now.hung_ns is not None and offset_ns - now.hung_ns >= timeout_ns:
             written_ns = now.hung_ns + timeout_ns
+            # Created once per hang: a dump remains as it was written, and is costly to make.
             if self._dumps[0] != written_ns:
                 self._dumps = written_ns, dict(self._dump_calls(written_ns))
         return self._dumps[1] or _listing("list", FLIGHT_RECORDER_DIRECTORY, [])

@@ -109,6 +109,7 @@ class JobCollectives:
             self.is_present = False
             return
         if not self.is_present and span.start_ns:
+            # Processes that start again create a new communicator, with numbers from 0.
             self.now = self._begin(self.now.number + 1)
         self.is_present, now = True, self.now
         self._find_unreachable(span)
@@ -155,6 +156,8 @@ class JobCollectives:
         now.launched = [
             count if waits else last for count, waits in zip(now.launched, is_held, strict=True)
         ]
+        # What all hosts have launched can end; without a rank that launches nothing, the collective itself
+        # stands still.
         if any(is_held):
             now.position = float(min(now.launched))
 
@@ -174,6 +177,7 @@ class JobCollectives:
         iterations, exchange, computing = map(sum, zip(*steps, strict=True))
         calls = iterations * self.per_iteration
         shortest = self.job.plan.exchange * self.job.iteration_seconds / self.per_iteration
+        # A step without a phase of exchange would result in collectives that take no time.
         return max(exchange / calls, shortest), computing / calls
 
     def _timed_calls(self, first: int, span: TimeSpan) -> Iterator[TimedCall]:
@@ -187,6 +191,7 @@ class JobCollectives:
             late = [self._lateness(computing) for _ in waits]
             if sequence % self.per_iteration == 1:
                 late[0] += _FIRST_RANK_LATENESS * computing
+            # A rank that waits for the slowest one arrives earlier than that by its waiting time.
             arrivals = [chance - wait for chance, wait in zip(late, waits, strict=True)]
             latest = max(arrivals)
             seconds = [exchange + latest - arrival for arrival in arrivals]

@@ -118,6 +118,8 @@ class FlowSolver:
     def solve(self, state: FabricState, active: Sequence[int]) -> FabricRates:
         """Return the rates while these groups exchange; those of the present state are cached."""
         key = state.key()
+        # Only results of the present state are kept: each change of a fault creates another state, and memory
+        # would grow.
         if key != self._state_key:
             self._solved.clear()
             self._state_key = key
@@ -142,12 +144,16 @@ class FlowSolver:
             speeds, limits = fair_speeds(usage, capacity)
             # A group requests its full rate of the resources that limit it, and no more than it gets of others.
             offered = speeds @ usage + ((1.0 - speeds)[:, np.newaxis] * usage * limits).sum(axis=0)
+            # Relative to the capacity without pause: a queue stands in front of the resource that is slow,
+            # and pause of its feeders is the result.
             excess = np.where(
                 offered > capacities,
                 1.0 - capacities / np.maximum(offered, _SATURATION_TOLERANCE),
                 0.0,
             )
             queues = _Resources.from_flat(self._topology, excess)
+            # A NIC that accepts less than its link delivers pauses the leaf: the queue is in front of the
+            # link.
             queues.deliver = np.maximum(queues.deliver, queues.drain)
             queues.deliver[state.deliver < _UNREACHABLE] = (
                 0.0  # a switch drops what it cannot deliver
@@ -163,6 +169,8 @@ class FlowSolver:
         lost = np.maximum(lost, self._of_leaf(state.drops) * receives)
         all_speeds = np.zeros(len(self._groups))
         all_speeds[active] = speeds
+        # `_feedback` adds what the leaf loses of unprotected traffic. `lost` remains as it is: what one
+        # sender loses so is not lost by the others that send to the same NIC.
         lost_by_leaf = lost.copy()
         feedback = self._feedback(state, queues, (lost, lost_by_leaf), active)
         remote = np.tensordot(speeds, self._remote[active], axes=1)
@@ -209,6 +217,7 @@ class FlowSolver:
             )
             into = np.maximum(into, bursts[path.to_nic] * (1.0 - reaction))
             np.maximum.at(blocked.deliver, path.to_nic, into)
+            # The queue of a leaf that does not pause is at its limit as well, but stops no sender.
             into *= pauses[path.to_nic]
             protected = 1.0 - state.unprotected[path.from_nic]
             far = path.is_remote
@@ -320,6 +329,7 @@ def fair_speeds(usage: FloatArray, capacity: FloatArray) -> tuple[FloatArray, ND
 
     `usage` (groups, resources) is at full speed; the limits have the same shape.
     """
+    # Rounding errors would make a group depend on resources that it does not use.
     usage = np.where(usage > _SATURATION_TOLERANCE, usage, 0.0)
     speeds, limits = np.zeros(len(usage)), np.zeros(usage.shape, dtype=bool)
     growing = np.ones(len(usage), dtype=bool)
@@ -331,6 +341,8 @@ def fair_speeds(usage: FloatArray, capacity: FloatArray) -> tuple[FloatArray, ND
         speeds[growing] = level
         if level >= 1.0:
             break
+        # With a tolerance: resources that are saturated together differ by rounding, and each pass must end
+        # the growth of a group.
         saturated = levels <= level * (1.0 + _SATURATION_TOLERANCE) + _SATURATION_TOLERANCE
         limits[growing] = (usage[growing] > 0) & saturated
         growing &= ~limits.any(axis=1)

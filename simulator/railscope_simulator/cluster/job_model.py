@@ -121,6 +121,7 @@ class ClusterJob:
         if self.plan.load < 1.0:
             drift = _LOAD_DRIFT * self._load_drift.advance(span.seconds)
             self._load = min(max(self.plan.load + drift, _MIN_LOAD), 1.0)
+        # Before the checkpoint: a job that hangs does not reach it.
         self.is_hung = pace <= 0 or (speed <= 0 and self._phase() == 1)
         checkpoint = self._checkpoint_share(span) * present
         work = self.working_share(span) * present
@@ -155,6 +156,7 @@ class ClusterJob:
             spent = min(remaining, needed)
             remaining -= spent
             moved = spent * speed / self.iteration_seconds
+            # The end exactly: a sum that is rounded down would remain in the phase.
             self._position = end if spent == needed else self._position + moved
             self._position %= 1.0
             progress.iterations += moved

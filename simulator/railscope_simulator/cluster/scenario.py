@@ -104,6 +104,7 @@ class PlannedClusterFault(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 
     def acts(self, seconds: float) -> bool:
         """True if the fault is present at a time."""
+        # A step is judged by its end: a fault that begins there has not acted in it.
         return self.begin_seconds < seconds <= self.end_seconds
 
     @property

@@ -37,6 +37,7 @@ def _poisson_mean(count: int, probability: float) -> float:
     lower, upper = 0.0, 2.0 * max(count, 0) + 20.0
     for _ in range(_BISECTIONS):
         mean = (lower + upper) / 2
+        # By logarithms: powers and factorials of large counts exceed the range of a float.
         logarithms = (k * math.log(mean) - mean - math.lgamma(k + 1) for k in range(count + 1))
         if sum(map(math.exp, logarithms)) > probability:
             lower = mean

@@ -154,6 +154,8 @@ def _diagnosed(
     try:
         incidents = diagnose(path, command)
     except ScoreError as error:
+        # A diagnosis that failed counts as one that found nothing: else a program that fails at hard
+        # scenarios would have the better score.
         incidents, outcome.problem = [], str(error)
     compare(truths, incidents, scenario.step_seconds, outcome)
     for fault in outcome.faults:
@@ -224,10 +226,12 @@ def compare(
         correct |= {index for index, _ in named}
         correct |= {i for i, incident in enumerate(incidents) if incident.get("id") in explaining}
         fault = FaultOutcome(truth["class"], truth["strength"])
+        # Several incidents may name a part of the cause each, such as the NICs of one node.
         if sum(_covered(incident["cause"], truth) for _, incident in named) >= _MIN_COVERED:
             detected = min(_seconds(incident["detected"]) for _, incident in named)
             fault.delay_seconds = max(detected - _seconds(truth["onset"]), 0.0)
         later = [incident for incident in ranked if _is_in_time(incident, truth, period_seconds)]
+        # With several faults, the first ranks may be in any order.
         fault.ranked_first = any(
             _covered(incident["cause"], truth) > 0 for incident in later[: len(truths)]
         )
@@ -342,4 +346,5 @@ def run_all(
             for task in tasks:
                 yield from task.result()
         finally:
+            # Also if the caller stops early: runs that have not begun are left out.
             pool.shutdown(cancel_futures=True)

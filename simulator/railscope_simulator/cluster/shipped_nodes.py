@@ -173,6 +173,7 @@ class ShippedNode:
             await self.close()
         elif self._listen and self._server is None:
             await self.serve(self._listen)
+        # Frames are kept while the node is unreachable, and sent afterwards, as an agent does with its spool.
         if not self._path.is_unreachable(seconds):
             while self._held_frames:
                 self._shipper.publish(self._held_frames.popleft())
@@ -210,6 +211,7 @@ class ShippedCluster:
         settings = sampled_settings(self.settings, self.scenario)
         settings = self._with_tokens(settings)
         now = self.clock.now()
+        # At maximum speed the simulation begins as long ago as it lasts, so that no sample is in the future.
         past_ns = 0 if self.is_real_time else self.scenario.seconds * SECOND_NS
         self._started_ns = now.boot_ns - past_ns
         """Start of the simulation by the boot clock of this host."""
@@ -226,6 +228,7 @@ class ShippedCluster:
         for listen, count in ((self.listen, nodes), (self.switch_listen, 1)):
             if listen:
                 host, first = listen_address.split_address(listen)
+                # Port 0 remains 0: the system selects a port for each.
                 listen_address.split_address(f"[{host}]:{first and first + count - 1}")
         self.settings.read_metrics_token()
         names = [self.scenario.topology.node_name(number) for number in range(nodes)]
@@ -242,6 +245,7 @@ class ShippedCluster:
         secret = secrets.token_urlsafe(24)
         topology = self.scenario.topology
         names = map(topology.node_name, range(topology.nodes))
+        # The collector gets digests only; the nodes derive their tokens from one secret that is not written.
         lines = [f'"{name}" = "{digest_token(f"{secret}-{name}")}"\n' for name in names]
         text = "[nodes]\n" + "".join(lines)
         (self.directory / "tokens.toml").write_text(text, encoding="utf-8")
@@ -268,6 +272,7 @@ class ShippedCluster:
                 for task in shipping:
                     task.cancel()
         finally:
+            # Also after a cancellation: the truth is about what was simulated until then.
             self._cluster.write_truth(self.directory)
 
     @contextlib.asynccontextmanager

@@ -75,10 +75,12 @@ def collective_flows(
     elif pattern == "tree":
         child = np.arange(1, count)
         parent = (child - 1) // 2
+        # The second tree is the first one in reverse order: the leaves of one are inner nodes of the other.
         source = np.concatenate([child, parent, count - 1 - child, count - 1 - parent])
         destination = np.concatenate([parent, child, count - 1 - parent, count - 1 - child])
         weights = np.full(len(source), rate / 4)
     else:
+        # A single node has no other to send to.
         source = np.arange(count if pattern == "ring" and count > 1 else count - 1)
         destination = (source + 1) % count
         weights = np.full(len(source), rate)
