@@ -194,6 +194,7 @@ def _ship(shipped: ShippedCluster) -> ShippingOutcome:
     async def run() -> None:
         task, loop = asyncio.current_task(), asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
+            # A cancellation, not an end: the truth is written, and the outcome is shown.
             loop.add_signal_handler(number, cast("asyncio.Task[None]", task).cancel)
         with contextlib.suppress(asyncio.CancelledError):
             await shipped.run()

@@ -104,6 +104,7 @@ def optional_counters(cable: fabric.Cable) -> dict[str, int]:
 
 def port_values(cable: fabric.Cable) -> dict[str, int]:
     """Return all values that a counter may show, by name: the fields of `PortCounters`, and more."""
+    # Derived once per step: several views show the same values.
     if not cable.port_values:
         cable.port_values = _port_values(cable)
     return cable.port_values

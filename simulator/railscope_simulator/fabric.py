@@ -68,6 +68,7 @@ class Cable:
         bit_error_rate = 10 ** rng.gauss(-8.3, 0.5)
         self._rate_drift = DriftNoise(rng, 20.0)
         self._mark_drift = DriftNoise(rng, 30.0)
+        # A stream of its own: errors of the signal do not change the other values of the port.
         error_rng = spec.stream(f"signal {port.rdma_device}")
         self.optics = port_signal.PortOptics(error_rng, bit_error_rate)
         self._signal = port_signal.PortSignal(
@@ -122,6 +123,7 @@ class Cable:
         max_share = _GOODPUT * self.lanes / device_models.LANES
         ripple = 1.0 + 0.03 * self._rate_drift.advance(span.seconds)
         send, receive = demand.send * ripple * up, demand.receive * ripple * up
+        # Traffic of others arrives whether or not the job exchanges.
         receive = max(receive, conditions.foreign_receive * up * (0.98 + 0.02 * ripple))
         excess = self._excess_ratio()
         paused = conditions.paused * demand.busy
@@ -188,6 +190,7 @@ class Cable:
         share = min(conditions.marked * math.exp(0.1 * drift) + usual, _MAX_MARKED)
         marked = round_randomly(received * share, rng)
         counters.marked_packets += marked
+        # The NIC limits notifications per flow, however many packets are marked.
         max_notifications = _SENDERS * _NOTIFICATIONS_PER_SECOND * span.seconds
         notifications = round_randomly(min(marked * _NOTIFIED, max_notifications), rng)
         handled = round_randomly(sent * (usual + conditions.notified) * _NOTIFIED, rng)
@@ -231,6 +234,7 @@ class Cable:
             return
         counters.pause_frames_sent += sent
         counters.pause_frames_received += received
+        # A random number of frames may stand for more time than the span has.
         counters.pausing_ns += min(round(sent * frame_ns), span.length_ns)
         counters.paused_ns += min(round(received * frame_ns), span.length_ns)
         counters.buffer_alarms += round_randomly(sent / 10, rng)

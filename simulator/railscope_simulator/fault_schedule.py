@@ -24,6 +24,7 @@ class FaultOccurrence:
     @classmethod
     def from_spec(cls, spec: NodeSpec, begin_ns: int, length_ns: int) -> FaultOccurrence:
         """Return the fault that a spec names, at this time. Raises ValueError for an unknown scenario."""
+        # Scenarios begin at half of their time.
         scenario = scenarios.scenario_of(spec, 2 * length_ns)
         return cls(spec, begin_ns, begin_ns + length_ns, scenario)
 
@@ -93,6 +94,7 @@ class FaultSchedule(conditions.Scenario):
 
     def link_outages(self, rail: int | None, span: TimeSpan) -> tuple[TimeSpan, ...]:
         """Return the outages of all faults that may be present."""
+        # Not only those that act: the end of an outage may be in a span that ends after the fault.
         faults = self.faults_at(span.end_ns)
         return tuple(outage for fault in faults for outage in fault.outages(rail))
 

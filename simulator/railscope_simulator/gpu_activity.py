@@ -41,6 +41,7 @@ class ActivityShares:
 def activity_shares(demand: training_job.JobDemand, ripple: float) -> ActivityShares:
     """Return the activity of a GPU under the job's demand, times a factor for this GPU's own load."""
     sm = min(demand.activity * ripple, 1.0)
+    # Kernels that wait occupy multiprocessors, but use no pipes.
     computing = max(sm - demand.spinning, 0.0)
     return ActivityShares(
         graphics=min(demand.occupied, 1.0),

@@ -96,6 +96,7 @@ class GpuSharing:
     def __init__(self, spec: NodeSpec, model: device_models.GpuModel, index: int) -> None:
         self.mode = spec.mode
         self.mig_devices = _mig_devices_of(spec, model, index) if spec.mode == "mig" else ()
+        # The MPS server is one process for all GPUs, and its number precedes those of the first GPU.
         first_pid = process_number(spec, 0) - 1
         pids = iter(range(process_number(spec, index), 1 << 22))
         rng = spec.stream(f"gpu {index} tenants")

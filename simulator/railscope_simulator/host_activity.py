@@ -113,6 +113,7 @@ class HostState:
             "iowait": int(waiting * capacity_ns),
             "softirq": int(0.0004 * capacity_ns),
         }
+        # The remainder, not a share of its own: rounding must not add or lose time.
         mode_ns["idle"] = capacity_ns - sum(mode_ns.values())
         for mode, amount_ns in mode_ns.items():
             self.cpu_ns[mode] += amount_ns

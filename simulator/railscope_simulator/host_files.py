@@ -252,6 +252,7 @@ def show_pci_devices(model: node_model.NodeModel, into: CaptureMoment) -> None:
     }
     cables = {cable.port.pci_address: cable for cable in model.cables}
     removed = {address for address, cable in cables.items() if cable.removed}
+    # The device below a port is at the other end of its link, and determines the link's state.
     below = {device.path.split("/")[-2]: device.address for device in model.machine.pci}
     present = [device for device in model.machine.pci if device.address not in removed]
     root = "/sys/bus/pci/devices"

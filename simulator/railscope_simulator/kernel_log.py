@@ -51,9 +51,11 @@ class SimulatedKernelLog:
     def show(self, model: node_model.NodeModel, into: CaptureMoment) -> None:
         """Add the records since the last call to a `CaptureMoment`."""
         into.log += self._boot
+        # Once: a capture contains the records since the last moment.
         self._boot = []
         boot_us = model.spec.started_boot_ns // MICROSECOND_NS
         messages = _messages(model.scenario, model.machine, model.span)
+        # In the order of time, as sequence numbers are.
         for message in sorted(messages, key=lambda message: message.offset_ns):
             at_us = boot_us + message.offset_ns // MICROSECOND_NS
             into.log.append(f"{message.level},{self._number},{at_us},-;{message.text}")

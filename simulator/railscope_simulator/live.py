@@ -107,6 +107,7 @@ class FaultRounds(fault_schedule.FaultSchedule):
         """Return the faults of a round and of the previous one; its last fault may still be active."""
         number = max(timestamp_ns, 0) // self._round_ns
         numbers = range(max(number - 1, 0), number + 1)
+        # Kept while their round lasts: each step asks for them.
         if set(self._rounds) != set(numbers):
             self._rounds = {
                 number: self._rounds.get(number)
@@ -151,6 +152,7 @@ class LiveSwitches:
     def __init__(self, nodes: Sequence[LiveNode], boot_ns: Callable[[], int]) -> None:
         self._lock = threading.Lock()
         self._boot_ns, self._started_boot_ns = boot_ns, nodes[0].started_boot_ns
+        # One offset advances all models.
         if any(node.started_boot_ns != self._started_boot_ns for node in nodes):
             message = "expected live nodes with the same started_boot_ns"
             raise LiveNodeFileError(message)

@@ -146,6 +146,7 @@ def show_links(model: node_model.NodeModel, into: CaptureMoment) -> None:
         _link(index, name, traffic[name]) | INTERFACES.links[name]
         for index, name in enumerate((node_hardware.LOOPBACK, node_hardware.ETHERNET), 1)
     ]
+    # All cables are counted, so that the index of an interface remains after another NIC is removed.
     for place, cable in enumerate(model.cables):
         if cable.removed:
             continue

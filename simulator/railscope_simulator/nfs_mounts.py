@@ -51,6 +51,7 @@ class SimulatedNfsMount:
     def __init__(self, spec: NodeSpec, index: int, uptime_ns: int) -> None:
         self.server, self.mount_point = server_name(index), f"/mnt/filer-{index + 1}"
         self._rng = spec.stream(f"mount {index}")
+        # A shared stream: all nodes that mount the server see the same drift.
         self._server_drift = DriftNoise(spec.shared_stream(f"filer {index}"), 30.0)
         self._node_drift = DriftNoise(self._rng, 15.0)
         self.age_ns = uptime_ns

@@ -79,6 +79,7 @@ class NodeModel:
     def advance(self, until_ns: int) -> None:
         """Advance to an offset into the simulation, under the node's own job."""
         span = TimeSpan(self.offset_ns, until_ns)
+        # A lost GPU has no clock; its scenario states what the job does.
         clocks = [gpu.silicon.unthrottled_share for gpu in self.gpus if not gpu.lost]
         slowest = max(min(clocks, default=1.0), _SLOWEST_PACE)
         demand = self._job.advance(span, self.scenario.job(span), slowest)
@@ -106,6 +107,7 @@ class NodeModel:
             )
             sent, received = cable.moved_bytes
             moved[rail] = sent - before[0], received - before[1]
+        # Before the step, so that the GPU works in it.
         for index in scenario.resets(span):
             self.gpus[index].reset()
         for index, gpu in enumerate(self.gpus):

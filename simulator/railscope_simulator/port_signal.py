@@ -108,6 +108,7 @@ def _beyond_repair(errors: float) -> float:
     first = _CORRECTABLE_SYMBOLS + 1
     term = math.exp(-errors + first * math.log(errors) - math.lgamma(first + 1))
     total = 0.0
+    # Enough terms: the mean number of errors per block remains far below 60.
     for count in range(first, first + 60):
         total += term
         term *= errors / (count + 1)
@@ -168,6 +169,7 @@ class PortSignal:
         counters.corrected_bits = [
             before + fresh for before, fresh in zip(counters.corrected_bits, corrected, strict=True)
         ]
+        # A block with errors is corrected or broken, not both.
         counters.corrected_blocks += max(blocks_with_errors(bits, sum(corrected)) - broken, 0)
         counters.broken_blocks += broken
         counters.symbol_errors += broken * SYMBOLS_OF_A_BROKEN_BLOCK

@@ -42,6 +42,7 @@ def show_rdma_devices(model: node_model.NodeModel, into: CaptureMoment) -> None:
         counters = driver_counters.hw_counters(cable)
         _show_counters(into, directory, "counters", driver_counters.counters(cable))
         _show_counters(into, directory, "hw_counters", counters)
+        # A file of sysfs only: the interface of netlink has no such counter.
         counters.pop("lifespan")
         call = f"netlink.rdma_statistics({port.rdma_device},1)"
         into.calls[call] = counters | driver_counters.optional_counters(cable)

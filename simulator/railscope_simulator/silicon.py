@@ -123,6 +123,7 @@ class Silicon:
         memory_watts = _MEMORY_OF_LIMIT * self.model.limit_watts * demand.memory_activity
         memory_watts += _MEMORY_OF_IDLE * self._idle_watts
         self.memory_milliwatts = round(memory_watts * 1000)
+        # The rounded power, so that energy is the sum of what is reported.
         self.energy_picojoules += self.power_milliwatts * span.length_ns
         self._account(span, brake)
         self._heat(span, watts, resistance)
@@ -150,6 +151,7 @@ class Silicon:
         if power_clock < model.max_megahertz:
             self.reasons |= SOFTWARE_POWER_CAP
         limits = model.thresholds
+        # With hysteresis: throttling would otherwise end and begin at every step.
         hottest = limits.operating - (_COOL_ENOUGH if self._throttled else 0.0)
         self._throttled = self._core >= hottest
         if self._throttled:
@@ -163,6 +165,8 @@ class Silicon:
             self.reasons |= POWER_BRAKE | HARDWARE_SLOWDOWN
             clock = round(clock * (1.0 - brake * (1.0 - _BRAKED_CLOCK)))
         self.clock_megahertz = clock
+        # Relative to the clock within the power limit, which all GPUs have: only what goes beyond makes
+        # others wait.
         self.unthrottled_share = clock / power_clock
         return self._idle_watts + full_watts * math.pow(
             clock / model.max_megahertz, _POWER_EXPONENT

@@ -48,6 +48,8 @@ class SimulatedDirectories:
 
     def show(self, model: node_model.NodeModel, into: CaptureMoment) -> None:
         """Add the directory entries to a `CaptureMoment` that contains all other results."""
+        # A path that begins to fail is no longer an entry of its directory, although the results have the
+        # same paths.
         failed = frozenset(path for path, content in into.files.items() if type(content) is dict)
         paths = (frozenset(into.files), frozenset(into.links), failed)
         if paths != self._paths:
@@ -89,6 +91,7 @@ def _entries(moment: CaptureMoment) -> dict[str, set[str]]:
         for path, content in section.items():
             if path.startswith((_NET, _RDMA, _PCI)) and not isinstance(content, dict):
                 directory, _, name = path.rpartition("/")
+                # Up to a directory that is known: its own entry was added before.
                 while name and name not in entries[directory]:
                     entries[directory].add(name)
                     directory, _, name = directory.rpartition("/")
@@ -104,6 +107,7 @@ class NicRemoval:
 
     def show(self, model: node_model.NodeModel, into: CaptureMoment) -> None:
         """Make files, directories, links and calls of removed NICs fail."""
+        # Of the first moment, in which every NIC is present.
         if not self._entries:
             self._entries = [
                 (section, key) for section in SECTIONS for key in getattr(into, section)
@@ -227,6 +231,7 @@ class CaptureRecorder:
         for section in SECTIONS:
             recorded = self._recorded[section]
             current: dict[str, Json] = getattr(now, section)
+            # With functions in C instead of a loop: a node has thousands of results at each step.
             before = map(recorded.get, current, repeat(_NOTHING))
             fresh = dict(compress(current.items(), map(ne, current.values(), before)))
             recorded.update(fresh)

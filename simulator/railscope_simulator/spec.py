@@ -84,6 +84,7 @@ class NodeSpec:
     def boot_id(self) -> str:
         """Identifier of the simulated boot."""
         booted_ns = self.started_wall_ns - self.started_boot_ns
+        # Another boot has another identifier; that of captures with the usual times does not depend on them.
         is_usual = booted_ns == STARTED_WALL_NS - UPTIME_NS
         stream = self.stream("boot" if is_usual else f"boot {booted_ns}")
         return str(uuid.UUID(int=stream.getrandbits(128), version=4))

@@ -207,6 +207,7 @@ class NicCable:
         self.port.is_up = cable.up and not cable.removed
         self.port.megabits = cable.gigabits * 1000
         self.port.clear_watermarks(span)
+        # First what the old counters had counted until then: a reload replaces the object.
         now = _NicCounts.from_counters(self._counted)
         traffic, events = now.traffic - self._before.traffic, now.events - self._before.events
         if cable.counters is not self._counted:  # the driver was loaded again
@@ -244,6 +245,7 @@ class NicCable:
             queue.add(packets, size_bytes)
         arrived = sum(each.received_packets for each in by_priority)
         queue = counters.lossless
+        # Packets that the NIC received with a wrong checksum left the switch intact.
         queue.add(unreadable, unreadable * FRAME_BYTES)
         here = round_randomly(marked * (1.0 - effects.marked_elsewhere), rng)
         queue.marked_packets += here

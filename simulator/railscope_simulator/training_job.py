@@ -111,6 +111,7 @@ class TrainingJob:
             spent = min(remaining_seconds, needed)
             remaining_seconds -= spent
             place = self._place + spent * speed / self._iteration_seconds
+            # The end exactly: a sum that is rounded down would remain in the phase.
             self._place = (phase.end if spent == needed else place) % 1.0
             waiting = _WAITING_POWER + (1.0 - _WAITING_POWER) * speed
             demand.activity += phase.activity * waiting * spent / length

@@ -144,6 +144,7 @@ class DemoRun:
             views = await cluster.stable_views()
             good, report = verdict(cluster.node_names, shipped, views, self._compared_links())
             screen.print(f"\n{report}\n\nAUDIT LOG")
+            # The check first: `and` would leave it out after another one has failed.
             good = await cluster.check_audit_log() and good
             screen.print(f"\n{screen.summary(len(cluster.node_names), good=good)}")
         screen.print(
@@ -166,6 +167,7 @@ class DemoRun:
             while (end is None or self._elapsed() < end) and not self._screen.is_gone:
                 await asyncio.sleep(REFRESH_SECONDS)
                 for task in tasks:
+                    # A task that has failed ends the demo with its error; none of them ends by itself before.
                     if task.done():
                         task.result()
                 self._cluster.check_alive()
@@ -174,6 +176,7 @@ class DemoRun:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
+            # After the tasks have ended: one of them may be writing the same file.
             record.close(self._elapsed())
             self._was_suspended = _suspended_ns() - suspended_ns > SECOND_NS
 

@@ -100,6 +100,7 @@ class DemoCluster:
         booted_wall_ns = self._booted_wall_ns()
         for name in ("collector", "nodes", *(f"agent-{node}" for node in self.node_names)):
             shutil.rmtree(self.directory / name, ignore_errors=True)
+        # Left by a demo with switches; without them the collector must not find it.
         (self.directory / _SWITCHES_FILE).unlink(missing_ok=True)
         (self.directory / "nodes").mkdir(parents=True)
         times = (booted_wall_ns, time.time_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME))
@@ -154,8 +155,10 @@ class DemoCluster:
             self.collector = match[1]
             for name in self.node_names:
                 await self._start_agent(name, self._free_address(name))
+            # Started together, awaited afterwards: the start of an agent takes seconds.
             for name in self._agents:
                 await self._wait_for_agent(name)
+        # Also at a cancellation: without `__aenter__` no `__aexit__` is called, and processes would remain.
         except BaseException:
             await self.__aexit__()
             raise
@@ -216,6 +219,7 @@ class DemoCluster:
     async def stop_agent(self, name: str) -> None:
         """Stop the agent of a node."""
         agent = self._agents.pop(name)
+        # Kept for its last line: the frames that it has shipped are part of the verdict.
         self._ended.append(agent)
         await agent.stop()
 
@@ -253,6 +257,7 @@ class DemoCluster:
 
     async def stable_views(self) -> dict[str, Any]:
         """Return the views, computed after all received data."""
+        # A view that is newer than this one was computed after the agents had ended.
         requested_ns = (await self._get("/api/v1/cluster"))["timestamp_ns"]
         async with asyncio.timeout(_SETTLE_SECONDS):
             while True:
@@ -308,6 +313,8 @@ class DemoCluster:
 def _address(port: int) -> str:
     """Return an address with this port if it is free, else with one chosen by the system."""
     with socket.socket() as probe:
+        # As the listener does: connections of the last demo that wait for their end do not count as a
+        # listener.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))

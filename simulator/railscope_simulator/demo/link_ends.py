@@ -63,6 +63,7 @@ class _LinkHistory:
         """Add samples of both ends: time, and count."""
         second, count = nic[0] // SECOND_NS, nic[1]
         self.was_reset = self.was_reset or bool(self.nic and count < self.nic[-1][1])
+        # The same sample may be received several times.
         if (second, count) not in self.nic:
             self.nic.append((second, count))
         if switch[0] != self.last_switch_ns:
@@ -76,6 +77,7 @@ class _LinkHistory:
             near = {at: nic for at, nic in self.nic if at - second in _SECONDS_NEARBY}
             is_equal = any(nic == count for at, nic in self.nic if at in near)
             is_known = is_equal or len(near) == len(_SECONDS_NEARBY)
+            # Later samples of the NIC may still be equal.
             if not is_known and self.nic[-1][0] <= second + max(_SECONDS_NEARBY):
                 return
             self.waiting.popleft()
@@ -147,6 +149,7 @@ class ComparedLinks:
         for key, (first, last) in self.paused().items():
             if last.second - self._paused_at.get(key, -QUIET_SECONDS) >= QUIET_SECONDS:
                 texts.append(_announcement(key, first, last))
+            # Set at each call, so that a lasting pause is announced once.
             self._paused_at[key] = last.second
         return texts
 

@@ -115,6 +115,8 @@ class Program:
         try:
             async with asyncio.timeout(START_SECONDS):
                 while True:
+                    # Before the search: a line that arrives meanwhile sets the event again, and is not
+                    # missed.
                     self._news.clear()
                     if match := self.find(pattern):
                         return match

@@ -70,6 +70,7 @@ def _rails(rows: Iterable[dict[str, Any]]) -> str:
     by_rail: dict[int, dict[str, float]] = {}
     for row in rows:
         values = by_rail.setdefault(int(row["labels"]["rail"]), {})
+        # A rail may have several rows of a metric: the largest is shown.
         values[row["metric"]] = max(row["value"], values.get(row["metric"], row["value"]))
     body = []
     for rail, values in sorted(by_rail.items(), key=lambda item: (-_pause(item[1]), item[0])):
@@ -245,6 +246,7 @@ def verdict(
         int(views["own"][f"railscope_collector_{name}"])
         for name in ("received_frames_total", "received_switch_frames_total", "missing_frames")
     )
+    # Agents count their own frames only.
     received -= of_switches
     account = views["account"]
     parts = (int(account["held_ns"]), *unheld_ns(account).values())

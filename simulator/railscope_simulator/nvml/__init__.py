@@ -43,6 +43,8 @@ class SimulatedNvml:
         into.calls["nvml.nvmlSystemGetConfComputeState()"] = confidential
         self._refresh_links(model)
         for gpu, of_links, constants in zip(model.gpus, self._links, self._constants, strict=True):
+            # A dictionary of its own only for these: a healthy GPU writes to that of the node, without a
+            # copy.
             if gpu.lost or gpu.hung or gpu.stuck or gpu.denied:
                 answers = results.NvmlResults(gpu.identity.index)
                 _add_answers(model, gpu, constants, answers)
