@@ -35,6 +35,7 @@ def show_neighbours(model: node_model.NodeModel, into: CaptureMoment) -> None:
 def _node_number(name: str) -> int:
     """Return the trailing number of a name, or a hash of a name without one."""
     match = _NUMBER.search(name)
+    # Not hash(), which differs between processes.
     return int(match[1]) if match else zlib.crc32(name.encode()) % _NODES_OF_A_GROUP + 1
 
 

@@ -155,6 +155,7 @@ def by_priority(counters: PortCounters) -> list[PriorityTraffic]:
 
 
 def _rdma(sent: TrafficFlow, received: TrafficFlow, dropped: TrafficFlow) -> PriorityTraffic:
+    # What the port drops has arrived on the wire.
     return PriorityTraffic(
         received.wire_bytes + dropped.wire_bytes,
         received.packets + dropped.packets,

@@ -110,6 +110,7 @@ def _groups(switch: SimulatedSwitch) -> dict[str, SonicRow]:
 
 
 def _neighbours(switch: SimulatedSwitch) -> dict[str, SonicRow]:
+    # Subtypes of IEEE 802.1AB: of a chassis 4 is a MAC address; of a port 3 is a MAC address, 7 a local name.
     return {
         name: {
             "lldp_rem_chassis_id_subtype": "4",

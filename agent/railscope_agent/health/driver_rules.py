@@ -95,6 +95,8 @@ def _describe_recovery(facts: health_facts.HealthFacts) -> str:
 
 def _xid_test(*, fatal: bool) -> rule.FaultTest:
     def test(facts: health_facts.HealthFacts) -> bool:
+        # A reported Xid remains a fault while the log cannot be read: only the statement that there is none
+        # requires it.
         if _select_xids(facts, fatal=fatal):
             return True
         if rule.KERNEL_LOG in facts.absent_sources:

@@ -59,6 +59,7 @@ def _has_carried(facts: health_facts.HealthFacts, link: health_facts.DevicePart)
     counts = [facts.reading(metric, *link) for metric in _CARRIED]
     if any(not isinstance(count, Absent) and count > 0 for count in counts):
         return True
+    # Only after a search for traffic: one counter that has moved is evidence, whatever the others are.
     for count in counts:
         if isinstance(count, Absent) and count is not Absent.UNSUPPORTED:
             raise health_facts.AbsentFact(count)

@@ -76,6 +76,7 @@ def _sum(
     measure: Callable[[health_facts.CounterIncrease], float],
 ) -> float:
     changes = [facts.change(metric, *part) for part in facts.parts(metric)]
+    # A part that the NIC does not have adds nothing; one that cannot be read now makes the sum unknown.
     supported = [change for change in changes if change is not Absent.UNSUPPORTED]
     if not supported:
         raise health_facts.AbsentFact(Absent.UNSUPPORTED)
@@ -102,6 +103,7 @@ def count_of(metric: declare.Metric) -> Signal:
 def total(facts: health_facts.HealthFacts, *signals: Signal) -> float:
     """Return the sum of the signals that the NIC supports. Raises AbsentFact without any."""
     found = [each for signal in signals if (each := known_signal(facts, signal)) is not None]
+    # Without any, the evaluation of the first ones raises the error with its reason.
     return sum(found) if found else first(facts, *signals)
 
 

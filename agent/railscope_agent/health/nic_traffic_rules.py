@@ -78,6 +78,7 @@ def _of_socket(facts: health_facts.HealthFacts) -> tuple[int, int]:
         and peer.labels.get("numa_node") == node
         and (share := s.known_signal(peer, s.pausing)) is not None
     ]
+    # The NIC itself counts as one.
     return 1 + sum(share > pausing / 2 for share in shares), 1 + len(shares)
 
 

@@ -68,6 +68,7 @@ class HealthRule:
 
     def evaluate(self, facts: HealthFacts) -> RuleResult:
         """Return True if the fault is present; a reason if a source of the rule has no current readings."""
+        # Before the test: readings of a stale source may still be there.
         for source in self.sources:
             if source in facts.absent_sources:
                 return facts.absent_sources[source]

@@ -123,6 +123,7 @@ class GpuDirectSource(KeyedFileSource):
         """Find the loaded modules and the fields of the file."""
         columns = probe_result.ColumnBuilder()
         loaded = _loaded_modules(host)
+        # On a node without GPUs a missing module is not reported.
         has_gpus = bool(fact_readers.list_names(host, "/proc/driver/nvidia/gpus"))
         self._modules = _MODULES if has_gpus or loaded else ()
         for module in self._modules:
@@ -136,6 +137,7 @@ class GpuDirectSource(KeyedFileSource):
         """Check for the modules, and read the file once."""
         if self._modules:
             loaded = _loaded_modules(host)
+            # The columns of the modules are the first ones: `probe` adds them before those of the file.
             into.put_readings(0, [int(module in loaded) for module in self._modules])
         super().read(host, into)
 

@@ -46,6 +46,7 @@ def parse_dcb(answers: nic_interfaces.SettingAnswers, answer: Json) -> None:
     if trust := answer.get("trust"):
         answers.set("trust", nic_interfaces.join_items(trust))
     if "dcbx" in answer:
+        # In a fixed order: settings of NICs are compared as texts.
         answers.set("dcbx", nic_interfaces.join_items(sorted(answer["dcbx"])))
     if buffer := answer.get("buffer"):
         answers.set("buffer_of_priority", nic_interfaces.join_items(buffer["of_priority"]))

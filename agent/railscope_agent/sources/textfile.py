@@ -109,6 +109,7 @@ class ExposedSeries:
         if self._bytes + size > MAX_NAMES_BYTES:
             problem = f"names and labels of all files: expected at most {MAX_NAMES_BYTES} bytes"
             raise TextfileError(TextfileState.LIMIT, problem)
+        # After all checks, so that a rejected file leaves nothing behind.
         self._bytes += size
         for family in families:
             self.families.setdefault(family.name, family)

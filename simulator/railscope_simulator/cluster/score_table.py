@@ -12,6 +12,7 @@ from railscope_simulator.cluster.scoring import FaultOutcome, RunOutcome, ScoreG
 
 _CONFIDENCE, _TAIL = 1.96, 0.025
 """Quantile of the normal distribution, and probability beyond each end, of an interval of 95%."""
+# More halvings than a float has digits.
 _BISECTIONS = 60
 
 

@@ -177,6 +177,7 @@ class GpuPathSource(base.SourceWithFiles):
         lowest = {path[-1].lower: path[-1] for path in self._paths}
         self._expected.add_columns(host, columns, gpus, lowest)
         ends = [end for path in self._paths for link in path for end in (link.upper, link.lower)]
+        # Each end once: several GPUs share the ports above their switch.
         self._ends = tuple(filter(None, dict.fromkeys(ends)))
         self._keep(host, pcie_links.link_files(self._ends))
         return columns.result()
@@ -186,6 +187,7 @@ class GpuPathSource(base.SourceWithFiles):
         if not self._files:
             return
         states = pcie_links.read_links(self._files[0], self._ends)
+        # A new set: a GPU that is idle at this read is left out, so that two reads in a row are required.
         worked, self._worked = self._worked, set()
         for column, path in enumerate(self._paths):
             sleeps = partial(self._sleeps, host, worked)
