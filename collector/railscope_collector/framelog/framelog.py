@@ -20,7 +20,9 @@ import structlog
 from railscope.durable_files import append_durably, sync_directory
 from railscope_collector.framelog import segment_files, state_manifest
 
+# Bounds the memory while a disk is slow: above it senders are rejected, and keep their envelopes in the spool.
 MAX_WAITING_BYTES = 64 << 20
+# Bounds one write with its fsync, for which every sender of the group waits.
 MAX_GROUP_BYTES = 16 << 20
 APPLY_SLICE_SECONDS = 0.005
 """Work on durable records after which requests and other tasks get a turn."""
@@ -44,6 +46,7 @@ class _PendingAppend:
     future: asyncio.Future[None]
 
     def succeed(self) -> None:
+        # The caller may have been cancelled meanwhile; its record is stored all the same.
         if not self.future.done():
             self.future.set_result(None)
 
@@ -98,6 +101,7 @@ class FrameLog:
             self._descriptor, self._marker = segment_files.start_segment(
                 self.directory, self.number
             )
+        # Else a power failure could remove the name of a segment that has acknowledged records.
         sync_directory(self.directory)
         self._bytes_written = sum(
             segment_files.segment_path(self.directory, n).stat().st_size
@@ -115,12 +119,13 @@ class FrameLog:
         return self._bytes_written - self._bytes_deleted
 
     async def append(self, record: segment_files.FrameRecord, after_write: AfterWrite) -> None:
-        """Store a record; call `then` once it is durable, and return after that.
+        """Store a record; call `after_write` once it is durable, and return after that.
 
-        `then` applies the record to the state. It runs before the segment can be closed, so that
+        `after_write` applies the record to the state. It runs before the segment can be closed, so that
         the state in a checkpoint contains all records of the segments before it. Raises FrameLogError if
         the record cannot be stored.
         """
+        # No task is left that would store the record: the caller would wait forever.
         if self._is_stopped:
             message = "the collector is stopping"
             raise FrameLogError(message)
@@ -134,6 +139,7 @@ class FrameLog:
         self._pending.append(_PendingAppend(payload, after_write, future))
         self._waiting_bytes += len(payload)
         self._wake.set()
+        # If this is cancelled, the record is stored anyway; the sender's repetition is a duplicate.
         await future
 
     async def run(self) -> None:
@@ -141,6 +147,7 @@ class FrameLog:
         try:
             while True:
                 await self._wake.wait()
+                # Before the records are taken: one that is appended during a write sets it again.
                 self._wake.clear()
                 while self._pending:
                     await self._store_group()
@@ -163,6 +170,7 @@ class FrameLog:
             reason = f"cannot write to {self.directory}: {problem.strerror or problem}"
             for entry in group:
                 entry.fail(FrameLogError(reason))
+        # In one step: at a second cancellation, an await would leave durable records out of the state.
         elif cancelled:
             for entry in group:
                 for _ in entry.after_write() or ():
@@ -172,6 +180,7 @@ class FrameLog:
             await self._apply_group(group)
         if cancelled:
             raise asyncio.CancelledError
+        # After the group was applied: a checkpoint must contain every record of the full segment.
         if self.number != number and self.on_rotate:
             self.on_rotate(self.number)
 
@@ -200,6 +209,7 @@ class FrameLog:
         since = time.perf_counter()
         try:
             for entry in group:
+                # One more item, so that the time is also checked after a record that is applied in one step.
                 for _ in chain(entry.after_write() or (), (None,)):
                     if time.perf_counter() - since >= APPLY_SLICE_SECONDS:
                         await asyncio.sleep(0)
@@ -207,6 +217,7 @@ class FrameLog:
                 entry.succeed()
                 applied += 1
         finally:
+            # These records are durable and a restart applies them; what their senders repeat counts as duplicate.
             for entry in group[applied:]:
                 entry.fail(FrameLogError("the collector is stopping"))
 
@@ -222,6 +233,7 @@ class FrameLog:
             self.files.record_written(self.number, self.offset)
         self.stats.commits += 1
         self.stats.commit_ns += time.perf_counter_ns() - started
+        # After the write: a record is never divided, so the last one may exceed the size.
         if self.offset >= self.segment_bytes:
             self._rotate()
 
@@ -233,11 +245,13 @@ class FrameLog:
             if self.files:
                 self.files.sealed(full_segment, size)
                 self.files.record_written(full_segment + 1, 0)
+        # Not an error of the group, which is durable: its senders must get their acknowledgement.
         except OSError as error:
             log.error("segment_creation_failed", directory=str(self.directory), problem=str(error))
 
     def _begin(self, number: int) -> None:
         descriptor, marker = segment_files.start_segment(self.directory, number)
+        # Before the old descriptor is closed: on an error, the log continues in the old segment.
         sync_directory(self.directory)
         os.close(self._descriptor)
         self._descriptor, self._marker = descriptor, marker
@@ -245,6 +259,7 @@ class FrameLog:
 
     def delete_before(self, number: int) -> None:
         """Delete the oldest segments above the size bound, but none from `number` on."""
+        # Oldest first, so that the remaining segments are consecutive.
         for candidate in segment_files.segment_numbers(self.directory):
             if self.size <= self.max_bytes or candidate >= number:
                 return

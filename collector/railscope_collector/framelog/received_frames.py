@@ -45,6 +45,7 @@ class SequenceRanges(msgspec.Struct, gc=False):
 
     def missing_in(self, first: int, last: int) -> list[Span]:
         """Return the parts of first .. last that have not been received."""
+        # The usual case: a search in the ranges is not needed.
         if not self.ends or first > self.ends[-1]:
             return [(first, last)]
         gaps = []
@@ -71,6 +72,7 @@ class SequenceRanges(msgspec.Struct, gc=False):
         if self.ends and first == self.ends[-1] + 1:
             self.ends[-1] = last
             return
+        # One less and one more than the range, so that adjacent ranges are joined and their number stays small.
         left = bisect_left(self.ends, first - 1)
         right = bisect_right(self.starts, last + 1)
         if left < right:
@@ -130,6 +132,8 @@ class ReceivedRun(msgspec.Struct):
         """Record up to which sequences the agent has decided; None if no other collector shares the run any more."""
         if stated is not None:
             before = self.decided or {}
+            # Only streams with frames: what a node states must not fill the memory. The larger value counts, as
+            # statements that waited in a spool arrive later.
             names = self.run_streams.keys() & (stated.keys() | before.keys())
             stated = {name: max(stated.get(name, 0), before.get(name, 0)) for name in names}
         self.decided = stated
@@ -174,6 +178,7 @@ class ReceivedFrames(msgspec.Struct):
         entry = runs.get(run)
         if entry is None:
             entry = runs[run] = ReceivedRun()
+        # A replay and a delivery to another collector (0) must not make the run look older.
         entry.last_received_ns = max(entry.last_received_ns, now_ns)
         ranges = entry.run_streams.get(stream)
         if ranges is None:
@@ -182,6 +187,8 @@ class ReceivedFrames(msgspec.Struct):
             ranges.ends[-1] = last  # the usual case: nothing is missing, and no range is new
             return
         size = len(ranges.starts)
+        # By the difference of extents, whose cost does not depend on the number of ranges as that of `count_missing`
+        # does.
         if entry.decided is None:
             extent = entry.extent(stream)
             new_frames = sum(b - a + 1 for a, b in ranges.missing_in(first, last))
@@ -192,6 +199,7 @@ class ReceivedFrames(msgspec.Struct):
             ranges.add(first, last)
             self.missing[node] += entry.count_missing(stream) - missing
         self.sizes[node] += len(ranges.starts) - size
+        # Never the run of this frame: its frames would be counted again as new.
         while len(runs) > 1 and (len(runs) > MAX_RUNS or self.sizes[node] > MAX_RANGES):
             other_runs = (name for name in runs if name != run)
             self._drop(node, min(other_runs, key=lambda name: runs[name].last_received_ns))
@@ -212,6 +220,7 @@ class ReceivedFrames(msgspec.Struct):
             elif stream in entry.ended:
                 if entry.ended[stream] != last:
                     self.ignored["repeated"] += 1
+            # More frames than a run can have lost: the statement is wrong, and would be reported as a huge loss.
             elif last - ranges.ends[-1] > MAX_LOST_AT_END:
                 self.ignored["distance"] += 1
             else:
@@ -234,12 +243,15 @@ class ReceivedFrames(msgspec.Struct):
                     first, ranges.starts[0]
                 )  # what was before the first frame here is not counted
                 is_near = start <= last <= ranges.ends[-1] + MAX_LOST_AT_END
+                # A delivered range that joins others adds none, so the bound does not exclude it.
                 is_bounded = len(ranges.starts) < MAX_DELIVERED_RANGES
                 if is_near and (is_bounded or ranges.has_neighbour(start, last)):
+                    # Receipt 0: a delivery elsewhere must not keep a run that is to be dropped here.
                     self.add(node, run, stream, start, last, 0)
         for stated in runs:
             entry = self.nodes.get(node, {}).get(stated.run)
             if entry is not None and stated.decided != entry.decided:
+                # By the difference of the whole run, as a decision changes what counts in all of its streams.
                 missing = entry.missing
                 entry.decide(stated.decided)
                 self.missing[node] += entry.missing - missing
@@ -261,6 +273,7 @@ class ReceivedFrames(msgspec.Struct):
                 ranges = entry.run_streams.get(stream)
                 if ranges is None or last - ranges.ends[-1] > MAX_LOST_AT_END:
                     del entry.ended[stream]
+        # Newest first: an agent sends again only frames of recent runs.
         newest = sorted(runs, key=lambda name: runs[name].last_received_ns, reverse=True)
         size = 0
         restored: dict[str, ReceivedRun] = {}

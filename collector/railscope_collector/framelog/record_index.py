@@ -71,6 +71,8 @@ class SegmentIndex:
             begin = os.pread(descriptor, HEAD.size + PREFIX_BYTES, position)
             marker, length, _ = HEAD.unpack_from(begin)
             end = position + HEAD.size + length
+            # The checksum is not verified here, which would read all payloads: `_read_records` verifies those it
+            # returns.
             if marker == self.marker and end <= size:
                 sender = _sender_of(begin[HEAD.size :])
                 if sender is not None:
@@ -99,6 +101,7 @@ def _sender_of(prefix: bytes) -> tuple[str, int] | None:
     elif prefix[1] & 0xE0 != _SHORT_TEXT:
         return None
     end = start + length
+    # The encoder uses its 64-bit form for every time after 1970-01-01 00:00:04.
     if len(prefix) < end + 9 or prefix[end] != _LONG:
         return None
     return prefix[start:end].decode(errors="replace"), int.from_bytes(
@@ -140,6 +143,7 @@ class RecordIndex:
                 if found is not None:
                     times = zip(found.offsets, found.received_ns, strict=True)
                     places += [(segment.path, at) for at, ns in times if from_ns <= ns <= to_ns]
+        # Without the lock: other queries need not wait for these reads.
         found_records = list(_read_records(places[:max_records]))
         return FoundRecords(found_records, oldest_ns, len(places) > max_records)
 
@@ -150,8 +154,10 @@ class RecordIndex:
         paths = {
             int(path.stem.split("-")[1]): path for path in self.directory.glob("frames-*-*.log")
         }
+        # Of segments that were deleted since, as their records cannot be read.
         for number in [each for each in self._segments if each not in paths]:
             del self._segments[number]
+        # Newest first: a query for recent records does not scan older segments.
         for number in sorted(paths, reverse=True):
             path = paths[number]
             try:
@@ -164,6 +170,7 @@ class RecordIndex:
                     segment = SegmentIndex(path, segment_files.read_marker(path))
                 if budget < 0:
                     break
+                # Also of a known segment: the newest one grows between two queries.
                 segment.extend()
             except FileNotFoundError:  # deleted meanwhile, as the oldest one
                 break
@@ -173,6 +180,7 @@ class RecordIndex:
             oldest_ns = first_ns
             if first_ns <= from_ns:
                 break
+        # The segment used last stays, even above the bound, or each query would scan it again.
         while len(self._segments) > 1 and self.records > self.max_records:
             self._segments.popitem(last=False)
         return oldest_ns, used[::-1]
@@ -197,6 +205,7 @@ def _read_records(places: Iterable[tuple[Path, int]]) -> Iterator[segment_files.
             for _, offset in of_path:
                 head = os.pread(file.fileno(), HEAD.size, offset)
                 content = os.pread(file.fileno(), HEAD.size + HEAD.unpack(head)[1], offset)
+                # Also protects from an offset that was indexed from inside a damaged record.
                 payload = segment_files.read_payload(content, 0)
                 with suppress(*untrusted_text.DECODING_ERRORS):
                     if payload is not None:

@@ -87,6 +87,7 @@ def frame_payload(marker: bytes, payload: bytes) -> bytes:
 
 def segment_path(directory: Path, number: int) -> Path:
     """Return the path of a segment. Raises FileNotFoundError."""
+    # The name contains the marker, which only the file itself records.
     for path in directory.glob(f"frames-{number:010d}-*.log"):
         return path
     raise FileNotFoundError(errno.ENOENT, f"segment {number} is missing in {directory}")
@@ -109,6 +110,7 @@ def read_segment(path: Path, stats: FrameLogStats) -> Iterator[tuple[int, FrameR
     position = 0
     while (position := content.find(marker, position)) >= 0:
         payload = read_payload(content, position)
+        # The length may be what is damaged, so the search continues inside the record and not after it.
         if payload is None:
             stats.damaged_records += 1
             position += 1
@@ -134,6 +136,7 @@ def start_segment(directory: Path, number: int) -> tuple[int, bytes]:
     """Create a segment file; return its descriptor and its marker."""
     marker = secrets.token_bytes(MARKER_BYTES)
     path = directory / f"frames-{number:010d}-{marker.hex()}.log"
+    # O_EXCL: a file of this name has records that must not be overwritten.
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), marker
 
 

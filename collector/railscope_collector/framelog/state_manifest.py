@@ -85,6 +85,7 @@ class StateFiles:
                     self.damage[name] = "missing file"
         self.manifest = manifest or SegmentManifest()
         newest = [*numbers, *self.manifest.sealed, extent[0] if extent else 0]
+        # A lost segment may be restored from a copy: no other one may have its number then.
         self.next_segment = max([1, self.manifest.checkpoint, *newest])
         self._compare(numbers, extent)
         self._compare_clock()
@@ -95,6 +96,7 @@ class StateFiles:
         """Record segments that are missing or too short."""
         expected = dict(self.manifest.sealed)
         if extent is not None:
+            # A crash between the two writes leaves the extent of a segment that is already listed as full.
             expected[extent[0]] = max(extent[1], expected.get(extent[0], 0))
         for number, size in sorted(expected.items()):
             name = f"frames/{number:010d}"
