@@ -40,6 +40,7 @@ class CheckpointSchedule:
     def note_rotation(self, number: int) -> None:
         """Record that all segments before this one are full, and in the state."""
         self._number = self.checkpointer.core.schemas.segment = number
+        # A rotation within the pause needs no later wake-up: the next one comes while frames arrive.
         if self.monotonic_ns() >= self._rests_until_ns:
             self._wake.set()
 
@@ -51,6 +52,7 @@ class CheckpointSchedule:
             await self._make_checkpoint(self._number)
             ended_ns = self.monotonic_ns()
             self._rests_until_ns = ended_ns + min(_REST * (ended_ns - started_ns), _MAX_REST_NS)
+            # After the checkpoint: rotations during it are covered by the next one, after the pause.
             self._wake.clear()
 
     async def _make_checkpoint(self, first_segment: int) -> None:
@@ -70,6 +72,7 @@ class CheckpointSchedule:
         newest_ns = max((node.timestamp_ns for node in nodes), default=0)
         if await self.checkpointer.write(first_segment, newest_ns - self.max_frame_age_ns):
             core = self.checkpointer.core
+            # Only after the checkpoint is durable: a restart may need these schemas until then.
             unused = core.schemas.release_unused(first_segment, core.fleet.schemas())
             core.fleet.drop_empty_sheets()
             await run_in_thread(return_free_memory)
@@ -80,6 +83,7 @@ class CheckpointSchedule:
                     record_checkpoint = self.files.record_checkpoint
                     await run_in_thread(record_checkpoint, first_segment)
                 await run_in_thread(self.frames.delete_before, first_segment)
+            # The checkpoint is valid; what was not deleted is deleted after the next one.
             except OSError as error:
                 directory = str(self.frames.directory)
                 log.error("segment_deletion_failed", directory=directory, problem=str(error))

@@ -160,6 +160,7 @@ class CollectorState:
         if is_shown:
             self.show_node(envelope.node)
             shown = self.fleet.get_or_add_node(envelope.node)
+            # The primary collector's records are authoritative: a copy sets the version only where there is none.
             shown.agent_version = shown.agent_version or envelope.agent_version
         for listener in self.on_copy:
             listener(record, envelope)
@@ -168,6 +169,7 @@ class CollectorState:
             schema, node = self.schemas.get(batch.schema), nodes.get(envelope.node)
             streams: Collection[str] = node.rows if node else ()
             is_new = batch.stream not in streams
+            # The sequence check of ingest does not cover copies: this bounds the streams of a node.
             if schema and not (is_new and len(streams) >= received_frames.MAX_STREAMS):
                 self._apply_last_frame(record, envelope, batch, schema, is_standby=not is_shown)
                 self.counts.copies += batch.rows
@@ -198,6 +200,7 @@ class CollectorState:
         for batch in envelope.batches:
             schema = self.schemas.get(batch.schema)
             if schema is None:
+                # Ingest accepts no such batch: the file of the schema was lost since, which a restart reports.
                 self.counts.unknown_schemas.add(batch.schema)
                 continue
             known_batches.append((batch, schema))
@@ -207,6 +210,8 @@ class CollectorState:
             self._apply_last_frame(record, envelope, batch, schema)
             yield
         streams = self.received.run_streams(envelope.node, envelope.run)
+        # Evidence is added before sequences are recorded: after a checkpoint between the two, a restart adds it again,
+        # which changes nothing.
         fresh_batches = [pair for pair in known_batches if _count_new(streams, pair[0])]
         yield from self._record_evidence(record, envelope, fresh_batches)
         counts = self.counts
@@ -231,6 +236,7 @@ class CollectorState:
                 batch.first_sequence + rows - 1,
                 record.received_wall_ns,
             )
+        # The receipt counts also if all frames are duplicates: the node was in contact.
         if envelope.node not in self.fleet.switches:
             self.evidence.receive(record.as_first_received, envelope)
         yield
@@ -257,6 +263,7 @@ class CollectorState:
         is_standby: bool = False,
     ) -> None:
         """Apply the last frame of a batch to the current state, unless that is as new or newer."""
+        # Placed by its age at sending and the collector's clock: the node's wall clock may be wrong.
         age_ns = record.sent.age_ns(envelope.boot_id, batch.wall_ns[-1], batch.boot_ns[-1])
         newest_ns = record.received_wall_ns - age_ns
         sender = (envelope.node, envelope.run, envelope.boot_id)
@@ -298,6 +305,7 @@ def _count_new(streams: Mapping[str, received_frames.SequenceRanges], batch: Bat
     """Return the number of frames of a batch that its run's streams do not contain."""
     ranges = streams.get(batch.stream)
     rows = len(batch.wall_ns)
+    # The usual case, without a search.
     if ranges is None or not ranges.ends or batch.first_sequence > ranges.ends[-1]:
         return rows
     return ranges.count_new(batch.first_sequence, rows)
@@ -305,6 +313,7 @@ def _count_new(streams: Mapping[str, received_frames.SequenceRanges], batch: Bat
 
 def open_empty_state(directory: Path) -> CollectorState:
     """Return a state without nodes; schemas of an earlier term are deleted. Blocking; raises OSError."""
+    # Another collector held the role meanwhile: its nodes have schemas that these do not describe.
     shutil.rmtree(directory / "schemas", ignore_errors=True)
     directory.mkdir(mode=0o700, exist_ok=True)
     core = CollectorState(StoredSchemas(directory / "schemas"))

@@ -35,6 +35,7 @@ MAX_AHEAD_NS = timestamps.HOUR_NS
 """Time after the present one of the sender that a receipt may have: its clock may have been set back."""
 MAX_NODES = 65_536
 """Nodes of one collector."""
+# Bounds the memory: a defective sender may invent names.
 _MAX_REJECTED_NODES = 10_000
 _MAX_GPUS = 10**wire.RAIL_DIGITS
 
@@ -77,6 +78,7 @@ class FeedFollower:
     def set_clock(self, sender_ns: int) -> None:
         """Set the time of the sender, and follow the difference of both clocks. Raises FeedError."""
         self.sender_ns, lead_ns = _checked_time(sender_ns), self.lead_ns()
+        # Changed only beyond the tolerance: times must not follow the jitter of the measurement.
         if abs(lead_ns - self.shift_ns) > CLOCK_TOLERANCE_NS:
             self.shift_ns = lead_ns if abs(lead_ns) > CLOCK_TOLERANCE_NS else 0
 
@@ -117,6 +119,7 @@ class FeedFollower:
     def reject(self, node: str, problem: str) -> None:
         """Count a part or a fact that is left out."""
         self.rejected += 1
+        # The name is from the sender and not checked yet: it may have any length.
         self.problem = f"{node[: wire.MAX_NAME]}: {problem}" if node else problem
         if node in self.rejected_nodes or len(self.rejected_nodes) < _MAX_REJECTED_NODES:
             self.rejected_nodes[node[: wire.MAX_NAME]] += 1
@@ -127,12 +130,14 @@ class FeedFollower:
         """Do a part; what is invalid is left out and counted."""
         try:
             return work()
+        # The errors of invalid content. Any other is a defect of the program, and ends the feed.
         except (ValueError, LookupError, ArithmeticError) as error:
             self.reject(node, str(error))
             return None
 
     async def _attempt_slowly(self, part: record_feed.SchemasPart) -> None:
         try:
+            # In a thread: schemas are written to files.
             await service.run_in_thread(self._put_schemas, part)
         except (ValueError, LookupError, ArithmeticError) as error:
             self.reject(part.node, f"invalid schema: {error}")
@@ -189,6 +194,7 @@ class FeedFollower:
         """Check a record, and return the steps that apply it. Raises ValueError."""
         shifted, envelope = self._check(record)
         self.owners[record.node] = self.name
+        # A record proves that the node sends to this collector again: copies from another one are obsolete.
         self.copies.pop(record.node, None)
         return self.core.steps(shifted, envelope)
 
@@ -202,6 +208,7 @@ class FeedFollower:
 
     def _check(self, record: FrameRecord) -> tuple[FrameRecord, wire.Envelope]:
         """Return a record by the own clock, with its envelope. Raises ValueError."""
+        # The bounds of ingest, as another program checked them: its limits may be wider, or it may be defective.
         opened = envelopes.open_body(record.body, self.limits.decompressed_bytes)
         envelope = opened.decode_envelope()
         if envelope.node != record.node:
@@ -240,6 +247,7 @@ class FeedFollower:
         layout = schema.layout
         self._check_receipt(part.timestamp_ns)
         _checked_time(part.last_ns)
+        # One frame as a batch, so that the same checks as for received frames apply. Its sequence is not recorded.
         stamps = (part.timestamp_ns,), (part.boot_ns,)
         unchanged = bytes((layout.columns + 7) // 8)
         batch = wire.Batch(
@@ -284,6 +292,7 @@ class FeedFollower:
         self._check_spans(received.reports, node_intervals.MAX_REPORT_SPANS)
         self._add_node(part.name)
         node = self.core.fleet.get_or_add_node(part.name)
+        # The newest report counts: after a failover, two collectors have the node in their snapshots.
         if memory and memory.timestamp_ns + shift_ns >= node.timestamp_ns:
             self.owners[part.name] = self.name
             node.agent_version, node.clock_offset_ns = memory.agent_version, memory.clock_offset_ns
@@ -317,6 +326,7 @@ class FeedFollower:
         for presence in memory.presences.values():
             if presence.node in self.nodes:
                 self._attempt(presence.node, lambda: self._add_presence(uuid, presence))  # noqa: B023 - called at once
+        # Claim by claim: an invalid fact must not separate a start from its end.
         for facts in record_feed.group_claims(memory):
             if facts[0].node in self.nodes:
                 self._attempt(facts[0].node, lambda: self._add_claim(uuid, facts))  # noqa: B023 - called at once
@@ -387,6 +397,7 @@ def _check_claim(uuid: str, fact: claim_events.ClaimFact) -> None:
     for time_ns in (fact.start_ns, fact.reported_ns, fact.end_ns, fact.received_ns):
         _checked_time(time_ns)
     _checked_time(fact.uncertainty_ns)
+    # One more, as -1 is the value for an unknown start.
     _checked_time(fact.start_boot_ns + 1)
     _check_count("GPUs of a claim", fact.count, claim_terms.MAX_COUNT)
     _check_count("authority of a claim", fact.authority, MAX_AUTHORITY)

@@ -48,8 +48,10 @@ _PART_CLAIMS = 200
 """Reports of claims in one part: 2.6 MB if every text has the maximum length."""
 _MAX_UNREADABLE = 100
 """Parts of one connection that cannot be read, above which the sender is considered defective."""
+# A part that is too large is read in pieces of this size and discarded, so it needs no memory of its own size.
 _SKIPPED_BYTES = 1 << 20
 _LENGTH = struct.Struct("<I")
+# Estimate of a record's objects in memory, in addition to its body.
 _RECORD_BYTES = 512
 _Values: TypeAlias = Annotated[
     bytes, msgspec.Meta(max_length=wire.MAX_COLUMNS * wire.BYTES_PER_VALUE)
@@ -163,7 +165,9 @@ async def read_parts(read: Callable[[int], Awaitable[bytes]]) -> AsyncIterator[F
         if isinstance(part, FeedHeader) and part.format != FORMAT:
             message = f"records of format {part.format}: expected {FORMAT}"
             raise FeedError(message)
+        # A part that its sender omitted names its node, and is no sign of a defect.
         unreadable += isinstance(part, OmittedPart) and not part.node
+        # Another service, or another version, may answer at this address: its bytes are not to be skipped as parts.
         if not is_begun and not isinstance(part, FeedHeader):
             message = f"invalid records: expected a header: {getattr(part, 'problem', '')}"
             raise FeedError(message)
@@ -256,6 +260,7 @@ class FeedReader:
         self.size_bytes += _RECORD_BYTES + len(part.record.body)
         self.is_overrun |= self.size_bytes > MAX_WAITING_BYTES
         if self.is_overrun:
+            # The reader is disconnected and will get a snapshot: these records would only use memory.
             self.waiting.clear()
         else:
             self.waiting.append((part, digests))
@@ -300,6 +305,7 @@ class RecordFeed:
     async def parts(self) -> AsyncGenerator[bytes, None]:
         """Yield the encoded parts for one reader; ends if it is too slow."""
         reader = FeedReader()
+        # Before the snapshot is made: a record that arrives meanwhile is in the snapshot, in the queue, or in both.
         self.readers.add(reader)
         try:
             async for part in self._all_parts(reader):
@@ -332,6 +338,7 @@ class RecordFeed:
         self, node: str, digests: list[bytes], sent: set[bytes]
     ) -> AsyncIterator[bytes]:
         new = [digest for digest in dict.fromkeys(digests) if digest not in sent]
+        # A schema may be lost or deleted since; the reader then rejects the batch and counts it.
         new = [digest for digest in new if self.core.schemas.get(digest)]
         if new:
             sent.update(new)

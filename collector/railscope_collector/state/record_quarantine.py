@@ -43,6 +43,7 @@ class RecordQuarantine:
     def put(self, segment: int, record: segment_files.FrameRecord, problem: str) -> None:
         """Quarantine a record, each once. Blocking."""
         content = segment_files.encode_record(record)
+        # By content, so that each restart finds the same record under the same name and stores it once.
         name = f"{segment:010d}-{blake2b(content, digest_size=8).hexdigest()}{_SUFFIX}"
         path = self.directory / name
         log.error(
@@ -62,5 +63,6 @@ class RecordQuarantine:
             self.directory.mkdir(mode=0o700, exist_ok=True)
             durable_files.write_durably(path, content)
             self._size_bytes += len(content)
+        # The restart must not depend on it: the record is still in its segment.
         except OSError as error:
             log.error("quarantine_write_failed", file=str(path), problem=str(error))

@@ -111,12 +111,14 @@ def make_parts(core: CollectorState, first_segment: int) -> Iterator[CheckpointP
     """Yield a checkpoint of a core that may change between two parts."""
     book = core.evidence
     yield CheckpointHeader(first_segment)
+    # Copies of the keys, here and below: frames that arrive between two parts change the dictionaries.
     for name in dict.fromkeys([*core.received.nodes, *core.fleet.nodes, *core.fleet.switches]):
         runs = core.received.nodes.get(name, {})
         yield NodePart(name, runs, _memory_of(core, name), book.node(name))
     for uuid in list(book.gpus):
         yield GpuPart(uuid, book.gpu(uuid))
     for key in list(book.intervals.by_key):
+        # It may have been written to the database since the keys were copied.
         if interval := book.intervals.by_key.get(key):
             yield IntervalPart(interval)
     # After the GPUs: a stored claim that is not among these is in the database.
@@ -175,6 +177,7 @@ def decode_parts(content: bytes) -> list[CheckpointPart]:
             message = f"cannot decode the part at byte {position}: {error}"
             raise StateCheckpointError(message) from error
         position += _HEAD.size + length
+    # A file that was copied incompletely can end between two parts, whose checksums are correct.
     if not (
         parts
         and isinstance(parts[0], CheckpointHeader)
@@ -207,6 +210,7 @@ def restore_state(core: CollectorState, parts: Iterable[CheckpointPart]) -> int:
                 for node, boot_id, event in part.events:
                     core.add_event(SeenEvent(node, boot_id, event))
             case CheckpointTrailer():
+                # At the end of the file: claims refer to GPUs and intervals of all parts.
                 core.evidence.restore(gpus, intervals, facts)
     return first_segment
 

@@ -83,8 +83,10 @@ class StateCheckpointer:
 
     def restore(self, stats: segment_files.FrameLogStats) -> None:
         """Read the checkpoint and the later segments into the core. Blocking; raises OSError."""
+        # Of a collector that was killed: it would fill the disk.
         self._drop_partial()
         self.quarantine.open()
+        # Before the replay, which would add the same intervals to memory.
         self.core.evidence.intervals.on_disk = self.waiting.open()
         self.first_segment = self._read_checkpoint()
         for number, record in self._records(stats):
@@ -106,10 +108,13 @@ class StateCheckpointer:
         except durable_files.DamagedFileError as error:
             log.warning("identity_replaced", problem=str(error))
             identity = None
+        # Agents compare this identity: a new one makes them send again what the lost files may have contained.
         if identity is None or is_incomplete or self.skipped:
             identity = StateIdentity(token_hex(16))
         if is_incomplete and self.waiting.damaged:
             self.core.received.clear()
+        # Durable before a position is given out: a position that two starts use would acknowledge evidence that was
+        # lost between.
         identity.starts += 1
         durable_files.write_json(self.directory / IDENTITY, identity)
         book = self.core.evidence
@@ -131,6 +136,7 @@ class StateCheckpointer:
         cost = envelope_cost.envelope_cost(
             envelope, (schemas.get(batch.schema) for batch in envelope.batches)
         )
+        # Bounds apply also here: one stored envelope must not make each start exceed the memory.
         problems = [
             *envelope_cost.find_exceeded_bounds(cost, self.limits, envelope_cost.REPLAY_FACTOR),
             *self.core.find_sequence_problems(
@@ -139,6 +145,7 @@ class StateCheckpointer:
         ]
         if problems:
             raise _RecordSkippedError("; ".join(problems))
+        # `accept` does not raise: it counts what it cannot process.
         faults = self.core.counts.rejected.get("fault", 0)
         self.core.accept(record, envelope)
         if self.core.counts.rejected.get("fault", 0) > faults:
@@ -196,6 +203,7 @@ class StateCheckpointer:
 
     def _read_checkpoint(self) -> int:
         try:
+            # All parts are decoded before any is restored: a damaged file must not leave half a state.
             parts = state_checkpoint.decode_parts(self._path.read_bytes())
         except FileNotFoundError:
             return 0
@@ -263,6 +271,7 @@ class StateCheckpointer:
     async def _write(self, first_segment: int, horizon_ns: int) -> None:
         slices = TimeSlices()
         received = self.core.received
+        # Before the parts are made, so that the file does not contain runs that are too old to be sent again.
         for node in list(received.nodes):
             received.drop_old_runs(node, horizon_ns)
             await slices.yield_if_due()
@@ -273,6 +282,7 @@ class StateCheckpointer:
         for part in state_checkpoint.make_parts(self.core, first_segment):
             pieces.append(state_checkpoint.encode_part(part))
             size += len(pieces[-1])
+            # In pieces: the file can be larger than the memory that is free.
             if size >= WRITE_BYTES:
                 await run_in_thread(_append, self._partial, pieces)
                 pieces, size, slices = [], 0, TimeSlices()
