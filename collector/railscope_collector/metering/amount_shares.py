@@ -46,6 +46,7 @@ class AmountShare(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 _MAX = np.iinfo(np.int64).max
+# Negative, unlike the index of a tenure: the same owner held only a part of the slots throughout.
 _PART_OF_A_TENURE = -1
 _CHANGED = OwnedSlots(units.WHOLE, None, -2)
 
@@ -59,6 +60,7 @@ def attribute_shares(
     not change and one per run of slots with a changed owner.
     """
     window = (start_ns, end_ns)
+    # By the later reading only, so that adjacent windows count each increment once.
     within = (counted.ends_ns > start_ns) & (counted.ends_ns <= end_ns)
     picked = CounterIncrements(
         counted.starts_ns[within],
@@ -67,6 +69,7 @@ def attribute_shares(
         counted.same[within],
     )
     piece = np.searchsorted(owned.starts_ns, picked.starts_ns, "right") - 1
+    # The usual case is added up by column; a loop over the rest remains.
     unchanged = picked.same & (picked.ends_ns <= owned.ends_ns[piece])
     sums: Counter[OwnedSlots] = Counter()
     for piece_number, amounts in _group_amounts(piece[unchanged], picked.amounts[unchanged]):
@@ -134,6 +137,7 @@ def _intersect_owners(
             slots, next_slot = units.CapacityRange(next_slot, high), high
             if part.tenure == other.tenure:
                 yield part
+            # The slots of an owner changed around these, which it held from one reading to the other.
             elif part.claim == other.claim and part.tenure != _CHANGED.tenure:
                 yield OwnedSlots(slots, part.claim, _PART_OF_A_TENURE)
             else:
@@ -144,6 +148,7 @@ def _divide_amounts(
     parts: Sequence[OwnedSlots], amounts: Column
 ) -> Iterator[tuple[OwnedSlots, int]]:
     """Divide amounts among parts: each is cut at the edges of slots, so that the sum is preserved."""
+    # Differences of sums up to each edge: rounding each part separately would lose units of the total.
     below = {units.WHOLE.low: 0, units.WHOLE.high: _exact_sum(amounts)}
     for part in parts:
         for edge in part.slots:
@@ -155,6 +160,7 @@ def _divide_amounts(
 def _scale_amounts(amounts: Column, slots: units.Units) -> Column:
     """Return `amounts * slots // GPU_CAPACITY`, where the product could exceed 64 bits."""
     share = Fraction(slots) / GPU_CAPACITY
+    # numpy wraps silently: products that may exceed 64 bits are computed with Python's integers.
     if int(amounts.max(initial=0)) * share.numerator <= _MAX >= share.denominator:
         return amounts * share.numerator // share.denominator
     parts = (amount * share.numerator // share.denominator for amount in amounts.tolist())
@@ -176,6 +182,7 @@ def _build_share(
     claim = part.claim
     if claim is None:
         return AmountShare(t0, t1, *part.slots, AmountAttribution.IDLE, amount)
+    # The GPU or the claim is not certain, so the amount has no holder.
     if claim.assumed or claim.review:
         return AmountShare(t0, t1, *part.slots, AmountAttribution.UNATTRIBUTED, amount)
     owner = (claim.tenant, claim.workload, claim.id)

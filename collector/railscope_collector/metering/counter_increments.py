@@ -107,15 +107,18 @@ def compute_increments(runs: Iterable[CounterReadings]) -> CounterIncrements:
     before = np.arange(len(ends))
     own_reading = _find_previous_of_epoch(readings.epochs)[1:]
     is_near = ends - readings.timestamps_ns[own_reading] <= MAX_INTERLEAVED_NS
+    # Position -1 also selects a reading, the last one: it is excluded here.
     continues = (own_reading >= 0) & ((own_reading == before) | is_near)
     before = np.where(continues, own_reading, before)
     starts = readings.timestamps_ns[before]
     counters = readings.counters[1:]
     risen = counters - readings.counters[before]
+    # The boot began before the reading of the other boot, so its counter contains an unknown earlier part.
     is_older = (readings.boots[before] != readings.boots[1:]) & (
         ends - readings.ages_ns[1:] <= starts
     )
     same = continues & (risen >= 0)
+    # After a reset the value itself is the increment: the counter began at zero.
     amounts = np.where(same, risen, np.where(is_older, 0, counters))
     return CounterIncrements(starts, ends, amounts, same)
 
@@ -150,6 +153,7 @@ def _order_readings(runs: Iterable[CounterReadings]) -> _OrderedReadings:
         rows.append(np.stack(columns))
     table = np.concatenate(rows, axis=1)
     timestamps_ns, counters, _, epoch_numbers, _ = table
+    # Sorted only if needed: readings of one boot are usually in order.
     if np.any(timestamps_ns[1:] <= timestamps_ns[:-1]):
         table = table[:, np.lexsort((counters, epoch_numbers, timestamps_ns))]
     return _OrderedReadings(*table)
@@ -157,6 +161,7 @@ def _order_readings(runs: Iterable[CounterReadings]) -> _OrderedReadings:
 
 def _find_previous_of_epoch(epochs: Column) -> Column:
     """Return the position of the previous reading of the same epoch, -1 for the first."""
+    # Stable, so that the readings of an epoch keep their order in time.
     by_epoch = np.argsort(epochs, kind="stable")
     previous = np.full(len(epochs), -1, np.int64)
     same = epochs[by_epoch[1:]] == epochs[by_epoch[:-1]]

@@ -141,6 +141,7 @@ class PartitionLayout(msgspec.Struct, frozen=True, order=True, gc=False):
         stranded.
         """
         other = units.Tiling.MEMORY if tiling is units.Tiling.COMPUTE else units.Tiling.COMPUTE
+        # With MIG off nothing is stranded. With free slots in the other tiling, a further instance is possible.
         if not self.instances or _stranded_slots(self, other):
             return ()
         return _stranded_slots(self, tiling)

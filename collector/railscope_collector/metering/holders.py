@@ -40,12 +40,15 @@ def natural_sort_key(text: str) -> tuple[tuple[bool, int, str], ...]:
     """Sort key that orders runs of digits by value: digits before text, a prefix first."""
     runs = ((digits.lstrip("0"), other) for digits, other in _RUN.findall(text))
     return tuple(
-        (bool(other), 0, other) if other else (False, len(digits), digits) for digits, other in runs
+        # By the number of digits, then as text: the order of the numbers without a conversion.
+        (bool(other), 0, other) if other else (False, len(digits), digits)
+        for digits, other in runs
     )
 
 
 def claim_order(claim: MeteredClaim) -> Precedence:
     """Sort key of claims; the greatest takes slots first."""
+    # Ids such as 7 and 07 have the same natural order: the bytes make it total.
     id_bytes = claim.id.encode(errors="surrogatepass")
     return claim.authority, claim.start_ns, natural_sort_key(claim.id), id_bytes, claim.source
 
@@ -66,6 +69,7 @@ def claims_in_force(evidence: Evidence) -> list[timeline.TimePiece[MeteredClaim]
     """
     ends: dict[str, int] = {}
     for claim in evidence.claims:
+        # The earliest end counts, in whatever order the reports arrive.
         ends[claim.id] = min(claim.end_ns, ends.get(claim.id, claim.end_ns))
     for release in evidence.releases:
         if release.claim in ends:
@@ -99,10 +103,12 @@ def allocations(
     begins: dict[int, list[int]] = {}
     ends: dict[int, list[int]] = {}
     for rank, piece in enumerate(claims):
+        # Negative ranks, so that the ascending list has the highest precedence first.
         begins.setdefault(piece.start_ns, []).append(-rank)
         ends.setdefault(piece.end_ns, []).append(-rank)
     active: list[int] = []
     for now, until in pairwise(sorted({*begins, *ends})):
+        # Ends before starts: intervals are half-open, so a claim that ends now does not hold.
         for rank in ends.get(now, ()):
             del active[bisect_left(active, rank)]
         for rank in begins.get(now, ()):
@@ -136,6 +142,7 @@ def allocate(in_force: Sequence[MeteredClaim], tiling: units.Tiling) -> list[Hel
     waiting: deque[MeteredClaim] = deque()
     """Claims of the current authority that are not in the group."""
     position = 0
+    # Claims after the last free slot hold nothing, however many there are.
     while free and (waiting or position < len(in_force)):
         if not waiting:
             waiting.append(in_force[position])
@@ -145,6 +152,7 @@ def allocate(in_force: Sequence[MeteredClaim], tiling: units.Tiling) -> list[Hel
             taken, free = _take_slots(free, claim.slots(tiling))
             allocated += (HeldSlots(slots, claim) for slots in taken)
             continue
+        # All of this authority: members of the claim's group may stand below exclusive claims.
         while position < len(in_force) and in_force[position].authority is claim.authority:
             waiting.append(in_force[position])
             position += 1
@@ -194,6 +202,7 @@ def _divide_group(
         members = [claim for claim in group if claim.slots(tiling) == device]
         left, free = _take_slots(free, device)
         sizes = shared_sizes(members, device, total_size(left))
+        # Oldest first from the lowest slot: a later claim moves none of those that held before it.
         for claim in reversed(members):
             taken, left = _take_lowest(left, sizes[claim])
             allocated += (HeldSlots(slots, claim) for slots in taken)

@@ -91,6 +91,8 @@ def observation_gaps(
     )
     gaps: list[timeline.TimePiece[int]] = []
     now = -FOREVER_NS
+    # Spans of different boots may overlap, if two hosts report under one name: each edge is clipped to the time not yet
+    # covered.
     for first, last in edges:
         if now < first:
             gap_ns = first - now if gaps else FOREVER_NS

@@ -205,5 +205,6 @@ def _find_holders(
         missing -= units
         yield other, kind, units, Fraction(1)
     if missing > 0:
+        # Nothing else holds the rest: the group's own shares exceed the device.
         other = next((holder for holder in group.claims if holder is not claim), claim)
         yield other, OverlapKind.OVERSUBSCRIBED, missing, group.ratio

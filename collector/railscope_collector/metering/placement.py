@@ -169,6 +169,7 @@ def _place_in_order(gpus: Sequence[PlacementGpu], unplaced: Iterable[UnplacedCla
     granted: dict[str, list[_GrantedShare]] = {}
     until_ns = -FOREVER_NS
     for start_ns, end_ns, present_gpus, in_force in _divide_time(gpus, counts):
+        # At midnight nothing is continued, so that the placement of a day can be computed without the days before.
         if start_ns == until_ns and start_ns % DAY_NS:
             lasting = frozenset(in_force)
             for gpu_ in present_gpus:
@@ -296,6 +297,7 @@ def _fill(
             missing = _take_whole(gpus, count)
             if missing:
                 excess.append((count, Fraction(missing)))
+    # Fractions after all whole GPUs: a small share must not make a GPU unusable for a whole one.
     for count in counts:
         if count.share != 1:
             left = _take_parts(gpus, count)
@@ -307,6 +309,7 @@ def _fill(
 def _take_whole(gpus: list[_GpuOccupancy], count: UnplacedClaim) -> int:
     """Assign whole GPUs; all GPUs of the node are certain. Return the number of missing GPUs."""
     missing_count = max(count.count - sum(_has_already(gpu, count) for gpu in gpus), 0)
+    # The claim names no GPU but needs all of them: nothing was chosen.
     if count.count == len(gpus) and all(gpu.is_open(count.authority) for gpu in gpus):
         for gpu in gpus:
             gpu.parts.append(_GrantedShare(count, Fraction(1), assumed=False))
@@ -325,6 +328,7 @@ def _take_parts(gpus: list[_GpuOccupancy], count: UnplacedClaim) -> Fraction:
     need = max(count.count - sum(_has_already(gpu, count) for gpu in gpus), 0) * count.share
     taken: dict[str, Fraction] = {}
     preferred = sorted(gpus, key=lambda gpu: _preference(gpu, count))
+    # A pod gets its share of one GPU where that fits. What is left over is divided, as no GPU has room for it.
     for max_part in (count.share, Fraction(1)):
         for gpu in preferred:
             before = taken.get(gpu.gpu, Fraction(0))
@@ -341,6 +345,7 @@ def _take_parts(gpus: list[_GpuOccupancy], count: UnplacedClaim) -> Fraction:
 def _preference(gpu: _GpuOccupancy, count: UnplacedClaim) -> tuple[bool, bool, int]:
     """Sort key of the GPUs for a count, with the least change to the previous holders."""
     is_whole = count.share == 1
+    # A GPU held by another count in force comes last: taking it would move that one.
     precedence = 0 if count in gpu.before else 2 if gpu.before and is_whole else 1
     return not _is_reported_by_provider(gpu, count), is_whole and bool(gpu.claims), precedence
 
@@ -386,6 +391,7 @@ def _build_claims(
         yield evidence.MeteredClaim(
             authority=count.authority,
             start_ns=count.start_ns,
+            # A suffix: the provider's own id may also name a GPU, and one id may not be two claims on it.
             id=f"{count.id}/count",
             tenant=count.tenant,
             end_ns=count.end_ns,
@@ -398,6 +404,7 @@ def _build_claims(
             share=None if count.share == 1 else part.share,
             assumed=part.assumed,
             counted=True,
+            # Absent where it is the own start: equal claims must be equal facts, however the time was divided.
             from_ns=-FOREVER_NS if start_ns == count.start_ns else start_ns,
             until_ns=FOREVER_NS if end_ns == count.end_ns else end_ns,
         )

@@ -45,6 +45,7 @@ def find_owners(evidence: Evidence) -> SlotOwners:
         (claim_pieces, outages), -FOREVER_NS, FOREVER_NS
     ):
         present: dict[tuple[units.CapacityRange, MeteredClaim | None], int] = {}
+        # During an outage no claim can have used the GPU: counters of that time have no owner.
         for part in holders.fill_free_slots(() if outage else held_slots or ()):
             if part in before:
                 tenure = before[part]

@@ -247,6 +247,7 @@ def _is_within(part: units.CapacityRange, slots: units.CapacityRange) -> bool:
 
 def _held_content(claim: evidence.MeteredClaim, scene: _GpuConditions) -> EntryContent:
     """Return the content of a slot that has a holder."""
+    # First: what is held or not, nothing can run on a GPU that is down.
     if scene.outage:
         state = _outage(scene.outage)
     elif claim.review:
@@ -285,6 +286,7 @@ def _free_content(
     elif reservation:
         state, tenant, claim = SlotState.RESERVED, reservation.tenant, reservation.id
     else:
+        # Without samples nothing proves that no process used the free slots.
         state = SlotState.UNKNOWN if scene.gap_ns else SlotState.IDLE
     return EntryContent(
         node=scene.stay.node if scene.stay else "",

@@ -34,6 +34,7 @@ _VALUE = attrgetter("value")
 
 def resolve_overlaps(candidates: Iterable[TimePiece[PrecedenceT]]) -> list[TimePiece[PrecedenceT]]:
     """Return the greatest of the values in force at every time; candidates may overlap."""
+    # By rank and not by value in the heap: values may be equal, and are compared once.
     ranked = sorted((c for c in candidates if c.start_ns < c.end_ns), key=_VALUE, reverse=True)
     waiting = sorted(range(len(ranked)), key=lambda rank: -ranked[rank].start_ns)
     in_force: list[int] = []
@@ -45,6 +46,7 @@ def resolve_overlaps(candidates: Iterable[TimePiece[PrecedenceT]]) -> list[TimeP
         while waiting and ranked[waiting[-1]].start_ns <= now:
             heappush(in_force, waiting.pop())
         first = ranked[in_force[0]]
+        # Expired ones are removed when they are reached: a heap cannot remove from its middle.
         if first.end_ns <= now:
             heappop(in_force)
             continue

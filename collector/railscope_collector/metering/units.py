@@ -140,4 +140,5 @@ def _period(start: datetime, end: datetime) -> Period:
 
 
 def _next_month(start: datetime) -> datetime:
+    # 31 days after the first of a month is always in the next month.
     return (start + timedelta(days=31)).replace(day=1)
