@@ -108,6 +108,7 @@ def put_record(connection: sa.Connection, id_: str, draft: RecordDraft) -> None:
     added = connection.execute(
         insert_new(connection, outbox_rows).values(row).returning(outbox_rows.c.number)
     )
+    # The id exists: a caller that repeats a commit with an unknown result must not record it twice.
     if added.first() is None:
         existing = connection.execute(sa.select(outbox_rows).where(outbox_rows.c.id == id_)).one()
         if any(existing._mapping[name] != value for name, value in row.items()):  # noqa: SLF001 - its name in SQLAlchemy
@@ -142,11 +143,14 @@ def take_rows(connection: sa.Connection, log: str, max_rows: int) -> list[Outbox
 
     A row that is taken belongs to this log permanently.
     """
+    # Rows taken before a crash come first, or they would be in no log.
     rows = connection.execute(_select_unrecorded(taken_rows.c.log == log).limit(max_rows)).all()
     if len(rows) < max_rows:
         free = _select_unrecorded(taken_rows.c.id.is_(None)).limit(max_rows - len(rows))
         ids = [{"id": row.id, "log": log} for row in connection.execute(free)]
         if ids:
+            # Another collector may take the same rows now: each of them is in one log, and the next query finds whose
+            # it is.
             connection.execute(insert_new(connection, taken_rows), ids)
         rows = connection.execute(_select_unrecorded(taken_rows.c.log == log).limit(max_rows)).all()
     identities_of_ledger = identities(connection)
@@ -164,6 +168,7 @@ def identities(connection: sa.Connection) -> list[tuple[int, str]]:
 
 def reference(row: sa.Row[Any], identities: Sequence[tuple[int, str]]) -> str:
     """Return the reference of a record to its row: an older copy has another row, or none."""
+    # The identity that was the newest one when the row was added: later ones continue after its number.
     identity = next((name for before, name in identities if before < row.number), "")
     content = {name: getattr(row, name) for name in _HASHED}
     return f"{OUTBOX_ROW}{identity}/{row.number}/{sha256(_json(content).encode()).hexdigest()}"
@@ -209,6 +214,7 @@ def _row(id_: str, draft: RecordDraft) -> dict[str, object]:
     if draft.source is not None:
         message = "invalid source: expected none, as the outbox is for records of the collector"
         raise OutboxError(message)
+    # With references of the maximum length: the log cannot reject the record once the transaction is committed.
     _check(replace(draft, references=(REFERENCE + id_, *draft.references, OUTBOX_ROW + "0" * 120)))
     return {
         "id": id_,

@@ -107,6 +107,7 @@ class Database:
         self.file = Path(file) if file and plain else None
         """File of the database; None for a database server, or in memory."""
         self._inode: tuple[int, int] | None = None
+        # SQLite would create an empty file for a mistyped path.
         if file and not make and not Path(file).exists():
             raise NoLedgerError(self._missing_ledger())
         self.before_writing: Callable[[sa.Connection], None] | None = None
@@ -116,6 +117,7 @@ class Database:
             with self.transaction(writes=True) as connection:
                 self._prepare(connection)
             self.follow_file()
+        # Also for a cancelled thread or an interrupt: the pool has an open connection.
         except BaseException:
             self.close()
             raise
@@ -135,6 +137,7 @@ class Database:
             now = self.file.stat()
         except FileNotFoundError as error:
             raise NoLedgerError(self._missing_ledger()) from error
+        # A file that was restored from a backup has another inode under the same name.
         if self._inode not in {None, (now.st_dev, now.st_ino)}:
             self.engine.dispose()
         self._inode = now.st_dev, now.st_ino
@@ -151,6 +154,7 @@ class Database:
                     # Every transaction of SQLite is one.
                     connection = connection.execution_options(isolation_level="REPEATABLE READ")
                 with connection.begin():
+                    # Inside the transaction: the check and the write see the same state of the database.
                     if writes and self.before_writing is not None:
                         self.before_writing(connection)
                     yield connection
@@ -177,7 +181,9 @@ class Database:
             return engine
         return sa.create_engine(
             self._url,
+            # Each statement sees what was committed before it, such as the rows for which `lock` waited.
             isolation_level="READ COMMITTED",
+            # After a restart of the server, pooled connections are replaced before use.
             pool_pre_ping=True,
             connect_args={
                 name: value for name, value in _CONNECTION.items() if name not in self._url.query
@@ -186,6 +192,7 @@ class Database:
 
     def _prepare(self, connection: sa.Connection) -> None:
         """Create the tables, or check that they are those of this version."""
+        # Several collectors may start with an empty database at once.
         schema.lock(connection, _SCHEMA_LOCK)
         present = set(sa.inspect(connection).get_table_names())
         if schema.schema_version.name not in present:
@@ -197,6 +204,7 @@ class Database:
                 raise UnusableLedgerError(message)
             if not self._make:
                 raise NoLedgerError(self._missing_ledger())
+            # Fails if another program creates a table of this name meanwhile.
             self._tables.create_all(connection, checkfirst=False)
             connection.execute(schema.schema_version.insert().values(version=schema.VERSION))
             if self._fill is None:
@@ -274,6 +282,7 @@ _REJECTIONS = {"22", "23", "54"}
 def _is_rejection(error: DBAPIError) -> bool:
     """True if the database rejects a value, rather than the connection or the transaction."""
     state = getattr(error.orig, "sqlstate", None)
+    # By class: a serialization failure (40) or a lost connection (08) may succeed when repeated.
     return state[:2] in _REJECTIONS if state else isinstance(error, (DataError, IntegrityError))
 
 
@@ -308,6 +317,7 @@ class SharedDatabase:
 
     def open(self) -> Database:
         """Return the database, with its tables. Blocking; raises UnusableLedgerError."""
+        # One of several threads opens it: opening creates tables.
         with self._opening:
             if self._database is None:
                 self._database = Database(self.url, self.tables)

@@ -37,6 +37,7 @@ class TableContent:
     def add(self, row: sa.Row[Any]) -> None:
         """Add a row."""
         self.rows += 1
+        # By the values of Python: both engines return equal ones, while they store them differently.
         digest = sha256(repr(tuple(row)).encode(errors="surrogatepass")).digest()
         self.digest = (self.digest + int.from_bytes(digest, "big")) % _DIGESTS
 
@@ -67,6 +68,7 @@ def copy_database(
             if copied != content:
                 message = f"the copy differs: {copied}: expected {content}, as in {source.name}"
                 raise database.UnusableLedgerError(message)
+            # After the comparison, in the same transaction: the next row of a collector would collide otherwise.
             _continue_numbers(connection, table)
             report(content)
         check(connection)
@@ -78,6 +80,7 @@ def _copy_rows(
     source: database.Database, tables: sa.MetaData, into: sa.Connection
 ) -> dict[str, TableContent]:
     contents = {name: TableContent(name) for name in tables.tables}
+    # Ends the transaction on the source also if the target fails.
     with closing(_read_batches(source, tables)) as batches:
         for table, rows in batches:
             for row in rows:

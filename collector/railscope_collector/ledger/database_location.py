@@ -49,6 +49,7 @@ def check_file(url: URL) -> None:
         problem = "is a directory"
     elif not file.parent.is_dir():
         problem = f"directory {file.parent} does not exist"
+    # SQLite also creates a journal beside its file, so a new file needs a writable directory.
     elif not os.access(file if file.exists() else file.parent, os.W_OK):
         problem = f"not writable by this user (uid {os.geteuid()})"
     if problem:

@@ -74,6 +74,7 @@ class MeteredGpu:
         claims: dict[str, HeldClaim] = {}
         for claim in evidence.claims:
             before = claims.get(claim.id)
+            # The earliest report: the ledger has one start for each claim.
             start_ns = min(claim.start_ns, before.start_ns) if before else claim.start_ns
             profile = (profiles or {}).get(claim.id, "")
             claims[claim.id] = HeldClaim(
@@ -112,6 +113,8 @@ class MeteredGpu:
         )
         requested = _requested_amounts(self._in_force, present)
         named = {entry.claim for entry in entries} | requested.keys()
+        # A claim for a number of GPUs may end on a day on which it holds none of this GPU: its end is recorded all the
+        # same.
         counted = (claim for claim in self.evidence.claims if claim.counted)
         named |= {claim.id for claim in counted if start_ns < claim.end_ns <= end_ns}
         ends = self._claim_ends(end_ns)
@@ -123,6 +126,7 @@ class MeteredGpu:
             evidence_root=self._root,
             engine_version=computed.engine_version,
             computed_ns=computed.timestamp_ns,
+            # A GPU whose model was first reported later has that model for earlier days as well.
             sku=next(chain(reversed(earlier), (sku for _, sku in self.skus)), ""),
             shares=tuple(
                 MeasuredShare(measure, share)
@@ -132,6 +136,7 @@ class MeteredGpu:
             claims=tuple(
                 replace(
                     self._claims[claim],
+                    # An end after the day is not recorded: it may change, and the day would need another revision.
                     end_ns=ends[claim] if ends.get(claim, FOREVER_NS) <= end_ns else None,
                     requested=requested.get(claim, ("", "")),
                 )
@@ -167,6 +172,7 @@ class MeteredGpu:
 
 def _instance(claim: MeteredClaim) -> str:
     """Return the compute fraction of the claim's MIG instance; empty if its position is unknown."""
+    # A shared claim on the whole GPU with a profile: its instance was not found.
     if claim.compute == units.WHOLE and not claim.exclusive and claim.share is None:
         return ""
     return str(Fraction(claim.compute.high - claim.compute.low) / GPU_CAPACITY)
@@ -187,6 +193,7 @@ def _requested_amounts(
     amounts: dict[str, list[Fraction | None]] = {}
     first_ns, last_ns = (present[0][0], present[-1][1]) if present else (0, 0)
     for start_ns, end_ns, claim in claims:
+        # Most claims of a GPU are of other days: they are excluded before the sum over all stays.
         if end_ns <= first_ns or last_ns <= start_ns:
             continue
         length = sum(max(min(end_ns, end) - max(start_ns, start), 0) for start, end in present)

@@ -24,7 +24,9 @@ from railscope_collector.metering.units import Tiling, Units, exact
 _MAX_INTEGER = (1 << 63) - 1
 CAPACITY_UNITS = 84_000
 """4 x lcm(840, 1000): MIG slices, 1/840, 1/1000, percents and 1/32 are whole."""
+# Slots are stored as 64-bit integers.
 MAX_CAPACITY_UNITS = 1 << 62
+# A multiple of the usual units: only slots that are not whole in those are rounded.
 ROUNDED_CAPACITY_UNITS = CAPACITY_UNITS << 40
 _OPTIONAL_OF_ENTRY = {"reason", "assumed", "counted"}
 _ROOT_NAME_OF_UNCLAIMED = "rogue"
@@ -105,6 +107,7 @@ def evidence_root(evidence: Evidence) -> str:
         for layout in evidence.layouts
     }
     fields = _encoded_fields(evidence).items()
+    # Order and repetition of facts do not change the result, so they must not change its root.
     facts = {name: sorted(set(value)) for name, value in fields if isinstance(value, tuple)}
     document = {**facts, "gpu": evidence.gpu, "layouts": sorted(layouts)}
     return sha256(msgspec.json.encode(document, order="deterministic", enc_hook=str)).hexdigest()
@@ -161,6 +164,7 @@ def round_tiling(day_tiling: DayTiling) -> DayTiling:
     overlaps = (replace(row, units=cut(row.units)) for row in day_tiling.overlaps)
     return replace(
         day_tiling,
+        # A slot thinner than one unit is empty after rounding; the database rejects empty slots.
         entries=tuple(row for row in entries if row.slot_lo < row.slot_hi),
         shares=tuple(row for row in shares if row.share.slot_lo < row.share.slot_hi),
         overlaps=tuple(overlaps),
@@ -183,6 +187,7 @@ def revision_root(day_tiling: DayTiling, units: int) -> str:
 
 def content_root(day_tiling: DayTiling) -> str:
     """Return SHA-256 in hex over the content, as ordered JSON: equal for equal contents only."""
+    # Slots as integers of the revision: a fraction has no unique form in JSON.
     units = find_capacity_units(day_tiling)
     overlaps = [
         {**msgspec.structs.asdict(row), "units": to_revision_units(row.units, units)}
@@ -199,6 +204,7 @@ def content_root(day_tiling: DayTiling) -> str:
         units,
         overlaps,
     )
+    # Only if present: the roots of days without a mark do not depend on this member.
     if day_tiling.clock_suspect:
         content += ({"clock_suspect": sorted(day_tiling.clock_suspect)},)
     return sha256(msgspec.json.encode(content, enc_hook=str)).hexdigest()
@@ -212,6 +218,7 @@ def _slots(fields: dict[str, Any], units: int) -> dict[str, Any]:
 def _entry(entry: TilingEntry, units: int) -> dict[str, Any]:
     """Return the fields of an entry; optional ones only if they are set."""
     fields = _slots(_encoded_fields(entry), units)
+    # All written days have this name in their roots, which must stay valid.
     if entry.state is SlotState.UNCLAIMED:
         fields["state"] = _ROOT_NAME_OF_UNCLAIMED
     fields["counted"] = entry.counted and not entry.assumed  # an assumed entry is counted
@@ -222,6 +229,7 @@ def _entry(entry: TilingEntry, units: int) -> dict[str, Any]:
 
 def _claim(claim: HeldClaim) -> dict[str, Any]:
     fields = msgspec.structs.asdict(claim)
+    # Absent if empty: the roots of days without it do not depend on this field.
     return fields if fields["instance"] else {n: v for n, v in fields.items() if n != "instance"}
 
 
@@ -261,6 +269,7 @@ def _check_rest(day_tiling: DayTiling) -> None:
             f"duplicate claims on {day_tiling.gpu}: expected one start and one profile per claim"
         )
         raise TilingError(message)
+    # PostgreSQL stores no NUL in texts, SQLite does: both ledgers must accept the same days.
     if any("\0" in text for text in texts):
         message = f"invalid names of {day_tiling.gpu}: {texts}: expected no NUL characters"
         raise TilingError(message)
@@ -291,6 +300,7 @@ def _check_coverage(day_tiling: DayTiling, tiling: Tiling) -> list[tuple[int, in
     alive: list[TilingEntry] = []
     position = 0
     for now, until in pairwise(edges):
+        # Ends before starts: intervals are half-open.
         alive = [entry for entry in alive if entry.t1_ns > now]
         while position < len(entries) and entries[position].t0_ns <= now:
             alive.append(entries[position])

@@ -50,6 +50,7 @@ class DirectoryHolder:
         Raises DirectoryInUseError.
         """
         details = self.directory.stat()
+        # The boot and the inode: a copy of the directory has another inode, and one on another machine another boot.
         place = f"{self.boot_id} {details.st_dev} {details.st_ino}".encode()
         digest = hashlib.sha256(place).hexdigest()[:16]
         self.lease = leases.Lease(f"log {log}", place=digest if self.boot_id else "")
@@ -57,6 +58,7 @@ class DirectoryHolder:
             self._waiting = asyncio.create_task(call_database(self.attempt))
             responded, _ = await asyncio.wait({self._waiting}, timeout=_START_SECONDS)
             if not responded:
+                # The task continues in `run`: a database that hangs must not delay the start.
                 return
             with suppress(*_FAILURES):  # every user of the database reports it
                 if not await self._waiting:
@@ -74,11 +76,13 @@ class DirectoryHolder:
                 await asyncio.sleep(leases.RENEWAL_SECONDS)
         finally:
             if self.lease:
+                # Else a moved directory could not be used before the lease has expired.
                 await call_database(self.lease.release)
 
     def attempt(self) -> bool:
         """Take or renew the lease; true if it is held. Blocking; raises DirectoryInUseError, UnusableLedgerError."""
         database = self.open()
+        # An embedded database is in the directory itself, which a lock protects.
         if self.lease is None or database.file is not None or self.lease.take(database):
             self._other = None
             return True
@@ -86,6 +90,8 @@ class DirectoryHolder:
         with database.transaction() as connection:
             row = connection.execute(query.where(leases.rows.c.name == self.lease.name)).first()
         other, self._other = self._other, (row.holder, row.expires_at) if row else None
+        # Only an expiry that was renewed between two attempts proves a running process; the first may be of one that
+        # has ended.
         if row and row.expires_at and other and other != self._other:
             message = (
                 f"state_directory {self.directory} is a copy of that of the running collector "

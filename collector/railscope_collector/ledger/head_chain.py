@@ -31,6 +31,7 @@ from railscope_collector.ledger import (
 )
 
 REMEDY = "fix: restore the newest database, or, if it is lost, run `railscope bill accept-copy`"
+# ASCII "railhead".
 _LOCK = 0x7261_696C_6865_6164
 _ROWS_AT_ONCE = 400
 
@@ -100,6 +101,7 @@ def hash_row(
     table = schema.covered_tables[kind].table
     content = {table.name: [_plain(row)]}
     for name, rows in parts.items():
+        # Without empty lists: a table of parts that is added later changes no hash.
         if plain_rows := sorted(map(_plain, rows), key=_canonical):
             content[name] = plain_rows
     key = "/".join(str(row[column.name]) for column in table.primary_key.columns)
@@ -115,10 +117,13 @@ def append_head(
     """
     if not items:
         return None
+    # Held until the commit: heads are numbered without gaps, and each contains the one before it.
     schema.lock(connection, _LOCK)
     database = database_id(connection)
+    # Under the lock: a mark that another collector commits meanwhile is seen here.
     check_not_older_copy(connection, database)
     before = newest_head(connection)
+    # The first head depends on the identity, so that chains of two databases differ from the start.
     previous = before.head if before else sha256(database.encode()).hexdigest()
     n = before.n + 1 if before else 1
     head = ChainHead(database, n, next_head(previous, items))
@@ -137,6 +142,7 @@ def append_head(
     draft = record_draft.RecordDraft(
         ledger_records.HEAD, RecordActor("ledger", database), recorded_ns, "done", data=data
     )
+    # The head is part of the id: a head of the same number in an older copy is another record, and not a repetition.
     audit_outbox.put_record(connection, f"{ledger_records.HEAD}/{database}/{n}/{head.head}", draft)
     return head
 
@@ -219,6 +225,7 @@ def mark_older_copy(connection: Connection, problem: str, now_ns: int) -> None:
     recorded_stops = connection.execute(
         select(stops.c.problem).where(stops.c.database_id == database)
     )
+    # The first problem found stays: later ones may be its consequences.
     if recorded_stops.first() is None:
         row = {"database_id": database, "since_ns": now_ns, "problem": problem}
         connection.execute(stops.insert().values(row))
@@ -240,6 +247,7 @@ def read_back(connection: Connection, kind: str, *key: object) -> HashedRow:
     query = select(covered.table)
     for column, value in zip(keys, key, strict=True):
         query = query.where(column == value)
+    # As read and not as written: the database may convert values, and a later check reads them again.
     return next(_items(connection, kind, connection.execute(query).all()))
 
 
@@ -256,6 +264,7 @@ def record_row(
         ledger_records.ROW_HASH: row.hash,
         **draft.data,
     }
+    # The log accepts only NFC (a canonical form), while the row keeps the name as it was entered.
     normalized = {
         name: normalize("NFC", value) if isinstance(value, str) else value
         for name, value in data.items()

@@ -30,6 +30,7 @@ def read_files(database: Database, directory: Path) -> None:
         found = connection.execute(sa.select(head_files)).all()
     durable_files.make_directory(directory)
     for row in found:
+        # The names become paths: a row of another name must not write elsewhere.
         if row.name in FILES:
             durable_files.write_durably(directory / row.name, row.content)
 
@@ -50,6 +51,7 @@ def store_files(
             continue
         content = path.read_bytes()
         with database.transaction(writes=True) as connection:
+            # A collector that lost the lease must not replace what the next head has stored.
             term.check(connection)
             connection.execute(sa.delete(head_files).where(head_files.c.name == name))
             connection.execute(sa.insert(head_files).values(name=name, content=content))

@@ -83,9 +83,11 @@ class LeaseTerm(NamedTuple):
 
         Call it first in each transaction that writes under the lease.
         """
+        # In SQLite a lease does not expire.
         expired: Any = sa.false()
         if _is_server(connection):
             schema.limit_idle_time(connection)
+            # Key share: renewals, which leave the key unchanged, do not wait for it.
             lock = sa.select(rows.c.epoch).where(rows.c.name == self.name)
             connection.execute(lock.with_for_update(read=True, key_share=True))
             expired = sa.or_(rows.c.expires_at.is_(None), rows.c.expires_at <= _clock())
@@ -159,6 +161,7 @@ class Lease:
     @property
     def is_valid(self) -> bool:
         """True if the lease is held, and was renewed before it expired."""
+        # By the boot clock, which includes suspend: a machine that slept may have lost the lease.
         return self.term is not None and _boot_seconds() < self._renewed_seconds + self.seconds
 
     def take(self, database: Database) -> LeaseTerm | None:
@@ -193,6 +196,7 @@ class Lease:
     def release(self) -> None:
         """Let another collector take the lease at once, if it is held. Never raises."""
         with self._turn:
+            # First: whatever the database responds, this process writes no more.
             term, self.term = self.term, None
             if term is None or self._database is None:
                 return
@@ -227,6 +231,7 @@ class Lease:
         self.term = None
 
     def _renew(self, database: Database, term: LeaseTerm) -> bool:
+        # Before the statement: measured from here, the lease seems to expire earlier than in the database, never later.
         started_seconds = _boot_seconds()
         with database.transaction(writes=True) as connection:
             if _is_server(connection):

@@ -10,6 +10,7 @@ from railscope_collector.ledger.database import Database, UnusableLedgerError
 
 _probe_table = sa.Table(
     "write_probe",
+    # Metadata of its own: the tables of the ledger are append-only, and this row changes.
     sa.MetaData(),
     sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("writes", sa.BigInteger, nullable=False),

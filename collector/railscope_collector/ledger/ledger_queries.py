@@ -69,6 +69,7 @@ def newest_heads(
 ) -> dict[row_conversion.GpuDay, Row[Any]]:
     """Return the newest revision of each GPU-day that has one."""
     heads: dict[row_conversion.GpuDay, Row[Any]] = {}
+    # By day and in groups: a statement may have a limited number of parameters.
     for day, gpus in by_day(keys):
         newest = _select_newest(revisions.c.day == day, revisions.c.gpu_uuid.in_(gpus))
         query = select(revisions).join_from(revisions, newest, _match_newest(newest))
@@ -112,6 +113,7 @@ def read_revisions(
     def select_rows(table: Table, *order: Any) -> list[Row[Any]]:
         query = select(table).where(table.c.day == day, table.c.gpu_uuid.in_(gpus))
         rows = connection.execute(query.order_by(table.c.gpu_uuid, *order)).all()
+        # Filtered here: most days have one revision of each GPU.
         return [
             row for row in rows if numbers[row_conversion.GpuDay(row.gpu_uuid, day)] == row.revision
         ]
@@ -154,6 +156,7 @@ def _window(table: Table, start_ns: int, end_ns: int) -> tuple[Any, Sequence[Any
     newest = _select_newest(
         revisions.c.day >= start_ns // DAY_NS, revisions.c.day * DAY_NS < end_ns
     )
+    # With an empty window, the two conditions on times would still match rows that contain its start.
     is_window = true() if start_ns < end_ns else false()
     return newest, (table.c.t0_ns < end_ns, table.c.t1_ns > start_ns, is_window)
 

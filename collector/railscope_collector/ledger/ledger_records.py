@@ -51,6 +51,7 @@ class LedgerRecords:
         if source.startswith(OUTBOX_ROW):
             self.sources[source] = new.seq
             self.add_data(new.type, new.data, new.seq, source)
+        # Such a record claims a change of the database without a row in its outbox: it was not written with the change.
         elif new.type in ROW_RECORD_TYPES and not new.ref[:1] and len(self.repeated) < MAX_NAMED:
             self.repeated.append(f"record {new.seq}: {new.type} without a source row in a database")
 
@@ -67,6 +68,7 @@ class LedgerRecords:
 
     def _add_row(self, into: dict[T, RecordedRow], key: T, row: RecordedRow) -> None:
         before = into.get(key)
+        # After an older copy was accepted, rows of the lost part may be written again.
         if before and not self.is_lost(before.source) and len(self.repeated) < MAX_NAMED:
             self.repeated.append(f"record {row.record}: {key} was already recorded")
         into[key] = row

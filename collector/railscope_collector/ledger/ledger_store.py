@@ -82,11 +82,13 @@ class Ledger:
         self, connection: Connection, tilings: Sequence[day_tiling.DayTiling]
     ) -> list[WrittenRevision]:
         """Write tilings as `write_days`, within a transaction that writes more."""
+        # Before the root is computed: it must be that of the tiling as it is read back.
         tilings = [day_tiling.round_tiling(tiling) for tiling in tilings]
         for tiling in tilings:
             day_tiling.check_tiling(tiling)
         rooted = [(tiling, day_tiling.content_root(tiling)) for tiling in tilings]
         written: dict[int, WrittenRevision] = {}
+        # Repeated for a day that another writer wrote first: its revision is read, and superseded or equal.
         while len(written) < len(rooted):
             # Several tilings of one GPU-day are written one after another.
             turn: dict[row_conversion.GpuDay, int] = {}
@@ -124,6 +126,7 @@ class Ledger:
     def finalized_day(self) -> int | None:
         """Return the newest day that was computed after its end, for any GPU; None if there is none."""
         day = revisions.c.day
+        # A day that was computed before its end is preliminary.
         query = select(day).where(revisions.c.computed_ns >= (day + 1) * DAY_NS)
         with self.database.transaction() as connection:
             return connection.execute(query.order_by(day.desc()).limit(1)).scalar()
@@ -182,6 +185,7 @@ class Ledger:
         for row in sorted(rows, key=lambda row: (row.gpu_uuid, row.day, row.entry)):
             try:
                 entry = row_conversion.parse_entry(row, row.capacity_units)
+            # A database that was changed by hand may contain anything.
             except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
                 entry_name = f"entry {row.entry} of {row.gpu_uuid} on day {row.day}"
                 raise UnusableLedgerError(self._unreadable(entry_name, error)) from error
@@ -207,6 +211,7 @@ class Ledger:
             tiling = row_conversion.parse_tiling(head, row.parts)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             raise UnusableLedgerError(self._unreadable(revision_name, error)) from error
+        # Each read is verified: a changed row must not reach a bill.
         if day_tiling.content_root(tiling) != head.content_root:
             message = (
                 f"the ledger {self.database.name} was altered: {revision_name} does not match what was"
@@ -226,6 +231,7 @@ def _is_same(head: Row[Any], tiling: day_tiling.DayTiling, root: str) -> bool:
     """True if a revision has this content, in any capacity units."""
     if head.content_root == root or head.capacity_units == tiling.capacity_units:
         return bool(head.content_root == root)
+    # The units follow from the finest share: an equal tiling may have been written with other ones.
     return bool(head.content_root == day_tiling.revision_root(tiling, head.capacity_units))
 
 
@@ -252,6 +258,7 @@ def _write(
     rows = [
         row_conversion.revision_row(*rooted[position], before) for position, before in fresh.items()
     ]
+    # Revisions first: for those that another writer added, no parts may be inserted.
     added = ledger_queries.add_revisions(connection, rows)
     positions = {
         position: (before or 0) + 1 for position, before in fresh.items() if keys[position] in added
@@ -279,6 +286,7 @@ def _write(
         for position in positions
     ]
     recorded_ns = max((rooted[position][0].computed_ns for position in positions), default=0)
+    # Last, as it locks: other writers wait only for the commit.
     head_chain.append_head(connection, items, recorded_ns)
     return written | {
         position: WrittenRevision(number, added=True) for position, number in positions.items()

@@ -81,6 +81,7 @@ def decode_nodes(content: bytes) -> dict[str, int]:
     """Decode the nodes of a collector; none if they are invalid or too many."""
     unpacker = zlib.decompressobj()
     try:
+        # Bounded while decompressing: a small damaged value could expand to fill the memory.
         unpacked = unpacker.decompress(content, MAX_NODES_BYTES)
         return msgspec.msgpack.decode(unpacked, type=dict[str, int]) if unpacker.eof else {}
     except (zlib.error, *untrusted_text.DECODING_ERRORS):
@@ -105,6 +106,7 @@ def exchange(
         values["nodes"] = nodes
     age = sa.extract("epoch", clock - rows.c.seen_at)
     with database.transaction(writes=True) as connection:
+        # A restarted process has a new holder, with the same URL on the same host.
         host = member.holder.partition(":")[0] + ":"
         is_restart = sa.and_(
             rows.c.url == member.url, rows.c.holder.startswith(host, autoescape=True)
@@ -113,6 +115,7 @@ def exchange(
             rows.c.name == member.name,
             rows.c.holder != member.holder,
             ~is_restart,
+            # A negative age too: the clock of the database may have been set back since.
             age.between(-NAME_SECONDS, NAME_SECONDS),
         )
         if row := connection.execute(other).first():

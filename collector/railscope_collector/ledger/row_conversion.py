@@ -113,6 +113,7 @@ def claim_rows(metered_day: day_tiling.DayTiling, revision: int) -> Iterator[Row
             claim,
             **key,
             claim_id=claim.id,
+            # NULL and not an empty text: empty columns are not hashed, so heads of earlier rows stay valid.
             instance=claim.instance or None,
             requested_compute=compute,
             requested_memory=memory,
@@ -152,6 +153,7 @@ def parse_overlap(row: Row[Any], units: int) -> overlaps.Overlap:
 
 def parse_entry(row: Row[Any], units: int) -> tiling.TilingEntry:
     """Return the entry of a row of a revision with these capacity units. Raises ValueError, TypeError."""
+    # The column returns damaged text unchanged, so that a comparison with heads can report it.
     if not isinstance(row.qty_capns, int):
         message = f"invalid qty_capns {str(row.qty_capns)[:40]!r} of entry {row.entry}: expected an integer"
         raise TypeError(message)
@@ -202,6 +204,7 @@ def parse_tiling(head: Row[Any], parts: Mapping[str, Iterable[Row[Any]]]) -> day
     )
     return (
         parsed
+        # Kept only if it does not follow from the slots, so that an unchanged tiling equals the computed one.
         if day_tiling.find_capacity_units(parsed) == units
         else replace(parsed, capacity_units=units)
     )

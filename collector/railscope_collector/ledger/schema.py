@@ -136,6 +136,7 @@ class ExactInteger(sa.TypeDecorator[int | str]):
     def process_result_value(self, value: Any, dialect: sa.Dialect) -> int | str | None:  # noqa: ARG002 - as it is called
         """Convert a value that was read."""
         if isinstance(value, str):
+            # Only the canonical form: 007 or +7 was not written by this program, and would have another hash.
             return int(value) if _INTEGER.fullmatch(value) else value
         if isinstance(value, bytes):
             return repr(value)
@@ -238,6 +239,7 @@ def lock(connection: sa.Connection, key: int) -> None:
 
     Not needed in SQLite, which has a single writer.
     """
+    # A client that hangs with the lock would stop all other writers.
     limit_idle_time(connection)
     if connection.dialect.name == "postgresql":
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(key)))
@@ -264,6 +266,7 @@ def await_standby(connection: sa.Connection) -> None:
 
 def make_append_only(table: sa.Table) -> None:
     """Prevent any change or deletion of the table's rows."""
+    # SQLite has no TRUNCATE, and a trigger is for one event.
     for change in ("UPDATE", "DELETE"):
         trigger = f"CREATE TRIGGER {table.name}_no_{change.lower()} BEFORE {change} ON {table.name}"
         action = "BEGIN SELECT RAISE(ABORT, 'the ledger is append-only'); END"
