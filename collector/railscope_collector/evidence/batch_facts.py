@@ -82,6 +82,7 @@ class BatchFacts:
         self.added_bytes = 0
         if self.schema.gpus:
             self._record_gpus(interval, rows)
+        # Of a schema with GPUs, the presence of a GPU already shows that the node reported.
         elif not self.has_reports:
             self.added_bytes += add_reports(interval, self.join_spans(rows))
         if self.schema.metered.layouts:
@@ -114,6 +115,8 @@ class BatchFacts:
         everywhere = self._build_presence(interval, rows)
         skus = self.schema.metered.skus
         for gpu in self.schema.gpus:
+            # The keys of claims without a device begin with a character of their own: a GPU of such a name would be
+            # mixed up with them.
             if len(gpu.uuid) > claim_events.MAX_CHARACTERS or not claim_events.is_gpu(gpu.uuid):
                 continue
             presence = everywhere
@@ -121,6 +124,7 @@ class BatchFacts:
                 reporting = self._rows_with_values(gpu, rows)
                 spans = everywhere.spans
                 is_partial = len(reporting) < len(rows)
+                # A GPU that is listed without a value is still in the node: the absence of values is no departure.
                 if is_partial and self.book.list_valueless(interval.node, gpu.uuid, spans):
                     interval.list_valueless(gpu.uuid, spans)
                     self.added_bytes += _SPAN_BYTES * len(spans)
@@ -164,6 +168,7 @@ class BatchFacts:
         self, interval: node_intervals.EvidenceInterval, rows: Sequence[int]
     ) -> None:
         """Record the MIG layouts of the stream's GPUs in these rows."""
+        # Without uncertainty and skew: they depend on the delivery, and equal layouts must be equal facts.
         bare = node_intervals.copy_times(self.join_spans(rows))
         for gpu, parts in self.schema.metered.layouts:
             for span in bare:
@@ -187,6 +192,7 @@ class BatchFacts:
             number = batch.boot_ns[row] // node_intervals.GRID_NS
             if number != last:
                 newest = series.cells.get(number)
+                # The first reading of a cell, in whatever order frames arrive: two collectors then store the same fact.
                 if newest is None or batch.boot_ns[row] <= newest.boot_ns:
                     readings.append((number, row))
             last = number
@@ -197,6 +203,7 @@ class BatchFacts:
         table = sheets.rows_at(batch, [row for _, row in readings], metered.columns, width)
         for (number, row), read in zip(readings, table, strict=True):
             codes = sheets.reasons_of(batch, row, width).take(metered.columns)
+            # Counters are never negative: -1 stands for an absent reading, which must not look like 0.
             values = np.where(codes == PRESENT, read, -1).astype(_VALUE)
             timestamp_ns = self.since_boot_ns + batch.boot_ns[row]
             series.offer(
@@ -227,6 +234,7 @@ def group_by_interval(
     """Group rows by interval, in the order of the boot clock."""
     if not rows:
         return
+    # A sender may order frames as it likes; spans are joined in the order of time.
     if sorted(boot_ns) != list(boot_ns):
         rows = sorted(rows, key=boot_ns.__getitem__)
     first, last = (
@@ -266,6 +274,7 @@ class _ClaimReports:
 
     @property
     def in_force(self) -> bool:
+        # An end without its start counts too: a node could send ends without limit otherwise.
         return not (self.starts and self.ends)
 
 
@@ -279,6 +288,7 @@ class _NodeClaims:
         """Add or subtract claims in force."""
         self.in_force += in_force
         self.in_force_on_gpu[claim[0]] += in_force
+        # Else the names of GPUs that a node ever claimed would stay in memory.
         if not self.in_force_on_gpu[claim[0]]:
             del self.in_force_on_gpu[claim[0]]
 
@@ -317,6 +327,7 @@ class ClaimIndex:
         if reports is None:
             if node.in_force >= MAX_IN_FORCE and not is_ended:
                 return f"the node has {MAX_IN_FORCE} claims in force"
+            # Claims without a device have a bound by node only: their key is no GPU.
             on_gpu = node.in_force_on_gpu[fact.gpu] if claim_events.is_gpu(fact.gpu) else 0
             if on_gpu >= MAX_IN_FORCE_ON_GPU and not is_ended:
                 return f"the node has {MAX_IN_FORCE_ON_GPU} claims in force on the GPU"

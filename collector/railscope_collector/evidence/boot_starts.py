@@ -114,6 +114,7 @@ def lower_rows(
     for boot in sorted(set(new_boots)):
         first_ns, trusted_ns = lowest_ns.get(boot.key, (FOREVER_NS, FOREVER_NS))
         lower_ns = min(boot.start.first_ns, first_ns), min(boot.start.trusted_ns, trusted_ns)
+        # Rows are never changed: a row is added only if it lowers the minimum, which is what counts.
         if lower_ns != (first_ns, trusted_ns):
             lowest_ns[boot.key] = lower_ns
             fact = sha256(msgspec.msgpack.encode(boot)).hexdigest()

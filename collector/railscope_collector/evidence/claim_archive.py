@@ -98,6 +98,7 @@ def _encode_row(day: int, node: str, tables: dict[str, Sequence[Any]]) -> archiv
     recorded = (
         row["recorded_ns"] for rows in plain.values() for row in rows if "recorded_ns" in row
     )
+    # Of its rows and not the present time: a day that is written again must give the same row.
     recorded_ns = max(recorded, default=0)
     content = msgspec.msgpack.encode(NodeClaims(day, node, plain), order="deterministic")
     return archive_files.EvidenceRow(
@@ -134,6 +135,7 @@ class ClaimArchive(NamedTuple):
         revised = sa.select(schema.revisions.c.day).distinct()
         revised = revised.where(schema.revisions.c.day.between(window.start, window.stop - 1))
         if seen_ns is not None:
+            # The margin covers days that were computed before the last round and committed after it.
             revised = revised.where(schema.revisions.c.computed_ns > seen_ns - _REVISION_MARGIN_NS)
         with self.archive.database.transaction() as connection:
             archived_days = set(connection.execute(archived).scalars())
@@ -162,6 +164,7 @@ class ClaimArchive(NamedTuple):
         kind = evidence_archive.CLAIMS
 
         def read_node(node: str, day: int) -> list[archive_files.EvidenceRow]:
+            # A snapshot: claims and ends of one row must be of one moment.
             with self.archive.database.transaction(is_snapshot=True) as connection:
                 return _read_new(
                     connection, day, node, _read_node(connection, day, node, gpus[node])
@@ -205,6 +208,8 @@ def _read_node(
     span = day * DAY_NS, (day + 1) * DAY_NS
     claims = _read_all(
         connection,
+        # By the knowledge at the start of the day: an end that was recorded later must not exclude a claim from an
+        # archived day.
         lambda few: of.select_claims(few, *span, known_ns=span[0]).with_only_columns(
             *of.reported_claims.c
         ),

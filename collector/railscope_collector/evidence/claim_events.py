@@ -27,6 +27,7 @@ _AUTHORITIES = {
     not in {claim_terms.ClaimAuthority.REVIEW, claim_terms.ClaimAuthority.SCHEDULER_LIST}
 }
 _WHOLE = (0, claim_terms.GPU_CAPACITY)
+# At most 19 digits, which is a 64-bit integer: a longer text would cost time to convert.
 _TIMESTAMP = re.compile(r"\d{1,19}", re.ASCII)
 _COUNT = re.compile(r"[1-9]\d{0,3}", re.ASCII)
 _KEY_WORDS = 2
@@ -36,6 +37,7 @@ MAX_CHARACTERS = 400
 
 _UNPLACED = "@"
 
+# Other facts are ignored and not an error: newer agents may add some.
 _READ = frozenset({
     "level", "source", "owner", "tenant", "workload", "start_ns", "start_boot_ns", "end_ns",
     "end_boot_ns", "uncertainty_ns", "compute", "memory", "exclusive", "share", "count", "system",
@@ -185,6 +187,7 @@ def first_report_key(claim: ReportedClaim) -> tuple[int, int, bool, ReportedClai
 
 def select_first_reports(reports: Iterable[ReportedClaim]) -> dict[tuple[str, str], ReportedClaim]:
     """Return the report of each claim that counts, by node and id."""
+    # In reverse: of equal keys the dictionary keeps the last, which is the first report.
     ordered = sorted(reports, key=first_report_key, reverse=True)
     return {(claim.node, claim.id): claim for claim in ordered}
 
@@ -193,6 +196,7 @@ def is_repetition(claim: ReportedClaim, other: ReportedClaim) -> bool:
     """True if another report adds nothing: agents report claims in force repeatedly."""
     if claim.reported_ns > other.reported_ns or claim.received_ns > other.received_ns:
         return False
+    # The same start by the boot clock is placed a little differently by each envelope: that is no new report.
     is_same_start = claim.start_boot_ns >= 0 and claim.boot == other.boot
     is_same_start &= claim.start_boot_ns == other.start_boot_ns
     start_ns = claim.start_ns if is_same_start else other.start_ns
@@ -214,6 +218,7 @@ def _claim_texts(event: wire.WireEvent) -> tuple[str, str, dict[str, str]]:
         raise ClaimEventError(message)
     gpu, claim = key
     facts = {name: text for name, text in event.facts.items() if name in _READ}
+    # PostgreSQL stores no NUL in texts.
     if any("\0" in text or len(text) > MAX_CHARACTERS for text in (gpu, claim, *facts.values())):
         message = (
             f"invalid claim {claim[:MAX_CHARACTERS]!r}: expected texts of at most {MAX_CHARACTERS}"
@@ -231,6 +236,7 @@ def _edge_timestamp(
     It is placed by the boot clock, or else by the wall clock. Raises ClaimEventError.
     """
     boot_ns = _timestamp(facts, f"{edge}_boot_ns", -1)
+    # The wall clock of the node only if the event has no other: it may be wrong, or have been stepped since.
     if boot_ns < 0:
         wall_ns = _timestamp(facts, f"{edge}_ns", otherwise)
         if not 0 <= wall_ns < timestamps.FOREVER_NS:
@@ -386,6 +392,7 @@ def _find_later_boots(
     for key, claim_reports in reports.items():
         since_ns = min(claim.reported_ns for claim in claim_reports)
         for boot, begin in began.get(key[0], {}).items():
+            # A boot before the first report began without the claim, and cannot end it.
             if begin.first_ns > since_ns:
                 outlasted = [
                     claim.trusted_from_ns

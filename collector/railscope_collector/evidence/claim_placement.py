@@ -168,6 +168,7 @@ class ClaimPlacer:
         previous, built = self._by_node.get(common.node, (None, None))
         if built is None or previous != common:
             built = gpu_evidence.build_evidence(facts, self.files)
+            # A copy, as spans in memory grow: the comparison would be with itself.
             self._by_node[common.node] = common.copy(), built
         return replace(built[0], gpu=facts.gpu), built[1]
 
@@ -243,6 +244,7 @@ class ClaimPlacer:
     def _position(self, gpu: str, node: str) -> tuple[bool, str, str]:
         """Sort key of GPUs: by PCI address; GPUs without one follow, by UUID."""
         contact = self.source.facts(gpu).contacts.get(node, {}).get(gpu)
+        # Drivers write the domain with 4 or 8 digits: padded, addresses are in one order.
         address = contact.pci.upper().rjust(_ADDRESS_LENGTH, "0") if contact and contact.pci else ""
         return not address, address, gpu
 

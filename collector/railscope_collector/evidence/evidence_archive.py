@@ -44,6 +44,7 @@ RESTORED_NS = 30 * DAY_NS
 """Restored evidence is not deleted again for this long."""
 DELETED, RESTORED = evidence_tables.DELETED, evidence_tables.RESTORED
 INTERVALS, CLAIMS = "intervals", "claims"
+# ASCII "railarch".
 _LOCK = 0x7261_696C_6172_6368
 _intervals = evidence_tables.evidence_intervals
 archives, removals = evidence_tables.archives, evidence_tables.removals
@@ -149,6 +150,7 @@ class EvidenceArchive:
                 new = read_new(node, day)
                 rows += new
                 size += sum(len(row.content) for row in new)
+                # After a whole node: the facts of a node on a day are in one file, if they were recorded by then.
                 if size >= self._max_file_bytes:
                     with self.failures.isolate():
                         yield self._write_file(kind, day, pod, rows, now_ns)
@@ -184,6 +186,7 @@ class EvidenceArchive:
                     query.order_by(_intervals.c.start_ns, _intervals.c.part)
                 )
             ]
+        # A damaged row must not be recorded as archived, as it could then be deleted with the original.
         return [row for row in rows if row.is_intact]
 
     def _write_file(
@@ -199,6 +202,7 @@ class EvidenceArchive:
         digest = sha256(written).hexdigest()
         name = f"day={format_day(day)}/pod={pod}/{kind}-{digest[:32]}.parquet"
         self.store.create(name, written)
+        # Twice the size is enough for a correct answer: a store may return anything.
         content = self.store.read(name, 2 * len(written))
         archive_files.check_written(f"{self.store.location}/{name}", content, written, rows)
         file = {
@@ -301,6 +305,7 @@ class EvidenceArchive:
         files = {file.number: file for file in self.files(day, day + 1, kind=INTERVALS)}
         for number, facts in sorted(self._find_deletable(day, nodes).items()):
             with self.failures.isolate():
+                # Before each deletion and not only after writing: the archive is the only copy from then on.
                 self.read(files[number])
                 yield from self._delete_of_file(number, facts, now_ns)
 
@@ -316,6 +321,8 @@ class EvidenceArchive:
                     facts.pop(node, None)
             new = [n for n in facts if n not in removed or removed[n].action != DELETED]
             if new:
+                # Recorded before the first row is deleted: after a crash in between, a day that lacks facts is known
+                # to.
                 self._record_removal(connection, number, DELETED, new, now_ns)
         for node, parts in facts.items():
             for group in evidence_tables.group_items(parts):
@@ -341,6 +348,8 @@ class EvidenceArchive:
             schema.lock(connection, _LOCK)
             if read_removals(connection, archive)[node].action != DELETED:
                 return 0  # restored meanwhile
+            # Intervals first: their deletion is permitted while the archived fact exists, the fact's while the interval
+            # does not.
             for column in (_intervals.c.part, archived_facts.c.fact):
                 connection.execute(column.table.delete().where(column.in_(parts)))
         return len(parts)

@@ -81,6 +81,7 @@ class EvidenceBook:
         receipts = self.node(envelope.node)
         horizon_ns = receipts.horizon_ns(record.received_wall_ns, self.first_age_ns)
         times = evidence_memory.BootTimes.of_batches(batches)
+        # The usual case: one span for all batches of an envelope, in place of one for each.
         is_joined = bool(batches) and times.are_joined(record, envelope)
         if is_joined:
             spans = times.report_spans(record, skew_ns)
@@ -105,6 +106,7 @@ class EvidenceBook:
                 is_joined,
             )
             recent: Sequence[int] = range(batch.rows)
+            # Frames older than this would change days that were finalized long ago.
             if min(batch.boot_ns) < oldest_ns:
                 recent = [row for row in recent if batch.boot_ns[row] >= oldest_ns]
                 self.aged_rows += batch.rows - len(recent)
@@ -125,6 +127,7 @@ class EvidenceBook:
         if skew_ns <= FLAGGED_NS:
             return 0
         if skew_ns <= QUARANTINE_NS:
+            # One value for a range: a skew that varied with each envelope would divide the samples into spans.
             return FLAGGED_NS + 1
         facts = {"skew_ns": str(record.sent.wall_ns - record.received_wall_ns)}
         self._report("quarantine", node, record.received_wall_ns, facts)
@@ -188,6 +191,7 @@ class EvidenceBook:
         """
         receipts = self.node(presence.node)
         contact = receipts.gpus.get(uuid)
+        # Also for an equal or earlier receipt, which lowers the first contact; later ones change nothing.
         if contact is None or presence.received_ns <= contact.received_ns:
             if not receipts.accepts(uuid):
                 self.excess_gpus += 1
@@ -225,6 +229,7 @@ class EvidenceBook:
             self._record_node(presence.node, uuid)
             self.changed.add(uuid)
             self.version += 1
+            # A new GPU may take a claim from another one of the node.
             if self.has_unplaced(presence.node):
                 self.changed.update(self.gpus_in(presence.node))
             return presence.received_ns
@@ -236,6 +241,7 @@ class EvidenceBook:
         )
         existing.received_ns = min(existing.received_ns, presence.received_ns)
         only_grew &= node_intervals.add_spans(existing.spans, presence.spans)
+        # The account counts the newest span as it grows; any other change needs a new computation.
         if not only_grew or self.newest_spans.get(uuid) is not existing.spans[-1]:
             self.changed.add(uuid)
         return existing.received_ns
@@ -247,6 +253,7 @@ class EvidenceBook:
 
         A GPU that the node never reported with a value is rejected.
         """
+        # A node could otherwise dispute a GPU that it never had, by listing it.
         if uuid not in self.node(node).gpus or uuid not in self.gpus:
             return False
         spans_in_memory = self.gpus[uuid].valueless.setdefault(node, [])
@@ -411,6 +418,7 @@ class EvidenceBook:
     def forget(self, uuid: str, before_ns: int) -> None:
         """Remove facts that ended before a timestamp, except those that define the state at it."""
         memory = self.gpus[uuid]
+        # The database does not have these claims yet: this is their only copy.
         unwritten = {(fact.node, fact.id) for fact in self.unwritten}
         gone = memory.forget(before_ns, unwritten)
         self.spans.count(uuid, memory.presences.values(), memory.valueless)
@@ -437,6 +445,7 @@ class EvidenceBook:
             facts: list[claim_events.ClaimFact] = [*memory.claims, *memory.ended]
             for fact in facts:
                 self.claims.add(fact)
+        # Everything is computed again: a checkpoint has the facts and no results.
         self.changed = set(self.gpus)
         self.late = set(self.gpus)
 

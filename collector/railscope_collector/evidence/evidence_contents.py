@@ -95,6 +95,7 @@ class KnownContents:
 
     def record(self, part: str, interval: node_intervals.EvidenceInterval | None) -> None:
         """Record a part that was read; None if it is damaged."""
+        # Cleared as a whole: the contents are read again where they are needed.
         if len(self._by_part) >= _MAX_KNOWN:
             self._by_part.clear()
             self._equal.clear()
@@ -178,6 +179,7 @@ class ContentsIndex:
                 self._recorded.clear()
             self._recorded.update(new)
 
+        # After the commit only: a transaction that failed has added nothing.
         return remember
 
     def complete(
@@ -213,6 +215,7 @@ class ContentsIndex:
             rows = connection.execute(query.execution_options(yield_per=_ROWS_AT_ONCE))
             intervals = (decode(row.part, row.content) for row in rows)
             self.record(connection, {_ReadPart.collect(each) for each in intervals if each})
+            # In the same transaction as the parts: an interrupted addition leaves no mark.
             _insert_mark(connection, node)
         self._complete.add(node)
 
@@ -283,6 +286,7 @@ def check_days(connection: sa.Connection, node: str, days: tuple[int, int]) -> N
     query = query.where(archives.c.day.between(*days)).order_by(removals.c.number)
     missing: dict[int, int] = {}
     for row in connection.execute(query):
+        # In order of the numbers, so that the last removal of each file decides.
         if node in msgspec.json.decode(row.nodes, type=list[str]):
             missing.pop(row.archive, None)
             if row.action == evidence_tables.DELETED:

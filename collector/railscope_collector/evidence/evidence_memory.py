@@ -248,6 +248,7 @@ class UnstoredFacts:
         position = self._waiting.get(node, {}).pop(fact, None)
         if position is not None:
             on_disk = self._waiting[node].get(ON_DISK, position)
+            # The earliest position: the database has all of a node's file at once, or nothing of it.
             self._waiting[node][ON_DISK] = min(position, on_disk)
 
     def leave_disk(self, node: str) -> None:
@@ -267,6 +268,7 @@ class UnstoredFacts:
             return {}
         position, self.position = self.position, self.position + 1
         facts = (by_node.get(node, {}).values() for by_node in (self._waiting, self._writing))
+        # Facts being written count as missing: the transaction may fail.
         first = min(chain.from_iterable(facts), default=self.position)
         return {"log": self.log, "position": position, "stored": first - 1}
 
@@ -361,6 +363,7 @@ class IntervalMemory:
         if interval.stored or not interval.since_ns:
             interval.since_ns = record.received_wall_ns
         interval.touched_ns = max(interval.touched_ns, record.received_wall_ns)
+        # Also while it is being written: that write does not contain the addition.
         interval.stored = False
         self.unstored.add(key[0], key)
         return interval
@@ -419,6 +422,7 @@ class ProblemReports:
         """Log a new problem once, and pass it to the listeners."""
         kind, gpu, node, facts = problem.kind, problem.gpu, problem.node, problem.facts
         key = (kind, gpu, node, *sorted(facts.values()))
+        # Without the skew, which differs in each envelope: a node is reported once.
         if kind == "quarantine":
             key = key[:3]
         if key in self._reported:
@@ -426,6 +430,7 @@ class ProblemReports:
         if len(self._reported) >= _MAX_REMEMBERED:
             self._reported.clear()
             self._counts.clear()
+        # By kind and node, so that one node cannot suppress the reports about others.
         if self._counts[kind, node] >= _MAX_REPORTED:
             self.suppressed += 1
             return

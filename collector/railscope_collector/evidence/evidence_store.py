@@ -61,6 +61,7 @@ def compress_interval(
     contacts: node_intervals.Contacts = node_intervals.NO_CONTACTS,
 ) -> EncodedInterval:
     """Return an interval ready to be written; `content` is its encoding."""
+    # Of the uncompressed content: another version of zstd may compress it differently.
     name = sha256(content).hexdigest()
     gpus = {
         gpu: max(
@@ -166,6 +167,7 @@ class EvidenceStore:
                 (evidence_tables.gpu_nodes, evidence_tables.find_new_homes(connection, since)),
             ):
                 evidence_tables.insert_new_rows(connection, table, new)
+            # Agents delete their frames after this commit, so it must be on the standby as well.
             schema.await_standby(connection)
         remember_contents()
 
@@ -185,6 +187,7 @@ class EvidenceStore:
             if newest and newest.digest == digest:
                 return False
             if newest:
+                # Later than the newest version, whatever the clock: the order of versions decides which one counts.
                 recorded_ns = max(recorded_ns, newest.recorded_ns + 1)
             before = newest.content if newest else ""
             version = evidence_records.FileVersion(kind, text, before, digest, recorded_ns)
@@ -202,6 +205,7 @@ class EvidenceStore:
             for problem in problems:
                 try:
                     audit_outbox.put_record(connection, problem.id, problem.draft())
+                # One problem that cannot be recorded, such as one with an invalid name, must not withhold the others.
                 except audit_outbox.OutboxError as error:
                     log.error(
                         "evidence_problem_write_failed",
@@ -273,6 +277,7 @@ class EvidenceStore:
         with self._database.transaction() as connection:
             homes |= read_placement_homes(connection, nodes)
         nodes = sorted({node for gpu_nodes in homes.values() for node in gpu_nodes})
+        # In a transaction of its own, as it writes: the snapshot below must see its rows.
         self._index.complete(self._database, nodes, self.quarantine.interval)
         with self._database.transaction() as connection:
             parts = {
@@ -321,6 +326,7 @@ class EvidenceStore:
         """Return a call per GPU that returns its facts: of all together or, if some are only in the archive, alone."""
         try:
             loaded = self.load(gpus, homes_of, start_ns, end_ns)
+        # One GPU with archived evidence must not stop the metering of all others.
         except evidence_contents.ArchivedEvidenceError:
             return {gpu: partial(self.load, [gpu], homes_of, start_ns, end_ns) for gpu in gpus}
         return dict.fromkeys(gpus, lambda: loaded)

@@ -273,6 +273,7 @@ def find_differences(kind: str, before: str, after: str) -> list[tuple[str, str,
     different = entries[0] ^ entries[1]
     if kind == "retired":
         return sorted({("", entry.gpu, entry.start_ns, entry.end_ns) for entry in different})
+    # Row by row only between two inventories: the first one, or its removal, changes what is expected of all nodes.
     if kind == "inventory" and before and after:
         return sorted({(entry.node, "", entry.start_ns, entry.end_ns) for entry in different})
     if not different:
@@ -316,6 +317,7 @@ def read_contacts(
         for row in connection.execute(contact_query):
             contact = node_intervals.FirstContact(row.heard_ns, row.pci)
             gpus = contacts.setdefault(row.node, {})
+            # Rows are only added: the lowest receipt counts.
             gpus[row.gpu_uuid] = min(contact, gpus.get(row.gpu_uuid, contact))
     return contacts
 
@@ -340,6 +342,7 @@ def claim_row(fact: claim_events.ClaimFact, recorded_ns: int) -> dict[str, Any]:
 
 def read_decisions(connection: sa.Connection) -> review_rules.ReviewDecisions:
     """Return the decisions of people; of two decisions the later one counts."""
+    # By time and then by id, so that all collectors select the same one of two simultaneous decisions.
     query = sa.select(review_decisions).order_by(
         review_decisions.c.recorded_ns, review_decisions.c.id
     )
@@ -439,6 +442,7 @@ def _find_interval_changes(connection: sa.Connection, condition: Any) -> Iterato
     last = before.scalar_subquery().label("last")
     columns = (evidence_intervals.c[name] for name in ("part", "node", "start_ns", "end_ns"))
     for row in connection.execute(sa.select(*columns, last).where(condition)):
+        # The gap before it is metered as a gap between two samples: its length changes with this interval.
         start_ns = row.start_ns if row.last is None else row.last
         yield EvidenceChange(row.part, row.node, "", start_ns, row.end_ns)
 

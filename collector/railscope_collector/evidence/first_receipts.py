@@ -68,6 +68,7 @@ class ReceiptSigner:
         new = {"number": 1, "key": secrets.token_bytes(_KEY_BYTES)}
         with database.transaction(writes=True) as connection:
             connection.execute(insert_new(connection, receipt_keys).values(new))
+            # Read back: another collector may have inserted its key first.
             self._key = connection.execute(sa.select(receipt_keys.c.key)).scalar_one()
         self.is_awaited = False
 
@@ -84,6 +85,7 @@ class ReceiptSigner:
 
     def issue(self, record: FrameRecord) -> str:
         """Return the receipt of a record; empty without a key, or if the collector's clock was in doubt."""
+        # A receipt by a doubted clock would fix a wrong time for all collectors.
         if not self._key or record.doubted_since_ns:
             return ""
         first = record.as_first_received
@@ -100,6 +102,7 @@ class ReceiptSigner:
         except (binascii.Error, ValueError):
             return None
         code, content = decoded[:_CODE_BYTES], decoded[_CODE_BYTES:]
+        # In constant time: the duration must not show how much of a forged code is right.
         if not hmac.compare_digest(code, self._code(node, body, content)):
             return None
         try:
@@ -109,5 +112,7 @@ class ReceiptSigner:
         return receipt if now_ns - receipt.received_ns <= MAX_RECEIPT_AGE_NS else None
 
     def _code(self, node: str, body: bytes, content: bytes) -> bytes:
+        # With the purpose, so that a code for another use of the key is invalid here; and with the body, so that a
+        # receipt is valid for its envelope only.
         parts = (_PURPOSE, node, hashlib.sha256(body).digest(), content)
         return hmac.digest(self._key, msgspec.msgpack.encode(parts), "sha256")

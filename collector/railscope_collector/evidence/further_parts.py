@@ -178,6 +178,7 @@ class BeyondWindow:
             if is_changed:
                 earlier = [i for search in searches for i in search.reported_beyond(low_ns)]
                 listed = sum(gpu in interval.gpus for interval in earlier)
+                # At growing distances, as each check costs all parts found so far.
                 if len(nodes) > 1 and len(earlier) >= next_size:
                     sole_ns = self._find_sole_ns(gpu, searches, low_ns)
                     next_size = len(earlier) + len(earlier) // 4 + 1
@@ -185,6 +186,7 @@ class BeyondWindow:
             is_settled = sole_ns is not None and sole_ns > edge_ns + GAP_NS
             if not remaining or (listed and is_settled):
                 return searches
+            # The search that is least far back: all nodes are known from the same time on.
             nearest = max(remaining, key=lambda search: search.edge_ns)
             is_changed = nearest.advance()
             if nearest.is_complete:

@@ -49,6 +49,8 @@ def counter_increments(
             for column, counter in enumerate(series.counters):
                 if counter.gpu != gpu and (counter.gpu or counter.rail not in own_rails):
                     continue
+                # The device keeps its counters over restarts of the agent; those that the agent sums begin again with
+                # each run.
                 run = series.run if counter.measure in AGENT_MEASURES else ""
                 has_rdma = (*key, counter.measure, counter.rail) in with_rdma
                 for cell in series.cells.values():
@@ -66,6 +68,7 @@ def counter_increments(
                         and counter.rdma == has_rdma
                     )
                     new = (cell.boot_ns, cell.timestamp_ns, value, counts)
+                    # The first reading of a cell, as in memory: it may be in parts of several collectors.
                     cells[number] = min(new, cells.get(number, new))
     increments_by_quantity: dict[measures.CountedQuantity, list[measures.CounterIncrements]] = {}
     for (counter, *_), runs in sorted(readings.items()):
@@ -153,6 +156,7 @@ def _compute_increments(
     found = measures.compute_increments(readings)
     counts = ~np.isin(found.ends_ns, np.concatenate(uncounted_ns))
     if max_per_second is not None:
+        # In floating point: this is a bound of plausibility, and no amount.
         seconds = (found.ends_ns - found.starts_ns) / SECOND_NS + _SLACK_SECONDS
         counts &= found.amounts <= max_per_second * seconds
     return measures.CounterIncrements(

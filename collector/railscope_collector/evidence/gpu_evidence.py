@@ -95,6 +95,7 @@ def collect_facts(
             )
         layouts += interval.layouts.get(gpu, ())
         reports.setdefault(interval.node, []).extend(interval.reports)
+        # Only several nodes compete for a GPU: of one node, these facts change nothing and cost time.
         if is_shared:
             valueless.setdefault(interval.node, []).extend(interval.valueless.get(gpu, ()))
             report_spans.setdefault(interval.node, []).extend(interval.report_spans())
@@ -203,6 +204,7 @@ def assemble_gpu(
     evidence, history = placed or build_evidence(facts, files)
     profiles = {
         claim.id: claim.profile
+        # In reverse, so that the dictionary keeps the profile of the first report, which is the one that counts.
         for claim in sorted(facts.claims, key=claim_events.first_report_key, reverse=True)
     }
     known_profiles = {name: profile for name, profile in profiles.items() if profile}
@@ -284,6 +286,7 @@ def _build_layouts(
     starts = sorted((span.first_ns, layout.parts) for layout in layouts for span in layout.spans)
     last: tuple[ReportedMigInstance, ...] | None = None
     for start_ns, parts in starts:
+        # A layout lasts until another one is shown: gaps between frames do not end it.
         if parts != last:
             slots = (
                 map(units.CapacityRange._make, (instance.compute, instance.memory))
@@ -327,6 +330,7 @@ def _find_sightings(
     for claim in facts.claims:
         # A late report proves nothing about the time before it.
         start_ns = max(claim.start_ns, claim.trusted_from_ns)
+        # Only the scheduler watches the node itself: other providers report what the agent of this node observed.
         if claim.authority is claim_terms.ClaimAuthority.SCHEDULER:
             until = ends.get((claim.node, claim.id), last_reports.get(claim.node, claim.start_ns))
             free = [(gap.trusted_ns, gap.until_ns) for gap in gaps.get((claim.node, claim.id), ())]

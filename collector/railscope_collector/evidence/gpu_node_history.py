@@ -61,6 +61,7 @@ def divide_occupancy(listings: Iterable[NodeListing]) -> GpuOccupancy:
     An accepted node has the GPU wherever it lists it; of two accepted nodes, the one received
     first.
     """
+    # By first receipt, which a node cannot choose, and then by name, so that the result has one order.
     nodes = sorted(
         (listing for listing in listings if listing.verdict is not False),
         key=lambda n: (n.received_ns, n.node),
@@ -196,6 +197,7 @@ def subtract_periods(periods: Iterable[Period], taken: Sequence[Period]) -> Peri
                 remaining.append((now, taken[ahead][0]))
             now = max(now, taken[ahead][1])
             ahead += 1
+        # The last period may also reach into the next one of `periods`.
         position = max(position, ahead - 1)
         if now < end:
             remaining.append((now, end))
@@ -345,6 +347,7 @@ def find_descriptions(
             part = GpuDescription(reported.spans[0].first_ns, reported.rail, reported.sku)
             other = found.get(key, part)
             first_ns = min(part.first_ns, other.first_ns)
+            # Parts of one interval may differ: the larger value does not depend on their order.
             rail, sku = max(part.rail, other.rail), max(part.sku, other.sku)
             found[key] = GpuDescription(first_ns, rail, sku)
     by_node: dict[str, list[GpuDescription]] = {}
@@ -384,6 +387,7 @@ def _divide_time(
 ) -> GpuOccupancy:
     """Divide the time of a GPU among the nodes that reported it."""
     verdicts = {node: node_reports.verdicts.get(node) for node in floors}
+    # A GPU that was rejected in all nodes is still somewhere: as if there were no decisions.
     if all(verdict is False for verdict in verdicts.values()):
         verdicts = {}
     listings = []

@@ -85,6 +85,7 @@ class LoadedFacts(NamedTuple):
         for node in nodes:
             start_ns = midnight_ns.get(node, usual_ns)
             by_start.setdefault(start_ns, []).append(claim_events.unplaced_key(node))
+        # First: whether a node has claims without a device decides from when on those of its GPUs are read.
         self._read_claims_from(connection, by_start, span[1])
         by_start.clear()
         for gpu, homes in self.homes.items():

@@ -86,8 +86,11 @@ def resolve_claims(
     all_parts: list[ClaimPart] = []
     reported = claim_events.select_first_reports([*facts.claims, *facts.namesakes])
     absent = {claim.node for claim in facts.namesakes}
+    # In order of the reports, so that names are given out in the same order wherever they are computed.
     for report, key in sorted((claim, key) for key, claim in reported.items()):
         if report.node in absent:
+            # Its name is taken although it holds nothing: else the names on a day would depend on the nodes of that
+            # day.
             names.free(report.id, report.node)
             continue
         if report.node not in excess:
@@ -151,6 +154,7 @@ def _divide_by_decisions(
     contact_ns = _contact_ns(facts, claim.node)
     trusted_ns = max(claim.start_ns, claim.trusted_from_ns)
     subject = review_rules.ReviewSubject(review_rules.ReviewKind.CLAIM, claim.node, claim.id)
+    # A node that invents an old start could otherwise fill the review with years.
     start_ns = max(claim.start_ns, contact_ns - MAX_BEFORE_NS)
     span, contact_and_trust = (start_ns, end_ns), (contact_ns, trusted_ns)
     for part in review_rules.divide_claim(subject, span, contact_and_trust, freed_ns):

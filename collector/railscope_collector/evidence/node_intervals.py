@@ -27,6 +27,7 @@ from railscope.wire import Envelope, SentAt
 from railscope_collector.fleet.schema_columns import CounterSubject, ReportedMigInstance
 from railscope_collector.metering.observation import GAP_NS
 
+# As long as the longest gap in observed time: an observed GPU has a reading in each cell.
 GRID_NS = 30_000_000_000
 INTERVAL_CELLS = 30
 INTERVAL_NS = GRID_NS * INTERVAL_CELLS
@@ -53,6 +54,7 @@ def add_spans(spans: list[SampleSpan], new: Sequence[SampleSpan]) -> bool:
     Spans of one skew are disjoint, so one walk to the left of the first new span finds all that it
     can touch; spans before and after are not visited.
     """
+    # The usual case: one more frame of a running node.
     if len(new) == 1 and spans and does_continue(spans[-1], new[0]):
         return _widen(spans[-1], new[0])
     as_certain = True
@@ -216,6 +218,7 @@ class EvidenceInterval(msgspec.Struct, array_like=True):
         """Record a GPU in the node; `new` may be shared: its spans are copied."""
         gpu_record = self.gpus.get(gpu)
         if gpu_record is None:
+            # Without the spans, which are added as copies below.
             gpu_record = self.gpus[gpu] = ReportedGpu(new.received_ns, new.rail, new.sku, [])
         if self._is_extended(gpu_record, new):
             add_spans(gpu_record.spans, new.spans)
@@ -226,6 +229,7 @@ class EvidenceInterval(msgspec.Struct, array_like=True):
             gpu_record.spans, gpu_record.trusted_start_ns, trusted_start_ns, first_ns
         )
         gpu_record.received_ns = min(gpu_record.received_ns, new.received_ns)
+        # The larger of two reports, so that the result does not depend on the order of frames.
         gpu_record.rail, gpu_record.sku = (
             max(gpu_record.rail, new.rail),
             max(gpu_record.sku, new.sku),
@@ -253,12 +257,14 @@ class EvidenceInterval(msgspec.Struct, array_like=True):
                 add_span(layout.spans, span)
                 return
         layouts.append(LayoutSpans(parts, copy_times([span])))
+        # Sorted, as the order of frames must not change the encoding.
         layouts.sort(key=lambda layout: layout.parts)
 
     def mark_suspect(self, new: SuspectPeriod) -> None:
         """Mark evidence that was received while the collector's clock was suspect."""
         self.cover(new.first_ns, new.last_ns)
         if len(self.doubts) >= MAX_DOUBTS:
+            # A mark for all GPUs is more than needed, and never less.
             new.gpu = ""
         for period in self.doubts:
             if (period.since_ns, period.delta_ns, period.gpu) == (
@@ -374,6 +380,7 @@ class NodeReceipts(msgspec.Struct, array_like=True):
         """
         if not self.current_ns:
             return received_ns - first_age_ns
+        # The collector's clock may have been set back since the previous envelope.
         previous_ns = min(self.current_ns, received_ns)
         return max(previous_ns - LATE_NS, received_ns - MAX_AGE_NS)
 
@@ -388,6 +395,7 @@ class NodeReceipts(msgspec.Struct, array_like=True):
     def record_reports(self, spans: Iterable[SampleSpan]) -> None:
         """Record the time of a node's reports."""
         add_spans(self.reports, copy_times(spans))
+        # The newest stay: an old one does not show where the GPU is now.
         del self.reports[:-MAX_REPORT_SPANS]
 
     def record_contact(self, gpu: str, contact: FirstContact) -> bool:

@@ -22,6 +22,7 @@ MAX_PARTS = 1344
 """Maximum number of parts that are visited for a GPU and a node beyond a window: of two weeks."""
 NEAREST_PARTS = 4
 """Parts next to a window that are visited in any case: of an hour."""
+# Parts that are read ahead: a query for each part would cost more than decoding those that are not needed.
 _MAX_AT_ONCE = 64
 
 IntervalsByPart = dict[str, node_intervals.EvidenceInterval]
@@ -70,6 +71,7 @@ class NodeParts:
             else:
                 used, previous = [], part
             yield edge_ns, self._select(used)
+        # The last part that was visited has no later one to be used with.
         if previous:
             yield edge_ns, self._select([previous])
 
@@ -135,6 +137,7 @@ class NodeParts:
                 if has_subject(self._find_contents(part, edge_ns)):
                     is_found = True
                     yield part
+            # The index has the day, and no part of it is present: it is only in the archive.
             if not is_found:
                 self._check_day(nearest_day)
             day = self._next_day(nearest_day)
@@ -211,6 +214,7 @@ class NodeParts:
         if condition is not None:
             query = query.where(condition)
         is_descending = self.is_before == is_nearest_first
+        # Then by name, so that equal times give the same order in both engines.
         query = query.order_by(edge.desc() if is_descending else edge, of.part)
         return [(row[0], row[1]) for row in self.source.connection.execute(query)]
 

@@ -71,6 +71,7 @@ def find_pending_evidence(
     }
     several = {gpu: nodes for gpu, nodes in _find_nodes(contacts).items() if len(nodes) > 1}
     for gpu_group in evidence_tables.group_items(sorted(candidates)):
+        # Over all time: evidence stays pending until a person decides.
         loaded = store.load(gpu_group, {}, 0, FOREVER_NS - evidence_tables.CONTEXT_NS)
         for gpu in gpu_group:
             claims, ended = loaded.claims.get(gpu, ()), loaded.ended.get(gpu, ())
@@ -232,6 +233,7 @@ def _draft(
         "verdict": "accept" if decision.accepted else "reject",
         "name": normalize_text(pending_item.subject.name),
         "gpu_ns": str(pending_item.gpu_ns),
+        # The log has a maximum size of records; the event in the database is complete.
         "tenants": ", ".join(map(normalize_text, pending_item.tenants))[:400],
         "why": ", ".join(pending_item.reasons),
         "reason": normalize_text(decision.reason)[:400],

@@ -86,6 +86,7 @@ class ExpectedGpus:
         or rejected GPU does not count.
         """
         gpus = contacts.get(node, {})
+        # The usual case, without the order of all GPUs of the node.
         if not self.inventory.by_node and len(gpus) <= min(MAX_GPUS_AT_ONCE, MAX_NEW_GPUS):
             return []
         contact_of_gpu = gpus.get(gpu)

@@ -150,6 +150,7 @@ class WaitingEvidence:
             raise WaitingEvidenceError(message)
         durable_files.make_directory(self.directory)
         name = f"{self._number + 1:010d}.evidence"
+        # Before the manifest names it: a crash between the two leaves a file that is found, and not one that is lost.
         durable_files.write_durably(self.directory / name, content)
         if self.state_files:
             self.state_files.record_evidence(name, len(content))
@@ -226,6 +227,7 @@ class WaitingEvidence:
     def delete(self, name: str) -> None:
         """Delete a file that the database has. Raises OSError."""
         if self.state_files:
+            # First: a crash between the two must not make the deleted file a lost one.
             self.state_files.record_evidence(name, 0)
         (self.directory / name).unlink(missing_ok=True)
         self._record(name, 0, ())
