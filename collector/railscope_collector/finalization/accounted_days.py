@@ -49,6 +49,7 @@ class AccountedDays:
     def add_gpus(self, finalized: account_sums.FinalizedGpus) -> None:
         """Record GPUs whose days were read."""
         if not self.gpus:
+            # The lowest: heads after it are read again for GPUs that were read later, which their own head excludes.
             self.head = min(finalized.heads.values(), default=0)
         self.revisions |= finalized.numbers
         self.gpus |= finalized.heads
@@ -69,7 +70,10 @@ class AccountedDays:
             for gpu, day, number in (key.rsplit("/", 2) for key in keys):
                 gpu_day, revision = row_conversion.GpuDay(gpu, int(day)), int(number)
                 accounted = self.revisions.get(gpu_day, 0)
+                # The sums that were read for a GPU contain all heads up to its own.
                 if self.gpus.get(gpu, head) < head and revision > accounted:
+                    # The revision that the account includes and not the one before the new one: a day may have several
+                    # new revisions.
                     old.setdefault(gpu_day, accounted or revision - 1)
                     new[gpu_day] = revision
         before, sums = read_sums(ledger, old), read_sums(ledger, new)

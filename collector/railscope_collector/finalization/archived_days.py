@@ -162,6 +162,7 @@ class _Recomputation:
                 evidence = period_completeness.DatabaseEvidence(store)
                 try:
                     differing = list(self._compare(evidence, gpus, revisions))
+                # A part that is further away is needed: the next margin contains it, at the cost of more files.
                 except evidence_contents.ArchivedEvidenceError:
                     if margin == _MARGINS[-1]:
                         raise

@@ -132,6 +132,7 @@ class DayFinalizer:
         finally:
             for task in tasks:
                 task.cancel()
+            # Else no other collector could finalize before the lease expires.
             await database.call_database(self.lease.release)
 
     async def _keep_memory_small(self) -> None:
@@ -227,11 +228,13 @@ class DayFinalizer:
         if self._stores is None:
             self._stores = await database.call_database(self.open)
         stores = self._stores
+        # First, and also while nothing may be finalized: a problem may be the reason for that.
         await self._writer.write_problems(stores.store)
         now_ns = self.wall_ns()
         await self._load_sums(stores, now_ns)
         texts = self.texts()
         is_complete = texts is not None and await self._store_files(stores, texts)
+        # Checked again after each step: the clock may become suspect while the database is waited for.
         if self.hold_reason():
             return None  # facts in memory may still be placed differently
         await self._writer.exchange_receipts(stores.store)
@@ -239,6 +242,7 @@ class DayFinalizer:
             return None
         quiet_ns = now_ns - round(self.settings.quiet_seconds * SECOND_NS)
         await self._writer.write_evidence(stores.store, None if everything else quiet_ns)
+        # After the evidence in memory, so that an outage does not delay what is received now.
         await self._writer.write_waiting(stores.store)
         return stores if is_complete and not self.hold_reason() else None
 
@@ -253,6 +257,7 @@ class DayFinalizer:
                     await database.call_database(stores.store.write_file, kind, text, self.wall_ns)
                 except (database.RejectedValueError, ValueError) as error:
                     earlier = await database.call_database(stores.store.file, kind)
+                    # Without any version, a day would be metered as if the file were empty, and later be revised.
                     is_complete = is_complete and earlier is not None
                     if self.rejected_files.get(kind) != text:
                         log.error(
@@ -276,6 +281,7 @@ class DayFinalizer:
         finalized = await database.call_database(
             finalized_sums.read_finalized, stores.ledger, new, oldest_day
         )
+        # The lock keeps a view from showing a GPU's open days without its finalized ones.
         async with self.live.lock:
             self.live.add_finalized(finalized)
         self._days.add_gpus(finalized)
@@ -306,11 +312,13 @@ class DayFinalizer:
     async def _finalize(self, stores: day_writes.MeteringStores, now_ns: int) -> None:
         """Write the days that are due, with the lease, and include new days of the ledger in the account."""
         term = await database.call_database(self.lease.take, stores.ledger.database)
+        # Before changes are read: a term begins with all that the previous holder wrote.
         await self._follow(stores)
         if term is None or term.epoch != self._epoch:
             self.rejected_days.clear()
         self._since_ns = min(self._since_ns, now_ns - evidence_writer.MARGIN_NS)
         if term is not None and term.epoch != self._epoch:
+            # What this collector handled without the lease was not written by it.
             self._handled = set()
             self._last_days.clear()
             first_ns = await run_in_thread(self._read_state) or now_ns - _MEANWHILE_NS
@@ -322,17 +330,21 @@ class DayFinalizer:
             await self._read_last_days(stores, term, homes, now_ns)
         self._epoch = term.epoch if term else 0
         changes |= self._late
+        # The periods of two rounds overlap by the margin, as facts become visible after the time at which they were
+        # recorded.
         new = changes - self._handled
         self._open_days.record_changes(new)
         await self._read_claims(stores, new)
         if term is not None:
             try:
                 await self._write_due(stores, term, homes, new, now_ns)
+            # Another collector took the lease: it writes these days, so this is no failure of the round.
             except leases.LostLeaseError as error:
                 await database.call_database(self.lease.lose, str(error))
                 self._epoch = 0
         await self._follow(stores)
         self._handled, self._late = changes, set()
+        # The beginning of this round and not its end: what was recorded meanwhile is read by the next one.
         self._since_ns = now_ns - evidence_writer.MARGIN_NS
         oldest_day = self._end_day(now_ns) - self.settings.max_revision_age_days
         self._days.forget_revisions(oldest_day)
@@ -372,6 +384,7 @@ class DayFinalizer:
         """Write the days that are due, of all GPUs in the database. Raises LostLeaseError."""
         end_day = self._end_day(now_ns)
         window = range(end_day - self.settings.max_revision_age_days, end_day)
+        # Each transaction checks the lease: a collector that was paused must not write what it metered before.
         fenced = stores._replace(check=term.check)
         changes = await database.call_database(stores.store.spread, changes, homes)
         due = await database.call_database(
@@ -393,6 +406,7 @@ class DayFinalizer:
             self.counts.revisions += sum(
                 day.revision > 1 and day.old.times != day.new.times for day in days
             )
+        # After the last day: a crash before makes the next holder read the same changes again.
         await database.call_database(
             term.store_progress, stores.ledger.database, now_ns - evidence_writer.MARGIN_NS
         )

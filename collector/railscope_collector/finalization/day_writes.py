@@ -76,6 +76,7 @@ def write_days(
         for tiling, _ in written
     }
     old = {
+        # Without a revision in the account: the one before a new revision, or the same one if nothing was written.
         day: counted.get(day, revision.revision - revision.added)
         for day, (_, revision) in zip(new, written, strict=True)
     }

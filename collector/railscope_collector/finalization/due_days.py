@@ -63,6 +63,7 @@ def find_due(
     for gpu in sorted(homes):
         since_day = min(homes[gpu].values()) // DAY_NS
         next_day = finalized.get(gpu, since_day - 1) + 1
+        # A GPU without ledger days begins with the day on which it was first seen.
         days = {*range(max(next_day, since_day), window.stop), *again.get(gpu, ())}
         keys = [("", gpu), ("", "")]
         for node in homes[gpu]:
@@ -71,6 +72,7 @@ def find_due(
             first = max(
                 (change.start_ns - evidence_tables.CONTEXT_NS) // DAY_NS, since_day, window.start
             )
+            # Up to the last day in the ledger: later ones are due anyway.
             last = min((change.end_ns + evidence_tables.CONTEXT_NS) // DAY_NS, next_day - 1)
             days.update(range(first, last + 1))
         if days:

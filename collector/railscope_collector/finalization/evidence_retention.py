@@ -49,6 +49,7 @@ def find_first_needed_day(
     day = (now_ns - delay_ns) // DAY_NS - metering.max_revision_age_days
     billing = BillingStore(database)
     closings, opening = billing.closings(), billing.opening()
+    # Without a closing, the first one may still begin at the opening date; without either, any day may be billed.
     if closings:
         day = min(day, max(closing.period.end_ns for closing in closings) // DAY_NS)
     elif opening:
@@ -221,6 +222,7 @@ class EvidenceRetention:
                 claims, nodes_of_day, day, now_ns, has_claims=day in claim_days
             ):
                 yield line
+                # The lease is renewed between two days, as a round may last longer than it.
                 if self._lease.take(database) != term or self._is_held():
                     return
             if failures:
@@ -228,6 +230,7 @@ class EvidenceRetention:
                 self._store_progress(database, term, 0)
             elif day in days:
                 self.archived_until = day + 1
+        # With the margin: facts become visible after the time at which they were recorded.
         processed_ns = 0 if failures else now_ns - _MARGIN_NS
         if not failures:
             self.archived_until = end_day
@@ -291,10 +294,12 @@ class EvidenceRetention:
                 edge_ns = period.start * DAY_NS - evidence_tables.CONTEXT_NS
                 kept_parts[node] |= archive.find_last_parts(node, edge_ns)
             for day in days:
+                # A day that the ledger lacks may still be metered: all that it would read stays.
                 if not any(day in period for period in periods):
                     by_day.setdefault(day, []).append(node)
         for day, members in sorted(by_day.items()):
             failures = len(archive.failures.problems)
+            # Before the intervals are deleted: the day must be computable from the archive alone.
             yield from _write_claims(claims, day, now_ns)
             if len(archive.failures.problems) > failures:
                 continue

@@ -69,6 +69,7 @@ class EvidenceWriter:
 
     async def write_problems(self, store: evidence_store.EvidenceStore) -> None:
         """Record new problems in the audit log, each once."""
+        # Taken before the call: problems that are found meanwhile stay for the next write.
         problems, self._problems[:] = list(self._problems), []
         try:
             await self._record_problems(store, problems)
@@ -89,6 +90,7 @@ class EvidenceWriter:
                 node, kind = problems[0].node, problems[0].kind
                 log.error("evidence_problem_rejected", node=node, kind=kind, problem=str(error))
                 return
+            # Halves: one rejected row of many is found in a logarithmic number of transactions.
             middle = len(problems) // 2
             await self._record_problems(store, problems[:middle])
             await self._record_problems(store, problems[middle:])
@@ -167,8 +169,10 @@ class EvidenceWriter:
                     if interval and interval.is_due(quiet_ns) and key not in self.rejected:
                         intervals.append(interval)
                         self._queued.add(key)
+            # One write without intervals, if there are only claims.
             for fact_group in list(evidence_tables.group_items(intervals)) or [[]]:
                 await self._write_accepted(store, fact_group, claims)
+                # With the first group only.
                 claims = []
         finally:
             self._queued.clear()
@@ -279,6 +283,7 @@ class EvidenceWriter:
                 for fact in claims:
                     self._reject(fact.node, fact, error)
                 return
+            # Rounded up for one and down for the other, so that one interval and one claim are separated as well.
             of_intervals, of_claims = (len(intervals) + 1) // 2, len(claims) // 2
             await self._write_accepted(store, intervals[:of_intervals], claims[:of_claims], *file)
             await self._write_accepted(store, intervals[of_intervals:], claims[of_claims:], *file)
@@ -305,13 +310,16 @@ class EvidenceWriter:
                 early = node_claims.find_early_claims(claims, self.book.receipts)
                 await database.call_database(store.write, written, claims, self.wall_ns, early)
         except BaseException:
+            # Whatever the reason, cancellation included: the intervals stay in memory and are written again.
             for interval in intervals:
                 interval.stored = False
             raise
+        # Only now, after the commit: until then memory and checkpoint have the only copy.
         for fact in claims:
             self.book.unwritten.pop(fact, None)
         for interval in intervals:
             self.on_stored(interval.interval)
+            # Added to during the write: it stays for the next one.
             if interval.stored and self._is_in_memory(interval):
                 self.book.intervals.release(interval)
 
@@ -341,6 +349,7 @@ class EvidenceWriter:
         unstored = self.book.intervals.unstored
         try:
             yield unstored
+        # Also for a cancellation: the commit may have succeeded, but that is not known.
         except BaseException:
             unstored.end_write(is_stored=False)
             raise

@@ -38,6 +38,7 @@ def _read_finalized_group(
     since_day: int,
 ) -> None:
     sums, amounts, days, numbers, clock_suspect, heads = finalized
+    # In the snapshot of the sums: later heads are added to them, and none twice.
     head = head_chain.newest_head(connection)
     heads |= dict.fromkeys(gpus, head.n if head else 0)
     times = ledger_queries.finalized_time(connection, gpus)

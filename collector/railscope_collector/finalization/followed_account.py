@@ -84,6 +84,7 @@ class FollowedAccount:
             await self._read_claims(stores, {change.gpu for change in new if change.gpu})
             self._record_stored(new)
         except BaseException:
+            # They are read again: a change must not be lost because a query failed.
             self._handled -= new
             raise
         files = await call_database(stores.store.files)
@@ -110,6 +111,7 @@ class FollowedAccount:
             finalized_sums.read_finalized, stores.ledger, new, oldest_day
         )
         async with self.live.lock:
+            # All sums are replaced: they are totals of many GPUs, from which single days cannot be taken out.
             if not is_same:
                 self.live.finalized = FinalizedSums()
                 self.live.amounts = account_sums.CounterAmounts()

@@ -104,6 +104,7 @@ class OpenDayCounter:
         self.stale |= self.book.late
         stale_gpus = sorted(self.stale & homes.keys() & self.book.gpus.keys())
         late = self.book.late & set(stale_gpus)
+        # Before the call: facts that arrive during it mark the GPU again.
         self.book.late -= late
         restarted = {gpu for gpu in stale_gpus if gpu in late or gpu not in self.live.amounts.open}
         jobs = [
@@ -119,6 +120,7 @@ class OpenDayCounter:
                 raise
             for counted in tally:
                 last_day = self.live.finalized.days.get(counted.gpu, -1)
+                # A day that was finalized meanwhile is in the sums of the ledger.
                 days = {day: sums for day, sums in counted.days.items() if day > last_day}
                 self.live.amounts.count(
                     counted.gpu, counted.upto_ns, days, restart=counted.gpu in restarted
@@ -138,4 +140,5 @@ class OpenDayCounter:
         """Return the timestamp from which the counters of a GPU are not added up yet."""
         if gpu not in restarted:
             return self.live.amounts.open[gpu].upto_ns
+        # One nanosecond before the first report, as increments count from after this time on.
         return max(self.live.finalized.open_ns(gpu), min(homes[gpu].values()) - 1)
