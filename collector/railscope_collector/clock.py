@@ -34,10 +34,13 @@ log = structlog.get_logger(__name__)
 FILE = "clock"
 ACCEPTED_FILE = "clock.accepted"
 MAX_STEP_NS = SECOND_NS
+# The kernel's limit for the frequency that NTP may correct (MAXFREQ in timex.h).
 MAX_SLEW_PPM = 500
 MAX_NODE_OFFSET_NS = 60 * SECOND_NS
+# The smallest number in which one node with a wrong clock is outvoted.
 MIN_NODES = 3
 MAX_UNSEEN_NS = 3600 * SECOND_NS
+# Bounds the file. A correction is needed while frames of its time are in the frame log.
 MAX_CORRECTIONS = 64
 STORE_EVERY_NS = 60 * SECOND_NS
 POLL_EVERY_NS = SECOND_NS
@@ -127,9 +130,10 @@ class CollectorClock:
         try:
             state = read_state(self.directory)
         except ClockFileError as error:
-            # Reported before: its loss was accepted unless `lost` is set.
+            # Reported before: its loss was accepted unless `defect` is set.
             log.warning("clock_read_failed", problem=str(error))
             state = None
+        # A reference belongs to one boot: the boot clock starts again at zero.
         if state is None or state.boot_id != self.boot_id or not self.boot_id:
             state = self._new_state(state, newest_ns, boot_ns)
         self._state, self._polled_ns, self._is_open = state, boot_ns, True
@@ -141,6 +145,7 @@ class CollectorClock:
         state = ClockState(self.boot_id, wall_ns - boot_ns)
         if previous:
             state.corrections = previous.corrections
+            # After a long time off, a clock whose battery failed cannot be distinguished from a correct one.
             state.is_unconfirmed = wall_ns - max(previous.kept_ns, newest_ns) > MAX_UNSEEN_NS
             state.since_ns = wall_ns if state.is_unconfirmed else 0
         if wall_ns < newest_ns:
@@ -180,6 +185,7 @@ class CollectorClock:
         state, boot_ns = self._state, self.boot_ns()
         passed_ns = boot_ns - self._polled_ns
         drift_ns = self.wall_ns() - boot_ns - state.reference_ns
+        # On each call and not with the poll: a frame that is received after the step must be marked.
         if abs(drift_ns) > MAX_STEP_NS and not state.problem:
             step = f"the wall clock was stepped by {drift_ns / SECOND_NS:+.3f} s"
             self._suspect(state, step, boot_ns)
@@ -193,6 +199,7 @@ class CollectorClock:
         offsets_ns = list(self.offsets_ns())
         contradicted = _find_contradiction(offsets_ns, is_unconfirmed=state.is_unconfirmed)
         contradicted = contradicted or _find_peer_contradiction(offsets_ns, self.peer_offsets_ns())
+        # An administrator's decision stands while the same nodes contradict it, and no longer.
         state.is_overruled &= bool(contradicted)
         if state.is_overruled:
             contradicted = ""
@@ -201,6 +208,7 @@ class CollectorClock:
             state.is_unconfirmed = False
         accepted = self.directory / ACCEPTED_FILE
         if state.hold_reason and accepted.exists():
+            # First: if it cannot be deleted, the request must not be applied at each poll.
             accepted.unlink(missing_ok=True)
             self._accept(state, drift_ns if state.problem else 0, boot_ns)
             return
@@ -211,6 +219,7 @@ class CollectorClock:
         if contradicted:
             self._suspect(state, contradicted, boot_ns)
             return
+        # In proportion to the time passed: the clock follows NTP however often it is read.
         bound_ns = passed_ns * MAX_SLEW_PPM // 1_000_000
         state.reference_ns += max(-bound_ns, min(bound_ns, drift_ns))
 
@@ -236,6 +245,7 @@ class CollectorClock:
 
     def _suspect(self, state: ClockState, problem: str, boot_ns: int) -> None:
         state.problem = problem
+        # A doubt that began earlier keeps its start, by which its frames are found.
         state.since_ns = state.since_ns or state.reference_ns + boot_ns
         log.error("clock_suspected", problem=problem, advice=_ADVICE)
         self._store(boot_ns)
