@@ -36,6 +36,7 @@ class Acknowledgement:
 
     def encode(self, signer: signed_note.SecretKey) -> bytes:
         """Return the bytes of the file; their length is the same for every count."""
+        # A fixed length: overwriting in place must never leave bytes of a longer statement.
         fields = (f"{self.count:020d}", base64.b64encode(self.root).decode(), *self.files)
         return SignedStatement(_KIND, self.epoch, fields).encode(signer)
 
@@ -43,6 +44,7 @@ class Acknowledgement:
 def read_acknowledgement(path: Path, content: bytes, key: signed_note.PublicKey) -> Acknowledgement:
     """Read an acknowledgement from the content of a file. Raises HousekeepingError."""
     statement = read_statement(path, content, _KIND, key)
+    # Filled up: a signed statement with too few fields is an error with a name, not an exception of Python.
     count, encoded, *files = (*statement.fields, "", "")[: max(2, len(statement.fields))]
     try:
         root = base64.b64decode(encoded, validate=True)

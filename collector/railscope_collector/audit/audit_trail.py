@@ -32,6 +32,7 @@ MAX_DENIED = 100
 """Distinct denials recorded per minute; those beyond are counted together."""
 MAX_PATHS = 5
 """Distinct paths per address among them; further paths of that address are counted without a path."""
+# Paths are chosen by the sender: records of them must stay small.
 _MAX_QUOTED = 200
 
 
@@ -100,6 +101,7 @@ class AuditTrail:
         if self.log.size == 0:
             signer = self.log.signer
             genesis: record.RecordData = {"origin": signer.name, "key": str(signer.public)}
+            # First of all: the hash of this record identifies the log.
             self.log.append_before_running(self.draft("log.genesis", genesis))
         if self.log.lost_records:
             self._report_loss()
@@ -148,9 +150,12 @@ class AuditTrail:
                     await write_for_a_minute(self._wake, self._write_new_denials)
                     await self._write_repeated()
             finally:
+                # The counts of the minute in progress: they are complete only with these.
                 await self._write_repeated()
+                # Before the last record: a denial that arrives during its write would not be written.
                 self._is_ended = True
                 await self._record(self.draft("admin.config", self._lifecycle_data("stopped")))
+                # Last: the records above need the writer.
                 writer.cancel()
 
     def record_denial(self, denial: DeniedRequest) -> None:
@@ -162,6 +167,7 @@ class AuditTrail:
             return
         repetitions = self._denials.repetitions
         paths = sum(other.address == counted.address for other in repetitions)
+        # A scanner that tries many paths would use up the bound for all senders.
         if counted not in repetitions and paths >= MAX_PATHS:
             counted = replace(counted, path="")
         if self._denials.add(counted):
@@ -176,6 +182,7 @@ class AuditTrail:
         await self._write_new_denials()
         repeated, excess = self._denials.close()
         self._repeats += repeated + ([(_OTHER_SENDERS, excess)] if excess else [])
+        # From a list and not a local variable: what a cancellation interrupts is written at the end.
         while self._repeats:
             await self._record_denial(*self._repeats.pop(0))
 

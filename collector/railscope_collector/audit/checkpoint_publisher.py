@@ -42,12 +42,14 @@ class CheckpointPublisher:
     def _read_published(self) -> tuple[merkle.TreeHead, str]:
         path = self.directory / "checkpoint"
         if not path.exists():
+            # Tiles may exist without a checkpoint: a writer creates them first, and may be killed before it signs.
             if (self.directory / "tile").exists() and self._journal_begins():
                 message = f"missing checkpoint {path}: the log has signed records"
                 raise signed_note.NoteError(message)
             return EMPTY_TREE, ""
         note = signed_note.read_note(path)
         tree = log_checkpoint.read_checkpoint(note, self.signer.public).tree
+        # A start verifies what it continues: a tile that was changed would otherwise be signed again.
         if merkle.root_of(Tiles(self.directory, tree.size).node, tree.size) != tree.root:
             message = f"the tiles do not match the root that {path} signs"
             raise TileError(message)
@@ -65,18 +67,21 @@ class CheckpointPublisher:
         """
         try:
             old, _ = self._read_published()
+            # Read again from the disk: another process, on another host too, may have written since.
             if old not in {self.signed, self._last_attempt[0]} or not self.ownership.is_held:
                 message = (
                     f"cannot sign the audit log {self.directory}: another process has written it"
                 )
                 raise LogWriteError(message)
             tiles = Tiles(self.directory, old.size)
+            # Records that the last attempt signed before it failed are not added twice.
             tiles.grow(records[old.size - self.signed.size :])
             new = merkle.TreeHead(tiles.size, merkle.root_of(tiles.node, tiles.size))
             proof = merkle.consistency_proof(tiles.node, old.size, new.size)
         except (signed_note.NoteError, TileError, housekeeping_files.HousekeepingError) as error:
             message = f"cannot sign the audit log {self.directory}: {error}; fix: run `railscope audit verify`"
             raise LogWriteError(message) from error
+        # Verified from the hashes on disk, so that the key never signs two logs that contradict each other.
         if not merkle.consistent(old, new, proof):
             message = (
                 f"altered audit log {self.directory}: its first {old.size} records, which are signed,"
@@ -86,6 +91,7 @@ class CheckpointPublisher:
         if self.before_signing:
             self.before_signing(new)
         note = log_checkpoint.Checkpoint(self.signer.name, new).sign(self.signer)
+        # Before the write: an error after the rename leaves a checkpoint on disk, which is then recognized as own.
         self._last_attempt = new, note
         write_durably(self.directory / "checkpoint", note.encode())
         return new, note

@@ -53,6 +53,7 @@ class ClockRecords:
             if self.clock.is_store_due:
                 await run_in_thread(self.clock.store)
             while self._drafts:
+                # Removed only when it is durable: a failed append is repeated.
                 await self.trail.log.append(self._drafts[0])
                 self._drafts.pop(0)
             loop_time = asyncio.get_running_loop().time()

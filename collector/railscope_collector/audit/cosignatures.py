@@ -80,6 +80,7 @@ class CosignatureStore:
     def save(self) -> None:
         """Write the file if something has changed, durable on return. Blocking; raises OSError."""
         if self.has_changes:
+            # Before the write: a cosignature that arrives meanwhile sets it again.
             self.has_changes = False
             body = msgspec.json.encode(self.nodes, order="sorted")
             statement = SignedStatement(WITNESSES_FILE, self._epoch, (sha256(body).hexdigest(),))

@@ -58,9 +58,11 @@ def find_cosigners(
         except signed_note.NoteError as error:
             doubts.append(f"invalid cosignature of witness {node}: {error}")
             continue
+        # Else the writer of the log could invent a witness with a key of its own.
         if keys.get(node) != cosigned_checkpoint.key:
             doubts.append(f"wrong key of witness {node}: expected the recorded one")
             continue
+        # Else one agent could count as several witnesses.
         if not cosigned_checkpoint.is_named_for(node):
             doubts.append(f"wrong key of witness {node}: it has the name of another node")
             continue

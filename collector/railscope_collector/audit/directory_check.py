@@ -77,6 +77,7 @@ def read_housekeeping(
             ).epoch
             after = _read_acknowledged(directory, key)
             same = (before.files, before.epoch) == (after.files, after.epoch)
+            # A writer replaces these files one after the other: only a state between two of its steps is checked.
             if same and (before.count >= signed.tree.size or before == after):
                 break
         housekeeping_files.check_epoch(
@@ -86,6 +87,7 @@ def read_housekeeping(
             directory / cosignatures.WITNESSES_FILE, witnesses_epoch, epoch
         )
         journal.check_files(directory / "journal", files, before, signed.tree.size)
+        # An empty file is all that a lock needs: nothing may be hidden in it.
         if housekeeping_files.read_bytes(directory / LOCK_FILE):
             message = f"invalid lock file {directory / LOCK_FILE}: expected an empty file"
             raise housekeeping_files.HousekeepingError(message)
@@ -142,6 +144,7 @@ def check_foreign(
 
 def _existing_files(directory: Path) -> Iterator[Path]:
     """Iterate over all files, and over directories that are symbolic links."""
+    # `os.walk` does not follow symbolic links to directories: they are yielded below, as errors.
     for parent, directories, names in os.walk(directory, onerror=_raise):
         for name in sorted(names):
             yield Path(parent, name)
@@ -151,6 +154,7 @@ def _existing_files(directory: Path) -> Iterator[Path]:
 
 
 def _raise(error: OSError) -> None:
+    # A directory that cannot be read is an error: the default of `os.walk` leaves it out.
     if not isinstance(error, FileNotFoundError):
         raise error
 
@@ -194,6 +198,7 @@ class _ExpectedTiles:
         """Return the reason why a tile is not allowed here; empty if it is."""
         depth = tile_files.depth_of(level)
         begin, end = index * tile_files.WIDTH, index * tile_files.WIDTH + width
+        # Shifted to the number of records below it: tiles of all levels are compared with the same size.
         if end << (tile_files.LEVELS * depth) <= self.signed.size:
             # Full tiles, and the partial tiles that are needed, are checked elsewhere.
             return self._find_prefix_problem(path, level, index, width)

@@ -46,6 +46,7 @@ def check_proof(text: str, key: signed_note.PublicKey) -> bytes:
         message = "invalid proof: expected the record and its index after the first line"
         raise ProofError(message)
     index = lines[2].removeprefix(_INDEX)
+    # One spelling only, without leading zeros: two texts must not be two proofs of one record.
     if not log_checkpoint.SIZE.fullmatch(index):
         message = f"invalid index of the proof: {index[:30]!r}: expected a number"
         raise ProofError(message)

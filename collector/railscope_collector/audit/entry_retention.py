@@ -137,6 +137,7 @@ class EntryRetention:
     async def _round(self) -> bool:
         if self.clock is not None and self.clock.hold_reason:
             return False
+        # After a start only: the directory shows how far an interrupted round came.
         if self.archived is None and self._recorded is None:
             self._recorded = await service.run_in_thread(self._find_recorded)
         await self._delete_recorded()
@@ -179,8 +180,10 @@ class EntryRetention:
             except tile_files.MissingEntriesError:
                 break
             for raw in reversed(raws):
+                # A quick test on the bytes: decoding every record of the log would take long.
                 if _TYPE in raw:
                     record = audit_record.decode_audit_record(raw)
+                    # An agent may name any type in its own records.
                     if record.type == record_checks.ARCHIVE and record.src.kind != "agent":
                         return record_checks.archived_end(record), record.seq
         message = (
@@ -200,6 +203,7 @@ class EntryRetention:
         for index in range(first, min(limit, first + self.max_bundles)):
             records = tiles.local_records(index)
             _check_tile(tiles, root, index, records)
+            # The whole tile must be old: tiles are archived as a whole.
             if find_newest_ns(map(audit_record.decode_audit_record, records), now_ns) > due_ns:
                 break
             if (index + 1) * tile_files.WIDTH > cosigned:
@@ -240,6 +244,7 @@ class EntryRetention:
             except signed_note.NoteError:
                 continue  # reported by `railscope audit verify`
             sizes.append(checkpoint.tree.size)
+        # The size that at least as many agents have cosigned as are required.
         return sorted(sizes, reverse=True)[required - 1] if len(sizes) >= required else 0
 
     def _draft(self, found: _ArchivedRange) -> RecordDraft:
@@ -257,6 +262,7 @@ class EntryRetention:
         if self._recorded is None:
             return
         end, sequence = self._recorded
+        # Signed before anything is deleted: without the signature, the missing tiles would look like a loss.
         if self.audit.signed.size <= sequence:
             await self.audit.sign()
             await service.run_in_thread(self.after_step, "signed")
@@ -269,6 +275,7 @@ class EntryRetention:
     def _delete_tiles(self, end: int) -> None:
         """Delete the last tiles before an index, the first of them first."""
         first = end
+        # Tiles before a missing one were deleted by an interrupted round: nothing of them is left to delete.
         while first and self._path(first - 1).exists():
             first -= 1
         tiles = self._tiles()
@@ -279,6 +286,7 @@ class EntryRetention:
             if partial.exists():  # left behind by a writer that was killed
                 shutil.rmtree(partial)
             path.unlink()
+            # After each tile: a power failure must not bring back an earlier tile, as a gap would look like a loss.
             durable_files.sync_directory(path.parent)
             self.after_step("deleted")
 
@@ -295,6 +303,7 @@ def find_newest_ns(records: Iterator[audit_record.AuditRecord], now_ns: int) -> 
             time_ns = int(record.t)
         else:
             time_ns = int(received) if isinstance(received, str) and received.isdecimal() else 0
+        # A time in the future, of a clock that was wrong, would keep its tile and all later ones forever.
         if time_ns <= now_ns:
             newest_ns = max(newest_ns, time_ns)
     return newest_ns or now_ns

@@ -114,6 +114,7 @@ class EventRecorder:
                     advice="update the agent: its events have no sequence numbers",
                 )
             self.unnumbered += 1
+        # After a restart, the frame log has many events that were recorded before.
         elif self.recorded.has(event_records.event_source(seen_event)):
             return
         elif len(self._queue) >= self.max_waiting:
@@ -125,6 +126,7 @@ class EventRecorder:
 
     async def run(self) -> None:
         """Record queued events until cancelled, then store the rest for the next start."""
+        # Events may have been queued before: by the copy, and by the replay of the frame log.
         self._wake.set()
         try:
             while True:
@@ -135,6 +137,7 @@ class EventRecorder:
                 if self._has_overflowed:
                     await self._reread_events()
         finally:
+            # In this thread: the event loop ends, and nothing else waits for it.
             self._store_copy()
 
     def _store_copy(self) -> None:
@@ -167,6 +170,7 @@ class EventRecorder:
         missing = filterfalse(
             lambda seen_event: self.recorded.has(event_records.event_source(seen_event)), numbered
         )
+        # Half of the bound leaves room for events that arrive meanwhile.
         return list(islice(missing, self.max_waiting // 2 or 1))
 
     async def _record_batch(self) -> None:
@@ -175,11 +179,13 @@ class EventRecorder:
         events = list(islice(self._queue, MAX_BATCH_EVENTS))
         while True:
             try:
+                # In a thread: it may create files of salts.
                 drafts = await service.run_in_thread(self._make_drafts, events)
                 break
             except (OSError, log_secrets.SaltError) as error:
                 await self._pause(str(error))
         await self._append([*facts, *drafts])
+        # Only now: a cancellation before leaves them in the queue, and the copy contains them.
         for _ in events:
             self._queue.popleft()
 
@@ -193,6 +199,7 @@ class EventRecorder:
         for seen_event in events:
             source = event_records.event_source(seen_event)
             number = source.id, source.boot, source.n
+            # An event may be queued twice: live, and by a reread after an overflow.
             if self.recorded.has(source) or number in numbers:
                 continue
             numbers.add(number)
@@ -204,12 +211,14 @@ class EventRecorder:
                 records = [
                     build_record(draft, draft.source or source, _ANY_NUMBER) for draft in drafts
                 ]
+                # Encoded once already here, where a record that is too large can be replaced by one about the problem.
                 for record in records:
                     encode_audit_record(record)
             except RecordError as error:
                 log.error("audit_event_rejected", node=seen_event.node, problem=str(error))
                 batch_drafts.append(event_records.find_recording_problem(seen_event, error))
                 continue
+            # Applied tentatively: the claims of later events of the batch depend on them.
             for record in records:
                 holdings.add(record)
             batch_drafts += drafts
@@ -219,6 +228,7 @@ class EventRecorder:
         """Append all drafts to the log, retrying until it succeeds."""
         while drafts:
             appended = (self.audit.append(draft) for draft in drafts)
+            # All at once, so that they are one group of the journal; failures are found among the results.
             results = await asyncio.gather(*appended, return_exceptions=True)
             failed: list[RecordDraft] = []
             problem = ""
@@ -249,6 +259,7 @@ class EventRecorder:
 
         Runs with their last record received before the horizon are dropped.
         """
+        # The segments have events that nothing else has: they must not be deleted yet.
         if self._has_overflowed or self._is_rereading:
             return None
         self.recorded.forget_before(horizon_ns)

@@ -83,7 +83,11 @@ def event_source(seen_event: SeenEvent) -> record.RecordSource:
     """Return the run of the agent as a record source, with the record number of this event."""
     run = seen_event.position.run if seen_event.position else ""
     return record.RecordSource(
-        "agent", normalize_text(seen_event.node), normalize_text(run), seen_event.event.number - 1
+        # Numbers of agents begin at 1 and those of records at 0, so that 0 can stand for an agent without numbers.
+        "agent",
+        normalize_text(seen_event.node),
+        normalize_text(run),
+        seen_event.event.number - 1,
     )
 
 
@@ -107,9 +111,11 @@ def make_drafts(
         holdings.gpus.get(gpu, {}).get(claim),
     )
     if present is None:
+        # Before the assignment: a reader of the log sees the reason first.
         for other in holdings.find_conflicts(gpu, claim, new_claim):
             yield _conflict(draft, other)
         yield draft
+    # Agents report claims in force again after each restart: that is no new assignment.
     elif present.holder == new_claim.holder:
         yield replace(draft, outcome=OBSERVED)
     else:
@@ -138,6 +144,7 @@ def _draft(
     if facts.get("owner") and not facts.get("tenant"):
         tenant = tenant_of(facts.get("source", ""), facts["owner"], event.wall_ns)
         data |= {"owner_tenant": normalize_text(tenant)} if tenant else {}
+    # The name of a person is never in the log, which cannot be changed: only a commitment to it is.
     if data.get("owner") and data.get("source") not in NO_PERSONS:
         commitments["owner"] = commitment(str(data.pop("owner")))
     uncertainty_ns = facts.get("uncertainty_ns", "")
@@ -202,6 +209,7 @@ def _conflict(draft: RecordDraft, other: str) -> RecordDraft:
         type=CONFLICT,
         outcome=OBSERVED,
         data=data,
+        # The collector finds the conflict: the agent's number is that of the claim.
         source=None,
         commitments={},
         actor=record.RecordActor("collector", "collector"),

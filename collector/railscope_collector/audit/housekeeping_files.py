@@ -64,6 +64,7 @@ def read_statement(
             f" expected that of {key.name}"
         )
         raise HousekeepingError(message)
+    # A note may have further signatures, which this file does not need: anything could be hidden in them.
     if note.count("\n") != len(lines) + 2:
         message = f"invalid {kind} statement {path}: expected one signature, that of {key.name}"
         raise HousekeepingError(message)

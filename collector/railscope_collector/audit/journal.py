@@ -38,6 +38,7 @@ from railscope_collector.framelog.segment_files import (
 )
 
 MAX_GROUP_RECORDS = 256
+# Block size of common file systems: a power failure loses whole blocks.
 _BLOCK_BYTES = 4096
 _MAX_GROUP_BYTES = MAX_GROUP_RECORDS * (MAX_RECORD_BYTES + 2)
 _NAME = re.compile("journal-([0-9]{20})-([0-9a-f]{32})[.]wal")
@@ -126,6 +127,7 @@ def _read_file(path: Path, *, newest: bool) -> JournalFile:
     while position < len(content):
         payload = read_payload(content, position) if content.startswith(marker, position) else None
         if payload is None:
+            # A file that is not the newest was complete when the next one began: nothing of it can be torn.
             if newest and _is_torn(content, position, marker):
                 break
             message = f"damaged group at byte {position} of {path}"
@@ -142,6 +144,7 @@ def _read_file(path: Path, *, newest: bool) -> JournalFile:
 def _is_torn(content: bytes, position: int, marker: bytes) -> bool:
     """True if a file ends with one frame that a crash has truncated, with or without missing blocks."""
     tail = content[position:]
+    # More than one group, or a further marker: no single write leaves that.
     if len(tail) > HEAD.size + _MAX_GROUP_BYTES or tail.find(marker, 1) >= 0:
         return False
     # A block that was not written before a power failure reads as zeros.
@@ -174,6 +177,7 @@ def check_files(
             message = f"missing journal file {directory / name}"
             raise JournalError(message)
     for file in files:
+        # A crash between creating a file and listing it leaves an empty one.
         just_begun = file is files[-1] and not file.records and not file.torn
         is_new = file.path.name not in acknowledged.files
         if is_new and file.next_sequence > signed and not just_begun:
@@ -247,6 +251,7 @@ class Journal:
         unsigned = journal_records[size - files[0].first :] if files else []
         self._tree = signed
         for raw in unsigned:
+            # At each size, as the acknowledged one is among them.
             check_root(self.directory, acknowledged, self._tree)
             self._tree.append(merkle.leaf_hash(raw))
         check_root(self.directory, acknowledged, self._tree)
@@ -258,6 +263,7 @@ class Journal:
             self._descriptor = os.open(newest.path, os.O_WRONLY | os.O_CLOEXEC)
             self._marker = _parse_name(newest.path)[1]
             self._offset = newest.ends
+            # The torn group was not acknowledged; a group after it would be unreadable.
             durable_files.truncate_durably(self._descriptor, newest.ends)
             self._replace_statement()
         else:
@@ -284,6 +290,7 @@ class Journal:
         data = frame_payload(self._marker, tiles.encode_bundle(records))
         durable_files.append_durably(self._descriptor, data, self._offset)
         self._offset += len(data)
+        # Only after the write: the tree covers what is durable.
         for record in records:
             self._tree.append(merkle.leaf_hash(record))
         self._acknowledge()
@@ -292,6 +299,7 @@ class Journal:
         """Acknowledge the durable records by overwriting the file in place."""
         statement = self._current_statement()
         try:
+            # Without fsync: the journal is durable, and this file may state less than it.
             os.pwrite(self._acknowledged_descriptor, statement, 0)
         except OSError as error:
             # The records are durable nevertheless: the file states fewer until the next group.
@@ -361,10 +369,12 @@ class Journal:
         Raises JournalError, OSError.
         """
         paths = journal_paths(self.directory)
+        # A file ends where the next one begins: only its successor shows that all of its records are signed.
         signed_paths = [path for path, after in pairwise(paths) if _parse_name(after)[0] <= signed]
         if not signed_paths:
             return
         self._files = [path.name for path in paths if path not in signed_paths]
+        # Before the files are deleted: a listed file that is missing is an error, an unlisted signed one is not.
         self._replace_statement()
         for path in signed_paths:
             path.unlink()

@@ -37,6 +37,7 @@ def read_known_head(path: Path) -> head_chain.ChainHead | None:
     """
     try:
         return msgspec.json.decode(path.read_bytes(), type=head_chain.ChainHead)
+    # Commands of other users may write the ledger too: they compare it with its own heads only.
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return None
     except untrusted_text.DECODING_ERRORS as error:
@@ -57,6 +58,7 @@ def find_head_difference(connection: Connection, known_head: head_chain.ChainHea
     heads = head_chain.heads
     same = (heads.c.n == known_head.n, heads.c.database_id == known_head.database)
     row = connection.execute(select(heads).where(*same)).first()
+    # Heads after the accepted copy were lost with the replaced database, by a decision.
     accepted = table.c.continues == known_head.database, table.c.head < known_head.n
     if row is None and connection.execute(select(table).where(*accepted)).first() is not None:
         return ""
@@ -150,6 +152,7 @@ class LedgerWatch:
                 problem=str(error),
                 advice="the audit log has the same data, except for the last minute",
             )
+        # The audit log may be an older copy, and so may the file: the higher number is right.
         heads_found = [head for head in (recorded, stored) if head]
         self.known_head = max(heads_found, key=lambda head: head.n, default=None)
 
@@ -171,6 +174,7 @@ class LedgerWatch:
         with self._checking:
             try:
                 database = self.database()
+                # A file that was replaced is not noticed by open connections.
                 database.follow_file()
             except databases.NoLedgerError as error:
                 self.problem = (
@@ -187,10 +191,12 @@ class LedgerWatch:
                         head_chain.database_id(connection), 0, ""
                     )
             self.is_checked, self.problem = True, problem
+            # After the comparison: the head of a wrong database must not replace the known one.
             if not problem and (newest != self.known_head or not self._is_stored):
                 self._store_known_head(newest)
             if problem:
                 if has_tables:
+                    # In the database itself, so that commands and other collectors see it.
                     with database.transaction(writes=True) as connection:
                         head_chain.mark_older_copy(connection, problem, self.wall_ns())
                 message = f"the ledger {database.name} is not the recorded one: {problem}"

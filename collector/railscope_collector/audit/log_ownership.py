@@ -49,6 +49,8 @@ class LogOwnership:
         except BlockingIOError as error:
             message = f"cannot lock the audit log {self.directory}: another collector writes it"
             raise LogLockedError(message) from error
+        # Without the file, only a directory without signed data is a new log: else the file was lost, which is an
+        # error.
         if self._path.exists() or any((self.directory / name).exists() for name in _SIGNED):
             content = read_bytes(self._path)
             self.epoch = read_statement(self._path, content, EPOCH_FILE, self.signer.public).epoch
@@ -65,6 +67,7 @@ class LogOwnership:
     def is_held(self) -> bool:
         """True if there has been no other owner since. Raises HousekeepingError, OSError."""
         content = read_bytes(self._path)
+        # By the bytes: they have a random token, so another owner's statement always differs.
         if content == self._statement:
             return True
         read_statement(self._path, content, EPOCH_FILE, self.signer.public)

@@ -48,6 +48,7 @@ def store_key(path: Path, key: SecretKey) -> SecretKey:
     try:
         make_directory(path.parent)
         create_durably(path, f"{key.secret_text()}\n".encode(), 0o600)
+        # Read back: another process may have created the file first.
         directory_files = SecretKey.parse(path.read_text())
     except (OSError, UnicodeDecodeError, NoteError) as error:
         message = f"cannot create the audit key {path} for {key.name!r}: {error}"
@@ -75,6 +76,7 @@ class PersonalSalts:
 
     def make_commitment(self, person: str) -> str:
         """Return the commitment to a person's name, in hexadecimal; create a salt if there is none."""
+        # Repeated, as an erasure may delete the salt between its creation and this read.
         salt = self._salt(person)
         while salt is None:
             make_directory(self.directory)
@@ -102,12 +104,14 @@ class PersonalSalts:
             salt = path.read_bytes()
         except FileNotFoundError:
             return None
+        # A salt that is too short would be guessable: it is an error, and no commitment is made.
         if len(salt) != SALT_BYTES:
             message = f"invalid salt {path}: {len(salt)} bytes: expected {SALT_BYTES}"
             raise SaltError(message)
         return salt
 
     def _path(self, person: str) -> Path:
+        # The hash, as names of files would show whom records are about; and a name may contain a slash.
         return self.directory / hashlib.sha256(person.encode()).hexdigest()
 
 

@@ -113,6 +113,7 @@ class AuditLog:
             journal.JournalError,
             housekeeping_files.HousekeepingError,
         ) as error:
+            # The lock must be free for the next attempt in this process.
             self.close()
             raise LogWriteError(ALTERED_LOG_MESSAGE.format(error)) from error
 
@@ -154,6 +155,7 @@ class AuditLog:
 
     def records(self, first: int) -> Iterator[bytes]:
         """Return the durable records from a sequence number on, as of now. Raises TileError."""
+        # Copied together: a checkpoint made while this iterates moves records from one to the other.
         signed, unsigned = self.signed.size, list(self._unsigned)
         yield from Tiles(self.directory, signed, self.archive).records_from(first)
         yield from unsigned[max(0, first - signed) :]
@@ -198,6 +200,7 @@ class AuditLog:
         Entries that are queued and not durable at that point fail.
         """
         try:
+            # Before new records: those of a run that was killed have waited longest.
             await run_to_end(self._sign_or_log_reason())
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._write_groups())
@@ -208,6 +211,7 @@ class AuditLog:
                 if not entry.future.done():
                     entry.future.set_exception(LogWriteError("the collector is stopping"))
             self._pending.clear()
+            # The tasks have ended, so all durable records are signed before the collector ends.
             await self._sign_or_log_reason()
 
     async def _write_groups(self) -> None:
@@ -220,11 +224,13 @@ class AuditLog:
                 try:
                     await run_to_end(self._write_group(group))
                 finally:
+                    # Also after a defect of the program: a caller must never wait for a writer that has ended.
                     for entry in group:
                         _fail(entry, LogWriteError("the writer of the audit log has failed"))
 
     async def _write_group(self, group: list[_PendingRecord]) -> None:
         async with self._write_lock:
+            # Under the lock: sequence numbers follow from the size, which a concurrent write would change.
             encoded, first = self._encode_group(group), self.size
             if not encoded:
                 return
@@ -239,6 +245,7 @@ class AuditLog:
                 return
             self._unsigned += [raw for _, raw in encoded]
             numbered = sum(entry.draft.source is None for entry, _ in encoded)
+            # Only records of the log's own writer take its numbers; events of agents have those of their agents.
             self.source = with_number(self.source, self.source.n + numbered)
             self.groups += 1
         for at, (entry, _) in enumerate(encoded):
@@ -271,6 +278,7 @@ class AuditLog:
                     await self._sign_now.wait()
             except TimeoutError:
                 pass
+            # Before signing: a request that arrives meanwhile is served by the next signature.
             self._sign_now.clear()
             await run_to_end(self._sign_or_log_reason())
 
@@ -309,14 +317,17 @@ class AuditLog:
                 return
             # Records that arrive while tiles are written go to a new journal file.
             await run_in_thread(self._rotate)
+            # After the rotation: these are exactly the records of the earlier files.
             records = list(records)
         before = self.signed.size
         published = await run_in_thread(self.publisher.publish, records)
+        # In one step with the next line, without an await: `size` is their sum.
         del self._unsigned[: len(records)]
         self.publisher.signed, self.publisher.note = published
         async with self._write_lock:
             await run_in_thread(self._journal.delete_signed_files, self.signed.size)
         tiles = Tiles(self.directory, self.signed.size)
+        # Partial tiles of the former size are needed until the new checkpoint is durable.
         await run_in_thread(tiles.delete_outgrown, before)
 
     def _rotate(self) -> None:

@@ -45,6 +45,7 @@ class NodeRecorder:
         drafts = []
         if state is None or not state.boots:
             drafts.append(_draft(event_records.JOIN, name, record, envelope))
+        # Envelopes that a restart reads again are older than the recorded state.
         elif record.received_wall_ns > state.received_ns:
             boot_id, version = (
                 event_records.normalize_text(envelope.boot_id),
@@ -53,6 +54,7 @@ class NodeRecorder:
             # Two nodes of the same name alternate: a boot ID seen before is not a new boot.
             if boot_id not in state.boots:
                 drafts.append(_draft(BOOT, name, record, envelope, before=state.boots[-1]))
+            # A node of the same name in an earlier boot may have another version: that is no upgrade.
             if version != state.version and boot_id not in state.boots[:-1]:
                 drafts.append(_draft(UPGRADE, name, record, envelope, before=state.version))
         if step := self._step(name, state, record):
@@ -71,12 +73,15 @@ class NodeRecorder:
         """Return the clock step of a node in ns; 0 if it is not evidence."""
         sent = record.sent
         offset_ns, clock = sent.wall_ns - sent.boot_ns, self._clocks.get(name)
+        # A new boot has a new zero of its boot clock: the difference is no step.
         if clock is None or clock.boot_id != sent.boot_id or not sent.boot_id:
             self._clocks[name] = _NodeClock(sent.boot_id, offset_ns)
             return 0
         step_ns = offset_ns - clock.wall_less_boot_ns
         if abs(step_ns) <= STEP_NS:
             return 0
+        # Only after a step: a slow drift of many small differences is not followed, and is found once it exceeds the
+        # bound.
         clock.wall_less_boot_ns = offset_ns
         stepped_ns = state.stepped_ns if state else 0
         recent = stepped_ns and record.received_wall_ns < stepped_ns + STEPS_EVERY_NS

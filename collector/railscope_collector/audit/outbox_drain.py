@@ -102,6 +102,7 @@ class OutboxDrain:
             expected = audit_outbox.find_reference(connection, last.id) if last else ""
         self._sequences = {}
         later_records = self.audit.records(last.leaf if last else 0)
+        # The last noted record must be where it was noted: signing must not continue on an older copy.
         if last and row_reference(next(later_records, None)) != expected:
             message = (
                 f"record {last.leaf} is in the ledger and missing in this log: an older copy of"
@@ -118,6 +119,7 @@ class OutboxDrain:
         now_seconds = time.monotonic()
         with database.transaction() as connection:
             newest = audit_outbox.newest_number(connection)
+            # A cheap query, as the outbox is empty most of the time.
             if newest == self._newest_id and now_seconds < self._counted_seconds + COUNT_SECONDS:
                 return []
             self.waiting_rows = audit_outbox.count_unrecorded(connection)
@@ -133,7 +135,9 @@ class OutboxDrain:
         self, batch: list[audit_outbox.OutboxRow]
     ) -> list[audit_outbox.LogPosition]:
         """Append the rows that the log does not have yet, in order; return the position of each."""
+        # A row whose record was appended before a crash is only noted.
         new_rows = [row for row in batch if row.reference not in self._sequences]
+        # All are encoded first: a row that cannot be recorded stops the batch before anything is appended.
         for row in new_rows:
             candidate = record_draft.build_record(row.draft, self.audit.source, self.audit.size)
             record.encode_audit_record(candidate)
@@ -153,6 +157,7 @@ class OutboxDrain:
             await self.audit.sign()
         except SigningPostponedError:
             pass  # signed soon, with the remaining records
+        # The records are durable: their positions can be noted without a checkpoint.
         except (AuditLogError, OSError) as error:
             log.warning("audit_signing_postponed", problem=str(error))
         return self.audit.signed.size

@@ -55,12 +55,14 @@ class PeriodicVerification:
 
     async def read(self) -> None:
         """Verify the log once, on a separate thread."""
+        # The time of the beginning: what was changed during the verification may not have been read.
         began_ns = self.clock_ns()
         try:
             await service.run_in_thread(self._verify)
         except verify_outcome.LogVerificationError as error:
             outcome = error.outcome.name.lower()
             log.error("audit_verification_failed", outcome=outcome, problem=str(error))
+            # Without a result, the previous one stays; its age shows that it is old.
             if error.outcome is not verify_outcome.VerifyOutcome.UNREADABLE:
                 self.is_valid = False
         else:

@@ -176,6 +176,7 @@ class RecordTimes:
             ahead_ns = timestamp_ns - int(received)
             if ahead_ns > AHEAD_NS + uncertain_ns:
                 problem = f"is {ahead_ns // SECOND_NS} s after its receipt"
+        # Records from the outbox have the time of their transaction, which may be hours before.
         elif record.src.kind != "agent" and not record.ref:
             back_ns = self._latest_ns - timestamp_ns
             if back_ns > TOLERANCE_NS + uncertain_ns:

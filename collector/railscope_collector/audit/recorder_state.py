@@ -135,6 +135,7 @@ class RecordedSnapshot(msgspec.Struct):
     def apply_record(self, record: audit_record.AuditRecord) -> None:
         """Apply the next record of the log; a draft that it contains is no longer pending."""
         self.recorded.add(record)
+        # By the record that each draft would have at this position: drafts have no number of their own.
         self.drafts = [
             draft for draft in self.drafts if build_record(draft, record.src, record.seq) != record
         ]
@@ -144,6 +145,7 @@ def load_recorded_state(path: Path, audit: log_writer.AuditLog) -> RecordedSnaps
     """Load the copy and update it from the log. Blocking; raises TileError, RecordError, OSError."""
     genesis = audit.genesis()
     snapshot = _read(path)
+    # The copy is of another log, or of a later state of this one: the log is what counts.
     if snapshot.recorded.genesis != genesis or snapshot.recorded.size > audit.size:
         snapshot = RecordedSnapshot(RecordedState(genesis), snapshot.events, snapshot.drafts)
     for raw in audit.records(snapshot.recorded.size):

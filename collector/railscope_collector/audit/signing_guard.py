@@ -81,6 +81,7 @@ class SigningGuard:
     @property
     def required_checkpoints(self) -> int:
         """Number of agents that must have submitted their checkpoints."""
+        # A fleet may be smaller than the setting: it must not wait for agents that do not exist.
         return min(self.required_agents, self.count_agents())
 
     def check_allowed(self, _: merkle.TreeHead) -> None:
@@ -103,6 +104,7 @@ class SigningGuard:
                     await self._change.wait()
         except TimeoutError:
             await self._record_missing_checkpoints()
+        # After the record of a timeout, so that the next signature covers it.
         self._is_open = True
         self.audit.sign_soon()
 
@@ -142,6 +144,7 @@ class SigningGuard:
 
     def _find_conflict(self, checkpoint: log_checkpoint.Checkpoint) -> str:
         """Return the inconsistency between this log and a checkpoint of it; runs off the loop."""
+        # Durable records count, signed or not: a crash before signing may have left what an agent has seen.
         if checkpoint.tree.size > self.audit.size:
             return f"it covers {checkpoint.tree.size} records, and this log has {self.audit.size}"
         try:
@@ -185,6 +188,7 @@ class SigningGuard:
                 checkpoint=note,
                 advice="signing is stopped; check if an older copy was restored",
             )
+        # Before the note is stored: nothing may be signed while that waits for the disk.
         self.stop_reason = self.stop_reason or text
         await run_in_thread(self._store_note, node, note)
         raise CheckpointConflictError(text)
@@ -192,5 +196,6 @@ class SigningGuard:
     def _store_note(self, node: str, note: str) -> None:
         if not self._directory.exists():
             self._directory.mkdir(mode=0o700)
+            # The conflict must outlast a power failure: a restart would sign again without it.
             sync_directory(self.audit.directory)
         write_durably(self._directory / quote(node, safe=""), note.encode())

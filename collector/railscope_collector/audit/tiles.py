@@ -136,6 +136,7 @@ class Tiles:
                     )
                     raise MissingEntriesError(message) from error
                 records = self.archived_records(index, self.archive)
+            # Compared with the hashes, which the signature covers: records alone prove nothing.
             if b"".join(map(merkle.leaf_hash, records)) != self.row(0, index):
                 message = f"altered tile {self._path('entries', index)}: its records do not match the signed ones"
                 raise AlteredEntriesError(message)
@@ -148,6 +149,7 @@ class Tiles:
             content, outgrown = self._read("entries", index)
         except TileError as error:
             is_missing = isinstance(error.__cause__, FileNotFoundError | NotADirectoryError)
+            # The hashes of a tile stay when its records are archived: without them, it never existed or is lost.
             if is_missing and (self.directory / tile_name(0, index)).exists():
                 raise MissingEntriesError(str(error)) from error.__cause__
             raise
@@ -213,6 +215,7 @@ class Tiles:
         cached = self._cached.get((level, index))
         if cached is None:
             cached = self.row(level, index)
+            # The oldest goes first: proofs and verification read the tiles in order.
             if len(self._cached) >= _KEPT_TILES:
                 del self._cached[next(iter(self._cached))]
             self._cached[level, index] = cached
