@@ -112,6 +112,7 @@ class Fleet:
         )
         for index in np.flatnonzero(is_slow):
             node = self.find(block.nodes[index] or "")
+            # Only while the node still reports: a slow stream of a node that ended is not fresh for five minutes more.
             is_fresh[index] = node is not None and node.timestamp_ns >= fresh_from_ns
         return np.flatnonzero(is_fresh)
 
@@ -138,6 +139,7 @@ class Fleet:
         node = self.get_or_add_node(name)
         for stream, row in copied.rows.items():
             present = node.rows.get(stream)
+            # The newer of both stays, whichever collector received it.
             dropped = row if present and present.timestamp_ns >= row.timestamp_ns else present
             if dropped:
                 dropped.sheet.release(dropped.block, dropped.index)
@@ -159,20 +161,24 @@ class Fleet:
             return False
         row = self._row(node, update)
         block, index, timestamp_ns = row.block, row.index, update.timestamp_ns
+        # Counters of the kernel and of devices continue over a restart of the agent, but not over a boot.
         is_continued = row.boot_id == update.boot_id and 0 < row.boot_ns < batch.boot_ns[-1]
         same_run = row.run == update.run
         since_ns = row.boot_ns if is_continued else 0
         row.sheet.put(
             sheets.PendingBatch(block, index, batch, since_ns, is_continued and not same_run)
         )
+        # A restart of the agent is a pause, and no period of the stream.
         if same_run:
             period_ns = max(timestamp_ns - row.timestamp_ns, 0)
             block.lasts_ns[index] = min(_PERIODS * period_ns, _LONGEST_NS)
+        # Never fresh, so that no view counts a node that another collector shows.
         block.timestamps_ns[index] = 0 if is_standby else timestamp_ns
         row.run, row.boot_id, row.boot_ns = update.run, update.boot_id, batch.boot_ns[-1]
         row.timestamp_ns = timestamp_ns
         before_ns = node.stream_timestamps_ns.get(update.layout.stream)
         node.stream_timestamps_ns[update.layout.stream] = timestamp_ns
+        # The maximum over all streams only where the newest one went back, as a clock was corrected.
         if timestamp_ns >= node.timestamp_ns:
             node.timestamp_ns = timestamp_ns
         elif before_ns == node.timestamp_ns:
@@ -191,6 +197,7 @@ class Fleet:
         if row:
             row.sheet.release(row.block, row.index)
         self.touched.add(node.name)
+        # By identity: layouts are shared by all schemas of a shape, and comparing their arrays would be slow.
         sheet = self._sheets.get(id(update.layout))
         if sheet is None:
             sheet = self._sheets[id(update.layout)] = sheets.LayoutSheet(update.layout)
@@ -202,6 +209,7 @@ class Fleet:
 
 def _is_outdated(update: NodeUpdate, present: StreamRow) -> bool:
     """True unless a frame is newer than the current one, by the boot clock where possible."""
+    # The boot clock is not affected by a step of a wall clock.
     if present.boot_ns and update.boot_id == present.boot_id:
         return update.batch.boot_ns[-1] <= present.boot_ns
     return update.timestamp_ns < present.timestamp_ns

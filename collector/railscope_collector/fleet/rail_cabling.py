@@ -94,6 +94,7 @@ class _Pods:
 
     def _root(self, leaf: str) -> str:
         while (parent := self._parent.setdefault(leaf, leaf)) != leaf:
+            # Shortens the path (union-find), so that the search stays nearly constant.
             self._parent[leaf] = self._parent[parent]
             leaf = parent
         return leaf

@@ -17,6 +17,7 @@ MAX_EVENTS, MAX_CHARACTERS = 10_000, 8 << 20
 """Limits of the events of all nodes."""
 NODE_SHARE = 8
 """One node holds at most this fraction (1/n) of each bound."""
+# More keys than events: a repetition is recognized after its event was dropped.
 _MAX_KEYS = 2 * MAX_EVENTS
 EventKey: TypeAlias = tuple[str, str, str, tuple[str, ...], int]
 
@@ -76,6 +77,7 @@ class RecentEvents:
 
     def add(self, seen_event: SeenEvent) -> None:
         """Add an event unless it is a duplicate; above a bound drop the oldest of its node or of all."""
+        # A hash of 16 bytes in place of texts, which a node may make long.
         key = blake2b(repr(seen_event.key).encode(errors="surrogatepass"), digest_size=16).digest()
         if key in self._keys:
             return
@@ -89,6 +91,7 @@ class RecentEvents:
         node.characters += characters
         self._characters += characters
         self._next += 1
+        # The node's own share first, so that its events do not displace those of others.
         while (
             len(node.order) > MAX_EVENTS // NODE_SHARE
             or node.characters > MAX_CHARACTERS // NODE_SHARE
@@ -113,6 +116,7 @@ class RecentEvents:
 
     def since(self, number: int) -> list[SeenEvent]:
         """Return the events from a number on, without those that were dropped."""
+        # Numbers of dropped events are missing in between, as a node's oldest event goes before those of others.
         numbers = range(max(number, self._next - MAX_EVENTS), self._next)
         return [self._events[each] for each in numbers if each in self._events]
 

@@ -160,6 +160,7 @@ AGENT_MEASURES = frozenset(
 """Counters that the agent keeps: they restart with each run of it."""
 _PROFILE = re.compile(r"(?<!\d)(\d{1,3})g\.(\d{1,6})gb")
 _MODEL_MEMORY = re.compile(r"(?<!\d)(\d{1,6}) ?GB", re.IGNORECASE)
+# By NVIDIA's profiles of GPUs with eight memory slices: 3g has four of them, and 7g all eight.
 _USUAL_MEMORY_SLICES = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}
 _COMPUTE_SLICES, _MEMORY_SLICES = 7, 8
 _TILINGS = ("compute", "memory")
@@ -279,6 +280,7 @@ def _mig_instances(
     reported: list[ReportedMigInstance], instances: dict[int, WireEntity], model: str
 ) -> tuple[ReportedMigInstance, ...]:
     """Return the instances of one GPU: as reported, if all were and no two overlap."""
+    # All or none: positions from two sources could overlap.
     if len(reported) == len(instances) and _are_disjoint(reported):
         return tuple(sorted(reported))
     return _place_mig_instances([e for _, e in sorted(instances.items())], model)

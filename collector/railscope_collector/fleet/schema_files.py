@@ -53,6 +53,7 @@ class SchemaFiles:
     def open(self) -> Iterator[bytes | None]:
         """Yield the content of every stored schema; None for a damaged file."""
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # Of a collector that was killed.
         durable_files.delete_partial_files(self.directory)
         for path in sorted(self.directory.iterdir()):
             if path.suffix in {_SINGLE, _SEVERAL}:
@@ -110,6 +111,7 @@ class SchemaFiles:
         else:
             file_content = msgspec.msgpack.encode(list(new.values()))
             name = schema_digest(b"".join(new)).hex() + _SEVERAL
+        # One file and one fsync for all schemas of a registration.
         durable_files.write_durably(self.directory / name, file_content)
         self._names |= dict.fromkeys(new, name)
 
@@ -121,6 +123,7 @@ class SchemaFiles:
         contents: Mapping[bytes, bytes] = {}
         if shared:
             contents = ChainMap(*(_read_contents(self.directory / name) for name in names))
+            # Before the old file is deleted: a crash between the two leaves a schema twice, and never without a file.
             self._write({digest: contents[digest] for digest in shared & contents.keys()})
         for digest in unused | (shared - contents.keys()):
             del self._names[digest]

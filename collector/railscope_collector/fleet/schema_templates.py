@@ -30,6 +30,8 @@ GPU_KIND = "gpu"
 MAX_TEMPLATES, MAX_TEMPLATE_BYTES, MAX_VARIANTS = 256, 16 << 20, 8
 """Limits of all templates, and of those with equal beginnings and sizes. The least recently used are dropped."""
 _SERIAL = "serial"
+# Of MessagePack, a longer or shorter text has a head of another size; a very short one could be equal to another text
+# by chance.
 _MIN_TEXT, _MAX_TEXT = 8, 255
 _BEGINNING = 64
 _encode = msgspec.msgpack.encode
@@ -132,6 +134,7 @@ class SchemaTemplate:
             for entity, start in zip(wire.entities, starts, strict=False)
             for place in _variable_texts(entity, start)
         ]
+        # The beginning is the key of the template, so no variable text may be in it.
         if not found or found[0][0] < _BEGINNING:
             return None
         numbers: dict[str, int] = {}
@@ -164,6 +167,7 @@ class SchemaTemplate:
         joined = b"".join(found)
         if (
             b"".join(parts) != content
+            # Two GPUs of one UUID are invalid, which only the full check would find.
             or len(set(found)) < len(found)
             or not (joined.isascii() and joined.decode("ascii").isprintable())
         ):
@@ -177,6 +181,7 @@ class SchemaTemplate:
 def _entity_starts(wire: WireSchema, content: bytes) -> list[int]:
     """Return the offset of each entity in an encoded schema, and last the end of all: they are its end."""
     starts = [len(content)]
+    # From the end, as the entities are last: what precedes them needs no parsing.
     for entity in reversed(wire.entities):
         starts.append(starts[-1] - len(_encode(entity)))
     return starts[::-1]

@@ -146,6 +146,7 @@ def make_layout(schema: wire_format.WireSchema) -> SchemaLayout:
 
 
 GPU_STREAM = "gpu"
+# Each change of a node's devices is a further schema; without a bound, a node could fill the memory and the disk.
 MAX_SCHEMAS_PER_NODE, MAX_SCHEMA_BYTES_PER_NODE = 256, 16 << 20
 
 
@@ -254,6 +255,7 @@ class StoredSchemas:
 
     def put_all(self, schemas: Sequence[EncodedSchema]) -> list[KnownSchema]:
         """Store schemas, durable on return. Blocking; raises OSError."""
+        # A lock of its own: deriving takes long, and must not delay `release_unused` or other reads.
         with self._deriving:
             derived = [
                 self._by_digest.get(encoded.digest) or self._derive(encoded) for encoded in schemas
@@ -274,6 +276,7 @@ class StoredSchemas:
     def record_uses(self, node: str, digests: Sequence[bytes]) -> None:
         """Record that frames of a node refer to schemas."""
         used, segment = self._used, self.segment
+        # The usual case changes nothing: all schemas of the envelope were used in this segment.
         if new := [digest for digest in digests if used.get(digest) != segment]:
             used.update(dict.fromkeys(new, segment))
         if not self._by_node.get(node, _NO_DIGESTS).issuperset(digests):
@@ -324,6 +327,7 @@ class StoredSchemas:
     def delete(self, digests: Iterable[bytes]) -> None:
         """Delete the files of released schemas. Blocking; raises OSError."""
         with self._lock:
+            # Only those that were not stored again since they were released.
             self._files.delete(digest for digest in digests if digest not in self._by_digest)
 
     def _derive(self, encoded: EncodedSchema) -> KnownSchema:
@@ -378,6 +382,7 @@ class StoredSchemas:
         """Add a template, unless schemas like this one would have to be checked individually."""
         with suppress(wire_format.WireError):
             check_schema(wire, wire_format.MAX_COLUMNS)
+            # Only a schema in the one canonical encoding has its texts at the computed offsets.
             if schema_files.encode_schema(envelopes.decode_schema(content)) == content:
                 self._templates.add(wire, content, schema)
 

@@ -33,6 +33,7 @@ def check_batch(batch: Batch, columns: int, max_rows: int) -> int:
     rows = batch.rows
     changed = int.from_bytes(batch.changed, "little")
     count = changed.bit_count()
+    # All lengths first: arrays of other lengths would be read beyond their row, or not at all.
     fits = (
         0 < rows <= max_rows
         and len(batch.boot_ns) == rows
@@ -109,6 +110,7 @@ def rows_at(batch: Batch, rows: Sequence[int], columns: Positions, width: int) -
     if batch.steps and any(rows):
         changed = changed_columns(batch, width)
         positions = changed.searchsorted(columns)
+        # Any valid position: the comparison below excludes these columns.
         positions[positions == len(changed)] = 0
         touched = np.flatnonzero(changed[positions] == columns)
         steps = np.frombuffer(batch.steps, "<i8").reshape(-1, batch.rows - 1)[positions[touched]]
@@ -303,6 +305,7 @@ class LayoutSheet:
         if not self._free:
             block = SheetBlock(self, min(max(BLOCK_ROWS, self.rows), MAX_BLOCK_ROWS))
             self.blocks.append(block)
+            # Reversed, so that rows are taken in order: views read a range of rows without a copy.
             self._free.extend((block, index) for index in reversed(range(len(block.nodes))))
         block, index = self._free.pop()
         block.begin(index)
@@ -311,6 +314,7 @@ class LayoutSheet:
 
     def release(self, block: SheetBlock, index: int) -> None:
         """Release a row."""
+        # Before the row can be given to another node, into which a pending batch would be written.
         self.write_pending()
         block.nodes[index] = None
         block.timestamps_ns[index] = block.lasts_ns[index] = 0
@@ -320,6 +324,7 @@ class LayoutSheet:
     def put(self, pending: PendingBatch) -> None:
         """Write a batch into a row, now or before the next read."""
         row = id(pending.block), pending.row
+        # A batch is relative to the content of the row: the earlier one must be written first.
         if row in self._pending:
             self.write_pending()
         self._pending[row] = pending
@@ -338,6 +343,7 @@ class LayoutSheet:
         """Write all pending batches. Those that cannot be written are not retried."""
         if not self._pending:
             return
+        # Removed before the write: a batch that raises would raise at each further read.
         pending, self._pending = list(self._pending.values()), {}
         self._pending_bytes = 0
         self._write_batches(pending)
@@ -369,10 +375,12 @@ class LayoutSheet:
         since_ns = np.array([entry.since_ns or entry.batch.boot_ns[0] for entry in pending])
         elapsed_ns = np.array([entry.batch.boot_ns[-1] for entry in pending]) - since_ns
         per_second = np.full(len(pending), np.nan)
+        # Without elapsed time there is no rate: NaN, and not infinity.
         np.divide(_NS, elapsed_ns, out=per_second, where=elapsed_ns > 0)
         unknown = self._write_bases(pending, places, before)
         steps = after - before
         rates: Rates = steps * per_second[:, np.newaxis]
+        # Rare: the exact treatment of resets costs time for all counters of these rows only.
         fell = np.flatnonzero((steps < 0).any(axis=1))
         if len(fell):
             resumed = np.array([[pending[number].resumed] for number in fell.tolist()])
