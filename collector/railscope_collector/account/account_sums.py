@@ -64,6 +64,7 @@ def sum_entries(entries: Iterable[tiling.TilingEntry]) -> TimeSums:
     """Return the sums of entries: all compute slots of the GPU, each once."""
     sums: TimeSums = {}
     for entry in entries:
+        # The memory tiling covers the same time again.
         if entry.tiling is Tiling.COMPUTE:
             rate = StateUnits(entry.state, entry.tenant, entry.slot_hi - entry.slot_lo)
             add_span(sums, rate, entry.t0_ns, entry.t1_ns)
@@ -74,6 +75,7 @@ def add_sums(sums: TimeSums, more: Mapping[TimeKey, Units], sign: int = 1) -> No
     """Add sums to others, or subtract them."""
     for key, quantity in more.items():
         total = sums.get(key, 0) + sign * quantity
+        # A key whose time was moved elsewhere would otherwise be reported as zero forever.
         if total:
             sums[key] = exact(total)
         else:
@@ -100,6 +102,7 @@ class OpenSums:
 
     def add(self, rates: Rates, since_ns: int, observed_ns: int) -> None:
         """Add the time of a GPU since a timestamp; it was observed until another one of the present day."""
+        # By identity: `LiveAccount` shares equal rates, and comparing them for each GPU would be slow.
         key = id(rates), since_ns // DAY_NS
         group = self._groups.get(key)
         if group is None:
@@ -151,6 +154,7 @@ class GpuTimeAccount:
     @property
     def balances(self) -> bool:
         """True if the states add up to the capacity, to the unit and nanosecond."""
+        # The capacity is added up independently, so a time that is missing or counted twice shows here.
         return sum(self.sums.values()) == self.capacity
 
     def states(self) -> dict[tiling.SlotState, Units]:
@@ -239,6 +243,7 @@ class CounterAmounts:
         """Record a GPU-day that was written to the ledger, new or revised."""
         add_totals(self._sum, new)
         add_totals(self._sum, old, -1)
+        # The open amounts of this day are now those of the ledger.
         if gpu in self.open:
             add_totals(self._sum, self.open[gpu].days.pop(day, {}), -1)
 
@@ -291,6 +296,7 @@ def count_amounts(assembled: AssembledGpu, start_ns: int, end_ns: int) -> OpenDa
     for measure, increments in assembled.counted.items():
         if not len(increments.ends_ns):
             continue
+        # One before the first reading, as increments after `first` count.
         first = max(start_ns, int(increments.ends_ns[0]) - 1)
         last = min(end_ns, int(increments.ends_ns[-1]))
         # A reading at midnight belongs to the previous day.

@@ -40,6 +40,7 @@ class FinalizedSums:
         self.days[gpu] = max(day, self.days.get(gpu, day))
         self.clock_suspect.update(new.clock_suspect)
         self.clock_suspect.subtract(old.clock_suspect)
+        # Removes marks without days.
         self.clock_suspect += Counter()
 
     def add_gpus(self, gpus: account_sums.FinalizedGpus) -> None:

@@ -90,6 +90,7 @@ class GpuAccount:
             fixed=account_sums.sum_entries(within(since_ns, last_sample_ns)),
             unobserved_sums=account_sums.sum_entries(within(last_sample_ns, now_ns)),
             rates=(
+                # The time from the last sample on has no sample behind it yet: if one arrives, it was observed.
                 tuple(
                     rate._replace(state=_WHEN_OBSERVED.get(rate.state, rate.state))
                     for rate in _rates(within(last_sample_ns, last_sample_ns + 1))
@@ -107,9 +108,11 @@ class GpuAccount:
         """True if the account can be extended to a timestamp."""
         if not self.at_ns <= now_ns < self.next_ns:
             return False
+        # Without a newer sample, the states at the end continue until something begins or ends.
         if self._observed_ns(now_ns) <= self.last_sample_ns:
             return True
         last_ns = self.newest_span.last_ns if self.newest_span else 0
+        # Within the uncertainty, a sample would be moved to the next start or end, which needs metering.
         return self.is_unchanged and last_ns + self.uncertainty_ns < self.next_ns
 
     def served_ns(self, now_ns: int) -> int:
@@ -128,6 +131,7 @@ class GpuAccount:
         observed, unobserved = self.rates
         sums = totals.sums
         if observed_ns > self.last_sample_ns:
+            # The usual case is added up in groups of GPUs with the same states.
             if observed_ns >= totals.today_ns:
                 totals.add(self.rates, self.last_sample_ns, observed_ns)
                 return

@@ -73,6 +73,7 @@ class LiveAccount:
         """Return the account up to a timestamp, awaiting `offer` between GPUs to yield to other tasks."""
         async with self.lock:
             files = self.files()
+            # By identity: a file that was read again is a new object, and may change any GPU.
             if files is not self._files:
                 self._files = files
                 self.book.changed.update(self.book.gpus)
@@ -135,6 +136,7 @@ class LiveAccount:
     async def _compute(
         self, gpu: str, files: gpu_evidence.AdministratorInputs, now_ns: int
     ) -> GpuAccount | None:
+        # Before the computation, which may yield: a change during it marks the GPU again.
         self.book.changed.discard(gpu)
         self.book.newest_spans.pop(gpu, None)
         placer = self._placer or claim_placement.ClaimPlacer(self.book, files)
@@ -145,6 +147,7 @@ class LiveAccount:
         open_ns = self.finalized.open_ns(gpu)
         if evidence.claims:
             of = partial(GpuAccount.compute, evidence, newest_span, open_ns, now_ns)
+            # In a thread only beyond the bound: a hand-over to a thread costs more than a usual computation.
             new = await run_in_thread(of) if len(evidence.claims) > MAX_CLAIMS_ON_LOOP else of()
         else:
             new = self._compute_unclaimed(evidence, newest_span, open_ns, now_ns)
