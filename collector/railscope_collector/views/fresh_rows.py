@@ -47,6 +47,7 @@ def find_fresh_rows(block: sheets.SheetBlock, rows: npt.NDArray[np.intp]) -> Fre
     # A slice is not copied.
     chosen: npt.NDArray[np.intp] | slice
     chosen = slice(rows[0], rows[-1] + 1) if rows[-1] - rows[0] + 1 == len(rows) else rows
+    # Exact integers end here: views are for display, and their readers use doubles.
     values = block.values_at(chosen, layout.order).astype(np.float64)
     reasons = block.reasons
     present = None
@@ -59,6 +60,7 @@ def find_fresh_rows(block: sheets.SheetBlock, rows: npt.NDArray[np.intp]) -> Fre
         if not is_known.all():
             present = np.ones(values.shape, np.bool_) if present is None else present
             present[:, layout.rated] &= is_known
+    # None is the fast case for all that follows.
     if present is not None and present.all():
         present = None
     return FreshRows(block, rows, values, present)

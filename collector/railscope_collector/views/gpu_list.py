@@ -46,6 +46,7 @@ class ListedColumns(NamedTuple):
     """Rail and name of the reason of each of `reason_positions`."""
 
 
+# Weak, so that a layout without nodes is released with its columns.
 _LISTED: WeakKeyDictionary[schemas.SchemaLayout, ListedColumns] = WeakKeyDictionary()
 
 
