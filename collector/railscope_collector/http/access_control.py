@@ -39,6 +39,7 @@ log = structlog.get_logger(__name__)
 
 WRONG_ROLE, CROSS_TENANT = "role", "another tenant"
 TOO_MANY_FAILURES = "too many invalid credentials from this address"
+# No shared cache may serve the answer of one credential to another.
 _PRIVATE = {"Cache-Control": "no-store", "Vary": "Authorization, Cookie, Accept, Accept-Encoding"}
 _CHALLENGES = {authentication.NO_CREDENTIAL: 'Bearer realm="railscope"'}
 _BAD = 'Bearer realm="railscope", error="invalid_token"'
@@ -73,6 +74,7 @@ class RequestAuthorizer:
     async def admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Serve a request, or deny it with a reason."""
         route, answer = self.declared_routes.get(request.match_info.route, (None, None))
+        # Open routes before authentication: probes have no credential, and must cost no digest.
         if route and answer and route.open:
             return await answer(request, access.ANYONE)
         admitted = self._authorize(request, route)
@@ -108,6 +110,7 @@ class RequestAuthorizer:
                 return self._unauthorized(request, route, authentication.NOT_PRESENTED)
             text = f"access denied: not for credentials of role {credential.role}"
             return self._forbidden(request, route, result, (WRONG_ROLE, text))
+        # Before the handler, and without a look-up: an answer must not reveal which tenants exist.
         if credential.role is access.Role.TENANT and not _is_own_data(request, credential.tenant):
             self.trail.record_cross_tenant_request(credential, _path(request), request.remote or "")
             text = "access denied: a tenant's credential is limited to that tenant"
@@ -118,6 +121,7 @@ class RequestAuthorizer:
         self, request: web.Request, route: Route | None
     ) -> authentication.AuthenticationResult:
         authorization = request.headers.getall("Authorization", [])
+        # Only reads: a cookie is sent with requests that another site makes, so it must not authorize a change.
         is_read = route is None or route.method == "GET"
         result = authentication.authenticate(
             self.credentials(),
@@ -144,6 +148,7 @@ class RequestAuthorizer:
         if result.holder and result.key and result.reason == authentication.EXPIRED:
             self.trail.record_expired_use(result.holder, result.key, address)
         self.on_denial(route, "token")
+        # Counted and not logged above the limit: a scanner must not fill the system log.
         if self._throttle.count_failure(address, time.monotonic()):
             return True
         repetitions = self.log_limit.count_repetitions(host_of(address), result.reason)
@@ -204,6 +209,7 @@ def make_application(
 ) -> web.Application:
     """Return an application with the routes of a table. Raises ValueError if handlers do not match it."""
     names = {route.name for route in routes}
+    # A route that is forgotten in the table would be served without roles.
     if names != set(handlers):
         message = (
             "routes without a handler, or handlers without a route: "

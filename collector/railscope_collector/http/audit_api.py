@@ -65,6 +65,7 @@ class AuditApi:
                 credential, lambda: self.entries.make_proof(int(index), tenant)
             )
         if proof is None:
+            # One answer for both cases, as a tenant must not find out which records exist.
             return json_error(HTTPStatus.NOT_FOUND, "unknown entry, or access denied")
         return web.Response(text=proof)
 

@@ -33,6 +33,7 @@ _MEDIA = {
     "jsonl": "application/x-ndjson",
     "zip": "application/zip",
 }
+# A statement contains names that tenants chose: no script may run, whatever they are.
 _SAFE_PAGE = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
 
 
@@ -76,6 +77,7 @@ class BillingApi:
         if hashed is None:
             return json_error(HTTPStatus.NOT_FOUND, f"nothing to export for {period}")
         content, digest = hashed
+        # A HEAD request delivers nothing.
         if request.method == "GET":
             address, holder = request.remote or "", tenant or ""
             self.on_export(DeliveredExport(credential, address, period, form, holder, digest))

@@ -14,6 +14,7 @@ from railscope_collector.access.credentials import Credential, Role
 from railscope_collector.http import json_responses, route_table
 from railscope_collector.ledger import membership
 
+# Health and metrics are about this process, whichever collector is the head.
 _OWN_ROUTES = frozenset({"healthy", "ready", "metrics"})
 _HISTORY_ROUTES = frozenset(
     f"page_{page}{twin}" for page in ("node_history", "gpu") for twin in ("", "_json")
@@ -53,6 +54,7 @@ class ClusterRouting:
             owner = state.followed.get(state.find_collector(node)) if state else None
             if owner and owner.member.name != cluster.name:
                 return _refer(request, owner.member)
+            # A collector that is not the head still has the frames of its own nodes.
             if state is None and node in cluster.core.fleet.nodes:
                 return await own_handler(request, credential)
         if state is None:
@@ -77,5 +79,8 @@ def _refer(request: web.Request, member: membership.ClusterMember | None) -> web
     target = member.url + str(request.rel_url)
     content = {"error": f"collector {member.name} shows all nodes", "url": target}
     return json_responses.json_response(
-        content, HTTPStatus.TEMPORARY_REDIRECT, {"Location": target}
+        # Temporary: another collector may become the head.
+        content,
+        HTTPStatus.TEMPORARY_REDIRECT,
+        {"Location": target},
     )

@@ -137,4 +137,5 @@ def render(cells: Iterable[view_cells.ViewCell], text_format: exposition.TextFor
 
 
 def _format_number(value: float) -> str:
+    # Without an exponent and without `.0`, which repr() of a float would add to a large or whole number.
     return repr(int(value)) if float(value).is_integer() else repr(float(value))

@@ -45,6 +45,7 @@ class HourlyAmount:
 
     def fits(self, more: int, limit: int, now_ns: int) -> bool:
         """True if this additional amount is within the limit per hour."""
+        # Also if the clock was set back: an hour in the future would otherwise last until then.
         if not 0 <= now_ns - self.since_ns < timestamps.HOUR_NS:
             self.count, self.since_ns = 0, now_ns
         return self.count + more <= limit
@@ -77,4 +78,5 @@ class NodeSender:
 
 
 RETRIED_STATUSES = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
+# Both are usual steps of the protocol, which agents answer at once.
 UNLOGGED_REASONS = {"unknown_schema", "draining"}

@@ -25,10 +25,12 @@ class FailureThrottle:
 
     def count_failure(self, address: str, now_seconds: float) -> bool:
         """Count a failure; return True if there have been too many. The clock is monotonic."""
+        # By host or network, so that an IPv6 client does not get a bucket for each of its addresses.
         source = host_of(address)
         level, since = self._levels.pop(source, (0.0, now_seconds))
         level = max(0.0, level - (now_seconds - since) / SECONDS_PER_FAILURE)
         full = level + 1 > MAX_FAILURES
+        # A full bucket does not rise further: after a pause, the address is served again.
         self._levels[source] = (level if full else level + 1, now_seconds)
         if len(self._levels) > MAX_ADDRESSES:
             self._levels.popitem(last=False)

@@ -167,6 +167,7 @@ def _touching(
         if not incident.is_open or document.severity == Severity.INFO:
             continue
         is_critical = incident.is_root and document.severity == Severity.CRITICAL
+        # An incident about missing data shows nothing about the device.
         caused = _FAILED if is_critical and document.incident_class not in NO_DATA else _DEGRADED
         victims = ((nic.node, nic.rail) for nic in incident.victim_nics if nic.rail is not None)
         for state, places in ((caused, _places_of(document.cause)), (_DEGRADED, victims)):
@@ -207,6 +208,7 @@ class GpusApi:
         except msgspec.ValidationError as error:
             text = f"invalid query: {str(error)[:200]}"
             return json_responses.json_error(HTTPStatus.BAD_REQUEST, text)
+        # One list for all requests of a refresh: it is computed on first use, and each part once.
         if self._newest.views is not views:
             self._newest = FleetGpus(views)
         make = partial(self.content, self._newest, table, credential, query)
@@ -224,9 +226,11 @@ class GpusApi:
             if not problem and gpus.fresh[gpus.places[position][0]]:
                 states[position] = min(states[position], *(state for state, _ in found.values()))
         if problem:
+            # A failure that the agent reported stays true, with or without a diagnosis.
             states[states != _FAILED] = _UNKNOWN
         owner = credential.tenant if credential.role is Role.TENANT else None
         chosen = np.flatnonzero(_selected(gpus, states, query, owner))
+        # Stable, so that equal states keep the order by node and rail on each page.
         order = chosen[np.argsort(states[chosen], kind="stable")]
         part = order[query.offset : query.offset + query.limit].tolist()
         nics = _NicNames(self.core)
@@ -268,6 +272,7 @@ class GpusApi:
         elif gpus.verdicts[position] == _UNKNOWN:
             reasons.append("the agent has no verdict on the GPU")
         values = {name: gpus.value(position, metrics) for name, metrics in _VALUES.items()}
+        # A reading of a shared GPU shows what other tenants do.
         if owner is not None and not all(each.is_alone for each in holders):
             values = dict.fromkeys(values)
             reasons.append("readings are those of several jobs that share the GPU")

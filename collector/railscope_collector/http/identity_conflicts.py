@@ -19,6 +19,7 @@ IDENTITY_CONFLICT = "identity_conflict"
 CONFLICT_LASTS_NS = 3_600_000_000_000
 """Time after the last detection in which a name counts as used by two nodes."""
 _OVERLAP_NS = 60_000_000_000
+# Bounds per node. More than one, as the conflict is found when an earlier boot or run returns.
 _MAX_BOOTS, _MAX_RUNS = 8, 8
 
 
@@ -54,6 +55,7 @@ class IdentityConflictDetector:
             return
         node.conflict_ns = max(node.conflict_ns, record.received_wall_ns)
         kind, first, second = conflict
+        # In one order, so that both directions are one problem, which is recorded once.
         facts = {"by": kind, "one": min(first, second), "other": max(first, second)}
         self.report(
             EvidenceProblem(IDENTITY_CONFLICT, "", envelope.node, record.received_wall_ns, facts)

@@ -81,6 +81,7 @@ class Ingest:
             response = json_response(await self._receive(request, credential))
         except NotAcknowledgedError as rejection:
             self.core.counts.reject(rejection.reason)
+            # A valid credential that is used for another node is a misuse, which the audit log contains.
             if rejection.status == HTTPStatus.FORBIDDEN:
                 path, address = request.rel_url.raw_path, request.remote or ""
                 self.on_denial(
@@ -105,6 +106,8 @@ class Ingest:
                 )
             content = {"error": str(rejection), **rejection.fields}
             response = json_response(content, rejection.status, headers)
+        # Of these the agent deletes or changes something: a proxy between them must not be able to answer in place of
+        # the collector.
         if response.status in http_responses.DECISIONS:
             response.headers[http_responses.RESPONSE_MARK_HEADER] = await _make_response_mark(
                 request, response
@@ -118,7 +121,9 @@ class Ingest:
         if self.closed_reason:
             raise NotAcknowledgedError(self.closed_reason, "read_only")
         sender = self._senders.setdefault(credential.name, NodeSender())
+        # Before the body is read, so that a node above its rate costs nearly nothing.
         self._check_rate(sender, credential.name)
+        # One request of a node at a time: concurrent ones would pass the checks of sequences and rates together.
         async with sender.lock:
             body = await self._read_body(request)
             delivery = await self._decode(request, credential.name, body)
@@ -129,6 +134,7 @@ class Ingest:
 
     async def _read_body(self, request: web.Request) -> bytes:
         max_bytes = self.limits.body_bytes
+        # Rejected by its header where possible: the body need not be received.
         if (request.content_length or 0) > max_bytes:
             text = f"body too large: expected at most {max_bytes} bytes"
             raise NotAcknowledgedError(text, "size")
@@ -187,11 +193,13 @@ class Ingest:
         if not is_copy:
             self._check_start(envelope, sender)
         cost = self._check_bounds(envelope, self._check_batches(envelope))
+        # A large envelope counts as several requests: its cost was not known before.
         sender.allowance -= cost.requests - 1
         new_frames = self.core.count_new_frames(envelope)
         total = cost.frames
         doubted_ns = self.doubted_since_ns()
         suspect = self.is_suspect()
+        # After the schemas are stored, which waits for the disk: the age of frames is measured from here.
         now_ns = self.wall_ns()
         if text and not is_copy and self.core.receipts.is_awaited:
             # Without it, the facts would have the time of this delivery, and differ from those at the first one.
@@ -215,6 +223,7 @@ class Ingest:
             for _ in self.core.copy_steps(record, envelope, is_shown=is_shown):
                 await asyncio.sleep(0)
             return {"copied_frames": total}
+        # All frames are durable already, so nothing is written to the log again.
         if not (new_frames or envelope.delivered):
             for _ in self.core.steps(record, envelope):
                 await asyncio.sleep(0)
@@ -225,15 +234,18 @@ class Ingest:
             await self.log.append(record, lambda: self.core.steps(record, envelope))
         except OSError as error:
             raise NotAcknowledgedError(error, "storage") from error
+        # Counted only when it is durable: a rejected attempt is sent again.
         sender.audited_events.count += audited
         counts: dict[str, int | str] = {
             "accepted_frames": new_frames,
             "duplicate_frames": total - new_frames,
         }
+        # Only for an envelope of new frames: parts of another one would have had another receipt.
         issued = self.core.receipts.issue(record) if 0 < new_frames == total else ""
         return counts | {"receipt": issued} if issued else counts
 
     async def _decode(self, request: web.Request, node: str, body: bytes) -> Delivery:
+        # Switch frames bypass the metering: no agent may send under such a name.
         if node.startswith(fleet.SWITCH_PREFIX):
             text = f"name {node!r}: expected one without {fleet.SWITCH_PREFIX!r}, as switches have"
             raise NotAcknowledgedError(text, "node")
@@ -280,6 +292,7 @@ class Ingest:
         if not new:
             return
         limit = self.limits.schemas_per_node_hour
+        # Counted after storing: the limit is on what is stored.
         if not sender.schemas.fits(len(new), limit, self.wall_ns()):
             text = f"too many new schemas: expected at most {limit} per node per hour"
             raise NotAcknowledgedError(text, "schemas")
@@ -302,6 +315,7 @@ class Ingest:
 
     def _check_and_store(self, schemas: Sequence[EncodedSchema]) -> list[KnownSchema]:
         """Store schemas, durable on return, unless one is rejected. Blocking."""
+        # All are checked before one is stored, so that a rejected envelope leaves nothing.
         for schema in schemas:
             schema.check(self.limits.columns_per_schema)
         return self.core.schemas.put_all(schemas)
@@ -379,6 +393,7 @@ class Ingest:
                     f"{schema.layout.stream!r}"
                 )
                 raise NotAcknowledgedError(text, "format")
+        # Also if others are unknown: the sender will refer to these again, so they must not be released meanwhile.
         self.core.schemas.record_uses(envelope.node, used)
         if unknown:
             text = "unknown schemas; fix: send them first"
@@ -417,6 +432,7 @@ async def _make_response_mark(request: web.Request, response: web.Response) -> s
     """Return the mark by which the agent authenticates this response."""
     token = request.headers.get("Authorization", "").partition(" ")[2]
     content = response.body if isinstance(response.body, bytes) else b""
+    # The body was not read, so the mark cannot depend on it.
     if response.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
         return http_responses.unread_mark(
             token, response.status, request.content_length or 0, content

@@ -20,6 +20,7 @@ def stream_document(core: CollectorState, node: str, row: StreamRow, now_ns: int
     devices = [core.names_of(node, entity) for entity in schema.entities]
     for column, group, member in schema_columns.columns_of(schema):
         metric, entity = METRICS.get(group.metric), schema.entities[member]
+        # These have names and exact values of their own, which `json_entries` joins from several columns.
         if metric and metric.about is entities.TEXTFILE_SERIES:
             continue
         numerator, denominator = group.scale
@@ -30,11 +31,13 @@ def stream_document(core: CollectorState, node: str, row: StreamRow, now_ns: int
             entry["device"] = devices[member]
         if codes[column] != reading.PRESENT:
             entry["absent"] = reading.REASONS.get(codes[column], reading.Absent.ERROR).label
+        # A schema of another version may have any scale: a division by zero must not fail the whole document.
         elif not denominator:
             entry["absent"] = reading.Absent.ERROR.label
         else:
             counter = metric is not None and metric.kind is declare.MetricKind.COUNTER
             value = reading.from_stored(values[column], counter=counter) * numerator
+            # An integer stays exact; a division makes it a float.
             entry["value"] = value if denominator == 1 else value / denominator
         readings.append(entry)
     age_seconds = (now_ns - row.timestamp_ns) / timestamps.SECOND_NS if row.timestamp_ns else None

@@ -136,6 +136,7 @@ class ViewApi:
         else:
             _, cells = self.cells()
         text_format = exposition.TextFormat.negotiate(request.headers.get("Accept", ""))
+        # In a thread: the text of a large fleet takes longer than an acknowledgement may wait.
         text = await service.run_in_thread(render, cells, text_format)
         response = web.Response(body=text.encode(), headers={"Content-Type": text_format.value})
         if "gzip" in request.headers.get("Accept-Encoding", ""):
@@ -179,6 +180,7 @@ class ViewApi:
                 **facts[name],
             }
             for name, node in sorted(nodes.items())
+            # The views are older than the nodes: a node of this second is in the next answer.
             if name in facts and name in states  # without stale nodes that were removed
         ]
         return {"view": "nodes", "timestamp_ns": views.timestamp_ns, "rows": rows}
@@ -267,6 +269,7 @@ class ViewApi:
         problem = problem or ("" if self.views().timestamp_ns else _NOT_COMPUTED)
         problem = problem or self.metrics.unknown_reason
         for probe in self.write_probes:
+            # Last, as a probe waits for the disk: it is not made if the answer is known.
             problem = problem or await probe.problem()
         if problem:
             return web.Response(status=503, text=f"not ready: {problem}\n")
@@ -281,6 +284,7 @@ def tenant_cells(
 ) -> Iterator[view_cells.ViewCell]:
     """Yield the cells of the tenant and its jobs: none of rails, the cluster, the collector or others."""
     for cell in cells:
+        # By a list of what is permitted: a metric that is added later is not visible to tenants by mistake.
         if cell.metric.name.startswith(_TENANT_METRICS):
             labels = zip(cell.metric.about.labels, cell.labels, strict=False)
             if dict(labels).get("tenant") == tenant:

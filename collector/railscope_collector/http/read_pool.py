@@ -42,6 +42,7 @@ class ReadPool:
     @contextmanager
     def permit(self, credential: Credential) -> Iterator[None]:
         """Count a read of a requester while it runs. Raises HTTPTooManyRequests."""
+        # By tenant and not by token: several tokens do not give a tenant several shares.
         requester = f"tenant/{credential.tenant}" if credential.tenant else credential.label
         pending = self._pending.get(requester, 0)
         if pending >= MAX_READS_PER_REQUESTER:

@@ -6,6 +6,8 @@ from aiohttp import web
 
 from railscope.listen_address import is_loopback
 
+# Browsers accept the prefix __Host- only with Secure, Path=/ and no Domain (RFC 6265bis, 4.1.3.2): no other host can
+# set it.
 SECURE_COOKIE, LOOPBACK_COOKIE = "__Host-railscope", "railscope"
 _FORWARDED = ("Forwarded", "Via", "X-Forwarded-For", "X-Forwarded-Proto", "X-Real-IP")
 

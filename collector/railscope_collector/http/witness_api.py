@@ -73,6 +73,7 @@ class WitnessApi:
                 await asyncio.sleep(self.save_every_seconds)
                 await service.run_in_thread(self._save)
         finally:
+            # In this thread: the event loop ends.
             self._save()
 
     def _save(self) -> None:
@@ -116,12 +117,14 @@ class WitnessApi:
         tiles = Tiles(self.audit.directory, self.audit.signed.size)
         path = merkle.consistency_proof(tiles.node, old, new)
         text = "".join(f"{base64.b64encode(hashed).decode()}\n" for hashed in path)
+        # Agents ask for the same few proofs at about the same time; old ones are not needed again.
         if len(self._proofs) >= _MAX_CACHED_PROOFS:
             self._proofs.clear()
         self._proofs[old, new] = text
         return text
 
     async def _cosignature(self, request: web.Request, credential: Credential) -> web.Response:
+        # Without a length, the body could be of any size.
         if (request.content_length or MAX_BYTES + 1) > MAX_BYTES:
             text = f"body too large: expected at most {MAX_BYTES} bytes"
             return json_error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text)
@@ -130,6 +133,7 @@ class WitnessApi:
                 await _read_body(request), type=cosignatures.CosignedCheckpoint
             )
             if cosigned.note:
+                # Verifies the signature: it raises for an invalid one.
                 cosigned.seconds()
                 _check_name(credential.name, cosigned)
             await self.guard.submit_checkpoint(credential.name, cosigned.note)
@@ -164,6 +168,7 @@ class WitnessApi:
                 await self.audit.append(draft)
             except (LogWriteError, record.RecordError) as error:
                 log.error("audit_record_lost", type=draft.type, data=data, problem=str(error))
+                # Nothing was recorded: the node may try again at once.
                 del self._key_changed_ns[node]
                 return
         self.witnesses.put(node, cosigned)

@@ -46,6 +46,7 @@ def find_write_problem(directory: Path) -> str:
             durable_files.partial_file(directory / _PROBE_NAME, b"probe") as path,
             path.open("rb+") as file,
         ):
+            # A write of a few bytes succeeds on a disk without space for a group of records.
             os.posix_fallocate(file.fileno(), 0, PROBE_BYTES)
             return ""
     except OSError as error:
@@ -79,9 +80,11 @@ class WriteProbe:
         is logged and not returned: readiness is served without a credential.
         """
         if self._ended_at is None or self.monotonic() - self._ended_at >= REUSE_SECONDS:
+            # One write for all callers: probes of a hung disk must not use up all threads.
             if self._task is None:
                 self._task = asyncio.create_task(self.write())
                 self._task.add_done_callback(self._end_write)
+            # `wait` does not cancel the write when the time is over, as `wait_for` would.
             done, _ = await asyncio.wait({self._task}, timeout=self.wait_seconds)
             if not done:
                 return f"no write to {self.target} has succeeded for {self.wait_seconds:g} s"
