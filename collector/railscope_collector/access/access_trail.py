@@ -121,6 +121,7 @@ class AccessTrail:
             self._seen_today.clear()
         if event in self._seen_today:
             return False
+        # Bounds the memory: addresses are chosen by the sender.
         if len(self._seen_today) >= self.max_events_per_day:
             self._uncounted_today += 1
             return False
@@ -200,7 +201,9 @@ class AccessTrail:
         current = self._current
         if current is None or current is self.identities.credentials:
             return
+        # In a thread: a tokens file may have thousands of nodes.
         changes = await run_in_thread(find_changes, self.identities.credentials, current)
+        # Stored only if all were recorded: changes are recorded again rather than lost.
         if await self._append(map(self._draft_change, changes)):
             try:
                 await run_in_thread(self.identities.store, current)

@@ -102,10 +102,12 @@ def _by_certificate(
         entry = credentials.entries.get(
             access.CredentialKey("common_name", certificate.common_name)
         )
+    # After the holder is known, for the audit log, and before anything is granted.
     if certificate.fingerprint in credentials.revoked:
         return AuthenticationResult(None, REVOKED, key, entry.credential if entry else None)
     if entry is None:
         return AuthenticationResult(None, UNKNOWN_CERTIFICATE, key)
+    # TLS verified it when the connection began, which may be days ago.
     if now_ns >= certificate.until_ns:
         return AuthenticationResult(None, EXPIRED, key, entry.credential)
     return _result_of_entry(entry, key, now_ns)
@@ -143,6 +145,7 @@ class BrowserSessions:
 
     def open(self, key: access.CredentialKey) -> str:
         """Begin a session; return the value of its cookie."""
+        # One token must not end the sessions of others by opening many.
         same_key = [name for name, each in self._sessions.items() if each.key == key]
         for name in same_key[: max(len(same_key) + 1 - MAX_SESSIONS_PER_KEY, 0)]:
             del self._sessions[name]

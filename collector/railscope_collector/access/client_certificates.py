@@ -44,6 +44,7 @@ class ClientCertificate:
     """End of its validity, in nanoseconds since the epoch; 0 if it cannot be read."""
 
 
+# A node sends its certificate with each connection; parsing costs more than the rest of the check.
 @lru_cache(_MAX_CACHED)
 def read_certificate(der: bytes) -> ClientCertificate:
     """Read a certificate from its DER encoding. An unreadable one stands for no credential."""
@@ -51,6 +52,7 @@ def read_certificate(der: bytes) -> ClientCertificate:
     try:
         certificate = x509.load_der_x509_certificate(der)
         names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        # With several names it would depend on the order which one counts.
         common_name = str(names[0].value) if len(names) == 1 else ""
         until_ns = timestamps.from_datetime(certificate.not_valid_after_utc)
         return ClientCertificate(
@@ -82,4 +84,5 @@ def credential_of_uri(uri: str) -> Credential | None:
     if len(names) != (2 if of_tenant else 1):
         return None
     credential = Credential(names[-1], Role(role), names[0] if of_tenant else "")
+    # Compared with the canonical form: other spellings of one name would be other names in logs and lists.
     return credential if SCHEME + credential.label == uri else None

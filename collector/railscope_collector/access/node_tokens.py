@@ -99,6 +99,7 @@ def create_node_tokens(
     now_ns: int,
 ) -> NodeTokens:
     """Create the missing tokens of nodes, and their entries. Raises TokensFileError before any change, and OSError."""
+    # The target of a symbolic link: replacing the link itself would detach it from the file.
     tokens_file = tokens_file.resolve()
     if not tokens_file.parent.is_dir():
         message = f"tokens file: {tokens_file}: expected an existing directory; fix: create {tokens_file.parent}, or pass --tokens-file"
@@ -110,6 +111,7 @@ def create_node_tokens(
         if entry.credential.role is credentials.Role.NODE:
             by_node.setdefault(entry.credential.name, {})[key] = entry
     pending = _read_keys(directory, names, NEW_SUFFIX)
+    # The entry was written and the file not renamed: the interrupted run is completed.
     published = {name: key for name, key in pending.items() if key in by_node.get(name, {})}
     stored = _read_keys(directory, names, SUFFIX) | published
     until_ns = {
@@ -128,12 +130,15 @@ def create_node_tokens(
         for name, token in tokens.items()
     )
     changed = _edited(text, lines, [*removed, *renewed])
+    # The file is edited as text, so that comments stay: the result is parsed again before it is written.
     _check_edit(present, changed, lines, [*removed, *renewed])
     durable_files.make_directory(directory)
     for name in stored:
         _restrict(directory / (name + (NEW_SUFFIX if name in published else SUFFIX)))
+    # Token files first: an entry without its token would be useless, and the token could not be found out again.
     for name, token in tokens.items():
         _replace(directory / (name + NEW_SUFFIX), f"{token}\n".encode(), 0o600)
+    # One sync for all files: thousands of nodes would need thousands of them.
     durable_files.sync_directory(directory)
     if changed != text:
         _replace(tokens_file, changed.encode(), None)
@@ -189,6 +194,7 @@ def _format_line(
     limit = options.max_authority or min(limits, default=credentials.MAX_AUTHORITY)
     holder = credentials.Credential(name, credentials.Role.NODE, max_authority=limit)
     key = credentials.CredentialKey("token", credentials.digest_token(token))
+    # The agent uses the former token until its new file is distributed.
     valid = {each: entry for each, entry in present.items() if not entry.is_expired(now_ns)}
     return tokens_format.format_entry(
         name, {**valid, key: credentials.CredentialEntry(holder, options.until_ns)}
@@ -255,6 +261,7 @@ def _replace(path: Path, content: bytes, mode: int | None) -> None:
     with durable_files.partial_file(path, content, 0o666 if mode is None else mode) as partial:
         if mode is None and path.exists():
             status = path.stat()
+            # The collector may read the file as another user: a new file would belong to the user of this command.
             os.chown(partial, status.st_uid, status.st_gid)
             partial.chmod(status.st_mode & 0o7777)
         partial.rename(path)

@@ -63,6 +63,7 @@ class TokensFile:
             self._parsed_digest = digest
             credentials = tokens_format.parse_credentials(content.decode())
         except (OSError, ValueError) as error:
+            # Logged once for a file that cannot be read, and for each new invalid content.
             if self.is_valid or not isinstance(error, OSError):
                 log.error(
                     "tokens_rejected",
@@ -72,6 +73,7 @@ class TokensFile:
                 )
             self.is_valid = False
             if isinstance(error, OSError):
+                # The same content counts as new once the file can be read again.
                 self._parsed_digest = b""
             return None
         self.is_valid = True
@@ -185,6 +187,7 @@ def _keys_by_holder(
             if credential.max_authority != credential_types.MAX_AUTHORITY
             else ""
         )
+        # The limit is part of the text: a changed limit is a rotation of the holder's keys, and no other holder.
         holder = replace(credential, max_authority=credential_types.MAX_AUTHORITY)
         keys.setdefault(holder, {})[key] = f"{key.short}{until}{limit}"
     return keys

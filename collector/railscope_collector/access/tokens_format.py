@@ -119,6 +119,7 @@ def parse_credentials(text: str) -> Credentials:
     entries: dict[CredentialKey, CredentialEntry] = {}
     for key, entry in _parse_entries(content):
         holder = entries.setdefault(key, entry).credential
+        # One token for two holders: it would not be known which of them used it.
         if holder.label != entry.credential.label:
             message = (
                 f"duplicate {key.kind}: {holder.label} and {entry.credential.label} have the"
@@ -205,6 +206,7 @@ def _parse_max_authority(table: Mapping[str, object], role: Role, location: str)
     if _MAX_AUTHORITY in table and role is not Role.NODE:
         message = f"{location}: unexpected {_MAX_AUTHORITY}: expected in section [nodes] only"
         raise TokensFileError(message)
+    # In Python True is an integer, 1.
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_AUTHORITY:
         message = f"{location}: invalid {_MAX_AUTHORITY} {value!r}: expected 1 to {MAX_AUTHORITY}"
         raise TokensFileError(message)

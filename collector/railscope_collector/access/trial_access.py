@@ -37,6 +37,7 @@ PROBLEMS: Mapping[str, str] = {
 """Texts for the agent, by the reason of a failed authentication."""
 _FILE = "trial_nodes"
 _Names = Annotated[list[wire.Name], msgspec.Meta(max_length=MAX_NODES)]
+# No slash, which separates the token from the name of the node. At least 32 characters: it is chosen by a person.
 _TOKEN = re.compile(r"[A-Za-z0-9._~+=-]{32,256}")
 
 log = structlog.get_logger(__name__)
@@ -96,6 +97,7 @@ class TrialAccess:
         for the disk, once for each node that can be stored.
         """
         token, _, node = authentication.bearer_token(authorization).partition("/")
+        # Compared by digests: the time of the comparison reveals nothing about the token.
         if credentials.digest_token(token) != self.key.value:
             return authentication.AuthenticationResult(None, authentication.UNKNOWN_TOKEN)
         if not credentials.is_name(node) or len(node) > wire.MAX_NAME:
@@ -117,6 +119,7 @@ class TrialAccess:
             return OUTSIDE
         nodes = [*self.nodes, node]
         try:
+            # Before the node is admitted: after a restart, another one must not take its place.
             durable_files.write_durably(self.path, msgspec.json.encode(nodes))
         except OSError as error:
             log.error("trial_nodes_write_failed", file=str(self.path), problem=str(error))
