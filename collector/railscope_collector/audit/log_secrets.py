@@ -111,7 +111,7 @@ class PersonalSalts:
         return salt
 
     def _path(self, person: str) -> Path:
-        # The hash, as names of files would show whom records are about; and a name may contain a slash.
+        # The hash, as names of files would show the persons that records are about; and a name may contain a slash.
         return self.directory / hashlib.sha256(person.encode()).hexdigest()
 
 
