@@ -40,6 +40,7 @@ def publish(
     book = price_book_file.parse_price_book(text, file)
     price_book_versions.check_published(book, by.now_ns)
     with books.store.write_transaction() as connection:
+        # Under the lock of billing: two publications at once must not both be the next version.
         same = books.store.book(book.version, connection)
         if same is not None and same.book == book:
             return book, False
@@ -78,6 +79,7 @@ def _check_open(
     closed_ns = max(
         (closing.period.end_ns for closing in books.store.closings(connection)), default=-FOREVER_NS
     )
+    # Closed periods are computed again for corrections: their prices must stay those that were billed.
     if book.published_ns < closed_ns:
         message = (
             f"invalid date of price book version {book.version}: {format_timestamp(book.published_ns)}: expected"
@@ -130,8 +132,10 @@ def record(
             message = f"unknown tenant {charge.tenant!r}: expected one with an invoice or GPU time"
             raise closing_record.ClosingError(message)
         currency = newest.book.currency
+        # By content: a command that is repeated after a lost answer must not credit twice.
         if any(other.charge == charge for other in books.store.adjustments(connection)):
             return False, currency
+        # Under the lock: two credits at once must not together exceed what was invoiced.
         if charge.amount < 0 and not force:
             _check_credit(charge, books.store.invoiced_amount(connection, charge), by.now_ns)
         row = schema.to_row(
@@ -267,6 +271,7 @@ def replace(
             " it; fix: void it without --replace; the next closing bills its charges"
         )
         raise closing_record.ClosingError(message)
+    # Outside of the transaction: rating may take minutes, and the lock would stop all billing meanwhile.
     bill = books.bill(before.period, correcting=False)
     fresh = invoices.issue_invoice(_replacement(bill, before), by.now_ns)
     closing = period_closing.closing_of_bill(bill, [fresh], by, before.tenant)
@@ -275,9 +280,11 @@ def replace(
         message = f"cannot replace {invoice_id}: {period_name(before.period)}: {bill.missing_days}"
         raise closing_record.ClosingError(message)
     with books.store.write_transaction() as connection:
+        # Compared under the lock: the bill is valid only if nothing of billing has changed since.
         if books.store.row_counts(connection) != bill.row_counts or not bill.is_current(closings):
             message = f"cannot replace {invoice_id}: another process billed at the same time; fix: try again"
             raise closing_record.ClosingError(message)
+        # In one transaction with the new invoice: there is never neither or both.
         _void(books, connection, invoice_id, reason, by)
         closed = period_closing.ClosedPeriod(closing, (fresh,), added=True)
         period_closing.write_closing(connection, closed, bill, by)

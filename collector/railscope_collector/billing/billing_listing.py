@@ -68,6 +68,7 @@ def _find_undecided(
     for closing in closings:
         for period in (closing.period, *closing.corrected):
             if not closing.tenant:
+                # A closing of the whole period supersedes those of single tenants.
                 latest = {key: n for key, n in latest.items() if key[0] != period}
             latest[period, closing.tenant] = closing.number
     replaced = {key for key in latest if key[1]}

@@ -146,6 +146,8 @@ class BillingReader:
             except BillingError as error:
                 is_unpriced = isinstance(error, MissingPriceError)
                 problem = "some usage has no price" if is_unpriced else "the usage cannot be rated"
+                # The details name usage, possibly of other tenants: they are separate, so that a page can leave them
+                # out.
                 return replace(month, problem=problem, details=str(error))
             return replace(month, totals=dict(totals))
 

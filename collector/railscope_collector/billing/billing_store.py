@@ -107,6 +107,7 @@ class BillingStore:
     @contextmanager
     def _transaction(self, connection: Connection | None) -> Iterator[Connection]:
         """The transaction that the caller has begun, or else a new one."""
+        # A read inside the caller's transaction sees its uncommitted rows, and its lock.
         if connection is not None:
             yield connection
             return
@@ -212,6 +213,7 @@ class BillingStore:
         if before is None:
             query = query.where(void.c.voided_ns.is_(None))
         else:
+            # As of the closing: an invoice that was voided after it was valid when it was computed.
             later = or_(void.c.voided_ns.is_(None), void.c.voided_ns > before.closed_ns)
             query = query.where(table.c.closing < before.number, later)
         return [replace(invoice, status=InvoiceStatus.ISSUED) for invoice in self._read(query)]
@@ -292,6 +294,7 @@ class BillingStore:
         }
         for item in self.adjustments(connection):
             if item.charge.tenant == charge.tenant:
+                # One that is on an invoice already counts with its amount there.
                 amounts.setdefault(item.charge, item.charge.amount)
         span = Period(charge.service_t0_ns, charge.service_t1_ns)
         line_amounts = (

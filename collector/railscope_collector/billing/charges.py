@@ -39,6 +39,7 @@ def _plain_content(content: object) -> object:
     if content is None:
         return None
     if isinstance(content, str):
+        # One form: the same name may be stored in two forms, and must have one hash.
         return unicodedata.normalize("NFC", content)
     if isinstance(content, int | Fraction):
         return str(content)
@@ -122,6 +123,7 @@ class Charge:
     corrected_in_ns: int | None = None
 
     def __post_init__(self) -> None:
+        # `type` and not `isinstance`: True is an int, and a float subclass could pass otherwise.
         exact = type(self.amount) is Fraction and type(self.quantity) is Fraction
         if not (exact and type(self.price_nano) is int and type(self.list_nano) is int):
             message = (
@@ -172,6 +174,7 @@ def currency_exponent(currency: str) -> int:
 def to_minor(amount: Fraction, exponent: int) -> int:
     """The nearest whole number of minor units, half to even."""
     units: int = 10**exponent
+    # `round` of a Fraction is exact, and rounds half to even.
     return round(amount * units)
 
 

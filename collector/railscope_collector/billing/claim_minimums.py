@@ -61,6 +61,7 @@ class ClaimMinimums:
 
     def add_charge(self, usage: Usage, charge: Charge, price: price_book.Price) -> None:
         """Add the charge for an interval of a usage."""
+        # In metered units per nanosecond: of GPU time it is a number of capacity units, of an instance its share.
         size = charge.quantity / (charge.service_t1_ns - charge.service_t0_ns)
         self._claims[_claim_key(usage)].billed.append(_BilledInterval(charge, price, size))
 
@@ -88,6 +89,7 @@ class ClaimMinimums:
             for billed_ns, last in _by_gpu(claim.billed):
                 for charge, price, size in last:
                     missing_ns = target_ns(billed_ns, price) - billed_ns
+                    # At the price and on the GPU of the last billed interval, in proportion to its parts.
                     missing[charge] = missing.get(charge, Fraction(0)) + missing_ns * size
             for charge, quantity in missing.items():
                 if quantity:
@@ -99,6 +101,7 @@ class ClaimMinimums:
         return end_ns if self._period.start_ns < end_ns <= self._period.end_ns else None
 
     def _topup(self, charge: Charge, last: Usage, end_ns: int, quantity: Fraction) -> Charge:
+        # Within one UTC day, so that the charge refers to one revision of the ledger.
         last_day_ns = (end_ns - 1) // DAY_NS * DAY_NS
         return replace(
             charge,
@@ -132,6 +135,7 @@ def _by_gpu(billed: Iterable[_BilledInterval]) -> Iterator[tuple[int, Sequence[_
     times: list[int] = []
     lasts: list[Sequence[_BilledInterval]] = []
     for now_ns, until_ns in pairwise(sorted(edges)):
+        # Ends before starts: a GPU that passes to the next interval at this time must not count twice.
         for interval, begins in sorted(edges[now_ns], key=lambda edge: edge[1]):
             place = interval.charge.resource, interval.charge.service_t0_ns
             if begins:

@@ -37,6 +37,7 @@ def evidence_checks(
     for key, number in newest.items():
         by_gpu[key.gpu][key] = number
     gpus = evidence.gpus(period.start_ns, period.end_ns)
+    # In the order of the evidence, which reads a node once; then GPUs that only the ledger has.
     for gpu in [*gpus, *sorted(by_gpu.keys() - set(gpus))]:
         inputs = evidence.evidence(gpu, period.start_ns, period.end_ns)
         written = {revision.tiling.day: revision for revision in ledger.revisions(by_gpu[gpu])}
@@ -176,5 +177,6 @@ def _by_day(counted: counter_increments.CounterIncrements, days: range) -> dict[
     day_of = (ends[picked] - 1) // DAY_NS
     amounts = counted.amounts[picked]
     for day in np.unique(day_of).tolist():
+        # With Python's integers: the sum of a day may exceed 64 bits.
         total_by_day[day] = sum(amounts[day_of == day].tolist())
     return total_by_day

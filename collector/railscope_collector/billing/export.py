@@ -158,6 +158,7 @@ def export_invoices(
         )
         manifest = _manifest(order, written, totals)
         files.create(f"{order.stem}.manifest.json").write(manifest.encoded)
+        # Before the files get their names: no export is delivered without its record.
         record(manifest)
         files.publish()
     return manifest
@@ -218,6 +219,7 @@ def _check_file(
     file.flush()
     file.seek(0)
     totals_by_invoice: dict[str, tuple[int, Fraction]] = {}
+    # Only two columns: reading all of them would take several times as long.
     for row in read(file, ("InvoiceId", "BilledCost")):
         invoice, cost = row["InvoiceId"], row["BilledCost"]
         if not isinstance(invoice, str) or not isinstance(cost, Fraction):

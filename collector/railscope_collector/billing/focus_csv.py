@@ -74,6 +74,7 @@ def read_csv(file: BinaryIO, columns: Collection[str] = COLUMNS) -> Iterator[Foc
         message = f"invalid FOCUS file: line {reader.line_num}: {error}"
         raise FocusCsvError(message) from error
     finally:
+        # Else the wrapper would close the file, which the caller still uses.
         text.detach()
 
 

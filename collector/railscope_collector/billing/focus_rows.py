@@ -163,6 +163,7 @@ def invoice_rows(
     for line in invoice.lines:
         difference -= round_decimal(line.charge.amount)
         yield common | _charge_columns(line.charge, context)
+    # The rounding of the invoice to minor units, and of each row to 12 decimals, together.
     if difference:
         costs: focus_columns.FocusRow = dict.fromkeys(_COSTS, round_decimal(difference))
         yield common | _charge_columns(invoice.rounding, context) | costs

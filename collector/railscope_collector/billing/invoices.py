@@ -76,7 +76,9 @@ class Invoice:
             "duplicate charge": len(minor) != len(charges),
             "charge of another tenant": any(c.tenant != self.tenant for c in charges),
             "usage of another period that is not a correction": any(
-                c.unit and not c.corrects and not is_within(c, self.period) for c in charges
+                # Credits and adjustments have no unit and may be for any period.
+                c.unit and not c.corrects and not is_within(c, self.period)
+                for c in charges
             ),
             "its lines differ from its rounded charges": minor
             != charge_types.spread_rounding(amounts, charge_types.currency_exponent(self.currency)),
@@ -134,6 +136,7 @@ def draft_invoice(
     replaces: str = "",
 ) -> Invoice:
     """The invoice of a tenant's charges, in any order. Raises InvoiceError, UnknownCurrencyError."""
+    # By id, so that the content does not depend on the order of rating.
     ordered = sorted(charges, key=lambda charge: charge.charge_id)
     exact = {charge.charge_id: charge.amount for charge in ordered}
     minor = charge_types.spread_rounding(exact, charge_types.currency_exponent(currency))

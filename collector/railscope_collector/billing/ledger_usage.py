@@ -83,6 +83,7 @@ def _claim_ends(days: Iterable[DayTiling]) -> dict[tuple[str, str], int]:
             if entry.claim:
                 shown[day.gpu, entry.claim] = max(entry.t1_ns, shown.get((day.gpu, entry.claim), 0))
         for claim in day.claims:
+            # Set by all releases that also state ends: an older row without an end may have ended.
             if claim.rank is not None:
                 stated[day.gpu, claim.id] = FOREVER_NS if claim.end_ns is None else claim.end_ns
     for key, end_ns in shown.items():
@@ -203,12 +204,14 @@ def _spread_amount(
     ]
     if not parts:
         before = [interval for interval in intervals if interval.start_ns <= share.t1_ns]
+        # Readings lag behind: the counter's increment may end after the claim has.
         yield (before or intervals)[-1 if before else 0], share.amount
         return
     whole = sum(length for _, length in parts)
     passed = assigned = 0
     for interval, length in parts:
         passed += length
+        # Cumulative, so that the parts add up to the amount without a rounding difference.
         until = share.amount * passed // whole
         yield interval, until - assigned
         assigned = until

@@ -114,8 +114,10 @@ class BillingBooks:
         Raises ClosingError, MissingPriceError.
         """
         with self.ledger.database.transaction() as connection:
+            # Before anything is read: a row that is added later makes the bill outdated.
             row_counts = self.store.row_counts(connection)
         book = self._book()
+        # One set of revisions for the period and all corrections, although days are finalized meanwhile.
         numbers = period_rating.newest_revisions(self.ledger)
         rated = period_rating.rate_period(self.ledger, book, period, numbers)
         corrections = self._corrections(period.start_ns, book, numbers) if correcting else []
@@ -254,6 +256,7 @@ class BillingBooks:
                 return existing
             _check_closable(period, closings, by.now_ns)
             period_completeness.check_earlier(self.store, period, closings)
+            # Outside of the transaction, as rating may take minutes; compared again under the lock.
             bill = self.bill(period)
             price_book_versions.check_published(bill.book, by.now_ns)
             if bill.missing_days.all and not provisional:
@@ -360,6 +363,7 @@ def write_closing(
             },
         )
         rows.append(head_chain.record_row(connection, "invoice", invoice.invoice_id, draft))
+    # Last: the head covers the rows that were written before, with their parts.
     head_chain.append_head(connection, rows, closing.closed_ns)
 
 
@@ -402,6 +406,7 @@ def _changed_periods(connection: Connection, closed: Sequence[Period]) -> set[Pe
     billed = (
         select(used.c.gpu_uuid, used.c.day, func.max(used.c.revision).label("revision"))
         .join_from(used, tables.closings)
+        # A replacement for one tenant has rated all GPUs, but billed that tenant only.
         .where(tables.closings.c.tenant_id == "")
         .group_by(used.c.gpu_uuid, used.c.day)
         .subquery()

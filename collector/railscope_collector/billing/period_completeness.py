@@ -92,6 +92,7 @@ def find_missing_days(
     early = [
         key
         for key, source in sources.items()
+        # A day that was computed before its end lacks its last hours.
         if key.day in days and source.computed_ns < (key.day + 1) * DAY_NS
     ]
     return MissingDays(tuple(sorted(missing)), tuple(sorted(early)))
@@ -230,6 +231,7 @@ class DatabaseEvidence:
             return self.store.evidence(gpu, start_ns, end_ns)
         nodes = frozenset(self._homes[gpu])
         if self._loaded is None or self._selection != (nodes, start_ns, end_ns):
+            # All GPUs of the same nodes at once: the parts of a node are decoded once.
             together = [gpu_id for gpu_id, homes in self._homes.items() if nodes == homes.keys()]
             homes_of = {gpu_id: set(nodes) for gpu_id in together}
             self._loaded = self.store.load(sorted(together), homes_of, start_ns, end_ns)

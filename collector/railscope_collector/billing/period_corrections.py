@@ -69,7 +69,13 @@ def _charge_subject(charge: charge_types.Charge) -> charge_types.Charge:
     """The charge without quantity, amount, state and correction references."""
     nothing = Fraction(0)
     return replace(
-        charge, quantity=nothing, amount=nothing, state="", corrects="", corrected_in_ns=None
+        # Without the state: observed time that was inferred before is billed equally.
+        charge,
+        quantity=nothing,
+        amount=nothing,
+        state="",
+        corrects="",
+        corrected_in_ns=None,
     )
 
 
@@ -83,6 +89,7 @@ def _changed_matters(missing: Mapping[charge_types.Charge, Fraction]) -> set[cha
         lambda: defaultdict(Fraction)
     )
     for matter, quantity in missing.items():
+        # Per nanosecond: charges that are only divided differently cancel at each instant.
         density = quantity / (matter.service_t1_ns - matter.service_t0_ns)
         step = steps[_without_dates(matter)]
         step[matter.service_t0_ns] += density

@@ -122,6 +122,7 @@ def rate_period(
     charged_time: dict[LedgerTimeKey, Fraction] = defaultdict(Fraction)
     billed = period_days(period)
     # With minimums, charges depend on what a claim was billed before the period.
+    # Without minimums, which most books lack, the days before the period need not be read.
     has_minimums = any((price.minimum_ns, price.granularity_ns) != (0, 1) for price in book.prices)
     rater = Rater(book, period)
     ended: dict[tuple[str, str], day_tiling.HeldClaim] = {}

@@ -75,6 +75,7 @@ class Price:
         numbers = [self.nano, self.minimum_ns, self.granularity_ns, self.from_ns, self.to_ns]
         extras = (self.minimum_ns, self.granularity_ns)
         wrong = ""
+        # `type` and not `isinstance`: True is an int in Python.
         if any(type(number) is not int for number in numbers):
             wrong = "expected integers as prices, minimums and times"
         elif self.nano < 0 or self.minimum_ns < 0 or self.granularity_ns < 1:
@@ -174,6 +175,7 @@ class PriceBook:
         """The tenant's prices of a SKU over all time."""
         matching = [p for p in self.prices if p.key == key and p.tenant in ("", tenant)]
         edges = {edge for price in matching for edge in (price.from_ns, price.to_ns)}
+        # From the beginning of time, so that the timeline has no place without an entry.
         starts = sorted({-FOREVER_NS} | edges - {FOREVER_NS})
         return PriceTimeline(starts, [_applying(matching, start) for start in starts])
 
@@ -189,5 +191,6 @@ def _applying(matching: Sequence[Price], timestamp_ns: int) -> tuple[Price | Non
     price = next((p for tenant, p in valid.items() if tenant), listed)
     if price is None:
         return None, 0
+    # A list price per GPU-hour cannot be compared with a price per instance-hour.
     comparable = listed is not None and listed.unit is price.unit
     return price, listed.nano if listed and comparable else price.nano

@@ -117,10 +117,12 @@ class Rater:
 
     def _rate(self, usage: Usage, gap_ns: int) -> Iterator[Charge | UsageReview]:
         """The charges of one usage in the period, and its undecided parts."""
+        # Before it is rated, and also if it is not billed: the end of a claim follows from all of its usage.
         if usage.claim:
             self._find_claims(usage).add_usage(usage)
         reason = _unbillable_reason(usage)
         if reason:
+            # Only the last span, which is the one in the period: the one before it was reviewed then.
             for start_ns, end_ns in self._spans(usage)[-1:]:
                 yield UsageReview(usage, start_ns, end_ns, reason)
         elif usage.state is tiling.SlotState.RESERVED:
@@ -149,6 +151,7 @@ class Rater:
         for interval, price in self._priced_intervals(usage, price_book.PriceGroup.ENERGY):
             if isinstance(energy, int):
                 yield _charge(usage, interval, price)
+            # At a price of zero nothing needs a decision.
             elif price.nano:
                 reason = f"its energy is unknown: {energy.label}"
                 span = (interval.start_ns, interval.end_ns)

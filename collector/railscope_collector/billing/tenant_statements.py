@@ -55,6 +55,7 @@ def read_statement(
     if not period_heads:
         return _without_invoice(books, tenant, closings, seller)
     valid = [invoice for invoice in period_heads if not invoice.void]
+    # The valid one, else the newest void one: statements of void invoices stay readable.
     return read_invoice_statement(books, (valid or period_heads)[-1].invoice_id, seller)
 
 

@@ -43,6 +43,7 @@ class UndecidedUse:
 def merge_reviews(reviews: Iterable[UsageReview]) -> tuple[UndecidedUse, ...]:
     """Undecided outcomes of rating in order of resource and time, with consecutive ones merged."""
     merged: list[UndecidedUse] = []
+    # By subject and then by time, so that parts of one subject are consecutive.
     for review in sorted(map(_undecided_use, reviews), key=_review_subject):
         if merged and merged[-1].end_ns == review.start_ns and _continues(merged[-1], review):
             merged[-1] = replace(merged[-1], end_ns=review.end_ns)

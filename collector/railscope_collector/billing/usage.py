@@ -67,6 +67,7 @@ class Usage:
     def _find_problem(self) -> str:
         numbers = [self.start_ns, self.end_ns, self.claim_start_ns]
         energy = self.energy_millijoules
+        # `type` and not `isinstance`: True is an int in Python.
         if any(type(n) is not int for n in numbers) or type(energy) not in (int, Absent):
             return "expected integers as times and energy"
         if type(self.capacity_units) not in (int, Fraction):

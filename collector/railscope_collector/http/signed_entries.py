@@ -115,6 +115,7 @@ class SignedEntries:
     async def run(self) -> None:
         """Update the index in small steps, until cancelled."""
         while True:
+            # In small steps with pauses: after a start, the index of a long log must not delay the collector.
             everything = await run_in_thread(self._index_step)
             await asyncio.sleep(_INDEX_EVERY_SECONDS if everything else _PAUSE_SECONDS)
 
@@ -172,9 +173,11 @@ class SignedEntries:
     def _select_sequences(self, tiles: Tiles, selection: EntrySelection) -> Sequence[int]:
         """Return the selected sequence numbers, up to one more than the limit."""
         if selection.tenant is None:
+            # Without an index: the records of all tenants are consecutive.
             return range(
                 selection.first, min(tiles.size, selection.first + selection.max_entries + 1)
             )
+        # With a timeout: a request must not wait for a slow archive that another one reads.
         if not self._lock.acquire(timeout=_LOCK_SECONDS):
             message = "records are being read for the index"
             raise IndexBehindError(message)
@@ -183,12 +186,13 @@ class SignedEntries:
             sequences = self._sequences_of.get(selection.tenant, array("q"))
             # The index may be ahead of the checkpoint of this response.
             begin, end = (bisect_left(sequences, limit) for limit in (selection.first, tiles.size))
+            # One more than the limit, which shows that there are further ones.
             return sequences[begin : min(end, begin + selection.max_entries + 1)]
         finally:
             self._lock.release()
 
     def _catch_up(self, tiles: Tiles, max_records: int) -> None:
-        """Index up to `most` newly signed records. Raises IndexBehindError if more remain."""
+        """Index up to `max_records` newly signed records. Raises IndexBehindError if more remain."""
         end = min(tiles.size, self._indexed + max_records)
         for raw in _read_records(tiles, self._indexed, end):
             # Most records belong to no tenant, and need no decoding.
@@ -204,6 +208,7 @@ class SignedEntries:
         """Index some records; return True if none remain. A failed read is retried."""
         try:
             _, tiles = self.read_checkpoint()
+            # Without the limit for responses: the index has one reader and may wait.
             tiles.archive = self.archive
             with self._lock:
                 self._catch_up(tiles, self.step_records)
@@ -236,6 +241,7 @@ class SignedEntries:
             entry["record"] = msgspec.to_builtins(msgspec.structs.replace(record, ref=[]))
             entry["withheld"] = ["ref"]
         else:
+            # The bytes as they were hashed: encoded again, they might differ.
             entry["record"] = msgspec.Raw(raw)
         return entry
 
