@@ -65,6 +65,7 @@ class _JobObject:
     def integer(self, field: str, low: int) -> int:
         """A field that must be a whole number, at least `low`."""
         value = self._present(field)
+        # `type` and not `isinstance`: true in JSON is a bool, which is an int in Python.
         if type(value) is not int or not low <= value < job_list.LATEST_SECONDS:
             self.reject(
                 field, f"{_display_value(value)}: expected a whole number of at least {low}"

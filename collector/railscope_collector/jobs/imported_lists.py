@@ -138,6 +138,7 @@ def read_newest_lists(connection: sa.Connection) -> list[ImportedList]:
     """Return the newest list of each source and period, by source and time, within a transaction."""
     table = job_lists
     rows = connection.execute(sa.select(table).order_by(table.c.list))
+    # In order of their numbers, so that the newest one of a source and period remains.
     lists = {(imported.source, imported.period): imported for imported in map(_imported_list, rows)}
     return [lists[key] for key in sorted(lists)]
 
@@ -227,6 +228,7 @@ def read_listed_jobs(
 
 def is_listed_gpu(gpu: str) -> bool:
     """True for a GPU of job lists, which is named `node/address`; agents report UUIDs."""
+    # UUIDs of the driver contain no slash, and neither do names of nodes in `node/address`.
     return "/" in gpu
 
 

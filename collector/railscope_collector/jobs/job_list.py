@@ -204,6 +204,7 @@ class JobListBuilder:
             self.never_started += 1
             return
         first, other = self._jobs.get(job.claim, (self._number, job))
+        # A list may contain a job twice: as running, and later as ended.
         ended, ran = sorted((job, other), key=lambda run: run.end_ns)
         if ran != ended and ran != msgspec.structs.replace(ended, end_ns=FOREVER_NS):
             reason = f"job {job.id} differs from {self.noun} {first}"

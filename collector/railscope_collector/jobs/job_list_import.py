@@ -68,10 +68,12 @@ def place_jobs(
     placed = dict(numbered or {})
     for job in jobs.jobs:
         for gpu in job.gpus:
+            # A placeholder has its model in its name: another one would be another placeholder.
             if gpu in (numbered or {}):
                 continue
             model = models.model(gpu, job.model)
             before = placed.setdefault(gpu, model)
+            # The default stands for an unknown model: one that a job names is more specific.
             if models.default in (model, before):
                 placed[gpu] = before if model == models.default else model
             elif before != model:
@@ -121,8 +123,10 @@ def import_list(
     with ledger.database.transaction(writes=True) as connection:
         schema.lock(connection, imported_lists.IMPORT_LOCK)
         imported_lists.add_list(connection, new, by)
+        # Superseded lists included: a GPU that the new list does not name any more must lose its days.
         gpus = imported_lists.find_listed_gpus(connection, new.source, new.period)
         rest = _NewestLists.read(connection, new.period, by.now_ns).days(connection, sorted(gpus))
+        # In parts of bounded memory, and in one transaction: a list is imported as a whole or not at all.
         while chunk := list(islice(rest, _AT_ONCE)):
             for written in ledger.write_days_in(connection, chunk):
                 added += written.added
@@ -151,6 +155,7 @@ class _NewestLists:
     def days(self, connection: Connection, gpus: Sequence[str]) -> Iterator[day_tiling.DayTiling]:
         """The days of some GPUs in the period, according to the lists."""
         span = range(self.period.start_ns // DAY_NS, self.period.end_ns // DAY_NS)
+        # A day that has not begun has no entries, whatever a running job reserves.
         next_day = self.now_ns // DAY_NS + 1
         for offset in range(0, len(gpus), _GPUS_AT_ONCE):
             gpu_group = gpus[offset : offset + _GPUS_AT_ONCE]
@@ -189,6 +194,7 @@ class _NewestLists:
         """Empty days: no list names the GPU any more, or the day has not begun."""
         root = day_tiling.evidence_root(evidence.Evidence(gpu, stays=()))
         for day in part:
+            # An empty revision only where there is one to supersede.
             if row_conversion.GpuDay(gpu, day) in present:
                 yield day_tiling.DayTiling(gpu, day, (), root, *list_computation(self.now_ns))
 
@@ -228,6 +234,7 @@ def _evidence(
     start_ns, end_ns = span.start * DAY_NS, span.stop * DAY_NS
     nodes = {job.node for jobs in by_source.values() for job in jobs}
     claims_of_source = [
+        # With the source: two schedulers may use the same job id.
         (f"{source}/{job.claim}", job)
         for source, jobs in sorted(by_source.items())
         for job in jobs

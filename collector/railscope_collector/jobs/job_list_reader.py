@@ -110,6 +110,7 @@ def _unnamed_gpus(record: AccountedJob, shards_per_gpu: int) -> tuple[job_list.U
     tres = record.job.gres_counts
     typed = {name: count for name, count in tres.items() if name.startswith(f"{_GPU}:")}
     instances = {name: count for name, count in typed.items() if resources.mig_profile(name)}
+    # MIG instances are counted as GPUs too (gres.conf(5)), and are no whole GPUs.
     gpus = tres.get(_GPU, sum(typed.values())) - sum(instances.values())
     if gpus < 0:
         bad_lines.reject("AllocTRES", f"more MIG instances than gres/{_GPU}={tres[_GPU]}")
@@ -118,6 +119,7 @@ def _unnamed_gpus(record: AccountedJob, shards_per_gpu: int) -> tuple[job_list.U
         name.removeprefix("gpu:"): count for name, count in typed.items() if name not in instances
     }
     unnamed: list[job_list.UnnamedGpus] = []
+    # By model only if the models account for all GPUs: else it is not known which GPUs the rest are.
     for model, count in sorted(models.items() if sum(models.values()) == gpus else [("", gpus)]):
         if count:
             unnamed.append(job_list.UnnamedGpus(record.node_list, count, SACCT_UNNAMED, model))
@@ -279,6 +281,7 @@ def read_jobs(  # noqa: PLR0913 - each is an option of the import
         text, zone, bad_lines.BadLines(collect=not strict, now_ns=now_ns), shards_per_gpu
     )
     read = len(jobs.jobs) + len(jobs.unended) + jobs.without_gpus + jobs.never_started
+    # A text without a single valid line is of another format, not a list with bad lines.
     if jobs.rejected and not read:
         raise jobs.rejected[0]
     return jobs

@@ -15,6 +15,7 @@ from railscope_collector.jobs import gpu_models, job_list
 
 STAND_IN = "unnamed"
 """Node of GPUs that a list does not name."""
+# Six digits or more: a PCI address ends in `.0`, so neither can be taken for the other.
 _NUMBERED = re.compile(r"[:/][0-9]{6,}$", re.ASCII)
 
 
@@ -36,6 +37,7 @@ def number_placeholders(
     """
     pools: dict[tuple[str, str], _PlaceholderPool] = defaultdict(_PlaceholderPool)
     placeholders = PlaceholderGpus([], {})
+    # By start, so that the placeholders are as many as were held at once.
     for job in sorted(jobs):
         gpus = [(gpu, job.part_on(gpu)) for gpu in job.gpus]
         rest: list[job_list.UnnamedGpus] = []
@@ -89,6 +91,8 @@ class _PlaceholderPool:
             if not self._parts_in_use[number]:
                 del self._parts_in_use[number]
                 heappush(self._free, number)
+        # Shares first fill partly held GPUs: else each would need a GPU of its own, and the capacity would be too
+        # large.
         gaps = self._gaps(request) if request.share != 1 else {}
         while len(gaps) < request.gpus:
             if not self._free:
