@@ -57,6 +57,7 @@ def message_class(name: str) -> type[Any]:
 
 @functools.cache
 def _pool() -> descriptor_pool.DescriptorPool:
+    # A pool of its own: another library in this process may register the same files in the default one.
     pool = descriptor_pool.DescriptorPool()
     content = Path(__file__).with_name("vendor").joinpath("gnmi.binpb").read_bytes()
     for module in (any_pb2, descriptor_pb2):
@@ -82,6 +83,7 @@ def decode_answer(body: bytes, target: str, *, is_row: bool = False) -> tables.S
     except message.DecodeError as error:
         text = f"malformed answer: {error}"
         raise base.SwitchReadError(text) from error
+    # One path was requested, so more than one update is of something else.
     if len(answer.notification) != 1 or len(answer.notification[0].update) != 1:
         text = "unexpected answer: expected one update in one notification"
         raise base.SwitchReadError(text)
@@ -99,6 +101,7 @@ def decode_answer(body: bytes, target: str, *, is_row: bool = False) -> tables.S
 
 
 def _decode_rows(content: bytes, *, is_row: bool) -> tables.SonicTable:
+    # Before the text is decoded, which takes many times its size in memory.
     if content.count(b":") > MAX_VALUES:
         text = f"too many values in an answer: expected at most {MAX_VALUES}"
         raise base.SwitchReadError(text, "limit")
@@ -167,6 +170,7 @@ async def open_session(switch: ConfiguredSwitch) -> AsyncIterator[GnmiSession]:
     access = _access(switch)
     options: list[tuple[str, int | str]] = [
         ("grpc.enable_http_proxy", 0),  # a proxy of the environment is not for the site's switches
+        # A poll has its deadline; the next one follows within the period.
         ("grpc.enable_retries", 0),
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.primary_user_agent", f"railscope-collector/{__version__}"),
@@ -250,6 +254,7 @@ class GnmiReader:
                 found.chassis = await _read_optional(
                     session, "APPL_DB", ("LLDP_LOC_CHASSIS",), is_row=True
                 )
+        # Only after all requests: a poll that failed reads the same groups again.
         self._read_at.update(dict.fromkeys(due, now_seconds))
         return await service.run_in_thread(
             tables.make_reading, self.switch.name, found, self._facts
@@ -290,6 +295,7 @@ async def _read_pools(session: GnmiSession) -> tables.SonicTable:
         table = await _read_optional(
             session, "COUNTERS_DB", ("PERIODIC_WATERMARKS", oid), is_row=True
         )
+        # One failure is enough: further pools of a switch that hangs would each wait for a timeout.
         if table.failure not in {None, Absent.UNSUPPORTED}:
             return table
         rows[name] = table.rows.get("", {})

@@ -72,6 +72,7 @@ class GufoSession:
             try:
                 async for row in self._rows(oid):
                     position += 1
+                    # Rows that were yielded before the failure are skipped: the walk begins again at its start.
                     if position > count:
                         count = position
                         yield row
@@ -103,6 +104,7 @@ class GufoSession:
                 message = f"invalid answer: {type(error).__name__}: {str(error)[:200]}"
                 raise SwitchReadError(message) from error
             except BaseException as error:
+                # By its name: the class is not exported by the library.
                 if type(error).__name__ != _PANIC:
                     raise
                 message = "malformed answer"
@@ -118,6 +120,7 @@ async def open_session(switch: ConfiguredSwitch) -> GufoSession:
 
     loop = asyncio.get_running_loop()
     try:
+        # Resolved here: the library accepts addresses only.
         found = await loop.getaddrinfo(switch.host, switch.port, type=socket.SOCK_DGRAM)
         credential = switch.credential
         session = aio.SnmpSession(

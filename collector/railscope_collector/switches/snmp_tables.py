@@ -124,6 +124,7 @@ def as_number(value: SnmpValue | None) -> Reading:
 
 def as_text(value: SnmpValue) -> str:
     """Return a value as printable text of limited length."""
+    # A text that is not UTF-8 must not end the poll: its bytes are shown escaped.
     text = value.decode(errors="surrogateescape") if isinstance(value, bytes) else str(value)
     return base.cut_text(printable(text.rstrip("\0")))
 

@@ -89,6 +89,7 @@ class SonicTable:
             if isinstance(value, Absent):
                 return value
             total += value
+        # As the counters wrap at 64 bits, so does their sum; increments stay right.
         return total % UNSIGNED_RANGE
 
     def has_field(self, prefix: str) -> bool:
@@ -111,6 +112,7 @@ def as_number(value: object) -> Reading:
         text = value.strip()
         if text in _ABSENT_TEXTS:
             return Absent.UNSUPPORTED
+        # `isdecimal` also accepts digits of other scripts.
         is_number = text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS
         value = int(text) if is_number else -1
     if value is None:
@@ -178,6 +180,7 @@ def make_reading(switch: str, tables: SonicTables, found_before: SwitchFacts) ->
     found_before.update(tables)
     states, keys = tables.port_states, {_clean(key) for key in tables.ports.rows}
     counters = _by_port(tables.ports, states)
+    # By length first, which is the order of their numbers: Ethernet8 before Ethernet16.
     found = sorted(counters.rows, key=lambda name: (len(name), name))
     if not found:
         message = "no ports: expected rows of COUNTERS/Ethernet* in COUNTERS_DB"

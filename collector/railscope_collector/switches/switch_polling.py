@@ -47,6 +47,7 @@ MAX_NAMED = 8
 """Switches that a message of a probe names."""
 MAX_BACK_OFF_SECONDS = 300.0
 MAX_FIRST_SECONDS = 60.0
+# Switches that were configured together would otherwise be polled at the same moment forever.
 _JITTER = 0.1
 _MAX_DOUBLINGS = 10
 
@@ -80,6 +81,7 @@ class PolledSwitch:
 
     def next_delay(self, random_share: float) -> float:
         """Return the seconds until the next poll: the period, doubled with each failure; `random_share` is 0 to 1."""
+        # The first failure has no delay: a datagram may be lost. The bound keeps the shift from becoming a huge number.
         doublings = min(max(self.consecutive_failures - 1, 0), _MAX_DOUBLINGS)
         period = self.settings.period_seconds
         seconds = max(min(period * (1 << doublings), MAX_BACK_OFF_SECONDS), period)
@@ -152,6 +154,7 @@ class SwitchPolling:
         await asyncio.sleep(self.random_share() * first_seconds)
         while True:
             if self.may_poll():
+                # After the sleep: a switch that does not answer holds a turn only while it is polled.
                 async with turns:
                     await self.poll(switch)
             await asyncio.sleep(switch.next_delay(self.random_share()))
@@ -160,6 +163,7 @@ class SwitchPolling:
         """Poll a switch once; a failure is counted, and logged if it is another one than before."""
         reason, problem = "", ""
         try:
+            # Within the period: a poll never overlaps the next one of its switch.
             async with asyncio.timeout(switch.settings.period_seconds):
                 problem = await self._store(switch)
             reason = "rejected" if problem else ""

@@ -104,6 +104,7 @@ class SwitchPushes:
                     continue
                 key, pushed = decoded
                 if key not in found and key not in self.columns:
+                    # A switch invents ports and queues at no cost: without the bound it would fill the memory.
                     if widths[rule.stream] >= MAX_COLUMNS:
                         results[PointResult.LIMIT] += 1
                         continue
@@ -152,6 +153,7 @@ class SwitchPushes:
         merged = {}
         for key, pushed in found.items():
             newest_ns = max(each.timestamp_ns for each in pushed)
+            # Parts of one time only: a sum of values of different times is no value of the counter.
             newest = [each for each in pushed if each.timestamp_ns == newest_ns]
             parts = cumulus.PARTS.get(key[0], 1)
             results[PointResult.OLD] += len(pushed) - len(newest)
@@ -175,6 +177,7 @@ class SwitchPushes:
         }
         for key, pushed in (self.columns | columns).items():
             if pushed.stream in streams_of_push and _is_kept(pushed, now):
+                # The former value is not repeated: it would look as if the switch had sent it again.
                 value = pushed.value if key in columns else Absent.NOT_DUE
                 streams[pushed.stream].append((pushed.column, value))
         if streams_of_push:
