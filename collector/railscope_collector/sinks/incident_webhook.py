@@ -83,6 +83,7 @@ class IncidentWebhook:
                 await asyncio.sleep(self.period_seconds)
                 waited_seconds += self.period_seconds
                 is_repeated = waited_seconds >= delay_seconds
+                # New incidents are sent in each period; only those that failed wait for the longer delay.
                 await self.deliver(session, () if is_repeated else self._failed)
                 if not self._failed:
                     delay_seconds, waited_seconds = self.period_seconds, 0.0
@@ -98,6 +99,7 @@ class IncidentWebhook:
         attempted = set(held_ids)
         self._failed = set(attempted)
         while due := [each for each in self._due() if each[0].document.id not in attempted]:
+            # Computed again after each attempt: the table changes while one waits for the receiver.
             incident, status = max(due, key=_severity)
             attempted.add(incident.document.id)
             now = format_timestamp(self.table().timestamp_ns)
@@ -110,6 +112,7 @@ class IncidentWebhook:
                     url = self.settings.diagnosis.webhook_url
                     log.warning("incident_notification_failed", url=url, problem=problem)
             else:
+                # After the receiver has accepted it: a crash before repeats the notification rather than losing it.
                 self.delivered[incident.document.id] = _state(incident, status)
             self._problem = problem
         return not self._failed
@@ -130,6 +133,7 @@ class IncidentWebhook:
         """Send a notification; return the problem, empty if it was accepted."""
         url = self.settings.diagnosis.webhook_url
         try:
+            # Without redirects: the token must not be sent to another host.
             async with session.post(url, json=content, allow_redirects=False) as response:
                 accepted = HTTPStatus.OK <= response.status < HTTPStatus.MULTIPLE_CHOICES
                 return "" if accepted else f"status {response.status}: expected 2xx"

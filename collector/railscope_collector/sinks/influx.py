@@ -87,6 +87,7 @@ class InfluxSink:
         """Write until cancelled; return immediately if no server is configured."""
         if not self.settings.url:
             return
+        # In a thread: the import of the library takes a noticeable time.
         client = await run_in_thread(_client, self.settings, self._token, self.timeout_seconds)
 
         async def send(body: bytes) -> int:

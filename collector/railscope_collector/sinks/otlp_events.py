@@ -110,6 +110,7 @@ class OtlpEventQueue:
 
     async def run(self, send: Callable[[bytes], Awaitable[int]]) -> None:
         """Export the events from now on."""
+        # Events from before the start were exported by the run that received them.
         self._next = self.events().end
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.writer.run(send))

@@ -57,6 +57,7 @@ def decode_error() -> type[Exception]:
 def serialize(request: Any, *, is_compressed: bool) -> bytes:
     """Return the body of a request; gRPC compresses it itself."""
     body: bytes = request.SerializeToString()
+    # Level 1 costs a fraction of the time of level 9, and metrics compress well with any.
     return gzip.compress(body, compresslevel=1, mtime=0) if is_compressed else body
 
 
@@ -95,6 +96,7 @@ async def grpc_connection(
     """Yield the function that sends a request to a receiver over gRPC; it connects with the first one."""
     from railscope import otlp_calls  # noqa: PLC0415 - loads the extra otlp-grpc
 
+    # gRPC sets its own user agent, and rejects another one in the metadata.
     metadata = {name: text for name, text in headers.items() if name.lower() != "user-agent"}
     pem = None
     if url.startswith("https:"):

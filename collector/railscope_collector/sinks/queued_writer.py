@@ -57,6 +57,7 @@ class QueuedWriter:
         for batch in batches:
             self._batches.append(batch)
             self.waiting += batch.size
+        # The oldest are dropped: recent values are worth more to a reader than a gap further back.
         while self.waiting > self.max_waiting:
             dropped = self._batches.popleft().size
             self.waiting -= dropped
@@ -69,6 +70,7 @@ class QueuedWriter:
         while True:
             await self._filled.wait()
             batch = self._batches.popleft()
+            # Before it is written: the batch being written does not count for the limit, and cannot be dropped.
             self.waiting -= batch.size
             if not self._batches:
                 self._filled.clear()
@@ -79,6 +81,7 @@ class QueuedWriter:
         last_problem, seconds = "", self.min_retry_seconds
         while True:
             try:
+                # The number is the server's, and may be anything.
                 rejected = min(await send(batch.body), batch.size)
             except SinkError as error:
                 problem = str(error)

@@ -125,6 +125,8 @@ class RemoteWriteSink:
             while True:
                 await asyncio.sleep(self.settings.period_seconds)
                 timestamp_ns, cells = self.cells()
+                # Views that were not refreshed have been written with this timestamp: a store would reject them as
+                # duplicates.
                 if timestamp_ns != last_ns:
                     self.writer.add(await run_in_thread(encoder.encode, timestamp_ns, cells))
                 last_ns = timestamp_ns
@@ -230,7 +232,11 @@ class RemoteWriteSink:
         response = None
         try:
             async with session.post(
-                url, data=body, ssl=self._tls, allow_redirects=False
+                # Without redirects: credentials must not be sent to another host.
+                url,
+                data=body,
+                ssl=self._tls,
+                allow_redirects=False,
             ) as response:
                 text = await http_responses.read_body(response, MAX_RESPONSE_BYTES)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:

@@ -142,6 +142,7 @@ def parse_nodes(output: str) -> tuple[dict[str, SlurmNode], list[str]]:
 
 def run_program(command: Sequence[str]) -> str:
     """Run a program of Slurm without a shell; return its output. Blocking; raises SlurmCommandError."""
+    # Only variables that Slurm's programs need: those of the collector may contain secrets.
     environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
     environment |= {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C.UTF-8"}
     try:
@@ -260,6 +261,7 @@ class SlurmDrainer:
     async def decide_and_act(self) -> None:
         """Decide once. Raises SlurmCommandError, LogWriteError, RecordError."""
         if not self.leads():
+            # States are timed again by the next term: what happened meanwhile was not seen.
             self._since.clear()
             self._usable_ns.clear()
             return
@@ -272,6 +274,7 @@ class SlurmDrainer:
         for decisions, allowed in self.decide(rows, nodes, self.wall_ns()):
             accepted = rejected = 0
             for decision in decisions:
+                # Slurm rejects changes when its controller is down: further attempts in this period would fail as well.
                 if accepted == allowed or rejected == MAX_REJECTED or not self.leads():
                     break
                 is_accepted = await self._act(decision)
@@ -362,6 +365,8 @@ class SlurmDrainer:
             if is_usable:
                 self._usable_ns[name] = usable_ns.get(name, now_ns)
             if is_usable and now_ns - self._usable_ns[name] >= healthy_ns:
+                # Only after it has been usable for this long: a node that flaps must not be drained after each
+                # recovery.
                 self.drains.pop(name, None)
             elif node and node.has_own_reason:  # also if it was drained before the last save
                 self.drains.setdefault(name, node.reason_ns)
@@ -386,6 +391,7 @@ class SlurmDrainer:
         times_ns = {**earlier, **self.drains, **self._drained_ns}.items()
         self._drained_ns = {name: at_ns for name, at_ns in times_ns if at_ns > from_ns}
         ratios = (self.settings.max_drained_ratio_per_hour, self.settings.max_drained_ratio)
+        # At least one, so that a small cluster drains anything at all.
         per_hour, at_once = (max(1, int(total * ratio)) for ratio in ratios)
         return max(0, min(per_hour - len(self._drained_ns), at_once - len(drained)))
 
@@ -397,6 +403,7 @@ class SlurmDrainer:
         key = decision[:2]
         earlier = self._rejected.get(key)
         if earlier is None:
+            # Before Slurm is changed: there is never a drain without its record.
             await self._record(decision, "done")
         try:
             await service.run_in_thread(self.run_program, tuple(_command(decision)))
