@@ -25,6 +25,7 @@ EMPTY_ROOT: Hash = hashlib.sha256().digest()
 
 def leaf_hash(record: bytes) -> Hash:
     """Hash of a record as a leaf."""
+    # Different first bytes for leaves and nodes: no record can be passed off as a node (RFC 6962, 2.1).
     return hashlib.sha256(b"\x00" + record).digest()
 
 
@@ -54,6 +55,7 @@ class CompactRange:
             )
             raise ValueError(message)
         carried, size = subtree, self.size // leaves
+        # Each one-bit of the size is a complete subtree, which joins the new one as in an addition with carry.
         while size & 1:
             carried = node_hash(self.roots.pop(), carried)
             size >>= 1
@@ -168,6 +170,7 @@ def consistent(old: TreeHead, new: TreeHead, proof: Sequence[Hash]) -> bool:
     if old.size == 0:
         return not proof and old.root == EMPTY_ROOT
     path = list(proof)
+    # A complete tree is a node of the new one: its root is known, and is not in the proof (RFC 9162, 2.1.4.2).
     if old.size & (old.size - 1) == 0:
         path.insert(0, old.root)
     return bool(path) and _climbs(old, new, path)

@@ -110,6 +110,7 @@ def encode_audit_record(record: AuditRecord) -> bytes:
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         message = f"encoding the record {record.type} failed: {error}"
         raise RecordError(message) from error
+    # Decoded again: a value that the encoder changes silently would be recorded as another one.
     if decode_audit_record(raw) != record:
         message = f"invalid content of {record.type}: expected values that JSON can represent"
         raise RecordError(message)
@@ -129,6 +130,7 @@ def decode_audit_record(raw: bytes) -> AuditRecord:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         message = f"invalid audit record: {error}"
         raise RecordError(message) from error
+    # A canonical encoding is the one that encoding again returns.
     if _encoder.encode(record) != raw:
         message = (
             "invalid encoding of an audit record: expected sorted keys, no spaces and each"
@@ -144,6 +146,7 @@ def decode_audit_record(raw: bytes) -> AuditRecord:
     if not _TIMESTAMP.fullmatch(record.t):
         message = f"invalid time {record.t[:30]!r}: expected a number of nanoseconds"
         raise RecordError(message)
+    # ASCII is always in NFC.
     if not raw.isascii():
         _check_text(msgspec.json.decode(raw))
     return record

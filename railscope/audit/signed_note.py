@@ -154,6 +154,7 @@ def signatures_of(note: str, key: PublicKey) -> tuple[str, list[bytes]]:
     Raises NoteError.
     """
     text, signatures = _parts(note)
+    # By name and ID, as C2SP signed-note requires: keys of other signers may have the same name.
     own_signatures = [
         s for name, s in signatures if name == key.name and s[:KEY_ID_BYTES] == key.key_id
     ]
@@ -176,6 +177,7 @@ def _parts(note: str) -> tuple[str, list[tuple[str, bytes]]]:
     if len(note) > MAX_NOTE_BYTES:
         message = f"note too large: expected at most {MAX_NOTE_BYTES} characters"
         raise NoteError(message)
+    # The last empty line: the text may contain empty lines itself.
     text, divider, tail = note.rpartition("\n\n")
     if not divider or not tail.endswith("\n"):
         message = "invalid signed note: expected a text, an empty line and signatures"
@@ -226,4 +228,5 @@ def decode_base64(text: str) -> bytes:
         content = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         return b""
+    # Python accepts unused bits that are not zero: the same bytes would have several texts.
     return content if encode_base64(content) == text else b""
