@@ -87,6 +87,7 @@ def sure_seconds(text: str, zone: tzinfo | None) -> int | None:
         if zone is None:
             message = f"invalid time {text}: expected a time zone"
             raise SlurmFormatError(message)
+        # Both readings of a local time: they differ in the hour that occurs twice, and in the one that does not exist.
         first, second = (printed.replace(tzinfo=zone, fold=fold) for fold in (0, 1))
         if first.utcoffset() != second.utcoffset():
             message = f"ambiguous or nonexistent time {text}: expected a time with an offset"

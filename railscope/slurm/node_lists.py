@@ -21,6 +21,7 @@ def expand_nodes(text: str) -> tuple[str, ...]:
     if text in _NO_NODES:
         return ()
     parts = _PART.findall(text)
+    # What the pattern skips would be lost, such as a bracket that is not closed.
     if ",".join(parts) != text:
         raise _invalid_list(text)
     names: list[str] = []
@@ -53,6 +54,7 @@ def _names(part: str, max_count: int) -> list[str]:
             [f"{number:0{width}d}{literal}" for number, width in printed_numbers(inside, MAX_NODES)]
         )
         count *= len(choices[-1])
+        # Before the names are made: a few brackets are millions of names.
         if count > max_count:
             raise _invalid_list(part, f"at most {MAX_NODES} names")
     return ["".join(choice) for choice in itertools.product(*choices)]
@@ -68,6 +70,7 @@ def printed_numbers(text: str, max_count: int) -> list[tuple[int, int]]:
         first, last = int(matched[1]), int(matched[2] or matched[1])
         if last < first:
             raise _invalid_list(text)
+        # Before the range is expanded: its ends may be any numbers.
         if len(ranges) + last - first >= max_count:
             raise _invalid_list(text, f"at most {max_count} numbers")
         ranges += [(number, len(matched[1])) for number in range(first, last + 1)]

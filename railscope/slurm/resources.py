@@ -19,6 +19,7 @@ from railscope.slurm.node_lists import expand_numbers
 
 MAX_INDICES = 1024
 
+# A comma that is not within parentheses.
 _SEPARATOR = re.compile(r",(?![^()]*\))")
 _ENTRY = re.compile(r"([^:()=]+)((?::[^:()=]+)*)((?:\([^()]*\))*)")
 _DETAIL = re.compile(r"\(([^()]*)\)")
@@ -88,6 +89,7 @@ def _entry(entry: str) -> Gres:
     if match is None:
         raise _invalid_resource(entry)
     parts = match[2].split(":")[1:]
+    # `gpu:4` has a count and no type, `gpu:h100` a type and no count.
     counted = bool(parts) and _QUANTITY.fullmatch(parts[-1]) is not None
     count = _quantity(parts.pop()) if counted else None
     indices: tuple[int, ...] | None = None
