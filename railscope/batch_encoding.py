@@ -17,6 +17,7 @@ _DIGITS = b"0".ljust(256, b"1")
 def encode_batches(frames: Iterable[Frame]) -> list[wire.Batch]:
     """Encode frames of one run as batches, split at changes of stream or schema and at sequence gaps."""
     batches = []
+    # A sequence less its position is constant within a run without a gap.
     keyed = [((id(f.schema), f.sequence - i), f) for i, f in enumerate(frames)]
     for _, run in groupby(keyed, key=lambda pair: pair[0]):
         batches.append(encode_batch([frame for _, frame in run]))
@@ -28,6 +29,7 @@ def encode_batch(frames: Sequence[Frame]) -> wire.Batch:
     first = frames[0]
     rows = [frame.values for frame in frames]
     moved = 0
+    # Rows as whole numbers: an XOR in C in place of a loop over thousands of columns.
     for before, after in pairwise(rows):
         moved |= _as_number(before) ^ _as_number(after)
     flags = _nonzero(moved, len(rows[0])) if moved else b""
@@ -60,6 +62,7 @@ def _nonzero(number: int, count: int) -> bytes:
     """Return one byte for each value of a row, as one number: zero if the value is."""
     row = number.to_bytes(count * wire.BYTES_PER_VALUE, "little")
     flags = 0
+    # ORs the bytes of each value together, for all values at once.
     for byte in range(wire.BYTES_PER_VALUE):
         flags |= int.from_bytes(row[byte :: wire.BYTES_PER_VALUE], "little")
     return flags.to_bytes(count, "little")
@@ -74,6 +77,7 @@ def _step_bytes(steps: list[int]) -> bytes:
     try:
         return array("q", steps).tobytes()
     except OverflowError:
+        # Steps are modulo 2^64: a counter that wraps exceeds 63 bits.
         low, size = reading.SIGNED_LIMIT, reading.UNSIGNED_RANGE
         return array("q", [(step + low) % size - low for step in steps]).tobytes()
 

@@ -75,6 +75,7 @@ def failure(error: Exception) -> Json:
     if isinstance(error, NvmlError):
         return {"error": ["nvml", error.code]}
     if isinstance(error, OSError):
+        # 5 (EIO) for an error without a number.
         return {"error": ["os", error.errno or 5]}
     raise error
 
@@ -251,6 +252,7 @@ def read_moments(directory: Path) -> Iterator[CaptureMoment]:
     try:
         check_regular_file(path)
         with path.open("rb", buffering=READ_BYTES) as lines:
+            # One byte more than the bound: a longer line is an error, and is not read whole.
             while line := lines.readline(MAX_LINE_BYTES + 1):
                 number += 1
                 yield CaptureMoment.from_line(line)
@@ -285,6 +287,7 @@ class CaptureTimeline:
     def result_at(self, section: str, key: str, offset_ns: int) -> Json:
         """Return the latest result at or before this offset; raises KeyError if there is none."""
         with self._lock:
+            # Reads of several threads may be out of order: an earlier time is reached from the start again.
             if self._next and offset_ns < self._moments[self._next - 1].offset_ns:
                 self._rewind()
             while (

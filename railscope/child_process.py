@@ -18,6 +18,7 @@ _PR_SET_PDEATHSIG = 1
 def end_with_parent(parent: int) -> None:
     """Make the kernel end this process with its parent; end it now if the parent has ended."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    # The parent may have ended before the call, which then has no effect.
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGTERM)
 

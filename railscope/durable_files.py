@@ -49,6 +49,7 @@ def make_directory(directory: Path) -> None:
         return
     make_directory(directory.parent)
     directory.mkdir(mode=0o700, exist_ok=True)
+    # The name of a new directory is in its parent.
     sync_directory(directory.parent)
 
 
@@ -56,6 +57,7 @@ def write_durably(path: Path, content: bytes, mode: int = 0o666) -> None:
     """Replace a file atomically, durable on return. Raises OSError."""
     with partial_file(path, content, mode) as partial:
         partial.rename(path)
+    # A rename is durable only with its directory.
     sync_directory(path.parent)
 
 
@@ -67,6 +69,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 def publish_file(partial: Path, path: Path) -> None:
     """Rename a file that was written, durable on return. Raises OSError."""
+    # Before the rename: a name must never lead to content that is not on the disk yet.
     with partial.open("rb+") as file:
         os.fsync(file.fileno())
     partial.rename(path)
@@ -181,10 +184,13 @@ def append_durably(descriptor: int, content: bytes, offset: int) -> None:
     """Write at the end of an open file, durable on return, or leave it as it was. Raises OSError."""
     try:
         written = 0
+        # A write may be short, on a disk that becomes full.
         while written < len(content):
             written += os.pwrite(descriptor, content[written:], offset + written)
+        # The size of the file is synchronized with the data (fdatasync(2)); its times are not needed.
         os.fdatasync(descriptor)
     except OSError:
+        # A part of the content must not stay: the next write begins at the same offset.
         os.ftruncate(descriptor, offset)
         raise
 
@@ -205,6 +211,7 @@ def replace_json(path: Path, content: object) -> None:
 
     After a power failure, unlike after a crash, it may be an earlier version or damaged.
     """
+    # A fixed name: the file has one writer, and an interrupted write is overwritten by the next one.
     partial = path.with_name(f"{path.name}.new{PARTIAL}")
     partial.write_bytes(msgspec.json.encode(content))
     partial.replace(path)
@@ -224,6 +231,7 @@ def read_json(path: Path, shape: type[FileContent]) -> FileContent | None:
         return msgspec.json.decode(content, type=shape)
     except (ValueError, RecursionError) as error:
         damaged = path.with_name(path.name + DAMAGED)
+        # Kept under another name: the program can start, and a person can examine the content.
         path.replace(damaged)
         message = f"reading {path} failed: {error}; the damaged file was renamed to {damaged.name}"
         raise DamagedFileError(message) from error
@@ -236,6 +244,7 @@ def lock_directory(directory: Path) -> int:
     """
     descriptor = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
+        # The kernel releases it when the process ends, however it ends; a file with a process ID would stay.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(descriptor)
@@ -250,6 +259,7 @@ def is_locked(directory: Path) -> bool:
     except OSError:
         return False
     try:
+        # Shared, so that two checks at once do not find each other.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

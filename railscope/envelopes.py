@@ -131,6 +131,7 @@ def open_body(body: bytes, max_bytes: int) -> OpenedBody:
     raw = _decompress(body, max_bytes)
     with _invalid("envelope"):
         version = _version_decoder.decode(raw).version
+        # Before any other field: those of another version may have another form.
         if version != wire.VERSION:
             message = f"unsupported envelope version: {version}: expected {wire.VERSION}"
             raise wire.WireVersionError(message)
@@ -166,18 +167,21 @@ def _decompress(body: bytes, max_bytes: int) -> bytes:
         message = f"invalid body: expected an envelope of frames, which starts with {wire.MAGIC!r}"
         raise wire.WireError(message)
     too_large = f"body too large: expected at most {max_bytes} bytes when decompressed"
+    # The declared size, which costs nothing to read; the actual size may differ, and is checked below.
     if (unpacked_bytes(body) or 0) > max_bytes:
         raise wire.WireError(too_large)
     decompressor = zstd.ZstdDecompressor(
         options={zstd.DecompressionParameter.window_log_max: MAX_WINDOW_LOG}
     )
     try:
+        # One byte more than the bound, which shows that there is more.
         raw = decompressor.decompress(body[len(wire.MAGIC) :], max_bytes + 1)
     except zstd.ZstdError as error:
         message = f"cannot decompress the body: {error}"
         raise wire.WireError(message) from error
     if len(raw) > max_bytes:
         raise wire.WireError(too_large)
+    # Bodies are stored as received: other data would be stored with them.
     if not decompressor.eof or decompressor.unused_data:
         message = "invalid body: truncated, or followed by other data: expected one zstd stream"
         raise wire.WireError(message)
@@ -189,6 +193,7 @@ def _check_schema(schema: wire.WireSchema) -> None:
     _check_size("a schema", columns, wire.MAX_COLUMNS, "columns")
     for group in schema.groups:
         _check_texts("the metric of a schema", (group.metric, schema.stream), wire.MAX_NAME)
+    # All at once; one by one only to name the invalid one.
     if not _are_valid(schema.entities):
         for entity in schema.entities:
             _check_entity(entity)

@@ -46,6 +46,7 @@ class Entity:
         if unknown:
             message = f"unknown facts of {self.kind.name}: {sorted(unknown)}"
             raise ValueError(message)
+        # One check for all texts: nearly all are printable, and there are thousands of entities.
         if not "".join(self.key).isprintable():
             object.__setattr__(self, "key", tuple(map(printable, self.key)))
         if not "".join(self.facts.values()).isprintable():
@@ -88,6 +89,7 @@ class Schema:
     def ordered(columns: Iterable[Column]) -> list[int]:
         """Return the positions of the columns in schema order: by metric, else in order of discovery."""
         ordered = list(columns)
+        # Stable: within a metric, columns keep the order of discovery.
         return sorted(range(len(ordered)), key=lambda i: ORDER[ordered[i][0].name])
 
     @cached_property

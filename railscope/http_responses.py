@@ -107,6 +107,7 @@ class _BoundedRawSocket(io.RawIOBase):
         left_seconds = self._deadline - time.monotonic()
         if left_seconds <= 0:
             raise TimeoutError(errno.ETIMEDOUT, "HTTP response timed out")
+        # Before each read: the deadline is for all of the response, a timeout for one read.
         self._sock.settimeout(left_seconds)
         count = self._file.readinto(buffer) or 0
         self._left_bytes -= count
@@ -152,6 +153,7 @@ def unread_mark(token: str, status: int, length: int, answer: bytes) -> str:
 def is_marked(mark: str, token: str, status: int, request: bytes, answer: bytes) -> bool:
     """True if the mark is valid for this response."""
     expected = response_mark(token, status, request, answer)
+    # In constant time: the duration must not show how much of a forged mark is right.
     return hmac.compare_digest(mark.encode(errors="replace"), expected.encode())
 
 

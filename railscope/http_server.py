@@ -228,6 +228,7 @@ class _HttpConversation:
             elif isinstance(event, h11.Request):
                 _check_framing(event)
                 request, check_head = self._served(event), self._checks.check_head
+                # Before the body is read: a sender without a credential must not make the server store one.
                 if check_head and (rejection := await check_head(request)):
                     return rejection
                 if max_bytes is not None and self._state.they_are_waiting_for_100_continue:
@@ -235,6 +236,7 @@ class _HttpConversation:
                         status_code=HTTPStatus.CONTINUE, reason=b"Continue", headers=[]
                     )
                     self._writer.write(self._state.send(go_on) or b"")
+                # Only from here on: until the headers are complete, the deadline of the connection applies.
                 limit.reschedule(asyncio.get_running_loop().time() + self._checks.body_seconds)
             elif isinstance(event, h11.Data) and max_bytes is not None:
                 body += event.data
@@ -250,6 +252,7 @@ class _HttpConversation:
         """Read until the client closes, for a limited time."""
         with suppress(TimeoutError):
             async with asyncio.timeout(LINGER_SECONDS):
+                # Ends the response, while the client may still send.
                 if self._writer.can_write_eof():
                     self._writer.write_eof()
                 while await self._reader.read(READ_BYTES):

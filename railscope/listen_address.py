@@ -15,6 +15,7 @@ async def listening_sockets(listen: str) -> list[socket.socket]:
     """Sockets that listen on an address. Raises SettingsError if it is unavailable."""
     host, port = split_address(listen)
     try:
+        # By the event loop, which resolves the name and binds all of its addresses.
         server = await asyncio.get_running_loop().create_server(
             asyncio.Protocol, host or None, port, start_serving=False
         )
@@ -22,6 +23,7 @@ async def listening_sockets(listen: str) -> list[socket.socket]:
         message = f"cannot listen on {listen}: {error.strerror or error}"
         raise SettingsError(message) from error
     try:
+        # Duplicates: closing the server closes its own sockets.
         created = [listener.dup() for listener in server.sockets]
     finally:
         server.close()
@@ -37,6 +39,7 @@ MAX_HOST = 255
 def split_address(listen: str) -> tuple[str, int]:
     """Split "host:port" into host and port; IPv6 hosts are in brackets. Raises SettingsError."""
     host, colon, port = listen.rpartition(":")
+    # `isdecimal` also accepts digits of other scripts.
     digits = port.isascii() and port.isdecimal() and len(port) <= len(str(MAX_PORT))
     if not colon or not digits or int(port) > MAX_PORT:
         message = (

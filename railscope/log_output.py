@@ -15,6 +15,7 @@ import structlog
 
 from railscope import untrusted_text
 
+# Priorities of syslog(3), with which sd-daemon(3) prefixes lines.
 _JOURNAL_LEVELS = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
 
 REPEATED_LINE_SECONDS = 60.0
@@ -97,6 +98,7 @@ class LogRateLimit:
             self.suppressed += 1
             return None
         self._keys[key] = now_seconds, 0
+        # The key that is dropped is the one whose line is oldest.
         self._keys.move_to_end(key)
         if len(self._keys) > _MAX_KEYS:
             self._keys.popitem(last=False)

@@ -41,10 +41,13 @@ _CUMULATIVE = "expected cumulative temporality; fix: configure it at the exporte
 _KINDS = ("gauge", "sum", "histogram", "exponential_histogram", "summary")
 _TOTALS = (None, 0, 2, "AGGREGATION_TEMPORALITY_UNSPECIFIED", "AGGREGATION_TEMPORALITY_CUMULATIVE")
 """Temporalities of totals: a point of another one is an increment. Senders that state none send totals."""
+# FLAG_NO_RECORDED_VALUE of the protocol (opentelemetry-proto, metrics.proto).
 _NO_VALUE_FLAG = 1
 _SIGNED, _UNSIGNED = range(-(1 << 63), 1 << 63), range(1 << 64)
 _MAX_DIGITS = 20
+# For zlib: a window of 15 bits, and 16 for the header of gzip.
 _GZIP_BITS = 31
+# Codes of google.rpc.Code.
 _INVALID_ARGUMENT, _RESOURCE_EXHAUSTED, _UNAVAILABLE = 3, 8, 14
 _CODES = {
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: _RESOURCE_EXHAUSTED, HTTPStatus.TOO_MANY_REQUESTS: _RESOURCE_EXHAUSTED,
@@ -107,6 +110,7 @@ def unpack_body(body: bytes, encoding: str, max_bytes: int = MAX_UNPACKED_BYTES)
         raise OtlpRejectedError(message, HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "media_type")
     unpacker = zlib.decompressobj(_GZIP_BITS)
     try:
+        # One byte more than the bound, which shows that there is more.
         unpacked = unpacker.decompress(body, max_bytes + 1)
     except zlib.error as error:
         message = f"invalid gzip: {error}"
@@ -146,6 +150,7 @@ def _parse_protobuf(body: bytes) -> Any:
 
 
 def _parse_json(body: bytes, max_parts: int) -> Any:
+    # Counted in the bytes: decoding takes many times their size in memory.
     check_size(body.count(b"{") + body.count(b"["), max_parts, "objects and arrays")
     try:
         return msgspec.json.decode(body, type=_JsonRequest).resource_metrics or ()

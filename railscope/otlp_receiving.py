@@ -42,6 +42,7 @@ class SenderLimit:
     """Requests whose body is awaited."""
     waiting: int = 0
     allowance: float = 0.0
+    # The first request finds the full allowance.
     counted_at: float = float("-inf")
 
     def count_request(self, now_seconds: float, rate: float) -> None:

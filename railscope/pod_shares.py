@@ -94,6 +94,7 @@ def _sum_by_device(requested: Iterable[RequestedShare]) -> list[RequestedShare]:
             counts[one.share] = counts.get(one.share, 0) + one.count
             continue
         before = named.get(one.place, Fraction(0))
+        # A complete device stays complete, and shares never add up to more than one device.
         total = (
             None if one.share is None or before is None else min(before + one.share, Fraction(1))
         )

@@ -29,6 +29,7 @@ HANDSHAKE_SECONDS = 10.0
 RESERVED_DESCRIPTORS = 128
 """File descriptors reserved for other uses: files, databases, outgoing connections."""
 _REAP_SECONDS, _RETRY_SECONDS, _REPORT_SECONDS = 5.0, 0.2, 60.0
+# A site has at least a /64 (RFC 6177), so single addresses cost a client nothing.
 _NETWORK_BITS = 64
 CLOSE_REASONS = ("busy", "evicted", "timeout", "descriptors")
 
@@ -59,6 +60,7 @@ class ServerConnection:
     def begin_request(self) -> None:
         """Record a received byte: the request it begins has a deadline."""
         if self.waiting_since is not None:
+            # The earlier one: bytes that are sent one by one must not extend it.
             self.deadline = min(self.deadline, time.monotonic() + self.header_seconds)
 
     def begin_response(self) -> None:
@@ -103,10 +105,12 @@ class ServerConnections:
         """Register a connection; None if the limit is reached and no waiting connection can be closed."""
         host = host_of(address)
         of_host = self._open.get(host, {})
+        # The host's own oldest waiting connection is closed: it cannot displace those of others.
         if len(of_host) >= self.max_per_address and not self._evict(host):
             self.count("busy")
             return None
         if self._count >= self.max_connections:
+            # Of the host with most connections, so that one with many loses them before one with few.
             busiest = max(self._open, key=lambda peer: len(self._open[peer]))
             if not (self._evict(busiest) or any(map(self._evict, list(self._open)))):
                 self.count("busy")
@@ -255,6 +259,7 @@ class ConnectionAcceptor:
             except ConnectionError:
                 continue  # the client has already disconnected
             except OSError as error:  # out of descriptors or memory
+                # The listening socket stays readable: without a pause, this loop would use all of a core.
                 self.connections.count("descriptors", str(error.strerror))
                 await asyncio.sleep(_RETRY_SECONDS)
                 continue
@@ -285,6 +290,7 @@ class ConnectionAcceptor:
             self.connections.close(connection)
             if isinstance(transport, asyncio.WriteTransport):
                 del self.by_transport[transport]
+                # Not `close`, which waits until a client that reads nothing has taken all data.
                 transport.abort()
             else:
                 accepted.close()

@@ -33,12 +33,14 @@ async def run_to_end(work: Awaitable[ResultT]) -> ResultT:
     """Await work that must not be interrupted; a cancellation takes effect when it has ended."""
     running = asyncio.ensure_future(work)
     is_cancelled = False
+    # `wait` does not cancel the work when it is cancelled itself.
     while not running.done():
         try:
             await asyncio.wait({running})
         except asyncio.CancelledError:
             is_cancelled = True
     if is_cancelled:
+        # With the error of the work as its cause, which would otherwise be lost.
         raise asyncio.CancelledError from running.exception()
     return running.result()
 
@@ -97,9 +99,11 @@ async def supervise(
         try:
             await _end(serving)
         except SettingsError as error:
+            # Without former settings there is nothing to return to.
             if proven is None:
                 raise
             _log_rejection(error)
+            # Only once: if the former settings fail as well, the service ends.
             serve, proven = proven, None
             continue
         if following is None:
@@ -127,6 +131,7 @@ async def _until_change(
         except SettingsError as error:
             _log_rejection(error)
             continue
+        # sd_notify(3) requires the monotonic time with it.
         notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
         log.info("reload_started")
         return following

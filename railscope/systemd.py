@@ -18,6 +18,7 @@ def notify(state: str) -> None:
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return
+    # An abstract socket: its name begins with a NUL (unix(7)).
     if address.startswith("@"):
         address = "\0" + address[1:]
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
@@ -34,4 +35,5 @@ async def feed_watchdog() -> None:
         return
     while True:
         notify("WATCHDOG=1")
+        # Half, as sd_watchdog_enabled(3) recommends.
         await asyncio.sleep(interval_us / _US_PER_SECOND / 2)

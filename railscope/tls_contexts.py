@@ -59,5 +59,6 @@ def server_tls(
         except OSError as error:
             message = f"cannot use tls.client_ca_file {client_ca_file}: {error}"
             raise SettingsError(message) from error
+        # Optional: other clients authenticate by token.
         context.verify_mode = ssl.CERT_OPTIONAL
     return context

@@ -19,6 +19,7 @@ import msgspec
 from railscope import RailscopeError, convert_errors
 from railscope.reading import SIGNED_LIMIT
 
+# Surrogates by which Python's surrogateescape represents bytes that are not UTF-8 (PEP 383).
 _ESCAPED_BYTE = range(0xDC80, 0xDD00)
 
 
