@@ -38,6 +38,7 @@ class FleetPositions:
     def find(self, block: sheets.SheetBlock) -> PositionTable | None:
         """Return the positions of a block; None if its stream has no columns for jobs."""
         table = self._tables.get(id(block))
+        # The id of a block that no longer exists may be that of another one.
         return table if table and table.block is block else None
 
     def select_unchanged(
@@ -45,6 +46,7 @@ class FleetPositions:
     ) -> schema_columns.Positions:
         """Return the rows with the nodes and schemas of the last refresh."""
         touched = self.core.fleet.touched
+        # Those of other rows may be positions of the former node or schema.
         if not touched:
             return rows
         return np.array([row for row in rows if block.nodes[row] not in touched], np.intp)
@@ -53,6 +55,7 @@ class FleetPositions:
         """Process changes, awaiting `offer` between nodes to yield to other tasks."""
         fleet, roster = self.core.fleet, self.roster
         touched = fleet.touched | roster.touched
+        # Before the first turn of other tasks: what changes meanwhile is for the next refresh.
         fleet.touched, roster.touched = set(), set()
         alive = {id(block) for block in fleet.blocks()}
         for gone in self._tables.keys() - alive:
@@ -91,6 +94,7 @@ class FleetPositions:
             if gpu.rail == frame.NO_RAIL or position == NO_POSITION:
                 continue
             before = rail_positions.setdefault(gpu.rail, position)
+            # A port of a rail is not divided between jobs.
             if before != NO_POSITION and jobs[before] != jobs[position]:
                 rail_positions[gpu.rail] = NO_POSITION
         return {

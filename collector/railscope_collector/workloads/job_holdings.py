@@ -50,6 +50,7 @@ def find_holdings(
         ):
             continue
         for low, high, naming in _find_named_claims(entry, claim, named):
+            # The job holds it only while both claims are in force.
             start_ns = max(starts[naming.id], starts[claim.id])
             job = _job(evidence.gpu, entry.tenant, naming)
             before = holdings_by_job.get(job, JobHolding(job, entry.node, 0, start_ns))
@@ -65,6 +66,7 @@ def _find_named_claims(
     if claim.workload:
         yield entry.slot_lo, entry.slot_hi, claim
         return
+    # The claims that name jobs may cover parts of the entry.
     cuts = {entry.slot_lo, entry.slot_hi}
     cuts |= {e for c in named for e in c.compute if entry.slot_lo < e < entry.slot_hi}
     for low, high in pairwise(sorted(cuts)):

@@ -19,6 +19,7 @@ from railscope_collector.fleet import schema_columns
 from railscope_collector.workloads.fleet_positions import PositionTable
 from railscope_collector.workloads.job_roster import NO_JOB, Numbers
 
+# Not a code of `Absent`.
 _STALE = 255
 """No fresh frame contains the column."""
 Floats = npt.NDArray[np.float64]
@@ -55,6 +56,7 @@ class GatheredReadings:
         if len(columns.counters):
             rates = block.rates[np.ix_(rows, columns.rates)]
             values[:, columns.counters] = rates
+            # A rate needs two readings: after the first one, it is not known yet.
             unknown = np.isnan(rates) & (reasons[:, columns.counters] == PRESENT)
             reasons[:, columns.counters] = np.where(
                 unknown, Absent.NOT_DUE.value, reasons[:, columns.counters]
@@ -152,5 +154,6 @@ def gpu_values(readings: GpuReadings, number: int | None, positions: int) -> Gpu
     present_positions = readings.positions[present]
     values = np.bincount(present_positions, readings.values[present], positions)
     has_value = np.bincount(present_positions, minlength=positions) > 0
+    # One port of a rail with a value is enough, whatever was written for the others.
     reasons[has_value] = PRESENT
     return GpuValues(np.where(has_value, values, np.nan), reasons)

@@ -151,6 +151,7 @@ class JobRoster:
         job.running = None
         if not job.places:
             del self._jobs[key]
+            # Used again: arrays have an element for each number up to the highest.
             self._free_numbers.append(job.number)
 
     def _move(self, gpu: str, position: int, before: str, now: str) -> None:

@@ -77,6 +77,7 @@ def compare_gpus(
         (job_of_position != job_roster.NO_JOB) & ~np.isnan(means.values)
     )
     values, job = means.values[compared_positions], job_of_position[compared_positions]
+    # By job, then by value: the lowest is the first of each job, the median is in its middle.
     order = np.lexsort((values, job))
     compared_positions, values, job = compared_positions[order], values[order], job[order]
     numbers = np.arange(jobs)

@@ -64,6 +64,7 @@ class MeasureAverages:
         self, gathered: GatheredReadings, job_of_position: Numbers, now_ns: int
     ) -> dict[str, GpuValues]:
         """Return the means by measure, including the current readings."""
+        # The clock may have been set back.
         seconds = max((now_ns - self._at_ns) / timestamps.SECOND_NS, 1e-3) if self._at_ns else 1.0
         before = self._jobs
         present = job_of_position[: len(before)]
