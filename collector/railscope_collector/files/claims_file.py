@@ -111,6 +111,7 @@ class FileClaims:
         file does not specify which GPU is in which node. Shares are intended to coexist.
         """
         for claims in self.by_target.values():
+            # In order of start: if any earlier claim of a tenant overlaps, the one that ends last does.
             longest: dict[str, FileClaim] = {}
             for claim in claims:
                 if claim.share or not claim.exclusive:

@@ -57,6 +57,7 @@ class DeviceInventory:
         devices: dict[str, ExpectedDevices] = {}
         for row in self:
             if row.start_ns <= timestamp_ns < row.end_ns:
+                # In order of start: the later row replaces the earlier one.
                 devices[row.node] = row
         return devices
 

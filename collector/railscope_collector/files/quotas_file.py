@@ -53,6 +53,7 @@ class Quotas:
         quotas: dict[tuple[str, str], Quota] = {}
         for quota in self.quotas:
             if quota.start_ns <= timestamp_ns < quota.end_ns:
+                # In order of start: the later row replaces the earlier one.
                 quotas[quota.tenant, quota.period] = quota
         yield from quotas.values()
 

@@ -79,6 +79,7 @@ class RetiredGpus:
         for start, end, _ in timeline.subtract_spans(
             timeline.TimePiece(claim.start_ns, claim.end_ns, claim), spans
         ):
+            # Metering identifies claims by their id: each part needs its own.
             name = claim.id if start == claim.start_ns else f"{claim.id}#{start}"
             yield msgspec.structs.replace(claim, id=name, start_ns=start, end_ns=end)
 

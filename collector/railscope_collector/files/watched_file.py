@@ -71,10 +71,12 @@ class WatchedFile(Generic[T]):
             digest = hashlib.sha256(content).digest()
             if digest == self._digest:
                 return
+            # Before it is parsed: an invalid version is reported once, not at each read.
             self._digest = digest
             text = content.decode()
             parsed = self.parse(text)
         except (OSError, FileError, UnicodeDecodeError) as error:
+            # A file that cannot be read is reported once, each invalid version of it as well.
             if self.is_valid or not isinstance(error, OSError):
                 event = f"{self.kind}_file_rejected"
                 log.error(
@@ -85,6 +87,7 @@ class WatchedFile(Generic[T]):
                 )
             self.is_valid, self.problem = False, str(error)
             if isinstance(error, OSError):
+                # The file may have the same content when it can be read again.
                 self._digest = b""
             return
         self.is_valid, self.problem = True, ""
