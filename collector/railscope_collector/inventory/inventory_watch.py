@@ -58,6 +58,7 @@ class InventoryWatch:
         fresh = _FreshDevices(self.core, fresh_from_ns, now_ns)
         reported: dict[str, ReportedDevices] = {}
         shown: dict[str, str] = {}
+        # A copy, as other tasks run between nodes.
         for name, node in list(self.core.fleet.nodes.items()):
             reported[name] = fresh.reported(node)
             _add_devices(shown, name, reported[name])
