@@ -78,6 +78,7 @@ class AdministratorFiles:
         """File contents for metering; the same object until one changes."""
         files = *self._metering, self.inventory
         parts = (*(file.content for file in files), self.decisions)
+        # By identity: comparing thousands of rows at each call would take long.
         if len(self._contents) != len(parts) or any(map(is_not, self._contents, parts)):
             self._contents, self._last = parts, gpu_evidence.AdministratorInputs(*parts)
         return self._last
@@ -111,6 +112,7 @@ class AdministratorFiles:
         unusable file of which there is no earlier version; UnusableLedgerError if the database is unavailable.
         """
         self.refresh()
+        # Quotas are not among them: nothing is metered by them, so none are stored.
         for file in (*self._metering, self.inventory):
             if file.is_known:
                 continue

@@ -85,17 +85,20 @@ class DirectoryStore:
 
     def create(self, name: str, content: bytes) -> None:
         """See `ArchiveStore`."""
+        # Otherwise the directory of a missing mount point would be created, and filled.
         self.probe()
         path = self._root / name
         with self._convert(f"cannot write {path}"):
             durable_files.make_directory(path.parent)
             durable_files.delete_partial_files(path.parent, path.name)
             if not path.exists():
+                # Read-only: a file of the archive is never replaced.
                 durable_files.create_durably(path, content, 0o440)
 
     def read(self, name: str, max_bytes: int = MAX_FILE_BYTES) -> bytes:
         """See `ArchiveStore`."""
         path = self._root / name
+        # Of a directory that is not mounted, no file is known to be missing.
         if self._root.is_dir() and not path.is_file():
             message = f"missing file {path} of the archive"
             raise MissingFileError(message)
@@ -155,6 +158,7 @@ class BucketStore:
         """See `ArchiveStore`."""
         with self._convert("write", name):
             try:
+                # One request: a multipart upload has no condition (obstore, `put`).
                 self._client.put(
                     self._bucket, self._key(name), content, mode="create", use_multipart=False
                 )
@@ -167,6 +171,7 @@ class BucketStore:
             try:
                 found = self._client.get(self._bucket, self._key(name))
             except FileNotFoundError as error:
+                # Raises if the bucket itself is missing, of which a server reports the same status.
                 self._client.list_with_delimiter(self._bucket, self._prefix or None)
                 message = f"missing file {self.location}/{name} of the archive"
                 raise MissingFileError(message) from error
@@ -187,6 +192,7 @@ class BucketStore:
         try:
             yield
         except (self._client.exceptions.BaseError, OSError) as error:
+            # Errors of obstore are long, and have several lines.
             reason = " ".join(str(error).split())[:300]
             message = f"cannot {action} {self.location}/{name} of the archive: {reason}"
             raise ArchiveError(message) from error

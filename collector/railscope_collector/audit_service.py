@@ -86,6 +86,7 @@ class AuditService:
             directory / RECORDER_STATE_FILE,
             checkpointer.read_events,
         )
+        # Before the state is restored: events of the frame log that were not recorded yet must not be lost.
         core.listeners.append(observed.queue_event)
         core.on_envelope.append(observed.check_envelope)
         checkpointer.companion_files[observed.file] = observed.snapshot
@@ -135,6 +136,7 @@ class AuditService:
 
     def open(self) -> None:
         """Open the log and load its state. Blocking; raises SettingsError, OSError."""
+        # Before anything is signed: a log cannot be continued without its key.
         log_secrets.store_key(self.key_file, self.trail.log.signer)
         self.trail.open()
         self.guard.open()
@@ -157,6 +159,7 @@ class AuditService:
     ) -> None:
         """Compare the state directory with its expected files, every day, until cancelled."""
         while True:
+            # The first comparison was that of the start.
             await asyncio.sleep(_CHECK_FILES_SECONDS)
             if lost := await service.run_in_thread(state_files.find_new_losses, names):
                 await self.trail.log.append(self.trail.draft_missing_files(lost))

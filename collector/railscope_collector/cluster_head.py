@@ -251,6 +251,7 @@ class ClusterHead:
                 await self.attempt()
                 await asyncio.sleep(EXCHANGE_SECONDS)
         finally:
+            # The lease last: until it is released, this collector may store the incidents for the next head.
             self.records.feed.close()
             await self._end_term()
             renewing.cancel()
@@ -266,6 +267,7 @@ class ClusterHead:
         except Exception as fault:  # noqa: BLE001 - the collector must continue to receive frames
             is_expected = isinstance(fault, membership.NameInUseError)
             problem = str(fault) if is_expected else f"{type(fault).__name__}: {fault}"
+            # Another collector may be able to be the head: this one does not wait until its lease expires.
             await self._end_term()
             await databases.call_database(self.lease.release)
         if problem and problem != self._problem:
@@ -284,6 +286,7 @@ class ClusterHead:
             problem = "cancelled" if task.cancelled() else repr(task.exception())
             advice = "this or another collector begins the next one"
             log.error("head_term_failed", problem=problem, advice=advice)
+            # The failed term is not continued: its state may be incomplete.
             await self._end_term()
             await databases.call_database(self.lease.release)
             return
@@ -306,6 +309,7 @@ class ClusterHead:
         is_due = time.monotonic() >= self._written_at + WRITE_NODES_SECONDS
         if not is_due and self._written_nodes == nodes.keys():
             return None
+        # Before the write: `_exchange` resets it if it fails.
         self._written_nodes, self._written_at = set(nodes), time.monotonic()
         return {name: node.timestamp_ns for name, node in nodes.items()}
 
@@ -320,9 +324,11 @@ class ClusterHead:
             is_head = self.state is not None
             members = exchange(content, self.refresher.wall_ns, reads_nodes=is_head)
             is_held = self.lease.take(database) is not None
+            # Only the head needs the nodes of the others, which are many: a new one reads them at once.
             is_new = is_held and not is_head
             return is_held, exchange(None, self.refresher.wall_ns) if is_new else members
         except (databases.UnusableLedgerError, membership.NameInUseError):
+            # Not 0: the monotonic clock may be less than the period after a start of the machine.
             self._written_at = -WRITE_NODES_SECONDS
             raise
 
@@ -330,6 +336,7 @@ class ClusterHead:
         """Store the incidents for the next head."""
         term, state = self.lease.term, self.state
         if term and state and state.stored is not None:
+            # Stored again after the next period; after a term, the next head begins with what was stored last.
             with contextlib.suppress(leases.LostLeaseError, databases.UnusableLedgerError, OSError):
                 directory = state.diagnosis.directory
                 head_files.store_files(self.open(), term, directory, state.stored)
@@ -348,6 +355,7 @@ class ClusterHead:
         core = await run_in_thread(collector_state.open_empty_state, directory)
         own_live, watch = self.refresher.live, self.refresher.watch
         pattern = own_live.pod_job_pattern
+        # Not ready until the account has read the ledger.
         live = LiveAccount(core.evidence, own_live.files, is_ready=False, pod_job_pattern=pattern)
         time_constant_seconds = self.settings.straggler_time_constant_seconds
         refresher = replace(
@@ -355,6 +363,7 @@ class ClusterHead:
             core=core,
             live=live,
             views=view_refresh.CollectorViews(),
+            # This state computes it; the own one exports it (`_quota_use`).
             quota_use=None,
             watch=replace(watch, core=core) if watch else None,
             averages=MeasureAverages(time_constant_seconds),
@@ -381,6 +390,7 @@ class ClusterHead:
         if self.settings.diagnosis.enabled:
             directory = state.diagnosis.directory
             await databases.call_database(lambda: head_files.read_files(self.open(), directory))
+            # Only from here on: before, an empty directory would replace the files of the former head.
             state.stored = {}
             await run_in_thread(state.diagnosis.open)
             state.work.append(self._run_storing)
@@ -400,6 +410,7 @@ class ClusterHead:
         running = [task for task in tasks if task]
         for task in running:
             task.cancel()
+        # All have ended before the files are closed and stored.
         await asyncio.gather(*running, return_exceptions=True)
         if self.settings.diagnosis.enabled:
             try:
@@ -416,6 +427,7 @@ class ClusterHead:
         present = {member.name: member for member in self.members.members}
         for name in [*state.followed]:
             each = state.followed[name]
+            # At another URL there may be another state: it is read from its beginning.
             if name not in present or present[name].url != each.member.url:
                 if each.task:
                     each.task.cancel()

@@ -85,6 +85,7 @@ class RecordServer:
         if not self.feed.is_closed:
             self.disconnected += 1
             log.warning("record_reader_disconnected", address=request.remote, problem=problem)
+        # Not `close`, which waits until the reader has taken all data.
         if transport is not None:
             transport.abort()
         return response
@@ -167,7 +168,9 @@ class FollowedCollector:
         async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
             while True:
                 try:
+                    # At each attempt: the file may have been replaced.
                     tls = tls_contexts.client_tls("cluster.ca_file", access.ca_file)
+                    # No redirects: the token is for this collector only.
                     async with session.get(url, ssl=tls, allow_redirects=False) as response:
                         if response.status == HTTPStatus.OK:
                             await self._apply(response.content.readexactly)
@@ -199,6 +202,7 @@ class FollowedCollector:
             if follower.rejected > before:
                 self.rejected += follower.rejected - before
                 self.rejected_problem = follower.problem
+            # Before, a part of its nodes is not known yet.
             if follower.is_complete:
                 self.applied_ns = follower.sender_ns
             if follower.is_complete and self.problem:

@@ -258,10 +258,12 @@ class Collector:
 
     async def run(self) -> None:
         """Run until cancelled. Raises SettingsError for a setting that cannot work."""
+        # First: an arena that a thread has stays its own.
         limit_memory_arenas()
         lock = service.lock_state_directory(self.directory)
         watchdog = asyncio.create_task(systemd.feed_watchdog())
         try:
+            # Before `restore`, which writes.
             await self._wait_for_space()
             await service.run_in_thread(self.restore)
             tune_interpreter()
@@ -276,6 +278,7 @@ class Collector:
             self.log.close()
             self.state_files.close()
             self.audit.close()
+            # Last: another process must not open these files before.
             os.close(lock)
 
     async def _wait_for_space(self) -> None:
@@ -288,6 +291,7 @@ class Collector:
             directory=str(self.directory),
             advice="free space on the disk: the collector then continues without a restart",
         )
+        # Another instance: this one restores its own state once there is space.
         serving = replace(self, read_only=problem, settings=self.settings.without_cluster())
         try:
             await service.run_in_thread(serving.restore_read_only)
@@ -299,6 +303,7 @@ class Collector:
     def restore_read_only(self) -> None:
         """Read the data to serve, and write nothing. Blocking; raises OSError."""
         self.trail.log.stop_signing()
+        # What is read must not be recorded: nothing can be written.
         self.core.listeners.clear()
         self.core.on_envelope.clear()
         self._read_files()
@@ -402,6 +407,7 @@ class Collector:
             pages = Console.from_api(authorizer, all_nodes, billing, audit, self.audit.health)
             pages.grafana_url = console.grafana_url
             state.handlers = {**pages.handlers(), **all_nodes.handlers()}
+            # Replaces the own one, as the metrics show its failures.
             self.webhook = replace(
                 self.webhook,
                 table=lambda: self.cluster.notified,
@@ -424,6 +430,7 @@ class Collector:
 
     async def _serve(self) -> None:
         server = web_server.WebServer(self.application(), self.connections)
+        # Before the first request, which may use one of them.
         self.access.set_credentials(self.tokens.credentials)
         try:
             host, port = await server.start(self.settings.listen, self._tls)
@@ -472,17 +479,21 @@ class Collector:
             self.clock.defect = self.state_files.damage.get(clock.FILE, "")
         damage = self.state_files.damage
         if clock.FILE not in damage and (state := clock.read_state(self.directory)):
+            # Before the restore, which corrects the timestamps of the frames that it reads.
             self.checkpointer.corrections = {s.since_ns: s.delta_ns for s in state.corrections}
         if not self.database.is_embedded:
+            # The former reports of a node may be those of another collector, and are not merged yet.
             self.core.evidence.first_age_ns = node_intervals.LATE_NS
         self.checkpointer.restore(self.log.stats)
         newest_ns = max((node.timestamp_ns for node in self.core.fleet.nodes.values()), default=0)
+        # After the restore: a clock that was set back is behind the newest frame.
         self.clock.open(newest_ns)
         if self.cluster.diagnoses_alone:
             self.diagnosis.open()
         self.log.continue_at(self.checkpointer.first_segment)
         self.state_files.compare_checkpoint(self.checkpointer.first_segment)
         self.state_files.compare_schemas(self.core.counts.unknown_schemas)
+        # Recorded before `begin` replaces the manifest, which alone shows the loss.
         if damage:
             self.trail.log.append_before_running(self.trail.draft_missing_files(damage))
         self.state_files.begin(self.log.number, self.log.offset)

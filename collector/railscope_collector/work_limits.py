@@ -100,6 +100,7 @@ it is durable: at Python's 5 ms they would delay its acknowledgement by more tha
 """
 
 
+# M_ARENA_MAX of malloc.h.
 _M_ARENA_MAX = -8
 _ARENAS = 2
 
