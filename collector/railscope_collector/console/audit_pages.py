@@ -157,6 +157,7 @@ class AuditPages:
 
     async def _record(self, request: page_table.PageRequest) -> AuditRecordModel:
         number = request.parts["index"]
+        # One text for both: a tenant must not learn which records exist.
         unknown = PageProblemError(HTTPStatus.NOT_FOUND, "unknown record, or access denied")
         if not log_checkpoint.SIZE.fullmatch(number):
             raise unknown
@@ -210,6 +211,7 @@ def witness_rows(
     """Return the witnesses with the newest checkpoints; their cosignatures are verified again."""
     newest = sorted(cosigned.items(), key=lambda item: (-_size(item[1].note), item[0]))
     rows = []
+    # Only of those that are shown: each verification takes time.
     for node, checkpoint in newest[:MAX_WITNESSES]:
         try:
             seconds = checkpoint.seconds()

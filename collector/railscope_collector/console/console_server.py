@@ -51,6 +51,7 @@ SECURITY_HEADERS: Mapping[str, str] = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
+# The path of a static file contains the digest of its content.
 _STATIC_HEADERS = {**SECURITY_HEADERS, "Cache-Control": "public, max-age=31536000, immutable"}
 _PRIVATE = {**SECURITY_HEADERS, "Cache-Control": "no-store"}
 _MACHINE_PATHS = ("/api/v1/", "/v1/", "/metrics", "/-/", "/static/")
@@ -345,6 +346,7 @@ class Console:
             text = "too many sign-ins with this credential"
             return self._form(request, HTTPStatus.TOO_MANY_REQUESTS, text)
         authorizer.trail.record_session(credential, key, request.remote or "", "sign_in")
+        # A browser has one session: the former one would stay open until it expires.
         authorizer.sessions.close(session_cookie.find_value(request))
         first = page_table.first_page(credential.role)
         target = page_table.local_target(form.get("next", "")) or (first.path if first else "/")
@@ -418,6 +420,7 @@ def _is_same_origin(request: web.Request) -> bool:
 
 async def _read_form(request: web.Request) -> dict[str, str]:
     """Return the fields of a form; none if it is too large or invalid."""
+    # One byte more than the bound, which shows that there is more.
     body = await request.content.read(MAX_FORM_BYTES + 1)
     while 0 < len(body) <= MAX_FORM_BYTES and (more := await request.content.read(MAX_FORM_BYTES)):
         body += more

@@ -92,6 +92,7 @@ def read_counters(
     readings: dict[CounterKey, dict[int, int]] = defaultdict(dict)
     for record in found.records:
         envelope = envelopes.open_body(record.body, MAX_BYTES).decode_envelope()
+        # By the clock since the boot, which is never set, unless the node was restarted before the frames were sent.
         is_same_boot = envelope.boot_id == record.sent.boot_id != ""
         sent_ns = record.sent.boot_ns if is_same_boot else record.sent.wall_ns
         for batch in envelope.batches:

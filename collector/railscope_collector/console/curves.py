@@ -74,6 +74,7 @@ def thin(times_ns: Times, values: Floats, period: TimeRange, width: int) -> NDAr
     positions_found = []
     for chosen, ordered_by in ((is_known, values[inside]), (~is_known, times_ns[inside])):
         positions = np.flatnonzero(chosen)
+        # The first and the last one of each pixel in this order are those that are needed.
         order = positions[np.lexsort((ordered_by[positions], pixels[positions]))]
         begins = np.flatnonzero(np.diff(pixels[order], prepend=-1))
         positions_found += [order[begins], order[np.append(begins, len(order))[1:] - 1]]
@@ -135,6 +136,7 @@ def to_svg(curves: Sequence[HistoryCurve], period: TimeRange, width: int) -> Svg
                 for xs, values in _runs(curve, period, width)
             ]
         )
+    # Several curves have the same gaps.
     spans = {gap[:2] for curve in curves for gap in curve.gaps[:MAX_GAPS]}
     for from_ns, to_ns in sorted(spans):
         begin = max(_place(from_ns, period, width), 0.0)

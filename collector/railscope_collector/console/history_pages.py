@@ -42,6 +42,7 @@ LIVE_STEP_NS = 10 * SECOND_NS
 """Period of the refresh of a page that shows the present."""
 MIN_PERIOD_NS = 10 * SECOND_NS
 MAX_SERVER_PERIOD_NS = 31 * timestamps.DAY_NS
+# 2000-01-01: seconds since 1970, taken for milliseconds, are before it.
 OLDEST_NS = 946_684_800 * SECOND_NS
 TABLE_ROWS = 12
 """Rows of a figure's table."""
@@ -152,6 +153,7 @@ def parse_moment(name: str, text: str) -> int:
 
 def shown_period(query: page_table.HistoryQuery, now_ns: int, max_ns: int) -> ShownPeriod:
     """Return the period of a query; the end is not after the present. Raises PageProblemError."""
+    # Rounded down: readers of the present share one period, and its model.
     present_ns = now_ns // LIVE_STEP_NS * LIVE_STEP_NS
     named = {"from": query.from_, "to": query.to, "at": query.at}
     moments = {name: parse_moment(name, text) for name, text in named.items() if text}
@@ -363,10 +365,12 @@ class HistoryPages:
         model = self._models.get(key)
         if model is None:
             model = await self._curves(request, devices, figures, period)
+            # A failure of the server is not kept: the next reader may have more.
             if not self.server or not model.problem:
                 self._models[key] = model
             if len(self._models) > MAX_MODELS:
                 self._models.popitem(last=False)
+        # The same times may be those of the present for one reader, and chosen by another one.
         return msgspec.structs.replace(model, period=period)
 
     async def _curves(

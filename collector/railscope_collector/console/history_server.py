@@ -190,6 +190,7 @@ class HistoryServer:
             "end": f"{period.to_ns / SECOND_NS:.3f}",
             "step": str(step),
         }
+        # By POST: queries may be longer than a URL. No redirects: the token is for this server only.
         async with session.post(url, data=form, ssl=self._tls, allow_redirects=False) as response:
             content = await read_body(response, MAX_RESPONSE_BYTES)
             try:
@@ -199,11 +200,13 @@ class HistoryServer:
             if response.status != HTTPStatus.OK or answer.status != "success":
                 message = f"status {response.status}: {answer.error}"
                 raise ValueError(message)
+        # One series: each query combines all of its series.
         values = [
             each for series in (answer.data or _Matrix()).result[:1] for each in series.values
         ]
         times = np.array([time for time, _ in values[: 2 * MAX_POINTS]], np.float64)
         numbers = np.array([float(text) for _, text in values[: 2 * MAX_POINTS]], np.float64)
+        # Through milliseconds: nanoseconds since 1970 exceed the 53 bits of a float.
         return (times * 1000).astype(np.int64) * (SECOND_NS // 1000), numbers
 
 

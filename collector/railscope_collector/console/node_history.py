@@ -182,6 +182,7 @@ class NodeHistory:
         self, node: str, keys: DeviceKeys, figures: Iterable[NamedFigure], period: TimeRange
     ) -> NodeCurves:
         """Return the curves of figures of a GPU and its NIC. Blocking; raises OSError."""
+        # The first rate of the period needs a reading before it.
         from_ns, to_ns = period.from_ns - MAX_STEP_NS, period.to_ns + MAX_LATE_NS
         found = self.records.find(node, from_ns, to_ns, MAX_RECORDS)
         named = [(curve, figure.unit) for figure in figures for curve in figure.curves]
@@ -316,6 +317,7 @@ def _readings(track: _Track, *, is_counter: bool) -> tuple[Times, Floats, Codes]
     """Return the readings of an entity in order of time, each once; those of a counter as rates."""
     times_ns, order = np.unique(np.concatenate(track.times_ns), return_index=True)
     codes = np.concatenate(track.codes)[order]
+    # A value that is not due is no gap: its source is read less often.
     is_due = codes != reading.Absent.NOT_DUE.value
     times_ns, codes, order = times_ns[is_due], codes[is_due], order[is_due]
     values = np.concatenate(track.values)[order]
@@ -383,8 +385,10 @@ def with_gaps(  # noqa: PLR0913, PLR0917 - columns of the readings
         return times_ns, values, [*before, *gaps]
     steps_ns = np.diff(times_ns)
     usual_ns = int(np.median(steps_ns)) if len(steps_ns) else SECOND_NS
+    # A single missing frame is no gap.
     limit_ns = max(5 * usual_ns // 2, MIN_GAP_NS)
     late = np.flatnonzero(steps_ns > limit_ns)
+    # An unknown value where the next frame was due: no line is drawn through the gap.
     missing_ns = times_ns[late] + usual_ns
     times_ns = np.insert(times_ns, late + 1, missing_ns)
     values = np.insert(values, late + 1, np.nan)
