@@ -21,6 +21,7 @@ from railscope_collector.metering import evidence
 from railscope_collector.metering.tiling import SlotState
 from railscope_collector.metering.units import Period, Tiling, Units, exact
 
+# Bounds the memory that the rows of a period take.
 _GPUS_AT_ONCE = 64
 
 

@@ -96,6 +96,7 @@ class Rater:
         in_order = attrgetter("resource", "start_ns", "end_ns", "tenant", "claim", "state")
         ordered = sorted(usages, key=in_order)
         reject_double_usage(ordered)
+        # Of these GPUs only: minimums on a device do not depend on others.
         self._placed = ClaimMinimums(self.period)
         all_charges = [
             outcome

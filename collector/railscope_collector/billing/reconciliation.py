@@ -53,6 +53,7 @@ def check_amounts(
     )
     file = io.BytesIO()
     focus_csv.Writer(file).add(rows)
+    # Read from the file itself: errors in writing numbers must show.
     file.seek(0)
     again = list(focus_csv.read_csv(file))
     yield ReconciliationCheck(

@@ -45,6 +45,7 @@ closings = sa.Table(
     *schema.texts("ledger_root", "manifest_root", "corrected", "missing"),
     sa.CheckConstraint("period_start_ns < period_end_ns", name="time_passes"),
 )
+# One closing for all tenants; those of a single tenant, which replace void invoices, are further ones of the period.
 sa.Index(
     "billing_closing_period",
     closings.c.period_start_ns,
