@@ -50,6 +50,7 @@ class CounterUnwrapper:
         previous = [(before or {}).get(name, (0, 0)) for name in self._names]
         self._last: Sequence[int] = [last for last, _ in previous]
         self._added = [added for _, added in previous]
+        # In the first row, no 64-bit counter counts as decreased.
         self._last_wide: Sequence[int] = [0] * len(wide)
 
     @property

@@ -216,6 +216,7 @@ def _lines(metric: Metric, prefixes: list[str], values: array[int]) -> str:
     if metric.kind is MetricKind.HISTOGRAM:
         return _histogram(metric, prefixes, values)
     numerator, denominator = metric.scale.as_integer_ratio()
+    # Stored counters beyond 63 bits are negative.
     if metric.kind is MetricKind.COUNTER and min(values) < 0:
         return "".join(f"{p}{number(metric, v)}\n" for p, v in zip(prefixes, values, strict=True))
     pairs = zip(prefixes, values, strict=True)
@@ -291,6 +292,7 @@ class Exposition:
         info: dict[str, dict[str, str]] = {}
         current = list(frames)
         templates = self._templates
+        # Templates of former schemas are dropped.
         self._templates = {
             schema: templates.get(schema) or ExpositionTemplate(schema, self._selection)
             for schema in (frame.schema for frame in current)

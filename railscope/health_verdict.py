@@ -123,6 +123,7 @@ def format_verdict(verdict: NodeVerdict, form: str) -> tuple[str, int]:
             return msgspec.json.format(msgspec.json.encode(verdict)).decode(), status
         case "nagios":
             counts = " ".join(f"{state}={verdict.count(state)}" for state in ORDER[:-1])
+            # The first bar begins the performance data of a plugin.
             text = verdict.reason.replace("|", "/")
             label = f"RAILSCOPE {_NAGIOS[status]} - {text}"
             return f"{label} | gpus={verdict.gpus} nics={verdict.nics} {counts}", status

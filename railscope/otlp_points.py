@@ -25,6 +25,7 @@ from railscope.catalog import declare
 from railscope.catalog.declare import MetricKind, MetricUnit
 from railscope.frame import Entity, Frame
 
+# Bounds the memory for series that do not return.
 MAX_HISTORIES = 10_000
 _LARGE = 1 << 32
 """Smallest number whose product with a scale may exceed 64 bits."""
@@ -92,6 +93,7 @@ class CounterStarts:
         start_ns = starts.get(key.metric.resets, zero_ns or read_ns)
         if earlier:
             start_ns = earlier.start_ns if value >= earlier.value else read_ns
+        # No point begins after its time, also if the clock was set back.
         return min(start_ns, read_ns)
 
     def save(self, key: SeriesKey, history: CounterHistory) -> None:
@@ -225,6 +227,7 @@ class NumberMetric:
 
     def _set_values(self, values: array[int], codes: bytes, frame: Frame) -> None:
         before, codes_before = self._values, self._codes
+        # A zero of a sparse metric has no point: it ends, or begins.
         has_moved = self.metric.sparse and (0 in values or 0 in before)
         if not before or codes != codes_before or has_moved or not self.has_fixed_labels:
             positions = self._present(values, codes)

@@ -94,6 +94,7 @@ def load(
         _merge(kind, merged, value, f"environment variable {name}")
     flag_values = {key: value for key, value in (flags or {}).items() if value is not None}
     _merge(kind, merged, _nest(flag_values, "."), "the command line")
+    # Not strict: numbers in environment variables are texts.
     return msgspec.convert(merged, kind, strict=False)
 
 
@@ -121,6 +122,7 @@ def check_http_url(setting: str, url: str) -> None:
     """Raise SettingsError if the URL that a setting names is not one of HTTP, or contains a credential."""
     parts = urlsplit(url)
     if "@" in parts.netloc:
+        # Without the URL, which contains the password.
         message = f"invalid {setting}: expected a URL without user and password"
         raise SettingsError(message)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
@@ -196,6 +198,7 @@ def _check_value(hint: Any, key: str, value: Any, origin: str) -> Any:
         converted = msgspec.convert(value, hint, strict=False)
     except msgspec.ValidationError as error:
         raise SettingsError(message) from error
+    # msgspec accepts infinity without an upper bound, and NaN without any bound.
     if isinstance(converted, float) and not math.isfinite(converted):
         raise SettingsError(message)
     if isinstance(converted, int | float) and abs(converted) > MAX_NUMBER:

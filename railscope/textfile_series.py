@@ -22,6 +22,7 @@ SPECIAL, UNSIGNED = 100_000, 200_000
 _SPECIAL_VALUES = {0: "NaN", 1: "+Inf", -1: "-Inf", 2: "-0"}
 _NOT_FINITE = {"nan": 0, "inf": 1, "infinity": 1}
 _NUMBER = re.compile(r"([+-]?)([0-9]*)(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]{1,9}))?")
+# 2^64 has 20 digits.
 _MAX_EXPONENT, _MAX_DIGITS = 9999, 20
 _MAX_ZEROS = 40
 """Zeros that are written out; beyond them, a number is written with an exponent."""
@@ -163,6 +164,7 @@ class TextfileTemplate:
                 by_sample |= dict.fromkeys(sample_names(family.name, family.type), family)
         names = {family.name for family in self._families}
         for family in self._families:
+            # Two metrics would have one name.
             if family.openmetrics_name != family.name and family.openmetrics_name in names:
                 family.openmetrics_name, family.openmetrics_type = family.name, "unknown"
         columns = ((metric.name, "".join(entity.key[:1])) for metric, entity in schema.columns)

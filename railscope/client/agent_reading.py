@@ -141,6 +141,7 @@ def read_metrics(text: str, sent_ns: int) -> AgentReading:
             elif len(labels) == 1:
                 devices.values[name, interface] = value
     nic_age = found.sources.get("nic", {}).get("age_seconds") or 0.0
+    # Rates are those of the time at which the counters were read.
     devices.counted_ns = sent_ns - round(nic_age * timestamps.SECOND_NS)
     return found
 

@@ -168,11 +168,13 @@ class ClusterReader:
                 documents[name], at_ns = read.result()
                 sent_ns = max(sent_ns, at_ns)
             except ClientError as error:
+                # All documents have the same credential.
                 if error.status == HTTPStatus.UNAUTHORIZED:
                     raise
                 errors[name] = error
                 if error.is_denied and name in DOCUMENTS:
                     self.not_served[name] = error
+        # No response to any request: it is the server that cannot be reached.
         if errors and not documents and all(error.status is None for error in errors.values()):
             raise next(iter(errors.values()))
         not_ready = errors.pop(READY).message if READY in errors else ""

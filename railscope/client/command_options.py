@@ -103,6 +103,7 @@ def add_options(*options: Callable[[_Command], _Command]) -> Callable[[_Command]
     """Return a decorator that adds options in this order."""
 
     def decorate(command: _Command) -> _Command:
+        # Decorators are applied from the last one: so `--help` shows them in this order.
         for option in reversed(options):
             command = option(command)
         return command

@@ -270,6 +270,7 @@ def read_token(file: str) -> str:
     path = Path(file).expanduser()
     try:
         with path.open("rb") as opened:
+            # Of the opened file: the path may name another one a moment later.
             mode = stat.S_IMODE(os.fstat(opened.fileno()).st_mode)
             token = opened.read(MAX_TOKEN_BYTES + 1).strip().decode("ascii", "replace")
     except OSError as error:
@@ -313,6 +314,7 @@ def _decompress(body: bytes) -> bytes:
     """Decompress gzip data up to the bound. Raises OSError."""
     stream = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
     try:
+        # One byte more than the bound, which shows that there is more.
         plain = stream.decompress(body, MAX_BODY_BYTES + 1)
     except zlib.error as error:
         message = f"damaged gzip data: {error}"
@@ -338,6 +340,7 @@ def _error_text(body: bytes) -> str:
         return _shown(str(content.get("error", "")))
     except untrusted_text.DECODING_ERRORS:
         text = body[: 4 * _MAX_SHOWN].decode(errors="replace").strip()
+        # A page of HTML, perhaps of a proxy, states no reason in a few words.
         return "" if text.startswith("<") else _shown(text)
 
 

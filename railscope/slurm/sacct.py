@@ -98,6 +98,7 @@ def _row(place: int, line: str, names: list[str], separator: str) -> _SacctRow |
         reason = f"invalid line of {len(values)} columns: expected {len(names)}"
         raise AccountingError(place, "", reason)
     row = _SacctRow(place, dict(zip(names, values, strict=True)))
+    # Steps have names such as 123.batch and 123.0.
     return None if "." in row.id else row
 
 
@@ -134,8 +135,10 @@ def _record(row: _SacctRow, zone: tzinfo | None) -> AccountedJob:
         id=number,
         user=row["User"],
         account=row["Account"],
+        # Such as CANCELLED by 1000.
         state=row["State"].partition(" ")[0],
         start_seconds=start,
+        # A job that was cancelled before its start has only an end.
         end_seconds=end if start is not None else None,
         nodes=nodes,
         gres_counts=counts,
@@ -226,6 +229,7 @@ def _job_of(job: _SacctJob) -> job_record.SlurmJob:
         message = "missing job ID: expected an integer"
         raise SlurmFormatError(message)
     states = job.state.current
+    # Slurm writes 0 for a time that is not set.
     start, end = _value(job.time.start) or None, _value(job.time.end) or None
     return job_record.SlurmJob(
         id=number,

@@ -45,6 +45,7 @@ def parse_text(text: str, zone: tzinfo) -> tuple[job_record.SlurmJob, ...]:
 
 def _job(record: str, zone: tzinfo) -> job_record.SlurmJob:
     first, *lines = record.split("\n")
+    # Up to the name, in which users may write what resembles fields.
     head = dict(_PAIR.findall(first.partition(" JobName=")[0]))
     fields = _fields(lines)
     try:
@@ -120,6 +121,7 @@ def _job_of(job: Mapping[str, Any]) -> job_record.SlurmJob:
     states = job["job_state"]
     state = job_record.json_text(states if isinstance(states, str) else states[0])
     is_completing = not isinstance(states, str) and "COMPLETING" in states
+    # Slurm writes 0 for a time that is not set.
     start, end = (job_record.json_number(job[name]) or None for name in ("start_time", "end_time"))
     start, end = job_record.times("COMPLETING" if is_completing else state, start, end)
     number = job_record.json_number(job["job_id"])
