@@ -107,6 +107,7 @@ class ListedReadings:
         shape = len(LISTED_METRICS), len(places)
         sums, counts, lowest = np.zeros(shape), np.zeros(shape, np.int32), np.full(shape, np.inf)
         for names, columns, values in self._parts if places else ():
+            # Nodes that are not listed have keys that no place has.
             numbers = np.array([nodes.get(name, -1) for name in names], np.int64)
             found_keys = _place_keys(numbers[:, np.newaxis], columns.rails)
             gpus = np.minimum(np.searchsorted(keys, found_keys), len(keys) - 1)

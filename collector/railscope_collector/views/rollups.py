@@ -129,6 +129,7 @@ class Rollups:
                 self._layout_sums(self.tenant_names[tenant], layout).add(amounts)
 
     def _layout_sums(self, scope_name: str, layout: schemas.SchemaLayout) -> _LayoutSums:
+        # The sums hold the layout: its id stays its own.
         key = (scope_name, id(layout))
         if key not in self._sums:
             self._sums[key] = _LayoutSums(layout)
