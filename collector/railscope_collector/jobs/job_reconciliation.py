@@ -162,6 +162,7 @@ def _pair_claims(
     for claim in claim_times:
         common = [min(claim.end_ns, end) - max(claim.start_ns, start) for start, end in spans]
         best = max(range(len(spans)), key=common.__getitem__, default=None)
+        # A claim without overlap belongs to the only run as well: the difference is one of times.
         if best is None or (common[best] <= 0 and len(spans) > 1):
             unmatched.append(claim)
         else:
@@ -287,6 +288,7 @@ def _kinds(run: JobRun, tolerance_ns: int) -> tuple[list[DifferenceKind], tuple[
     """Kinds of differences, and the largest offsets of start and end."""
     if not run.claim_times:
         had_some = run.gpus or run.is_in_parts
+        # A shorter one may be missed within the tolerance of start and end.
         missed = had_some and run.end_ns - run.start_ns > 2 * tolerance_ns
         return ([DifferenceKind.NOT_IN_LEDGER] if missed else []), (0, 0)
     if run.job is None:
@@ -301,6 +303,7 @@ def _kinds(run: JobRun, tolerance_ns: int) -> tuple[list[DifferenceKind], tuple[
         kinds.append(DifferenceKind.GPUS)
     starts = [start - run.start_ns for start, _, _ in spans.values()]
     ends = [end - run.end_ns for _, end, _ in spans.values()]
+    # Of GPUs in sequence, the first start and the last end are those of the job.
     off = (min(starts), max(ends)) if may_move else (max(starts, key=abs), max(ends, key=abs))
     if max(map(abs, off)) > tolerance_ns:
         kinds.append(DifferenceKind.TIMES)
@@ -379,6 +382,7 @@ def _tenants(paired: Iterable[JobRun], tolerance_ns: int) -> tuple[TenantCheck, 
             ledger[claim_time.tenant] += claim_time.quantity
             tenants[claim_time.tenant] += 1
         if run.job:
+            # GPUs without a claim count as well: each may be off by the tolerance.
             tenants[run.job.tenant] = max(tenants[run.job.tenant], run.gpus)
         claims += tenants
     return tuple(

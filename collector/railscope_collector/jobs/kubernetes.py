@@ -95,6 +95,7 @@ def read_kubernetes(
     text: str, bad: bad_lines.BadLines = bad_lines.RAISE_BAD_LINES
 ) -> job_list.JobList:
     """The pods of lists and changes, each in its last version. Raises JobListError."""
+    # By uid: a pod that is created again may have the name of an earlier one.
     pods: dict[str, tuple[int, Any, bool]] = {}
     nodes: dict[str, NodeGpuLabels] = {}
     for place, (pod, is_gone) in enumerate(_pods(text, bad), start=1):
@@ -222,6 +223,7 @@ def _unnamed_gpus(
     requested = _requested_devices(pod.spec)
     if node.replicas:
         share = Fraction(1, node.replicas)
+        # The device plugin may rename the resource of its replicas (renameByDefault).
         replicas = requested.pop(_SHARED, 0) or requested.pop(_GPU, 0)
         if replicas:
             return (
@@ -301,6 +303,7 @@ def _requested_devices(spec: _PodSpec) -> Counter[str]:
             together += requested
             largest |= together
         else:
+            # An init container runs beside the sidecars that began before it.
             largest |= together + requested
     for container in spec.containers:
         together += _devices(container)
