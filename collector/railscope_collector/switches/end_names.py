@@ -22,6 +22,7 @@ def mac_address(text: str) -> str:
         return ""
     octets = bytes.fromhex(re.sub("[:.-]", "", lower.removeprefix("0x")))
     address = octets.hex(":")
+    # The lowest bit of the first octet marks the address of a group (IEEE 802).
     return "" if octets[0] & 1 or address == _NO_ADDRESS else address
 
 

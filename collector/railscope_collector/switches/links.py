@@ -135,6 +135,7 @@ class _LinkJoin:
         undecided = []
         for pair in free:
             rival_pairs = {other for end in enumerate(pair) for other in rivals[end]} - {pair}
+            # Compared in the order of certainty: less certain evidence decides only if the other is equal.
             if all(support[other] < support[pair] for other in rival_pairs):
                 port, nic = pair
                 rail = self._nics[nic].rail if nic in self._nics else ""

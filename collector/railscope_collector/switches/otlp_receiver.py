@@ -232,6 +232,7 @@ class OtlpReceiver:
         now, pushes = self._now(), switch.pushes
 
         def decode() -> switch_pushes.DecodedPush:
+            # Of this thread: a switch is not charged for the time of others.
             began_seconds = time.thread_time()
             try:
                 unpacked = otlp_metrics.unpack_body(body, encoding)
@@ -249,6 +250,7 @@ class OtlpReceiver:
             if problem:
                 message = f"not stored: {problem}"
                 raise OtlpRejectedError(message, HTTPStatus.SERVICE_UNAVAILABLE, "storage")
+        # Only once it is stored: the sender repeats a push that is not.
         for name in pushes.keep(push, now):
             log.info("otlp_metric_not_stored", switch=pushes.name, metric=name)
         return push

@@ -68,6 +68,7 @@ class SwitchFrames:
                 elapsed_ns = boot_ns - at_ns
                 if has_restarted(before_ns, uptime_ns, elapsed_ns, reading.uptime_range_ns):
                     self.boots += 1
+                    # Counters begin again with the boot: a fall is no wrap.
                     for stream in self._streams.values():
                         stream.unwrapper = self._unwrapper(stream.schema.columns, None)
             self._uptime = uptime_ns, boot_ns
