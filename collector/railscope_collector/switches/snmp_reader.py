@@ -106,6 +106,7 @@ class SnmpReader:
         )
         now_seconds = self.monotonic()
         if self._neighbours_at is None or now_seconds >= self._neighbours_at + NEIGHBOUR_SECONDS:
+            # Before the read: a switch that fails it is not asked at each poll.
             self._neighbours_at = now_seconds
             found.neighbours = await _read_table(_read_columns(walk, tables.NEIGHBOUR_COLUMNS))
         return await service.run_in_thread(tables.make_reading, self.switch.name, found)

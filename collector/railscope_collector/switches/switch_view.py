@@ -161,6 +161,7 @@ class LinkEnds:
         for _, digest in schemas:
             ends = self._hosts.get(digest)
             found[digest] = ends or tuple(_host_ends(self.core.schemas.read(digest)))
+        # Only those in use: the ends of former schemas are dropped.
         self._hosts = found
         return [end._replace(node=node) for node, digest in schemas for end in found[digest]]
 
