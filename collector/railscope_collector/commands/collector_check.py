@@ -115,6 +115,7 @@ def _check_listen(address: str, *, running: bool) -> str:
     addrs = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, kind, protocol, _, socket_address = addrs[0]
     with socket.socket(family, kind, protocol) as tried:
+        # As the server does: closed connections of a stopped collector do not occupy the port.
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             tried.bind(socket_address)
@@ -135,6 +136,7 @@ def _check_tls(settings: CollectorSettings) -> str:
 def _check_directory(directory: Path, *, running: bool) -> str:
     if running:
         return f"{directory} is in use by a running collector"
+    # A directory that does not exist yet is created below the nearest one that does.
     nearest = next(path for path in (directory, *directory.absolute().parents) if path.exists())
     if not os.access(nearest, os.W_OK | os.X_OK):
         message = f"cannot write {nearest} as this user (uid {os.geteuid()})"

@@ -64,6 +64,7 @@ class CommandContext:
         Writing transactions fail on an older copy of the database, unless `any_copy`.
         """
         url = self.ledger or ledger_url(self.settings.ledger, self._state_directory())
+        # Not created: a mistake in the URL must not appear as an empty ledger.
         ledger = ledger_store.Ledger.open(url, tables.metadata, make=False)
         try:
             if not any_copy:

@@ -147,6 +147,7 @@ def _contradictions(arrivals: Sequence[_Arrival], starts_ns: Sequence[int]) -> I
     offsets = defaultdict(list)
     for each in arrivals:
         offsets[each.node].append(each.received_ns - each.sent_ns)
+    # The median: a few wrong lines do not change it.
     usual = {node: median_low(found) for node, found in offsets.items()}
     for each in arrivals:
         offset_ns = each.received_ns - each.sent_ns
