@@ -191,6 +191,7 @@ class BillingPages:
             is_due = time.monotonic_ns() >= self._rate_again_ns
             if self._rating is None or (self._rating.done() and is_due):
                 self._rating = asyncio.create_task(self._rate(request, head))
+            # `wait` does not cancel the rating: a later request shows its result.
             await asyncio.wait([self._rating], timeout=MAX_RATING_WAIT_SECONDS)
             if self._rating.done():
                 self._rating.result()
@@ -204,6 +205,7 @@ class BillingPages:
         began_ns = time.monotonic_ns()
         try:
             self._charges = await self._read(request, lambda reader: reader.month_charges())
+            # Read before the charges, which are then outdated rather than taken for newer ones.
             self._charges_head = head
         finally:
             ended_ns = time.monotonic_ns()
@@ -309,6 +311,7 @@ class BillingPages:
         period = _parse_period(request)
 
         def read_version(reader: billing_reader.BillingReader) -> tuple[seller_file.Seller, int]:
+            # In one transaction: the tenants and the number belong together.
             with reader.books.store.database.transaction() as connection:
                 heads = reader.books.store.heads(period, connection=connection)
                 number = audit_outbox.newest_number(connection)

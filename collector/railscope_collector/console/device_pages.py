@@ -203,6 +203,7 @@ class DevicePages:
                     row.schema,
                     row.timestamp_ns,
                     block.values_of(index),
+                    # The block changes while the page is made in a thread.
                     block.reasons_of(index).copy(),
                     dict(zip(counters, block.rates_of(index).tolist(), strict=True)),
                 )
@@ -325,6 +326,7 @@ class DevicePages:
         members = [
             each for each in self.api.node_rows() if each.rails[row.rail : row.rail + 1] in ranks
         ]
+        # Not those without this rail: an empty text is in every text.
         members = [each for each in members if len(each.rails) > row.rail]
         members.sort(key=lambda each: ranks.index(each.rails[row.rail]))
         nodes, pages = page_table.split_page(members, request.query.page)
