@@ -245,6 +245,7 @@ def unit_price(price_nano: int) -> str:
 def _summary_key(charge: charge_types.Charge) -> str:
     """Key of the lines that are summed up, and of their order."""
     unit = charge.unit.label if charge.unit else ""
+    # Keys are sorted as texts: with leading zeros, that is the order of prices.
     price = f"{charge.price_nano:020d}"
     reason = (charge.state, charge.mig_profile, charge.note)
     return "\0".join((charge.corrects, charge.kind, charge.sku, unit, price, *reason))
