@@ -92,6 +92,7 @@ def _parse_line(row: dict[str, str], *, dated: bool) -> ClaimsFileLine:
         end_ns,
         row.get("workload", ""),
         row.get("owner", ""),
+        # A share leaves the rest of the GPU to other claims.
         exclusive=_parse_flag("exclusive", row.get("exclusive", "true")) and not share,
         share=claim_terms.share_text(claim_terms.parse_written_share(share)) if share else "",
         system=_parse_flag("system", row.get("system", "")),

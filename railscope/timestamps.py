@@ -57,6 +57,7 @@ def from_datetime(moment: datetime) -> int:
     if moment.tzinfo is None:
         raise _invalid(moment.isoformat())
     since = moment - _EPOCH
+    # In integers: `total_seconds` returns a float.
     return (since.days * 86_400 + since.seconds) * SECOND_NS + since.microseconds * 1_000
 
 
