@@ -160,6 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; an invalid setting or a missing extra is one line with exit status 2."""
     try:
         (completion_tree() if COMPLETION_VARIABLE in os.environ else root)(arguments)
+    # Errors of concurrent tasks are raised as groups.
     except* SettingsError as errors:
         for error in _flat(errors):
             click.echo(f"railscope: {error}", err=True)

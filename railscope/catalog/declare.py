@@ -138,6 +138,7 @@ class EntityKind:
         return self.part_of.outermost if self.part_of else self
 
 
+# Compared by identity: each is declared once, and is a key of many tables.
 @dataclass(frozen=True, slots=True, eq=False)
 class Metric:
     """One metric, declared once.
