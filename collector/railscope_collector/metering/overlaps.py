@@ -66,6 +66,7 @@ def find_overlaps(evidence: Evidence) -> list[Overlap]:
         divided: list[timeline.TimePiece[tuple[holders.HeldSlots, ...]]] = []
         for now, until, in_force, held_slots in holders.allocations(claims, tiling):
             timeline.append_piece(divided, timeline.TimePiece(now, until, tuple(held_slots)))
+            # Without shared claims there are no groups.
             if len(exclusive) < len(claims):
                 all_overlaps += _join_overlaps(
                     runs, _find_group_overlaps(now, until, in_force, held_slots, tiling)

@@ -213,9 +213,11 @@ def _contents(
             if claim:
                 _append(parts, slots, _held_content(claim, scene))
                 continue
+            # Stranded slots and reservations may be parts of the free ones.
             for part in _split_slots(
                 slots, [*useless, *(reserved_slots for reserved_slots, _ in reserved)]
             ):
+                # Of several reservations, the one that began last.
                 by = max(
                     (hold for reserved_slots, hold in reserved if _is_within(part, reserved_slots)),
                     default=None,
