@@ -96,6 +96,7 @@ class EvidenceProblem(NamedTuple):
     def id(self) -> str:
         """Id of its audit record: the same for the same problem at any collector, and after a restart."""
         facts = list(self._replace(timestamp_ns=0) if self.kind in _RECORDED_ONCE else self)
+        # In a fixed order: the id must be the same at each collector.
         content = msgspec.json.encode(facts, order="deterministic")
         return f"evidence/{sha256(content).hexdigest()[:40]}"
 
@@ -158,6 +159,7 @@ class EvidenceQuarantine:
 
     def _skip(self, table: str, name: Any, error: Exception) -> None:
         row = (table, str(name))
+        # Once: the same rows are read again for each day.
         if row not in self.rows and len(self.rows) < MAX_NAMED:
             self.rows.add(row)
             log.error(
