@@ -67,6 +67,7 @@ def recompute_day(
     if not files.is_complete(day):
         result.problems.append(f"the claims of {name} are not in the archive; fix: {_RUN}")
         return result
+    # A day depends on the intervals after it.
     if not files.is_complete(day + 1):
         result.problems.append(f"the day after {name} is not in the archive yet")
         return result
@@ -76,6 +77,7 @@ def recompute_day(
         for gpu, home in claims.homes:
             homes[gpu].add(home)
     written = {key.gpu: number for key, number in ledger.newest(day, day + 1).items()}
+    # GPUs of imported job lists have no evidence of agents.
     gpus = {gpu for gpu in written if not is_listed_gpu(gpu)}
     selected = {gpu for gpu in homes.keys() | gpus if not node or node in homes.get(gpu, ())}
     result.problems += [
