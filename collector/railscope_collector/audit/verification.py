@@ -117,6 +117,7 @@ def _read_housekeeping(
 
     Damage of these files is reported after defects of signed records, and after a fork.
     """
+    # First: a missing checkpoint, or one of another key, has an outcome of its own.
     _read_own_checkpoint(directory, key)
     try:
         return directory_check.read_housekeeping(
@@ -175,6 +176,7 @@ class _Verification:
         self._compare_anchors(pending)
         for leaves in self._signed_tiles():
             root = levels.add(leaves)
+            # A whole tile is added at once, unless a checkpoint ends within it.
             inside = pending and pending[0].tree.size < self.tree.size + WIDTH
             if root and not inside:
                 self.tree.extend(root, WIDTH)
@@ -208,6 +210,7 @@ class _Verification:
             yield [merkle.leaf_hash(raw) for raw in raws]
             for sequence, raw in enumerate(raws, index * WIDTH):
                 self.checks.add(_decode_record(raw, sequence))
+        # Entries that no record states as archived are lost.
         if unread and self.checks.archived <= last_unread * WIDTH:
             with verify_outcome.raise_tile_verify_error():
                 raise unread from unread.__cause__
