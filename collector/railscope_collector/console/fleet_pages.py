@@ -176,6 +176,7 @@ class FleetPages:
         if views.jobs.timestamp_ns:
             running = visible_jobs(views.jobs, request.credential)
             jobs = len(running) + (views.jobs.suppressed if request.tenant is None else 0)
+            # Otherwise a touched job may run without being listed.
             if not views.jobs.suppressed:
                 ended = len(touched.difference(job.key for job in running))
         shown = [incident_pages.incident_row(each) for each in incident_pages.worst_first(roots)]
