@@ -214,6 +214,7 @@ def _cluster_reasons(
 
 
 def _node_reasons(nodes: tables.ClientTable) -> Iterator[StatusReason]:
+    # Incidents are reasons of their own.
     failed = [row for row in nodes.rows if row["state"] == "failed" and not row["incidents"]]
     if failed:
         names = _names([f"{row['node']} ({row['reason']})" for row in failed])

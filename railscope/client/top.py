@@ -168,6 +168,7 @@ class TopApp(app.App[None]):
     def _read_pages(self) -> None:
         """Read the current view again and again, in a thread."""
         while not self._ended.is_set():
+            # Before the view is taken: a change of it during the read must wake this thread.
             self._wake.clear()
             view = self.view
             page: top_views.TopPage | ClientError
