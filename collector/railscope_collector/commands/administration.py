@@ -43,6 +43,7 @@ def run(config: Path | None, **flags: Any) -> None:
 
     def load() -> service.Serve:
         current = load_settings(config, flags)
+        # Checks all settings: a reload with invalid ones must not end the running collector.
         Collector(current)
 
         async def serve() -> None:
