@@ -36,6 +36,7 @@ def resolve_overlaps(candidates: Iterable[TimePiece[PrecedenceT]]) -> list[TimeP
     """Return the greatest of the values in force at every time; candidates may overlap."""
     # By rank and not by value in the heap: values may be equal, and are compared once.
     ranked = sorted((c for c in candidates if c.start_ns < c.end_ns), key=_VALUE, reverse=True)
+    # In descending order: the next one to begin is taken from the end.
     waiting = sorted(range(len(ranked)), key=lambda rank: -ranked[rank].start_ns)
     in_force: list[int] = []
     resolved: list[TimePiece[PrecedenceT]] = []
