@@ -236,6 +236,7 @@ def _volcano_vgpu(pod: PodEntry, memory: MemoryOfDevice) -> Iterator[RequestedSh
     if f"{of}ids-new" in pod.annotations or any(f"{of}number" in c.limits for c in pod.containers):
         shares = list(_virtual(pod, memory, f"{of}ids-new", names))
         whole = sum(_number(c.limits, f"{of}number") for c in pod.containers)
+        # Without limits of memory or cores, the GPUs are complete.
         yield from shares or ([RequestedShare(None, None, whole)] if whole else [])
 
 

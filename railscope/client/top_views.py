@@ -123,6 +123,7 @@ class ClusterPages:
     def read(self, view: TopView) -> TopPage:
         """Read a view. Raises ClientError."""
         reading = self._read(view)
+        # The first reading has shown that the reader is a tenant, whose view has other documents.
         if reading.is_denied("nodes") and "jobs" not in (*reading.documents, *reading.errors):
             reading = self._read(view)
         age = reading.age_seconds("nodes" if "nodes" in reading.documents else "incidents")
