@@ -241,12 +241,6 @@ class JobThresholds(Struct, frozen=True, kw_only=True):
     """Utilization above which the ranks of such a job wait for others: those of one that has ended are idle."""
     majority: Share = 0.6
     """Share of clients or ranks that must be affected alike."""
-    latency_factor: Factor = 4.0
-    """A slow server, or client, has this many times its usual latency."""
-    min_latency_seconds: Amount = 0.005
-    """Latency below which storage is not slow."""
-    busy_factor: Factor = 3.0
-    """A client with this many times its usual operations causes its latency itself."""
     steady: Share = 0.8
     """Low utilization relative to high utilization of GPUs from which on a job is steady."""
     min_training_use: Share = 0.8
@@ -319,31 +313,6 @@ class JobThresholds(Struct, frozen=True, kw_only=True):
     """A hang lasts this many times the longest wait that ended."""
 
 
-class StorageThresholds(Struct, frozen=True, kw_only=True):
-    """Slow storage and the jobs that wait for it; `latency_factor`, `min_latency_seconds` and `busy_factor` are those of jobs."""
-
-    alike_share: Share = 0.6
-    """Share of `latency_factor` that suffices for all clients of a server: one client has it by chance, and backups cost less."""
-    certain_latency_factor: Factor = 20.0
-    """Latency of reads relative to its past, of a mount that fails: the load of a job and of its neighbours changes it by less."""
-    worse_factor: Factor = 1.5
-    """Latency relative to one with which a job ran as before, from which on the job may wait for its storage."""
-    min_usual_latency_seconds: Annotated[float, Meta(gt=0)] = 0.0001
-    """Lowest usual latency that others are compared with."""
-    min_in_flight: Amount = 0.01
-    """Operations in flight on average (Little's law) below which ranks can hardly wait for them: a server may be slow for a few writes."""
-    min_busy_operations: Amount = 5.0
-    """Operations per second that a client has beyond `busy_factor` times its usual ones, if it causes its latency itself."""
-    max_waiting_speed: Share = 0.9
-    """Speed relative to that before, below which a job may wait for its storage, unless that fails: beyond the noise of a minute."""
-    max_waiting_use: Share = 0.95
-    """Utilization relative to its past below which a job may wait for its storage: beyond the noise of a minute."""
-    min_explained_pressure: Share = 0.5
-    """Operations in flight relative to the I/O pressure of a node, both with noise: with fewer, its tasks wait for another disk."""
-    min_io_pressure: Share = 0.1
-    """I/O pressure that a node has beyond `busy_factor` times its usual one, while its tasks wait for storage."""
-
-
 class NodeThresholds(Struct, frozen=True, kw_only=True):
     """Nodes that do not report, and their clocks."""
 
@@ -409,6 +378,5 @@ class DetectorThresholds(Struct, frozen=True, kw_only=True):
     gpus: GpuThresholds = GpuThresholds()
     steps: StepThresholds = StepThresholds()
     jobs: JobThresholds = JobThresholds()
-    storage: StorageThresholds = StorageThresholds()
     nodes: NodeThresholds = NodeThresholds()
     advice: AdviceThresholds = AdviceThresholds()

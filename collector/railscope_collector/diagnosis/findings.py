@@ -13,7 +13,6 @@ from railscope.timestamps import SECOND_NS
 from railscope_collector.detector_thresholds import (
     DetectorThresholds,
     JobThresholds,
-    StorageThresholds,
 )
 from railscope_collector.diagnosis.baselines import WORK_QUANTILE, Baselines
 from railscope_collector.diagnosis.devices import ClusterDevices
@@ -22,7 +21,7 @@ from railscope_collector.diagnosis.jobs import ActiveJob, EndedJob, PeerGroups, 
 from railscope_collector.diagnosis.node_readings import NodeEvent
 from railscope_collector.diagnosis.quantities import DeviceKind
 from railscope_collector.diagnosis.signals import ClusterSignals
-from railscope_collector.diagnosis.slot_sums import Floats, median_known
+from railscope_collector.diagnosis.slot_sums import Floats
 from railscope_collector.diagnosis.switch_counters import SwitchQueue
 from railscope_collector.workloads.job_roster import JobKey
 
@@ -174,49 +173,6 @@ class JobWait:
         return slot - self.first_slot + 1 - self.storing
 
 
-@dataclass(slots=True)
-class StorageWait:
-    """Evaluations in which a job waited for slow storage, since its storage is slow, and its speed before that."""
-
-    count: int = 0
-    first_slot: int = -1
-    last_slot: int = -1
-    earlier_speed: float = 1.0
-    run_slots: int = 0
-    """Last evaluations, without a break, in which the job ran as before."""
-    harmless_change: float = 0.0
-    """Highest latency, relative to the past, with which the job has run as before."""
-
-    def begin(self, slot: int, speeds: Sequence[float]) -> None:
-        """Begin a period of slow storage, with the usual speed of the last slots as the earlier one, unless the storage was slow during these."""
-        if self.last_slot < 0 or slot - self.last_slot > SPEED_SLOTS:
-            self.first_slot = slot
-            self.earlier_speed = float(np.fmin(median_known(np.array(speeds)), 1.0))
-            self.run_slots, self.harmless_change = 0, 0.0
-
-    def add_run(self, change: float, *, runs: bool) -> None:
-        """Add whether the job ran as before in the last minute; `change` is that of the latency in the minute before it.
-
-        Work shows waits over a minute: a job that ran in two minutes has not waited with the latency of the first of them.
-        """
-        self.run_slots = self.run_slots + 1 if runs else 0
-        if self.run_slots >= 2 * SLOTS_PER_MINUTE:
-            self.harmless_change = float(np.fmax(self.harmless_change, change))
-
-    def may_delay(self, change: float, thresholds: StorageThresholds) -> bool:
-        """True unless the job has run as before with about this latency, relative to the past."""
-        return not change < thresholds.worse_factor * self.harmless_change
-
-    def add(self, slot: int, *, waits: bool, runs: bool, is_slow: bool) -> bool:
-        """Add a slot; return True if the job has waited for a minute, its storage is still slow, and it has not run since."""
-        if runs or slot - self.last_slot > SLOTS_PER_MINUTE:
-            self.count = 0
-        if is_slow:
-            self.last_slot = slot
-        self.count += waits
-        return is_slow and self.count >= SLOTS_PER_MINUTE
-
-
 _MAX_WAIT_GAP = 3
 MAX_PAUSE_SLOTS = 18
 """Longest pause of a job that is remembered: a longer one was none of its own."""
@@ -250,7 +206,6 @@ class JobHistory:
     loss_slot: int = -1
     """Last slot whose loss of time an incident has."""
     wait: JobWait = field(default_factory=JobWait)
-    storage: StorageWait = field(default_factory=StorageWait)
 
     def add(self, slot: int, *, progresses: bool, exchanges: bool, speed: float) -> None:
         """Add a slot."""

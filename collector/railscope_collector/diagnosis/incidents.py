@@ -290,11 +290,9 @@ class IncidentTracker:
         return waits and (explainer is not None or kind.is_symptom)
 
     def _prolong(self, explainer: _Candidate, candidate: _Candidate, slot: int) -> None:
-        """Let a report of the hardware last while its device shows a symptom of it."""
+        """Let an incident last, or return, while its device shows a symptom of it."""
         incident = explainer.incident
-        if incident is None or incident.incident_class.specificity < 1:
-            return
-        if explainer.reach.device == candidate.reach.device:
+        if incident is not None and explainer.reach.device == candidate.reach.device:
             incident.last_slot = slot
             explainer.slots.append(slot)
             if incident.ended_ns:
@@ -306,7 +304,10 @@ class IncidentTracker:
         name = candidate.finding.incident_class
         limit_ns = candidate.onset_ns + WAIT_SLOTS * self._slot_ns
         for other in self._causes.causes_of(name, candidate.reach):
-            if other is candidate or slot - other.slots[-1] > _memory(other):
+            # What returns at the same device is the same fault again, also by a part of its symptoms.
+            is_same = other.reach.device == candidate.reach.device and other.incident is not None
+            memory = REOPEN_SLOTS if is_same else _memory(other)
+            if other is candidate or slot - other.slots[-1] > memory:
                 continue
             effect, cause = (name, candidate.reach), (other.finding.incident_class, other.reach)
             if other.onset_ns > limit_ns:

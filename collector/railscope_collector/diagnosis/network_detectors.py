@@ -217,7 +217,7 @@ def incast_receivers(view: findings.DiagnosisView) -> Iterator[findings.Finding]
                 ),
             ),
             float(min(1.0, nic["receive"][position])),
-            "" if _congests(view, position) else "info",
+            "" if _delays_jobs(view, position) else "info",
         )
 
 
@@ -264,22 +264,13 @@ def _usual_of_job(view: findings.DiagnosisView, values: Floats) -> tuple[Floats,
     return usual, spread
 
 
-def _congests(view: findings.DiagnosisView, position: int) -> bool:
-    """True if a receiver of much data has victims: its link is full, its peers are paused, or its jobs are slower."""
-    thresholds = view.thresholds.network
-    if view.signals.nic["receive"][position] > thresholds.line_receive:
-        return True
-    groups, job = view.groups, int(view.job_of_nic[position])
-    has_past = not np.isnan(view.base(DeviceKind.NIC, "receive")[position])
-    key = view.jobs[job].key if job >= 0 else None
-    if has_past and key and view.states[key].is_slow and not view.has_cause(key, "incast_receiver"):
-        return True
-    of_rail = view.rail_around(position)
-    if findings.above(view.signals.nic["pausing_share"][of_rail], thresholds.min_pausing).any():
-        return False  # the peers are victims of the NIC that pauses its switch port
-    leaf = groups.nic_leaf[position]
-    return leaf >= 0 and bool(
-        victims(view)[groups.leaves[leaf]].mean() >= thresholds.min_paused_peers
+def _delays_jobs(view: findings.DiagnosisView, position: int) -> bool:
+    """True if a job of the receiver, or one whose senders are paused on its rail, is slower without another cause."""
+    paused = victims(view) & view.rail_around(position)
+    numbers = {int(view.job_of_nic[position]), *view.job_of_nic[paused].tolist()} - {-1}
+    keys = (view.jobs[number].key for number in numbers)
+    return any(
+        view.states[key].is_slow and not view.has_cause(key, "incast_receiver") for key in keys
     )
 
 

@@ -338,7 +338,9 @@ def merge_into_nodes(
             yield finding
     for (name, node), members in of_node.items():
         cause, count = findings.Cause("node", name=node), len({each.cause for each in members})
-        of_kind = nodes[node].gpus if members[0].cause.kind == "gpu" else nodes[node].nics
+        # Of NICs, those on rails: ports of other networks end on other switches.
+        is_gpu = members[0].cause.kind == "gpu"
+        of_kind = nodes[node].gpus.values() if is_gpu else _rails(view, node)
         is_whole = count >= MIN_NODE_DEVICES or 1 < count == len(of_kind)
         if is_whole or (name, cause) in view.open_faults:
             finding = _of_whole_node(cause, members)
@@ -355,7 +357,7 @@ def _is_drained(view: findings.DiagnosisView, node: str, finding: findings.Findi
     """True if a node whose rails are all down, or gone, has no job while others have one, and had no traffic before: it is in maintenance."""
     if finding.incident_class not in _DRAINED_CLASSES:
         return False
-    rails = [p for p, nic in enumerate(view.devices.nics) if nic.node == node and nic.rail]
+    rails = _rails(view, node)
     jobs = [*view.jobs, *(each.job for each in view.ended_jobs)]
     before = view.signals.table(
         DeviceKind.NIC, findings.SLOTS_PER_MINUTE, findings.SLOTS_PER_MINUTE
@@ -363,6 +365,11 @@ def _is_drained(view: findings.DiagnosisView, node: str, finding: findings.Findi
     has_sent = findings.above(before["send"][rails], view.thresholds.nodes.min_exchange).any()
     has_job = any(node in job.nodes for job in jobs)
     return bool(jobs) and not has_job and not has_sent and set(finding.parts) >= set(rails)
+
+
+def _rails(view: findings.DiagnosisView, node: str) -> list[int]:
+    nics = view.devices.nodes[node].nics.values()
+    return [position for position in nics if view.devices.nics[position].rail]
 
 
 def _of_whole_node(cause: findings.Cause, members: Sequence[findings.Finding]) -> findings.Finding:

@@ -58,6 +58,8 @@ _SHARED_FABRIC = (
     "link_speed_low",
 )
 """Classes whose effects spread along a rail, through the spines: they pause switches."""
+_SPREADING = frozenset({*_SHARED_FABRIC, "config_drift", "switch_settings_mismatch"})
+"""Classes of which a node pauses or slows the senders of other nodes on the rails of its NICs."""
 _LOSSES = ("leaf_loss", *_OWN_LINK)
 """Classes whose effects are on the traffic through one leaf or link, and on the jobs of this traffic."""
 FABRIC = (*_SHARED_FABRIC, *_LOSSES)
@@ -165,6 +167,8 @@ def reach_of(view: DiagnosisView, finding: Finding) -> Reach:
         jobs |= _jobs_on_rail(view, cause.position)
     else:
         jobs |= {job.key for job in view.jobs if _uses(view, job, cause, nodes)}
+    if cause.kind == "node" and finding.incident_class in _SPREADING:
+        jobs |= {key for position in parts for key in _jobs_on_rail(view, position)}
     device = (cause.kind, cause.position, cause.name)
     devices_of_cause = frozenset((part_kind(finding.incident_class), part, "") for part in parts)
     rails = frozenset(devices.nics[position].rail for position in nics)

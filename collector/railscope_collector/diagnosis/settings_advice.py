@@ -42,6 +42,11 @@ _COMPARED: Mapping[str, tuple[str, ...]] = MappingProxyType({
 })  # fmt: skip
 """Settings that are compared, the most specific first; FEC and autonegotiation depend on the cable."""
 
+_DUTIES = frozenset(
+    {"pfc", "trust", "dscp_map", "applications", "ecn_notification", "ecn_reaction"}
+)
+"""Settings without which a NIC sends into lossy queues, pauses nobody, or lets no sender slow down."""
+
 _MODEL: Mapping[str, tuple[str, ...]] = MappingProxyType({
     "nic": ("role", "driver", "board"), "gpu": ("model", "part_number"), "node": (),
 })  # fmt: skip
@@ -346,10 +351,13 @@ def _finding(
         )
         for each in deviations[:8]
     )
+    # One that has always been another may be meant; one that changed while the device ran has ended its duty.
+    fails = any(each.setting in _DUTIES and each.since_ns for each in deviations)
     return Finding(
         class_name,
         cause,
         evidence,
+        severity="warning" if fails else "",
         onset_ns=max(each.since_ns for each in deviations),
         parts=tuple(nics.tolist()),
         detail=f"{_count(first.devices)}: " + "; ".join(each.text for each in deviations),

@@ -161,8 +161,11 @@ def _outliers(
     if not len(hit) or not _are_few(view, job, gpus[hit]):
         return
     worst = float(excess[hit].max())
-    if worst < _min_explained(view, signal) * (1 - usual):
-        return  # it waits nearly as much as the others
+    # It waits nearly as much as the others: for something else, unless that is known and adds to its own delay.
+    if worst < _min_explained(view, signal) * (1 - usual) and not view.has_cause(
+        job.key, "gpu_straggler"
+    ):
+        return
     for index in hit.tolist():
         # A second GPU counts if it is as busy as the first: of two slow ones the lesser waits too.
         if excess[index] >= worst - max(thresholds.min_excess, 2 * deviation):

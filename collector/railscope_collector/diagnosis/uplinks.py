@@ -78,7 +78,7 @@ class Uplinks:
             self._distance(differences, loads, "differences"),
         )
         affected: findings.Flags = np.any(beyond >= 1, axis=0)
-        is_past = ~(beyond >= 1)
+        is_past = ~(beyond >= 1) & ~_disturbed(view)
         self._past.append(
             _Slot(
                 np.where(is_past, values, np.nan).astype(np.float32),
@@ -171,6 +171,14 @@ MAX_GAP_SLOTS = 3
 """Slots between two that belong together."""
 MIN_SLOW_SLOTS = 4
 """Evaluations of a minute whose mean speed must be lower: marks may last longer than what slows a job."""
+
+
+def _disturbed(view: findings.DiagnosisView) -> findings.Flags:
+    """Return the NICs of jobs that are slow or have a fault: they offer less load than they would, so that it shows no healthy past."""
+    found = np.zeros(len(view.devices.nics), np.bool_)
+    for job in view.jobs:
+        found[job.nics] = view.states[job.key].is_slow or view.has_cause(job.key, "")
+    return found
 
 
 def _is_slow(view: findings.DiagnosisView, key: JobKey) -> bool:

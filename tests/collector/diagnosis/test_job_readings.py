@@ -551,14 +551,17 @@ def test_a_job_that_waits_long_for_one_gpu_that_works_hangs(slots: int, expected
     assert {each.class_name for each in found if not each.explained_by} == expected
 
 
-@pytest.mark.parametrize(("factor", "is_storage"), [(50, True), (10, False)])
+@pytest.mark.parametrize(("pressure", "is_storage"), [(0.4, True), (0.0, False)])
 def test_a_mount_that_fails_is_the_cause_although_the_ranks_that_wait_spin(
-    factor: float, *, is_storage: bool
+    pressure: float, *, is_storage: bool
 ) -> None:
+    """The tasks of the rank that waits for storage show its wait."""
+
     def fail(cluster: DrawnCluster, row: Row, since: int) -> None:
         if since >= 0:
             cluster.slow_job(row, cluster.jobs[0], 0.5)
-            row.mount["latency"] *= factor
+            row.mount["latency"] *= 50
+            row.node["io"][cluster.jobs[0].nodes[:1]] = pressure
 
     assert (("storage_bound", "storage") in classes_of(incidents_of(fail))) == is_storage
 
