@@ -184,7 +184,14 @@ CLUSTERS = [
     pytest.param(RECEIVERS, id="receivers"),
     pytest.param(WITH_SYMPTOMS, id="with-symptoms"),
     pytest.param(ADVICE, id="advice"),
-    *(pytest.param(FaultCluster([Fault(*pair) for pair in names.items()]), id="-".join(names)) for names in HARD),
+    *(
+        pytest.param(
+            FaultCluster([Fault(*pair) for pair in names.items()]), id="-".join(names),
+            # Their incidents have the same alert as those of the first; each takes minutes in real time.
+            marks=[pytest.mark.thorough] if number else [],
+        )
+        for number, names in enumerate(HARD)
+    ),
 ]  # fmt: skip
 
 
