@@ -194,7 +194,8 @@ def incast_receivers(view: findings.DiagnosisView) -> Iterator[findings.Finding]
         beside = use & (view.groups.nic_node == view.groups.nic_node[position])
         beside[position] = False
         is_usual_root = beside.any() and receives_more[beside].all()
-        if not has_past[position] and (is_usual_root or not _delays_other_jobs(view, position)):
+        delays = _delays_jobs(view, position)
+        if not has_past[position] and (is_usual_root or not delays):
             continue
         name = view.nic_name(position)
         yield findings.Finding(
@@ -217,7 +218,7 @@ def incast_receivers(view: findings.DiagnosisView) -> Iterator[findings.Finding]
                 ),
             ),
             float(min(1.0, nic["receive"][position])),
-            "" if _delays_jobs(view, position) else "info",
+            "" if delays else "info",
         )
 
 
@@ -241,13 +242,6 @@ def _receives_more(
     usual = np.fmax.reduce([or_zero(of_peers), or_zero(baseline), of_job])
     limit = np.fmax(thresholds.incast_receive_factor * usual, usual + SPREADS * or_zero(spread))
     return findings.above(received, np.fmax(limit, thresholds.min_incast_receive)), usual
-
-
-def _delays_other_jobs(view: findings.DiagnosisView, position: int) -> bool:
-    """True if NICs of other jobs are paused on the rail of a NIC."""
-    jobs = view.job_of_nic
-    of_other_jobs = view.rail_around(position) & (jobs >= 0) & (jobs != jobs[position])
-    return bool((victims(view) & of_other_jobs).any())
 
 
 def _usual_of_job(view: findings.DiagnosisView, values: Floats) -> tuple[Floats, Floats]:
