@@ -225,18 +225,20 @@ def _has_one_sender(view: findings.DiagnosisView, affected: Positions) -> bool:
 
 
 MIN_PAUSED_SENDERS, MIN_SENDER_PAUSED = 2, 0.02
-"""Senders below a leaf, and the share of time in which they are paused, that show a leaf that does not mark."""
-USUAL_NOTIFICATIONS_FACTOR, FEW_NOTIFICATIONS, SHARE_OF_NOTIFIED = 3.0, 20.0, 0.1
-"""Notifications per second of such senders: at most this many times their past, and this many more; and less than this share of
-those of the most notified sender of the rail.
+"""Senders below a leaf, and the share of time in which they are paused, that show a queue that does not mark."""
+FEW_NOTIFICATIONS, SHARE_OF_NOTIFIED = 1000.0, 0.1
+"""Notifications per second that the queue which pauses a sender does not cause: it would cause one for each 50 µs of a flow.
+
+And share of those of the most notified sender of the rail: that of one which the queue does not notify.
 """
 
 
 def unmarked_leaves(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
-    """Yield leaves that pause their senders without marking their packets.
+    """Yield leaves that pause senders without marking their packets.
 
     A queue marks before it pauses, so that paused senders get notifications as well. That of a receiver that pauses its
-    switch port may stand still instead: then no packet passes that could be marked.
+    switch port may stand still instead: then no packet passes that could be marked. The queue is that to a receiver whose
+    link is full, or else that of the uplinks of the senders.
     """
     nic, groups = view.signals.nic, view.groups
     base = or_zero(view.base(DeviceKind.NIC, "paused_share"))
@@ -245,20 +247,20 @@ def unmarked_leaves(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     if np.count_nonzero(paused) < MIN_PAUSED_SENDERS:
         return
     notified = nic["notifications_handled"]
-    usual = or_zero(view.base(DeviceKind.NIC, "notifications_handled"))
-    unnotified = notified <= USUAL_NOTIFICATIONS_FACTOR * usual + FEW_NOTIFICATIONS
     pauses = findings.above(nic["pausing_share"], view.thresholds.network.min_pausing)
-    for leaf, members in enumerate(groups.leaves):
+    full = findings.above(nic["receive"], FULL_RECEIVE) & groups.is_rail
+    for members in groups.leaves:
         of_leaf = members[paused[members] & ~np.isnan(notified[members])]
-        if len(of_leaf) < MIN_PAUSED_SENDERS or not unnotified[of_leaf].all():
+        if len(of_leaf) < MIN_PAUSED_SENDERS:
             continue
         around = view.rail_around(int(of_leaf[0]))
         most = np.nanmax(notified[around], initial=0.0)
-        if (
-            pauses[around].any()
-            or (notified[of_leaf] > max(FEW_NOTIFICATIONS, SHARE_OF_NOTIFIED * most)).any()
-        ):
+        few = max(FEW_NOTIFICATIONS, SHARE_OF_NOTIFIED * most)
+        if pauses[around].any() or (notified[of_leaf] > few).any():
             continue
+        receivers = np.flatnonzero(full & around)
+        places = receivers if len(receivers) else of_leaf
+        leaf = int(groups.nic_leaf[places[0]])
         evidence = tuple(
             findings.FindingEvidence(
                 "paused_share",
@@ -269,10 +271,13 @@ def unmarked_leaves(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
             )
             for p in of_leaf[:4].tolist()
         )
-        cause = findings.Cause("leaf", leaf, groups.leaf_names[leaf])
-        yield findings.Finding("ecn_inactive", cause, evidence)
+        if leaf >= 0 and (groups.nic_leaf[places] == leaf).all():
+            cause = findings.Cause("leaf", leaf, groups.leaf_names[leaf])
+            yield findings.Finding("ecn_inactive", cause, evidence)
 
 
+FULL_RECEIVE = 0.85
+"""Share of the line rate from which on a receiver's link is full in most moments."""
 CROWDED_RECEIVE, CROWDED_MARKED = 0.7, 0.02
 """Share of the line rate, or of marked packets, from which on the queue to a receiver is crowded."""
 MIN_RAIL_LOSSES, MIN_LEAF_PAUSED = 0.7, 1e-3

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from railscope_collector.diagnosis import findings
 from railscope_collector.diagnosis.jobs import MAD_SCALE, connected_pods
-from railscope_collector.diagnosis.slot_sums import Floats, Positions
+from railscope_collector.diagnosis.quantities import DeviceKind
+from railscope_collector.diagnosis.slot_sums import Floats, Positions, median_known, or_zero
 from railscope_collector.workloads.job_roster import JobKey
 
 PAST_SLOTS = 90
@@ -31,6 +32,8 @@ SPREADS = 4.0
 MIN_INSIDE, MAX_OUTSIDE = 0.7, 0.2
 """Share of the NICs below the leaf that must show it, and of those of the same jobs on other rails that may."""
 MIN_MEMBERS = 2
+MORE_LOAD = 1.25
+"""Load of a receiver, relative to the usual one, from which on its congestion is that of its own link."""
 MIN_TALK = 0.1
 """Share of its highest traffic above which a job offers load to the network, however slowly."""
 
@@ -87,11 +90,13 @@ class Uplinks:
             )
         )
         slot = view.signals.slot
-        for rail, leaves in _congested(view, crossing, affected).items():
+        lasting = _lasting(view, ~(beyond < 1).all(axis=0))
+        for rail, leaves in (_congested(view, crossing, affected) | lasting).items():
             first, last = self._seen.get(rail, (slot, slot))
             first = first if slot - last <= MAX_GAP_SLOTS else slot
             self._seen[rail] = first, slot
-            if slow[np.concatenate([view.groups.leaves[leaf] for leaf in leaves])].any():
+            below = np.concatenate([view.groups.leaves[leaf] for leaf in leaves])
+            if rail in lasting or (slow & affected)[below].any():
                 onset_ns = view.timestamp_ns - (slot - first) * findings.SLOT_NS
                 yield replace(_finding(view, leaves, affected & crossing), onset_ns=onset_ns)
 
@@ -191,6 +196,32 @@ def _is_slow(view: findings.DiagnosisView, key: JobKey) -> bool:
     return spins and bool(np.sum(speeds < view.thresholds.leaves.uplink_speed) >= MIN_SLOW_SLOTS)
 
 
+def _lasting(view: findings.DiagnosisView, differs: findings.Flags) -> dict[int, list[int]]:
+    """Return the leaves of each rail with an incident whose job is still slow, unless its NICs are as before.
+
+    Under a load that was not seen before nothing is known of them, also not that the uplinks carry as much as before.
+    """
+    found = {}
+    for (name, cause), fault in view.open_faults.items():
+        if name != "uplink_congested" or cause.position < 0 or not differs[[*fault.parts]].any():
+            continue
+        keys = fault.reach.jobs & view.states.keys()
+        if any(view.states[key].speed < view.thresholds.leaves.uplink_speed for key in keys):
+            leaves = {cause.position, *view.groups.nic_leaf[[*fault.parts]].tolist()} - {-1}
+            rail = int(view.groups.nic_rail[view.groups.leaves[cause.position][0]])
+            found[rail] = [cause.position, *sorted(leaves - {cause.position})]
+    return found
+
+
+def _receive_more(view: findings.DiagnosisView) -> findings.Flags:
+    """Return the NICs that receive more than before and than the usual one of their job: their own ports are the queue."""
+    received = view.signals.nic["receive"]
+    usual = view.base(DeviceKind.NIC, "receive").copy()
+    for job in view.jobs:
+        usual[job.nics] = np.fmax(usual[job.nics], median_known(received[job.nics]))
+    return findings.above(received, MORE_LOAD * or_zero(usual))
+
+
 def _congested(
     view: findings.DiagnosisView, crossing: findings.Flags, affected: findings.Flags
 ) -> dict[int, list[int]]:
@@ -200,6 +231,7 @@ def _congested(
     """
     groups = view.groups
     is_paused = findings.above(view.signals.nic["paused_share"], view.thresholds.network.min_paused)
+    crowded = affected & _receive_more(view)
     hits: dict[int, list[int]] = {}
     for leaf, members in enumerate(groups.leaves):
         inside = members[crossing[members]]
@@ -207,6 +239,8 @@ def _congested(
             continue
         rail = int(groups.nic_rail[members[0]])
         of_rail = affected & (groups.nic_rail == rail)
+        if crowded[of_rail].any():
+            continue  # its senders have the same symptoms
         is_alone = not of_rail[groups.nic_leaf != leaf].any()
         if is_alone and (len(inside) < MIN_MEMBERS or affected[inside].mean() < MIN_INSIDE):
             continue
