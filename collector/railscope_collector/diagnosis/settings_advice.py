@@ -45,7 +45,7 @@ _COMPARED: Mapping[str, tuple[str, ...]] = MappingProxyType({
 _DUTIES = frozenset(
     {"pfc", "trust", "dscp_map", "applications", "ecn_notification", "ecn_reaction"}
 )
-"""Settings without which a NIC sends into lossy queues, pauses nobody, or lets no sender slow down."""
+"""Settings without which a NIC sends into lossy queues, pauses no port, or lets no sender slow down."""
 
 _MODEL: Mapping[str, tuple[str, ...]] = MappingProxyType({
     "nic": ("role", "driver", "board"), "gpu": ("model", "part_number"), "node": (),
