@@ -53,6 +53,9 @@ _SYMPTOMS: Mapping[str, _Symptom] = MappingProxyType({
 """Those of senders, and of receivers: hosts cannot distinguish the ends of an uplink."""
 
 
+_UNITS = np.array([each.unit for each in _SYMPTOMS.values()])[:, None]
+
+
 class _Slot(NamedTuple):
     """Symptoms of all NICs in a slot, shape (symptoms, NICs), their differences from their peers, and the loads of the NICs."""
 
@@ -76,10 +79,7 @@ class Uplinks:
         values = np.stack([_transformed(view, name) for name in _SYMPTOMS])
         values[:, ~crossing] = np.nan
         differences = _differences(view, values)
-        beyond = np.minimum(
-            self._distance(values, loads, "values"),
-            self._distance(differences, loads, "differences"),
-        )
+        beyond = self._distances(values, differences, loads)
         affected: findings.Flags = np.any(beyond >= 1, axis=0)
         is_past = ~(beyond >= 1) & ~_disturbed(view)
         self._past.append(
@@ -90,7 +90,7 @@ class Uplinks:
             )
         )
         slot = view.signals.slot
-        lasting = _lasting(view, ~(beyond < 1).all(axis=0))
+        lasting = _lasting(view, np.any(~(beyond < 1), axis=0))
         for rail, leaves in (_congested(view, crossing, affected) | lasting).items():
             first, last = self._seen.get(rail, (slot, slot))
             first = first if slot - last <= MAX_GAP_SLOTS else slot
@@ -126,27 +126,48 @@ class Uplinks:
         of_pod = np.append(component, len(component))
         return crossing, loads[of_pod[groups.nic_pod]], slow
 
-    def _distance(self, now: Floats, loads: NDArray[np.int64], field: str) -> Floats:
-        """Return the distance from the past under the same load, relative to what would matter; NaN without such a past."""
-        found = np.full(now.shape, np.nan)
+    def _distances(self, values: Floats, differences: Floats, loads: NDArray[np.int64]) -> Floats:
+        """Return the lesser distance of values and differences from their past under the same load; NaN without such a past.
+
+        A symptom below its unit is within that of any past: the past of such NICs, which are most of a large cluster, is not read.
+        """
+        found = np.where(values < _UNITS, 0.0, np.nan)
+        columns = np.flatnonzero((values >= _UNITS).any(axis=0))
         count = len(self._past)
         past = list(self._past)[: count - min(GUARD_SLOTS, count // 2)]
-        if len(past) < MIN_PAST_SLOTS:
-            return found
-        rows = np.full((len(past), *now.shape), np.nan)
-        for number, slot in enumerate(past):
-            size = len(slot.loads)
-            same = slot.loads == loads[:size]
-            rows[number, :, :size] = np.where(same, getattr(slot, field), np.nan)
-        known = (~np.isnan(rows)).sum(axis=0)
-        enough = known >= MIN_PAST_SLOTS
-        ordered = np.sort(rows, axis=0)  # NaN last
-        middle, high = (_centile(ordered, known, share) for share in (0.5, 0.95))
-        spread = MAD_SCALE * _centile(np.sort(np.abs(rows - middle), axis=0), known, 0.5)
-        units = np.array([each.unit for each in _SYMPTOMS.values()])[:, None]
-        scale = np.fmax(np.fmax(units, SPREADS * spread), high - middle)
-        found[enough] = ((now - middle) / scale)[enough]
+        if len(past) >= MIN_PAST_SLOTS and len(columns):
+            of_values, of_differences = (
+                _distance(now[:, columns], self._rows(past, columns, loads[columns], number))
+                for number, now in enumerate((values, differences))
+            )
+            found[:, columns] = np.minimum(of_values, of_differences)
         return found
+
+    @staticmethod
+    def _rows(
+        past: list[_Slot], columns: Positions, loads: NDArray[np.int64], number: int
+    ) -> Floats:
+        """Return one of the fields of the slots for some NICs, shape (slots, symptoms, NICs); NaN under another load."""
+        rows = np.full((len(past), len(_SYMPTOMS), len(columns)), np.nan)
+        for row, slot in zip(rows, past, strict=True):
+            is_known = columns < len(slot.loads)  # later NICs were not there yet
+            earlier = columns[is_known]
+            same = slot.loads[earlier] == loads[is_known]
+            row[:, is_known] = np.where(same, slot[number][:, earlier], np.nan)
+        return rows
+
+
+def _distance(now: Floats, rows: Floats) -> Floats:
+    """Return the distance from the past, relative to what would matter: a unit, the spread, or the highest values."""
+    found = np.full(now.shape, np.nan)
+    known = (~np.isnan(rows)).sum(axis=0)
+    enough = known >= MIN_PAST_SLOTS
+    ordered = np.sort(rows, axis=0)  # NaN last
+    middle, high = (_centile(ordered, known, share) for share in (0.5, 0.95))
+    spread = MAD_SCALE * _centile(np.sort(np.abs(rows - middle), axis=0), known, 0.5)
+    scale = np.fmax(np.fmax(_UNITS, SPREADS * spread), high - middle)
+    found[enough] = ((now - middle) / scale)[enough]
+    return found
 
 
 def _centile(ordered: Floats, known: Positions, share: float) -> Floats:
