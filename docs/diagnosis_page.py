@@ -14,6 +14,7 @@ import yaml
 from railscope.timestamps import SECOND_NS
 from railscope_collector.detector_thresholds import AdviceThresholds
 from railscope_collector.diagnosis import (
+    network_advice,
     switch_advice,
     switch_evidence,
     switch_links,
@@ -21,7 +22,6 @@ from railscope_collector.diagnosis import (
 )
 from railscope_collector.diagnosis.incident_classes import CLASSES, IncidentClass
 from railscope_collector.diagnosis.incident_report import incident_schema
-from railscope_collector.diagnosis.network_advice import BLOCK_MINUTES, BLOCKS
 from railscope_collector.diagnosis.node_detectors import NODE_CLASSES
 from railscope_collector.diagnosis.quantities import QUANTITIES
 from railscope_collector.diagnosis.ranking import EDGES
@@ -108,8 +108,8 @@ the affected jobs and as GPU-seconds per hour, and how this was derived. All dev
   of advice. Servers that receive no LLDP are not compared. The gain is unknown.
 - `ecn_late`: while a switch pauses a sender, its queue is longer than the PFC threshold. With a lower ECN threshold it would mark all packets
   that leave this queue, so the receiver would see at least the share of marked packets that senders see as share of paused time. A
-  leaf is reported if {_THRESHOLDS.min_late_nics:.0%} of its NICs are paused {_THRESHOLDS.paused_per_marked:.0f} times as much as the packets of any receiver of the rail are marked, and {_THRESHOLDS.late_factor:.0f} times
-  as much as on other rails, or for {_THRESHOLDS.certain_late_paused:.0%} of the time. If marks became rare below one leaf at its usual load when the pauses began, only receivers below it count. A receiver without an agent may be the reason instead if it receives from most NICs of the leaf. Without any marks it is `ecn_inactive`, or a site without ECN. The gain is the
+  leaf is reported if {network_advice.MIN_LATE_NICS:.0%} of its NICs are paused {network_advice.PAUSED_PER_MARKED:.0f} times as much as the packets of any receiver of the rail are marked, and {network_advice.LATE_FACTOR:.0f} times
+  as much as on other rails, or for {network_advice.CERTAIN_LATE_PAUSED:.0%} of the time. If marks became rare below one leaf at its usual load when the pauses began, only receivers below it count. A receiver without an agent may be the reason instead if it receives from most NICs of the leaf. Without any marks it is `ecn_inactive`, or a site without ECN. The gain is the
   share of paused time beyond that of other rails: an upper bound.
   [Switches](#switches) show this themselves: over {switch_advice.MARKS_NS // SECOND_NS} seconds, a leaf sends at least {switch_advice.MIN_PAUSES:.0f} pause frames of a priority per second, and its queues
   of this priority mark fewer packets. Or a queue has, in {switch_advice.MIN_DEEP_SHARE:.0%} of at least {switch_advice.MIN_DEEP_SAMPLES} samples, more than its port sends in
@@ -119,10 +119,10 @@ the affected jobs and as GPU-seconds per hour, and how this was derived. All dev
   switch, with both counts. The detector of pauses relies on these counters: a receiver that seems slow may be none, or one may be missed. The gain is unknown.
 - `headroom_low`: the watermark of the headroom of a priority group is above {switch_advice.MIN_HEADROOM_SHARE:.0%} of the size in its buffer profile, or a priority group dropped packets
   although its port pauses the sender. A size that is not known gives no advice. A watermark lasts until the switch clears it. The gain is unknown: a full headroom loses packets.
-- `rail_imbalance`: rails that carry more than {_THRESHOLDS.max_rail_ratio} or less than {_THRESHOLDS.min_rail_ratio} of the median rail of a job, on {_THRESHOLDS.agreeing_nodes:.0%} of its nodes, in
-  {BLOCKS} consecutive blocks of {BLOCK_MINUTES} minutes. The gain is the time that the busiest rail needs at line rate, less that of the mean rail: an upper
+- `rail_imbalance`: rails that carry more than {network_advice.MAX_RAIL_RATIO} or less than {network_advice.MIN_RAIL_RATIO} of the median rail of a job, on {network_advice.AGREEING_NODES:.0%} of its nodes, in
+  {network_advice.BLOCKS} consecutive blocks of {network_advice.BLOCK_MINUTES} minutes. The gain is the time that the busiest rail needs at line rate, less that of the mean rail: an upper
   bound. Unequal uplinks of a leaf do not show in the counters of hosts.
-- `placement_oversubscribed`: a job that would fit into one pod crosses pods, and its NICs are paused, or their packets marked, {_THRESHOLDS.placed_factor:.0f} times as much as those
+- `placement_oversubscribed`: a job that would fit into one pod crosses pods, and its NICs are paused, or their packets marked, {network_advice.PLACED_FACTOR:.0f} times as much as those
   of jobs in one pod, in the same blocks. Without a job in one pod to compare with, there is no advice: marks may be those of its own
   receivers. The gain is the difference in paused time: a lower bound, as hosts do not see what rate control costs.
 """

@@ -69,6 +69,8 @@ ENDED_SLOTS = 6
 """Slots for which a job that has ended is remembered: a fault that ended it is concluded afterwards."""
 MAX_SEEN_EVENTS = 4096
 """Events of a node by which repeated ones are recognized."""
+IDLE_USE = 0.02
+"""Utilization of GPUs without work: kernels that wait for other ranks keep them busy."""
 
 EventKey: TypeAlias = tuple[str, tuple[str, ...], int]
 """Identity of an event of a node: name, entity, time since the boot."""
@@ -275,8 +277,8 @@ class ClusterDiagnosis:
             history.slow_speed = state.slow_speed if state.is_slow else 0.0
             history.add(
                 slot,
-                progresses=state.exchange_now >= self.thresholds.jobs.stalled_speed,
-                exchanges=state.exchange >= self.thresholds.nodes.min_exchange,
+                progresses=state.exchange_now >= node_detectors.STALLED_SPEED,
+                exchanges=state.exchange >= findings.MIN_EXCHANGE,
                 speed=state.speed,
             )
         if slot >= self._resumed_jobs_until:
@@ -391,7 +393,7 @@ class ClusterDiagnosis:
             (self._minute[DeviceKind.GPU], view.job_of_gpu, used, is_measured),
             (self._minute[DeviceKind.NIC], view.job_of_nic, of_nics, ~np.isnan(received)),
         ):
-            is_idle = np.where(jobs >= 0, of_jobs[jobs], uses) <= self.thresholds.jobs.idle_use
+            is_idle = np.where(jobs >= 0, of_jobs[jobs], uses) <= IDLE_USE
             minute.add(jobs, is_idle, is_known)
 
     def _add_to_baselines(self, view: findings.DiagnosisView) -> None:
@@ -425,22 +427,25 @@ def _job_numbers(
     return numbers
 
 
+SLOW_VARIATION_FACTOR = 2.0
+"""A slow job has lost this many times its usual variation of speed."""
+
+
 def _job_state(view: findings.DiagnosisView, job: job_groups.ActiveJob) -> findings.JobState:
     """Return the state of a job, relative to its past."""
     nic = view.signals.table(DeviceKind.NIC, findings.SLOTS_PER_MINUTE)
     gpu = view.signals.table(DeviceKind.GPU, findings.SLOTS_PER_MINUTE)
-    thresholds = view.thresholds.jobs
-    state = findings.JobState(job, thresholds, thresholds.slow_speed)
+    state = findings.JobState(job, view.thresholds.jobs.slow_speed)
     state.exchange = mean_known(nic["send"][job.nics])
     newest = view.signals.table(DeviceKind.GPU, 2)
     state.utilization_now = mean_known(newest["utilization"][job.gpus])
     state.activity = mean_known(gpu["activity"][job.gpus])
     past = mean_known(view.base(DeviceKind.NIC, "send")[job.nics])
     # A job that exchanges nothing has no such measure.
-    if past > view.thresholds.nodes.min_exchange:
+    if past > findings.MIN_EXCHANGE:
         state.exchange_change = state.exchange / past
         low = mean_known(view.base(DeviceKind.NIC, "send", job_steps.LOW_QUANTILE)[job.nics])
-        max_loss = thresholds.slow_variation_factor * (1 - low / past)
+        max_loss = SLOW_VARIATION_FACTOR * (1 - low / past)
         state.slow_speed = min(state.slow_speed, 1 - max_loss)
         state.exchange_now = (
             mean_known(view.signals.table(DeviceKind.NIC, 2)["send"][job.nics]) / past

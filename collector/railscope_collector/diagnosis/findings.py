@@ -10,10 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from railscope.timestamps import SECOND_NS
-from railscope_collector.detector_thresholds import (
-    DetectorThresholds,
-    JobThresholds,
-)
+from railscope_collector.detector_thresholds import DetectorThresholds
 from railscope_collector.diagnosis.baselines import WORK_QUANTILE, Baselines
 from railscope_collector.diagnosis.devices import ClusterDevices
 from railscope_collector.diagnosis.incident_classes import Severity
@@ -227,12 +224,17 @@ class JobHistory:
         return self.resumed_slot >= 0 and slot - self.resumed_slot < 2 * SLOTS_PER_MINUTE
 
 
+MAX_LOSING_SPEED = 0.95
+"""Speed relative to its past below which a job loses time: beyond the noise of a minute."""
+MORE_WORK_FACTOR = 1.05
+"""A job whose GPUs have more than this many times their past activity, or else power, does other work and is not slow."""
+
+
 @dataclass(slots=True)
 class JobState:
     """State of a job at one evaluation, relative to its own past; 1 is as before, NaN unknown."""
 
     job: ActiveJob
-    thresholds: JobThresholds
     slow_speed: float
     """Speed below which the job is slow."""
     exchange: float = np.nan
@@ -257,7 +259,7 @@ class JobState:
     def works_more(self) -> bool:
         """True if its GPUs work more than before: it exchanges less as its work is other, as with longer sequences."""
         change = self.power_change if np.isnan(self.activity_change) else self.activity_change
-        return bool(change > self.thresholds.more_work_factor)
+        return bool(change > MORE_WORK_FACTOR)
 
     @property
     def is_slow(self) -> bool:
@@ -267,7 +269,7 @@ class JobState:
     @property
     def losing_speed(self) -> float:
         """Speed below which the job loses time to a fault: it is slower than its own variation explains, as that of a service."""
-        return min(self.slow_speed, self.thresholds.max_losing_speed)
+        return min(self.slow_speed, MAX_LOSING_SPEED)
 
     @property
     def loses_time(self) -> bool:
@@ -294,6 +296,10 @@ class OpenFault(Protocol):
     @property
     def reach(self) -> FaultReach:
         """Reach of the incident."""
+
+
+MIN_EXCHANGE = 0.001
+"""Load below which the NICs of a job, or of a node, exchange nothing."""
 
 
 @dataclass(slots=True)
@@ -346,7 +352,7 @@ class DiagnosisView:
         """
         if self._connected_pods is None:
             load = np.fmax(self.signals.nic["send"], self.signals.nic["receive"])
-            is_other = self.groups.is_rail & above(load, self.thresholds.nodes.min_exchange)
+            is_other = self.groups.is_rail & above(load, MIN_EXCHANGE)
             for job in self.jobs:
                 is_other[job.nics] = False
             self._connected_pods = connected_pods(self.groups, self.jobs, np.flatnonzero(is_other))

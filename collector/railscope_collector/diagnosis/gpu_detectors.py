@@ -68,6 +68,10 @@ def xid_events(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         )
 
 
+MIN_GENERATION_USE = 0.1
+"""Utilization above which the generation of the PCIe link of a GPU counts: an unused device saves power by a lower one."""
+
+
 def reported_gpu_faults(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield GPUs whose counters, states or absence report a fault."""
     gpu, groups = view.signals.gpu, view.groups
@@ -104,7 +108,7 @@ def reported_gpu_faults(view: findings.DiagnosisView) -> Iterator[findings.Findi
         often = ((errors > 0) & has_value).sum(axis=0) > np.fmax(has_value.sum(axis=0) / 2, 2)
     often |= findings.above(gpu["nvlink_recoveries"], 0.0)
     yield from _gpu_findings(view, "nvlink_errors", often, "nvlink_errors", slots=NVLINK_SLOTS)
-    busy = findings.above(gpu["utilization"], view.thresholds.gpus.min_generation_use)
+    busy = findings.above(gpu["utilization"], MIN_GENERATION_USE)
     narrow = _below_usual(view, gpu["pcie_width"])
     yield from _gpu_findings(view, "pcie_degraded", narrow, "pcie_width", limit=1.0)
     slow = busy & _below_usual(view, gpu["pcie_generation"])
@@ -154,18 +158,25 @@ def _without_answer(
         yield findings.Finding(name, findings.Cause("gpu", position), (evidence,))
 
 
+MIN_LIMITED, MIN_HOT_SHARE = 0.4, 0.5
+"""Share of time in which heat or hardware limits the clock, and share of a node's GPUs from which on heat has a common cause."""
+SLOW_CLOCK = 0.95
+"""Share of the clock of its peers below which a GPU is slow."""
+UNEXPLAINED_CLOCK = 0.9
+"""Share of its usual clock below which a GPU that reports no reason is slow: GPUs of one model differ by less under the same limit of power."""
+
+
 def slow_clocks(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield GPUs with a clock that is low because of heat, or because hardware forces it."""
-    thresholds = view.thresholds.gpus
     gpu = view.signals.gpu
     usual = _peer_clocks(view)
-    slower = gpu["clock"] < thresholds.slow_clock * usual
-    hot = findings.above(gpu["thermal_share"], thresholds.min_limited) & slower
-    is_certain = gpu["clock"] < thresholds.unexplained_clock * usual
-    hot &= is_certain | findings.above(_shown_thermal_share(view), thresholds.min_limited)
-    yield from _slowed(view, "thermal_straggler", hot, "thermal_share", thresholds.min_hot_share)
-    brake = findings.above(gpu["power_brake_share"], thresholds.min_limited)
-    brake |= findings.above(gpu["slowdown_share"], thresholds.min_limited) & slower
+    slower = gpu["clock"] < SLOW_CLOCK * usual
+    hot = findings.above(gpu["thermal_share"], MIN_LIMITED) & slower
+    is_certain = gpu["clock"] < UNEXPLAINED_CLOCK * usual
+    hot &= is_certain | findings.above(_shown_thermal_share(view), MIN_LIMITED)
+    yield from _slowed(view, "thermal_straggler", hot, "thermal_share", MIN_HOT_SHARE)
+    brake = findings.above(gpu["power_brake_share"], MIN_LIMITED)
+    brake |= findings.above(gpu["slowdown_share"], MIN_LIMITED) & slower
     yield from _slowed(view, "hw_slowdown", brake & ~hot, "power_brake_share", 0.0)
 
 
@@ -192,13 +203,15 @@ def _slowed(
         device = view.devices.gpus[position]
         rack = device.chassis or _first_leaf(view, int(view.groups.gpu_node[position]))
         racks[rack][device.node].append(position)
-    limit, shares = view.thresholds.gpus.min_limited, view.signals.gpu[signal]
+    shares = view.signals.gpu[signal]
     if name == "hw_slowdown":
         shares = np.fmax(shares, view.signals.gpu["slowdown_share"])
     for rack, nodes in racks.items():
         for cause, members in _units(view, rack, nodes, min_share):
             evidence = tuple(
-                findings.FindingEvidence(signal, float(shares[p]), limit, "limit", view.gpu_name(p))
+                findings.FindingEvidence(
+                    signal, float(shares[p]), MIN_LIMITED, "limit", view.gpu_name(p)
+                )
                 for p in members[:4]
             )
             parts = () if cause.kind == "gpu" else tuple(members)
@@ -234,12 +247,16 @@ def _first_leaf(view: findings.DiagnosisView, node: int) -> str:
     return groups.leaf_names[int(groups.nic_leaf[groups.nic_pod == pods[0]].min())]
 
 
+MIN_CLOCK_USE = 0.3
+"""Utilization above which the clock of a GPU counts for its model: an idle GPU may lower its clock."""
+
+
 def _peer_clocks(view: findings.DiagnosisView) -> Floats:
     """Return, for each GPU, the usual clock of busy GPUs of its model, or its own before."""
     gpu = view.signals.gpu
     usual = np.full(len(gpu), np.nan)
     models = np.array([each.model for each in view.devices.gpus])
-    busy = findings.above(gpu["utilization"], view.thresholds.gpus.min_clock_use)
+    busy = findings.above(gpu["utilization"], MIN_CLOCK_USE)
     for model in np.unique(models):
         members = (models == model) & busy & ~np.isnan(gpu["clock"])
         if members.sum() >= 3:  # noqa: PLR2004 - a majority needs three

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from railscope_collector.detector_thresholds import JobThresholds
 from railscope_collector.diagnosis import findings, job_steps, slot_sums, storage_detectors
 from railscope_collector.diagnosis.jobs import MIN_PEERS, ActiveJob
 from railscope_collector.diagnosis.quantities import DeviceKind
@@ -45,15 +44,20 @@ def _of_job(
     return findings.FindingEvidence(signal, *values, comparison, name, job.key, slots)
 
 
+MAJORITY = 0.6
+"""Share of ranks that must be affected alike."""
+MIN_TRAINING_USE = 0.8
+"""Utilization of a job that trains, in most minutes: that of a service, or of alternating phases, varies."""
+
+
 def jobs_without_input(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield jobs of which all ranks wait alike, and not for storage."""
-    thresholds = view.thresholds.jobs
     past = view.base(DeviceKind.GPU, "utilization", 0.5)
     for job in view.jobs:
         # A job that restarts fills its caches.
         restarts = view.states[job.key].history.restarts(view.signals.slot)
-        trains = findings.above(past[job.gpus], thresholds.min_training_use)
-        if restarts or trains.mean() <= thresholds.majority:
+        trains = findings.above(past[job.gpus], MIN_TRAINING_USE)
+        if restarts or trains.mean() <= MAJORITY:
             continue
         wait = _find_wait(view, job)
         if wait:
@@ -61,7 +65,7 @@ def jobs_without_input(view: findings.DiagnosisView) -> Iterator[findings.Findin
             evidence = _of_job(job, "utilization", values, "relative to its past", wait.slots)
             # Without counters of what a job exchanges, a phase of other work has the same readings.
             severity = "info" if np.isnan(wait.progress) or job_steps.may_serve(view, job) else ""
-            slots = job_steps.waiting_slots(view, job, thresholds.min_input, wait.limit)
+            slots = job_steps.waiting_slots(view, job, job_steps.MIN_INPUT, wait.limit)
             onset_ns = view.timestamp_ns - max(slots - 1, 0) * findings.SLOT_NS
             yield findings.Finding(
                 "dataloader_stall",
@@ -93,30 +97,35 @@ def _readings(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> float
     return float(np.median(np.where(has_means, np.inf, counts)))
 
 
+PROGRESS_SHARE = 0.5
+"""Exchange of a job that waits for its input, relative to its utilization, both relative to their past: starved steps still end."""
+MIN_STARVED_LOSS = 0.25
+"""Loss of exchange of such a job, relative to the loss of its utilization: with less, it makes as much progress as before."""
+
+
 def _input_wait(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> _InputWait | None:
     """Return how much all ranks of a job waited in the last slots, while its steps went on; None if they did not."""
-    thresholds = view.thresholds.jobs
     baseline = view.base(DeviceKind.GPU, "utilization")[job.gpus]
     used = view.signals.table(DeviceKind.GPU, slots)["utilization"][job.gpus]
     changes = used / baseline
     changes = changes[~np.isnan(changes)]
-    if len(changes) < thresholds.majority * len(job.gpus):
+    if len(changes) < MAJORITY * len(job.gpus):
         return None
     is_usual_shown = slots == INPUT_SLOTS
     usual = slot_sums.median(changes) if is_usual_shown else slot_sums.mean_known(changes)
     limit = _input_limit(view, job, usual)
-    if not thresholds.min_input < usual < limit:
+    if not job_steps.MIN_INPUT < usual < limit:
         return None
-    if not are_alike(changes, usual, _readings(view, job, slots), thresholds) and (
+    if not are_alike(changes, usual, _readings(view, job, slots)) and (
         is_usual_shown or not _work_alike(view, job, slots)
     ):
         return None
     progress = job_steps.progress(view, job, slots)
     # Two slots show a part of long steps, with or without their exchange.
-    lowest = max(view.thresholds.steps.min_progress, thresholds.progress_share * usual)
+    lowest = max(job_steps.MIN_PROGRESS, PROGRESS_SHARE * usual)
     minute = job_steps.progress(view, job, findings.SLOTS_PER_MINUTE)
     # Readings of moments may be those of gaps for minutes; a job that makes as much progress as before does not wait.
-    highest = 1 - thresholds.min_starved_loss * (1 - usual)
+    highest = 1 - MIN_STARVED_LOSS * (1 - usual)
     starves = any(not each < lowest and not each > highest for each in (progress, minute))
     windows = slots, findings.SLOTS_PER_MINUTE
     starves &= not all(job_steps.is_other_work(view, job, each) for each in windows)
@@ -125,14 +134,26 @@ def _input_wait(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> _In
     return _InputWait(usual, limit, progress, slots) if starves and has_steps else None
 
 
+MAX_INPUT, MAX_SMALL_INPUT = 0.78, 0.88
+"""Utilization relative to its past above which a job has its input. The second is for jobs that slow down as much as their gaps
+explain: other phases exchange far less, or as before.
+"""
+MIN_GAP_SPEED, MAX_STARVED_SPEED = 0.75, 0.95
+"""Speed of such a job relative to its utilization, both relative to their past, and speed relative to its past below which a job may wait
+for its input.
+"""
+MIN_SPINNING_USE = 0.92
+"""Utilization of ranks that spin while they wait for others: their gaps count although they are small, unlike those of a service with less load."""
+
+
 def _input_limit(view: findings.DiagnosisView, job: ActiveJob, usual: float) -> float:
     """Return the utilization relative to the past below which a job waits; it is higher if the job slows down as much as its gaps explain."""
-    thresholds, speed = view.thresholds.jobs, view.states[job.key].speed
+    speed = view.states[job.key].speed
     past = view.base(DeviceKind.GPU, "utilization")[job.gpus]
-    spins = findings.above(past, thresholds.min_spinning_use)
-    is_loss_of_gaps = thresholds.min_gap_speed * usual < speed < thresholds.max_starved_speed
-    is_loss_of_gaps &= bool(spins.mean() > thresholds.majority)
-    return thresholds.max_small_input if is_loss_of_gaps else thresholds.max_input
+    spins = findings.above(past, MIN_SPINNING_USE)
+    is_loss_of_gaps = MIN_GAP_SPEED * usual < speed < MAX_STARVED_SPEED
+    is_loss_of_gaps &= bool(spins.mean() > MAJORITY)
+    return MAX_SMALL_INPUT if is_loss_of_gaps else MAX_INPUT
 
 
 def _work_alike(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> bool:
@@ -140,15 +161,14 @@ def _work_alike(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> boo
 
     If a step takes about one period of the samples, the utilization of a node is read in its gaps each time, or never.
     """
-    thresholds = view.thresholds.jobs
     for name in ("activity", "power"):
         now = view.signals.table(DeviceKind.GPU, slots)[name][job.gpus]
         changes = now / view.base(DeviceKind.GPU, name)[job.gpus]
         changes = changes[~np.isnan(changes)]
-        if len(changes) >= thresholds.majority * len(job.gpus):
+        if len(changes) >= MAJORITY * len(job.gpus):
             usual = slot_sums.median(changes)
-            alike = are_alike(changes, usual, np.inf, thresholds)
-            return usual < thresholds.max_starved_speed and alike
+            alike = are_alike(changes, usual, np.inf)
+            return usual < MAX_STARVED_SPEED and alike
     return False
 
 
@@ -158,30 +178,36 @@ def _exchanges_evenly(view: findings.DiagnosisView, job: ActiveJob) -> bool:
         job_steps.progress(view, job, INPUT_SLOTS, before)
         for before in range(0, MOMENT_SLOTS, INPUT_SLOTS)
     ]
-    steps, max_speed = view.thresholds.steps, view.thresholds.jobs.max_starved_speed
-    return min(changes) > steps.min_progress and max(changes) < min(
-        max_speed, steps.uneven_factor * min(changes)
+    return min(changes) > job_steps.MIN_PROGRESS and max(changes) < min(
+        MAX_STARVED_SPEED, job_steps.UNEVEN_FACTOR * min(changes)
     )
+
+
+MAX_LONG_STEP_USE = 0.7
+"""Utilization relative to its past below which minutes show the gaps of long steps: a single evaluation suffices."""
 
 
 def _waits_repeatedly(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> bool:
     """True if the ranks of a job waited in the last slots, also without its two longest pauses, and the job was slower."""
-    thresholds = view.thresholds.jobs
-    if job_steps.progress(view, job, slots) > thresholds.max_starved_speed:
+    if job_steps.progress(view, job, slots) > MAX_STARVED_SPEED:
         return False
     stores = storage_detectors.storing_slots(view, job, slots)
     use = job_steps.use_without_pauses(view, job, stores)
-    return thresholds.min_input < use < thresholds.max_long_step_use
+    return job_steps.MIN_INPUT < use < MAX_LONG_STEP_USE
 
 
-def are_alike(
-    values: slot_sums.Floats, usual: float, count: float, thresholds: JobThresholds
-) -> bool:
+MAX_RANK_DEVIATION = 0.12
+"""Difference of the utilization of a rank, relative to its past, from the usual one of its job, up to which it waits alike."""
+ALIKE_SHARE = 0.9
+"""Share of the ranks of a job that must wait alike."""
+
+
+def are_alike(values: slot_sums.Floats, usual: float, count: float) -> bool:
     """True if nearly all ranks wait as much as usual; few readings of moments differ although they do."""
-    tolerance = thresholds.max_rank_deviation
+    tolerance = MAX_RANK_DEVIATION
     if count <= MIN_READINGS:
         tolerance += 2 * float(np.sqrt(max(usual * (1 - usual), 0.0) / max(count, 1.0)))
-    return bool(np.mean(np.abs(values - usual) <= tolerance) >= thresholds.alike_share)
+    return bool(np.mean(np.abs(values - usual) <= tolerance) >= ALIKE_SHARE)
 
 
 MIN_READINGS = 10.0
@@ -219,6 +245,16 @@ class _NodeGaps(NamedTuple):
         return slot_sums.means_known(self.used - self.usual)
 
 
+MIN_LATE_SPEED = 0.3
+"""Speed of a job relative to its past below which it takes no steps, and its nodes may do different work."""
+MIN_GAP_LOSS = 0.5
+"""Loss of speed of a job relative to the gap of its late host: all ranks wait for it."""
+MIN_OTHERS_USE = 0.8
+"""Utilization of the other nodes of a job, usual or of a moment, above which they show that one node is late: in a checkpoint,
+all stop.
+"""
+
+
 def late_hosts(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield the node of a job with GPUs that have gaps in their work while those of other nodes have none.
 
@@ -226,7 +262,6 @@ def late_hosts(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     hardly differed before. Replicas of a service differ with their load: a job that was not steady is unknown. Tasks that
     wait for processors explain a gap, also a small one, and one that the job has time for.
     """
-    thresholds = view.thresholds.jobs
     pressed, past = _is_pressed(view), job_steps.low_use(view)
     slots, early = (
         view.signals.slots(DeviceKind.GPU, EARLY_SLOTS, before)["utilization"]
@@ -235,7 +270,7 @@ def late_hosts(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     for job in view.jobs:
         # Without steps, as between phases of training, nodes may do different work.
         speed = view.states[job.key].speed
-        has_steps = not speed < thresholds.min_late_speed
+        has_steps = not speed < MIN_LATE_SPEED
         is_steady_job = job_steps.is_steady_for_half(view, job, "utilization")
         if len(job.nodes) < 2 or not has_steps or not is_steady_job:  # noqa: PLR2004 - other nodes to compare with
             continue
@@ -249,18 +284,22 @@ def late_hosts(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         has_reason = pressed[nodes] & _is_pressed_more(view, nodes)
         hit = _have_gaps(view, gaps, has_reason)
         # All ranks wait for a late host, so the job slows down as much; replicas of a service do not.
-        hit &= job_steps.explain_speed(view, speed, gaps.mean)
+        hit &= job_steps.explain_speed(speed, gaps.mean)
         past_of_others = job_steps.medians_of_others(before)
-        is_alone = findings.above(past_of_others, thresholds.min_others_use)
-        is_alone &= ~(speed > 1 + thresholds.min_gap_loss * gaps.mean)
+        is_alone = findings.above(past_of_others, MIN_OTHERS_USE)
+        is_alone &= ~(speed > 1 + MIN_GAP_LOSS * gaps.mean)
         is_alone &= job_steps.has_exchanged(view, job)
-        is_alone &= _stand_out(view, lasting)
+        is_alone &= _stand_out(lasting)
         is_alone &= job_steps.is_steady(view, job, "utilization") and _shows_late_nodes(view, job)
         hit &= has_reason | is_alone
         yield from _late_nodes(view, gaps, np.flatnonzero(hit).tolist(), has_reason)
-        hit = ~hit & has_reason & _have_rare_gaps(view, lasting) & _stand_out(view, lasting)
-        hit &= job_steps.explain_speed(view, speed, lasting.mean)
+        hit = ~hit & has_reason & _have_rare_gaps(view, lasting) & _stand_out(lasting)
+        hit &= job_steps.explain_speed(speed, lasting.mean)
         yield from _late_nodes(view, lasting, np.flatnonzero(hit).tolist(), has_reason)
+
+
+MIN_GAP = 0.035
+"""Utilization of a late host below that of the other nodes of its job."""
 
 
 def _have_rare_gaps(view: findings.DiagnosisView, gaps: _NodeGaps) -> findings.Flags:
@@ -269,45 +308,61 @@ def _have_rare_gaps(view: findings.DiagnosisView, gaps: _NodeGaps) -> findings.F
     If a step has one gap, a reading of a moment shows it as rarely as it is short.
     """
     usual = slot_sums.or_zero(view.base(DeviceKind.NODE, "job_gap", 0.5)[gaps.nodes])
-    return findings.above(usual - gaps.mean, view.thresholds.jobs.min_gap)
+    return findings.above(usual - gaps.mean, MIN_GAP)
 
 
-def _stand_out(view: findings.DiagnosisView, gaps: _NodeGaps) -> findings.Flags:
+OTHER_GAP_FACTOR = 3.0
+"""A late host has this many times the gap of any other node of its job."""
+
+
+def _stand_out(gaps: _NodeGaps) -> findings.Flags:
     """Return the nodes with a far larger gap than all others: readings of moments show a gap that all have as that of some."""
-    thresholds = view.thresholds.jobs
     # A checkpoint stops all of them.
-    differences = np.where(gaps.usual > thresholds.min_others_use, gaps.used - gaps.usual, np.nan)
+    differences = np.where(gaps.usual > MIN_OTHERS_USE, gaps.used - gaps.usual, np.nan)
     size = np.fmax(-slot_sums.means_known(differences), 0)
     largest_other = np.array([np.delete(size, place).max(initial=0) for place in range(len(size))])
-    return findings.above(size, thresholds.other_gap_factor * largest_other)
+    return findings.above(size, OTHER_GAP_FACTOR * largest_other)
+
+
+GAP_FACTOR, PRESSED_GAP_SHARE = 1.5, 0.5
+"""A late host is this many times its usual variation below its usual utilization. This share of `MIN_GAP` suffices for a node with
+tasks that wait for processors.
+"""
+MIN_LATE_USE = 0.05
+"""Utilization above which a late host still works."""
+LATE_SHARE, LATE_ALONE_SHARE = 0.8, 0.6
+"""Share of the readings of a minute that must show a late host. The second is for a job whose other nodes have no gap: some
+readings miss the gap of a long step.
+"""
+LATE_DEVIATIONS = 4.0
+"""Utilization of a late host below that of the other nodes, in standard errors."""
 
 
 def _have_gaps(
     view: findings.DiagnosisView, gaps: _NodeGaps, has_reason: findings.Flags
 ) -> findings.Flags:
     """Return the nodes that are used less than the others, and than before, in most slots."""
-    thresholds = view.thresholds.jobs
     low = view.base(DeviceKind.NODE, "job_gap", 0.1)[gaps.nodes]
     spread = view.base(DeviceKind.NODE, "job_gap", 0.5)[gaps.nodes] - low
     low = np.where(np.isnan(low), gaps.early, low)
-    own_limit = low - np.fmax(thresholds.min_gap, thresholds.gap_factor * slot_sums.or_zero(spread))
-    min_gap = np.where(has_reason, thresholds.pressed_gap_share, 1.0) * thresholds.min_gap
+    own_limit = low - np.fmax(MIN_GAP, GAP_FACTOR * slot_sums.or_zero(spread))
+    min_gap = np.where(has_reason, PRESSED_GAP_SHARE, 1.0) * MIN_GAP
     limit = np.where(has_reason, -min_gap, np.fmin(own_limit, -min_gap))
     # Readings during which the others do not work either, as in a checkpoint, show no gap.
-    differences = np.where(gaps.usual > thresholds.min_others_use, gaps.used - gaps.usual, np.nan)
-    late = (differences < limit) & (gaps.used > thresholds.min_late_use)
+    differences = np.where(gaps.usual > MIN_OTHERS_USE, gaps.used - gaps.usual, np.nan)
+    late = (differences < limit) & (gaps.used > MIN_LATE_USE)
     if np.isnan(differences).all():
         return np.zeros(len(gaps.nodes), np.bool_)
     count, late_count = (~np.isnan(differences)).sum(axis=0), late.sum(axis=0)
     # In long steps some readings of moments miss the gap: fewer suffice where no other node has one.
     is_alone = (late_count == late_count.sum()) & (late_count >= LATE_SLOTS / 2)
-    share = np.where(is_alone, thresholds.late_alone_share, thresholds.late_share)
+    share = np.where(is_alone, LATE_ALONE_SHARE, LATE_SHARE)
     hit = (count >= LATE_SLOTS / 2) & (late_count >= share * count)
     # Readings of moments vary: the mean of few of them must differ by more.
     means = slot_sums.means_known(differences)
     with np.errstate(invalid="ignore"):
         deviation = float(np.nanstd(differences - means))
-    noise = thresholds.late_deviations * deviation / np.sqrt(np.fmax(count, 1))
+    noise = LATE_DEVIATIONS * deviation / np.sqrt(np.fmax(count, 1))
     found: findings.Flags = hit & (means < -np.fmax(min_gap, noise))
     return found
 
@@ -356,69 +411,92 @@ def _is_pressed(view: findings.DiagnosisView) -> findings.Flags:
     return findings.above(view.signals.node["cpu_pressure"], _pressure_limits(view))
 
 
+OTHER_PRESSURE_FACTOR = 2.0
+"""A late host has this many times the CPU pressure of the other nodes of its job: what all have delays none alone."""
+
+
 def _is_pressed_more(view: findings.DiagnosisView, nodes: slot_sums.Positions) -> findings.Flags:
     """Return the nodes of a job whose tasks wait far more than those of the others: what all have, as late input, delays none alone."""
     pressures = view.signals.node["cpu_pressure"][nodes]
     of_others = job_steps.medians_of_others(pressures)
-    is_usual: findings.Flags = pressures <= view.thresholds.jobs.other_pressure_factor * of_others
+    is_usual: findings.Flags = pressures <= OTHER_PRESSURE_FACTOR * of_others
     return ~is_usual
 
 
+MIN_PRESSURE, PRESSURE_FACTOR = 0.05, 2.0
+"""CPU pressure of a late host beyond this many times its usual one."""
+
+
 def _pressure_limits(view: findings.DiagnosisView) -> slot_sums.Floats:
-    thresholds = view.thresholds.jobs
     usual = slot_sums.or_zero(view.base(DeviceKind.NODE, "cpu_pressure"))
-    return thresholds.min_pressure + thresholds.pressure_factor * usual
+    return MIN_PRESSURE + PRESSURE_FACTOR * usual
 
 
 MAX_SOLO_SLOTS = 36
 """Slots for which one rank may work while the others wait, as it evaluates or builds an index; a longer wait is a hang."""
+HUNG_ACTIVITY, HUNG_ACTIVITY_CHANGE = 0.3, 0.7
+"""Activity of spinning GPUs of a job that hangs, absolute and relative to its past. Below both, all ranks may hang; above both, one works
+while the others wait.
+"""
+HUNG_POWER_CHANGE, WORKING_POWER_CHANGE = 0.55, 0.75
+"""Power relative to its past below which a spinning GPU without a measure of activity does no work, and above which it works while the
+others wait.
+"""
 
 
 def _working_ranks(view: findings.DiagnosisView, job: ActiveJob) -> slot_sums.Positions:
     """Return the GPUs of a job that work nearly as much as before: the others wait for them, as for an evaluation by one rank."""
-    gpu, thresholds = view.signals.gpu, view.thresholds.jobs
-    limits = thresholds.hung_activity_change, thresholds.working_power_change
+    gpu = view.signals.gpu
+    limits = HUNG_ACTIVITY_CHANGE, WORKING_POWER_CHANGE
     changes = [gpu[name] / view.base(DeviceKind.GPU, name) for name in ("activity", "power")]
     works, has_power = map(findings.above, changes, limits)
-    works &= gpu["activity"] > thresholds.hung_activity
+    works &= gpu["activity"] > HUNG_ACTIVITY
     return job.gpus[np.where(np.isnan(changes[0]), has_power, works)[job.gpus]]
+
+
+HUNG_NVLINK_BYTES_PER_SECOND = 1e9
+"""Bytes per second over NVLink of each GPU below which nothing moves."""
+WAIT_FACTOR = 1.5
+"""A hang lasts this many times the longest wait that ended."""
+MAX_UNLAUNCHED_USE = 0.05
+"""Utilization below which no work was launched on a rank of a job that hangs."""
 
 
 def hung_jobs(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield jobs with ranks that spin in a collective: busy without work, and nothing moves."""
-    thresholds, min_busy_use = view.thresholds.jobs, view.thresholds.steps.min_busy_use
     gpu, nic = view.signals.gpu, view.signals.nic
     base = view.base(DeviceKind.GPU, "activity")
-    min_nvlink = thresholds.hung_nvlink_bytes_per_second
     for job in view.jobs:
-        spins = findings.above(gpu["utilization"][job.gpus], min_busy_use)
+        spins = findings.above(gpu["utilization"][job.gpus], job_steps.MIN_BUSY_USE)
         activity = gpu["activity"][job.gpus]
         # Ranks of one stage may usually work little: all ranks together work less than before.
         change = slot_sums.mean_known(activity) / slot_sums.mean_known(base[job.gpus])
-        idle_work = activity < thresholds.hung_activity
-        idle_work &= change < thresholds.hung_activity_change
+        idle_work = activity < HUNG_ACTIVITY
+        idle_work &= change < HUNG_ACTIVITY_CHANGE
         if np.isnan(activity).all():
             usual_power = view.base(DeviceKind.GPU, "power")[job.gpus]
-            idle_work = gpu["power"][job.gpus] < thresholds.hung_power_change * usual_power
+            idle_work = gpu["power"][job.gpus] < HUNG_POWER_CHANGE * usual_power
         moved = findings.above(
-            view.base(DeviceKind.NIC, "send")[job.nics], thresholds.hung_exchange
+            view.base(DeviceKind.NIC, "send")[job.nics], job_steps.HUNG_EXCHANGE
         ).any()
-        moved |= findings.above(view.base(DeviceKind.GPU, "nvlink")[job.gpus], min_nvlink).any()
+        moved |= findings.above(
+            view.base(DeviceKind.GPU, "nvlink")[job.gpus], HUNG_NVLINK_BYTES_PER_SECOND
+        ).any()
         # A job of which no counter shows progress is unknown: readings of moments may miss its work.
         quiet = (
             moved
-            and not findings.above(nic["send"][job.nics], thresholds.hung_exchange).any()
-            and not findings.above(gpu["nvlink"][job.gpus], min_nvlink).any()
+            and not findings.above(nic["send"][job.nics], job_steps.HUNG_EXCHANGE).any()
+            and not findings.above(gpu["nvlink"][job.gpus], HUNG_NVLINK_BYTES_PER_SECOND).any()
         )
-        if not quiet or (spins & idle_work).mean() < thresholds.majority:
+        if not quiet or (spins & idle_work).mean() < MAJORITY:
             continue
         wait = view.states[job.key].history.wait
         if storage_detectors.stores(view, job):
             wait.add_storing(view.signals.slot)
-        elif (slots := wait.add(view.signals.slot)) > thresholds.wait_factor * wait.longest:
-            is_unlaunched = gpu["utilization"][job.gpus] < thresholds.max_unlaunched_use
+        elif (slots := wait.add(view.signals.slot)) > WAIT_FACTOR * wait.longest:
+            is_unlaunched = gpu["utilization"][job.gpus] < MAX_UNLAUNCHED_USE
             missing = job.gpus[~spins & is_unlaunched]
-            values = slot_sums.mean_known(activity), thresholds.hung_activity
+            values = slot_sums.mean_known(activity), HUNG_ACTIVITY
             evidence = _of_job(job, "activity", values, "limit", None)
             working = _working_ranks(view, job)
             text = (
@@ -438,11 +516,11 @@ def hung_jobs(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
 def slow_jobs(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield jobs that are slower than before: symptoms, which other findings explain."""
     now = view.signals.table(DeviceKind.GPU, findings.SLOTS_PER_MINUTE)["utilization"]
-    past, min_use = view.base(DeviceKind.GPU, "utilization"), view.thresholds.steps.min_busy_use
+    past = view.base(DeviceKind.GPU, "utilization")
     for state in filter(lambda each: each.is_slow, view.states.values()):
         used, usual = (job_steps.node_means(view, state.job, each)[1] for each in (now, past))
         # The ranks of one node may wait for those of another.
-        works = findings.above(used, min_use * usual).any()
+        works = findings.above(used, job_steps.MIN_BUSY_USE * usual).any()
         if works and job_steps.has_common_steps(view, state.job):
             values, slots = (state.speed, 1.0), findings.SLOTS_PER_MINUTE
             evidence = _of_job(state.job, "send", values, "relative to its past", slots)

@@ -15,6 +15,10 @@ LOW_QUANTILE = 0.3
 """Quantile of the past that most minutes exceed."""
 ALIKE_QUANTILE = 0.9
 """Quantile of the differences of ranks that covers nearly all of them."""
+MAX_STEP_SPREAD = 0.06
+"""Standard deviation of the change of the exchange between the nodes of a job, relative to its mean, below which they take common steps."""
+MIN_BUSY_USE = 0.9
+"""Utilization above which a rank works or spins, absolute or relative to its past or to that of its peers."""
 
 
 def has_common_steps(
@@ -42,7 +46,13 @@ def has_common_steps(
         if usual.any():
             changes = sums[usual > 0] / usual[usual > 0]
             spreads.append(float(np.std(changes)) / max(float(np.mean(changes)), 1e-9))
-    return min(spreads, default=0.0) < view.thresholds.steps.max_step_spread
+    return min(spreads, default=0.0) < MAX_STEP_SPREAD
+
+
+MAX_USE_WITH_GAPS, MAX_GAP_SPREAD = 0.9, 0.03
+"""Utilization relative to its past below which ranks may have gaps, and its spread, relative to it, up to which the gaps of nearly
+all ranks are equal by their cause.
+"""
 
 
 def _has_equal_gaps(view: findings.DiagnosisView, job: ActiveJob, window_slots: int) -> bool:
@@ -52,18 +62,20 @@ def _has_equal_gaps(view: findings.DiagnosisView, job: ActiveJob, window_slots: 
     changes = changes[~np.isnan(changes)]
     if len(job.nodes) < 2 or len(changes) < ALIKE_QUANTILE * len(job.gpus):  # noqa: PLR2004 - nodes to compare
         return False
-    thresholds, usual = view.thresholds.steps, slot_sums.median(changes)
+    usual = slot_sums.median(changes)
     spread = float(np.quantile(np.abs(changes - usual), ALIKE_QUANTILE))
-    return usual < thresholds.max_use_with_gaps and spread <= thresholds.max_gap_spread * usual
+    return usual < MAX_USE_WITH_GAPS and spread <= MAX_GAP_SPREAD * usual
 
 
 _MAJORITY_QUANTILES, _HALF_QUANTILES, _RANGE_QUANTILES = (LOW_QUANTILE, 0.7), (0.5, 1.0), (0.0, 1.0)
 """Quantiles of the past: of most minutes, of half of them and the highest, of the lowest and the highest."""
+STEADY = 0.8
+"""Low utilization relative to high utilization of GPUs from which on a job is steady."""
 
 
 def is_steady(view: findings.DiagnosisView, job: ActiveJob, signal: str) -> bool:
     """True if a signal of a job's GPUs hardly varied between most minutes, as in a synchronous job."""
-    return steadiness(view, job, signal) >= view.thresholds.jobs.steady
+    return steadiness(view, job, signal) >= STEADY
 
 
 def steadiness(view: findings.DiagnosisView, job: ActiveJob, signal: str) -> float:
@@ -81,7 +93,7 @@ def steadiness(view: findings.DiagnosisView, job: ActiveJob, signal: str) -> flo
 def is_steady_for_half(view: findings.DiagnosisView, job: ActiveJob, signal: str) -> bool:
     """True if a signal hardly varied in half of the minutes, or more: frequent checkpoints are in the others."""
     ratio = _steadiness(view, job, signal, _HALF_QUANTILES)
-    return ratio >= view.thresholds.jobs.steady or is_steady(view, job, signal)
+    return ratio >= STEADY or is_steady(view, job, signal)
 
 
 def _steadiness(
@@ -152,6 +164,8 @@ def exchange_changes(
 
 PAUSES, MIN_USUAL_SLOTS = 2, 6
 """Pauses of a job, as for checkpoints, that are in one window at most, and the slots without them that show its steps."""
+MIN_INPUT, MIN_PROGRESS = 0.15, 0.12
+"""Utilization below which a job is idle rather than without input, and exchange below which no steps end, relative to their past."""
 
 
 def use_without_pauses(
@@ -168,8 +182,7 @@ def use_without_pauses(
     used = view.signals.slots(DeviceKind.GPU, slots)["utilization"][:, job.gpus]
     use = slot_sums.means_known((used / past).T)
     exchange = np.fmax.reduce([np.full(slots, np.nan), *_slot_exchanges(view, job, slots)])
-    min_input, min_progress = view.thresholds.jobs.min_input, view.thresholds.steps.min_progress
-    is_pause = (use < min_input) | (exchange < min_progress)
+    is_pause = (use < MIN_INPUT) | (exchange < MIN_PROGRESS)
     # A slot without readings may be in the pause before it.
     for slot in np.flatnonzero(np.isnan(use) & np.isnan(exchange)):
         is_pause[slot] = is_pause[max(slot - 1, 0)]
@@ -196,10 +209,26 @@ def _slot_exchanges(view: findings.DiagnosisView, job: ActiveJob, slots: int) ->
             yield slot_sums.means_known(sent.T) / past
 
 
+UNEVEN_FACTOR = 2.0
+"""Maximum ratio of the exchange relative to the past over NICs and over NVLink, or in two halves of a window, in equal steps."""
+
+
 def is_other_work(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> bool:
     """True if a job moved less over NVLink than its exchange over NICs explains: fewer equal steps have less of both alike."""
     of_nics, of_nvlink, *_ = (*exchange_changes(view, job, slots), np.nan, np.nan)
-    return of_nics > view.thresholds.steps.uneven_factor * of_nvlink
+    return of_nics > UNEVEN_FACTOR * of_nvlink
+
+
+MAX_SERVING_USE, MAX_SERVING_SEND = 0.95, 0.1
+"""Usual utilization, and load of its NICs, below which a job may be a service: its GPUs wait for requests, and the ranks of training spin."""
+MAX_BUSY_SERVING_USE, MAX_SERVING_STEADINESS = 0.98, 0.985
+"""As `MAX_SERVING_USE`, for a job with a lower ratio of low to high utilization: a service whose load varies may be nearly as busy as
+training.
+"""
+MAX_VARYING_STEADINESS = 0.9
+"""As `MAX_SERVING_STEADINESS`, below which a job may be a service, however busy: checkpoints vary it far less."""
+HUNG_EXCHANGE = 0.002
+"""Load of the NICs of a job below which nothing moves."""
 
 
 def may_serve(view: findings.DiagnosisView, job: ActiveJob) -> bool:
@@ -210,25 +239,27 @@ def may_serve(view: findings.DiagnosisView, job: ActiveJob) -> bool:
     """
     if len(job.nodes) == 1:
         return True
-    thresholds = view.thresholds.steps
     use = slot_sums.median_known(view.base(DeviceKind.GPU, "utilization")[job.gpus])
     sent = view.base(DeviceKind.NIC, "send")[job.nics]
-    sent = sent[findings.above(sent, view.thresholds.jobs.hung_exchange)]
+    sent = sent[findings.above(sent, HUNG_EXCHANGE)]
     steady = steadiness(view, job, "utilization")
-    max_use = thresholds.max_serving_use
-    if steady < thresholds.max_serving_steadiness:
-        max_use = thresholds.max_busy_serving_use
-    if steady < thresholds.max_varying_steadiness:
+    max_use = MAX_SERVING_USE
+    if steady < MAX_SERVING_STEADINESS:
+        max_use = MAX_BUSY_SERVING_USE
+    if steady < MAX_VARYING_STEADINESS:
         max_use = np.inf
-    return use < max_use and slot_sums.mean_known(sent) < thresholds.max_serving_send
+    return use < max_use and slot_sums.mean_known(sent) < MAX_SERVING_SEND
 
 
-def explain_speed(
-    view: findings.DiagnosisView, speed: float, gap: slot_sums.Floats
-) -> findings.Flags:
+MAX_LOSS_FACTOR, LOSS_NOISE = 3.0, 0.1
+"""Loss of speed, relative to the gaps in the work of a rank, beyond which they do not explain it, and loss that noise may add: a step takes
+longer by its gap.
+"""
+
+
+def explain_speed(speed: float, gap: slot_sums.Floats) -> findings.Flags:
     """Return the nodes whose gaps explain the speed of the job; all if it is unknown."""
-    thresholds = view.thresholds.steps
-    lowest = 1 + thresholds.max_loss_factor * gap - thresholds.loss_noise
+    lowest = 1 + MAX_LOSS_FACTOR * gap - LOSS_NOISE
     explains: findings.Flags = ~(speed < lowest)
     return explains
 
@@ -238,7 +269,7 @@ def has_exchanged(view: findings.DiagnosisView, job: ActiveJob) -> bool:
     if np.isnan(view.signals.nic["send"][job.nics]).all():
         return True
     past = view.base(DeviceKind.NIC, "send")[job.nics]
-    return bool(findings.above(past, view.thresholds.jobs.hung_exchange).any())
+    return bool(findings.above(past, HUNG_EXCHANGE).any())
 
 
 def uses_of_nodes(

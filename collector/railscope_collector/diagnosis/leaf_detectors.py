@@ -12,7 +12,14 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from railscope_collector.diagnosis import findings
-from railscope_collector.diagnosis.network_detectors import loaded_nics, victims
+from railscope_collector.diagnosis.network_detectors import (
+    MIN_PAUSED,
+    MIN_PAUSING,
+    MIN_UNPROTECTED,
+    PAUSED_FACTOR,
+    loaded_nics,
+    victims,
+)
 from railscope_collector.diagnosis.quantities import DeviceKind
 from railscope_collector.diagnosis.slot_sums import (
     Floats,
@@ -24,11 +31,14 @@ from railscope_collector.diagnosis.slot_sums import (
 )
 
 MIN_MEMBERS, LOSS_SLOTS = 3, 2 * findings.SLOTS_PER_MINUTE
+MIN_PAUSE_FRAMES, PAUSE_FACTOR = 20.0, 8.0
+"""Pause frames of a leaf whose ECN may be inactive: per second and NIC, and relative to the other leaves and to its past."""
+MIN_MARKS, USUAL_LOAD = 2.0, 0.5
+"""Usual marks per second of each NIC, and share of the usual load, from which on no marks in half a minute show a changed setting."""
 
 
 def faulty_leaves(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield faults of leaf switches, by comparison of each leaf with the others and with its past."""
-    thresholds = view.thresholds.leaves
     nic, use = view.signals.nic, loaded_nics(view)
     if np.bincount(view.groups.nic_leaf[use] + 1)[1:].max(initial=0) < MIN_MEMBERS:
         return
@@ -50,18 +60,15 @@ def faulty_leaves(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         cause = findings.Cause("leaf", leaf, view.groups.leaf_names[leaf])
         notifies = nic["notifications_sent"][positions]
         usual = np.fmax(
-            or_zero(median_known(frames[other_leaves])) * thresholds.pause_factor,
-            thresholds.min_pause_frames,
+            or_zero(median_known(frames[other_leaves])) * PAUSE_FACTOR,
+            MIN_PAUSE_FRAMES,
         )
-        usual = np.fmax(usual, thresholds.pause_factor * or_zero(base[leaf]))
+        usual = np.fmax(usual, PAUSE_FACTOR * or_zero(base[leaf]))
         no_marks = marks[leaf] == 0 and not or_zero(notifies).any()
         # Fewer packets have fewer marks: only at the usual load does their end show a changed setting.
         ended = (
-            usual_marks[leaf] > thresholds.min_marks
-            and loads[leaf] > thresholds.usual_load * usual_loads[leaf]
-        ) or (
-            len(other_leaves) >= MIN_MEMBERS and (marks[other_leaves] > thresholds.min_marks).all()
-        )
+            usual_marks[leaf] > MIN_MARKS and loads[leaf] > USUAL_LOAD * usual_loads[leaf]
+        ) or (len(other_leaves) >= MIN_MEMBERS and (marks[other_leaves] > MIN_MARKS).all())
         if no_marks and (frames[leaf] > usual or ended) and (marks[other_leaves] > 0).any():
             limit = float(or_zero(median_known(frames[other_leaves])))
             pause = findings.FindingEvidence(
@@ -92,11 +99,16 @@ def faulty_leaves(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
             else:
                 yield found
     if exchange is not None:
-        yield from _origins(view, lossy, losses, exchange)
+        yield from _origins(lossy, losses, exchange)
+
+
+JOINED_LOSSES = 0.5
+"""Minimum ratio of a leaf's losses to those of another leaf with the same jobs on the same rail. Below it, they are
+attributed to the traffic with that leaf.
+"""
 
 
 def _origins(
-    view: findings.DiagnosisView,
     lossy: dict[int, findings.Finding],
     losses: Floats,
     exchange: findings.Flags,
@@ -108,9 +120,10 @@ def _origins(
     """
     for leaf, finding in lossy.items():
         joined = [other for other in lossy if other != leaf and exchange[leaf, other]]
-        share = view.thresholds.leaves.joined_losses
-        if all(losses[leaf] >= share * losses[other] for other in joined):
-            alike = tuple(other for other in joined if share * losses[leaf] <= losses[other])
+        if all(losses[leaf] >= JOINED_LOSSES * losses[other] for other in joined):
+            alike = tuple(
+                other for other in joined if JOINED_LOSSES * losses[leaf] <= losses[other]
+            )
             yield replace(finding, alternatives=alike)
 
 
@@ -127,6 +140,10 @@ def _exchanging_leaves(view: findings.DiagnosisView) -> findings.Flags:
     return found
 
 
+MIN_LOSSES, LOSS_FACTOR = 0.2, 4.0
+"""Lost packets of a NIC below a leaf that loses packets: per second, and relative to those of the other leaves and of its past."""
+
+
 class _NicLosses(NamedTuple):
     """Missing packets per second of each NIC, those that are usual, and True where the NIC itself has not lost them."""
 
@@ -137,13 +154,19 @@ class _NicLosses(NamedTuple):
     @classmethod
     def read(cls, view: findings.DiagnosisView) -> Self:
         """Return those of all NICs, compared with their past."""
-        nic, min_losses = view.signals.nic, view.thresholds.leaves.min_losses
-        clean = ~findings.above(nic["discards"], min_losses)
+        nic = view.signals.nic
+        clean = ~findings.above(nic["discards"], MIN_LOSSES)
         clean &= ~findings.above(nic["uncorrected_symbols"], 0.0)
-        clean &= ~findings.above(nic["unprotected_share"], view.thresholds.network.min_unprotected)
+        clean &= ~findings.above(nic["unprotected_share"], MIN_UNPROTECTED)
         names = ("out_of_order", "naks")
         past = (or_zero(view.base(DeviceKind.NIC, name)) for name in names)
         return cls(np.fmax(*(nic[name] for name in names)), np.fmax(*past), clean)
+
+
+MIN_OUT_OF_ORDER, MIN_TIMEOUTS = 0.2, 0.02
+"""Packets out of order, and acknowledgement timeouts, per second and NIC: with more timeouts, the fabric loses packets."""
+LOSS_SHARE = 0.3
+"""Share of the NICs in use below a leaf that lose packets if the leaf does."""
 
 
 def _losses(
@@ -154,22 +177,21 @@ def _losses(
     losses: _NicLosses,
 ) -> Iterator[findings.Finding]:
     """Yield a leaf that loses packets, and pauses none of its NICs, or some as others do."""
-    thresholds = view.thresholds.leaves
     nic = view.signals.nic
     order, timeouts = nic["out_of_order"][positions], nic["ack_timeouts"][positions]
     leaf = cause.position
     other_leaves = np.delete(np.arange(len(paused)), leaf)
     evidence = (
         findings.FindingEvidence(
-            "out_of_order", mean_known(order), thresholds.min_out_of_order, "limit", cause.name
+            "out_of_order", mean_known(order), MIN_OUT_OF_ORDER, "limit", cause.name
         ),
         findings.FindingEvidence(
-            "ack_timeouts", mean_known(timeouts), thresholds.min_timeouts, "limit", cause.name
+            "ack_timeouts", mean_known(timeouts), MIN_TIMEOUTS, "limit", cause.name
         ),
     )
-    limits = np.fmax(thresholds.min_losses, thresholds.loss_factor * losses.usual[positions])
+    limits = np.fmax(MIN_LOSSES, LOSS_FACTOR * losses.usual[positions])
     lossy = mean_known(order) > float(limits.mean())
-    lossy |= mean_known(timeouts) > thresholds.min_timeouts
+    lossy |= mean_known(timeouts) > MIN_TIMEOUTS
     if paused[leaf] == 0 and lossy and (paused[other_leaves] > 0).any():
         yield findings.Finding("lossless_broken", cause, evidence)
         return
@@ -178,7 +200,7 @@ def _losses(
     affected = positions[hit]
     if (
         len(affected) >= MIN_MEMBERS
-        and len(affected) >= thresholds.loss_share * len(positions)
+        and len(affected) >= LOSS_SHARE * len(positions)
         and _lasts(view, affected)
         and _is_lost(view, affected)
         and not _has_one_sender(view, affected)
@@ -204,6 +226,10 @@ def _lasts(view: findings.DiagnosisView, affected: Positions) -> bool:
     return bool(np.median(findings.above(losses, 0.0).sum(axis=0)) > 1)
 
 
+MIN_REPORTED = 0.1
+"""Packets that receivers reported missing, relative to those out of order; spraying reorders without a loss."""
+
+
 def _is_lost(view: findings.DiagnosisView, affected: Positions) -> bool:
     """True unless packets are out of order and hardly any is reported missing, as where switches spray them."""
     nic, rails = view.signals.nic, view.groups.nic_rail
@@ -212,7 +238,11 @@ def _is_lost(view: findings.DiagnosisView, affected: Positions) -> bool:
     if np.isnan(naks).all():
         return True
     reordered = float(np.nansum(nic["out_of_order"][of_rails]))
-    return float(np.nansum(naks)) >= view.thresholds.leaves.min_reported * reordered
+    return float(np.nansum(naks)) >= MIN_REPORTED * reordered
+
+
+SENDER_SHARE = 0.8
+"""Share of the missing packets of one sender beyond which those of the others are the few that healthy links lose."""
 
 
 def _has_one_sender(view: findings.DiagnosisView, affected: Positions) -> bool:
@@ -220,8 +250,7 @@ def _has_one_sender(view: findings.DiagnosisView, affected: Positions) -> bool:
     rails, naks = view.groups.nic_rail, view.signals.nic["naks"]
     senders = np.isin(rails, rails[affected]) & loaded_nics(view) & ~np.isnan(naks)
     reports = naks[senders]
-    share = view.thresholds.leaves.sender_share
-    return len(reports) > MIN_MEMBERS and bool(reports.max() > share * reports.sum())
+    return len(reports) > MIN_MEMBERS and bool(reports.max() > SENDER_SHARE * reports.sum())
 
 
 MIN_PAUSED_SENDERS, MIN_SENDER_PAUSED = 2, 0.02
@@ -242,12 +271,12 @@ def unmarked_leaves(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """
     nic, groups = view.signals.nic, view.groups
     base = or_zero(view.base(DeviceKind.NIC, "paused_share"))
-    limit = np.fmax(MIN_SENDER_PAUSED, view.thresholds.network.paused_factor * base)
+    limit = np.fmax(MIN_SENDER_PAUSED, PAUSED_FACTOR * base)
     paused = findings.above(nic["paused_share"], limit)
     if np.count_nonzero(paused) < MIN_PAUSED_SENDERS:
         return
     notified = nic["notifications_handled"]
-    pauses = findings.above(nic["pausing_share"], view.thresholds.network.min_pausing)
+    pauses = findings.above(nic["pausing_share"], MIN_PAUSING)
     full = findings.above(nic["receive"], FULL_RECEIVE) & groups.is_rail
     for members in groups.leaves:
         of_leaf = members[paused[members] & ~np.isnan(notified[members])]
@@ -290,10 +319,8 @@ def overflowing_leaves(view: findings.DiagnosisView) -> Iterator[findings.Findin
     """Yield leaves that lose packets at crowded receivers only, and pause no sender: a full queue drops what pause should hold back."""
     nic, groups, use = view.signals.nic, view.groups, loaded_nics(view)
     losses = _NicLosses.read(view)
-    order, limits = nic["out_of_order"], view.thresholds.leaves
-    limit = np.fmax(
-        limits.min_losses, limits.loss_factor * or_zero(view.base(DeviceKind.NIC, "out_of_order"))
-    )
+    order = nic["out_of_order"]
+    limit = np.fmax(MIN_LOSSES, LOSS_FACTOR * or_zero(view.base(DeviceKind.NIC, "out_of_order")))
     lossy = use & findings.above(order, limit) & losses.clean
     if not lossy.any():
         return
@@ -336,7 +363,7 @@ def paused_leaves(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
                 findings.FindingEvidence(
                     "paused_share",
                     float(shares[p]),
-                    view.thresholds.network.min_paused,
+                    MIN_PAUSED,
                     "limit",
                     view.nic_name(p),
                 )

@@ -12,7 +12,7 @@ import numpy as np
 
 from railscope_collector.diagnosis import findings
 from railscope_collector.diagnosis.jobs import MIN_PEERS
-from railscope_collector.diagnosis.network_detectors import loaded_nics
+from railscope_collector.diagnosis.network_detectors import MIN_UNPROTECTED, loaded_nics
 from railscope_collector.diagnosis.quantities import DeviceKind
 from railscope_collector.diagnosis.slot_sums import Floats, Positions, median, or_zero
 
@@ -28,30 +28,33 @@ def link_faults(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     yield from _transmit_errors(view)
 
 
+MIN_BIT_ERRORS, CERTAIN_BIT_ERRORS, CRITICAL_BIT_ERRORS = 1e-6, 1e-5, 1e-4
+"""Bit error rates before correction. From the first a transceiver may be degraded, and from the second it is, whatever its peers have.
+From the third an incident is critical.
+"""
+BIT_ERROR_FACTOR, CERTAIN_FACTOR = 30.0, 3.0
+"""A degraded transceiver has this many times the bit errors of its peers and its past. The second suffices from `CERTAIN_BIT_ERRORS` on."""
+CRITICAL_UNCORRECTED = 0.05
+"""Uncorrected symbol errors per second from which on an incident is critical."""
+
+
 def _bit_errors(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
-    thresholds = view.thresholds.links
     nic = view.signals.nic
     errors, lost = nic["bit_errors"], nic["uncorrected_symbols"]
-    lowest_limit = min(thresholds.min_bit_errors, thresholds.certain_bit_errors)
-    is_lossy = findings.above(lost, thresholds.critical_uncorrected)
-    if not (is_lossy | findings.above(errors, lowest_limit)).any():
+    is_lossy = findings.above(lost, CRITICAL_UNCORRECTED)
+    if not (is_lossy | findings.above(errors, MIN_BIT_ERRORS)).any():
         return
     peers, _ = view.groups.leaf_peers(errors, np.ones(len(nic), np.bool_))
     usual = np.fmax(or_zero(peers), or_zero(view.base(DeviceKind.NIC, "bit_errors")))
     limit = np.fmin(
-        np.fmax(thresholds.bit_error_factor * usual, thresholds.min_bit_errors),
-        thresholds.certain_bit_errors,
+        np.fmax(BIT_ERROR_FACTOR * usual, MIN_BIT_ERRORS),
+        CERTAIN_BIT_ERRORS,
     )
-    limit = np.fmax(
-        limit, thresholds.certain_factor * usual
-    )  # cables of one kind may all have that many
+    limit = np.fmax(limit, CERTAIN_FACTOR * usual)  # cables of one kind may all have that many
     hit = findings.above(errors, limit) | is_lossy
     for position in np.flatnonzero(hit).tolist():
         name = view.nic_name(position)
-        critical = (
-            errors[position] > thresholds.critical_bit_errors
-            or lost[position] > thresholds.critical_uncorrected
-        )
+        critical = errors[position] > CRITICAL_BIT_ERRORS or lost[position] > CRITICAL_UNCORRECTED
         yield findings.Finding(
             "transceiver_degraded",
             findings.Cause("nic", position),
@@ -66,7 +69,7 @@ def _bit_errors(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
                 findings.FindingEvidence(
                     "uncorrected_symbols",
                     float(lost[position]),
-                    thresholds.critical_uncorrected,
+                    CRITICAL_UNCORRECTED,
                     "limit",
                     name,
                 ),
@@ -85,9 +88,13 @@ def _outages(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     yield from _lost_nics(view)
 
 
+RELOAD_SHARE = 0.7
+"""Share of a node's NICs; if as many flap at once, the driver was loaded again or the node restarted."""
+
+
 def _flaps(view: findings.DiagnosisView, outages: Floats) -> Iterator[findings.Finding]:
     """Yield links that came back, by the times that they went down in the slots of an outage."""
-    thresholds, now = view.thresholds.links, view.signals.nic
+    now = view.signals.nic
     was_down = _was_down(view)
     counted = np.where(was_down, outages, now["link_downs"])
     downs = findings.above(counted, 0.5)
@@ -98,12 +105,12 @@ def _flaps(view: findings.DiagnosisView, outages: Floats) -> Iterator[findings.F
     groups, nodes = view.groups, len(view.devices.node_names)
     of_node = np.bincount(groups.nic_node, minlength=nodes)
     flapped = np.bincount(groups.nic_node[downs], minlength=nodes)
-    reloads = (flapped >= thresholds.reload_share * of_node) & (flapped > 1)
+    reloads = (flapped >= RELOAD_SHARE * of_node) & (flapped > 1)
     # A driver is loaded again once: links that go down again and again flap, all of a node as well.
     if reloads.any():
         downs_of_minutes = view.signals.table(DeviceKind.NIC, REPEAT_SLOTS)["link_downs"]
         repeated = groups.nic_node[findings.above(downs_of_minutes, 2.5)]
-        reloads &= np.bincount(repeated, minlength=nodes) < thresholds.reload_share * of_node
+        reloads &= np.bincount(repeated, minlength=nodes) < RELOAD_SHARE * of_node
     # Up again, or counted while the interface does not state its carrier.
     flaps = downs & (is_up | np.isnan(now["link_up"])) & ~reloads[groups.nic_node]
     for position in np.flatnonzero(flaps).tolist():
@@ -118,9 +125,13 @@ def _flaps(view: findings.DiagnosisView, outages: Floats) -> Iterator[findings.F
         )
 
 
+LEAF_SHARE = 0.7
+"""Share of the NICs below a leaf that are down if the leaf itself is."""
+
+
 def _links_down(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield links that are down, of those that were up before or whose peers are."""
-    thresholds, groups, now = view.thresholds.links, view.groups, view.signals.nic
+    groups, now = view.groups, view.signals.nic
     earlier = view.signals.table(DeviceKind.NIC, BEFORE_SLOTS, 1)
     was_up = findings.above(np.fmax(earlier["send"], earlier["receive"]), 0.0)
     was_up |= (groups.is_rail & _was_up(view)) | _reported_down(view)
@@ -134,7 +145,7 @@ def _links_down(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         of_leaf = members[down[members]]
         several = len(np.unique(groups.nic_node[of_leaf])) > 1
         count = int((~np.isnan(now["link_up"][members])).sum())
-        if several and len(of_leaf) >= MIN_PEERS and len(of_leaf) >= thresholds.leaf_share * count:
+        if several and len(of_leaf) >= MIN_PEERS and len(of_leaf) >= LEAF_SHARE * count:
             down[of_leaf] = False
             of_leaf_evidence = tuple(
                 findings.FindingEvidence("link_up", 0.0, 1.0, "before", view.nic_name(p))
@@ -213,18 +224,22 @@ def _lost_nics(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         yield findings.Finding("nic_lost", findings.Cause("nic", position), (evidence,))
 
 
+LOW_SPEED = 0.9
+"""Share of the usual speed below which a link is slow."""
+
+
 def _speeds(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield links that are slower than they were, or than those of the same role of their node."""
     nic = view.signals.nic
     speed = np.where(nic["link_up"] > 0, nic["link_speed"], np.nan)
     before = view.signals.table(DeviceKind.NIC, BEFORE_SLOTS, view.signals.window)["link_speed"]
-    low_speed, groups = view.thresholds.links.low_speed, view.groups
-    is_slow = speed < low_speed * np.fmax.reduce(np.fmax(speed, before), initial=0.0)
+    groups = view.groups
+    is_slow = speed < LOW_SPEED * np.fmax.reduce(np.fmax(speed, before), initial=0.0)
     if is_slow.any():
         # The NICs of a node may differ by design, then those of its rail differ in the same way.
         of_rail = _usual(speed, groups.alike_on_rail)
         usual = np.fmax(before, np.fmin(_usual(speed, groups.alike_on_node), of_rail))
-        is_slow = speed < low_speed * usual
+        is_slow = speed < LOW_SPEED * usual
     for position in np.flatnonzero(is_slow).tolist():
         values = float(speed[position]), float(usual[position])
         evidence = findings.FindingEvidence(
@@ -271,21 +286,26 @@ def _loses_alone(
 
 BURST_EVALUATIONS = 6
 """Evaluations that one burst does not fill: a sample of 15 s is in the windows of five."""
+MIN_NAKS, NAKS_FACTOR = 0.3, 4.0
+"""Negative acknowledgements that a sender with transmit errors receives: per second, and relative to its past."""
+STRONG_LOSS_FACTOR = 5.0
+"""Losses relative to their limit below which one burst may cause them: then, more evaluations must show them."""
+MIN_OUT_OF_ORDER = 0.1
+"""Packets out of order per second at another NIC below the leaf that show the losses of such a sender."""
 
 
 def _transmit_errors(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield NICs with sent packets that are missing at several receivers, while other senders are clean."""
-    thresholds = view.thresholds.links
     nic, use = view.signals.nic, loaded_nics(view)
     limit = np.fmax(
-        thresholds.min_naks,
-        thresholds.naks_factor * or_zero(view.base(DeviceKind.NIC, "naks")),
+        MIN_NAKS,
+        NAKS_FACTOR * or_zero(view.base(DeviceKind.NIC, "naks")),
     )
     loses = findings.above(nic["naks"], limit)
     if not loses.any():
         return
     clean = ~findings.above(nic["uncorrected_symbols"], 0.0) & ~findings.above(
-        nic["unprotected_share"], view.thresholds.network.min_unprotected
+        nic["unprotected_share"], MIN_UNPROTECTED
     )
     for members in view.groups.leaves:
         senders = members[use[members]]
@@ -293,7 +313,7 @@ def _transmit_errors(view: findings.DiagnosisView) -> Iterator[findings.Finding]
         if len(hit) == 1 and _loses_alone(view, senders, int(hit[0]), loses):
             position = int(hit[0])
             disorder = nic["out_of_order"][members]
-            receivers = members[findings.above(disorder, thresholds.min_out_of_order)]
+            receivers = members[findings.above(disorder, MIN_OUT_OF_ORDER)]
             if len(receivers[receivers != position]):
                 evidence = findings.FindingEvidence(
                     "naks",
@@ -302,7 +322,7 @@ def _transmit_errors(view: findings.DiagnosisView) -> Iterator[findings.Finding]
                     "peers and baseline",
                     view.nic_name(position),
                 )
-                strong_limit = thresholds.strong_loss_factor * limit[position]
+                strong_limit = STRONG_LOSS_FACTOR * limit[position]
                 is_strong = nic["naks"][position] > strong_limit
                 yield findings.Finding(
                     "link_transmit_errors",

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from railscope_collector.detector_thresholds import AdviceThresholds
 from railscope_collector.diagnosis import findings
 from railscope_collector.diagnosis.jobs import ActiveJob
-from railscope_collector.diagnosis.leaf_detectors import MIN_MEMBERS
-from railscope_collector.diagnosis.network_detectors import loaded_nics
+from railscope_collector.diagnosis.leaf_detectors import MIN_MEMBERS, USUAL_LOAD
+from railscope_collector.diagnosis.network_detectors import MIN_PAUSING, loaded_nics
 from railscope_collector.diagnosis.quantities import DeviceKind
 from railscope_collector.diagnosis.settings_advice import gain_of, waiting_gpus
 from railscope_collector.diagnosis.slot_sums import (
@@ -33,6 +32,13 @@ MAX_LEAVES = 4
 
 # Late marks --------------------------------------------------------------------------------------
 
+MIN_LATE_PAUSED, CERTAIN_LATE_PAUSED = 0.001, 0.01
+"""Share of time in which senders are paused before any packet is marked; the second without other rails to compare with."""
+MIN_LATE_NICS = 0.65
+"""Share of a leaf's NICs that must be paused: pause of fewer may be due to a receiver without an agent."""
+PAUSED_PER_MARKED, LATE_FACTOR = 3.0, 8.0
+"""Share of pause relative to the highest share of marks, and to the pause of the other rails, from which on ECN acts too late."""
+
 
 def late_marks(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield leaves that pause senders before they mark packets.
@@ -42,27 +48,24 @@ def late_marks(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     senders see as share of time. The queue may be below any leaf of the rail, unless marks became rare below one of them when the
     pauses began.
     """
-    thresholds = view.thresholds.advice
     nic = view.signals.table(DeviceKind.NIC, findings.SLOTS_PER_MINUTE)
     groups, use = view.groups, loaded_nics(view) & view.groups.is_rail
-    quantile = 1 - thresholds.min_late_nics
+    quantile = 1 - MIN_LATE_NICS
     of_leaves = (_of_leaf(nic["paused_share"], each, use, quantile) for each in groups.leaves)
     paused = np.fromiter(of_leaves, np.float64)
     rails = np.array([groups.nic_rail[each[0]] if len(each) else -1 for each in groups.leaves])
-    for rail in np.unique(rails[findings.above(paused, thresholds.min_late_paused)]).tolist():
+    for rail in np.unique(rails[findings.above(paused, MIN_LATE_PAUSED)]).tolist():
         members = np.flatnonzero((groups.nic_rail == rail) & use)
         highest = float(or_zero(nic["marked_share"][members]).max(initial=0.0))
-        pauses = findings.above(
-            nic["pausing_share"][members], view.thresholds.network.min_pausing
-        ).any()
+        pauses = findings.above(nic["pausing_share"][members], MIN_PAUSING).any()
         if not highest or pauses:
             continue  # ECN is inactive or not counted, or a receiver is too slow
         leaves = np.flatnonzero(rails == rail)
         marked = np.array([_highest_marked(view, leaf, use, highest) for leaf in leaves.tolist()])
         usual = float(or_zero(median_known(paused[rails != rail])))
-        by_marks = thresholds.paused_per_marked * marked
-        limits = np.fmax(max(thresholds.late_factor * usual, thresholds.min_late_paused), by_marks)
-        limits = np.fmin(limits, np.fmax(thresholds.certain_late_paused, by_marks))
+        by_marks = PAUSED_PER_MARKED * marked
+        limits = np.fmax(max(LATE_FACTOR * usual, MIN_LATE_PAUSED), by_marks)
+        limits = np.fmin(limits, np.fmax(CERTAIN_LATE_PAUSED, by_marks))
         is_found = findings.above(paused[leaves], limits)
         if is_found.any():
             found, shares = leaves[is_found], marked[is_found]
@@ -91,7 +94,7 @@ def _highest_marked(
         now[name], past[name] = (mean_known(each[are_known]) for each in both)
     became_rare = (
         now["marked_share"] < MAX_LEFT_MARKS * past["marked_share"]
-        and now["receive"] > view.thresholds.leaves.usual_load * past["receive"]
+        and now["receive"] > USUAL_LOAD * past["receive"]
         and past["paused_share"] < MAX_LEFT_MARKS * now["paused_share"]
     )
     cause = findings.Cause("leaf", leaf, view.groups.leaf_names[leaf])
@@ -202,6 +205,10 @@ _BLOCK_SLOTS = BLOCK_MINUTES * findings.SLOTS_PER_MINUTE
 LOAD_SLOTS = BLOCKS * _BLOCK_SLOTS
 MIN_RAIL_LOAD = 0.01
 MIN_RAILS = 3
+MIN_PLACED_PAUSED, MIN_PLACED_MARKED = 0.002, 0.01
+"""Share of time in which a job that spans pods is paused, and share of its packets that are marked."""
+PLACED_FACTOR = 4.0
+"""Such a job has this many times the pause, or the marks, of jobs in one pod."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -215,13 +222,12 @@ class JobLoad:
     local_paused: float
     local_marked: float
 
-    def is_limited(self, thresholds: AdviceThresholds) -> bool:
+    @property
+    def is_limited(self) -> bool:
         """True if the fabric slows the job down, and far more than jobs that stay in a pod."""
         return bool(
-            self.paused
-            > max(thresholds.min_placed_paused, thresholds.placed_factor * self.local_paused)
-            or self.marked
-            > max(thresholds.min_placed_marked, thresholds.placed_factor * self.local_marked)
+            self.paused > max(MIN_PLACED_PAUSED, PLACED_FACTOR * self.local_paused)
+            or self.marked > max(MIN_PLACED_MARKED, PLACED_FACTOR * self.local_marked)
         )
 
 
@@ -274,9 +280,14 @@ def _loads(view: findings.DiagnosisView) -> dict[JobKey, JobLoad]:
     }
 
 
+MIN_RAIL_RATIO, MAX_RAIL_RATIO = 0.7, 1.3
+"""Load of a rail relative to the median rail below, and above, which it is unequal."""
+AGREEING_NODES = 0.7
+"""Share of a job's nodes that must show the same unequal rail."""
+
+
 def _rail_ratios(view: findings.DiagnosisView, load: JobLoad) -> dict[str, float]:
     """Return the load of each unequal rail, relative to the job's median rail."""
-    thresholds = view.thresholds.advice
     rails = np.array([view.devices.nics[position].rail for position in load.nics.tolist()])
     nodes = view.groups.nic_node[load.nics]
     names = np.unique(rails).tolist()
@@ -287,12 +298,8 @@ def _rail_ratios(view: findings.DiagnosisView, load: JobLoad) -> dict[str, float
     found = {}
     for name in names:
         ratios = load.send[rails == name] / median
-        beyond = (
-            ratios > thresholds.max_rail_ratio
-            if means[name] > median
-            else ratios < thresholds.min_rail_ratio
-        )
-        if beyond.mean() >= thresholds.agreeing_nodes:
+        beyond = ratios > MAX_RAIL_RATIO if means[name] > median else ratios < MIN_RAIL_RATIO
+        if beyond.mean() >= AGREEING_NODES:
             found[name] = means[name] / median
     return found
 
@@ -345,7 +352,7 @@ def _wide_placement(
     pods, nodes = view.groups.nic_pod, view.groups.nic_node
     crossed = np.unique(pods[job.nics])
     crossed = crossed[crossed >= 0]
-    if len(crossed) < 2 or not all(load.is_limited(view.thresholds.advice) for load in loads):  # noqa: PLR2004 - another pod
+    if len(crossed) < 2 or not all(load.is_limited for load in loads):  # noqa: PLR2004 - another pod
         return
     needed = len(job.nodes)
     occupied = np.unique(nodes[(view.job_of_nic >= 0) & ~np.isin(nodes, nodes[job.nics])])

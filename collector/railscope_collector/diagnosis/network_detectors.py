@@ -22,43 +22,49 @@ from railscope_collector.diagnosis.slot_sums import Floats, Positions, divide, m
 MIN_SOCKET_NICS = 2
 MIN_SPREAD_NICS, SPREADS = 8, 3.0
 """NICs of a job that show how much their load differs at one time, and such deviations beyond which a NIC stands out."""
+MIN_LOAD = 0.005
+"""Share of the line rate above which a NIC is in use."""
 
 
 def loaded_nics(view: findings.DiagnosisView) -> findings.Flags:
     """Return the NICs that carry RDMA traffic now."""
     nic = view.signals.nic
-    return findings.above(np.fmax(nic["send"], nic["receive"]), view.thresholds.network.min_load)
+    return findings.above(np.fmax(nic["send"], nic["receive"]), MIN_LOAD)
+
+
+MIN_PAUSING = 0.003
+"""Share of time in which a NIC pauses its switch port, beyond that of its peers and of its past: above it, it is a slow receiver."""
+PAUSING_FACTOR, PAUSING_DEVIATIONS = 6.0, 6.0
+"""A slow receiver pauses this many times its own past, and this many standard deviations beyond the median of its peers."""
 
 
 def _pausing_limit(view: findings.DiagnosisView) -> Floats:
     """Return the share of pause beyond which a NIC is slower than its peers and its own past."""
-    thresholds = view.thresholds.network
     nic = view.signals.nic
     medians, deviations = view.groups.leaf_peers(nic["pausing_share"], view.groups.is_rail)
     baseline = view.base(DeviceKind.NIC, "pausing_share")
-    return thresholds.min_pausing + np.fmax(
-        or_zero(medians) + thresholds.pausing_deviations * or_zero(deviations),
-        thresholds.pausing_factor * or_zero(baseline),
+    return MIN_PAUSING + np.fmax(
+        or_zero(medians) + PAUSING_DEVIATIONS * or_zero(deviations),
+        PAUSING_FACTOR * or_zero(baseline),
     )
 
 
 def _may_pause(view: findings.DiagnosisView) -> bool:
     """True if any NIC pauses more than the least of all limits, or reports a storm."""
-    nic, thresholds = view.signals.nic, view.thresholds.network
+    nic = view.signals.nic
     share = np.fmax(nic["pausing_share"], nic["pausing_frames"])
-    pauses = findings.above(share, min(thresholds.min_pausing, thresholds.storm_pausing))
+    pauses = findings.above(share, MIN_PAUSING)
     return bool((pauses | findings.above(nic["pause_storms"], 0.0)).any())
 
 
 def slow_receivers(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield NICs that pause their switch port: storms, and slow receivers with the reason."""
-    thresholds = view.thresholds.network
     nic = view.signals.nic
     if not _may_pause(view):
         return
     limit = _pausing_limit(view)
     reports = findings.above(nic["pause_storms"], 0.0) & ~findings.above(
-        nic["receive"], thresholds.storm_receive
+        nic["receive"], STORM_RECEIVE
     )
     # The pauses of the window may be those of before the senders stopped, as for a checkpoint.
     newest = view.signals.table(DeviceKind.NIC, 1)
@@ -99,14 +105,20 @@ def _pauses_again(view: findings.DiagnosisView, limit: Floats) -> findings.Flags
     return found
 
 
+STORM_PAUSING = 0.5
+"""Share of time in which a NIC in a PFC storm pauses its switch port."""
+STORM_RECEIVE, STORM_RECEIVE_SHARE = 0.03, 0.2
+"""Load, and share of what it received before, above which such a NIC is not stopped: a job with little exchange receives little."""
+
+
 def _stopped(view: findings.DiagnosisView, nic: SignalTable) -> findings.Flags:
     """Return the NICs that pause most of the time and receive nothing; frames are an upper bound where no duration is counted."""
-    thresholds, pausing = view.thresholds.network, nic["pausing_share"]
+    pausing = nic["pausing_share"]
     share = np.where(np.isnan(pausing), nic["pausing_frames"], pausing)
     past = view.base(DeviceKind.NIC, "receive")
-    left = np.where(past > thresholds.min_load, thresholds.storm_receive_share * past, np.inf)
-    limit = np.minimum(thresholds.storm_receive, left)
-    return findings.above(share, thresholds.storm_pausing) & ~findings.above(nic["receive"], limit)
+    left = np.where(past > MIN_LOAD, STORM_RECEIVE_SHARE * past, np.inf)
+    limit = np.minimum(STORM_RECEIVE, left)
+    return findings.above(share, STORM_PAUSING) & ~findings.above(nic["receive"], limit)
 
 
 def _pausing(
@@ -130,14 +142,18 @@ def _pausing_evidence(
     )
 
 
+MIN_STALL, MIN_DISCARDS = 0.1, 0.5
+"""Share of time in which PCIe stalls writes of a slow receiver, and packets per second that it discards: above either, PCIe is the cause."""
+
+
 def _pcie_reason(
     view: findings.DiagnosisView, position: int
 ) -> tuple[findings.FindingEvidence, ...]:
     """Return the evidence that PCIe limits a NIC."""
-    thresholds, name = view.thresholds.network, view.nic_name(position)
+    name = view.nic_name(position)
     limits = {
-        "write_stall": thresholds.min_stall,
-        "discards": thresholds.min_discards,
+        "write_stall": MIN_STALL,
+        "discards": MIN_DISCARDS,
         "pcie_width": 1.0,
         "pcie_speed": 1.0,
     }
@@ -149,11 +165,15 @@ def _pcie_reason(
     )
 
 
+SOCKET_SHARE = 0.7
+"""Share of the NICs of the same sockets that must be slow receivers for the node to be the cause."""
+
+
 def _merge_sockets(
     view: findings.DiagnosisView, found: Positions, storm: findings.Flags
 ) -> Iterator[tuple[findings.Cause | None, list[int]]]:
     """Yield the NICs of sockets or nodes that pause together, with the node; else NICs alone."""
-    socket_share, by_node = view.thresholds.network.socket_share, defaultdict[int, list[int]](list)
+    by_node = defaultdict[int, list[int]](list)
     for position in found.tolist():
         by_node[int(view.groups.nic_node[position])].append(position)
     for node, positions in by_node.items():
@@ -161,33 +181,40 @@ def _merge_sockets(
         sockets = {int(view.groups.nic_socket[p]) for p in positions}
         of_sockets = np.isin(view.groups.nic_socket, list(sockets)) & view.groups.is_rail
         members = int((of_sockets & ~storm).sum())
-        together = len(positions) >= MIN_SOCKET_NICS and len(positions) >= socket_share * members
+        together = len(positions) >= MIN_SOCKET_NICS and len(positions) >= SOCKET_SHARE * members
         if together and not narrow:
             yield findings.Cause("node", name=view.devices.node_names[node]), positions
         else:
             yield None, positions
 
 
+MIN_INCAST_MARKED, MIN_INCAST_RECEIVE = 0.004, 0.02
+"""Share of marked packets, and load, above which a receiver may have an incast."""
+INCAST_MARKS_FACTOR = 4.0
+"""A receiver of an incast has this many times the marks of its peers."""
+CONTINUOUS_LOAD = 0.2
+"""Load from which on ranks exchange most of the time: with less, samples of some NICs contain more exchanges by chance."""
+
+
 def incast_receivers(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield NICs that receive more than their peers, and have it marked, without pausing."""
-    thresholds = view.thresholds.network
     nic, use = view.signals.nic, loaded_nics(view) & view.groups.is_rail
-    may_hit = use & findings.above(nic["marked_share"], thresholds.min_incast_marked)
-    if not (may_hit & findings.above(nic["receive"], thresholds.min_incast_receive)).any():
+    may_hit = use & findings.above(nic["marked_share"], MIN_INCAST_MARKED)
+    if not (may_hit & findings.above(nic["receive"], MIN_INCAST_RECEIVE)).any():
         return
     marked, _ = view.groups.leaf_peers(nic["marked_share"], use)
     usual_marked = np.fmax(or_zero(marked), or_zero(view.base(DeviceKind.NIC, "marked_share")))
-    limit = np.fmax(thresholds.min_incast_marked, thresholds.incast_marks_factor * usual_marked)
+    limit = np.fmax(MIN_INCAST_MARKED, INCAST_MARKS_FACTOR * usual_marked)
     has_past = ~np.isnan(view.base(DeviceKind.NIC, "receive"))
     receives_more, usual = _receives_more(view, nic["receive"], use)
     of_minute = view.signals.table(DeviceKind.NIC, findings.SLOTS_PER_MINUTE)["receive"]
-    is_steady = findings.above(nic["receive"], thresholds.continuous_load)
+    is_steady = findings.above(nic["receive"], CONTINUOUS_LOAD)
     receives_more = np.where(is_steady, receives_more, _receives_more(view, of_minute, use)[0])
     hit = (
         use
         & findings.above(nic["marked_share"], limit)
         & receives_more
-        & ~findings.above(nic["pausing_share"], thresholds.min_pausing)
+        & ~findings.above(nic["pausing_share"], MIN_PAUSING)
     )
     for position in np.flatnonzero(hit).tolist():
         # The root of a tree always receives more than its leaves, and on all rails.
@@ -222,11 +249,18 @@ def incast_receivers(view: findings.DiagnosisView) -> Iterator[findings.Finding]
         )
 
 
+INCAST_RECEIVE_FACTOR, INCAST_VARIATION_FACTOR = 1.25, 2.0
+"""A receiver of an incast receives this many times what its peers do. Its past counts with this many times its usual variation in
+addition.
+"""
+MIN_TRAINING_EXCHANGE = 0.7
+"""Share of its past that a job exchanges at least while it trains: in other phases, some of its NICs receive for the others."""
+
+
 def _receives_more(
     view: findings.DiagnosisView, received: Floats, use: findings.Flags
 ) -> tuple[findings.Flags, Floats]:
     """Return the NICs that receive more than their peers and before, and what is usual."""
-    thresholds = view.thresholds.network
     baseline = view.base(DeviceKind.NIC, "receive")
     of_peers, _ = view.groups.leaf_peers(received, use)
     (of_job, spread), (past_of_job, _) = (
@@ -234,14 +268,14 @@ def _receives_more(
     )
     # A slower job would receive less everywhere.
     slowdown = np.nan_to_num(divide(of_job, past_of_job), nan=1.0)
-    slowdown = np.clip(slowdown, thresholds.min_training_exchange, 1.0)
+    slowdown = np.clip(slowdown, MIN_TRAINING_EXCHANGE, 1.0)
     # The past varies with the phases of a job, too: how much its NICs differ now does not.
     variation = or_zero(view.variation(DeviceKind.NIC, "receive"))
-    variation = np.where(np.isnan(spread), thresholds.incast_variation_factor * variation, 0.0)
+    variation = np.where(np.isnan(spread), INCAST_VARIATION_FACTOR * variation, 0.0)
     baseline = slowdown * baseline + variation
     usual = np.fmax.reduce([or_zero(of_peers), or_zero(baseline), of_job])
-    limit = np.fmax(thresholds.incast_receive_factor * usual, usual + SPREADS * or_zero(spread))
-    return findings.above(received, np.fmax(limit, thresholds.min_incast_receive)), usual
+    limit = np.fmax(INCAST_RECEIVE_FACTOR * usual, usual + SPREADS * or_zero(spread))
+    return findings.above(received, np.fmax(limit, MIN_INCAST_RECEIVE)), usual
 
 
 def _usual_of_job(view: findings.DiagnosisView, values: Floats) -> tuple[Floats, Floats]:
@@ -268,11 +302,20 @@ def _delays_jobs(view: findings.DiagnosisView, position: int) -> bool:
     )
 
 
+MIN_MARKS = 1.0
+"""Marked packets per second above which a NIC must send congestion notifications."""
+MIN_IGNORED, MIN_IGNORED_SHARE = 10.0, 0.05
+"""Congestion notifications that a NIC ignores: per second, and as a share of all."""
+MIN_UNPROTECTED, MIN_UNPROTECTED_SEND = 0.05, 0.005
+"""Share of RDMA traffic outside the lossless priorities, and load above which a NIC sends enough for it to count."""
+MAX_UNPROTECTED_NICS = 0.6
+"""Share of NICs with such traffic above which the site has no lossless priorities."""
+
+
 def congestion_control_faults(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield NICs, or nodes, with a part of congestion control that does not work."""
-    thresholds = view.thresholds.network
     nic, use = view.signals.nic, loaded_nics(view)
-    marked = findings.above(nic["marks"], thresholds.min_marks) & use
+    marked = findings.above(nic["marks"], MIN_MARKS) & use
     sends = findings.above(nic["notifications_sent"], 0.0)
     sends_none = np.zeros(len(nic), np.bool_)
     for members in view.groups.leaves if marked.any() else ():
@@ -284,21 +327,19 @@ def congestion_control_faults(view: findings.DiagnosisView) -> Iterator[findings
             sends_none[of_leaf[~sends[of_leaf] & ~np.isnan(nic["notifications_sent"][of_leaf])]] = (
                 True
             )
-    yield from _by_node(
-        view, "cnp_not_sent", sends_none, marked, "notifications_sent", thresholds.min_marks
-    )
+    yield from _by_node(view, "cnp_not_sent", sends_none, marked, "notifications_sent", MIN_MARKS)
     total = nic["notifications_ignored"] + or_zero(nic["notifications_handled"])
-    ignoring = findings.above(
-        nic["notifications_ignored"], thresholds.min_ignored
-    ) & findings.above(nic["notifications_ignored"], thresholds.min_ignored_share * total)
-    # Of the others, too few notifications arrived to decide.
-    reacting = use & findings.above(total, thresholds.min_ignored)
-    yield from _by_node(
-        view, "cnp_ignored", ignoring, reacting, "notifications_ignored", thresholds.min_ignored
+    ignoring = findings.above(nic["notifications_ignored"], MIN_IGNORED) & findings.above(
+        nic["notifications_ignored"], MIN_IGNORED_SHARE * total
     )
-    sending = findings.above(nic["send"], thresholds.min_unprotected_send) & view.groups.is_rail
-    outside = findings.above(nic["unprotected_share"], thresholds.min_unprotected) & sending
-    if sending.any() and outside[sending].mean() > thresholds.max_unprotected_nics:
+    # Of the others, too few notifications arrived to decide.
+    reacting = use & findings.above(total, MIN_IGNORED)
+    yield from _by_node(
+        view, "cnp_ignored", ignoring, reacting, "notifications_ignored", MIN_IGNORED
+    )
+    sending = findings.above(nic["send"], MIN_UNPROTECTED_SEND) & view.groups.is_rail
+    outside = findings.above(nic["unprotected_share"], MIN_UNPROTECTED) & sending
+    if sending.any() and outside[sending].mean() > MAX_UNPROTECTED_NICS:
         outside[:] = False  # a site without lossless priorities, or one that cannot be measured
     yield from _by_node(
         view,
@@ -306,7 +347,7 @@ def congestion_control_faults(view: findings.DiagnosisView) -> Iterator[findings
         outside,
         sending,
         "unprotected_share",
-        thresholds.min_unprotected,
+        MIN_UNPROTECTED,
     )
 
 
@@ -314,22 +355,25 @@ MIN_ALONE = 3
 """NICs of one node that are affected while no NIC of another node is: it is unlikely that each has a fault of its own."""
 TIMEOUT_SLOTS = 6
 """Slots of which half must have timeouts: peers that end, as with their job, leave some behind."""
+MIN_RETRIES, MIN_TIMEOUTS = 5.0, 0.1
+"""Adaptive retransmissions, and acknowledgement timeouts, per second of a NIC beyond which it retransmits."""
+RETRY_FACTOR = 8.0
+"""A retransmitting NIC has this many times the retransmissions of its peers and its past."""
 
 
 def retransmitting_nics(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield NICs that retransmit far more than their peers and than before, adaptively or after timeouts."""
-    thresholds = view.thresholds.network
     use = loaded_nics(view)
     for signal, minimum in (
-        ("adaptive_retransmissions", thresholds.min_retries),
-        ("ack_timeouts", thresholds.min_timeouts),
+        ("adaptive_retransmissions", MIN_RETRIES),
+        ("ack_timeouts", MIN_TIMEOUTS),
     ):
         rates = view.signals.nic[signal]
         if not findings.above(rates, minimum).any():
             continue
         peers, _ = view.groups.leaf_peers(rates, use)
         usual = np.fmax(or_zero(peers), or_zero(view.base(DeviceKind.NIC, signal)))
-        limit = np.fmax(minimum, thresholds.retry_factor * usual)
+        limit = np.fmax(minimum, RETRY_FACTOR * usual)
         hit = findings.above(rates, limit) & use
         if signal == "ack_timeouts":
             slots = view.signals.slots(DeviceKind.NIC, TIMEOUT_SLOTS)[signal]
@@ -337,6 +381,10 @@ def retransmitting_nics(view: findings.DiagnosisView) -> Iterator[findings.Findi
         for finding in _by_node(view, "transport_retry", hit, use, signal, limit):
             # Timeouts are a symptom of losses elsewhere, of which hosts may not see the place.
             yield replace(finding, severity="info") if signal == "ack_timeouts" else finding
+
+
+NODE_SHARE = 0.7
+"""Share of a node's NICs in use that have a fault: from it on, the node is the cause."""
 
 
 def _by_node(  # noqa: PLR0913, PLR0917 - parts of a finding
@@ -365,7 +413,7 @@ def _by_node(  # noqa: PLR0913, PLR0917 - parts of a finding
         # Settings are those of a node: of two NICs in use, both show it. What shows only under congestion may show at a few,
         # but then at no other node.
         enough = min(3, max(in_use, 2))
-        is_whole = len(positions) >= max(enough, view.thresholds.network.node_share * in_use)
+        is_whole = len(positions) >= max(enough, NODE_SHARE * in_use)
         is_whole |= len(positions) >= MIN_ALONE and len(positions) == np.count_nonzero(hit)
         incident = view.open_faults.get((name, cause))
         earlier_parts = set(incident.parts) if incident else set()
@@ -380,12 +428,17 @@ def _by_node(  # noqa: PLR0913, PLR0917 - parts of a finding
                 yield findings.Finding(name, findings.Cause("nic", position), (each,))
 
 
+MIN_PAUSED, PAUSED_FACTOR = 0.01, 2.0
+"""Share of time in which a victim is paused, beyond this many times its own past."""
+MAX_VICTIM_PAUSING = 0.1
+"""Time in which a victim pauses its switch port, relative to the time in which it is paused."""
+
+
 def victims(view: findings.DiagnosisView) -> findings.Flags:
     """Return the NICs that are paused, beyond their own past, and hardly pause themselves."""
-    thresholds = view.thresholds.network
     nic = view.signals.nic
     baseline = or_zero(view.base(DeviceKind.NIC, "paused_share"))
-    own_limit = np.fmax(thresholds.max_victim_pausing * nic["paused_share"], thresholds.min_pausing)
+    own_limit = np.fmax(MAX_VICTIM_PAUSING * nic["paused_share"], MIN_PAUSING)
     return findings.above(
-        nic["paused_share"], thresholds.min_paused + thresholds.paused_factor * baseline
+        nic["paused_share"], MIN_PAUSED + PAUSED_FACTOR * baseline
     ) & ~findings.above(nic["pausing_share"], own_limit)

@@ -13,6 +13,7 @@ import numpy as np
 from railscope.timestamps import SECOND_NS
 from railscope_collector.detector_thresholds import NodeThresholds
 from railscope_collector.diagnosis import findings, job_steps, storage_detectors
+from railscope_collector.diagnosis.leaf_detectors import MIN_TIMEOUTS
 from railscope_collector.diagnosis.quantities import DeviceKind
 from railscope_collector.diagnosis.slot_sums import mean_known
 from railscope_collector.workloads.job_roster import JobKey
@@ -102,6 +103,10 @@ class NodeContact:
         return self.age_seconds(now_ns) > LOST_SECONDS
 
 
+MAX_STALE_NODES = 0.5
+"""Share of the nodes that may be stale at once, if they are several: of more, none is reported."""
+
+
 def stale_nodes(
     view: findings.DiagnosisView,
     contacts: Mapping[str, NodeContact],
@@ -123,7 +128,7 @@ def stale_nodes(
     thresholds = view.thresholds.nodes
     now_ns = view.timestamp_ns
     stale = [name for name, contact in contacts.items() if contact.is_stale(now_ns, thresholds)]
-    if len(stale) > max(1, thresholds.max_stale_nodes * len(contacts)):
+    if len(stale) > max(1, MAX_STALE_NODES * len(contacts)):
         return
     stopped = {name: _stopped_jobs(view, name, contacts[name]) for name in stale}
     first_ns: dict[JobKey, int] = {}
@@ -187,17 +192,21 @@ def stale_nodes(
 
 LATER_STRENGTH = 0.3
 """Strength of the conclusion that a node that was separated is down: that it stopped its job is all that is known of it."""
+STALLED_SPEED, MIN_WAITING_USE = 0.1, 0.7
+"""Exchange relative to the past below which a job makes no progress, and utilization above which its ranks wait for others: those of a
+job that has ended are idle.
+"""
 
 
 def _stopped_later(view: findings.DiagnosisView, cause: findings.Cause) -> int:
     """Return since when a job waits for a node that was separated before, with missed acknowledgements; 0 if none does."""
-    thresholds, is_down = view.thresholds.jobs, ("node_down", cause) in view.open_faults
+    is_down = ("node_down", cause) in view.open_faults
     if not is_down and ("agent_partition", cause) not in view.open_faults:
         return 0
     for state in _shared_jobs(view, cause.name):
         slot = state.history.progress_slot
-        waits = state.exchange_now < thresholds.stalled_speed and slot >= 0
-        waits &= state.utilization_now > thresholds.min_waiting_use
+        waits = state.exchange_now < STALLED_SPEED and slot >= 0
+        waits &= state.utilization_now > MIN_WAITING_USE
         # Connections that have failed send nothing that could be acknowledged.
         waits = waits and (is_down or _misses_acknowledgements(view, state))
         if waits and not (
@@ -227,25 +236,22 @@ def _stopped_jobs(
     # A period after its last receipt it may still have worked, and readings of the others show that a period later.
     last_slot = stale_slot + PROGRESS_SLOTS + 2 * contact.period_seconds * SLOTS_PER_SECOND
     states = _shared_jobs(view, name)
-    return [state for state in states if _has_stopped(view, state, stale_slot, last_slot)]
+    return [state for state in states if _has_stopped(state, stale_slot, last_slot)]
 
 
 def _goes_on(view: findings.DiagnosisView, name: str, contact: NodeContact) -> bool:
     return any(_works(view, state, contact) for state in _shared_jobs(view, name))
 
 
-def _has_stopped(
-    view: findings.DiagnosisView, state: findings.JobState, stale_slot: float, last_slot: float
-) -> bool:
+def _has_stopped(state: findings.JobState, stale_slot: float, last_slot: float) -> bool:
     """True if a job makes no progress since a node stopped; one without a past if it stopped to exchange data then.
 
     It may appear to make progress until before the last slot.
     """
-    thresholds, min_exchange = view.thresholds.jobs, view.thresholds.nodes.min_exchange
-    is_idle = np.isnan(state.exchange_now) and state.exchange < min_exchange
+    is_idle = np.isnan(state.exchange_now) and state.exchange < findings.MIN_EXCHANGE
     was_active = state.history.exchange_slot >= max(stale_slot - ACTIVE_SLOTS, 0)
-    is_waiting = is_idle and was_active and state.utilization_now > thresholds.min_waiting_use
-    has_stopped = is_waiting or state.exchange_now < thresholds.stalled_speed
+    is_waiting = is_idle and was_active and state.utilization_now > MIN_WAITING_USE
+    has_stopped = is_waiting or state.exchange_now < STALLED_SPEED
     return bool(has_stopped and state.history.progress_slot < last_slot)
 
 
@@ -256,9 +262,8 @@ def _hangs(view: findings.DiagnosisView, state: findings.JobState, stale_slot: f
     well before the node, for a minute and for longer than ever: it hangs for another reason. Ranks that exchange data within their nodes evaluate.
     """
     moved = max(job_steps.exchange_changes(view, state.job, RECENT_SLOTS), default=0.0)
-    thresholds = view.thresholds.jobs
-    is_waiting = state.utilization_now > thresholds.min_waiting_use
-    if not is_waiting or moved >= thresholds.stalled_speed:
+    is_waiting = state.utilization_now > MIN_WAITING_USE
+    if not is_waiting or moved >= STALLED_SPEED:
         return False
     if storage_detectors.stores(view, state.job):
         return False
@@ -273,7 +278,7 @@ def _hangs(view: findings.DiagnosisView, state: findings.JobState, stale_slot: f
 
 def _misses_acknowledgements(view: findings.DiagnosisView, state: findings.JobState) -> bool:
     timeouts = view.signals.table(DeviceKind.NIC, 1)["ack_timeouts"][state.job.nics]
-    return bool(findings.above(timeouts, view.thresholds.leaves.min_timeouts).any())
+    return bool(findings.above(timeouts, MIN_TIMEOUTS).any())
 
 
 STOPPING_CLASSES = frozenset({"gpu_lost", "gpu_unresponsive", "nic_lost", "link_down", "node_down"})
@@ -297,18 +302,21 @@ def _node_of(view: findings.DiagnosisView, cause: findings.Cause) -> str:
     return view.devices.nics[cause.position].node if cause.kind == "nic" else cause.name
 
 
+WORKING_SPEED = 0.3
+"""Exchange relative to the past, above which a job works while its window may contain the last moments of a stale node."""
+
+
 def _works(view: findings.DiagnosisView, state: findings.JobState, contact: NodeContact) -> bool:
     """True if a job goes on without a node: its other nodes exchange data.
 
     The node may have worked for a period after its last receipt: until the window is after that, traffic may be from before.
     """
-    thresholds, age_seconds = view.thresholds.nodes, contact.age_seconds(view.timestamp_ns)
+    age_seconds = contact.age_seconds(view.timestamp_ns)
     is_later = age_seconds > RECENT_SECONDS + contact.period_seconds
     if not np.isnan(state.exchange_now):
-        stalled_speed = view.thresholds.jobs.stalled_speed
-        return bool(state.exchange_now > (stalled_speed if is_later else thresholds.working_speed))
+        return bool(state.exchange_now > (STALLED_SPEED if is_later else WORKING_SPEED))
     sent = view.signals.table(DeviceKind.NIC, RECENT_SLOTS)["send"][state.job.nics]
-    return bool(is_later and mean_known(sent) > thresholds.min_exchange)
+    return bool(is_later and mean_known(sent) > findings.MIN_EXCHANGE)
 
 
 NODE_CLASSES = frozenset({
@@ -362,7 +370,7 @@ def _is_drained(view: findings.DiagnosisView, node: str, finding: findings.Findi
     before = view.signals.table(
         DeviceKind.NIC, findings.SLOTS_PER_MINUTE, findings.SLOTS_PER_MINUTE
     )
-    has_sent = findings.above(before["send"][rails], view.thresholds.nodes.min_exchange).any()
+    has_sent = findings.above(before["send"][rails], findings.MIN_EXCHANGE).any()
     has_job = any(node in job.nodes for job in jobs)
     return bool(jobs) and not has_job and not has_sent and set(finding.parts) >= set(rails)
 
@@ -386,6 +394,8 @@ def _of_whole_node(cause: findings.Cause, members: Sequence[findings.Finding]) -
 
 
 MAX_NODE_EVIDENCE = 8
+DELAY_FACTOR = 3.0
+"""A wrong clock differs by this many times the variation of the delays in addition: few receipts show a part of them only."""
 
 
 def wrong_clocks(
@@ -412,7 +422,7 @@ def wrong_clocks(
     for name, offset in offsets.items():
         contact, error = recent[name], abs(offset - usual)
         own_delay = contact.delay_seconds if offset < usual else 0.0
-        if error > limit + thresholds.delay_factor * max(own_delay, usual_delay):
+        if error > limit + DELAY_FACTOR * max(own_delay, usual_delay):
             slots = math.ceil(_MAX_OFFSETS * contact.period_seconds * SLOTS_PER_SECOND)
             evidence = findings.FindingEvidence(
                 "clock_offset", offset, limit, "other nodes", name, slots=slots

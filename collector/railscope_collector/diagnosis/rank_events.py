@@ -136,7 +136,7 @@ class RankEvents:
                 self._confirmed.add(key)
             if key in self._confirmed and gpu is not None:
                 reports[gpu] = node_event
-        if len({e.node for e in reports.values()}) > max_straggling_nodes(view, job):
+        if len({e.node for e in reports.values()}) > max_straggling_nodes(job):
             return
         for gpu, node_event in reports.items():
             ((each, text),) = stragglers([node_event], 0)

@@ -17,7 +17,13 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from railscope_collector.diagnosis.findings import Cause, DiagnosisView, Finding, above
+from railscope_collector.diagnosis.findings import (
+    MIN_EXCHANGE,
+    Cause,
+    DiagnosisView,
+    Finding,
+    above,
+)
 from railscope_collector.diagnosis.incident_classes import part_kind
 from railscope_collector.diagnosis.jobs import ActiveJob
 from railscope_collector.diagnosis.quantities import DeviceKind
@@ -202,7 +208,7 @@ def _nics_of_node(view: DiagnosisView, name: str) -> Iterable[int]:
 def _jobs_on_rail(view: DiagnosisView, position: int) -> set[JobKey]:
     """Return the jobs that use the rail of a NIC, along which pause spreads: those that send on it, or did."""
     sent = np.fmax(view.signals.nic["send"], view.base(DeviceKind.NIC, "send"))
-    uses = view.rail_around(position) & ~(sent < view.thresholds.nodes.min_exchange)
+    uses = view.rail_around(position) & ~(sent < MIN_EXCHANGE)
     return {job.key for job in view.jobs if uses[job.nics].any()}
 
 

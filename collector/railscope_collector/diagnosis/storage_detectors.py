@@ -96,7 +96,7 @@ def _is_delayed(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> boo
         # Tasks cannot wait longer than the operations take together: else they wait for another disk.
         pressure = view.signals.node["io_pressure"][nodes]
         explained = _in_flight(view)[nodes] > MIN_EXPLAINED * pressure
-        return bool((waits & explained & (used < view.thresholds.steps.min_busy_use)).any())
+        return bool((waits & explained & (used < job_steps.MIN_BUSY_USE)).any())
     speeds = np.array(state.history.speeds)
     since, before = speeds[-slots:], speeds[: max(len(speeds) - slots, 0)]
     earlier = slot_sums.median_known(before[-findings.SLOTS_PER_MINUTE :])
@@ -106,7 +106,7 @@ def _is_delayed(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> boo
         or state.works_more
         or np.sum(since >= limit) > MAX_UNHARMED_SLOTS
         or state.history.restarts(view.signals.slot)
-        or state.utilization_now < view.thresholds.jobs.min_input
+        or state.utilization_now < job_steps.MIN_INPUT
         or view.has_cause(job.key, "storage_bound")
     ):
         return False

@@ -13,7 +13,10 @@ import numpy as np
 
 from railscope_collector.diagnosis import findings
 from railscope_collector.diagnosis.baselines import GAP_MINUTES
+from railscope_collector.diagnosis.gpu_detectors import MIN_LIMITED, UNEXPLAINED_CLOCK
 from railscope_collector.diagnosis.job_steps import (
+    MAX_GAP_SPREAD,
+    MIN_BUSY_USE,
     has_common_steps,
     is_steady_for_half,
     medians_of_others,
@@ -33,11 +36,13 @@ from railscope_collector.diagnosis.slot_sums import (
 MIN_JOB_GPUS = 4
 EXTREME_RATIO = 1.5
 """Margin above the extreme value of noise."""
+MAX_STRAGGLING_SHARE = 0.25
+"""Share of the nodes of a job that may have a straggler at once: what one rank of each node does alone is by design."""
 
 
-def max_straggling_nodes(view: findings.DiagnosisView, job: ActiveJob) -> int:
+def max_straggling_nodes(job: ActiveJob) -> int:
     """Return the number of nodes of a job that may have a straggler at once."""
-    return math.ceil(view.thresholds.gpus.max_straggling_nodes * len(job.nodes))
+    return math.ceil(MAX_STRAGGLING_SHARE * len(job.nodes))
 
 
 def gpu_stragglers(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
@@ -75,14 +80,14 @@ def _slower_clocks(
     without work, in which the clock is low, are more of the few ones of some windows: lost utilization or a higher
     reading shows that.
     """
-    thresholds, gpu = view.thresholds.gpus, view.signals.gpu
+    gpu = view.signals.gpu
     clocks = gpu["clock"][job.gpus]
     usual = np.minimum(view.base(DeviceKind.GPU, "clock")[job.gpus], median_known(clocks))
     use = gpu["utilization"][job.gpus]
     usual = usual * np.fmin(use / view.base(DeviceKind.GPU, "utilization")[job.gpus], 1.0)
     # An idle GPU may lower its clock.
-    works = ~(use < view.thresholds.steps.min_busy_use * median_known(use))
-    limit = thresholds.unexplained_clock * usual
+    works = ~(use < MIN_BUSY_USE * median_known(use))
+    limit = UNEXPLAINED_CLOCK * usual
     is_slower = (clocks < limit) & works
     if not is_slower.any():
         return
@@ -90,7 +95,7 @@ def _slower_clocks(
     is_slower &= ((readings < limit) | np.isnan(readings)).all(axis=0)
     slower = job.gpus[is_slower & ((~np.isnan(readings)).sum(axis=0) > 1)]
     shares = [gpu[name][slower] for name in _LIMITS]
-    is_limited = np.any([findings.above(share, thresholds.min_limited) for share in shares])
+    is_limited = np.any([findings.above(share, MIN_LIMITED) for share in shares])
     if is_limited or not _are_few(view, job, slower):
         return
     for position in slower.tolist():
@@ -106,16 +111,18 @@ def _slower_clocks(
 
 
 _LIMITS = ("thermal_share", "power_brake_share", "slowdown_share")
+MAX_STRAGGLERS = 0.25
+"""Share of the GPUs of a job that may be stragglers at once."""
 
 
 def _are_few(view: findings.DiagnosisView, job: ActiveJob, gpus: Positions) -> bool:
     """True if so few GPUs of a job may be stragglers at once: on few nodes, or none that has the part of all nodes."""
-    max_gpus = max(1, view.thresholds.gpus.max_stragglers * len(job.gpus))
+    max_gpus = max(1, MAX_STRAGGLERS * len(job.gpus))
     nodes = len(np.unique(view.groups.gpu_node[gpus]))
     indices = {view.devices.gpus[position].index for position in gpus.tolist()}
     is_by_chance = len(gpus) == len(indices) or len(gpus) <= 2 < len(job.nodes)  # noqa: PLR2004 - a pair
     is_one_node = nodes == 1 and len(job.nodes) >= MIN_PEERS
-    is_few = nodes <= max_straggling_nodes(view, job) or is_by_chance
+    is_few = nodes <= max_straggling_nodes(job) or is_by_chance
     return is_one_node or (len(gpus) <= max_gpus and is_few)
 
 
@@ -123,37 +130,53 @@ def _fell_alike(view: findings.DiagnosisView, job: ActiveJob, slots: Floats) -> 
     """True if the GPUs of a job take common steps, also steps of which a minute shows few: most of them fell by as much."""
     means = means_known(slots)
     spread = MAD_SCALE * median_known(np.abs(means - median_known(means)))
-    return spread <= view.thresholds.steps.max_gap_spread or has_common_steps(view, job)
+    return spread <= MAX_GAP_SPREAD or has_common_steps(view, job)
+
+
+MIN_SLOWED_USE, MAX_SLOWED_CHANGE = 0.9, 0.985
+"""Utilization, and activity or else power, of a job that a straggler slows, relative to their past: its GPUs run as long as before, and
+do less.
+"""
+MIN_SLOWED_SPEED, MAX_SLOWED_SPEED = 0.1, 0.985
+"""Speed of such a job relative to its past. With less, it waits for something else than slow steps; with more, the loss is the noise of a
+minute.
+"""
 
 
 def may_have_straggler(view: findings.DiagnosisView, job: ActiveJob) -> bool:
     """True if a job is slower than before but goes on, and its GPUs run as long and do less."""
-    thresholds, state = view.thresholds.gpus, view.states.get(job.key)
+    state = view.states.get(job.key)
     if state is None:
         return False
     # GPUs without a measure of activity show waits by their power.
     change = state.power_change if np.isnan(state.activity_change) else state.activity_change
-    runs = state.utilization_change > thresholds.min_slowed_use
-    works = runs and change < thresholds.max_slowed_change
-    stands = state.speed < thresholds.min_slowed_speed
-    return bool(works and not stands and not state.speed > thresholds.max_slowed_speed)
+    runs = state.utilization_change > MIN_SLOWED_USE
+    works = runs and change < MAX_SLOWED_CHANGE
+    stands = state.speed < MIN_SLOWED_SPEED
+    return bool(works and not stands and not state.speed > MAX_SLOWED_SPEED)
+
+
+MAX_PEER_CHANGE = 0.98
+"""Activity, or else power, of the usual GPU of a job relative to its past: that of the peers of a straggler falls."""
+STRAGGLER_DEVIATIONS, MIN_EXCESS = 4.0, 0.04
+"""Activity of a straggler beyond that of its peers: in standard deviations, and relative to their past."""
 
 
 def _outliers(
     view: findings.DiagnosisView, job: ActiveJob, slots: Floats, signal: str
 ) -> Iterator[findings.Finding]:
     """Yield stragglers by the change of a signal in the slots of the last minute, the newest first, and one before."""
-    thresholds, gpus = view.thresholds.gpus, job.gpus
+    gpus = job.gpus
     changes = np.array([median_known(of_slot) for of_slot in slots[:-1]])
     usual = mean_known(changes)
-    if usual > thresholds.max_peer_change:
+    if usual > MAX_PEER_CHANGE:
         return
     excess = _excess(view, job, slots)
     deviation = MAD_SCALE * median_known(np.abs(excess - median_known(excess)))
     # Of many GPUs, some deviate by more: the largest of n normal values is near sqrt(2 ln n) deviations.
     deviations = EXTREME_RATIO * math.sqrt(2 * math.log(len(gpus)))
-    noise = max(thresholds.straggler_deviations, deviations) * deviation
-    limit = max(thresholds.min_excess, noise)
+    noise = max(STRAGGLER_DEVIATIONS, deviations) * deviation
+    limit = max(MIN_EXCESS, noise)
     if not findings.above(excess, limit).any():
         return
     limit = max(limit, EXTREME_RATIO * _past_excess(view, job, signal))
@@ -162,13 +185,13 @@ def _outliers(
         return
     worst = float(excess[hit].max())
     # It waits nearly as much as the others: for something else, unless that is known and adds to its own delay.
-    if worst < _min_explained(view, signal) * (1 - usual) and not view.has_cause(
+    if worst < _min_explained(signal) * (1 - usual) and not view.has_cause(
         job.key, "gpu_straggler"
     ):
         return
     for index in hit.tolist():
         # A second GPU counts if it is as busy as the first: of two slow ones the lesser waits too.
-        if excess[index] >= worst - max(thresholds.min_excess, 2 * deviation):
+        if excess[index] >= worst - max(MIN_EXCESS, 2 * deviation):
             position = int(gpus[index])
             value = usual + float(excess[index])
             name = view.gpu_name(position)
@@ -185,6 +208,8 @@ def _outliers(
 
 MIN_EXCESS_MINUTES = 3
 """Minutes of the past that show the usual excess of a job."""
+UNKNOWN_EXCESS = 0.1
+"""Excess that may be usual for a job whose past is too short to show it."""
 
 
 def _past_excess(view: findings.DiagnosisView, job: ActiveJob, signal: str) -> float:
@@ -207,7 +232,7 @@ def _past_excess(view: findings.DiagnosisView, job: ActiveJob, signal: str) -> f
         excess = [float(each.max()) - median(each) for each in of_minutes if len(each)]
         if are_known[:, of_node == node].any(axis=1).sum() >= MIN_EXCESS_MINUTES:
             largest.append(max(excess) if members.shape[1] >= MIN_JOB_GPUS else 0.0)
-    return median(np.array(largest)) if largest else view.thresholds.gpus.unknown_excess
+    return median(np.array(largest)) if largest else UNKNOWN_EXCESS
 
 
 def _excess(view: findings.DiagnosisView, job: ActiveJob, slots: Floats) -> Floats:
@@ -239,7 +264,7 @@ def _slow_node(
 
     `slots` are changes of a signal in the slots of the last minute, the newest first, and one before.
     """
-    thresholds, of_gpu = view.thresholds.gpus, view.groups.gpu_node[job.gpus]
+    of_gpu = view.groups.gpu_node[job.gpus]
     nodes, counts = np.unique(of_gpu, return_counts=True)
     if len(nodes) < MIN_PEERS or counts.min() < MIN_JOB_GPUS or not has_common_steps(view, job):
         return  # replicas of a service differ as their load does
@@ -248,20 +273,20 @@ def _slow_node(
     excess = np.array([median_known(of_node) for of_node in (changes - other_nodes).T])
     deviation = MAD_SCALE * median_known(np.abs(excess - median_known(excess)))
     deviations = EXTREME_RATIO * math.sqrt(2 * math.log(len(nodes)))
-    noise = max(thresholds.straggler_deviations, deviations) * deviation
+    noise = max(STRAGGLER_DEVIATIONS, deviations) * deviation
     minutes = view.baselines.minutes(DeviceKind.GPU, signal, len(view.devices.gpus))[:, job.gpus]
     minutes = _of_nodes(divide(minutes, view.base(DeviceKind.GPU, signal)[job.gpus]), of_gpu, nodes)
     past = np.fmax.reduce(minutes - medians_of_others(minutes), initial=-np.inf)
     is_short = (~np.isnan(minutes)).any(axis=1).sum() < MIN_EXCESS_MINUTES
-    past = np.fmax(past, thresholds.unknown_excess if is_short else median(past))
-    limits = np.fmax(max(thresholds.min_excess, noise), EXTREME_RATIO * past)
+    past = np.fmax(past, UNKNOWN_EXCESS if is_short else median(past))
+    limits = np.fmax(max(MIN_EXCESS, noise), EXTREME_RATIO * past)
     hit = np.flatnonzero(findings.above(excess, limits))
-    if not 0 < len(hit) <= max_straggling_nodes(view, job):
+    if not 0 < len(hit) <= max_straggling_nodes(job):
         return
     for index in hit.tolist():
         usual = mean_known(other_nodes[:, index])
-        explained = _min_explained(view, signal) * (1 - usual)
-        if usual > thresholds.max_peer_change or excess[index] < max(explained, 0.0):
+        explained = _min_explained(signal) * (1 - usual)
+        if usual > MAX_PEER_CHANGE or excess[index] < max(explained, 0.0):
             continue
         name, gpus = view.devices.node_names[nodes[index]], job.gpus[of_gpu == nodes[index]]
         values = usual + float(excess[index]), usual + float(limits[index])
@@ -284,9 +309,12 @@ def _of_nodes(values: Floats, of_gpu: Positions, nodes: Positions) -> Floats:
     ).reshape(len(values), len(nodes))
 
 
-def _min_explained(view: findings.DiagnosisView, signal: str) -> float:
+MIN_EXPLAINED_ACTIVITY, MIN_EXPLAINED_POWER = 0.5, 0.33
+"""Share of the fall of its peers' activity, or power, that a straggler leaves out: it works while they wait.
+Power falls less than activity.
+"""
+
+
+def _min_explained(signal: str) -> float:
     """Return the share of the fall of its peers that a straggler leaves out: one that does less draws less power."""
-    thresholds = view.thresholds.gpus
-    return (
-        thresholds.min_explained_power if signal == "power" else thresholds.min_explained_activity
-    )
+    return MIN_EXPLAINED_POWER if signal == "power" else MIN_EXPLAINED_ACTIVITY

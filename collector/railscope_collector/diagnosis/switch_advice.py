@@ -14,6 +14,7 @@ import numpy as np
 
 from railscope.timestamps import SECOND_NS
 from railscope_collector.diagnosis import findings
+from railscope_collector.diagnosis.network_detectors import MIN_PAUSING
 from railscope_collector.diagnosis.quantities import DeviceKind
 from railscope_collector.diagnosis.settings_advice import gain_of, waiting_gpus
 from railscope_collector.diagnosis.slot_sums import median_known, or_zero
@@ -145,9 +146,7 @@ def _watchdog(
         if nic is None or np.isnan(pausing[nic]):
             if (leaf := links.leaf_of(port, leaves)) is not None:
                 unknown[leaf].append(storm)
-        elif evidence.links[port][0].is_certain and (
-            pausing[nic] > view.thresholds.network.min_pausing
-        ):
+        elif evidence.links[port][0].is_certain and (pausing[nic] > MIN_PAUSING):
             yield findings.Finding(
                 "pfc_storm",
                 findings.Cause("nic", nic),

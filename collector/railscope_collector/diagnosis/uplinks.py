@@ -16,8 +16,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from railscope_collector.diagnosis import findings
+from railscope_collector.diagnosis import findings, job_steps
 from railscope_collector.diagnosis.jobs import MAD_SCALE, connected_pods
+from railscope_collector.diagnosis.network_detectors import MIN_PAUSED
 from railscope_collector.diagnosis.quantities import DeviceKind
 from railscope_collector.diagnosis.slot_sums import Floats, Positions, median_known, or_zero
 from railscope_collector.workloads.job_roster import JobKey
@@ -110,7 +111,7 @@ class Uplinks:
         for job in view.jobs:
             mean = float(np.nanmean(send[job.nics])) if np.isfinite(send[job.nics]).any() else 0.0
             self._highest[job.key] = max(self._highest.get(job.key, 0.0), mean)
-            if mean <= max(MIN_TALK * self._highest[job.key], view.thresholds.nodes.min_exchange):
+            if mean <= max(MIN_TALK * self._highest[job.key], findings.MIN_EXCHANGE):
                 continue
             talking.append(job)
             if len(np.unique(groups.nic_pod[job.nics])) > 1:
@@ -207,14 +208,18 @@ def _disturbed(view: findings.DiagnosisView) -> findings.Flags:
     return found
 
 
+UPLINK_SPEED = 0.95
+"""Speed relative to its past below which a job that spans pods is slower."""
+
+
 def _is_slow(view: findings.DiagnosisView, key: JobKey) -> bool:
     """True if a job is slower than before, and its ranks spin: they wait for the network."""
     state = view.states[key]
-    spins = not state.utilization_change < view.thresholds.steps.min_busy_use
+    spins = not state.utilization_change < job_steps.MIN_BUSY_USE
     speeds = np.array(state.history.speeds[-findings.SLOTS_PER_MINUTE :])
     if view.has_cause(key, "uplink_congested"):
         return False
-    return spins and bool(np.sum(speeds < view.thresholds.leaves.uplink_speed) >= MIN_SLOW_SLOTS)
+    return spins and bool(np.sum(speeds < UPLINK_SPEED) >= MIN_SLOW_SLOTS)
 
 
 def _lasting(view: findings.DiagnosisView, differs: findings.Flags) -> dict[int, list[int]]:
@@ -227,7 +232,7 @@ def _lasting(view: findings.DiagnosisView, differs: findings.Flags) -> dict[int,
         if name != "uplink_congested" or cause.position < 0 or not differs[[*fault.parts]].any():
             continue
         keys = fault.reach.jobs & view.states.keys()
-        if any(view.states[key].speed < view.thresholds.leaves.uplink_speed for key in keys):
+        if any(view.states[key].speed < UPLINK_SPEED for key in keys):
             leaves = {cause.position, *view.groups.nic_leaf[[*fault.parts]].tolist()} - {-1}
             rail = int(view.groups.nic_rail[view.groups.leaves[cause.position][0]])
             found[rail] = [cause.position, *sorted(leaves - {cause.position})]
@@ -251,7 +256,7 @@ def _congested(
     Below one leaf alone, most NICs must be affected: one may have a queue of its own. A flow of a ring affects one NIC at each end.
     """
     groups = view.groups
-    is_paused = findings.above(view.signals.nic["paused_share"], view.thresholds.network.min_paused)
+    is_paused = findings.above(view.signals.nic["paused_share"], MIN_PAUSED)
     crowded = affected & _receive_more(view)
     hits: dict[int, list[int]] = {}
     for leaf, members in enumerate(groups.leaves):

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from support.drawn_cluster import DrawnCluster, Row
-from support.drawn_readings import SLOTS, classes_of, drawn_feed, run
+from support.drawn_readings import SLOTS, drawn_feed, run
 
 from railscope_collector import diagnosis
 from railscope_collector.config import CollectorSettings
@@ -28,24 +28,19 @@ def test_the_diagnosis_reads_every_threshold() -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "threshold", "expected"),
-    [
-        ("jobs", {}, {("dataloader_stall", "job")}),
-        ("jobs", {"max_small_input": 0.8}, set()),
-        ("steps", {"min_progress": 0.9}, set()),
-    ],
+    ("thresholds", "expected"), [({}, ["job_slowdown"]), ({"slow_speed": 0.5}, [])]
 )
 def test_a_threshold_of_the_settings_changes_the_result(
-    family: str, threshold: dict[str, float], expected: set[tuple[str, str]]
+    thresholds: dict[str, float], expected: list[str]
 ) -> None:
-    def gaps(cluster: DrawnCluster, row: Row, since: int) -> None:
+    def slow_down(cluster: DrawnCluster, row: Row, since: int) -> None:
         if since >= 0:
-            row.gpu["utilization"][cluster.jobs[0].nodes] *= 0.83
-            cluster.slow_job(row, cluster.jobs[0], 0.83)
+            cluster.slow_job(row, cluster.jobs[0], 0.84)
 
     settings = msgspec.convert(
-        {"diagnosis": {"thresholds": {family: threshold}}}, CollectorSettings
+        {"diagnosis": {"thresholds": {"jobs": thresholds}}}, CollectorSettings
     )
     feed = drawn_feed(slots=SLOTS)
     feed.diagnosis.thresholds = settings.diagnosis.thresholds
-    assert classes_of(run(feed, gaps, SLOTS)) == expected
+    run(feed, slow_down, SLOTS)
+    assert [each.class_name for each in feed.diagnosis.tracker.incidents] == expected

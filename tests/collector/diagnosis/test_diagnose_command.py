@@ -77,10 +77,11 @@ def test_the_settings_name_the_tenants(frame_log: Path, tmp_path: Path, given: s
 
 def test_the_settings_change_a_threshold(frame_log: Path, tmp_path: Path) -> None:
     settings = tmp_path / "collector.toml"
-    settings.write_text("[diagnosis.thresholds.network]\nmin_pausing = 1.0\n")
+    settings.write_text("[diagnosis.thresholds.jobs]\nslow_speed = 0.5\n")
     outcome = run("diagnose", "--frame-log", str(frame_log), "--config", str(settings))
     assert outcome.exit_code == 0, outcome.output
-    assert "slow_receiver" not in outcome.stdout
+    assert "slow_receiver" in outcome.stdout
+    assert "of its speed" not in outcome.stdout
 
 
 @pytest.mark.parametrize("is_cabled", [False, True])
@@ -106,9 +107,9 @@ def test_a_cabling_file_places_nics_without_lldp(
 
 def test_an_invalid_threshold_is_rejected(captures: Path, tmp_path: Path) -> None:
     settings = tmp_path / "collector.toml"
-    settings.write_text("[diagnosis.thresholds.network]\nmin_pausing = 2\n")
+    settings.write_text("[diagnosis.thresholds.jobs]\nslow_speed = 2\n")
     outcome = run("diagnose", "--captures", str(captures), "--config", str(settings))
-    assert "min_pausing" in refusal(outcome)
+    assert "slow_speed" in refusal(outcome)
     assert "at most 1" in refusal(outcome)
 
 

@@ -8,7 +8,6 @@ from support.drawn_cluster import START_NS, DrawnCluster, DrawnFeed, Row
 from support.drawn_faults import hang as hung_job
 from support.drawn_readings import NODES, ONSET, SLOTS, classes_of, drawn_feed, incidents_of, run
 
-from railscope_collector.detector_thresholds import JobThresholds
 from railscope_collector.diagnosis.findings import SLOT_NS, JobState, JobWait
 from railscope_collector.diagnosis.job_detectors import are_alike
 from railscope_collector.diagnosis.jobs import ActiveJob
@@ -171,7 +170,7 @@ def test_few_readings_of_moments_differ_although_ranks_wait_alike(
     readings: float, *, expected: bool
 ) -> None:
     used = np.repeat([0.2, 0.4, 0.6], 8)
-    assert are_alike(used, 0.4, readings, JobThresholds()) is expected
+    assert are_alike(used, 0.4, readings) is expected
 
 
 def test_steps_of_which_two_slots_show_the_exchange_or_none_show_missing_input() -> None:
@@ -518,7 +517,7 @@ def test_a_job_loses_time_if_it_is_slower_than_its_own_variation(
 ) -> None:
     nothing = np.zeros(0, np.intp)
     job = ActiveJob(JobKey("t", "slurm", "1"), ("n1",), nothing, nothing)
-    state = JobState(job, JobThresholds(), slow_speed, exchange_change=speed)
+    state = JobState(job, slow_speed, exchange_change=speed)
     assert state.loses_time == loses
 
 
