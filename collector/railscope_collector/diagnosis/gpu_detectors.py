@@ -108,11 +108,32 @@ def reported_gpu_faults(view: findings.DiagnosisView) -> Iterator[findings.Findi
         often = ((errors > 0) & has_value).sum(axis=0) > np.fmax(has_value.sum(axis=0) / 2, 2)
     often |= findings.above(gpu["nvlink_recoveries"], 0.0)
     yield from _gpu_findings(view, "nvlink_errors", often, "nvlink_errors", slots=NVLINK_SLOTS)
-    busy = findings.above(gpu["utilization"], MIN_GENERATION_USE)
-    narrow = _below_usual(view, gpu["pcie_width"])
+    narrow, slow = _degraded_links(view)
     yield from _gpu_findings(view, "pcie_degraded", narrow, "pcie_width", limit=1.0)
-    slow = busy & _below_usual(view, gpu["pcie_generation"])
     yield from _gpu_findings(view, "pcie_degraded", slow, "pcie_generation", limit=1.0)
+
+
+def nics_of_degraded_links(view: findings.DiagnosisView) -> findings.Flags:
+    """Return the NICs on the rails of GPUs with a degraded PCIe link, which they wait for."""
+    degraded = np.flatnonzero(np.logical_or(*_degraded_links(view))).tolist()
+    # A window of the NIC still has pauses after the link has recovered.
+    lasting = (
+        cause.position
+        for name, cause in view.open_faults
+        if name == "pcie_degraded" and cause.kind == "gpu"
+    )
+    gpus = [view.devices.gpus[position] for position in (*degraded, *lasting)]
+    places = {(gpu.node, gpu.rail) for gpu in gpus}
+    return np.array(
+        [bool(nic.rail) and (nic.node, nic.rail) in places for nic in view.devices.nics], np.bool_
+    )
+
+
+def _degraded_links(view: findings.DiagnosisView) -> tuple[findings.Flags, findings.Flags]:
+    """Return the GPUs with fewer PCIe lanes than usual, and the busy ones with a lower generation."""
+    gpu = view.signals.gpu
+    busy = findings.above(gpu["utilization"], MIN_GENERATION_USE)
+    return _below_usual(view, gpu["pcie_width"]), busy & _below_usual(view, gpu["pcie_generation"])
 
 
 def _below_usual(view: findings.DiagnosisView, values: Floats) -> findings.Flags:

@@ -255,10 +255,9 @@ def _has_one_sender(view: findings.DiagnosisView, affected: Positions) -> bool:
 
 MIN_PAUSED_SENDERS, MIN_SENDER_PAUSED = 2, 0.02
 """Senders below a leaf, and the share of time in which they are paused, that show a queue that does not mark."""
-FEW_NOTIFICATIONS, SHARE_OF_NOTIFIED = 1000.0, 0.1
-"""Notifications per second that the queue which pauses a sender does not cause: it would cause one for each 50 µs of a flow.
-
-And share of those of the most notified sender of the rail: that of one which the queue does not notify.
+NOTIFICATIONS_PER_SECOND = 4000.0
+"""Notifications that a sender receives at least in a second of pause: the queue that pauses it has marked all of its packets, and
+a receiver answers those of a flow each 50 µs (NVIDIA's default, `min_time_between_cnps` of mlx5), less what is lost or coalesced.
 """
 
 
@@ -283,8 +282,7 @@ def unmarked_leaves(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         if len(of_leaf) < MIN_PAUSED_SENDERS:
             continue
         around = view.rail_around(int(of_leaf[0]))
-        most = np.nanmax(notified[around], initial=0.0)
-        few = max(FEW_NOTIFICATIONS, SHARE_OF_NOTIFIED * most)
+        few = NOTIFICATIONS_PER_SECOND * nic["paused_share"][of_leaf]
         if pauses[around].any() or (notified[of_leaf] > few).any():
             continue
         receivers = np.flatnonzero(full & around)

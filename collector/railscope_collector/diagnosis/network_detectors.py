@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from railscope_collector.diagnosis import findings
+from railscope_collector.diagnosis import findings, gpu_detectors
 from railscope_collector.diagnosis.jobs import MAD_SCALE
 from railscope_collector.diagnosis.quantities import DeviceKind
 from railscope_collector.diagnosis.signals import SignalTable
@@ -78,6 +78,8 @@ def slow_receivers(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         & ~storm
         & ~stopped_now
     )
+    if slow.any():
+        slow &= ~gpu_detectors.nics_of_degraded_links(view)
     for position in np.flatnonzero(storm).tolist():
         yield _pausing(view, "pfc_storm", position, limit)
     found = np.flatnonzero(slow)
@@ -221,7 +223,7 @@ def incast_receivers(view: findings.DiagnosisView) -> Iterator[findings.Finding]
         beside = use & (view.groups.nic_node == view.groups.nic_node[position])
         beside[position] = False
         is_usual_root = beside.any() and receives_more[beside].all()
-        delays = _delays_jobs(view, position)
+        delays = _delays_jobs(view, position, has_past=bool(has_past[position]))
         if not has_past[position] and (is_usual_root or not delays):
             continue
         name = view.nic_name(position)
@@ -292,10 +294,14 @@ def _usual_of_job(view: findings.DiagnosisView, values: Floats) -> tuple[Floats,
     return usual, spread
 
 
-def _delays_jobs(view: findings.DiagnosisView, position: int) -> bool:
-    """True if a job of the receiver, or one whose senders are paused on its rail, is slower without another cause."""
+def _delays_jobs(view: findings.DiagnosisView, position: int, *, has_past: bool) -> bool:
+    """True if a job of the receiver, or one whose senders are paused on its rail, is slower without another cause.
+
+    Without a past, the receiver may be the root of its job's tree: then only other jobs show that it receives too much.
+    """
     paused = victims(view) & view.rail_around(position)
-    numbers = {int(view.job_of_nic[position]), *view.job_of_nic[paused].tolist()} - {-1}
+    own = int(view.job_of_nic[position])
+    numbers = {own, *view.job_of_nic[paused].tolist()} - ({-1} if has_past else {-1, own})
     keys = (view.jobs[number].key for number in numbers)
     return any(
         view.states[key].is_slow and not view.has_cause(key, "incast_receiver") for key in keys

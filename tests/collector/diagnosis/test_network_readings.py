@@ -291,7 +291,9 @@ def test_an_incast_is_found_in_a_job_whose_load_changes_with_its_steps() -> None
             row.nic["receive"][0, 3] *= 1.5
             row.nic["marked"][0, 3] = 0.05
             cluster.slow_job(row, cluster.jobs[1], 0.7)
-            row.nic["paused"][cluster.jobs[1].nodes, 3] += 0.1
+            senders = cluster.jobs[1].nodes
+            row.nic["paused"][senders, 3] += 0.1
+            row.nic["reacts"][senders, 3] += 2000.0  # the receiver answers marked packets
 
     (incident,) = incidents_of(exchange)
     assert (incident.class_name, incident.cause.position) == ("incast_receiver", 3)
