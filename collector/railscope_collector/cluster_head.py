@@ -34,7 +34,7 @@ from railscope_collector import config, record_exchange, view_refresh
 from railscope_collector.access.credentials import Credential
 from railscope_collector.account import account_cells
 from railscope_collector.account.live_account import LiveAccount
-from railscope_collector.diagnosis.incident_table import IncidentTable
+from railscope_collector.diagnosis.incident_table import DiagnosisProgress, IncidentTable
 from railscope_collector.finalization import day_writes, followed_account
 from railscope_collector.fleet import view_cells
 from railscope_collector.ledger import (
@@ -196,6 +196,11 @@ class ClusterHead:
     def incidents(self) -> IncidentTable:
         """Incidents as of the last evaluation; none if another collector evaluates them."""
         return self.diagnosis.table if self.diagnosis else IncidentTable()
+
+    @property
+    def progress(self) -> DiagnosisProgress:
+        """How current the incidents are."""
+        return self.diagnosis.progress if self.diagnosis else DiagnosisProgress()
 
     @property
     def notified(self) -> IncidentTable:
@@ -373,14 +378,14 @@ class ClusterHead:
             core=core,
             directory=directory / "diagnosis",
             jobs=lambda: live.roster.jobs() if live.is_ready else (),
-            queue=diagnosis_service.BatchQueue(),
+            has_log=False,
         )
         account = followed_account.FollowedAccount(
             core.evidence, live, self.open_stores, self.settings.metering, self.refresher.wall_ns
         )
         state = HeadState(core, live, refresher, diagnosis, account)
         refresher.extent = state.extent
-        diagnosis.engine.unknown_nodes = state.unknown_nodes
+        diagnosis.unknown_nodes = state.unknown_nodes
         self.prepare(state)
         state.task = asyncio.create_task(self._run_term(state))
         self.state = state
@@ -414,7 +419,6 @@ class ClusterHead:
         await asyncio.gather(*running, return_exceptions=True)
         if self.settings.diagnosis.enabled:
             try:
-                await run_in_thread(state.diagnosis.close)
                 await databases.call_database(self._store_files)
             except Exception as fault:  # noqa: BLE001 - see above
                 log.error("head_term_end_failed", problem=f"{type(fault).__name__}: {fault}")

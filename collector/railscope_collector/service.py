@@ -200,7 +200,7 @@ class Collector:
             lambda: self.switches.polling.cabling,
         )
         self.webhook = incident_webhook.IncidentWebhook(
-            self.settings, lambda: self.diagnosis.table, self.diagnosis.engine.notified
+            self.settings, lambda: self.diagnosis.table, self.diagnosis.decisions.notified
         )
         self.cluster = ClusterHead(
             self.settings,
@@ -272,7 +272,6 @@ class Collector:
             await self._serve()
         finally:
             watchdog.cancel()
-            self.diagnosis.close()
             self.reading.close()
             self.database.close()
             self.log.close()
@@ -382,6 +381,7 @@ class Collector:
             read_only=self.read_only,
             console=self.settings.console,
             switches=self.switches,
+            progress=lambda: self.cluster.progress,
         )
         self.remote_write.cells, self.switches.submit = api.cells, receiver.receive_own
         billing = billing_api.BillingApi(
@@ -411,13 +411,13 @@ class Collector:
             self.webhook = replace(
                 self.webhook,
                 table=lambda: self.cluster.notified,
-                delivered=state.diagnosis.engine.notified,
+                delivered=state.diagnosis.decisions.notified,
             )
-            self.drainer = self.drainer.with_views(all_nodes, state.diagnosis.engine.drains)
+            self.drainer = self.drainer.with_views(all_nodes, state.diagnosis.decisions.drains)
             state.work += (self.webhook.run, self.drainer.run)
 
         self.cluster.prepare = prepare
-        self.drainer = self.drainer.with_views(api, self.diagnosis.engine.drains)
+        self.drainer = self.drainer.with_views(api, self.diagnosis.decisions.drains)
         routing = cluster_routing.ClusterRouting(self.cluster)
         routed = routing.route(handlers, api.handlers(), CLUSTER_PAGES)
         max_bytes = self.settings.limits.body_bytes

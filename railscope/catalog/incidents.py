@@ -25,6 +25,10 @@ EVALUATION_AGE = _DIAGNOSIS.gauge("railscope_diagnosis_age_seconds", "Time since
 MAX_DIAGNOSIS_AGE_SECONDS = 180.0
 """Age from which the incidents are not those of now; a collector diagnoses every 10 seconds."""
 DIAGNOSIS_FAULTS = _DIAGNOSIS.counter("railscope_diagnosis_failures_total", "Envelopes and evaluations that the diagnosis could not process because of a defect; the log names them.", "diagnosis")
-DIAGNOSIS_DROPPED = _DIAGNOSIS.counter("railscope_diagnosis_dropped_envelopes_total", "Envelopes that the diagnosis did not use because its queue was full; all other uses of the frames are unaffected.", "diagnosis")
+DIAGNOSIS_DROPPED = _DIAGNOSIS.counter("railscope_diagnosis_dropped_envelopes_total", "Envelopes that the diagnosis did not use because it was too late or they were missing in the frame log; all other uses of the frames are unaffected.", "diagnosis")
+DIAGNOSIS_RUNNING = _DIAGNOSIS.gauge("railscope_diagnosis_running", "1 while the process of the diagnosis runs, 0 while the collector waits to start it again.", "diagnosis")
+DIAGNOSIS_RESTARTS = _DIAGNOSIS.counter("railscope_diagnosis_restarts_total", "Times that the process of the diagnosis ended or was silent for 3 minutes, and was started again.", "diagnosis")
+DIAGNOSIS_LAG = _DIAGNOSIS.gauge("railscope_diagnosis_lag_seconds", "Age of the last record that the diagnosis has read, 0 at the end of the frame log; as it last stated.", "diagnosis", scale=declare.NANO)
+DIAGNOSIS_LAG_BYTES = _DIAGNOSIS.gauge("railscope_diagnosis_lag_bytes", "Bytes of the frame log that the diagnosis has not read; as it last stated.", "diagnosis")
 FINDINGS_IGNORED = _DIAGNOSIS.counter("railscope_diagnosis_ignored_findings_total", "Findings beyond the 64 that one node may have at a time.", "diagnosis")
 WEBHOOK_FAILURES = _DIAGNOSIS.counter("railscope_incident_webhook_failures_total", "Notifications that the webhook did not accept; they are repeated.", "diagnosis")

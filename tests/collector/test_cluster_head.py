@@ -368,8 +368,8 @@ async def test_another_head_has_the_same_views_when_the_first_one_ends(
             await report(nodes, everything, by_node(three))
         await until_text(three["a"], "3 of 3 collectors, 6 of 6 nodes")
         await same_views(three["a"], single["alone"])
-        engine = one["a"].collector.cluster.state.diagnosis.engine
-        await until_true(lambda: engine.table.timestamp_ns)
+        diagnosis = one["a"].collector.cluster.state.diagnosis
+        await until_true(lambda: diagnosis.table.timestamp_ns)
         await first.aclose()  # releases the lease
         files = Path(one["a"].collector.directory / "head" / "diagnosis")
         shared, restored = SharedDatabase(database, metadata), tmp_path / "restored"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -11,8 +12,10 @@ from running_collector import RunningCollector, run_collector
 from support import postgresql, sonic_switch
 from test_cluster_head import settings_of, until, until_head, until_true
 
+from railscope.wire import Batch, Envelope
 from railscope_collector.config import CollectorSettings, IngestLimits, SwitchesSettings
-from railscope_collector.diagnosis.switch_counters import CounterTrack
+from railscope_collector.fleet.fleet import SWITCH_PREFIX
+from railscope_collector.framelog.segment_files import FrameRecord
 from railscope_collector.switches.switch_polling import PolledSwitch
 
 SWITCH = "leaf-07"
@@ -32,12 +35,19 @@ async def exposed(*collectors: RunningCollector) -> list[str]:
     return [value for page in pages for value in re.findall(line, page, re.MULTILINE)]
 
 
-def tracks(head: RunningCollector) -> list[CounterTrack]:
-    """Return the counters of the switch in the diagnosis of the head."""
-    state = head.collector.cluster.state
+def polls_received(head: RunningCollector) -> list[int]:
+    """Return a list of the polls that the diagnosis of the head gets from now on, by the time of their receipt."""
+    state, found = head.collector.cluster.state, list[int]()
     assert state
-    senders = state.diagnosis.engine._diagnosis.switches.readings.senders  # type: ignore[union-attr] # noqa: SLF001 - readings of switches are in no document
-    return list(senders[SWITCH].tracks()) if SWITCH in senders else []
+    take = state.diagnosis.forward
+
+    def note(record: FrameRecord, _: Envelope, batches: Sequence[Batch]) -> None:
+        if record.node == SWITCH_PREFIX + SWITCH and batches:
+            found.append(record.received_wall_ns)
+
+    assert take in state.core.on_new_batches
+    state.core.on_new_batches.append(note)
+    return found
 
 
 async def test_the_head_alone_polls_and_another_one_continues_when_it_ends(
@@ -66,18 +76,20 @@ async def test_the_head_alone_polls_and_another_one_continues_when_it_ends(
         assert (polled_by(other).polled_ns, polled_by(other).problem) == (0, "")
         assert await exposed(head, other) == [RECEIVED]
         assert other.collector.core.fleet.switches == {}
-        samples = await until_true(
-            lambda: [track for track in tracks(head) if len(track.samples) > 0]
-        )
-        assert all(
-            len(track.samples) < switch.requests.count(sonic_switch.PORTS) for track in samples
-        )
+        of_head = head.collector.cluster.state.diagnosis
+        await until_true(lambda: of_head.pid)
+        received = polls_received(head)
+        await until_true(lambda: received)
+        assert len(set(received)) == len(received)
 
         await first.aclose()
         await until_true(lambda: other.collector.cluster.state)
         await until_true(lambda: polled_by(other).polled_ns)
         assert await exposed(other) == [RECEIVED]
-        await until_true(lambda: tracks(other))
+        of_other = other.collector.cluster.state.diagnosis  # type: ignore[union-attr] # it is the head now
+        await until_true(lambda: of_other.pid)
+        continued = polls_received(other)
+        await until_true(lambda: continued)
 
         again = msgspec.structs.replace(
             head.collector.settings, listen=head.url.removeprefix("http://")

@@ -66,7 +66,7 @@ async def test_documents_that_have_not_changed_are_not_sent_again(tmp_path: Path
             while not running.collector.refresher.views.jobs.timestamp_ns:
                 await running.collector.refresher.refresh()
                 await asyncio.sleep(0.01)  # the ledger is read meanwhile
-        running.collector.diagnosis.engine.table = IncidentTable(time.time_ns())
+        running.collector.diagnosis.table = IncidentTable(time.time_ns())
         first, again = await read(), await read()
         assert [name for name in first if again[name] is not first[name]] == []
         assert running.collector.connections.accepted <= MAX_CONNECTIONS + 1
@@ -74,7 +74,7 @@ async def test_documents_that_have_not_changed_are_not_sent_again(tmp_path: Path
         await running.collector.refresher.refresh()
         later = await read()
         assert {name for name in first if later[name] is not first[name]} == VIEWS
-        running.collector.diagnosis.engine.table = IncidentTable(time.time_ns())
+        running.collector.diagnosis.table = IncidentTable(time.time_ns())
         diagnosed = await read()
         changed = {name for name in first if diagnosed[name] is not later[name]}
         assert changed == {"incidents", "nodes", "jobs", "gpus"}

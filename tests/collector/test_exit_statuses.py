@@ -59,7 +59,7 @@ async def test_the_exit_status_is_that_of_the_cluster(
             await asyncio.sleep(0.01)  # the ledger is read meanwhile
         if diagnosed_seconds is not None:
             diagnosed_ns = time.time_ns() - diagnosed_seconds * SECOND_NS
-            running.collector.diagnosis.engine.table = IncidentTable(diagnosed_ns, tuple(found))
+            running.collector.diagnosis.table = IncidentTable(diagnosed_ns, tuple(found))
         options = ("--collector", running.url, "--token-file", str(token))
         printed = await run_in_thread(run, "status", "--json", *options)
         screen = await run_in_thread(run, "status", *options)

@@ -701,7 +701,7 @@ async def commands_of(
         frames = sender.frames(schema, [verdicts], at=100, reasons=reasons)
         status, _ = await running.post(sender.body(frames, schemas=True))
         assert status == 200
-        one.diagnosis.engine.table = IncidentTable(one.clock.now_ns())
+        one.diagnosis.table = IncidentTable(one.clock.now_ns())
         await one.refresher.refresh()
         settings = SlurmSettings(resume=True, failed_seconds=0, healthy_seconds=0)
         drainer = replace(one.drainer, settings=settings, run_program=run_recorded)

@@ -133,7 +133,7 @@ async def site(
         for seconds_ago in (60, 0):
             found = switch_readings.reading("leaf-07", MAX_PORTS, 60 - seconds_ago, "", HOSTILE)
             await switch_readings.poll(running, "leaf-07", found, seconds_ago)
-        running.collector.diagnosis.engine.table = incidents()
+        running.collector.diagnosis.table = incidents()
         await running.collector.refresher.refresh()
         visitors = {}
         for role in READERS:
@@ -265,20 +265,20 @@ async def test_a_statement_is_printed_without_the_frame(site: VisitedSite) -> No
 async def test_polling_replaces_parts_and_keeps_focus_and_open_disclosures(
     site: VisitedSite,
 ) -> None:
-    operator, engine = site.visitors[Role.OPERATOR], site.running.collector.diagnosis.engine
+    operator, diagnosis = site.visitors[Role.OPERATOR], site.running.collector.diagnosis
     page = operator.page
     await operator.open("/incidents/I1")
     await page.focus("#all-victims > summary")
     await page.keyboard.press("Enter")
     heading = await page.query_selector("h1")
-    before = engine.table
+    before = diagnosis.table
     try:
         more = incident_at("n1", 0, number="I1", victims=["n2", "n3"], severity="critical")
-        engine.table = IncidentTable(before.timestamp_ns + 1, (more, *before.incidents[1:]))
+        diagnosis.table = IncidentTable(before.timestamp_ns + 1, (more, *before.incidents[1:]))
         await page.evaluate("() => document.dispatchEvent(new Event('visibilitychange'))")
         await page.get_by_text("2 of 2 victims").wait_for()
     finally:
-        engine.table = IncidentTable(before.timestamp_ns + 2, before.incidents)
+        diagnosis.table = IncidentTable(before.timestamp_ns + 2, before.incidents)
     assert await page.get_attribute("#all-victims", "open") == ""
     assert (
         await page.evaluate("() => document.activeElement.closest('details')?.id") == "all-victims"
@@ -328,6 +328,6 @@ async def test_a_large_cluster_is_bounded(chromium: Browser, tmp_path: Path, cou
         }
         now_ns = collector.clock.now_ns()
         collector.refresher.views = CollectorViews(now_ns, node=View("node", now_ns, tuple(cells)))
-        collector.diagnosis.engine.table = IncidentTable(now_ns, tuple(found))
+        collector.diagnosis.table = IncidentTable(now_ns, tuple(found))
         assert f"{count} nodes" in (await visitor.visit("/")).text
         assert nodes[0] in (await visitor.visit("/nodes")).text

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from railscope.envelopes import unpack
 from railscope.timestamps import SECOND_NS
-from railscope.wire import Envelope, WireSchema, schema_hash
+from railscope.wire import Envelope, SentAt, WireSchema, pack, schema_hash
 from railscope_agent.commands.replay import CaptureReplay
 from railscope_agent.config import AgentSettings
 from railscope_collector.commands.diagnose import MAX_ENVELOPE_BYTES
 from railscope_collector.framelog import segment_files
-from railscope_collector.live_diagnosis.diagnosis_engine import QueuedBatches
+from railscope_collector.live_diagnosis.diagnosis_engine import ReceivedBatches
 from railscope_collector.workloads.job_roster import JobKey
 
 STEP_NS = 10 * SECOND_NS
@@ -57,10 +57,23 @@ class ArrivingFrames:
         """Time of the first receipt."""
         return self.envelopes[0][0]
 
-    def between(self, from_ns: int, to_ns: int) -> list[QueuedBatches]:
+    def records(self, from_ns: int, to_ns: int) -> list[segment_files.FrameRecord]:
+        """Return the records of what arrives in a time."""
+        return [
+            segment_files.FrameRecord(
+                each.node,
+                received_ns,
+                SentAt(received_ns + OFFSET_NS - DELAY_NS, 1, each.boot_id),
+                pack(each),
+            )
+            for received_ns, each in self.envelopes
+            if from_ns <= received_ns < to_ns
+        ]
+
+    def between(self, from_ns: int, to_ns: int) -> list[ReceivedBatches]:
         """Return what arrives in a time."""
         return [
-            QueuedBatches(each.node, each.run, received_ns, OFFSET_NS - DELAY_NS, each.batches)
+            ReceivedBatches(each.node, each.run, received_ns, OFFSET_NS - DELAY_NS, each.batches)
             for received_ns, each in self.envelopes
             if from_ns <= received_ns < to_ns
         ]

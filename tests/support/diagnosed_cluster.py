@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 
 from support.audit import audit_log
+from support.fed_diagnosis import FedDiagnosis
 
 from railscope.capture import CaptureWriter
 from railscope.envelopes import open_body
@@ -125,15 +126,18 @@ async def diagnose_records(records: list[FrameRecord], directory: Path) -> list[
     core.schemas.open()
     now_ns, jobs = records[0].received_wall_ns, defaultdict[JobKey, list[str]](list)
     trail = AuditTrail(audit_log(directory / "audit"), "1.0", lambda: now_ns)
-    diagnosis = DiagnosisService(
+    service = DiagnosisService(
         core,
         directory / "diagnosis",
         trail,
         lambda: now_ns,
         lambda: [_running(key, gpus) for key, gpus in jobs.items()],
+        has_log=False,
     )
-    diagnosis.open()
-    core.on_new_batches.append(diagnosis.add)
+    service.open()
+    diagnosis = FedDiagnosis(service, core.schemas.read)
+    core.on_new_batches.append(service.forward)
+    await diagnosis.evaluate()
     for record in records:
         while now_ns + _STEP_NS <= record.received_wall_ns:
             now_ns += _STEP_NS
@@ -146,9 +150,9 @@ async def diagnose_records(records: list[FrameRecord], directory: Path) -> list[
                 key = JobKey("physics", event.facts["source"], event.facts["workload"])
                 jobs[key].append(event.entity.key[0])
         core.accept(record, envelope)
-    assert diagnosis.engine.failures == 0
+    assert diagnosis.child.engine.failures == 0
     assert not core.counts.rejected
-    return [each.document for each in diagnosis.table.incidents]
+    return [each.document for each in service.table.incidents]
 
 
 def _running(key: JobKey, gpus: list[str]) -> RunningJob:

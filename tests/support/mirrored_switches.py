@@ -17,7 +17,7 @@ from railscope.timestamps import SECOND_NS
 from railscope.wire import Envelope, WireSchema, schema_hash
 from railscope_collector.diagnosis.switch_evidence import LinkedPort
 from railscope_collector.fleet.fleet import SWITCH_PREFIX
-from railscope_collector.live_diagnosis.diagnosis_engine import QueuedBatches
+from railscope_collector.live_diagnosis.diagnosis_engine import ReceivedBatches
 from railscope_collector.switches import switch_frames, switch_reading
 
 PRIORITY = "3"
@@ -102,7 +102,7 @@ class MirroredSwitches:
         share = (time_ns - from_ns) / (to_ns - from_ns)
         return int(self.factor * (before + share * (after - before)))
 
-    def poll(self, switch: str, time_ns: int) -> QueuedBatches:
+    def poll(self, switch: str, time_ns: int) -> ReceivedBatches:
         """Return the frames of a poll, as the collector stores them."""
         seconds = (time_ns - self.start_ns) / SECOND_NS
         kinds = {
@@ -133,13 +133,13 @@ class MirroredSwitches:
         body, _ = switch_frames.pack_frames(made.frames(reading, stamp), stamp, with_schemas=True)
         envelope = envelopes.unpack(body, _MAX_BYTES)
         self.schemas |= {schema_hash(schema): schema for schema in envelope.schemas}
-        return QueuedBatches(
+        return ReceivedBatches(
             SWITCH_PREFIX + switch, envelope.run, time_ns, 0, envelope.batches, envelope.boot_id
         )
 
     def polls(
         self, switches: Iterable[str], to_ns: int, period_seconds: float, first_seconds: float = 1.0
-    ) -> Iterator[QueuedBatches]:
+    ) -> Iterator[ReceivedBatches]:
         """Yield the polls of switches with a period, one second after another."""
         for number, switch in enumerate(switches):
             time_ns = self.start_ns + round((first_seconds + number % 7) * SECOND_NS)

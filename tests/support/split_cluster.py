@@ -39,6 +39,7 @@ OF_COLLECTORS = {
 HIGHEST = {
     "railscope_audit_checkpoint_conflict", "railscope_ledger_replaced", "railscope_collector_lost_files",
     "railscope_diagnosis_age_seconds", "railscope_diagnosis_evaluation_seconds",
+    "railscope_diagnosis_running", "railscope_diagnosis_lag_seconds", "railscope_diagnosis_lag_bytes",
     "railscope_collector_views_refresh_seconds", "railscope_audit_verification_age_seconds",
 }  # fmt: skip
 LOWEST = {"railscope_job_start_time_seconds"}

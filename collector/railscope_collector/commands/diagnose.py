@@ -1,4 +1,4 @@
-"""`railscope diagnose`: causes, victims and evidence of faults, from captures or from a frame log.
+"""`railscope diagnose`: causes, victims and evidence of faults, from captures or from a frame log, also while it grows.
 
 Captures are replayed by `railscope agent replay` in one process for each core; the diagnosis is that of the running
 collector. An evaluation uses nothing that was recorded after its end.
@@ -23,7 +23,7 @@ import msgspec
 from railscope import capture, cli, settings, timestamps
 from railscope.envelopes import unpack
 from railscope.wire import Batch, Envelope, WireError, WireSchema, schema_hash
-from railscope_collector.commands import config_option, load_settings, node_clocks
+from railscope_collector.commands import config_option, follow_log, load_settings, node_clocks
 from railscope_collector.commands.node_clocks import (
     CaptureRange,
     DiagnoseError,
@@ -31,7 +31,6 @@ from railscope_collector.commands.node_clocks import (
     read_arrivals,
     warn,
 )
-from railscope_collector.detector_thresholds import DetectorThresholds
 from railscope_collector.diagnosis.cluster_diagnosis import (
     SLOT_SECONDS,
     WINDOW_SLOTS,
@@ -91,6 +90,21 @@ class _NodeFrames(NamedTuple):
     "--from", "from_text", default="", help="Start of the range of a frame log, RFC 3339."
 )
 @click.option("--to", "to_text", default="", help="End of the range of a frame log, RFC 3339.")
+@click.option(
+    "--follow",
+    is_flag=True,
+    help="Follow the frame log while it grows, and print each change as a line of JSON.",
+)
+@click.option(
+    "--state",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Directory in which --follow saves its state.",
+)
+@click.option(
+    "--messages",
+    is_flag=True,
+    help="Read jobs, links and time of the collector from standard input, as it sends them.",
+)
 @config_option
 @cli.format_option("text", "json")
 def diagnose(  # noqa: PLR0913, PLR0917 - options
@@ -98,6 +112,9 @@ def diagnose(  # noqa: PLR0913, PLR0917 - options
     frame_log: Path | None,
     from_text: str,
     to_text: str,
+    follow: bool,  # noqa: FBT001 - an option
+    state: Path | None,
+    messages: bool,  # noqa: FBT001 - an option
     config: Path | None,
     form: str,
 ) -> None:
@@ -110,19 +127,25 @@ def diagnose(  # noqa: PLR0913, PLR0917 - options
 
     Tenants, cabling and thresholds are those of the settings file. Without one, thresholds have their defaults, and owners
     of jobs are shown in place of tenants. With --format json, each incident is one line in its last state. Exit status 0 with or without incidents.
+
+    With --follow, the command reads a frame log from its beginning, or from where the state in --state ends, until it is
+    stopped, and prints a line of JSON for each incident that changes, each change, and each evaluation. --state is a directory
+    of its own: that of the collector, DIRECTORY/diagnosis, is in use while the collector runs.
     """
+    span = _span(from_text, to_text)
     if (captures is None) == (frame_log is None):
         message = "expected either --captures or --frame-log"
         raise click.UsageError(message)
-    span = _time(from_text, 0), _time(to_text, 1 << 62)
     if captures and (from_text or to_text):
         message = "--from and --to select a range of --frame-log: expected none with --captures"
         raise click.UsageError(message)
-    if span[0] > span[1]:
-        message = (
-            f"invalid range: --from {from_text} is after --to {to_text}: expected an earlier time"
-        )
-        raise click.UsageError(message)
+    _check_follow(is_used=follow, has_log=frame_log is not None, others=(state, messages, to_text))
+    if frame_log and follow:
+        if messages:
+            follow_log.serve_collector(frame_log, state)
+        else:
+            follow_log.follow_alone(frame_log, state, span[0], _site(config))
+        return
     site = _site(config)
     if captures:
         diagnosis = _diagnose_captures(captures, site)
@@ -141,15 +164,18 @@ def diagnose(  # noqa: PLR0913, PLR0917 - options
         raise DiagnoseError(message) from error
 
 
-class _Site(NamedTuple):
-    """Claims with the tenants and jobs of a site, its thresholds and its cabling, by the settings of its collector."""
+def _check_follow(*, is_used: bool, has_log: bool, others: tuple[object, bool, str]) -> None:
+    """Check the options of --follow. Raises UsageError."""
+    state, messages, to_text = others
+    if is_used and (not has_log or to_text):
+        message = "--follow reads a growing frame log: expected --frame-log, and no --to"
+        raise click.UsageError(message)
+    if (state or messages) and not is_used:
+        message = "--state is the state of --follow: expected both or none"
+        raise click.UsageError(message)
 
-    claims: ClaimedGpus
-    thresholds: DetectorThresholds
-    links: Sequence[LinkedPort]
 
-
-def _site(config: Path | None) -> _Site:
+def _site(config: Path | None) -> follow_log.DiagnosisSite:
     """Return claims with the tenants of owners, thresholds and cabling. Raises SettingsError, DiagnoseError."""
     loaded = load_settings(config)
     pods = compile_pattern(loaded.pod_job_pattern)
@@ -164,7 +190,20 @@ def _site(config: Path | None) -> _Site:
     tenant_of = mappings.find_tenant if has_tenants else owner_as_tenant
     cables = switch_settings.read_cabling(loaded.switches)
     links = [LinkedPort(*cable, is_certain=True) for cable in cables]
-    return _Site(ClaimedGpus(tenant_of, pods), loaded.diagnosis.thresholds, links)
+    return follow_log.DiagnosisSite(
+        ClaimedGpus(tenant_of, pods), loaded.diagnosis.thresholds, links
+    )
+
+
+def _span(from_text: str, to_text: str) -> tuple[int, int]:
+    """Return the range of a frame log. Raises UsageError."""
+    span = _time(from_text, 0), _time(to_text, 1 << 62)
+    if span[0] > span[1]:
+        message = (
+            f"invalid range: --from {from_text} is after --to {to_text}: expected an earlier time"
+        )
+        raise click.UsageError(message)
+    return span
 
 
 def _time(text: str, default: int) -> int:
@@ -192,7 +231,7 @@ def _render(diagnosis: ClusterDiagnosis, form: str) -> Iterator[str]:
 # Captures ----------------------------------------------------------------------------------------
 
 
-def _diagnose_captures(directory: Path, site: _Site) -> ClusterDiagnosis:
+def _diagnose_captures(directory: Path, site: follow_log.DiagnosisSite) -> ClusterDiagnosis:
     found = node_clocks.find_captures(directory)
     clocks = read_arrivals(directory / "arrivals.csv", [each.start_ns for each in found])
     captures = node_clocks.align_captures(found, clocks)
@@ -221,7 +260,9 @@ def _agent_options(config: Path) -> Sequence[str]:
     return "--config", str(config)
 
 
-def _new_diagnosis(start_ns: int, end_ns: int, site: _Site) -> tuple[ClusterDiagnosis, int]:
+def _new_diagnosis(
+    start_ns: int, end_ns: int, site: follow_log.DiagnosisSite
+) -> tuple[ClusterDiagnosis, int]:
     """Return a diagnosis of a range of time, and the number of its slots. Raises DiagnoseError."""
     first_ns, slots = node_clocks.slots_of(start_ns, end_ns)
     if slots > node_clocks.MAX_SLOTS:
@@ -363,7 +404,9 @@ def _records(stream: bytes) -> Iterator[Envelope]:
 # Frame log ---------------------------------------------------------------------------------------
 
 
-def _diagnose_frame_log(state: Path, span: tuple[int, int], site: _Site) -> ClusterDiagnosis:
+def _diagnose_frame_log(
+    state: Path, span: tuple[int, int], site: follow_log.DiagnosisSite
+) -> ClusterDiagnosis:
     """Diagnose a range of a collector's frame log. Raises DiagnoseError."""
     if not (state / "frames").is_dir():
         message = f"no frame log in {state}: expected a collector's state directory with `frames`"

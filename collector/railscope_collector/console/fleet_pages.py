@@ -16,6 +16,7 @@ from railscope.timestamps import SECOND_NS
 from railscope_collector.console import incident_pages, page_table, rail_grid, recent_events
 from railscope_collector.diagnosis import entity_states
 from railscope_collector.diagnosis.incident_report import count_text
+from railscope_collector.diagnosis.incident_table import DiagnosisProgress
 from railscope_collector.fleet.view_cells import ViewCell, label_names
 from railscope_collector.http.incidents_api import visible_incidents, visible_jobs
 from railscope_collector.http.read_api import ViewApi
@@ -109,6 +110,7 @@ class OwnModel(msgspec.Struct, frozen=True):
 
     timestamp_ns: int
     diagnosis_ns: int
+    diagnosis: DiagnosisProgress
     read_only: str
     """Reason why no frame is accepted; empty if frames are accepted."""
     refresh_seconds: float
@@ -251,6 +253,7 @@ class FleetPages:
         return OwnModel(
             timestamp_ns=views.timestamp_ns,
             diagnosis_ns=self.api.incidents().timestamp_ns,
+            diagnosis=self.api.progress(),
             read_only=self.api.read_only,
             refresh_seconds=views.duration_ns / SECOND_NS,
             evaluation_seconds=plain.get(EVALUATION_TIME.name),

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -77,6 +78,42 @@ class GroupPoints(NamedTuple):
     values: Floats
 
 
+class GroupSlot(msgspec.Struct, frozen=True):
+    """Values of all curves of each group in one evaluated slot; null is unknown."""
+
+    slot: int
+    timestamp_ns: int
+    groups: list[tuple[GroupKey, list[float | None]]]
+
+
+def group_slot(
+    view: findings.DiagnosisView,
+    steps: Mapping[JobKey, step_period.StepTiming],
+    max_groups: int = MAX_GROUPS,
+) -> GroupSlot:
+    """Return the values of the evaluated slot."""
+    groups: dict[GroupKey, dict[DeviceKind, Positions]] = dict(_rails(view))
+    jobs = sorted(view.jobs, key=lambda job: -len(job.gpus))
+    for job in jobs[: max(max_groups - len(groups), 0)]:
+        groups[job.key] = {DeviceKind.NIC: job.nics, DeviceKind.GPU: job.gpus}
+    windows = {
+        kind: signals.WindowSums(sums, view.signals.slot, 1)
+        for kind, sums in view.devices.sums.items()
+    }
+    with np.errstate(invalid="ignore", divide="ignore"):
+        values = [curve.values(windows[curve.device]) for curve in GROUP_CURVES]
+    found: list[tuple[GroupKey, list[float | None]]] = []
+    for key, positions in groups.items():
+        row: list[float | None] = []
+        for number, curve in enumerate(GROUP_CURVES):
+            chosen = values[number][positions.get(curve.device, _NOTHING)]
+            known_values = chosen[~np.isnan(chosen)]
+            row.append(float(curve.combine(known_values)) if len(known_values) else None)
+        step = steps.get(key) if isinstance(key, JobKey) else None
+        found.append((key, [*row, step.period_seconds if step else None]))
+    return GroupSlot(view.signals.slot, view.timestamp_ns, found)
+
+
 @dataclass(slots=True)
 class GroupHistory:
     """The last slots of all groups. One thread adds; others may read."""
@@ -88,39 +125,29 @@ class GroupHistory:
     _ends_ns: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """End of the slot at each place of the ring; 0 without an evaluation."""
     _slot: int = -1
+    _origin_ns: int = 0
+    """Start of slot 0."""
 
     @property
     def size_bytes(self) -> int:
         """Memory of all values."""
         return sum(values.nbytes for values in list(self._values.values()))
 
-    def add(
-        self, view: findings.DiagnosisView, steps: Mapping[JobKey, step_period.StepTiming]
-    ) -> None:
-        """Add the evaluated slot."""
-        slot, place = view.signals.slot, view.signals.slot % self.slots
+    def add(self, evaluated: GroupSlot) -> None:
+        """Add an evaluated slot. One of a diagnosis that counts its slots from another time drops all before it."""
+        slot, place = evaluated.slot, evaluated.slot % self.slots
+        origin_ns = evaluated.timestamp_ns - slot * findings.SLOT_NS
+        if origin_ns != self._origin_ns:
+            self.clear()
+            self._origin_ns, self._slot = origin_ns, -1
         if not len(self._ends_ns):
             self._ends_ns = np.zeros(self.slots, np.int64)
         for missed in range(max(self._slot + 1, slot - self.slots + 1), slot):
             self._ends_ns[missed % self.slots] = 0
-        self._slot, self._ends_ns[place] = slot, view.timestamp_ns
-        groups: dict[GroupKey, dict[DeviceKind, Positions]] = dict(_rails(view))
-        jobs = sorted(view.jobs, key=lambda job: -len(job.gpus))
-        for job in jobs[: max(self.max_groups - len(groups), 0)]:
-            groups[job.key] = {DeviceKind.NIC: job.nics, DeviceKind.GPU: job.gpus}
-        windows = {
-            kind: signals.WindowSums(sums, slot, 1) for kind, sums in view.devices.sums.items()
-        }
-        with np.errstate(invalid="ignore", divide="ignore"):
-            values = [curve.values(windows[curve.device]) for curve in GROUP_CURVES]
-        for key, positions in groups.items():
-            row = self._row_of(key, slot)
-            for number, curve in enumerate(GROUP_CURVES):
-                chosen = values[number][positions.get(curve.device, _NOTHING)]
-                known_values = chosen[~np.isnan(chosen)]
-                row[number, place] = curve.combine(known_values) if len(known_values) else np.nan
-            step = steps.get(key) if isinstance(key, JobKey) else None
-            row[-1, place] = step.period_seconds if step else np.nan
+        self._slot, self._ends_ns[place] = max(slot, self._slot), evaluated.timestamp_ns
+        for key, values in evaluated.groups[: self.max_groups]:
+            if len(values) == len(NAMES):
+                self._row_of(key, slot)[:, place] = np.array(values, np.float32)
         self._forget(slot)
 
     def _row_of(self, key: GroupKey, slot: int) -> NDArray[np.float32]:
@@ -131,7 +158,7 @@ class GroupHistory:
         last_slot = self._last_slot.get(key, slot - 1)
         for missed in range(max(last_slot + 1, slot - self.slots + 1), slot):
             row[:, missed % self.slots] = np.nan
-        self._last_slot[key] = slot
+        self._last_slot[key] = max(slot, last_slot)
         return row
 
     def _forget(self, slot: int) -> None:
@@ -185,11 +212,11 @@ _SLOT_NS = 60 * SECOND_NS // SLOTS_PER_MINUTE
 
 
 class CurvePoint(NamedTuple):
-    """Value of a signal in one slot, and the median of all devices of the kind; NaN is unknown."""
+    """Value of a signal in one slot, and the median of all devices of the kind; None and NaN are unknown."""
 
     timestamp_ns: int
-    value: float
-    peers: float
+    value: float | None
+    peers: float | None
 
 
 @dataclass(slots=True)

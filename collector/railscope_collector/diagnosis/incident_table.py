@@ -12,7 +12,7 @@ import msgspec
 from railscope.catalog import incidents as catalog
 from railscope.timestamps import SECOND_NS
 from railscope_collector.diagnosis import incident_report as report
-from railscope_collector.diagnosis.diagnosis_curves import EvidenceCurve, GroupHistory
+from railscope_collector.diagnosis.diagnosis_curves import EvidenceCurve, GroupHistory, GroupSlot
 from railscope_collector.diagnosis.findings import OTHER_JOBS
 from railscope_collector.diagnosis.incident_classes import AREAS, Severity
 from railscope_collector.diagnosis.ranking import Reach
@@ -155,6 +155,72 @@ def _is_visible(
         leaves = (cause, *cause.alternatives)
         return node in nodes or device in {f"rail {cause.rail}", *(leaf.switch for leaf in leaves)}
     return node in nodes and not isinstance(cause, report.JobDocument)
+
+
+class ChangeRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A change of an incident, as of the evaluation that found it; incident, kind and time identify it."""
+
+    sequence: int
+    incident: str
+    kind: str
+    timestamp_ns: int
+    facts: dict[str, str]
+    gpu: str = ""
+    """UUID of the GPU that is the cause."""
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """Identity of the change."""
+        return self.incident, self.kind, self.timestamp_ns
+
+
+class DiagnosisState(msgspec.Struct, frozen=True, kw_only=True):
+    """State of the diagnosis after an evaluation, or while it reads what was received before."""
+
+    timestamp_ns: int
+    """End of the last slot that was evaluated; 0 without any."""
+    acknowledged: int = 0
+    """Sequence of the last change that is recorded elsewhere."""
+    evaluation_seconds: float = 0.0
+    """Duration of the last evaluation, with the frames that were added since the one before."""
+    lag_seconds: float = 0.0
+    """Age of the last record that was read; 0 at the end of the log."""
+    lag_bytes: int = 0
+    """Bytes of the log that were not read yet."""
+    failures: int = 0
+    ignored_findings: int = 0
+    dropped: int = 0
+    """Envelopes that were not used, damaged places of the log, and its segments that were deleted before they were read."""
+    incidents: list[str] = []
+    """Identities of all known incidents, oldest first."""
+    opened: dict[str, int] = {}
+    lost_seconds: list[tuple[str, str, float]] = []
+    """Class, tenant and GPU-seconds lost."""
+    steps: list[tuple[JobKey, StepTiming]] = []
+
+
+class DiagnosisProgress(msgspec.Struct, frozen=True):
+    """How current the incidents are, and the process that evaluates them."""
+
+    running: bool = False
+    age_seconds: float | None = None
+    """Time since the end of the last slot that was evaluated, or since the start; null before it."""
+    lag_seconds: float | None = None
+    """Age of the last record that was read, as the process last stated; null before it."""
+    lag_bytes: int | None = None
+    restarts: int = 0
+    problem: str = ""
+    """Reason of the last restart."""
+
+
+class DiagnosisLine(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A line of `railscope diagnose --follow`, with one of these: an incident that has changed, a change, curves, or the state."""
+
+    incident: ReportedIncident | None = None
+    change: ChangeRecord | None = None
+    groups: GroupSlot | None = None
+    """Curves of rails and jobs in one slot."""
+    state: DiagnosisState | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from railscope_collector.diagnosis.devices import ClusterGpu, ClusterMount, Clus
 from railscope_collector.diagnosis.diagnosis_curves import EvidenceCurve
 from railscope_collector.diagnosis.findings import JobHistory
 from railscope_collector.diagnosis.incident_classes import CLASSES
+from railscope_collector.diagnosis.incident_table import ChangeRecord
 from railscope_collector.diagnosis.incidents import Incident
 from railscope_collector.diagnosis.jobs import PeerGroups
 from railscope_collector.diagnosis.node_readings import NodeEvent
@@ -35,7 +36,7 @@ class SavedStateError(ValueError):
 
 
 class PendingRecord(msgspec.Struct, frozen=True):
-    """Change of an incident that is not in the audit log yet."""
+    """Change of an incident that is not in the audit log yet, as release 0.3.0 saved it."""
 
     incident: str
     kind: str
@@ -43,11 +44,12 @@ class PendingRecord(msgspec.Struct, frozen=True):
 
 
 class SavedIncident(msgspec.Struct):
-    """An incident, its curves, and the state of which the webhook was notified."""
+    """An incident and its curves."""
 
     incident: Incident
     curves: list[EvidenceCurve] = []
     notified: str = ""
+    """State of which the webhook was notified, as release 0.3.0 saved it."""
 
 
 class SavedDiagnosis(msgspec.Struct, kw_only=True):
@@ -66,16 +68,22 @@ class SavedDiagnosis(msgspec.Struct, kw_only=True):
     """Incidents opened since the first start, by class."""
     lost_seconds: list[tuple[str, str, float]] = []
     """Class, tenant and GPU-seconds lost to dropped incidents."""
-    pending: list[PendingRecord] = []
-    events: list[tuple[str, WireEvent]] = []
-    """Newest changes of incidents as events, each with the node of the cause."""
+    position: tuple[int, int] = (0, 0)
+    """Segment and offset in the frame log from which reading continues."""
+    changes: list[ChangeRecord] = []
+    """Newest changes of incidents, and all that are not acknowledged."""
+    acknowledged: int = 0
+    """Sequence of the last change that is in the audit log."""
     rank_events: list[NodeEvent] = []
     jobs: list[tuple[JobKey, JobHistory]] = []
     """Pauses and waits of jobs."""
     switch_links: list[tuple[SwitchPort, str]] = []
     """Ports with a link to another switch, and that switch."""
+    pending: list[PendingRecord] = []
+    events: list[tuple[str, WireEvent]] = []
+    """Changes as events, each with the node of the cause, as release 0.3.0 saved them."""
     drains: dict[str, int] = {}
-    """Nodes drained in Slurm whose failure has not ended, with the time."""
+    """Nodes drained in Slurm with the time, as release 0.3.0 saved them."""
 
 
 class SavedBaselines(msgspec.Struct, kw_only=True):
@@ -128,6 +136,36 @@ def _problems(saved: SavedDiagnosis) -> Iterator[str]:
             yield f"unknown victim of {incident.incident_id}"
 
 
+def saved_changes(saved: SavedDiagnosis) -> tuple[list[ChangeRecord], int]:
+    """Return the changes and the last one that is acknowledged, also of a state of release 0.3.0."""
+    if saved.changes or not (saved.events or saved.pending):
+        return saved.changes, saved.acknowledged
+    pending = {(each.incident, each.kind): each for each in saved.pending}
+    found: list[ChangeRecord] = []
+    waiting: list[ChangeRecord] = []
+    for _, event in reversed(saved.events):
+        incident, kind = "".join(event.entity.key[:1]), event.facts.get("change", "")
+        facts = {name: text for name, text in event.facts.items() if name != "change"}
+        record = pending.pop((incident, kind), None)
+        change = ChangeRecord(
+            sequence=0,
+            incident=incident,
+            kind=kind,
+            timestamp_ns=record.timestamp_ns if record else event.wall_ns,
+            facts=facts,
+        )
+        (waiting if record else found).insert(0, change)
+    waiting += [
+        ChangeRecord(sequence=0, incident=n, kind=kind, timestamp_ns=each.timestamp_ns, facts={})
+        for (n, kind), each in pending.items()
+    ]
+    changes = [
+        msgspec.structs.replace(each, sequence=number)
+        for number, each in enumerate((*found, *waiting), 1)
+    ]
+    return changes, len(found)
+
+
 def set_back(saved: SavedDiagnosis, by_ns: int) -> None:
     """Move the times of a state to a clock that was set back; curves begin again."""
     saved.first_ns -= by_ns
@@ -136,7 +174,6 @@ def set_back(saved: SavedDiagnosis, by_ns: int) -> None:
         incident.onset_ns -= by_ns
         incident.detected_ns -= by_ns
         incident.ended_ns -= by_ns if incident.ended_ns else 0
-    saved.drains = {node: drained_ns - by_ns for node, drained_ns in saved.drains.items()}
     saved.rank_events = [
         each._replace(
             timestamp_ns=each.timestamp_ns - by_ns, read_ns=each.read_ns and each.read_ns - by_ns

@@ -55,8 +55,17 @@ class SchemaFiles:
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         # Of a collector that was killed.
         durable_files.delete_partial_files(self.directory)
+        yield from self._read_new()
+
+    def scan(self) -> None:
+        """Find the schemas that another process has stored since the last call."""
+        for _ in self._read_new():
+            pass
+
+    def _read_new(self) -> Iterator[bytes | None]:
+        known = set(self._names.values())
         for path in sorted(self.directory.iterdir()):
-            if path.suffix in {_SINGLE, _SEVERAL}:
+            if path.suffix in {_SINGLE, _SEVERAL} and path.name not in known:
                 contents = _read_contents(path)
                 if not contents:
                     yield None

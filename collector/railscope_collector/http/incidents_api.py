@@ -16,7 +16,11 @@ from railscope_collector.access.credentials import Credential, Role
 from railscope_collector.diagnosis import entity_states
 from railscope_collector.diagnosis.diagnosis_curves import EvidenceCurve
 from railscope_collector.diagnosis.incident_classes import CLASSES, Severity
-from railscope_collector.diagnosis.incident_table import IncidentTable, ReportedIncident
+from railscope_collector.diagnosis.incident_table import (
+    DiagnosisProgress,
+    IncidentTable,
+    ReportedIncident,
+)
 from railscope_collector.fleet.fleet import NamesOfGpu
 from railscope_collector.http.json_responses import json_error, json_response, tagged_response
 from railscope_collector.http.route_table import RouteHandlers
@@ -34,6 +38,7 @@ class IncidentsApi:
     """Handlers that use the latest table. A tenant reads the incidents that touch its jobs."""
 
     table: Callable[[], IncidentTable]
+    progress: Callable[[], DiagnosisProgress] = DiagnosisProgress
 
     def handlers(self) -> RouteHandlers:
         """Return the handlers by route name."""
@@ -61,12 +66,24 @@ class IncidentsApi:
             return {
                 "view": "incidents",
                 "timestamp_ns": table.timestamp_ns,
+                "diagnosis": progress,
                 "suppressed": max(len(found) - MAX_LISTED, 0),
                 "rows": found[:MAX_LISTED],
             }
 
+        progress = self._progress(credential)
         chosen = [sorted(values) for values in selected.values()]
-        return await tagged_response(request, make, table.timestamp_ns, credential.tenant, chosen)
+        # While it is not evaluated, its age changes: every 10 seconds, as the incidents otherwise.
+        age, restarts = int((progress.age_seconds or 0) // 10), progress.restarts
+        version = table.timestamp_ns, age, progress.running, restarts, credential.tenant, chosen
+        return await tagged_response(request, make, *version)
+
+    def _progress(self, credential: Credential) -> DiagnosisProgress:
+        """Return how current the incidents are; without the reason of a restart for a tenant, as it may name files."""
+        progress = self.progress()
+        if credential.role is Role.TENANT:
+            return msgspec.structs.replace(progress, problem="")
+        return progress
 
     async def _incident(self, request: web.Request, credential: Credential) -> web.Response:
         table, number = self.table(), request.match_info["incident"]
@@ -76,6 +93,7 @@ class IncidentsApi:
             return json_error(HTTPStatus.NOT_FOUND, text)
         content = msgspec.to_builtins(visible.document)
         content["timestamp_ns"] = table.timestamp_ns
+        content["diagnosis"] = self._progress(credential)
         content["curves"] = await service.run_in_thread(
             lambda: [_curve_json(curve) for curve in visible.curves]
         )
@@ -119,8 +137,8 @@ def _curve_json(curve: EvidenceCurve) -> dict[str, Any]:
     }
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 UNKNOWN_JOB = "unknown job: expected one that holds GPUs now"

@@ -25,7 +25,7 @@ from railscope_collector.access.credentials import Credential, Role
 from railscope_collector.account.account_cells import account_json
 from railscope_collector.config import ConsoleSettings
 from railscope_collector.diagnosis import entity_states
-from railscope_collector.diagnosis.incident_table import IncidentTable
+from railscope_collector.diagnosis.incident_table import DiagnosisProgress, IncidentTable
 from railscope_collector.fleet import view_cells
 from railscope_collector.fleet.fleet import FleetNode, StreamRow
 from railscope_collector.http import (
@@ -64,6 +64,8 @@ class ViewApi:
     console: ConsoleSettings = field(default_factory=ConsoleSettings)
     switches: all_switches.AllSwitches = field(default_factory=all_switches.AllSwitches)
     link_ends: switch_view.LinkEnds = field(init=False)
+    progress: Callable[[], DiagnosisProgress] = DiagnosisProgress
+    """Returns how current the incidents are."""
     _ranking: entity_states.NodeRanking = field(default_factory=entity_states.NodeRanking)
 
     def __post_init__(self) -> None:
@@ -98,7 +100,7 @@ class ViewApi:
             "account": self._account,
             "events": self._events,
             **self.jobs_api.handlers(),
-            **incidents_api.IncidentsApi(self.incidents).handlers(),
+            **incidents_api.IncidentsApi(self.incidents, self.progress).handlers(),
             **switches_api.SwitchesApi(self.core, self.link_ends, self.wall_ns).handlers(),
         }
 

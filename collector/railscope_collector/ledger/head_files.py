@@ -17,7 +17,7 @@ head_files = sa.Table(
     sa.Column("content", sa.LargeBinary, nullable=False),
 )
 """Files of the diagnosis of the head, which the next head continues with."""
-FILES = ("incidents", "baselines")
+FILES = ("incidents", "baselines", "decisions")
 MAX_FILE_BYTES = 256 << 20
 
 
@@ -29,10 +29,13 @@ def read_files(database: Database, directory: Path) -> None:
     with database.transaction() as connection:
         found = connection.execute(sa.select(head_files)).all()
     durable_files.make_directory(directory)
-    for row in found:
-        # The names become paths: a row of another name must not write elsewhere.
-        if row.name in FILES:
-            durable_files.write_durably(directory / row.name, row.content)
+    # The names become paths: a row of another name must not write elsewhere.
+    contents = {row.name: row.content for row in found if row.name in FILES}
+    for name, content in contents.items():
+        durable_files.write_durably(directory / name, content)
+    for name in FILES:  # of an earlier term here, which the previous head did not continue
+        if contents and name not in contents:
+            (directory / name).unlink(missing_ok=True)
 
 
 def store_files(

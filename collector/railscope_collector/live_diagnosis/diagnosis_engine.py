@@ -1,8 +1,6 @@
-"""The diagnosis of a running collector with its queue of frames and its files.
+"""The diagnosis of frames as they are received, with its files.
 
-The event loop fills the queue and reads the last table of incidents; the engine and the files belong to one thread
-at a time. The incidents are saved at every change, and each minute with what they cost; the baselines every ten minutes
-and at the end.
+The incidents are saved at every change, and each minute with what they cost; the baselines every ten minutes and at the end.
 """
 
 from __future__ import annotations
@@ -12,14 +10,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 import structlog
 
 from railscope import durable_files, log_output
 from railscope.timestamps import HOUR_NS, SECOND_NS
-from railscope.wire import Batch, WireEntity, WireEvent, WireSchema
+from railscope.wire import Batch, WireSchema
 from railscope_collector.detector_thresholds import DetectorThresholds
 from railscope_collector.diagnosis import saved_state
 from railscope_collector.diagnosis.cluster_diagnosis import (
@@ -30,19 +28,26 @@ from railscope_collector.diagnosis.cluster_diagnosis import (
 )
 from railscope_collector.diagnosis.diagnosis_curves import (
     EvidenceCurve,
-    GroupHistory,
+    GroupSlot,
     extend_curves,
+    group_slot,
 )
 from railscope_collector.diagnosis.gpu_detectors import USED_EVENTS
 from railscope_collector.diagnosis.incident_classes import ChangeKind
-from railscope_collector.diagnosis.incident_report import incident_document, parts_of, victims_of
+from railscope_collector.diagnosis.incident_report import (
+    GpuDocument,
+    incident_document,
+    parts_of,
+    victims_of,
+)
 from railscope_collector.diagnosis.incident_table import (
+    ChangeRecord,
     IncidentTable,
     ReportedIncident,
     incident_facts,
 )
 from railscope_collector.diagnosis.incidents import Incident, IncidentChange
-from railscope_collector.diagnosis.jobs import PeerGroups
+from railscope_collector.diagnosis.jobs import ClaimedGpus, PeerGroups
 from railscope_collector.diagnosis.rank_events import RANK_EVENTS
 from railscope_collector.diagnosis.switch_evidence import LinkedPort
 from railscope_collector.fleet.fleet import SWITCH_PREFIX
@@ -65,18 +70,21 @@ _USED_EVENTS = USED_EVENTS | RANK_EVENTS
 MAX_CURVED = 100
 """Incidents with curves."""
 MAX_PENDING = 10_000
+"""Changes that wait for their acknowledgement; beyond, the oldest are dropped."""
 MAX_LOSSES = 10_000
 """Pairs of class and tenant with losses to dropped incidents; further ones are counted without the tenant."""
-MAX_INCIDENTS = MAX_EVENTS = 1000
-"""Incidents that are kept; open ones always are."""
+MAX_INCIDENTS = MAX_CHANGES = 1000
+"""Incidents and changes that are kept; open incidents, and changes that are not acknowledged, always are."""
 BASELINES_EVERY_SLOTS = 60
 SAVE_EVERY_SLOTS = 6
 STATE_FILE, BASELINES_FILE = "incidents", "baselines"
 
 ResultT = TypeVar("ResultT")
+FindSchema: TypeAlias = Callable[[bytes], WireSchema]
+"""Returns a schema by its hash. Raises OSError, LookupError."""
 
 
-class QueuedBatches(NamedTuple):
+class ReceivedBatches(NamedTuple):
     """New frames of one envelope; `offset_ns` is the node's clock minus the collector's."""
 
     node: str
@@ -89,31 +97,32 @@ class QueuedBatches(NamedTuple):
 
 @dataclass(slots=True)
 class DiagnosisEngine:
-    """The diagnosis with its files; used by one thread at a time."""
+    """The diagnosis with its files; without a directory, nothing is saved."""
 
-    directory: Path
-    find_schema: Callable[[bytes], WireSchema]
+    directory: Path | None
+    find_schema: FindSchema
     thresholds: DetectorThresholds = DetectorThresholds()
     table: IncidentTable = field(default_factory=IncidentTable)
-    events: list[tuple[str, WireEvent]] = field(default_factory=list)
-    """Newest changes of incidents as events, each with the node of the cause."""
-    new_events: list[tuple[str, WireEvent]] = field(default_factory=list)
-    """Those of the last evaluation; after a restart, all."""
-    pending: list[saved_state.PendingRecord] = field(default_factory=list)
-    """Changes that are not in the audit log yet."""
-    notified: dict[str, str] = field(default_factory=dict)
-    """State of which the webhook was notified, by incident."""
-    drains: dict[str, int] = field(default_factory=dict)
-    """Nodes drained in Slurm whose failure has not ended, with the time; saved with the incidents."""
-    history: GroupHistory = field(default_factory=GroupHistory)
+    changes: list[ChangeRecord] = field(default_factory=list)
+    """Newest changes of incidents, oldest first."""
+    acknowledged: int = 0
+    """Sequence of the last change that is recorded elsewhere."""
+    groups: list[GroupSlot] = field(default_factory=list)
+    """Curves of rails and jobs in the slots of the last call of `process`."""
+    position: tuple[int, int] = (0, 0)
+    """Place in the log from which a restart continues; saved with the incidents."""
+    claims: ClaimedGpus | None = None
+    """Claims from which the jobs follow while they are not passed."""
     failures: int = 0
     log_limit: log_output.LogRateLimit = field(default_factory=log_output.LogRateLimit)
-    unknown_nodes: Callable[[], Iterable[str]] = tuple
-    """Returns nodes from whose silence nothing follows: the collector that receives their frames is unknown."""
+    unknown_nodes: Iterable[str] = ()
+    """Nodes from whose silence nothing follows: the collector that receives their frames is unknown."""
     _diagnosis: ClusterDiagnosis | None = None
     _next_slot: int = 0
     _evaluated_slot: int = -1
     """Last slot that was evaluated without a failure, before a restart too; -1 without any."""
+    _resumed_ns: int = 0
+    """End of the last slot that was evaluated before a restart."""
     _opened: Counter[str] = field(default_factory=Counter)
     _dropped_seconds: dict[tuple[str, str], float] = field(default_factory=dict)
     """GPU-seconds lost to incidents that were dropped, by class and tenant."""
@@ -137,21 +146,31 @@ class DiagnosisEngine:
 
     # Files -------------------------------------------------------------------------------------
 
-    def open(self, now_ns: int) -> None:
-        """Continue with the saved state, if it can be used. Blocking; raises OSError."""
+    def open(self, now_ns: int, max_backlog_ns: int = 0) -> int:
+        """Continue with the saved state, if it can be used; return the time from which slots are evaluated.
+
+        Slots that ended after the last evaluation, within the backlog, are evaluated with the frames that are read
+        again. Blocking; raises OSError.
+        """
+        if self.directory is None:
+            self._begin(now_ns)
+            return now_ns
         durable_files.make_directory(self.directory)
-        durable_files.delete_partial_files(self.directory)
+        for name in (STATE_FILE, BASELINES_FILE):
+            durable_files.delete_partial_files(self.directory, name)
+        begin_ns = now_ns
         try:
             saved = self._read(STATE_FILE, saved_state.decode_diagnosis)
             first_ns = saved.first_ns if saved else 0
             if saved:
-                self._resume(saved, now_ns)
+                begin_ns = self._resume(saved, now_ns, max_backlog_ns)
             baselines = self._read(BASELINES_FILE, saved_state.decode_baselines)
             if self._diagnosis and baselines and baselines.first_ns == first_ns:
                 self._diagnosis.baselines.restore(baselines.rows)
         except saved_state.SavedStateError as error:
             log.warning("incidents_discarded", directory=str(self.directory), problem=str(error))
-        self._begin(now_ns)
+        self._begin(begin_ns)
+        return begin_ns
 
     def _begin(self, now_ns: int) -> ClusterDiagnosis:
         """Begin evaluations at a time, with the resumed diagnosis or a new one."""
@@ -163,6 +182,7 @@ class DiagnosisEngine:
                 open_slots=OPEN_SLOTS,
             )
         self._diagnosis.has_receipts = True
+        self._diagnosis.claims = self.claims or self._diagnosis.claims
         self._diagnosis.on_fault = lambda name, fault: self._report(f"detector {name}", fault)
         self._diagnosis.readings.on_fault = self._report
         self._saved_slot = self._baselines_slot = self._next_slot = (
@@ -173,6 +193,7 @@ class DiagnosisEngine:
 
     def _read(self, name: str, decode: Callable[[bytes], ResultT]) -> ResultT | None:
         """Return the content of a file, None without one; a damaged one is renamed."""
+        assert self.directory is not None  # noqa: S101 - read by `open`
         path = self.directory / name
         if not path.exists():
             return None
@@ -183,11 +204,15 @@ class DiagnosisEngine:
             raise
 
     def _keep_aside(self, name: str) -> None:
-        path = self.directory / name
-        path.replace(path.with_name(name + durable_files.DAMAGED))
+        if self.directory is not None:
+            path = self.directory / name
+            path.replace(path.with_name(name + durable_files.DAMAGED))
 
-    def _resume(self, saved: saved_state.SavedDiagnosis, now_ns: int) -> None:
-        slot = (now_ns - saved.first_ns) // SLOT_NS
+    def _resume(
+        self, saved: saved_state.SavedDiagnosis, now_ns: int, max_backlog_ns: int = 0
+    ) -> int:
+        """Continue with a state; return the time from which slots are evaluated. Raises SavedStateError."""
+        slot, begin_ns = (now_ns - saved.first_ns) // SLOT_NS, now_ns
         if saved.slot - slot > MAX_SET_BACK_SLOTS:
             self._keep_aside(STATE_FILE)
             message = "the clock is more than a day before the last evaluation"
@@ -195,6 +220,10 @@ class DiagnosisEngine:
         if slot < saved.slot:
             saved_state.set_back(saved, (saved.slot - slot) * SLOT_NS)
             slot = saved.slot
+        elif max_backlog_ns:
+            ended_ns = saved.first_ns + (saved.slot + 1) * SLOT_NS
+            begin_ns = min(max(ended_ns, now_ns - max_backlog_ns), now_ns)
+            slot = (begin_ns - saved.first_ns) // SLOT_NS
         try:
             diagnosis = saved_state.resume(saved, KEPT_SLOTS, OPEN_SLOTS, slot, self.thresholds)
             for each in saved.incidents:
@@ -206,18 +235,19 @@ class DiagnosisEngine:
         self._diagnosis, self._evaluated_slot = diagnosis, saved.slot
         self._opened = Counter(saved.opened)
         self._dropped_seconds = {(name, tenant): n for name, tenant, n in saved.lost_seconds}
-        self.pending, self.events = list(saved.pending), list(saved.events)
-        self.new_events = self.events.copy()
-        self.notified |= {each.incident.incident_id: each.notified for each in saved.incidents}
-        self.drains |= saved.drains
+        changes, self.acknowledged = saved_state.saved_changes(saved)
+        self.changes, self.position = list(changes), saved.position
+        self._resumed_ns = min(diagnosis.end_of(saved.slot), now_ns)
         self._curves = {each.incident.incident_id: each.curves for each in saved.incidents}
+        return begin_ns
 
     def save(self) -> None:
         """Write the incidents, durable on return. Blocking; raises OSError."""
         if self._diagnosis is None:
             return
-        content = msgspec.msgpack.encode(self._state(self._diagnosis))
-        durable_files.write_durably(self.directory / STATE_FILE, content)
+        if self.directory is not None:
+            content = msgspec.msgpack.encode(self._state(self._diagnosis))
+            durable_files.write_durably(self.directory / STATE_FILE, content)
         self._unsaved, self._saved_slot = False, self._next_slot
 
     def _state(self, diagnosis: ClusterDiagnosis) -> saved_state.SavedDiagnosis:
@@ -231,43 +261,48 @@ class DiagnosisEngine:
             mounts=devices.mounts,
             leaf_names=groups.leaf_names if groups else [],
             incidents=[
-                saved_state.SavedIncident(
-                    incident,
-                    self._curves.get(incident.incident_id, []),
-                    self.notified.get(incident.incident_id, ""),
-                )
+                saved_state.SavedIncident(incident, self._curves.get(incident.incident_id, []))
                 for incident in diagnosis.tracker.incidents
             ],
             opened=dict(self._opened),
             lost_seconds=[(*key, seconds) for key, seconds in self._dropped_seconds.items()],
-            pending=self.pending,
-            events=self.events,
+            position=self.position,
+            changes=self.changes,
+            acknowledged=self.acknowledged,
             rank_events=diagnosis.ranks.all(),
             jobs=list(diagnosis.job_histories.items()),
             switch_links=list(diagnosis.switch_links.far_switches.items()),
-            drains=dict(self.drains),
         )
 
     def save_all(self) -> None:
         """Write the incidents and the baselines, whose positions refer to them. Blocking; raises OSError."""
         self.save()
-        if self._diagnosis is not None:
+        if self._diagnosis is not None and self.directory is not None:
             rows = self._diagnosis.baselines.rows()
             saved = saved_state.SavedBaselines(first_ns=self._diagnosis.first_ns, rows=rows)
             content = msgspec.msgpack.encode(saved)
             durable_files.write_durably(self.directory / BASELINES_FILE, content)
             self._baselines_slot = self._next_slot
 
+    def acknowledge(self, sequence: int) -> None:
+        """Forget that changes up to one are to be recorded; it is saved with the next evaluation."""
+        last = self.changes[-1].sequence if self.changes else 0
+        if self.acknowledged < sequence <= last:
+            self.acknowledged, self._unsaved = sequence, True
+
     # Evaluation --------------------------------------------------------------------------------
 
     def process(
         self,
-        items: Iterable[QueuedBatches],
-        jobs: Mapping[JobKey, Sequence[str]],
+        items: Iterable[ReceivedBatches],
+        jobs: Mapping[JobKey, Sequence[str]] | None,
         now_ns: int,
         links: Sequence[LinkedPort] = (),
     ) -> list[IncidentChange]:
-        """Add frames, evaluate the slots that have ended, save; return the changes. Blocking."""
+        """Add frames, evaluate the slots that have ended, save; return the changes.
+
+        Without jobs, they are those of the claims in the frames. Blocking.
+        """
         diagnosis = self._diagnosis
         assert diagnosis is not None  # noqa: S101 - `open` comes first
         if diagnosis.readings.slot_of(now_ns) < self._next_slot - 1:
@@ -276,29 +311,31 @@ class DiagnosisEngine:
         diagnosis.begin(diagnosis.readings.slot_of(now_ns) + 1)
         diagnosis.switches.set_links(links, now_ns)
         for item in items:
-            self._add(diagnosis, item)
+            self._add(diagnosis, item, has_jobs=jobs is not None)
         diagnosis.readings.sample_slots.clear()
         diagnosis.arrange()
-        diagnosis.left_nodes = set(self.unknown_nodes())
+        diagnosis.left_nodes = set(self.unknown_nodes)
         for node in diagnosis.left_nodes:
             diagnosis.contacts.pop(node, None)
         changes: list[IncidentChange] = []
+        self.groups = []
         for slot in range(max(self._next_slot, last_slot - MAX_SLOTS_LATE), last_slot + 1):
-            changed = self._attempt("evaluation", partial(diagnosis.evaluate, slot, jobs))
+            changed = self.attempt("evaluation", partial(diagnosis.evaluate, slot, jobs))
             if changed is not None:
                 self._evaluated_slot = slot
                 changes += changed
+                self.attempt("changes", partial(self._note, diagnosis, changed))
                 if diagnosis.view is not None:
-                    add = partial(self.history.add, diagnosis.view, diagnosis.steps)
-                    self._attempt("history of groups", add)
-            self._attempt("curves", lambda: self._extend_curves(diagnosis))
+                    found = partial(group_slot, diagnosis.view, diagnosis.steps)
+                    groups = self.attempt("curves of groups", found)
+                    self.groups += [groups] if groups else []
+            self.attempt("curves", lambda: self._extend_curves(diagnosis))
             self._next_slot = slot + 1
         self._next_slot = max(self._next_slot, last_slot + 1)
         self._unsaved = self._unsaved or bool(changes)
-        self._attempt("changes", lambda: self._note(diagnosis, changes, now_ns))
-        self._attempt("table", lambda: self._publish(diagnosis))
-        self._attempt("events", lambda: self._add_events(changes))
-        self._attempt("state directory", self._save_if_due)
+        self.attempt("dropped incidents", lambda: self._drop_closed(diagnosis))
+        self.attempt("table", lambda: self._publish(diagnosis))
+        self.attempt("state directory", self._save_if_due)
         return changes
 
     def _set_back(self, diagnosis: ClusterDiagnosis, now_ns: int) -> ClusterDiagnosis:
@@ -309,13 +346,12 @@ class DiagnosisEngine:
         except (saved_state.SavedStateError, OSError) as error:
             log.warning("incidents_discarded", directory=str(self.directory), problem=str(error))
         self._reported.clear()
-        self.history.clear()
         continued = self._begin(now_ns)
         if continued.devices.node_names:
             continued.baselines = diagnosis.baselines
         return continued
 
-    def _attempt(self, part: str, work: Callable[[], ResultT]) -> ResultT | None:
+    def attempt(self, part: str, work: Callable[[], ResultT]) -> ResultT | None:
         """Do a part of an evaluation; a failure is counted, and must not end the collector."""
         try:
             return work()
@@ -323,7 +359,7 @@ class DiagnosisEngine:
             self._report(part, fault)
             return None
 
-    def _add(self, diagnosis: ClusterDiagnosis, item: QueuedBatches) -> None:
+    def _add(self, diagnosis: ClusterDiagnosis, item: ReceivedBatches, *, has_jobs: bool) -> None:
         """Add the frames of an envelope; none is placed after its receipt."""
         received_ns, offset_ns = item.received_ns, item.offset_ns
 
@@ -333,19 +369,22 @@ class DiagnosisEngine:
         if item.node.startswith(SWITCH_PREFIX):
             name, run = item.node.removeprefix(SWITCH_PREFIX), f"{item.run} {item.boot_id}"
             add = diagnosis.switches.readings.add
-            self._attempt(item.node, lambda: add(name, run, item.batches, self.find_schema, clock))
+            self.attempt(item.node, lambda: add(name, run, item.batches, self.find_schema, clock))
             return
         diagnosis.add_receipt(Receipt(received_ns, item.node, offset_ns))
         oldest_ns = received_ns + offset_ns - MAX_EVENT_AGE_NS
         add_devices = partial(
             diagnosis.add_devices, item.node, item.batches, self.find_schema, clock
         )
-        self._attempt(f"devices of {item.node}", add_devices)
+        self.attempt(f"devices of {item.node}", add_devices)
         for batch in item.batches:
+            # Events of frames that are read again were evaluated before the restart.
+            is_new = received_ns > self._resumed_ns
             events = tuple(
                 event
                 for event in batch.events
-                if event.name in _USED_EVENTS and event.wall_ns >= oldest_ns
+                if (event.name in _USED_EVENTS and is_new and event.wall_ns >= oldest_ns)
+                or (event.entity.kind == "claim" and not has_jobs)
             )
             recent = batch
             if len(events) < len(batch.events):
@@ -375,43 +414,40 @@ class DiagnosisEngine:
                 curves = self._curves.setdefault(incident.incident_id, [])
                 extend_curves(curves, diagnosis.view, incident)
 
-    def _note(
-        self, diagnosis: ClusterDiagnosis, changes: Iterable[IncidentChange], now_ns: int
-    ) -> None:
-        """Count and queue changes, and drop the oldest closed incidents."""
+    def _note(self, diagnosis: ClusterDiagnosis, changes: Iterable[IncidentChange]) -> None:
+        """Count changes of the last evaluated slot, and add their records; the oldest are dropped."""
         for change in changes:
             self._opened[change.incident.class_name] += change.kind is ChangeKind.OPENED
-            record = saved_state.PendingRecord(change.incident.incident_id, change.kind, now_ns)
-            self.pending.append(record)
-        if len(self.pending) > MAX_PENDING:
-            log.error("incident_records_lost", records=len(self.pending) - MAX_PENDING)
-            del self.pending[:-MAX_PENDING]
+            document = self._report_of(diagnosis, change.incident).document
+            record = ChangeRecord(
+                sequence=max(self.changes[-1].sequence if self.changes else 0, self.acknowledged)
+                + 1,
+                incident=document.id,
+                kind=change.kind,
+                timestamp_ns=diagnosis.end_of(self._evaluated_slot),
+                facts=incident_facts(document),
+                gpu=document.cause.uuid if isinstance(document.cause, GpuDocument) else "",
+            )
+            self.changes.append(record)
+        waiting = sum(each.sequence > self.acknowledged for each in self.changes)
+        if waiting > MAX_PENDING:
+            log.error("incident_records_lost", records=waiting - MAX_PENDING)
+        del self.changes[: -min(max(waiting, MAX_CHANGES), MAX_PENDING)]
+
+    def _drop_closed(self, diagnosis: ClusterDiagnosis) -> None:
+        """Drop the oldest closed incidents."""
         for incident in diagnosis.tracker.drop_closed(MAX_INCIDENTS, self._next_slot):
             for tenant, seconds in incident.lost_gpu_seconds.items():
                 key = incident.class_name, tenant
                 if key not in self._dropped_seconds and len(self._dropped_seconds) >= MAX_LOSSES:
                     key = incident.class_name, ""
                 self._dropped_seconds[key] = self._dropped_seconds.get(key, 0.0) + seconds
-            for table in (self._reported, self._curves, self.notified):
+            for table in (self._reported, self._curves):
                 table.pop(incident.incident_id, None)
         for number in [*self._curves][:-MAX_CURVED]:
             reported = self._reported.get(number)
             if reported is not None and not reported.is_open:
                 del self._curves[number]
-
-    def _add_events(self, changes: Iterable[IncidentChange]) -> None:
-        """Add an event for each change; the oldest ones are dropped."""
-        now_ns, count = self.table.timestamp_ns, len(self.events)
-        for change in changes:
-            reported = self.table.find(change.incident.incident_id)
-            if reported is not None:
-                document = reported.document
-                facts = {"change": str(change.kind), **incident_facts(document)}
-                entity = WireEntity("incident", (document.id,))
-                event = WireEvent(f"incident_{change.kind}", 0, entity, now_ns, now_ns, facts)
-                self.events.append((facts["node"], event))
-        self.new_events = self.events[count:]
-        del self.events[:-MAX_EVENTS]
 
     def _publish(self, diagnosis: ClusterDiagnosis) -> None:
         lost = defaultdict(float, self._dropped_seconds)
@@ -425,7 +461,7 @@ class DiagnosisEngine:
                 lost[incident.class_name, tenant] += seconds
         end_ns = diagnosis.end_of(self._evaluated_slot) if self._evaluated_slot >= 0 else 0
         self.table = IncidentTable(
-            end_ns, tuple(reported), dict(self._opened), dict(lost), diagnosis.steps, self.history
+            end_ns, tuple(reported), dict(self._opened), dict(lost), diagnosis.steps
         )
 
     def _report_of(self, diagnosis: ClusterDiagnosis, incident: Incident) -> ReportedIncident:

@@ -1,53 +1,73 @@
-"""The diagnosis as a part of the collector: fed every 2 seconds and evaluated every 10 in a thread, recorded, and published.
+"""The process of the diagnosis, as the collector runs it: started, fed, read, restarted, and recorded.
 
-Every change of an incident becomes an event and an audit record. A change is saved before it is recorded, and
-is recorded again after a crash between both: the incident, the kind of the change and its time identify it.
+The child reads the frame log and evaluates; nothing of the collector waits for it. Its lines become the table of
+incidents, events and audit records. Every change of an incident is sent again until it is acknowledged: the incident, the kind of
+the change and its time identify it. Notifications and drains are decided here, and saved here.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import structlog
 
-from railscope import service
+from railscope import durable_files, log_output, service, untrusted_text
 from railscope.audit.record import RecordActor, RecordData, RecordError, RecordSubject
 from railscope.catalog import incidents as catalog
 from railscope.timestamps import SECOND_NS
-from railscope.wire import Batch, Envelope
+from railscope.wire import Batch, Envelope, WireEntity, WireEvent
+from railscope_collector import work_limits
 from railscope_collector.audit import LogWriteError
 from railscope_collector.audit.audit_trail import AuditTrail
 from railscope_collector.audit.event_records import normalize_text
 from railscope_collector.detector_thresholds import DetectorThresholds
-from railscope_collector.diagnosis.incident_report import GpuDocument
-from railscope_collector.diagnosis.incident_table import IncidentTable, cause_labels, incident_facts
-from railscope_collector.diagnosis.incidents import IncidentChange
-from railscope_collector.diagnosis.saved_state import PendingRecord
+from railscope_collector.diagnosis import saved_state
+from railscope_collector.diagnosis.diagnosis_curves import GroupHistory
+from railscope_collector.diagnosis.incident_table import (
+    ChangeRecord,
+    DiagnosisLine,
+    DiagnosisProgress,
+    DiagnosisState,
+    IncidentTable,
+    ReportedIncident,
+)
 from railscope_collector.diagnosis.switch_evidence import LinkedPort
-from railscope_collector.fleet.recent_events import SeenEvent, characters_of
+from railscope_collector.fleet.recent_events import SeenEvent
 from railscope_collector.fleet.view_cells import ViewCell
 from railscope_collector.framelog.segment_files import FrameRecord
 from railscope_collector.ledger.record_draft import RecordDraft
-from railscope_collector.live_diagnosis.diagnosis_engine import DiagnosisEngine, QueuedBatches
+from railscope_collector.live_diagnosis.diagnosis_input import DiagnosisInput, encode_input
 from railscope_collector.state.collector_state import CollectorState
 from railscope_collector.switches.link_ends import CabledLink
 from railscope_collector.switches.links import CABLING_FILE, HOST_LLDP, JoinedLinks
 from railscope_collector.switches.switch_view import LinkEnds
-from railscope_collector.workloads.job_roster import JobKey, RunningJob
+from railscope_collector.workloads.job_roster import RunningJob
 
 log = structlog.get_logger(__name__)
 
-MAX_WAIT_SECONDS = 2.0
-"""Time for which frames wait in the queue: a node sends more in 10 seconds than the diagnosis keeps of it."""
-
-MAX_NODE_QUEUE_BYTES, MAX_QUEUE_BYTES = 8 << 20, 256 << 20
-ENVELOPE_BYTES = 1024
-"""Memory of a queued envelope, and of an event, in addition to their content."""
+SEND_SECONDS = 2.0
+"""Period of the messages to the child."""
+SILENCE_SECONDS = 180.0
+"""Time without a line after which the child is replaced: an evaluation of 10,000 nodes takes 8 seconds of a core."""
+MIN_DELAY_SECONDS, MAX_DELAY_SECONDS = 1.0, 60.0
+"""Delay before a restart, which doubles while the child does not evaluate."""
+STOP_SECONDS = 10.0
+"""Time in which the child saves its state at the end."""
+MAX_LINE_BYTES = 32 << 20
+MAX_FORWARDED_BYTES = 64 << 20
+"""Records that wait for the child; of 3,500 nodes, those of four seconds."""
+MAX_CHANGES = 10_000
+"""Changes that wait for the audit log, and those that are recognized if they are sent again."""
+DECISIONS_FILE = "decisions"
 
 _RECORD_TYPES = {
     "opened": "evidence.incident_open",
@@ -55,197 +75,410 @@ _RECORD_TYPES = {
     "closed": "evidence.incident_close",
 }
 _UPDATE_TYPE = "evidence.incident_update"
+NOTHING_SENT = DiagnosisInput(wall_ns=0)
+_decoder = msgspec.json.Decoder(DiagnosisLine)
 
 
-@dataclass(slots=True)
-class BatchQueue:
-    """New frames since the last evaluation, bounded for each node and for all."""
+class IncidentDecisions(msgspec.Struct):
+    """What the collector has done about incidents."""
 
-    items: list[QueuedBatches] = field(default_factory=list)
-    dropped: int = 0
-    _bytes: int = 0
-    _bytes_of: Counter[str] = field(default_factory=Counter)
-
-    def put(self, item: QueuedBatches) -> None:
-        """Add the new batches of an envelope, unless the queue is full."""
-        size = ENVELOPE_BYTES + sum(map(_size_of, item.batches))
-        node_bytes = self._bytes_of[item.node] + size
-        if node_bytes > MAX_NODE_QUEUE_BYTES or self._bytes + size > MAX_QUEUE_BYTES:
-            self.dropped += 1
-            return
-        self._bytes += size
-        self._bytes_of[item.node] = node_bytes
-        self.items.append(item)
-
-    def take(self) -> list[QueuedBatches]:
-        """Return all items and forget them."""
-        taken, self.items = self.items, []
-        self._bytes = 0
-        self._bytes_of.clear()
-        return taken
-
-
-def _size_of(batch: Batch) -> int:
-    values = len(batch.base) + len(batch.steps) + len(batch.reasons) + 16 * batch.rows
-    return values + sum(ENVELOPE_BYTES + 4 * characters_of(event) for event in batch.events)
+    notified: dict[str, str] = {}
+    """State of which the webhook was notified, by incident."""
+    drains: dict[str, int] = {}
+    """Nodes drained in Slurm whose failure has not ended, with the time."""
 
 
 @dataclass(slots=True)
 class DiagnosisService:
-    """Evaluates the diagnosis periodically, and records what changes."""
+    """Runs the process of the diagnosis."""
 
     core: CollectorState
     directory: Path
+    """State of the diagnosis."""
     trail: AuditTrail
     wall_ns: Callable[[], int]
     jobs: Callable[[], Iterable[RunningJob]]
     """Running jobs; none while they are unknown."""
     thresholds: DetectorThresholds = DetectorThresholds()
     cabling: Callable[[], Sequence[CabledLink]] = tuple
-    queue: BatchQueue = field(default_factory=BatchQueue)
-    duration_ns: int = 0
-    """Duration of the last evaluation, with the frames that were added since the one before."""
-    opened_ns: int = 0
-    _spent_ns: int = 0
-    engine: DiagnosisEngine = field(init=False)
+    has_log: bool = True
+    """False if the child gets the received records from here, as there is no log of them."""
+    unknown_nodes: Callable[[], Iterable[str]] = tuple
+    """Returns nodes from whose silence nothing follows."""
+    program: Sequence[str] = ()
+    """Program of the child; by default `railscope`, which ends with this process."""
+    silence_seconds: float = SILENCE_SECONDS
+    min_delay_seconds: float = MIN_DELAY_SECONDS
+    monotonic: Callable[[], float] = time.monotonic
+    table: IncidentTable = field(init=False, default_factory=IncidentTable)
+    """Incidents as of the last evaluation."""
+    state: DiagnosisState | None = field(init=False, default=None)
+    """Last state that the child stated."""
+    decisions: IncidentDecisions = field(init=False, default_factory=IncidentDecisions)
+    restarts: int = field(init=False, default=0)
+    pid: int = field(init=False, default=0)
+    """Process id of the child; 0 while there is none."""
+    dropped: int = field(init=False, default=0)
+    """Records that were not sent to the child, as too many waited."""
+    problem: str = field(init=False, default="")
+    """Reason of the last restart."""
+    opened_ns: int = field(init=False, default=0)
+    invalid_lines: int = field(init=False, default=0)
+    _acknowledged: int = field(init=False, default=0)
+    _incidents: dict[str, ReportedIncident] = field(init=False, default_factory=dict)
+    _history: GroupHistory = field(init=False, default_factory=GroupHistory)
+    _unrecorded: dict[tuple[str, str, int], ChangeRecord] = field(init=False, default_factory=dict)
+    _recorded: dict[tuple[str, str, int], None] = field(init=False, default_factory=dict)
+    _changed: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+    _records: list[FrameRecord] = field(init=False, default_factory=list)
+    _record_bytes: int = field(init=False, default=0)
+    _saved: bytes = field(init=False, default=b"")
+    _log_limit: log_output.LogRateLimit = field(init=False, default_factory=log_output.LogRateLimit)
     _ends: LinkEnds = field(init=False)
-    _links: tuple[JoinedLinks, Sequence[LinkedPort]] = field(
-        init=False, default_factory=lambda: (JoinedLinks({}, ()), ())
+    _links: tuple[JoinedLinks, list[LinkedPort]] = field(
+        init=False, default_factory=lambda: (JoinedLinks({}, ()), [])
     )
 
     def __post_init__(self) -> None:
-        """Create the engine."""
+        """Create the reader of links."""
         self._ends = LinkEnds(self.core, wall_ns=self.wall_ns)
-        self.engine = DiagnosisEngine(self.directory, self.core.schemas.read, self.thresholds)
 
-    @property
-    def table(self) -> IncidentTable:
-        """Incidents as of the last evaluation."""
-        return self.engine.table
+    # Decisions ----------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Read the saved state. Blocking; raises OSError."""
+        """Read the decisions, also those that release 0.3.0 saved with the incidents. Blocking; raises OSError."""
         self.opened_ns = self.wall_ns()
-        self.engine.open(self.opened_ns)
-        self._add_events()
-
-    def close(self) -> None:
-        """Save the state. Blocking."""
+        durable_files.make_directory(self.directory)
+        durable_files.delete_partial_files(self.directory, DECISIONS_FILE)
+        path, incidents = self.directory / DECISIONS_FILE, self.directory / "incidents"
+        found = IncidentDecisions()
         try:
-            self.engine.save_all()
-        except Exception as error:  # noqa: BLE001 - the frame log and the lock are released after it
-            log.error("incidents_not_saved", directory=str(self.directory), problem=str(error))
+            if path.exists():
+                found = msgspec.msgpack.decode(path.read_bytes(), type=IncidentDecisions)
+            elif incidents.exists():
+                earlier = saved_state.decode_diagnosis(incidents.read_bytes())
+                notified = {e.incident.incident_id: e.notified for e in earlier.incidents}
+                found = IncidentDecisions(
+                    {n: at for n, at in notified.items() if at}, earlier.drains
+                )
+        except saved_state.SavedStateError as error:  # the child renames the file, and reports it
+            log.warning("decisions_unknown", file=str(incidents), problem=str(error))
+        except untrusted_text.DECODING_ERRORS as error:
+            path.replace(path.with_name(path.name + durable_files.DAMAGED))
+            log.error("decisions_discarded", file=str(path), problem=str(error))
+        self.decisions.notified.update(found.notified)
+        self.decisions.drains.update(found.drains)
+        self.save_decisions()
 
-    def _add_events(self) -> None:
-        """Add the changes of incidents to the events of the collector, which adds each once."""
-        for node, event in self.engine.new_events:
-            self.core.add_event(SeenEvent(node, "", event))
+    def save_decisions(self) -> None:
+        """Write the decisions if they have changed. Blocking; raises OSError."""
+        drains, now_ns = self.decisions.drains, self.wall_ns()
+        for node, drained_ns in drains.copy().items():
+            if drained_ns > now_ns:  # the clock was set back
+                drains[node] = now_ns
+        content = msgspec.msgpack.encode(self.decisions)
+        if content != self._saved:
+            durable_files.write_durably(self.directory / DECISIONS_FILE, content)
+            self._saved = content
 
-    def add(self, record: FrameRecord, envelope: Envelope, batches: Sequence[Batch]) -> None:
-        """Queue the new batches of an envelope."""
-        received_ns = record.received_wall_ns
-        offset_ns = record.sent.wall_ns - received_ns
-        self.queue.put(
-            QueuedBatches(
-                envelope.node, envelope.run, received_ns, offset_ns, batches, envelope.boot_id
-            )
-        )
+    # The child ----------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Evaluate until cancelled."""
-        self.core.on_new_batches.append(self.add)
-        while True:
-            await self.record_changes()
-            now_ns = self.wall_ns()
-            wait_seconds = (self.engine.next_ns(now_ns) - now_ns) / SECOND_NS
-            await asyncio.sleep(min(max(wait_seconds, 0.0), MAX_WAIT_SECONDS))
-            await self.evaluate()
+        """Run the child until cancelled, and start it again when it ends or is silent."""
+        if not self.has_log:
+            self.core.on_new_batches.append(self.forward)
+        recording = asyncio.create_task(self._run_recording())
+        delay_seconds = self.min_delay_seconds
+        try:
+            while True:
+                evaluated_ns = self.table.timestamp_ns
+                self.problem = await self._run_child()
+                self.restarts += 1
+                if self.table.timestamp_ns != evaluated_ns:
+                    delay_seconds = self.min_delay_seconds
+                log.error("diagnosis_ended", problem=self.problem, restart_seconds=delay_seconds)
+                await asyncio.sleep(delay_seconds)
+                delay_seconds = min(2 * delay_seconds, MAX_DELAY_SECONDS)
+        finally:
+            recording.cancel()
+            await asyncio.gather(recording, return_exceptions=True)
+            await self._save()
 
-    async def evaluate(self) -> None:
-        """Add the frames that wait, and evaluate the slots that have ended."""
-        started, evaluated_ns = time.perf_counter_ns(), self.table.timestamp_ns
-        jobs = {job.key: [place.gpu for place in job.places] for job in self.jobs()}
-        changes = await service.run_in_thread(
-            self._process, self.queue.take(), jobs, self.wall_ns(), self._take_links()
+    def _command(self) -> list[str]:
+        child = (sys.executable, "-P", "-m", "railscope.child_process", str(os.getpid()))
+        return [
+            *(self.program or child),
+            *("diagnose", "--follow", "--messages"),
+            *("--frame-log", str(self.directory.parent), "--state", str(self.directory)),
+        ]
+
+    async def _run_child(self) -> str:
+        """Run the child until it ends, and return the reason."""
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._command(),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                limit=MAX_LINE_BYTES,
+                start_new_session=True,
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"},
+            )
+        except OSError as error:
+            return f"cannot start: {error}"
+        self.pid, self._acknowledged = process.pid, 0
+        for key, change in self._unrecorded.items():  # its number is that of the former child
+            self._unrecorded[key] = msgspec.structs.replace(change, sequence=0)
+        reading = asyncio.create_task(self._read(process))
+        sending = asyncio.create_task(self._send(process))
+        try:
+            await asyncio.wait({reading, sending}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await service.run_to_end(self._stop(process, reading, sending))
+            self.pid = 0
+        status = process.returncode
+        ended = f"ended with {signal.Signals(-status).name}" if status and status < 0 else ""
+        problems = [_problem_of(each) for each in (reading, sending)]
+        return next(filter(None, problems), "") or ended or f"ended with exit status {status}"
+
+    async def _stop(
+        self,
+        process: asyncio.subprocess.Process,
+        reading: asyncio.Task[None],
+        sending: asyncio.Task[None],
+    ) -> None:
+        """Let the child save its state and end; kill it if it does not, or if it is defective."""
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+        if process.stdin is not None:
+            process.stdin.close()
+        if not reading.done():  # it must be able to write its last lines
+            await asyncio.wait({reading}, timeout=STOP_SECONDS)
+        if process.returncode is None and not (reading.done() and not _problem_of(reading)):
+            with suppress(ProcessLookupError):
+                process.kill()
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        try:
+            async with asyncio.timeout(STOP_SECONDS):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+    async def _read(self, process: asyncio.subprocess.Process) -> None:
+        """Apply the lines of the child until its end. Raises TimeoutError, and ValueError for a line that is too long."""
+        assert process.stdout is not None  # noqa: S101 - it is a pipe
+        slices = work_limits.TimeSlices()
+        while True:
+            async with asyncio.timeout(self.silence_seconds):
+                line = await process.stdout.readline()
+            if not line:
+                return
+            self.receive(line)
+            await slices.yield_if_due()
+
+    async def _send(self, process: asyncio.subprocess.Process) -> None:
+        """Send what has changed, one message at a time: while the child does not read, only the newest waits."""
+        assert process.stdin is not None  # noqa: S101 - it is a pipe
+        sent = NOTHING_SENT
+        while True:
+            sent, message = await self.next_message(sent)
+            process.stdin.write(encode_input(message))
+            await process.stdin.drain()
+            await asyncio.sleep(SEND_SECONDS)
+
+    async def next_message(self, sent: DiagnosisInput) -> tuple[DiagnosisInput, DiagnosisInput]:
+        """Return what is to be known, and the message with what differs from what was sent."""
+        if (join := self._take_links()) is not None:
+            joined = await service.run_in_thread(join)
+            if joined is not self._links[0]:
+                self._links = joined, linked_ports(joined)
+        jobs = [(job.key, [place.gpu for place in job.places]) for job in self.jobs()]
+        records, self._records, self._record_bytes = self._records, [], 0
+        known = DiagnosisInput(
+            wall_ns=self.wall_ns(),
+            acknowledged=self._acknowledged,
+            thresholds=self.thresholds,
+            jobs=jobs,
+            links=self._links[1],
+            unknown_nodes=sorted(self.unknown_nodes()),
         )
-        self._spent_ns += time.perf_counter_ns() - started
-        if self.table.timestamp_ns != evaluated_ns:
-            self.duration_ns, self._spent_ns = self._spent_ns, 0
-        for change in changes:
-            reported = self.table.find(change.incident.incident_id)
-            if reported is not None:
-                document = reported.document
-                _, node, device, _ = cause_labels(document.cause)
-                log.info(
-                    "incident_changed",
-                    change=str(change.kind),
-                    incident=document.id,
-                    incident_class=document.incident_class,
-                    severity=document.severity,
-                    node=node,
-                    device=device,
-                )
-        self._add_events()
+        message = msgspec.structs.replace(
+            known,
+            thresholds=None if sent.thresholds else self.thresholds,
+            jobs=None if jobs == sent.jobs else jobs,
+            links=None if known.links is sent.links else known.links,
+            unknown_nodes=None
+            if known.unknown_nodes == sent.unknown_nodes
+            else known.unknown_nodes,
+            records=records,
+        )
+        return known, message
 
     def _take_links(self) -> Callable[[], JoinedLinks] | None:
         """Return a function that joins the links as of now; None without switches and a cabling file."""
         self._ends.cabling = self.cabling()
         return self._ends.take() if self.core.fleet.switches or self._ends.cabling else None
 
-    def _process(
-        self,
-        items: Sequence[QueuedBatches],
-        jobs: Mapping[JobKey, Sequence[str]],
-        now_ns: int,
-        join: Callable[[], JoinedLinks] | None,
-    ) -> list[IncidentChange]:
-        """Evaluate with the present links. Blocking."""
-        if join is not None and (joined := join()) is not self._links[0]:
-            self._links = joined, linked_ports(joined)
-        return self.engine.process(items, jobs, now_ns, self._links[1])
+    def forward(self, record: FrameRecord, _: Envelope, __: Sequence[Batch]) -> None:
+        """Queue a record for the child."""
+        if self._record_bytes + len(record.body) > MAX_FORWARDED_BYTES:
+            self.dropped += 1
+            return
+        self._records.append(record)
+        self._record_bytes += len(record.body)
+
+    async def _save(self) -> None:
+        try:
+            await service.run_in_thread(self.save_decisions)
+        except OSError as error:
+            if self._log_limit.count_repetitions("decisions") is not None:
+                log.error("decisions_not_saved", directory=str(self.directory), problem=str(error))
+
+    # Lines of the child -------------------------------------------------------------------------
+
+    def receive(self, line: bytes) -> None:
+        """Apply a line."""
+        try:
+            found = _decoder.decode(line)
+        except (*untrusted_text.DECODING_ERRORS, ValueError) as error:
+            self.invalid_lines += 1
+            if self._log_limit.count_repetitions("line") is not None:
+                log.error(
+                    "diagnosis_line_invalid",
+                    problem=str(error),
+                    line=line[:200].decode(errors="replace"),
+                )
+            return
+        if found.incident is not None:
+            self._incidents[found.incident.document.id] = found.incident
+        if found.groups is not None:
+            self._history.add(found.groups)
+        if found.state is not None:
+            self._publish(found.state)
+        if found.change is not None:
+            self._add_change(found.change)
+
+    def _publish(self, state: DiagnosisState) -> None:
+        self._acknowledged = max(self._acknowledged, state.acknowledged)
+        known, self.state = self._incidents, state
+        self._incidents = {name: known[name] for name in state.incidents if name in known}
+        lost = {(name, tenant): seconds for name, tenant, seconds in state.lost_seconds}
+        self.table = IncidentTable(
+            state.timestamp_ns,
+            tuple(self._incidents.values()),
+            state.opened,
+            lost,
+            dict(state.steps),
+            self._history,
+        )
+        if state.timestamp_ns:
+            for name in self.decisions.notified.keys() - self._incidents.keys():
+                del self.decisions.notified[name]
+
+    def _add_change(self, change: ChangeRecord) -> None:
+        """Add a change to the events, which have each once, and to what is to be recorded."""
+        facts = {"change": change.kind, **change.facts}
+        entity = WireEntity("incident", (change.incident,))
+        at_ns = change.timestamp_ns
+        event = WireEvent(f"incident_{change.kind}", 0, entity, at_ns, at_ns, facts)
+        self.core.add_event(SeenEvent(facts.get("node", ""), "", event))
+        if change.sequence <= self._acknowledged:
+            return
+        if change.key not in self._recorded:
+            names = {name: facts.get(name, "") for name in ("class", "severity", "node", "device")}
+            log.info("incident_changed", change=change.kind, incident=change.incident, **names)
+        self._unrecorded[change.key] = change
+        if len(self._unrecorded) > MAX_CHANGES:
+            self.trail.lost_records += 1
+            del self._unrecorded[next(iter(self._unrecorded))]
+        self._changed.set()
+
+    # Audit records ------------------------------------------------------------------------------
+
+    async def _run_recording(self) -> None:
+        while True:
+            self._changed.clear()
+            await self.record_changes()
+            await self._save()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SEND_SECONDS):
+                    await self._changed.wait()
 
     async def record_changes(self) -> None:
-        """Record pending changes in the audit log; those that it does not accept now are tried again."""
-        pending = self.engine.pending
-        while pending:
-            try:
-                await self.trail.log.append(self._draft(pending[0]))
-            except LogWriteError:
-                return
-            except RecordError as error:
-                self.trail.lost_records += 1
-                log.error("incident_not_recorded", incident=pending[0].incident, problem=str(error))
-            pending.pop(0)
+        """Record changes in the audit log; those that it does not accept now are tried again."""
+        while self._unrecorded:
+            key, change = next(iter(self._unrecorded.items()))
+            if key not in self._recorded:
+                try:
+                    await self.trail.log.append(self._draft(change))
+                except LogWriteError:
+                    return
+                except RecordError as error:
+                    self.trail.lost_records += 1
+                    log.error("incident_not_recorded", incident=change.incident, problem=str(error))
+                self._recorded[key] = None
+                if len(self._recorded) > MAX_CHANGES:
+                    del self._recorded[next(iter(self._recorded))]
+            # The child may have been replaced, and have sent the change again under another number.
+            current = self._unrecorded.pop(key, change)
+            self._acknowledged = max(self._acknowledged, current.sequence)
 
-    def _draft(self, pending: PendingRecord) -> RecordDraft:
-        kind = _RECORD_TYPES.get(pending.kind, _UPDATE_TYPE)
-        data: RecordData = {"change": pending.kind, "incident": pending.incident}
-        subject = RecordSubject()
-        reported = self.table.find(pending.incident)
-        if reported is not None:
-            document = reported.document
-            data |= {name: normalize_text(text) for name, text in incident_facts(document).items()}
-            gpu = document.cause.uuid if isinstance(document.cause, GpuDocument) else ""
-            node = cause_labels(document.cause)[1]
-            subject = RecordSubject(normalize_text(node), normalize_text(gpu))
+    def _draft(self, change: ChangeRecord) -> RecordDraft:
+        kind = _RECORD_TYPES.get(change.kind, _UPDATE_TYPE)
+        data: RecordData = {"change": change.kind, "incident": change.incident}
+        data |= {name: normalize_text(text) for name, text in change.facts.items()}
+        node = normalize_text(change.facts.get("node", ""))
+        subject = RecordSubject(node, normalize_text(change.gpu))
         actor = RecordActor("collector", self.trail.log.source.id)
-        return RecordDraft(kind, actor, pending.timestamp_ns, "seen", subject, data)
+        return RecordDraft(kind, actor, change.timestamp_ns, "seen", subject, data)
+
+    # Metrics ------------------------------------------------------------------------------------
+
+    @property
+    def progress(self) -> DiagnosisProgress:
+        """How current the incidents are."""
+        last_ns, state = self.table.timestamp_ns or self.opened_ns, self.state
+        return DiagnosisProgress(
+            running=bool(self.pid),
+            age_seconds=max(self.wall_ns() - last_ns, 0) / SECOND_NS if last_ns else None,
+            lag_seconds=state.lag_seconds if state else None,
+            lag_bytes=state.lag_bytes if state else None,
+            restarts=self.restarts,
+            problem=self.problem,
+        )
 
     def cells(self) -> Iterator[ViewCell]:
         """Yield the metrics of the diagnosis itself."""
-        engine = self.engine
-        yield ViewCell(catalog.DIAGNOSIS_DROPPED, (), self.queue.dropped)
-        yield ViewCell(catalog.DIAGNOSIS_FAULTS, (), engine.failures)
-        yield ViewCell(catalog.FINDINGS_IGNORED, (), engine.ignored_findings)
-        if self.duration_ns:
-            yield ViewCell(catalog.EVALUATION_TIME, (), self.duration_ns / SECOND_NS)
-        if self.opened_ns:
-            last_ns = self.table.timestamp_ns or self.opened_ns
-            age_ns = max(self.wall_ns() - last_ns, 0)
-            yield ViewCell(catalog.EVALUATION_AGE, (), age_ns / SECOND_NS)
+        state, progress = self.state or DiagnosisState(timestamp_ns=0), self.progress
+        yield ViewCell(catalog.DIAGNOSIS_DROPPED, (), self.dropped + state.dropped)
+        yield ViewCell(catalog.DIAGNOSIS_FAULTS, (), state.failures + self.invalid_lines)
+        yield ViewCell(catalog.FINDINGS_IGNORED, (), state.ignored_findings)
+        yield ViewCell(catalog.DIAGNOSIS_RUNNING, (), int(progress.running))
+        yield ViewCell(catalog.DIAGNOSIS_RESTARTS, (), progress.restarts)
+        if progress.lag_seconds is not None and progress.lag_bytes is not None:
+            yield ViewCell(catalog.DIAGNOSIS_LAG, (), progress.lag_seconds)
+            yield ViewCell(catalog.DIAGNOSIS_LAG_BYTES, (), progress.lag_bytes)
+        if state.evaluation_seconds:
+            yield ViewCell(catalog.EVALUATION_TIME, (), state.evaluation_seconds)
+        if progress.age_seconds is not None:
+            yield ViewCell(catalog.EVALUATION_AGE, (), progress.age_seconds)
 
 
-def linked_ports(joined: JoinedLinks) -> Sequence[LinkedPort]:
+def _problem_of(task: asyncio.Task[None]) -> str:
+    """Return the reason for which a task has failed; empty if it has not."""
+    if not task.done() or task.cancelled():
+        return ""
+    match task.exception():
+        case None | BrokenPipeError() | ConnectionResetError():
+            return ""
+        case TimeoutError():
+            return "it was silent for too long"
+        case error:
+            return f"{type(error).__name__}: {error}"
+
+
+def linked_ports(joined: JoinedLinks) -> list[LinkedPort]:
     """Return the links of switch ports and NICs, as the diagnosis uses them."""
     return [
         LinkedPort(*link.port, *link.nic, not {HOST_LLDP, CABLING_FILE}.isdisjoint(link.evidence))

@@ -12,6 +12,7 @@ from railscope_collector.diagnosis.diagnosis_curves import (
     MAX_GROUPS,
     NAMES,
     GroupHistory,
+    group_slot,
 )
 from railscope_collector.diagnosis.findings import DiagnosisView
 from railscope_collector.diagnosis.jobs import PeerGroups, active_jobs
@@ -65,7 +66,7 @@ class Cluster:
         jobs = active_jobs(self.devices, groups, self.jobs)
         ended_ns = START_NS + (slot + 1) * SLOT_NS
         view = DiagnosisView(signals, groups, jobs, {}, Baselines(), ended_ns)
-        self.history.add(view, steps or {})
+        self.history.add(group_slot(view, steps or {}, self.history.max_groups))
 
     def values(self, key: str | JobKey, name: str) -> list[float]:
         points = self.history.read(key, name, START_NS, FOREVER_NS)

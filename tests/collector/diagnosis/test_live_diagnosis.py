@@ -13,17 +13,20 @@ import numpy as np
 import pytest
 from running_collector import RunningCollector, run_collector, settings_in
 from support.arriving_frames import STEP_NS, ArrivingFrames
+from support.fed_diagnosis import FedDiagnosis
 
 from railscope.audit.record import decode_audit_record
 from railscope.timestamps import HOUR_NS, SECOND_NS
+from railscope.wire import Envelope
 from railscope_collector.access.credentials import digest_token
 from railscope_collector.config import DiagnosisSettings
+from railscope_collector.diagnosis.diagnosis_curves import GroupHistory, GroupSlot
 from railscope_collector.diagnosis.incident_classes import ChangeKind
 from railscope_collector.diagnosis.incident_report import JobDocument, NicDocument
 from railscope_collector.diagnosis.incidents import IncidentChange
 from railscope_collector.live_diagnosis import diagnosis_engine
 from railscope_collector.live_diagnosis.diagnosis_engine import DiagnosisEngine
-from railscope_collector.live_diagnosis.diagnosis_service import BatchQueue, DiagnosisService
+from railscope_collector.live_diagnosis.diagnosis_service import DiagnosisService
 from railscope_collector.workloads.job_roster import JobGpu, JobHolding, JobKey, RunningJob
 
 
@@ -87,7 +90,8 @@ def test_a_restart_continues_an_incident(frames: ArrivingFrames, tmp_path: Path)
     assert incident.is_open
     assert incident.document.lost_gpu_seconds > before.table.incidents[0].document.lost_gpu_seconds
     assert after.table.opened == {"slow_receiver": 1}
-    assert len(after.pending) == 1
+    assert [each.sequence for each in after.changes] == [1]
+    assert after.acknowledged == 0
 
 
 def test_an_incident_that_ended_during_an_interruption_closes(
@@ -144,16 +148,7 @@ def test_the_table_keeps_the_time_of_the_last_evaluation_that_succeeded(
     assert opened(frames, tmp_path, later_ns).table.timestamp_ns == evaluated_ns
 
 
-def test_the_queue_of_a_node_is_bounded(frames: ArrivingFrames) -> None:
-    queue = BatchQueue()
-    (item, *_) = frames.between(frames.start_ns, frames.start_ns + STEP_NS)
-    large = msgspec.structs.replace(item.batches[0], steps=bytes(5 << 20))
-    for node in ("n1", "n1", "n2"):
-        queue.put(item._replace(node=node, batches=[large]))
-    assert [each.node for each in queue.take()] == ["n1", "n2"]
-    assert queue.dropped == 1
-    queue.put(item._replace(node="n1", batches=[large]))
-    assert len(queue.take()) == 1
+NO_ENVELOPE = Envelope("", "", "", (), ())
 
 
 @contextlib.asynccontextmanager
@@ -183,30 +178,33 @@ async def diagnosed(frames: ArrivingFrames, directory: Path) -> AsyncIterator[Ru
     def replace_diagnosis(one: RunningCollector) -> None:
         of = one.collector
         path = directory / "state" / "diagnosis"
-        of.diagnosis = DiagnosisService(of.core, path, of.trail, lambda: now_ns, lambda: jobs)
-        of.diagnosis.engine.find_schema = frames.schemas.__getitem__
+        of.diagnosis = DiagnosisService(
+            of.core, path, of.trail, lambda: now_ns, lambda: jobs, has_log=False
+        )
         of.cluster.own_diagnosis = of.diagnosis
 
     async with run_collector(settings, replace_diagnosis) as one:
         service = one.collector.diagnosis
         service.open()
+        diagnosis = FedDiagnosis(service, frames.schemas.__getitem__)
+        await diagnosis.evaluate()
         for _ in range(40):
-            for item in frames.between(now_ns, now_ns + STEP_NS):
-                service.queue.put(item)
+            for record in frames.records(now_ns, now_ns + STEP_NS):
+                service.forward(record, NO_ENVELOPE, ())
             now_ns += STEP_NS
-            await service.evaluate()
+            await diagnosis.evaluate()
         await service.record_changes()
         yield one
 
 
-def test_the_events_of_changes_survive_a_restart(frames: ArrivingFrames, tmp_path: Path) -> None:
+def test_the_changes_survive_a_restart(frames: ArrivingFrames, tmp_path: Path) -> None:
     engine, end_ns = opened(frames, tmp_path, frames.start_ns), frames.start_ns + 400 * SECOND_NS
     (opening,) = run_until(engine, frames, frames.start_ns, end_ns)
     again = opened(frames, tmp_path, end_ns)
-    assert again.events == again.new_events == engine.events
-    ((node, event),) = again.events
-    assert (node, event.name) == ("gpu-node-2", "incident_opened")
-    assert event.entity.key == (opening[1].incident.incident_id,)
+    assert again.changes == engine.changes
+    (change,) = again.changes
+    assert (change.facts["node"], change.kind) == ("gpu-node-2", "opened")
+    assert change.incident == opening[1].incident.incident_id
 
 
 async def test_changes_are_events_and_audit_records(frames: ArrivingFrames, tmp_path: Path) -> None:
@@ -215,7 +213,6 @@ async def test_changes_are_events_and_audit_records(frames: ArrivingFrames, tmp_
         events = (await one.json("/api/v1/events"))["events"]
         assert [each["name"] for each in events] == ["incident_opened"]
         assert events[0]["entity"][1] == [row["id"]]
-        assert one.collector.diagnosis.engine.pending == []
         records = map(decode_audit_record, one.collector.trail.log.records(0))
         (record,) = [each for each in records if each.type == "evidence.incident_open"]
     assert record.obj.node == "gpu-node-2"
@@ -283,18 +280,24 @@ def test_another_tenants_job_is_not_named(frames: ArrivingFrames, tmp_path: Path
 def test_rails_and_jobs_have_a_history_until_the_clock_is_set_back(
     frames: ArrivingFrames, tmp_path: Path
 ) -> None:
-    engine = opened(frames, tmp_path, frames.start_ns)
+    engine, history = opened(frames, tmp_path, frames.start_ns), GroupHistory()
     end_ns = frames.start_ns + 400 * SECOND_NS
-    list(run_until(engine, frames, frames.start_ns, end_ns))
+    for now_ns in range(frames.start_ns + STEP_NS, end_ns + STEP_NS, STEP_NS):
+        engine.process(frames.between(now_ns - STEP_NS, now_ns), frames.jobs, now_ns)
+        for groups in msgspec.json.decode(msgspec.json.encode(engine.groups), type=list[GroupSlot]):
+            history.add(groups)
     (job,) = frames.jobs
-    power = engine.history.read(job, "power", frames.start_ns, end_ns)
+    power = history.read(job, "power", frames.start_ns, end_ns)
     assert power is not None
     assert len(power.values) >= 35
     assert (power.values[5:35] > 1000).all()
-    pausing = {
-        rail: engine.history.read(rail, "max_pausing", frames.start_ns, end_ns) for rail in "0123"
-    }
+    pausing = {rail: history.read(rail, "max_pausing", frames.start_ns, end_ns) for rail in "0123"}
     peaks = {rail: np.nanmax(points.values) for rail, points in pausing.items() if points}
     assert max(peaks, key=peaks.__getitem__) == "3"
-    engine.process([], frames.jobs, frames.start_ns - 3600 * SECOND_NS)
-    assert engine.history.read(job, "power", 0, end_ns) is None
+    set_back_ns = frames.start_ns - 3600 * SECOND_NS
+    for after in range(3):
+        engine.process([], frames.jobs, set_back_ns + after * STEP_NS)
+        for groups in engine.groups:
+            history.add(groups)
+    left = history.read("0", "max_pausing", 0, end_ns)
+    assert left is None or (left.times_ns < frames.start_ns).all()

@@ -12,7 +12,7 @@ from railscope.wire import Envelope, WireSchema, schema_hash
 from railscope_agent.collective_settings import CollectiveSettings
 from railscope_agent.commands.replay import CaptureReplay
 from railscope_agent.config import AgentSettings
-from railscope_collector.live_diagnosis.diagnosis_engine import DiagnosisEngine, QueuedBatches
+from railscope_collector.live_diagnosis.diagnosis_engine import DiagnosisEngine, ReceivedBatches
 from railscope_collector.workloads.job_roster import JobKey
 from railscope_simulator.cluster import captures, collective_records, scenario
 
@@ -66,7 +66,7 @@ class HungJob:
         for seconds in range(from_seconds, to_seconds, 10):
             begin_ns = self.start_ns + seconds * SECOND_NS
             items = [
-                QueuedBatches(each.node, each.run, sent_ns(each), 0, each.batches)
+                ReceivedBatches(each.node, each.run, sent_ns(each), 0, each.batches)
                 for each in self.envelopes
                 if begin_ns <= sent_ns(each) < begin_ns + STEP_NS
             ]

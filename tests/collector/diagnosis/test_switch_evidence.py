@@ -20,7 +20,7 @@ from railscope_collector.diagnosis.incident_report import (
     LeafDocument,
     NicDocument,
 )
-from railscope_collector.live_diagnosis.diagnosis_engine import DiagnosisEngine, QueuedBatches
+from railscope_collector.live_diagnosis.diagnosis_engine import DiagnosisEngine, ReceivedBatches
 from railscope_simulator.cluster.captures import write_cluster
 from railscope_simulator.cluster.scenario import read_scenario
 
@@ -56,7 +56,7 @@ def mirror(frames: ArrivingFrames) -> MirroredSwitches:
 def diagnose(
     frames: ArrivingFrames,
     switches: MirroredSwitches,
-    polls: Iterable[QueuedBatches],
+    polls: Iterable[ReceivedBatches],
     directory: Path,
     seconds: int = 400,
 ) -> list[IncidentDocument]:
