@@ -161,6 +161,9 @@ def test_old_segments_are_passed_over_by_the_time_of_their_successor(log: Growin
     follower.skip_before(25)
     assert numbers(follower) == [20, 21, 30, 31]
     assert follower.lost_segments == 0
+    newest = LogFollower(log.directory)
+    newest.skip_before(99)
+    assert numbers(newest) == [30, 31], "the last segment is empty"
 
 
 def test_a_record_may_be_longer_than_one_read(log: GrowingLog) -> None:

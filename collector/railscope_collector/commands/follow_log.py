@@ -48,11 +48,12 @@ class DiagnosisSite(NamedTuple):
 
 def follow_alone(directory: Path, state: Path | None, from_ns: int, site: DiagnosisSite) -> None:
     """Diagnose a frame log without a collector until a signal. Raises DiagnoseError."""
-    if not (directory / "frames").is_dir():
-        message = (
-            f"no frame log in {directory}: expected a collector's state directory with `frames`"
-        )
-        raise DiagnoseError(message)
+    for name in ("frames", "schemas"):
+        if not (directory / name).is_dir():
+            message = (
+                f"no frame log in {directory}: expected a collector's state directory with `{name}`"
+            )
+            raise DiagnoseError(message)
     engine = DiagnosisEngine(state, _schemas(directory), site.thresholds, claims=site.claims)
     follower = LogFollower(directory / "frames")
     diagnosis = log_diagnosis.LogDiagnosis(

@@ -93,7 +93,7 @@ class LogFollower:
                 first = next(iter(follower.read()), None)
             finally:
                 follower.close()
-            if first is not None and first.received_wall_ns >= received_ns:
+            if first is None or first.received_wall_ns >= received_ns:
                 return
             if number > self.position.segment:
                 self.position = LogPosition(number)

@@ -80,6 +80,7 @@ SAVE_EVERY_SLOTS = 6
 STATE_FILE, BASELINES_FILE = "incidents", "baselines"
 
 ResultT = TypeVar("ResultT")
+FindBegin: TypeAlias = Callable[[int, tuple[int, int]], int]
 FindSchema: TypeAlias = Callable[[bytes], WireSchema]
 """Returns a schema by its hash. Raises OSError, LookupError."""
 
@@ -146,11 +147,10 @@ class DiagnosisEngine:
 
     # Files -------------------------------------------------------------------------------------
 
-    def open(self, now_ns: int, max_backlog_ns: int = 0) -> int:
+    def open(self, now_ns: int, find_begin: FindBegin | None = None) -> int:
         """Continue with the saved state, if it can be used; return the time from which slots are evaluated.
 
-        Slots that ended after the last evaluation, within the backlog, are evaluated with the frames that are read
-        again. Blocking; raises OSError.
+        It is the present, or found from the end of the last evaluation and the place in the log. Blocking; raises OSError.
         """
         if self.directory is None:
             self._begin(now_ns)
@@ -163,7 +163,7 @@ class DiagnosisEngine:
             saved = self._read(STATE_FILE, saved_state.decode_diagnosis)
             first_ns = saved.first_ns if saved else 0
             if saved:
-                begin_ns = self._resume(saved, now_ns, max_backlog_ns)
+                begin_ns = self._resume(saved, now_ns, find_begin)
             baselines = self._read(BASELINES_FILE, saved_state.decode_baselines)
             if self._diagnosis and baselines and baselines.first_ns == first_ns:
                 self._diagnosis.baselines.restore(baselines.rows)
@@ -209,7 +209,10 @@ class DiagnosisEngine:
             path.replace(path.with_name(name + durable_files.DAMAGED))
 
     def _resume(
-        self, saved: saved_state.SavedDiagnosis, now_ns: int, max_backlog_ns: int = 0
+        self,
+        saved: saved_state.SavedDiagnosis,
+        now_ns: int,
+        find_begin: FindBegin | None = None,
     ) -> int:
         """Continue with a state; return the time from which slots are evaluated. Raises SavedStateError."""
         slot, begin_ns = (now_ns - saved.first_ns) // SLOT_NS, now_ns
@@ -220,9 +223,9 @@ class DiagnosisEngine:
         if slot < saved.slot:
             saved_state.set_back(saved, (saved.slot - slot) * SLOT_NS)
             slot = saved.slot
-        elif max_backlog_ns:
+        elif find_begin:
             ended_ns = saved.first_ns + (saved.slot + 1) * SLOT_NS
-            begin_ns = min(max(ended_ns, now_ns - max_backlog_ns), now_ns)
+            begin_ns = min(find_begin(ended_ns, saved.position), now_ns)
             slot = (begin_ns - saved.first_ns) // SLOT_NS
         try:
             diagnosis = saved_state.resume(saved, KEPT_SLOTS, OPEN_SLOTS, slot, self.thresholds)
@@ -283,6 +286,11 @@ class DiagnosisEngine:
             content = msgspec.msgpack.encode(saved)
             durable_files.write_durably(self.directory / BASELINES_FILE, content)
             self._baselines_slot = self._next_slot
+
+    def skip_to(self, now_ns: int) -> None:
+        """Leave out the slots that ended before a time: their frames are not known."""
+        if self._diagnosis is not None:
+            self._next_slot = max(self._next_slot, self._diagnosis.readings.slot_of(now_ns))
 
     def acknowledge(self, sequence: int) -> None:
         """Forget that changes up to one are to be recorded; it is saved with the next evaluation."""

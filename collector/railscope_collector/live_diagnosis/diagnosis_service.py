@@ -187,22 +187,24 @@ class DiagnosisService:
         """Run the child until cancelled, and start it again when it ends or is silent."""
         if not self.has_log:
             self.core.on_new_batches.append(self.forward)
-        recording = asyncio.create_task(self._run_recording())
-        delay_seconds = self.min_delay_seconds
         try:
-            while True:
-                evaluated_ns = self.table.timestamp_ns
-                self.problem = await self._run_child()
-                self.restarts += 1
-                if self.table.timestamp_ns != evaluated_ns:
-                    delay_seconds = self.min_delay_seconds
-                log.error("diagnosis_ended", problem=self.problem, restart_seconds=delay_seconds)
-                await asyncio.sleep(delay_seconds)
-                delay_seconds = min(2 * delay_seconds, MAX_DELAY_SECONDS)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._run_recording())
+                group.create_task(self._supervise())
         finally:
-            recording.cancel()
-            await asyncio.gather(recording, return_exceptions=True)
             await self._save()
+
+    async def _supervise(self) -> None:
+        delay_seconds = self.min_delay_seconds
+        while True:
+            evaluated_ns = self.table.timestamp_ns
+            self.problem = await self._run_child()
+            self.restarts += 1
+            if self.table.timestamp_ns != evaluated_ns:
+                delay_seconds = self.min_delay_seconds
+            log.error("diagnosis_ended", problem=self.problem, restart_seconds=delay_seconds)
+            await asyncio.sleep(delay_seconds)
+            delay_seconds = min(2 * delay_seconds, MAX_DELAY_SECONDS)
 
     def _command(self) -> list[str]:
         child = (sys.executable, "-P", "-m", "railscope.child_process", str(os.getpid()))

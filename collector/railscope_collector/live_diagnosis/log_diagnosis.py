@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import msgspec
 
@@ -41,12 +42,15 @@ from railscope_collector.workloads.job_roster import JobKey
 
 MAX_BACKLOG_NS = 900 * SECOND_NS
 """Age of records at which a collector's diagnosis leaves them out: it reads ten times faster than they arrive."""
+MAX_PAUSE_NS = 60 * SECOND_NS
+"""Time without any record after which nothing follows from it: the collector did not run."""
 REFILL_NS = 7 * SLOT_NS
 """Time before the first evaluation whose frames are read, to fill the windows of the detectors."""
 MAX_WAIT_NS, MAX_WAITING_BYTES = 2 * SECOND_NS, 8 << 20
 """Time and bytes of frames that are added together: a node sends more in 10 seconds than the diagnosis keeps of it."""
 LIVE_NS = 60 * SECOND_NS
 """Age of the newest record up to which a log is taken to grow."""
+MIN_WAIT_SECONDS = 0.05
 STATE_SECONDS = 10.0
 """Period of the state while nothing is evaluated."""
 MAX_ENVELOPE_BYTES = 256 << 20
@@ -98,6 +102,9 @@ class LogDiagnosis:
     _evaluated_ns: int = FOREVER_NS
     """End of the last evaluation before the start; records after it are missing if they are left out."""
     _is_live: bool = False
+    _begin_ns: int = 0
+    """Time from which slots are evaluated; 0 once a record of it was read."""
+    _now_ns: int = 0
     _batch_position: LogPosition = LOG_START
     _positions: deque[tuple[int, LogPosition]] = field(default_factory=deque)
     _written: dict[str, tuple[ReportedIncident, int]] = field(default_factory=dict)
@@ -120,12 +127,15 @@ class LogDiagnosis:
     def open(self, now_ns: int) -> None:
         """Continue with the saved state, or begin: now, or for a log alone with its first record. Raises OSError."""
         if self.is_fed:
-            begin_ns = self.engine.open(now_ns, MAX_BACKLOG_NS)
+            begin_ns = self.engine.open(now_ns, partial(self._find_begin, now_ns))
             self.jobs = self.jobs or {}
         else:
             directory = self.engine.directory
             is_new = directory is None or not (directory / STATE_FILE).exists()
-            begin_ns = self.engine.open((is_new and self._first_receipt()) or now_ns, FOREVER_NS)
+            begin_ns = self.engine.open(
+                (is_new and self._first_receipt()) or now_ns, partial(self._find_begin, now_ns)
+            )
+        self._begin_ns, self._now_ns = begin_ns, now_ns
         is_resumed = bool(self.engine.table.timestamp_ns)
         if is_resumed:
             self._evaluated_ns = self.engine.table.timestamp_ns
@@ -133,14 +143,31 @@ class LogDiagnosis:
             self.from_ns = max(self.from_ns, begin_ns - REFILL_NS)
         follower = self.follower
         if follower is not None:
-            position = LogPosition(*self.engine.position)
-            numbers = segment_numbers(follower.directory)
-            # A position after the log is that of another one: its records are found by their times.
-            if numbers and position.segment <= numbers[-1]:
-                follower.position = position
+            follower.position = self._checked_position(self.engine.position)
             follower.skip_before(self.from_ns)
             self._batch_position = follower.position
-        self._write_lines(now_ns)
+        self._write_lines()
+
+    def _checked_position(self, saved: tuple[int, int]) -> LogPosition:
+        """Return a position; one after the log is that of another one, whose records are found by their times."""
+        numbers = segment_numbers(self.follower.directory) if self.follower else []
+        return LogPosition(*saved) if numbers and saved[0] <= numbers[-1] else LOG_START
+
+    def _find_begin(self, now_ns: int, ended_ns: int, position: tuple[int, int]) -> int:
+        """Return the time from which slots are evaluated after a restart: the end of the last one or of a later pause."""
+        if self.follower is None:
+            return now_ns
+        begin_ns = max(ended_ns, now_ns - MAX_BACKLOG_NS) if self.is_fed else ended_ns
+        last_ns = begin_ns
+        follower = LogFollower(self.follower.directory, self._checked_position(position))
+        follower.skip_before(begin_ns)
+        while records := follower.read():
+            for received_ns in (each.received_wall_ns for each in records):
+                if received_ns - last_ns > MAX_PAUSE_NS:
+                    begin_ns = received_ns
+                last_ns = max(last_ns, received_ns)
+        follower.close()
+        return now_ns if self.is_fed and now_ns - last_ns > MAX_PAUSE_NS else begin_ns
 
     def _first_receipt(self) -> int:
         """Return the receipt of the first record of the log that is used; 0 without one."""
@@ -159,24 +186,26 @@ class LogDiagnosis:
 
     def step(self, now_ns: int) -> bool:
         """Read records, and evaluate the slots that have ended; true if more records may follow at once."""
+        self._now_ns = now_ns
         self._batch_position = self.follower.position if self.follower else LOG_START
         records, self._records = self._records, []
         if self.follower:
             records += self.follower.read()
         for record in records:
-            self._add(record, now_ns)
+            self._add(record)
         if records and self.follower:
-            self._write_if_due(now_ns)
+            self._write_if_due()
             return True
         at_ns = self._end_of_log(now_ns)
         if at_ns and (self._items or self.engine.next_ns(at_ns) <= at_ns):
             self._process(at_ns)
-        self._write_if_due(now_ns)
+        self._write_if_due()
         return False
 
     def wait_seconds(self, now_ns: int) -> float:
         """Return the time until the next evaluation."""
-        return max((self.engine.next_ns(now_ns) - now_ns) / SECOND_NS, 0.0)
+        at_ns = self._end_of_log(now_ns) or now_ns
+        return max((self.engine.next_ns(at_ns) - at_ns) / SECOND_NS, MIN_WAIT_SECONDS)
 
     def close(self) -> None:
         """Save the state. Raises OSError."""
@@ -191,14 +220,17 @@ class LogDiagnosis:
             return now_ns
         return self._last_received_ns + GRACE_NS if self._last_received_ns else 0
 
-    def _add(self, record: FrameRecord, now_ns: int) -> None:
+    def _add(self, record: FrameRecord) -> None:
         """Add a record, after the evaluation of the slots that ended before it was received."""
         received_ns = self._last_received_ns = record.received_wall_ns
-        if self.is_fed and received_ns < now_ns - MAX_BACKLOG_NS:
-            self.from_ns = max(self.from_ns, now_ns - REFILL_NS)
-            self._evaluated_ns = min(self._evaluated_ns, received_ns - 1)
         if received_ns < self.from_ns:
             self.dropped += received_ns > self._evaluated_ns
+            return
+        if self.is_fed and received_ns < self._now_ns - MAX_BACKLOG_NS - 2 * REFILL_NS:
+            self.from_ns, self._evaluated_ns = self._now_ns - REFILL_NS, received_ns - 1
+            self._begin_ns = self._now_ns
+            self.engine.skip_to(self._now_ns)
+            self.dropped += 1
             return
         is_due = self.engine.next_ns(received_ns) <= received_ns
         if (
@@ -225,6 +257,11 @@ class LogDiagnosis:
         return ReceivedBatches(node, run, received_ns, offset_ns, batches, envelope.boot_id)
 
     def _process(self, at_ns: int) -> None:
+        # Frames that fill the windows are older: by their time, the clock would have been set back.
+        at_ns, self._begin_ns = (
+            max(at_ns, self._begin_ns),
+            self._begin_ns * (at_ns < self._begin_ns),
+        )
         started, evaluated_ns = self.monotonic(), self.engine.table.timestamp_ns
         self._positions.append((at_ns, self._batch_position))
         while len(self._positions) > 1 and self._positions[1][0] <= at_ns - REFILL_NS:
@@ -236,15 +273,15 @@ class LogDiagnosis:
         self._spent_seconds += self.monotonic() - started
         if self.engine.table.timestamp_ns != evaluated_ns:
             self.evaluation_seconds, self._spent_seconds = self._spent_seconds, 0.0
-            self._write_lines(at_ns)
+            self._write_lines()
 
     # Lines --------------------------------------------------------------------------------------
 
-    def _write_if_due(self, now_ns: int) -> None:
+    def _write_if_due(self) -> None:
         if self.monotonic() - self._written_at >= STATE_SECONDS:
-            self._write_lines(now_ns)
+            self._write_lines()
 
-    def _write_lines(self, now_ns: int) -> None:
+    def _write_lines(self) -> None:
         """Write the incidents that have changed, curves, the state, and changes."""
         table, written, self._written = self.engine.table, self._written, {}
         for each in table.incidents:
@@ -260,17 +297,17 @@ class LogDiagnosis:
         for groups in self.engine.groups:
             self.write(_line(DiagnosisLine(groups=groups)))
         self.engine.groups = []
-        self.write(_line(DiagnosisLine(state=self._state(now_ns))))
+        self.write(_line(DiagnosisLine(state=self._state())))
         for change in self.engine.changes:
             if change.sequence > self._written_sequence:
                 self._written_sequence = change.sequence
                 self.write(_line(DiagnosisLine(change=change)))
         self._written_at = self.monotonic()
 
-    def _state(self, now_ns: int) -> DiagnosisState:
+    def _state(self) -> DiagnosisState:
         engine, table, follower = self.engine, self.engine.table, self.follower
         lag_bytes = follower.count_waiting_bytes() if follower else 0
-        lag_ns = max(now_ns - self._last_received_ns, 0) if lag_bytes else 0
+        lag_ns = max(self._now_ns - self._last_received_ns, 0) if lag_bytes else 0
         missing = follower.damaged_records + follower.lost_segments if follower else 0
         return DiagnosisState(
             timestamp_ns=table.timestamp_ns,

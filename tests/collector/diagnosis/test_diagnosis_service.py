@@ -1,0 +1,195 @@
+"""What the collector does with the lines of its diagnosis, and what it saves itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+from support.audit import audit_log
+from support.incidents import incident as reported_incident
+
+from railscope.audit.record import decode_audit_record
+from railscope.wire import Envelope, SentAt
+from railscope_collector.audit.audit_trail import AuditTrail
+from railscope_collector.diagnosis import saved_state
+from railscope_collector.diagnosis.findings import Cause
+from railscope_collector.diagnosis.incident_classes import Severity
+from railscope_collector.diagnosis.incident_table import (
+    ChangeRecord,
+    DiagnosisLine,
+    DiagnosisState,
+)
+from railscope_collector.diagnosis.incidents import Incident
+from railscope_collector.diagnosis.ranking import Reach
+from railscope_collector.fleet.schemas import StoredSchemas
+from railscope_collector.framelog.segment_files import FrameRecord
+from railscope_collector.live_diagnosis.diagnosis_service import (
+    MAX_FORWARDED_BYTES,
+    NOTHING_SENT,
+    DiagnosisService,
+)
+from railscope_collector.state.collector_state import CollectorState
+
+NOW_NS = 1_790_000_000_000_000_000
+NO_ENVELOPE = Envelope("", "", "", (), ())
+
+
+def service_in(directory: Path) -> DiagnosisService:
+    core = CollectorState(StoredSchemas(directory / "schemas"))
+    core.schemas.open()
+    trail = AuditTrail(audit_log(directory / "audit"), "1.0", lambda: NOW_NS)
+    service = DiagnosisService(
+        core, directory / "diagnosis", trail, lambda: NOW_NS, tuple, has_log=False
+    )
+    service.open()
+    return service
+
+
+@asynccontextmanager
+async def recording(service: DiagnosisService) -> AsyncIterator[None]:
+    service.trail.open()
+    task = asyncio.create_task(service.trail.log.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def line(**members: object) -> bytes:
+    return msgspec.json.encode(DiagnosisLine(**members))  # type: ignore[arg-type]
+
+
+def change(sequence: int, incident: str = "i1", kind: str = "opened") -> DiagnosisLine:
+    facts = {"class": "gpu_lost", "node": "n1", "severity": "critical"}
+    found = ChangeRecord(
+        sequence=sequence, incident=incident, kind=kind, timestamp_ns=NOW_NS, facts=facts, gpu="G"
+    )
+    return DiagnosisLine(change=found)
+
+
+def recorded(service: DiagnosisService) -> Counter[object]:
+    records = map(decode_audit_record, service.trail.log.records(0))
+    return Counter(each.data["incident"] for each in records if "incident" in each.data)
+
+
+async def test_a_change_that_is_sent_again_is_acknowledged_and_not_recorded_again(
+    tmp_path: Path,
+) -> None:
+    service = service_in(tmp_path)
+    async with recording(service):
+        service.receive(msgspec.json.encode(change(1)))
+        await service.record_changes()
+        service.receive(msgspec.json.encode(change(1)))
+        service.receive(msgspec.json.encode(change(2, "i2")))
+        await service.record_changes()
+        _, message = await service.next_message(NOTHING_SENT)
+        assert message.acknowledged == 2
+    assert recorded(service) == {"i1": 1, "i2": 1}
+    (record, _) = [
+        each
+        for each in map(decode_audit_record, service.trail.log.records(0))
+        if "incident" in each.data
+    ]
+    assert (record.obj.node, record.obj.gpu) == ("n1", "G")
+    names = [each.event.name for each in service.core.events]
+    assert names == ["incident_opened"] * 2
+
+
+async def test_a_change_that_the_child_knows_as_recorded_is_an_event_only(tmp_path: Path) -> None:
+    service = service_in(tmp_path)
+    async with recording(service):
+        service.receive(line(state=DiagnosisState(timestamp_ns=5, acknowledged=1)))
+        service.receive(msgspec.json.encode(change(1)))
+        await service.record_changes()
+    assert recorded(service) == {}
+    assert len(list(service.core.events)) == 1
+
+
+def test_the_table_is_that_of_the_last_state(tmp_path: Path) -> None:
+    service = service_in(tmp_path)
+    first, second = reported_incident("a"), reported_incident("b")
+    for each in (first, second):
+        service.receive(line(incident=each))
+    assert service.table.incidents == ()
+    service.receive(
+        line(state=DiagnosisState(timestamp_ns=7, incidents=["b", "a"], opened={"pfc_storm": 2}))
+    )
+    table = service.table
+    assert [each.document for each in table.incidents] == [second.document, first.document]
+    assert (table.timestamp_ns, table.opened) == (7, {"pfc_storm": 2})
+    service.decisions.notified |= {"a": "resolved", "b": "resolved"}
+    service.receive(line(state=DiagnosisState(timestamp_ns=8, incidents=["b"])))
+    assert [each.document.id for each in service.table.incidents] == ["b"]
+    assert service.decisions.notified == {"b": "resolved"}
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"state":{}}', b'{"incident":7}', b"\xff\n"])
+def test_an_invalid_line_is_counted(tmp_path: Path, content: bytes) -> None:
+    service = service_in(tmp_path)
+    service.receive(content)
+    assert service.invalid_lines == 1
+
+
+async def test_records_that_wait_for_the_child_are_bounded(tmp_path: Path) -> None:
+    service = service_in(tmp_path)
+    record = FrameRecord("n1", NOW_NS, SentAt(1, 1, ""), bytes(MAX_FORWARDED_BYTES // 4))
+    for _ in range(6):
+        service.forward(record, NO_ENVELOPE, ())
+    _, message = await service.next_message(NOTHING_SENT)
+    assert (len(message.records), service.dropped) == (4, 2)
+    service.forward(record, NO_ENVELOPE, ())
+    assert service.dropped == 2
+
+
+async def test_a_message_states_only_what_has_changed(tmp_path: Path) -> None:
+    service = service_in(tmp_path)
+    sent, first = await service.next_message(NOTHING_SENT)
+    assert (first.jobs, first.unknown_nodes, first.thresholds) == ([], [], service.thresholds)
+    service.unknown_nodes = lambda: {"n2", "n1"}
+    sent, second = await service.next_message(sent)
+    assert (second.jobs, second.unknown_nodes, second.thresholds) == (None, ["n1", "n2"], None)
+    _, third = await service.next_message(sent)
+    assert third.unknown_nodes is None
+
+
+def test_notifications_and_drains_survive_a_restart(tmp_path: Path) -> None:
+    service = service_in(tmp_path)
+    service.decisions.notified["a"] = "firing critical"
+    service.decisions.drains["n1"] = NOW_NS - 5
+    service.save_decisions()
+    again = service_in(tmp_path)
+    assert again.decisions == service.decisions
+    again.decisions.drains["n1"] = NOW_NS + 5
+    again.save_decisions()
+    assert again.decisions.drains == {"n1": NOW_NS}, "the clock was set back"
+
+
+def test_notifications_and_drains_of_release_0_3_0_are_continued(tmp_path: Path) -> None:
+    reach = Reach(("node", -1, "n1"), frozenset({"n1"}), frozenset(), frozenset())
+    cause = Cause("node", name="n1")
+    incident = Incident("a", "clock_skew", cause, 1, 1, Severity.WARNING, (), reach, 1.0)
+    saved = saved_state.SavedDiagnosis(
+        first_ns=0, slot=1, nodes=["n1"], nics=[], gpus=[], mounts=[], leaf_names=[],
+        incidents=[saved_state.SavedIncident(incident, notified="firing warning")],
+        drains={"n1": 77},
+    )  # fmt: skip
+    (tmp_path / "diagnosis").mkdir()
+    (tmp_path / "diagnosis" / "incidents").write_bytes(msgspec.msgpack.encode(saved))
+    service = service_in(tmp_path)
+    assert service.decisions.notified == {"a": "firing warning"}
+    assert service.decisions.drains == {"n1": 77}
+    (tmp_path / "diagnosis" / "incidents").unlink()
+    assert service_in(tmp_path).decisions == service.decisions
+
+
+def test_damaged_decisions_are_set_aside(tmp_path: Path) -> None:
+    (tmp_path / "diagnosis").mkdir()
+    (tmp_path / "diagnosis" / "decisions").write_bytes(b"\xc1")
+    assert service_in(tmp_path).decisions.notified == {}
+    assert (tmp_path / "diagnosis" / "decisions.damaged").exists()
