@@ -10,23 +10,26 @@ import os
 import statistics
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 import click
 import numpy as np
+import psutil
 
 from bench import harness, http_requests, load, remote_write
 from bench.collector_servers import start_collector, wait_for_refreshes
 from bench.http_requests import Request
 from bench.load import Load
-from bench.load_sender import sending
+from bench.load_sender import Sender, sending
 from railscope.catalog import KINDS, METRICS
 from railscope.timestamps import SECOND_NS
 
 FLUSH = "/internal/force_flush"
 STORE_CONNECTIONS = 4
+DIAGNOSIS_TURNS = 4
 _MAX_WAITS, _IDLE_SHARE = 15, 0.03
 _MILLISECOND = 1_000_000
 
@@ -121,6 +124,51 @@ def measure_fleet(fleet: Load, size: FleetSize, directory: Path) -> FleetCost:
         registration_cpu_per_node=max(0.0, registration.cpu_seconds - a_turn) / size.nodes,
         reconnections=sender.reconnections,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class DiagnosisCost:
+    """Cost of the process of the diagnosis, and acknowledgements with and without it."""
+
+    size: FleetSize
+    with_p99: float
+    without_p99: float
+    """Medians of the turns."""
+    cores: float
+    resident_bytes: int
+
+    def __str__(self) -> str:
+        return (
+            f"acknowledged in {self.with_p99 * 1e3:.1f} ms (p99) with the diagnosis, {self.without_p99 * 1e3:.1f} without;"
+            f" its process takes {self.cores:.1%} of a core and {self.resident_bytes / (1 << 20):.0f} MiB"
+        )
+
+
+def measure_diagnosis(fleet: Load, size: FleetSize, directory: Path) -> DiagnosisCost:
+    """Send turns at the natural period, alternately to a collector with the diagnosis and to one without."""
+    fleet = fleet.of_nodes(size.nodes)
+    quantiles: dict[bool, list[float]] = {True: [], False: []}
+    with ExitStack() as stack:
+        senders, servers = dict[bool, Sender](), dict[bool, harness.ServerProcess]()
+        for is_enabled in quantiles:
+            place = directory / f"diagnosis-{str(is_enabled).lower()}"
+            place.mkdir()
+            setting = {"DIAGNOSIS__ENABLED": str(is_enabled).lower()}
+            server = stack.enter_context(start_collector(size.nodes, place, **setting))
+            senders[is_enabled] = stack.enter_context(sending(fleet, server))
+            senders[is_enabled].send_turn(0)
+            servers[is_enabled] = server
+        (child,) = psutil.Process(servers[True].pid).children()
+        started, spent = time.monotonic(), sum(child.cpu_times()[:2])
+        for turn in range(1, 1 + DIAGNOSIS_TURNS):
+            for is_enabled, sender in senders.items():
+                sender.prepare(turn)
+                sent = sender.send(over_seconds=size.period_seconds)
+                quantiles[is_enabled].append(sent.quantile(0.99))
+        cores = (sum(child.cpu_times()[:2]) - spent) / (time.monotonic() - started)
+        resident_bytes = child.memory_info().rss
+    with_p99, without_p99 = (statistics.median(quantiles[each]) for each in (True, False))
+    return DiagnosisCost(size, with_p99, without_p99, cores, resident_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +300,7 @@ REFRESH = harness.Aim("<=", 0.5, " s")
 FIRST_REFRESH = harness.Aim("<=", 1, " s")
 REGISTRATION = harness.Aim("<=", 4, " ms")
 SHARE = harness.Aim("<=", 35, " %")
+DIAGNOSED = harness.Aim("<=", 1.1)
 _KIB = 1 << 10
 
 
@@ -286,6 +335,11 @@ def main(
             report.ratio(title, store.cpu_per_value * cost.values_per_cpu_second, CPU_RATIO)
     for cost in costs:
         _report_size(report, cost)
+    middle = next((each for each in chosen if each.nodes == 1000), chosen[0])  # noqa: PLR2004 - see above
+    diagnosed = measure_diagnosis(node, middle, directory)
+    title = f"acknowledged, p99 (median of turns), with diagnosis / without, {middle.nodes} nodes"
+    report.ratio(title, diagnosed.with_p99 / diagnosed.without_p99, DIAGNOSED)
+    report.figure(f"diagnosis, {middle.nodes} nodes", str(diagnosed))
     for fewer, more in pairwise(costs):
         added = more.bytes_per_node * more.size.nodes - fewer.bytes_per_node * fewer.size.nodes
         title = f"memory per further node, from {fewer.size.nodes} to {more.size.nodes}"

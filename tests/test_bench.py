@@ -62,6 +62,7 @@ FIGURES = {
         "the first refresh after a flood",
         "CPU to register a node",
         "share of a core at the natural period",
+        "acknowledged, p99 (median of turns), with diagnosis / without",
         "victoria-metrics",
     ),
     "console": (
