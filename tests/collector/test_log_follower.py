@@ -153,6 +153,17 @@ def test_segments_that_were_deleted_before_they_were_read_are_counted(log: Growi
     assert restarted.lost_segments == 2
 
 
+def test_numbers_that_the_collector_left_out_are_not_lost(log: GrowingLog) -> None:
+    log.write(log.encoded(1))
+    follower = LogFollower(log.directory)
+    assert numbers(follower) == [1]
+    log.number = 4
+    log.rotate()
+    log.write(log.encoded(2))
+    assert numbers(follower) == [2]
+    assert follower.lost_segments == 0
+
+
 def test_old_segments_are_passed_over_by_the_time_of_their_successor(log: GrowingLog) -> None:
     for number in (10, 20, 30):
         log.write(log.encoded(number) + log.encoded(number + 1))

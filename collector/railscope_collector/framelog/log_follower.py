@@ -117,7 +117,9 @@ class LogFollower:
         except FileNotFoundError:  # deleted meanwhile: the next call finds its successor
             return self._open_next()
         self._marker = segment_files.read_marker(path)
-        if segment:
+        if (
+            segment and number == numbers[0]
+        ):  # the oldest are deleted first; other numbers may be left out
             self.lost_segments += number - first
         if number != segment:
             self.position = LogPosition(number)
