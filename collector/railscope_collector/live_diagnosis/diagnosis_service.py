@@ -65,6 +65,8 @@ STOP_SECONDS = 10.0
 MAX_LINE_BYTES = 32 << 20
 MAX_FORWARDED_BYTES = 64 << 20
 """Records that wait for the child; of 3,500 nodes, those of four seconds."""
+RECORD_BYTES = 512
+"""Memory of such a record in addition to its body."""
 MAX_CHANGES = 10_000
 """Changes that wait for the audit log, and those that are recognized if they are sent again."""
 DECISIONS_FILE = "decisions"
@@ -226,7 +228,7 @@ class DiagnosisService:
                 env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"},
             )
         except OSError as error:
-            return f"cannot start: {error}"
+            return f"did not start: {error}"
         self.pid, self._acknowledged = process.pid, 0
         for key, change in self._unrecorded.items():  # its number is that of the former child
             self._unrecorded[key] = msgspec.structs.replace(change, sequence=0)
@@ -324,11 +326,12 @@ class DiagnosisService:
 
     def forward(self, record: FrameRecord, _: Envelope, __: Sequence[Batch]) -> None:
         """Queue a record for the child."""
-        if self._record_bytes + len(record.body) > MAX_FORWARDED_BYTES:
+        size = len(record.body) + RECORD_BYTES
+        if self._record_bytes + size > MAX_FORWARDED_BYTES:
             self.dropped += 1
             return
         self._records.append(record)
-        self._record_bytes += len(record.body)
+        self._record_bytes += size
 
     async def _save(self) -> None:
         try:
@@ -475,9 +478,9 @@ def _problem_of(task: asyncio.Task[None]) -> str:
         case None | BrokenPipeError() | ConnectionResetError():
             return ""
         case TimeoutError():
-            return "it was silent for too long"
+            return "was silent for too long"
         case error:
-            return f"{type(error).__name__}: {error}"
+            return f"failed: {type(error).__name__}: {error}"
 
 
 def linked_ports(joined: JoinedLinks) -> list[LinkedPort]:

@@ -168,7 +168,7 @@ async def test_a_stopped_diagnosis_is_shown_by_its_age_and_is_replaced(tmp_path:
         assert content["diagnosis"]["age_seconds"] > 25
         assert nodes.acknowledged > count
         await until(lambda: diagnosis.restarts, "the end of the silent process")
-        assert diagnosis.problem == "it was silent for too long"
+        assert diagnosis.problem == "was silent for too long"
         await until(lambda: diagnosis.table.timestamp_ns > evaluated_ns, "an evaluation")
         assert not psutil.pid_exists(stopped)
         assert nodes.failed == []

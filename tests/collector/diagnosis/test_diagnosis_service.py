@@ -31,6 +31,7 @@ from railscope_collector.framelog.segment_files import FrameRecord
 from railscope_collector.live_diagnosis.diagnosis_service import (
     MAX_FORWARDED_BYTES,
     NOTHING_SENT,
+    RECORD_BYTES,
     DiagnosisService,
 )
 from railscope_collector.state.collector_state import CollectorState
@@ -138,7 +139,9 @@ def test_an_invalid_line_is_counted(tmp_path: Path, content: bytes) -> None:
 
 async def test_records_that_wait_for_the_child_are_bounded(tmp_path: Path) -> None:
     service = service_in(tmp_path)
-    record = FrameRecord("n1", NOW_NS, SentAt(1, 1, ""), bytes(MAX_FORWARDED_BYTES // 4))
+    record = FrameRecord(
+        "n1", NOW_NS, SentAt(1, 1, ""), bytes(MAX_FORWARDED_BYTES // 4 - RECORD_BYTES)
+    )
     for _ in range(6):
         service.forward(record, NO_ENVELOPE, ())
     _, message = await service.next_message(NOTHING_SENT)
