@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from railscope.wire import DeliveredRun
+from railscope.wire import Batch, DeliveredRun
 
 MAX_RUNS = 1000
 """Maximum remembered runs of one node's agent; frames of older ones would count as new."""
@@ -313,3 +313,12 @@ class ReceivedFrames(msgspec.Struct):
     def count_missing(self) -> int:
         """Return missing frames of all runs, at most MAX_MISSING per node."""
         return sum(count for _, count in self.missing_of_nodes())
+
+
+def count_new(streams: Mapping[str, SequenceRanges], batch: Batch) -> int:
+    """Return the number of frames of a batch that its run's streams do not contain."""
+    ranges = streams.get(batch.stream)
+    rows = len(batch.wall_ns)
+    if ranges is None or not ranges.ends or batch.first_sequence > ranges.ends[-1]:
+        return rows
+    return ranges.count_new(batch.first_sequence, rows)

@@ -26,7 +26,7 @@ from railscope_collector.diagnosis.incident_table import (
 from railscope_collector.diagnosis.switch_evidence import LinkedPort
 from railscope_collector.fleet.schema_files import SchemaFiles
 from railscope_collector.framelog.log_follower import LOG_START, LogFollower, LogPosition
-from railscope_collector.framelog.received_frames import ReceivedFrames
+from railscope_collector.framelog.received_frames import ReceivedFrames, count_new
 from railscope_collector.framelog.segment_files import FrameRecord, segment_numbers
 from railscope_collector.live_diagnosis.diagnosis_engine import (
     GRACE_NS,
@@ -37,7 +37,6 @@ from railscope_collector.live_diagnosis.diagnosis_engine import (
     ReceivedBatches,
 )
 from railscope_collector.live_diagnosis.diagnosis_input import DiagnosisInput
-from railscope_collector.state.collector_state import count_new
 from railscope_collector.workloads.job_roster import JobKey
 
 MAX_BACKLOG_NS = 900 * SECOND_NS

@@ -89,7 +89,7 @@ class CollectorState:
     def count_new_frames(self, envelope: Envelope) -> int:
         """Return the number of frames of an envelope that have not been received before."""
         streams = self.received.run_streams(envelope.node, envelope.run)
-        return sum([count_new(streams, batch) for batch in envelope.batches])
+        return sum([received_frames.count_new(streams, batch) for batch in envelope.batches])
 
     def find_sequence_problems(
         self, envelope: Envelope, max_gaps: int, factor: int = 1
@@ -212,12 +212,14 @@ class CollectorState:
         streams = self.received.run_streams(envelope.node, envelope.run)
         # Evidence is added before sequences are recorded: after a checkpoint between the two, a restart adds it again,
         # which changes nothing.
-        fresh_batches = [pair for pair in known_batches if count_new(streams, pair[0])]
+        fresh_batches = [
+            pair for pair in known_batches if received_frames.count_new(streams, pair[0])
+        ]
         yield from self._record_evidence(record, envelope, fresh_batches)
         counts = self.counts
         for batch, schema in known_batches:
             streams = self.received.run_streams(envelope.node, envelope.run)
-            new_frames, rows = count_new(streams, batch), batch.rows
+            new_frames, rows = received_frames.count_new(streams, batch), batch.rows
             counts.duplicates += rows - new_frames
             if not new_frames:
                 continue
@@ -299,16 +301,6 @@ class CollectorState:
     def gpus_by_rail(self, node: str) -> Mapping[int, str]:
         """Return the GPU on each rail of a node."""
         return self.gpus_by_node.get(node, {})
-
-
-def count_new(streams: Mapping[str, received_frames.SequenceRanges], batch: Batch) -> int:
-    """Return the number of frames of a batch that its run's streams do not contain."""
-    ranges = streams.get(batch.stream)
-    rows = len(batch.wall_ns)
-    # The usual case, without a search.
-    if ranges is None or not ranges.ends or batch.first_sequence > ranges.ends[-1]:
-        return rows
-    return ranges.count_new(batch.first_sequence, rows)
 
 
 def open_empty_state(directory: Path) -> CollectorState:
