@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +19,7 @@ from railscope.wire import WireEntity, WireEvent
 from railscope_collector.diagnosis import saved_state
 from railscope_collector.diagnosis.incident_table import DiagnosisLine, DiagnosisState
 from railscope_collector.diagnosis.jobs import ClaimedGpus
+from railscope_collector.fleet.schema_files import SchemaFiles, encode_schema, schema_digest
 from railscope_collector.framelog import segment_files
 from railscope_collector.framelog.log_follower import LogFollower
 from railscope_collector.framelog.segment_files import FrameRecord
@@ -230,3 +234,51 @@ def test_changes_of_an_earlier_release_wait_for_the_audit_log(followed: Followed
         (change.incident, 2, 77),
     ]
     assert found[1].facts == change.facts
+
+
+def diagnose(*arguments: str) -> tuple[str, ...]:
+    return (sys.executable, "-P", "-m", "railscope", "diagnose", *arguments)
+
+
+def test_the_command_follows_a_copied_log_until_a_signal(followed: FollowedLog) -> None:
+    files = SchemaFiles(followed.directory / "schemas")
+    list(files.open())
+    schemas = map(encode_schema, followed.frames.schemas.values())
+    files.write({schema_digest(content): content for content in schemas})
+    followed.append_until(0, 400 * SECOND_NS)
+    log, state = str(followed.directory), str(followed.directory / "own")
+    command = diagnose("--follow", "--frame-log", log, "--state", state)
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        found: list[DiagnosisLine] = []
+        while not found or found[-1].change is None:
+            found.append(msgspec.json.decode(process.stdout.readline(), type=DiagnosisLine))
+        second = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert second.returncode
+        assert "is in use by another diagnosis" in second.stderr
+        process.send_signal(signal.SIGINT)
+        process.stdout.read()
+        assert process.wait() == 0
+    documents = [line.incident.document for line in found if line.incident]
+    assert {each.incident_class for each in documents} == {"slow_receiver"}
+    assert (followed.directory / "own" / STATE_FILE).exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("--follow",), "expected either --captures or --frame-log"),
+        (("--follow", "--captures", "."), "--follow reads a growing frame log"),
+        (("--follow", "--frame-log", ".", "--to", "2026-01-01T00:00:00Z"), "and no --to"),
+        (("--frame-log", ".", "--state", "x"), "expected both or none"),
+        (("--follow", "--frame-log", "."), "no frame log in .: expected"),
+    ],
+)
+def test_invalid_options_are_rejected(
+    tmp_path: Path, arguments: tuple[str, ...], problem: str
+) -> None:
+    done = subprocess.run(
+        diagnose(*arguments), cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode
+    assert problem in done.stderr
