@@ -14,7 +14,12 @@ from makers import FrameSender, gpu_schema
 
 from railscope.frame import Frame
 from railscope_collector.access.credentials import digest_token
-from railscope_collector.config import AuditSettings, CollectorSettings, IngestLimits
+from railscope_collector.config import (
+    AuditSettings,
+    CollectorSettings,
+    DiagnosisSettings,
+    IngestLimits,
+)
 from railscope_collector.framelog.segment_files import (
     FrameLogStats,
     read_segment,
@@ -73,14 +78,17 @@ class RunningCollector:
 
 
 def settings_in(directory: Path, **more: Any) -> CollectorSettings:
-    """Settings with tokens of three nodes and a reader; views are refreshed ten times per second."""
+    """Settings with tokens of three nodes and a reader; views are refreshed ten times per second.
+
+    The diagnosis, which is a process that takes a second to start, is not enabled.
+    """
     lines = [f'{name} = "{digest_token("token-" + name)}"' for name in ("n1", "n2", "n3")]
     reader = f'[operators]\nreader = "{digest_token("token-reader")}"\n'
     (directory / "tokens.toml").write_text("[nodes]\n" + "\n".join(lines) + "\n" + reader)
     given: dict[str, Any] = {
         "listen": "127.0.0.1:0", "state_directory": str(directory / "state"),
         "tokens_file": str(directory / "tokens.toml"), "limits": SMALL, "view_refresh_seconds": 0.1,
-        "audit": AuditSettings(required_witnesses=0),
+        "audit": AuditSettings(required_witnesses=0), "diagnosis": DiagnosisSettings(enabled=False),
     }  # fmt: skip
     return CollectorSettings(**(given | more))
 

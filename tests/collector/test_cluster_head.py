@@ -29,6 +29,7 @@ from railscope_collector.cluster_head import ClusterHead, HeadState
 from railscope_collector.config import (
     ClusterSettings,
     CollectorSettings,
+    DiagnosisSettings,
     LedgerSettings,
     MeteringSettings,
 )
@@ -57,7 +58,12 @@ def settings_of(directory: Path, name: str, url: str) -> CollectorSettings:
     """Settings of one of several collectors; without a URL of a database, of one that is alone."""
     own = directory / name
     own.mkdir()
-    settings = settings_in(own, stale_seconds=300, metering=MeteringSettings(period_seconds=0.2))
+    settings = settings_in(
+        own,
+        stale_seconds=300,
+        metering=MeteringSettings(period_seconds=0.2),
+        diagnosis=DiagnosisSettings(),
+    )
     nodes = "".join(f'{node} = "{digest_token("token-" + node)}"\n' for node in NODES)
     (own / "tokens.toml").write_text(
         f'[nodes]\n{nodes}[operators]\nreader = "{digest_token("token-reader")}"\n'

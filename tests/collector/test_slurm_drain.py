@@ -25,7 +25,7 @@ from railscope.reading import PRESENT, Absent
 from railscope.settings import SettingsError
 from railscope.timestamps import HOUR_NS, SECOND_NS
 from railscope_collector.audit.audit_trail import AuditTrail
-from railscope_collector.config import CollectorSettings, SlurmSettings
+from railscope_collector.config import CollectorSettings, DiagnosisSettings, SlurmSettings
 from railscope_collector.diagnosis.entity_states import NodeRow
 from railscope_collector.diagnosis.incident_table import IncidentTable
 from railscope_collector.sinks.slurm_drain import (
@@ -741,7 +741,8 @@ async def test_a_node_is_resumed_with_a_verdict_on_each_gpu_that_it_had(
 
 async def test_drains_survive_a_restart_of_the_collector(tmp_path: Path):
     for drains in ({}, {"n1": 5}):
-        async with run_collector(settings_in(tmp_path)) as running:
+        settings = settings_in(tmp_path, diagnosis=DiagnosisSettings())
+        async with run_collector(settings) as running:
             drainer = running.collector.drainer
             assert drainer.drains == drains
             drainer.drains["n1"] = 5

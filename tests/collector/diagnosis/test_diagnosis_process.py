@@ -25,6 +25,7 @@ from railscope.catalog.entities import GPU, XID
 from railscope.catalog.kernel import XID_EVENT
 from railscope.frame import Entity, Event, Frame, FrameOrigin, NodeTimestamp, Schema
 from railscope.wire import SentAt
+from railscope_collector.config import DiagnosisSettings
 
 NODES = ("n1", "n2", "n3")
 PERIOD_SECONDS = 0.2
@@ -123,7 +124,10 @@ async def metric(one: RunningCollector, name: str) -> float:
 async def test_a_killed_diagnosis_returns_and_no_acknowledgement_waits_for_it(
     tmp_path: Path,
 ) -> None:
-    async with run_collector(settings_in(tmp_path)) as one, sending(one) as nodes:
+    async with (
+        run_collector(settings_in(tmp_path, diagnosis=DiagnosisSettings())) as one,
+        sending(one) as nodes,
+    ):
         diagnosis = one.collector.diagnosis
         await until(lambda: diagnosis.table.timestamp_ns, "an evaluation")
         nodes.xids.append("n1")
@@ -156,7 +160,10 @@ async def test_a_stopped_diagnosis_is_shown_by_its_age_and_is_replaced(tmp_path:
     def prepare(one: RunningCollector) -> None:
         one.collector.diagnosis.silence_seconds = 25.0
 
-    async with run_collector(settings_in(tmp_path), prepare) as one, sending(one) as nodes:
+    async with (
+        run_collector(settings_in(tmp_path, diagnosis=DiagnosisSettings()), prepare) as one,
+        sending(one) as nodes,
+    ):
         diagnosis = one.collector.diagnosis
         await until(lambda: diagnosis.table.timestamp_ns, "an evaluation")
         stopped = diagnosis.pid
@@ -180,7 +187,10 @@ async def test_a_program_that_is_missing_is_tried_again(tmp_path: Path) -> None:
         one.collector.diagnosis.program = (str(tmp_path / "missing"),)
         one.collector.diagnosis.min_delay_seconds = 0.05
 
-    async with run_collector(settings_in(tmp_path), prepare) as one, sending(one) as nodes:
+    async with (
+        run_collector(settings_in(tmp_path, diagnosis=DiagnosisSettings()), prepare) as one,
+        sending(one) as nodes,
+    ):
         diagnosis = one.collector.diagnosis
         await until(lambda: diagnosis.restarts > 2, "three attempts")
         assert "No such file" in diagnosis.problem
