@@ -105,7 +105,7 @@ async def test_a_signal_stops_everything_in_order(tmp_path: Path, number: signal
     directory = tmp_path / "demo"
     async with demo(directory) as process:
         await read_until(process, STARTED)
-        assert len(processes_in(directory)) == 7
+        assert len(processes_in(directory)) == 8
         await stop_in_order(process, number, directory)
 
 
@@ -216,7 +216,7 @@ async def test_a_demo_without_grpcio_states_it_and_runs_without_switches(tmp_pat
     async with demo(directory, sys.executable, "-c", start, "--any-ports") as process:
         text = await read_until(process, STARTED)
         assert "links have one end only: missing grpcio; fix: pip install 'railscope[switches]'" in text  # fmt: skip
-        assert len(processes_in(directory)) == 6
+        assert len(processes_in(directory)) == 7
         await stop_in_order(process, signal.SIGINT, directory)
 
 
@@ -232,7 +232,7 @@ async def test_a_later_demo_starts_empty_and_ends_with_the_program_that_started_
     command = [sys.executable, "-c", start, *DEMO, "--end-with-parent"]
     async with demo(directory, *command) as parent:
         await read_until(parent, STARTED)
-        assert len(processes_in(directory)) == 7
+        assert len(processes_in(directory)) == 8
         assert not (directory / "collector/of-the-demo-before").exists()
         # A Prometheus that watched the demo before would see a reboot.
         assert booted in (directory / "nodes/gpu-node-1.toml").read_text().splitlines()
