@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
+from support.clock import ManualClock
 from support.machine import FakeHost
 
+from railscope.frame import NodeTimestamp
 from railscope.reading import PRESENT, Absent
 from railscope_agent.host import NvmlError
 from railscope_agent.sampling.call_devices import device_of, device_of_call
 from railscope_agent.sampling.call_time import CallTime
 from railscope_agent.sampling.hang_guard import GuardedHost, HungCall, HungCalls
+from railscope_agent.sampling.worker_thread import CallAbandonedError
 
 
 @pytest.mark.parametrize(
@@ -150,3 +155,56 @@ def test_a_call_that_returns_later_ends_its_thread_and_frees_its_device() -> Non
     assert hung.changes() == [(call, False)]
     assert guard.take_returned()
     assert guard.read("/sys/class/net/eth0/speed") == b"1"
+
+
+class TurnClock(ManualClock):
+    """A clock whose readings take a turn first."""
+
+    turn: Callable[[], None] = staticmethod(lambda: None)
+
+    def now(self) -> NodeTimestamp:
+        self.turn()
+        return super().now()
+
+
+class TurnTable(dict[str, HungCall]):
+    """A table of hung calls that takes a turn before and after a call is stored."""
+
+    turn: Callable[[], None] = staticmethod(lambda: None)
+
+    def __setitem__(self, device: str, call: HungCall) -> None:
+        self.turn()
+        super().__setitem__(device, call)
+        self.turn()
+
+
+@pytest.mark.parametrize("moment", range(3))
+def test_a_call_that_returns_while_it_is_abandoned_leaves_its_device_free(moment: int) -> None:
+    clock, table, turns = TurnClock(), TurnTable(), iter(range(3))
+    host, hung, path = FakeHost(clock), HungCalls(table), "/sys/class/net/eth0/speed"
+    guard = GuardedHost(host, hung, CallTime())
+    entered, released = threading.Event(), threading.Event()
+
+    def content() -> str:
+        entered.set()
+        assert released.wait(60)
+        return "1"
+
+    def work() -> None:
+        with suppress(CallAbandonedError):
+            guard.read(path)
+
+    def take_turn() -> None:
+        if next(turns, None) == moment:
+            released.set()
+            thread.join(60)
+
+    host.files[path] = content
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert entered.wait(60)
+    clock.turn = table.turn = take_turn
+    guard.abandon()
+    assert released.is_set()
+    assert not hung.by_device
+    assert guard.read(path) == b"1"

@@ -88,7 +88,7 @@ class GuardedHost(HostWrapper):
         self._running: list[tuple[str, str, float]] = []
         """Calls in progress: at most one, of the present thread.
 
-        Removing it decides whether a call has returned or is abandoned: `list.pop` succeeds in one thread
+        Removing it decides whether a call has returned or is abandoned: the removal succeeds in one thread
         only.
         """
 
@@ -112,14 +112,20 @@ class GuardedHost(HostWrapper):
         # instead.
         if len(self._hung.by_device) >= MAX_HUNG_CALLS:
             return None
-        try:
-            device, call, since = self._running.pop()
+        running = self._running[:]
         # The call has returned between the check of its duration and now.
-        except IndexError:
+        if not running:
             return None
+        device, call, since = running[0]
         age_ns = round((self._time.seconds() - since) * SECOND_NS)
         hung = HungCall(device, call, self.clock.now().boot_ns - age_ns)
+        # Stored before the removal: a call that returns afterwards finds its device, and removes it.
         self._hung.by_device[device] = hung
+        try:
+            self._running.remove(running[0])
+        except ValueError:
+            self._hung.by_device.pop(device, None)
+            return None
         # The stuck thread keeps the former list, so its late return cannot remove a call of the new thread.
         self._running = []
         return hung
