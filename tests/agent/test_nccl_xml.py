@@ -19,6 +19,8 @@ from railscope_agent.topology.nccl_xml import format_cpu_list, parse_nccl_topolo
         (b"<system><cpu><pci/></cpu></system>", "invalid busid ''"),
         (b'<system><cpu><pci busid="x:y"/></cpu></system>', "invalid busid 'x:y'"),
         (b'<system><cpu affinity="zz"/></system>', "invalid affinity 'zz'"),
+        (b'<system><cpu affinity="-1"/></system>', "invalid affinity '-1'"),
+        (b'<system><cpu affinity="ff,,ff"/></system>', "invalid affinity 'ff,,ff'"),
         (
             b'<system><cpu><pci busid="0:1:00.0"/></cpu></system>'.replace(b"0:1", b"0000:01")
             .replace(b"</cpu>", b'<pci busid="0000:01:00.0"/></cpu>'),
@@ -28,6 +30,12 @@ from railscope_agent.topology.nccl_xml import format_cpu_list, parse_nccl_topolo
             b'<system><cpu><pci busid="0000:01:00.0"><gpu><nvlink target="0000:02:00.0" count="many"/></gpu></pci></cpu></system>',
             "invalid number of links 'many'",
         ),
+        (
+            b'<system><cpu><pci busid="0000:01:00.0"><gpu><nvlink target="0000:02:00.0" count="N"/></gpu></pci></cpu></system>'.replace(b"N", b"9" * 5000),
+            "invalid number of links '9999",
+        ),
+        (b'<?xml version="1.0" encoding="none"?><system/>', "invalid XML: unknown encoding"),
+        (b'<?xml version="1.0" encoding="gbk"?><system/>', "invalid XML: multi-byte encodings"),
         (b'<!DOCTYPE x [<!ENTITY a "b">]><system/>', "unexpected DOCTYPE or entity"),
     ],
 )  # fmt: skip
@@ -41,6 +49,15 @@ def test_capital_letters_long_domains_and_an_unknown_node() -> None:
         b'<system><cpu numaid="-1"><pci busid="00000000:3B:00.0"/></cpu></system>'
     )
     assert found.places["0000:3b:00.0"].numa_node == ""
+
+
+@pytest.mark.parametrize(
+    "target", ["xyz:1", "fffffff", "", ":", "-1:00.0", "0000:02:00", "\u0663:1"]
+)
+def test_a_link_to_an_end_without_an_address_is_no_link_of_a_gpu(target: str) -> None:
+    text = f'<system><cpu><pci busid="0000:01:00.0"><gpu><nvlink target="{target}"/></gpu></pci></cpu></system>'
+    found = parse_nccl_topology(text.encode())
+    assert (list(found.places), found.links) == (["0000:01:00.0"], {})
 
 
 @given(st.sets(st.integers(0, 300), min_size=1))

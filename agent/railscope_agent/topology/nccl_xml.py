@@ -7,6 +7,7 @@ comparable.
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from railscope_agent.topology import nccl_topology, pci as pci_tree
 
 _LINKS = {"nvlink": "NV", "xgmi": "XGMI"}
 _MASK_BITS = 32
+_MASK = re.compile(r"[0-9a-fA-F]+(,[0-9a-fA-F]+)*")
+_COUNT = re.compile(r"[0-9]{1,4}")
 
 
 def parse_nccl_topology(content: bytes) -> nccl_topology.NcclTopology:
@@ -24,7 +27,9 @@ def parse_nccl_topology(content: bytes) -> nccl_topology.NcclTopology:
     if b"<!ENTITY" in content or b"<!DOCTYPE" in content:
         message = "unexpected DOCTYPE or entity"
         raise nccl_topology.NcclFileError(message)
-    with convert_errors(ET.ParseError, nccl_topology.NcclFileError, "invalid XML: "):
+    # ValueError and LookupError: encodings that the parser does not support or know.
+    unreadable = (ET.ParseError, ValueError, LookupError)
+    with convert_errors(unreadable, nccl_topology.NcclFileError, "invalid XML: "):
         root = ET.fromstring(content)  # noqa: S314 - the operator's file, and no entities
     if root.tag != "system":
         message = f"unexpected root element {root.tag!r}: expected 'system'"
@@ -64,7 +69,7 @@ def _add_device(
 
 def _link_count(link: ET.Element) -> int:
     text = link.get("count", "1")
-    if not text.isdecimal():
+    if not _COUNT.fullmatch(text):
         message = f"invalid number of links {text!r}"
         raise nccl_topology.NcclFileError(message)
     return int(text)
@@ -81,10 +86,7 @@ def _devices(
 
 def _address(pci: ET.Element) -> str:
     bus_id = pci.get("busid", "")
-    try:
-        address = pci_tree.pci_address(bus_id)
-    except ValueError:
-        address = ""
+    address = pci_tree.pci_address(bus_id)
     if not pci_tree.is_address(address):
         message = f"invalid busid {bus_id!r}: expected a PCI address such as 0000:3b:00.0"
         raise nccl_topology.NcclFileError(message)
@@ -107,13 +109,12 @@ def format_cpu_list(mask: str) -> str:
 
     Raises NcclFileError.
     """
-    value = 0
-    try:
-        for part in mask.split(","):
-            value = value << _MASK_BITS | int(part, 16)
-    except ValueError:
+    if not _MASK.fullmatch(mask):
         message = f"invalid affinity {mask!r}: expected a CPU mask"
-        raise nccl_topology.NcclFileError(message) from None
+        raise nccl_topology.NcclFileError(message)
+    value = 0
+    for part in mask.split(","):
+        value = value << _MASK_BITS | int(part, 16)
     ranges, cpu = [], 0
     while value >> cpu:
         if value >> cpu & 1:

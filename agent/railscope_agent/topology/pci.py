@@ -19,6 +19,7 @@ RDMA_CLASS, NET_CLASS, NVME_CLASS = "/sys/class/infiniband", "/sys/class/net", "
 NO_NUMA_NODE = "-1"
 GPU, NIC, NVME, NVSWITCH, BRIDGE = "gpu", "nic", "nvme", "nvswitch", "bridge"
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_DOMAIN = re.compile(r"[0-9a-f]{1,8}")
 _HOST_BRIDGE = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 _NVIDIA, _AMD = "0x10de", "0x1002"
 _DISPLAY_CLASS = "0x03"
@@ -76,9 +77,12 @@ class PciDevice:
 
 
 def pci_address(text: str) -> str:
-    """Return a PCI address as sysfs writes it: 0000:3b:00.0. NVML writes 00000000:3B:00.0."""
+    """Return a PCI address as sysfs writes it: 0000:3b:00.0. NVML writes 00000000:3B:00.0.
+
+    A text that is no address is returned in lower case: `is_address` is false for it.
+    """
     domain, _, rest = text.lower().partition(":")
-    return f"{int(domain, 16):04x}:{rest}" if rest else text.lower()
+    return f"{int(domain, 16):04x}:{rest}" if _DOMAIN.fullmatch(domain) else text.lower()
 
 
 def is_address(text: str) -> bool:
