@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import resource
 import threading
+from pathlib import Path
 
+import pytest
 from structlog.testing import capture_logs
 from support.budgeted import CostedDevices, period_factor_by_source, run_budgeted, state_of
 from support.machine import FakeHost
@@ -119,3 +122,13 @@ def test_the_real_meter_counts_the_work_of_its_own_thread() -> None:
     assert meter.thread_cpu_ns() - thread_ns < 20 * 1_000_000
     assert MIB < meter.resident_bytes() < 1 << 40
     meter.release_memory()
+
+
+@pytest.mark.parametrize("factor", [1, 4, 16])
+def test_memory_is_counted_in_pages_of_the_kernel(factor: int) -> None:
+    page_bytes = resource.getpagesize()
+    ratio = ProcessMeter(page_bytes * factor).resident_bytes() / ProcessMeter().resident_bytes()
+    assert ratio == pytest.approx(factor, rel=0.1)
+    status = Path("/proc/self/status").read_text()
+    resident = int(status.partition("VmRSS:")[2].split()[0]) * 1024
+    assert ProcessMeter().resident_bytes() == pytest.approx(resident, rel=0.1)

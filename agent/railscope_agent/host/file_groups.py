@@ -13,7 +13,7 @@ from railscope_agent.host import FileGroup
 
 # Far more than the digits of a 64-bit number.
 _COUNTER_BYTES = 64
-_TEXT_BYTES = 4096  # the kernel prints at most one page for a sysfs file
+_TEXT_BYTES = os.sysconf("SC_PAGE_SIZE")  # the kernel prints at most one page for a sysfs file
 _CLOSED = -1
 
 

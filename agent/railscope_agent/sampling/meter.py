@@ -23,7 +23,6 @@ from typing import TypeVar
 from railscope_agent.host import Clock, Host
 from railscope_agent.host.recorded_host import RecordedHost
 
-_PAGE_BYTES = 4096
 _RESIDENT_FIELD = 1
 _STATM_BYTES = 256
 
@@ -37,6 +36,10 @@ def _open_statm() -> int:
 class ProcessMeter:
     """Meter of the kernel's clocks: CLOCK_THREAD_CPUTIME_ID, CLOCK_PROCESS_CPUTIME_ID, /proc/self/statm."""
 
+    def __init__(self, page_bytes: int | None = None) -> None:
+        # The kernel decides: 4 KiB on x86-64, up to 64 KiB on arm64.
+        self._page_bytes = page_bytes or os.sysconf("SC_PAGE_SIZE")
+
     def thread_cpu_ns(self) -> int:
         """Return the processor time of the calling thread."""
         return time.thread_time_ns()
@@ -48,7 +51,7 @@ class ProcessMeter:
     def resident_bytes(self) -> int:
         """Return the resident pages of proc_pid_statm(5), in bytes. Raises OSError."""
         content = os.pread(_open_statm(), _STATM_BYTES, 0)
-        return int(content.split()[_RESIDENT_FIELD]) * _PAGE_BYTES
+        return int(content.split()[_RESIDENT_FIELD]) * self._page_bytes
 
     def release_memory(self) -> None:
         """Return unused memory to the system: collect garbage, then call malloc_trim(3) of glibc."""
@@ -107,6 +110,7 @@ class ReplayMeter(ProcessMeter):
     """Measures this process without the cost of its recorded host."""
 
     def __init__(self, host: RecordedHost) -> None:
+        super().__init__()
         self.host = host
 
     def thread_cpu_ns(self) -> int:
