@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from itertools import permutations
 
 import numpy as np
+import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from railscope_simulator.cluster.fabric_state import FabricRates, FabricState
@@ -111,6 +113,38 @@ def test_a_lost_uplink_slows_jobs_that_leave_the_pod():
     assert rates.speeds[1] == 1
     assert rates.speeds[0] < 1
     assert rates.speeds[2] < 1
+
+
+@pytest.mark.parametrize("marks", [0.0, 1.0])
+@pytest.mark.parametrize("order", list(permutations(range(4))))
+def test_the_order_of_the_groups_does_not_matter(order: tuple[int, ...], marks: float):
+    topology = ClusterTopology(3, 4, 1, 1.0)
+    state = FabricState.healthy(topology)
+    state.marks[:] = marks
+    groups = [
+        incast_flows([0], 4, 0.2, [0]),
+        incast_flows([8, 9, 10], 5, 1.0, [0]),
+        incast_flows([1, 2], 8, 0.9, [0]),
+        incast_flows([6], 11, 0.5, [0]),
+    ]
+    expected = FlowSolver(topology, groups).solve(state, range(4))
+    rates = FlowSolver(topology, [groups[index] for index in order]).solve(state, range(4))
+    assert np.allclose(rates.speeds, expected.speeds[list(order)])
+    for field in fields(rates):
+        if field.name not in {"speeds", "queues"}:
+            assert np.allclose(getattr(rates, field.name), getattr(expected, field.name)), field
+    for field in fields(rates.queues):
+        found, wanted = (getattr(r.queues, field.name) for r in (rates, expected))
+        assert np.allclose(found, wanted), field.name
+
+
+def test_pause_of_another_groups_receiver_reaches_a_sender_to_its_pod():
+    topology = ClusterTopology(3, 4, 1, 1.0)
+    state = FabricState.healthy(topology)
+    state.marks[:] = 0
+    groups = [incast_flows([0], 4, 0.2, [0]), incast_flows([8, 9, 10], 5, 1.0, [0])]
+    rates = FlowSolver(topology, groups).solve(state, range(2))
+    assert np.isclose(rates.paused[0, 0], 2 / 3, atol=1e-3)
 
 
 @settings(max_examples=60, deadline=None)

@@ -210,7 +210,10 @@ class FlowSolver:
         spine_marks = state.marks.max(axis=0)
         up = queues.up * _unlimited(state.marks) * state.pauses
         down = queues.down * _unlimited(spine_marks)
-        for path in (self._path(self._groups[index]) for index in active):
+        # Level by level, each for all flows: pause of a level is complete before it reaches the next one.
+        paths = [self._path(self._groups[index]) for index in active]
+        pauses_of_leaf: list[FloatArray] = []
+        for path in paths:
             reaction = notified_share[path.to_nic] * state.reacts[path.from_nic]
             into = np.maximum(
                 queues.deliver[path.to_nic] * _unlimited(reaction), state.stuck[path.to_nic]
@@ -219,13 +222,17 @@ class FlowSolver:
             np.maximum.at(blocked.deliver, path.to_nic, into)
             # The queue of a leaf that does not pause is at its limit as well, but stops no sender.
             into *= pauses[path.to_nic]
+            pauses_of_leaf.append(into)
+            np.maximum.at(blocked.down, path.to_leaf, np.where(path.is_remote, into, 0.0))
+        spines = np.maximum(down, blocked.down)
+        for path in paths:
+            spine = np.where(path.is_remote, spines[path.to_leaf], 0.0)
+            np.maximum.at(blocked.up, path.from_leaf, spine)
+        leaves = np.maximum(up, blocked.up)
+        for path, into in zip(paths, pauses_of_leaf, strict=True):
             protected = 1.0 - state.unprotected[path.from_nic]
-            far = path.is_remote
-            np.maximum.at(blocked.down, path.to_leaf, np.where(far, into, 0.0))
-            spine = np.maximum(down, blocked.down)[path.to_leaf]
-            np.maximum.at(blocked.up, path.from_leaf, np.where(far, spine, 0.0))
-            leaf = np.maximum(up, blocked.up)[path.from_leaf]
-            np.maximum.at(blocked.send, path.from_nic, np.where(far, leaf, into) * protected)
+            stopped = np.where(path.is_remote, leaves[path.from_leaf], into)
+            np.maximum.at(blocked.send, path.from_nic, stopped * protected)
         return blocked
 
     def _queue_rates(
