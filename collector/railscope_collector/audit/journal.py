@@ -218,6 +218,8 @@ class Journal:
     _acknowledged_descriptor: int = field(default=-1, repr=False)
     """Open file descriptor of `acknowledged`."""
     _statement: bytes = field(default=b"", repr=False)
+    _is_statement_synced: bool = True
+    """False while a power failure could bring back the statement before, with another list of files."""
     _tree: merkle.CompactRange = field(default_factory=merkle.CompactRange)
     _files: list[str] = field(default_factory=list)
     _offset: int = 0
@@ -287,6 +289,8 @@ class Journal:
 
     def append(self, records: list[bytes]) -> None:
         """Write a group, durable on return, or leave the file as it was. Raises OSError."""
+        # Records in a file that the statement does not list would be an error.
+        self._sync_statement()
         data = frame_payload(self._marker, tiles.encode_bundle(records))
         durable_files.append_durably(self._descriptor, data, self._offset)
         self._offset += len(data)
@@ -315,12 +319,30 @@ class Journal:
 
     def _replace_statement(self) -> None:
         """Replace the file that acknowledges the durable records and lists the files. Raises OSError."""
+        self._rename_statement()
+        self._sync_statement()
+
+    def _rename_statement(self) -> None:
+        """Replace that file, not yet durably, or leave it as it was. Raises OSError."""
         statement = self._current_statement()
-        durable_files.write_durably(self._path, statement)
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)
+        with durable_files.partial_file(self._path, statement) as partial:
+            # Before the rename: afterwards nothing may fail.
+            descriptor = os.open(partial, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                partial.rename(self._path)
+            except OSError:
+                os.close(descriptor)
+                raise
         if self._acknowledged_descriptor >= 0:
             os.close(self._acknowledged_descriptor)
         self._acknowledged_descriptor, self._statement = descriptor, statement
+        self._is_statement_synced = False
+
+    def _sync_statement(self) -> None:
+        """Make that file durable. Raises OSError; the next call tries again."""
+        if not self._is_statement_synced:
+            durable_files.sync_directory(self._path.parent)
+            self._is_statement_synced = True
 
     def check_in_place(self) -> None:
         """Check that the files on disk are still those that this writer has open.
@@ -353,7 +375,7 @@ class Journal:
         self._files.append(path.name)
         try:
             durable_files.sync_directory(self.directory)
-            self._replace_statement()
+            self._rename_statement()
         except OSError:
             # The current file continues to be written, and must remain the newest.
             self._files.remove(path.name)
@@ -362,6 +384,7 @@ class Journal:
             raise
         self.close()
         self._descriptor, self._marker, self._offset = descriptor, marker, 0
+        self._sync_statement()
 
     def delete_signed_files(self, signed: int) -> None:
         """Delete files with signed records only, except the one being written.

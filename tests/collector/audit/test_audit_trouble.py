@@ -9,13 +9,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from support.audit import KEY, append_drafts, audit_log, draft, running_log, write_log
 from support.audit_keys import load_or_create_key
-from support.disk import enlarge, small_file_system
+from support.disk import FailingPath, enlarge, small_file_system
 
 from railscope.audit.merkle import CompactRange
 from railscope.audit.record import decode_audit_record
@@ -170,6 +171,32 @@ def test_a_journal_that_cannot_go_on_in_a_new_file_can_be_opened_again(tmp_path:
     again = Journal(tmp_path / "journal", KEY)
     assert again.open(CompactRange(), 1) == [b"0", b"1"]
     again.close()
+
+
+def test_a_listed_journal_file_stays_if_its_list_is_not_durable(tmp_path: Path) -> None:
+    directory = FailingPath(tmp_path / "log")
+    journal = Journal(directory / "journal", KEY)
+    journal.open(CompactRange(), 0)
+    journal.append([b"0"])
+    with directory.failing():
+        for write in (journal.rotate, partial(journal.append, [b"1"])):
+            with pytest.raises(OSError, match="Input/output error"):
+                write()
+    with FailingPath(directory / "journal").failing():
+        journal.rotate()  # reuses the empty file
+    journal.check_in_place()
+    journal.append([b"2"])
+    journal.check_in_place()
+    with FailingPath(directory / "journal").failing(), pytest.raises(OSError, match="output error"):
+        journal.rotate()
+    journal.append([b"3"])
+    journal.rotate()
+    journal.append([b"4"])
+    journal.check_in_place()
+    journal.release()
+    again = Journal(tmp_path / "log" / "journal", KEY)
+    assert again.open(CompactRange(), 1) == [b"0", b"2", b"3", b"4"]
+    again.release()
 
 
 async def test_a_checkpoint_that_is_written_but_not_known_to_be_does_not_end_signing(
