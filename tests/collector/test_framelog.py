@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from support.disk import FailingPath
 
 from railscope.wire import SentAt
 from railscope_collector.framelog.framelog import FrameLog, FrameLogError
@@ -138,6 +139,21 @@ async def test_a_full_disk_is_an_error_and_leaves_the_log_whole(small_disk: Path
             await log.append(record(2, 80_000), taken)
         await log.append(record(3, 1000), taken)
     assert content(small_disk) == [record(1, 1000), record(3, 1000)]
+
+
+async def test_a_segment_that_cannot_be_synced_leaves_no_file_and_no_descriptor(tmp_path: Path):
+    directory = FailingPath(tmp_path)
+    async with running(FrameLog(directory, 100, 1 << 30)) as log:
+        before = set(Path("/proc/self/fd").iterdir())
+        with directory.failing():
+            for number in range(3):
+                await log.append(record(number, 200), taken)
+        assert set(Path("/proc/self/fd").iterdir()) == before
+        assert [path.name.split("-")[1] for path in tmp_path.iterdir()] == ["0000000001"]
+        await log.append(record(3, 200), taken)
+        await log.append(record(4, 200), taken)
+    assert segment_numbers(tmp_path) == [1, 2, 3]
+    assert content(tmp_path) == [record(number, 200) for number in range(5)]
 
 
 async def test_what_waits_when_the_collector_stops_is_not_acknowledged(tmp_path: Path):

@@ -97,12 +97,13 @@ class FrameLog:
             # A crash while writing leaves a torn record, which no record may follow.
             os.ftruncate(self._descriptor, self.offset)
             self._marker = segment_files.read_marker(path)
+            # A crash may have preceded it: a power failure could remove the name of a segment with acknowledged
+            # records.
+            sync_directory(self.directory)
         else:
             self._descriptor, self._marker = segment_files.start_segment(
                 self.directory, self.number
             )
-        # Else a power failure could remove the name of a segment that has acknowledged records.
-        sync_directory(self.directory)
         self._bytes_written = sum(
             segment_files.segment_path(self.directory, n).stat().st_size
             for n in segment_files.segment_numbers(self.directory)
@@ -250,9 +251,8 @@ class FrameLog:
             log.error("segment_creation_failed", directory=str(self.directory), problem=str(error))
 
     def _begin(self, number: int) -> None:
-        descriptor, marker = segment_files.start_segment(self.directory, number)
         # Before the old descriptor is closed: on an error, the log continues in the old segment.
-        sync_directory(self.directory)
+        descriptor, marker = segment_files.start_segment(self.directory, number)
         os.close(self._descriptor)
         self._descriptor, self._marker = descriptor, marker
         self.offset, self.number = 0, number

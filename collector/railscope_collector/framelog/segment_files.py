@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from railscope import untrusted_text, wire
+from railscope import durable_files, untrusted_text, wire
 
 MARKER_BYTES = 16
 HEAD = struct.Struct("<16sII")
@@ -133,11 +133,19 @@ def read_payload(content: bytes, position: int) -> bytes | None:
 
 
 def start_segment(directory: Path, number: int) -> tuple[int, bytes]:
-    """Create a segment file; return its descriptor and its marker."""
+    """Create a segment file, durable on return; return its descriptor and its marker. Raises OSError."""
     marker = secrets.token_bytes(MARKER_BYTES)
     path = directory / f"frames-{number:010d}-{marker.hex()}.log"
     # O_EXCL: a file of this name has records that must not be overwritten.
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), marker
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        durable_files.sync_directory(directory)
+    except OSError:
+        # The next attempt has another marker: two files would have the same number.
+        os.close(descriptor)
+        path.unlink()
+        raise
+    return descriptor, marker
 
 
 log = structlog.get_logger(__name__)
