@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-import structlog
 
 from railscope import durable_files, untrusted_text, wire
 
@@ -146,6 +145,3 @@ def start_segment(directory: Path, number: int) -> tuple[int, bytes]:
         path.unlink()
         raise
     return descriptor, marker
-
-
-log = structlog.get_logger(__name__)

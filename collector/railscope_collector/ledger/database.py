@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-import structlog
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError
 
@@ -329,6 +328,3 @@ class SharedDatabase:
             if self._database is not None:
                 self._database.close()
             self._database = None
-
-
-log = structlog.get_logger(__name__)
