@@ -18,7 +18,7 @@ import structlog
 from railscope import claim_terms, convert_errors, timestamps
 from railscope.claims_file import ClaimsFileError, parse_claims_file
 from railscope_collector.files import watched_file
-from railscope_collector.metering import evidence
+from railscope_collector.metering import evidence, holders
 
 log = structlog.get_logger(__name__)
 
@@ -68,16 +68,20 @@ class FileClaim:
         )
 
 
+def _precedence(claim: FileClaim) -> tuple[holders.Precedence, FileClaim]:
+    return holders.claim_order(claim.metered_claim("")), claim
+
+
 @dataclass(frozen=True)
 class FileClaims:
-    """All claims of the file, by their target."""
+    """All claims of the file, by their target, in ascending precedence as in metering."""
 
     by_target: dict[str, tuple[FileClaim, ...]] = field(default_factory=dict)
 
     @classmethod
     def from_claims(cls, claims: Iterable[FileClaim]) -> FileClaims:
         """Claims grouped by their target."""
-        return cls(watched_file.group_rows(claims, attrgetter("target"), lambda claim: claim))
+        return cls(watched_file.group_rows(claims, attrgetter("target"), _precedence))
 
     def __iter__(self) -> Iterator[FileClaim]:
         return (claim for claims in self.by_target.values() for claim in claims)
@@ -91,14 +95,16 @@ class FileClaims:
                 yield claim.metered_claim(node)
 
     def node_holder(self, node: str, timestamp_ns: int) -> str:
-        """Tenant that holds a whole node at an instant; empty if none does, or only shares of its GPUs."""
-        begun = [
-            claim
-            for claim in self.by_target.get(node, ())
-            if claim.start_ns <= timestamp_ns and claim.exclusive and not claim.share
-        ]
-        latest = max(begun, default=None)
-        return latest.tenant if latest and timestamp_ns < latest.end_ns else ""
+        """Tenant that holds a whole node at an instant; empty if none does, or only shares of its GPUs.
+
+        As in metering, an earlier claim resumes when a later one ends.
+        """
+        in_force = (
+            claim.tenant
+            for claim in reversed(self.by_target.get(node, ()))
+            if claim.start_ns <= timestamp_ns < claim.end_ns and claim.exclusive and not claim.share
+        )
+        return next(in_force, "")
 
     def count_in_force(self, timestamp_ns: int) -> int:
         """Number of claims in force at an instant."""

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, strategies as st
 from structlog.testing import capture_logs
 
-from railscope.timestamps import FOREVER_NS
+from railscope.timestamps import FOREVER_NS, parse_timestamp
 from railscope_collector.files.claims_file import (
     FileClaim,
     FileClaims,
@@ -13,6 +13,8 @@ from railscope_collector.files.claims_file import (
     watch,
 )
 from railscope_collector.files.watched_file import FileError
+from railscope_collector.metering.evidence import Evidence, NodeStay
+from railscope_collector.metering.holders import claims_in_force
 
 GOOD = "tenant,holds,from,to\nvision,gpu-node-1,2026-01-01T00:00:00Z,2026-01-01T01:00:00+00:00\n"
 
@@ -118,12 +120,37 @@ claim = st.builds(
 
 
 @given(st.lists(claim, max_size=8), instant)
-def test_a_node_is_whose_claim_on_it_began_last(found: list[FileClaim], now: int):
-    claims = FileClaims.from_claims(found)
-    begun = [c for c in found if c.target == "n1" and c.start_ns <= now]
-    latest = max(begun, default=None)
-    expected = latest.tenant if latest and now < latest.end_ns else ""
-    assert claims.node_holder("n1", now) == expected
+def test_the_holder_of_a_node_is_the_tenant_that_is_billed(found: list[FileClaim], now: int):
+    claims = FileClaims.from_claims({claim.id: claim for claim in found}.values())
+    billed = claims_in_force(
+        Evidence("GPU-0", (NodeStay(0, "n1"),), tuple(claims.claims_on_gpu("GPU-0", ["n1"])))
+    )
+    expected = [piece.value.tenant for piece in billed if piece.start_ns <= now < piece.end_ns]
+    assert claims.node_holder("n1", now) == (expected[-1] if expected else "")
+
+
+def test_an_earlier_claim_on_a_node_resumes_when_a_later_one_ends(tmp_path: Path):
+    path = tmp_path / "claims.csv"
+    path.write_text(
+        "tenant,gpu,from,to\n"
+        "a,n1,2026-01-01T00:00:00Z,\n"
+        "b,n1,2026-02-01T00:00:00Z,2026-02-02T00:00:00Z\n"
+        "d,n2,2026-01-01T00:00:00Z,2026-03-01T00:00:00Z\n"
+        "e,n2,2026-01-01T00:00:00Z,2026-02-01T00:00:00Z\n"
+    )
+    with capture_logs() as logs:
+        watched = watch(path)
+        watched.refresh()
+    days = ("2026-01-15", "2026-02-01", "2026-02-15")
+    for node, tenants in {"n1": "aba", "n2": "edd"}.items():
+        for day, tenant in zip(days, tenants, strict=True):
+            instant_ns = parse_timestamp(f"{day}T12:00:00Z")
+            assert watched.content.node_holder(node, instant_ns) == tenant
+    overlaps = [line for line in logs if line["event"] == "claims_overlapped"]
+    assert [(line["earlier_tenant"], line["later_tenant"]) for line in overlaps] == [
+        ("a", "b"),
+        ("d", "e"),
+    ]
 
 
 @given(st.lists(claim, max_size=8))
