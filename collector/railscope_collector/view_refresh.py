@@ -215,7 +215,7 @@ class ViewRefresher:
         """Return the jobs; the gathered values are summed on request."""
         roster, nodes = self.live.roster, self.core.fleet.nodes
         jobs, job_of_position = roster.jobs(), roster.job_of_position.copy()
-        averages = self.averages.update(gathered, job_of_position, now_ns)
+        averages = self.averages.update(gathered, roster.holding_of_position.copy(), now_ns)
         fresh = frozenset(n for n, node in nodes.items() if node.timestamp_ns >= fresh_from_ns)
         chosen = fair_selection(jobs, self.max_jobs)
         suppressed = len(jobs) - len(chosen)

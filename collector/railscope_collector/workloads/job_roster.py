@@ -38,6 +38,7 @@ NO_JOB = -1
 NO_POSITION = -1
 _FIRST_POSITIONS = 64
 Numbers: TypeAlias = npt.NDArray[np.int32]
+HoldingNumbers: TypeAlias = npt.NDArray[np.int64]
 
 
 class JobGpu(NamedTuple):
@@ -103,6 +104,12 @@ class JobRoster:
     job_of_position: Numbers = field(
         default_factory=lambda: np.full(_FIRST_POSITIONS, NO_JOB, np.int32)
     )
+    holding_of_position: HoldingNumbers = field(
+        default_factory=lambda: np.full(_FIRST_POSITIONS, NO_JOB, np.int64)
+    )
+    """For each position the number of the exclusive holding: unlike positions and jobs, never used again."""
+    holdings: int = 0
+    """Number of exclusive holdings so far."""
     numbers: int = 0
     """Exceeds every number of a job."""
     _jobs: dict[JobKey, _OpenJob] = field(default_factory=dict)
@@ -134,6 +141,9 @@ class JobRoster:
         self.touched |= {*nodes} - {""}
         self._holdings[gpu] = position, now
         self.job_of_position[position] = self._jobs[now[0].job].number if alone else NO_JOB
+        if [holding.job for holding in now] != [holding.job for holding in before]:
+            self.holding_of_position[position] = self.holdings if alone else NO_JOB
+            self.holdings += alone
         if not now:
             del self._holdings[gpu]
             self._free_positions.append(position)
@@ -177,6 +187,9 @@ class JobRoster:
             size = len(self.job_of_position)
             self.job_of_position = np.concatenate(
                 [self.job_of_position, np.full(size, NO_JOB, np.int32)]
+            )
+            self.holding_of_position = np.concatenate(
+                [self.holding_of_position, np.full(size, NO_JOB, np.int64)]
             )
             self._free_positions.extend(range(size, 2 * size))
         return self._free_positions.pop()

@@ -21,7 +21,7 @@ from railscope_collector.workloads.job_readings import (
     GpuValues,
     gpu_values,
 )
-from railscope_collector.workloads.job_roster import NO_JOB, Numbers
+from railscope_collector.workloads.job_roster import NO_JOB, HoldingNumbers, Numbers
 
 DEFAULT_TIME_CONSTANT_SECONDS = 60.0
 """Default of `straggler_time_constant_seconds`."""
@@ -57,24 +57,24 @@ class MeasureAverages:
     _averages: dict[str, MeasureAverage] = field(
         default_factory=lambda: {name: MeasureAverage() for name in STRAGGLER_MEASURES}
     )
-    _jobs: Numbers = field(default_factory=lambda: np.zeros(0, np.int32))
+    _holdings: HoldingNumbers = field(default_factory=lambda: np.zeros(0, np.int64))
     _at_ns: int = 0
 
     def update(
-        self, gathered: GatheredReadings, job_of_position: Numbers, now_ns: int
+        self, gathered: GatheredReadings, holding_of_position: HoldingNumbers, now_ns: int
     ) -> dict[str, GpuValues]:
         """Return the means by measure, including the current readings."""
         # The clock may have been set back.
         seconds = max((now_ns - self._at_ns) / timestamps.SECOND_NS, 1e-3) if self._at_ns else 1.0
-        before = self._jobs
-        present = job_of_position[: len(before)]
+        before = self._holdings
+        present = holding_of_position[: len(before)]
         same = np.flatnonzero((before == present) & (present != NO_JOB)).astype(np.int32)
-        self._jobs, self._at_ns = job_of_position, now_ns
+        self._holdings, self._at_ns = holding_of_position, now_ns
         read = gathered.concatenate()
         averages = {}
         for name, measure in STRAGGLER_MEASURES.items():
             number = gathered.keys.get((measure.metric, measure.part))
-            now = gpu_values(read, number, len(job_of_position))
+            now = gpu_values(read, number, len(holding_of_position))
             averages[name] = self._averages[name].update(
                 now, same, seconds, self.time_constant_seconds
             )
