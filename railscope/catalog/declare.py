@@ -62,8 +62,14 @@ _UCUM = {
 """The translation to Prometheus appends the word of a unit to a name without it. Empty are those for which it would add another one."""
 
 
+POWER = 0, 100_000
+"""Watts of any device: joules per second of its counter."""
+PORT_BYTES = 0, 10**12
+"""Bytes per second of any port in one direction: a bond of eight ports of 800 Gb/s has 0.8 * 10**12."""
+ELAPSED = 0, 1
+"""Seconds per second of a counter of the time in which something lasts."""
 _VALID: Mapping[MetricUnit, tuple[int, int]] = {
-    MetricUnit.RATIO: (0, 1), MetricUnit.WATTS: (0, 100_000), MetricUnit.CELSIUS: (-100, 199),
+    MetricUnit.RATIO: (0, 1), MetricUnit.WATTS: POWER, MetricUnit.CELSIUS: (-100, 199),
     MetricUnit.HERTZ: (0, 10**12), MetricUnit.BYTES: (0, 1 << 60), MetricUnit.BYTES_PER_SECOND: (0, 10**15),
     MetricUnit.LANES: (0, 128), MetricUnit.REVOLUTIONS_PER_MINUTE: (0, 10**6),
 }  # fmt: skip
@@ -221,6 +227,12 @@ class Metric:
             return range(-(1 << 63), (1 << 63) - _BLANKS)
         return range(int(limits[0] / self.scale), int(limits[1] / self.scale) + 1)
 
+    @property
+    def has_limits(self) -> bool:
+        """True for a gauge that cannot have every value."""
+        is_limited = self.valid != WHOLE if self.valid else self.unit in _VALID
+        return self.kind is MetricKind.GAUGE and is_limited
+
     def can_follow(self, stored: int, before: int, passed: Fraction) -> bool:
         """True if a counter with limits can have a stored value some seconds after another: it grew, or was reset.
 
@@ -320,7 +332,7 @@ class MetricColumns(TypedDict, total=False):
     bounds: tuple[Fraction, ...]
     detail: MetricDetail
     total: Metric
-    valid: tuple[int, int]
+    valid: tuple[int, int] | None
     dcgm: str
     node_exporter: str
 

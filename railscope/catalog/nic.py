@@ -4,6 +4,7 @@ The agent's driver tables map each driver's statistics to metrics.
 """
 
 # fmt: off
+from railscope.catalog import declare
 from railscope.catalog.declare import BASIC, CENTI, FULL, MICRO, MetricTable, Rollup, per
 from railscope.catalog.entities import NIC, NIC_LANE, NIC_PRIORITY, NIC_TRAFFIC_CLASS
 
@@ -17,8 +18,8 @@ PFC_RECEIVED = _PRIORITY.counter("railscope_nic_receive_pfc_pause_frames_total",
 PFC_SENT = _PRIORITY.counter("railscope_nic_transmit_pfc_pause_frames_total", "PFC pause frames sent: this port paused the switch.", "mlx5 tx_prioN_pause; bnxt tx_pfc_ena_frames_priN; ice tx_priority_N_xoff.nic; i40e port.tx_priority_N_xoff, port.tx_priority_N_xoff_tx")
 PFC_RESUMED_RECEIVED = _PRIORITY.counter("railscope_nic_receive_pfc_resume_frames_total", "PFC frames received that end a pause.", "ice rx_priority_N_xon.nic; i40e port.rx_priority_N_xon, port.rx_priority_N_xon_rx")
 PFC_RESUMED_SENT = _PRIORITY.counter("railscope_nic_transmit_pfc_resume_frames_total", "PFC frames sent that end a pause.", "ice tx_priority_N_xon.nic; i40e port.tx_priority_N_xon, port.tx_priority_N_xon_tx")
-PFC_RECEIVED_TIME = _PRIORITY.counter("railscope_nic_receive_pfc_pause_seconds_total", "Time in which the switch paused this port.", "mlx5 rx_prioN_pause_duration (us); bnxt pfc_priN_rx_duration_us; ionic rx_pripause_N_1us_count (us)", scale=MICRO, rollups=(Rollup.MAX,), detail=BASIC)
-PFC_SENT_TIME = _PRIORITY.counter("railscope_nic_transmit_pfc_pause_seconds_total", "Time in which this port paused the switch.", "mlx5 tx_prioN_pause_duration (us); bnxt pfc_priN_tx_duration_us; ionic tx_pripause_N_1us_count (us)", scale=MICRO, rollups=(Rollup.MAX,), detail=BASIC)
+PFC_RECEIVED_TIME = _PRIORITY.counter("railscope_nic_receive_pfc_pause_seconds_total", "Time in which the switch paused this port.", "mlx5 rx_prioN_pause_duration (us); bnxt pfc_priN_rx_duration_us; ionic rx_pripause_N_1us_count (us)", scale=MICRO, rollups=(Rollup.MAX,), detail=BASIC, valid=declare.ELAPSED)
+PFC_SENT_TIME = _PRIORITY.counter("railscope_nic_transmit_pfc_pause_seconds_total", "Time in which this port paused the switch.", "mlx5 tx_prioN_pause_duration (us); bnxt pfc_priN_tx_duration_us; ionic tx_pripause_N_1us_count (us)", scale=MICRO, rollups=(Rollup.MAX,), detail=BASIC, valid=declare.ELAPSED)
 PFC_RECEIVED_TRANSITIONS = _PRIORITY.counter("railscope_nic_receive_pfc_pause_transitions_total", "Times the switch paused this port and ended the pause.", "mlx5 rx_prioN_pause_transition; bnxt pfc_priN_rx_transitions; i40e port.rx_priority_N_xon_2_xoff")
 PFC_SENT_TRANSITIONS = _PRIORITY.counter("railscope_nic_transmit_pfc_pause_transitions_total", "Times this port paused the switch and ended the pause.", "bnxt pfc_priN_tx_transitions")
 PRIORITY_RECEIVED = _PRIORITY.counter("railscope_nic_priority_receive_bytes_total", "Bytes received in this priority.", "mlx5 rx_prioN_bytes; bnxt rx_bytes_priN")
@@ -31,12 +32,12 @@ PRIORITY_CONGESTION_DISCARDS = _PRIORITY.counter("railscope_nic_priority_receive
 PRIORITY_MARKED = _PRIORITY.counter("railscope_nic_priority_receive_ecn_marked_packets_total", "Packets of this priority that the NIC's own receive buffer marked as congested.", "mlx5 rx_prioN_marked")
 PAUSE_RECEIVED = _ETHTOOL.counter("railscope_nic_receive_pause_frames_total", "Pause frames of any kind received by the port, those of PFC among them.", "mlx5 rx_pause_ctrl_phy")
 PAUSE_SENT = _ETHTOOL.counter("railscope_nic_transmit_pause_frames_total", "Pause frames of any kind sent by the port, those of PFC among them.", "mlx5 tx_pause_ctrl_phy")
-GLOBAL_PAUSE_RECEIVED_TIME = _ETHTOOL.counter("railscope_nic_receive_global_pause_seconds_total", "Time in which the switch paused the whole link.", "mlx5 rx_global_pause_duration (us); ionic rx_pause_1us_count (us)", scale=MICRO, rollups=(Rollup.MAX,))
-GLOBAL_PAUSE_SENT_TIME = _ETHTOOL.counter("railscope_nic_transmit_global_pause_seconds_total", "Time in which this port paused the whole link.", "mlx5 tx_global_pause_duration (us)", scale=MICRO, rollups=(Rollup.MAX,))
+GLOBAL_PAUSE_RECEIVED_TIME = _ETHTOOL.counter("railscope_nic_receive_global_pause_seconds_total", "Time in which the switch paused the whole link.", "mlx5 rx_global_pause_duration (us); ionic rx_pause_1us_count (us)", scale=MICRO, rollups=(Rollup.MAX,), valid=declare.ELAPSED)
+GLOBAL_PAUSE_SENT_TIME = _ETHTOOL.counter("railscope_nic_transmit_global_pause_seconds_total", "Time in which this port paused the whole link.", "mlx5 tx_global_pause_duration (us)", scale=MICRO, rollups=(Rollup.MAX,), valid=declare.ELAPSED)
 STORM_WARNINGS = _ETHTOOL.counter("railscope_nic_transmit_pause_storm_warnings_total", "Times the NIC sent pause frames for longer than its warning threshold.", "mlx5 tx_pause_storm_warning_events", detail=BASIC)
 STORM_ERRORS = _ETHTOOL.counter("railscope_nic_transmit_pause_storm_errors_total", "Times the NIC stopped sending pause because it had done so for too long.", "mlx5 tx_pause_storm_error_events", rollups=(Rollup.SUM,), detail=BASIC)
-RECEIVED = _ETHTOOL.counter("railscope_nic_receive_bytes_total", "Bytes the port received, RDMA included.", "mlx5 rx_bytes_phy; bnxt rx_bytes; ice rx_bytes.nic; i40e port.rx_bytes; mana hc_rx_bytes; gve rx_bytes; ionic octets_rx_ok", rollups=(Rollup.SUM,), detail=BASIC)
-SENT = _ETHTOOL.counter("railscope_nic_transmit_bytes_total", "Bytes the port sent, RDMA included.", "mlx5 tx_bytes_phy; bnxt tx_bytes; ice tx_bytes.nic; i40e port.tx_bytes; mana hc_tx_bytes; gve tx_bytes; ionic octets_tx_ok", rollups=(Rollup.SUM,))
+RECEIVED = _ETHTOOL.counter("railscope_nic_receive_bytes_total", "Bytes the port received, RDMA included.", "mlx5 rx_bytes_phy; bnxt rx_bytes; ice rx_bytes.nic; i40e port.rx_bytes; mana hc_rx_bytes; gve rx_bytes; ionic octets_rx_ok", rollups=(Rollup.SUM,), detail=BASIC, valid=declare.PORT_BYTES)
+SENT = _ETHTOOL.counter("railscope_nic_transmit_bytes_total", "Bytes the port sent, RDMA included.", "mlx5 tx_bytes_phy; bnxt tx_bytes; ice tx_bytes.nic; i40e port.tx_bytes; mana hc_tx_bytes; gve tx_bytes; ionic octets_tx_ok", rollups=(Rollup.SUM,), valid=declare.PORT_BYTES)
 RECEIVED_PACKETS = _ETHTOOL.counter("railscope_nic_receive_packets_total", "Packets the port received, RDMA included.", "mlx5 rx_packets_phy; bnxt rx_good_frames; gve rx_packets; ionic frames_rx_ok")
 SENT_PACKETS = _ETHTOOL.counter("railscope_nic_transmit_packets_total", "Packets the port sent, RDMA included.", "mlx5 tx_packets_phy; bnxt tx_good_frames; gve tx_packets; ionic frames_tx_ok")
 RDMA_RECEIVED = _ETHTOOL.counter("railscope_nic_receive_rdma_bytes_total", "RDMA bytes this function received.", "mlx5 rx_vport_rdma_unicast_bytes")

@@ -10,7 +10,15 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 # fmt: off
-from railscope.catalog.declare import BASIC, MEGABIT, STANDARD, Metric, MetricTable, Rollup
+from railscope.catalog.declare import (
+    BASIC,
+    MEGABIT,
+    PORT_BYTES,
+    STANDARD,
+    Metric,
+    MetricTable,
+    Rollup,
+)
 from railscope.catalog.entities import RDMA_COUNTER, RDMA_PORT
 from railscope.catalog.rdma_counters import COUNTERS, RESOURCES, RdmaRow
 
@@ -50,6 +58,7 @@ def _counter(row: RdmaRow) -> Metric:
         f"railscope_rdma_{row.stem}_total", row.meaning, f"{_DIRECTORY}: {row.files}",
         rollups=(Rollup.SUM,) if row.summed else (), bits=row.bits, saturates=row.saturates,
         detail=BASIC if row.basic else STANDARD,
+        valid=PORT_BYTES if row.stem.endswith("_bytes") else None,
     )
 
 

@@ -10,7 +10,7 @@ _RAPL = declare.MetricTable(entities.ENERGY_DOMAIN, origin="/sys/class/powercap/
 _HWMON = declare.MetricTable(entities.SENSOR, origin="/sys/class/hwmon/*/", resets=CHIP_START)
 _EDAC = declare.MetricTable(entities.MEMORY_CONTROLLER, origin="/sys/devices/system/edac/", resets=EDAC_RESETS)
 
-RAPL_ENERGY = _RAPL.counter("railscope_rapl_energy_joules_total", "Energy a power domain of the processors used; package-0/core is part of package-0.", "energy_uj (uJ, wraps at max_energy_range_uj)", scale=declare.MICRO, rollups=(declare.Rollup.SUM,), node_exporter="node_rapl_package_joules_total")
+RAPL_ENERGY = _RAPL.counter("railscope_rapl_energy_joules_total", "Energy a power domain of the processors used; package-0/core is part of package-0.", "energy_uj (uJ, wraps at max_energy_range_uj)", scale=declare.MICRO, rollups=(declare.Rollup.SUM,), node_exporter="node_rapl_package_joules_total", valid=declare.POWER)
 RAPL_POWER_LIMIT = _RAPL.gauge("railscope_rapl_power_limit_watts", "Average power the processor keeps a domain below, over a long or a short window.", "constraint_*_power_limit_uw (uW)", about=entities.POWER_LIMIT, scale=declare.MICRO)
 
 # Hardware monitors -------------------------------------------------------------------------------
@@ -21,7 +21,7 @@ SENSOR_FAN_LIMIT = _HWMON.gauge("railscope_sensor_fan_limit_rpm", "Speed below o
 SENSOR_POWER = _HWMON.gauge("railscope_sensor_power_watts", "Power at the sensor at present.", "power*_input (microwatts)", scale=declare.MICRO, node_exporter="node_hwmon_power_watt")
 SENSOR_POWER_AVERAGE = _HWMON.gauge("railscope_sensor_average_power_watts", "Power at the sensor, averaged by its chip over its own interval.", "power*_average (microwatts)", scale=declare.MICRO, node_exporter="node_hwmon_power_average_watt")
 SENSOR_POWER_LIMIT = _HWMON.gauge("railscope_sensor_power_limit_watts", "Power at which the sensor's chip warns, or which it enforces.", "power*_{cap,max,crit} (microwatts)", about=entities.SENSOR_LIMIT, scale=declare.MICRO)
-SENSOR_ENERGY = _HWMON.counter("railscope_sensor_energy_joules_total", "Energy that passed the sensor.", "energy*_input (microjoules)", scale=declare.MICRO)
+SENSOR_ENERGY = _HWMON.counter("railscope_sensor_energy_joules_total", "Energy that passed the sensor.", "energy*_input (microjoules)", scale=declare.MICRO, valid=declare.POWER)
 SENSOR_VOLTAGE = _HWMON.gauge("railscope_sensor_voltage_volts", "Voltage at the sensor.", "in*_input (millivolts)", scale=declare.MILLI, node_exporter="node_hwmon_in_volts")
 SENSOR_VOLTAGE_LIMIT = _HWMON.gauge("railscope_sensor_voltage_limit_volts", "Voltage at which the sensor's chip warns or acts.", "in*_{min,max,crit,lcrit} (millivolts)", about=entities.SENSOR_LIMIT, scale=declare.MILLI)
 SENSOR_CURRENT = _HWMON.gauge("railscope_sensor_current_amperes", "Current at the sensor.", "curr*_input (milliamperes)", scale=declare.MILLI, node_exporter="node_hwmon_curr_amps")

@@ -87,7 +87,7 @@ def test_values_are_never_reported_under_the_name_of_another_statistic() -> None
 @pytest.mark.parametrize("moved", [False, True])
 def test_statistics_have_64_bits(moved: bool) -> None:  # noqa: FBT001 - the case
     host = FakeHost()
-    set_statistics(host, {"rx_bytes_phy": 1, "rx_discards_phy": 2})
+    set_statistics(host, {"rx_bytes_phy": 2**64 - 3, "rx_discards_phy": 2})
     reader = SourceReader(NicSource(), host, ORIGIN)
     reader.run()
     large = {"rx_bytes_phy": 2**64 - 2, "rx_discards_phy": 2**63}

@@ -241,8 +241,6 @@ async def test_it_recovers_once_the_driver_answers(
     while sampler.hung.by_device:
         await run_in_thread(time.sleep, REPLAY_POLL_SECONDS)  # the stuck thread polls as often
     await sampler.once()
-    # The recording started over, and with it a counter: it runs backwards for the stuck GPU alone.
-    failed = [name for (name, _), value in readings(status.frame).items() if value is Absent.ERROR]
-    assert failed == ["railscope_gpu_energy_joules_total"]
+    assert Absent.ERROR not in readings(status.frame).values()
     assert len({gpu for _, (gpu, *_) in readings(status.frame)}) == len({"known", "stuck"})
     assert families([status.source]) == 1

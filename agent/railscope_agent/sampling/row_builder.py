@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import compress, repeat
 from operator import is_not
 from typing import cast
@@ -14,7 +14,8 @@ from railscope.reading import PRESENT, Absent, Reading
 class RowBuilder:
     """One row under construction: a stored integer and a reason code for each column."""
 
-    def __init__(self, columns: int) -> None:
+    def __init__(self, columns: int, check: Callable[[RowBuilder], None] | None = None) -> None:
+        self._check = check
         self.values = [0] * columns
         self.reasons = bytearray(columns)
         self.events: list[Event] = []
@@ -22,6 +23,12 @@ class RowBuilder:
         """Set by a source that found something without a column in the last probe."""
         self.is_intermediate = False
         """Set by a source that only sampled: a later read returns the readings."""
+
+    def check_counters(self) -> None:
+        """Make implausible counters absent, once; a source calls this before it adds up counters."""
+        check, self._check = self._check, None
+        if check:
+            check(self)
 
     def put(self, column: int, reading: Reading) -> None:
         """Set one column."""

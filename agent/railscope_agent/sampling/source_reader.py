@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import gt, lt
 
 from railscope import counter_unwrap
@@ -19,6 +20,7 @@ from railscope.reading import PRESENT, Absent, to_stored
 from railscope_agent.host import Host, NvmlError
 from railscope_agent.sampling import (
     answer_readings,
+    counter_checks,
     known_devices,
     probe_host,
     probe_result,
@@ -75,6 +77,7 @@ class SourceReader:
         self._schema = Schema(self.source.name, ())
         self._limits: tuple[list[int], list[int]] = [], []
         """Lowest and highest plausible value of each column."""
+        self._checks = counter_checks.CounterChecks()
         self._devices = known_devices.KnownDevices()
         self._width = 0
         """Number of the source's own columns; those hidden by failed calls follow them."""
@@ -97,7 +100,8 @@ class SourceReader:
             # Taken after the probe, which can take long, and before the read: a value is never older than its
             # timestamp.
             timestamp = self._host.clock.now()
-            table = row_builder.RowBuilder(self._width)
+            check = partial(self._checks.read, timestamp.boot_ns)
+            table = row_builder.RowBuilder(self._width, check)
             self.source.read(self._host, table)
         except (OSError, NvmlError) as error:
             finding, reason = (
@@ -116,6 +120,7 @@ class SourceReader:
         if table.is_intermediate:
             cost = ReadCost(watch.lap(), probe)
             return ReadOutcome(None, self._inventory_findings, cost, is_intermediate=True)
+        table.check_counters()
         frame = self._frame(table, timestamp)
         missing_count = 0
         if frame:
@@ -193,6 +198,7 @@ class SourceReader:
         self._repeat_due_ns = now_ns + REPEAT_FAILED_NS
         completed = self._devices.complete(inventory, host)
         self._inventory, self._failed_calls = inventory, completed.failed_calls
+        self._checks.find_columns(inventory.columns, completed.columns)
         self._width, self._hidden_reasons = len(inventory.columns), completed.hidden_reasons
         selection = source.selected_metrics(self.source)
         all_columns, described = completed.columns, completed.columnless_entities

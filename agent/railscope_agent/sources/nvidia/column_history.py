@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 
 from railscope.catalog import declare, entities, gpu, gpu_health as h
 from railscope.frame import Entity, Event
@@ -101,69 +100,6 @@ class Integrals:
                 into.put(counter, integral.take(sample, boot_id, boot_ns))
             else:
                 into.put(counter, Absent.ERROR)
-
-
-@dataclass(slots=True)
-class _CheckedCounter:
-    """Last plausible reading of a counter, and the last implausible one with the time of the first of these."""
-
-    metric: declare.Metric
-    plausible: tuple[int, int] | None = None
-    other: tuple[int, int] | None = None
-    other_since_ns: int = 0
-
-    def accepts(self, value: int, boot_ns: int) -> bool:
-        """True unless the reading contradicts the one before; what stays for `LONGEST_SAMPLE_NS` has changed."""
-        reading = value, boot_ns
-        if self.plausible is None or self._can_follow(reading, self.plausible):
-            self.plausible, self.other = reading, None
-            return True
-        # Readings that contradict each other too are noise, not a new counter: the time starts again.
-        if self.other is None or not self._can_follow(reading, self.other):
-            self.other_since_ns = boot_ns
-        self.other = reading
-        if boot_ns - self.other_since_ns < LONGEST_SAMPLE_NS:
-            return False
-        # The counter was replaced, for example by a new board: its readings are consistent among themselves.
-        self.plausible, self.other = reading, None
-        return True
-
-    def _can_follow(self, reading: tuple[int, int], before: tuple[int, int]) -> bool:
-        passed_ns = reading[1] - before[1] + LONGEST_SAMPLE_NS  # a driver may have read it earlier
-        return self.metric.can_follow(reading[0], before[0], Fraction(passed_ns, SECOND_NS))
-
-
-class CounterChecks:
-    """Checks of counters whose increase is limited, retained as long as the agent runs.
-
-    A reading to which the counter cannot have grown, or that is less without a reset, is an error: drivers
-    return such ones now and then, and invoices would retain them.
-    """
-
-    def __init__(self) -> None:
-        self._counters: dict[tuple[str, tuple[str, ...]], _CheckedCounter] = {}
-        self._columns: list[tuple[int, _CheckedCounter]] = []
-
-    def add_columns(self, columns: ColumnBuilder) -> None:
-        """Find the counters among the columns."""
-        self._columns = [
-            (
-                position,
-                self._counters.setdefault((metric.name, entity.key), _CheckedCounter(metric)),
-            )
-            for position, (metric, entity) in enumerate(columns.columns)
-            if metric.kind is declare.MetricKind.COUNTER and metric.valid
-        ]
-
-    def read(self, host: Host, into: RowBuilder) -> None:
-        """Make implausible readings absent."""
-        boot_ns = host.clock.now().boot_ns if self._columns else 0
-        for column, counter in self._columns:
-            if into.reasons[column] != PRESENT:
-                continue
-            value = into.values[column]
-            if counter.metric.accepts(value) and not counter.accepts(value, boot_ns):
-                into.put(column, Absent.ERROR)
 
 
 class DeviceTotals:

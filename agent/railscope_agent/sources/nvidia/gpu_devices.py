@@ -36,7 +36,6 @@ class GpuSource(source.SourceWithoutResources):
         self._table_of = table_of
         self._plans = call_plan.CallPlans(self._gpus)
         self._integrals = column_history.Integrals(value_tables.LOAD_INTEGRALS)
-        self._checks = column_history.CounterChecks()
         self._totals = [column_history.DeviceTotals(*each) for each in value_tables.TOTALS]
         self._modes = column_history.SettingChanges()
         self._describe: Callable[[Host, GpuDevice], Entity] | None = None
@@ -70,7 +69,6 @@ class GpuSource(source.SourceWithoutResources):
         tables = [(g.index, g.entity, self._table_of(host, g.index)) for g in gpus.values()]
         self._plans.add_columns(host, tables, columns, self._needs)
         # Before the integrals add theirs: these are computed here, and need no check.
-        self._checks.add_columns(columns)
         self._integrals.add_columns(columns, self.period_seconds)
         for totals in self._totals:
             counted = (entity for _, entity, table in tables if totals.counter in table.metrics)
@@ -89,7 +87,8 @@ class GpuSource(source.SourceWithoutResources):
         """Make every call for every GPU; a failed call affects only its own columns."""
         self._plans.read(host, into)
         # Before integrals and totals, which would retain an implausible value permanently.
-        self._checks.read(host, into)
+        # Before the totals: they would retain an increase that is none.
+        into.check_counters()
         self._integrals.read(host, into)
         for totals in self._totals:
             totals.read(into)
