@@ -7,12 +7,14 @@ from collections import defaultdict
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from fleet_updates import (
     GPUS,
     LAYOUT,
     NICS,
     SCHEMA,
     SECOND,
+    WIDTH,
     WIRE,
     codes,
     make_row,
@@ -21,11 +23,12 @@ from fleet_updates import (
 )
 from hypothesis import given, settings, strategies as st
 
-from railscope.catalog import gpu, nic, rollups
+from railscope.catalog import gpu, nic, rollups, textfile
 from railscope.catalog.declare import Metric, MetricKind, Rollup
 from railscope.catalog.entities import NIC, NIC_PRIORITY
 from railscope.catalog.rollup import derived_name, scopes_of
 from railscope.frame import Entity, Schema
+from railscope.reading import Absent
 from railscope.wire import (
     WireGroup,
     WireSchema,
@@ -292,6 +295,46 @@ def test_reads_before_a_restart_or_a_long_pause_do_not_count_as_a_period():
     reported(fleet, slow, 4000, run="next")
     reported(fleet, fast, 4000, 4500)
     assert fresh_streams(fleet, 4501) == {"gpu"}
+
+
+IMPOSSIBLE = 100_000_001
+"""Milliwatts above the limit of a power."""
+
+
+@pytest.mark.parametrize("power", [IMPOSSIBLE, -1, 2**32 - 1, 2**63 - 1, -(2**63)])
+@pytest.mark.parametrize("reason", [0, Absent.DENIED.value])
+def test_a_gauge_of_an_impossible_value_is_absent_with_an_error(power: int, reason: int):
+    """Agents before 0.4 sent them."""
+    fleet, metrics = Fleet(), [metric for metric, _ in SCHEMA.columns]
+    column = metrics.index(gpu.GPU_POWER)
+    codes = [0] * WIDTH
+    codes[column] = reason
+    wrong = make_row(7, 2**62)
+    wrong[column] = power
+    other = make_row(9, 2**32 - 1)
+    fleet.apply(update("n1", LAYOUT, wrong, wrong, reasons=codes))
+    fleet.apply(update("n2", LAYOUT, other, other))
+    place, right = (fleet.nodes[name].rows["test"] for name in ("n1", "n2"))
+    wrong[column] = 0
+    assert place.block.values_of(place.index).tolist() == wrong
+    codes[column] = reason or Absent.ERROR.value
+    assert place.block.reasons_of(place.index).tolist() == codes
+    assert right.block.values_of(right.index).tolist() == other
+    assert not right.block.reasons_of(right.index).any()
+
+
+def test_a_gauge_of_another_scale_or_without_limits_is_left_as_it_is():
+    """A catalog with another scale has other limits; textfiles have none."""
+    groups = (
+        WireGroup(gpu.GPU_POWER.name, (1, 10**6), (0,)),
+        WireGroup(textfile.VALUE_MANTISSA.name, (1, 1), (0,)),
+    )
+    layout, fleet = make_layout(WireSchema("test", groups, WIRE.entities)), Fleet()
+    numbers = [IMPOSSIBLE, 2**63 - 1]
+    fleet.apply(update("n", layout, numbers, numbers))
+    place = fleet.nodes["n"].rows["test"]
+    assert place.block.values_of(place.index).tolist() == numbers
+    assert not place.block.reasons_of(place.index).any()
 
 
 UNKNOWN = WireSchema(

@@ -53,7 +53,7 @@ def test_every_declared_rollup_is_made(scope: str) -> None:
     wire = to_wire_schema(everything)
     width = len(everything.columns)
     fleet = Fleet()
-    batch = batch_of([range(width), range(2, width + 2)], boot_ns=[SECOND, 3 * SECOND])
+    batch = batch_of([[0] * width, [1] * width], boot_ns=[SECOND, 3 * SECOND])
     fleet.apply(NodeUpdate("n1", "r", "b", make_layout(wire), batch, 100 * SECOND))
     made = Rollups(lambda _node, rails: [0] * (rails + 1), ["t1"])
     for block in fleet.blocks():

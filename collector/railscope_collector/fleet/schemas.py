@@ -70,6 +70,10 @@ class SchemaLayout:
     packed_columns: Positions
     slots: Positions
     """Position in `viewed` of each column that is in it."""
+    bounded: Positions
+    """Gauges whose quantity has limits; `lowest` and `highest` are their limits in stored steps."""
+    lowest: npt.NDArray[np.int64]
+    highest: npt.NDArray[np.int64]
 
     @property
     def rails(self) -> int:
@@ -142,7 +146,20 @@ def make_layout(schema: wire_format.WireSchema) -> SchemaLayout:
         np.flatnonzero(is_viewed),
         np.flatnonzero(~is_viewed),
         np.cumsum(is_viewed) - 1,
+        *_gauge_limits(schema),
     )
+
+
+def _gauge_limits(schema: wire_format.WireSchema) -> npt.NDArray[np.int64]:
+    """Return the columns of gauges whose quantity has limits, and the lowest and the highest value of each."""
+    limits = [
+        (column, metric.valid_steps[0], metric.valid_steps[-1])
+        for column, group, _ in schema_columns.columns_of(schema)
+        if (metric := catalog.METRICS.get(group.metric))
+        and metric.has_limits
+        and group.scale == metric.scale.as_integer_ratio()
+    ]
+    return np.array(limits, np.int64).reshape(-1, 3).T.copy()
 
 
 GPU_STREAM = "gpu"

@@ -16,7 +16,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from railscope.reading import PRESENT
+from railscope.catalog.declare import ALL_ONES
+from railscope.reading import PRESENT, Absent
 from railscope.wire import BYTES_PER_VALUE, MAX_EVENT_NUMBER, Batch, WireError, WireEvent
 from railscope_collector.fleet.schemas import SchemaLayout
 
@@ -353,6 +354,7 @@ class LayoutSheet:
         first = first_rows(batches, self.layout.columns)
         last = last_rows(batches, first)
         codes = codes_of_last_rows(batches, self.layout.columns)
+        codes = self._reject_implausible(last, codes)
         places = _places(pending)
         rates = self._rates(pending, places, first, last)
         if codes is not None:
@@ -361,6 +363,21 @@ class LayoutSheet:
             block.write(
                 rows, last[numbers], None if codes is None else codes[numbers], rates[numbers]
             )
+
+    def _reject_implausible(self, last: Integers, codes: Codes | None) -> Codes | None:
+        """Make values absent that their quantity cannot have, as agents do; earlier agents sent them."""
+        layout = self.layout
+        values = last.take(layout.bounded, axis=1)
+        is_wrong = (values < layout.lowest) | (values > layout.highest) | (values == ALL_ONES[0])
+        if not is_wrong.any():
+            return codes
+        codes = np.zeros(last.shape, np.uint8) if codes is None else codes
+        rows, numbers = np.nonzero(is_wrong)
+        columns = layout.bounded[numbers]
+        last[rows, columns] = 0
+        reasons = codes[rows, columns]
+        codes[rows, columns] = np.where(reasons == PRESENT, Absent.ERROR.value, reasons)
+        return codes
 
     def _rates(
         self,
