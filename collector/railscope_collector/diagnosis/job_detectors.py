@@ -471,11 +471,11 @@ def hung_jobs(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         activity = gpu["activity"][job.gpus]
         # Ranks of one stage may usually work little: all ranks together work less than before.
         change = slot_sums.mean_known(activity) / slot_sums.mean_known(base[job.gpus])
-        idle_work = activity < HUNG_ACTIVITY
-        idle_work &= change < HUNG_ACTIVITY_CHANGE
-        if np.isnan(activity).all():
-            usual_power = view.base(DeviceKind.GPU, "power")[job.gpus]
-            idle_work = gpu["power"][job.gpus] < HUNG_POWER_CHANGE * usual_power
+        idle_work = (activity < HUNG_ACTIVITY) & (change < HUNG_ACTIVITY_CHANGE)
+        # GPUs without a measure of activity show by their power that they do no work.
+        usual_power = view.base(DeviceKind.GPU, "power")[job.gpus]
+        draws_little = gpu["power"][job.gpus] < HUNG_POWER_CHANGE * usual_power
+        idle_work = np.where(np.isnan(activity), draws_little, idle_work)
         moved = findings.above(
             view.base(DeviceKind.NIC, "send")[job.nics], job_steps.HUNG_EXCHANGE
         ).any()

@@ -274,7 +274,9 @@ def unmarked_leaves(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     paused = findings.above(nic["paused_share"], limit)
     if np.count_nonzero(paused) < MIN_PAUSED_SENDERS:
         return
-    notified = nic["notifications_handled"]
+    # A sender that ignores notifications has received them.
+    notified = nic["notifications_handled"] + or_zero(nic["notifications_ignored"])
+    silent = findings.above(nic["marked_share"], CROWDED_MARKED) & (nic["notifications_sent"] == 0)
     pauses = findings.above(nic["pausing_share"], MIN_PAUSING)
     full = findings.above(nic["receive"], FULL_RECEIVE) & groups.is_rail
     for members in groups.leaves:
@@ -283,7 +285,8 @@ def unmarked_leaves(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
             continue
         around = view.rail_around(int(of_leaf[0]))
         few = NOTIFICATIONS_PER_SECOND * nic["paused_share"][of_leaf]
-        if pauses[around].any() or (notified[of_leaf] > few).any():
+        # A receiver of marked packets that sends no notifications is the reason.
+        if (pauses | silent)[around].any() or (notified[of_leaf] > few).any():
             continue
         receivers = np.flatnonzero(full & around)
         places = receivers if len(receivers) else of_leaf
