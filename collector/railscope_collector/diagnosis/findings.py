@@ -281,6 +281,10 @@ class FaultReach(Protocol):
     """Reach of an open incident."""
 
     @property
+    def nodes(self) -> frozenset[str]:
+        """Nodes of the cause."""
+
+    @property
     def jobs(self) -> frozenset[JobKey]:
         """Jobs that it affects."""
 

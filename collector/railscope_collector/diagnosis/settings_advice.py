@@ -47,6 +47,9 @@ _DUTIES = frozenset(
 )
 """Settings without which a NIC sends into lossy queues, pauses no port, or lets no sender slow down."""
 
+_CONSEQUENCES = frozenset({"cnp_not_sent", "cnp_ignored", "unprotected_traffic"})
+"""Classes that show such a setting by traffic: while a node has one of these incidents, the setting is advice on it."""
+
 _MODEL: Mapping[str, tuple[str, ...]] = MappingProxyType({
     "nic": ("role", "driver", "board"), "gpu": ("model", "part_number"), "node": (),
 })  # fmt: skip
@@ -353,6 +356,10 @@ def _finding(
     )
     # One that has always been another may be meant; one that changed while the device ran has ended its duty.
     fails = any(each.setting in _DUTIES and each.since_ns for each in deviations)
+    fails = fails and not any(
+        name in _CONSEQUENCES and not fault.reach.nodes.isdisjoint(nodes)
+        for (name, _), fault in view.open_faults.items()
+    )
     return Finding(
         class_name,
         cause,
