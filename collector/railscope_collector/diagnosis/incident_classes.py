@@ -104,7 +104,7 @@ _ROWS = [
     ("gpu_straggler", "A GPU, or a node, computes more slowly than its peers, which wait for it.", _WARNING, 5, 6, _STRONG, "run a diagnostic on the GPUs; exclude them"),
     ("xid_event", "The driver reports an error of a GPU.", _WARNING, 1, 1, _HARD, "follow the action of the Xid"),
     # Jobs, nodes, storage
-    ("storage_bound", "Storage answers too slowly.", _WARNING, 3, 4, _GROUP, "check load and health of the file server"),
+    ("storage_bound", "Storage answers too slowly.", _WARNING, 4, 6, _GROUP, "check load and health of the file server"),
     ("dataloader_stall", "The input of a job arrives too late; its GPUs wait.", _WARNING, 8, 9, _GROUP, "check the data loader and its processes"),
     ("host_late", "A host launches work late; the GPUs of other nodes wait.", _WARNING, 5, 7, _STRONG, "check processes, control group limits and interrupts of the node"),
     ("nccl_hang", "A collective of a job does not end.", _CRITICAL, 11, 13, _GROUP, "collect the flight recorder; restart the job"),

@@ -255,7 +255,7 @@ def _has_one_sender(view: findings.DiagnosisView, affected: Positions) -> bool:
 
 MIN_PAUSED_SENDERS, MIN_SENDER_PAUSED = 2, 0.02
 """Senders below a leaf, and the share of time in which they are paused, that show a queue that does not mark."""
-NOTIFICATIONS_PER_SECOND = 4000.0
+NOTIFICATIONS_PER_SECOND = 10_000.0
 """Notifications that a sender receives at least in a second of pause: the queue that pauses it has marked all of its packets, and
 a receiver answers those of a flow each 50 µs (NVIDIA's default, `min_time_between_cnps` of mlx5), less what is lost or coalesced.
 """
@@ -265,8 +265,8 @@ def unmarked_leaves(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     """Yield leaves that pause senders without marking their packets.
 
     A queue marks before it pauses, so that paused senders get notifications as well. That of a receiver that pauses its
-    switch port may stand still instead: then no packet passes that could be marked. The queue is that to a receiver whose
-    link is full, or else that of the uplinks of the senders.
+    switch port may stand still instead, also one without an agent: then no packet passes that could be marked. So the queue must be
+    that to a receiver whose link is crowded.
     """
     nic, groups = view.signals.nic, view.groups
     base = or_zero(view.base(DeviceKind.NIC, "paused_share"))
@@ -278,7 +278,7 @@ def unmarked_leaves(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
     notified = nic["notifications_handled"] + or_zero(nic["notifications_ignored"])
     silent = findings.above(nic["marked_share"], CROWDED_MARKED) & (nic["notifications_sent"] == 0)
     pauses = findings.above(nic["pausing_share"], MIN_PAUSING)
-    full = findings.above(nic["receive"], FULL_RECEIVE) & groups.is_rail
+    crowded = findings.above(nic["receive"], CROWDED_RECEIVE) & groups.is_rail
     for members in groups.leaves:
         of_leaf = members[paused[members] & ~np.isnan(notified[members])]
         if len(of_leaf) < MIN_PAUSED_SENDERS:
@@ -288,9 +288,7 @@ def unmarked_leaves(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         # A receiver of marked packets that sends no notifications is the reason.
         if (pauses | silent)[around].any() or (notified[of_leaf] > few).any():
             continue
-        receivers = np.flatnonzero(full & around)
-        places = receivers if len(receivers) else of_leaf
-        leaf = int(groups.nic_leaf[places[0]])
+        leaves = np.unique(groups.nic_leaf[crowded & around])
         evidence = tuple(
             findings.FindingEvidence(
                 "paused_share",
@@ -301,13 +299,12 @@ def unmarked_leaves(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
             )
             for p in of_leaf[:4].tolist()
         )
-        if leaf >= 0 and (groups.nic_leaf[places] == leaf).all():
+        if len(leaves) == 1 and leaves[0] >= 0:
+            leaf = int(leaves[0])
             cause = findings.Cause("leaf", leaf, groups.leaf_names[leaf])
             yield findings.Finding("ecn_inactive", cause, evidence)
 
 
-FULL_RECEIVE = 0.85
-"""Share of the line rate from which on a receiver's link is full in most moments."""
 CROWDED_RECEIVE, CROWDED_MARKED = 0.7, 0.02
 """Share of the line rate, or of marked packets, from which on the queue to a receiver is crowded."""
 MIN_RAIL_LOSSES, MIN_LEAF_PAUSED = 0.7, 1e-3

@@ -16,7 +16,9 @@ from railscope_collector.diagnosis.jobs import ActiveJob
 from railscope_collector.diagnosis.quantities import DeviceKind
 
 SLOW_FACTOR, MIN_LATENCY_SECONDS = 2.5, 0.005
-"""Latency, relative to the past, from which on a mount is slow, unless an operation still takes less than this."""
+"""Latency, relative to the past, from which on the clients of a server are slow, unless an operation still takes less than this."""
+ALONE_FACTOR = 4.0
+"""As `SLOW_FACTOR`, for a client of which the server is not slow: some of many have the lesser one by chance."""
 MIN_USUAL_SECONDS = 0.0001
 """Lowest usual latency that others are compared with: that of a cache."""
 MIN_IN_FLIGHT = 0.01
@@ -59,7 +61,8 @@ def slow_storage(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         clients = int((~np.isnan(change[positions])).sum())
         whole = findings.Cause("storage", name=server)
         is_whole = len(hit) >= MIN_INSIDE * clients and (len(hit) > 1 or clients == 1)
-        of_nodes = {findings.Cause("node", name=mounts[p].node): [p] for p in hit}
+        alone = [p for p in hit if change[p] > ALONE_FACTOR]
+        of_nodes = {findings.Cause("node", name=mounts[p].node): [p] for p in alone}
         for cause, members in ({whole: hit} if is_whole and hit else of_nodes).items():
             slots = _slow_slots(view, members)
             is_load = busy[members].mean() > 1 - MIN_INSIDE

@@ -459,6 +459,7 @@ def test_senders_that_are_paused_without_notifications_show_a_leaf_that_marks_no
             return
         slowed(cluster, row, since)
         row.nic["paused"][:3, 3] = 0.4
+        row.nic["receive"][4, 3] = 0.95
         row.nic["marked"][3, 3] = 0.1
         row.nic["pausing"][3, 3] = pausing
         row.nic["extra_notifications"] = np.zeros_like(row.nic["paused"])
