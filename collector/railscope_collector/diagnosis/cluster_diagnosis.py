@@ -85,6 +85,10 @@ class Receipt:
     offset_ns: int | None = None
 
 
+MAX_OWN_LOAD = 1.05
+"""Load of a NIC relative to its past up to which it is that of its job: what others send on its node is no progress of the job."""
+
+
 class ClusterDiagnosis:
     """Readings of all nodes over time, and the incidents that follow from them.
 
@@ -440,10 +444,12 @@ def _job_state(view: findings.DiagnosisView, job: job_groups.ActiveJob) -> findi
     newest = view.signals.table(DeviceKind.GPU, 2)
     state.utilization_now = mean_known(newest["utilization"][job.gpus])
     state.activity = mean_known(gpu["activity"][job.gpus])
-    past = mean_known(view.base(DeviceKind.NIC, "send")[job.nics])
+    usual = view.base(DeviceKind.NIC, "send")[job.nics]
+    past = mean_known(usual)
     # A job that exchanges nothing has no such measure.
     if past > findings.MIN_EXCHANGE:
-        state.exchange_change = state.exchange / past
+        own = np.fmin(nic["send"][job.nics], MAX_OWN_LOAD * usual)
+        state.exchange_change = mean_known(own) / past
         low = mean_known(view.base(DeviceKind.NIC, "send", job_steps.LOW_QUANTILE)[job.nics])
         max_loss = SLOW_VARIATION_FACTOR * (1 - low / past)
         state.slow_speed = min(state.slow_speed, 1 - max_loss)
