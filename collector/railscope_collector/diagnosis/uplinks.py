@@ -234,7 +234,7 @@ def _lasting(view: findings.DiagnosisView, differs: findings.Flags) -> dict[int,
         keys = fault.reach.jobs & view.states.keys()
         if any(view.states[key].speed < UPLINK_SPEED for key in keys):
             leaves = {cause.position, *view.groups.nic_leaf[[*fault.parts]].tolist()} - {-1}
-            rail = int(view.groups.nic_rail[view.groups.leaves[cause.position][0]])
+            rail = int(view.groups.nic_rail[fault.parts[0]])
             found[rail] = [cause.position, *sorted(leaves - {cause.position})]
     return found
 
