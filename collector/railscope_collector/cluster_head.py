@@ -199,7 +199,7 @@ class ClusterHead:
 
     @property
     def progress(self) -> DiagnosisProgress:
-        """How current the incidents are."""
+        """Age of the incidents, and the process that evaluates them."""
         return self.diagnosis.progress if self.diagnosis else DiagnosisProgress()
 
     @property

@@ -189,7 +189,7 @@ class JobFileCalls:
             # Users with few jobs first: what they leave is for the others.
             ordered = sorted(users.values(), key=len)
             for users_left, jobs in zip(range(len(ordered), 0, -1), ordered, strict=True):
-                # What a user does not need is divided among those who follow.
+                # The rest of a user is divided among the next ones.
                 of_user = remaining // users_left
                 remaining -= of_user
                 for jobs_left, job in zip(range(len(jobs), 0, -1), jobs, strict=True):

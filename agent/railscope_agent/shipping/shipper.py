@@ -278,7 +278,7 @@ class Shipper:
             client = await self._failover.begin_attempt()
             self._is_log_known &= client is self._client
             self._client = client
-            # What another collector received and did not store has to be sent first: without it, the newer
+            # Envelopes that another collector received and did not store are sent first: without it, the newer
             # frames would make it late.
             is_query = self._spool.is_statement_due(self.clock.now().boot_ns) or (
                 not self._is_log_known

@@ -53,7 +53,7 @@ def place_claims(
             for provider, claim in claimed
             if claim.gpu and claim.owning_workload == unnamed.owning_workload
         ]
-        # What the provider names itself is not a part of what it only counts.
+        # Devices that the provider names are no part of those that it only counts.
         own_parts = {
             other.part
             for provider, other in same

@@ -103,7 +103,7 @@ def read_topology(host: Host, rules: rail_rules.RailRules) -> NodeTopology:
     files.close()
     bonds = {pair: f"{kind}{count}" for pair, (kind, count) in tree.links.items()}
     bonded = count_bonded_links(tuple(reported.values()))
-    # What the driver reports takes precedence over the topology file.
+    # Reports of the driver take precedence over the topology file.
     bonds |= {pair: f"NV{count}" for pair, count in bonded.items()}
     return NodeTopology(
         devices,

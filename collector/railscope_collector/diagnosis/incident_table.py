@@ -200,7 +200,7 @@ class DiagnosisState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DiagnosisProgress(msgspec.Struct, frozen=True):
-    """How current the incidents are, and the process that evaluates them."""
+    """Age of the incidents, and the process that evaluates them."""
 
     running: bool = False
     age_seconds: float | None = None

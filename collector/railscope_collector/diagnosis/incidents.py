@@ -304,7 +304,7 @@ class IncidentTracker:
         name = candidate.finding.incident_class
         limit_ns = candidate.onset_ns + WAIT_SLOTS * self._slot_ns
         for other in self._causes.causes_of(name, candidate.reach):
-            # What returns at the same device is the same fault again, also by a part of its symptoms.
+            # A fault that returns at the same device is the same one, also by a part of its symptoms.
             is_same = other.reach.device == candidate.reach.device and other.incident is not None
             memory = REOPEN_SLOTS if is_same else _memory(other)
             if other is candidate or slot - other.slots[-1] > memory:

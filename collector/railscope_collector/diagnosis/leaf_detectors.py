@@ -256,8 +256,8 @@ def _has_one_sender(view: findings.DiagnosisView, affected: Positions) -> bool:
 MIN_PAUSED_SENDERS, MIN_SENDER_PAUSED = 2, 0.02
 """Senders below a leaf, and the share of time in which they are paused, that show a queue that does not mark."""
 NOTIFICATIONS_PER_SECOND = 10_000.0
-"""Notifications that a sender receives at least in a second of pause: the queue that pauses it has marked all of its packets, and
-a receiver answers those of a flow each 50 µs (NVIDIA's default, `min_time_between_cnps` of mlx5), less what is lost or coalesced.
+"""Notifications of a sender in a second of pause from which on its queue marks: a queue marks all packets before it pauses. In
+simulated runs, senders of marking queues had more than 100,000, and those of others up to 8,000, by marks elsewhere.
 """
 
 

@@ -318,7 +318,7 @@ class DayFinalizer:
             self.rejected_days.clear()
         self._since_ns = min(self._since_ns, now_ns - evidence_writer.MARGIN_NS)
         if term is not None and term.epoch != self._epoch:
-            # What this collector handled without the lease was not written by it.
+            # Days that this collector handled without the lease were not written by it.
             self._handled = set()
             self._last_days.clear()
             first_ns = await run_in_thread(self._read_state) or now_ns - _MEANWHILE_NS

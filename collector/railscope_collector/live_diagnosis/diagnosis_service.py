@@ -442,7 +442,7 @@ class DiagnosisService:
 
     @property
     def progress(self) -> DiagnosisProgress:
-        """How current the incidents are."""
+        """Age of the incidents, and the process that evaluates them."""
         last_ns, state = self.table.timestamp_ns or self.opened_ns, self.state
         return DiagnosisProgress(
             running=bool(self.pid),

@@ -578,3 +578,29 @@ def test_a_job_of_two_nodes_of_which_one_has_gaps_is_slow() -> None:
     run(feed, gaps, SLOTS)
     found = feed.diagnosis.tracker.incidents
     assert [(each.class_name, each.severity) for each in found] == [("job_slowdown", "info")]
+
+
+def test_traffic_of_others_on_the_nodes_of_a_job_is_no_progress_of_it() -> None:
+    feed = drawn_feed(slots=ONSET + 20)
+
+    def slow_down(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            cluster.slow_job(row, cluster.jobs[0], 0.8)
+            row.nic["send"][cluster.jobs[0].nodes, 3] = 0.95
+
+    run(feed, slow_down, ONSET + 20)
+    assert feed.diagnosis.view is not None
+    job = feed.diagnosis.view.jobs[0]
+    assert feed.diagnosis.view.states[job.key].is_slow
+
+
+def test_a_job_of_which_most_nodes_have_no_measure_of_activity_hangs() -> None:
+    """The power of their GPUs shows that they do no work."""
+
+    def hang(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            hung_job(cluster).effect(cluster, row, since)
+        nodes = cluster.jobs[0].nodes
+        row.gpu["activity"][nodes[1:]] = np.nan
+
+    assert ("nccl_hang", "job") in classes_of(incidents_of(hang, changes_past=True))

@@ -589,3 +589,21 @@ def test_repeated_timeouts_of_one_nic_are_a_symptom(
     run(feed, time_out, ONSET + 20)
     incidents = feed.diagnosis.tracker.incidents
     assert [(i.class_name, str(i.severity), i.cause.position) for i in incidents] == found
+
+
+@pytest.mark.parametrize(("lanes", "expected"), [(8.0, "pcie_degraded"), (16.0, "slow_receiver")])
+def test_a_nic_that_waits_for_a_narrow_link_of_its_gpu_is_no_slow_receiver(
+    lanes: float, expected: str
+) -> None:
+    feed = drawn_feed(slots=ONSET + 20)
+    for gpu in feed.diagnosis.devices.gpus:
+        gpu.rail = gpu.index
+
+    def narrow(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            cluster.slow_job(row, cluster.jobs[0], 0.7)
+            row.gpu["width"][1, 3] = lanes
+            row.nic["pausing"][1, 3] = 0.15
+
+    found = run(feed, narrow, ONSET + 20)
+    assert {each.class_name for each in found if not each.explained_by} == {expected}
