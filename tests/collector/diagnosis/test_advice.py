@@ -194,6 +194,22 @@ def test_a_change_is_reported_from_its_time_on() -> None:
     assert advice.onset.startswith("2025-10-09T08:56:40")
 
 
+@pytest.mark.parametrize(
+    ("setting", "changes", "severity"),
+    [
+        ({"pfc": "4"}, [(8, 1)], "warning"),
+        ({"pfc": "4"}, [], "info"),
+        ({"mtu": "1500"}, [(8, 1)], "info"),
+    ],
+)
+def test_a_nic_whose_lossless_settings_changed_while_it_ran_is_a_warning(
+    setting: dict[str, str], changes: list[tuple[int, int]], severity: str
+) -> None:
+    """One that has always been another may be meant, and not each setting keeps the fabric lossless."""
+    (advice,) = diagnose({1: settings_of(1, setting, rails=range(RAILS))}, changes)
+    assert advice.severity == severity
+
+
 # Network -----------------------------------------------------------------------------------------
 
 ACROSS, LOCAL = [0, 1, 4, 5], [2, 3]
