@@ -51,7 +51,8 @@ compare counters have no result until there are two readings; the state does not
 An Xid counts until the GPU is reset or the driver is loaded again (the energy counter falls, or the kernel log reports
 it), or until the driver reports, at least {SETTLED_NS // _SECOND_NS} seconds later, that no recovery is needed (field 230 or Xid 154).
 [Xids and SXids](xids.md) lists the action for each number. A line by which the driver declares a GPU lost, or to be reset, without
-an Xid counts as Xid 79 or 154. A line that names no GPU, and a fatal SXid, degrades every GPU of the node; the only GPU of
+an Xid counts as Xid 79 or 154. An SXid that is fatal for the whole fabric is a fault of every GPU of the node.
+A line that names no GPU, and any other fatal SXid, degrades every GPU of the node; the only GPU of
 a node has failed. A failure to start a GPU counts until a reading of the GPU succeeds. A number that the tables lack is at least a
 warning.
 

@@ -78,11 +78,11 @@ def test_a_counter_cannot_exceed_what_its_device_counts_in_the_time(metric: Metr
     start, jump, noise = 5 * second, 10**6 * second, 2 * 10**6 * second
     steps: list[tuple[float, Reading]] = [
         (1, start), (1, start + second), (1, jump), (1, noise), (1, start + 4 * second),
-        (100, start + 104 * second), (1, second // 2),
+        (100, start + 104 * second), (1, second // 3), (1, start + 106 * second), (1, second // 2), (1, second),
     ]  # fmt: skip
-    error = Absent.ERROR
+    errors = jump, noise, second // 3, second // 2
     assert [row[0] for row in values(OneCounter(metric), steps)] == [
-        value if value not in (jump, noise) else error for _, value in steps
+        value if value not in errors else Absent.ERROR for _, value in steps
     ]
 
 
@@ -95,12 +95,14 @@ def test_a_counter_that_stays_is_another_one() -> None:
 
 
 def test_a_counter_continues_after_readings_that_were_too_low() -> None:
-    large, low = 10**17, 10**9
+    large, low, error = 10**17, 10**9, Absent.ERROR
     steps: list[tuple[float, Reading]] = [
         (1, large), (1, low), (1, low), (1, low // 10), (1, large + 9), (60, large + 10), (1, low),
         (1, low + 1), (1, large + 20), (1, low + 2),
     ]  # fmt: skip
-    assert [row[0] for row in values(OneCounter(nic.RECEIVED), steps)] == [v for _, v in steps]
+    assert [row[0] for row in values(OneCounter(nic.RECEIVED), steps)] == [
+        large, error, low, error, large + 9, large + 10, error, low + 1, large + 20, error,
+    ]  # fmt: skip
 
 
 def test_a_probe_does_not_forget_the_counters_that_remain() -> None:

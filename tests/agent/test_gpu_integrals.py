@@ -64,7 +64,8 @@ class IntegratedGpu:
         ([500, 10**9, 600], [True, False, True]),
         ([500, 10**9, 10**9 + 100, 10**9 + 200, 10**9 + 300], [True, False, False, False, True]),
         ([500, 400, 600], [True, False, True]),
-        ([500, 2, 600], [True, True, True]),
+        ([500, 2, 600], [True, False, True]),
+        ([500, 2, 3, 4], [True, False, True, True]),
         ([500, 10**9, 400, 10**9, 600], [True, False, False, False, True]),
     ],
 )

@@ -92,7 +92,7 @@ def test_an_agent_that_is_started_again_does_not_hold_an_old_xid_against_a_gpu(
     run.step()
     assert run.state() == "failed"
     set_field(run, ENERGY, 5)
-    run.step()
+    run.steps(10)
     assert run.state() == "healthy"
     assert (
         state_after_restart(run, records, GpuLifetimeFile(tmp_path / "resets.json", "boot-1"))

@@ -37,7 +37,7 @@ def test_an_xid_counts_until_the_energy_counter_shows_a_reset() -> None:
     run.steps(600)
     assert run.reasons() == ["xid_fatal"]
     set_field(run, ENERGY, 5)
-    run.step()
+    run.steps(10)
     assert (run.state(), run.reasons()) == ("healthy", [])
     run.log(2, FALLEN)
     run.step()
@@ -158,6 +158,9 @@ RESET = "Assertion failed: Reset required [NV_ERR_RESET_REQUIRED] (0x62) returne
         ("NVRM: Xid (PCI:0000:01:00): 777, something new", "degraded", "inspect"),
         ("nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 30 LTSSM Fault Up", "degraded", "inspect"),
         ("nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 29999, no severity", "degraded", "inspect"),
+        ("nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 23001, Fatal, Link 0 ingress ECC", "failed", "reboot"),
+        ("nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 10003, unhandled interrupt", "failed", "reboot"),
+        ("nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 23001, Non-fatal, Link 0 ingress ECC", "healthy", "none"),
         ("nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 3 egress", "healthy", "none"),
     ],
 )  # fmt: skip

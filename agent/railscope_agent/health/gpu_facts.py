@@ -22,7 +22,7 @@ from railscope_agent.health import (
     source_readings,
 )
 from railscope_agent.health.gpu_lifetime import GpuLifetime
-from railscope_agent.streams.xid_matcher import UNNAMED_GPU, ActionableXid, XidMatcher
+from railscope_agent.streams.xid_matcher import EVERY_GPU, UNNAMED_GPU, ActionableXid, XidMatcher
 
 # Bounds the state that identities of a faulty driver can add; more than a node has.
 MAX_GPUS = 64
@@ -140,7 +140,7 @@ class FactCollector:
         readings, changes = source_readings.merge_source_facts(
             source.facts_of_device(_key(name)) for source in self._readings.values()
         )
-        gpu_xids = (*self._xids.actionable_xids(observed.address), *self._unnamed_xids())
+        gpu_xids = (*self._xids.actionable_xids(observed.address), *self._shared_xids())
         unlisted = {
             s: Absent.GONE
             for s in _SOURCES_OF_EVERY_GPU
@@ -186,12 +186,13 @@ class FactCollector:
                 if entity.facts.get("remote_type") == TO_SWITCH
             }
 
-    def _unnamed_xids(self) -> Iterable[ActionableXid]:
-        """Return what the driver reported about a GPU that it did not name: the only one, or any of them."""
+    def _shared_xids(self) -> Iterable[ActionableXid]:
+        """Return what the driver reported about every GPU, and about one that it did not name: the only one, or any."""
+        of_every_gpu = self._xids.actionable_xids(EVERY_GPU)
         unnamed = self._xids.actionable_xids(UNNAMED_GPU)
-        if len(self._gpus) == 1:
-            return unnamed
-        return [replace(each, judgement=_UNNAMED) for each in unnamed]
+        if len(self._gpus) != 1:
+            unnamed = tuple(replace(each, judgement=_UNNAMED) for each in unnamed)
+        return *of_every_gpu, *unnamed
 
     def _init_failure(self, address: str, lifetime: GpuLifetime) -> str:
         failure = self._xids.init_failure(address)

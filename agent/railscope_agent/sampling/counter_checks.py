@@ -1,7 +1,8 @@
 """Checks of counters whose increase is limited.
 
 A reading to which a counter cannot have grown, or that is less without a reset, is an error: devices and drivers
-return such ones now and then, and invoices would retain them.
+return such ones now and then, and invoices would retain them. A reset is confirmed by the reading after it: one reading
+that is too low would count as a reset, and the next one as the increase since.
 """
 
 from __future__ import annotations
@@ -48,24 +49,35 @@ class _CheckedCounter:
         # A value that the quantity cannot have is rejected for that, and not remembered.
         if not self.metric.accepts(value):
             return True
-        if self.plausible is None or self._can_follow(reading, self.plausible):
+        # Readings that contradict each other too are noise, not a new counter: the time starts again.
+        is_confirmed = (
+            self.other is not None
+            and value >= self.other[0]
+            and self._can_follow(reading, self.other)
+        )
+        self.other_since_ns = self.other_since_ns if is_confirmed else boot_ns
+        before, self.other = self.plausible, reading
+        if before is None or (value >= before[0] and self._can_follow(reading, before)):
+            return self._accept(reading)
+        # One reading that is too low is an error; only if the next one continues it, the counter was reset.
+        if is_confirmed and self._can_follow(reading, before):
             # Of several falls in a row the first counts.
-            is_first = not self.before_fall or boot_ns - self.before_fall[1] > _LONGEST_DELAY_NS
-            if self.plausible and value < self.plausible[0] and is_first:
-                self.before_fall = self.plausible
-            self.plausible, self.other = reading, None
-            return True
+            if not self.before_fall or boot_ns - self.before_fall[1] > _LONGEST_DELAY_NS:
+                self.before_fall = before
+            return self._accept(reading)
         last = self.before_fall
         if last and value >= last[0] and self._can_follow(reading, last):
-            self.plausible, self.before_fall, self.other = reading, None, None
-            return True
-        # Readings that contradict each other too are noise, not a new counter: the time starts again.
-        if self.other is None or not self._can_follow(reading, self.other):
-            self.other_since_ns = boot_ns
-        self.other = reading
-        if boot_ns - self.other_since_ns < _LONGEST_DELAY_NS:
-            return False
+            self.before_fall = None
+            return self._accept(reading)
         # The counter was replaced, for example by a new board: its readings are consistent among themselves.
+        return boot_ns - self.other_since_ns >= _LONGEST_DELAY_NS and self._accept(reading)
+
+    def miss(self, reason: int, boot_ns: int) -> None:
+        """Expect that the counter starts at zero if it could not be read: its device may have been reset."""
+        if reason != Absent.NOT_DUE.value:
+            self.other = 0, boot_ns
+
+    def _accept(self, reading: tuple[int, int]) -> bool:
         self.plausible, self.other = reading, None
         return True
 
@@ -104,6 +116,7 @@ class CounterChecks:
         for column, counter in self._columns:
             value = into.values[column]
             # A defective source may return what is no number.
-            is_number = into.reasons[column] == PRESENT and isinstance(value, int)
-            if is_number and not counter.accepts(value, boot_ns):
+            if into.reasons[column] != PRESENT or not isinstance(value, int):
+                counter.miss(into.reasons[column], boot_ns)
+            elif not counter.accepts(value, boot_ns):
                 into.put(column, Absent.ERROR)

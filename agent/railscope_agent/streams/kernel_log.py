@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import replace
 
 from railscope.catalog import declare, entities, gpu_health as gpu_catalog, kernel as c
-from railscope.catalog.xids import Judgement, judge, sxid, xid
+from railscope.catalog.xids import UNKNOWN, Judgement, judge, sxid, xid
 from railscope.frame import Entity, Event
 from railscope.reading import Absent, Reading, reason_of
 from railscope.timestamps import MICROSECOND_NS, SECOND_NS
@@ -19,6 +19,7 @@ from railscope_agent.host import Host, KernelLog
 from railscope_agent.sampling import fact_readers, probe_result, row_builder, source
 from railscope_agent.streams.kernel_messages import KernelMessage, parse_kernel_message
 from railscope_agent.streams.xid_matcher import (
+    EVERY_GPU,
     UNNAMED_GPU,
     ActionableXid,
     InitFailure,
@@ -219,14 +220,16 @@ class KernelLogStream(source.PeriodicSource):
         self._events.append(Event(message.event_class, message.entity, wall_ns, boot_ns, facts))
 
     def _record_sxid(self, message: KernelMessage, boot_ns: int) -> None:
-        """Record an SXid about the GPUs of the node: the line does not name those behind the link."""
-        _, number, severity = message.entity.key
+        """Record an SXid about all GPUs if the whole fabric fails, else about one: no line names those behind a link."""
+        _, number, stated = message.entity.key
         entry = sxid(int(number))
-        if severity == "fatal" or (severity == "unstated" and entry.severity != "nonfatal"):
+        severity = entry.severity if stated == "unstated" else stated
+        if severity in ("fatal", UNKNOWN):
             judged = Judgement(severity, entry.actions, "")
             line = f"SXid {number} {entry.name}: {message.facts.get('message', entry.meaning)}"
             report = ActionableXid(int(number), boot_ns, judged, line)
-            self._xids.record_judgement(UNNAMED_GPU, report)
+            is_fabric = entry.error_class == "fatal"
+            self._xids.record_judgement(EVERY_GPU if is_fabric else UNNAMED_GPU, report)
 
     def _record_driver_line(self, message: KernelMessage, boot_ns: int) -> bool:
         """Record what the driver declares without an Xid; return True if it was reported a short time ago."""

@@ -24,6 +24,8 @@ MAX_REMEMBERED = 64
 _HARD = frozenset(ACTION_ORDER[ACTION_ORDER.index("drain") :])
 UNNAMED_GPU = "unknown"
 """Address of a GPU that a line of the driver does not name."""
+EVERY_GPU = "every"
+"""Address of a report about the fabric, and so about all GPUs of the node."""
 _RECOVERY_CHANGED = 154
 _ALL_CLEAR = RECOVERY_ACTIONS[0].nvidia
 _NO_DEMAND = {_ALL_CLEAR, xid(_RECOVERY_CHANGED).immediate}
