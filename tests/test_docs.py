@@ -467,8 +467,11 @@ def test_what_the_page_adds_passes_all_checks_and_its_own_tests(followed: Path):
         "| `railscope_cluster_sum_open_files` |"
         in (followed / "docs/metrics/rollups.md").read_text()
     )
+    assert "### memory_hot" in (followed / "alerts/runbooks/RailscopeIncident.md").read_text()
     # All but the other rules, which are tested without the copy.
     changed = "(not test_alerts_fire or host_test) and (OpenFiles or not Railscope)"
     tests = ("tests/test_alerts.py", "tests/test_dashboards.py", "tests/test_dashboard_queries.py")
     pytest_command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
     within(followed, *pytest_command, "-k", changed, *tests)
+    limits = ("-k", "memory_temperature", "tests/collector/diagnosis/test_limits.py")
+    assert "1 passed" in within(followed, *pytest_command, *limits)

@@ -68,6 +68,8 @@ class Row:
     """Nodes with frames that do not arrive while they go on."""
     events: list[tuple[int, WireEvent]] = field(default_factory=list)
     offsets: dict[int, float] = field(default_factory=dict)
+    limited: dict[str, Floats] = field(default_factory=dict)
+    """Other quantities with a limit, by name."""
 
 
 Effect = Callable[["DrawnCluster", Row, int], None]
@@ -289,6 +291,9 @@ class DrawnFeed:
             self.diagnosis.readings.last_slots[node_name(number)] = slot
         self._put_nics(row, present)
         self._put_gpus(row, present)
+        for name, values in row.limited.items():
+            weights = np.ones(values.size)
+            self._add(QUANTITIES[name].device, name, values.ravel(), weights)
         seconds = np.where(present, SLOT_SECONDS, 0.0)
         for name, values, weights in (
             ("cpu_seconds", np.full(self.cluster.nodes, 1.0), seconds),

@@ -32,7 +32,6 @@ _MISSING_STATE = 4
 MIN_MODEL_GPUS = 4
 MAX_XID_DIGITS = 6
 XID_STRENGTH = 0.5
-REMAP_STRENGTH = 0.7
 """Strength of an Xid; a counter or a state of the GPU counts more."""
 ANSWER_SLOTS, NVLINK_SLOTS = 2, 6
 """Slots without an answer of the driver, and those in which an NVLink must have errors again and again."""
@@ -76,7 +75,6 @@ def reported_gpu_faults(view: findings.DiagnosisView) -> Iterator[findings.Findi
     """Yield GPUs whose counters, states or absence report a fault."""
     gpu, groups = view.signals.gpu, view.groups
     sums, slot = view.devices.sums[DeviceKind.GPU], view.signals.slot
-    recent = view.signals.table(DeviceKind.GPU, 2)
     reason = sums.last("utilization_absence", slot, ANSWER_SLOTS)
     alive = ~np.isnan(sums.rate("utilization", slot, ANSWER_SLOTS))
     nodes = len(view.devices.node_names)
@@ -90,17 +88,6 @@ def reported_gpu_faults(view: findings.DiagnosisView) -> Iterator[findings.Findi
     yield from _without_answer(view, "gpu_unresponsive", hung, "timeout")
     stuck = ~alive & (reason == Absent.RESET_REQUIRED.value)
     yield from _without_answer(view, "gpu_unresponsive", stuck, "reset_required")
-    yield from _gpu_findings(
-        view, "row_remap", findings.above(gpu["remap_failure"], 0.0), "remap_failure", "critical"
-    )
-    waits = findings.above(gpu["remap_pending"], 0.0) & ~findings.above(gpu["remap_failure"], 0.0)
-    yield from _gpu_findings(view, "row_remap", waits, "remap_pending", strength=REMAP_STRENGTH)
-    yield from _gpu_findings(
-        view,
-        "ecc_uncorrectable",
-        findings.above(recent["uncorrected_errors"], 0.0),
-        "uncorrected_errors",
-    )
     often = findings.above(sums.total("nvlink_errors", slot, NVLINK_SLOTS), 0.0)
     if often.any():
         errors = sums.history("nvlink_errors", slot, NVLINK_SLOTS)
@@ -155,17 +142,13 @@ def _gpu_findings(  # noqa: PLR0913, PLR0917 - parts of a finding
     name: str,
     hit: findings.Flags,
     signal: str,
-    severity: str = "",
-    strength: float = 1.0,
     limit: float = 0.0,
     slots: int | None = None,
 ) -> Iterator[findings.Finding]:
     for position in np.flatnonzero(hit).tolist():
         value, name_of_gpu = float(view.signals.gpu[signal][position]), view.gpu_name(position)
         evidence = findings.FindingEvidence(signal, value, limit, "limit", name_of_gpu, slots=slots)
-        yield findings.Finding(
-            name, findings.Cause("gpu", position), (evidence,), strength, severity
-        )
+        yield findings.Finding(name, findings.Cause("gpu", position), (evidence,))
 
 
 def _without_answer(

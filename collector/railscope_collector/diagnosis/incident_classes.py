@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
+from railscope_collector.diagnosis.quantities import LIMITS, DeviceKind
+
 
 class Severity(StrEnum):
     """Severity of an incident."""
@@ -130,6 +132,19 @@ _SYMPTOMS = frozenset({"paused_unlocalised", "job_slowdown"})
 CLASSES = MappingProxyType(
     {row[0]: IncidentClass(*row, is_symptom=row[0] in _SYMPTOMS) for row in _ROWS}
     | {row[0]: IncidentClass(*row, is_advice=True) for row in _ADVICE_ROWS}
+    | {
+        limit.incident: IncidentClass(
+            name=limit.incident,
+            text=limit.text,
+            severity=Severity(limit.severity or _WARNING),
+            min_evaluations=2,
+            of_evaluations=3,
+            specificity=_HARD,
+            action=limit.action,
+        )
+        for limit in LIMITS
+        if limit.text
+    }
 )
 """All classes by name."""
 
@@ -147,5 +162,8 @@ def part_kind(name: str) -> str:
     return "gpu" if AREAS.get(name) == "gpu" else "nic"
 
 
-AREAS = MappingProxyType({name: area for area, names in _AREAS.items() for name in names})
+AREAS = MappingProxyType(
+    {name: area for area, names in _AREAS.items() for name in names}
+    | {limit.incident: "gpu" for limit in LIMITS if limit.quantity.device is DeviceKind.GPU}
+)
 """Area of the alerts on symptoms of a class; the others are of the network."""

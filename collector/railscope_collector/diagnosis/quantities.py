@@ -167,7 +167,6 @@ _QUANTITIES = (
             "nvlink_bytes": "gpu_nvlink_transmitted_bytes_total",
             "nvlink_errors": "gpu_nvlink_errors_total",
             "nvlink_recoveries": "nvlink_recoveries_total",
-            "uncorrected_errors": "gpu_ecc_errors_total{uncorrected/volatile}",
         },
     ),
     *_declare(
@@ -191,8 +190,6 @@ _QUANTITIES = (
         DeviceKind.GPU,
         QuantityKind.LAST,
         {
-            "remap_pending": "gpu_row_remap_pending",
-            "remap_failure": "gpu_row_remap_failure",
             "width": "gpu_pcie_link_width_lanes",
             "width_expected": "gpu_pcie_expected_width_lanes",
             "generation": "gpu_pcie_link_generation",
@@ -230,5 +227,42 @@ _QUANTITIES = (
     ),
 )
 
-QUANTITIES = MappingProxyType({quantity.name: quantity for quantity in _QUANTITIES})
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A NIC or a GPU is faulty while a quantity that it reports is above a value. One row is a whole detector.
+
+    A counter is compared by its increase in the window. `text` and `action` declare the class of incidents;
+    without them, `incident_classes` has it, as others report it too.
+    """
+
+    incident: str
+    quantity: Quantity
+    above: float
+    unit: str
+    meaning: str
+    text: str = ""
+    action: str = ""
+    severity: str = ""
+    """Severity other than that of the class; of a class that is declared here, other than "warning"."""
+    strength: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.quantity.device not in {DeviceKind.NIC, DeviceKind.GPU}:
+            message = f"limit of {self.quantity.name}: {self.quantity.device}: expected nic or gpu"
+            raise ValueError(message)
+
+
+REMAP_STRENGTH = 0.7
+"""A row that waits for its remapping is often the effect of an uncorrectable error, which counts more."""
+
+LIMITS = (
+    Limit("row_remap", Quantity("remap_failure", DeviceKind.GPU, QuantityKind.LAST, "railscope_gpu_row_remap_failure"), 0.0, "1 or 0", "1 if a memory row could not be remapped.", severity="critical"),
+    Limit("row_remap", Quantity("remap_pending", DeviceKind.GPU, QuantityKind.LAST, "railscope_gpu_row_remap_pending"), 0.0, "1 or 0", "1 if a memory row waits for its remapping.", strength=REMAP_STRENGTH),
+    Limit("ecc_uncorrectable", Quantity("uncorrected_errors", DeviceKind.GPU, QuantityKind.COUNTER, "railscope_gpu_ecc_errors_total", ("uncorrected/volatile",)), 0.0, "errors", "Memory errors beyond correction."),
+)  # fmt: skip
+
+QUANTITIES = MappingProxyType(
+    {quantity.name: quantity for quantity in (*_QUANTITIES, *(limit.quantity for limit in LIMITS))}
+)
 """All quantities by name; a name is that of one kind of device."""

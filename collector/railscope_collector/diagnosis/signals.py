@@ -13,7 +13,13 @@ from functools import cached_property, reduce
 import numpy as np
 
 from railscope_collector.diagnosis.devices import ClusterDevices
-from railscope_collector.diagnosis.quantities import PRIORITIES, DeviceKind
+from railscope_collector.diagnosis.quantities import (
+    LIMITS,
+    PRIORITIES,
+    DeviceKind,
+    Limit,
+    QuantityKind,
+)
 from railscope_collector.diagnosis.slot_sums import Floats, SlotSums, divide, or_zero
 
 PAUSE_QUANTA_BITS = 65_535 * 512
@@ -202,9 +208,6 @@ _GPU = [
     ("nvlink", "bytes per second", "Sent over NVLink [V].", lambda w: w.rate("nvlink_bytes", "nvlink_rate")),
     ("nvlink_errors", "per second", "Errors of NVLink [Nc].", lambda w: w.rate("nvlink_errors")),
     ("nvlink_recoveries", "events", "Recoveries of NVLink [Nr].", lambda w: w.total("nvlink_recoveries")),
-    ("uncorrected_errors", "errors", "Memory errors beyond correction.", lambda w: w.total("uncorrected_errors")),
-    ("remap_pending", "1 or 0", "1 if a memory row waits for its remapping.", lambda w: w.current("remap_pending")),
-    ("remap_failure", "1 or 0", "1 if a memory row could not be remapped.", lambda w: w.current("remap_failure")),
     ("pcie_width", "ratio", "PCIe lanes, relative to those expected.", lambda w: divide(w.current("width"), w.last("width_expected"))),
     ("pcie_generation", "ratio", "PCIe generation, relative to that expected.", lambda w: divide(w.current("generation"), w.last("generation_expected"))),
     ("device_state", "state", "Owner of the device: 0 the driver, 4 missing.", lambda w: w.last("device_state")),
@@ -223,8 +226,29 @@ _MOUNT = [
     ("writes", "per second", "Writes.", lambda w: w.rate("write_operations")),
 ]  # fmt: skip
 
+
+def _limited_value(limit: Limit) -> Callable[[WindowSums], Floats]:
+    """Return the formula of a quantity with a limit: the increase of a counter, the mean, or the last value."""
+    name, kind = limit.quantity.name, limit.quantity.kind
+    if kind is QuantityKind.COUNTER:
+        return lambda w: w.total(name)
+    return lambda w: w.rate(name) if kind is QuantityKind.MEAN else w.current(name)
+
+
+_LIMITED = {
+    kind: [
+        (limit.quantity.name, limit.unit, limit.meaning, _limited_value(limit))
+        for limit in LIMITS
+        if limit.quantity.device is kind
+    ]
+    for kind in DeviceKind
+}
+
 SIGNALS: dict[DeviceKind, dict[str, Signal]] = {
-    kind: {name: Signal(name, kind, unit, text, formula) for name, unit, text, formula in rows}
+    kind: {
+        name: Signal(name, kind, unit, text, formula)
+        for name, unit, text, formula in (*rows, *_LIMITED[kind])
+    }
     for kind, rows in (
         (DeviceKind.NIC, _NIC),
         (DeviceKind.GPU, _GPU),

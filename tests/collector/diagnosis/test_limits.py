@@ -1,0 +1,40 @@
+"""Devices that report a fault by one quantity above its limit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.drawn_cluster import DrawnCluster, Row
+from support.drawn_readings import incidents_of
+
+from railscope_collector.diagnosis.findings import Cause
+from railscope_collector.diagnosis.quantities import (
+    LIMITS,
+    DeviceKind,
+    Limit,
+    Quantity,
+    QuantityKind,
+)
+
+POSITION = 21
+
+
+@pytest.mark.parametrize("limit", LIMITS, ids=lambda limit: limit.quantity.name)
+def test_a_device_above_a_limit_is_an_incident(limit: Limit) -> None:
+    def exceed(cluster: DrawnCluster, row: Row, since: int) -> None:
+        values = np.full((cluster.nodes, 8), limit.above / 4)
+        if since >= 0:
+            values.flat[POSITION] = 2 * limit.above + 1
+        row.limited[limit.quantity.name] = values
+
+    found = incidents_of(exceed)
+    cause = Cause(limit.quantity.device.value, POSITION)
+    assert [(each.class_name, each.cause) for each in found] == [(limit.incident, cause)]
+    assert [each.evidence[0].signal for each in found] == [limit.quantity.name]
+    assert {each.severity for each in found} == {limit.severity or found[0].incident_class.severity}
+
+
+def test_a_limit_is_of_a_device_with_an_identity() -> None:
+    mount = Quantity("x", DeviceKind.MOUNT, QuantityKind.LAST, "railscope_x")
+    with pytest.raises(ValueError, match="limit of x: mount: expected nic or gpu"):
+        Limit("row_remap", mount, 0.0, "", "")
