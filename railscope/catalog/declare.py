@@ -71,15 +71,17 @@ ELAPSED = 0, 1
 _VALID: Mapping[MetricUnit, tuple[int, int]] = {
     MetricUnit.RATIO: (0, 1), MetricUnit.WATTS: POWER, MetricUnit.CELSIUS: (-100, 199),
     MetricUnit.HERTZ: (0, 10**12), MetricUnit.BYTES: (0, 1 << 60), MetricUnit.BYTES_PER_SECOND: (0, 10**15),
-    MetricUnit.LANES: (0, 128), MetricUnit.REVOLUTIONS_PER_MINUTE: (0, 10**6),
+    MetricUnit.LANES: (0, 128), MetricUnit.REVOLUTIONS_PER_MINUTE: (0, 10**6), MetricUnit.NONE: (0, 1 << 62),
 }  # fmt: skip
 """Lowest and highest value of a gauge in base units, beyond any device and node; DCGM, too, rejects 200 degrees Celsius."""
 ALL_ONES = 0xFFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF
 """What drivers return for an unknown value, as -1 of an unsigned type of 32 or 64 bits."""
 WHOLE = -(1 << 63), (1 << 63) - 1
 """Limits of numbers that others have written: each is valid, also those that drivers use as marks."""
-_BLANKS = 16
-"""NVML and DCGM mark blank values by the largest signed numbers (dcgm_structs.h, DCGM_INT64_BLANK)."""
+BLANKS = range((1 << 31) - 16, 1 << 31), range((1 << 63) - 16, 1 << 63)
+"""NVML and DCGM mark blank values by the largest signed numbers of 32 or 64 bits (dcgm_structs.h, DCGM_INT32_BLANK)."""
+MARKS = frozenset({*ALL_ONES, *BLANKS[0], *BLANKS[1]})
+"""Numbers that stand for no value."""
 
 
 class MetricDetail(StrEnum):
@@ -224,7 +226,7 @@ class Metric:
             return range(ALL_ONES[1])
         limits = self.valid or _VALID.get(self.unit)
         if self.kind is not MetricKind.GAUGE or limits is None:
-            return range(-(1 << 63), (1 << 63) - _BLANKS)
+            return range(-(1 << 63), BLANKS[1].start)
         return range(int(limits[0] / self.scale), int(limits[1] / self.scale) + 1)
 
     @property
@@ -243,11 +245,15 @@ class Metric:
         return not self.valid or (stored - before) * self.scale <= self.valid[1] * passed
 
     def accepts(self, stored: int) -> bool:
-        """True if the quantity can have a stored value; a narrow counter may have all bits set."""
-        has_marks = self.wraps_at_bits == 64 and not self.saturates and self.valid != WHOLE  # noqa: PLR2004 - bits of the types of counters
+        """True if the quantity can have a stored value, and it is no mark; a narrow counter may have all bits set."""
         # Not `in`: of a range, that tries every number for an enumeration.
-        is_valid = self.valid_steps.start <= stored < self.valid_steps.stop
-        return is_valid and not (has_marks and stored == ALL_ONES[0])
+        if not self.valid_steps.start <= stored < self.valid_steps.stop:
+            return False
+        if stored not in MARKS or self.saturates or self.valid == WHOLE:
+            return True
+        # A counter passes by the numbers that mark a gauge of 32 bits.
+        is_passed = self.kind is not MetricKind.GAUGE and stored in BLANKS[0]
+        return is_passed or self.wraps_at_bits < 64  # noqa: PLR2004 - bits of the types of counters
 
     @property
     def buckets(self) -> tuple[str, ...]:

@@ -66,6 +66,27 @@ def test_errors_of_gpudirect_rdma(line: str) -> None:
 @pytest.mark.parametrize(
     "line",
     [
+        f"{NIC}: poll_health:801:(pid 0): Fatal error 1 detected",
+        f"{NIC}: poll_health:819:(pid 0): device's health compromised - reached miss count",
+        f"{NIC}: mlx5_fw_fatal_reporter_err_work:632:(pid 2): health recovery failed",
+        "pcieport 0000:3b:00.0: DPC: containment event, status:0x1f05, ERR_FATAL received from 0000:61:00.0",
+        "pcieport 0000:3b:00.0: DPC: containment event, status:0x1f01: unmasked uncorrectable error detected",
+        "nvidia 0000:3b:00.0: AER: can't recover (no error_detected callback)",
+        "pcieport 0000:3b:00.0: AER: device recovery failed",
+    ],
+)
+def test_a_device_that_the_kernel_declares_failed_is_an_event(line: str) -> None:
+    message = parse_kernel_message(line)
+    assert message is not None
+    assert (message.event_class.name, message.event_class.severity) == ("device_failed", "error")
+    assert (message.entity.kind, message.entity.key) == (PCIE, ("0000:3b:00.0",))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "pcieport 0000:3b:00.0: AER: device recovery successful",
+        "pcieport 0000:3b:00.0: DPC: error containment capabilities: Int Msg #0",
         "nvidia_peermem: module license 'unspecified' taints kernel.",
         "nvidia-peermem: loaded",
         "peer reset the connection: error 104",

@@ -321,6 +321,19 @@ def test_bonded_ports_share_their_rdma_device_and_its_rail(device: str) -> None:
     assert {i.name: i.rdma_port for i in network.interfaces.values()} == {"ens1": "1", "ens2": "1"}
 
 
+def test_ports_of_a_team_share_their_rdma_device() -> None:
+    """The team driver has no directory `bonding`: the kernel links each port to its master."""
+    host = bonded_port("1", "0", "team0")
+    del (
+        host.files["/sys/class/net/bonding_masters"],
+        host.files["/sys/class/net/bond0/bonding/slaves"],
+    )
+    host.files["/sys/devices/virtual/net/team0/ifindex"] = "9"
+    for name in ("ens1", "ens2"):
+        host.links[f"/sys/class/net/{name}/master"] = "/sys/devices/virtual/net/team0"
+    assert [d.rail for d in NetworkScanner().scan(host).devices] == [0, 0]
+
+
 @pytest.mark.parametrize("gids", ["ens1", "bond1", ""])
 def test_an_rdma_device_without_the_bond_is_not_shared(gids: str) -> None:
     devices = NetworkScanner().scan(bonded_port("1", "0", gids)).devices
@@ -419,6 +432,7 @@ def test_parts_and_stacked_interfaces_are_no_ports() -> None:
     host.links["/sys/class/net/en3s88/device"] = f"{place}/mlx5_core.sf.2"
     host.links["/sys/class/infiniband/mlx5_4/device"] = f"{place}/mlx5_core.sf.2"
     host.files[f"{place}/mlx5_core.sf.2/sfnum"] = "88"
+    host.links["/sys/class/net/vdpa5/device"] = f"{place}/mlx5_core.sf.3/vdpa0/virtio3"
     host.links["/sys/class/net/ens1.8001/device"] = place
     host.files |= {"/sys/class/net/ens1.8001/ifindex": "5", "/sys/class/net/ens1.8001/iflink": "4"}
     usb = "/sys/devices/pci0000:00/0000:00:14.0/usb1/1-2/1-2:1.0"

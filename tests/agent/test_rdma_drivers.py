@@ -120,6 +120,11 @@ def test_port_data_beyond_64_bits_of_bytes_starts_over() -> None:
     assert found["transmit_bytes_total", ("mlx5_0", "1")] == 20
 
 
+def test_all_bits_of_port_data_are_no_number_of_bytes() -> None:
+    found = reported(machine("mlx5_0", {"ports/1/counters/port_xmit_data": str(2**64 - 1)}))
+    assert found["transmit_bytes_total", ("mlx5_0", "1")] is Absent.ERROR
+
+
 @pytest.mark.parametrize("driver", ["efa", "bnxt_en", "mana"])
 def test_bytes_are_bytes_where_the_driver_counts_them(driver: str) -> None:
     found = hw("x0", {"tx_bytes": 12_345}, driver)

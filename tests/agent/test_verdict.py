@@ -123,7 +123,6 @@ def test_a_gpu_that_has_little_is_healthy_if_nothing_of_it_is_wrong() -> None:
 @pytest.mark.parametrize(
     ("sources", "reason"),
     [
-        ({}, Absent.UNSUPPORTED),
         ({"gpu": Absent.NOT_DUE, "gpu_health": Absent.NOT_DUE}, Absent.NOT_DUE),
         ({"gpu": Absent.UNSUPPORTED, "gpu_health": Absent.UNSUPPORTED}, Absent.UNSUPPORTED),
     ],
@@ -133,6 +132,12 @@ def test_a_gpu_that_nothing_is_known_of_is_unknown_and_no_action_is_guessed(
 ) -> None:
     verdict = judge(HealthFacts(absent_sources=sources))
     assert (verdict.state, verdict.reasons, verdict.action) == (UNKNOWN, (), reason)
+
+
+def test_a_gpu_for_which_the_driver_supports_nothing_does_not_answer() -> None:
+    """NVML answers "not supported" or "not found" to every call: nothing is known of its links either."""
+    verdict = judge(HealthFacts(peer_links=12))
+    assert (verdict.state, verdict.reasons) == (UNKNOWN, ("driver_unresponsive",))
 
 
 def test_one_source_alone_does_not_mark_a_gpu_as_lost() -> None:

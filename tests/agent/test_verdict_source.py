@@ -345,3 +345,20 @@ def test_a_link_to_a_switch_that_never_came_up_is_down_if_it_is_up_at_a_peer(
     run.step()
     assert (run.state(0), run.state(1)) == ("healthy", state)
     assert run.reasons(1) == (["nvlink_down"] if state == "failed" else [])
+
+
+@pytest.mark.parametrize(("switches", "state"), [(0, "healthy"), (6, "failed")])
+def test_links_that_never_came_up_are_down_if_the_node_has_nvswitches(
+    switches: int, state: str
+) -> None:
+    """As without a fabric manager, which trains them: no GPU of the node has a link that is up."""
+    run = verdict_sources(2)
+    for gpu in range(2):
+        set_field(run, 91, 4, gpu)
+        for link in range(4):
+            set_field(run, f"165:{link}", 0, gpu)
+    for number in range(switches):
+        directory = f"/sys/bus/pci/devices/0000:{0xC4 + number:02x}:00.0"
+        run.host.files |= {f"{directory}/class": "0x068000", f"{directory}/vendor": "0x10de"}
+    run.step()
+    assert [run.state(gpu) for gpu in range(2)] == [state, state]

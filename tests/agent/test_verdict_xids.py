@@ -151,6 +151,7 @@ RESET = "Assertion failed: Reset required [NV_ERR_RESET_REQUIRED] (0x62) returne
         (f"NVRM: GPU 0000:01:00.0: {RESET}", "failed", "reset_gpu"),
         ("NVRM: GPU 0000:01:00.0: node reboot required", "failed", "reboot"),
         ("NVRM: GPU at PCI:0000:01:00: GPU lost from the bus", "failed", "reboot"),
+        ("NVRM: nvGpuOpsReportFatalError: uvm encountered global fatal error 0x60, requiring os reboot to recover.", "degraded", "inspect"),
         (f"NVRM: {RESET}", "degraded", "inspect"),
         ("NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (OS Reboot)", "failed", "reboot"),
         ("NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from 0x0 (None) to 0x9 (New)", "failed", "inspect"),

@@ -21,6 +21,7 @@ from railscope_agent.sources.nvidia.bus_state import GpuDeviceSource
 from railscope_agent.sources.nvidia.gpu_devices import GpuSource
 from railscope_agent.sources.nvidia.nvlink import NvLinkSource
 from railscope_agent.sources.nvidia.pcie import GpuPathSource
+from railscope_agent.sources.pcie import PcieSource
 from railscope_agent.streams.kernel_log import KernelLogStream
 from railscope_agent.streams.xid_matcher import XidMatcher
 
@@ -45,6 +46,7 @@ class VerdictSources:
             GpuSource.health(gpus=gpus),
             GpuDeviceSource(gpus, self.book),
             GpuPathSource(gpus=gpus),
+            PcieSource(),
             NvLinkSource.traffic(gpus=gpus),
             KernelLogStream(xids=self.book),
         ]

@@ -52,7 +52,7 @@ class SwitchObjects:
             self.add(f"{IF}.{column}.{index}", of, value)
         for column, of, value in (
             (1, "string", name), (6, "counter64", 10**18 + index), (7, "counter64", 700), (8, "counter64", 80),
-            (9, "counter64", 9), (10, "counter64", (1 << 64) - 1), (11, "counter64", 1100), (12, "counter64", 120),
+            (9, "counter64", 9), (10, "counter64", (1 << 64) - 2), (11, "counter64", 1100), (12, "counter64", 120),
             (13, "counter64", 13), (15, "gauge", 400_000), (18, "string", f"TO-SERVER-{index}"),
         ):  # fmt: skip
             self.add(f"{IFX}.{column}.{index}", of, value)

@@ -11,6 +11,7 @@ from railscope.catalog import EVENTS, INFO, KINDS, METRICS, SUBJECTS, rollups
 from railscope.catalog.account import BY_JOB, STRAGGLER_MEASURES
 from railscope.catalog.declare import (
     ALL_ONES,
+    BLANKS,
     BUCKET,
     WHOLE,
     EntityKind,
@@ -54,11 +55,15 @@ def test_scales_and_widths_are_possible() -> None:
 def test_sentinels_of_drivers_are_no_values() -> None:
     """All bits of a type, and blank values, unless others wrote the number; a narrow counter may have all bits set."""
     gauges = [m for m in DECLARED if m.kind is MetricKind.GAUGE and m.valid != WHOLE]
-    sentinels = [*ALL_ONES, (1 << 63) - 1, (1 << 63) - 16]
+    sentinels = [*ALL_ONES, *(edge for blank in BLANKS for edge in (blank[0], blank[-1]))]
     assert [(m.name, s) for m in gauges for s in sentinels if m.accepts(s)] == []
     counters = [m for m in DECLARED if m.kind is MetricKind.COUNTER and not m.saturates]
     wide = [m for m in counters if m.wraps_at_bits == 64]
-    assert [(m.name, s) for m in wide for s in ALL_ONES if m.accepts(s)] == []
+    marks = [*ALL_ONES, BLANKS[1][0]]
+    assert [(m.name, s) for m in wide for s in marks if m.accepts(s)] == []
+    assert all(m.accepts(BLANKS[0][0]) for m in counters)
+    counts = [m for m in gauges if not m.unit and not m.valid]
+    assert [m.name for m in counts if m.accepts(-1)] == []
     assert all(m.accepts(ALL_ONES[0]) for m in counters if m.wraps_at_bits == 32)
     assert all(m.accepts(0) for m in DECLARED)
     ratios = [m for m in gauges if m.unit is MetricUnit.RATIO and m.valid is None]

@@ -27,7 +27,7 @@ _NO_ACTION = 0
 
 def _is_lost(facts: health_facts.HealthFacts) -> bool:
     """Return True if both sources report it: one may have been read while the driver was unloaded."""
-    pulses = [_has_readings(facts, source) for source in PRESENCE_METRICS]
+    pulses = [has_readings(facts, source) for source in PRESENCE_METRICS]
     if all(pulse is Absent.GONE for pulse in pulses):
         return PRESENCE_METRICS.keys().isdisjoint(facts.absent_sources) or _is_lost_by_nvml(facts)
     alive = True in pulses
@@ -37,7 +37,7 @@ def _is_lost(facts: health_facts.HealthFacts) -> bool:
     return False
 
 
-def _has_readings(facts: health_facts.HealthFacts, source: str) -> bool | Absent:
+def has_readings(facts: health_facts.HealthFacts, source: str) -> bool | Absent:
     """True if a source has any reading of the GPU, else the reason for which it has none."""
     if source in facts.absent_sources:
         return facts.absent_sources[source]
@@ -69,7 +69,12 @@ def _is_unresponsive(facts: health_facts.HealthFacts) -> bool:
     ]
     if any(reason in _UNRESPONSIVE_REASONS for reason in reasons):
         return True
-    if all(_has_readings(facts, source) in _UNRESPONSIVE_REASONS for source in PRESENCE_METRICS):
+    pulses = {has_readings(facts, source) for source in PRESENCE_METRICS}
+    # No GPU lacks power, temperature, memory, state and link: a driver that supports none of them does not know it.
+    knows_nothing = pulses == {Absent.UNSUPPORTED} and PRESENCE_METRICS.keys().isdisjoint(
+        facts.absent_sources
+    )
+    if pulses <= _UNRESPONSIVE_REASONS or knows_nothing:
         return True
     if Absent.NOT_DUE in reasons:
         raise health_facts.AbsentFact(Absent.NOT_DUE)

@@ -23,6 +23,7 @@ from railscope_agent.health import (
 )
 from railscope_agent.health.gpu_lifetime import GpuLifetime
 from railscope_agent.streams.xid_matcher import EVERY_GPU, UNNAMED_GPU, ActionableXid, XidMatcher
+from railscope_agent.topology.pci import NVSWITCH
 
 # Bounds the state that identities of a faulty driver can add; more than a node has.
 MAX_GPUS = 64
@@ -30,6 +31,8 @@ TO_SWITCH = "switch"
 """Type of the device at the other end of an NVLink, as in railscope_nvlink_info."""
 DEVICE_SOURCE = "gpu_device"
 """Source of the state of GPUs on the PCI bus."""
+BUS_SOURCE = "pcie"
+"""Source of the devices on the PCI bus; without it, NVSwitches are not known."""
 READING_SOURCES = (
     rule.LOAD,
     rule.HEALTH,
@@ -39,7 +42,7 @@ READING_SOURCES = (
     rule.PATHS,
 )
 SOURCES = (*READING_SOURCES, DEVICE_SOURCE, rule.KERNEL_LOG)
-"""All sources of facts."""
+"""All sources of facts that a verdict needs."""
 _SOURCES_OF_EVERY_GPU = (rule.LOAD, rule.HEALTH)
 """Sources with columns for every GPU; a GPU may have no NVLink."""
 _METRICS = source_readings.metrics_of_rules(RULES, c.GPU_ENERGY)
@@ -96,6 +99,8 @@ class FactCollector:
         self._needs_reset: frozenset[str] = frozenset()
         self._link_schema: Schema | None = None
         self._at_switches: set[str] = set()
+        self._bus_schema: Schema | None = None
+        self._has_switches = False
 
     @property
     def gpus(self) -> list[Entity]:
@@ -121,6 +126,7 @@ class FactCollector:
         self._devices = {e.key[0]: frame for _, e, frame in devices.readings()} if devices else {}
         if rule.KERNEL_LOG in frames:
             self._check_kernel_log(frames[rule.KERNEL_LOG])
+        self._find_switches(frames.get(BUS_SOURCE))
         self._update_gpus(devices)
         for name, gpu in self._gpus.items():
             energy, _ = self._readings[rule.LOAD].reading_of_device(_key(name), c.GPU_ENERGY)
@@ -155,6 +161,7 @@ class FactCollector:
             self._init_failure(observed.address, observed.lifetime),
             *self._peer_facts(name),
             self._device_state(observed),
+            has_switches=self._has_switches,
         )
 
     def _peer_facts(self, name: str) -> tuple[int, bool]:
@@ -185,6 +192,15 @@ class FactCollector:
                 for entity in (schema.entities if schema else ())
                 if entity.facts.get("remote_type") == TO_SWITCH
             }
+
+    def _find_switches(self, bus: Frame | None) -> None:
+        """Note whether the bus has NVSwitches: their links to the GPUs are down if none of them ever came up."""
+        if bus and bus.schema is not self._bus_schema:
+            self._bus_schema = bus.schema
+            self._has_switches = any(
+                entity.kind is entities.PCIE and entity.facts.get("role") == NVSWITCH
+                for entity in bus.schema.entities
+            )
 
     def _shared_xids(self) -> Iterable[ActionableXid]:
         """Return what the driver reported about every GPU, and about one that it did not name: the only one, or any."""

@@ -71,7 +71,7 @@ class CounterIncrease:
 
 
 _STATE = (
-    "xids", "absent_sources", "needs_reset", "init_failure", "peer_links", "has_fabric_peer", "device_state",
+    "xids", "absent_sources", "needs_reset", "init_failure", "peer_links", "has_fabric_peer", "has_switches", "device_state",
 )  # fmt: skip
 """Facts about a GPU other than its own readings and increases."""
 
@@ -99,6 +99,8 @@ class HealthFacts:
     """True if another GPU of the same model on the node has joined its NVLink fabric."""
     device_state: Reading = Absent.UNSUPPORTED
     """State of the GPU on the PCI bus, as in railscope_gpu_device_state."""
+    has_switches: bool = False
+    """True if the node has NVSwitches on its PCI bus."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """Identity of the device, such as model, driver and role."""
     settings: Mapping[str, str] = field(default_factory=dict)

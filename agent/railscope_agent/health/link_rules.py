@@ -6,10 +6,12 @@ of them fail; from Blackwell on, recoveries of a link); nvml.h, nvmlGpuFabricInf
 
 from __future__ import annotations
 
+from itertools import chain
+
 from railscope.catalog import gpu_health as h, gpu_sharing as s, nvlink as n
 from railscope.reading import Absent
 from railscope.timestamps import SECOND_NS
-from railscope_agent.health import health_facts, rule
+from railscope_agent.health import driver_rules, health_facts, rule
 
 RECOVERING = ("replay", "recovery")
 CRC = ("crc", "crc_flit", "crc_data")
@@ -38,13 +40,16 @@ def _has_not_joined(facts: health_facts.HealthFacts) -> bool:
 
 
 def _is_down(facts: health_facts.HealthFacts) -> bool:
-    """True if a link is down that is part of a fabric, that was up before, or whose counterpart at a peer is up.
+    """True if a link is down that is part of a fabric or leads to an NVSwitch, was up before, or is up at a peer.
 
     A GPU may have no bridge, or one that uses some links only (H100 PCIe: 12 of 18); a partitioned
     (MIG-enabled) GPU uses none. All GPUs at NVSwitches use the same number of links.
     """
     if facts.peer_links and not _is_partitioned(facts):
         active = facts.reading(n.NVLINK_ACTIVE)
+        # Only of a GPU that answers: of another one, nothing is known about its links.
+        if active is Absent.UNSUPPORTED and not _answers(facts):
+            raise health_facts.AbsentFact(active)
         if active is Absent.UNSUPPORTED or health_facts.require_value(active) < facts.peer_links:
             return True
     states = facts.parts(n.NVLINK_STATE)
@@ -52,6 +57,11 @@ def _is_down(facts: health_facts.HealthFacts) -> bool:
         return False
     down = [part for part, state in states.items() if state == _INACTIVE]
     return _should_be_up(facts) or any(_has_carried(facts, part) for part in down)
+
+
+def _answers(facts: health_facts.HealthFacts) -> bool:
+    pulses = (driver_rules.has_readings(facts, source) for source in driver_rules.PRESENCE_METRICS)
+    return any(pulse is True for pulse in pulses)
 
 
 def _has_carried(facts: health_facts.HealthFacts, link: health_facts.DevicePart) -> bool:
@@ -68,7 +78,12 @@ def _has_carried(facts: health_facts.HealthFacts, link: health_facts.DevicePart)
 
 def _should_be_up(facts: health_facts.HealthFacts) -> bool:
     fabric = facts.reading(h.GPU_FABRIC_STATE)
-    if fabric is Absent.UNSUPPORTED or _is_partitioned(facts):
+    if _is_partitioned(facts):
+        return False
+    # GPUs before Hopper do not report the fabric; the fabric manager of the node trains their links to the switches.
+    if facts.has_switches:
+        return True
+    if fabric is Absent.UNSUPPORTED:
         return False
     return health_facts.require_value(fabric) != _NOT_SUPPORTED
 
@@ -133,9 +148,9 @@ LINK_RULES = (
         "nvml.h, NVML_GPU_FABRIC_HEALTH_MASK_*",
         metrics=(h.GPU_FABRIC_CONDITION,)),
     rule.HealthRule("nvlink_down", rule.FAILED, _is_down,
-        "an NVLink is down that carried traffic since the driver was loaded, or belongs to a fabric; or fewer links to NVSwitches are up than on another GPU of the model",
+        "an NVLink is down that carried traffic since the driver was loaded, or belongs to a fabric or to the NVSwitches of the node; or fewer links to NVSwitches are up than on another GPU of the model",
         f"{_DCGM}: DCGM_FR_NVLINK_DOWN fails",
-        actions=_RESET, sources=(rule.NVLINK, rule.HEALTH), metrics=(n.NVLINK_STATE, n.NVLINK_ACTIVE, h.GPU_FABRIC_STATE, s.GPU_MIG_MODE, *_CARRIED)),
+        actions=_RESET, sources=(rule.NVLINK, rule.HEALTH), metrics=(n.NVLINK_STATE, n.NVLINK_ACTIVE, h.GPU_FABRIC_STATE, s.GPU_MIG_MODE, *_CARRIED, *chain.from_iterable(driver_rules.PRESENCE_METRICS.values()))),
     rule.HealthRule("nvlink_recovering", rule.FAILED, _has_recovered,
         "a replay or a recovery of an NVLink within ten minutes",
         f"{_DCGM}: any increase fails (DCGM_FR_NVLINK_ERROR_CRITICAL)",

@@ -14,7 +14,7 @@ from functools import partial
 from operator import gt, lt
 
 from railscope import counter_unwrap
-from railscope.catalog.declare import ALL_ONES, MetricKind
+from railscope.catalog.declare import MARKS, MetricKind
 from railscope.frame import Column, Event, Frame, FrameOrigin, NodeTimestamp, Schema
 from railscope.reading import PRESENT, Absent, to_stored
 from railscope_agent.host import Host, NvmlError
@@ -253,7 +253,11 @@ def _stored_values(
     with suppress(TypeError):  # of a value that is no number
         lowest, highest = limits
         # Compared in C; single columns are looked at only if one of them is implausible.
-        if any(map(lt, values, lowest)) or any(map(gt, values, highest)) or ALL_ONES[0] in values:
+        if (
+            any(map(lt, values, lowest))
+            or any(map(gt, values, highest))
+            or not MARKS.isdisjoint(values)
+        ):
             values = list(values)
             for position, (value, (metric, _)) in enumerate(zip(values, columns, strict=True)):
                 if not metric.accepts(value):

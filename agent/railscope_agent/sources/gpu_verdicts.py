@@ -9,7 +9,7 @@ from railscope.catalog import entities, gpu_health as h
 from railscope.frame import Entity, Event, NodeTimestamp
 from railscope.reading import Absent
 from railscope_agent.health import RULES, HealthVerdict, RuleResults, health_findings, judge
-from railscope_agent.health.gpu_facts import SOURCES, FactCollector
+from railscope_agent.health.gpu_facts import BUS_SOURCE, SOURCES, FactCollector
 from railscope_agent.health.gpu_lifetime import GpuLifetimeFile
 from railscope_agent.health.rule import HEALTHY, LOAD, UNKNOWN
 from railscope_agent.host import Host
@@ -119,7 +119,9 @@ class GpuVerdictSource(base.SourceWithoutResources):
 
     def _collect_facts(self, now_ns: int) -> None:
         statuses = self._statuses()
-        latest = {name: states.latest_frame(statuses.get(name), now_ns) for name in SOURCES}
+        latest = {
+            name: states.latest_frame(statuses.get(name), now_ns) for name in (*SOURCES, BUS_SOURCE)
+        }
         driver_states = [
             state for state in statuses.values() if state.source.family == DRIVER_FAMILY
         ]

@@ -13,6 +13,7 @@ from operator import ge
 
 from railscope import counter_unwrap
 from railscope.catalog import rdma as catalog
+from railscope.catalog.declare import ALL_ONES
 from railscope.catalog.entities import RDMA_COUNTER, RDMA_PORT
 from railscope.frame import Entity
 from railscope.reading import (
@@ -132,7 +133,9 @@ class RdmaSource(UnwrappingSource, source.SourceWithFiles):
         for column, step in self._steps:
             # Modulo 64 bits, as the counter itself: port_rcv_data in words of four bytes wraps later than its
             # bytes.
-            values[column] = values[column] * step % UNSIGNED_RANGE
+            # All ones stay: they mark a value that the device does not know.
+            if values[column] != ALL_ONES[1]:
+                values[column] = values[column] * step % UNSIGNED_RANGE
         for saturated in self._saturating:
             # Before the unwrapping below, which changes the values.
             saturated.count(into)

@@ -42,7 +42,7 @@ _DRIVER_LINE = re.compile(
     r"(?P<lost>fallen off the bus|GPU lost from the bus|GPU_IS_LOST|GPU is lost)"
     r"|(?P<init>RmInitAdapter failed|probe of \S+ failed|probe with driver nvidia failed)"
     r"|(?P<reset>(?<!no )(?:reset|reboot)(?: is|_)? ?required"
-    r"|(?:requires|needs?|must|should|please)(?: an?| to| be| the| gpu| node| system)* re(?:set|boot)))"
+    r"|(?:requir(?:es|ing)|needs?|must|should|please)(?: an?| to| be| the| gpu| node| system| os)* re(?:set|boot)))"
     r".*)",
     re.IGNORECASE,
 )
@@ -81,6 +81,12 @@ _SLOT_POWER = re.compile(
 _PORT_MODULE = re.compile(
     _MLX5 + r"Port module event(?:\[error\])?: module (?P<module>[0-9]{1,9}), "
     r"Cable (?P<state>plugged|unplugged|error|disabled)\b(?:, (?P<problem>[^.]*))?"
+)
+# drivers/net/ethernet/mellanox/mlx5/core/health.c; drivers/pci/pcie/dpc.c and err.c.
+_DEVICE_FAILURE = re.compile(
+    rf"\b[\w-]+ (?P<pci>{_PCI}\.[0-7]): .*?"
+    r"(?:\bFatal error [0-9]+ detected|\bhealth recovery failed|\bhealth compromised"
+    r"|\bDPC: .*(?:ERR_FATAL|unmasked uncorrectable error)|\bAER: (?:can't recover|device recovery failed))"
 )
 _PEER_MEMORY = re.compile(r"(?:^|[ :])(?:nvidia[-_]peermem|nv_peer_mem)\b.*", re.DOTALL)
 _PEER_ERROR = re.compile(
@@ -188,6 +194,11 @@ def _slot_power(match: re.Match[str]) -> KernelMessage:
     return _message(c.SLOT_POWER_EVENT, entity, facts)
 
 
+def _device_failure(match: re.Match[str]) -> KernelMessage:
+    entity = Entity(entities.PCIE, (_function_address(match["pci"]),))
+    return _message(c.DEVICE_FAILED_EVENT, entity, {"message": match.string})
+
+
 def _port_module(match: re.Match[str]) -> KernelMessage:
     key = _function_address(match["pci"]), _number(match["module"])
     problem = (match["problem"] or "").strip()
@@ -215,6 +226,10 @@ _PARSERS = (
     ("SXid", _SXID, _sxid),
     ("NVRM", _DRIVER_LINE, _driver_line),
     ("nvidia", _DRIVER_LINE, _driver_line),
+    ("recover", _DEVICE_FAILURE, _device_failure),
+    ("Fatal error", _DEVICE_FAILURE, _device_failure),
+    ("health compromised", _DEVICE_FAILURE, _device_failure),
+    ("DPC:", _DEVICE_FAILURE, _device_failure),
     ("AER:", _AER, _aer),
     ("ut of memory", _OOM, _oom),
     ("ink", _LINK, _link),

@@ -327,18 +327,20 @@ def _why_nameless(driver: str, *, are_drivers_known: bool) -> str:
 def _rdma_of_bond(
     host: Host, rdma: Mapping[str, str], address: str, interfaces: Iterable[str]
 ) -> tuple[str, ...]:
-    """Return the RDMA device of a function's slot whose bond contains the function's interface.
+    """Return the RDMA device of a function's slot whose bond or team contains the function's interface.
 
-    The driver makes one RDMA device for both ports of a NIC whose interfaces are bonded
-    (drivers/net/ethernet/mellanox/mlx5/core/lag); its GIDs belong to the bond.
+    The driver makes one RDMA device for both ports of a NIC whose interfaces have a LAG as their master
+    (drivers/net/ethernet/mellanox/mlx5/core/lag, netif_is_lag_master); its GIDs belong to the master.
     """
-    bonds = [
+    bonds = {read_link_name(host, f"{pci.NET_CLASS}/{name}/master") for name in interfaces} - {""}
+    # A copied tree may lack the links.
+    bonds |= {
         bond
         for bond in read_text(host, f"{pci.NET_CLASS}/bonding_masters").split()
         if not set(interfaces).isdisjoint(
             read_text(host, f"{pci.NET_CLASS}/{bond}/bonding/slaves").split()
         )
-    ]
+    }
     return tuple(
         name
         for name, other in rdma.items()

@@ -111,9 +111,12 @@ def pci_path(resolved: str) -> tuple[str, ...]:
 
 
 def is_function(resolved: str) -> bool:
-    """True if a resolved sysfs path is a PCI function, directly or through virtio, and not a part of one."""
-    last = resolved.rsplit("/", 1)[-1]
-    return is_address(last) or last.startswith(_VIRTIO)
+    """True if a resolved sysfs path is a PCI function, directly or through virtio, and not a part of one.
+
+    A virtio device below another device, such as vDPA on a sub-function, is a part.
+    """
+    last, above = (*reversed(resolved.split("/")), "")[:2]
+    return is_address(last) or (last.startswith(_VIRTIO) and is_address(above))
 
 
 def function_above(resolved: str) -> str:

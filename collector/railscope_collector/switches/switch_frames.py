@@ -100,7 +100,7 @@ class SwitchFrames:
         readings: Sequence[tuple[Column, Reading]],
         unwrapper: counter_unwrap.CounterUnwrapper,
     ) -> tuple[array[int], bytes]:
-        """Return stored values and reasons; a number beyond its bits, or a negative one of a counter, is an error."""
+        """Return stored values and reasons; a number that the quantity cannot have, or beyond its bits, is an error."""
         values, reasons = [0] * len(readings), bytearray(len(readings))
         for position, ((metric, _), reading) in enumerate(readings):
             if isinstance(reading, Absent):
@@ -113,9 +113,8 @@ class SwitchFrames:
         return array("q", map(to_stored, values)), bytes(reasons) if any(reasons) else b""
 
     def _fits(self, metric: Metric, value: int) -> bool:
-        if metric.kind is MetricKind.COUNTER:
-            return 0 <= value < 1 << (metric.wraps_at_bits if self.has_narrow_counters else 64)
-        return -(1 << 63) <= value < 1 << 63
+        bits = metric.wraps_at_bits if self.has_narrow_counters else 64
+        return metric.accepts(value) and value < 1 << bits
 
     def _unwrapper(
         self, columns: Sequence[Column], before: counter_unwrap.CounterStates | None
