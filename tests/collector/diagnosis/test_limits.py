@@ -34,6 +34,21 @@ def test_a_device_above_a_limit_is_an_incident(limit: Limit) -> None:
     assert {each.severity for each in found} == {limit.severity or found[0].incident_class.severity}
 
 
+@pytest.mark.parametrize(("second", "causes"), [(POSITION, 1), (POSITION + 1, 2)])
+def test_a_fault_that_returns_at_its_device_is_the_same_incident(second: int, causes: int) -> None:
+    """An uncorrectable error is counted once: the same memory fails again, or that of another GPU of the node."""
+
+    def fail(cluster: DrawnCluster, row: Row, since: int) -> None:
+        errors = np.zeros((cluster.nodes, 8))
+        if since in range(3):
+            errors.flat[POSITION] = 1
+        elif since in range(40, 43):
+            errors.flat[second] = 1
+        row.limited["uncorrected_errors"] = errors
+
+    assert len(incidents_of(fail, 100)) == causes
+
+
 def test_a_limit_is_of_a_device_with_an_identity() -> None:
     mount = Quantity("x", DeviceKind.MOUNT, QuantityKind.LAST, "railscope_x")
     with pytest.raises(ValueError, match="limit of x: mount: expected nic or gpu"):
