@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from http import HTTPStatus
@@ -443,3 +444,38 @@ async def test_the_figures_are_drawn_with_one_cursor_in_both_themes(
             )
         assert visitor.problems == []
         assert await page.evaluate("() => window.policyViolations") == []
+
+
+_RECORD_LABELS = """
+    window.labels = [];
+    const draw = CanvasRenderingContext2D.prototype.fillText;
+    CanvasRenderingContext2D.prototype.fillText = function (text, x, ...more) {
+        const width = this.measureText(text).width;
+        window.labels.push([text, this.textAlign === 'right' ? x - width : x]);
+        return draw.call(this, text, x, ...more);
+    };
+"""
+_TABLES = """() => [...document.querySelectorAll('figure.curves details')].map(
+    each => [...each.querySelectorAll('th, td')].map(cell => cell.textContent))"""
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_tables_and_axes_show_the_same_data_with_scripts(
+    chromium: Browser, site: RunningCollector
+) -> None:
+    path = f"{whole(twin=False)}&to={milliseconds(time.time_ns())}"
+    async with visiting(chromium, site.url) as visitor:
+        await visitor.plain.goto(site.url + path)
+        plain = await visitor.plain.evaluate(_TABLES)
+        await visitor.page.add_init_script(_RECORD_LABELS)
+        await visitor.page.goto(site.url + path)
+        await visitor.page.wait_for_function(
+            "() => document.querySelector('.figures').dataset.drawn"
+        )
+        assert await visitor.page.evaluate(_TABLES) == plain
+        assert sum(len(cells) for cells in plain) > 100
+        labels = await visitor.page.evaluate("() => window.labels")
+        clocks = [text for text, _ in labels if re.fullmatch(r"\d\d:\d\d(:\d\d)?", text)]
+        assert len(clocks) > 10
+        assert not [text for text, _ in labels if re.search(r"[ap]m\b|/", text)]
+        assert min(left for _, left in labels) >= 0, "no label begins left of its figure"

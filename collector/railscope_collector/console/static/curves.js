@@ -3,7 +3,7 @@
 (() => {
   const root = document.querySelector("[data-history]");
   if (!root || !window.uPlot) return;
-  const HEIGHT = 150, MAX_SECONDS = 300;
+  const HEIGHT = 150, MAX_SECONDS = 300, AXIS_FONT = "12px system-ui, sans-serif";
   const seconds = Number(root.dataset.seconds ?? 0);
   const charts = new Map();
   const connection = document.getElementById("connection");
@@ -25,6 +25,23 @@
     return `${Number((value / size).toPrecision(4))} ${prefix}`.trim();
   };
 
+  // uPlot's own labels are those of a 12-hour clock and of the month before the day.
+  const clock = (splits) => splits.map((time, index) => {
+    const text = new Date(time * 1000).toISOString(), step = (splits[1] ?? time) - splits[0];
+    const day = text.slice(0, 10), isNewDay = index > 0 && text.slice(11, 19) === "00:00:00";
+    if (step >= 86400) return day;
+    return (isNewDay ? `${day}\n` : "") + text.slice(11, step < 60 ? 19 : 16);
+  });
+
+  // As wide as the longest label needs: a small share has more digits than a temperature.
+  const width = (plot, labels) => {
+    plot.ctx.save();
+    plot.ctx.font = AXIS_FONT;
+    const widest = Math.max(0, ...(labels ?? []).map((label) => plot.ctx.measureText(label).width));
+    plot.ctx.restore();
+    return Math.max(48, Math.ceil(widest) + 20);
+  };
+
   const shade = (figure) => (plot) => {
     const context = plot.ctx;
     context.save();
@@ -44,7 +61,7 @@
     charts.get(figure.name)?.destroy();
     place.replaceChildren();
     const tables = figure.curves.map((curve) => [curve.times_ms.map((each) => each / 1000), curve.values]);
-    const axis = { stroke: resolved("--quiet"), grid: { stroke: resolved("--line"), width: 1 }, ticks: { stroke: resolved("--line") } };
+    const axis = { font: AXIS_FONT, stroke: resolved("--quiet"), grid: { stroke: resolved("--line"), width: 1 }, ticks: { stroke: resolved("--line") } };
     const options = {
       width: place.clientWidth, height: HEIGHT,
       tzDate: (time) => uPlot.tzDate(new Date(time * 1000), "Etc/UTC"),
@@ -53,9 +70,9 @@
         x: { time: true, range: () => [period.from_ns / 1e9, period.to_ns / 1e9] },
         y: { range: (_, low, high) => [Math.min(low ?? 0, 0), high > 0 ? high * 1.05 : 1] },
       },
-      axes: [axis, { ...axis, size: 64, values: (_, ticks) => ticks.map((tick) => format(tick, figure.unit)) }],
+      axes: [{ ...axis, space: 70, values: (_, splits) => clock(splits) }, { ...axis, size: width, values: (_, ticks) => ticks.map((tick) => format(tick, figure.unit)) }],
       series: [
-        { value: (_, time) => (time === null ? "–" : new Date(time * 1000).toISOString().slice(11, 19)) },
+        { label: "Time", value: (_, time) => (time === null ? "–" : new Date(time * 1000).toISOString().slice(11, 19)) },
         ...figure.curves.map((curve, index) => ({
           label: curve.label, stroke: resolved(`--curve-${index + 1}`), width: 1.5,
           points: { show: false }, value: (_, value) => format(value, figure.unit),
