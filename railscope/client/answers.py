@@ -5,51 +5,26 @@ A field that an older collector does not send has a default.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
+from railscope import api
 
-class MetricValue(msgspec.Struct, frozen=True):
-    """One value of a view; null is unknown."""
-
-    metric: str
-    value: float | None
-    labels: dict[str, str] = {}
+NodeItem: TypeAlias = api.Node
+NodesAnswer: TypeAlias = api.NodeList
+NodeAnswer: TypeAlias = api.NodeDetail
+ReadingValue: TypeAlias = api.Reading
+GpuItem: TypeAlias = api.Gpu
+FleetGpuItem: TypeAlias = api.Gpu
+GpusAnswer: TypeAlias = api.GpuList
 
 
 class ViewAnswer(msgspec.Struct, frozen=True):
     """/api/v1/cluster, /api/v1/rails, /api/v1/tenants."""
 
     timestamp_ns: int
-    rows: list[MetricValue]
-
-
-class NodeItem(msgspec.Struct, frozen=True):
-    """A node of /api/v1/nodes."""
-
-    node: str
-    gpus: int
-    agent_version: str = ""
-    streams: list[str] = []
-    state: str = ""
-    """State that the collector decides on; empty from a collector that does not."""
-    reason: str = ""
-    incidents: list[str] = []
-    reporting: float | None = msgspec.field(name="railscope_node_reporting", default=None)
-    age_seconds: float | None = msgspec.field(
-        name="railscope_node_last_frame_age_seconds", default=None
-    )
-    clock_offset_seconds: float | None = msgspec.field(
-        name="railscope_node_clock_offset_seconds", default=None
-    )
-
-
-class NodesAnswer(msgspec.Struct, frozen=True):
-    """/api/v1/nodes."""
-
-    timestamp_ns: int
-    rows: list[NodeItem]
+    rows: list[api.MetricValue]
 
 
 class ExpectedNode(msgspec.Struct, frozen=True):
@@ -63,89 +38,6 @@ class InventoryAnswer(msgspec.Struct, frozen=True):
     """/api/v1/inventory; null without an inventory."""
 
     nodes: list[ExpectedNode] | None
-
-
-class ReadingValue(msgspec.Struct, frozen=True):
-    """A reading of a source: a value, or the reason for its absence."""
-
-    metric: str
-    entity: list[Any]
-    value: float | None = None
-    absent: str = ""
-    device: dict[str, str] = {}
-
-
-class StreamReadings(msgspec.Struct, frozen=True):
-    """The latest readings of a source."""
-
-    timestamp_ns: int
-    readings: list[ReadingValue]
-    age_seconds: float | None = None
-
-
-class HolderItem(msgspec.Struct, frozen=True):
-    """A job that holds a GPU."""
-
-    tenant: str
-    source: str
-    workload: str
-    held_ratio: float
-
-
-class GpuItem(msgspec.Struct, frozen=True):
-    """A GPU of a node, with its rail and its jobs."""
-
-    gpu: str
-    index: str = ""
-    pci_address: str = ""
-    rail: int | None = None
-    holders: list[HolderItem] = []
-
-
-class FleetGpuItem(msgspec.Struct, frozen=True):
-    """A GPU of /api/v1/gpus, with the NICs on its rail."""
-
-    node: str
-    gpu: str
-    state: str
-    index: str = ""
-    pci_address: str = ""
-    rail: int | None = None
-    nics: list[str] = []
-    health: str = "unknown"
-    reasons: list[str] = []
-    incidents: list[str] = []
-    age_seconds: float | None = None
-    utilization_ratio: float | None = None
-    power_watts: float | None = None
-    temperature_celsius: float | None = None
-    memory_used_bytes: float | None = None
-    memory_size_bytes: float | None = None
-    link_up: bool | None = None
-    receive_bytes_per_second: float | None = None
-    transmit_bytes_per_second: float | None = None
-    holders: list[HolderItem] = []
-
-
-class GpusAnswer(msgspec.Struct, frozen=True):
-    """/api/v1/gpus."""
-
-    timestamp_ns: int
-    found: int
-    rows: list[FleetGpuItem]
-    offset: int = 0
-    states: dict[str, int] = {}
-    rails: list[dict[str, int]] = []
-    problem: str = ""
-
-
-class NodeAnswer(msgspec.Struct, frozen=True):
-    """/api/v1/nodes/{node}."""
-
-    node: str
-    timestamp_ns: int
-    streams: dict[str, StreamReadings]
-    gpus: list[GpuItem] = []
 
 
 class JobStepItem(msgspec.Struct, frozen=True):
@@ -189,7 +81,7 @@ class JobItem(msgspec.Struct, frozen=True):
     incidents: list[str] = []
     stale_gpus: int = 0
     shared_gpus: int = 0
-    rollups: list[MetricValue] = []
+    rollups: list[api.MetricValue] = []
     stragglers: list[JobStraggler] = []
     step: JobStepItem | None = None
     places: list[JobPlace] = []

@@ -14,9 +14,9 @@ from support.command_line import run
 from support.health_agents import answering, install_scripts, write_settings
 from support.slurm_cluster import SlurmCluster, running_slurm, wait_until
 
+from railscope.api import Node
 from railscope_collector.audit.audit_trail import AuditTrail
 from railscope_collector.config import SlurmSettings
-from railscope_collector.diagnosis.entity_states import NodeRow
 from railscope_collector.sinks.slurm_drain import (
     NODES,
     SlurmDrainer,
@@ -147,7 +147,7 @@ class NodeDrainer:
     def __init__(self, slurm: SlurmCluster, directory: Path) -> None:
         self.slurm = slurm
         self.trail = AuditTrail(audit_log(directory), "1.0", lambda: 0)
-        self.row = NodeRow(slurm.node, "healthy", "", None, 1.0, GPUS, "....", ())
+        self.row = Node(slurm.node, gpus=GPUS, state="healthy", age_seconds=1.0)
         self.drainer = SlurmDrainer(
             SlurmSettings(resume=True, failed_seconds=0, healthy_seconds=0),
             self.trail,

@@ -77,7 +77,7 @@ async def test_documents_that_have_not_changed_are_not_sent_again(tmp_path: Path
         running.collector.diagnosis.table = IncidentTable(time.time_ns())
         diagnosed = await read()
         changed = {name for name in first if diagnosed[name] is not later[name]}
-        assert changed == {"incidents", "nodes", "jobs", "gpus"}
+        assert changed == {"incidents", "nodes", "jobs", "gpus", "rails"}
         assert set(first) == VIEWS | SAME
         for path in ("/api/v1/jobs", "/api/v1/tenants", "/api/v1/account", "/api/v1/incidents"):
             _, tag = await tag_of(running, path, "reader")

@@ -101,7 +101,7 @@ class SmallFleet:
     def read(self, reader: Credential = ANYONE, **query: Any) -> dict[str, Any]:
         views, table = self.views(), IncidentTable(self.diagnosed_ns, tuple(self.incidents))
         api = GpusApi(self.core, lambda: views, lambda: table)
-        content = api.content(FleetGpus(views), table, reader, msgspec.convert(query, GpusQuery))
+        content = api.select(FleetGpus(views), table, reader, msgspec.convert(query, GpusQuery))
         found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(content))
         return found
 

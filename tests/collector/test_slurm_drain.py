@@ -17,6 +17,7 @@ from msgspec.structs import replace as replace_row
 from running_collector import run_collector, settings_in
 from support.audit import audit_log, running_log, verified_records
 
+from railscope.api import Node
 from railscope.catalog.entities import GPU
 from railscope.catalog.gpu_health import GPU_HEALTH
 from railscope.frame import Entity, Schema
@@ -26,7 +27,6 @@ from railscope.settings import SettingsError
 from railscope.timestamps import HOUR_NS, SECOND_NS
 from railscope_collector.audit.audit_trail import AuditTrail
 from railscope_collector.config import CollectorSettings, DiagnosisSettings, SlurmSettings
-from railscope_collector.diagnosis.entity_states import NodeRow
 from railscope_collector.diagnosis.incident_table import IncidentTable
 from railscope_collector.sinks.slurm_drain import (
     MAX_REJECTED,
@@ -44,9 +44,9 @@ OWN = "railscope: incident 4f: GPU 3 failed [8 GPUs]"
 ON = SlurmSettings(resume=True)
 
 
-def row(name: str, state: str, *incidents: str) -> NodeRow:
+def row(name: str, state: str, *incidents: str) -> Node:
     reason = "GPU 3 failed" if state == "failed" else ""
-    return NodeRow(name, state, reason, None, 1.0, 8, "........", incidents)
+    return Node(name, gpus=8, state=state, reason=reason, incidents=incidents, age_seconds=1.0)
 
 
 @dataclass
@@ -57,7 +57,7 @@ class SimulatedSlurm:
     settings: SlurmSettings = ON
     nodes: dict[str, tuple[str, str]] = field(default_factory=dict)
     """State and reason by node."""
-    rows: list[NodeRow] = field(default_factory=list)
+    rows: list[Node] = field(default_factory=list)
     now_ns: int = 100 * HOUR_NS
     reason_ns: dict[str, int] = field(default_factory=dict)
     commands: list[tuple[str, ...]] = field(default_factory=list)
@@ -77,7 +77,7 @@ class SimulatedSlurm:
             self.trail,
             lambda: self.now_ns,
             rows=lambda: self.rows,
-            verdicts=lambda: {row.name: GpuVerdicts(8, 8) for row in self.rows} | self.verdicts,
+            verdicts=lambda: {row.node: GpuVerdicts(8, 8) for row in self.rows} | self.verdicts,
             leads=lambda: self.leads,
             run_program=self.run,
         )
@@ -107,11 +107,11 @@ class SimulatedSlurm:
 
     def fail(self, *names: str) -> None:
         self.rows = [
-            row(each.name, "failed", "4f") if each.name in names else each for each in self.rows
+            row(each.node, "failed", "4f") if each.node in names else each for each in self.rows
         ]
 
     def heal(self) -> None:
-        self.rows = [row(each.name, "healthy") for each in self.rows]
+        self.rows = [row(each.node, "healthy") for each in self.rows]
 
     @property
     def drained(self) -> list[str]:
@@ -528,9 +528,9 @@ async def check_course(directory: Path, steps: Sequence[tuple[str, int, int]]) -
                         (healthy_seconds, {"healthy"}),
                         (usable_seconds, {"healthy", "degraded"}),
                     ):
-                        seconds[each.name] = seconds[each.name] + 60 if each.state in states else 0
-                    if usable_seconds[each.name] > 600:
-                        recovered.add(each.name)
+                        seconds[each.node] = seconds[each.node] + 60 if each.state in states else 0
+                    if usable_seconds[each.node] > 600:
+                        recovered.add(each.node)
                 for command in slurm.commands[made:]:
                     changed = command[2].removeprefix("NodeName=")
                     if command[3] == "State=RESUME":

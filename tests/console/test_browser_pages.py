@@ -36,6 +36,7 @@ from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.switches.switch_reading import MAX_PORTS
 from railscope_collector.tables import metadata
 from railscope_collector.view_refresh import CollectorViews
+from railscope_collector.views.gpu_list import ListedReadings
 from railscope_dashboards import CONSOLE_URL
 
 if TYPE_CHECKING:
@@ -323,11 +324,10 @@ async def test_a_large_cluster_is_bounded(chromium: Browser, tmp_path: Path, cou
     async with run_collector(settings) as running, visiting(chromium, running.url) as visitor:
         collector = running.collector
         await collector.refresher.refresh()
-        collector.core.gpus_by_node = {
-            name: {rail: f"GPU-{name}-{rail}" for rail in range(8)} for name in nodes
-        }
+        gpus = {name: {rail: f"GPU-{name}-{rail}" for rail in range(8)} for name in nodes}
         now_ns = collector.clock.now_ns()
-        collector.refresher.views = CollectorViews(now_ns, node=View("node", now_ns, tuple(cells)))
+        view = View("node", now_ns, tuple(cells))
+        collector.refresher.views = CollectorViews(now_ns, node=view, gpus=ListedReadings(gpus))
         collector.diagnosis.table = IncidentTable(now_ns, tuple(found))
         assert f"{count} nodes" in (await visitor.visit("/")).text
         assert nodes[0] in (await visitor.visit("/nodes")).text

@@ -32,6 +32,7 @@ PATHS = {  # roles of each page, repeated here by hand
     "/nodes": "operator auditor",
     "/nodes/n1": "operator auditor",
     "/nodes/x": "operator auditor",
+    "/gpus": "operator auditor tenant",
     "/rails": "operator auditor",
     "/rails/0": "operator auditor",
     "/rails/x/history": "operator auditor",

@@ -6,13 +6,14 @@ import asyncio
 import hashlib
 import html
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from console_site import TOKENS, browser, console, count_elements, incident_at
 from makers import FrameSender, gpu_schema
@@ -35,6 +36,7 @@ from railscope_collector.console.fleet_pages import FleetPages
 from railscope_collector.console.page_cache import PageCache, RenderedContent
 from railscope_collector.console.page_table import (
     PAGES_BY_NAME,
+    PageContent,
     PageModels,
     PageRequest,
     check_grafana_url,
@@ -57,6 +59,8 @@ from railscope_collector.fleet.view_cells import View, ViewCell
 from railscope_collector.http.read_api import ViewApi
 from railscope_collector.state.collector_state import CollectorState
 from railscope_collector.view_refresh import CollectorViews
+from railscope_collector.views.fresh_rows import Floats
+from railscope_collector.views.gpu_list import LISTED_METRICS, ListedReadings
 from railscope_collector.workloads.job_roster import JobGpu, JobHolding, JobKey, RunningJob
 from railscope_collector.workloads.job_view import RunningJobs
 
@@ -75,6 +79,15 @@ class Fleet:
     models: PageModels
 
 
+class HealthyGpus(ListedReadings):
+    """Readings of GPUs whose agents report that they are healthy."""
+
+    def by_gpu(self, places: Sequence[tuple[str, int]]) -> Floats:
+        values = np.full((len(LISTED_METRICS), len(places)), np.nan)
+        values[0] = 1
+        return values
+
+
 def fleet(
     directory: Path,
     nodes: list[str],
@@ -88,7 +101,8 @@ def fleet(
     fresh = len(nodes) - stale
     cells = [ViewCell(catalog.NODE_UP, (name,), n < fresh) for n, name in enumerate(nodes)]
     cells += [ViewCell(catalog.NODE_AGE, (name,), 1.5) for name in nodes]
-    views = CollectorViews(NOW_NS, node=View("node", NOW_NS, tuple(cells)))
+    gpus = HealthyGpus(dict(core.gpus_by_node))
+    views = CollectorViews(NOW_NS, node=View("node", NOW_NS, tuple(cells)), gpus=gpus)
     table = IncidentTable(diagnosed_ns, tuple(incidents))
     own_metrics: Any = None
     api = ViewApi(core, own_metrics, lambda: views, lambda: table, wall_ns=lambda: NOW_NS)
@@ -102,8 +116,10 @@ async def page_of(
     parts = {key: values.pop(key) for key in re.findall(r"{(\w+)}", page.path)}
     asked = PageRequest(page, reader, parts, parse_query(page, values))
     model = await site.models[name](asked)
+    content = model if isinstance(model, PageContent) else PageContent(model)
     template = "moment" if isinstance(model, incident_pages.MomentModel) else name
-    return page_rendering.render(f"{template}.html", model=model, request=asked), model
+    model, shown = content
+    return page_rendering.render(f"{template}.html", model=model, request=asked, **shown), model
 
 
 @pytest.mark.parametrize("count", [1_000, 4_000])
@@ -142,19 +158,22 @@ async def test_states_follow_from_incidents_and_from_the_age_of_data(tmp_path: P
     ]
     pages = fleet(tmp_path, nodes, found, stale=1)
     _, model = await page_of(pages, "overview")
-    assert [(row.name, row.state, row.rails, row.reason) for row in model.worst] == [
+    assert [(row.node, row.state, row.rails, row.reason) for row in model.nodes.rows] == [
         ("b", "failed", "...F....", "cause of slow_receiver: NIC eth3 of b"),
         ("e", "unknown", "UUUUUUUU", STALE + "; cause of slow_receiver: NIC eth3 of e"),
-        ("c", "degraded", "...D....", "victim of slow_receiver: NIC eth3 of b"),
         ("d", "degraded", "...D....", "cause of slow_receiver: NIC eth3 of d"),
     ]
-    assert [row.name for row in pages.pages.api.node_rows()] == ["b", "e", "c", "d", "a"]
-    assert msgspec.structs.astuple(model.nodes) == (5, 1, 1, 2, 1, 40)
+    rows = pages.pages.api.node_rows()
+    assert [row.node for row in rows] == ["b", "e", "d", "c", "a"]
+    victim = "victim of slow_receiver: NIC eth3 of b"
+    assert (rows[3].state, rows[3].rails, rows[3].reason) == ("healthy", "...v....", victim)
+    states = {"failed": 1, "unknown": 1, "degraded": 1, "healthy": 2}
+    assert (model.nodes.found, model.nodes.states, model.nodes.gpus) == (5, states, 40)
     assert (
-        model.summary == "5 nodes: 1 failed, 1 unknown, 2 degraded; 3 open incidents; 1 job touched"
+        model.summary == "5 nodes: 1 failed, 1 unknown, 1 degraded; 3 open incidents; 1 job touched"
     )
     text, model = await page_of(pages, "nodes", state="unknown")
-    assert [row.name for row in model.rows] == ["e"]
+    assert [row.node for row in model.rows] == ["e"]
     assert STALE in text
 
 
@@ -170,11 +189,14 @@ def rows_of(
         ViewCell(catalog.NODE_UP, ("n1",), reporting),
         ViewCell(catalog.NODE_AGE, ("n1",), 1.5),
     )
+    gpus, failed = {0: "GPU-a", 1: "GPU-b"}, failed or {}
+    verdicts = {rail: "failed" if uuid in failed else "healthy" for rail, uuid in gpus.items()}
+    names = {rail: failed.get(uuid, "") for rail, uuid in gpus.items()}
+    facts = entity_states.NodeFacts(gpus, verdicts, names)
     (row,) = entity_states.node_rows(
         View("node", NOW_NS, cells),
         IncidentTable(diagnosed_ns, tuple(incidents)),
-        {"n1": {0: "GPU-a", 1: "GPU-b"}},
-        {"n1": failed} if failed else {},
+        {"n1": facts},
     )
     return row.state, row.reason, row.rails
 
@@ -311,7 +333,7 @@ async def test_a_job_has_the_events_about_its_ranks_and_those_of_no_other(tmp_pa
 async def test_the_overview_states_since_when_incidents_are_not_known(tmp_path: Path) -> None:
     found = fleet(tmp_path, ["n1"], [incident_at("n1", 0)], diagnosed_ns=NOW_NS - 600 * SECOND_NS)
     text, model = await page_of(found, "overview")
-    assert model.nodes.unknown == 1
+    assert model.nodes.states["unknown"] == 1
     assert model.summary == f"1 node: 1 unknown; {model.problem}"
     assert text.count("not diagnosed since 2026-09-21T14:03:20Z") == 4
 
@@ -476,7 +498,7 @@ async def test_advice_and_closed_incidents_change_no_state() -> None:
 
 async def test_a_node_that_never_reported_has_no_age_and_a_reason() -> None:
     view = View("node", NOW_NS, (ViewCell(catalog.NODE_UP, ("n1",), 0.0),))
-    (row,) = entity_states.node_rows(view, IncidentTable(NOW_NS), {}, {})
+    (row,) = entity_states.node_rows(view, IncidentTable(NOW_NS), {})
     assert (row.state, row.age_seconds, row.since_ns) == ("unknown", None, None)
     assert row.reason == "no frames since the collector started"
 
@@ -523,7 +545,10 @@ async def test_twins_tags_and_static_files(tmp_path: Path) -> None:
         )
         twin = await reader.get("/api/v1/pages/nodes?state=unknown")
         rows = msgspec.json.decode(twin.text)["rows"]
-        assert [row["name"] for row in rows] == ["n1"]
+        assert [row["node"] for row in rows] == ["n1"]
+        assert (
+            twin.text == (await reader.get("/nodes?state=unknown", Accept="application/json")).text
+        )
         for path in ("/nodes?state=healthy", "/nodes?fragment=1", "/api/v1/pages/nodes"):
             tag = (await reader.get(path)).headers["ETag"]
             again = await reader.get(path, If_None_Match=tag)
@@ -726,18 +751,17 @@ async def test_a_node_has_its_rails_with_readings_or_the_reasons_for_none(tmp_pa
     async with console(tmp_path, diagnosis=disabled) as running, browser(running.url) as reader:
         await reader.sign_in(TOKENS[Role.OPERATOR])
         twin = msgspec.json.decode((await reader.get("/api/v1/pages/nodes/n1")).text)
-        assert [(rail["rail"], rail["state"], rail["gpu"]) for rail in twin["rails"]] == [
+        assert [(gpu["rail"], gpu["state"], gpu["gpu"]) for gpu in twin["gpus"]] == [
             (0, "unknown", "GPU-n1-0"),
             (1, "unknown", "GPU-n1-1"),
         ]
-        readings = {each["name"]: each for each in twin["rails"][1]["readings"]}
-        assert readings["utilization"]["value"] == 0.6
-        assert readings["power"]["value"] == 2.0
-        assert (readings["nic_sent"]["value"], readings["nic_sent"]["absent"]) == (
-            None,
-            "not reported",
-        )
-        rails = msgspec.json.decode((await reader.get("/api/v1/pages/rails")).text)["rows"]
+        gpu = twin["gpus"][1]
+        readings = gpu["utilization_ratio"], gpu["power_watts"], gpu["transmit_bytes_per_second"]
+        assert readings == (0.6, 2.0, None)
+        page = await reader.get("/nodes/n1")
+        assert '<span class="quiet">not reported</span>' in page.text
+        assert "the agent has no verdict on the GPU" in page.text
+        rails = msgspec.json.decode((await reader.get("/api/v1/rails")).text)["rails"]
         assert [(row["rail"], row["unknown"]) for row in rails] == [(0, 1), (1, 1)]
         page = await reader.get("/rails/1")
         assert 'href="/nodes/n1"' in page.text
@@ -764,7 +788,7 @@ async def test_a_node_is_unknown_only_without_fresh_data(
     cause = {"kind": "node", "node": "n1"}
     partition = incident_at("n1", 0, cause=cause, **{"class": "agent_partition"})
     _, model = await page_of(fleet(tmp_path, ["n1"], [partition], stale), "overview")
-    (row,) = model.worst
+    (row,) = model.nodes.rows
     assert (row.state, row.rails) == (state, rails * 8)
     assert (model.data.stale_count, model.data.stale_nodes) == (stale, ("n1",) * stale)
 

@@ -149,6 +149,9 @@ class Console:
     async def _page(
         self, page: page_table.Page, request: web.Request, credential: access.Credential
     ) -> web.StreamResponse:
+        accepted = request.headers.get("Accept", "")
+        if "application/json" in accepted and "text/html" not in accepted:
+            return await self._twin(page, request, credential)
         try:
             asked = self._parse_request(page, request, credential)
             content = await self._content(asked, "html")
@@ -195,7 +198,9 @@ class Console:
         )
 
     async def _make(self, asked: page_table.PageRequest, form: str) -> RenderedContent:
-        model = await self.models[asked.page.name](asked)
+        made = await self.models[asked.page.name](asked)
+        content = made if isinstance(made, page_table.PageContent) else page_table.PageContent(made)
+        model = content.resource
         extent = self.extent() if asked.page.name in CLUSTER_PAGES else None
         if extent and asked.credential.role is access.Role.TENANT:
             extent = extent.for_tenant()
@@ -207,10 +212,10 @@ class Console:
                 return RenderedContent.from_body(encoded.decode())
             is_moment = isinstance(model, incident_pages.MomentModel)
             template = "moment.html" if is_moment else f"{asked.page.name}.html"
-            content = page_rendering.render(template, model=model, request=asked)
+            text = page_rendering.render(template, model=model, request=asked, **content.shown)
             if extent:
-                content = page_rendering.render("extent.html", extent=extent) + content
-            return RenderedContent.from_body(content)
+                text = page_rendering.render("extent.html", extent=extent) + text
+            return RenderedContent.from_body(text)
 
         return await run_in_thread(render)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from railscope import api as resources
 from railscope.catalog import collector as catalog
 from railscope.catalog.agent import GOVERNOR_EVENT
 from railscope.catalog.incidents import EVALUATION_TIME
@@ -18,25 +19,14 @@ from railscope_collector.diagnosis import entity_states
 from railscope_collector.diagnosis.incident_report import count_text
 from railscope_collector.diagnosis.incident_table import DiagnosisProgress
 from railscope_collector.fleet.view_cells import ViewCell, label_names
+from railscope_collector.http import read_api
 from railscope_collector.http.incidents_api import visible_incidents, visible_jobs
-from railscope_collector.http.read_api import ViewApi
 from railscope_collector.http.route_table import ROUTES
 from railscope_collector.view_refresh import CollectorViews
 
 MAX_WORST, MAX_EVENTS, MAX_INCIDENTS, MAX_NAMED = 20, 20, 10, 10
 MAX_VALUES = 300
 NOT_COMPUTED = "the views have not been computed yet"
-
-
-class NodeCounts(msgspec.Struct, frozen=True):
-    """Nodes by state."""
-
-    total: int
-    failed: int
-    unknown: int
-    degraded: int
-    healthy: int
-    gpus: int
 
 
 class DataState(msgspec.Struct, frozen=True):
@@ -76,22 +66,11 @@ class OverviewModel(msgspec.Struct, frozen=True):
     """Reason why the incidents are not those of now; empty if they are."""
     incidents: tuple[incident_pages.IncidentRow, ...]
     open_incidents: int
-    nodes: NodeCounts | None = None
+    nodes: resources.NodeList | None = None
+    """The worst nodes, and the number of all by state."""
     data: DataState | None = None
     grid: rail_grid.RailGrid | None = None
-    worst: tuple[entity_states.NodeRow, ...] = ()
     events: tuple[recent_events.EventRow, ...] = ()
-
-
-class NodesModel(msgspec.Struct, frozen=True):
-    """One page of the list of nodes, worst first."""
-
-    timestamp_ns: int
-    query: page_table.NodesQuery
-    counts: NodeCounts
-    rows: tuple[entity_states.NodeRow, ...]
-    found: int
-    pages: int
 
 
 class OwnValue(msgspec.Struct, frozen=True):
@@ -150,7 +129,7 @@ class ApiModel(msgspec.Struct, frozen=True):
 class FleetPages:
     """Models from what the API shows to the same reader."""
 
-    api: ViewApi
+    api: read_api.ViewApi
 
     def models(self) -> page_table.PageModels:
         """Return the functions by name of the page."""
@@ -198,6 +177,9 @@ class FleetPages:
         )
         if request.tenant is None:
             rows = self.api.node_rows()
+            worst = self.api.select_nodes(read_api.NodesQuery(limit=MAX_WORST))
+            ill = (row for row in worst.rows if row.state != entity_states.HEALTHY)
+            worst = msgspec.structs.replace(worst, rows=tuple(ill))
             events = recent_events.event_rows(
                 self.api.core.events,
                 dict(self.api.core.fleet.nodes),
@@ -206,27 +188,22 @@ class FleetPages:
             )
             model = msgspec.structs.replace(
                 model,
-                nodes=count_nodes(rows),
+                nodes=worst,
                 data=_data_state(rows, views, missing),
                 grid=rail_grid.make_grid(rows),
-                worst=tuple(row for row in rows[:MAX_WORST] if row.state != entity_states.HEALTHY),
                 events=tuple(events),
             )
         return msgspec.structs.replace(model, summary=_summary(model, len(urgent)))
 
-    async def _nodes(self, request: page_table.PageRequest) -> NodesModel:
-        return await run_in_thread(self._make_nodes, request.query)
-
-    def _make_nodes(self, query: page_table.NodesQuery) -> NodesModel:
-        rows = self.api.node_rows()
-        found = [
-            row
-            for row in rows
-            if query.state in {"all", row.state} and query.name.lower() in row.name.lower()
-        ]
-        shown, pages = page_table.split_page(found, query.page)
-        timestamp_ns = self.api.views().timestamp_ns
-        return NodesModel(timestamp_ns, query, count_nodes(rows), shown, len(found), pages)
+    async def _nodes(self, request: page_table.PageRequest) -> resources.NodeList:
+        query = request.query
+        chosen = read_api.NodesQuery(
+            limit=page_table.PAGE_ROWS,
+            offset=(query.page - 1) * page_table.PAGE_ROWS,
+            state="" if query.state == "all" else query.state,
+            name=query.name,
+        )
+        return await run_in_thread(self.api.select_nodes, chosen)
 
     async def _railscope(self, _: page_table.PageRequest) -> OwnModel:
         views = self.api.views()
@@ -243,7 +220,7 @@ class FleetPages:
         plain = {each.metric: each.value for each in values if not each.labels}
         rejected = (each for each in values if each.metric == catalog.REJECTED.name)
         ages = [
-            (row.name, row.age_seconds)
+            (row.node, row.age_seconds)
             for row in self.api.node_rows()
             if row.age_seconds is not None
         ]
@@ -287,15 +264,8 @@ def _own_value(cell: ViewCell) -> OwnValue:
     return OwnValue(cell.metric.name, text, cell.value)
 
 
-def count_nodes(rows: Sequence[entity_states.NodeRow]) -> NodeCounts:
-    """Return the number of nodes by state."""
-    counts = Counter(row.state for row in rows)
-    states = {state: counts[state] for state in entity_states.STATES}
-    return NodeCounts(total=len(rows), **states, gpus=sum(row.gpus for row in rows))
-
-
 def _data_state(
-    rows: Sequence[entity_states.NodeRow], views: CollectorViews, missing: Counter[str]
+    rows: Sequence[resources.Node], views: CollectorViews, missing: Counter[str]
 ) -> DataState:
     ages = [row.age_seconds for row in rows if row.age_seconds is not None]
     reporting = (cell for cell in views.node.cells if cell.metric is catalog.NODE_UP)
@@ -317,9 +287,9 @@ def _summary(model: OverviewModel, urgent: int) -> str:
         return NOT_COMPUTED
     parts = []
     if model.nodes:
-        counts = {name: getattr(model.nodes, name) for name in entity_states.STATES[:-1]}
-        states = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-        parts.append(f"{count_text(model.nodes.total, 'node')}: {states or 'all healthy'}")
+        counts = model.nodes.states
+        states = ", ".join(f"{counts[s]} {s}" for s in entity_states.STATES[:-1] if counts[s])
+        parts.append(f"{count_text(model.nodes.found, 'node')}: {states or 'all healthy'}")
     if model.problem:
         parts.append(model.problem)
     else:

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from railscope import timestamps
+from railscope import api as resources, timestamps
 from railscope.device_names import DeviceKey, Names, choose_most_complete
 from railscope.service import run_in_thread
 from railscope.timestamps import SECOND_NS
@@ -28,7 +28,8 @@ from railscope_collector.console import (
     node_history,
     page_table,
 )
-from railscope_collector.diagnosis import diagnosis_curves
+from railscope_collector.diagnosis import diagnosis_curves, entity_states
+from railscope_collector.diagnosis.incident_table import IncidentTable
 from railscope_collector.http.read_api import ViewApi
 from railscope_collector.http.read_pool import ReadPool
 from railscope_collector.state.collector_state import CollectorState
@@ -95,12 +96,9 @@ class CurvesModel(msgspec.Struct, frozen=True):
 class GpuPageModel(msgspec.Struct, frozen=True):
     """A GPU and its NIC on one time axis."""
 
-    node: str
-    gpu: Mapping[str, str]
-    """Names of the GPU."""
+    gpu: resources.Gpu
     nics: tuple[Mapping[str, str], ...]
     """Names of the NICs on the same rail."""
-    rail: int | None
     history: CurvesModel
 
 
@@ -248,6 +246,9 @@ class HistoryPages:
     """Returns the history of rails and jobs."""
     has_group: Callable[[diagnosis_curves.GroupKey], bool] = lambda _: False
     """True if a rail or a job exists now: it may have no history yet. Blocking: it reads all nodes."""
+    gpus_of: Callable[[str], Sequence[resources.Gpu]] = lambda _: ()
+    """Returns the GPUs of a node with their states. Blocking."""
+    incidents: Callable[[], IncidentTable] = IncidentTable
     server: ServerHistory | None = None
     """Reads what is older than the frame log; None without one."""
     _models: OrderedDict[tuple[object, ...], CurvesModel] = field(default_factory=OrderedDict)
@@ -260,6 +261,7 @@ class HistoryPages:
         nodes = node_history.NodeHistory.from_directory(directory, api.core.schemas.read)
         pages = cls(api.core, nodes, reading, api.wall_ns, lambda: api.incidents().history)
         pages.has_group = partial(group_curves.has_group, api)
+        pages.gpus_of, pages.incidents = api.gpus.of_node, api.incidents
         if api.console.history_url:
             pages.server = history_server.HistoryServer(api.console).read
         return pages
@@ -317,13 +319,20 @@ class HistoryPages:
         shown = CurvesModel(period, source, problem, models)
         return GroupPageModel(name, shown, self.server is not None)
 
-    async def _gpu(self, request: page_table.PageRequest) -> GpuPageModel:
+    async def _gpu(self, request: page_table.PageRequest) -> page_table.PageContent:
         node, index = request.parts["node"], request.parts["index"]
         pair = self.find_pair(node, index)
         figures = [*curves.GPU_FIGURES, *(curves.NIC_FIGURES if pair.nics else ())]
         history = await self._device_curves(request, pair, figures)
         nics = tuple(map(dict, pair.nics))
-        return GpuPageModel(node, dict(pair.gpu), nics, pair.rail, history)
+        uuid, names = pair.gpu["uuid"], (pair.gpu["index"], pair.gpu["pci_address"])
+        listed = await run_in_thread(self.gpus_of, node)
+        unknown = resources.Gpu(uuid, *names, pair.rail, node, entity_states.UNKNOWN)
+        gpu = next((each for each in listed if each.gpu == uuid), unknown)
+        numbers = (*gpu.incidents, *gpu.victim_of)
+        found = [each for each in map(self.incidents().find, numbers) if each]
+        shown = {"incidents": [each.document for each in found]}
+        return page_table.PageContent(GpuPageModel(gpu, nics, history), shown)
 
     async def _node(self, request: page_table.PageRequest) -> NodeHistoryModel:
         node = request.parts["node"]

@@ -325,9 +325,11 @@ class IncidentPages:
 
     async def at_moment(
         self,
-        present: Callable[[page_table.PageRequest], Awaitable[msgspec.Struct]],
+        present: Callable[
+            [page_table.PageRequest], Awaitable[msgspec.Struct | page_table.PageContent]
+        ],
         request: page_table.PageRequest,
-    ) -> msgspec.Struct:
+    ) -> msgspec.Struct | page_table.PageContent:
         """Return what is stored of a time in the past; without one the model of the present."""
         if not request.query.at:
             return await present(request)

@@ -122,6 +122,7 @@ _environment.globals |= {
 _environment.filters |= {
     "number": format_number,
     "count": count_text,
+    "pages": page_table.page_count,
     "duration": format_duration,
     "quantity": format_quantity,
     "in_unit": curves.format_value,

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, 
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import quote, urlsplit
 
 import msgspec
@@ -47,6 +47,25 @@ class AuditQuery(msgspec.Struct, frozen=True):
 
     start: RecordIndex | None = None
     tenant: SearchText = ""
+
+
+class GpusQuery(msgspec.Struct, frozen=True):
+    """Query of the list of GPUs."""
+
+    page: PageNumber = 1
+    state: Literal["all", "failed", "unknown", "degraded", "healthy"] = "all"
+    use: Literal["all", "held", "unclaimed", "idle"] = "all"
+    sort: Literal[
+        "",
+        "node",
+        "utilization_ratio",
+        "power_watts",
+        "temperature_celsius",
+        "receive_bytes_per_second",
+        "pausing_ratio",
+    ] = ""
+    name: SearchText = ""
+    """Part of the name of the node."""
 
 
 class NodesQuery(msgspec.Struct, frozen=True):
@@ -137,6 +156,7 @@ PAGES: Collection[Page] = (
     Page("overview", "/", "Overview", RUNNING, TenantScope.OWN_DATA, MomentQuery),
     Page("nodes", "/nodes", "Nodes", RUNNING, query=NodesQuery),
     Page("node", "/nodes/{node}", "Node {node}", RUNNING, query=MomentQuery, in_menu=False),
+    Page("gpus", "/gpus", "GPUs", RUNNING, TenantScope.OWN_DATA, GpusQuery),
     Page("rails", "/rails", "Rails", RUNNING),
     Page("rail", "/rails/{rail}", "Rail {rail}", RUNNING, query=MomentQuery, in_menu=False),
     Page("switches", "/switches", "Switches", RUNNING, query=PageQuery),
@@ -307,7 +327,12 @@ class PageRequest:
 def split_page(rows: Sequence[RowT], page: int) -> tuple[tuple[RowT, ...], int]:
     """Return the rows of a page, and the number of pages; a page beyond the last one is empty."""
     start = (page - 1) * PAGE_ROWS
-    return tuple(rows[start : start + PAGE_ROWS]), max(-(-len(rows) // PAGE_ROWS), 1)
+    return tuple(rows[start : start + PAGE_ROWS]), page_count(len(rows))
+
+
+def page_count(found: int) -> int:
+    """Return the number of pages of a list."""
+    return max(-(-found // PAGE_ROWS), 1)
 
 
 _API_ROUTES = {route.name: route for route in ROUTES}
@@ -315,6 +340,7 @@ _DASHBOARDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "overview": ("railscope-cluster", ()),
     "nodes": ("railscope-health", ()),
     "node": ("railscope-node", ("node",)),
+    "gpus": ("railscope-health", ()),
     "node_history": ("railscope-node", ("node",)),
     "gpu": ("railscope-pair", ("node",)),
     "rails": ("railscope-rails", ()),
@@ -349,8 +375,17 @@ def check_grafana_url(url: str) -> str:
     return url.rstrip("/")
 
 
-PageModels: TypeAlias = Mapping[str, Callable[[PageRequest], Awaitable[msgspec.Struct]]]
-"""Functions by name of the page that return its model; they raise PageProblemError."""
+class PageContent(NamedTuple):
+    """Content of a page: a resource, which is the page as JSON, and what the template shows beside it."""
+
+    resource: msgspec.Struct
+    shown: Mapping[str, object] = {}
+
+
+PageModels: TypeAlias = Mapping[
+    str, Callable[[PageRequest], Awaitable[msgspec.Struct | PageContent]]
+]
+"""Functions by name of the page that return its content; they raise PageProblemError."""
 PAGES_BY_NAME: Mapping[str, Page] = {page.name: page for page in PAGES}
 _QUERY_FIELDS = {
     page.query: {each.encode_name: each for each in msgspec.structs.fields(page.query)}

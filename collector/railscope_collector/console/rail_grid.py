@@ -1,4 +1,4 @@
-"""Grid of nodes by rails as SVG: one path for each state, whatever the number of nodes.
+"""Grid of nodes by rails: a table with names and links of few nodes, else SVG with one path for each state.
 
 Nodes are columns, worst first, in bands of equal width; rails are the rows of a band. Neighbours of the same
 state are one segment of a path; lines in the colour of the background separate them.
@@ -11,16 +11,19 @@ from itertools import groupby
 
 import msgspec
 
-from railscope_collector.diagnosis.entity_states import LETTERS, STATES, NodeRow
+from railscope.api import Node
+from railscope_collector.diagnosis.entity_states import LETTERS
 from railscope_collector.diagnosis.incident_report import count_text
 
 MAX_NODES = 4096
+MAX_NAMED = 40
+"""Nodes of a grid with a name, a title and a link for each cell: more have no room for their names."""
 MAX_RAILS = 16
 _WIDTHS = ((256, 64), (1024, 128), (MAX_NODES, 256))
 """Columns of a band, by the largest number of nodes."""
 _CELL_PIXELS = 14
 _GAP = 1
-_NAMES = {LETTERS[state]: state for state in STATES}
+_NAMES = {letter: state for state, letter in LETTERS.items() if state}
 
 
 class RailGrid(msgspec.Struct, frozen=True):
@@ -35,6 +38,18 @@ class RailGrid(msgspec.Struct, frozen=True):
     omitted: int
     """Nodes beyond the largest number, which are the least urgent ones."""
     caption: str
+
+    @property
+    def is_named(self) -> bool:
+        """True if each cell has its own element."""
+        return len(self.nodes) <= MAX_NAMED
+
+    def states_on(self, rail: int) -> list[tuple[str, str]]:
+        """Return the nodes with the state of their cells on a rail; empty for a rail that a node does not have."""
+        letters = (cell[rail : rail + 1] or LETTERS[""] for cell in self.cells)
+        return [
+            (node, _NAMES.get(letter, "")) for node, letter in zip(self.nodes, letters, strict=True)
+        ]
 
     @property
     def bands(self) -> int:
@@ -85,7 +100,7 @@ class RailGrid(msgspec.Struct, frozen=True):
         return columns + rows
 
 
-def make_grid(rows: Sequence[NodeRow]) -> RailGrid:
+def make_grid(rows: Sequence[Node]) -> RailGrid:
     """Return the grid of nodes in their order."""
     shown = rows[:MAX_NODES]
     rails = min(max((len(row.rails) for row in shown), default=0), MAX_RAILS)
@@ -94,7 +109,7 @@ def make_grid(rows: Sequence[NodeRow]) -> RailGrid:
     counts = {name: sum(cell.count(letter) for cell in cells) for letter, name in _NAMES.items()}
     states = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     return RailGrid(
-        tuple(row.name for row in shown),
+        tuple(row.node for row in shown),
         cells,
         rails,
         min(columns, max(len(shown), 1)),

@@ -1,12 +1,14 @@
-"""States of nodes, of their rails and of running jobs, decided here for the console and the API; worst first.
+"""States of nodes, of GPUs with their NICs, and of running jobs, decided here for the console and the API; worst first.
 
 failed    the cause of an open critical incident is here, or a GPU has failed
-unknown   the node is stale, or its incidents are not known now
-degraded  the cause of a warning or of a symptom is here, or a victim of an open incident
+unknown   the node is stale, its incidents are not known now, or a GPU has no verdict
+degraded  the cause of a warning or of a symptom is here, or a GPU is degraded by the verdict of its agent
 healthy   fresh data, a current diagnosis, and none of these
 
-A stale node is unknown, never healthy and never failed. Incidents of severity `info` (advice, and what no host can locate)
-change no state.
+A state belongs to the device or node that has the fault. What is only a victim of an incident elsewhere keeps its own state,
+with the identity of that incident. A node has the worst state of its own and of its devices; a GPU without a verdict does not
+change it. A stale node is unknown, never healthy and never failed. Incidents of severity `info` (advice, and what no host can
+locate) change no state.
 
 A running job is unknown while incidents are not known, else degraded if an open incident touches it, else unknown if GPUs
 of it are on stale nodes, else healthy.
@@ -20,68 +22,68 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from railscope import api
 from railscope.catalog import collector as catalog, incidents as incident_catalog
 from railscope.timestamps import SECOND_NS, format_timestamp
 from railscope_collector.diagnosis import incident_report as report
 from railscope_collector.diagnosis.incident_classes import Severity
 from railscope_collector.diagnosis.incident_table import IncidentTable, ReportedIncident
-from railscope_collector.fleet.view_cells import View, ViewCell
+from railscope_collector.fleet.view_cells import View
 from railscope_collector.workloads.job_roster import JobKey
 
 FAILED, UNKNOWN, DEGRADED, HEALTHY = STATES = catalog.NODE_STATES
 """Worst first."""
-LETTERS = {FAILED: "F", UNKNOWN: "U", DEGRADED: "D", HEALTHY: ".", "": "-"}
-"""State of a rail as one letter; `-` for a rail without a GPU and a NIC."""
+LETTERS = {FAILED: "F", UNKNOWN: "U", DEGRADED: "D", HEALTHY: ".", "victim": "v", "": "-"}
+"""State of a cell, the GPU and the NIC of one rail of a node, as one letter; `-` for a rail without both."""
+STATES_BY_LETTER = {letter: state for state, letter in LETTERS.items()} | {"v": HEALTHY}
+MAX_RAILS = 64
 _MAX_INCIDENTS = 20
 """Incidents that the row of a node or of a job has."""
-STATES_BY_LETTER = {letter: state for state, letter in LETTERS.items()}
 _RANKS = {state: rank for rank, state in enumerate(STATES)}
-_WHOLE = ""
-"""Key of the mark of a whole node among those of its rails."""
 NOT_DIAGNOSED = "nothing has been diagnosed yet, or the diagnosis is disabled"
 NO_DATA = frozenset({"agent_partition"})
 """Classes whose cause is a node that may be well: its data is missing."""
+GpuRails = Mapping[str, Mapping[int, str]]
+"""UUID of the GPU on each rail by node; GPUs without a rail have a negative key."""
 
 
-class NodeRow(msgspec.Struct, frozen=True):
-    """State of one node; times are null while they are not known."""
+def worst(*states: str) -> str:
+    """Return the worst of some states."""
+    return min(states, key=_RANKS.__getitem__)
 
-    name: str
-    state: str
-    reason: str
-    """Reason of the state, in words; empty for `healthy`."""
-    since_ns: int | None
-    age_seconds: float | None
-    """Age of the newest frame."""
-    gpus: int
-    rails: str
-    """State of each rail, a letter each, from rail 0 on."""
-    incidents: tuple[str, ...]
-    """The first ones, causes before symptoms."""
 
-    def state_document(self) -> dict[str, object]:
-        """Return the state as the API has it."""
-        names = ("state", "reason", "since_ns", "incidents")
-        return {name: getattr(self, name) for name in names}
+@dataclass(slots=True)
+class CellMarks:
+    """Statements of the open incidents about the GPU and the NIC of one rail."""
+
+    state: str = HEALTHY
+    incidents: dict[str, ReportedIncident] = field(default_factory=dict)
+    """Those whose cause is here."""
+    victim_of: dict[str, ReportedIncident] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class NodeMarks:
-    """Statements of the open incidents about one node: a state by rail, and the incidents with the part of the node in them."""
+    """Statements of the open incidents about one node and its cells."""
 
-    rails: dict[str, str] = field(default_factory=dict)
+    state: str = HEALTHY
+    """The worst state that an incident gives to the node or to a device of it."""
+    whole: CellMarks = field(default_factory=CellMarks)
+    """Those about the node as a whole, which all of its cells share."""
+    cells: dict[int, CellMarks] = field(default_factory=dict)
+    """By rail; the key of a GPU without a rail is negative."""
     incidents: dict[str, tuple[str, ReportedIncident]] = field(default_factory=dict)
+    """Those whose cause is here, with the part of the node in them: cause or symptom."""
+    victim_of: dict[str, ReportedIncident] = field(default_factory=dict)
 
-    def add(self, rail: object, state: str, part: str, incident: ReportedIncident) -> None:
-        """Mark a rail, or the whole node (no rail); the worse state counts, and the first part."""
-        key = _WHOLE if rail is None else str(rail)
-        self.rails[key] = min(state, self.rails.get(key, HEALTHY), key=_RANKS.__getitem__)
-        self.incidents.setdefault(incident.document.id, (part, incident))
-
-    @property
-    def state(self) -> str:
-        """The worst state of the node."""
-        return min(self.rails.values(), key=_RANKS.__getitem__, default=HEALTHY)
+    def cell(self, key: int) -> CellMarks:
+        """Return the marks of a rail, with those of the node as a whole."""
+        found, whole = self.cells.get(key, CellMarks()), self.whole
+        return CellMarks(
+            worst(found.state, whole.state),
+            found.incidents | whole.incidents,
+            found.victim_of,
+        )
 
 
 def diagnosis_problem(diagnosed_ns: int, now_ns: int) -> str:
@@ -97,129 +99,136 @@ def diagnosis_problem(diagnosed_ns: int, now_ns: int) -> str:
 
 
 def marks_of(
-    incidents: Iterable[ReportedIncident], gpu_rails: Mapping[str, Mapping[int, str]]
-) -> dict[str, NodeMarks]:
-    """Return the marks of all nodes; `gpu_rails` has the GPU of each rail by node."""
-    marks: dict[str, NodeMarks] = {}
-
-    def add(node: str, rail: object, state: str, part: str, incident: ReportedIncident) -> None:
-        marks.setdefault(node, NodeMarks()).add(rail, state, part, incident)
-
+    incidents: Iterable[ReportedIncident], gpu_rails: GpuRails
+) -> defaultdict[str, NodeMarks]:
+    """Return the marks of all nodes."""
+    marks: defaultdict[str, NodeMarks] = defaultdict(NodeMarks)
     for incident in incidents:
-        document = incident.document
+        document, number = incident.document, incident.document.id
         if not incident.is_open or document.severity == Severity.INFO:
             continue
         is_critical = incident.is_root and document.severity == Severity.CRITICAL
-        caused = FAILED if is_critical else DEGRADED
-        if document.incident_class in NO_DATA:
-            caused = DEGRADED
-        part = "cause" if incident.is_root else "symptom"
-        for node, rail in _places(document.cause, gpu_rails):
-            add(node, rail, caused, part, incident)
+        # An incident about missing data shows nothing about the devices.
+        is_failed = is_critical and document.incident_class not in NO_DATA
+        caused, part = FAILED if is_failed else DEGRADED, "cause" if incident.is_root else "symptom"
+        for node, place in _places(incident, gpu_rails):
+            of_node = marks[node]
+            of_node.state = worst(of_node.state, caused)
+            of_node.incidents.setdefault(number, (part, incident))
+            if place is None:
+                continue
+            cell = (
+                of_node.whole if place == _WHOLE else of_node.cells.setdefault(place, CellMarks())
+            )
+            cell.state = worst(cell.state, caused)
+            cell.incidents[number] = incident
         for nic in incident.victim_nics:
-            add(nic.node, nic.rail, DEGRADED, "victim", incident)
-        for nodes in incident.tenant_nodes.values():
-            for node in nodes:
-                add(node, None, DEGRADED, "victim", incident)
+            marks[nic.node].victim_of[number] = incident
+            if nic.rail is not None:
+                cells = marks[nic.node].cells
+                cells.setdefault(nic.rail, CellMarks()).victim_of[number] = incident
+        for node in set[str]().union(*incident.tenant_nodes.values()):
+            marks[node].victim_of[number] = incident
     return marks
 
 
-def _places(
-    entity: report.EntityDocument, gpu_rails: Mapping[str, Mapping[int, str]]
-) -> Iterator[tuple[str, int | None]]:
-    """Yield nodes and rails of an entity; no rail stands for the whole node."""
-    match entity:
-        case report.NicDocument():
-            yield entity.node, entity.rail
-        case report.GpuDocument():
-            rails = gpu_rails.get(entity.node, {}).items()
-            yield entity.node, next((rail for rail, uuid in rails if uuid == entity.uuid), None)
-        case report.NodeDocument():
-            yield entity.node, None
-        case report.RackDocument():
-            yield from ((node, None) for node in entity.nodes)
+_WHOLE = -(1 << 62)
+"""Place of a node as a whole."""
 
 
-def node_rows(
-    nodes: View,
-    table: IncidentTable,
-    gpu_rails: Mapping[str, Mapping[int, str]],
-    failed_gpus: Mapping[str, Mapping[str, str]],
-) -> list[NodeRow]:
-    """Return all nodes of the view of nodes, worst first; `failed_gpus` has names by node and UUID."""
+def _places(incident: ReportedIncident, gpu_rails: GpuRails) -> Iterator[tuple[str, int | None]]:
+    """Yield nodes with the key of the cell of a cause; None for a device without a cell."""
+    cause = incident.document.cause
+    devices = [_place(part, gpu_rails) for part in incident.parts]
+    match cause:
+        case report.NicDocument() | report.GpuDocument():
+            yield _place(cause, gpu_rails)
+        case report.NodeDocument() | report.RackDocument():
+            nodes = (cause.node,) if isinstance(cause, report.NodeDocument) else cause.nodes
+            for node in nodes:
+                # Only the devices that show the fault, if the incident names them.
+                yield from [each for each in devices if each[0] == node] or [(node, _WHOLE)]
+
+
+def _place(
+    device: report.NicDocument | report.GpuDocument, gpu_rails: GpuRails
+) -> tuple[str, int | None]:
+    if isinstance(device, report.NicDocument):
+        return device.node, device.rail
+    rails = gpu_rails.get(device.node, {}).items()
+    return device.node, next((key for key, uuid in rails if uuid == device.uuid), None)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """Facts about one node that its state follows from, and what its row shows."""
+
+    gpus: Mapping[int, str]
+    """UUID of the GPU on each rail."""
+    verdicts: Mapping[int, str] = field(default_factory=dict)
+    """State of each GPU by the verdict of its agent, by rail."""
+    names: Mapping[int, str] = field(default_factory=dict)
+    """Names of failed and degraded GPUs in words."""
+    agent_version: str = ""
+    streams: tuple[str, ...] = ()
+
+
+def node_rows(nodes: View, table: IncidentTable, facts: Mapping[str, NodeFacts]) -> list[api.Node]:
+    """Return all nodes of the view of nodes, worst first."""
     problem = diagnosis_problem(table.timestamp_ns, nodes.timestamp_ns)
-    marks = marks_of(table.incidents, gpu_rails)
-    ages = {
-        cell.labels[0]: max(cell.value, 0.0)
-        for cell in nodes.cells
-        if cell.metric is catalog.NODE_AGE
-    }
+    marks = marks_of(table.incidents, {name: each.gpus for name, each in facts.items()})
+    values: dict[str, dict[str, float]] = defaultdict(dict)
+    for cell in nodes.cells:
+        values[cell.labels[0]][cell.metric.name] = cell.value
     rows = [
         _row(
-            cell,
-            ages.get(cell.labels[0]),
-            marks.get(cell.labels[0], NodeMarks()),
-            gpu_rails.get(cell.labels[0], {}),
-            failed_gpus.get(cell.labels[0], {}),
+            name,
+            found,
+            marks.get(name, NodeMarks()),
+            facts.get(name, NodeFacts({})),
             nodes.timestamp_ns,
             problem,
         )
-        for cell in nodes.cells
-        if cell.metric is catalog.NODE_UP
+        for name, found in values.items()
+        if catalog.NODE_UP.name in found
     ]
     return sorted(rows, key=_urgency)
 
 
-@dataclass(slots=True)
-class NodeRanking:
-    """Keeps the rows of the newest views and incidents: one value, as threads replace it while others read it."""
-
-    _latest: tuple[tuple[int, int], tuple[NodeRow, ...]] = ((-1, -1), ())
-
-    def rows(
-        self,
-        nodes: View,
-        table: IncidentTable,
-        gpu_rails: Mapping[str, Mapping[int, str]],
-        failed_gpus: Mapping[str, Mapping[str, str]],
-    ) -> tuple[NodeRow, ...]:
-        """Return the result of `node_rows`, computed again if the views or the incidents are others."""
-        version, latest = (nodes.timestamp_ns, table.timestamp_ns), self._latest
-        if latest[0] != version:
-            latest = self._latest = version, tuple(node_rows(nodes, table, gpu_rails, failed_gpus))
-        return latest[1]
-
-
-def _urgency(row: NodeRow) -> tuple[int, bool, int, int, str]:
+def _urgency(row: api.Node) -> tuple[int, bool, int, int, bool, str]:
     return (
         _RANKS[row.state],
         not row.incidents,
         -row.rails.count(LETTERS[FAILED]),
         -row.rails.count(LETTERS[DEGRADED]),
-        row.name,
+        not row.victim_of,
+        row.node,
     )
 
 
 def _row(  # noqa: PLR0913, PLR0917 - the facts about one node
-    reporting: ViewCell,
-    age_seconds: float | None,
+    name: str,
+    values: Mapping[str, float],
     marks: NodeMarks,
-    gpus: Mapping[int, str],
-    failed: Mapping[str, str],
+    facts: NodeFacts,
     now_ns: int,
     problem: str,
-) -> NodeRow:
-    """Return the row of a node; `reporting` is 1 if its frames are fresh, `problem` why it is not diagnosed."""
-    is_stale = not reporting.value
-    state = marks.state
+) -> api.Node:
+    """Return the row of a node; `problem` is why it is not diagnosed."""
+    is_stale = not values[catalog.NODE_UP.name]
+    age_seconds = values.get(catalog.NODE_AGE.name)
+    age_seconds = None if age_seconds is None else max(age_seconds, 0.0)
     found = sorted(
         marks.incidents.values(),
         key=lambda each: (each[0], each[1].document.severity, each[1].onset_ns),
     )
+    victim_of = [each for key, each in marks.victim_of.items() if key not in marks.incidents]
     since_ns = min((each.onset_ns for _, each in found), default=None)
     reasons = [f"{part} of {each.document.title}" for part, each in found]
+    judged = {key: state for key, state in facts.verdicts.items() if state in {FAILED, DEGRADED}}
+    state, shown = worst(marks.state, HEALTHY), 1
     if is_stale:
-        state = UNKNOWN
+        state, shown = UNKNOWN, 2
         since_ns = round(now_ns - age_seconds * SECOND_NS) if age_seconds is not None else None
         since = format_timestamp(since_ns // SECOND_NS * SECOND_NS, "seconds") if since_ns else ""
         reasons.insert(
@@ -227,47 +236,69 @@ def _row(  # noqa: PLR0913, PLR0917 - the facts about one node
         )
     elif problem:
         state, reasons, since_ns = UNKNOWN, [problem], None
-    if failed and not is_stale:
-        state = FAILED
-        reasons.insert(0, f"{', '.join(sorted(failed.values()))} failed")
-    reason = "; ".join(reasons[:2] if is_stale or failed else reasons[:1])
-    more = len(reasons) - (2 if is_stale or failed else 1)
-    highest = max([*gpus, *(int(rail) for rail in marks.rails if rail.isdecimal())], default=-1)
-    is_unknown = is_stale or bool(problem)
-    return NodeRow(
-        reporting.labels[0],
-        state,
-        f"{reason} and {more} more" if more > 0 else reason,
-        since_ns,
-        age_seconds,
-        len(gpus),
-        "".join(
-            _letter(
-                rail,
-                gpus,
-                marks,
-                is_unknown=is_unknown,
-                has_failed=not is_stale and gpus.get(rail) in failed,
-            )
-            for rail in range(min(highest + 1, 64))
-        ),
-        tuple(each.document.id for _, each in found[:_MAX_INCIDENTS]),
+    if judged and not is_stale:
+        by_agent = worst(*judged.values())
+        if by_agent == FAILED or not problem:
+            state, shown = worst(state, by_agent), 2
+            names = sorted(facts.names[key] for key, each in judged.items() if each == by_agent)
+            reasons.insert(0, f"{', '.join(names)} {by_agent}")
+    if state == HEALTHY:
+        reasons = [f"victim of {each.document.title}" for each in victim_of]
+    more = len(reasons) - shown
+    reason = "; ".join(reasons[:shown])
+    keys = [*facts.gpus, *(key for key in marks.cells if key >= 0)]
+    letters = (
+        cell_letter(
+            facts.gpus, marks, facts.verdicts, rail, is_fresh=not is_stale, is_known=not problem
+        )
+        for rail in range(min(max(keys, default=-1) + 1, MAX_RAILS))
+    )
+    return api.Node(
+        name,
+        gpus=len(facts.gpus),
+        state=state,
+        reason=f"{reason} and {more} more" if more > 0 else reason,
+        since_ns=since_ns,
+        rails="".join(letters),
+        incidents=tuple(each.document.id for _, each in found[:_MAX_INCIDENTS]),
+        victim_of=tuple(each.document.id for each in victim_of[:_MAX_INCIDENTS]),
+        agent_version=facts.agent_version,
+        streams=facts.streams,
+        reporting=values[catalog.NODE_UP.name],
+        age_seconds=age_seconds,
+        clock_offset_seconds=values.get(catalog.NODE_CLOCK_OFFSET.name),
     )
 
 
-def _letter(
-    rail: int, gpus: Mapping[int, str], marks: NodeMarks, *, is_unknown: bool, has_failed: bool
+def cell_state(marks: CellMarks, verdict: str, *, is_fresh: bool, is_known: bool) -> str:
+    """Return the state of a GPU with its NIC, by its marks and the verdict of its agent.
+
+    A failure that the agent reports stays true with or without a diagnosis (`is_known`).
+    """
+    if not is_fresh:
+        return UNKNOWN
+    if verdict == FAILED:
+        return FAILED
+    return worst(verdict, marks.state) if is_known else UNKNOWN
+
+
+def cell_letter(  # noqa: PLR0913 - the facts about one cell
+    gpus: Mapping[int, str],
+    marks: NodeMarks,
+    verdicts: Mapping[int, str],
+    rail: int,
+    *,
+    is_fresh: bool,
+    is_known: bool,
 ) -> str:
-    """Return the state of a rail: that of its GPU, else its own, else that of the node as a whole."""
-    if has_failed:
-        return LETTERS[FAILED]
-    marked = marks.rails.get(str(rail), "")
-    whole = marks.rails.get(_WHOLE, HEALTHY)
-    if is_unknown:
-        return LETTERS[UNKNOWN]
-    if whole != FAILED and not marked and rail not in gpus:
+    """Return the state of a cell as a letter."""
+    cell = marks.cell(rail)
+    # Without a GPU, the NIC alone has a state, which is that of its incidents.
+    verdict = verdicts.get(rail, UNKNOWN) if rail in gpus else HEALTHY
+    if rail not in gpus and rail not in marks.cells and cell.state == HEALTHY:
         return LETTERS[""]
-    return LETTERS[min(marked or HEALTHY, whole, key=_RANKS.__getitem__)]
+    state = cell_state(cell, verdict, is_fresh=is_fresh, is_known=is_known)
+    return LETTERS["victim" if state == HEALTHY and cell.victim_of else state]
 
 
 class DecidedJobState(msgspec.Struct, frozen=True):

@@ -13,22 +13,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from http import HTTPStatus
-from itertools import chain, islice, pairwise, starmap
-from typing import Annotated, Any, Literal
+from itertools import islice, pairwise
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 from aiohttp import web
 
-from railscope import claim_terms
+from railscope import api, claim_terms
 from railscope.catalog import METRICS, collector as catalog
 from railscope_collector import view_refresh
-from railscope_collector.access.credentials import Credential, Role
-from railscope_collector.diagnosis import incident_report as report
-from railscope_collector.diagnosis.entity_states import NO_DATA, STATES, diagnosis_problem
-from railscope_collector.diagnosis.incident_classes import Severity
-from railscope_collector.diagnosis.incident_table import IncidentTable, ReportedIncident
+from railscope_collector.access.credentials import ANYONE, Credential, Role
+from railscope_collector.diagnosis import entity_states
+from railscope_collector.diagnosis.entity_states import STATES
+from railscope_collector.diagnosis.incident_table import IncidentTable
 from railscope_collector.http import incidents_api, json_responses
 from railscope_collector.state.collector_state import CollectorState
 from railscope_collector.views import gpu_list
@@ -38,10 +37,14 @@ MAX_LISTED = 1000
 """GPUs of one response."""
 MAX_RAILS = 100
 """Rails of which a response has the number of GPUs."""
-_FAILED, _UNKNOWN, _DEGRADED, _ = range(len(STATES))
+_FAILED, _UNKNOWN, *_ = range(len(STATES))
+_UNLISTED = -(1 << 20)
+"""First key of failed GPUs that the node does not list; those without a rail have keys nearer to zero."""
+USES = ("held", "unclaimed", "idle")
 _NIC_STREAMS = ("link", "nic", "rdma")
+_Marks = Mapping[str, entity_states.NodeMarks]
 _Pattern = Annotated[str, msgspec.Meta(max_length=100)]
-_VALUES: Mapping[str, tuple[str, ...]] = {
+VALUES: Mapping[str, tuple[str, ...]] = {
     "utilization_ratio": ("railscope_gpu_utilization_ratio",),
     "power_watts": ("railscope_gpu_power_watts",),
     "temperature_celsius": ("railscope_gpu_temperature_celsius",),
@@ -50,6 +53,10 @@ _VALUES: Mapping[str, tuple[str, ...]] = {
     "link_up": ("railscope_network_link_up", "railscope_rdma_port_up"),
     "receive_bytes_per_second": ("railscope_rdma_receive_bytes_total", "railscope_nic_receive_bytes_total"),
     "transmit_bytes_per_second": ("railscope_rdma_transmit_bytes_total", "railscope_nic_transmit_bytes_total"),
+    "paused_ratio": ("railscope_nic_receive_pfc_pause_seconds_total", "railscope_nic_receive_global_pause_seconds_total"),
+    "pausing_ratio": ("railscope_nic_transmit_pfc_pause_seconds_total", "railscope_nic_transmit_global_pause_seconds_total"),
+    "thermal_throttle_ratio": ("railscope_gpu_throttle_seconds_total",),
+    "unclaimed_processes": ("railscope_gpu_unclaimed_processes",),
 }  # fmt: skip
 """Metrics of each value of a row; the first one that is reported counts."""
 
@@ -60,6 +67,17 @@ class GpusQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limit: Annotated[int, msgspec.Meta(ge=1, le=MAX_LISTED)] = 100
     offset: Annotated[int, msgspec.Meta(ge=0, le=10_000_000)] = 0
     state: Literal["", "failed", "degraded", "unknown", "healthy"] = ""
+    use: Literal["", "held", "unclaimed", "idle"] = ""
+    sort: Literal[
+        "",
+        "node",
+        "utilization_ratio",
+        "power_watts",
+        "temperature_celsius",
+        "receive_bytes_per_second",
+        "pausing_ratio",
+    ] = ""
+    """Order in place of worst first: by node and rail, or by a reading, the highest first."""
     rail: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] | None = None
     node: _Pattern = ""
     gpu: _Pattern = ""
@@ -109,6 +127,19 @@ class FleetGpus:
         return np.array([self.nodes[node] for node, _, _ in self.places], np.intp)
 
     @cached_property
+    def is_fresh(self) -> npt.NDArray[np.bool_]:
+        """Whether the node of each GPU reports."""
+        return np.array([self.fresh[node] for node in self.nodes], np.bool_)[self.node_of]
+
+    @cached_property
+    def uses(self) -> npt.NDArray[np.intp]:
+        """Position in USES of the use of each GPU."""
+        unclaimed = self.values[gpu_list.LISTED_METRICS.index("railscope_gpu_unclaimed_processes")]
+        uses = np.where(unclaimed > 0, USES.index("unclaimed"), USES.index("idle"))
+        uses[list(self.holders)] = USES.index("held")
+        return uses
+
+    @cached_property
     def rail_of(self) -> npt.NDArray[np.intp]:
         """Rail of each GPU."""
         return np.array([max(rail, -1) for _, rail, _ in self.places], np.intp)
@@ -125,7 +156,37 @@ class FleetGpus:
         verdicts = np.full(len(self.places), _UNKNOWN, np.int8)
         for code, name in codes.items():
             verdicts[self.values[0] == code] = STATES.index(name)
+        # Those without a rail have no reading in the list of GPUs.
+        for node, uuids in self.views.failed_gpus.items():
+            for uuid in uuids:
+                verdicts[list(self.positions_of(node, uuid))] = _FAILED
         return verdicts
+
+    def node_facts(self, core: CollectorState) -> dict[str, entity_states.NodeFacts]:
+        """Return the facts about each node that its state follows from. Blocking."""
+        verdicts, nodes = self.verdicts.tolist(), dict(core.fleet.nodes)
+        found = {}
+        for name in self.fresh:
+            positions, node = self.spans.get(name, ()), nodes.get(name)
+            judged = {self.places[each][1]: STATES[verdicts[each]] for each in positions}
+            gpus = {self.places[each][1]: self.places[each][2] for each in positions}
+            names = {
+                key: f"GPU {core.names_of_gpu(name, gpus[key])['index'] or gpus[key]}"
+                for key, state in judged.items()
+                if state in {entity_states.FAILED, entity_states.DEGRADED}
+            }
+            # An agent may report the verdict on a GPU before the GPU itself.
+            failed = self.views.failed_gpus.get(name, {})
+            for number, uuid in enumerate(sorted(failed.keys() - set(gpus.values()))):
+                judged[_UNLISTED - number], names[_UNLISTED - number] = (
+                    STATES[_FAILED],
+                    failed[uuid],
+                )
+            version, streams = (node.agent_version, list(node.rows)) if node else ("", [])
+            found[name] = entity_states.NodeFacts(
+                gpus, judged, names, version, tuple(sorted(streams))
+            )
+        return found
 
     @cached_property
     def spans(self) -> dict[str, range]:
@@ -157,37 +218,6 @@ class FleetGpus:
         return next((number for number in numbers if math.isfinite(number)), None)
 
 
-def _touching(
-    gpus: FleetGpus, incidents: Iterable[ReportedIncident]
-) -> dict[int, dict[str, tuple[int, ReportedIncident]]]:
-    """Return the open incidents, except those of severity info, by GPU and id, each with the state that it means for the GPU."""
-    touching: dict[int, dict[str, tuple[int, ReportedIncident]]] = defaultdict(dict)
-    for incident in incidents:
-        document = incident.document
-        if not incident.is_open or document.severity == Severity.INFO:
-            continue
-        is_critical = incident.is_root and document.severity == Severity.CRITICAL
-        # An incident about missing data shows nothing about the device.
-        caused = _FAILED if is_critical and document.incident_class not in NO_DATA else _DEGRADED
-        victims = ((nic.node, nic.rail) for nic in incident.victim_nics if nic.rail is not None)
-        for state, places in ((caused, _places_of(document.cause)), (_DEGRADED, victims)):
-            for position in chain.from_iterable(starmap(gpus.positions_of, places)):
-                touching[position].setdefault(document.id, (state, incident))
-    return touching
-
-
-def _places_of(cause: report.EntityDocument) -> Iterator[tuple[str, int | str | None]]:
-    match cause:
-        case report.GpuDocument(node=node, uuid=uuid):
-            yield node, uuid
-        case report.NicDocument(node=node, rail=int(rail)):
-            yield node, rail
-        case report.NodeDocument(node=node):
-            yield node, None
-        case report.RackDocument(nodes=nodes):
-            yield from ((node, None) for node in nodes)
-
-
 @dataclass(slots=True)
 class GpusApi:
     """Handler of the list; a tenant reads the GPUs that its jobs hold."""
@@ -197,10 +227,17 @@ class GpusApi:
     incidents: Callable[[], IncidentTable]
     _newest: FleetGpus = field(default_factory=lambda: FleetGpus(view_refresh.CollectorViews()))
 
+    def newest(self) -> FleetGpus:
+        """Return all GPUs of the newest views: one list for all requests of a refresh, computed on first use."""
+        views, found = self.views(), self._newest
+        if found.views is not views:
+            found = self._newest = FleetGpus(views)
+        return found
+
     async def list(self, request: web.Request, credential: Credential) -> web.Response:
         """Return a part of the list."""
-        views, table = self.views(), self.incidents()
-        if not views.timestamp_ns:
+        gpus, table = self.newest(), self.incidents()
+        if not gpus.views.timestamp_ns:
             text = "the views have not been computed yet"
             return json_responses.json_error(HTTPStatus.SERVICE_UNAVAILABLE, text)
         try:
@@ -208,92 +245,141 @@ class GpusApi:
         except msgspec.ValidationError as error:
             text = f"invalid query: {str(error)[:200]}"
             return json_responses.json_error(HTTPStatus.BAD_REQUEST, text)
-        # One list for all requests of a refresh: it is computed on first use, and each part once.
-        if self._newest.views is not views:
-            self._newest = FleetGpus(views)
-        make = partial(self.content, self._newest, table, credential, query)
-        version = (views.timestamp_ns, table.timestamp_ns, credential.tenant, query)
+        make = partial(self.select, gpus, table, credential, query)
+        version = (gpus.views.timestamp_ns, table.timestamp_ns, credential.tenant, query)
         return await json_responses.tagged_response(request, make, *version)
 
-    def content(
+    def select(
         self, gpus: FleetGpus, table: IncidentTable, credential: Credential, query: GpusQuery
-    ) -> dict[str, Any]:
+    ) -> api.GpuList:
         """Return the part of the list that a query selects. Blocking."""
-        touching = _touching(gpus, incidents_api.visible_incidents(table, credential))
-        states = gpus.verdicts.copy()
-        problem = diagnosis_problem(table.timestamp_ns, gpus.views.timestamp_ns)
-        for position, found in touching.items():
-            if not problem and gpus.fresh[gpus.places[position][0]]:
-                states[position] = min(states[position], *(state for state, _ in found.values()))
-        if problem:
-            # A failure that the agent reported stays true, with or without a diagnosis.
-            states[states != _FAILED] = _UNKNOWN
+        marks, states, problem = _decide(gpus, table, credential)
         owner = credential.tenant if credential.role is Role.TENANT else None
         chosen = np.flatnonzero(_selected(gpus, states, query, owner))
         # Stable, so that equal states keep the order by node and rail on each page.
-        order = chosen[np.argsort(states[chosen], kind="stable")]
+        order = chosen[np.argsort(_sort_keys(gpus, states, query.sort)[chosen], kind="stable")]
         part = order[query.offset : query.offset + query.limit].tolist()
-        nics = _NicNames(self.core)
+        rows = self._rows(gpus, marks, states, owner, part)
         counts = np.bincount(states[chosen], minlength=len(STATES)).tolist()
-        return {
-            "view": "gpus",
-            "timestamp_ns": gpus.views.timestamp_ns,
-            "diagnosis_ns": table.timestamp_ns,
-            "problem": problem,
-            "found": len(order),
-            "states": dict(zip(STATES, counts, strict=True)),
-            "rails": _count_by_rail(gpus.rail_of[chosen], states[chosen]),
-            "offset": query.offset,
-            "rows": [
-                self._row(gpus, position, owner, [e for _, e in touching[position].values()])
-                | {"state": STATES[states[position]]}
-                | {"nics": nics.on_rail(*gpus.places[position][:2])}
-                for position in part
-            ],
-        }
+        uses = np.bincount(gpus.uses[chosen], minlength=len(USES)).tolist()
+        return api.GpuList(
+            gpus.views.timestamp_ns,
+            tuple(rows),
+            found=len(order),
+            offset=query.offset,
+            states=dict(zip(STATES, counts, strict=True)),
+            use=dict(zip(USES, uses, strict=True)),
+            rails=tuple(_count_by_rail(gpus.rail_of[chosen], states[chosen])),
+            problem=problem,
+            diagnosis_ns=table.timestamp_ns,
+        )
 
-    def _row(
+    def of_node(self, node: str) -> tuple[api.Gpu, ...]:
+        """Return the GPUs of a node by rail, for readers of all nodes. Blocking."""
+        gpus = self.newest()
+        marks, states, _ = _decide(gpus, self.incidents(), ANYONE)
+        rows = self._rows(gpus, marks, states, None, gpus.spans.get(node, ()))
+        return tuple(sorted(rows, key=lambda each: (each.rail is None, each.rail or 0, each.gpu)))
+
+    def _rows(
+        self,
+        gpus: FleetGpus,
+        marks: _Marks,
+        states: npt.NDArray[np.int8],
+        owner: str | None,
+        positions: Iterable[int],
+    ) -> Iterator[api.Gpu]:
+        nics = _NicNames(self.core)
+        for position in positions:
+            node, rail, _ = gpus.places[position]
+            cell = marks.get(node, entity_states.NodeMarks()).cell(rail)
+            state = STATES[states[position]]
+            yield self._gpu(gpus, position, owner, cell, state, nics.on_rail(node, rail))
+
+    def _gpu(  # noqa: PLR0913, PLR0917 - the facts about one GPU
         self,
         gpus: FleetGpus,
         position: int,
         owner: str | None,
-        incidents: Sequence[ReportedIncident],
-    ) -> dict[str, Any]:
+        cell: entity_states.CellMarks,
+        state: str,
+        nics: Sequence[str],
+    ) -> api.Gpu:
         node, rail, uuid = gpus.places[position]
         holders = gpus.holders.get(position, [])
         holders = [each for each in holders if owner in {None, each.holding.job.tenant}]
         names = self.core.names_of_gpu(node, uuid)
         reasons = [*gpus.views.gpus.reasons.get((node, rail), ())]
-        reasons += [each.document.title for each in incidents]
+        reasons += [each.document.title for each in cell.incidents.values()]
         if not gpus.fresh[node]:
             reasons.insert(0, "no frame is received")
         elif rail < 0:
             reasons.append("the rail of the GPU is not known")
         elif gpus.verdicts[position] == _UNKNOWN:
             reasons.append("the agent has no verdict on the GPU")
-        values = {name: gpus.value(position, metrics) for name, metrics in _VALUES.items()}
+        values = {name: gpus.value(position, metrics) for name, metrics in VALUES.items()}
         # A reading of a shared GPU shows what other tenants do.
         if owner is not None and not all(each.is_alone for each in holders):
             values = dict.fromkeys(values)
             reasons.append("readings are those of several jobs that share the GPU")
-        return {
-            "node": node,
-            "gpu": uuid,
-            "index": names["index"],
-            "pci_address": names["pci_address"],
-            "rail": rail if rail >= 0 else None,
-            "health": STATES[gpus.verdicts[position]],
-            "reasons": reasons,
-            "incidents": [each.document.id for each in incidents],
-            "age_seconds": gpus.ages.get(node),
-            **values,
-            "link_up": None if values["link_up"] is None else bool(values["link_up"]),
-            "holders": [
-                each.holding.job._asdict()
-                | {"held_ratio": float(each.holding.units / claim_terms.GPU_CAPACITY)}
+        link_up, unclaimed = values.pop("link_up"), values.pop("unclaimed_processes")
+        return api.Gpu(
+            uuid,
+            names["index"],
+            names["pci_address"],
+            rail if rail >= 0 else None,
+            node,
+            state,
+            nics=tuple(nics),
+            health=STATES[gpus.verdicts[position]],
+            reasons=tuple(reasons),
+            incidents=tuple(cell.incidents),
+            victim_of=tuple(cell.victim_of),
+            age_seconds=gpus.ages.get(node),
+            link_up=None if link_up is None else bool(link_up),
+            unclaimed_processes=None if unclaimed is None else round(unclaimed),
+            holders=tuple(
+                api.Holder(*each.holding.job, float(each.holding.units / claim_terms.GPU_CAPACITY))
                 for each in holders
-            ],
-        }
+            ),
+            **values,
+        )
+
+
+def _decide(
+    gpus: FleetGpus, table: IncidentTable, credential: Credential
+) -> tuple[_Marks, npt.NDArray[np.int8], str]:
+    """Return the marks of all nodes, the state of each GPU as its position in STATES, and why incidents are not known."""
+    visible = incidents_api.visible_incidents(table, credential)
+    marks = entity_states.marks_of(visible, gpus.views.gpus.gpus)
+    problem = entity_states.diagnosis_problem(table.timestamp_ns, gpus.views.timestamp_ns)
+    states = gpus.verdicts.copy()
+    if problem:
+        states[states != _FAILED] = _UNKNOWN
+    states[~gpus.is_fresh] = _UNKNOWN
+    for node, of_node in marks.items():
+        for position in gpus.spans.get(node, ()):
+            state = entity_states.cell_state(
+                of_node.cell(gpus.places[position][1]),
+                STATES[gpus.verdicts[position]],
+                is_fresh=gpus.fresh[node],
+                is_known=not problem,
+            )
+            states[position] = STATES.index(state)
+    return marks, states, problem
+
+
+def _sort_keys(gpus: FleetGpus, states: npt.NDArray[np.int8], sort: str) -> npt.NDArray[np.float64]:
+    """Return a key of each GPU that sorts in ascending order; GPUs without a reading are the last ones."""
+    if sort == "node":
+        return np.arange(len(states), dtype=np.float64)
+    if not sort:
+        return states.astype(np.float64)
+    keys = np.full(len(states), np.nan)
+    for metric in VALUES[sort]:
+        values = gpus.values[gpu_list.LISTED_METRICS.index(metric)]
+        keys = np.where(np.isnan(keys), values, keys)
+    return -keys
 
 
 def _selected(
@@ -303,6 +389,8 @@ def _selected(
     selected = np.ones(len(gpus.places), np.bool_)
     if query.state:
         selected &= states == STATES.index(query.state)
+    if query.use:
+        selected &= gpus.uses == USES.index(query.use)
     if query.rail is not None:
         selected &= gpus.rail_of == query.rail
     if query.node:

@@ -27,7 +27,9 @@ def json_response(
 
 
 async def tagged_response(
-    request: web.Request, make: Callable[[], dict[str, object]], *version: object
+    request: web.Request,
+    make: Callable[[], dict[str, object] | msgspec.Struct],
+    *version: object,
 ) -> web.Response:
     """Return a JSON document that is made in a thread; status 304 without a body if the client has it.
 
@@ -36,7 +38,7 @@ async def tagged_response(
 
     def encode() -> tuple[bytes, str]:
         content = make()
-        text = b"" if version else msgspec.json.encode(content | {"timestamp_ns": 0})
+        text = b"" if version else msgspec.json.encode(_without_time(content))
         return msgspec.json.encode(content), hashlib.sha256(text).hexdigest()
 
     body, digest = b"", hashlib.sha256(repr(version).encode(errors="replace")).hexdigest()
@@ -48,6 +50,12 @@ async def tagged_response(
     if version:
         body, _ = await service.run_in_thread(encode)
     return web.Response(body=body, content_type="application/json", headers=headers)
+
+
+def _without_time(content: dict[str, object] | msgspec.Struct) -> object:
+    if isinstance(content, msgspec.Struct):
+        return msgspec.structs.replace(content, timestamp_ns=0)
+    return content | {"timestamp_ns": 0}
 
 
 def json_error(

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from railscope import reading, textfile_series, timestamps
+from railscope import api, reading, textfile_series, timestamps
 from railscope.catalog import METRICS, declare, entities
 from railscope_collector.fleet import schema_columns
 from railscope_collector.fleet.fleet import StreamRow
 from railscope_collector.state.collector_state import CollectorState
 
 
-def stream_document(core: CollectorState, node: str, row: StreamRow, now_ns: int) -> dict[str, Any]:
+def stream_document(core: CollectorState, node: str, row: StreamRow, now_ns: int) -> api.Stream:
     """Return the latest frame of a source, reading by reading, converted to units."""
     schema = core.schemas.read(row.schema)
     values = row.block.values_of(row.index).tolist()
@@ -26,20 +24,21 @@ def stream_document(core: CollectorState, node: str, row: StreamRow, now_ns: int
         numerator, denominator = group.scale
         if metric and metric.kind is declare.MetricKind.HISTOGRAM:
             numerator, denominator = metric.scale_of(entity.key).as_integer_ratio()
-        entry: dict[str, Any] = {"metric": group.metric, "entity": list(entity.key)}
-        if devices[member]:
-            entry["device"] = devices[member]
+        value: int | float | None = None
+        absent = ""
         if codes[column] != reading.PRESENT:
-            entry["absent"] = reading.REASONS.get(codes[column], reading.Absent.ERROR).label
+            absent = reading.REASONS.get(codes[column], reading.Absent.ERROR).label
         # A schema of another version may have any scale: a division by zero must not fail the whole document.
         elif not denominator:
-            entry["absent"] = reading.Absent.ERROR.label
+            absent = reading.Absent.ERROR.label
         else:
             counter = metric is not None and metric.kind is declare.MetricKind.COUNTER
             value = reading.from_stored(values[column], counter=counter) * numerator
             # An integer stays exact; a division makes it a float.
-            entry["value"] = value if denominator == 1 else value / denominator
-        readings.append(entry)
+            value = value if denominator == 1 else value / denominator
+        readings.append(
+            api.Reading(group.metric, tuple(entity.key), value, absent, devices[member] or {})
+        )
     age_seconds = (now_ns - row.timestamp_ns) / timestamps.SECOND_NS if row.timestamp_ns else None
     columns = (
         (group.metric, "".join(schema.entities[member].key[:1]))
@@ -52,9 +51,4 @@ def stream_document(core: CollectorState, node: str, row: StreamRow, now_ns: int
         return reading.REASONS.get(codes[column], reading.Absent.ERROR)
 
     series = textfile_series.json_entries(columns, read_column)
-    return {
-        "timestamp_ns": row.timestamp_ns,
-        "age_seconds": age_seconds,
-        "readings": readings,
-        **({"series": series} if series else {}),
-    }
+    return api.Stream(row.timestamp_ns, tuple(readings), age_seconds, series)

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from http import HTTPStatus
-from itertools import chain
-from typing import Any
+from itertools import chain, zip_longest
+from typing import Annotated, Any, Literal
 
+import msgspec
 import numpy as np
 from aiohttp import web
 
-from railscope import exposition, service, timestamps
+from railscope import api, exposition, service, timestamps
 from railscope.catalog import declare
 from railscope.catalog.rollup import part_labels
 from railscope_collector import view_refresh
@@ -44,8 +46,31 @@ from railscope_collector.switches import all_switches, switch_view
 from railscope_collector.views.fresh_rows import find_fresh_rows
 from railscope_collector.views.rollups import node_rollups
 
-MAX_EVENTS = 1000
+MAX_EVENTS, MAX_NODES = 1000, 1_000_000
 _NOT_COMPUTED = "the views have not been computed yet"
+
+
+_RAIL_METRICS: Mapping[str, tuple[str, ...]] = {
+    "mean_utilization_ratio": ("railscope_rail_mean_gpu_utilization_ratio",),
+    "max_temperature_celsius": ("railscope_rail_max_gpu_temperature_celsius",),
+    "power_watts": ("railscope_rail_sum_gpu_power_watts",),
+    "ports_up": ("railscope_rail_sum_rdma_port_up",),
+    "receive_bytes_per_second": ("railscope_rail_sum_rdma_receive_bytes_per_second", "railscope_rail_sum_nic_receive_bytes_per_second"),
+    "transmit_bytes_per_second": ("railscope_rail_sum_rdma_transmit_bytes_per_second", "railscope_rail_sum_nic_transmit_bytes_per_second"),
+    "max_paused_ratio": ("railscope_rail_max_nic_receive_pfc_pause_ratio",),
+    "max_pausing_ratio": ("railscope_rail_max_nic_transmit_pfc_pause_ratio",),
+    "marked_packets_per_second": ("railscope_rail_sum_rdma_ecn_marked_packets_per_second",),
+}  # fmt: skip
+"""Roll-ups of each reading of a rail; the first one that is reported counts."""
+
+
+class NodesQuery(msgspec.Struct, frozen=True):
+    """Query of the list of nodes: the part of the list, a state, and a part of the name without regard to case."""
+
+    limit: Annotated[int, msgspec.Meta(ge=0, le=MAX_NODES)] = MAX_NODES
+    offset: Annotated[int, msgspec.Meta(ge=0, le=MAX_NODES)] = 0
+    state: Literal["", "failed", "degraded", "unknown", "healthy"] = ""
+    name: Annotated[str, msgspec.Meta(max_length=100)] = ""
 
 
 @dataclass(slots=True)
@@ -66,10 +91,13 @@ class ViewApi:
     link_ends: switch_view.LinkEnds = field(init=False)
     progress: Callable[[], DiagnosisProgress] = DiagnosisProgress
     """Returns how current the incidents are."""
-    _ranking: entity_states.NodeRanking = field(default_factory=entity_states.NodeRanking)
+    gpus: gpus_api.GpusApi = field(init=False)
+    _nodes: tuple[tuple[int, int], tuple[api.Node, ...]] = field(init=False, default=((-1, -1), ()))
+    """Time of views and incidents with their nodes: one value, as threads replace it while others read it."""
 
     def __post_init__(self) -> None:
-        """Create the cache of the ends of links, which are those of this state."""
+        """Create what is kept of the newest views, and the ends of links, which are those of this state."""
+        self.gpus = gpus_api.GpusApi(self.core, self.views, self.incidents)
         cabling = self.switches.polling.cabling
         self.link_ends = switch_view.LinkEnds(self.core, cabling, self.wall_ns)
         self.switches.take_links = self.link_ends.take  # of the head: that of all nodes
@@ -81,8 +109,7 @@ class ViewApi:
         incidents: Callable[[], IncidentTable],
     ) -> ViewApi:
         """Return the same for another state."""
-        ranking = entity_states.NodeRanking()
-        return replace(self, core=core, views=views, incidents=incidents, _ranking=ranking)
+        return replace(self, core=core, views=views, incidents=incidents)
 
     def handlers(self) -> route_table.RouteHandlers:
         """Return the handlers by route name."""
@@ -91,11 +118,11 @@ class ViewApi:
             "ready": self._ready,
             "metrics": self._metrics,
             "cluster": self._view("cluster"),
-            "rails": self._view("rail"),
+            "rails": self._rails,
             "tenants": self._tenants,
-            "nodes": self._nodes,
+            "nodes": self._node_list,
             "node": self._node,
-            "gpus": gpus_api.GpusApi(self.core, self.views, self.incidents).list,
+            "gpus": self.gpus.list,
             "inventory": self._inventory,
             "account": self._account,
             "events": self._events,
@@ -111,10 +138,95 @@ class ViewApi:
             lambda: self.views().jobs, self.core.names_of_gpu, self.incidents
         )
 
-    def node_rows(self) -> Sequence[entity_states.NodeRow]:
+    def node_rows(self) -> Sequence[api.Node]:
         """Return all nodes with their states, worst first; computed once per refresh. Blocking."""
-        views, gpus = self.views(), dict(self.core.gpus_by_node)
-        return self._ranking.rows(views.node, self.incidents(), gpus, views.failed_gpus)
+        gpus, table = self.gpus.newest(), self.incidents()
+        nodes, latest = gpus.views.node, self._nodes
+        version = nodes.timestamp_ns, table.timestamp_ns
+        if latest[0] != version:
+            facts = gpus.node_facts(self.core)
+            latest = self._nodes = version, tuple(entity_states.node_rows(nodes, table, facts))
+        return latest[1]
+
+    def select_nodes(self, query: NodesQuery) -> api.NodeList:
+        """Return the part of the nodes that a query selects. Blocking."""
+        rows = self.node_rows()
+        found = [
+            row
+            for row in rows
+            if query.state in {"", row.state} and query.name.lower() in row.node.lower()
+        ]
+        counts = Counter(row.state for row in rows)
+        return api.NodeList(
+            self.views().timestamp_ns,
+            tuple(found[query.offset : query.offset + query.limit]),
+            found=len(found),
+            offset=query.offset,
+            states={state: counts[state] for state in entity_states.STATES},
+            gpus=sum(row.gpus for row in rows),
+        )
+
+    async def node_detail(self, name: str, streams: Collection[str] = ()) -> api.NodeDetail | None:
+        """Return a node with its GPUs and sources, all unless some are named; None if it is not known."""
+        node = self.core.fleet.nodes.get(name)
+        if node is None:
+            return None
+        now_ns = self.wall_ns()
+        rollups = _rollup_rows(self._fresh_rows(node, now_ns))
+        chosen = {
+            stream: node_readings.stream_document(self.core, node.name, row, now_ns)
+            for stream, row in sorted(node.rows.items())
+            if not streams or stream in streams
+        }
+        missing = dict(self.core.received.missing_of_nodes()).get(name, 0)
+        gpus, row = await service.run_in_thread(lambda: (self.gpus.of_node(name), self._row(name)))
+        return api.NodeDetail(
+            name,
+            now_ns,
+            chosen,
+            state=row.state,
+            reason=row.reason,
+            since_ns=row.since_ns,
+            incidents=row.incidents,
+            victim_of=row.victim_of,
+            age_seconds=row.age_seconds,
+            clock_offset_seconds=node.clock_offset_ns / timestamps.SECOND_NS,
+            missing_frames=missing,
+            agent_version=node.agent_version,
+            gpus=gpus,
+            rollups=tuple(rollups),
+        )
+
+    def rail_list(self) -> api.RailList:
+        """Return all rails with their states and roll-ups. Blocking."""
+        view, nodes = self.views().rail, self.node_rows()
+        rows = tuple(
+            api.MetricValue(
+                cell.metric.name,
+                dict(zip(cell.metric.about.labels, cell.labels, strict=True)),
+                cell.value,
+            )
+            for cell in view.cells
+        )
+        values = {(row.labels["rail"], row.metric): row.value for row in rows}
+        letters = zip_longest(*(row.rails for row in nodes), fillvalue="")
+        rails = []
+        for rail, of_rail in enumerate(letters):
+            counts = Counter(entity_states.STATES_BY_LETTER.get(each, "") for each in of_rail)
+            readings: dict[str, Any] = {
+                name: _first(values.get((str(rail), each)) for each in metrics)
+                for name, metrics in _RAIL_METRICS.items()
+            }
+            states = {state: counts[state] for state in entity_states.STATES}
+            victims = of_rail.count(entity_states.LETTERS["victim"])
+            rails.append(api.Rail(rail, **states, victims=victims, **readings))
+        return api.RailList(view.timestamp_ns, rows, tuple(rails))
+
+    def _row(self, name: str) -> api.Node:
+        """Return the row of a node, also of one that is in no view. Blocking."""
+        row = next((each for each in self.node_rows() if each.node == name), None)
+        reason = "removed from the inventory, or not in a view yet"
+        return row or api.Node(name, state=entity_states.UNKNOWN, reason=reason)
 
     def cells(self) -> tuple[int, Iterator[view_cells.ViewCell]]:
         """Return the timestamp of the views and all cells of the metrics endpoint; iterating over them may block."""
@@ -162,60 +274,28 @@ class ViewApi:
             request, partial(_document, view), view.timestamp_ns, tenant
         )
 
-    async def _nodes(self, request: web.Request, _: Credential) -> web.Response:
+    async def _rails(self, request: web.Request, _: Credential) -> web.Response:
         version = self.views().timestamp_ns, self.incidents().timestamp_ns
-        make = partial(self._make_nodes, dict(self.core.fleet.nodes))
-        return await json_responses.tagged_response(request, make, *version)
+        return await json_responses.tagged_response(request, self.rail_list, *version)
 
-    def _make_nodes(self, nodes: Mapping[str, FleetNode]) -> dict[str, Any]:
-        views, facts = self.views(), dict[str, dict[str, Any]]()
-        for cell in views.node.cells:
-            facts.setdefault(cell.labels[0], {})[cell.metric.name] = cell.value
-        states = {row.name: row.state_document() for row in self.node_rows()}
-        rows = [
-            {
-                "node": name,
-                **states[name],
-                "agent_version": node.agent_version,
-                "streams": sorted(node.rows),
-                "gpus": len(self.core.gpus_by_rail(name)),
-                **facts[name],
-            }
-            for name, node in sorted(nodes.items())
-            # The views are older than the nodes: a node of this second is in the next answer.
-            if name in facts and name in states  # without stale nodes that were removed
-        ]
-        return {"view": "nodes", "timestamp_ns": views.timestamp_ns, "rows": rows}
+    async def _node_list(self, request: web.Request, _: Credential) -> web.Response:
+        try:
+            query = msgspec.convert(dict(request.query), NodesQuery, strict=False)
+        except msgspec.ValidationError as error:
+            text = f"invalid query: {str(error)[:200]}"
+            return json_responses.json_error(HTTPStatus.BAD_REQUEST, text)
+        version = self.views().timestamp_ns, self.incidents().timestamp_ns, query
+        return await json_responses.tagged_response(
+            request, partial(self.select_nodes, query), *version
+        )
 
     async def _node(self, request: web.Request, __: Credential) -> web.Response:
-        node = self.core.fleet.nodes.get(request.match_info["node"])
-        if node is None:
-            text = f"unknown node {request.match_info['node']!r}: expected one that has reported"
+        name, streams = request.match_info["node"], set(request.query.getall("stream", []))
+        found = await self.node_detail(name, streams)
+        if found is None:
+            text = f"unknown node {name!r}: expected one that has reported"
             return json_responses.json_error(HTTPStatus.NOT_FOUND, text)
-        now_ns = self.wall_ns()
-        selected = set(request.query.getall("stream", node.rows))
-        content = {
-            "node": node.name,
-            "agent_version": node.agent_version,
-            "timestamp_ns": now_ns,
-            "rollups": _rollup_rows(self._fresh_rows(node, now_ns)),
-            "gpus": self._gpus(node.name),
-            "streams": {
-                stream: node_readings.stream_document(self.core, node.name, row, now_ns)
-                for stream, row in sorted(node.rows.items())
-                if stream in selected
-            },
-        }
-        return json_responses.json_response(content)
-
-    def _gpus(self, node: str) -> list[dict[str, Any]]:
-        """Return the GPUs of a node by rail, with the jobs that hold them."""
-        holders = self.views().jobs.holders_by_gpu(node)
-        return [
-            {"rail": rail, "gpu": gpu, "holders": holders.get(gpu, [])}
-            | {name: self.core.names_of_gpu(node, gpu)[name] for name in ("index", "pci_address")}
-            for rail, gpu in sorted(self.core.gpus_by_rail(node).items())
-        ]
+        return json_responses.json_response(found)
 
     def _fresh_rows(self, node: FleetNode, now_ns: int) -> list[StreamRow]:
         """Return the rows of the node's fresh sources; stale ones are excluded, as in the views."""
@@ -276,6 +356,10 @@ class ViewApi:
         if problem:
             return web.Response(status=503, text=f"not ready: {problem}\n")
         return web.Response(text="ready\n")
+
+
+def _first(values: Iterable[float | None]) -> float | None:
+    return next((each for each in values if each is not None), None)
 
 
 _TENANT_METRICS = ("railscope_tenant_", "railscope_job_")

@@ -20,6 +20,7 @@ from typing import NamedTuple, Protocol
 import structlog
 
 from railscope import service, settings as setting_files
+from railscope.api import Node
 from railscope.audit import record
 from railscope.catalog import collector as catalog
 from railscope.health_verdict import PREFIX, limit_reason
@@ -28,7 +29,7 @@ from railscope_collector import view_refresh
 from railscope_collector.audit import LogWriteError
 from railscope_collector.audit.audit_trail import AuditTrail
 from railscope_collector.config import CollectorSettings, SlurmSettings
-from railscope_collector.diagnosis.entity_states import DEGRADED, FAILED, HEALTHY, UNKNOWN, NodeRow
+from railscope_collector.diagnosis.entity_states import DEGRADED, FAILED, HEALTHY, UNKNOWN
 from railscope_collector.fleet.view_cells import ViewCell
 from railscope_collector.ledger.record_draft import RecordDraft
 from railscope_collector.sinks import SinkError
@@ -106,7 +107,7 @@ class NodeViews(Protocol):
     def views(self) -> Callable[[], view_refresh.CollectorViews]:
         """Returns the newest views."""
 
-    def node_rows(self) -> Sequence[NodeRow]:
+    def node_rows(self) -> Sequence[Node]:
         """Return the states of all nodes. Blocking."""
 
 
@@ -193,7 +194,7 @@ class SlurmDrainer:
     settings: SlurmSettings
     trail: AuditTrail
     wall_ns: Callable[[], int]
-    rows: Callable[[], Sequence[NodeRow]] = tuple
+    rows: Callable[[], Sequence[Node]] = tuple
     """Returns the states of all nodes. Blocking."""
     verdicts: Callable[[], Mapping[str, view_refresh.GpuVerdicts]] = dict
     """Returns the numbers of GPUs with a verdict, by node."""
@@ -281,7 +282,7 @@ class SlurmDrainer:
                 accepted, rejected = accepted + is_accepted, rejected + (not is_accepted)
 
     def decide(
-        self, rows: Sequence[NodeRow], nodes: Mapping[str, SlurmNode], now_ns: int
+        self, rows: Sequence[Node], nodes: Mapping[str, SlurmNode], now_ns: int
     ) -> list[tuple[Sequence[DrainDecision], int]]:
         """Return the nodes to be drained now and those to be resumed, each with the number of allowed changes.
 
@@ -293,9 +294,9 @@ class SlurmDrainer:
         )
         self._update_states(rows, nodes, now_ns, healthy_ns)
         listed = [
-            (row, nodes[row.name], self._since[row.name][0], now_ns - self._since[row.name][1])
+            (row, nodes[row.node], self._since[row.node][0], now_ns - self._since[row.node][1])
             for row in rows
-            if row.name in nodes
+            if row.node in nodes
         ]
         failed = [
             row
@@ -303,12 +304,12 @@ class SlurmDrainer:
             if state == FAILED and node.is_available and lasted_ns >= failed_ns
         ]
         to_drain = [
-            DrainDecision(row.name, drains=True, reason=_describe(row, self._gpus[row.name]))
+            DrainDecision(row.node, drains=True, reason=_describe(row, self._gpus[row.node]))
             for row in failed
-            if row.name not in self.drains
+            if row.node not in self.drains
         ]
         to_resume = [
-            DrainDecision(row.name, drains=False, reason=limit_reason(node.reason[len(PREFIX) :]))
+            DrainDecision(row.node, drains=False, reason=limit_reason(node.reason[len(PREFIX) :]))
             for row, node, state, lasted_ns in listed
             if self.settings.resume
             and state == HEALTHY
@@ -339,7 +340,7 @@ class SlurmDrainer:
         ]
 
     def _update_states(
-        self, rows: Sequence[NodeRow], nodes: Mapping[str, SlurmNode], now_ns: int, healthy_ns: int
+        self, rows: Sequence[Node], nodes: Mapping[str, SlurmNode], now_ns: int, healthy_ns: int
     ) -> None:
         """Update the state of each node. One is not healthy while a GPU, such as one that it had before the drain, has no verdict."""
         verdicts, before, gpus, usable_ns = (
@@ -349,10 +350,10 @@ class SlurmDrainer:
             self._usable_ns,
         )
         self._since, self._gpus, self._usable_ns = {}, {}, {}
-        for name in self.drains.keys() - nodes.keys() - {row.name for row in rows}:
+        for name in self.drains.keys() - nodes.keys() - {row.node for row in rows}:
             del self.drains[name]
         for row in rows:
-            name, state, node = row.name, row.state, nodes.get(row.name)
+            name, state, node = row.node, row.state, nodes.get(row.node)
             found = verdicts.get(name, view_refresh.GpuVerdicts())
             is_judged = found.judged == found.listed
             if node and node.has_own_reason:
@@ -441,7 +442,7 @@ class SlurmDrainer:
         )
 
 
-def _describe(row: NodeRow, gpus: int) -> str:
+def _describe(row: Node, gpus: int) -> str:
     """Return the reason for Slurm: the first incident, the reason of the state, and the number of GPUs."""
     incident = f"incident {row.incidents[0]}: " if row.incidents else ""
     return limit_reason(_QUOTES.sub("", f"{incident}{row.reason}"), f" [{gpus} GPUs]")

@@ -22,17 +22,26 @@ LISTED_METRICS = (
     "railscope_gpu_temperature_celsius",
     "railscope_gpu_memory_used_bytes",
     "railscope_gpu_memory_size_bytes",
+    "railscope_gpu_unclaimed_processes",
+    "railscope_gpu_throttle_seconds_total",
     "railscope_network_link_up",
     "railscope_rdma_port_up",
     "railscope_nic_receive_bytes_total",
     "railscope_nic_transmit_bytes_total",
     "railscope_rdma_receive_bytes_total",
     "railscope_rdma_transmit_bytes_total",
+    "railscope_nic_receive_pfc_pause_seconds_total",
+    "railscope_nic_receive_global_pause_seconds_total",
+    "railscope_nic_transmit_pfc_pause_seconds_total",
+    "railscope_nic_transmit_global_pause_seconds_total",
 )
 """Metrics of the list of GPUs; counters are read as rates."""
 _HEALTH_REASON = "railscope_gpu_health_reason_active"
 _LOWEST = frozenset({"railscope_network_link_up", "railscope_rdma_port_up"})
 """Several ports of a rail: the lowest value counts, not the sum."""
+_HIGHEST = frozenset(name for name in LISTED_METRICS if "pause" in name or "throttle" in name)
+"""Shares of time of several priorities or reasons: the highest value counts."""
+_THROTTLE, _THERMAL = "railscope_gpu_throttle_seconds_total", "thermal"
 
 
 class ListedColumns(NamedTuple):
@@ -61,7 +70,8 @@ def _listed_columns(layout: schemas.SchemaLayout) -> ListedColumns:
     rails = layout.cell_rails[cell_of].tolist()
     for position, (number, rail) in enumerate(zip(key_of.tolist(), rails, strict=True)):
         metric, part = layout.keys[number]
-        if rail != NO_RAIL and metric.name in LISTED_METRICS:
+        is_other_throttle = metric.name == _THROTTLE and not part[0].endswith(_THERMAL)
+        if rail != NO_RAIL and metric.name in LISTED_METRICS and not is_other_throttle:
             listed.append((position, LISTED_METRICS.index(metric.name), rail))
         elif rail != NO_RAIL and metric.name == _HEALTH_REASON:
             reasons.append((position, (rail, part[0])))
@@ -105,7 +115,8 @@ class ListedReadings:
         rails = np.array([rail for _, rail in places], np.intp)
         keys = _place_keys(np.array([nodes[node] for node, _ in places], np.int64), rails)
         shape = len(LISTED_METRICS), len(places)
-        sums, counts, lowest = np.zeros(shape), np.zeros(shape, np.int32), np.full(shape, np.inf)
+        sums, counts = np.zeros(shape), np.zeros(shape, np.int32)
+        lowest, highest = np.full(shape, np.inf), np.full(shape, -np.inf)
         for names, columns, values in self._parts if places else ():
             # Nodes that are not listed have keys that no place has.
             numbers = np.array([nodes.get(name, -1) for name in names], np.int64)
@@ -116,9 +127,11 @@ class ListedReadings:
             np.add.at(sums, place, values[row, column])
             np.add.at(counts, place, 1)
             np.minimum.at(lowest, place, values[row, column])
+            np.maximum.at(highest, place, values[row, column])
         for number, name in enumerate(LISTED_METRICS):
             scale = METRICS[name].scale
-            found = lowest[number] if name in _LOWEST else sums[number]
+            extremes = {**dict.fromkeys(_LOWEST, lowest), **dict.fromkeys(_HIGHEST, highest)}
+            found = extremes.get(name, sums)[number]
             sums[number] = found * scale.numerator / scale.denominator
         sums[counts == 0] = np.nan
         return sums

@@ -1,0 +1,214 @@
+"""Resources of the collector's API, one struct each.
+
+The collector's handlers return them, the pages of the console are templates over them, and the command line decodes them.
+A field that an older collector does not send has a default; unknown fields are ignored. Null is a value that is not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """A job that holds a share of a GPU."""
+
+    tenant: str
+    source: str
+    workload: str
+    held_ratio: float
+
+
+class Gpu(msgspec.Struct, frozen=True):
+    """A GPU with the NICs on its rail. Readings are those of the GPU, or sums over the ports of the NICs."""
+
+    gpu: str
+    """UUID."""
+    index: str = ""
+    pci_address: str = ""
+    rail: int | None = None
+    node: str = ""
+    state: str = ""
+    """Worst of the GPU, of its NICs and of their links; a victim of an incident elsewhere has no worse state."""
+    nics: tuple[str, ...] = ()
+    health: str = "unknown"
+    """Verdict of the agent on the GPU alone."""
+    reasons: tuple[str, ...] = ()
+    """Reasons of the state, in words."""
+    incidents: tuple[str, ...] = ()
+    """Open incidents whose cause is here."""
+    victim_of: tuple[str, ...] = ()
+    """Open incidents whose cause is elsewhere."""
+    age_seconds: float | None = None
+    utilization_ratio: float | None = None
+    power_watts: float | None = None
+    temperature_celsius: float | None = None
+    memory_used_bytes: float | None = None
+    memory_size_bytes: float | None = None
+    link_up: bool | None = None
+    receive_bytes_per_second: float | None = None
+    transmit_bytes_per_second: float | None = None
+    paused_ratio: float | None = None
+    """Share of time in which the switch pauses a NIC; `pausing_ratio` in which a NIC pauses the switch."""
+    pausing_ratio: float | None = None
+    thermal_throttle_ratio: float | None = None
+    unclaimed_processes: int | None = None
+    """Processes that no claim covers."""
+    holders: tuple[Holder, ...] = ()
+
+    @property
+    def use(self) -> str:
+        """`held` by jobs, `unclaimed` (used without a claim), or `idle`."""
+        return "held" if self.holders else "unclaimed" if self.unclaimed_processes else "idle"
+
+
+class GpuList(msgspec.Struct, frozen=True):
+    """A part of the GPUs that a query selects, worst first."""
+
+    timestamp_ns: int
+    rows: tuple[Gpu, ...]
+    found: int
+    offset: int = 0
+    states: dict[str, int] = {}
+    """Number of selected GPUs in each state."""
+    use: dict[str, int] = {}
+    """Number of selected GPUs that are held, used without a claim (`unclaimed`), and `idle`."""
+    rails: tuple[dict[str, int], ...] = ()
+    """Number of selected GPUs by rail and state."""
+    problem: str = ""
+    """Reason why the incidents are not those of now; empty if they are."""
+    diagnosis_ns: int = 0
+    view: str = "gpus"
+
+
+class Node(msgspec.Struct, frozen=True):
+    """A node with its state; times are null while they are not known."""
+
+    node: str
+    gpus: int = 0
+    state: str = ""
+    """Worst of the node and of its GPUs, NICs and links; empty from a collector that does not decide on it."""
+    reason: str = ""
+    """Reason of the state, in words; of a healthy node the incident that it is a victim of, if any."""
+    since_ns: int | None = None
+    rails: str = ""
+    """State of the GPU, the NIC and the link of each rail, a letter each, from rail 0 on: `F`ailed, `U`nknown, `D`egraded,
+    `.` healthy, `v` healthy and a victim of an incident elsewhere, `-` without GPU and NIC.
+    """
+    incidents: tuple[str, ...] = ()
+    """The first open incidents whose cause is here, causes before symptoms."""
+    victim_of: tuple[str, ...] = ()
+    """The first open incidents whose cause is elsewhere."""
+    agent_version: str = ""
+    streams: tuple[str, ...] = ()
+    reporting: float | None = msgspec.field(name="railscope_node_reporting", default=None)
+    age_seconds: float | None = msgspec.field(
+        name="railscope_node_last_frame_age_seconds", default=None
+    )
+    """Age of the newest frame."""
+    clock_offset_seconds: float | None = msgspec.field(
+        name="railscope_node_clock_offset_seconds", default=None
+    )
+
+
+class NodeList(msgspec.Struct, frozen=True):
+    """A part of the nodes that a query selects, worst first."""
+
+    timestamp_ns: int
+    rows: tuple[Node, ...]
+    found: int = 0
+    offset: int = 0
+    states: dict[str, int] = {}
+    """Number of all nodes in each state."""
+    gpus: int = 0
+    """GPUs of all nodes."""
+    view: str = "nodes"
+
+
+class Reading(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A reading of a source: a value, or the reason for its absence."""
+
+    metric: str
+    entity: tuple[str, ...]
+    value: float | int | None = None
+    absent: str = ""
+    device: Mapping[str, str] = {}
+    """Names of the GPU or NIC that it is of; empty for others."""
+
+
+class Stream(msgspec.Struct, frozen=True):
+    """The latest frame of a source."""
+
+    timestamp_ns: int
+    readings: tuple[Reading, ...]
+    age_seconds: float | None = None
+    series: list[dict[str, Any]] = []
+    """Series of textfiles, with exact values."""
+
+
+class NodeDetail(msgspec.Struct, frozen=True):
+    """A node with its GPUs and with the latest frames of its sources."""
+
+    node: str
+    timestamp_ns: int
+    streams: dict[str, Stream]
+    state: str = ""
+    reason: str = ""
+    since_ns: int | None = None
+    incidents: tuple[str, ...] = ()
+    victim_of: tuple[str, ...] = ()
+    age_seconds: float | None = None
+    clock_offset_seconds: float | None = None
+    missing_frames: int = 0
+    agent_version: str = ""
+    gpus: tuple[Gpu, ...] = ()
+    rollups: tuple[dict[str, Any], ...] = ()
+
+
+class MetricValue(msgspec.Struct, frozen=True):
+    """A value of a view; null is not known."""
+
+    metric: str
+    labels: dict[str, str] = {}
+    value: float | None = None
+
+
+class Rail(msgspec.Struct, frozen=True):
+    """A rail over all nodes: its cells (the GPU and the NIC of one node) by state, and readings over all of them."""
+
+    rail: int
+    failed: int = 0
+    unknown: int = 0
+    degraded: int = 0
+    healthy: int = 0
+    victims: int = 0
+    """Healthy cells that are victims of an incident elsewhere; `healthy` includes them."""
+    mean_utilization_ratio: float | None = None
+    max_temperature_celsius: float | None = None
+    power_watts: float | None = None
+    ports_up: float | None = None
+    receive_bytes_per_second: float | None = None
+    transmit_bytes_per_second: float | None = None
+    max_paused_ratio: float | None = None
+    max_pausing_ratio: float | None = None
+    marked_packets_per_second: float | None = None
+
+
+class RailList(msgspec.Struct, frozen=True):
+    """All rails, with their roll-ups as metrics."""
+
+    timestamp_ns: int
+    rows: tuple[MetricValue, ...]
+    rails: tuple[Rail, ...] = ()
+    view: str = "rail"
+
+
+class RailDetail(msgspec.Struct, frozen=True):
+    """One rail with its roll-ups, and a part of its GPUs, worst first."""
+
+    timestamp_ns: int
+    rail: Rail
+    gpus: GpuList
+    rollups: tuple[MetricValue, ...] = ()
