@@ -7,7 +7,7 @@ A field that an older collector does not send has a default; unknown fields are 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
@@ -212,3 +212,156 @@ class RailDetail(msgspec.Struct, frozen=True):
     rail: Rail
     gpus: GpuList
     rollups: tuple[MetricValue, ...] = ()
+
+
+# Incidents ----------------------------------------------------------------------------------------
+
+Timestamp: TypeAlias = Annotated[str, msgspec.Meta(extra_json_schema={"format": "date-time"})]
+
+
+class NicDocument(msgspec.Struct, frozen=True, tag_field="kind", tag="nic"):
+    """A NIC with all of its names; an adapter without an interface, such as EFA, has the name of its RDMA device."""
+
+    node: str
+    interface: str
+    device: str
+    pci_address: str
+    rail: int | None
+    switch: str
+    switch_port: str
+
+
+class GpuDocument(msgspec.Struct, frozen=True, tag_field="kind", tag="gpu"):
+    """A GPU with all of its names."""
+
+    node: str
+    index: int | None
+    uuid: str
+    pci_address: str
+
+
+class NodeDocument(msgspec.Struct, frozen=True, tag_field="kind", tag="node"):
+    """A node, and the interfaces that show its fault."""
+
+    node: str
+    interfaces: tuple[str, ...] = ()
+
+
+class LeafDocument(msgspec.Struct, frozen=True, tag_field="kind", tag="leaf"):
+    """A leaf switch, or one of others that hosts cannot distinguish.
+
+    The name is empty if no NIC states it; pods are numbered in the order of their nodes. If switches show the cause,
+    `port_switch`, `port` and `queue` name it: the switch may be a spine, and the queue is empty for a whole port.
+    """
+
+    switch: str
+    pod: int | None
+    rail: int | None
+    alternatives: tuple[LeafDocument, ...] = msgspec.field(name="or", default=())
+    port_switch: str | msgspec.UnsetType = msgspec.UNSET
+    port: str | msgspec.UnsetType = msgspec.UNSET
+    queue: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class RackDocument(msgspec.Struct, frozen=True, tag_field="kind", tag="rack"):
+    """Nodes with a common power supply; the name is empty if their GPUs do not report a chassis."""
+
+    rack: str
+    nodes: tuple[str, ...]
+
+
+class StorageDocument(msgspec.Struct, frozen=True, tag_field="kind", tag="storage"):
+    """A file server."""
+
+    server: str
+
+
+class JobDocument(msgspec.Struct, frozen=True, tag_field="kind", tag="job"):
+    """A job, and its speed relative to its past: the median of the last five minutes of the incident.
+
+    It is null for a job that is not slower, and of the cause.
+    """
+
+    tenant: str
+    source: str
+    workload: str
+    speed: float | None = None
+    ended: Timestamp | None = None
+    """Time by which the job ended while the incident was open; null while it runs."""
+
+
+EntityDocument: TypeAlias = (
+    NicDocument
+    | GpuDocument
+    | NodeDocument
+    | LeafDocument
+    | RackDocument
+    | StorageDocument
+    | JobDocument
+)
+
+
+class EvidenceDocument(msgspec.Struct, frozen=True):
+    """A value that supports an incident; null is unknown. `comparison` is the meaning of the threshold.
+
+    `window_seconds` is the time over which the signal is judged, up to the evaluation; the value may be that of its last part.
+    0 stands for what has no window: a report, a setting, an age.
+    """
+
+    signal: str
+    device: str
+    value: float | None
+    threshold: float | None
+    comparison: str
+    window_seconds: float
+
+
+class GainDocument(msgspec.Struct, frozen=True):
+    """Expected gain of following advice: share of the time of the affected jobs, GPU-seconds per hour; null is unknown."""
+
+    text: str
+    share: float | None
+    gpu_seconds_per_hour: float | None
+    derivation: str
+
+
+class IncidentDocument(msgspec.Struct, frozen=True):
+    """An incident. Times are RFC 3339 in UTC on the collector's clock; `ended` is null while it lasts.
+
+    `onset` is the end of the first slot of 10 seconds that shows the fault, or the time of the report. The fault may have begun up to
+    `onset_uncertainty_seconds` before: that is the window of the first evidence as of the detection, the time since the wait of
+    a hang began, or the distance of two reads of what has no window; at least one slot.
+    `detected` is the time at which this class with this cause was first concluded, from nothing recorded later.
+    `runbook` is the path of the section on the class in the runbook, in the console and on the site that alert rules link to.
+    `explained_by` is the identity of the incident that explains this one. For a tenant, the names of a node on which none of its jobs is
+    touched, and of the devices of that node, are empty.
+    """
+
+    id: str
+    incident_class: str = msgspec.field(name="class")
+    text: str
+    title: str
+    """Class and cause in words."""
+    cause: EntityDocument
+    onset: Timestamp
+    onset_uncertainty_seconds: float
+    detected: Timestamp
+    ended: Timestamp | None
+    severity: str
+    confidence: Annotated[float, msgspec.Meta(ge=0, le=1)]
+    victims: tuple[EntityDocument, ...]
+    victim_count: int
+    jobs: tuple[JobDocument, ...]
+    evidence: tuple[EvidenceDocument, ...]
+    symptoms: tuple[str, ...]
+    lost_gpu_seconds: int
+    """As `lost_gpu_time_seconds`, but 0 if it is not known; removed in the release after the next one."""
+    action: str
+    runbook: str
+    detail: str
+    limits: str
+    explained_by: str | None
+    gain: GainDocument | None = None
+    """Only of advice."""
+    lost_gpu_time_seconds: int | None = None
+    """GPU-seconds that jobs lost; null if it is not known: no job had a known speed, or the jobs have ended."""

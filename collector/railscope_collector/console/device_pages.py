@@ -15,7 +15,7 @@ from railscope_collector.console import (
     recent_events,
 )
 from railscope_collector.diagnosis import entity_states
-from railscope_collector.http import gpus_api, read_api
+from railscope_collector.http import gpus_api, incidents_api, read_api
 from railscope_collector.switches import link_ends
 
 _MAX_EVENTS, _MAX_INCIDENTS, _MAX_ROLLUPS = 20, 10, 200
@@ -102,7 +102,7 @@ class DevicePages:
             links = join().links.values()
             numbers = (*detail.incidents, *detail.victim_of)
             found = [each for each in map(table.find, numbers) if each]
-            urgent = incident_pages.worst_first(found)[:_MAX_INCIDENTS]
+            urgent = incidents_api.worst_first(found)[:_MAX_INCIDENTS]
             events = [each for each in core.events if each.node == name]
             ports: dict[str, link_ends.Port] = {
                 link.nic[1]: link.port for link in links if link.nic[0] == name
@@ -112,7 +112,7 @@ class DevicePages:
                 "absence": absence,
                 "sm_clock": sm_clock,
                 "ports": ports,
-                "incidents": tuple(map(incident_pages.incident_row, urgent)),
+                "incidents": incident_pages.documents_of(urgent),
                 "events": recent_events.event_rows(
                     events, dict(core.fleet.nodes), core.names_of, _MAX_EVENTS
                 ),
@@ -160,7 +160,7 @@ class DevicePages:
             if each.is_root
             and (text in each.reach.rails or _rail_of(each.document.cause) == rail.rail)
         ]
-        urgent = incident_pages.worst_first(touching)[:_MAX_INCIDENTS]
+        urgent = incidents_api.worst_first(touching)[:_MAX_INCIDENTS]
         rollups = tuple(each for each in listed.rows if each.labels.get("rail") == text)
         detail = resources.RailDetail(
             listed.timestamp_ns, rail, gpus, rollups=rollups[:_MAX_ROLLUPS]
@@ -169,7 +169,7 @@ class DevicePages:
         shown = {
             "columns": RAIL_COLUMNS,
             "gpu_columns": COLUMNS,
-            "incidents": tuple(map(incident_pages.incident_row, urgent)),
+            "incidents": incident_pages.documents_of(urgent),
             "nodes": nodes[: page_table.PAGE_ROWS],
         }
         return page_table.PageContent(detail, shown)

@@ -19,7 +19,7 @@ from railscope_collector.diagnosis import entity_states
 from railscope_collector.diagnosis.incident_report import count_text
 from railscope_collector.diagnosis.incident_table import DiagnosisProgress
 from railscope_collector.fleet.view_cells import ViewCell, label_names
-from railscope_collector.http import read_api
+from railscope_collector.http import incidents_api, read_api
 from railscope_collector.http.incidents_api import visible_incidents, visible_jobs
 from railscope_collector.http.route_table import ROUTES
 from railscope_collector.view_refresh import CollectorViews
@@ -64,7 +64,7 @@ class OverviewModel(msgspec.Struct, frozen=True):
     """Time of the last evaluation of incidents; 0 for none."""
     problem: str
     """Reason why the incidents are not those of now; empty if they are."""
-    incidents: tuple[incident_pages.IncidentRow, ...]
+    incidents: tuple[resources.IncidentDocument, ...]
     open_incidents: int
     nodes: resources.NodeList | None = None
     """The worst nodes, and the number of all by state."""
@@ -160,7 +160,7 @@ class FleetPages:
             # Otherwise a touched job may run without being listed.
             if not views.jobs.suppressed:
                 ended = len(touched.difference(job.key for job in running))
-        shown = [incident_pages.incident_row(each) for each in incident_pages.worst_first(roots)]
+        shown = incident_pages.documents_of(incidents_api.worst_first(roots))
         model = OverviewModel(
             timestamp_ns=views.timestamp_ns,
             summary="",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -11,8 +10,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from railscope import api as resources
 from railscope.service import run_in_thread
-from railscope.shipped_files import shipped_files
 from railscope.timestamps import format_timestamp, parse_timestamp
 from railscope_collector.console import (
     PageProblemError,
@@ -25,71 +24,14 @@ from railscope_collector.console import (
 from railscope_collector.diagnosis import (
     diagnosis_curves,
     entity_states,
-    incident_report as report,
     incident_table,
 )
-from railscope_collector.diagnosis.incident_classes import INCIDENT_RUNBOOK
 from railscope_collector.http import incidents_api, read_api
+from railscope_collector.switches import links
 
 _MAX_SHOWN = 3
-_RANKS = {"critical": 0, "warning": 1, "info": 2}
 MAX_TIMELINE, MAX_VICTIMS = 40, 100
 _CURVE_WIDTH = 640
-_RUNBOOK_FILES = {
-    path.stem: path for path in shipped_files().values() if path.parent.name == "runbooks"
-}
-RUNBOOKS = {name: page_table.page_path("runbook", name) for name in _RUNBOOK_FILES}
-"""Paths of the runbooks that are installed, by name."""
-
-
-class IncidentRow(msgspec.Struct, frozen=True):
-    """One incident in a list."""
-
-    id: str
-    severity: str
-    incident_class: str = msgspec.field(name="class")
-    text: str
-    cause: str
-    node: str
-    """Node of the cause; empty for a cause that is on none."""
-    onset_ns: int
-    ended_ns: int | None
-    confidence: float
-    victim_count: int
-    jobs: tuple[report.JobDocument, ...]
-    """The first ones."""
-    job_count: int
-    evidence: tuple[str, ...]
-    """The first ones, in words."""
-    lost_gpu_seconds: int
-    action: str
-    runbook: str
-    """Path of the section on the class in the runbook; empty for none."""
-    explained_by: str | None
-
-
-def incident_row(incident: incident_table.ReportedIncident) -> IncidentRow:
-    """Return the row of an incident."""
-    document = incident.document
-    return IncidentRow(
-        id=document.id,
-        severity=document.severity,
-        incident_class=document.incident_class,
-        text=document.text,
-        cause=report.entity_text(document.cause),
-        node=incident_table.cause_labels(document.cause)[1],
-        onset_ns=incident.onset_ns,
-        ended_ns=parse_timestamp(document.ended) if document.ended else None,
-        confidence=document.confidence,
-        victim_count=document.victim_count,
-        jobs=document.jobs[:_MAX_SHOWN],
-        job_count=len(incident.jobs),
-        evidence=tuple(report.evidence_text(each) for each in document.evidence[:_MAX_SHOWN]),
-        lost_gpu_seconds=document.lost_gpu_seconds,
-        action=document.action,
-        runbook=document.runbook if INCIDENT_RUNBOOK in RUNBOOKS else "",
-        explained_by=document.explained_by,
-    )
 
 
 class RunbookModel(msgspec.Struct, frozen=True):
@@ -101,26 +43,18 @@ class RunbookModel(msgspec.Struct, frozen=True):
 
 def read_runbook(name: str) -> RunbookModel:
     """Return a runbook. Blocking; raises PageProblemError."""
-    if name not in RUNBOOKS:
+    if name not in page_rendering.RUNBOOKS:
         message = f"unknown runbook {name[:100]!r}: expected the name of an alert"
         raise PageProblemError(HTTPStatus.NOT_FOUND, message)
-    text = _RUNBOOK_FILES[name].read_text()
-    return RunbookModel(name, page_rendering.parse_markdown(text, RUNBOOKS))
+    text = page_rendering.RUNBOOK_FILES[name].read_text()
+    return RunbookModel(name, page_rendering.parse_markdown(text, page_rendering.RUNBOOKS))
 
 
-def worst_first(
+def documents_of(
     incidents: Iterable[incident_table.ReportedIncident],
-) -> list[incident_table.ReportedIncident]:
-    """Return incidents by urgency: open ones first, causes before symptoms, then by severity and onset."""
-    return sorted(
-        incidents,
-        key=lambda each: (
-            not each.is_open,
-            not each.is_root,
-            _RANKS[each.document.severity],
-            -each.onset_ns,
-        ),
-    )
+) -> tuple[resources.IncidentDocument, ...]:
+    """Return the documents of incidents, as the API has them."""
+    return tuple(each.document for each in incidents)
 
 
 def touched_jobs(incidents: Sequence[incident_table.ReportedIncident]) -> set[tuple[str, str, str]]:
@@ -133,22 +67,6 @@ def touched_jobs(incidents: Sequence[incident_table.ReportedIncident]) -> set[tu
     }
 
 
-class IncidentsModel(msgspec.Struct, frozen=True):
-    """One page of the list of incidents, the most urgent ones first."""
-
-    timestamp_ns: int
-    query: page_table.IncidentsQuery
-    counts: dict[str, int]
-    """Open incidents by severity, and closed ones."""
-    rows: tuple[IncidentRow, ...]
-    found: int
-    pages: int
-    at_ns: int | None
-    """Time at which the incidents were open; null for now."""
-    problem: str
-    """Reason why the incidents are not those of now; empty if they are."""
-
-
 class MomentModel(msgspec.Struct, frozen=True):
     """Page about the overview, a node, a rail or a job at a time in the past: what is stored of it, and what is not."""
 
@@ -156,7 +74,7 @@ class MomentModel(msgspec.Struct, frozen=True):
     from_ns: int
     to_ns: int
     """Period of the events."""
-    incidents: tuple[IncidentRow, ...]
+    incidents: tuple[resources.IncidentDocument, ...]
     found: int
     events: tuple[recent_events.EventRow, ...] | None
     """Events around the time; null if the reader sees none."""
@@ -170,16 +88,10 @@ NOT_STORED = "states of nodes, readings, ages of data and running jobs are store
 AS_OF_NOW = "incidents have the evidence, victims and action of their last evaluation; of the closed ones, the oldest are dropped in time"
 
 
-def open_at(
-    incidents: Iterable[incident_table.ReportedIncident], at_ns: int
-) -> list[incident_table.ReportedIncident]:
-    """Return the incidents that were open at a time."""
-    return [
-        each
-        for each in incidents
-        if each.onset_ns <= at_ns
-        and (each.is_open or parse_timestamp(each.document.ended or "") > at_ns)
-    ]
+def was_open_at(incident: incident_table.ReportedIncident, at_ns: int) -> bool:
+    """True if an incident was open at a time."""
+    ended = incident.document.ended
+    return incident.onset_ns <= at_ns and (ended is None or parse_timestamp(ended) > at_ns)
 
 
 class CurveFigure(msgspec.Struct, frozen=True):
@@ -212,23 +124,6 @@ class CurveFigure(msgspec.Struct, frozen=True):
         """Position of the onset in the picture."""
         share = (self.onset_ns - self.from_ns) / max(self.to_ns - self.from_ns, 1)
         return round(min(max(share, 0.0), 1.0) * self.width, 1)
-
-
-class IncidentModel(msgspec.Struct, frozen=True):
-    """One incident."""
-
-    timestamp_ns: int
-    row: IncidentRow
-    document: report.IncidentDocument
-    victims: tuple[tuple[str, str], ...]
-    """Node (empty for none) and name in words of the first ones."""
-    evidence: tuple[str, ...]
-    explained: tuple[IncidentRow, ...]
-    """Incidents that this one explains; the first ones."""
-    explained_count: int
-    figures: tuple[CurveFigure, ...]
-    timeline: tuple[recent_events.EventRow, ...]
-    """The incident's changes, and what happened to the cause's node from ten minutes before the onset on, newest first."""
 
 
 def _history_curve(content: dict[str, Any]) -> shapes.HistoryCurve:
@@ -276,7 +171,11 @@ def _concerns(incident: incident_table.ReportedIncident, parts: Mapping[str, str
     if "node" in parts:
         touched = incident.reach.nodes.union(*incident.tenant_nodes.values())
         victims = {nic.node for nic in incident.victim_nics}
-        return parts["node"] in {*touched, *victims, incident_row(incident).node}
+        return parts["node"] in {
+            *touched,
+            *victims,
+            incident_table.cause_labels(incident.document.cause)[1],
+        }
     if "rail" in parts:
         rail = getattr(incident.document.cause, "rail", None)
         return parts["rail"] in {*incident.reach.rails, str(rail)}
@@ -301,27 +200,23 @@ class IncidentPages:
     async def _runbook(self, request: page_table.PageRequest) -> RunbookModel:
         return await run_in_thread(read_runbook, request.parts["runbook"])
 
-    async def _incidents(self, request: page_table.PageRequest) -> IncidentsModel:
+    async def _incidents(self, request: page_table.PageRequest) -> page_table.PageContent:
         return await run_in_thread(self._make_incidents, request)
 
-    def _make_incidents(self, request: page_table.PageRequest) -> IncidentsModel:
-        table, query = self.api.incidents(), request.query
-        visible = incidents_api.visible_incidents(table, request.credential)
+    def _make_incidents(self, request: page_table.PageRequest) -> page_table.PageContent:
+        query = request.query
         at_ns = history_pages.parse_moment("at", query.at) if query.at else None
-        visible = visible if at_ns is None else open_at(visible, at_ns)
-        found = [
-            incident
-            for incident in visible
-            if (query.state in {"all", "open" if incident.is_open else "closed"} or at_ns)
-            and query.severity in {"all", incident.document.severity}
-        ]
-        shown, pages = page_table.split_page(worst_first(found), query.page)
-        counts = Counter(each.document.severity if each.is_open else "closed" for each in visible)
-        rows = tuple(map(incident_row, shown))
-        problem = entity_states.diagnosis_problem(table.timestamp_ns, self.api.wall_ns())
-        return IncidentsModel(
-            table.timestamp_ns, query, dict(counts), rows, len(found), pages, at_ns, problem
+        chosen = incidents_api.IncidentsQuery(
+            states=frozenset({query.state}) if query.state != "all" and at_ns is None else None,
+            severities=frozenset({query.severity}) if query.severity != "all" else None,
+            offset=(query.page - 1) * page_table.PAGE_ROWS,
+            limit=page_table.PAGE_ROWS,
         )
+        found = self.api.listed_incidents.select(
+            request.credential, chosen, lambda each: at_ns is None or was_open_at(each, at_ns)
+        )
+        problem = entity_states.diagnosis_problem(found.timestamp_ns, self.api.wall_ns())
+        return page_table.PageContent(found, {"at_ns": at_ns, "problem": problem})
 
     async def at_moment(
         self,
@@ -344,8 +239,10 @@ class IncidentPages:
         visible = incidents_api.visible_incidents(table, request.credential)
         found = [
             each
-            for each in open_at(visible, at_ns)
-            if ("node" in parts or each.document.explained_by is None) and _concerns(each, parts)
+            for each in visible
+            if was_open_at(each, at_ns)
+            and ("node" in parts or each.document.explained_by is None)
+            and _concerns(each, parts)
         ]
         from_ns, to_ns = at_ns - history_pages.BEFORE_NS, at_ns + history_pages.AFTER_NS
         gaps, events, nodes = [NOT_STORED, AS_OF_NOW], None, dict(core.fleet.nodes)
@@ -362,76 +259,80 @@ class IncidentPages:
             of_page = [each for each in stored if parts.get("node", each.node) == each.node]
             around = [each for each in of_page if from_ns <= each.event.wall_ns <= to_ns]
             events = tuple(recent_events.event_rows(around, nodes, core.names_of, MAX_TIMELINE))
-        rows = tuple(map(incident_row, worst_first(found)[:MAX_TIMELINE]))
+        rows = documents_of(incidents_api.worst_first(found)[:MAX_TIMELINE])
         oldest_ns = self.api.wall_ns() - history_pages.MAX_GROUP_PERIOD_NS
         is_stored = at_ns > oldest_ns or bool(self.api.console.history_url)
         has_curves = parts["node"] in nodes if "node" in parts else bool(parts) and is_stored
         return MomentModel(at_ns, from_ns, to_ns, rows, len(found), events, tuple(gaps), has_curves)
 
-    async def _incident(self, request: page_table.PageRequest) -> IncidentModel:
+    async def _incident(self, request: page_table.PageRequest) -> page_table.PageContent:
         table, number = self.api.incidents(), request.parts["incident"]
         incident = incidents_api.find_visible(table, number, request.credential)
         if incident is None:
             text = f"unknown incident {number[:40]!r}: expected one of the list of incidents; closed ones are dropped in time"
             raise PageProblemError(HTTPStatus.NOT_FOUND, text)
-        return await run_in_thread(self._make_incident, request, table, incident)
+        join = self.api.link_ends.take()
+        return await run_in_thread(self._make_incident, request, table, incident, join)
 
     def _make_incident(
         self,
         request: page_table.PageRequest,
         table: incident_table.IncidentTable,
         incident: incident_table.ReportedIncident,
-    ) -> IncidentModel:
+        join: Callable[[], links.JoinedLinks],
+    ) -> page_table.PageContent:
         document = incident.document
         explained = [
             each
             for each in incidents_api.visible_incidents(table, request.credential)
             if each.document.explained_by == document.id
         ]
-        return IncidentModel(
-            timestamp_ns=table.timestamp_ns,
-            row=incident_row(incident),
-            document=document,
-            victims=tuple(
-                (incident_table.cause_labels(each)[1], report.entity_text(each))
-                for each in document.victims[:MAX_VICTIMS]
-            ),
-            evidence=tuple(map(report.evidence_text, document.evidence)),
-            explained=tuple(map(incident_row, explained[:_MAX_SHOWN])),
-            explained_count=len(explained),
-            figures=tuple(
+        cause = document.cause
+        end = (cause.node, cause.interface) if isinstance(cause, resources.NicDocument) else None
+        joined = join().links.values() if end and request.allows("switch_port") else ()
+        shown = {
+            "victims": document.victims[:MAX_VICTIMS],
+            "explained": documents_of(explained[:_MAX_SHOWN]),
+            "explained_count": len(explained),
+            "figures": [
                 evidence_figure(curve, incident.onset_ns)
                 for curve in incident.curves
                 if curve.points
-            ),
-            timeline=tuple(self._timeline(request, incident)),
+            ],
+            "port": next((each.port for each in joined if each.nic == end), None),
+            "timeline": self._timeline(request, incident),
+        }
+        progress = self.api.listed_incidents.progress_for(request.credential)
+        return page_table.PageContent(
+            incidents_api.incident_detail(incident, table.timestamp_ns, progress), shown
         )
 
     def _timeline(
         self, request: page_table.PageRequest, incident: incident_table.ReportedIncident
     ) -> list[recent_events.EventRow]:
         """Return the events about an incident; other events of its node only to readers of all nodes."""
-        row = incident_row(incident)
-        until_ns = row.ended_ns or self.api.wall_ns()
+        document = incident.document
+        number, node = document.id, incident_table.cause_labels(document.cause)[1]
+        until_ns = parse_timestamp(document.ended) if document.ended else self.api.wall_ns()
         core, reads_nodes = self.api.core, request.allows("nodes")
         events = [
             seen_event
             for seen_event in core.events
             if (seen_event.event.entity.kind, seen_event.event.entity.key)
-            == ("incident", (row.id,))
-            or (reads_nodes and row.node and seen_event.node == row.node)
+            == ("incident", (number,))
+            or (reads_nodes and node and seen_event.node == node)
         ]
         found = recent_events.event_rows(
             events, dict(core.fleet.nodes), core.names_of, MAX_TIMELINE * 4
         )
         if not reads_nodes:  # as the cause may be another tenant's
-            _, node, device, _ = incident_table.cause_labels(incident.document.cause)
+            device = incident_table.cause_labels(document.cause)[2]
             found = [msgspec.structs.replace(each, node=node, device=device) for each in found]
         margin_ns = history_pages.BEFORE_NS
         first_ns, last_ns = incident.onset_ns - margin_ns, until_ns + margin_ns
         return [
             each
             for each in found
-            if each.incident in {"", row.id}
+            if each.incident in {"", number}
             and (each.incident or first_ns <= each.timestamp_ns <= last_ns)
         ][:MAX_TIMELINE]

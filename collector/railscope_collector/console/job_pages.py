@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from railscope import api as resources
 from railscope.service import run_in_thread
 from railscope_collector.console import PageProblemError, incident_pages, page_table, recent_events
 from railscope_collector.http import incidents_api, read_api
@@ -71,7 +72,7 @@ class JobModel(msgspec.Struct, frozen=True):
     place_count: int
     page: int
     pages: int
-    incidents: tuple[incident_pages.IncidentRow, ...]
+    incidents: tuple[resources.IncidentDocument, ...]
     events: tuple[recent_events.EventRow, ...]
     """Newest events about the ranks of its collectives."""
 
@@ -147,7 +148,7 @@ class JobPages:
         states = self.api.jobs_api.states(request.credential)
         document = self.api.jobs_api.job_document(view, job, states)
         places, pages = page_table.split_page(document["places"], request.query.page)
-        urgent = incident_pages.worst_first(states.touching.get(job.key, ()))[:_MAX_INCIDENTS]
+        urgent = incidents_api.worst_first(states.touching.get(job.key, ()))[:_MAX_INCIDENTS]
         return JobModel(
             timestamp_ns=view.timestamp_ns,
             row=job_row(document),
@@ -157,7 +158,7 @@ class JobPages:
             place_count=len(document["places"]),
             page=request.query.page,
             pages=pages,
-            incidents=tuple(map(incident_pages.incident_row, urgent)),
+            incidents=incident_pages.documents_of(urgent),
             events=tuple(self._rank_events(job)),
         )
 

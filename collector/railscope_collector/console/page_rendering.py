@@ -14,9 +14,12 @@ import jinja2
 import msgspec
 from markupsafe import Markup
 
-from railscope.timestamps import SECOND_NS, format_timestamp
+from railscope.shipped_files import shipped_files
+from railscope.timestamps import SECOND_NS, format_timestamp, parse_timestamp
 from railscope_collector.console import curves, page_table
-from railscope_collector.diagnosis.incident_report import count_text
+from railscope_collector.diagnosis import incident_report as report
+from railscope_collector.diagnosis.incident_classes import INCIDENT_RUNBOOK
+from railscope_collector.diagnosis.incident_table import cause_labels
 
 _DIRECTORY = Path(__file__).parent
 _DIGITS = 12
@@ -94,14 +97,21 @@ def format_duration(seconds: float | None) -> str:
     return f"-{text}" if round(seconds, 1) < 0 else text
 
 
-def time_element(timestamp_ns: int | None) -> Markup | str:
+def time_element(timestamp: int | str | None) -> Markup | str:
     """Return a `time` element in UTC, to the second; a dash for none."""
-    if not timestamp_ns:
+    if not timestamp:
         return _NONE
+    timestamp_ns = parse_timestamp(timestamp) if isinstance(timestamp, str) else timestamp
     text = format_timestamp(timestamp_ns // SECOND_NS * SECOND_NS, "seconds")
     shown = text.replace("T", " ").removesuffix("Z")
     return Markup('<time datetime="{}">{}</time>').format(text, shown)
 
+
+RUNBOOK_FILES = {
+    path.stem: path for path in shipped_files().values() if path.parent.name == "runbooks"
+}
+RUNBOOKS = {name: page_table.page_path("runbook", name) for name in RUNBOOK_FILES}
+"""Paths of the runbooks that are installed, by name."""
 
 # Read at the start, as the modules are: files that an upgrade replaces later do not fit a running collector.
 _TEMPLATES = {path.name: path.read_text() for path in (_DIRECTORY / "templates").iterdir()}
@@ -115,14 +125,19 @@ _environment = jinja2.Environment(
 )
 _environment.globals |= {
     "path": page_table.page_path,
+    "has_runbook": INCIDENT_RUNBOOK in RUNBOOKS,
     "static": _URLS.__getitem__,
     "periods": {"15 minutes": 15, "1 hour": 60, "6 hours": 360},
     "short_periods": {"15 minutes": 15, "1 hour": 60},
 }
 _environment.filters |= {
     "number": format_number,
-    "count": count_text,
+    "count": report.count_text,
     "pages": page_table.page_count,
+    "entity": report.entity_text,
+    "evidence": report.evidence_text,
+    "labels": cause_labels,
+    "nanoseconds": parse_timestamp,
     "duration": format_duration,
     "quantity": format_quantity,
     "in_unit": curves.format_value,

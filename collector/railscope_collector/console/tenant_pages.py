@@ -9,7 +9,7 @@ from http import HTTPStatus
 
 import msgspec
 
-from railscope import claim_terms, service, timestamps
+from railscope import api as resources, claim_terms, service, timestamps
 from railscope_collector.account import account_cells, account_sums
 from railscope_collector.billing import billing_reader, charges
 from railscope_collector.console import PageProblemError, billing_pages, incident_pages, page_table
@@ -114,7 +114,7 @@ class TenantHoldings(msgspec.Struct, frozen=True):
 class TenantIncidents(msgspec.Struct, frozen=True):
     """Open incidents that touch jobs of a tenant; the worst first."""
 
-    rows: tuple[incident_pages.IncidentRow, ...]
+    rows: tuple[resources.IncidentDocument, ...]
     count: int
 
 
@@ -261,8 +261,8 @@ class TenantPages:
         tenant = request.parts["tenant"]
         visible = incidents_api.visible_incidents(self.api.incidents(), request.credential)
         visible_parts = (each.of_tenant(tenant) for each in visible if each.is_open)
-        touching = incident_pages.worst_first(each for each in visible_parts if each)
-        rows = tuple(map(incident_pages.incident_row, touching[:MAX_INCIDENTS]))
+        touching = incidents_api.worst_first(each for each in visible_parts if each)
+        rows = incident_pages.documents_of(touching[:MAX_INCIDENTS])
         return TenantIncidents(rows, len(touching))
 
 

@@ -362,7 +362,7 @@ class ClusterDiagnosis:
         ports, groups, devices = self.switches.ports, self.groups, self.devices
         if groups is None or groups.version != devices.version or ports is not self._ports:
             self._ports = ports
-            devices.place_nics(ports)
+            devices.place_nics(ports, self.switches.announced)
             if groups is None or groups.version != devices.version:
                 groups = job_groups.PeerGroups(devices, groups.leaf_names if groups else [])
                 self.groups = groups

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from railscope.catalog import KINDS
@@ -176,22 +176,30 @@ class ClusterDevices:
                     self.nics[position].numa_node = entity.facts.get("numa_node", "")
         self.version += 1
 
-    def place_nics(self, ports: Mapping[tuple[str, str], tuple[str, str]]) -> None:
+    def place_nics(
+        self,
+        ports: Mapping[tuple[str, str], tuple[str, str]],
+        announced: Container[tuple[str, str]] = (),
+    ) -> None:
         """Place NICs to which no switch announces itself at the port of their link, by node and interface.
 
-        A switch has the name under which it announces itself to others.
+        A switch has the name under which it announces itself to others. A port that it announces to a NIC (`announced`) has
+        the name that the switch has for it: SONiC announces the alias.
         """
         ends = [ports.get((nic.node, nic.interface), ("", "")) for nic in self.nics]
         names: dict[str, Counter[str]] = defaultdict(Counter)
         for nic, (switch, _) in zip(self.nics, ends, strict=True):
             if nic.switch and not nic.is_placed:
                 names[switch][nic.switch] += 1
-        announced = {switch: found.most_common(1)[0][0] for switch, found in names.items()}
+        names_of = {switch: found.most_common(1)[0][0] for switch, found in names.items()}
         for nic, (switch, port) in zip(self.nics, ends, strict=True):
-            place = announced.get(switch, switch) if switch else "", port
+            place = names_of.get(switch, switch) if switch else "", port
             if (nic.is_placed or not nic.switch) and place != (nic.switch, nic.switch_port):
                 nic.switch, nic.switch_port = place
                 nic.is_placed = bool(switch)
+                self.version += 1
+            elif (nic.node, nic.interface) in announced and port != nic.switch_port:
+                nic.switch_port = port
                 self.version += 1
 
     def _add_nic(self, node: ClusterNode, entity: WireEntity) -> None:

@@ -25,7 +25,6 @@ import msgspec
 from railscope import api
 from railscope.catalog import collector as catalog, incidents as incident_catalog
 from railscope.timestamps import SECOND_NS, format_timestamp
-from railscope_collector.diagnosis import incident_report as report
 from railscope_collector.diagnosis.incident_classes import Severity
 from railscope_collector.diagnosis.incident_table import IncidentTable, ReportedIncident
 from railscope_collector.fleet.view_cells import View
@@ -141,19 +140,19 @@ def _places(incident: ReportedIncident, gpu_rails: GpuRails) -> Iterator[tuple[s
     cause = incident.document.cause
     devices = [_place(part, gpu_rails) for part in incident.parts]
     match cause:
-        case report.NicDocument() | report.GpuDocument():
+        case api.NicDocument() | api.GpuDocument():
             yield _place(cause, gpu_rails)
-        case report.NodeDocument() | report.RackDocument():
-            nodes = (cause.node,) if isinstance(cause, report.NodeDocument) else cause.nodes
+        case api.NodeDocument() | api.RackDocument():
+            nodes = (cause.node,) if isinstance(cause, api.NodeDocument) else cause.nodes
             for node in nodes:
                 # Only the devices that show the fault, if the incident names them.
                 yield from [each for each in devices if each[0] == node] or [(node, _WHOLE)]
 
 
 def _place(
-    device: report.NicDocument | report.GpuDocument, gpu_rails: GpuRails
+    device: api.NicDocument | api.GpuDocument, gpu_rails: GpuRails
 ) -> tuple[str, int | None]:
-    if isinstance(device, report.NicDocument):
+    if isinstance(device, api.NicDocument):
         return device.node, device.rail
     rails = gpu_rails.get(device.node, {}).items()
     return device.node, next((key for key, uuid in rails if uuid == device.uuid), None)
@@ -339,7 +338,7 @@ class JobStates:
             state, reason = UNKNOWN, self.problem
         elif touching:
             cause = touching[0].document.cause
-            is_cause = isinstance(cause, report.JobDocument) and _key(cause) == key
+            is_cause = isinstance(cause, api.JobDocument) and _key(cause) == key
             state = DEGRADED
             reason = f"{'cause' if is_cause else 'victim'} of {touching[0].document.title}"
             reason += f" and {len(touching) - 1} more" if len(touching) > 1 else ""
@@ -350,7 +349,7 @@ class JobStates:
         )
 
 
-def _key(job: report.JobDocument) -> JobKey:
+def _key(job: api.JobDocument) -> JobKey:
     return JobKey(job.tenant, job.source, job.workload)
 
 

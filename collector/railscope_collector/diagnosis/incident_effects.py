@@ -47,6 +47,7 @@ def update_effects(view: DiagnosisView, incidents: Iterable[Incident]) -> None:
         _add_paused_nics(view, incident)
         _update_speeds(view, incident)
         touched[incident.incident_id] = _touched_jobs(view, incident)
+        _add_ended(view, incident, touched[incident.incident_id])
     causes = [incident for incident in found if not incident.explained_by]
     for key, cause in _main_causes(causes, touched, view.states.keys()).items():
         for other in causes:
@@ -56,6 +57,15 @@ def update_effects(view: DiagnosisView, incidents: Iterable[Incident]) -> None:
             _add_loss(view, cause, view.states[key], _wait_slots(cause, key, touched))
     for incident in found:
         _add_tenants(view, incident, touched)
+
+
+def _add_ended(view: DiagnosisView, incident: Incident, touched: AbstractSet[JobKey]) -> None:
+    for key in incident.ended_jobs.keys() & view.states.keys():
+        del incident.ended_jobs[key]  # it runs again under the same name
+    for ended in view.ended_jobs:
+        key, ended_jobs = ended.job.key, incident.ended_jobs
+        if key in touched and ended.end_ns > incident.onset_ns and len(ended_jobs) < MAX_JOBS:
+            ended_jobs[key] = ended.end_ns
 
 
 def _add_paused_nics(view: DiagnosisView, incident: Incident) -> None:
@@ -79,6 +89,8 @@ def _update_speeds(view: DiagnosisView, incident: Incident) -> None:
     for key in incident.reach.jobs & view.states.keys():
         state = view.states[key]
         usual, limit = median_known(np.array(state.history.speeds[-counted:])), state.losing_speed
+        if not np.isnan(usual) and len(incident.judged_jobs) < MAX_JOBS:
+            incident.judged_jobs.add(key)
         if slots >= _STEADY_SLOTS:
             limit = (1 + limit) / 2
         if usual >= limit or (np.isnan(usual) and counted >= SPEED_SLOTS):

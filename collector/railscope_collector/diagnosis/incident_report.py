@@ -6,14 +6,25 @@ The schema is docs/incident.schema.json; `make docs` writes it from these types.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from typing import Annotated, TypeAlias
+from collections.abc import Container, Iterable, Iterator
 
 import msgspec
 
+from railscope.api import (
+    EntityDocument,
+    EvidenceDocument,
+    GainDocument,
+    GpuDocument,
+    IncidentDocument,
+    JobDocument,
+    LeafDocument,
+    NicDocument,
+    NodeDocument,
+    RackDocument,
+    StorageDocument,
+)
 from railscope.timestamps import SECOND_NS, format_timestamp
 from railscope.wire import RAIL_DIGITS
-from railscope_collector.detector_thresholds import Share
 from railscope_collector.diagnosis.devices import ClusterDevices
 from railscope_collector.diagnosis.findings import (
     EVENT,
@@ -45,152 +56,6 @@ _LIMITS = {
 """Limits of the observation, by kind of cause or by class."""
 
 
-Timestamp: TypeAlias = Annotated[str, msgspec.Meta(extra_json_schema={"format": "date-time"})]
-
-
-class NicDocument(msgspec.Struct, frozen=True, tag_field="kind", tag="nic"):
-    """A NIC with all of its names; an adapter without an interface, such as EFA, has the name of its RDMA device."""
-
-    node: str
-    interface: str
-    device: str
-    pci_address: str
-    rail: int | None
-    switch: str
-    switch_port: str
-
-
-class GpuDocument(msgspec.Struct, frozen=True, tag_field="kind", tag="gpu"):
-    """A GPU with all of its names."""
-
-    node: str
-    index: int | None
-    uuid: str
-    pci_address: str
-
-
-class NodeDocument(msgspec.Struct, frozen=True, tag_field="kind", tag="node"):
-    """A node, and the interfaces that show its fault."""
-
-    node: str
-    interfaces: tuple[str, ...] = ()
-
-
-class LeafDocument(msgspec.Struct, frozen=True, tag_field="kind", tag="leaf"):
-    """A leaf switch, or one of others that hosts cannot distinguish.
-
-    The name is empty if no NIC states it; pods are numbered in the order of their nodes. If switches show the cause,
-    `port_switch`, `port` and `queue` name it: the switch may be a spine, and the queue is empty for a whole port.
-    """
-
-    switch: str
-    pod: int | None
-    rail: int | None
-    alternatives: tuple[LeafDocument, ...] = msgspec.field(name="or", default=())
-    port_switch: str | msgspec.UnsetType = msgspec.UNSET
-    port: str | msgspec.UnsetType = msgspec.UNSET
-    queue: str | msgspec.UnsetType = msgspec.UNSET
-
-
-class RackDocument(msgspec.Struct, frozen=True, tag_field="kind", tag="rack"):
-    """Nodes with a common power supply; the name is empty if their GPUs do not report a chassis."""
-
-    rack: str
-    nodes: tuple[str, ...]
-
-
-class StorageDocument(msgspec.Struct, frozen=True, tag_field="kind", tag="storage"):
-    """A file server."""
-
-    server: str
-
-
-class JobDocument(msgspec.Struct, frozen=True, tag_field="kind", tag="job"):
-    """A job, and its speed relative to its past: the median of the last five minutes of the incident.
-
-    It is null for a job that is not slower, and of the cause.
-    """
-
-    tenant: str
-    source: str
-    workload: str
-    speed: float | None = None
-
-
-EntityDocument: TypeAlias = (
-    NicDocument
-    | GpuDocument
-    | NodeDocument
-    | LeafDocument
-    | RackDocument
-    | StorageDocument
-    | JobDocument
-)
-
-
-class EvidenceDocument(msgspec.Struct, frozen=True):
-    """A value that supports an incident; null is unknown. `comparison` is the meaning of the threshold.
-
-    `window_seconds` is the time over which the signal is judged, up to the evaluation; the value may be that of its last part.
-    0 stands for what has no window: a report, a setting, an age.
-    """
-
-    signal: str
-    device: str
-    value: float | None
-    threshold: float | None
-    comparison: str
-    window_seconds: float
-
-
-class GainDocument(msgspec.Struct, frozen=True):
-    """Expected gain of following advice: share of the time of the affected jobs, GPU-seconds per hour; null is unknown."""
-
-    text: str
-    share: float | None
-    gpu_seconds_per_hour: float | None
-    derivation: str
-
-
-class IncidentDocument(msgspec.Struct, frozen=True):
-    """An incident. Times are RFC 3339 in UTC on the collector's clock; `ended` is null while it lasts.
-
-    `onset` is the end of the first slot of 10 seconds that shows the fault, or the time of the report. The fault may have begun up to
-    `onset_uncertainty_seconds` before: that is the window of the first evidence as of the detection, the time since the wait of
-    a hang began, or the distance of two reads of what has no window; at least one slot.
-    `detected` is the time at which this class with this cause was first concluded, from nothing recorded later.
-    `runbook` is the path of the section on the class in the runbook, in the console and on the site that alert rules link to.
-    `explained_by` is the identity of the incident that explains this one. For a tenant, the names of a node on which none of its jobs is
-    touched, and of the devices of that node, are empty.
-    """
-
-    id: str
-    incident_class: str = msgspec.field(name="class")
-    text: str
-    title: str
-    """Class and cause in words."""
-    cause: EntityDocument
-    onset: Timestamp
-    onset_uncertainty_seconds: float
-    detected: Timestamp
-    ended: Timestamp | None
-    severity: str
-    confidence: Share
-    victims: tuple[EntityDocument, ...]
-    victim_count: int
-    jobs: tuple[JobDocument, ...]
-    evidence: tuple[EvidenceDocument, ...]
-    symptoms: tuple[str, ...]
-    lost_gpu_seconds: int
-    action: str
-    runbook: str
-    detail: str
-    limits: str
-    explained_by: str | None
-    gain: GainDocument | None = None
-    """Only of advice."""
-
-
 def victims_of(
     incident: Incident, devices: ClusterDevices
 ) -> tuple[tuple[NicDocument, ...], tuple[JobDocument, ...]]:
@@ -199,11 +64,22 @@ def victims_of(
     cause_job = {incident.cause.job} if incident.cause.job else set()
     cause_nic = {incident.cause.position} if incident.cause.kind == "nic" else set()
     unhurt_jobs = (incident.holders | cause_job) - incident.job_speeds.keys()
-    slow = [_job(key, speed) for key, speed in sorted(incident.job_speeds.items())]
+    ended = incident.ended_jobs
+    slow = [_job(key, speed, ended.get(key)) for key, speed in sorted(incident.job_speeds.items())]
+    unhurt = [_job(key, None, ended.get(key)) for key in sorted(unhurt_jobs)]
     nics = [
         _nic(position, devices) for position in sorted(incident.victim_nics | affected - cause_nic)
     ]
-    return tuple(nics), (*slow, *map(_job, sorted(unhurt_jobs)))
+    return tuple(nics), (*slow, *unhurt)
+
+
+def lost_time(seconds: float, jobs: Iterable[JobDocument], judged: Container[JobKey]) -> int | None:
+    """Return the GPU-seconds that jobs lost; None if it is not known: a job ended, or none had a known speed."""
+    touched = list(jobs)
+    is_known = not touched or any(
+        (job.tenant, job.source, job.workload) in judged and job.ended is None for job in touched
+    )
+    return round(seconds) if is_known or round(seconds) else None
 
 
 def parts_of(incident: Incident, devices: ClusterDevices) -> tuple[NicDocument | GpuDocument, ...]:
@@ -246,6 +122,9 @@ def incident_document(
         evidence=tuple(_evidence(each, window_seconds) for each in incident.evidence),
         symptoms=tuple(sorted(incident.symptoms)),
         lost_gpu_seconds=round(sum(incident.lost_gpu_seconds.values())),
+        lost_gpu_time_seconds=lost_time(
+            sum(incident.lost_gpu_seconds.values()), jobs, incident.judged_jobs
+        ),
         action=kind.action,
         runbook=kind.runbook,
         detail=incident.detail,
@@ -335,8 +214,9 @@ def _leaf(leaf: int, devices: ClusterDevices, groups: PeerGroups) -> LeafDocumen
     )
 
 
-def _job(key: JobKey, speed: float | None = None) -> JobDocument:
-    return JobDocument(key.tenant, key.source, key.workload, speed)
+def _job(key: JobKey, speed: float | None = None, end_ns: int | None = None) -> JobDocument:
+    ended = None if end_ns is None else format_timestamp(end_ns)
+    return JobDocument(key.tenant, key.source, key.workload, speed, ended)
 
 
 def _number(text: str) -> int | None:
@@ -432,13 +312,15 @@ def describe(incident: IncidentDocument, paused_nics: int, job_count: int) -> It
     yield from (f"  {evidence_text(each)}" for each in incident.evidence)
     for job in incident.jobs:
         speed = "" if job.speed is None else f" at {job.speed:.0%} of its speed"
+        speed += f", ended {job.ended}" if job.ended else ""
         yield f"  {entity_text(job)}{speed}"
     if job_count > len(incident.jobs):
         yield f"  {count_text(job_count - len(incident.jobs), 'more job')}"
     if paused_nics:
         yield f"  {count_text(paused_nics, 'NIC')} paused"
     if not incident.gain:
-        yield f"  {count_text(incident.lost_gpu_seconds, 'GPU-second')} lost"
+        lost = incident.lost_gpu_time_seconds
+        yield "  loss not known" if lost is None else f"  {count_text(lost, 'GPU-second')} lost"
     if incident.detail:
         yield f"  {incident.detail}"
     if incident.gain:

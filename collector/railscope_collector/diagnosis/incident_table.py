@@ -9,6 +9,7 @@ from itertools import islice, zip_longest
 
 import msgspec
 
+from railscope import api
 from railscope.catalog import incidents as catalog
 from railscope.timestamps import SECOND_NS
 from railscope_collector.diagnosis import incident_report as report
@@ -24,7 +25,7 @@ MAX_INCIDENT_CELLS = 500
 """Open incidents with metrics of their own, and causes; all are counted."""
 MAX_REACH_CELLS = 5000
 """Nodes, rails and jobs of open incidents with metrics."""
-OTHER_TENANT = report.JobDocument("another tenant", "", "-")
+OTHER_TENANT = api.JobDocument("another tenant", "", "-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +35,17 @@ class ReportedIncident:
     `lost_gpu_seconds` and `tenant_nodes` are by tenant: the nodes are those of the tenant's jobs that it touches.
     """
 
-    document: report.IncidentDocument
+    document: api.IncidentDocument
     onset_ns: int
     reach: Reach
-    victim_nics: Sequence[report.NicDocument] = ()
+    victim_nics: Sequence[api.NicDocument] = ()
     """All of them; the document has the first ones."""
-    jobs: Sequence[report.JobDocument] = ()
+    jobs: Sequence[api.JobDocument] = ()
     """As `victim_nics`."""
     curves: Sequence[EvidenceCurve] = ()
     tenant_nodes: Mapping[str, frozenset[str]] = field(default_factory=dict)
     lost_gpu_seconds: Mapping[str, float] = field(default_factory=dict)
-    parts: Sequence[report.NicDocument | report.GpuDocument] = ()
+    parts: Sequence[api.NicDocument | api.GpuDocument] = ()
     """Devices that a larger cause consists of."""
     evidence_jobs: Sequence[JobKey | None] = ()
     """Job of each evidence of the document; None for that of a device, also where there are fewer."""
@@ -73,13 +74,13 @@ class ReportedIncident:
         nics = tuple(nic for nic in self.victim_nics if nic.node in nodes)
         lost = self.lost_gpu_seconds.get(tenant, 0.0)
         cause, curves = whole.cause, self.curves
-        is_own_job = isinstance(cause, report.JobDocument) and cause.tenant == tenant
-        if isinstance(cause, report.JobDocument):
+        is_own_job = isinstance(cause, api.JobDocument) and cause.tenant == tenant
+        if isinstance(cause, api.JobDocument):
             curves = [replace(each, has_peers=False) for each in curves] if is_own_job else ()
             cause = cause if is_own_job else OTHER_TENANT
-        if isinstance(cause, report.RackDocument):
+        if isinstance(cause, api.RackDocument):
             rack_nodes = tuple(node for node in cause.nodes if node in nodes)
-            cause = report.RackDocument(cause.rack, rack_nodes)
+            cause = api.RackDocument(cause.rack, rack_nodes)
         if isinstance(cause, _OF_NODES) and cause.node not in nodes:
             cause, curves = _without_names(cause), ()
         shown = [
@@ -97,6 +98,9 @@ class ReportedIncident:
             victims=(*nics[: report.MAX_LISTED], *jobs[: report.MAX_LISTED]),
             victim_count=len(nics) + len(jobs),
             lost_gpu_seconds=round(lost),
+            lost_gpu_time_seconds=round(lost)
+            if lost or whole.lost_gpu_time_seconds is not None
+            else None,
             evidence=tuple(each for each, _ in shown),
             detail=whole.detail if is_of_job_only and len(shown) == len(whole.evidence) else "",
             gain=whole.gain if is_of_job_only else None,
@@ -115,20 +119,20 @@ class ReportedIncident:
         )
 
 
-_OF_NODES = report.NicDocument | report.GpuDocument | report.NodeDocument
+_OF_NODES = api.NicDocument | api.GpuDocument | api.NodeDocument
 
 
 def _without_names(
-    cause: report.NicDocument | report.GpuDocument | report.NodeDocument,
-) -> report.EntityDocument:
+    cause: api.NicDocument | api.GpuDocument | api.NodeDocument,
+) -> api.EntityDocument:
     """Return a cause of which only the kind, and the rail of a NIC, are shown."""
-    if isinstance(cause, report.NicDocument):
-        return report.NicDocument("", "", "", "", cause.rail, "", "")
-    is_gpu = isinstance(cause, report.GpuDocument)
-    return report.GpuDocument("", None, "", "") if is_gpu else report.NodeDocument("")
+    if isinstance(cause, api.NicDocument):
+        return api.NicDocument("", "", "", "", cause.rail, "", "")
+    is_gpu = isinstance(cause, api.GpuDocument)
+    return api.GpuDocument("", None, "", "") if is_gpu else api.NodeDocument("")
 
 
-def _without_others(evidence: report.EvidenceDocument) -> report.EvidenceDocument:
+def _without_others(evidence: api.EvidenceDocument) -> api.EvidenceDocument:
     """Return evidence without the value of the jobs of others that it is compared with."""
     is_of_others = evidence.comparison == OTHER_JOBS
     return msgspec.structs.replace(evidence, threshold=None) if is_of_others else evidence
@@ -138,7 +142,7 @@ def _is_visible(
     device: str,
     job: JobKey | None,
     tenant: str,
-    cause: report.EntityDocument,
+    cause: api.EntityDocument,
     nodes: Container[str],
 ) -> bool:
     """True if evidence is of the cause itself, or of a node of the tenant: other devices may be another tenant's.
@@ -151,10 +155,10 @@ def _is_visible(
         return job.tenant == tenant and (node in nodes or node == "rail" or device == job.workload)
     if isinstance(cause, _OF_NODES) and cause.node:
         return node == cause.node
-    if isinstance(cause, report.LeafDocument):
+    if isinstance(cause, api.LeafDocument):
         leaves = (cause, *cause.alternatives)
         return node in nodes or device in {f"rail {cause.rail}", *(leaf.switch for leaf in leaves)}
-    return node in nodes and not isinstance(cause, report.JobDocument)
+    return node in nodes and not isinstance(cause, api.JobDocument)
 
 
 class ChangeRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -296,27 +300,27 @@ def _incident_cell(incident: ReportedIncident) -> ViewCell:
     return ViewCell(catalog.ONSET, (*labels, *cause), incident.onset_ns / SECOND_NS)
 
 
-def cause_labels(cause: report.EntityDocument) -> tuple[str, str, str, str]:
+def cause_labels(cause: api.EntityDocument) -> tuple[str, str, str, str]:
     """Return kind, node, device and rail of a cause; what it does not have is empty."""
     match cause:
-        case report.NicDocument():
+        case api.NicDocument():
             labels = "nic", cause.node, cause.interface, _text(cause.rail)
-        case report.GpuDocument():
+        case api.GpuDocument():
             labels = "gpu", cause.node, _text(cause.index) or cause.uuid, ""
-        case report.NodeDocument():
+        case api.NodeDocument():
             labels = "node", cause.node, "", ""
-        case report.LeafDocument():
+        case api.LeafDocument():
             labels = "leaf", "", cause.switch, _text(cause.rail)
-        case report.RackDocument():
+        case api.RackDocument():
             labels = "rack", "", cause.rack, ""
-        case report.StorageDocument():
+        case api.StorageDocument():
             labels = "storage", "", cause.server, ""
-        case report.JobDocument():
+        case api.JobDocument():
             labels = "job", "", cause.workload, ""
     return labels
 
 
-def incident_facts(document: report.IncidentDocument) -> dict[str, str]:
+def incident_facts(document: api.IncidentDocument) -> dict[str, str]:
     """Return what events and audit records state about an incident."""
     kind, node, device, rail = cause_labels(document.cause)
     return {
@@ -347,16 +351,16 @@ def _cause_cells(incidents: Iterable[ReportedIncident]) -> Iterator[ViewCell]:
                 yield ViewCell(catalog.CAUSE, (*names, *labels), 1)
 
 
-def _device_labels(entity: report.EntityDocument) -> Iterator[tuple[str, ...]]:
+def _device_labels(entity: api.EntityDocument) -> Iterator[tuple[str, ...]]:
     """Yield kind, node, GPU, interface, device and PCI address of a device, or of each node of a rack."""
     match entity:
-        case report.NicDocument(node, interface, device, pci_address):
+        case api.NicDocument(node, interface, device, pci_address):
             yield "nic", node, "", interface, device, pci_address
-        case report.GpuDocument(node, _, uuid, pci_address):
+        case api.GpuDocument(node, _, uuid, pci_address):
             yield "gpu", node, uuid, "", "", pci_address
-        case report.NodeDocument(node):
+        case api.NodeDocument(node):
             yield "node", node, "", "", "", ""
-        case report.RackDocument(_, nodes):
+        case api.RackDocument(_, nodes):
             for node in nodes:
                 yield "node", node, "", "", "", ""
 

@@ -71,6 +71,10 @@ class Incident:
     """Usual speed of each job that it slows down, relative to the job's past."""
     lost_gpu_seconds: dict[str, float] = field(default_factory=dict)
     """Estimate of the lost GPU-seconds by tenant; a job's loss counts for one incident."""
+    judged_jobs: set[JobKey] = field(default_factory=set)
+    """Jobs whose speed was known at some evaluation."""
+    ended_jobs: dict[JobKey, int] = field(default_factory=dict)
+    """Touched jobs that ended while the incident was open, with the latest time at which they can have ended."""
     holders: set[JobKey] = field(default_factory=set)
     """Jobs that have held the device that is the cause."""
     tenant_nodes: dict[str, set[str]] = field(default_factory=dict)

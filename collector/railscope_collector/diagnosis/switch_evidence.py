@@ -44,6 +44,8 @@ class LinkedPort(NamedTuple):
     node: str
     interface: str
     is_certain: bool = False
+    is_announced: bool = False
+    """True if the switch announces this port to the NIC, under this name or another one."""
 
 
 class ComparedPauses(NamedTuple):
@@ -104,6 +106,8 @@ class SwitchEvidence:
     """Links with pauses, as of the last evaluation."""
     ports: Mapping[tuple[str, str], SwitchPort] = field(default_factory=dict)
     """Ports by node and interface; other ones are another mapping."""
+    announced: frozenset[tuple[str, str]] = frozenset()
+    """NICs to which the switch announces their port, under the name in `ports` or another one."""
     _nodes: set[str] = field(default_factory=set)
     _link_list: Sequence[LinkedPort] = ()
 
@@ -124,6 +128,9 @@ class SwitchEvidence:
             found[link.switch, link.port] = link, since_ns if is_same else now_ns
         self.links = found
         self.ports = {(each.node, each.interface): port for port, (each, _) in found.items()}
+        self.announced = frozenset(
+            (each.node, each.interface) for each, _ in found.values() if each.is_announced
+        )
         self._nodes = {link.node for link, _ in found.values()}
         for node in self.hosts.senders.keys() - self._nodes:
             del self.hosts.senders[node]

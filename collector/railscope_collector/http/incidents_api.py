@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from aiohttp import web
 
-from railscope import service
+from railscope import api, service
 from railscope_collector.access.credentials import Credential, Role
 from railscope_collector.diagnosis import entity_states
 from railscope_collector.diagnosis.diagnosis_curves import EvidenceCurve
@@ -29,8 +31,60 @@ from railscope_collector.workloads.job_view import RunningJobs
 
 MAX_LISTED = 200
 """Incidents of one response, newest first."""
+_RANKS = {"critical": 0, "warning": 1, "info": 2}
 _FILTERS = {"state": ("open", "closed"), "class": tuple(CLASSES), "severity": tuple(Severity)}
 """Values of the query; without any, all."""
+
+
+class CurvePointDocument(msgspec.Struct, frozen=True):
+    """Value of the cause, and the median of all devices of its kind; null is not known."""
+
+    timestamp_ns: int
+    value: float | None
+    peers: float | None
+
+
+class CurveDocument(msgspec.Struct, frozen=True):
+    """Curve of one signal."""
+
+    signal: str
+    unit: str
+    points: tuple[CurvePointDocument, ...]
+
+
+class IncidentList(msgspec.Struct, frozen=True):
+    """A part of the incidents that a query selects."""
+
+    timestamp_ns: int
+    diagnosis: DiagnosisProgress
+    rows: tuple[api.IncidentDocument, ...]
+    found: int
+    offset: int
+    suppressed: int
+    """Selected incidents after the last one of `rows`."""
+    counts: dict[str, int]
+    """All open incidents by severity, and the closed ones."""
+    view: str = "incidents"
+
+
+class IncidentDetail(api.IncidentDocument, frozen=True, kw_only=True):
+    """One incident with the curves of its evidence."""
+
+    timestamp_ns: int
+    diagnosis: DiagnosisProgress
+    curves: tuple[CurveDocument, ...]
+
+
+class IncidentsQuery(NamedTuple):
+    """States, severities and classes of incidents (None for all), and the part of the list."""
+
+    states: Collection[str] | None = None
+    severities: Collection[str] | None = None
+    classes: Collection[str] | None = None
+    offset: int = 0
+    limit: int = MAX_LISTED
+    newest_first: bool = False
+    """Order in place of the most urgent one first."""
 
 
 @dataclass(slots=True)
@@ -54,31 +108,47 @@ class IncidentsApi:
             for unknown in sorted(selected[name] - set(values)):
                 text = f"unknown {name} {unknown[:40]!r}: expected one of {', '.join(values)}"
                 return json_error(HTTPStatus.BAD_REQUEST, text)
-
-        def make() -> dict[str, Any]:
-            found = [
-                visible.document
-                for visible in visible_incidents(table, credential)
-                if ("open" if visible.is_open else "closed") in selected["state"]
-                and visible.document.incident_class in selected["class"]
-                and visible.document.severity in selected["severity"]
-            ]
-            return {
-                "view": "incidents",
-                "timestamp_ns": table.timestamp_ns,
-                "diagnosis": progress,
-                "suppressed": max(len(found) - MAX_LISTED, 0),
-                "rows": found[:MAX_LISTED],
-            }
-
-        progress = self._progress(credential)
+        query = IncidentsQuery(
+            selected["state"], selected["severity"], selected["class"], newest_first=True
+        )
+        progress = self.progress_for(credential)
         chosen = [sorted(values) for values in selected.values()]
         # While it is not evaluated, its age changes: every 10 seconds, as the incidents otherwise.
         age, restarts = int((progress.age_seconds or 0) // 10), progress.restarts
         version = table.timestamp_ns, age, progress.running, restarts, credential.tenant, chosen
-        return await tagged_response(request, make, *version)
+        return await tagged_response(request, partial(self.select, credential, query), *version)
 
-    def _progress(self, credential: Credential) -> DiagnosisProgress:
+    def select(
+        self,
+        credential: Credential,
+        query: IncidentsQuery,
+        is_selected: Callable[[ReportedIncident], bool] = lambda _: True,
+    ) -> IncidentList:
+        """Return the part of the incidents that a query selects. Blocking."""
+        table = self.table()
+        visible = visible_incidents(table, credential)
+        found = [
+            each
+            for each in visible
+            if (query.states is None or ("open" if each.is_open else "closed") in query.states)
+            and (query.severities is None or each.document.severity in query.severities)
+            and (query.classes is None or each.document.incident_class in query.classes)
+            and is_selected(each)
+        ]
+        found = found if query.newest_first else worst_first(found)
+        rows = found[query.offset : query.offset + query.limit]
+        counts = Counter(each.document.severity if each.is_open else "closed" for each in visible)
+        return IncidentList(
+            table.timestamp_ns,
+            self.progress_for(credential),
+            tuple(each.document for each in rows),
+            len(found),
+            query.offset,
+            max(len(found) - query.offset - len(rows), 0),
+            dict(counts),
+        )
+
+    def progress_for(self, credential: Credential) -> DiagnosisProgress:
         """Return how current the incidents are; without the reason of a restart for a tenant, as it may name files."""
         progress = self.progress()
         if credential.role is Role.TENANT:
@@ -91,13 +161,35 @@ class IncidentsApi:
         if visible is None:
             text = f"unknown incident {number[:40]!r}: expected an `id` of /api/v1/incidents"
             return json_error(HTTPStatus.NOT_FOUND, text)
-        content = msgspec.to_builtins(visible.document)
-        content["timestamp_ns"] = table.timestamp_ns
-        content["diagnosis"] = self._progress(credential)
-        content["curves"] = await service.run_in_thread(
-            lambda: [_curve_json(curve) for curve in visible.curves]
+        progress = self.progress_for(credential)
+        return json_response(
+            await service.run_in_thread(incident_detail, visible, table.timestamp_ns, progress)
         )
-        return json_response(content)
+
+
+def incident_detail(
+    incident: ReportedIncident, timestamp_ns: int, progress: DiagnosisProgress
+) -> IncidentDetail:
+    """Return an incident with its curves."""
+    return IncidentDetail(
+        **{name: getattr(incident.document, name) for name in incident.document.__struct_fields__},
+        timestamp_ns=timestamp_ns,
+        diagnosis=progress,
+        curves=tuple(map(_curve_document, incident.curves)),
+    )
+
+
+def worst_first(incidents: Iterable[ReportedIncident]) -> list[ReportedIncident]:
+    """Return incidents by urgency: open ones first, causes before symptoms, then by severity and onset."""
+    return sorted(
+        incidents,
+        key=lambda each: (
+            not each.is_open,
+            not each.is_root,
+            _RANKS[each.document.severity],
+            -each.onset_ns,
+        ),
+    )
 
 
 def visible_incidents(table: IncidentTable, credential: Credential) -> list[ReportedIncident]:
@@ -121,20 +213,19 @@ def _visible(incident: ReportedIncident, credential: Credential) -> ReportedInci
     return incident
 
 
-def _curve_json(curve: EvidenceCurve) -> dict[str, Any]:
-    """Return a curve; null is a value that is not known."""
-    return {
-        "signal": curve.signal,
-        "unit": curve.unit,
-        "points": [
-            {
-                "timestamp_ns": point.timestamp_ns,
-                "value": _finite(point.value),
-                "peers": _finite(point.peers) if curve.has_peers else None,
-            }
+def _curve_document(curve: EvidenceCurve) -> CurveDocument:
+    return CurveDocument(
+        curve.signal,
+        curve.unit,
+        tuple(
+            CurvePointDocument(
+                point.timestamp_ns,
+                _finite(point.value),
+                _finite(point.peers) if curve.has_peers else None,
+            )
             for point in curve.points
-        ],
-    }
+        ),
+    )
 
 
 def _finite(value: float | None) -> float | None:

@@ -127,9 +127,14 @@ class ViewApi:
             "account": self._account,
             "events": self._events,
             **self.jobs_api.handlers(),
-            **incidents_api.IncidentsApi(self.incidents, self.progress).handlers(),
+            **self.listed_incidents.handlers(),
             **switches_api.SwitchesApi(self.core, self.link_ends, self.wall_ns).handlers(),
         }
+
+    @property
+    def listed_incidents(self) -> incidents_api.IncidentsApi:
+        """Handlers of incidents."""
+        return incidents_api.IncidentsApi(self.incidents, self.progress)
 
     @property
     def jobs_api(self) -> incidents_api.JobsApi:

@@ -16,6 +16,7 @@ import msgspec
 import structlog
 
 from railscope import durable_files, log_output
+from railscope.api import GpuDocument
 from railscope.timestamps import HOUR_NS, SECOND_NS
 from railscope.wire import Batch, WireSchema
 from railscope_collector.detector_thresholds import DetectorThresholds
@@ -35,7 +36,6 @@ from railscope_collector.diagnosis.diagnosis_curves import (
 from railscope_collector.diagnosis.gpu_detectors import USED_EVENTS
 from railscope_collector.diagnosis.incident_classes import ChangeKind
 from railscope_collector.diagnosis.incident_report import (
-    GpuDocument,
     incident_document,
     parts_of,
     victims_of,

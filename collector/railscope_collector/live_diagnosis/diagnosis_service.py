@@ -486,6 +486,11 @@ def _problem_of(task: asyncio.Task[None]) -> str:
 def linked_ports(joined: JoinedLinks) -> list[LinkedPort]:
     """Return the links of switch ports and NICs, as the diagnosis uses them."""
     return [
-        LinkedPort(*link.port, *link.nic, not {HOST_LLDP, CABLING_FILE}.isdisjoint(link.evidence))
+        LinkedPort(
+            *link.port,
+            *link.nic,
+            not {HOST_LLDP, CABLING_FILE}.isdisjoint(link.evidence),
+            HOST_LLDP in link.evidence,
+        )
         for link in joined.links.values()
     ]

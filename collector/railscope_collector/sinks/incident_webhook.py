@@ -15,12 +15,12 @@ from typing import Any
 import aiohttp
 import structlog
 
+from railscope.api import IncidentDocument
 from railscope.settings import check_http_url, read_named_file
 from railscope.timestamps import format_timestamp
 from railscope_collector.config import CollectorSettings
 from railscope_collector.diagnosis.incident_classes import INCIDENT_RUNBOOK, Severity
 from railscope_collector.diagnosis.incident_report import (
-    IncidentDocument,
     count_text,
     entity_text,
     evidence_text,

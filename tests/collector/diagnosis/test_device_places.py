@@ -49,6 +49,16 @@ def test_the_announcement_of_a_switch_outranks_a_link() -> None:
     assert places(devices) == [("leaf3.example", "Ethernet3")]
 
 
+def test_a_port_has_the_name_that_its_switch_has_for_it_and_not_the_announced_alias() -> None:
+    devices = ClusterDevices(8, 4)
+    add(devices, "n1", "leaf1.example", "Ethernet2/1")
+    devices.place_nics({("n1", "nic0"): ("leaf1", "Ethernet8")}, {("n1", "nic0")})
+    assert places(devices) == [("leaf1.example", "Ethernet8")]
+    version = devices.version
+    devices.place_nics({("n1", "nic0"): ("leaf1", "Ethernet8")}, {("n1", "nic0")})
+    assert devices.version == version
+
+
 def test_a_link_that_is_no_longer_known_leaves_the_place_unknown() -> None:
     devices = ClusterDevices(8, 4)
     add(devices, "n1")

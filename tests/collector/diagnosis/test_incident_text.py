@@ -6,15 +6,10 @@ import msgspec
 import pytest
 from support.incidents import NIC, incident
 
-from railscope_collector.console.incident_pages import incident_row
-from railscope_collector.diagnosis.incident_report import (
-    EvidenceDocument,
-    GainDocument,
-    JobDocument,
-    describe,
-    evidence_text,
-)
+from railscope.api import EvidenceDocument, GainDocument, JobDocument
+from railscope_collector.diagnosis.incident_report import describe, evidence_text, lost_time
 from railscope_collector.sinks.incident_webhook import FIRING, notification
+from railscope_collector.workloads.job_roster import JobKey
 
 GONE = {
     "signal": "utilization", "device": "n1 GPU 3", "value": None, "threshold": None, "comparison": "gone",
@@ -42,7 +37,7 @@ def test_text_of_evidence(
 
 def test_console_notification_and_terminal_state_the_same_reason_for_an_absent_value() -> None:
     found = incident("a", evidence=[GONE], victim_count=1)
-    assert incident_row(found).evidence == (GONE_TEXT,)
+    assert [*map(evidence_text, found.document.evidence)] == [GONE_TEXT]
     assert f"  {GONE_TEXT}" in list(describe(found.document, 0, 0))
     (alert,) = notification(found, FIRING, "", "")["alerts"]
     assert GONE_TEXT in alert["annotations"]["description"]
@@ -90,3 +85,32 @@ def test_advice_has_a_gain_in_place_of_a_cost() -> None:
     lines = list(describe(document, 0, 0))
     assert "  expected gain: 3% of the time (relative to peers)" in lines
     assert not any("lost" in line for line in lines)
+
+
+RUNNING, ENDED = (
+    JobDocument("a", "slurm", "7"),
+    JobDocument("a", "slurm", "8", None, "2026-01-01T00:00:00Z"),
+)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "jobs", "judged", "lost"),
+    [
+        (0.0, [], set(), 0),
+        (0.0, [RUNNING], {("a", "slurm", "7")}, 0),
+        (0.0, [RUNNING], set(), None),
+        (0.0, [ENDED], {("a", "slurm", "8")}, None),
+        (0.0, [RUNNING, ENDED], {("a", "slurm", "7")}, 0),
+        (12.4, [ENDED], set(), 12),
+    ],
+)
+def test_a_loss_without_a_known_speed_is_not_zero(
+    seconds: float, jobs: list[JobDocument], judged: set[JobKey], lost: int | None
+) -> None:
+    assert lost_time(seconds, jobs, judged) == lost
+    document = msgspec.structs.replace(
+        incident("a").document, lost_gpu_time_seconds=lost, jobs=tuple(jobs)
+    )
+    lines = list(describe(document, 0, len(jobs)))
+    assert ("  loss not known" in lines) == (lost is None)
+    assert any("ended 2026" in line for line in lines) == (ENDED in jobs)
