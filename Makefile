@@ -158,9 +158,9 @@ lock: $(VENV)/.ready-to-test
 	$(PIP) uv
 	$(LOCK) deploy/build-requirements.txt --output-file deploy/requirements-build.lock
 	$(LOCK) pyproject.toml --output-file deploy/requirements-agent.lock
-	$(LOCK) pyproject.toml --extra collector --output-file deploy/requirements.lock
+	$(LOCK) pyproject.toml --extra collector --extra top --output-file deploy/requirements.lock
 	$(LOCK) pyproject.toml --extra postgresql --extra parquet --extra archive --extra otlp \
-		--extra otlp-grpc --extra switches \
+		--extra otlp-grpc --extra switches --extra top \
 		--output-file deploy/requirements-extras.lock
 
 clean:
@@ -170,7 +170,7 @@ clean:
 
 $(VENV)/.ready-to-run: pyproject.toml
 	deploy/venv.sh "$(PYTHON)" "$(VENV)"
-	$(PIP) --editable '.[switches]'
+	$(PIP) --editable '.[switches,top]'
 	@touch $@
 
 $(VENV)/.ready-to-test: pyproject.toml

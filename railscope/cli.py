@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
-from railscope import __version__
+from railscope import __version__, extras
 from railscope.settings import SettingsError
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -169,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         names = {str(getattr(error, "name", "")).partition(".")[0] for error in _flat(errors)}
         if not names <= COLLECTOR_MODULES:
             raise
-        message = f"missing {min(names)}, which this command requires; fix: pip install 'railscope[collector]'"
+        message = f"missing {min(names)}, which this command requires; fix: {extras.install_command('collector')}"
         click.echo(f"railscope: {message}", err=True)
         sys.exit(2)
 

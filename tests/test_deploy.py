@@ -452,9 +452,9 @@ def declared(*extras: str) -> Iterator[Requirement]:
 
 EXTRAS = {
     "requirements-agent.lock": (),
-    "requirements.lock": ("collector",),
+    "requirements.lock": ("collector", "top"),
     "requirements-extras.lock": (
-        "postgresql", "parquet", "archive", "otlp", "otlp-grpc", "switches"
+        "postgresql", "parquet", "archive", "otlp", "otlp-grpc", "switches", "top"
     ),
 }  # fmt: skip
 

@@ -16,6 +16,7 @@ import structlog
 
 from railscope import (
     __version__,
+    extras,
     http_server,
     listen_address,
     reading,
@@ -316,7 +317,7 @@ class Agent:
         except ImportError as error:
             message = (
                 "missing opentelemetry-proto, which the export by OTLP (otlp.endpoint) requires;"
-                " fix: pip install 'railscope[otlp]'"
+                f" fix: {extras.install_command('otlp')}"
             )
             raise SettingsError(message) from error
         stats = {signal: shipping_stats.OtlpStats() for signal in targets}

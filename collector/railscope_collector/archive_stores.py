@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from railscope import durable_files, settings
+from railscope import durable_files, extras, settings
 from railscope_collector import CollectorError, config
 
 MAX_FILE_BYTES = 256 << 20
@@ -135,7 +135,7 @@ class BucketStore:
         try:
             self._client, stores = import_module("obstore"), import_module("obstore.store")
         except ImportError as error:
-            message = "missing obstore, which archive.url s3:// requires; fix: pip install 'railscope[archive]'"
+            message = f"missing obstore, which archive.url s3:// requires; fix: {extras.install_command('archive')}"
             raise settings.SettingsError(message) from error
         options: dict[str, Any] = {"region": archive.region} if archive.region else {}
         if archive.endpoint:

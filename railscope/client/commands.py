@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 
+from railscope import extras
 from railscope.client import (
     cluster_reading as cluster,
     cluster_tables,
@@ -257,7 +258,8 @@ def top(*, interval: float, once: bool, as_json: bool, **options: Any) -> None:
             live = importlib.import_module("railscope.client.top")
         except ImportError as error:
             click.echo(
-                f"railscope top: no live view: {error}; fix: pip install 'railscope[top]'", err=True
+                f"railscope top: no live view: {error}; fix: {extras.install_command('top')}",
+                err=True,
             )
         else:
             live.run(pages, address.url, interval)

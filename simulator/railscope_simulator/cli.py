@@ -19,7 +19,7 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from railscope import convert_errors, listen_address, log_output, settings
+from railscope import convert_errors, extras, listen_address, log_output, settings
 from railscope.capture import Capture, write_capture
 from railscope.durable_files import write_atomically
 from railscope_agent.commands import config_option
@@ -184,7 +184,7 @@ def _check_switches(*, is_present: bool = True) -> None:
         message = "--switches with --speed maximum: expected real-time, as a collector polls switches at the present"
         raise click.UsageError(message)
     if importlib.util.find_spec("grpc") is None:
-        message = "missing grpcio, which serving switches requires; fix: pip install 'railscope[switches]'"
+        message = f"missing grpcio, which serving switches requires; fix: {extras.install_command('switches')}"
         raise click.ClickException(message)
 
 

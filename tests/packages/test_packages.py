@@ -168,7 +168,7 @@ def test_the_wheel_alone_is_the_agent_and_the_command_line(built: Path, tmp_path
         assert (outcome.returncode, outcome.stdout) == (2, "")
         (line,) = outcome.stderr.splitlines()
         assert line.endswith(
-            ", which this command requires; fix: pip install 'railscope[collector]'"
+            f", which this command requires; fix: {tmp_path}/venv/bin/python -m pip install 'railscope[collector]'"
         )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from railscope import __version__, service, tls_contexts
+from railscope import __version__, extras, service, tls_contexts
 from railscope.catalog.declare import MetricDetail
 from railscope.exposition import MetricSelection
 from railscope.frame import Frame
@@ -115,7 +115,7 @@ def _transport(target: OtlpTarget, clock: Clock) -> otlp_sender.OtlpTransport:
         return GrpcTransport(target)
     except ImportError as error:
         message = (
-            "missing grpcio, which the export by OTLP over gRPC requires; fix: pip install 'railscope[otlp-grpc]', or set"
+            f"missing grpcio, which the export by OTLP over gRPC requires; fix: {extras.install_command('otlp-grpc')}, or set"
             " otlp.protocol to http/protobuf and the endpoint to the port for HTTP"
         )
         raise SettingsError(message) from error

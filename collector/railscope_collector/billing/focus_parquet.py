@@ -14,7 +14,7 @@ from fractions import Fraction
 from importlib import import_module
 from typing import Any, BinaryIO
 
-from railscope import convert_errors
+from railscope import convert_errors, extras
 from railscope_collector.billing import BillingError
 from railscope_collector.billing.focus_columns import (
     COLUMNS,
@@ -93,7 +93,9 @@ def _import_pyarrow() -> tuple[Any, Any]:
     try:
         return import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError as error:
-        message = "missing PyArrow, which Parquet requires; fix: pip install 'railscope[parquet]'"
+        message = (
+            f"missing PyArrow, which Parquet requires; fix: {extras.install_command('parquet')}"
+        )
         raise NoParquetError(message) from error
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from railscope import settings
+from railscope import extras, settings
 from railscope_collector.archive_stores import ArchiveError
 
 if sys.version_info >= (3, 14):
@@ -99,7 +99,7 @@ def import_pyarrow() -> tuple[Any, Any]:
         return import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError as error:
         message = (
-            "missing PyArrow, which the archive requires; fix: pip install 'railscope[archive]'"
+            f"missing PyArrow, which the archive requires; fix: {extras.install_command('archive')}"
         )
         raise ArchiveError(message) from error
 

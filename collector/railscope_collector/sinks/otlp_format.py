@@ -21,7 +21,7 @@ from importlib import import_module
 from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlsplit
 
-from railscope import settings, tls_contexts
+from railscope import extras, settings, tls_contexts
 from railscope.catalog.declare import Metric
 from railscope.service import run_in_thread
 from railscope.untrusted_text import printable
@@ -43,7 +43,7 @@ def import_messages(name: str, setting: str) -> Any:
     except ImportError as error:
         message = (
             f"missing opentelemetry-proto, which {setting} requires;"
-            " fix: pip install 'railscope[otlp]'"
+            f" fix: {extras.install_command('otlp')}"
         )
         raise settings.SettingsError(message) from error
 
@@ -81,7 +81,7 @@ def check_grpc(configured: RemoteWriteSettings) -> None:
     try:
         import_module("railscope.otlp_calls")
     except ImportError as error:
-        message = "missing grpcio, which remote_write.otlp_protocol grpc requires; fix: pip install 'railscope[otlp-grpc]'"
+        message = f"missing grpcio, which remote_write.otlp_protocol grpc requires; fix: {extras.install_command('otlp-grpc')}"
         raise settings.SettingsError(message) from error
 
 

@@ -17,7 +17,7 @@ from http import HTTPStatus
 from importlib import import_module
 from typing import Any, ClassVar, Protocol
 
-from railscope import exposition, settings
+from railscope import exposition, extras, settings
 from railscope.catalog.declare import Metric
 from railscope_collector.fleet.view_cells import ViewCell, label_names
 from railscope_collector.sinks.otlp_format import OtlpMetricsFormat
@@ -80,7 +80,7 @@ class WriteRequestFormat(WholeRequests):
         except ImportError as error:
             message = (
                 "missing PyArrow, which remote_write.format remote_write requires;"
-                " fix: pip install 'railscope[remote-write]'"
+                f" fix: {extras.install_command('remote-write')}"
             )
             raise settings.SettingsError(message) from error
 

@@ -18,6 +18,7 @@ from importlib import import_module
 import structlog
 
 from railscope import (
+    extras,
     http_server,
     listen_address,
     otlp_metrics,
@@ -64,7 +65,7 @@ def check_libraries(*, has_grpc: bool) -> None:
         for name in names if has_grpc else names[:1]:
             import_module(name)
     except ImportError as error:
-        message = f"missing {error.name}, which otlp_receiver requires; fix: pip install 'railscope[{extra}]'"
+        message = f"missing {error.name}, which otlp_receiver requires; fix: {extras.install_command(extra)}"
         raise SettingsError(message) from error
 
 

@@ -11,6 +11,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
+from railscope import extras
 from railscope.settings import SettingsError
 from railscope_collector.switches.snmp_tables import SnmpValue
 from railscope_collector.switches.switch_reading import SwitchReadError
@@ -42,7 +43,7 @@ def check_library() -> None:
     try:
         import gufo.snmp  # noqa: F401, PLC0415 - an extra: only collectors that poll switches have it
     except ImportError as error:
-        message = "missing gufo-snmp, which switches.file requires; fix: pip install 'railscope[switches]'"
+        message = f"missing gufo-snmp, which switches.file requires; fix: {extras.install_command('switches')}"
         raise SettingsError(message) from error
 
 

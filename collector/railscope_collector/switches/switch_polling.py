@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from railscope import service
+from railscope import extras, service
 from railscope.catalog import switches as catalog
 from railscope.frame import NodeTimestamp
 from railscope.settings import SettingsError
@@ -59,7 +59,7 @@ def make_reader(switch: ConfiguredSwitch) -> switch_reading.SwitchReader:
     try:
         from railscope_collector.switches import gnmi_reader  # noqa: PLC0415 - an extra: only collectors that use gNMI have gRPC
     except ImportError as error:
-        message = "missing grpcio, which protocol = 'gnmi' requires; fix: pip install 'railscope[switches]'"
+        message = f"missing grpcio, which protocol = 'gnmi' requires; fix: {extras.install_command('switches')}"
         raise SettingsError(message) from error
     return gnmi_reader.GnmiReader(switch, time.monotonic)
 

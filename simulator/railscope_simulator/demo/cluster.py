@@ -20,6 +20,7 @@ from typing import Any, Self
 
 import aiohttp
 
+from railscope import extras
 from railscope.http_responses import read_body
 from railscope.settings import CONFIGURATION_VARIABLE
 from railscope.timestamps import SECOND_NS
@@ -37,7 +38,7 @@ _COLLECTOR = "collector"
 _SWITCHES_FILE = "switches.toml"
 MISSING_SWITCHES = (
     "The switches are not simulated, and links have one end only: missing grpcio;"
-    " fix: pip install 'railscope[switches]'"
+    f" fix: {extras.install_command('switches')}"
 )
 
 PUSH_SECONDS = "1"

@@ -19,7 +19,7 @@ from support.machine import FakeHost
 from support.otlp_server import ScriptedAnswer, otlp_server
 from support.reading import ORIGIN, numbers, read_once
 
-from railscope import __version__
+from railscope import __version__, extras
 from railscope.catalog import EVENTS, agent as catalog, entities
 from railscope.catalog.declare import SEVERITY_NUMBERS, MetricDetail
 from railscope.exposition import EVERYTHING, MetricSelection
@@ -302,7 +302,7 @@ def test_a_missing_extra_is_named_with_its_installation(tmp_path: Path) -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=False
     )
     assert "SettingsError: missing opentelemetry-proto" in done.stderr
-    assert "fix: pip install 'railscope[otlp]'" in done.stderr
+    assert f"fix: {extras.install_command('otlp')}" in done.stderr
 
 
 async def test_variables_with_a_problem_disable_the_export_and_not_the_agent(

@@ -16,6 +16,7 @@ from support.clock import START, ManualClock
 from support.otlp_grpc_server import GrpcAnswer, otlp_grpc_server
 from support.reading import ORIGIN
 
+from railscope import extras
 from railscope.catalog import EVENTS, agent as catalog, entities
 from railscope.exposition import EVERYTHING
 from railscope.frame import Entity, Event, Frame, Schema
@@ -186,5 +187,5 @@ def test_only_an_export_over_grpc_needs_its_extra(protocol: str, tmp_path: Path)
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=False
     )
-    assert ("fix: pip install 'railscope[otlp-grpc]'" in done.stderr) == (protocol == "grpc")
+    assert (f"fix: {extras.install_command('otlp-grpc')}" in done.stderr) == (protocol == "grpc")
     assert bool(done.returncode) == (protocol == "grpc")

@@ -10,6 +10,7 @@ import pytest
 from support.certificates import self_signed
 from test_switch_settings import table
 
+from railscope import extras
 from railscope.settings import SettingsError
 from railscope_collector.config import SwitchesSettings
 from railscope_collector.switches.switch_polling import SwitchPolling
@@ -102,4 +103,4 @@ def test_only_gnmi_needs_grpc(tmp_path: Path):
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=False
     )
-    assert "fix: pip install 'railscope[switches]'" in done.stderr
+    assert f"fix: {extras.install_command('switches')}" in done.stderr

@@ -28,6 +28,7 @@ from running_collector import RunningCollector, logged_envelopes, run_collector,
 from support import cumulus_pushes as cumulus
 from support.cumulus_pushes import priority
 
+from railscope import extras
 from railscope.catalog import switches as catalog
 from railscope.otlp_metrics import JSON, PROTOBUF
 from railscope.settings import SettingsError
@@ -440,4 +441,4 @@ async def test_missing_library_is_named_with_its_extra(tmp_path):
     status, errors = await start_collector(tmp_path, hidden, "", "127.0.0.1:0")
     assert status == 1
     assert "missing opentelemetry" in errors
-    assert "pip install 'railscope[otlp]'" in errors
+    assert extras.install_command("otlp") in errors

@@ -1,0 +1,34 @@
+"""Extras, which are optional packages: how to install one."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+_OF_EVERY_COLLECTOR = frozenset(("collector", "top"))
+"""Extras that `make install` has without EXTRAS=yes."""
+
+
+def install_command(
+    extra: str,
+    *,
+    prefix: Path = Path(sys.prefix),
+    sources: Path = Path(__file__).parents[1],
+) -> str:
+    """Return the command that installs an extra, by the way in which the program was installed."""
+    python = prefix / "bin" / Path(sys.executable).name
+    if (sources / "pyproject.toml").is_file():
+        return f"{python} -m pip install --editable '{sources}[{extra}]'"
+    # The directory is that of `make install` and of the packages; only the latter have no pip.
+    if not (prefix / "share/railscope").is_dir():
+        return f"{python} -m pip install 'railscope[{extra}]'"
+    if (prefix / "bin/pip").exists():
+        variable = "" if extra in _OF_EVERY_COLLECTOR else " EXTRAS=yes"
+        return f"make install{variable}, as root in the checkout"
+    command = (
+        "apt install ./railscope-collector_*.deb"
+        if shutil.which("apt")
+        else "dnf install ./railscope-collector-*.rpm"
+    )
+    return f"install the package railscope-collector: {command}"
