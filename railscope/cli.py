@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import json
 import os
@@ -17,26 +18,34 @@ from railscope.settings import SettingsError
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _ON_DEMAND = {
-    "agent": ("railscope_agent.commands", "agent", "Read this node: GPUs, RDMA ports, NICs, PCIe, host, kernel log."),
-    "audit": ("railscope_collector.commands.audit", "audit", "Check and read an audit log from its files and a public key."),
-    "claim": ("railscope_agent.commands.claim", "claim", "Report the start and end of GPU claims to the agent of this node."),
-    "bill": ("railscope_collector.commands.bill", "bill", "Compute the GPU usage of tenants and its cost."),
-    "context": ("railscope.client.context_commands", "context", "Store servers by name, so that a URL is typed once."),
-    "collector": ("railscope_collector.commands", "collector", "Combine the frames of all nodes into cluster, rail and tenant views."),
-    "demo": ("railscope_simulator.demo.__main__", "demo", "Run a collector, agents and simulated nodes with faults, as `make demo` does."),
-    "diagnose": ("railscope_collector.commands.diagnose", "diagnose", "Find cause, victims and evidence of faults in captures or a frame log."),
-    "gpus": ("railscope.client.commands", "gpus", "List the GPUs of all nodes with rail and NIC, worst first."),
-    "health": ("railscope_agent.commands.health", "health", "Report the health of this node, or of a job's GPUs and NICs, for schedulers."),
-    "incidents": ("railscope.client.commands", "incidents", "List the incidents of a running cluster, worst first."),
-    "jobs": ("railscope.client.commands", "jobs", "List the running jobs of a cluster, worst first."),
-    "nodes": ("railscope.client.commands", "nodes", "List the nodes of a running cluster, worst first."),
-    "simulate": ("railscope_simulator.cli", "simulate", "Simulate GPU nodes: captures of a node or of a cluster."),
-    "simulate-agent": ("railscope_simulator.cli", "simulate_agent", "Run an agent on a node that is simulated live."),
     "status": ("railscope.client.commands", "status", "Print the status of a running cluster or node on one screen."),
     "top": ("railscope.client.commands", "top", "Show a running cluster or node live in the terminal."),
+    "incidents": ("railscope.client.commands", "incidents", "List the incidents of a running cluster, worst first."),
+    "nodes": ("railscope.client.commands", "nodes", "List the nodes of a running cluster, worst first."),
+    "gpus": ("railscope.client.commands", "gpus", "List the GPUs of all nodes with rail and NIC, worst first."),
+    "jobs": ("railscope.client.commands", "jobs", "List the running jobs of a cluster, worst first."),
     "tenants": ("railscope.client.commands", "tenants", "List the tenants of a running cluster."),
+    "context": ("railscope.client.context_commands", "context", "Store servers by name, so that a URL is typed once."),
+    "agent": ("railscope_agent.commands", "agent", "Read this node: GPUs, RDMA ports, NICs, PCIe, host, kernel log."),
+    "claim": ("railscope_agent.commands.claim", "claim", "Report the start and end of GPU claims to the agent of this node."),
+    "health": ("railscope_agent.commands.health", "health", "Report the health of this node, or of a job's GPUs and NICs, for schedulers."),
+    "collector": ("railscope_collector.commands", "collector", "Combine the frames of all nodes into cluster, rail and tenant views."),
+    "diagnose": ("railscope_collector.commands.diagnose", "diagnose", "Find cause, victims and evidence of faults in captures or a frame log."),
+    "bill": ("railscope_collector.commands.bill", "bill", "Compute the GPU usage of tenants and its cost."),
+    "audit": ("railscope_collector.commands.audit", "audit", "Check and read an audit log from its files and a public key."),
+    "demo": ("railscope_simulator.demo.__main__", "demo", "Run a collector, agents and simulated nodes with faults, as `make demo` does."),
+    "simulate": ("railscope_simulator.cli", "simulate", "Simulate GPU nodes: captures of a node or of a cluster."),
+    "simulate-agent": ("railscope_simulator.cli", "simulate_agent", "Run an agent on a node that is simulated live."),
 }  # fmt: skip
 """Module, name and help of each command."""
+_SECTIONS = {
+    "Look at a running cluster": ("status", "top", "incidents", "nodes", "gpus", "jobs", "tenants", "context"),
+    "On a node": ("agent", "claim", "health"),
+    "On the collector's server": ("collector", "diagnose", "files", "catalog"),
+    "Money and proof": ("bill", "audit"),
+    "Try it": ("demo", "simulate", "simulate-agent"),
+}  # fmt: skip
+"""Commands by section of the help."""
 COLLECTOR_MODULES = frozenset(("aiohttp", "influxdb_client", "jinja2", "numpy", "sqlalchemy"))
 """Modules of the extra `collector`, which commands load without a check of their own."""
 COMPLETION_VARIABLE = "_RAILSCOPE_COMPLETE"
@@ -45,13 +54,21 @@ _COMPLETION_TABLE = Path(__file__).with_name("completion.json")
 
 
 class OnDemandGroup(click.Group):
-    """Group of commands by name; `modules` has the module, the name there and the help of each."""
+    """Group of commands by name; `modules` has the module, the name there and the help of each.
+
+    `sections` has all commands by section of the help; without it there is one.
+    """
 
     def __init__(
-        self, *arguments: Any, modules: Mapping[str, tuple[str, str, str]], **options: Any
+        self,
+        *arguments: Any,
+        modules: Mapping[str, tuple[str, str, str]],
+        sections: Mapping[str, Sequence[str]] | None = None,
+        **options: Any,
     ) -> None:
         super().__init__(*arguments, **options)
         self._modules = modules
+        self._sections = sections
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands."""
@@ -65,15 +82,30 @@ class OnDemandGroup(click.Group):
             return command
         return super().get_command(ctx, cmd_name)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return a command and its arguments; the error for an unknown one names similar ones."""
+        names = self.list_commands(ctx)
+        if args[0] not in names and not args[0].startswith("-") and not ctx.resilient_parsing:
+            similar = " or ".join(difflib.get_close_matches(args[0], names))
+            hint = f" Did you mean {similar}?" if similar else ""
+            ctx.fail(f"No such command {args[0]!r}.{hint}")
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the help of all commands; none is imported."""
-        rows = []
-        for name in self.list_commands(ctx):
-            command = None if name in self._modules else self.get_command(ctx, name)
-            text = command.get_short_help_str(80) if command else self._modules[name][2]
-            rows.append((name, text))
-        with formatter.section("Commands"):
-            formatter.write_dl(rows)
+        sections = self._sections or {"Commands": self.list_commands(ctx)}
+        width = max(map(len, self.list_commands(ctx)))
+        for title, names in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(name.ljust(width), self._short_help(ctx, name)) for name in names]
+                )
+
+    def _short_help(self, ctx: click.Context, name: str) -> str:
+        command = None if name in self._modules else self.get_command(ctx, name)
+        return command.get_short_help_str(80) if command else self._modules[name][2]
 
 
 def format_option(*formats: str) -> Callable[[_Command], _Command]:
@@ -89,7 +121,10 @@ def format_option(*formats: str) -> Callable[[_Command], _Command]:
 
 
 @click.group(
-    cls=OnDemandGroup, modules=_ON_DEMAND, context_settings={"help_option_names": ["--help", "-h"]}
+    cls=OnDemandGroup,
+    modules=_ON_DEMAND,
+    sections=_SECTIONS,
+    context_settings={"help_option_names": ["--help", "-h"]},
 )
 @click.version_option(__version__, prog_name="railscope")
 def root() -> None:

@@ -328,3 +328,19 @@ def test_a_token_with_a_limit_of_authority():
     assert (
         "4 is not in the range" in run("collector", "token", "--max-authority", "4", "gpu-1").stderr
     )
+
+
+def test_the_help_has_each_command_in_one_section_and_an_unknown_command_names_similar_ones():
+    text = run("--help").stdout
+    heads = [line for line in text.splitlines() if line.endswith(":") and line[0] != " "]
+    assert heads[1:] == [
+        "Look at a running cluster:", "On a node:", "On the collector's server:", "Money and proof:", "Try it:"
+    ]  # fmt: skip
+    for name in railscope.list_commands(click.Context(railscope)):
+        assert len(re.findall(rf"^  {name} ", text, re.MULTILINE)) == 1
+    for words, similar in (
+        ("statu", "status"),
+        ("collector chek", "check"),
+        ("bill pricess", "prices"),
+    ):
+        assert f"Did you mean {similar}?" in run(*words.split()).stderr.replace("'", "")

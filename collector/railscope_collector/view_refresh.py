@@ -161,7 +161,7 @@ class ViewRefresher:
         jobs = self._jobs(now_ns, fresh_from_ns, gathered) if account else RunningJobs()
         cluster = (
             *tables["cluster"],
-            *self._cluster(fresh_nodes, fresh_from_ns),
+            *self._cluster(fresh_nodes, fresh_from_ns, gpus.unclaimed),
             *_job_count_cells(jobs),
         )
         self.views = CollectorViews(
@@ -270,15 +270,18 @@ class ViewRefresher:
         yield from use() if use else ()
 
     def _cluster(
-        self, fresh_nodes: Mapping[str, fleet.FleetNode], fresh_from_ns: int
-    ) -> tuple[view_cells.ViewCell, ...]:
+        self,
+        fresh_nodes: Mapping[str, fleet.FleetNode],
+        fresh_from_ns: int,
+        unclaimed: float | None,
+    ) -> Iterator[view_cells.ViewCell]:
         fresh = [name for name, node in fresh_nodes.items() if node.timestamp_ns >= fresh_from_ns]
         gpus = sum(len(self.core.gpus_by_rail(name)) for name in fresh)
-        return (
-            view_cells.ViewCell(catalog.NODES, (), len(fresh_nodes)),
-            view_cells.ViewCell(catalog.NODES_UP, (), len(fresh)),
-            view_cells.ViewCell(catalog.CLUSTER_GPUS, (), gpus),
-        )
+        yield view_cells.ViewCell(catalog.NODES, (), len(fresh_nodes))
+        yield view_cells.ViewCell(catalog.NODES_UP, (), len(fresh))
+        yield view_cells.ViewCell(catalog.CLUSTER_GPUS, (), gpus)
+        if unclaimed is not None:
+            yield view_cells.ViewCell(catalog.UNCLAIMED_GPUS, (), unclaimed)
 
     def _nodes(
         self, fresh_nodes: Mapping[str, fleet.FleetNode], now_ns: int, fresh_from_ns: int

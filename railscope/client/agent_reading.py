@@ -117,6 +117,12 @@ class AgentReader:
             )
             raise ClientError(message) from error
         found = read_metrics(text, answer.sent_ns)
+        if not found.is_agent:
+            url, is_collector = self.client.address.url, "\nrailscope_collector_" in text
+            program = "a collector" if is_collector else "no Railscope agent"
+            fix = f"--collector {url}" if is_collector else "check the URL"
+            message = f"reading {url}/metrics failed: the server is {program}; fix: {fix}"
+            raise ClientError(message)
         found.gpu_rows = self.rates.rows(found.devices)
         return found
 

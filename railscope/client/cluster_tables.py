@@ -48,12 +48,12 @@ RAIL_COLUMNS = (
     tables.number("unknown", "UNKNOWN"),
     tables.number("degraded", "DEGRADED"),
     tables.number("healthy", "HEALTHY"),
+    tables.number("paused_ratio", "PAUSED", tables.show_percent),
+    tables.number("pausing_ratio", "PAUSING", tables.show_percent),
     tables.number("utilization_ratio", "BUSY", tables.show_percent),
-    tables.number("temperature_celsius", "HOTTEST", lambda value: f"{value:.0f} C"),
     tables.number("receive_bytes_per_second", "IN Gb/s", tables.show_gigabits),
     tables.number("transmit_bytes_per_second", "OUT Gb/s", tables.show_gigabits),
-    tables.number("paused_ratio", "PAUSED", tables.show_percent, wide=True),
-    tables.number("pausing_ratio", "PAUSING", tables.show_percent, wide=True),
+    tables.number("temperature_celsius", "HOTTEST", lambda value: f"{value:.0f} C"),
     tables.number("power_watts", "POWER", tables.show_watts, wide=True),
     tables.number("ports_up", "PORTS UP", wide=True),
 )
@@ -68,6 +68,9 @@ _RAIL_VALUES: Mapping[str, tuple[str, ...]] = {
     "pausing_ratio": ("max_nic_transmit_pfc_pause_ratio",),
 }  # fmt: skip
 """Roll-ups of a rail (without `railscope_rail_`) by value; the first one that is reported counts."""
+PAUSE_KEYS = ("paused_ratio", "pausing_ratio")
+PAUSE_WARNING, PAUSE_CRITICAL = 0.05, 0.5
+"""Limits of the alert RailscopePfcPauseShare."""
 JOB_COLUMNS = (
     tables.TableColumn("tenant", "TENANT"),
     tables.TableColumn("workload", "JOB", is_key=True),
@@ -86,7 +89,7 @@ JOB_COLUMNS = (
 INCIDENT_COLUMNS = (
     tables.TableColumn("severity", "SEVERITY"),
     tables.number("age_seconds", "SINCE", tables.show_age),
-    tables.TableColumn("title", "INCIDENT", is_key=True),
+    tables.TableColumn("title", "INCIDENT"),
     tables.number("victims", "VICTIMS"),
     tables.TableColumn("action", "ACTION"),
     tables.TableColumn("state", "STATE", is_wide=True),
@@ -192,7 +195,7 @@ def _fleet_gpu_row(gpu: answers.FleetGpuItem, stale: str) -> tables.Row:
 
 
 def rail_table(reading: ClusterReading) -> tables.ClientTable:
-    """Return the rails, those with most failed GPUs first."""
+    """Return the rails, those with most failed GPUs first, then those that pause most."""
     gpus: answers.GpusAnswer | None = reading.document("gpus")
     document: answers.ViewAnswer | None = reading.document("rails")
     if gpus is None or reading.absence("gpus"):
@@ -202,10 +205,16 @@ def rail_table(reading: ClusterReading) -> tables.ClientTable:
     for row in document.rows if document and not reading.absence("rails") else ():
         values[row.labels.get("rail", ""), row.metric.removeprefix("railscope_rail_")] = row.value
     rows = [dict(rail) | _rail_values(str(rail["rail"]), values) for rail in gpus.rails]
-    rows.sort(key=lambda row: [-row.get(state, 0) for state in NODE_STATES[:-1]])
+    rows.sort(key=_rail_order)
     notes = (f"rails: {stale}",) if (stale := reading.absence("rails")) else ()
     reasons = dict.fromkeys(_RAIL_VALUES, stale or "no fresh reading of the rail")
     return tables.ClientTable("rails", RAIL_COLUMNS, rows, notes=notes, reasons=reasons)
+
+
+def _rail_order(row: tables.Row) -> tuple[float, ...]:
+    failed, *others = (-row.get(state, 0) for state in NODE_STATES[:-1])
+    pause = max(row[key] or 0.0 for key in PAUSE_KEYS)
+    return failed, -round(pause, 2) if pause >= PAUSE_WARNING else 0.0, *others
 
 
 def _rail_values(rail: str, values: Mapping[tuple[str, str], float | None]) -> tables.Row:
@@ -314,7 +323,7 @@ def incident_lines(rows: Sequence[tables.Row], width: int) -> Iterator[str]:
         age = "" if row["age_seconds"] is None else tables.show_age(row["age_seconds"])
         ended = "  ended" if row["state"] == "closed" else ""
         yield from tables.wrap(
-            f"{row['severity']:8}  {age:>6}{ended}  {row['title']}", width, " " * 18
+            f"{row['severity']:8}  {age:>6}{ended}  {row['title']}  {row['id']}", width, " " * 18
         )
         facts = [f"victims: {row['victims']}"] if row["victims"] else []
         facts += [f"jobs: {', '.join(row['jobs'])}"] if row["jobs"] else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import shutil
 import sys
 from collections.abc import Callable
@@ -93,10 +94,35 @@ class ClientCommand(click.Command):
             sys.exit(UNKNOWN)
 
 
-def state_option(states: str) -> Callable[[_Command], _Command]:
-    """Return the option that selects rows by state."""
-    text = f"Only in this state: {states}."
-    return click.option("--state", "of_state", default="", metavar="PATTERN", help=text)
+def state_option(*states: str) -> Callable[[_Command], _Command]:
+    """Return the option that selects rows by state; a pattern that no state can match is an error."""
+
+    def check(_: click.Context, option: click.Parameter, pattern: str) -> str:
+        if pattern and not fnmatch.filter(states, pattern.lower()):
+            message = f"{pattern!r}: expected one of {', '.join(states)}, or a pattern such as f*"
+            raise click.BadParameter(message, param=option)
+        return pattern.lower()
+
+    return click.option(
+        "--state",
+        "of_state",
+        default="",
+        metavar="PATTERN",
+        callback=check,
+        help=f"Only in this state: {', '.join(states[:-1])} or {states[-1]}.",
+    )
+
+
+def name_argument(option: str) -> Callable[[_Command], _Command]:
+    """Return the argument NAME, which has the meaning of an option and replaces its value."""
+
+    def choose(context: click.Context, argument: click.Parameter, name: str) -> str:
+        if name and context.params.get(option):
+            message = f"{name!r}: expected either NAME or --{option}"
+            raise click.BadParameter(message, param=argument)
+        return name
+
+    return click.argument("name", default="", metavar="[NAME]", callback=choose)
 
 
 def add_options(*options: Callable[[_Command], _Command]) -> Callable[[_Command], _Command]:

@@ -11,12 +11,14 @@ import os
 import sys
 import time
 from dataclasses import replace
+from http import HTTPStatus
 from typing import Any
 
 import click
 
 from railscope import extras
 from railscope.client import (
+    answers,
     cluster_reading as cluster,
     cluster_tables,
     status as state,
@@ -30,6 +32,7 @@ from railscope.client.command_options import (
     connect,
     connection_options,
     json_option,
+    name_argument,
     node_option,
     state_option,
     table_options,
@@ -37,8 +40,13 @@ from railscope.client.command_options import (
     terminal_width,
 )
 from railscope.client.connection import ClientError, ReadClient
-from railscope.client.node_reading import gpu_table
-from railscope.client.top_views import create_pages, plain_page
+from railscope.client.node_reading import gpu_rows, gpu_table, of_document
+from railscope.client.top_views import create_pages, incident_facts, plain_page
+
+STATES = ("failed", "unknown", "degraded", "healthy")
+_STATES = ("state", "severity", "health")
+"""Columns whose values the options limit."""
+_FACT_WIDTH = 14
 
 
 def read_report(client: ReadClient) -> state.StatusReport:
@@ -74,15 +82,28 @@ def status(*, as_json: bool, **options: Any) -> None:
     sys.exit(int(report.status))
 
 
-def _print_table(table: tables.ClientTable, options: dict[str, Any], **filters: str) -> None:
-    """Print a table; exit with status 3 if its rows are unknown."""
-    found = table.filtered({key: pattern for key, pattern in filters.items() if pattern})
+def _print_table(
+    table: tables.ClientTable,
+    options: dict[str, Any],
+    *,
+    name: str = "",
+    below: tables.ClientTable | None = None,
+    **filters: str,
+) -> None:
+    """Print a table, and another one below it; exit with status 3 if its rows are unknown.
+
+    Raises ClientError if no row has a value that matches the filter `name`.
+    """
+    chosen = {key: pattern for key, pattern in filters.items() if pattern}
+    unmatched = {key: text for key, one in chosen.items() if (text := table.unmatched(key, one))}
+    if name in unmatched:
+        raise ClientError(unmatched[name])
+    found = table.filtered(chosen)
+    notes = (*found.notes, *(text for key, text in unmatched.items() if key not in _STATES))
+    found, others = replace(found, notes=notes), [below] if below else []
     if options["as_json"]:
-        content = {
-            table.name: None if found.absence else list(found.rows),
-            "absence": found.absence or None,
-            "notes": found.notes,
-        }
+        rows = {one.name: None if one.absence else list(one.rows) for one in (found, *others)}
+        content = rows | {"absence": found.absence or None, "notes": found.notes}
         click.echo(json.dumps(content, indent=1))
     elif found.absence:
         raise ClientError(found.absence)
@@ -92,6 +113,8 @@ def _print_table(table: tables.ClientTable, options: dict[str, Any], **filters: 
         )
     else:
         click.echo(found.as_text(terminal_width(), wide=options["wide"]))
+        for one in others:
+            click.echo("\n" + one.as_text(terminal_width(), wide=options["wide"]))
     if found.absence:
         sys.exit(UNKNOWN)
 
@@ -108,28 +131,43 @@ def _read_cluster(
 
 @click.command(cls=ClientCommand)
 @node_option
-@state_option("healthy, degraded, failed or unknown")
+@state_option(*STATES)
 @table_options
-def nodes(*, node: str, of_state: str, **options: Any) -> None:
+@name_argument("node")
+def nodes(*, node: str, of_state: str, name: str, **options: Any) -> None:
     """List the nodes, worst first. An agent lists the GPUs of its node, with NIC and rail.
+
+    With a NAME, the node and its GPUs; or the nodes that match it, such as gpu-1*.
 
     failed: the cause of a critical incident, or a GPU that has failed, is on the node. degraded: the cause
     of a warning, or a victim. unknown: the node or its diagnosis is stale, or it never reported.
     """
-    address = chosen_address(options)
-    if address.is_agent:
-        reading = AgentReader(connect(address)).read()
-        _print_table(gpu_table(reading.gpu_rows, with_rates=False), options, health=of_state)
+    client = connect(chosen_address(options))
+    if client.address.is_agent:
+        rows = AgentReader(client).read().gpu_rows
+        table = gpu_table(rows, with_rates=False)
+        _print_table(table, options, name="node", node=name or node, health=of_state)
         return
-    found = _read_cluster(options, "nodes", "inventory")
-    _print_table(cluster_tables.node_table(found), options, node=node, state=of_state)
+    found = cluster.ClusterReader(client).read(("nodes", "inventory"))
+    table, below = cluster_tables.node_table(found), None
+    if name in {row["node"] for row in table.rows}:
+        request = cluster.node_request(name)
+        below = _gpus_of(cluster.ClusterReader(client).read((), node=request))
+    _print_table(table, options, name="node", below=below, node=name or node, state=of_state)
+
+
+def _gpus_of(reading: cluster.ClusterReading) -> tables.ClientTable:
+    document: answers.NodeAnswer | None = reading.document("node")
+    if document is None:
+        return replace(gpu_table(()), absence=reading.absence("node"))
+    return gpu_table(gpu_rows(of_document(document)), with_rates=False)
 
 
 @click.command(cls=ClientCommand)
 @node_option
 @click.option("--rail", type=click.IntRange(0), help="Only on this rail.")
 @tenant_option
-@state_option("failed, unknown, degraded or healthy")
+@click.option("--state", "of_state", type=click.Choice(STATES), help="Only in this state.")
 @click.option(
     "--limit",
     type=click.IntRange(1, 1000),
@@ -141,28 +179,32 @@ def nodes(*, node: str, of_state: str, **options: Any) -> None:
     "--offset", type=click.IntRange(0), default=0, help="Number of GPUs to omit, for the next part."
 )
 @table_options
-def gpus(*, node: str, tenant: str, of_state: str, limit: int, **options: Any) -> None:
+@name_argument("node")
+def gpus(*, tenant: str, of_state: str | None, limit: int, name: str, **options: Any) -> None:
     """List the GPUs of all nodes with rail and NIC, worst first; those of the node of an agent.
+
+    With a NAME, the GPUs of this node, or of the nodes that match it.
 
     The state is the worse of the verdict of the agent and of the open incidents of the GPU, its NIC and its node.
     """
-    rail, offset = options["rail"], options["offset"]
+    rail, offset, node = options["rail"], options["offset"], name or options["node"]
     client = connect(chosen_address(options))
-    chosen = {
-        "node": node,
-        "rail": "" if rail is None else str(rail),
-        "tenant": tenant,
-        "state": of_state,
-    }
+    on_rail, state = "" if rail is None else str(rail), of_state or ""
     if client.address.is_agent:
-        rows = AgentReader(client).read().gpu_rows
-        chosen["health"] = chosen.pop("state")
-        _print_table(gpu_table(rows, with_rates=False), options, **chosen)
+        table = gpu_table(AgentReader(client).read().gpu_rows, with_rates=False)
+        filters = {"rail": on_rail, "tenant": tenant, "health": state}
+        _print_table(table, options, name="node", below=None, node=node, **filters)
         return
+    chosen = {"node": node, "rail": on_rail, "tenant": tenant, "state": state}
     query = {key: text for key, text in chosen.items() if text}
     request = cluster.gpus_request(query | {"limit": str(limit), "offset": str(offset)})
-    reading = cluster.ClusterReader(client).read((), gpus=request)
+    reader = cluster.ClusterReader(client)
+    reading = reader.read((), gpus=request)
     table, answer = cluster_tables.fleet_gpu_table(reading), reading.document("gpus")
+    if node and not table.rows:
+        known = cluster_tables.node_table(reader.read(("nodes",)))
+        if unmatched := known.unmatched("node", node):
+            raise ClientError(unmatched)
     more = answer.found - answer.offset - len(answer.rows) if answer else 0
     note = f"{more} of {answer.found} GPUs follow: --offset {offset + limit}" if more > 0 else ""
     _print_table(replace(table, notes=(*table.notes, *filter(None, [note]))), options)
@@ -170,15 +212,18 @@ def gpus(*, node: str, tenant: str, of_state: str, limit: int, **options: Any) -
 
 @click.command(cls=ClientCommand)
 @tenant_option
-@state_option("healthy, degraded or unknown")
+@state_option("healthy", "degraded", "unknown")
 @table_options
-def jobs(*, tenant: str, of_state: str, **options: Any) -> None:
+@click.argument("name", default="", metavar="[NAME]")
+def jobs(*, tenant: str, of_state: str, name: str, **options: Any) -> None:
     """List the running jobs, worst first, with step period and slowest GPU.
+
+    With a NAME, the jobs of this number or name, or that match it.
 
     degraded: an open incident touches the job. unknown: incidents are not known, or some of its GPUs are on stale nodes.
     """
-    found = _read_cluster(options, "jobs")
-    _print_table(cluster_tables.job_table(found), options, tenant=tenant, state=of_state)
+    table = cluster_tables.job_table(_read_cluster(options, "jobs"))
+    _print_table(table, options, name="workload", workload=name, tenant=tenant, state=of_state)
 
 
 @click.command(cls=ClientCommand)
@@ -194,12 +239,19 @@ def jobs(*, tenant: str, of_state: str, **options: Any) -> None:
 @node_option
 @tenant_option
 @table_options
+@click.argument("incident_id", default="", metavar="[ID]")
 def incidents(
-    *, of_state: str, severity: str | None, node: str, tenant: str, **options: Any
+    *, of_state: str, severity: str | None, node: str, tenant: str, incident_id: str, **options: Any
 ) -> None:
-    """List the incidents, worst first: cause, victims and action. Ended ones follow, newest first."""
+    """List the incidents, worst first: cause, victims, action and ID. Ended ones follow, newest first.
+
+    With an ID, one incident with its evidence, also an ended one.
+    """
     states = [("state", name) for name in ("open", "closed") if of_state in {name, "all"}]
     request = cluster.DOCUMENTS["incidents"]._replace(query=tuple(states))
+    if incident_id:
+        _print_incident(incident_id, options)
+        return
     table = cluster_tables.incident_table(
         _read_cluster(options, incidents=request), closed=of_state != "open"
     )
@@ -207,13 +259,39 @@ def incidents(
     _print_table(table, options, state=chosen, severity=severity or "", nodes=node, tenant=tenant)
 
 
+def _print_incident(incident_id: str, options: dict[str, Any]) -> None:
+    """Print one incident. Raises ClientError if there is none with this ID."""
+    reading = _read_cluster(options, incident=cluster.incident_request(incident_id))
+    incident: answers.IncidentItem | None = reading.document("incident")
+    if incident is None:
+        message = reading.absence("incident")
+        if reading.errors["incident"].status == HTTPStatus.NOT_FOUND:
+            message = (
+                f"no incident {incident_id!r}; fix: railscope incidents --state all lists all IDs"
+            )
+        raise ClientError(message)
+    row = cluster_tables.incident_row(reading, incident)
+    if options["as_json"]:
+        click.echo(json.dumps({"incidents": [row | {"evidence": incident.evidence}]}, indent=1))
+        return
+    for fact in incident_facts(reading).rows:
+        if fact["value"]:
+            indent = " " * (_FACT_WIDTH + 2)
+            text = f"{fact['fact']:{_FACT_WIDTH}}  {tables.show_text(fact['value'])}"
+            click.echo("\n".join(tables.wrap(text, terminal_width(), indent)))
+
+
 @click.command(cls=ClientCommand)
 @tenant_option
 @table_options
-def tenants(*, tenant: str, **options: Any) -> None:
-    """List the tenants with their GPUs, jobs and GPU time."""
+@name_argument("tenant")
+def tenants(*, tenant: str, name: str, **options: Any) -> None:
+    """List the tenants with their GPUs, jobs and GPU time.
+
+    With a NAME, this tenant, or those that match it.
+    """
     found = _read_cluster(options, "tenants", "account", "jobs", "incidents")
-    _print_table(cluster_tables.tenant_table(found), options, tenant=tenant)
+    _print_table(cluster_tables.tenant_table(found), options, name="tenant", tenant=name or tenant)
 
 
 @click.command(cls=ClientCommand)

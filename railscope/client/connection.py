@@ -228,13 +228,17 @@ class ReadClient:
         """Return the error of a response with another status than 200."""
         text = f": {reason}" if (reason := _error_text(body)) else ""
         fix = _FIXES.get(status, "")
-        if status == HTTPStatus.UNAUTHORIZED and not self.address.token_file:
+        if not self.address.is_agent and any(part in body for part in _TEXTS_OF_AGENTS):
+            text, fix = ": the server is an agent", f"--agent {self.address.url}"
+        elif status == HTTPStatus.UNAUTHORIZED and not self.address.token_file:
             fix = "name a file that contains a token with --token-file, or use a client certificate"
         request = f"reading {self.address.url}{path} failed"
         message = f"{request}: status {status}{text}" + (f"; fix: {fix}" if fix else "")
         return ClientError(message, status)
 
 
+_TEXTS_OF_AGENTS = (b"/metrics/dcgm", b"metrics_token")
+"""Parts of the texts with which an agent rejects requests for an unknown path, or without its token."""
 _FIXES: Mapping[int, str] = {
     301: "enter the URL that the server redirects to",
     302: "enter the URL that the server redirects to",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -17,6 +17,7 @@ CLUSTER_DOCUMENTS = ("nodes", "incidents", "jobs", "cluster", "inventory", READY
 _MAX_REASONS = 10
 """Reasons on the screen; JSON has all of them."""
 _MAX_LISTED = 5
+UNCLAIMED = "unclaimed"
 
 
 class OverallStatus(IntEnum):
@@ -119,16 +120,22 @@ class StatusReport:
         named = {"nodes": self.nodes, "gpus": self.gpus, "incidents": self.incidents}
         for name, counts in named.items():
             if counts is not None:
-                parts = ", ".join(
-                    f"{tables.show_number(count)} {state}" for state, count in counts.items()
-                )
-                yield f"{name:10} {parts}"
+                yield f"{name:10} {counts_text(counts)}"
             elif name in self.absent:
                 yield f"{name:10} {absent[name]}"
         if self.jobs is not None:
             yield f"{'jobs':10} {self.jobs} running"
         elif "jobs" in self.absent:
             yield f"{'jobs':10} {absent['jobs']}"
+
+
+def counts_text(counts: Mapping[str, float], omitted: Collection[str] = (UNCLAIMED,)) -> str:
+    """Return numbers by state, without those of `omitted` that are zero."""
+    shown = {name: count for name, count in counts.items() if count or name not in omitted}
+    titles = {UNCLAIMED: "used without a claim", "not_claimed": "not claimed"}
+    return ", ".join(
+        f"{tables.show_number(count)} {titles.get(name, name)}" for name, count in shown.items()
+    )
 
 
 def unknown_report(server: str, program: str, reason: str) -> StatusReport:
@@ -178,17 +185,25 @@ def cluster_report(server: str, reading: ClusterReading) -> StatusReport:
 
 
 def _gpu_counts(reading: ClusterReading) -> dict[str, float] | None:
-    """Return GPUs in all, claimed and idle; None if they are unknown."""
-    total, share = (
-        reading.value("railscope_cluster_gpus"),
-        reading.value("railscope_cluster_mean_gpu_claimed_ratio"),
+    """Return GPUs in all, claimed, used without a claim and idle; None if they are unknown."""
+    total, share, unclaimed = (
+        reading.value(f"railscope_cluster_{name}")
+        for name in ("gpus", "mean_gpu_claimed_ratio", "unclaimed_gpus")
     )
     if total is None:
         return None
     if share is None:
         return {"total": total}
-    claimed = round(total * share, 2)
-    return {"total": total, "claimed": claimed, "idle": round(total - claimed, 2)}
+    return {"total": total} | _use_counts(total, total * share, unclaimed)
+
+
+def _use_counts(gpus: float, claimed: float, unclaimed: float | None) -> dict[str, float]:
+    """Return GPUs by their use; without the number of unclaimed ones the rest may be used or idle."""
+    if unclaimed is None:
+        return {"claimed": round(claimed, 2), "not_claimed": round(gpus - claimed, 2)}
+    idle = max(gpus - claimed - unclaimed, 0.0)
+    counts = {"claimed": claimed, UNCLAIMED: unclaimed, "idle": idle}
+    return {name: round(count, 2) for name, count in counts.items()}
 
 
 def _cluster_reasons(
@@ -217,8 +232,8 @@ def _node_reasons(nodes: tables.ClientTable) -> Iterator[StatusReason]:
     # Incidents are reasons of their own.
     failed = [row for row in nodes.rows if row["state"] == "failed" and not row["incidents"]]
     if failed:
-        names = _names([f"{row['node']} ({row['reason']})" for row in failed])
-        yield StatusReason(OverallStatus.FAILED, f"failed: {names}")
+        names = _names([f"{row['node']}: {row['reason']}" for row in failed], "; ")
+        yield StatusReason(OverallStatus.FAILED, names)
     never = [row["node"] for row in nodes.rows if row["reason"] == cluster_tables.NEVER_REPORTED]
     not_reporting = [row["node"] for row in nodes.rows if not row["is_reporting"]]
     stale = [name for name in not_reporting if name not in never]
@@ -242,9 +257,9 @@ def _job_reasons(jobs: Sequence[answers.JobItem]) -> Iterator[StatusReason]:
             yield StatusReason(OverallStatus.DEGRADED, text)
 
 
-def _names(names: Sequence[str]) -> str:
+def _names(names: Sequence[str], separator: str = ", ") -> str:
     more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
-    return f"{len(names)} of the nodes: {', '.join(names[:_MAX_LISTED])}{more}"
+    return f"{separator.join(names[:_MAX_LISTED])}{more}"
 
 
 # Of a node ---------------------------------------------------------------------------------------
@@ -254,11 +269,14 @@ def agent_report(server: str, reading: AgentReading) -> StatusReport:
     """Return the status of a node, from the verdicts of its agent."""
     health = Counter(str(row["health"]) for row in reading.gpu_rows)
     reasons = [*_agent_reasons(reading)]
-    claimed = [row["claimed_ratio"] for row in reading.gpu_rows if row["claimed_ratio"] is not None]
+    known = [row for row in reading.gpu_rows if row["claimed_ratio"] is not None]
     gpus: dict[str, float] = {"total": len(reading.gpu_rows)}
     gpus |= {state: health[state] for state in ("healthy", "degraded", "failed", "unknown")}
-    if claimed:
-        gpus |= {"claimed": round(sum(claimed), 2), "idle": round(len(claimed) - sum(claimed), 2)}
+    if known:
+        claimed = sum(row["claimed_ratio"] for row in known)
+        used = [row for row in known if row["unclaimed_processes"] is not None]
+        unclaimed = sum(1 - row["claimed_ratio"] for row in used if row["unclaimed_processes"])
+        gpus |= _use_counts(len(known), claimed, unclaimed if len(used) == len(known) else None)
     return StatusReport(
         server,
         "agent",
@@ -273,15 +291,13 @@ def agent_report(server: str, reading: AgentReading) -> StatusReport:
 
 
 def _agent_reasons(reading: AgentReading) -> Iterator[StatusReason]:
-    if not reading.is_agent:
-        yield StatusReason(OverallStatus.UNKNOWN, "the metrics are not those of a Railscope agent")
-    elif not reading.gpu_rows:
+    if not reading.gpu_rows:
         yield StatusReason(OverallStatus.UNKNOWN, "the agent reports no GPU")
     for row in reading.gpu_rows:
         if row["health"] != "healthy":
             status = OverallStatus[row["health"].upper()]
-            text = f"GPU {row['index'] or row['gpu']} is {row['health']}"
-            yield StatusReason(status, text + (f": {row['reason']}" if row["reason"] else ""))
+            text = f"GPU {row['index'] or row['gpu']}: {row['reason'] or 'no reason is reported'}"
+            yield StatusReason(status, text)
     for row in reading.gpu_rows:
         if row["link"] == "down":
             text = f"rail {row['rail']}: the link of {row['nic']} is down"

@@ -6,9 +6,10 @@ A row is the same in JSON, in a plain table and in `top`. An absent value is Non
 from __future__ import annotations
 
 import fnmatch
+import re
 import textwrap
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -20,6 +21,14 @@ DASH = "-"
 CUT = "~"
 """Last character of a text that was too long for its column."""
 MIN_WIDTH = 8
+MIN_TEXT, USUAL_TEXT = 12, 60
+"""Width that a text has at least, and up to which it grows before `--wide` columns are shown."""
+GAP = 2
+"""Columns of the terminal between two columns of a table."""
+ANY_TEXT = ""
+"""Key of the filter for words that may be in any column."""
+MAX_KNOWN = 5
+"""Names that an error lists."""
 NARROW = 80
 """Width of a table that is not `--wide`, also where the output is not a terminal."""
 
@@ -129,12 +138,24 @@ class ClientTable:
     notes: tuple[str, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
     """Reasons for absent values, by column."""
+    unfiltered: int = 0
+    """Number of rows before a filter; 0 without one."""
 
     def filtered(self, filters: Mapping[str, str]) -> ClientTable:
         """Return the rows that match all filters."""
         if not filters:
             return self
-        return replace(self, rows=[row for row in self.rows if matches(row, filters)])
+        rows = [row for row in self.rows if matches(row, filters)]
+        return replace(self, rows=rows, unfiltered=len(self.rows))
+
+    def unmatched(self, key: str, pattern: str) -> str:
+        """Return what the rows have in place of a value that none of them has; empty if one matches."""
+        if self.absence or not pattern or self.filtered({key: pattern}).rows:
+            return ""
+        known = sorted({str(value) for row in self.rows for value in several(row.get(key))})
+        more = f" and {len(known) - MAX_KNOWN} more" if len(known) > MAX_KNOWN else ""
+        names = show_list(known[:MAX_KNOWN]) + more if known else "there is none"
+        return f"no {key} matches {show_text(pattern)!r}: {names}"
 
     def cell(self, column: TableColumn, row: Row) -> str:
         """Return the text of a value."""
@@ -150,7 +171,8 @@ class ClientTable:
         columns = [column for column in self.columns if wide or not column.is_wide]
         cells = [[self.cell(column, row) for column in columns] for row in self.rows]
         if not cells:
-            return "\n".join([f"{self.name}: none", *self.notes])
+            count = f" of {self.unfiltered} matches" if self.unfiltered else ""
+            return "\n".join([f"{self.name}: none{count}", *self.notes])
         widths = [
             max(map(cell_width, texts))
             for texts in zip([c.head for c in columns], *cells, strict=True)
@@ -170,12 +192,26 @@ class ClientTable:
 def matches(row: Row, filters: Mapping[str, str]) -> bool:
     """True if each value matches its pattern (`gpu-*`), or is a list with a value that does."""
     for key, pattern in filters.items():
-        value = row.get(key)
-        several = value if isinstance(value, list | tuple) else [value]
-        texts = ("" if entry is None else str(entry) for entry in several)
+        if key == ANY_TEXT:
+            shown = " ".join(_texts_of(row)).lower()
+            if not all(fnmatch.fnmatchcase(shown, f"*{word}*") for word in pattern.lower().split()):
+                return False
+            continue
+        texts = ("" if entry is None else str(entry) for entry in several(row.get(key)))
         if not any(fnmatch.fnmatchcase(text.lower(), pattern.lower()) for text in texts):
             return False
     return True
+
+
+def _texts_of(row: Row) -> Iterator[str]:
+    """Yield the texts of a row; numbers have too many digits to be searched."""
+    for value in row.values():
+        yield from (entry for entry in several(value) if isinstance(entry, str))
+
+
+def several(value: Any) -> Sequence[Any]:
+    """Return the values of a list, or one value as a list."""
+    return value if isinstance(value, list | tuple) else [value]
 
 
 def fit_widths(columns: Sequence[TableColumn], widths: Sequence[int], width: int) -> list[int]:
@@ -192,6 +228,40 @@ def fit_widths(columns: Sequence[TableColumn], widths: Sequence[int], width: int
                 break
             fitted[max(candidates)[1]] -= 1
     return fitted
+
+
+def fit_columns(
+    columns: Sequence[TableColumn], widths: Sequence[int], width: int
+) -> dict[int, int]:
+    """Return the widths of the columns that have room, by their places, from the full widths of all.
+
+    Names and numbers are shown whole or not at all, names first. A text may be cut. A `--wide` column is shown if
+    there is room for all of it beside texts of the usual width.
+    """
+    fitted: dict[int, int] = {}
+    free = width + GAP
+    places = range(len(columns))
+    normal = [place for place in places if not columns[place].is_wide]
+    texts = [place for place in normal if not (columns[place].is_number or columns[place].is_key)]
+
+    def grow(up_to: int) -> int:
+        room = free
+        for place in (place for place in texts if place in fitted):
+            size = max(min(widths[place], up_to, fitted[place] + room), fitted[place])
+            room -= size - fitted[place]
+            fitted[place] = size
+        return room
+
+    for place in sorted(normal, key=lambda place: not columns[place].is_key):
+        size = min(widths[place], MIN_TEXT if place in texts else width)
+        if size + GAP <= free:
+            fitted[place], free = size, free - size - GAP
+    free = grow(USUAL_TEXT)
+    for place in places:
+        if columns[place].is_wide and widths[place] + GAP <= free:
+            fitted[place], free = widths[place], free - widths[place] - GAP
+    grow(width)
+    return dict(sorted(fitted.items()))
 
 
 def cell_width(text: str) -> int:
@@ -233,19 +303,48 @@ def cut(text: str, width: int) -> str:
     return "".join(shown) + CUT
 
 
+def sorted_rows(rows: Sequence[Row], key: str, *, is_reversed: bool) -> Sequence[Row]:
+    """Return rows sorted by a column: numbers from the highest, texts from A; absent values are last in any case."""
+    known = [row for row in rows if row.get(key) not in (None, "", [])]
+    if not key or not known:
+        return rows
+    numbers = all(isinstance(row[key], int | float) for row in known)
+    order = sorted(
+        known, key=lambda row: -row[key] if numbers else _natural(show_list(several(row[key])))
+    )
+    absent = [row for row in rows if row.get(key) in (None, "", [])]
+    return [*(reversed(order) if is_reversed else order), *absent]
+
+
+def _natural(text: str) -> list[tuple[int, str]]:
+    """Return a key that sorts node-2 before node-10."""
+    return [
+        (int(part), "") if part.isdecimal() else (-1, part.lower())
+        for part in re.split(r"(\d{1,9})", text)
+    ]
+
+
 def pad(text: str, width: int, *, right: bool = False) -> str:
     """Fill a text up to a width."""
     filling = " " * max(width - cell_width(text), 0)
     return filling + text if right else text + filling
 
 
-def parse_filters(texts: Iterable[str]) -> dict[str, str]:
-    """Parse `key=value` texts. Raises ValueError that states the expected form."""
-    filters = {}
+def parse_filters(texts: Iterable[str], keys: Sequence[str]) -> dict[str, str]:
+    """Parse words that may be in any column, and `key=value`. Raises ValueError for a key that is not one of `keys`."""
+    filters: dict[str, str] = {}
     for text in texts:
         key, equals, value = text.partition("=")
-        if not (equals and key.strip()):
-            message = f"invalid filter {text[:60]!r}: expected key=value such as state=failed or node=gpu-*"
+        if not equals:
+            filters[ANY_TEXT] = f"{filters.get(ANY_TEXT, '')} {text}".strip()
+        elif key.lower() in keys:
+            filters[key.lower()] = value
+        else:
+            message = f"unknown filter key {key[:60]!r}: expected one of {', '.join(keys)}"
             raise ValueError(message)
-        filters[key.strip().lower()] = value.strip()
     return filters
+
+
+def format_filters(filters: Mapping[str, str]) -> list[str]:
+    """Return filters as they are parsed."""
+    return [f"{key}={value}" if key else value for key, value in filters.items()]

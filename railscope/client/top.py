@@ -17,12 +17,15 @@ from typing import ClassVar, TypeAlias
 from rich.text import Text
 from textual import app, binding, containers, events, message, screen, widgets
 
-from railscope.client import tables, top_views
+from railscope.client import cluster_tables, tables, top_views
 from railscope.client.connection import ClientError
 
-WIDE_COLUMNS = 140
-"""Width from which all columns are shown."""
-_DRAWN_WIDGETS = 4
+MAX_INCIDENTS = 5
+"""Incidents above the rows of the first view; the view `incidents` has all."""
+BARS_FROM_WIDTH = 120
+"""Width of the terminal from which ratios have bars."""
+_BAR_WIDTH, _EIGHTHS = 6, " ▏▎▍▌▋▊▉█"
+_DRAWN_WIDGETS = 5
 _TICK_SECONDS = 0.5
 _JOIN_SECONDS = 0.2
 _STYLES: Mapping[str, str] = {
@@ -31,7 +34,7 @@ _STYLES: Mapping[str, str] = {
 }  # fmt: skip
 """Styles of words; the words themselves carry the meaning."""
 _STATES = ("state", "severity", "health", "link")
-_KEYS = "? help  / filter  Enter open  Esc back  q quit"
+_KEYS = "? help  / filter  o sort  Enter open  Esc back  q quit"
 _Bindings: TypeAlias = list[binding.BindingType]
 
 HELP = """\
@@ -39,9 +42,11 @@ HELP = """\
 
 Enter  open the row: tenant, job, node or rail, GPU with its NIC
 Esc    back
-/      filter rows: key=value, several separated by spaces; * matches any
-       text: state=degraded node=gpu-1*. An empty filter shows all rows.
-       GPUs: state, rail, node, gpu (UUID), tenant, workload.
+/      filter rows by words that are in any column, and by key=value:
+       gpu-node-3 state=degraded. * matches any text. An empty filter shows
+       all rows. GPUs: state, rail, node, gpu (UUID), tenant, workload.
+o O    sort by the next column, or in the other direction; a click on the
+       head of a column does both. Esc: the order of the view.
 > <    next and previous rows of a long view
 Space  read now
 q      quit, also Ctrl-C
@@ -85,6 +90,7 @@ class TopApp(app.App[None]):
     ENABLE_COMMAND_PALETTE = False
     CSS = """
     #head { height: auto; max-height: 5; }
+    #incidents { height: auto; display: none; }
     #title { height: 1; text-style: bold; }
     #rows { height: 1fr; }
     #foot { height: auto; max-height: 5; }
@@ -98,6 +104,8 @@ class TopApp(app.App[None]):
         ("slash", "filter", "Filter"),
         ("escape", "leave", "Back"),
         ("space", "refresh_now", "Read now"),
+        ("o", "sort_next", "Sort by the next column"),
+        ("O", "reverse", "Other direction"),
         ("greater_than_sign", "show_part(1)", "Next rows"),
         ("less_than_sign", "show_part(-1)", "Previous rows"),
     ]
@@ -116,7 +124,11 @@ class TopApp(app.App[None]):
         self.failure = ""
         """Error of the last request; empty if it succeeded."""
         self._before: list[top_views.TopView] = []
+        self._sorted_by, self._is_reversed = "", False
+        """Key of a column; empty for the order of the view."""
         self._filter_error = ""
+        self._shown_table = tables.ClientTable("", ())
+        """The table of the page, with the columns that have room and in the chosen order."""
         self._received_seconds = self._failed_seconds = time.monotonic()
         self._ended, self._wake = threading.Event(), threading.Event()
         self._thread = threading.Thread(
@@ -126,11 +138,10 @@ class TopApp(app.App[None]):
     def compose(self) -> app.ComposeResult:
         """Yield head, title, table, filter and footer."""
         yield widgets.Static(id="head", markup=False)
+        yield widgets.Static(id="incidents", markup=False)
         yield widgets.Static(id="title", markup=False)
         yield widgets.DataTable[Text](id="rows", cursor_type="row", zebra_stripes=False)
-        yield widgets.Input(
-            id="filter", placeholder="key=value, such as state=failed or node=gpu-1*"
-        )
+        yield widgets.Input(id="filter", placeholder="any text, or key=value such as state=failed")
         yield widgets.Static(id="foot", markup=False)
 
     def on_mount(self) -> None:
@@ -152,7 +163,8 @@ class TopApp(app.App[None]):
         """True if not all widgets are there any more: at the end, messages arrive while they are removed one by one."""
         if self._ended.is_set() or not self.screen_stack:
             return True
-        return len(self._view_screen.query("#head, #title, #rows, #foot")) < _DRAWN_WIDGETS
+        drawn = self._view_screen.query("#head, #incidents, #title, #rows, #foot")
+        return len(drawn) < _DRAWN_WIDGETS
 
     @property
     def _view_screen(self) -> screen.Screen[object]:
@@ -235,36 +247,51 @@ class TopApp(app.App[None]):
                     f"{first}-{last} of {self.page.count} rows" if last >= first else "no more rows"
                 )
             yield from map(tables.show_text, self.page.table.notes)
+        heads = {column.key: column.head for column in self._shown_table.columns}
+        if head := heads.get(self._sorted_by):
+            yield f"sorted by {head}{', reversed' if self._is_reversed else ''}"
+
+    def _draw_incidents(self) -> None:
+        """Show the open incidents above the rows of the first view."""
+        rows = self.page.incidents if self.page and self.page.view == self.view else ()
+        text = Text(no_wrap=True, overflow="ellipsis")
+        for row in rows[:MAX_INCIDENTS]:
+            age = "" if row["age_seconds"] is None else tables.show_age(row["age_seconds"])
+            jobs = f"; jobs: {', '.join(row['jobs'])}" if row["jobs"] else ""
+            text.append(f"{tables.show_text(row['severity']):8}", _STYLES.get(row["severity"], ""))
+            text.append(f"  {age:>6}  {tables.show_text(row['title'] + jobs)}\n")
+        more = len(rows) - MAX_INCIDENTS
+        text.append(f"and {more} more: key i\n" if more > 0 else "")
+        drawn = self._view_screen.query_one("#incidents", widgets.Static)
+        drawn.display = bool(rows)
+        drawn.update(text)
 
     def _draw_rows(self) -> None:
         """Fill the table; the cursor stays on its row."""
         if self.page is None or self._is_ended:
             return
-        shown, view, table = self._shown_table, self.page.view, self._table
+        view, table, is_facts = (
+            self.page.view,
+            self._table,
+            self.page.table.columns == top_views.FACT_COLUMNS,
+        )
         selected = self._selected_row()
         subject = top_views.row_subject(view, selected) if selected else None
-        columns = shown.columns
-        cells = [[shown.cell(column, row) for column in columns] for row in shown.rows]
-        lengths = [
-            max(map(tables.cell_width, texts))
-            for texts in zip([column.head for column in columns], *cells, strict=True)
-        ]
-        widths = tables.fit_widths(
-            columns, lengths, self.size.width - 4
-        )  # the padding of the table, and its scroll bar
-        is_facts = shown.columns == top_views.FACT_COLUMNS
+        self._shown_table, widths = self._fit(self.page.table)
+        shown = self._shown_table
         scrolled = table.scroll_y
         table.clear(columns=True)
-        for column, width in zip(columns, widths, strict=True):
-            table.add_column(
-                Text(column.head, justify="right" if column.is_number else "left"), width=width
-            )
-        for texts in cells:
-            places = zip(columns, texts, widths, strict=True)
+        for column, width in zip(shown.columns, widths, strict=True):
+            head = Text(column.head, justify="right" if column.is_number else "left")
+            table.add_column(head, width=width, key=column.key)
+        for row in shown.rows:
+            places = zip(shown.columns, widths, strict=True)
             row_cells = [
-                _cell(column, text, None if is_facts else width) for column, text, width in places
+                _cell(column, row, self._text(column, row), None if is_facts else width)
+                for column, width in places
             ]
             table.add_row(*row_cells, height=None if is_facts else 1)
+        self._draw_incidents()
         place = next(
             (
                 number
@@ -295,17 +322,29 @@ class TopApp(app.App[None]):
                 )
         self._view_screen.query_one("#foot", widgets.Static).update(Text(foot))
 
-    @property
-    def _shown_table(self) -> tables.ClientTable:
-        """The table of the page with the columns that the width has room for."""
-        table = self.page.table if self.page else tables.ClientTable("", ())
-        is_wide = self.size.width >= WIDE_COLUMNS
-        columns = tuple(column for column in table.columns if is_wide or not column.is_wide)
-        return replace(table, columns=columns)
+    def _fit(self, table: tables.ClientTable) -> tuple[tables.ClientTable, list[int]]:
+        """Return a table in the chosen order with the columns that have room, and their widths."""
+        texts = (
+            [column.head, *(self._text(column, row) for row in table.rows)]
+            for column in table.columns
+        )
+        widths = [max(map(tables.cell_width, column)) for column in texts]
+        room = self.size.width - 4  # without the padding of the table and its scroll bar
+        fitted = tables.fit_columns(table.columns, widths, room)
+        rows = tables.sorted_rows(table.rows, self._sorted_by, is_reversed=self._is_reversed)
+        columns = tuple(table.columns[place] for place in fitted)
+        return replace(table, columns=columns, rows=rows), list(fitted.values())
+
+    def _text(self, column: tables.TableColumn, row: tables.Row) -> str:
+        """Return the text of a cell; a ratio has a bar where there is room."""
+        text, value = tables.ClientTable("", ()).cell(column, row), row.get(column.key)
+        if column.form is not tables.show_percent or value is None:
+            return text
+        return f"{_bar(value)} {text:>5}" if self.size.width >= BARS_FROM_WIDTH else text
 
     def _selected_row(self) -> tables.Row | None:
         place = self._table.cursor_row
-        rows = self.page.table.rows if self.page else ()
+        rows = self._shown_table.rows if self.page else ()
         return rows[place] if 0 <= place < len(rows) else None
 
     # Keys ----------------------------------------------------------------------------------------
@@ -321,8 +360,9 @@ class TopApp(app.App[None]):
             return
         if not back:
             self._before.append(self.view)
-        self.view = view
+        self.view, self._sorted_by, self._is_reversed = view, "", False
         self._table.clear(columns=True)
+        self._draw_incidents()
         self._draw_head()
         self._wake.set()
 
@@ -347,6 +387,8 @@ class TopApp(app.App[None]):
         """Close the filter, or show the view before."""
         if isinstance(self.focused, widgets.Input):
             self._close_filter()
+        elif self._sorted_by:
+            self._sort("")
         elif self._before:
             self._show(self._before.pop(), back=True)
 
@@ -359,6 +401,27 @@ class TopApp(app.App[None]):
     def action_refresh_now(self) -> None:
         """Read now."""
         self._wake.set()
+
+    def action_sort_next(self) -> None:
+        """Sort by the column after the present one; after the last one, in the order of the view."""
+        keys = ["", *(column.key for column in self._shown_table.columns)]
+        self._sort(
+            keys[(keys.index(self._sorted_by) + 1) % len(keys)] if self._sorted_by in keys else ""
+        )
+
+    def action_reverse(self) -> None:
+        """Sort in the other direction."""
+        self._sort(self._sorted_by, is_reversed=not self._is_reversed)
+
+    def on_data_table_header_selected(self, selected: widgets.DataTable.HeaderSelected) -> None:
+        """Sort by a column, or in the other direction."""
+        key = str(selected.column_key.value or "")
+        self._sort(key, is_reversed=key == self._sorted_by and not self._is_reversed)
+
+    def _sort(self, key: str, *, is_reversed: bool = False) -> None:
+        self._sorted_by, self._is_reversed = key, is_reversed
+        self._draw_rows()
+        self._draw_head()
 
     def action_show_part(self, step: int) -> None:
         """Show the next or the previous rows, if there are any."""
@@ -373,14 +436,16 @@ class TopApp(app.App[None]):
     def action_filter(self) -> None:
         """Open the filter with its present text."""
         field = self._view_screen.query_one("#filter", widgets.Input)
-        field.value = " ".join(f"{key}={value}" for key, value in self.view.filters.items())
+        field.value = " ".join(tables.format_filters(self.view.filters))
         field.display = True
         field.focus()
 
     def on_input_submitted(self, submitted: widgets.Input.Submitted) -> None:
-        """Apply the filter; one of another form stays open with the reason."""
+        """Apply the filter; one with an unknown key stays open with the reason."""
+        table = self.page.table if self.page else tables.ClientTable("", ())
+        keys = top_views.filter_keys(self.view, table)
         try:
-            filters = tables.parse_filters(submitted.value.split())
+            filters = tables.parse_filters(submitted.value.split(), keys)
         except ValueError as error:
             self._filter_error = str(error)
             self._draw_foot()
@@ -394,9 +459,22 @@ class TopApp(app.App[None]):
         self._table.focus()
 
 
-def _cell(column: tables.TableColumn, text: str, width: int | None) -> Text:
+def _bar(ratio: float) -> str:
+    """Return a bar of a fixed width."""
+    eighths = round(min(max(ratio, 0.0), 1.0) * _BAR_WIDTH * 8)
+    whole, part = divmod(eighths, 8)
+    return f"{_EIGHTHS[-1] * whole}{_EIGHTHS[part] if part else ''}".ljust(_BAR_WIDTH)
+
+
+def _cell(column: tables.TableColumn, row: tables.Row, text: str, width: int | None) -> Text:
     """Return the text of a cell, cut to a width, or to be wrapped."""
     style = _STYLES.get(text.lower(), "") if column.key in _STATES else ""
+    if column.key in cluster_tables.PAUSE_KEYS and (share := row.get(column.key)) is not None:
+        limits = (
+            (cluster_tables.PAUSE_CRITICAL, "failed"),
+            (cluster_tables.PAUSE_WARNING, "degraded"),
+        )
+        style = next((_STYLES[state] for limit, state in limits if share >= limit), "")
     text = text if width is None else tables.cut(text, width)
     return Text(
         text, style, justify="right" if column.is_number else "left", no_wrap=width is not None

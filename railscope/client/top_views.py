@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -37,8 +37,7 @@ class TopView:
     def title(self) -> str:
         """Name, subject and filters."""
         subject = f" of {'/'.join(filter(None, self.subject))}" if self.subject else ""
-        filters = (f"{key}={value}" for key, value in self.filters.items())
-        return "  ".join([self.name + subject, *filters])
+        return "  ".join([self.name + subject, *tables.format_filters(self.filters)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +51,8 @@ class TopPage:
     """Rows without the bound."""
     age_seconds: float | None
     """Age of the data when it was received."""
+    incidents: Sequence[tables.Row] = ()
+    """Open incidents, which the first view shows above its rows."""
     permitted: TopView | None = None
     """View that the credentials permit in place of this one: a tenant has jobs, and no nodes."""
 
@@ -88,7 +89,8 @@ _ROW_NAMES: Mapping[str, tuple[str, ...]] = {
 
 def row_subject(view: TopView, row: tables.Row) -> Subject:
     """Return the name of a row; it is the subject of the view that the row opens."""
-    return tuple(str(row.get(key) or "") for key in _ROW_NAMES.get(view.name, ("fact",)))
+    values = (row.get(key) for key in _ROW_NAMES.get(view.name, ("fact",)))
+    return tuple("" if value is None else str(value) for value in values)
 
 
 def opened_view(view: TopView, row: tables.Row) -> TopView | None:
@@ -129,10 +131,10 @@ class ClusterPages:
         age = reading.age_seconds("nodes" if "nodes" in reading.documents else "incidents")
         head = _cluster_head(reading)
         if view.name == "gpus" and not view.subject:  # the collector selects and sorts them
-            document: answers.GpusAnswer | None = reading.document("gpus")
-            table = cluster_tables.fleet_gpu_table(reading)
-            return TopPage(view, head, table, document.found if document else 0, age)
+            return _fleet_gpu_page(view, head, reading, age)
         page = _page(view, head, self._table(view, reading), age)
+        if (view.name, view.subject) == ("jobs" if reading.is_tenant else "nodes", ()):
+            page = replace(page, incidents=cluster_tables.incident_table(reading).rows)
         is_first = view == self.first() and reading.is_tenant
         return replace(page, permitted=TopView("jobs")) if is_first else page
 
@@ -149,7 +151,7 @@ class ClusterPages:
             case "gpus" | "gpu":
                 return self._gpus(view, reading)
             case "incident":
-                return _incident_facts(reading)
+                return incident_facts(reading)
             case "nodes" if view.subject:
                 return _nodes_of_job(reading)
         return _TABLES[view.name](reading)
@@ -174,7 +176,8 @@ def _further_requests(view: TopView, *, is_tenant: bool) -> dict[str, cluster.Do
     match view.name:
         case "gpus" if not view.subject:
             part = {"limit": str(MAX_ROWS), "offset": str(view.offset)}
-            found = "gpus", cluster.gpus_request(part | dict(view.filters))
+            selected = {key: value for key, value in view.filters.items() if key}
+            found = "gpus", cluster.gpus_request(part | selected)
         case "gpus" | "gpu" if is_tenant:
             names = zip(("node", "gpu"), view.subject, strict=False)
             found = "gpus", cluster.gpus_request(dict(names))
@@ -229,11 +232,8 @@ class AgentPages:
         """Read a view. Raises ClientError."""
         reading = self.reader.read()
         report = status.agent_report("", reading)
-        gpus = ", ".join(
-            f"{tables.show_number(count)} {state}"
-            for state, count in (report.gpus or {}).items()
-            if count
-        )
+        counts = report.gpus or {}
+        gpus = status.counts_text(counts, omitted=counts)
         head = f"{report.status.name}  GPUs: {gpus or 'none'}"
         table = node_reading.gpu_table(reading.gpu_rows)
         if view.name == "gpu":
@@ -258,6 +258,29 @@ def _page(view: TopView, head: str, table: tables.ClientTable, age: float | None
     return TopPage(view, head, replace(filtered, rows=rows), len(filtered.rows), age)
 
 
+def _fleet_gpu_page(
+    view: TopView, head: str, reading: cluster.ClusterReading, age: float | None
+) -> TopPage:
+    """Return a part of the GPUs; the collector selects by all filters but words in any column."""
+    document: answers.GpusAnswer | None = reading.document("gpus")
+    table, count = cluster_tables.fleet_gpu_table(reading), document.found if document else 0
+    if words := view.filters.get(tables.ANY_TEXT):
+        read, table = len(table.rows), table.filtered({tables.ANY_TEXT: words})
+        notes = (f"{words!r} in {read} of {count} GPUs",) if read < count else ()
+        table = replace(table, notes=(*table.notes, *notes))
+        count = count if read < count else len(table.rows)
+    return TopPage(view, head, table, count, age)
+
+
+def filter_keys(view: TopView, table: tables.ClientTable) -> list[str]:
+    """Return the keys that a filter of a view may have."""
+    if view.name == "gpus" and "state" in {column.key for column in table.columns}:
+        return ["state", "rail", "node", "gpu", "tenant", "workload"]
+    return sorted(
+        {*(column.key for column in table.columns), *(key for row in table.rows[:1] for key in row)}
+    )
+
+
 def _cluster_head(reading: cluster.ClusterReading) -> str:
     """Return nodes by state, GPUs claimed and idle, incidents, and what the view does not cover."""
     report = status.cluster_report("", reading)
@@ -272,14 +295,8 @@ def _cluster_head(reading: cluster.ClusterReading) -> str:
             )
         )
     if report.gpus is not None:
-        counts = (
-            f"{tables.show_number(report.gpus[key])} {key}"
-            for key in ("claimed", "idle")
-            if key in report.gpus
-        )
-        parts.append(
-            "GPUs: " + (", ".join(counts) or f"{tables.show_number(report.gpus['total'])}")
-        )
+        use = {key: count for key, count in report.gpus.items() if key != "total"}
+        parts.append(f"GPUs: {status.counts_text(use or report.gpus)}")
     if report.incidents is not None:
         parts.append(f"incidents: {sum(report.incidents.values())}")
     if report.nodes and (covered := _coverage(report.nodes)):
@@ -295,7 +312,8 @@ def _coverage(nodes: Mapping[str, int]) -> str:
     return f"partial: {fresh} of {total} nodes" if fresh < total else ""
 
 
-def _incident_facts(reading: cluster.ClusterReading) -> tables.ClientTable:
+def incident_facts(reading: cluster.ClusterReading) -> tables.ClientTable:
+    """Return an incident with its evidence, as facts."""
     incident: answers.IncidentItem | None = reading.document("incident")
     if incident is None:
         return tables.ClientTable("incident", FACT_COLUMNS, absence=reading.absence("incident"))
@@ -392,6 +410,11 @@ def plain_page(page: TopPage, width: int) -> str:
         [
             *tables.wrap(f"{page.head}  data: {age}", width, "  "),
             "",
+            *(
+                [*cluster_tables.incident_lines(page.incidents, width), ""]
+                if page.incidents
+                else ()
+            ),
             page.table.as_text(width),
             *more,
         ]

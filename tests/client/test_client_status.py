@@ -22,14 +22,20 @@ from support.scripted_server import (
 
 from railscope.client.agent_reading import parse_metrics, read_metrics
 from railscope.client.tables import (
+    ANY_TEXT,
     ClientTable,
     TableColumn,
     cell_width,
+    fit_columns,
+    matches,
     number,
     parse_filters,
     show_age,
+    sorted_rows,
 )
+from railscope.http_server import HttpServerRequest
 from railscope.timestamps import SECOND_NS, format_timestamp
+from railscope_agent.endpoint.metrics_endpoint import MetricsEndpoint
 
 HOSTILE = "evil\x1b[2J\u202e\n[red]<img src=x>"
 NODE = {"gpus": 8, "state": "healthy", "reason": "", "incidents": [], "agent_version": "0.2.0", "streams": ["gpu"], "railscope_node_reporting": 1.0,
@@ -50,7 +56,11 @@ INCIDENT = {
 
 def documents() -> dict[str, Any]:
     """A healthy cluster of two nodes with a job."""
-    values = {"railscope_cluster_gpus": 16.0, "railscope_cluster_mean_gpu_claimed_ratio": 0.5}
+    values = {
+        "railscope_cluster_gpus": 16.0,
+        "railscope_cluster_mean_gpu_claimed_ratio": 0.5,
+        "railscope_cluster_unclaimed_gpus": 1.0,
+    }
     cluster = [{"metric": name, "labels": {}, "value": value} for name, value in values.items()]
     view = {"timestamp_ns": NOW_NS}
     return {
@@ -108,7 +118,7 @@ def test_the_keys_of_a_healthy_cluster():
     ]  # fmt: skip
     assert (found["status"], found["exit_status"], found["reasons"]) == ("healthy", 0, [])
     assert found["nodes"] == {"healthy": 2, "degraded": 0, "failed": 0, "unknown": 0}
-    assert found["gpus"] == {"total": 16.0, "claimed": 8.0, "idle": 8.0}
+    assert found["gpus"] == {"total": 16.0, "claimed": 8.0, "unclaimed": 1.0, "idle": 7.0}
     assert found["incidents"] == {"critical": 0, "warning": 0, "info": 0}
     assert (found["jobs"], found["absent"]) == (1, {})
 
@@ -122,9 +132,9 @@ def test_the_keys_of_a_healthy_cluster():
         (with_incident(severity="info"), "healthy", ""),
         (with_incident(explained_by="def"), "healthy", ""),
         (with_incident(ended=format_timestamp(NOW_NS)), "healthy", ""),
-        (with_nodes({}, STALE), "degraded", "stale: 1 of the nodes: n2"),
+        (with_nodes({}, STALE), "degraded", "stale: n2"),
         (with_nodes(STALE, STALE), "unknown", "no node reports"),
-        (with_nodes({}, {"state": "failed", "reason": "GPU 3 failed"}), "failed", "failed: 1 of the nodes: n2 (GPU 3 failed)"),
+        (with_nodes({}, {"state": "failed", "reason": "GPU 3 failed"}), "failed", "n2: GPU 3 failed"),
         (with_nodes({}, {"state": ""}), "unknown", "does not report states of nodes; fix: upgrade it"),
         (with_nodes(), "unknown", "no node has ever reported"),
         (with_nodes({}, age_seconds=600), "unknown", "stale: computed 10 min ago"),
@@ -134,7 +144,7 @@ def test_the_keys_of_a_healthy_cluster():
         ({"/api/v1/nodes": UNAVAILABLE}, "unknown", "503"),
         ({"/api/v1/nodes": {"timestamp_ns": 0, "rows": []}}, "unknown", "not been computed"),
         ({"/-/ready": response(b"not ready: read-only\n", "503 Service Unavailable")}, "degraded", "read-only"),
-        ({"/api/v1/inventory": {"nodes": [{"node": "n9", "state": "missing"}]}}, "degraded", "never reported: 1 of the nodes: n9"),
+        ({"/api/v1/inventory": {"nodes": [{"node": "n9", "state": "missing"}]}}, "degraded", "never reported: n9"),
         ({"/api/v1/nodes": DENIED, "/api/v1/jobs": DENIED, "/api/v1/incidents": DENIED}, "unknown", "access denied"),
         (with_incident() | with_nodes(STALE, STALE), "failed", "no node reports"),
         ({"/api/v1/nodes": json_response({"rows": 5})}, "unknown", "invalid JSON"),
@@ -229,14 +239,85 @@ def test_tables_list_the_worst_first_and_filter():
             ["NODE", "STATE"], ["n1", "failed"], ["n2", "unknown"], ["n3", "degraded"], ["m1", "healthy"],
         ]  # fmt: skip
         assert table("nodes", "--state", "unknown", "--node", "N*").splitlines()[1].startswith("n2")
-        assert table("nodes", "--state", "lost") == "nodes: none\n"
+        assert table("nodes", "--state", "healthy", "--node", "n1") == "nodes: none of 4 matches\n"
         assert "victim of link_down" in table("jobs", "--state", "degraded")
-        assert table("jobs", "--tenant", "other") == "jobs: none\n"
+        assert (
+            table("jobs", "--tenant", "other")
+            == "jobs: none of 1 matches\nno tenant matches 'other': vision\n"
+        )
+        assert table("jobs", "7").split("\n")[1:] == table("jobs").split("\n")[1:]
         assert "victims: 1; jobs: vision/7; check cable" in table(
             "incidents", "--node", "n3", "--tenant", "vision"
         )
-        assert table("incidents", "--severity", "critical") == "incidents: none\n"
+        assert table("incidents", "--severity", "critical") == "incidents: none of 1 matches\n"
+        assert table("incidents").split("\n")[0].endswith(" link_down: NIC eth0 of n1  abc")
         assert table("tenants").split()[7:11] == ["vision", "8", "1", "1.00"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ("nodes --state broken", "'broken': expected one of failed, unknown, degraded, healthy"),
+        ("jobs --state failed", "'failed': expected one of healthy, degraded, unknown"),
+        ("nodes nope", "no node matches 'nope': n1, n2"),
+        ("nodes --node nope*", "no node matches 'nope*': n1, n2"),
+        ("gpus nope", "no node matches 'nope': n1, n2"),
+        ("jobs 8", "no workload matches '8': 7"),
+        ("tenants other", "no tenant matches 'other': vision"),
+        ("incidents other", "no incident 'other'; fix: railscope incidents --state all lists all IDs"),
+        ("nodes n1 --node n2", "expected either NAME or --node"),
+    ],
+)  # fmt: skip
+def test_a_name_or_state_that_nothing_has_is_an_error_that_lists_what_there_is(
+    arguments: str, error: str
+):
+    nothing = {"/api/v1/gpus": {"timestamp_ns": NOW_NS, "found": 0, "rows": []}}
+    with collector(nothing) as server:
+        outcome = run(*arguments.split(), "--collector", server.url)
+    assert (outcome.exit_code, outcome.stdout) == (3, "")
+    assert error in " ".join(outcome.stderr.split())
+
+
+def test_a_node_is_shown_with_its_gpus_and_an_incident_with_its_evidence():
+    gpus = [{"gpu": "GPU-a", "index": "0", "rail": 0}]
+    evidence = [{"signal": "link", "device": "eth0", "value": 0.0}]
+    content = with_incident() | {
+        "/api/v1/nodes/n1": {"node": "n1", "timestamp_ns": NOW_NS, "gpus": gpus, "streams": {}},
+        "/api/v1/incidents/abc": INCIDENT | {"evidence": evidence},
+    }
+    with collector(content) as server:
+        here = ("--collector", server.url)
+        shown = run("nodes", "n1", *here).stdout.split("\n\n")
+        assert [part.split()[0] for part in shown] == ["NODE", "GPU"]
+        assert shown[1].splitlines()[1].split()[:2] == ["0", "unknown"]
+        assert len(json.loads(run("nodes", "n1", "--json", *here).stdout)["gpus"]) == 1
+        assert "gpus" not in json.loads(run("nodes", "n*", "--json", *here).stdout)
+        lines = run("incidents", "abc", *here).stdout.splitlines()
+        assert lines[0] == "title           link_down: NIC eth0 of n1"
+        assert "link eth0       0.0" in lines
+        (row,) = json.loads(run("incidents", "abc", "--json", *here).stdout)["incidents"]
+    assert (row["id"], row["evidence"]) == ("abc", evidence)
+
+
+def test_a_server_of_the_other_kind_is_named_with_the_option_for_it():
+    with collector(
+        {"/metrics": response(b"# HELP a b\nrailscope_collector_schemas 1\n")}
+    ) as server:
+        outcome = run("nodes", "--agent", server.url)
+        assert outcome.exit_code == 3
+        fix = f"the server is a collector; fix: --collector {server.url}"
+        assert fix in outcome.stderr
+        assert fix in " ".join(run("status", "--agent", server.url).stdout.split())
+    agent = MetricsEndpoint("n1", lambda: (), lambda: 0, "secret")
+    for headers in ({}, {"authorization": "Bearer secret"}):
+        rejection = agent.respond(HttpServerRequest("/api/v1/nodes", headers))
+        status = f"{rejection.status.value} {rejection.status.phrase}"
+        answer = response(rejection.body, status)
+        paths = dict.fromkeys(("/api/v1/nodes", "/api/v1/inventory"), answer)
+        with scripted_server(by_path(paths)) as server:
+            outcome = run("nodes", "--collector", server.url)
+        assert outcome.exit_code == 3
+        assert f"the server is an agent; fix: --agent {server.url}" in outcome.stderr
 
 
 @pytest.mark.parametrize("command", ["nodes", "jobs"])
@@ -318,16 +399,16 @@ railscope_network_link_up{interface="eth0"} 1
     ("text", "status", "reason"),
     [
         (METRICS.replace("STATE", "healthy"), "healthy", ""),
-        (METRICS.replace("STATE", "degraded"), "degraded", 'GPU 1 is degraded: row "remap"'),
-        (METRICS.replace("STATE", "failed"), "failed", "GPU 1 is failed"),
-        (METRICS.replace("STATE", "unknown"), "unknown", "GPU 1 is unknown"),
-        (METRICS.replace("STATE", "surprising"), "unknown", "GPU 1 is unknown"),
+        (METRICS.replace("STATE", "degraded"), "degraded", 'GPU 1: row "remap"'),
+        (METRICS.replace("STATE", "failed"), "failed", 'GPU 1: row "remap"'),
+        (METRICS.replace("STATE", "unknown"), "unknown", "GPU 1: "),
+        (METRICS.replace("STATE", "surprising"), "unknown", "GPU 1: "),
         (METRICS.replace("STATE", "healthy").replace("} 2\n", "} 200\n"), "unknown", "stale"),
         (METRICS.replace("STATE", "healthy").replace('="eth0"} 1\n', '="eth0"} 0\n'), "degraded", "the link of eth0 is down"),
         (METRICS.replace("STATE", "healthy").replace('state="ok"', 'state="failed"'), "degraded", "source gpu"),
         ("railscope_node_info{} 1\n", "unknown", "no GPU"),
-        ("up 1\n", "unknown", "not those of a Railscope agent"),
-        ("\x1b[2J{}{}\n", "unknown", "not those of a Railscope agent"),
+        ("up 1\n", "unknown", "the server is no Railscope agent; fix: check the URL"),
+        ("\x1b[2J{}{}\n", "unknown", "the server is no Railscope agent"),
     ],
 )  # fmt: skip
 def test_the_status_of_a_node_is_that_of_its_gpus(text: str, status: str, reason: str):
@@ -391,11 +472,58 @@ def test_ages(seconds: float, text: str):
     assert show_age(seconds) in {text, text.replace("25 h", "1 d 1 h")}
 
 
-def test_a_filter_has_a_key_and_a_value():
-    assert parse_filters(["Node = gpu-*", "state="]) == {"node": "gpu-*", "state": ""}
-    for text in ("", "node", "=x"):
-        with pytest.raises(ValueError, match="expected key=value"):
-            parse_filters([text])
+def test_a_filter_has_a_known_key_or_words_of_any_column():
+    assert parse_filters(["Node=gpu-*", "state="], ["node", "state"]) == {
+        "node": "gpu-*",
+        "state": "",
+    }
+    words = parse_filters(["gpu-node-3", "Failed"], ["node"])
+    row = {
+        "node": "gpu-node-3",
+        "state": "failed",
+        "jobs": ["vision/7"],
+        "gpus": None,
+        "power": 7.5,
+    }
+    assert matches(row, words)
+    assert matches(row, {ANY_TEXT: "vision/* node-3"})
+    assert not matches(row, {ANY_TEXT: "gpu-node-3 healthy"})
+    assert not matches(row, {ANY_TEXT: "7.5"}), "numbers are not searched"
+    for text in ("foo=bar", "=x"):
+        with pytest.raises(ValueError, match=r"unknown filter key .*: expected one of node"):
+            parse_filters([text], ["node"])
+
+
+def test_names_and_numbers_are_whole_and_a_wide_column_is_shown_only_whole():
+    columns = (
+        TableColumn("node", "", is_key=True), number("busy", ""), TableColumn("reason", ""),
+        number("power", "", wide=True), TableColumn("uuid", "", is_wide=True),
+    )  # fmt: skip
+    widths = (20, 5, 80, 6, 40)
+    for width, expected in (
+        (30, {0: 20, 1: 5}),
+        (41, {0: 20, 1: 5, 2: 12}),
+        (80, {0: 20, 1: 5, 2: 51}),
+        (96, {0: 20, 1: 5, 2: 67}),
+        (97, {0: 20, 1: 5, 2: 60, 3: 6}),
+        (300, {0: 20, 1: 5, 2: 80, 3: 6, 4: 40}),
+        (15, {0: 15}),
+    ):
+        assert fit_columns(columns, widths, width) == expected
+        assert sum(expected.values()) + 2 * (len(expected) - 1) <= width
+
+
+def test_rows_are_sorted_with_absent_values_last():
+    rows = [
+        {"name": name, "busy": busy} for name, busy in (("n10", 0.5), ("n9", None), ("N2", 0.9))
+    ]
+    for key, is_reversed, names in (
+        ("busy", False, ["N2", "n10", "n9"]),
+        ("busy", True, ["n10", "N2", "n9"]),
+        ("name", False, ["N2", "n9", "n10"]),
+        ("", True, ["n10", "n9", "N2"]),
+    ):
+        assert [row["name"] for row in sorted_rows(rows, key, is_reversed=is_reversed)] == names
 
 
 # Contexts ----------------------------------------------------------------------------------------

@@ -28,12 +28,16 @@ from textual.widgets import DataTable, Input, Static
 from railscope.client.connection import MAX_CONNECTIONS, ReadClient, ServerAddress
 from railscope.client.tables import show_short_time
 from railscope.client.top import TopApp, TopHelp
-from railscope.client.top_views import TopView, create_pages
+from railscope.client.top_views import TopView, create_pages, row_subject
 from railscope.timestamps import SECOND_NS, format_timestamp
 
 HEAD = ("/api/v1/cluster", "/api/v1/incidents", "/api/v1/inventory", "/api/v1/nodes")
 HOSTILE = "evil\x1b[2J\u202e\n[red]name"
 SIZES = [(80, 24), (200, 60)]
+PAUSES = (
+    ("max_nic_transmit_pfc_pause_ratio", "0", 0.51),
+    ("max_nic_receive_pfc_pause_ratio", "1", 0.001),
+)
 FAILED = {"state": "failed", "reason": "cause of xid: GPU 1 of n1", "incidents": ["abc"]}
 
 
@@ -108,7 +112,7 @@ def documents(names: tuple[str, ...] = ("n1", "n2")) -> dict[str, Any]:
         "facts": {"xid": "79"},
         "device": {"kind": "gpu", "index": "1"},
     }
-    values = {"gpus": 4.0, "mean_gpu_claimed_ratio": 0.5}
+    values = {"gpus": 4.0, "mean_gpu_claimed_ratio": 0.5, "unclaimed_gpus": 1.0}
     return {
         "/api/v1/cluster": view | {"rows": [{"metric": f"railscope_cluster_{name}", "value": value, "labels": {}} for name, value in values.items()]},
         "/api/v1/nodes": view | {"rows": [node(name, **(FAILED if name == names[0] else {})) for name in names]},
@@ -121,7 +125,10 @@ def documents(names: tuple[str, ...] = ("n1", "n2")) -> dict[str, Any]:
         "/api/v1/events": {"events": [event]},
         "/api/v1/jobs/vision/slurm/7": job | {"places": [{"node": names[0], "gpu": "GPU-a", "index": "0"}]},
         "/api/v1/gpus": fleet_gpus(names),
-        "/api/v1/rails": view | {"rows": [{"metric": "railscope_rail_max_gpu_temperature_celsius", "value": 71.0, "labels": {"rail": "1"}}]},
+        "/api/v1/rails": view | {"rows": [
+            {"metric": f"railscope_rail_{name}", "value": value, "labels": {"rail": rail}}
+            for name, rail, value in (("max_gpu_temperature_celsius", "1", 71.0), *PAUSES)
+        ]},
         **{f"/api/v1/nodes/{name}": node_document(name) for name in ("n1", "n2")},
     }  # fmt: skip
 
@@ -192,7 +199,7 @@ async def test_nodes_are_shown_worst_first_and_each_view_has_a_key(size: tuple[i
         await screen.shows("nodes", "n1")
         assert [row[:2] for row in screen.rows()] == [["n1", "failed"], ["n2", "healthy"]]
         assert screen.text("head").startswith(
-            "FAILED  nodes: 1 healthy, 1 failed  GPUs: 2 claimed, 2 idle  incidents: 1  data: "
+            "FAILED  nodes: 1 healthy, 1 failed  GPUs: 2 claimed, 1 used without a claim, 1 idle  incidents: 1  data: "
         )
         for key, name, first in (
             ("j", "jobs", "vision"), ("t", "tenants", "vision"), ("i", "incidents", "critical"),
@@ -240,10 +247,16 @@ async def test_enter_leads_from_the_tenant_to_the_gpu_and_its_nic():
 async def test_a_filter_selects_rows_and_an_invalid_one_states_the_form():
     async with top(documents()) as screen:
         await screen.shows("nodes", "n1")
-        await screen.press("slash", *"nonsense", "enter")
-        await screen.until(lambda: "expected key=value" in screen.text("foot"))
+        await screen.press("slash", *"foo=bar", "enter")
+        await screen.until(
+            lambda: "unknown filter key 'foo': expected one of age_seconds" in screen.text("foot")
+        )
         screen.app.query_one(Input).value = ""
         await screen.press(*"state=HEALTHY", "enter")
+        await screen.shows("nodes  state=HEALTHY", "n2")
+        await screen.press("slash", "end", *" N2", "enter")
+        await screen.shows("nodes  state=HEALTHY  N2", "n2")
+        await screen.press("escape")
         await screen.shows("nodes  state=HEALTHY", "n2")
         await screen.press("slash", *"x", "escape")
         assert not screen.app.query_one(Input).display
@@ -287,7 +300,7 @@ async def test_a_lost_connection_is_shown_with_the_age_of_the_rows_and_retried()
         await screen.until(lambda: screen.text("head").startswith("FAILED  nodes: 1 healthy"))
         content["/api/v1/nodes"] = b"lost"
         await screen.until(lambda: not screen.rows())
-        assert screen.text("head").startswith("FAILED  GPUs: 2 claimed, 2 idle  incidents: 1")
+        assert screen.text("head").startswith("FAILED  GPUs: 2 claimed, 1 used without")
         assert "unknown: nodes" in screen.text("head")
         assert "no HTTP answer" in screen.text("foot"), "the view is unknown, with the reason"
         content |= documents()
@@ -370,13 +383,137 @@ async def test_hostile_names_stay_text_and_many_rows_are_bounded():
         assert "\x1b" not in screen.app.export_screenshot()
 
 
+async def test_incidents_are_above_the_nodes_and_not_above_other_views():
+    content = documents()
+    (one,) = content["/api/v1/incidents"]["rows"]
+    more = [one | {"id": f"i{number}", "severity": "warning"} for number in range(6)]
+    content["/api/v1/incidents"] |= {"rows": [*more, one]}
+    async with top(content) as screen:
+        await screen.shows("nodes", "n1")
+        lines = screen.text("incidents").splitlines()
+        assert lines[0].split() == ["critical", "0.0", "s", "xid:", "GPU", "1", "of", "n1"]
+        assert [line.split()[0] for line in lines[1:5]] == ["warning"] * 4
+        assert lines[5:] == ["and 2 more: key i"]
+        await screen.press("r")
+        await screen.shows("rails", "1")
+        assert not screen.app.query_one("#incidents").display
+        await screen.press("escape")
+        await screen.shows("nodes", "n1")
+        content["/api/v1/incidents"] |= {"rows": []}
+        await screen.press("space")
+        await screen.until(lambda: not screen.app.query_one("#incidents").display)
+        once = run("top", "--once", "--collector", screen.server.url).stdout
+    assert "critical" not in once
+    with scripted_server(by_path(documents())) as server:
+        text = run("top", "--once", "--collector", server.url).stdout
+    assert text.index("xid: GPU 1 of n1  abc") < text.index("NODE  STATE")
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 140, 200])
+async def test_key_columns_are_whole_at_each_width_and_a_wider_terminal_shows_no_less(width: int):
+    content = documents(("gpu-node-1", "gpu-node-2"))
+    for row in content["/api/v1/gpus"]["rows"]:
+        row |= {"gpu": "GPU-1b98b982-45d3-4727-aca1-f3ff84e4712b", "pci_address": "0000:9d:00.0",
+                "nics": ["ens5f0np0"], "utilization_ratio": 0.5}  # fmt: skip
+    reason = "cause of ecc_uncorrectable: an uncorrectable memory error; its job has ended"
+    content["/api/v1/gpus"]["rows"][0]["reasons"] = [reason]
+    async with top(content, (width, 30)) as screen:
+        await screen.shows("nodes", "gpu-node-1")
+        await screen.press("g")
+        await screen.shows("gpus", "gpu-node-1")
+        table: DataTable[Text] = screen.app.query_one("#rows", DataTable)
+        row = dict(
+            zip(
+                (str(column.label) for column in table.ordered_columns),
+                screen.rows()[0],
+                strict=True,
+            )
+        )
+        assert (row["NODE"], row["GPU"], row["STATE"]) == ("gpu-node-1", "1", "failed")
+        assert row["BUSY"] == ("███     50 %" if width >= 120 else "50 %")
+        assert "~" not in "".join(
+            text for head, text in row.items() if head not in {"NIC", "REASON"}
+        )
+        assert row.get("UUID", "GPU-1b98b982-45d3-4727-aca1-f3ff84e4712b").endswith("712b")
+        if width >= 140:
+            assert row["REASON"].startswith(reason[:50])
+        await screen.press("r")
+        await screen.shows("rails", "1")
+        heads = [str(column.label) for column in table.ordered_columns]
+        assert {"PAUSED", "PAUSING"} <= set(heads)
+        assert ("HOTTEST" in heads) == (width >= 100)
+
+
+async def test_a_pausing_rail_is_coloured_and_comes_after_failed_ones():
+    content = documents()
+    rails = content["/api/v1/gpus"]["rails"]
+    rails += [rails[0] | {"rail": 2, "degraded": 1}, rails[0] | {"rail": 3}]
+    content["/api/v1/rails"]["rows"].append(
+        {"metric": "railscope_rail_max_nic_receive_pfc_pause_ratio", "value": 0.06, "labels": {"rail": "3"}}
+    )  # fmt: skip
+    async with top(content, (120, 30)) as screen:
+        await screen.shows("nodes", "n1")
+        await screen.press("r")
+        await screen.shows("rails", "1")
+        assert [row[0] for row in screen.rows()] == ["1", "0", "3", "2"]
+        table: DataTable[Text] = screen.app.query_one("#rows", DataTable)
+        styles = [[cell.style for cell in table.get_row_at(number)[5:7]] for number in range(4)]
+        assert styles == [["", ""], ["", "bold red"], ["yellow", ""], ["", ""]]
+
+
+async def test_a_view_is_sorted_by_any_column_in_both_directions():
+    async with top(documents(), (120, 30)) as screen:
+        await screen.shows("nodes", "n1")
+        await screen.press("o", "O")
+        await screen.shows("nodes  sorted by NODE, reversed", "n2")
+        await screen.press("enter")
+        await screen.shows("gpus of n1", "1")
+        assert "sorted" not in screen.text("title")
+        await screen.press("escape")
+        await screen.shows("nodes", "n1")
+        await screen.pilot.click("#rows", offset=(2, 0))
+        await screen.shows("nodes  sorted by NODE", "n1")
+        await screen.pilot.click("#rows", offset=(2, 0))
+        await screen.shows("nodes  sorted by NODE, reversed", "n2")
+        await screen.press("escape")
+        await screen.until(lambda: "sorted" not in screen.text("title"))
+
+
+async def test_the_first_rail_and_the_first_gpu_are_opened_like_any_other():
+    """Their number is zero."""
+    async with top(documents()) as screen:
+        await screen.shows("nodes", "n1")
+        await screen.press("r")
+        await screen.shows("rails", "1")
+        await screen.press("down", "enter")
+        await screen.until(lambda: screen.text("title").startswith("gpus  rail=0"))
+    for key, values in (("rail", 0), ("source", 0)):
+        view = "rails" if key == "rail" else "sources"
+        assert row_subject(TopView(view), {key: values}) == ("0",)
+        assert row_subject(TopView(view), {key: None}) == ("",)
+
+
+async def test_words_are_searched_in_the_gpus_that_were_read():
+    content = documents()
+    async with top(content, (120, 30)) as screen:
+        await screen.shows("nodes", "n1")
+        await screen.press("g")
+        await screen.shows("gpus", "n1")
+        await screen.press("slash", *"n2 eth1", "enter")
+        await screen.shows("gpus  n2 eth1", "n2")
+        assert len(screen.rows()) == 1
+        assert "rows" not in screen.text("title")
+        content["/api/v1/gpus"] |= {"found": 9000}
+        await screen.press("space")
+        await screen.until(lambda: "'n2 eth1' in 4 of 9000 GPUs" in screen.text("title"))
+
+
 async def test_rails_lead_to_their_gpus_and_nics():
     async with top(documents()) as screen:
         await screen.shows("nodes", "n1")
         await screen.press("r")
         await screen.shows("rails", "1")
-        assert screen.rows()[0][:5] == ["1", "1", "0", "0", "1"]
-        assert "71 C" in screen.rows()[0]
+        assert screen.rows()[0][:7] == ["1", "1", "0", "0", "1", "0 %", "-"]
         assert "no fresh reading of the rail" in screen.text("foot")
         await screen.press("enter")
         await screen.shows("gpus  rail=1", "n1")

@@ -88,7 +88,7 @@ def test_top_fits_a_real_terminal(tmp_path: Path, columns: int, lines: int, vari
             opened.tmux("send-keys", "-t", "0", "Enter")
             opened.until("gpus of n1")
             opened.until("eth0")
-            for key, shown_text in (("g", "eth1 down"), ("r", "HOTTEST")):
+            for key, shown_text in (("g", "eth1 down"), ("r", "PAUSING")):
                 opened.tmux("send-keys", "-t", "0", key)
                 assert max(map(len, opened.until(shown_text))) <= columns
             if variable == "NO_COLOR=1":  # the selected row is reversed

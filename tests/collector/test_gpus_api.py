@@ -17,6 +17,7 @@ from railscope.catalog import METRICS, collector as catalog
 from railscope.catalog.entities import GPU, GPU_REASON, NIC as NIC_KIND
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.frame import Column, Entity, Schema
+from railscope.reading import Absent
 from railscope.wire import to_wire_schema
 from railscope_collector.access.credentials import ANYONE, Credential, Role, digest_token
 from railscope_collector.diagnosis.incident_table import IncidentTable, ReportedIncident
@@ -276,3 +277,22 @@ async def test_the_list_over_http_has_a_tag_and_rejects_an_invalid_query(tmp_pat
                     break
         assert (text, again) == ("", tag)
         assert (await answer(running, "/api/v1/gpus", "board", tag))[0] == 200
+
+
+def test_gpus_used_without_a_claim_are_counted_without_the_shares_that_claims_hold() -> None:
+    """Claimed and used, claimed by half and used, used, idle; the claims of the last one are not known."""
+    claimed = (GPU_CAPACITY, GPU_CAPACITY // 2, 0, 0, 0)
+    gpus = [Entity(GPU, (uuid,), {"rail": rail}) for rail, uuid in zip("01234", "abcde", strict=True)]  # fmt: skip
+    metrics = ("railscope_gpu_unclaimed_processes", "railscope_gpu_claimed_ratio")
+    columns = tuple((METRICS[name], gpu) for name in metrics for gpu in gpus)
+    fleet, layout = Fleet(), make_layout(to_wire_schema(Schema("tenancy", columns)))
+    reasons = [[0] * 9 + [int(Absent.DENIED.value)]]
+    batch = batch_of([[1, 1, 2, 0, 1, *claimed]], boot_ns=[SECOND_NS], reasons=reasons)
+    fleet.apply(NodeUpdate("n", "r", "b", layout, batch, NOW_NS))
+    read = ListedReadings()
+    assert read.unclaimed is None
+    for block in fleet.blocks():
+        fresh = find_fresh_rows(block, fleet.fresh_rows(block, NOW_NS // 2, NOW_NS))
+        assert fresh
+        read.add(fresh)
+    assert read.unclaimed == 1.5

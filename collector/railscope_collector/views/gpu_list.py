@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from railscope.catalog import METRICS
+from railscope.catalog.tenancy import GPU_CLAIMED, GPU_UNCLAIMED_PROCESSES
 from railscope.frame import NO_RAIL
 from railscope_collector.fleet import schemas
 from railscope_collector.views.fresh_rows import Floats, FreshRows
@@ -53,6 +54,8 @@ class ListedColumns(NamedTuple):
     reason_positions: npt.NDArray[np.intp]
     reasons: tuple[tuple[int, str], ...]
     """Rail and name of the reason of each of `reason_positions`."""
+    use_positions: npt.NDArray[np.intp]
+    """Positions of the number of processes without a claim, and of the claimed share, of each GPU that has both."""
 
 
 # Weak, so that a layout without nodes is released with its columns.
@@ -65,6 +68,7 @@ def _listed_columns(layout: schemas.SchemaLayout) -> ListedColumns:
         return columns
     listed: list[tuple[int, int, int]] = []
     reasons: list[tuple[int, tuple[int, str]]] = []
+    use: dict[str, dict[int, int]] = {GPU_UNCLAIMED_PROCESSES.name: {}, GPU_CLAIMED.name: {}}
     cell_of = np.searchsorted(layout.starts, np.arange(len(layout.order)), "right") - 1
     key_of = np.searchsorted(layout.key_starts, cell_of, "right") - 1
     rails = layout.cell_rails[cell_of].tolist()
@@ -75,9 +79,20 @@ def _listed_columns(layout: schemas.SchemaLayout) -> ListedColumns:
             listed.append((position, LISTED_METRICS.index(metric.name), rail))
         elif rail != NO_RAIL and metric.name == _HEALTH_REASON:
             reasons.append((position, (rail, part[0])))
+        elif rail != NO_RAIL and metric.name in use:
+            use[metric.name][rail] = position
     positions, metrics, on_rails = np.array(listed, np.intp).reshape(-1, 3).T
     places = np.array([position for position, _ in reasons], np.intp)
-    found = ListedColumns(positions, metrics, on_rails, places, tuple(each for _, each in reasons))
+    processes, claimed = use.values()
+    pairs = [(processes[rail], claimed[rail]) for rail in processes.keys() & claimed.keys()]
+    found = ListedColumns(
+        positions,
+        metrics,
+        on_rails,
+        places,
+        tuple(each for _, each in reasons),
+        np.array(pairs, np.intp).reshape(-1, 2).T,
+    )
     _LISTED[layout] = found
     return found
 
@@ -90,11 +105,14 @@ class ListedReadings:
     """UUID of the GPU on each rail, by node; GPUs without a rail have a negative key."""
     reasons: dict[tuple[str, int], list[str]] = field(default_factory=dict)
     """Active reasons of the health, by node and rail."""
+    unclaimed: float | None = None
+    """GPUs, without the shares that claims hold, that processes use without a claim; None if no agent reports them."""
     _parts: list[tuple[list[str], ListedColumns, Floats]] = field(default_factory=list)
 
     def add(self, fresh: FreshRows) -> None:
         """Add rows of a block."""
         columns = _listed_columns(fresh.block.layout)
+        self._add_use(fresh, columns.use_positions)
         if not len(columns.positions):
             return
         nodes = [fresh.block.nodes[row] or "" for row in fresh.rows.tolist()]
@@ -108,6 +126,17 @@ class ListedReadings:
         for row, column in np.argwhere(is_active).tolist():
             rail, reason = columns.reasons[column]
             self.reasons.setdefault((nodes[row], rail), []).append(reason)
+
+    def _add_use(self, fresh: FreshRows, positions: npt.NDArray[np.intp]) -> None:
+        """Add what processes use without a claim; a GPU whose claims are unknown is not counted."""
+        if not positions.size:
+            return
+        processes, claimed = (fresh.values[:, column] for column in positions)
+        is_used = processes > 0
+        if fresh.present is not None:
+            is_used &= fresh.present[:, positions[0]] & fresh.present[:, positions[1]]
+        unclaimed = 1.0 - claimed[is_used] * float(GPU_CLAIMED.scale)
+        self.unclaimed = (self.unclaimed or 0.0) + float(unclaimed.sum())
 
     def by_gpu(self, places: Sequence[tuple[str, int]]) -> Floats:
         """Return values in base units by metric and GPU, NaN for none; `places` are sorted nodes and rails."""
