@@ -66,6 +66,8 @@ class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True):
     nics: int = 0
     devices: tuple[DeviceVerdict, ...] = ()
     """Devices that are not healthy, the worst first."""
+    problem: str = ""
+    """Why nothing is known about the devices, in full."""
 
     def count(self, state: HealthState) -> int:
         """Return the number of devices in a state other than healthy."""
@@ -74,7 +76,8 @@ class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 def unknown_verdict(problem: str, job: str = "") -> NodeVerdict:
     """Return the verdict if nothing is known about the devices, with the reason."""
-    return NodeVerdict(state=UNKNOWN, reason=limit_reason(f"unknown: {problem}"), job=job)
+    reason = limit_reason(f"unknown: {problem}")
+    return NodeVerdict(state=UNKNOWN, reason=reason, job=job, problem=printable_ascii(problem))
 
 
 def node_verdict(
@@ -108,9 +111,14 @@ def node_verdict(
     )
 
 
+def printable_ascii(text: str) -> str:
+    """Return a text with other characters than printable ASCII replaced."""
+    return re.sub(r"[^ -~]", "?", text)
+
+
 def limit_reason(text: str, suffix: str = "") -> str:
     """Return a reason with prefix and suffix, printable ASCII only, cut to the maximum length."""
-    printable = re.sub(r"[^ -~]", "?", f"{PREFIX}{text}")
+    printable = printable_ascii(f"{PREFIX}{text}")
     longest = MAX_REASON - len(suffix)
     return (printable if len(printable) <= longest else f"{printable[: longest - 3]}...") + suffix
 
@@ -129,7 +137,8 @@ def format_verdict(verdict: NodeVerdict, form: str) -> tuple[str, int]:
             return f"{label} | gpus={verdict.gpus} nics={verdict.nics} {counts}", status
         case "npd":
             return verdict.reason, _NPD_STATUSES[verdict.state]
-    summary = verdict.reason.removeprefix(PREFIX).removeprefix(f"{UNKNOWN}: ")
+    cut_reason = verdict.reason.removeprefix(PREFIX).removeprefix(f"{UNKNOWN}: ")
+    summary = verdict.problem or cut_reason
     lines = [f"{verdict.state}: {summary}"]
     for device in verdict.devices:
         names = [device.kind, device.index, device.name, device.pci_address]

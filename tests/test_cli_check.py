@@ -76,7 +76,7 @@ def checked(directory: Path, text: str, **environment: str) -> tuple[int, dict[s
 
 
 def test_check_passes_and_leaves_nothing_behind(tmp_path: Path):
-    (tmp_path / "tokens.toml").write_text("[nodes]\n")
+    (tmp_path / "tokens.toml").write_text(f"[operators]\nanna = 'sha256:{'0' * 64}'\n")
     (tmp_path / "claims.csv").write_text("tenant,holds,from,to\nvision,n1,2026-01-01T00:00:00Z,\n")
     before = sorted(tmp_path.iterdir())
     status, lines = checked(
@@ -134,6 +134,30 @@ def test_check_names_everything_that_is_wrong_at_once(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
+    ("listen", "more", "tls", "tokens"),
+    [
+        ("127.0.0.1", "", "ok      tls: off: plain HTTP", "warning tokens_file: "),
+        ("", "", "warning tls: off: plain HTTP on :0: tokens can be read", "no operator: nobody can open"),
+        ("127.0.0.1", "allow_anonymous_read = true\n", "ok      tls", "ok      tokens_file: "),
+        ("127.0.0.1", "[operators]", "ok      tls", "ok      tokens_file: "),
+    ],
+)  # fmt: skip
+def test_check_notes_open_networks_and_that_nobody_can_sign_in(
+    tmp_path: Path, listen: str, more: str, tls: str, tokens: str
+):
+    digest = f"anna = 'sha256:{'0' * 64}'\n"
+    (tmp_path / "tokens.toml").write_text(
+        f"{more}\n{digest}" if "[" in more else f"[nodes]\n{digest}"
+    )
+    status, lines = checked(
+        tmp_path,
+        f'listen = "{listen}:0"\nstate_directory = "{tmp_path}/state"\n'
+        f'tokens_file = "{tmp_path}/tokens.toml"\n{more if "=" in more else ""}',
+    )
+    assert (status, lines["tls"].startswith(tls), tokens in lines["tokens_file"]) == (0, True, True)
+
+
+@pytest.mark.parametrize(
     ("sinfo", "expected"),
     [
         (r"printf 'n1|idle|Unknown|none\nn2|idle|Unknown|none\n'", "ok      slurm: sinfo lists 2"),
@@ -178,6 +202,8 @@ def test_check_warns_of_nodes_that_the_inventory_does_not_list(tmp_path: Path):
         (tmp_path / "inventory.csv").write_text(text)
         outcome = run("collector", "check", "--config", str(tmp_path / "collector.toml"))
         assert outcome.exit_code == 0, outcome.stdout
-        found = [line for line in outcome.stdout.splitlines() if line.startswith("warning")]
+        found = [
+            line for line in outcome.stdout.splitlines() if line.startswith("warning inventory")
+        ]
         assert len(found) == len(expected), found
         assert all(arguments in line for arguments, line in zip(expected, found, strict=True))

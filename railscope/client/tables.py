@@ -21,7 +21,7 @@ DASH = "-"
 CUT = "~"
 """Last character of a text that was too long for its column."""
 MIN_WIDTH = 8
-MIN_TEXT, USUAL_TEXT = 12, 60
+MIN_TEXT, USUAL_TEXT = 10, 60
 """Width that a text has at least, and up to which it grows before `--wide` columns are shown."""
 GAP = 2
 """Columns of the terminal between two columns of a table."""
@@ -245,11 +245,15 @@ def fit_columns(
     texts = [place for place in normal if not (columns[place].is_number or columns[place].is_key)]
 
     def grow(up_to: int) -> int:
+        """Give the room to the narrowest texts; return what remains."""
         room = free
-        for place in (place for place in texts if place in fitted):
-            size = max(min(widths[place], up_to, fitted[place] + room), fitted[place])
-            room -= size - fitted[place]
-            fitted[place] = size
+        while wanting := [
+            place for place in texts if fitted.get(place, up_to) < min(widths[place], up_to)
+        ]:
+            if not room:
+                break
+            fitted[min(wanting, key=lambda place: fitted[place])] += 1
+            room -= 1
         return room
 
     for place in sorted(normal, key=lambda place: not columns[place].is_key):

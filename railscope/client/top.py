@@ -254,12 +254,14 @@ class TopApp(app.App[None]):
     def _draw_incidents(self) -> None:
         """Show the open incidents above the rows of the first view."""
         rows = self.page.incidents if self.page and self.page.view == self.view else ()
-        text = Text(no_wrap=True, overflow="ellipsis")
+        text = Text()
         for row in rows[:MAX_INCIDENTS]:
             age = "" if row["age_seconds"] is None else tables.show_age(row["age_seconds"])
             jobs = f"; jobs: {', '.join(row['jobs'])}" if row["jobs"] else ""
-            text.append(f"{tables.show_text(row['severity']):8}", _STYLES.get(row["severity"], ""))
-            text.append(f"  {age:>6}  {tables.show_text(row['title'] + jobs)}\n")
+            severity = f"{tables.show_text(row['severity']):8}"
+            facts = f"  {age:>6}  {tables.show_text(row['title'] + jobs)}"
+            text.append(severity, _STYLES.get(row["severity"], ""))
+            text.append(tables.cut(facts, self.size.width - tables.cell_width(severity)) + "\n")
         more = len(rows) - MAX_INCIDENTS
         text.append(f"and {more} more: key i\n" if more > 0 else "")
         drawn = self._view_screen.query_one("#incidents", widgets.Static)

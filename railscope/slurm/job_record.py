@@ -85,7 +85,7 @@ def sure_seconds(text: str, zone: tzinfo | None) -> int | None:
         return None
     if printed.tzinfo is None:
         if zone is None:
-            message = f"invalid time {text}: expected a time zone"
+            message = f"invalid time {text}: expected a time zone; fix: name that of the cluster by --timezone, such as --timezone Europe/Berlin"
             raise SlurmFormatError(message)
         # Both readings of a local time: they differ in the hour that occurs twice, and in the one that does not exist.
         first, second = (printed.replace(tzinfo=zone, fold=fold) for fold in (0, 1))

@@ -103,6 +103,10 @@ def test_a_list_in_the_environment_is_toml() -> None:
         ({"urls": ["http://me:secret@[::1"]}, "invalid collector.urls: URL 1: "),
         ({"urls": ["http://me:secret@a"]}, "expected a URL without user and password"),
         ({"urls": ["http://a", "http://A:80/"]}, "'http://A:80/' is the same as 'http://a'"),
+        (
+            {"urls": [], "token_file": "/x"},
+            'collector.token_file is set without collector.url.*fix: collector.url = "https://',
+        ),
         ({"order": "pod"}, "collector.pod is not set.*fix: set collector.pod, or collector.order"),
     ],
 )

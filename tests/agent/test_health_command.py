@@ -193,10 +193,15 @@ def test_the_timeout_applies_to_the_whole_query(tmp_path: Path, seconds_left: fl
     assert time.monotonic() - started < 30
 
 
+NOT_RUNNING = "agent not running; fix: systemctl start railscope-agent"
+
+
 def test_no_agent_or_invalid_settings_are_unknown(tmp_path: Path):
     outcome = run(Path("/dev/none"))
-    expected = "unknown: no response at /dev/none: No such file or directory\n"
+    expected = f"unknown: {NOT_RUNNING}; /dev/none: No such file or directory\n"
     assert (outcome.exit_code, outcome.stdout) == (3, expected)
+    long = tmp_path / "no-agent.sock"
+    assert f"{NOT_RUNNING}; {long}: " in run(long).stdout
     settings = tmp_path / "agent.toml"
     settings.write_text('[tenancy]\nsocket = 1\nsockets = "x"\n')
     arguments = ["health", "--config", str(settings), "--format", "npd"]

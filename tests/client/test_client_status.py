@@ -502,7 +502,7 @@ def test_names_and_numbers_are_whole_and_a_wide_column_is_shown_only_whole():
     widths = (20, 5, 80, 6, 40)
     for width, expected in (
         (30, {0: 20, 1: 5}),
-        (41, {0: 20, 1: 5, 2: 12}),
+        (39, {0: 20, 1: 5, 2: 10}),
         (80, {0: 20, 1: 5, 2: 51}),
         (96, {0: 20, 1: 5, 2: 67}),
         (97, {0: 20, 1: 5, 2: 60, 3: 6}),

@@ -161,6 +161,11 @@ def query_agent(path: str, target: str, seconds: float, started: float) -> verdi
     except PermissionError as error:
         message = f"permission denied by the agent's socket {path}; fix: run as root"
         raise _HealthQueryError(message) from error
+    except (FileNotFoundError, ConnectionRefusedError) as error:
+        message = (
+            f"agent not running; fix: systemctl start railscope-agent; {path}: {error.strerror}"
+        )
+        raise _HealthQueryError(message) from error
     except OSError as error:
         message = f"no response at {path}: {error.strerror or error}"
         raise _HealthQueryError(message) from error

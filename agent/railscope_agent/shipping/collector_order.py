@@ -20,6 +20,13 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 def collector_links(link: config.CollectorLink, node: str) -> list[config.CollectorLink]:
     """Return the link to each collector, in the order for a node. Raises CollectorLinkError."""
+    credentials = ("token", "token_file", "certificate_file", "key_file")
+    if not link.all_urls and (named := [name for name in credentials if getattr(link, name)]):
+        message = (
+            f"collector.{named[0]} is set without collector.url: expected both or neither;"
+            ' fix: collector.url = "https://HOST:9470"'
+        )
+        raise collector_link.CollectorLinkError(message)
     if link.all_urls and link.send_to > len(link.all_urls):
         message = (
             f"invalid collector.send_to {link.send_to}: expected at most the number of collectors, "

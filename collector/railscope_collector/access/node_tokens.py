@@ -1,4 +1,4 @@
-"""Tokens of many nodes: a file for each node, and their entries in the tokens file.
+"""Token files, and their entries in the tokens file: one for each of many nodes, or that of one person or program.
 
 A new token is written to `NODE.new`, its digest to the tokens file, and then the file is renamed to `NODE.token`. A run
 that was interrupted is completed by the next one. A token file without an entry is therefore a revoked token, and never
@@ -22,7 +22,6 @@ RENEWAL_DAYS = 30
 _MAX_NAME_BYTES = 200
 """Maximum length of a node's name in UTF-8, so that the temporary name of its file is valid."""
 _TOKEN = re.compile(r"[\x21-\x7e]+")
-_NODES_HEADER = re.compile(r"^[ \t]*\[[ \t]*nodes[ \t]*\][ \t]*(?:#.*)?$", re.MULTILINE)
 _HEADER = re.compile(r"^[ \t]*\[", re.MULTILINE)
 _Entries = Mapping[credentials.CredentialKey, credentials.CredentialEntry]
 
@@ -99,12 +98,7 @@ def create_node_tokens(
     now_ns: int,
 ) -> NodeTokens:
     """Create the missing tokens of nodes, and their entries. Raises TokensFileError before any change, and OSError."""
-    # The target of a symbolic link: replacing the link itself would detach it from the file.
-    tokens_file = tokens_file.resolve()
-    if not tokens_file.parent.is_dir():
-        message = f"tokens file: {tokens_file}: expected an existing directory; fix: create {tokens_file.parent}, or pass --tokens-file"
-        raise tokens_format.TokensFileError(message)
-    text = tokens_file.read_text(encoding="utf-8") if tokens_file.exists() else ""
+    tokens_file, text = _read_tokens_file(tokens_file)
     present = tokens_format.parse_credentials(text)
     by_node: dict[str, dict[credentials.CredentialKey, credentials.CredentialEntry]] = {}
     for key, entry in present.entries.items():
@@ -129,9 +123,9 @@ def create_node_tokens(
         f"{_format_line(name, token, by_node.get(name, {}), options, now_ns)}\n"
         for name, token in tokens.items()
     )
-    changed = _edited(text, lines, [*removed, *renewed])
+    changed = _edited(text, "nodes", lines, [*removed, *renewed])
     # The file is edited as text, so that comments stay: the result is parsed again before it is written.
-    _check_edit(present, changed, lines, [*removed, *renewed])
+    _check_edit(present, changed, "nodes", lines, [*removed, *renewed])
     durable_files.make_directory(directory)
     for name in stored:
         _restrict(directory / (name + (NEW_SUFFIX if name in published else SUFFIX)))
@@ -156,6 +150,43 @@ def create_node_tokens(
         until_ns=until_ns,
         unlisted=tuple(unlisted),
     )
+
+
+def create_token_file(
+    holder: credentials.Credential, until_ns: int | None, file: Path, tokens_file: Path
+) -> None:
+    """Create the token of one holder, and its entry in the tokens file. Raises TokensFileError before any change, and OSError."""
+    tokens_file, text = _read_tokens_file(tokens_file)
+    present, section = tokens_format.parse_credentials(text), tokens_format.section_name(holder)
+    if any(entry.credential.label == holder.label for entry in present.entries.values()):
+        message = (
+            f"{tokens_file}: {holder.label} has an entry; fix: remove it, or choose another NAME"
+        )
+        raise tokens_format.TokensFileError(message)
+    if file.exists():
+        message = f"{file} exists; fix: remove it, or choose another file"
+        raise tokens_format.TokensFileError(message)
+    token = credentials.generate_token()
+    key = credentials.CredentialKey("token", credentials.digest_token(token))
+    entry = {key: credentials.CredentialEntry(holder, until_ns)}
+    lines = f"{tokens_format.format_entry(holder.name, entry)}\n"
+    changed = _edited(text, section, lines, ())
+    _check_edit(present, changed, section, lines, ())
+    durable_files.make_directory(file.parent)
+    _replace(file, f"{token}\n".encode(), 0o600)
+    durable_files.sync_directory(file.parent)
+    _replace(tokens_file, changed.encode(), None)
+    durable_files.sync_directory(tokens_file.parent)
+
+
+def _read_tokens_file(tokens_file: Path) -> tuple[Path, str]:
+    """Return the path of a tokens file, and its text; empty if there is none yet. Raises TokensFileError, OSError."""
+    # The target of a symbolic link: replacing the link itself would detach it from the file.
+    tokens_file = tokens_file.resolve()
+    if not tokens_file.parent.is_dir():
+        message = f"tokens file: {tokens_file}: expected an existing directory; fix: create {tokens_file.parent}, or pass --tokens-file"
+        raise tokens_format.TokensFileError(message)
+    return tokens_file, tokens_file.read_text(encoding="utf-8") if tokens_file.exists() else ""
 
 
 def _read_keys(
@@ -211,37 +242,42 @@ def _publish(directory: Path, published: Iterable[str], removed: Iterable[str]) 
     durable_files.sync_directory(directory)
 
 
-def _edited(text: str, lines: str, removed: Collection[str]) -> str:
-    """Return a tokens file with further lines of nodes, first in their section, and without some."""
+def _edited(text: str, section: str, lines: str, removed: Collection[str]) -> str:
+    """Return a tokens file with further lines, first in their section, and without those of some names."""
     if not lines and not removed:
         return text
-    header = _NODES_HEADER.search(text)
+    names = "|".join({re.escape(section), re.escape(section.replace('"', ""))})
+    header = re.search(rf"^[ \t]*\[[ \t]*(?:{names})[ \t]*\][ \t]*(?:#.*)?$", text, re.MULTILINE)
     if header is None:
         separator = "" if text.endswith("\n") or not text else "\n"
-        return f"{text}{separator}[nodes]\n{lines}"
+        return f"{text}{separator}[{section}]\n{lines}"
     start = header.end() + 1
     following = _HEADER.search(text, start)
     end = following.start() if following else len(text)
-    names = [
+    forms = [
         form for name in removed for form in (name, tokens_format.quote_key(name), f"'{name}'")
     ]
-    entry = re.compile(rf"^[ \t]*(?:{'|'.join(map(re.escape, names))})[ \t]*=.*\n?", re.MULTILINE)
-    section = entry.sub("", text[start:end]) if names else text[start:end]
-    return f"{text[: header.end()]}\n{lines}{section}{text[end:]}"
+    entry = re.compile(rf"^[ \t]*(?:{'|'.join(map(re.escape, forms))})[ \t]*=.*\n?", re.MULTILINE)
+    others = entry.sub("", text[start:end]) if forms else text[start:end]
+    return f"{text[: header.end()]}\n{lines}{others}{text[end:]}"
 
 
 def _check_edit(
-    present: credentials.Credentials, changed: str, lines: str, removed: Collection[str]
+    present: credentials.Credentials,
+    changed: str,
+    section: str,
+    lines: str,
+    removed: Collection[str],
 ) -> None:
     """Raise TokensFileError if the changed file has other entries than expected."""
-    added = tokens_format.parse_credentials(f"[nodes]\n{lines}").entries
+    added = tokens_format.parse_credentials(f"[{section}]\n{lines}").entries
     remaining = {
         key: entry
         for key, entry in present.entries.items()
         if entry.credential.role is not credentials.Role.NODE
         or entry.credential.name not in removed
     }
-    message = "the section [nodes] cannot be changed: expected [nodes] on a line of its own, and one line per node"
+    message = f"the section [{section}] cannot be changed: expected [{section}] on a line of its own, and one line per name"
     with convert_errors(
         tokens_format.TokensFileError, tokens_format.TokensFileError, f"{message}: "
     ):

@@ -17,14 +17,15 @@ Further keys of a price: tenant, mig_profile, minimum_seconds, granularity_secon
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 
 from railscope import convert_errors
 from railscope.timestamps import FOREVER_NS, SECOND_NS, parse_timestamp
-from railscope.untrusted_text import TomlError, parse_toml
+from railscope.untrusted_text import TomlError, format_json_value, parse_toml
 from railscope_collector.billing.charges import PriceUnit, UnknownCurrencyError
 from railscope_collector.billing.price_book import Price, PriceBook, PriceBookError, Tariff
 
@@ -35,6 +36,10 @@ _Positive = Annotated[int, msgspec.Meta(ge=1, le=_MAX)]
 _Moment = Annotated[datetime, msgspec.Meta(tz=True)]
 _Name = Annotated[str, msgspec.Meta(min_length=1)]
 _Table = TypeVar("_Table", bound=msgspec.Struct)
+_HEAD = re.compile(r"\s*\[\[\s*price\s*\]\]")
+_ABOUT = re.compile(r"(.*) - at `\$\.(\w+)`", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(\w+)`")
+_UNKNOWN = re.compile(r"Object contains unknown field `(.+)`", re.DOTALL)
 
 
 class _PriceTable(msgspec.Struct, forbid_unknown_fields=True):
@@ -70,9 +75,9 @@ def parse_price_book(text: str, file: str) -> PriceBook:
     except TomlError as error:
         message = f"cannot read the price book {file}: invalid TOML: {error}"
         raise PriceBookError(message) from error
-    book = _convert(document, _BookTable, f"price book {file}")
+    book = _convert(document, _BookTable, _Location(file, text))
     prices = tuple(
-        _price(table, f"price book {file}: [[price]] number {number}")
+        _price(table, _Location(file, text, number))
         for number, table in enumerate(book.price, start=1)
     )
     try:
@@ -83,9 +88,47 @@ def parse_price_book(text: str, file: str) -> PriceBook:
         raise PriceBookError(message) from error
 
 
-def _convert(document: dict[str, Any], kind: type[_Table], location: str) -> _Table:
-    with convert_errors(msgspec.ValidationError, PriceBookError, f"invalid {location}: "):
+class _Location(NamedTuple):
+    """Table of a price book: the head of the file, or a price by its number from 1."""
+
+    file: str
+    text: str
+    number: int = 0
+
+    def named(self, key: str = "") -> str:
+        """Return file, line and table of a key; the line is that of the table for a key that is missing."""
+        lines = self.text.splitlines()
+        heads = [-1, *(place for place, line in enumerate(lines) if _HEAD.match(line)), len(lines)]
+        table = f": [[price]] number {self.number}" if self.number else ""
+        if self.number + 1 >= len(heads):  # prices in one line
+            return f"price book {self.file}{table}"
+        start, end = heads[self.number : self.number + 2]
+        its_key = re.compile(rf"\s*{re.escape(key)}\s*=")
+        places = (place for place in range(start + 1, end) if key and its_key.match(lines[place]))
+        return f"price book {self.file}, line {next(places, max(start, 0)) + 1}{table}"
+
+
+def _convert(document: dict[str, Any], kind: type[_Table], location: _Location) -> _Table:
+    try:
         return msgspec.convert(document, kind, strict=True)
+    except msgspec.ValidationError as error:
+        problem, key = str(error), ""
+        if match := _ABOUT.fullmatch(problem):
+            problem, key = match[1][:1].lower() + match[1][1:], match[2]
+            problem = f"{key} {format_json_value(document.get(key))}: {problem}"
+        elif match := _MISSING.fullmatch(problem):
+            problem = f"missing {match[1]}"
+        elif match := _UNKNOWN.fullmatch(problem):
+            key = match[1]
+            problem = (
+                f"unknown key {key}: expected one of {', '.join(kind.__struct_encode_fields__)}"
+            )
+        if key == "tariff":
+            problem = (
+                f"tariff {format_json_value(document[key])}: expected one of {', '.join(Tariff)}"
+            )
+        message = f"invalid {location.named(key)}: {problem}"
+        raise PriceBookError(message) from error
 
 
 def _timestamp_ns(moment: datetime, key: str) -> int:
@@ -93,7 +136,7 @@ def _timestamp_ns(moment: datetime, key: str) -> int:
         return parse_timestamp(moment)
 
 
-def _price(document: dict[str, Any], location: str) -> Price:
+def _price(document: dict[str, Any], location: _Location) -> Price:
     table = _convert(document, _PriceTable, location)
     prices_by_unit = {
         PriceUnit.GPU_HOURS: table.nano_per_gpu_hour,
@@ -103,13 +146,13 @@ def _price(document: dict[str, Any], location: str) -> Price:
     prices = [(unit, nano) for unit, nano in prices_by_unit.items() if nano is not None]
     if len(prices) != 1:
         message = (
-            f"invalid {location}: {table.sku}, {table.tariff}: {len(prices)} prices: expected one of"
+            f"invalid {location.named()}: {table.sku}, {table.tariff}: {len(prices)} prices: expected one of"
             " nano_per_gpu_hour, nano_per_instance_hour and nano_per_kilowatt_hour"
         )
         raise PriceBookError(message)
     ((unit, nano),) = prices
     granularity = table.granularity_seconds
-    with convert_errors(PriceBookError, PriceBookError, f"invalid {location}: "):
+    with convert_errors(PriceBookError, PriceBookError, f"invalid {location.named()}: "):
         return Price(
             sku=table.sku,
             tariff=table.tariff,

@@ -39,6 +39,8 @@ from railscope_collector.workloads.pod_jobs import compile_pattern
 
 LOW_FREE_BYTES = 1 << 30
 MAX_NAMED = 8
+EXPOSED = "tokens can be read on the network"
+NO_OPERATOR = "no operator: nobody can open the console; fix: railscope collector token --role operator --output FILE NAME"
 
 
 class CheckResult(NamedTuple):
@@ -68,9 +70,11 @@ def check_collector(settings: CollectorSettings, report: Callable[[str], None]) 
 def _run_checks(settings: CollectorSettings, directory: Path) -> Iterator[CheckResult]:
     running = durable_files.is_locked(directory)
     yield _run_check("listen", lambda: _check_listen(settings.listen, running=running))
-    yield _run_check("tls", lambda: _check_tls(settings))
+    tls = _run_check("tls", lambda: _check_tls(settings))
+    yield tls._replace(is_warning=EXPOSED in tls.detail)
     yield _run_check("state_directory", lambda: _check_directory(directory, running=running))
-    yield _run_check("tokens_file", lambda: _check_tokens(Path(settings.tokens_file)))
+    tokens = _run_check("tokens_file", lambda: _check_tokens(settings))
+    yield tokens._replace(is_warning=NO_OPERATOR in tokens.detail)
     trial = _run_check("trial_token_file", lambda: _check_trial(settings, directory))
     yield trial._replace(is_warning=bool(settings.trial_token_file))
     files = administrator_files.AdministratorFiles.from_settings(settings)
@@ -130,7 +134,14 @@ def _check_listen(address: str, *, running: bool) -> str:
 def _check_tls(settings: CollectorSettings) -> str:
     tls = settings.tls
     tls_contexts.server_tls(tls.certificate_file, tls.key_file, tls.client_ca_file)
-    return f"{tls.certificate_file} is usable" if tls.certificate_file else "off: plain HTTP"
+    if tls.certificate_file:
+        return f"{tls.certificate_file} is usable"
+    host = listen_address.split_address(settings.listen)[0]
+    fix = "set tls.certificate_file, or listen on 127.0.0.1"
+    exposed = (
+        "" if listen_address.is_loopback(host) else f" on {settings.listen}: {EXPOSED}; fix: {fix}"
+    )
+    return f"off: plain HTTP{exposed}"
 
 
 def _check_directory(directory: Path, *, running: bool) -> str:
@@ -151,11 +162,16 @@ def _check_directory(directory: Path, *, running: bool) -> str:
     return f"{directory} {state}, {free >> 30} GiB free"
 
 
-def _check_tokens(path: Path) -> str:
+def _check_tokens(settings: CollectorSettings) -> str:
+    path = Path(settings.tokens_file)
     entries = tokens_format.load_credentials(path).entries.values()
     roles = Counter(str(entry.credential.role) for entry in entries)
     counts = ", ".join(f"{role}: {count}" for role, count in sorted(roles.items()))
-    return f"{path} has credentials ({counts})" if counts else f"{path} has no credentials yet"
+    # Client certificates may name operators, too.
+    may_read = settings.allow_anonymous_read or settings.tls.client_ca_file
+    note = "" if may_read or str(credentials.Role.OPERATOR) in roles else f"; {NO_OPERATOR}"
+    found = f"{path} has credentials ({counts})" if counts else f"{path} has no credentials yet"
+    return f"{found}{note}"
 
 
 def _check_trial(settings: CollectorSettings, directory: Path) -> str:

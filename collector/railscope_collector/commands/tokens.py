@@ -41,13 +41,13 @@ from railscope_collector.commands import config_option, load_settings
 )
 @click.option(
     "--output",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="With --nodes: directory of the token files NODE.token, which only their owner may read.",
+    type=click.Path(path_type=Path),
+    help="File of the token of NAME; with --nodes, directory of the token files NODE.token. Only their owner may read them.",
 )
 @click.option(
     "--tokens-file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="With --nodes: tokens file that gets the entries. Default: that of the settings.",
+    help="With --output: tokens file that gets the entries. Default: that of the settings.",
 )
 @click.option(
     "--revoke-unlisted",
@@ -77,6 +77,8 @@ def token(  # noqa: PLR0913, PLR0917 - flags
 ) -> None:
     """Create a token for NAME, and the line for the tokens file. A node's NAME is that of the node.
 
+    With --output, write the token to this file, and add its line to the tokens file.
+
     With --nodes and --output, create the tokens of many nodes, and add their entries to the tokens file. A node
     that has a token keeps it; entries of nodes that are not listed are reported, and removed with
     --revoke-unlisted. Invalid input changes nothing. Exit status 1 if a listed node has no valid token, as its token was
@@ -103,17 +105,26 @@ def token(  # noqa: PLR0913, PLR0917 - flags
         options = node_tokens.NodeTokenOptions(until_ns, max_authority, renew, revoke_unlisted)
         _create_node_tokens(nodes_file, output, file, options, now_ns)
         return
-    if nodes_file or output or tokens_file or revoke_unlisted or renew:
-        message = "--nodes, --output, --tokens-file, --revoke-unlisted, --renew: expected no NAME"
+    if nodes_file or revoke_unlisted or renew:
+        message = "--nodes, --revoke-unlisted, --renew: expected no NAME"
+        raise click.UsageError(message)
+    if tokens_file and not output:
+        message = "--tokens-file: expected --output as well"
         raise click.UsageError(message)
     if not all(map(credentials.is_name, (name, *([tenant] if tenant else [])))):
         message = "invalid name: expected printable text in Unicode NFC"
         raise click.UsageError(message)
-    new_token = credentials.generate_token()
-    click.echo(f"token (for {name} only): {new_token}")
     holder = credentials.Credential(
         name, credentials.Role(role), tenant, max_authority or credentials.MAX_AUTHORITY
     )
+    if output:
+        file = tokens_file or Path(load_settings(config).tokens_file)
+        with convert_errors((tokens_format.TokensFileError, OSError), click.ClickException):
+            node_tokens.create_token_file(holder, until_ns, output, file)
+        click.echo(f"token of {name} written to {output}; entry added to {file}")
+        return
+    new_token = credentials.generate_token()
+    click.echo(f"token (for {name} only): {new_token}")
     click.echo(f"line for the tokens file, section [{tokens_format.section_name(holder)}]:")
     key = credentials.CredentialKey("token", credentials.digest_token(new_token))
     click.echo(

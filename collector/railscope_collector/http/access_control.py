@@ -86,6 +86,8 @@ class RequestAuthorizer:
         except web.HTTPException as error:
             status, text = HTTPStatus(error.status), (error.text or error.reason).strip()
             page = self.browser_page(request, status, text, admitted)
+            if page is None and request.path.startswith("/api/"):
+                page = _api_error(request, error, text)
             if page is None:
                 error.headers.update(_PRIVATE)
                 raise
@@ -223,6 +225,15 @@ def make_application(
             added = application.router.add_route(method, path, _unauthorized_handler)
             authorizer.declared_routes[added] = route, handlers[route.name]
     return application
+
+
+def _api_error(request: web.Request, error: web.HTTPException, text: str) -> web.Response:
+    """Return an error of a path of the API as JSON, like those of its handlers."""
+    if text == f"{error.status}: {error.reason}":
+        path = request.path[:100]
+        text = f"{error.reason}: {request.method} {path}: expected a path of the API such as GET /api/v1/nodes"
+    headers = {name: error.headers[name] for name in ("Allow",) if name in error.headers}
+    return json_error(HTTPStatus(error.status), text, headers)
 
 
 async def _unauthorized_handler(_: web.Request) -> web.StreamResponse:

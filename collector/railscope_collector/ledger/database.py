@@ -231,7 +231,10 @@ class Database:
                 table.create(connection)
 
     def _missing_ledger(self) -> str:
-        return f"no ledger in {self.name}: a collector creates it when it starts"
+        return (
+            f"no ledger in {self.name}: a collector creates it when it starts; fix: name another one by"
+            " --ledger sqlite:////PATH, or the collector's settings by --config"
+        )
 
     def _advice(self) -> str:
         if self._url.get_backend_name() == "sqlite":

@@ -254,11 +254,41 @@ def test_a_tokens_file_in_no_directory_changes_nothing(site: Site):
     assert not site.output.exists()
 
 
+def test_the_token_of_a_person_is_written_with_its_entry(site: Site):
+    site.file.write_text("# of the site\n[tenants.vision] # own\nold = '" + DIGEST + "'\n[nodes]\n")
+    places = ("--tokens-file", str(site.file), "--output")
+    people = (("operator", "anna", ()), ("tenant", "dashboard", ("--tenant", "vision")))
+    for role, name, more in people:
+        outcome = run(
+            "collector", "token", "--role", role, *more, *places, str(site.output / name), name
+        )
+        assert (outcome.exit_code, outcome.stderr) == (0, "")
+        assert (site.output / name).read_text().strip() not in outcome.stdout
+        assert (site.output / name).stat().st_mode & 0o777 == 0o600
+    assert site.holders() == {"anna": "anna", "dashboard": "dashboard"}
+    found = tokens_format.load_credentials(site.file).entries.values()
+    assert {str(entry.credential.role) for entry in found} == {"operator", "tenant"}
+    assert site.file.read_text().startswith('# of the site\n[tenants.vision] # own\n"dashboard')
+    before = site.contents()
+    for file, name, error in (
+        ("new", "anna", "has an entry; fix: remove it, or choose another NAME"),
+        ("anna", "ben", "anna exists; fix: remove it, or choose another file"),
+    ):
+        outcome = run("collector", "token", "--role", "operator", *places, str(site.output / file), name)  # fmt: skip
+        assert outcome.exit_code == 1
+        assert error in outcome.stderr
+    assert site.contents() == before
+
+
+DIGEST = "sha256:" + "0" * 64
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
         ("--nodes", "x"),
         ("--output", "x"),
+        ("--tokens-file", "x", "gpu-1"),
         ("--nodes", "x", "--output", "y", "--role", "operator"),
         ("--nodes", "x", "--output", "y", "gpu-1"),
         ("--revoke-unlisted", "gpu-1"),

@@ -343,4 +343,5 @@ def test_a_ledger_that_is_not_there_is_one_clear_line(tmp_path: Path) -> None:
         result = run(*arguments, "--ledger", f"sqlite:///{tmp_path / 'none.sqlite'}")
         assert result.exit_code == 1
         assert "no ledger in sqlite:" in result.output
+        assert "fix: name another one by --ledger sqlite:////PATH" in result.output
         assert len(result.output.splitlines()) == 1

@@ -107,7 +107,7 @@ def test_a_list_of_sacct_takes_the_zone_of_its_times(tmp_path):
     refused = run(found, "--format", "sacct")
     assert refused.exit_code == 1
     assert refused.stderr == (
-        f"Error: cannot read {found}: line 2: Start: invalid time 2024-01-01T00:00:00: expected a time zone\n"
+        f"Error: cannot read {found}: line 2: Start: invalid time 2024-01-01T00:00:00: expected a time zone; fix: name that of the cluster by --timezone, such as --timezone Europe/Berlin\n"
     )
     reported = run(found, "--format", "sacct", "--timezone", "Europe/Berlin")
     line = "  job 7 of a on n[1-2]: 16 GPUs, 16:00:00: sacct does not list the GPUs"

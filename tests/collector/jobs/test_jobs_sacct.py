@@ -147,7 +147,10 @@ def test_a_wrong_field_is_named_with_its_line(fields, reason):
 
 
 def test_a_time_without_a_zone_is_not_guessed():
-    with pytest.raises(JobListError, match=r"^line 2: Start: .*: expected a time zone$"):
+    with pytest.raises(
+        JobListError,
+        match=r"^line 2: Start: .*: expected a time zone; fix: .* --timezone Europe/Berlin$",
+    ):
         read(row(Start="2024-09-25T01:54:11"))
 
 
