@@ -102,7 +102,7 @@ def test_the_end_of_the_demo_ends_its_faults(tmp_path: Path):
     record.close(change.seconds + 5)
     record.close(change.seconds + 9)
     begun, ended = map(json.loads, (tmp_path / "faults.jsonl").read_text().splitlines())
-    assert (begun["end"], ended["end"]) == (None, "2001-09-09T01:48:30.000Z")
+    assert (begun["end"], ended["end"]) == (None, "2001-09-09T01:47:25.000Z")
 
 
 @EACH_FAULT

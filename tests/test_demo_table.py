@@ -1,39 +1,147 @@
-"""The demo's tables: the worst rows come first."""
+"""Output of the demo: the state of the cluster in a few lines, events above it, and a summary in words."""
 
 from __future__ import annotations
 
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
-from railscope_simulator.demo.report import tables
+import pytest
 
-ACCOUNT = {"tenants": {}, "states": {"idle": "0", "unknown": "0"}, "gpus": 0, "capacity_ns": "0",
-           "balances": True}  # fmt: skip
+from railscope_simulator.demo.faults import next_begin
+from railscope_simulator.demo.report import MAX_STATUS_LINES, DemoScreen, status_lines
 
-
-def node(name: str, *, reporting: bool) -> dict[str, Any]:
-    return {"node": name, "railscope_node_reporting": int(reporting), "gpus": 8, "streams": ["gpu"]}
+NOTES = ("console http://127.0.0.1:1/", "next fault in 41 s: hot gpu on gpu-node-4")
 
 
 def rail(number: int, name: str, value: float) -> dict[str, Any]:
     return {"labels": {"rail": str(number)}, "metric": f"railscope_rail_{name}", "value": value}
 
 
-def test_stale_nodes_and_paused_rails_are_first() -> None:
-    views = {
-        "cluster": {"rows": []},
-        "nodes": {"rows": [node("a", reporting=True), node("b", reporting=False)]},
-        "rails": {
-            "rows": [
-                rail(0, "max_nic_transmit_pfc_pause_ratio", 0.001),
-                rail(1, "max_nic_receive_pfc_pause_ratio", 0.0),
-                rail(2, "max_nic_transmit_pfc_pause_ratio", 0.4),
-                rail(3, "max_nic_receive_pfc_pause_ratio", 0.2),
-            ]
-        },
-        "account": ACCOUNT,
+def incident(number: int, **more: Any) -> dict[str, Any]:
+    return {
+        "id": str(number), "title": f"fault {number}", "severity": "critical", "action": "reset", "ended": None,
+        "explained_by": None, "onset": "2026-01-01T00:00:00Z", "detected": "2026-01-01T00:00:14Z", "jobs": [],
+        "victim_count": 0,
+    } | more  # fmt: skip
+
+
+def views(*incidents: dict[str, Any]) -> dict[str, Any]:
+    values = {
+        "nodes_reporting": 5,
+        "gpus": 32,
+        "sum_gpu_power_watts": 20400,
+        "mean_gpu_utilization_ratio": 0.99,
     }
-    lines = tables(views).splitlines()
-    firsts = [line.split(" ")[0] for line in lines]
-    place = {name: firsts.index(name) for name in ("a", "b", "0", "1", "2", "3")}
-    assert place["b"] < place["a"]
-    assert place["2"] < place["3"] < place["0"] < place["1"]
+    metrics = {f"railscope_cluster_{name}": value for name, value in values.items()}
+    pauses = (
+        (0, "transmit", 0.001),
+        (1, "receive", 0.0),
+        (2, "transmit", 0.4),
+        (3, "receive", 0.2),
+    )
+    return {
+        "cluster": {"rows": [{"metric": name, "value": value} for name, value in metrics.items()]},
+        "nodes": {"rows": [{"node": "a", "railscope_node_reporting": 1, "gpus": 8, "streams": ["gpu"]}]},
+        "rails": {"rows": [rail(number, f"max_nic_{way}_pfc_pause_ratio", share) for number, way, share in pauses]},
+        "incidents": {"rows": list(incidents)},
+    }  # fmt: skip
+
+
+def test_the_state_has_incidents_then_rails_with_the_worst_first() -> None:
+    _, *lines = status_lines(
+        views(incident(1), incident(2, ended="x"), incident(3, explained_by="1")), (), NOTES
+    )
+    assert (
+        lines[0]
+        == "5 nodes  32 GPUs  99 % busy  20.4 kW  FAILED: 1 critical  console http://127.0.0.1:1/"
+    )
+    assert lines[1] == "next fault in 41 s: hot gpu on gpu-node-4; Ctrl-C ends"
+    assert lines[2] == "critical  fault 1: reset"
+    assert [line.split(" ")[0] for line in lines[3:]] == ["RAIL", "2", "3", "0", "1"]
+    links = [["a", "b", "c", "d", "e", "f", "g"]] * 9
+    many = status_lines(views(*map(incident, range(9))), links, NOTES)
+    assert "and 6 more: railscope incidents" in many
+    assert len(many) <= MAX_STATUS_LINES
+    assert "HEALTHY  console" in status_lines(views(), (), NOTES)[1]
+
+
+@pytest.mark.parametrize(
+    ("faults", "states", "text"),
+    [
+        (0, {}, "no fault began, no incident was found; nothing was checked."),
+        (1, {"1": "open"}, "1 fault began, 1 incident was found, 0 of them ended; nothing"),
+        (2, {"1": "open", "2": "ended"}, "2 faults began, 2 incidents were found, 1 of them ended;"),
+    ],
+)  # fmt: skip
+def test_the_summary_counts_in_words(faults: int, states: dict[str, str], text: str) -> None:
+    screen = DemoScreen()
+    screen.faults = faults
+    rows = [
+        incident(int(key), ended="x" if state == "ended" else None) for key, state in states.items()
+    ]
+    screen.draw(views(*(row | {"ended": None} for row in rows)), NoLinks(), NOTES)
+    screen.draw(views(*rows), NoLinks(), NOTES)
+    assert screen.summary(5).startswith(f"SUMMARY: 5 nodes ran, {text}")
+
+
+class NoLinks:
+    """No comparison of links."""
+
+    def news(self) -> list[str]:
+        return []
+
+    rows = news
+
+
+PROGRAM = """
+import sys
+sys.path.insert(0, {tests!r})
+from test_demo_table import NOTES, NoLinks, incident, views
+from railscope_simulator.demo.report import DemoScreen
+screen = DemoScreen()
+for rows in ((), (), (incident(1, title="t" * 150),)):
+    screen.draw(views(*rows), NoLinks(), NOTES)
+screen.announce("FAULT BEGINS", ". Expect alerts")
+screen.print("end")
+"""
+
+
+def test_a_terminal_has_the_state_below_the_events_and_each_event_once(tmp_path: Path) -> None:
+    main, other = pty.openpty()
+    command = [sys.executable, "-c", PROGRAM.format(tests=str(Path(__file__).parent))]
+    environment = os.environ | {"COLUMNS": "60", "LINES": "30"}
+    subprocess.run(command, stdout=other, env=environment, cwd=tmp_path, check=True)
+    os.close(other)
+    screen = rendered(os.read(main, 1 << 16).decode())
+    os.close(main)
+    events = [line[10:22].rstrip() for line in screen if line[2:3] == ":"]
+    assert events == ["a is reporti", "INCIDENT", "FAULT BEGINS"]
+    assert screen[0].endswith("a is reporting, GPUs: 8")
+    assert screen[-1] == "end"
+    assert not any("console" in line for line in screen), "the state is removed at the end"
+    assert max(map(len, screen)) <= 60
+
+
+def rendered(output: str) -> list[str]:
+    """Return the lines of a terminal after texts, and moves up by lines that are erased."""
+    lines = [""]
+    for part in re.split(r"(\x1b\[\d+A\r\x1b\[J|\r?\n)", output):
+        if part.startswith("\x1b"):
+            above = int(part[2:].partition("A")[0])
+            lines = [*lines[: -above - 1], ""]
+        elif part.endswith("\n"):
+            lines.append("")
+        else:
+            lines[-1] += part
+    return [line for line in lines if line]
+
+
+def test_the_first_fault_begins_half_a_minute_after_the_start_of_the_programs() -> None:
+    first = next_begin(0)
+    assert 30 <= first.seconds <= 45
+    assert next_begin(first.seconds).seconds > first.seconds

@@ -115,6 +115,8 @@ class Agent:
     """Interval at which sources search for devices again."""
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
     """Environment, for the variables of OTLP exporters."""
+    version: str = __version__
+    """Version in the log and in envelopes; that of a simulated node has a suffix, as its costs are not comparable."""
 
     def __post_init__(self) -> None:
         """Build all components. Raises SettingsError for a setting that cannot work."""
@@ -221,7 +223,7 @@ class Agent:
             log.info(
                 "agent_started",
                 node=self.node,
-                version=__version__,
+                version=self.version,
                 address=f"{host}:{port}",
                 collector=" ".join(self.settings.collector.all_urls) or "none",
             )
@@ -288,6 +290,7 @@ class Agent:
                 self._state,
                 self.stats,
                 self.own_events,
+                self.version,
             )
         except OSError as error:
             message = f"cannot use state_directory {self._state}: {error.strerror}"

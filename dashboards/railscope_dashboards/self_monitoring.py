@@ -158,7 +158,7 @@ def _collector() -> Iterator[panels.Panel]:
         panels.lines(502, "Bytes received", "Before decompression.", _receive_rate("received_bytes")),
         panels.lines(503, "Frames", "Accepted once each; repeated ones are ignored.",
                      _receive_rate("received_frames").with_name("accepted"), _receive_rate("duplicate_frames").with_name("repeated")),
-        panels.lines(504, "Rejected envelopes", "By reason; unknown_schema is part of the protocol.", _receive_rate("rejected_envelopes", query.EVENTS_PER_SECOND, "reason")),
+        panels.lines(504, "Rejected envelopes", "By reason.", _receive_rate("rejected_envelopes", query.EVENTS_PER_SECOND, "reason")),
         panels.lines(505, "Time of a commit", "Until envelopes are durable, on average.", query.build_query(f"{seconds} / ({commits} > 0)", "s")),
         panels.lines(506, "Refresh of the views", "Duration of the last refresh.", refresh),
         panels.lines(507, "Frame log", "Size on disk.", query.build_query("sum(railscope_collector_frame_log_size_bytes)")),

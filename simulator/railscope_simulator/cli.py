@@ -19,7 +19,7 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from railscope import convert_errors, extras, listen_address, log_output, settings
+from railscope import __version__, convert_errors, extras, listen_address, log_output, settings
 from railscope.capture import Capture, write_capture
 from railscope.durable_files import write_atomically
 from railscope_agent.commands import config_option
@@ -404,7 +404,7 @@ class SimulatedHost(recorded_host.RecordedHost):
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 def simulate_agent(config: Path | None, file: Path, **flags: Any) -> None:
     """Run an agent on the simulated node that FILE describes, until it is stopped."""
-    run_agent(lambda: _host(file), config, flags)
+    run_agent(lambda: _host(file), config, flags, f"{__version__}+simulated")
 
 
 def _host(file: Path) -> tuple[Host, str]:

@@ -17,8 +17,12 @@ from pathlib import Path
 
 import pytest
 from chain_support import debian_server
+from support.command_line import run
 
+from railscope import __version__
 from railscope.service import run_in_thread
+from railscope_collector.access.credentials import CredentialKey, digest_token
+from railscope_collector.access.tokens_format import load_credentials
 from railscope_simulator.demo.cluster import MISSING_SWITCHES
 from railscope_simulator.demo.process import free_port
 from railscope_simulator.demo.watchers import WatcherPorts, Watchers
@@ -122,6 +126,9 @@ def check_stopped(rest: str, number: signal.Signals, directory: Path) -> None:
     """Check the output of a demo after a signal: it leaves its state, and nothing else."""
     assert f"stopped by {number.name}; state stays in {directory}" in rest
     assert "Traceback" not in rest
+    assert re.search(
+        r"^SUMMARY: 5 nodes ran, .* was found; nothing was checked\.$", rest, re.MULTILINE
+    )
     assert not processes_in(directory)
     assert [path.name for path in directory.parent.iterdir()] == ["demo"]
     assert (directory / "collector/audit/key.pub").is_file()
@@ -201,7 +208,7 @@ async def test_a_demo_ends_well_and_a_second_one_in_its_directory_is_rejected(tm
         assert f"ok    {line}" in text
     assert re.search(r"^ok    both ends of \d+ links count the same pauses", text, re.MULTILINE)
     assert re.search(
-        r"^SUMMARY: 5 nodes ran, 0 faults began, 0 incidents .*; all checks passed\.$",
+        r"^SUMMARY: 5 nodes ran, (?:no|1) fault began, no incident was found; all checks passed\.$",
         text,
         re.MULTILINE,
     )
@@ -209,6 +216,25 @@ async def test_a_demo_ends_well_and_a_second_one_in_its_directory_is_rejected(tm
         assert re.search(rf"^  \S*{program} .*{directory}/", text, re.MULTILINE), text
     agents = json.loads((directory / "prometheus/targets/agents.yml").read_text())
     assert len(agents) == 5
+    assert text.count("Open in a browser") == 1
+    check_readers(directory, text)
+
+
+def check_readers(directory: Path, text: str) -> None:
+    """Check that each reader has a token, and that there are closed months to read."""
+    entries = load_credentials(directory / "tokens.toml").entries
+    for name, role in (("operator", "operator"), ("tenant", "tenant"), ("finance", "finance"), ("auditor", "auditor")):  # fmt: skip
+        file = directory / "tokens" / name
+        assert str(file) in text
+        assert file.stat().st_mode & 0o777 == 0o600
+        key = CredentialKey("token", digest_token(file.read_text().strip()))
+        assert str(entries[key].credential.role) == role
+    ledger = f"sqlite:///{directory}/collector/ledger.sqlite"
+    listed = run("bill", "list", "--ledger", ledger).stdout
+    assert "periods closed: 2" in listed
+    assert re.search(r"vision +2026-\d\d +inv-", listed)
+    records = run("audit", "show", str(directory / "collector/audit")).stdout
+    assert f"{__version__}+simulated" in records
 
 
 async def test_a_demo_without_grpcio_states_it_and_runs_without_switches(tmp_path: Path):

@@ -42,6 +42,7 @@ async def test_a_collector_requests_the_schema_once_and_then_acknowledges(tmp_pa
         status, reply = await running.post(sender.body(first))
         assert status == 409
         assert len(reply["unknown_schemas"]) == 1
+        assert not running.collector.core.counts.rejected, "it is a step of the protocol"
         status, reply = await running.post(sender.body(first, schemas=True))
         assert (status, reply) == (200, {"accepted_frames": 3, "duplicate_frames": 0})
         status, reply = await running.post(sender.body(gpu_frames(sender, at=3)))

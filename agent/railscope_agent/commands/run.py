@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from railscope import convert_errors, log_output, service, timestamps
+from railscope import __version__, convert_errors, log_output, service, timestamps
 from railscope.capture import CaptureError, read_capture
 from railscope_agent.commands import config_option, load_settings, replay_option, root_option
 from railscope_agent.host import Host, live_clock, live_host, recorded_host
@@ -56,7 +56,10 @@ def run(config: Path | None, root: Path, replay: Path | None, **flags: Any) -> N
 
 
 def run_agent(
-    make_host: Callable[[], tuple[Host, str]], config: Path | None, flags: dict[str, Any]
+    make_host: Callable[[], tuple[Host, str]],
+    config: Path | None,
+    flags: dict[str, Any],
+    version: str = __version__,
 ) -> None:
     """Run the agent on a host until it is stopped; `make_host` returns the host and its node name."""
     flags |= collector_flags(flags.pop("collector_urls"))
@@ -68,7 +71,7 @@ def run_agent(
         current = read()
 
         def build() -> Agent:
-            return Agent(current, host, current.node or node)
+            return Agent(current, host, current.node or node, version=version)
 
         # Without a run: settings that are invalid on this node are reported while the agent with the former
         # ones still runs.

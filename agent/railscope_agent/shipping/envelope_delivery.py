@@ -26,6 +26,8 @@ class EnvelopeDelivery:
     clock: host.Clock
     find_schema: Callable[[bytes], wire.WireSchema | None]
     """Returns a schema by its hash; None if it was lost."""
+    version: str = __version__
+    """Version of the agent."""
 
     def pack(
         self,
@@ -36,14 +38,14 @@ class EnvelopeDelivery:
         """Return the body of an envelope."""
         batches = batch_encoding.encode_batches(frames)
         return wire.pack(
-            wire.envelope(self.origin, batches, schemas, agent_version=__version__, ended=ended)
+            wire.envelope(self.origin, batches, schemas, agent_version=self.version, ended=ended)
         )
 
     async def query(
         self, client: CollectorClient, delivered: tuple[wire.DeliveredRun, ...]
     ) -> DeliveryResult:
         """Send an envelope without frames, which states those that other collectors received."""
-        bare = wire.envelope(self.origin, (), (), agent_version=__version__)
+        bare = wire.envelope(self.origin, (), (), agent_version=self.version)
         return await client.post(wire.pack(structs.replace(bare, delivered=delivered)), self._sent)
 
     async def offer(

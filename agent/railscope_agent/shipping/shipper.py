@@ -21,7 +21,7 @@ from pathlib import Path
 
 import structlog
 
-from railscope import timestamps, wire
+from railscope import __version__, timestamps, wire
 from railscope.catalog.agent import GAP_EVENT
 from railscope.catalog.entities import DROP
 from railscope.frame import Entity, Event, Frame, FrameOrigin
@@ -61,6 +61,8 @@ class Shipper:
     stats: shipping_stats.ShippingStats
     events: list[Event]
     """Events of the agent, which its own source reports."""
+    version: str = __version__
+    """Version of the agent."""
     _pending: list[Frame] = field(default_factory=list)
     _memory: deque[tuple[bytes, int]] = field(default_factory=deque)
     _has_envelopes: asyncio.Event = field(default_factory=asyncio.Event)
@@ -91,7 +93,7 @@ class Shipper:
         self._spool = spool.Spool(self.directory / "spool", self.link.spool_bytes, self._delivered)
         self._schemas = schema_store.SchemaStore(self.directory / "schemas")
         self._is_log_known = not self._delivered_elsewhere()
-        self._delivery = EnvelopeDelivery(self.origin, self.clock, self._schemas.get)
+        self._delivery = EnvelopeDelivery(self.origin, self.clock, self._schemas.get, self.version)
         self._copies = None
         if self.link.send_to > 1:
             self._copies = LiveCopies(self._failover, self._delivery, self.stats)

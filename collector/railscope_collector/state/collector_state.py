@@ -48,7 +48,9 @@ class IngestCounts:
     """Missing schemas that durable frames refer to."""
 
     def reject(self, reason: str) -> None:
-        """Count a rejected envelope."""
+        """Count a rejected envelope; not a request for a schema, with which the protocol continues."""
+        if reason == "unknown_schema":
+            return
         self.rejected[reason] = self.rejected.get(reason, 0) + 1
 
 

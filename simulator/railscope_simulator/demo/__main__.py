@@ -19,7 +19,13 @@ from railscope.durable_files import lock_directory
 from railscope.service import run_in_thread
 from railscope.timestamps import SECOND_NS
 from railscope_simulator.demo.cluster import MISSING_SWITCHES, DemoCluster
-from railscope_simulator.demo.faults import FaultChange, FaultRecord, FaultTarget, changes
+from railscope_simulator.demo.faults import (
+    FaultChange,
+    FaultRecord,
+    FaultTarget,
+    changes,
+    next_begin,
+)
 from railscope_simulator.demo.link_ends import ComparedLinks
 from railscope_simulator.demo.process import ProgramError
 from railscope_simulator.demo.report import DemoScreen, verdict
@@ -56,8 +62,8 @@ _STOPPED_BY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def demo(seconds: int, directory: Path, end_with_parent: bool, any_ports: bool) -> None:  # noqa: FBT001 - flags
     """Run a collector, the agent of this host and simulated nodes with faults, as processes.
 
-    A terminal shows the views, redrawn in place; other output has a line per event. At the end a summary
-    states what happened. With --seconds, the exit status is 0 only if all checks passed. It needs a checkout.
+    Each event is a line. Below them a terminal has the state of the cluster, at most 16 lines redrawn in place. At the
+    end, also after Ctrl-C, a summary states what happened. With --seconds, the exit status is 0 only if all checks passed. It needs a checkout.
 
     The directory keeps ledger, audit log and state for practice until the next demo begins.
     """
@@ -117,7 +123,8 @@ class DemoRun:
             if self._stopped_by is None:
                 raise
             self._screen.print(
-                f"stopped by {self._stopped_by.name}; state stays in {self._cluster.directory}"
+                f"stopped by {self._stopped_by.name}; state stays in {self._cluster.directory}\n"
+                f"{self._screen.summary(len(self._cluster.node_names))}"
             )
             return True
 
@@ -129,17 +136,17 @@ class DemoRun:
     async def _run(self) -> bool:
         cluster, watchers, screen = self._cluster, self._watchers, self._screen
         await run_in_thread(watchers.write)
-        await run_in_thread(cluster.prepare)
         screen.print(
-            f"Starting {len(cluster.nodes)} simulated nodes with 8 GPUs and 8 rails each ..."
+            f"Starting {len(cluster.schedulers)} simulated nodes with 8 GPUs and 8 rails each ..."
         )
+        await cluster.close_months()
+        await run_in_thread(cluster.prepare)
         if not cluster.has_switches:
             screen.print(MISSING_SWITCHES)
         async with cluster:
             await run_in_thread(watchers.point_at, cluster.collector, cluster.metrics_endpoints)
-            directions = f"{cluster.addresses()}\n\n{watchers.start_commands()}"
-            screen.print(directions)
-            await self._show(directions)
+            screen.print(f"{cluster.addresses()}\n\n{watchers.start_commands()}\n")
+            await self._show()
             shipped = await cluster.stop_agents()
             views = await cluster.stable_views()
             good, report = verdict(cluster.node_names, shipped, views, self._compared_links())
@@ -147,12 +154,9 @@ class DemoRun:
             # The check first: `and` would leave it out after another one has failed.
             good = await cluster.check_audit_log() and good
             screen.print(f"\n{screen.summary(len(cluster.node_names), good=good)}")
-        screen.print(
-            f"\n{watchers.start_commands()}\nThey show the demo whenever it runs: `make demo`."
-        )
         return good
 
-    async def _show(self, directions: str) -> None:
+    async def _show(self) -> None:
         """Draw the views until the end, while faults begin and end."""
         started_wall_ns = next(iter(self._cluster.nodes.values())).started_wall_ns
         record = FaultRecord(self._cluster.directory / "faults.jsonl", started_wall_ns)
@@ -171,7 +175,12 @@ class DemoRun:
                     if task.done():
                         task.result()
                 self._cluster.check_alive()
-                self._screen.draw(await self._cluster.views(), self._links, directions)
+                following = next_begin(self._elapsed())
+                seconds = following.seconds - self._elapsed()
+                name = following.fault.name.replace("_", " ")
+                next_fault = f"next fault in {seconds:.0f} s: {name} on {following.fault.node}"
+                views = await self._cluster.views()
+                self._screen.draw(views, self._links, (f"console {self._cluster.url}/", next_fault))
         finally:
             for task in tasks:
                 task.cancel()
@@ -202,7 +211,7 @@ class DemoRun:
                 await asyncio.sleep(remaining_seconds)
             target = FaultTarget.from_change(self._cluster.nodes[change.fault.node], change)
             await run_in_thread(record.add, change, target)
-            self._screen.announce(_fault_message(change, target))
+            self._screen.announce(*_fault_message(change, target))
             self._screen.faults += change.begins
             if not change.fault.scenario:
                 cluster = self._cluster
@@ -215,15 +224,13 @@ def _suspended_ns() -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
 
 
-def _fault_message(change: FaultChange, target: FaultTarget) -> str:
+def _fault_message(change: FaultChange, target: FaultTarget) -> tuple[str, str]:
+    """Return what happens, and the alerts that follow from it."""
     fault = change.fault
     if not change.begins:
-        return f"FAULT ENDS    {fault.node}: {fault.name}; its alerts resolve within minutes"
-    alerts = ", ".join(fault.alerts)
-    return (
-        f"FAULT BEGINS  {fault.node}: {target.text}."
-        f" Expect {alerts} within {fault.within_seconds} s"
-    )
+        return f"FAULT ENDS    {fault.node}: {fault.name}", "; its alerts resolve within minutes"
+    expected = f". Expect {', '.join(fault.alerts)} within {fault.within_seconds} s"
+    return f"FAULT BEGINS  {fault.node}: {target.text}", expected
 
 
 if __name__ == "__main__":

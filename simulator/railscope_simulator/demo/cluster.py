@@ -22,11 +22,12 @@ import aiohttp
 
 from railscope import extras
 from railscope.http_responses import read_body
+from railscope.service import run_in_thread
 from railscope.settings import CONFIGURATION_VARIABLE
 from railscope.timestamps import SECOND_NS
 from railscope.untrusted_text import parse_toml
 from railscope_simulator.demo.faults import ROUND_SECONDS, plan_faults
-from railscope_simulator.demo.process import Program, run_to_end
+from railscope_simulator.demo.process import Program, ProgramError, run_to_end
 from railscope_simulator.live import LiveNode
 from railscope_simulator.lldp_neighbours import LEAF
 
@@ -53,16 +54,41 @@ _LAST_LINE = r"agent_stopped shipped_frames=(\d+) dropped_frames=(\d+) waiting_e
 _COUNTS = ("shipped", "dropped", "waiting")
 
 
+READERS = {
+    "operator": ("operators", "the whole cluster; also without a token"),
+    "tenant": ("tenants.vision", "tenant vision: its jobs, GPU time and invoices"),
+    "finance": ("finance", "invoices and statements of two closed months"),
+    "auditor": ("auditors", "the audit log, and what it proves"),
+}
+"""Section of the tokens file, and what a reader sees, by the name of the token file."""
+
+
 def write_identities(directory: Path, nodes: Iterable[str]) -> dict[str, str]:
-    """Write the collector's files of tokens and tenants; return the token of each node."""
+    """Write the collector's files of tokens and tenants, and the tokens of readers; return the token of each node."""
     tokens = {node: secrets.token_urlsafe(24) for node in nodes}
-    digests = "".join(
-        f'"{node}" = "sha256:{hashlib.sha256(token.encode()).hexdigest()}"\n'
-        for node, token in tokens.items()
-    )
-    (directory / "tokens.toml").write_text(f"[nodes]\n{digests}", encoding="utf-8")
+    sections = {"nodes": tokens}
+    (directory / "tokens").mkdir(exist_ok=True)
+    for name, (section, _) in READERS.items():
+        sections[section] = {name: secrets.token_urlsafe(24)}
+        file = directory / "tokens" / name
+        file.unlink(missing_ok=True)
+        file.touch(0o600)
+        file.write_text(f"{sections[section][name]}\n", encoding="utf-8")
+    lines = [
+        line
+        for section, holders in sections.items()
+        for line in (
+            f"[{section}]",
+            *(f'"{name}" = "sha256:{_digest(token)}"' for name, token in holders.items()),
+        )
+    ]
+    (directory / "tokens.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
     (directory / "tenants.csv").write_text(_TENANTS, encoding="utf-8")
     return tokens
+
+
+def _digest(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
 
 
 @dataclass
@@ -88,7 +114,8 @@ class DemoCluster:
     _ended: list[Program] = field(default_factory=list)
 
     @property
-    def _url(self) -> str:
+    def url(self) -> str:
+        """URL of the collector."""
         return f"http://{self.collector}"
 
     @property
@@ -96,10 +123,25 @@ class DemoCluster:
         """Every node that must report."""
         return [OWN_NODE, *self.schedulers]
 
+    async def close_months(self) -> None:
+        """Create the collector's ledger with the two closed months of `railscope bill demo`. Raises ProgramError."""
+        ledger = self.directory / _COLLECTOR / "ledger.sqlite"
+        await run_in_thread(self._clear_collector)
+        arguments = ["bill", "demo", "--ledger", f"sqlite:///{ledger}"]
+        if await run_to_end(arguments, self.directory, is_quiet=True):
+            message = (
+                f"closing the months of the demo failed; fix: run railscope {' '.join(arguments)}"
+            )
+            raise ProgramError(message)
+
+    def _clear_collector(self) -> None:
+        shutil.rmtree(self.directory / _COLLECTOR, ignore_errors=True)
+        (self.directory / _COLLECTOR).mkdir(0o700)
+
     def prepare(self) -> None:
-        """Remove the previous demo's state, and write nodes, tokens and tenants. Blocking."""
+        """Remove the state of the previous demo's agents, and write nodes, tokens and tenants. Blocking."""
         booted_wall_ns = self._booted_wall_ns()
-        for name in ("collector", "nodes", *(f"agent-{node}" for node in self.node_names)):
+        for name in ("nodes", *(f"agent-{node}" for node in self.node_names)):
             shutil.rmtree(self.directory / name, ignore_errors=True)
         # Left by a demo with switches; without them the collector must not find it.
         (self.directory / _SWITCHES_FILE).unlink(missing_ok=True)
@@ -194,7 +236,7 @@ class DemoCluster:
             }
         arguments = [
             *(["simulate-agent", str(self._file_of(name))] if is_simulated else ["agent", "run"]),
-            *f"--node {name} --listen {address} --collector {self._url}".split(),
+            *f"--node {name} --listen {address} --collector {self.url}".split(),
             *("--state-directory", f"agent-{name}"),
         ]
         self._agents[name] = Program(f"agent of {name}", arguments, environment)
@@ -279,13 +321,13 @@ class DemoCluster:
         return checked == shown == 0
 
     async def _own_counts(self) -> dict[str, float]:
-        async with self._session.get(self._url + "/metrics") as response:
+        async with self._session.get(self.url + "/metrics") as response:
             lines = (await read_body(response, _MAX_ANSWER_BYTES)).decode().splitlines()
         plain = [line.split(" ") for line in lines if not line.startswith("#") and "{" not in line]
         return {name: float(value) for name, value in plain}
 
     async def _get(self, path: str) -> dict[str, Any]:
-        async with self._session.get(self._url + path) as response:
+        async with self._session.get(self.url + path) as response:
             content: dict[str, Any] = json.loads(await read_body(response, _MAX_ANSWER_BYTES))
             return content
 
@@ -302,11 +344,16 @@ class DemoCluster:
             for name, port in usual.items()
             if not actual[name].endswith(f":{port}")
         )
+        readers = "\n".join(
+            f"  {self.directory / 'tokens' / name!s:40} {what}"
+            for name, (_, what) in READERS.items()
+        )
         return (
-            f"Open in a browser\n  {self._url + '/':40} web console\n\n"
-            f"Metrics and data\n  {self._url + '/metrics':40} aggregates for Prometheus\n"
-            f"  {self._url + '/api/v1/rails':40} rails; also cluster, tenants, nodes, account, events, incidents\n"
-            f"In another terminal\n  railscope status --collector {self._url}\n  railscope top --collector {self._url}\n"
+            f"Open in a browser\n  {self.url + '/':40} web console\n"
+            f"Sign in there, at {self.url}/sign-in, with the token in\n{readers}\n"
+            f"Metrics and data\n  {self.url + '/metrics':40} aggregates for Prometheus\n"
+            f"  {self.url + '/api/v1/rails':40} rails; also cluster, tenants, nodes, account, events, incidents\n"
+            f"In another terminal\n  railscope status --collector {self.url}\n  railscope top --collector {self.url}\n"
             f"Metrics of the agents\n{lines}{moved and chr(10) + moved}\nStop with Ctrl-C."
         )
 

@@ -2,8 +2,8 @@
 
 They occur one after the other in rounds of 19 minutes; strengths and devices differ in each round. Every
 fault lasts long enough for its alerts and leaves time for them to resolve: the last two minutes of a
-round are quiet, and so are its first 105 seconds, in which a Prometheus can be started: `increase` needs a
-sample from before the fault.
+round are quiet. The first fault begins half a minute after the start of all programs; alerts that compare with
+a sample from before it need a Prometheus that was started by then, or the next round.
 
 `faults.jsonl` has one line when a fault begins, with `end` null, and one when it ends. Times are RFC
 3339, in UTC.
@@ -77,6 +77,11 @@ def changes() -> Iterator[FaultChange]:
         ]
         yield from sorted(of_round, key=lambda change: change.seconds)
         number += 1
+
+
+def next_begin(seconds: float) -> FaultChange:
+    """Return the next fault that begins after a time since the start of the demo."""
+    return next(change for change in changes() if change.begins and change.seconds > seconds)
 
 
 def plan_faults(node: str) -> tuple[live.PlannedFault, ...]:

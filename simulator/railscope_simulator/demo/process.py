@@ -52,10 +52,16 @@ def free_port() -> int:
             return port
 
 
-async def run_to_end(arguments: list[str], directory: Path) -> int:
-    """Run `python -m railscope <arguments>` with its output unredirected; return its exit status."""
-    process = await _start_process(arguments, directory)
-    return await process.wait()
+async def run_to_end(arguments: list[str], directory: Path, *, is_quiet: bool = False) -> int:
+    """Run `python -m railscope <arguments>`; return its exit status."""
+    output = asyncio.subprocess.DEVNULL if is_quiet else None
+    process = await _start_process(arguments, directory, stdout=output)
+    try:
+        return await process.wait()
+    finally:
+        if process.returncode is None:  # cancelled
+            process.kill()
+            await process.wait()
 
 
 async def _start_process(

@@ -1,6 +1,6 @@
-"""Output of the demo: tables of the views, and the verdict on a run.
+"""Output of the demo: a line for each change, the state of the cluster in a terminal, and the verdict on a run.
 
-Tables are redrawn in a terminal; elsewhere there is one line per change. A run succeeded if every
+A run succeeded if every
 node reported, no frame was lost and the account adds up.
 """
 
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import shutil
 import sys
-from collections import deque
+import textwrap
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -33,37 +35,39 @@ _RAIL = (
 )
 
 
-def tables(views: dict[str, Any], paused_links: Sequence[Sequence[str]] = ()) -> str:
-    """Cluster, nodes, rails, both ends of paused links, and tenants."""
-    parts = [_cluster(views), _nodes(views["nodes"]["rows"]), _rails(views["rails"]["rows"])]
-    if paused_links:
-        parts.append(_table(link_ends.TABLE_HEAD, paused_links))
-    return "\n\n".join([*parts, account_table(views["account"])])
-
-
-def _cluster(views: dict[str, Any]) -> str:
-    values = {row["metric"]: row["value"] for row in views["cluster"]["rows"]}
-    nodes = values.get("railscope_cluster_nodes_reporting", 0)
-    gpus = values.get("railscope_cluster_gpus", 0)
-    watts = values.get("railscope_cluster_sum_gpu_power_watts", 0)
-    return f"CLUSTER  {nodes:.0f} nodes reporting, {gpus:.0f} GPUs, {watts / 1000:.1f} kW in GPUs"
-
-
-def _nodes(rows: Sequence[dict[str, Any]]) -> str:
-    worst_first = sorted(
-        rows, key=lambda row: (bool(row.get("railscope_node_reporting")), row["node"])
-    )
-    body = [
-        [
-            row["node"],
-            "reporting" if row.get("railscope_node_reporting") else "STALE",
-            f"{row.get('railscope_node_last_frame_age_seconds', 0):.1f} s",
-            str(row["gpus"]),
-            str(len(row["streams"])),
-        ]
-        for row in worst_first
+def status_lines(
+    views: Mapping[str, Any], links: Sequence[Sequence[str]], notes: Sequence[str]
+) -> list[str]:
+    """Return the state of a cluster in at most MAX_STATUS_LINES lines: the console and the next fault are in `notes`."""
+    place, following = notes
+    open_rows = [row for row in views["incidents"]["rows"] if not row["ended"]]
+    root_causes = [row for row in open_rows if not row["explained_by"]]
+    shown = [f"{row['severity']:8}  {row['title']}: {row['action']}" for row in root_causes]
+    more = len(shown) - _MAX_INCIDENTS
+    shown[_MAX_INCIDENTS:] = [f"and {more} more: railscope incidents"] if more > 0 else []
+    paused = _table(link_ends.TABLE_HEAD, links[:_MAX_LINKS]).splitlines() if links else []
+    rails = _rails(views["rails"]["rows"]).splitlines()
+    lines = [
+        "",
+        f"{_cluster(views, root_causes)}  {place}",
+        f"{following}; Ctrl-C ends",
+        *shown,
+        *paused,
     ]
-    return _table(["NODE", "state", "age", "GPUs", "sources"], body)
+    return [*lines, *rails][:MAX_STATUS_LINES]
+
+
+def _cluster(views: Mapping[str, Any], open_rows: Sequence[Mapping[str, Any]]) -> str:
+    values = {row["metric"]: row["value"] for row in views["cluster"]["rows"]}
+    nodes, gpus, watts, busy = (
+        values.get(f"railscope_cluster_{name}", 0)
+        for name in ("nodes_reporting", "gpus", "sum_gpu_power_watts", "mean_gpu_utilization_ratio")
+    )
+    severities = Counter(row["severity"] for row in open_rows)
+    counts = ", ".join(f"{count} {severity}" for severity, count in sorted(severities.items()))
+    state = "FAILED" if severities["critical"] else "DEGRADED" if counts else "HEALTHY"
+    figures = f"{nodes:.0f} nodes  {gpus:.0f} GPUs  {100 * busy:.0f} % busy  {watts / 1000:.1f} kW"
+    return f"{figures}  {state}{counts and ': ' + counts}"
 
 
 def _rails(rows: Iterable[dict[str, Any]]) -> str:
@@ -144,8 +148,13 @@ def _table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-CLEAR = "\x1b[H\x1b[2J"
 _MAX_SHOWN = 8
+MAX_STATUS_LINES = 16
+_MAX_INCIDENTS, _MAX_LINKS = 3, 2
+_LINES_OF_EVENTS = 8
+"""Lines of a terminal that the state of the cluster leaves to events."""
+_INDENT = " " * 24
+"""Beginning of the second line of an event, below the text of the first."""
 
 
 class DemoScreen:
@@ -153,7 +162,8 @@ class DemoScreen:
 
     def __init__(self) -> None:
         self._is_terminal = sys.stdout.isatty()
-        self._news: deque[str] = deque(maxlen=_MAX_SHOWN)
+        self._drawn = 0
+        """Lines below the events that the next output replaces."""
         self._states: dict[str, str] = {}
         self._incidents: dict[str, str] = {}
         """State of each incident that was shown."""
@@ -161,50 +171,63 @@ class DemoScreen:
         self.faults = 0
         """Faults that have begun."""
 
-    def summary(self, nodes: int, *, good: bool) -> str:
-        """Return what happened, in words."""
-        opened, ended = (
-            len(self._incidents),
-            sum(state == "ended" for state in self._incidents.values()),
+    def summary(self, nodes: int, *, good: bool | None = None) -> str:
+        """Return what happened, in words; without checks after a stop by a signal."""
+        opened = len(self._incidents)
+        ended = sum(state == "ended" for state in self._incidents.values())
+        found = f"{_count(opened, 'incident')} {'were' if opened > 1 else 'was'} found"
+        checks = {
+            None: "nothing was checked",
+            True: "all checks passed",
+            False: "a check FAILED: its line above has the reason",
+        }
+        return (
+            f"SUMMARY: {nodes} nodes ran, {_count(self.faults, 'fault')} began, {found}"
+            f"{f', {ended} of them ended' if opened else ''}; {checks[good]}."
         )
-        found = f"{opened} incidents were found, {ended} of them have ended"
-        checks = "all checks passed" if good else "a check FAILED: its line above has the reason"
-        return f"SUMMARY: {nodes} nodes ran, {self.faults} faults began, {found}; {checks}."
 
     def print(self, text: str) -> None:
-        """Print a text; after an error nothing is printed any more."""
+        """Print a text in place of the state of the cluster; after an error nothing is printed any more."""
         if self.is_gone:
             return
+        above, self._drawn = self._drawn, 0
         try:
-            click.echo(text)
+            click.echo(f"\x1b[{above}A\r\x1b[J{text}" if above else text)
             sys.stdout.flush()
         except OSError:
             self.is_gone = True
             # Otherwise the interpreter fails again when it flushes on exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
-    def announce(self, text: str) -> None:
-        """Print an event, with its time."""
+    def announce(self, text: str, detail: str = "") -> None:
+        """Print an event, with its time; a terminal, which is narrow, does not have the detail."""
         line = f"{dt.datetime.now().astimezone():%H:%M:%S}  {text}"
-        self._news.append(line)
-        self.print(line)
+        if self._is_terminal:
+            width = shutil.get_terminal_size().columns
+            wrapped = textwrap.wrap(line, width, subsequent_indent=_INDENT, break_on_hyphens=False)
+            self.print("\n".join(wrapped))
+        else:
+            self.print(line + detail)
 
-    def draw(self, views: dict[str, Any], links: link_ends.ComparedLinks, footer: str) -> None:
-        """Show the views: all of them in a terminal, else only changes of the nodes, and links that are paused."""
+    def draw(
+        self, views: dict[str, Any], links: link_ends.ComparedLinks, notes: Sequence[str]
+    ) -> None:
+        """Print what has changed; in a terminal also the state of the cluster below it."""
         for text in (*self._incident_changes(views["incidents"]["rows"]), *links.news()):
             self.announce(text)
-        if self._is_terminal:
-            news = "\n".join(self._news)
-            self.print(
-                f"{CLEAR}{tables(views, links.rows())}\n\n{news and news + chr(10) * 2}{footer}"
-            )
-            return
         for row in views["nodes"]["rows"]:
             state = "reporting" if row.get("railscope_node_reporting") else "stale"
             now = f"{row['node']} is {state}, GPUs: {row['gpus']}"
             if self._states.get(row["node"]) != now:
                 self._states[row["node"]] = now
                 self.announce(now)
+        if self._is_terminal:
+            size = shutil.get_terminal_size()
+            lines = status_lines(views, links.rows(), notes)
+            lines = lines[: max(size.lines - _LINES_OF_EVENTS, 3)]
+            # A line that wraps would be more lines than are replaced.
+            self.print("\n".join(line[: size.columns - 1] for line in lines))
+            self._drawn = len(lines)
 
     def _incident_changes(self, rows: Iterable[dict[str, Any]]) -> Iterator[str]:
         """Yield a text for each incident that has begun, ended or been explained since the last call."""
@@ -214,6 +237,11 @@ class DemoScreen:
                 continue
             self._incidents[row["id"]] = state
             yield incident_text(row, state)
+
+
+def _count(number: int, noun: str) -> str:
+    """Return a number with its noun: no fault, 1 fault, 2 faults."""
+    return f"{number or 'no'} {noun}{'s' * (number > 1)}"
 
 
 def incident_text(row: Mapping[str, Any], state: str) -> str:
