@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from ipaddress import ip_address
 
@@ -20,8 +21,7 @@ async def listening_sockets(listen: str) -> list[socket.socket]:
             asyncio.Protocol, host or None, port, start_serving=False
         )
     except OSError as error:
-        message = f"cannot listen on {listen}: {error.strerror or error}"
-        raise SettingsError(message) from error
+        raise SettingsError(unavailable(listen, error)) from error
     try:
         # Duplicates: closing the server closes its own sockets.
         created = [listener.dup() for listener in server.sockets]
@@ -30,6 +30,18 @@ async def listening_sockets(listen: str) -> list[socket.socket]:
     for listener in created:
         listener.listen(_BACKLOG)
     return created
+
+
+def unavailable(listen: str, error: OSError) -> str:
+    """Return the message of an address on which a server cannot listen, with the remedy."""
+    port = listen.rpartition(":")[2]
+    fixes = {
+        errno.EADDRINUSE: f"stop the program that listens there (ss -ltnp sport = :{port}), or set another port",
+        errno.EADDRNOTAVAIL: "set an address of this machine (ip address), or 0.0.0.0 for all of them",
+        errno.EACCES: "set a port from 1024 on, or grant CAP_NET_BIND_SERVICE",
+    }
+    fix = fixes.get(error.errno or 0, "set another address")
+    return f"cannot listen on {listen}: {error.strerror or error}; fix: {fix}"
 
 
 MAX_PORT = 65_535

@@ -69,7 +69,8 @@ def lock_state_directory(directory: Path) -> int:
         )
         raise SettingsError(message) from error
     except OSError as error:
-        message = f"cannot use state_directory {directory}: {error.strerror}"
+        fix = "set a directory that this user may create and write, such as one below /var/lib"
+        message = f"cannot use state_directory {directory}: {error.strerror}; fix: {fix}"
         raise SettingsError(message) from error
 
 

@@ -51,7 +51,9 @@ def server_tls(
     try:
         context.load_cert_chain(certificate_file, key_file or None)
     except OSError as error:
-        message = f"cannot use certificate {certificate_file} or key {key_file}: {error}"
+        named = key_file or certificate_file
+        fix = f"check that both are PEM files that this user can read, and that the key in {named} is that of the certificate"
+        message = f"cannot use certificate {certificate_file} or key {named}: {error}; fix: {fix}"
         raise SettingsError(message) from error
     if client_ca_file:
         try:

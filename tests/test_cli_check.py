@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
 from support.command_line import refusal, run
+
+from railscope.service import lock_state_directory
+from railscope.settings import SettingsError
 
 
 @pytest.mark.parametrize(
@@ -155,6 +159,28 @@ def test_check_notes_open_networks_and_that_nobody_can_sign_in(
         f'tokens_file = "{tmp_path}/tokens.toml"\n{more if "=" in more else ""}',
     )
     assert (status, lines["tls"].startswith(tls), tokens in lines["tokens_file"]) == (0, True, True)
+
+
+def test_an_address_a_certificate_and_a_directory_that_cannot_be_used_have_a_remedy(tmp_path: Path):
+    (tmp_path / "tokens.toml").write_text("[nodes]\n")
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        status, lines = checked(
+            tmp_path,
+            f'listen = "127.0.0.1:{port}"\nstate_directory = "/proc/x"\n'
+            f'tokens_file = "{tmp_path}/tokens.toml"\n[tls]\ncertificate_file = "/none.pem"\n',
+        )
+        settings = tmp_path / "agent.toml"
+        settings.write_text(f'listen = "127.0.0.1:{port}"\nstate_directory = "{tmp_path}"\n')
+        agent = run("agent", "run", "--config", str(settings))
+    assert status == 1
+    assert f"fix: stop the program that listens there (ss -ltnp sport = :{port})" in lines["listen"]
+    assert "fix: check that both are PEM files" in lines["tls"]
+    assert "or set another state_directory" in lines["state_directory"]
+    assert agent.exit_code == 2
+    assert f"cannot listen on 127.0.0.1:{port}: " in agent.stderr
+    with pytest.raises(SettingsError, match="; fix: set a directory that this user may create"):
+        lock_state_directory(tmp_path / "tokens.toml" / "x")
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,11 @@ from hypothesis import given, strategies as st
 
 from railscope.timestamps import SECOND_NS
 from railscope_simulator.demo.link_ends import ComparedLinks
-from railscope_simulator.demo.report import DemoScreen, tables, verdict
-from tests.test_demo_table import ACCOUNT
+from railscope_simulator.demo.report import DemoScreen, status_lines, verdict
+from tests.test_demo_table import NOTES
 
+ACCOUNT = {"tenants": {}, "states": {"idle": "0", "unknown": "0"}, "gpus": 0, "capacity_ns": "0",
+           "balances": True}  # fmt: skip
 STARTED_NS = 10**18
 TO_SWITCH, TO_HOST = "to_switch_pfc_pause_frames", "to_host_pfc_pause_frames"
 VIEWS: dict[str, Any] = {
@@ -75,9 +77,9 @@ def test_a_paused_link_is_shown_with_both_ends_over_the_same_time():
     (row,) = compared(4000, TO_HOST).rows()
     assert row[2:] == ["switch pauses NIC", "5 s", "20,000", "20,000", "there is congestion behind the switch"]  # fmt: skip
     assert not compared(20).rows(), "a healthy link has a few pauses"
-    text = tables(VIEWS, compared(4000).rows())
+    text = "\n".join(status_lines(VIEWS, compared(4000).rows(), NOTES))
     assert "PAUSED LINK" in text
-    assert "PAUSED LINK" not in tables(VIEWS)
+    assert "PAUSED LINK" not in "".join(status_lines(VIEWS, (), NOTES))
 
 
 def test_the_pauses_of_a_link_are_announced_once(capsys: Any):

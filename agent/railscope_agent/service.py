@@ -293,7 +293,8 @@ class Agent:
                 self.version,
             )
         except OSError as error:
-            message = f"cannot use state_directory {self._state}: {error.strerror}"
+            fix = "set a directory that this user may create and write, such as one below /var/lib"
+            message = f"cannot use state_directory {self._state}: {error.strerror}; fix: {fix}"
             raise SettingsError(message) from error
         except collector_link.CollectorLinkError as error:
             raise SettingsError(str(error)) from error

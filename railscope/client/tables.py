@@ -21,7 +21,7 @@ DASH = "-"
 CUT = "~"
 """Last character of a text that was too long for its column."""
 MIN_WIDTH = 8
-MIN_TEXT, USUAL_TEXT = 10, 60
+MIN_TEXT, USUAL_TEXT = 10, 80
 """Width that a text has at least, and up to which it grows before `--wide` columns are shown."""
 GAP = 2
 """Columns of the terminal between two columns of a table."""

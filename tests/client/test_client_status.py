@@ -505,7 +505,8 @@ def test_names_and_numbers_are_whole_and_a_wide_column_is_shown_only_whole():
         (39, {0: 20, 1: 5, 2: 10}),
         (80, {0: 20, 1: 5, 2: 51}),
         (96, {0: 20, 1: 5, 2: 67}),
-        (97, {0: 20, 1: 5, 2: 60, 3: 6}),
+        (116, {0: 20, 1: 5, 2: 80}),
+        (117, {0: 20, 1: 5, 2: 80, 3: 6}),
         (300, {0: 20, 1: 5, 2: 80, 3: 6, 4: 40}),
         (15, {0: 15}),
     ):
@@ -634,6 +635,14 @@ def test_the_gpus_of_all_nodes_are_listed_in_parts():
     (row,) = content["gpus"]
     assert {key: row[key] for key in GPU} == GPU
     assert (row["power_watts"], row["holder"]) == (None, [f"{HOSTILE}/7"])
+
+
+def test_a_gpu_that_has_recovered_before_its_incident_ends_is_shown_as_such():
+    for health, is_recovered in (("healthy", True), ("failed", False)):
+        found = {"timestamp_ns": NOW_NS, "found": 1, "rows": [GPU | {"health": health}]}
+        with collector({"/api/v1/gpus": found}) as server:
+            (row,) = json.loads(run("gpus", "--json", "--collector", server.url).stdout)["gpus"]
+        assert ("the agent reports the GPU healthy" in row["reason"]) == is_recovered
 
 
 def test_an_older_collector_has_no_list_of_gpus():

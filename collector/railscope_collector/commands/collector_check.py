@@ -126,8 +126,7 @@ def _check_listen(address: str, *, running: bool) -> str:
         except OSError as error:
             if running and error.errno == errno.EADDRINUSE:
                 return f"{address} is in use by a collector with this state directory"
-            message = f"{address}: {error.strerror}"
-            raise SettingsError(message) from error
+            raise SettingsError(listen_address.unavailable(address, error)) from error
     return f"{address} is free"
 
 
@@ -150,12 +149,13 @@ def _check_directory(directory: Path, *, running: bool) -> str:
     # A directory that does not exist yet is created below the nearest one that does.
     nearest = next(path for path in (directory, *directory.absolute().parents) if path.exists())
     if not os.access(nearest, os.W_OK | os.X_OK):
-        message = f"cannot write {nearest} as this user (uid {os.geteuid()})"
+        message = f"cannot write {nearest} as this user (uid {os.geteuid()}); fix: set another state_directory, or run this as the user of the collector"
         raise SettingsError(message)
     free = shutil.disk_usage(nearest).free
     if free < LOW_FREE_BYTES:
         message = (
-            f"{nearest} has {free >> 20} MiB free: expected at least {LOW_FREE_BYTES >> 20} MiB"
+            f"{nearest} has {free >> 20} MiB free: expected at least {LOW_FREE_BYTES >> 20} MiB;"
+            " fix: free space, or set another state_directory"
         )
         raise SettingsError(message)
     state = "exists" if nearest == directory else "will be created"
