@@ -115,7 +115,20 @@ _MACHINE = re.compile(
 )
 _LXC = re.compile(rf"/lxc(?:\.payload[./]|/)(?P<name>[^/]+){_END}")
 """LXC, LXD and Incus; `lxc.monitor.NAME` has processes of the host. Source: lxc/lxc:src/lxc/cgroups/cgfsng.c."""
-_GUEST = re.compile(rf"{_MACHINE.pattern}|{_LXC.pattern}|/systemd-nspawn@[^/]+\.service{_END}")
+_MANAGER = (
+    # Kubernetes: nodes of k3s, k0s, RKE2 and MicroK8s run the kubelet and its pods in one service.
+    r"(?:kubelet|k3s(?:-[^/]+)?|k0s(?:worker|controller)|rke2-(?:agent|server)|snap\.microk8s\.daemon-[^/]+"
+    r"|containerd|crio|cri-docker|docker|snap\.docker\.dockerd|slurmd(?:@[^/]+)?"
+    r"|libvirtd|virtqemud|incus|lxd|snap\.lxd\.daemon|lxc(?:@[^/]+)?)\.service"
+    rf"|(?:[^/]+_)?slurmstepd\.scope|(?:cri-containerd|crio|docker|libpod|nerdctl)-{_ID}\.scope"
+)
+"""Units whose owners name the groups below them after jobs, pods and containers of this node."""
+_SUBTREE = re.compile(
+    rf"{_LXC.pattern}|/[^/]+\.libvirt-[a-z]+{_END}"
+    # Podman adds its container to the service that starts it (podman-run(1), --cgroups=split).
+    rf"|/(?!(?:{_MANAGER}){_END})[^/]+\.(?:service|scope)(?:/libpod-payload-{_ID})?{_END}"
+)
+"""The outermost group whose owner names the groups below it as it likes: a guest, or a unit that is no manager."""
 _DOMAIN = re.compile(rf"(?:qemu|lxc|xen|ch)-(?:{_NUMBER}-)?(?P<name>.+)")
 """Driver, number since the start of libvirtd, and name."""
 _USER = re.compile(
@@ -131,8 +144,9 @@ def parse_owner(content: bytes) -> CgroupOwner:
 
     A job precedes the pod that slurmd may run in, and a pod precedes the container that the whole
     Kubernetes node may run in. Users can create directories with any name below their own systemd slice, so
-    there only a container of that user is accepted. A machine or system container names everything below
-    its own group (systemd.io, Control Group APIs and Delegation): that part is not parsed. Raises OwnerFormatError.
+    there only a container of that user is accepted. A machine, a system container and a unit that manages no
+    jobs, pods or containers of the node name everything below their own group (systemd.io, Control Group APIs
+    and Delegation): that part is not parsed. Raises OwnerFormatError.
     """
     paths = [_path(line) for line in content.decode(errors="backslashreplace").split("\n") if line]
     # The kernel prints paths outside of the reader's cgroup namespace with /../ (cgroup_namespaces(7)).
@@ -149,15 +163,18 @@ def parse_owner(content: bytes) -> CgroupOwner:
 
 
 def _path(line: str) -> str:
-    """Return the path of one line up to a guest's own group, without the mark of a deleted group (cgroup v2)."""
+    """Return the path of one line down to a group that names its own subtree, without the mark of a deleted group.
+
+    Units of a user are no owners: everything below the user's slice belongs to the user.
+    """
     hierarchy, _, controllers = line.partition(":")
     _, colon, path = controllers.partition(":")
     if not colon or not hierarchy.isdecimal() or not path.startswith("/"):
         message = f"invalid line of /proc/PID/cgroup: {line[:200]!r}"
         raise OwnerFormatError(message)
     path = path.removesuffix(_DELETED)
-    guest = _GUEST.search(path)
-    return path[: guest.end()] if guest else path
+    subtree = (_LXC if _USER.search(path) else _SUBTREE).search(path)
+    return path[: subtree.end()] if subtree else path
 
 
 def _user_container(path: str) -> CgroupOwner | None:
@@ -233,7 +250,7 @@ def _bytes_of(escaped: re.Match[str]) -> str:
 
 
 _FINDERS: tuple[Callable[[str], CgroupOwner | None], ...] = (
-    *map(_outside_user_slices, (_slurm, _pod, _machine, _container)),
+    *map(_outside_user_slices, (_slurm, _pod, _container, _machine)),
     _user_container,
     _outside_user_slices(_unit),
 )

@@ -121,6 +121,13 @@ PATHS: dict[str, CgroupOwner] = {
     f"/machine.slice/libpod-{A}.scope/lxc.payload.alpha": ContainerOwner("podman", A, None),
     f"{SCOPE}/job_211/step_0/user/task_0/lxc.payload.alpha": JOB,
     f"/system.slice/docker-{A}.scope{SCOPE}/job_211/step_0": ContainerOwner("docker", A, None),
+    rf"/system.slice/docker-{A}.scope/machine.slice/machine-qemu\x2d1\x2dweb.scope": ContainerOwner(
+        "docker", A, None
+    ),
+    "/system.slice/incus.service/lxc.payload.alpha": ContainerOwner("lxc", "alpha", None),
+    "/system.slice/system-lxc.slice/lxc@alpha.service/lxc.payload.alpha": ContainerOwner(
+        "lxc", "alpha", None
+    ),
     # people and services
     "/user.slice/user-1000.slice/session-3.scope": UserOwner(1000, "3"),
     "/user.slice/user-0.slice/session-c1.scope": UserOwner(0, "c1"),
@@ -169,12 +176,42 @@ GUESTS = [
     if any(mark in path for mark in ("/lxc.payload", "/lxc/", "nspawn@", r"machine-", ".libvirt-"))
     and not path.endswith(".scopes")
 ]
+DELEGATED = [
+    "/system.slice/foo.service",
+    "/system.slice/app-web.slice/web@1.service",
+    "/system.slice/run-r1f.scope",
+    "/foo.service",
+    "/system.slice/user@1000.service",
+    "/system.slice/k3-dashboard.service",
+    "/system.slice/notslurmd.service",
+]
 
 
 @pytest.mark.parametrize("path", GUESTS)
 def test_no_group_that_a_guest_names_is_its_owner(path):
     for below in PATHS:
         assert parse_owner(f"0::{path}{below.replace('..', 'x')}\n".encode()) == PATHS[path]
+
+
+@pytest.mark.parametrize("unit", DELEGATED)
+def test_a_unit_that_manages_nothing_of_the_node_owns_whatever_it_names(unit):
+    for below in PATHS:
+        owner = parse_owner(f"0::{unit}{below.replace('..', 'x')}\n".encode())
+        assert owner == UnitOwner(unit.rpartition("/")[2])
+
+
+@pytest.mark.parametrize(
+    "service", ["k3s-agent", "kubelet", "rke2-server", "snap.microk8s.daemon-kubelite", "crio"]
+)
+def test_services_that_run_pods_name_them(service):
+    path = f"/system.slice/{service}.service/kubepods/burstable/pod{UID}/{A}"
+    assert parse_owner(f"0::{path}\n".encode()) == POD
+
+
+def test_jobs_below_a_service_of_slurmd_are_jobs():
+    for service in ("slurmd", "slurmd@gpu-1"):
+        path = f"/system.slice/{service}.service/slurm/uid_1000/job_211/step_0"
+        assert parse_owner(f"0::{path}\n".encode()) == JOB
 
 
 def test_a_user_cannot_make_directories_that_name_another_owner():
