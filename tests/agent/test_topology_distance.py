@@ -80,6 +80,20 @@ def test_places_and_roles_from_sysfs() -> None:
     assert distance_between(devices[gpu].place, devices[nic].place) is PciDistance.PIX
 
 
+def test_a_virtual_function_is_a_part_of_its_gpu_and_no_gpu() -> None:
+    host = FakeHost()
+    whole = add_gpu(host, "pci0000:15/0000:15:01.0/0000:1b:00.0")
+    part = add_gpu(host, "pci0000:15/0000:15:01.0/0000:1b:00.4")
+    assert pci.gpu_addresses(host) == [whole, part], "in a virtual machine it is the GPU"
+    host.links[f"{host.links[f'{pci.DEVICES}/{part}']}/physfn"] = host.links[
+        f"{pci.DEVICES}/{whole}"
+    ]
+    assert pci.gpu_addresses(host) == [whole]
+    assert pci.gpu_functions(host) == {whole: whole, part: whole}
+    assert (pci.read_role(host, whole), pci.read_role(host, part)) == (pci.GPU, "")
+    assert part not in pci.read_pci_devices(host)
+
+
 def test_a_device_that_went_away_is_near_nothing() -> None:
     lost = pci.read_place(FakeHost(), "0000:99:00.0")
     assert distance_between(lost, PciPlace("pci0", ("a",), "0")) is PciDistance.SYS

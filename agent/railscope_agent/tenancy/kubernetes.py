@@ -56,7 +56,7 @@ class _PodDevice:
     replica: int | None = None
     share: str = ""
     is_slot: bool = False
-    """True for one of several slots of the GPU (HAMi); a slot does not specify the size of its share."""
+    """True for one of several parts of the GPU, such as a slot (HAMi), that does not specify its size."""
     claim: str = ""
     """Namespace and name of the resource claim of the device, which several pods may share.
 
@@ -305,7 +305,11 @@ class KubernetesProvider:
             is_of_vendor = resource.startswith(_VENDOR) and not _NETWORK.search(resource + text)
             virtual = is_of_vendor and self._passed_through_gpus(host, text, resource, devices)
             if virtual:
-                yield from (_PodDevice(pod, text, device) for device in virtual)
+                # The id of a virtual function is not that of its GPU, of which it is a share.
+                yield from (
+                    _PodDevice(pod, text, device, is_slot=device.id != device.gpu)
+                    for device in virtual
+                )
                 continue
             name = kubernetes_devices.parse_device_id(text)
             device = naming.device_with_id(name, devices) if name else None
@@ -332,7 +336,8 @@ class KubernetesProvider:
         """Return the GPUs that a virtual machine in a pod has (KubeVirt), by an id of its plugin."""
         if _GPU_RESOURCE.search(resource) or text.startswith(("GPU-", "MIG-")):
             return []
-        return passed_through_gpus.find_passed_through(host, text, self._passed.scan(host), devices)
+        self._passed.scan(host)
+        return self._passed.find_by_plugin_id(host, text, devices)
 
     def _learn_replicas(self, host: Host, holdings: list[_PodDevice]) -> None:
         """Read the number of replicas of each GPU if a pod has one; periodically once it is known."""

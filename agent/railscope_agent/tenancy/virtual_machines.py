@@ -19,8 +19,7 @@ from railscope_agent.owners.runtimes import LibvirtDomain
 from railscope_agent.sampling import fact_readers, probe_result
 from railscope_agent.tenancy import claim_provider, claims
 from railscope_agent.tenancy.devices import ClaimableDevice, NodeDevices
-from railscope_agent.tenancy.passed_through_gpus import PassedThroughGpus, passed_through_device
-from railscope_agent.topology.pci import DEVICES
+from railscope_agent.tenancy.passed_through_gpus import PassedThroughGpus
 
 SUBJECT = "claims by virtual machines"
 RUNNING, DEFINED = "/run/libvirt/qemu", "/etc/libvirt/qemu"
@@ -41,10 +40,11 @@ class VirtualMachineProvider:
     def poll(
         self, host: Host, devices: NodeDevices, in_force: tuple[claims.NodeClaim, ...]
     ) -> claim_provider.ClaimReport:
-        """Return the claims of running machines. No machine is read without a passed-through GPU."""
-        passed = self._passed.scan(host)
+        """Return the claims of running machines. No machine is read on a node without a GPU for one."""
+        self._passed.scan(host)
+        passed, virtual = self._passed.whole, self._passed.virtual
         mediated = set(fact_readers.list_names(host, _MEDIATED))
-        if not passed and not mediated and not in_force:
+        if not passed and not virtual and not mediated and not in_force:
             self._scanned_pids, self._machines = frozenset(), {}
             return claim_provider.absent_report(SUBJECT, "no GPU is passed through")
         try:
@@ -59,32 +59,25 @@ class VirtualMachineProvider:
             node_claims = [
                 claim
                 for domain in domains
-                for claim in self._claims_of_domain(host, domain, passed, devices)
+                for claim in self._claims_of_domain(host, domain, devices)
             ]
         except (OSError, msgspec.ValidationError) as error:
             return claim_provider.failed_report(SUBJECT, error, "read the log of libvirtd")
         detail = (
-            f"{probe_result.format_count(len(passed), 'GPU')} passed through, {len(node_claims)} held by "
-            "running virtual machines"
+            f"{probe_result.format_count(len(passed), 'GPU')} passed through, "
+            f"{probe_result.format_count(len(virtual), 'virtual function')}; "
+            f"{probe_result.format_count(len(node_claims), 'device')} held by running virtual machines"
         )
         return claim_provider.ClaimReport(
             tuple(node_claims), (probe_result.ProbeFinding.supported(SUBJECT, detail),)
         )
 
     def _claims_of_domain(
-        self, host: Host, domain: LibvirtDomain, passed: set[str], devices: NodeDevices
+        self, host: Host, domain: LibvirtDomain, devices: NodeDevices
     ) -> Iterator[claims.NodeClaim]:
         for address in domain.pci_addresses:
-            physical_function = fact_readers.read_link_name(host, f"{DEVICES}/{address}/physfn")
-            # A virtual function is a part of its GPU, which has others as well.
-            if address in passed and not physical_function:
-                yield self._claim(domain, passed_through_device(address, devices), exclusive=True)
-            elif physical_function and devices.gpu_at(physical_function):
-                yield self._claim(
-                    domain,
-                    _shared_device(devices.gpu_at(physical_function), address),
-                    exclusive=False,
-                )
+            if device := self._passed.find(address, devices):
+                yield self._claim(domain, device, exclusive=address in self._passed.whole)
         for identity in domain.mediated:
             try:
                 path = host.resolve(f"{_MEDIATED}/{identity}")
@@ -94,7 +87,7 @@ class VirtualMachineProvider:
             # it.
             owner = next((d for p in reversed(path.split("/")) if (d := devices.gpu_at(p))), None)
             if owner:
-                yield self._claim(domain, _shared_device(owner, identity), exclusive=False)
+                yield self._claim(domain, ClaimableDevice(owner.gpu, identity), exclusive=False)
 
     def _claim(
         self, domain: LibvirtDomain, device: ClaimableDevice, *, exclusive: bool
@@ -164,8 +157,3 @@ def _read_definition(host: Host, file: str) -> LibvirtDomain | None:
     except FileNotFoundError:
         return None  # a transient machine: libvirt has only its running form
     return domain if domain.project_id and domain.pci_addresses else None
-
-
-def _shared_device(owner: ClaimableDevice | None, name: str) -> ClaimableDevice:
-    assert owner is not None  # noqa: S101 - found just before
-    return ClaimableDevice(owner.gpu, name)

@@ -140,8 +140,12 @@ def read_role(host: Host, address: str) -> str:
     class_ = read_text(host, f"{DEVICES}/{address}/class")[:_CLASS_DIGITS]
     of_vendor = _ROLES_BY_VENDOR.get(class_)
     if of_vendor is None:
-        return _ROLES.get(class_, "")
-    return of_vendor.get(read_text(host, f"{DEVICES}/{address}/vendor"), "")
+        role = _ROLES.get(class_, "")
+    else:
+        role = of_vendor.get(read_text(host, f"{DEVICES}/{address}/vendor"), "")
+    # A virtual function is a part of its GPU and no GPU. The virtual functions of a NIC are devices with a role.
+    is_part = role == GPU and is_virtual_function(host, f"{DEVICES}/{address}")
+    return "" if is_part else role
 
 
 def read_pci_devices(
@@ -188,11 +192,26 @@ def select_gpus(devices: Iterable[PciDevice]) -> list[PciDevice]:
 
 def gpu_addresses(host: Host) -> list[str]:
     """Return PCI addresses of NVIDIA GPUs in bus order, the order of NVML indices."""
-    return [address for address in list_names(host, DEVICES) if _is_gpu(host, address)]
+    return [address for address, gpu in gpu_functions(host).items() if address == gpu]
 
 
-def _is_gpu(host: Host, address: str) -> bool:
-    directory = f"{DEVICES}/{address}"
+def gpu_functions(host: Host) -> dict[str, str]:
+    """Return the address of the GPU of each PCI function of NVIDIA's GPUs, in bus order.
+
+    The driver binds the virtual functions of a vGPU host as well, and starts none of them as a GPU
+    (NVIDIA/open-gpu-kernel-modules:kernel-open/nvidia/nv-pci.c, nv_pci_probe). In a virtual machine such a
+    function has no physical function beside it, and is the GPU.
+    """
+    functions = (a for a in list_names(host, DEVICES) if _is_of_gpu(host, f"{DEVICES}/{a}"))
+    return {
+        address: read_link_name(host, f"{directory}/physfn")
+        if is_virtual_function(host, directory := f"{DEVICES}/{address}")
+        else address
+        for address in functions
+    }
+
+
+def _is_of_gpu(host: Host, directory: str) -> bool:
     vendor, class_ = read_text(host, f"{directory}/vendor"), read_text(host, f"{directory}/class")
     return vendor == _NVIDIA and class_.startswith(_DISPLAY_CLASS)
 

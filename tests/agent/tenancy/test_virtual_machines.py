@@ -182,6 +182,46 @@ def test_a_virtual_machine_in_a_pod_is_reported_as_the_pod(name):
     ]
 
 
+VIRTUAL = "0000:5e:00.4"
+
+
+def with_virtual_functions(driver):
+    """Return a node whose GPU 0 has a virtual function, and whose GPU 1 has none."""
+    host = node(2)
+    for gpu, address in enumerate(("0000:5e:00.0", "0000:5f:00.0")):
+        host.calls[f"nvml.nvmlDeviceGetPciInfo({gpu})"] = {"busId": f"0000{address.upper()}"}
+    for address in ("0000:5e:00.0", "0000:5f:00.0", VIRTUAL):
+        directory = f"/sys/bus/pci/devices/{address}"
+        host.files |= {f"{directory}/vendor": "0x10de\n", f"{directory}/class": "0x030200\n"}
+        host.links[f"{directory}/driver"] = "/sys/bus/pci/drivers/nvidia"
+    virtual = f"/sys/bus/pci/devices/{VIRTUAL}"
+    host.links[f"{virtual}/physfn"] = "/sys/bus/pci/devices/0000:5e:00.0"
+    host.links[f"{virtual}/driver"] = f"/sys/bus/pci/drivers/{driver}"
+    host.files |= {f"/sys/bus/pci/drivers/{each}/bind": "" for each in ("nvidia", driver)}
+    return host
+
+
+@pytest.mark.parametrize("driver", ["nvidia", "vfio-pci", "nvidia-vgpu-vfio"])
+def test_a_virtual_function_is_a_share_of_its_gpu_whatever_its_driver(driver):
+    host = with_virtual_functions(driver)
+    host.files[f"{RUNNING}/web.xml"] = ""
+    host.calls[f"owner.domain({RUNNING}/web.xml)"] = answer(pci_addresses=[VIRTUAL])
+    (began,) = PolledTenancy(host).poll()
+    assert event_summaries([began]) == [("claim_start", "libvirt", "web", uuid(0))]
+    assert (began.facts["device"], began.facts["exclusive"]) == (VIRTUAL, "false")
+
+
+@pytest.mark.parametrize("driver", ["nvidia", "vfio-pci"])
+@pytest.mark.parametrize("name", [VIRTUAL, "45"])
+def test_a_pod_with_a_virtual_function_has_a_share_of_its_gpu(driver, name):
+    host = with_virtual_functions(driver)
+    host.files[f"/sys/kernel/iommu_groups/45/devices/{VIRTUAL}/vendor"] = ""
+    host.calls[LISTED] = [pod("vm", name, resource="nvidia.com/NVIDIA_A16-4Q")]
+    (began,) = PolledTenancy(host).poll()
+    assert event_summaries([began]) == [("claim_start", "kubernetes", "research/vm", uuid(0))]
+    assert (began.facts["device"], began.facts["exclusive"]) == (VIRTUAL, "false")
+
+
 def test_a_virtual_gpu():
     host = handed_over()
     identity = "c2177883-f1bb-47f0-914d-32a22e3a8804"
