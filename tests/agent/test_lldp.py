@@ -321,24 +321,31 @@ def test_the_last_announcement_of_a_chassis_counts(wire: VirtualCable):
     assert wire.ports(1) == {HERE: "Ethernet1/1"}, "leaves a port that it no longer announces"
 
 
-def test_the_chassis_received_first_is_that_of_an_interface_and_the_others_are_named(
+def test_the_chassis_received_last_is_that_of_an_interface_and_the_others_are_named(
     wire: VirtualCable,
 ):
     other = content(b"\x07other", b"\x05two", ttl=200)
     for _ in range(2):
         wire.send(other, content(), other)
-        wire.send(other, content(port=b"\x05Ethernet1/2"))
         found = wire.neighbours(1)[HERE]
         assert (found["port"], found["other_chassis"]) == ("two", ["a0:88:c2:00:00:01"])
-    found = wire.neighbours(119)[HERE]
-    assert found == parse(other)
+        wire.send(other, content(port=b"\x05Ethernet1/2"))
+        found = wire.neighbours(1)[HERE]
+        assert (found["port"], found["other_chassis"]) == ("Ethernet1/2", ["other"])
+    wire.send(content(port=b"\x05Ethernet1/2", ttl=0))
+    assert wire.neighbours(1)[HERE] == parse(other), "the last one has left"
 
 
 def test_neighbours_of_an_interface_are_bounded(wire: VirtualCable):
     wire.send(*[content(f"\x07chassis{n}".encode(), ttl=100 + n) for n in range(60)])
     assert len(wire.neighbours(1)[HERE]["other_chassis"]) == 7
-    assert wire.neighbours(105)[HERE]["chassis"] == "chassis7"
-    assert wire.ports(1) == {}
+    found = wire.neighbours(1)[HERE]
+    assert (found["chassis"], set(found["other_chassis"])) == (
+        "chassis59",
+        {f"chassis{n}" for n in range(52, 59)},
+    )
+    assert wire.neighbours(156)[HERE]["chassis"] == "chassis59"
+    assert wire.ports(3) == {}
 
 
 def test_more_frames_than_the_socket_holds(wire: VirtualCable):

@@ -165,6 +165,26 @@ def test_two_switches_at_one_interface_are_a_finding() -> None:
     assert first.detail == f"several switches: {MAC}, leaf-9: expected one"
 
 
+def test_two_switches_that_announce_in_turn_are_no_moves_until_one_is_silent() -> None:
+    host = rails(1)
+    reader = SourceReader(NeighbourSource(), host, ORIGIN)
+    one, other = LEAF, LEAF | {"chassis": OTHER_MAC, "system": "leaf-2"}
+    changes = []
+    for newest, others in (
+        (one, []),
+        (other, [MAC]),
+        (one, [OTHER_MAC]),
+        (other, [MAC]),
+        (other, []),
+    ):
+        host.calls[CALL] = {"eth0": newest | ({"other_chassis": others} if others else {})}
+        outcome = reader.run()
+        assert facts(outcome, KIND)["eth0"]["switch"] == newest["system"]
+        changes.append(len(neighbour_changes(outcome)))
+        host.clock.advance(30)
+    assert changes == [0, 0, 0, 0, 1]
+
+
 def test_recabling_is_an_event() -> None:
     host = rails()
     reader = SourceReader(NeighbourSource(), host, ORIGIN)

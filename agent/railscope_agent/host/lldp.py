@@ -73,7 +73,7 @@ class Lldp:
         self._ports: dict[str, EthernetPort] = {}
         self._emptied_ns = 0
         self._neighbours: dict[tuple[str, str], tuple[int, dict[str, Json]]] = {}
-        """End of its time to live, and announcement, of each chassis by interface."""
+        """End of its time to live, and announcement, of each chassis by interface; the last announcement last."""
 
     def neighbours(self, now_ns: int) -> dict[str, dict[str, Json]]:
         """Neighbour of each interface that has one, at this time of the boot clock.
@@ -82,7 +82,7 @@ class Lldp:
         early by the interval between two calls, and is never retained longer than its TTL. A chassis
         is at one port at a time: its last announcement counts, as a daemon announces a MAC address
         until it is configured. If an interface has several chassis, the one that was received
-        first is returned, with the others as `other_chassis`. Raises OSError.
+        last is returned, with the others as `other_chassis`. Raises OSError.
         """
         with self._lock:
             ports = self._ports_now()
@@ -99,7 +99,7 @@ class Lldp:
             for key in [key for key, (end, _) in self._neighbours.items() if end <= now_ns]:
                 del self._neighbours[key]
             answer: dict[str, dict[str, Json]] = {}
-            for (name, chassis), (_, neighbour) in self._neighbours.items():
+            for (name, chassis), (_, neighbour) in reversed(self._neighbours.items()):
                 if name in answer:
                     answer[name].setdefault("other_chassis", []).append(chassis)
                 else:
@@ -149,11 +149,12 @@ class Lldp:
         last = self._neighbours.get(key)
         if last and not neighbour["ttl_seconds"] and last[1]["port"] != neighbour["port"]:
             return  # leaves a port that it no longer announces
-        count = sum(other == name for other, _ in self._neighbours)
-        # A known neighbour is always renewed; only new ones are bounded.
-        if last or count < _MAX_NEIGHBOURS:
-            end_ns = self._emptied_ns + neighbour["ttl_seconds"] * SECOND_NS
-            self._neighbours[key] = (end_ns, neighbour)
+        end_ns = self._emptied_ns + neighbour["ttl_seconds"] * SECOND_NS
+        self._neighbours.pop(key, None)
+        self._neighbours[key] = (end_ns, neighbour)
+        of_interface = [key for key in self._neighbours if key[0] == name]
+        if len(of_interface) > _MAX_NEIGHBOURS:
+            del self._neighbours[of_interface[0]]
 
 
 def parse(content: bytes) -> dict[str, Json] | None:

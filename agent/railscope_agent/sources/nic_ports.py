@@ -106,6 +106,9 @@ class NeighbourSource(ScanningSource):
         # Otherwise each restart of the switch's daemon would be a move to another port and back.
         if before and _is_unnamed(before[1], facts):
             place, known = before[0], before[1] if _is_address(facts) else facts
+        # Two switches that announce in turn would be a move with each announcement: they are a finding instead.
+        if before and before[1].get("chassis") in neighbour.get("other_chassis", ()):
+            place, known = before
         self._announced[interface] = place, known
         if place:
             scan.watched_values[interface, _NEIGHBOUR] = {_NEIGHBOUR: place}
