@@ -110,7 +110,15 @@ class _LogLine(msgspec.Struct, frozen=True):
     dump_stats: _DumpStatistics | None = None
 
 
+class _LineHeader(msgspec.Struct, frozen=True):
+    """Header of a line with an operation that cannot be read."""
+
+    header: InspectorHeader | None = None
+    metadata: _Metadata | None = None
+
+
 _decoder = msgspec.json.Decoder(_LogLine)
+_header_decoder = msgspec.json.Decoder(_LineHeader)
 _NAME = re.compile(r"[A-Za-z0-9_]{1,32}")
 
 
@@ -159,10 +167,21 @@ class _PartParser:
         self.lines: Counter[str] = Counter()
         self.dropped = 0
 
-    def reject(self, state: str) -> None:
-        """Count a rejected line: it may have had the header of the next ones."""
+    def reject(self, state: str, line: bytes = b"") -> None:
+        """Count a rejected line. The next ones have its header, which is unknown if that cannot be read either."""
         self.lines[state] += 1
-        self.last_header = None
+        try:
+            content = _header_decoder.decode(line)
+        except DECODING_ERRORS:
+            self.last_header = None
+            return
+        if not (_is_supported(content.metadata) and _has_name(content.header)):
+            self.last_header = None
+        elif content.header:
+            self._use_header(content.header)
+
+    def _use_header(self, header: InspectorHeader) -> None:
+        self.last_header = self.headers.setdefault(header, len(self.headers))
 
     def add(self, line: bytes) -> None:
         """Add a line, or reject it."""
@@ -172,17 +191,16 @@ class _PartParser:
         try:
             content = _decoder.decode(line)
         except DECODING_ERRORS:
-            self.reject("malformed")
+            self.reject("malformed", line)
             return
         call = content.coll_perf or content.p2p_perf
-        # Lines without metadata are accepted: 4.3 has it in the lines with the header only.
-        if content.metadata and not content.metadata.version.startswith("v4."):
-            self.reject("unsupported")
+        if not _is_supported(content.metadata):
+            self.reject("unsupported", line)
         elif (call is None and content.dump_stats is None) or not _has_names(content.header, call):
-            self.reject("malformed")
+            self.reject("malformed", line)
         else:
             if content.header:
-                self.last_header = self.headers.setdefault(content.header, len(self.headers))
+                self._use_header(content.header)
             if statistics := content.dump_stats:
                 self.dropped += statistics.coll_dropped_since_last_dump
                 self.dropped += statistics.p2p_dropped_since_last_dump
@@ -196,9 +214,18 @@ class _PartParser:
                 self.calls.append(_inspected(call, self.last_header or 0))
 
 
+def _is_supported(metadata: _Metadata | None) -> bool:
+    # Lines without metadata are accepted: 4.3 has it in the lines with the header only.
+    return metadata is None or metadata.version.startswith("v4.")
+
+
+def _has_name(header: InspectorHeader | None) -> bool:
+    return header is None or _is_name(header.id)
+
+
 def _has_names(header: InspectorHeader | None, call: _Collective | _PointToPoint | None) -> bool:
     kind = call.coll if isinstance(call, _Collective) else call.p2p if call else "none"
-    return _is_name(kind) and (header is None or _is_name(header.id))
+    return _is_name(kind) and _has_name(header)
 
 
 def _inspected(call: _Collective | _PointToPoint, header: int) -> InspectedCall:

@@ -285,3 +285,47 @@ def test_ranks_with_the_same_time_have_no_last_arrival() -> None:
         totals.add(call, rank, 0)
     totals.close_until(0)
     assert [(r.last_arrivals, r.late_ns) for r in totals.ranks.values()] == [(0, 4), (0, 4), (0, 0)]
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        {"coll_perf": collective(2, 64, 2) | {"coll_exec_time_us": -1}},
+        {"coll_perf": collective(2, 64, 2) | {"coll_sn": (1 << 64) - 1}},
+        {"coll_perf": collective(2, 64, 2) | {"coll": "?"}},
+        {"coll_perf": [], "header": None},
+        {"proxy_perf": {"proxy": "Send"}},
+        {},
+    ],
+)
+def test_a_line_with_an_operation_that_cannot_be_read_loses_itself_only(damaged: object) -> None:
+    lines = marked_lines(0, [collective(1, 64, 2)]), {"coll_perf": collective(3, 64, 2)}
+    part = parse_part(lines[0] + text(damaged) + text(lines[1]), 0)
+    assert [(call.header, call.sequence) for call in part.calls] == [(0, 1), (0, 3)]
+    assert part.lines == {"read": 3, "malformed": 1}
+
+
+def test_the_header_of_a_damaged_operation_is_that_of_the_next_lines() -> None:
+    other = header(0) | {"id": "0xb"}
+    damaged = {"header": other, "metadata": metadata("v4.3", 1), "coll_perf": {"coll_sn": -1}}
+    after = text({"coll_perf": collective(3, 64, 2)})
+    before = marked_lines(0, [collective(1, 64, 2)])
+    part = parse_part(before + text(damaged) + after, 0)
+    assert [part.headers[call.header].id for call in part.calls] == [COMMUNICATOR, "0xb"]
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        text({"header": header(0) | {"id": "?"}, "coll_perf": collective(2, 64, 2)}),
+        text({"header": header(0) | {"rank": -1}, "coll_perf": collective(2, 64, 2)}),
+        text({"header": header(0), "metadata": metadata("v5.0", 1)}),
+        text({"header": header(0), "coll_perf": collective(2, 64, 2)})[:-9] + b"\n",
+        b" " * inspector.MAX_LINE_BYTES + b" \n",
+    ],
+)
+def test_after_a_header_that_cannot_be_read_the_communicator_is_unknown(damaged: bytes) -> None:
+    after = text({"coll_perf": collective(3, 64, 2)})
+    part = parse_part(marked_lines(0, [collective(1, 64, 2)]) + damaged + after, 0)
+    assert [call.sequence for call in part.calls] == [1]
+    assert part.lines["headless"] == 1
