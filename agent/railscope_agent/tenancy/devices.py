@@ -147,6 +147,10 @@ class NodeDevices:
         """True if a GPU of the node is in MIG mode."""
         return any(gpu.is_partitioned for gpu in self.present)
 
+    def has(self, uuid: str) -> bool:
+        """True for the UUID of a GPU or MIG device of this node."""
+        return uuid in self.all or uuid in self._parts
+
     def is_partitioned(self, gpu: str) -> bool:
         """True for the UUID of a GPU in MIG mode."""
         return gpu in self.all and self.all[gpu].is_partitioned
@@ -212,6 +216,15 @@ def find_device(text: str, devices: NodeDevices) -> ClaimableDevice | None:
     device = device_with_id(name, devices) if name else None
     # A UUID in the right form may be that of another node.
     return device if device and device.gpu in devices.all else None
+
+
+def is_part(name: kubernetes_devices.DeviceId) -> bool:
+    """True if an id names a part of its device without the size of the part."""
+    match name:
+        case kubernetes_devices.GpuIndexId() | kubernetes_devices.DeviceFileId():
+            return False
+        case _:
+            return name.is_part
 
 
 def device_with_id(

@@ -317,8 +317,13 @@ class KubernetesProvider:
                 is_of_vendor or _GPU_RESOURCE.search(resource)
             ):
                 continue
-            is_slot = isinstance(name, kubernetes_devices.GpuId) and name.slot is not None
-            is_of_part = is_slot and device is not None and devices.is_partitioned(device.gpu)
+            is_slot = name is not None and naming.is_part(name)
+            is_of_part = (
+                is_slot
+                and device is not None
+                and device.id == device.gpu
+                and devices.is_partitioned(device.gpu)
+            )
             # The annotation names the MIG device; the slot would claim the whole GPU as well.
             if is_of_part and (pod.namespace, pod.name) in requests:
                 continue
@@ -327,7 +332,9 @@ class KubernetesProvider:
             if name and device and is_found and not is_of_part:
                 yield _PodDevice(pod, text, device, name.replica, is_slot=is_slot)
             # A PCI address is that of a passed-through device, which NVML does not list.
-            elif is_of_vendor and not is_address(text.lower()):
+            elif (is_of_vendor and not is_address(text.lower())) or any(
+                devices.has(uuid) for uuid in kubernetes_devices.uuids_in(text)
+            ):
                 unknown.append(text)
 
     def _passed_through_gpus(

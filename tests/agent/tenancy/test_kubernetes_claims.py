@@ -246,6 +246,11 @@ def test_a_monitor_stays_one_when_the_tenant_ends():
         ("lab.example/small", mig_uuid(0, 1), mig_uuid(0, 1)),
         ("lab.example/big", uuid(1) + "::2", uuid(1)),
         ("nvidia.com/vgpu", uuid(1) + "-3", uuid(1)),
+        ("lab.example/mem", uuid(1) + "-_-3", uuid(1)),
+        ("lab.example/mem", mig_uuid(0, 1) + "-_-3", mig_uuid(0, 1)),
+        ("lab.example/mem", "part-3-of-" + uuid(1), "broken"),
+        ("lab.example/mem", uuid(0) + "-_-3", "broken"),
+        ("lab.example/mem", uuid(5) + "-_-3", None),
         ("nvidia.com/a100", "1", uuid(1)),
         ("nvidia.com/slice", "0:1", mig_uuid(0, 1)),
         ("lab.example/gpu", "1", uuid(1)),
@@ -266,6 +271,15 @@ def test_the_id_decides_whatever_the_resource_is_called(resource, text, device):
     found = [event.facts["device"] for event in looked.poll()]
     verdicts = {verdict for verdict, _, _ in looked.findings_about("Kubernetes")}
     assert (found or ["broken" if "broken" in verdicts else None]) == [device]
+
+
+def test_several_parts_of_a_gpu_are_one_share_of_unknown_size():
+    host = node(2)
+    ids = [f"{uuid(1)}-_-{place}" for place in range(8)]
+    host.calls[LISTED] = [pod("train", *ids, resource="lab.example/mem")]
+    (event,) = PolledTenancy(host).poll()
+    assert (event.facts["device"], event.facts["exclusive"]) == (uuid(1), "false")
+    assert "share" not in event.facts
 
 
 def test_a_pod_that_has_ended_and_is_still_listed():
