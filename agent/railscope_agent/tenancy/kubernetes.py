@@ -33,11 +33,13 @@ from railscope_agent.topology.pci import is_address
 
 SUBJECT = "claims by Kubernetes"
 DRIVER = "gpu.nvidia.com"
-# The number of replicas changes with the configuration of the plugin only.
-REPLICAS_VALID_NS = 60_000_000_000
+# The devices of a resource change with the configuration of its plugin only.
+ALLOCATABLE_VALID_NS = 60_000_000_000
 _VENDOR = "nvidia.com/"
 _GPU_RESOURCE = re.compile(r"(?:^|[./_-])(?:[pv]?gpus?|mig)(?:$|[./_-])")
-_NETWORK = re.compile(r"rdma|hca|roce|infiniband|ipoib|sriov|hostdev|nic|mlx")
+_NETWORK = re.compile(
+    r"rdma|hca|roce|infiniband|ipoib|sriov|hostdev|nic|mlx|connectx|bluefield|dpu|(?:^|[./_-])(?:cx|bf)[0-9]"
+)
 """Resources of NVIDIA's network operator, and devices of them."""
 _CLAIMED = re.compile(r"gpu-(?P<minor>\d+)(?:-mig-(?P<mig>.+))?")
 _PLACED = re.compile(r"\d+-(?P<start>\d+)-\d+")
@@ -91,8 +93,10 @@ class KubernetesProvider:
     _directories: PodDirectories = field(default_factory=PodDirectories)
     _monitors: set[str] = field(default_factory=set)
     """Resource claims with admin access; a claim never changes, so it stays one beside no tenant."""
+    _allocatable: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Ids of all devices of each resource, as of the last answer."""
     _replicas: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    _replicas_valid_until_ns: int = 0
+    _allocatable_valid_until_ns: int = 0
 
     def __post_init__(self) -> None:
         """Create the reader of the pod list."""
@@ -125,6 +129,7 @@ class KubernetesProvider:
             )
         # A kubelet may keep listing pods that have ended, whose devices are free.
         active_pods = [pod for pod in pods if not self._has_ended(pod.namespace, pod.name)]
+        self._read_allocatable(host, active_pods)
         unknown: list[str] = []
         holdings = [
             holding
@@ -135,7 +140,6 @@ class KubernetesProvider:
             )
         ]
         holdings, doubles = self._without_admin_access(holdings, devices)
-        self._learn_replicas(host, holdings)
         claimed = Counter(holding.text + holding.share for holding in holdings if holding.claim)
         node_claims = tuple(
             self._claim_of_holding(
@@ -292,8 +296,8 @@ class KubernetesProvider:
         """Yield each device of a pod once, even if several containers and entries list it.
 
         The id decides, as sites rename resources (NVIDIA/k8s-device-plugin#424). A number is the id of other
-        plugins, too: it counts for resources of NVIDIA and those named after GPUs. A slot of a GPU in MIG mode
-        is the MIG device that the annotation of the pod names.
+        plugins, too: see `_has_gpu_numbers`. A slot of a GPU in MIG mode is the MIG device that the annotation
+        of the pod names.
         """
         resources = {
             text: entry.resource
@@ -313,9 +317,8 @@ class KubernetesProvider:
                 continue
             name = kubernetes_devices.parse_device_id(text)
             device = naming.device_with_id(name, devices) if name else None
-            if isinstance(name, kubernetes_devices.GpuIndexId) and not (
-                is_of_vendor or _GPU_RESOURCE.search(resource)
-            ):
+            is_number = isinstance(name, kubernetes_devices.GpuIndexId)
+            if is_number and not self._has_gpu_numbers(resource, devices):
                 continue
             is_slot = name is not None and naming.is_part(name)
             is_of_part = (
@@ -346,35 +349,66 @@ class KubernetesProvider:
         self._passed.scan(host)
         return self._passed.find_by_plugin_id(host, text, devices)
 
-    def _learn_replicas(self, host: Host, holdings: list[_PodDevice]) -> None:
-        """Read the number of replicas of each GPU if a pod has one; periodically once it is known."""
-        shared = {
-            _without_replica(holding.text) for holding in holdings if holding.replica is not None
-        }
+    def _has_gpu_numbers(self, resource: str, devices: NodeDevices) -> bool:
+        """True if the numbers of a resource are those of GPUs: all of its devices are GPUs of the node.
+
+        A resource that is not named after GPUs has all of them. If the kubelet does not list its devices, the
+        name decides: that of a resource of NVIDIA, or one with `gpu` or `mig`.
+        """
+        if _NETWORK.search(resource):
+            return False
+        # The number of a GPU that NVML does not list is no reason against a name that contains `gpu`.
+        if _GPU_RESOURCE.search(resource):
+            return True
+        texts = self._allocatable.get(resource, ())
+        names = [kubernetes_devices.parse_device_id(text) for text in texts]
+        found = [naming.device_with_id(name, devices) if name else None for name in names]
+        gpus = {device.gpu for device in found if device is not None}
+        if resource.startswith(_VENDOR):
+            return None not in found
+        return None not in found and bool(gpus) and gpus == {gpu.uuid for gpu in devices.present}
+
+    def _read_allocatable(self, host: Host, pods: list[pod_resources.KubeletPod]) -> None:
+        """Read the devices of each resource if a pod has a number or a replica; periodically once they are known."""
+        unclear, shared = set[str](), set[str]()
+        for entry in (entry for pod in pods for each in pod.containers for entry in each.devices):
+            for text in entry.ids:
+                name = kubernetes_devices.parse_device_id(text)
+                if isinstance(name, kubernetes_devices.GpuIndexId) and not (
+                    _NETWORK.search(entry.resource) or _GPU_RESOURCE.search(entry.resource)
+                ):
+                    unclear.add(entry.resource)
+                if name is not None and name.replica is not None:
+                    shared.add(_without_replica(text))
         now_ns = host.clock.now().boot_ns
-        if not shared or (
-            shared <= self._replicas.keys() and now_ns < self._replicas_valid_until_ns
-        ):
+        is_known = unclear <= self._allocatable.keys() and shared <= self._replicas.keys()
+        if not (unclear or shared) or (is_known and now_ns < self._allocatable_valid_until_ns):
             return
         try:
             answer = host.call(KUBELET, ALLOCATABLE, self.settings.kubelet_socket)
             allocatable = msgspec.convert(answer, tuple[pod_resources.PodDevices, ...])
         except (OSError, msgspec.ValidationError):
-            return  # earlier numbers stay; without them the claim is not exclusive and has no share
+            # Earlier answers stay. Without them a replica is not exclusive and has no share, and the names of
+            # resources decide.
+            return
+        listed: dict[str, tuple[str, ...]] = {}
+        for entry in allocatable:
+            listed[entry.resource] = (*listed.get(entry.resource, ()), *entry.ids)
+        self._allocatable = listed
         numbers: dict[str, set[int]] = {}
         for text in (name for entry in allocatable for name in entry.ids):
             name = kubernetes_devices.parse_device_id(text)
             if name is not None and name.replica is not None:
                 numbers.setdefault(_without_replica(text), set()).add(name.replica)
         self._replicas = {base: tuple(sorted(replicas)) for base, replicas in numbers.items()}
-        self._replicas_valid_until_ns = now_ns + REPLICAS_VALID_NS
+        self._allocatable_valid_until_ns = now_ns + ALLOCATABLE_VALID_NS
 
     def _findings(
         self, node_claims: tuple[NodeClaim, ...], holdings: list[_PodDevice], unknown: list[str]
     ) -> Iterator[ProbeFinding]:
         pods = len({claim.workload for claim in node_claims})
         detail = (
-            f"{format_count(len(node_claims), 'device')} held by "
+            f"{format_count(len(set(node_claims)), 'device')} held by "
             f"{format_count(pods, 'pod')}, reported by {self.settings.kubelet_socket}"
         )
         yield ProbeFinding.supported(SUBJECT, detail)

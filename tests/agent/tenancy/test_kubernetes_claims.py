@@ -273,6 +273,36 @@ def test_the_id_decides_whatever_the_resource_is_called(resource, text, device):
     assert (found or ["broken" if "broken" in verdicts else None]) == [device]
 
 
+@pytest.mark.parametrize(
+    ("resource", "ids", "device"),
+    [
+        ("nvidia.com/a100", ("0", "1"), uuid(1)),
+        ("nvidia.com/a100", ("1",), uuid(1)),
+        ("nvidia.com/shared", ("0", "1", "2", "3"), None),
+        ("nvidia.com/shared", ("0", "1", "fuse"), None),
+        ("lab.example/big", ("0", "1"), uuid(1)),
+        ("lab.example/big", ("0::0", "0::1", "1", "1::1"), uuid(1)),
+        ("lab.example/fuse", ("1",), None),
+        ("lab.example/fuse", tuple(map(str, range(100))), None),
+        ("rdma/hca", ("0", "1"), None),
+        ("nvidia.com/bf3_shared", ("0", "1"), None),
+        ("lab.example/gpu", ("1", "5"), uuid(1)),
+    ],
+)
+def test_a_number_is_that_of_a_gpu_if_all_devices_of_the_resource_are_gpus(resource, ids, device):
+    host = node(2)
+    host.calls[LISTED] = [pod("train", "1", resource=resource)]
+    host.calls[ALLOCATABLE] = [
+        {"resource": resource, "ids": [each], "numa_nodes": []} for each in ids
+    ]
+    looked = PolledTenancy(host)
+    assert [event.facts["device"] for event in looked.poll()] == ([device] if device else [])
+    looked.poll()
+    assert host.asked[ALLOCATABLE] <= 1
+    host.calls[ALLOCATABLE] = DENIED
+    assert looked.poll(100.0) == [], "the last answer stays"
+
+
 def test_several_parts_of_a_gpu_are_one_share_of_unknown_size():
     host = node(2)
     ids = [f"{uuid(1)}-_-{place}" for place in range(8)]
