@@ -179,6 +179,7 @@ ADMINISTRATORS_FILE = EntityKind("administrators_file", ("file",))
 GPU_TIME_STATE = EntityKind("gpu_time_state", ("state",))
 INCIDENT = EntityKind("incident", ("incident", "class", "severity", "kind", "node", "device", "rail"))
 """An incident and its cause: `device` is the interface, the index of the GPU, the switch, the server or the job."""
+INCIDENT_TITLE = EntityKind("incident_title", ("incident", "title", "action"))
 INCIDENT_CLASS = EntityKind("incident_class", ("class", "severity"))
 INCIDENT_CAUSE = EntityKind("incident_cause", ("incident", "class", "kind", "node", "gpu", "interface", "device", "pci_address"))
 """A node, GPU or NIC that causes an incident, with the labels of its metrics; those that it does not have are empty."""

@@ -68,7 +68,7 @@ MAX_BYTES, MAX_ELEMENTS = 600_000, 6_000
 HOSTILE = "<img src=x onerror=alert(1)>\"'&{{7*7}}"
 NOW_NS = 1_790_000_000 * SECOND_NS
 STALE = "stale since 2026-09-21T14:13:18Z"
-TITLE = "slow_receiver: NIC eth0 of a (mlx5_3, rail 0)"
+TITLE = "Slow receiver: NIC eth0 of a"
 
 
 @dataclass

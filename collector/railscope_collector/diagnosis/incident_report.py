@@ -248,24 +248,20 @@ def _finite(value: float) -> float | None:
 
 
 def title_of(class_name: str, cause: EntityDocument) -> str:
-    """Return class and cause in words."""
-    return f"{class_name}: {entity_text(cause)}"
+    """Return title of the class and place in words, short enough for one line."""
+    return f"{CLASSES[class_name].title}: {place_text(cause)}"
 
 
-def entity_text(entity: EntityDocument) -> str:
-    """Return the names of an entity in words."""
+def place_text(entity: EntityDocument) -> str:
+    """Return an entity in words, by the names that a person uses."""
     match entity:
         case NicDocument():
-            rail = "" if entity.rail is None else f"rail {entity.rail}"
-            port = f"{entity.switch} {entity.switch_port}".strip()
-            names = entity.device, entity.pci_address, rail, port
-            text = _device_text(f"NIC {entity.interface}".rstrip(), entity.node, names)
+            text = f"NIC {entity.interface}".rstrip() + f" of {entity.node or _OTHER_NODE}"
         case GpuDocument():
             index = "" if entity.index is None else f" {entity.index}"
-            text = _device_text(f"GPU{index}", entity.node, (entity.uuid, entity.pci_address))
+            text = f"GPU{index} of {entity.node or _OTHER_NODE}"
         case NodeDocument():
-            interfaces = f" ({', '.join(entity.interfaces)})" if entity.interfaces else ""
-            text = f"node {entity.node}{interfaces}" if entity.node else _OTHER_NODE
+            text = f"node {entity.node}" if entity.node else _OTHER_NODE
         case LeafDocument():
             rail = "" if entity.rail is None else f" of rail {entity.rail}"
             alternatives = (each.switch or "another leaf" for each in entity.alternatives)
@@ -282,9 +278,20 @@ def entity_text(entity: EntityDocument) -> str:
     return text
 
 
-def _device_text(device: str, node: str, names: Iterable[str]) -> str:
+def entity_text(entity: EntityDocument) -> str:
+    """Return an entity in words, with its other names in brackets."""
+    names: Iterable[str] = ()
+    match entity:
+        case NicDocument():
+            rail = "" if entity.rail is None else f"rail {entity.rail}"
+            port = f"{entity.switch} {entity.switch_port}".strip()
+            names = entity.device, entity.pci_address, rail, port
+        case GpuDocument():
+            names = entity.uuid, entity.pci_address
+        case NodeDocument() if entity.node:
+            names = entity.interfaces
     shown = ", ".join(filter(None, names))
-    return f"{device} of {node or _OTHER_NODE}" + (f" ({shown})" if shown else "")
+    return place_text(entity) + (f" ({shown})" if shown else "")
 
 
 def count_text(count: int, noun: str) -> str:

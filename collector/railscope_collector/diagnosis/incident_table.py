@@ -266,6 +266,8 @@ class IncidentTable:
         worst_first = sorted(roots, key=_urgency)
         for each in worst_first[:MAX_INCIDENT_CELLS]:
             yield _incident_cell(each)
+            document = each.document
+            yield ViewCell(catalog.TITLE, (document.id, document.title, document.action), 1)
         touching = [each for each in worst_first if each.document.severity != Severity.INFO]
         if tenant is None:
             yield from islice(_cause_cells(touching), MAX_INCIDENT_CELLS)

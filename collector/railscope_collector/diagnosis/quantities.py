@@ -232,7 +232,7 @@ _QUANTITIES = (
 class Limit:
     """A NIC or a GPU is faulty while a quantity that it reports is above a value. One row is a whole detector.
 
-    A counter is compared by its increase in the window. `text` and `action` declare the class of incidents;
+    A counter is compared by its increase in the window. `title`, `text` and `action` declare the class of incidents;
     without them, `incident_classes` has it, as others report it too.
     """
 
@@ -241,6 +241,7 @@ class Limit:
     above: float
     unit: str
     meaning: str
+    title: str = ""
     text: str = ""
     action: str = ""
     severity: str = ""

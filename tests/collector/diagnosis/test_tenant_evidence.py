@@ -145,7 +145,7 @@ GPU_CAUSE = {
 @pytest.mark.parametrize(
     ("cause", "title", "labels"),
     [
-        (NIC | {"node": OTHER_NODE, "switch": "leaf1", "switch_port": "swp9"}, "NIC of another node (rail 3)", ("nic", "3")),
+        (NIC | {"node": OTHER_NODE, "switch": "leaf1", "switch_port": "swp9"}, "NIC of another node", ("nic", "3")),
         (GPU_CAUSE, "GPU of another node", ("gpu", "")),
         ({"kind": "node", "node": OTHER_NODE, "interfaces": ["eth3"]}, "another node", ("node", "")),
     ],
@@ -154,9 +154,9 @@ async def test_a_tenant_reads_no_name_of_a_cause_on_a_node_of_another_tenant(
     cause: dict[str, Any], title: str, labels: tuple[str, str]
 ) -> None:
     shown = evidence(f"{OTHER_NODE} eth3"), evidence(f"{OWN_NODE} eth3"), evidence("")
-    found = reported((), *shown, cause=cause, title=f"slow_receiver: {OTHER_NODE}")
+    found = reported((), *shown, cause=cause, title=f"Slow receiver: {OTHER_NODE}")
     own = await read(found, "red")
-    assert own["title"] == f"slow_receiver: {title}"
+    assert own["title"] == f"Slow receiver: {title}"
     assert [each["device"] for each in own["evidence"]] == [f"{OWN_NODE} eth3"]
     assert own["curves"] == []
     cells = list(IncidentTable(SECOND_NS, (found,)).cells("red"))
