@@ -244,11 +244,33 @@ async def test_the_keyboard_reaches_all_in_order(site: VisitedSite) -> None:
     await tenant.open("/tenants/vision")
     menu = [page.title for page in PAGES if page.in_menu and page.admits(Role.TENANT)]
     names = await tenant.tab_order()
-    assert names[: len(menu) + 3] == ["Skip to content", "Railscope", *menu, "Sign out"]
+    expected = ["Skip to content", "Railscope", *menu, "Search", "Sign out"]
+    assert names[: len(expected)] == expected
     await tenant.open("/tenants/vision")
     await tenant.page.keyboard.press("Tab")
     await tenant.page.keyboard.press("Enter")
     assert await tenant.page.evaluate("() => document.activeElement.id") == "main"
+
+
+async def test_a_slash_moves_to_the_search_which_finds_all_that_a_reader_may_see(
+    site: VisitedSite,
+) -> None:
+    auditor, tenant = site.visitors[Role.AUDITOR], site.visitors[Role.TENANT]
+    await auditor.open("/nodes")
+    await auditor.page.keyboard.press("/")
+    await auditor.page.keyboard.type("N1")
+    await auditor.page.keyboard.press("Enter")
+    await auditor.page.wait_for_url("**/search?q=N1")
+    text = await auditor.page.inner_text("main")
+    assert "n1 GPU GPU-n1-0" in text or "n1 GPU 0" in text
+    assert await auditor.page.locator('main a[href="/nodes/n1"]').count() == 1
+    assert await auditor.page.locator('main a[href="/incidents/I1"]').count() == 1
+    await auditor.visit(f"/search?q={quote(HOSTILE, safe='')}")
+    await tenant.open("/search?q=n")
+    text = await tenant.page.inner_text("main")
+    assert not names_of_others(text)
+    assert "GPU-n1-0" in text
+    assert "Search" in (await site.visitors[Role.FINANCE].visit("/search")).text
 
 
 async def test_a_statement_is_printed_without_the_frame(site: VisitedSite) -> None:

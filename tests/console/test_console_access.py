@@ -33,6 +33,7 @@ PATHS = {  # roles of each page, repeated here by hand
     "/nodes/n1": "operator auditor",
     "/nodes/x": "operator auditor",
     "/gpus": "operator auditor tenant",
+    "/search": "operator auditor finance tenant",
     "/rails": "operator auditor",
     "/rails/0": "operator auditor",
     "/rails/x/history": "operator auditor",

@@ -46,7 +46,13 @@ from railscope_collector.console.page_table import (
 from railscope_collector.console.rail_grid import make_grid
 from railscope_collector.console.recent_events import event_rows
 from railscope_collector.diagnosis import entity_states
-from railscope_collector.diagnosis.diagnosis_curves import CurvePoint, EvidenceCurve
+from railscope_collector.diagnosis.diagnosis_curves import (
+    NAMES,
+    CurvePoint,
+    EvidenceCurve,
+    GroupHistory,
+    GroupSlot,
+)
 from railscope_collector.diagnosis.incident_classes import CLASSES
 from railscope_collector.diagnosis.incident_table import (
     IncidentTable,
@@ -854,3 +860,52 @@ async def test_a_loss_that_is_not_known_is_no_zero(tmp_path: Path) -> None:
         text, _ = await page_of(fleet(tmp_path, ["a", "b"], [found]), name, **parts)
         assert "not known" in text
         assert "0.0 s" not in text
+
+
+async def test_an_empty_collector_states_what_to_do(tmp_path: Path) -> None:
+    text, model = await page_of(fleet(tmp_path, [], []), "overview")
+    assert model.summary == "No node has reported yet."
+    assert "systemctl enable --now railscope-agent" in text
+    assert "all healthy" not in text
+
+
+async def test_the_overview_has_incidents_first_and_what_runs(tmp_path: Path) -> None:
+    text, model = await page_of(fleet(tmp_path, ["a", "b"], [incident_at("a", 0)]), "overview")
+    assert text.index('id="open"') < text.index('id="load"') < text.index('id="state"')
+    assert (model.load.gpus, model.load.use) == (16, {"held": 0, "unclaimed": 0, "idle": 16})
+    assert (model.load.power_watts, model.load.max_pause_ratio) == (None, None)
+    assert "<b>0 of 16</b> GPUs held" in text
+    text, _ = await page_of(fleet(tmp_path, ["a"], []), "overview")
+    assert text.index('id="load"') < text.index('id="state"') < text.index('id="open"')
+    with_gaps = IncidentTable(NOW_NS, history=rail_history())
+    api = replace(fleet(tmp_path, ["a"], []).pages.api, incidents=lambda: with_gaps)
+    _, model = await page_of(Fleet(FleetPages(api), page_models(api)), "overview")
+    assert model.load.transmit_bytes_per_second == pytest.approx(30.0)
+    assert model.load.max_pause_ratio == pytest.approx(0.4), "the largest of five minutes"
+    values = [each for each in model.load.pauses["values"] if each is not None]
+    assert max(values) == pytest.approx(0.9), "the curve has 15 minutes"
+
+
+def rail_history() -> GroupHistory:
+    """Rails 0 and 1 for ten minutes: a large pause eight minutes ago, a smaller one two minutes ago."""
+    history = GroupHistory()
+    for slot in range(60):
+        groups: list[tuple[str | JobKey, list[float | None]]] = []
+        for rail, sent in (("0", 10.0), ("1", 20.0)):
+            values: dict[str, float] = {
+                "sent": sent,
+                "max_pausing": {12: 0.9, 48: 0.4}.get(slot, 0.0),
+            }
+            groups.append((rail, [values.get(name) for name in NAMES]))
+        end_ns = NOW_NS - (59 - slot) * 10 * SECOND_NS
+        history.add(GroupSlot(slot, end_ns, groups))
+    return history
+
+
+def test_a_time_is_relative_with_the_exact_one_as_its_title() -> None:
+    at_ns = NOW_NS - 250 * SECOND_NS
+    shown = page_rendering.time_element(at_ns, NOW_NS)
+    assert shown == (
+        '<time datetime="2026-09-21T14:09:10Z" title="2026-09-21 14:09:10 UTC">4 min ago</time>'
+    )
+    assert ">2026-09-21 14:09:10<" in page_rendering.time_element(at_ns)

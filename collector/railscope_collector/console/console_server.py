@@ -25,6 +25,7 @@ from railscope_collector.console import (
     job_pages,
     page_rendering,
     page_table,
+    search_page,
     switch_pages,
     tenant_pages,
 )
@@ -187,7 +188,9 @@ class Console:
         if at and (ends_now or history_pages.parse_moment("at", at) > self.wall_ns()):
             # From a link of Grafana, whose range ends now by the browser's clock: the present.
             query = msgspec.structs.replace(query, at="")
-        return page_table.PageRequest(page, credential, parts, query, self.grafana_url)
+        # Of a page that does not move, times are those that a reader can note.
+        now_ns = self.wall_ns() if page.is_live and not getattr(query, "at", "") else 0
+        return page_table.PageRequest(page, credential, parts, query, self.grafana_url, now_ns)
 
     async def _content(self, asked: page_table.PageRequest, form: str) -> RenderedContent:
         """Return the content of a page in a form, from the cache while the data is the same."""
@@ -256,6 +259,9 @@ class Console:
             if is_live
             else "",
             "refresh_seconds": REFRESH_SECONDS,
+            "can_search": bool(
+                credential and page_table.PAGES_BY_NAME["search"].admits(credential.role)
+            ),
             "banner": trial_access.BANNER if self.authorizer.trial else "",
             "version": __version__,
         }
@@ -392,6 +398,7 @@ def page_models(api: read_api.ViewApi) -> page_table.PageModels:
         **device_pages.DevicePages(api).models(),
         **incidents.models(),
         **job_pages.JobPages(api).models(),
+        **search_page.SearchPage(api).models(),
     }
     names = ("overview", "node", "rail", "job")
     past = {name: partial(incidents.at_moment, models[name]) for name in names}

@@ -31,6 +31,11 @@ COLUMNS: Mapping[str, str] = {
     "pausing_ratio": "Pauses its switch",
 }
 """Readings of a GPU and of the NICs on its rail, with their heads."""
+LIST_COLUMNS = {
+    name: COLUMNS[name]
+    for name in ("utilization_ratio", "power_watts", "temperature_celsius", "pausing_ratio")
+}
+"""Those of a list of GPUs, which fits a screen."""
 RAIL_COLUMNS: Mapping[str, str] = {
     "mean_utilization_ratio": "GPU utilization",
     "max_temperature_celsius": "Highest temperature",
@@ -135,7 +140,7 @@ class DevicePages:
         found = await run_in_thread(
             self.api.gpus.select, gpus, self.api.incidents(), request.credential, chosen
         )
-        return page_table.PageContent(found, {"columns": COLUMNS})
+        return page_table.PageContent(found, {"columns": LIST_COLUMNS})
 
     async def _rails(self, _: page_table.PageRequest) -> page_table.PageContent:
         found = await run_in_thread(self.api.rail_list)
@@ -168,7 +173,7 @@ class DevicePages:
         nodes = () if gpus.found else tuple(self._without_gpus(rail.rail))
         shown = {
             "columns": RAIL_COLUMNS,
-            "gpu_columns": COLUMNS,
+            "gpu_columns": LIST_COLUMNS,
             "incidents": incident_pages.documents_of(urgent),
             "nodes": nodes[: page_table.PAGE_ROWS],
         }

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
+import numpy as np
 
 from railscope import api as resources
 from railscope.catalog import collector as catalog
@@ -14,18 +17,21 @@ from railscope.catalog.agent import GOVERNOR_EVENT
 from railscope.catalog.incidents import EVALUATION_TIME
 from railscope.service import run_in_thread
 from railscope.timestamps import SECOND_NS
-from railscope_collector.console import incident_pages, page_table, rail_grid, recent_events
+from railscope_collector.access.credentials import ANYONE
+from railscope_collector.console import curves, incident_pages, page_table, rail_grid, recent_events
 from railscope_collector.diagnosis import entity_states
 from railscope_collector.diagnosis.incident_report import count_text
-from railscope_collector.diagnosis.incident_table import DiagnosisProgress
+from railscope_collector.diagnosis.incident_table import DiagnosisProgress, IncidentTable
 from railscope_collector.fleet.view_cells import ViewCell, label_names
-from railscope_collector.http import incidents_api, read_api
+from railscope_collector.http import gpus_api, incidents_api, read_api
 from railscope_collector.http.incidents_api import visible_incidents, visible_jobs
 from railscope_collector.http.route_table import ROUTES
 from railscope_collector.view_refresh import CollectorViews
 
 MAX_WORST, MAX_EVENTS, MAX_INCIDENTS, MAX_NAMED = 20, 20, 10, 10
 MAX_VALUES = 300
+_CURVE_NS, _RECENT_NS = 15 * 60 * SECOND_NS, 5 * 60 * SECOND_NS
+_SPARK_WIDTH = 100
 NOT_COMPUTED = "the views have not been computed yet"
 
 
@@ -43,6 +49,24 @@ class DataState(msgspec.Struct, frozen=True):
     """The nodes with most missing frames."""
     refresh_seconds: float
     """Time that the last refresh of the views took."""
+
+
+class RunningLoad(msgspec.Struct, frozen=True):
+    """What runs now; null is not known. Traffic and pauses are those of all rails over the last five minutes."""
+
+    gpus: int
+    use: dict[str, int]
+    """GPUs that jobs hold, that are used without a claim, and idle ones."""
+    mean_utilization_ratio: float | None
+    power_watts: float | None
+    transmit_bytes_per_second: float | None
+    """Mean of five minutes."""
+    max_pause_ratio: float | None
+    """Largest share of time in which a NIC was paused or paused its switch, in five minutes."""
+    traffic: dict[str, Any]
+    pauses: dict[str, Any]
+    """Curves of the last 15 minutes."""
+    period: tuple[int, int]
 
 
 class OverviewModel(msgspec.Struct, frozen=True):
@@ -66,6 +90,7 @@ class OverviewModel(msgspec.Struct, frozen=True):
     """Reason why the incidents are not those of now; empty if they are."""
     incidents: tuple[resources.IncidentDocument, ...]
     open_incidents: int
+    load: RunningLoad | None = None
     nodes: resources.NodeList | None = None
     """The worst nodes, and the number of all by state."""
     data: DataState | None = None
@@ -188,12 +213,35 @@ class FleetPages:
             )
             model = msgspec.structs.replace(
                 model,
+                load=self._load(views, table, len(rows and max(rows, key=_rail_count).rails)),
                 nodes=worst,
                 data=_data_state(rows, views, missing),
                 grid=rail_grid.make_grid(rows),
                 events=tuple(events),
             )
         return msgspec.structs.replace(model, summary=_summary(model, len(urgent)))
+
+    def _load(self, views: CollectorViews, table: IncidentTable, rails: int) -> RunningLoad:
+        plain = {cell.metric.name: cell.value for cell in views.cluster.cells if not cell.labels}
+        query = gpus_api.GpusQuery(limit=1)
+        gpus = self.api.gpus.select(self.api.gpus.newest(), table, ANYONE, query)
+        to_ns = table.timestamp_ns
+        period = curves.TimeRange(to_ns - _CURVE_NS, to_ns)
+        traffic = _over_rails(table, rails, period, ("sent",), np.nansum)
+        pauses = _over_rails(table, rails, period, ("max_paused", "max_pausing"), np.nanmax)
+        recent = [each.values[each.times_ns > to_ns - _RECENT_NS] for each in (traffic, pauses)]
+        known_traffic, known_pauses = (each[np.isfinite(each)] for each in recent)
+        return RunningLoad(
+            gpus.found,
+            gpus.use,
+            plain.get("railscope_cluster_mean_gpu_utilization_ratio"),
+            plain.get("railscope_cluster_sum_gpu_power_watts"),
+            float(known_traffic.mean()) if len(known_traffic) else None,
+            float(known_pauses.max()) if len(known_pauses) else None,
+            curves.to_json(traffic, period, _SPARK_WIDTH),
+            curves.to_json(pauses, period, _SPARK_WIDTH),
+            period,
+        )
 
     async def _nodes(self, request: page_table.PageRequest) -> resources.NodeList:
         query = request.query
@@ -258,6 +306,31 @@ class FleetPages:
         )
 
 
+def _rail_count(row: resources.Node) -> int:
+    return len(row.rails)
+
+
+def _over_rails(
+    table: IncidentTable,
+    rails: int,
+    period: curves.TimeRange,
+    names: Sequence[str],
+    combine: Callable[..., Any],
+) -> curves.HistoryCurve:
+    """Return the curve of the values of all rails, combined; unknown where no rail has one."""
+    by_time: dict[int, list[float]] = defaultdict(list)
+    for rail in range(rails):
+        for name in names:
+            points = table.history.read(str(rail), name, *period)
+            for time_ns, value in zip(*points, strict=True) if points else ():
+                by_time[int(time_ns)] += [float(value)] if np.isfinite(value) else []
+    times = sorted(by_time)
+    values = [float(combine(by_time[each])) if by_time[each] else math.nan for each in times]
+    return curves.HistoryCurve(
+        "load", "", "", np.array(times, np.int64), np.array(values, np.float64)
+    )
+
+
 def _own_value(cell: ViewCell) -> OwnValue:
     labels = zip(label_names(cell.metric), cell.labels, strict=True)
     text = ", ".join(f"{name} {value}" for name, value in labels)
@@ -285,6 +358,8 @@ def _summary(model: OverviewModel, urgent: int) -> str:
     """Return the state in one line."""
     if not model.timestamp_ns:
         return NOT_COMPUTED
+    if model.nodes and not model.nodes.found:
+        return "No node has reported yet."
     parts = []
     if model.nodes:
         counts = model.nodes.states

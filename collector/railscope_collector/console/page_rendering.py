@@ -97,13 +97,26 @@ def format_duration(seconds: float | None) -> str:
     return f"-{text}" if round(seconds, 1) < 0 else text
 
 
-def time_element(timestamp: int | str | None) -> Markup | str:
-    """Return a `time` element in UTC, to the second; a dash for none."""
+def _age(seconds: float) -> str:
+    """Return an age in its largest unit."""
+    for size, unit in ((_DAY, "d"), (_HOUR, "h"), (_MINUTE, "min")):
+        if seconds >= size:
+            return f"{seconds // size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def time_element(timestamp: int | str | None, now_ns: int = 0) -> Markup | str:
+    """Return a `time` element in UTC, to the second; as the time since then, with a present. A dash for none."""
     if not timestamp:
         return _NONE
     timestamp_ns = parse_timestamp(timestamp) if isinstance(timestamp, str) else timestamp
     text = format_timestamp(timestamp_ns // SECOND_NS * SECOND_NS, "seconds")
-    shown = text.replace("T", " ").removesuffix("Z")
+    shown = exact = text.replace("T", " ").removesuffix("Z")
+    if now_ns:
+        seconds = (now_ns - timestamp_ns) / SECOND_NS
+        shown = f"{_age(seconds)} ago" if seconds > 0 else "now"
+        pattern = '<time datetime="{}" title="{} UTC">{}</time>'
+        return Markup(pattern).format(text, exact, shown)  # noqa: S704 - format escapes
     return Markup('<time datetime="{}">{}</time>').format(text, shown)
 
 

@@ -86,6 +86,12 @@ class IncidentsQuery(msgspec.Struct, frozen=True):
     at: MomentText = ""
 
 
+class SearchQuery(msgspec.Struct, frozen=True):
+    """Query of a search."""
+
+    q: SearchText = ""
+
+
 class PageQuery(msgspec.Struct, frozen=True):
     """Query of a page that contains one list."""
 
@@ -154,14 +160,6 @@ AUDIT = frozenset({Role.AUDITOR})
 _detail = partial(Page, is_live=False, in_menu=False, reads_storage=True)
 PAGES: Collection[Page] = (
     Page("overview", "/", "Overview", RUNNING, TenantScope.OWN_DATA, MomentQuery),
-    Page("nodes", "/nodes", "Nodes", RUNNING, query=NodesQuery),
-    Page("node", "/nodes/{node}", "Node {node}", RUNNING, query=MomentQuery, in_menu=False),
-    Page("gpus", "/gpus", "GPUs", RUNNING, TenantScope.OWN_DATA, GpusQuery),
-    Page("rails", "/rails", "Rails", RUNNING),
-    Page("rail", "/rails/{rail}", "Rail {rail}", RUNNING, query=MomentQuery, in_menu=False),
-    Page("switches", "/switches", "Switches", RUNNING, query=PageQuery),
-    _detail("switch", "/switches/{switch}", "Switch {switch}", RUNNING, query=PageQuery),
-    _detail("switch_port", "/switches/{switch}/ports/{port}", "Port {port} of {switch}", RUNNING),
     Page("incidents", "/incidents", "Incidents", RUNNING, TenantScope.OWN_DATA, IncidentsQuery),
     Page(
         "incident",
@@ -171,6 +169,14 @@ PAGES: Collection[Page] = (
         TenantScope.OWN_DATA,
         in_menu=False,
     ),
+    Page("nodes", "/nodes", "Nodes", RUNNING, query=NodesQuery),
+    Page("node", "/nodes/{node}", "Node {node}", RUNNING, query=MomentQuery, in_menu=False),
+    Page("gpus", "/gpus", "GPUs", RUNNING, TenantScope.OWN_DATA, GpusQuery),
+    Page("rails", "/rails", "Rails", RUNNING),
+    Page("rail", "/rails/{rail}", "Rail {rail}", RUNNING, query=MomentQuery, in_menu=False),
+    Page("switches", "/switches", "Switches", RUNNING, query=PageQuery),
+    _detail("switch", "/switches/{switch}", "Switch {switch}", RUNNING, query=PageQuery),
+    _detail("switch_port", "/switches/{switch}/ports/{port}", "Port {port} of {switch}", RUNNING),
     Page("jobs", "/jobs", "Jobs", RUNNING, TenantScope.OWN_DATA, JobsQuery),
     Page(
         "job",
@@ -255,6 +261,16 @@ PAGES: Collection[Page] = (
         )
     ),
     _detail("runbook", "/runbooks/{runbook}", "Runbook {runbook}", READERS, TenantScope.SAME),
+    Page(
+        "search",
+        "/search",
+        "Search",
+        READERS,
+        TenantScope.OWN_DATA,
+        SearchQuery,
+        is_live=False,
+        in_menu=False,
+    ),
     Page("api", "/api", "API", READERS, TenantScope.SAME, is_live=False, in_menu=False),
 )
 """The first page that a role may read is the one after its sign-in."""
@@ -287,6 +303,8 @@ class PageRequest:
     """An instance of the page's type of query."""
     grafana_url: str = ""
     """Base URL of Grafana; empty for none."""
+    now_ns: int = 0
+    """Time that ages on the page are relative to; 0 for exact times in their place."""
 
     def dashboard(self, from_ns: int | None = None, to_ns: int | None = None) -> str:
         """Return the URL of the dashboard on the subject of the page, of the last hour or of a period; empty for none."""
