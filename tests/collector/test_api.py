@@ -105,9 +105,8 @@ async def test_views_over_the_api(tmp_path: Path):
         assert rolled["railscope_rdma_transmit_bytes_total", "sum"] == 3000.0
         assert (await running.get("/api/v1/nodes/nowhere"))[0] == 404
         status, body = await running.get("/api/v1/foo")
-        assert (status, msgspec.json.decode(body)["error"]) == (
-            404, "Not Found: GET /api/v1/foo: expected a path of the API such as GET /api/v1/nodes"
-        )  # fmt: skip
+        expected = "Not Found: expected a path and method of the API such as GET /api/v1/nodes"
+        assert (status, msgspec.json.decode(body)["error"]) == (404, expected)
         account = await running.json("/api/v1/account")
         assert account["balances"]
         assert account["gpus"] == 2

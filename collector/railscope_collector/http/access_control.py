@@ -86,8 +86,9 @@ class RequestAuthorizer:
         except web.HTTPException as error:
             status, text = HTTPStatus(error.status), (error.text or error.reason).strip()
             page = self.browser_page(request, status, text, admitted)
-            if page is None and request.path.startswith("/api/"):
-                page = _api_error(request, error, text)
+            is_unknown = text == f"{error.status}: {error.reason}"  # as aiohttp states it
+            if page is None and is_unknown and request.path.startswith("/api/"):
+                page = _unknown_path(error)
             if page is None:
                 error.headers.update(_PRIVATE)
                 raise
@@ -227,12 +228,10 @@ def make_application(
     return application
 
 
-def _api_error(request: web.Request, error: web.HTTPException, text: str) -> web.Response:
-    """Return an error of a path of the API as JSON, like those of its handlers."""
-    if text == f"{error.status}: {error.reason}":
-        path = request.path[:100]
-        text = f"{error.reason}: {request.method} {path}: expected a path of the API such as GET /api/v1/nodes"
-    headers = {name: error.headers[name] for name in ("Allow",) if name in error.headers}
+def _unknown_path(error: web.HTTPException) -> web.Response:
+    """Return the error of an unknown path or method of the API as JSON, without the path: it may name what a tenant must not see."""
+    text = f"{error.reason}: expected a path and method of the API such as GET /api/v1/nodes"
+    headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
     return json_error(HTTPStatus(error.status), text, headers)
 
 
