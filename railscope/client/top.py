@@ -272,11 +272,8 @@ class TopApp(app.App[None]):
         """Fill the table; the cursor stays on its row."""
         if self.page is None or self._is_ended:
             return
-        view, table, is_facts = (
-            self.page.view,
-            self._table,
-            self.page.table.columns == top_views.FACT_COLUMNS,
-        )
+        view, table = self.page.view, self._table
+        is_facts = self.page.table.columns == top_views.FACT_COLUMNS
         selected = self._selected_row()
         subject = top_views.row_subject(view, selected) if selected else None
         self._shown_table, widths = self._fit(self.page.table)
@@ -406,10 +403,9 @@ class TopApp(app.App[None]):
 
     def action_sort_next(self) -> None:
         """Sort by the column after the present one; after the last one, in the order of the view."""
-        keys = ["", *(column.key for column in self._shown_table.columns)]
-        self._sort(
-            keys[(keys.index(self._sorted_by) + 1) % len(keys)] if self._sorted_by in keys else ""
-        )
+        keys = ["", *(column.key for column in self._shown_table.columns), ""]
+        is_shown = self._sorted_by in keys
+        self._sort(keys[keys.index(self._sorted_by) + 1] if is_shown else "")
 
     def action_reverse(self) -> None:
         """Sort in the other direction."""

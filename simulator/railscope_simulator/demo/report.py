@@ -40,8 +40,11 @@ def status_lines(
 ) -> list[str]:
     """Return the state of a cluster in at most MAX_STATUS_LINES lines: the console and the next fault are in `notes`."""
     place, following = notes
-    open_rows = [row for row in views["incidents"]["rows"] if not row["ended"]]
-    root_causes = [row for row in open_rows if not row["explained_by"]]
+    root_causes = [
+        row
+        for row in views["incidents"]["rows"]
+        if not (row["ended"] or row["explained_by"]) and row["severity"] != "info"
+    ]
     shown = [f"{row['severity']:8}  {row['title']}: {row['action']}" for row in root_causes]
     more = len(shown) - _MAX_INCIDENTS
     shown[_MAX_INCIDENTS:] = [f"and {more} more: railscope incidents"] if more > 0 else []
@@ -57,13 +60,13 @@ def status_lines(
     return [*lines, *rails][:MAX_STATUS_LINES]
 
 
-def _cluster(views: Mapping[str, Any], open_rows: Sequence[Mapping[str, Any]]) -> str:
+def _cluster(views: Mapping[str, Any], incidents: Sequence[Mapping[str, Any]]) -> str:
     values = {row["metric"]: row["value"] for row in views["cluster"]["rows"]}
     nodes, gpus, watts, busy = (
         values.get(f"railscope_cluster_{name}", 0)
         for name in ("nodes_reporting", "gpus", "sum_gpu_power_watts", "mean_gpu_utilization_ratio")
     )
-    severities = Counter(row["severity"] for row in open_rows)
+    severities = Counter(row["severity"] for row in incidents)
     counts = ", ".join(f"{count} {severity}" for severity, count in sorted(severities.items()))
     state = "FAILED" if severities["critical"] else "DEGRADED" if counts else "HEALTHY"
     figures = f"{nodes:.0f} nodes  {gpus:.0f} GPUs  {100 * busy:.0f} % busy  {watts / 1000:.1f} kW"
