@@ -202,8 +202,8 @@ def test_any_mixture_of_the_format_is_accepted_or_rejected(text: str) -> None:
 
 def hostile() -> Iterator[tuple[str, str | bytes, str]]:
     yield (
-        "a million series",
-        "".join(f"s{n} 1\n" for n in range(1_000_000))[: 1 << 20],
+        "a file of series",
+        "".join(f"s{n} 1\n" for n in range(150_000))[: 1 << 20],
         "incomplete",
     )
     yield "too many series", "".join(f's{{n="{n}"}} 1\n' for n in range(1001)), "limit"
@@ -220,8 +220,8 @@ def hostile() -> Iterator[tuple[str, str | bytes, str]]:
 
 
 @pytest.mark.parametrize(
-    ("content", "state"), [row[1:] for row in hostile()], ids=[row[0] for row in hostile()]
-)
+    ("content", "state"), [pytest.param(content, state, id=name) for name, content, state in hostile()]
+)  # fmt: skip
 def test_a_hostile_file_affects_no_other(
     files: TextfileDirectory, content: str | bytes, state: str
 ) -> None:
