@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +23,22 @@ OFFSET_NS = -3 * SECOND_NS
 """The nodes' clocks are behind the collector's."""
 
 
+def write_frame_log(
+    captures: Path, directory: Path, sources: Collection[str] = (), metrics: Collection[str] = ()
+) -> None:
+    """Write the frame log of a collector that received captures of nodes: one sample in each envelope."""
+    (directory / "frames").mkdir(parents=True)
+    descriptor, marker = segment_files.start_segment(directory / "frames", 1)
+    for node in sorted(path for path in captures.iterdir() if path.is_dir()):
+        for envelope in CaptureReplay(node, AgentSettings(), sources, metrics).envelopes(1):
+            batch = envelope.batches[0]
+            sent = SentAt(batch.wall_ns[-1], batch.boot_ns[-1], envelope.boot_id)
+            record = segment_files.FrameRecord(envelope.node, sent.wall_ns, sent, pack(envelope))
+            content = segment_files.encode_record(record)
+            os.write(descriptor, segment_files.frame_payload(marker, content))
+    os.close(descriptor)
+
+
 @dataclass
 class ArrivingFrames:
     """Frames of recorded nodes, as a collector receives them: one sample in each envelope."""
@@ -34,13 +52,6 @@ class ArrivingFrames:
         segment = segment_files.segment_path(frame_log / "frames", 1)
         for _, record in segment_files.read_segment(segment, segment_files.FrameLogStats()):
             self._add(unpack(record.body, MAX_ENVELOPE_BYTES), record.received_wall_ns)
-        self.envelopes.sort(key=lambda each: each[0])
-
-    def read_captures(self, captures: Path) -> None:
-        """Read the captures of nodes."""
-        for node in sorted(path for path in captures.iterdir() if path.is_dir()):
-            for envelope in CaptureReplay(node, AgentSettings()).envelopes(1):
-                self._add(envelope, envelope.batches[0].wall_ns[-1])
         self.envelopes.sort(key=lambda each: each[0])
 
     def _add(self, envelope: Envelope, sent_ns: int) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.arriving_frames import ArrivingFrames
+from support.arriving_frames import ArrivingFrames, write_frame_log
 
 from railscope.timestamps import SECOND_NS
 from railscope.wire import Envelope, WireSchema, schema_hash
 from railscope_agent.collective_settings import CollectiveSettings
 from railscope_agent.commands.replay import CaptureReplay
 from railscope_agent.config import AgentSettings
+from railscope_collector.commands.diagnose import REPLAYED_METRICS, REPLAYED_SOURCES
 from railscope_collector.live_diagnosis.diagnosis_engine import DiagnosisEngine, ReceivedBatches
 from railscope_collector.workloads.job_roster import JobKey
 from railscope_simulator.cluster import captures, collective_records, scenario
@@ -83,16 +84,21 @@ def named(engine: DiagnosisEngine) -> set[str]:
     return {item.device for item in found.document.evidence if " rank " in item.device}
 
 
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> HungJob:
+    return HungJob(tmp_path_factory.mktemp("hung"))
+
+
 @pytest.mark.parametrize("interruption", [10, 60])
-def test_a_restart_keeps_the_ranks_that_did_not_arrive(interruption: int, tmp_path: Path) -> None:
-    job, state = HungJob(tmp_path / "captures"), tmp_path / "state"
-    state.mkdir()
-    before = job.open(state, 0)
+def test_a_restart_keeps_the_ranks_that_did_not_arrive(
+    job: HungJob, interruption: int, tmp_path: Path
+) -> None:
+    before = job.open(tmp_path, 0)
     job.run(before, 0, 380)
     assert "gpu-node-2 rank 13 (GPU 5, rail 5)" in named(before)
     before.save_all()
     again = 380 + interruption
-    after = job.open(state, again)
+    after = job.open(tmp_path, again)
     assert named(after) == named(before)
     job.run(after, again, SECONDS)
     assert named(after) == named(before)
@@ -110,8 +116,9 @@ def paused(tmp_path_factory: pytest.TempPathFactory) -> ArrivingFrames:
     size = scenario.SimulatedClusterSize(nodes_per_pod=3, filers=0)
     plan = scenario.ClusterScenario(620, 10.0, seed=5, cluster=size, jobs=[job], faults=pauses)
     captures.write_cluster(plan, directory / "captures")
+    write_frame_log(directory / "captures", directory, REPLAYED_SOURCES, REPLAYED_METRICS)
     frames = ArrivingFrames()
-    frames.read_captures(directory / "captures")
+    frames.read(directory)
     return frames
 
 

@@ -8,13 +8,14 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support.arriving_frames import DELAY_NS, OFFSET_NS, STEP_NS, ArrivingFrames
+from support.arriving_frames import DELAY_NS, OFFSET_NS, STEP_NS, ArrivingFrames, write_frame_log
 from support.mirrored_switches import PRIORITY, Amount, Amounts, MirroredSwitches
 from support.once_per_run import once_per_run
 from support.scenarios import UPLINK_DEGRADED
 
 from railscope.catalog import switches as catalog
 from railscope.timestamps import SECOND_NS
+from railscope_collector.commands.diagnose import REPLAYED_METRICS, REPLAYED_SOURCES
 from railscope_collector.diagnosis.incident_report import (
     IncidentDocument,
     LeafDocument,
@@ -42,9 +43,10 @@ def pods(tmp_path_factory: pytest.TempPathFactory) -> ArrivingFrames:
         directory.mkdir()
         (directory / "scenario.toml").write_text(UPLINK_DEGRADED + "pods = [0]\n")
         write_cluster(read_scenario(directory / "scenario.toml"), directory / "captures")
+        write_frame_log(directory / "captures", directory, REPLAYED_SOURCES, REPLAYED_METRICS)
 
     found = ArrivingFrames()
-    found.read_captures(once_per_run(tmp_path_factory, "pods", write) / "captures")
+    found.read(once_per_run(tmp_path_factory, "pods", write))
     return found
 
 
