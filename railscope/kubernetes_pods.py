@@ -11,7 +11,9 @@ MAX_TEXT = 16_384
 _PREFIXES = (
     "hami.io/vgpu-", "volcano.sh/vgpu-", "volcano.sh/gpu-", "aliyun.com/gpu-", "alibabacloud.com/gpu-",
     "ALIYUN_COM_GPU_MEM_", "scheduler.framework.gpushare.", "tencent.com/predicate-gpu-idx-",
+    "gpu-fraction", "gpu-memory", "runai-gpu-group", "run.ai/reserve_for_gpu_index",
 )  # fmt: skip
+_LABELS = ("runai-gpu-group",)
 _LIMITS = (
     "nvidia.com/gpu", "volcano.sh/vgpu-", "volcano.sh/gpu-", "aliyun.com/gpu-",
     "alibabacloud.com/gpu-", "tke.cloud.tencent.com/qgpu-", "tencent.com/vcuda-",
@@ -26,7 +28,7 @@ class ContainerLimits(msgspec.Struct, frozen=True):
 
 
 class PodEntry(msgspec.Struct, frozen=True):
-    """A pod with its GPU-related annotations and limits."""
+    """A pod with its GPU-related annotations, labels (among the annotations) and limits."""
 
     namespace: str
     name: str
@@ -64,6 +66,11 @@ def pod_entry(
         if init_restart_policies is None
         else tuple(policy == "Always" for policy in init_restart_policies),
     )
+
+
+def gpu_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    """Return the labels of a pod that concern GPUs, which are entered among its annotations."""
+    return _of_gpus(labels, _LABELS)
 
 
 def _of_gpus(texts: Mapping[str, str], prefixes: tuple[str, ...]) -> dict[str, str]:

@@ -8,7 +8,7 @@ Sources: Project-HAMi/HAMi:docs/develop/protocol.md;
 volcano-sh/volcano:pkg/scheduler/api/devices/nvidia;
 AliyunContainerService/gpushare-scheduler-extender:pkg/utils;
 hkust-adsl/kubernetes-scheduler-simulator; tkestack/gpu-manager:README.md; tencentcloud.com
-document 457/59103.
+document 457/59103; NVIDIA/KAI-Scheduler:pkg/common/constants, pkg/binder/binding/resourcereservation.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from railscope.kubernetes_pods import PodEntry
 from railscope.untrusted_text import NumberError, parse_whole
 
 DeviceReference: TypeAlias = str | int | None
-"""Device by UUID, index or `UUID[GEOMETRY-INDEX]` (a MIG device), or None."""
+"""Device by UUID, index, `UUID[GEOMETRY-INDEX]` (a MIG device) or `GROUP_PREFIX` and a GPU group, or None."""
+GROUP_PREFIX = "runai-gpu-group/"
+"""Before the GPU group of a fraction: the GPU is the one that the reservation pod of the group has."""
 MemoryOfDevice: TypeAlias = Callable[[DeviceReference], int | None]
 """MiB of a device; for None, of each device of the node if all have the same size."""
 _QUANTITY = re.compile(r"([0-9]{1,12})(k|M|G|Ki|Mi|Gi)?")
@@ -37,6 +39,8 @@ _FIELDS = 4
 _MAX_AMOUNT = 1 << 40
 """Upper limit in MiB or percent; above any device."""
 _MAX_INDEX = 1 << 16
+_DECIMAL = re.compile(r"(?:0|1)?(?:\.[0-9]{1,9})?")
+_GROUP = re.compile(r"[A-Za-z0-9_.-]{1,63}")
 _Amount: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=_MAX_AMOUNT)]
 
 
@@ -318,6 +322,41 @@ def _gpu_milli(pod: PodEntry, memory: MemoryOfDevice) -> Iterator[RequestedShare
         yield RequestedShare(None, share, count - len(places))
 
 
+def gpu_groups(pod: PodEntry) -> list[str]:
+    """Return the GPU groups of KAI or Run:ai that a pod is in: one, or one for each of several devices."""
+    groups = {
+        text
+        for name, text in pod.annotations.items()
+        if f"{name}/".startswith(GROUP_PREFIX) and _GROUP.fullmatch(text)
+    }
+    return sorted(groups)
+
+
+def _kai(pod: PodEntry, memory: MemoryOfDevice) -> Iterator[RequestedShare]:
+    """KAI and Run:ai: a fraction, or MiB, of the GPU of each group."""
+    notes, groups = pod.annotations, gpu_groups(pod)
+    count = max(_number(notes, "gpu-fraction-num-devices"), len(groups), 1)
+    if text := notes.get("gpu-fraction", ""):
+        share = _decimal(text, "gpu-fraction")
+    elif groups and "gpu-memory" in notes:
+        mib = _number(notes, "gpu-memory")
+    else:
+        return
+    for place in (f"{GROUP_PREFIX}{group}" for group in groups):
+        yield RequestedShare(place, share if text else _fraction(mib, memory(place), "gpu-memory"))
+    if count > len(groups):
+        share = share if text else _fraction(mib, memory(None), "gpu-memory")
+        yield RequestedShare(None, share, count - len(groups))
+
+
+def _decimal(text: str, field: str) -> Fraction:
+    share = Fraction(text) if _DECIMAL.fullmatch(text) and text != "." else Fraction(0)
+    if not 0 < share <= 1:
+        message = f"invalid {field}: {text[:50]!r}: expected a fraction such as 0.5"
+        raise PodRequestError(message)
+    return share
+
+
 def _cores(cores: int, field: str) -> tuple[Fraction | None, int]:
     """Return share and count: below 100 a fraction of one GPU, else complete GPUs by hundreds."""
     if cores < _HUNDRED:
@@ -359,4 +398,5 @@ _READERS: tuple[Callable[[PodEntry, MemoryOfDevice], Iterator[RequestedShare]], 
     _gpushare,
     _gpu_milli,
     _tencent,
+    _kai,
 )

@@ -30,6 +30,7 @@ class _PodListMetadata(msgspec.Struct):
     name: str = ""
     namespace: str = ""
     annotations: dict[str, str] | None = None
+    labels: dict[str, str] | None = None
 
 
 class _PodListStatus(msgspec.Struct):
@@ -49,7 +50,7 @@ class _PodList(msgspec.Struct):
 def parse_pod_list(content: bytes) -> tuple[kubernetes_pods.PodEntry, ...]:
     """Parse a PodList in JSON. Raises OwnerFormatError.
 
-    Only annotations and limits that concern GPUs are returned; everything else of a pod (environment,
+    Only annotations, labels and limits that concern GPUs are returned; everything else of a pod (environment,
     volumes, images) is left out. Source: kubernetes/api:core/v1/types.go.
     """
     with convert_errors(untrusted_text.DECODING_ERRORS, OwnerFormatError, "invalid list of pods: "):
@@ -58,7 +59,8 @@ def parse_pod_list(content: bytes) -> tuple[kubernetes_pods.PodEntry, ...]:
         kubernetes_pods.pod_entry(
             (pod.metadata.namespace, pod.metadata.name),
             pod.status.phase,
-            pod.metadata.annotations or {},
+            (pod.metadata.annotations or {})
+            | kubernetes_pods.gpu_labels(pod.metadata.labels or {}),
             [(container.name, container.resources.limits) for container in pod.spec.containers],
             [container.restart_policy for container in pod.spec.init_containers or ()],
         )

@@ -28,7 +28,7 @@ from railscope_agent.tenancy.claim_provider import ClaimReport, absent_report, f
 from railscope_agent.tenancy.claims import NodeClaim
 from railscope_agent.tenancy.devices import ClaimableDevice, NodeDevices
 from railscope_agent.tenancy.pod_directories import NodePods, PodDirectories
-from railscope_agent.tenancy.pod_requests import PodRequests
+from railscope_agent.tenancy.pod_requests import RESERVATION_NAMESPACES, PodRequests
 from railscope_agent.topology.pci import is_address
 
 SUBJECT = "claims by Kubernetes"
@@ -110,7 +110,6 @@ class KubernetesProvider:
         if not socket:
             return absent_report(SUBJECT, "tenancy.kubelet_socket is not set")
         self.pods = self._directories.scan(host)
-        requests = self.requests.poll(host, devices)
         try:
             answer = host.call(KUBELET, LIST, socket)
             pods = msgspec.convert(answer, tuple[pod_resources.KubeletPod, ...])
@@ -127,8 +126,16 @@ class KubernetesProvider:
             return failed_report(
                 SUBJECT, error, "run the agent as root, or read the log of the kubelet"
             )
-        # A kubelet may keep listing pods that have ended, whose devices are free.
-        active_pods = [pod for pod in pods if not self._has_ended(pod.namespace, pod.name)]
+        reserved = _reserved_gpus(pods, devices)
+        requests = self.requests.poll(host, devices, reserved)
+        # A kubelet may keep listing pods that have ended, whose devices are free. A reservation holds nothing: the
+        # pods of its group do.
+        active_pods = [
+            pod
+            for pod in pods
+            if not self._has_ended(pod.namespace, pod.name)
+            and pod.namespace not in RESERVATION_NAMESPACES
+        ]
         self._read_allocatable(host, active_pods)
         unknown: list[str] = []
         holdings = [
@@ -155,9 +162,21 @@ class KubernetesProvider:
         findings = (
             *self._findings(node_claims, holdings, unknown),
             *_double_findings(doubles),
+            *self._reservation_findings(reserved),
             *self.requests.findings,
         )
         return ClaimReport(node_claims, findings)
+
+    def _reservation_findings(
+        self, reserved: Mapping[tuple[str, str], str]
+    ) -> Iterator[ProbeFinding]:
+        """Yield a finding if GPUs are reserved for fractions, which only the list of pods contains."""
+        if reserved and not self.settings.kubelet_url:
+            examples = ", ".join(sorted(set(reserved.values()))[:_MAX_QUOTED])
+            detail = (
+                f"{format_count(len(reserved), 'GPU')} shared by pods that are unknown: {examples}"
+            )
+            yield ProbeFinding(SUBJECT, ProbeVerdict.BROKEN, detail, "set tenancy.kubelet_url")
 
     def _has_ended(self, namespace: str, name: str) -> bool:
         return self.pods.has_ended(namespace, name) or (namespace, name) in self.requests.ended
@@ -429,6 +448,20 @@ class KubernetesProvider:
             yield ProbeFinding.absent(
                 SUBJECT, detail, "enable GetAllocatableResources of the kubelet"
             )
+
+
+def _reserved_gpus(
+    pods: tuple[pod_resources.KubeletPod, ...], devices: NodeDevices
+) -> dict[tuple[str, str], str]:
+    """Return the GPU that each reservation pod has, by namespace and name."""
+    reserved = {}
+    for pod in pods:
+        if pod.namespace in RESERVATION_NAMESPACES:
+            texts = (t for each in pod.containers for entry in each.devices for t in entry.ids)
+            for name in map(kubernetes_devices.parse_device_id, texts):
+                if device := naming.device_with_id(name, devices) if name else None:
+                    reserved[pod.namespace, pod.name] = device.gpu
+    return reserved
 
 
 def _pod_of(claim: NodeClaim) -> tuple[str, str]:

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import msgspec
 
 from railscope.kubernetes_pods import PodEntry
-from railscope.pod_shares import PodShareRequests, requests_of
+from railscope.pod_shares import (
+    GROUP_PREFIX,
+    DeviceReference,
+    PodShareRequests,
+    gpu_groups,
+    requests_of,
+)
 from railscope_agent.config import TenancySettings
 from railscope_agent.host import Host
 from railscope_agent.host.owners import KUBELET, PODS
 from railscope_agent.sampling.probe_result import ProbeFinding, ProbeVerdict, format_count
 from railscope_agent.tenancy import claim_provider
-from railscope_agent.tenancy.devices import NodeDevices
+from railscope_agent.tenancy.devices import NodeDevices, find_device
 
 SUBJECT = "shares of GPUs in pods"
 _MAX_QUOTED = 5
+_RESERVED = "run.ai/reserve_for_gpu_index"
+"""Annotation of a reservation pod: the UUID of its GPU."""
+RESERVATION_NAMESPACES = frozenset({"kai-resource-reservation", "runai-reservation"})
+"""Namespaces of pods that occupy a GPU for the fractions of its group (KAI, Run:ai).
+
+Source: NVIDIA/KAI-Scheduler:pkg/binder/binding/resourcereservation, whose setting may name another one.
+"""
 
 
 @dataclass(slots=True)
@@ -31,8 +44,13 @@ class PodRequests:
     findings: tuple[ProbeFinding, ...] = ()
     _entries: tuple[PodEntry, ...] = ()
 
-    def poll(self, host: Host, devices: NodeDevices) -> Mapping[tuple[str, str], PodShareRequests]:
-        """Return the requests for shares of each pod, by namespace and name."""
+    def poll(
+        self, host: Host, devices: NodeDevices, reserved: Mapping[tuple[str, str], str]
+    ) -> Mapping[tuple[str, str], PodShareRequests]:
+        """Return the requests for shares of each pod, by namespace and name.
+
+        `reserved` are the GPUs that the kubelet has allocated to reservation pods.
+        """
         url, self.findings = self.settings.kubelet_url, ()
         if not url:
             return {}
@@ -45,15 +63,52 @@ class PodRequests:
             self.findings = (claim_provider.failure_finding(SUBJECT, error, remedy),)
         # Also from the previous list: a kubelet that does not answer must not make ended pods holders again.
         self.ended = frozenset((e.namespace, e.name) for e in self._entries if e.has_ended)
+        groups = dict(self._groups(devices, reserved))
+
+        def memory_mib(place: DeviceReference) -> int | None:
+            return devices.memory_mib(groups.get(place, place) if isinstance(place, str) else place)
+
         requests = {
-            (entry.namespace, entry.name): requests_of(entry, devices.memory_mib)
+            (entry.namespace, entry.name): _place_groups(
+                requests_of(entry, memory_mib), entry, groups
+            )
             for entry in self._entries
-            if not entry.has_ended
+            if not entry.has_ended and entry.namespace not in RESERVATION_NAMESPACES
         }
         requests = {pod: request for pod, request in requests.items() if request}
         if not self.findings:
             self.findings = (_shares_finding(requests),)
         return requests
+
+    def _groups(
+        self, devices: NodeDevices, reserved: Mapping[tuple[str, str], str]
+    ) -> Iterator[tuple[str, str]]:
+        """Yield the GPU of each group: that of its reservation pod, by the kubelet or by the annotation of the pod."""
+        for entry in self._entries:
+            if entry.namespace in RESERVATION_NAMESPACES and not entry.has_ended:
+                stated = find_device(entry.annotations.get(_RESERVED, ""), devices)
+                gpu = reserved.get((entry.namespace, entry.name)) or (stated.gpu if stated else "")
+                if gpu:
+                    yield from ((f"{GROUP_PREFIX}{group}", gpu) for group in gpu_groups(entry))
+
+
+def _place_groups(
+    requests: PodShareRequests, pod: PodEntry, groups: Mapping[str, str]
+) -> PodShareRequests:
+    """Return the requests with the GPU of each group in its place; a group without one is a problem."""
+    placed = PodShareRequests(problems=list(requests.problems))
+    for share in requests.shares:
+        is_group = isinstance(share.place, str) and share.place.startswith(GROUP_PREFIX)
+        gpu = groups.get(str(share.place))
+        if not is_group:
+            placed.shares.append(share)
+        elif gpu:
+            placed.shares.append(replace(share, place=gpu))
+        else:
+            placed.problems.append(
+                f"no reservation pod has a GPU for {share.place} of pod {pod.namespace}/{pod.name}"
+            )
+    return placed
 
 
 def _shares_finding(requests: Mapping[tuple[str, str], PodShareRequests]) -> ProbeFinding:

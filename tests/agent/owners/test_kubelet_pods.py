@@ -152,6 +152,8 @@ def test_an_answer_that_is_too_large(plain):
 def test_missing_fields_of_a_pod():
     assert parse_pod_list(b'{"items": null}') == ()
     (pod,) = parse_pod_list(b'{"items": [{"metadata": {"name": "a", "annotations": null}}]}')
+    labels = b'{"items": [{"metadata": {"labels": {"runai-gpu-group": "g", "gpu-fraction": "1"}}}]}'
+    assert parse_pod_list(labels)[0].annotations == {"runai-gpu-group": "g"}
     assert (pod.name, pod.concerns_gpus) == ("a", False)
     long = json.dumps({"items": [{"metadata": {"annotations": {ALLOCATED: "x" * (MAX_TEXT + 1)}}}]})
     assert parse_pod_list(long.encode())[0].annotations == {}

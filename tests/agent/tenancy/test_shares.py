@@ -49,6 +49,17 @@ def test_each_claim_holds_its_share(case: Path):
     assert not [f for f in looked.findings if f.detail.startswith("0 devices") and claims]
 
 
+def test_gpus_reserved_for_fractions_are_a_finding_without_the_list_of_pods():
+    host = node(2)
+    host.calls[LISTED] = [pod("gpu-reservation-a", uuid(1), namespace="kai-resource-reservation")]
+    looked = PolledTenancy(host)
+    assert looked.poll() == []
+    (_, (verdict, detail, remedy)) = looked.findings_about("claims by Kubernetes")
+    assert verdict == "broken"
+    assert detail == f"1 GPU shared by pods that are unknown: {uuid(1)}"
+    assert "kubelet_url" in remedy
+
+
 A, B = uuid(0), uuid(1)
 INIT, APP = f"{A},NVIDIA,1,60:;", f"{A},NVIDIA,1,30:;"
 
