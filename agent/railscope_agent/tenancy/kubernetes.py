@@ -44,7 +44,6 @@ _NETWORK = re.compile(
 _CLAIMED = re.compile(r"gpu-(?P<minor>\d+)(?:-mig-(?P<mig>.+))?")
 _PLACED = re.compile(r"\d+-(?P<start>\d+)-\d+")
 _PROFILED = re.compile(r"\d+g\d+gb(?:-[a-z-]+)?-\d+-(?P<start>\d+)")
-_NAMED = re.compile(r"(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _MAX_QUOTED, _SEVERAL = 5, 2
 
 
@@ -485,9 +484,13 @@ def _has_known_replicas(holding: _PodDevice, replicas: dict[str, tuple[int, ...]
 def _list_claimed_devices(
     pod: pod_resources.KubeletPod, devices: NodeDevices, unknown: list[str]
 ) -> Iterator[_PodDevice]:
-    """Yield the devices of the resource claims (DRA) of a pod."""
+    """Yield the devices of the resource claims (DRA) of a pod.
+
+    Names of devices are those of NVIDIA's driver. Of other drivers, the UUIDs in the CDI names decide.
+    """
     claims = dict.fromkeys(claim for container in pod.containers for claim in container.claims)
     for claim in claims:
+        yield from _list_devices_of_other_drivers(pod, claim, devices)
         allocations = [each for each in claim.devices if each.driver == DRIVER]
         for each in allocations:
             # CDI names are not divided by device: with several devices it is unknown which name belongs to
@@ -500,6 +503,30 @@ def _list_claimed_devices(
             else:
                 name = f"{claim.namespace}/{claim.name}"
                 yield _PodDevice(pod, device.id, device, share=each.share, claim=name)
+
+
+def _list_devices_of_other_drivers(
+    pod: pod_resources.KubeletPod, claim: pod_resources.PodResourceClaim, devices: NodeDevices
+) -> Iterator[_PodDevice]:
+    """Yield the GPUs of this node in the CDI names of a claim without a device of NVIDIA's driver."""
+    if any(each.driver == DRIVER for each in claim.devices):
+        return
+    shares = {each.share for each in claim.devices}
+    # CDI names are not divided by device: several devices with shares are parts of unknown size.
+    share = shares.pop() if len(shares) == 1 else ""
+    for text in claim.cdi_names:
+        named = text.rpartition("=")[2]
+        for uuid in filter(devices.has, kubernetes_devices.uuids_in(named)):
+            name = kubernetes_devices.parse_device_id(uuid)
+            if device := naming.device_with_id(name, devices) if name else None:
+                yield _PodDevice(
+                    pod,
+                    device.id,
+                    device,
+                    share=share,
+                    is_slot=named != uuid or bool(shares),
+                    claim=f"{claim.namespace}/{claim.name}",
+                )
 
 
 def _double_allocations(holdings: list[_PodDevice]) -> Iterator[tuple[_PodDevice, _PodDevice]]:
@@ -545,8 +572,8 @@ def _find_claimed_device(
     The name contains the minor number of the device file, and the placement of a MIG device.
     """
     for name in cdi_names:
-        uuid = _NAMED.search(name)
-        parsed = kubernetes_devices.parse_device_id(uuid[0]) if uuid else None
+        uuids = kubernetes_devices.uuids_in(name)
+        parsed = kubernetes_devices.parse_device_id(uuids[0]) if uuids else None
         if parsed is not None:
             return naming.device_with_id(parsed, devices)
     match = _CLAIMED.fullmatch(claimed.device)

@@ -172,6 +172,28 @@ def test_resource_claims():
     assert "gpu-77 of claim research/f" in broken[1]
 
 
+@pytest.mark.parametrize(
+    ("cdi", "share", "expected"),
+    [
+        (f"k8s.lab.example/claim={uuid(1)}", "", {(uuid(1), "true")}),
+        (f"k8s.lab.example/claim={uuid(1)}", "s1", {(f"{uuid(1)}::s1", "false")}),
+        (f"k8s.lab.example/claim={mig_uuid(0, 1)}", "", {(mig_uuid(0, 1), "true")}),
+        (f"k8s.lab.example/claim={uuid(1)}-part-3", "", {(uuid(1), "false")}),
+        (f"k8s.lab.example/claim={uuid(5)}", "", set()),
+        ("k8s.lab.example/claim=gpu-1", "", set()),
+    ],
+)
+def test_a_resource_claim_of_another_driver_has_the_gpus_that_its_cdi_names_contain(
+    cdi, share, expected
+):
+    host = node(2)
+    cut(host, 0, [("3g.40gb", 0, 4), ("3g.40gb", 4, 4)])
+    claim = resource_claim("a", "card-7", cdi, driver="gpu.lab.example", share=share)
+    host.calls[LISTED] = [pod("train", claims=[claim])]
+    events = PolledTenancy(host).poll()
+    assert {(event.facts["device"], event.facts["exclusive"]) for event in events} == expected
+
+
 def test_two_pods_of_one_resource_claim_do_not_have_it_to_themselves():
     host = node(1)
     both = resource_claim("a", "gpu-0")
