@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from railscope.slurm.node_lists import is_same_node
 from railscope_collector.switches.link_ends import HostEnd, Nic, Port, SwitchEnd
 
 _MAC_ADDRESS = re.compile(
@@ -86,12 +87,15 @@ class PortNames:
 
     def __init__(self, ends: Iterable[SwitchEnd]) -> None:
         self._switches: dict[str, set[str]] = defaultdict(set)
+        self._known: dict[str, tuple[str, str]] = {}
+        """MAC address of the chassis, empty if it has another identifier, and system name of each switch."""
         of_switches: dict[str, list[SwitchEnd]] = defaultdict(list)
         for end in ends:
             of_switches[end.switch].append(end)
+            self._known[end.switch] = mac_address(end.chassis), end.system_name
             for name in (end.switch, end.system_name, short_name(end.system_name), end.chassis):
                 if name:
-                    self._switches[mac_address(name) or name.lower()].add(end.switch)
+                    self._switches[_key(name)].add(end.switch)
         self._ports = {
             switch: DevicePorts(
                 (switch, found[0].system_name),
@@ -100,16 +104,26 @@ class PortNames:
             for switch, found in of_switches.items()
         }
 
-    def find_switches(self, *names: str) -> set[str]:
-        """Return the switch that one of these names belongs to, the first known one; or several that have the same names."""
+    def find_switches(self, chassis: str, name: str) -> set[str]:
+        """Return the switch with a chassis, or else with a name or its first part; or several that have the same ones.
+
+        A switch that has another chassis, or the same name in another domain, is another switch.
+        """
         several = set[str]()
-        for name in names:
-            key = mac_address(name) or name.lower()
-            found = self._switches.get(key, set()) if name else set()
+        for text in (chassis, name, short_name(name)):
+            found = self._switches.get(_key(text), set()) if text else set()
+            if text != chassis:
+                found = {each for each in found if not self._contradicts(each, chassis, name)}
             if len(found) == 1:
                 return found
             several = several or found
         return several
+
+    def _contradicts(self, switch: str, chassis: str, name: str) -> bool:
+        known_chassis, known_name = self._known[switch]
+        address = mac_address(chassis)
+        is_other_chassis = bool(address and known_chassis) and address != known_chassis
+        return is_other_chassis or is_of_other_domain(name, known_name)
 
     def find_port(self, switch: str, port_id: str, description: str = "") -> Port | None:
         """Return the port of a switch that these texts name."""
@@ -123,6 +137,16 @@ def short_name(name: str) -> str:
     return name.partition(".")[0]
 
 
+def _key(name: str) -> str:
+    return mac_address(name) or name.lower()
+
+
+def is_of_other_domain(name: str, other: str) -> bool:
+    """True if two names have the same first part, and each has a domain of its own."""
+    one, two = name.lower(), other.lower()
+    return short_name(one) == short_name(two) and not is_same_node(one, two)
+
+
 def host_switch(host: HostEnd, names: PortNames) -> str:
     """Return the switch that a NIC received LLDP from; empty if it is unknown."""
     found = announced_switches(host, names)
@@ -131,7 +155,7 @@ def host_switch(host: HostEnd, names: PortNames) -> str:
 
 def announced_switches(host: HostEnd, names: PortNames) -> set[str]:
     """Return the switches with the chassis or name that a NIC received; several if these have the same."""
-    return names.find_switches(host.chassis, host.switch, short_name(host.switch))
+    return names.find_switches(host.chassis, host.switch)
 
 
 class KnownNics:
@@ -155,10 +179,11 @@ class KnownNics:
         self._ports = {node: DevicePorts((node,), found) for node, found in of_nodes.items()}
 
     def find_nodes(self, name: str) -> set[str]:
-        """Return the nodes with this name, or else with its first part, or with this MAC address."""
+        """Return the nodes with this name, or else with its first part and no other domain, or with this MAC address."""
         if not name:
             return set()
-        return self._nodes.get(name) or self._short.get(short_name(name)) or set()
+        found = self._nodes.get(name) or self._short.get(short_name(name)) or set()
+        return {node for node in found if not is_of_other_domain(name, node)}
 
     def find_nics(self, address: str) -> list[Nic]:
         """Return the NICs that report a MAC address as their own."""

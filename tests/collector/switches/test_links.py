@@ -48,7 +48,10 @@ def joined(
     ("switch", "port", "chassis"),
     [
         ("leaf-07", "Ethernet0", ""),
-        ("LEAF-07.other.example", "TO-Ethernet0", ""),
+        ("LEAF-07.example", "TO-Ethernet0", ""),
+        ("LEAF-07", "TO-Ethernet0", ""),
+        ("leaf-07", "Ethernet0", CHASSIS.upper()),
+        ("leaf-07", "Ethernet0", "a chassis of another kind"),
         ("another name", "etp-Ethernet0", CHASSIS),
     ],
 )
@@ -56,6 +59,32 @@ def test_names_in_the_lldp_of_the_switch_determine_the_port(switch, port, chassi
     found = joined([host(switch, port, chassis)], [end(), end(port="Ethernet4")])
     assert found.links == {PORT: links.PortLink(PORT, NIC, "3", ("host_lldp",))}
     assert found.faults == []
+
+
+@pytest.mark.parametrize(
+    ("switch", "chassis"),
+    [
+        ("leaf-07.other.example", ""),
+        ("leaf-07.other.example", "02:aa:00:00:00:08"),
+        ("leaf-07", "02:aa:00:00:00:08"),
+        ("leaf-07.example", "02-AA-00-00-00-08"),
+    ],
+)
+def test_a_switch_with_another_chassis_or_domain_is_another_switch(switch, chassis):
+    found = joined([host(switch, "Ethernet0", chassis)], [end()])
+    assert (found.links, found.faults) == ({}, [])
+
+
+def test_a_node_of_another_domain_is_another_node():
+    nic = ("gpu-0001.a.example", "eth0")
+    for name, expected in (
+        ("gpu-0001.b.example", {}),
+        ("GPU-0001.A.example", {PORT: nic}),
+        ("gpu-0001", {PORT: nic}),
+    ):
+        found = joined([host(nic=nic)], [end(name, "eth0")])
+        assert {port: link.nic for port, link in found.links.items()} == expected
+        assert found.faults == []
 
 
 def test_lldp_of_the_server_is_used_where_the_server_receives_none():
@@ -274,7 +303,7 @@ def test_mac_address_of_one_node_with_the_name_of_another_is_a_fault(ends):
     assert found.faults == [links.CablingFault("nodes_differ", PORT, NIC, ("gpu-0002", ""))]
 
 
-@pytest.mark.parametrize("neighbour", ["gpu-0001.other.example", ""])
+@pytest.mark.parametrize("neighbour", ["gpu-0001", ""])
 def test_host_name_or_chassis_of_two_nodes_is_a_fault_unless_the_other_one_decides(neighbour):
     nics = [(f"gpu-0001.{site}", "eth0") for site in "ab"]
     chassis = "02:bb:00:00:00:00"
