@@ -155,7 +155,7 @@ SWITCH_PORT = EntityKind("switch_port", ("switch", "port"), ("index", "alias", "
 SWITCH_PRIORITY = EntityKind("switch_priority", ("switch", "port", "priority"), part_of=SWITCH)
 SWITCH_QUEUE = EntityKind("switch_queue", ("switch", "port", "queue"), part_of=SWITCH)
 """Queue of unicast packets that leave a port."""
-SWITCH_NEIGHBOUR = EntityKind("switch_neighbour", ("switch", "port"), ("system_name", "chassis", "neighbour_port", "port_description"), part_of=SWITCH)
+SWITCH_NEIGHBOUR = EntityKind("switch_neighbour", ("switch", "port"), ("system_name", "chassis", "neighbour_port", "port_description", "other_system_names", "other_chassis"), part_of=SWITCH)
 CABLING_FAULT = EntityKind("cabling_fault", ("kind",))
 SWITCH_LINK = EntityKind("switch_link", ("switch", "port"), ("node", "interface", "rail"), part_of=SWITCH)
 SWITCH_PRIORITY_GROUP = EntityKind("switch_priority_group", ("switch", "port", "priority_group"), part_of=SWITCH)

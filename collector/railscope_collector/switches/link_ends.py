@@ -9,6 +9,8 @@ Nic: TypeAlias = tuple[str, str]
 Port: TypeAlias = tuple[str, str]
 """Switch and port."""
 NO_NIC: Nic = ("", "")
+LIST_SEPARATOR = ", "
+"""Between the names and the chassis of the other neighbours of a switch port."""
 
 
 class HostEnd(NamedTuple):
@@ -41,6 +43,8 @@ class SwitchEnd(NamedTuple):
     neighbour_description: str = ""
     port_id: str = ""
     """Port ID that the switch announces for the port, if it is known."""
+    others: tuple[tuple[str, str], ...] = ()
+    """Names and chassis of other neighbours that the port receives LLDP from."""
 
 
 class CabledLink(NamedTuple):

@@ -209,7 +209,8 @@ def _hosts_of_ports(
     """Yield the NIC that each port names, with an empty interface if only the node is known, and add faults.
 
     The MAC address of the port determines the NIC, or else the interface that the port ID or the description names, with
-    the host name or the chassis. A MAC address of several nodes names no NIC.
+    the host name or the chassis. A MAC address of several nodes names no NIC. A second node at the port is a fault; a
+    neighbour that is no known node, such as the DPU of a node, is none.
     """
     names = KnownNics(nics)
     for port, end in ports.items():
@@ -233,7 +234,20 @@ def _hosts_of_ports(
             node = next(iter(common))
             interface = names.find_interface(node, port_id, end.neighbour_description)
             yield port, (node, interface)
+            faults += (
+                CablingFault(SEVERAL_HOSTS, port, (node, interface), (other, ""))
+                for other in sorted(_other_nodes(end, names) - {node})
+            )
         elif stated and not is_shared:
             found = owners[0] if owners else (min(stated[0]), "")
             other = min(set[str]().union(*stated) - {found[0]})
             faults.append(CablingFault(NODES_DIFFER, port, found, (other, "")))
+
+
+def _other_nodes(end: SwitchEnd, names: KnownNics) -> set[str]:
+    """Return the nodes that the other neighbours of a port are, by name or else by chassis."""
+    found = (
+        names.find_nodes(name.lower()) or names.find_nodes(mac_address(chassis))
+        for name, chassis in end.others
+    )
+    return {next(iter(nodes)) for nodes in found if len(nodes) == 1}

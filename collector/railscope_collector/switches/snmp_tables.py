@@ -7,7 +7,7 @@ others could, has the reason of that failure.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -17,6 +17,7 @@ from railscope.reading import UNSIGNED_RANGE, Absent, Reading, known_speed
 from railscope.timestamps import SECOND_NS
 from railscope.untrusted_text import printable
 from railscope_collector.switches import end_names, switch_reading as base
+from railscope_collector.switches.link_ends import LIST_SEPARATOR
 
 SnmpValue: TypeAlias = object
 """Value of an object as the library returns it: an integer, bytes, or the text of an OID or address."""
@@ -70,6 +71,8 @@ UPTIME_RANGE_NS = (1 << 32) * TICK_NS
 _ETHERNET = frozenset({6, 62, 69, 117})
 """ethernetCsmacd, and the former types of fast and gigabit Ethernet (IANAifType-MIB)."""
 _CHASSIS_MAC, _PORT_MAC, _MAC_BYTES = 4, 3, 6
+_MAX_OTHERS = 7
+"""Maximum of further neighbours of a port; behind a device that forwards LLDP there are a few."""
 _EGRESS = 2
 _NEIGHBOUR_INDEX = 3
 """Time of the last change, local port, number."""
@@ -288,15 +291,18 @@ def _queue_readings(ports: Mapping[Index, Entity], rows: TableRows) -> base.Stre
 
 def _neighbour_readings(ports: Mapping[Index, Entity], rows: TableRows) -> base.StreamReadings:
     part: base.StreamReadings = []
-    newest: dict[tuple[str, ...], Index] = {}
+    received: dict[tuple[str, ...], list[Index]] = {}
     local_ports = _local_ports(ports, rows)
     for index in rows.column("chassis"):
         if len(index) == _NEIGHBOUR_INDEX and (port := local_ports.get(index[1])):
-            newest[port.key] = max(newest.get(port.key, index), index)
+            received.setdefault(port.key, []).append(index)
     for port in ports.values():
-        index_of_newest = newest.get(port.key)
-        facts = _neighbour(rows, index_of_newest) if index_of_newest else {}
-        presence: Reading = int(bool(index_of_newest))
+        # The first part of an index is the time of the announcement (LLDP-MIB lldpRemTimeMark).
+        newest, *others = sorted(received.get(port.key, ()), reverse=True) or [()]
+        facts = _neighbour(rows, newest) if newest else {}
+        if others:
+            facts |= _other_neighbours(rows, others[:_MAX_OTHERS], facts["chassis"])
+        presence: Reading = int(bool(newest))
         if rows.failure or rows.is_missing:
             presence = rows.failure or Absent.UNSUPPORTED
         entity = Entity(entities.SWITCH_NEIGHBOUR, port.key, facts)
@@ -312,6 +318,19 @@ def _neighbour(rows: TableRows, index: Index) -> dict[str, str]:
         "chassis": as_identifier(rows.column("chassis")[index], is_mac=is_chassis_mac),
         "neighbour_port": as_identifier(rows.column("port").get(index, b""), is_mac=is_port_mac),
         "port_description": rows.text("port_description", index),
+    }
+
+
+def _other_neighbours(rows: TableRows, others: Sequence[Index], newest: str) -> dict[str, str]:
+    """Return names and chassis of other neighbours that a port still receives, in the same order.
+
+    An older row with the chassis of the newest one is an earlier announcement of it.
+    """
+    found = [_neighbour(rows, index) for index in others]
+    found = [each for each in found if each["chassis"] != newest]
+    return {
+        "other_system_names": LIST_SEPARATOR.join(each["system_name"] for each in found),
+        "other_chassis": LIST_SEPARATOR.join(each["chassis"] for each in found),
     }
 
 

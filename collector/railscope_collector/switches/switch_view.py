@@ -212,4 +212,13 @@ def _switch_ends(name: str, streams: Mapping[str, WireSchema]) -> Iterator[link_
             neighbour.get("chassis", ""),
             neighbour.get("port_description", ""),
             facts.get("lldp_port_id", ""),
+            tuple(
+                zip(
+                    *(
+                        neighbour.get(fact, "").split(link_ends.LIST_SEPARATOR)
+                        for fact in ("other_system_names", "other_chassis")
+                    ),
+                    strict=False,
+                )
+            ),
         )

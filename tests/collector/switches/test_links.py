@@ -87,6 +87,24 @@ def test_a_node_of_another_domain_is_another_node():
         assert found.faults == []
 
 
+@pytest.mark.parametrize(
+    ("others", "stated"),
+    [
+        ((("gpu-0002", ""),), ["gpu-0002"]),
+        ((("", OWN),), ["gpu-0002"]),
+        ((("dpu-of-gpu-0001", "02:cc:00:00:00:01"),), []),
+        ((("gpu-0001.example", ""), ("", "")), []),
+    ],
+)
+def test_two_known_nodes_at_one_port_are_a_fault_and_the_newest_is_linked(others, stated):
+    hosts = [host(), with_addresses(OTHER, OWN)]
+    found = joined(hosts, [end("gpu-0001", "eth0")._replace(others=others)])
+    assert found.links[PORT].nic == NIC
+    assert found.faults == [
+        links.CablingFault("several_hosts", PORT, NIC, (node, "")) for node in stated
+    ]
+
+
 def test_lldp_of_the_server_is_used_where_the_server_receives_none():
     found = joined([host()], [end("gpu-0001.example", "eth0")])
     assert found.links[PORT].evidence == ("switch_lldp",)

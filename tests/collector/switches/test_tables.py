@@ -133,6 +133,14 @@ def test_newest_neighbour_of_a_port_counts():
     ((_, entity), known), *_ = tables.make_reading("leaf-07", found).streams[NEIGHBOURS]
     assert known == 1
     assert entity.facts["system_name"] == "n2"
+    assert (entity.facts["other_system_names"], entity.facts["other_chassis"]) == ("n1", "old")
+
+
+def test_an_earlier_announcement_of_the_same_chassis_is_no_other_neighbour():
+    rows = of({"chassis": {(1, 1, 1): b"same", (9, 1, 2): b"same"}})
+    found = tables.SwitchTables({}, ports(1), neighbours=rows)
+    ((_, entity), _), *_ = tables.make_reading("leaf-07", found).streams[NEIGHBOURS]
+    assert entity.facts["other_chassis"] == ""
 
 
 ONE_MAC, ALIKE = bytes([2, 0, 0, 0, 0, 9]), ("server",) * 3
