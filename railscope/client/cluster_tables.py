@@ -318,19 +318,25 @@ def incident_row(reading: ClusterReading, incident: answers.IncidentItem) -> tab
         "tenant": sorted({job.tenant for job in incident.jobs}),
         "lost_gpu_seconds": incident.lost_gpu_seconds,
         "action": incident.action,
+        "names": [str(name) for key in _CAUSE_NAMES if (name := incident.cause.get(key))],
         "explained_by": incident.explained_by,
     }
 
 
+_CAUSE_NAMES = ("uuid", "device", "pci_address", "switch", "switch_port")
+"""Names of a cause beside those of its title."""
+
+
 def incident_lines(rows: Sequence[tables.Row], width: int) -> Iterator[str]:
-    """Yield incidents in full: severity, age and title, then victims, jobs and action."""
+    """Yield incidents in full: severity, age and title, then names of the cause, victims, jobs and action."""
     for row in rows:
         age = "" if row["age_seconds"] is None else tables.show_age(row["age_seconds"])
         ended = "  ended" if row["state"] == "closed" else ""
         yield from tables.wrap(
             f"{row['severity']:8}  {age:>6}{ended}  {row['title']}  {row['id']}", width, " " * 18
         )
-        facts = [f"victims: {row['victims']}"] if row["victims"] else []
+        facts = [", ".join(row["names"])] if row["names"] else []
+        facts += [f"victims: {row['victims']}"] if row["victims"] else []
         facts += [f"jobs: {', '.join(row['jobs'])}"] if row["jobs"] else []
         facts += [f"an effect of incident {row['explained_by']}"] if row["explained_by"] else []
         facts += [row["action"]] if row["action"] else []

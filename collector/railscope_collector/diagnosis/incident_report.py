@@ -314,6 +314,8 @@ def describe(incident: IncidentDocument, paused_nics: int, job_count: int) -> It
     ended = f"from {incident.onset} to {incident.ended}"
     lasting = ended if incident.ended else f"since {incident.onset}"
     yield f"{incident.severity}: {incident.title}"
+    if (cause := entity_text(incident.cause)) != place_text(incident.cause):
+        yield f"  {cause}"
     yield f"  {incident.text}"
     yield f"  {lasting}, detected {incident.detected}, confidence {incident.confidence}"
     yield from (f"  {evidence_text(each)}" for each in incident.evidence)
