@@ -214,6 +214,85 @@ class RailDetail(msgspec.Struct, frozen=True):
     rollups: tuple[MetricValue, ...] = ()
 
 
+class JobStep(msgspec.Struct, frozen=True):
+    """Steps of a job in the last two minutes."""
+
+    period_seconds: float | None = None
+    jitter_seconds: float | None = None
+    """Deviation of single steps from the period."""
+    exchange_share: float | None = None
+    """Share of the step in which the job exchanges."""
+
+
+class JobStraggler(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The GPU of a job that is furthest behind by one measure, or the reason for none (`unknown`)."""
+
+    measure: str
+    unknown: str = ""
+    node: str = ""
+    gpu: str = ""
+    index: str = ""
+    pci_address: str = ""
+    value: float | None = None
+    median: float | None = None
+    deviation_ratio: float | None = None
+
+
+class JobReading(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Mean of the last minute of a GPU with its deviation from the median of the job, or the reason for its absence."""
+
+    measure: str
+    absent: str = ""
+    value: float | None = None
+    deviation_ratio: float | None = None
+
+
+class JobPlace(msgspec.Struct, frozen=True):
+    """A GPU of a job."""
+
+    node: str
+    gpu: str
+    index: str = ""
+    pci_address: str = ""
+    held_ratio: float = 1.0
+    start_ns: int = 0
+    readings: tuple[JobReading, ...] = ()
+
+
+class Job(msgspec.Struct, frozen=True):
+    """A running job with its state; its places are in its own document only."""
+
+    tenant: str
+    source: str
+    workload: str
+    start_ns: int
+    gpus: float
+    nodes: int
+    state: str = ""
+    """Empty from a collector that does not decide on it."""
+    reason: str = ""
+    incidents: tuple[str, ...] = ()
+    stale_gpus: int = 0
+    """GPUs of nodes without fresh data."""
+    shared_gpus: int = 0
+    rollups: tuple[MetricValue, ...] = ()
+    stragglers: tuple[JobStraggler, ...] = ()
+    step: JobStep | None = None
+    places: tuple[JobPlace, ...] = ()
+    timestamp_ns: int = 0
+
+
+class JobList(msgspec.Struct, frozen=True):
+    """A part of the running jobs."""
+
+    timestamp_ns: int
+    rows: tuple[Job, ...]
+    suppressed: int = 0
+    """Jobs beyond the largest number that is reported; 0 for a tenant, as they may be those of others."""
+    found: int = 0
+    view: str = "jobs"
+
+
 # Incidents ----------------------------------------------------------------------------------------
 
 Timestamp: TypeAlias = Annotated[str, msgspec.Meta(extra_json_schema={"format": "date-time"})]

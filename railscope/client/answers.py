@@ -18,6 +18,8 @@ ReadingValue: TypeAlias = api.Reading
 GpuItem: TypeAlias = api.Gpu
 FleetGpuItem: TypeAlias = api.Gpu
 GpusAnswer: TypeAlias = api.GpuList
+JobItem: TypeAlias = api.Job
+JobsAnswer: TypeAlias = api.JobList
 
 
 class ViewAnswer(msgspec.Struct, frozen=True):
@@ -38,61 +40,6 @@ class InventoryAnswer(msgspec.Struct, frozen=True):
     """/api/v1/inventory; null without an inventory."""
 
     nodes: list[ExpectedNode] | None
-
-
-class JobStepItem(msgspec.Struct, frozen=True):
-    """Steps of a job."""
-
-    period_seconds: float | None = None
-
-
-class JobStraggler(msgspec.Struct, frozen=True):
-    """The GPU of a job that is furthest behind, by one measure; without a node there is none."""
-
-    measure: str
-    node: str = ""
-    index: str = ""
-    deviation_ratio: float | None = None
-
-
-class JobPlace(msgspec.Struct, frozen=True):
-    """A GPU of a job."""
-
-    node: str
-    gpu: str
-    index: str = ""
-    pci_address: str = ""
-    held_ratio: float = 1.0
-    readings: list[dict[str, Any]] = []
-
-
-class JobItem(msgspec.Struct, frozen=True):
-    """A job of /api/v1/jobs; its places are in its own document only."""
-
-    tenant: str
-    source: str
-    workload: str
-    start_ns: int
-    gpus: float
-    nodes: int
-    state: str = ""
-    """State that the collector decides on; empty from a collector that does not."""
-    reason: str = ""
-    incidents: list[str] = []
-    stale_gpus: int = 0
-    shared_gpus: int = 0
-    rollups: list[api.MetricValue] = []
-    stragglers: list[JobStraggler] = []
-    step: JobStepItem | None = None
-    places: list[JobPlace] = []
-
-
-class JobsAnswer(msgspec.Struct, frozen=True):
-    """/api/v1/jobs."""
-
-    timestamp_ns: int
-    rows: list[JobItem]
-    suppressed: int = 0
 
 
 class IncidentJob(msgspec.Struct, frozen=True):

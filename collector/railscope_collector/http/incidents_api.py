@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from http import HTTPStatus
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from aiohttp import web
@@ -260,14 +260,20 @@ class JobsApi:
         view, tenants = self.jobs(), set(request.query.getall("tenant", []))
         times = view.timestamp_ns, self.incidents().timestamp_ns
 
-        def make() -> dict[str, Any]:
-            jobs, states = visible_jobs(view, credential, tenants), self.states(credential)
-            rows = [self.row(view, job, states) for job in jobs]
-            is_tenant = credential.role is Role.TENANT
-            content = {"view": "jobs", "timestamp_ns": view.timestamp_ns, "rows": rows}
-            return content if is_tenant else content | {"suppressed": view.suppressed}
+        def make() -> api.JobList:
+            jobs = visible_jobs(view, credential, tenants)
+            return self.list_of(view, jobs, credential, len(jobs))
 
         return await tagged_response(request, make, *times, credential.tenant, sorted(tenants))
+
+    def list_of(
+        self, view: RunningJobs, jobs: Iterable[RunningJob], credential: Credential, found: int
+    ) -> api.JobList:
+        """Return the list of some jobs. Blocking."""
+        states, is_tenant = self.states(credential), credential.role is Role.TENANT
+        rows = tuple(self.row(view, job, states) for job in jobs)
+        suppressed = 0 if is_tenant else view.suppressed
+        return api.JobList(view.timestamp_ns, rows, suppressed, found)
 
     async def _job(self, request: web.Request, credential: Credential) -> web.Response:
         view, job = self.find(request.match_info)
@@ -289,17 +295,22 @@ class JobsApi:
         visible = visible_incidents(table, credential)
         return entity_states.JobStates.from_incidents(visible, problem)
 
-    def row(
-        self, view: RunningJobs, job: RunningJob, states: entity_states.JobStates
-    ) -> dict[str, Any]:
+    def row(self, view: RunningJobs, job: RunningJob, states: entity_states.JobStates) -> api.Job:
         """Return a job with its step and its state."""
-        step, row = self.incidents().steps.get(job.key), view.to_json(job, self.names_of)
-        state = states.find(job.key, row["stale_gpus"])
-        return row | {"step": step and asdict(step)} | msgspec.structs.asdict(state)
+        step, row = self.incidents().steps.get(job.key), view.to_job(job, self.names_of)
+        state = states.find(job.key, row.stale_gpus)
+        return msgspec.structs.replace(
+            row,
+            step=api.JobStep(**asdict(step)) if step else None,
+            **msgspec.structs.asdict(state),
+        )
 
     def job_document(
         self, view: RunningJobs, job: RunningJob, states: entity_states.JobStates
-    ) -> dict[str, Any]:
+    ) -> api.Job:
         """Return a job with its GPUs and their readings."""
-        document = {"timestamp_ns": view.timestamp_ns, **self.row(view, job, states)}
-        return document | {"places": view.gpu_rows(job, self.names_of)}
+        return msgspec.structs.replace(
+            self.row(view, job, states),
+            timestamp_ns=view.timestamp_ns,
+            places=view.places_of(job, self.names_of),
+        )

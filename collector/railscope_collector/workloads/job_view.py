@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from railscope import api
 from railscope.catalog import account as catalog, declare, derived_metric
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import SECOND_NS
@@ -174,29 +175,29 @@ class RunningJobs:
 
     # As JSON -------------------------------------------------------------------------------------
 
-    def to_json(self, job: job_roster.RunningJob, names_of: fleet.NamesOfGpu) -> dict[str, Any]:
+    def to_job(self, job: job_roster.RunningJob, names_of: fleet.NamesOfGpu) -> api.Job:
         """Return a job: its holdings, roll-ups over its GPUs, and its stragglers."""
-        counts = {metric.name: value for metric, value in self._counts(job)}
-        return {
-            **job.key._asdict(),
-            "start_ns": job.start_ns,
-            "gpus": counts[catalog.JOB_GPUS.name],
-            "nodes": counts[catalog.JOB_NODES.name],
-            "stale_gpus": counts[catalog.JOB_STALE_GPUS.name],
-            "shared_gpus": counts[catalog.JOB_SHARED_GPUS.name],
-            "rollups": [
-                {
-                    "metric": metric.name,
-                    "labels": dict(zip(metric.about.labels[len(job.key) :], part, strict=True)),
-                    "value": value,
-                }
+        counts = dict(self._counts(job))
+        return api.Job(
+            *job.key,
+            job.start_ns,
+            counts[catalog.JOB_GPUS],
+            int(counts[catalog.JOB_NODES]),
+            stale_gpus=int(counts[catalog.JOB_STALE_GPUS]),
+            shared_gpus=int(counts[catalog.JOB_SHARED_GPUS]),
+            rollups=tuple(
+                api.MetricValue(
+                    metric.name,
+                    dict(zip(metric.about.labels[len(job.key) :], part, strict=True)),
+                    value,
+                )
                 for metric, part, value in self._rollups(job)
-            ],
-            "stragglers": [
-                {"measure": name, **self._straggler(job, name, compared, names_of)}
+            ),
+            stragglers=tuple(
+                self._straggler(job, name, compared, names_of)
                 for name, compared in self._comparisons.items()
-            ],
-        }
+            ),
+        )
 
     def _straggler(
         self,
@@ -204,66 +205,61 @@ class RunningJobs:
         name: str,
         compared: MeasureComparison,
         names_of: fleet.NamesOfGpu,
-    ) -> dict[str, Any]:
+    ) -> api.JobStraggler:
         straggler = compared.straggler(job)
         if isinstance(straggler, str):
-            return {"unknown": straggler}
+            return api.JobStraggler(name, straggler)
         place = next(place for place in job.places if place.position == straggler.position)
         metric = catalog.STRAGGLER_MEASURES[name].metric
-        return {
-            **_node_and_gpu(place, names_of),
-            "value": to_base_units(metric, straggler.value),
-            "median": to_base_units(metric, straggler.median),
-            "deviation_ratio": straggler.deviation,
-        }
+        return api.JobStraggler(
+            name,
+            "",
+            *_node_and_gpu(place, names_of),
+            to_base_units(metric, straggler.value),
+            to_base_units(metric, straggler.median),
+            straggler.deviation,
+        )
 
-    def holders_by_gpu(self, node: str) -> dict[str, list[dict[str, Any]]]:
-        """Return the jobs that hold each GPU of a node."""
-        holders: dict[str, list[dict[str, Any]]] = {}
-        for job in self.jobs:
-            for place in job.places:
-                if place.holding.node == node:
-                    share = {"held_ratio": float(place.holding.units / GPU_CAPACITY)}
-                    holders.setdefault(place.gpu, []).append(job.key._asdict() | share)
-        return holders
-
-    def gpu_rows(
+    def places_of(
         self, job: job_roster.RunningJob, names_of: fleet.NamesOfGpu
-    ) -> list[dict[str, Any]]:
+    ) -> tuple[api.JobPlace, ...]:
         """Return the GPUs of a job, each with its readings or the reasons for their absence."""
-        return [
-            {
-                **_node_and_gpu(place, names_of),
-                "held_ratio": float(place.holding.units / GPU_CAPACITY),
-                "start_ns": place.holding.start_ns,
-                "readings": [
-                    {"measure": name, **_reading(job, place, name, compared)}
+        return tuple(
+            api.JobPlace(
+                *_node_and_gpu(place, names_of),
+                float(place.holding.units / GPU_CAPACITY),
+                place.holding.start_ns,
+                tuple(
+                    _reading(job, place, name, compared)
                     for name, compared in self._comparisons.items()
-                ],
-            }
+                ),
+            )
             for place in sorted(job.places, key=lambda place: (place.holding.node, place.gpu))
-        ]
+        )
 
 
-def _node_and_gpu(place: job_roster.JobGpu, names_of: fleet.NamesOfGpu) -> dict[str, str]:
+def _node_and_gpu(
+    place: job_roster.JobGpu, names_of: fleet.NamesOfGpu
+) -> tuple[str, str, str, str]:
     node, uuid = place.holding.node, place.gpu
     names = names_of(node, uuid)
-    return {"node": node, "gpu": uuid, "index": names["index"], "pci_address": names["pci_address"]}
+    return node, uuid, names["index"], names["pci_address"]
 
 
 def _reading(
     job: job_roster.RunningJob, place: job_roster.JobGpu, name: str, compared: MeasureComparison
-) -> dict[str, Any]:
+) -> api.JobReading:
     if not place.is_alone:
-        return {"absent": SHARED}
+        return api.JobReading(name, SHARED)
     if why := compared.means.absence_reason(place.position):
-        return {"absent": why}
+        return api.JobReading(name, why)
     value, median = (
         float(compared.means.values[place.position]),
         float(compared.medians[job.number]),
     )
-    reading = {"value": to_base_units(catalog.STRAGGLER_MEASURES[name].metric, value)}
-    return reading | ({"deviation_ratio": value / median - 1} if median > 0 else {})
+    deviation = value / median - 1 if median > 0 else None
+    metric = catalog.STRAGGLER_MEASURES[name].metric
+    return api.JobReading(name, "", to_base_units(metric, value), deviation)
 
 
 def to_base_units(metric: declare.Metric, value: float) -> float:

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from support.story import NodeReporter, accept, at, claim_ended, claim_started, core_in
@@ -19,6 +20,7 @@ from railscope_collector.account.live_account import LiveAccount
 from railscope_collector.config import CollectorSettings
 from railscope_collector.evidence.gpu_evidence import AdministratorInputs
 from railscope_collector.files import claims_file, tenants_file
+from railscope_collector.fleet.fleet import NamesOfGpu
 from railscope_collector.view_refresh import ViewRefresher
 from railscope_collector.workloads.job_roster import JobKey
 from railscope_collector.workloads.job_view import RunningJobs
@@ -91,7 +93,11 @@ def unnamed(_: str, gpu: str) -> dict[str, str]:
 
 
 def reported(jobs: RunningJobs) -> list[dict[str, Any]]:
-    return [jobs.to_json(job, unnamed) for job in jobs.jobs]
+    return [msgspec.to_builtins(jobs.to_job(job, unnamed)) for job in jobs.jobs]
+
+
+def places_of(jobs: RunningJobs, names_of: NamesOfGpu) -> list[dict[str, Any]]:
+    return [msgspec.to_builtins(place) for place in jobs.places_of(jobs.jobs[0], names_of)]
 
 
 def straggler(job: dict[str, Any], measure: str = "sm_activity") -> dict[str, Any]:
@@ -116,7 +122,7 @@ async def test_a_job_over_two_nodes_from_its_claims_to_its_end(tmp_path: Path):
     assert found["deviation_ratio"] == pytest.approx(-0.5)
     assert (found["value"], found["median"]) == (pytest.approx(0.45), pytest.approx(0.9))
     assert straggler(job, "sm_clock") == {"measure": "sm_clock", "unknown": "stale"}
-    places = (jobs := site.refresher.views.jobs).gpu_rows(jobs.jobs[0], site.core.names_of_gpu)
+    places = places_of(jobs := site.refresher.views.jobs, site.core.names_of_gpu)
     assert [(p["node"], p["index"], p["held_ratio"]) for p in places] == [
         ("n1", "0", 1),
         ("n1", "1", 1),
@@ -124,7 +130,7 @@ async def test_a_job_over_two_nodes_from_its_claims_to_its_end(tmp_path: Path):
         ("n2", "1", 1),
     ]
     assert [p["pci_address"] for p in places] == [f"0000:{i}b:00.0" for i in (0, 1, 0, 1)]
-    named = jobs.to_json(jobs.jobs[0], site.core.names_of_gpu)
+    named = msgspec.to_builtins(jobs.to_job(jobs.jobs[0], site.core.names_of_gpu))
     assert (straggler(named)["index"], straggler(named)["pci_address"]) == ("1", "0000:1b:00.0")
     assert {cell.metric.name for cell in jobs.cells()} >= {
         catalog.JOB_GPUS.name,
@@ -154,9 +160,7 @@ async def test_a_stale_node_is_counted_and_not_compared(tmp_path: Path):
     (job,) = reported(jobs)
     assert (job["gpus"], job["stale_gpus"]) == (4, 2)
     assert straggler(job)["gpu"] == "n1-1"
-    readings = {
-        p["gpu"]: p["readings"][0] for p in jobs.gpu_rows(jobs.jobs[0], site.core.names_of_gpu)
-    }
+    readings = {p["gpu"]: p["readings"][0] for p in places_of(jobs, site.core.names_of_gpu)}
     assert readings["n2-0"] == {"measure": "sm_activity", "absent": "stale"}
     (job,) = reported(await site.jobs(200))
     assert job["stale_gpus"] == 4
@@ -184,7 +188,7 @@ async def test_what_is_not_known_has_a_reason_and_no_number(tmp_path: Path):
         "denied": "denied", "one": "one GPU", "idle": "idle", "left": "shared", "right": "shared",
     }  # fmt: skip
     assert (found["left"]["gpus"], found["left"]["shared_gpus"]) == (1.0, 2)
-    assert found["left"]["rollups"] == []
+    assert found["left"]["rollups"] == ()
     named = {cell.labels[2] for cell in jobs.cells() if cell.metric is catalog.STRAGGLER_DEVIATION}
     assert named == set()
 
