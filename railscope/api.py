@@ -442,5 +442,7 @@ class IncidentDocument(msgspec.Struct, frozen=True):
     explained_by: str | None
     gain: GainDocument | None = None
     """Only of advice."""
+    commands: tuple[str, ...] = ()
+    """Commands for the action, with the names of the cause, for Slurm and for Kubernetes; none for a tenant."""
     lost_gpu_time_seconds: int | None = None
     """GPU-seconds that jobs lost; null if it is not known: no job had a known speed, or the jobs have ended."""

@@ -63,6 +63,7 @@ class IncidentItem(msgspec.Struct, frozen=True):
     detected: str = ""
     ended: str | None = None
     action: str = ""
+    commands: list[str] = []
     victims: list[dict[str, Any]] = []
     victim_count: int = 0
     jobs: list[IncidentJob] = []

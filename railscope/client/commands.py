@@ -245,7 +245,7 @@ def incidents(
 ) -> None:
     """List the incidents, worst first: cause, victims, action and ID. Ended ones follow, newest first.
 
-    With an ID, one incident with its evidence, also an ended one.
+    With an ID, one incident with its evidence and the commands to type, also an ended one.
     """
     states = [("state", name) for name in ("open", "closed") if of_state in {name, "all"}]
     request = cluster.DOCUMENTS["incidents"]._replace(query=tuple(states))
@@ -272,13 +272,17 @@ def _print_incident(incident_id: str, options: dict[str, Any]) -> None:
         raise ClientError(message)
     row = cluster_tables.incident_row(reading, incident)
     if options["as_json"]:
-        click.echo(json.dumps({"incidents": [row | {"evidence": incident.evidence}]}, indent=1))
+        shown = row | {"evidence": incident.evidence, "commands": incident.commands}
+        click.echo(json.dumps({"incidents": [shown]}, indent=1))
         return
     for fact in incident_facts(reading).rows:
         if fact["value"]:
             indent = " " * (_FACT_WIDTH + 2)
             text = f"{fact['fact']:{_FACT_WIDTH}}  {tables.show_text(fact['value'])}"
             click.echo("\n".join(tables.wrap(text, terminal_width(), indent)))
+    # Not wrapped, so that each line can be copied.
+    for command in incident.commands:
+        click.echo(f"    {tables.show_text(command)}")
 
 
 @click.command(cls=ClientCommand)

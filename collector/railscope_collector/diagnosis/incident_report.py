@@ -34,6 +34,7 @@ from railscope_collector.diagnosis.findings import (
     FindingEvidence,
 )
 from railscope_collector.diagnosis.incident_classes import CLASSES, part_kind
+from railscope_collector.diagnosis.incident_commands import commands_of
 from railscope_collector.diagnosis.incidents import Incident
 from railscope_collector.diagnosis.jobs import PeerGroups
 from railscope_collector.workloads.job_roster import JobKey
@@ -126,6 +127,7 @@ def incident_document(
             sum(incident.lost_gpu_seconds.values()), jobs, incident.judged_jobs
         ),
         action=kind.action,
+        commands=tuple(commands_of(kind.name, incident.incident_id, entity)),
         runbook=kind.runbook,
         detail=incident.detail,
         limits=_limits_of(incident),

@@ -93,6 +93,7 @@ class ReportedIncident:
         document = msgspec.structs.replace(
             whole,
             cause=cause,
+            commands=(),
             title=report.title_of(whole.incident_class, cause),
             jobs=jobs[: report.MAX_LISTED],
             victims=(*nics[: report.MAX_LISTED], *jobs[: report.MAX_LISTED]),

@@ -1,0 +1,75 @@
+"""Commands for an incident: drain, remedy, verify and return to service, with the names of its cause.
+
+Classes without an entry have no command that is the same at every site: their action is advice.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+
+from railscope.api import EntityDocument, GpuDocument, NicDocument, NodeDocument
+
+_DRAIN = (
+    "scontrol update nodename={node} state=drain reason={reason}",
+    "kubectl drain {node} --ignore-daemonsets --delete-emptydir-data",
+)
+_RETURN = (
+    "railscope nodes {node}",
+    "scontrol update nodename={node} state=resume",
+    "kubectl uncordon {node}",
+)
+# nvidia-smi takes the PCI address, which stays when a lost GPU changes the indices of the others.
+_RESET_GPU = "ssh {node} nvidia-smi --gpu-reset -i {pci_address}"
+# Reloads the driver of the device alone: devlink-dev(8).
+_RELOAD_NIC = "ssh {node} devlink dev reload pci/{pci_address}"
+_REBOOT = "ssh {node} systemctl reboot"
+_SHOW_LINK = ("ssh {node} ethtool {interface}", "ssh {node} ethtool -m {interface}")
+_SHOW_PCIE = "ssh {node} lspci -vvs {pci_address}"
+_SHOW_AGENT = "ssh {node} journalctl -u railscope-agent -n 50"
+# For a return of the device to its vendor, which asks for the state before the reset.
+_RECORD = "ssh {node} nvidia-bug-report.sh"
+
+_COMMANDS: Mapping[str, Sequence[str]] = {
+    "gpu_lost": (*_DRAIN, _RECORD, _REBOOT, *_RETURN),
+    "gpu_unresponsive": (*_DRAIN, _RECORD, _REBOOT, *_RETURN),
+    "ecc_uncorrectable": (*_DRAIN, _RECORD, _RESET_GPU, *_RETURN),
+    "row_remap": (*_DRAIN, _RESET_GPU, *_RETURN),
+    "nvlink_errors": (*_DRAIN, "ssh {node} nvidia-smi nvlink -e -i {pci_address}", _RESET_GPU, *_RETURN),
+    "nic_lost": (*_DRAIN, "ssh {node} lspci -s {pci_address}", _REBOOT, *_RETURN),
+    "pfc_storm": (*_DRAIN, _RELOAD_NIC, *_RETURN),
+    "slow_receiver": (_SHOW_PCIE, *_DRAIN, _RELOAD_NIC, *_RETURN),
+    "pcie_bound_receiver": (_SHOW_PCIE, *_DRAIN),
+    "pcie_degraded": (_SHOW_PCIE, *_DRAIN),
+    "link_down": _SHOW_LINK,
+    "link_flap": _SHOW_LINK,
+    "link_speed_low": _SHOW_LINK,
+    "transceiver_degraded": _SHOW_LINK,
+    "node_down": ("ping -c 3 {node}", "ssh {node} uptime", *_DRAIN),
+    "agent_partition": ("ssh {node} systemctl status railscope-agent", _SHOW_AGENT),
+    "clock_skew": ("ssh {node} timedatectl", "ssh {node} chronyc tracking"),
+}  # fmt: skip
+
+
+def commands_of(incident_class: str, incident_id: str, cause: EntityDocument) -> Iterator[str]:
+    """Yield the commands to type, in their order; those that need a name which is not known are left out.
+
+    Names come from agents: each is quoted for the shell. A name that a program would take for an option has no command.
+    """
+    names = {"reason": f"railscope {incident_class} {incident_id}"}
+    if isinstance(cause, NicDocument | GpuDocument):
+        names |= {"node": cause.node, "pci_address": cause.pci_address}
+    if isinstance(cause, NicDocument):
+        names["interface"] = cause.interface
+    if isinstance(cause, NodeDocument):
+        names["node"] = cause.node
+    known = {
+        name: shlex.quote(text)
+        for name, text in names.items()
+        if text and text.isprintable() and not text.startswith("-")
+    }
+    for command in _COMMANDS.get(incident_class, ()):
+        try:
+            yield command.format_map(known)
+        except KeyError:
+            continue
