@@ -140,31 +140,21 @@ def test_a_slow_path_lowers_the_bandwidth_of_its_communicator_on_all_nodes() -> 
 
 
 @pytest.mark.parametrize(
-    "plan",
+    ("plan", "seconds"),
     [
-        job(checkpoint_period_seconds=60.0, checkpoint_seconds=20.0),
-        job(evaluation_period_seconds=90.0, evaluation_seconds=60.0),
-        job(uneven=0.3, pattern="pipeline"),
-        job(breaks=[(300.0, 40.0)]),
+        (job(checkpoint_period_seconds=60.0, checkpoint_seconds=20.0), 400),
+        (job(evaluation_period_seconds=90.0, evaluation_seconds=60.0), 400),
+        (job(uneven=0.3, pattern="pipeline"), 400),
+        (job(breaks=[(300.0, 40.0)]), 400),
+        (job(breaks=[(100.0, 40.0)]), 200),
+        (job(exchange=0.05), 200),
     ],
 )
-def test_a_healthy_job_keeps_the_bandwidth_of_its_communicator(plan: JobPlan) -> None:
-    found = replay(scenario(plan, seconds=400))
-    assert not [e for _, e in found.events if e.event_class.name.startswith(("collective", "nccl"))]
-
-
-@pytest.mark.parametrize(
-    "plan",
-    [
-        job(checkpoint_period_seconds=60.0, checkpoint_seconds=20.0),
-        job(evaluation_period_seconds=90.0, evaluation_seconds=60.0),
-        job(uneven=0.3, pattern="pipeline"),
-        job(breaks=[(100.0, 40.0)]),
-        job(exchange=0.05),
-    ],
-)
-def test_a_healthy_job_has_no_straggler_and_no_late_rank(plan: JobPlan) -> None:
-    found = replay(scenario(plan, seconds=200))
+def test_a_healthy_job_keeps_its_bandwidth_and_has_no_straggler_and_no_late_rank(
+    plan: JobPlan, seconds: int
+) -> None:
+    """A bandwidth is compared with minutes of past, so that only the longer ones could be slow."""
+    found = replay(scenario(plan, seconds=seconds))
     assert not [e for _, e in found.events if e.event_class.name.startswith(("collective", "nccl"))]
     assert found.numbers["railscope_nccl_inspector_lines_total read"] > 1000
     rejected = {n: c for n, c in found.numbers.items() if "lines_total" in n and "read" not in n}
