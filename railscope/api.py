@@ -279,7 +279,8 @@ class Job(msgspec.Struct, frozen=True):
     stragglers: tuple[JobStraggler, ...] = ()
     step: JobStep | None = None
     places: tuple[JobPlace, ...] = ()
-    timestamp_ns: int = 0
+    timestamp_ns: int | msgspec.UnsetType = msgspec.UNSET
+    """Time of the views, in its own document only."""
 
 
 class JobList(msgspec.Struct, frozen=True):
