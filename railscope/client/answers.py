@@ -68,6 +68,8 @@ class IncidentItem(msgspec.Struct, frozen=True):
     victim_count: int = 0
     jobs: list[IncidentJob] = []
     lost_gpu_seconds: float = 0
+    lost_gpu_time_seconds: float | msgspec.UnsetType | None = msgspec.UNSET
+    """Null if it is not known; collectors before this field send `lost_gpu_seconds` alone."""
     explained_by: str | None = None
     evidence: list[dict[str, Any]] = []
 

@@ -316,7 +316,9 @@ def incident_row(reading: ClusterReading, incident: answers.IncidentItem) -> tab
         "nodes": sorted(incident.nodes()),
         "jobs": [f"{job.tenant}/{job.workload}" for job in incident.jobs],
         "tenant": sorted({job.tenant for job in incident.jobs}),
-        "lost_gpu_seconds": incident.lost_gpu_seconds,
+        "lost_gpu_seconds": incident.lost_gpu_seconds
+        if incident.lost_gpu_time_seconds is msgspec.UNSET
+        else incident.lost_gpu_time_seconds,
         "action": incident.action,
         "names": [str(name) for key in _CAUSE_NAMES if (name := incident.cause.get(key))],
         "explained_by": incident.explained_by,

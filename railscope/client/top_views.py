@@ -324,7 +324,9 @@ def incident_facts(reading: cluster.ClusterReading) -> tables.ClientTable:
     facts |= {key: ", ".join(row[key]) for key in ("nodes", "jobs")}
     facts |= {
         "victims": row["victims"],
-        "lost GPU-hours": tables.show_gpu_hours(row["lost_gpu_seconds"]),
+        "lost GPU-hours": "not known"
+        if row["lost_gpu_seconds"] is None
+        else tables.show_gpu_hours(row["lost_gpu_seconds"]),
     }
     facts["explained by"] = row["explained_by"]
     for evidence in incident.evidence:

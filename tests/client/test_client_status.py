@@ -284,6 +284,8 @@ def test_a_node_is_shown_with_its_gpus_and_an_incident_with_its_evidence():
     content = with_incident() | {
         "/api/v1/nodes/n1": {"node": "n1", "timestamp_ns": NOW_NS, "gpus": gpus, "streams": {}},
         "/api/v1/incidents/abc": INCIDENT | {"evidence": evidence},
+        "/api/v1/incidents/def": INCIDENT
+        | {"lost_gpu_time_seconds": None, "commands": ["ssh n1 ethtool eth0"]},
     }
     with collector(content) as server:
         here = ("--collector", server.url)
@@ -296,7 +298,10 @@ def test_a_node_is_shown_with_its_gpus_and_an_incident_with_its_evidence():
         assert lines[0] == "title           link_down: NIC eth0 of n1"
         assert "link eth0       0.0" in lines
         (row,) = json.loads(run("incidents", "abc", "--json", *here).stdout)["incidents"]
-    assert (row["id"], row["evidence"]) == ("abc", evidence)
+        assert (row["id"], row["evidence"], row["lost_gpu_seconds"]) == ("abc", evidence, 9)
+        text = run("incidents", "def", *here).stdout
+    assert "lost GPU-hours  not known\n" in text
+    assert text.splitlines()[-1] == "    ssh n1 ethtool eth0"
 
 
 def test_a_server_of_the_other_kind_is_named_with_the_option_for_it():
