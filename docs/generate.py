@@ -167,7 +167,7 @@ def alerts() -> str:
         "A rule with a detail never fires while the agents expose less: see",
         "[Choose the detail of the metrics](operator.md#choose-the-detail-of-the-metrics).",
         "",
-        "Every alert links to a dashboard and a runbook at railscope.example, an incident to the console as well. Replace them with your own sites:",
+        "Every alert links to a dashboard and a runbook at railscope.example; alerts on incidents also link to the console. Replace these addresses with your own:",
         "",
         "```sh",
         "sed -i -e 's|https://railscope.example/d/|https://grafana.example.com/d/|' \\",
@@ -181,7 +181,10 @@ def alerts() -> str:
     for name in sorted({rule["alert"] for rule in rules}):
         same = [rule for rule in rules if rule["alert"] == name]
         runbook = f"[Runbook](../alerts/runbooks/{name}.md)"
-        lines += [f"## {name}", "", f"{same[0]['annotations']['summary']} {runbook}.", ""]
+        summary = same[0]["annotations"]["summary"]
+        if "{{" in summary:
+            summary = "The summary is the title of the incident."
+        lines += [f"## {name}", "", f"{summary} {runbook}.", ""]
         for rule in same:
             labels = {key: text for key, text in rule["labels"].items() if key != "severity"}
             other_labels = "".join(f", {key} `{text}`" for key, text in labels.items())

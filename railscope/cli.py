@@ -39,10 +39,10 @@ _ON_DEMAND = {
 }  # fmt: skip
 """Module, name and help of each command."""
 _SECTIONS = {
-    "Look at a running cluster": ("status", "top", "incidents", "nodes", "gpus", "jobs", "tenants", "context"),
+    "Inspect a running cluster": ("status", "top", "incidents", "nodes", "gpus", "jobs", "tenants", "context"),
     "On a node": ("agent", "claim", "health"),
     "On the collector's server": ("collector", "diagnose", "files", "catalog"),
-    "Money and proof": ("bill", "audit"),
+    "Billing and audit": ("bill", "audit"),
     "Try it": ("demo", "simulate", "simulate-agent"),
 }  # fmt: skip
 """Commands by section of the help."""

@@ -67,7 +67,7 @@ class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[DeviceVerdict, ...] = ()
     """Devices that are not healthy, the worst first."""
     problem: str = ""
-    """Why nothing is known about the devices, in full."""
+    """Full reason for an unknown verdict."""
 
     def count(self, state: HealthState) -> int:
         """Return the number of devices in a state other than healthy."""

@@ -334,7 +334,7 @@ def test_the_help_has_each_command_in_one_section_and_an_unknown_command_names_s
     text = run("--help").stdout
     heads = [line for line in text.splitlines() if line.endswith(":") and line[0] != " "]
     assert heads[1:] == [
-        "Look at a running cluster:", "On a node:", "On the collector's server:", "Money and proof:", "Try it:"
+        "Inspect a running cluster:", "On a node:", "On the collector's server:", "Billing and audit:", "Try it:"
     ]  # fmt: skip
     for name in railscope.list_commands(click.Context(railscope)):
         assert len(re.findall(rf"^  {name} ", text, re.MULTILINE)) == 1

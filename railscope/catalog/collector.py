@@ -12,7 +12,7 @@ _INVENTORY = declare.MetricTable(entities.INVENTORY_NODE, detail=declare.BASIC)
 NODES = _COLLECTOR.gauge("railscope_cluster_nodes", "Nodes that have ever reported to the collector, except stale nodes whose inventory row has ended.", "collector")
 NODES_UP = _COLLECTOR.gauge("railscope_cluster_nodes_reporting", "Nodes whose frames are fresh.", "collector")
 CLUSTER_GPUS = _COLLECTOR.gauge("railscope_cluster_gpus", "GPUs of the nodes whose frames are fresh.", "collector")
-UNCLAIMED_GPUS = _COLLECTOR.gauge("railscope_cluster_unclaimed_gpus", "GPUs, without the shares that claims hold, on which processes run that no claim covers.", "processes and claims, as agents report them")
+UNCLAIMED_GPUS = _COLLECTOR.gauge("railscope_cluster_unclaimed_gpus", "GPUs that processes use without a claim; of a partly claimed GPU, only the unclaimed share counts.", "processes and claims, as agents report them")
 NODE_UP = _NODE.gauge("railscope_node_reporting", "1 if frames of the node are fresh, 0 if the node is stale.", "collector")
 NODE_STATES = ("failed", "unknown", "degraded", "healthy")
 """States of a node, worst first; a stale node is unknown."""

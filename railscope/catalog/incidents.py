@@ -12,7 +12,7 @@ FIRST_START = "Counts from the first start of the collector."
 
 INCIDENTS = _DIAGNOSIS.gauge("railscope_incidents", "Open incidents that no other one explains, by class and severity; no series while there are none.", "diagnosis", about=entities.INCIDENT_CLASS)
 ONSET = _DIAGNOSIS.gauge("railscope_incident_onset_timestamp_seconds", "Onset of an open incident that no other one explains, with its cause in the labels; of the 500 most severe and oldest.", "diagnosis", about=entities.INCIDENT)
-TITLE = _DIAGNOSIS.gauge("railscope_incident_title", "1 for each incident of railscope_incident_onset_timestamp_seconds, with what happened where, and the action, for the texts of alerts.", "diagnosis", about=entities.INCIDENT_TITLE)
+TITLE = _DIAGNOSIS.gauge("railscope_incident_title", "1 for each incident of railscope_incident_onset_timestamp_seconds, with its title and action as labels for the texts of alerts.", "diagnosis", about=entities.INCIDENT_TITLE)
 CAUSE = _DIAGNOSIS.gauge("railscope_incident_cause", "1 for each node, GPU or NIC that causes an open incident, those of which a larger cause consists included; except incidents of severity info; at most 500.", "diagnosis", about=entities.INCIDENT_CAUSE)
 REACH = _DIAGNOSIS.gauge("railscope_incident_reach", "1 for each node and rail that an open incident touches, except incidents of severity info; at most 5000.", "diagnosis", about=entities.INCIDENT_REACH)
 JOB_REACH = _DIAGNOSIS.gauge("railscope_job_incident", "1 for each job that an open incident touches, except incidents of severity info; at most 5000.", "diagnosis", about=entities.JOB_INCIDENT)

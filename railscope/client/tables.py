@@ -22,7 +22,7 @@ CUT = "~"
 """Last character of a text that was too long for its column."""
 MIN_WIDTH = 8
 MIN_TEXT, USUAL_TEXT = 10, 80
-"""Width that a text has at least, and up to which it grows before `--wide` columns are shown."""
+"""Minimum width of a text; texts get this width before `--wide` columns are shown."""
 GAP = 2
 """Columns of the terminal between two columns of a table."""
 ANY_TEXT = ""
@@ -149,7 +149,7 @@ class ClientTable:
         return replace(self, rows=rows, unfiltered=len(self.rows))
 
     def unmatched(self, key: str, pattern: str) -> str:
-        """Return what the rows have in place of a value that none of them has; empty if one matches."""
+        """Return the error that lists the known values if no row matches; empty if one does."""
         if self.absence or not pattern or self.filtered({key: pattern}).rows:
             return ""
         known = sorted({str(value) for row in self.rows for value in several(row.get(key))})

@@ -70,7 +70,7 @@ def _is_unresponsive(facts: health_facts.HealthFacts) -> bool:
     if any(reason in _UNRESPONSIVE_REASONS for reason in reasons):
         return True
     pulses = {has_readings(facts, source) for source in PRESENCE_METRICS}
-    # No GPU lacks power, temperature, memory, state and link: a driver that supports none of them does not know it.
+    # Every GPU has readings of power, memory, state or link: if NVML supports none, the driver does not answer about it.
     knows_nothing = pulses == {Absent.UNSUPPORTED} and PRESENCE_METRICS.keys().isdisjoint(
         facts.absent_sources
     )

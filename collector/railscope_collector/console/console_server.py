@@ -188,7 +188,7 @@ class Console:
         if at and (ends_now or history_pages.parse_moment("at", at) > self.wall_ns()):
             # From a link of Grafana, whose range ends now by the browser's clock: the present.
             query = msgspec.structs.replace(query, at="")
-        # Of a page that does not move, times are those that a reader can note.
+        # A page of a fixed time shows exact times: relative ones would change with each request.
         now_ns = self.wall_ns() if page.is_live and not getattr(query, "at", "") else 0
         return page_table.PageRequest(page, credential, parts, query, self.grafana_url, now_ns)
 

@@ -24,7 +24,7 @@ COLUMNS: Mapping[str, str] = {
     "utilization_ratio": "Utilization",
     "power_watts": "Power",
     "temperature_celsius": "Temperature",
-    "thermal_throttle_ratio": "Slowed by heat",
+    "thermal_throttle_ratio": "Thermal throttling",
     "transmit_bytes_per_second": "Sent",
     "receive_bytes_per_second": "Received",
     "paused_ratio": "Paused",
@@ -35,7 +35,7 @@ LIST_COLUMNS = {
     name: COLUMNS[name]
     for name in ("utilization_ratio", "power_watts", "temperature_celsius", "pausing_ratio")
 }
-"""Those of a list of GPUs, which fits a screen."""
+"""Readings in a list of GPUs; all of them would not fit a screen."""
 RAIL_COLUMNS: Mapping[str, str] = {
     "mean_utilization_ratio": "GPU utilization",
     "max_temperature_celsius": "Highest temperature",

@@ -57,7 +57,7 @@ class CellMarks:
 
     state: str = HEALTHY
     incidents: dict[str, ReportedIncident] = field(default_factory=dict)
-    """Those whose cause is here."""
+    """Incidents caused here."""
     victim_of: dict[str, ReportedIncident] = field(default_factory=dict)
 
 
@@ -72,7 +72,7 @@ class NodeMarks:
     cells: dict[int, CellMarks] = field(default_factory=dict)
     """By rail; the key of a GPU without a rail is negative."""
     incidents: dict[str, tuple[str, ReportedIncident]] = field(default_factory=dict)
-    """Those whose cause is here, with the part of the node in them: cause or symptom."""
+    """Incidents caused on this node, each with the part of the node in it: cause or symptom."""
     victim_of: dict[str, ReportedIncident] = field(default_factory=dict)
 
     def cell(self, key: int) -> CellMarks:

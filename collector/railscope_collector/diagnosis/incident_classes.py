@@ -72,12 +72,12 @@ _INFO, _WARNING, _CRITICAL = Severity.INFO, Severity.WARNING, Severity.CRITICAL
 
 _ROWS = [
     # Network
-    ("pfc_storm", "Pause storm", "A NIC pauses its switch port nearly all the time.", _CRITICAL, 2, 3, _STRONG, "reset the NIC; drain the node; enable the pause watchdog of the switch"),
+    ("pfc_storm", "Pause storm", "A NIC pauses its switch port nearly all the time.", _CRITICAL, 2, 3, _STRONG, "drain the node and reset the NIC; enable the PFC watchdog of the switch"),
     ("slow_receiver", "Slow receiver", "A NIC accepts data more slowly than it arrives, and pauses its switch port.", _WARNING, 2, 3, _STRONG, "check firmware and settings of the NIC; drain the node if it persists"),
     ("pcie_bound_receiver", "NIC slowed by PCIe", "PCIe accepts the data of a NIC too slowly; the NIC pauses its switch port.", _WARNING, 2, 3, _STRONG, "check width and speed of the PCIe link, ATS and ACS; reseat the NIC"),
     ("host_bound_receiver", "NICs slowed by the host", "The host accepts data too slowly: several NICs of a socket pause their switch ports.", _WARNING, 2, 3, _STRONG, "check memory bandwidth, IOMMU and other processes of the node"),
     ("incast_receiver", "Too many senders to one NIC", "More data is sent to a NIC than its link carries.", _WARNING, 3, 4, _STRONG, "spread the senders' traffic, or place the job on other nodes"),
-    ("ecn_inactive", "Switch marks no packets", "A leaf switch marks no packets: only pause limits the senders.", _WARNING, 4, 6, _GROUP, "restore the ECN settings of the switch"),
+    ("ecn_inactive", "Switch does not mark packets", "A leaf switch marks no packets: only pause limits the senders.", _WARNING, 4, 6, _GROUP, "restore the ECN settings of the switch"),
     ("cnp_not_sent", "NIC sends no congestion notifications", "A NIC receives marked packets and sends no congestion notifications.", _WARNING, 4, 6, _STRONG, "restore the notification point of the NIC"),
     ("cnp_ignored", "Congestion notifications ignored", "NICs ignore congestion notifications.", _WARNING, 4, 6, _STRONG, "restore the reaction point of the NIC"),
     ("unprotected_traffic", "RDMA in a lossy priority", "RDMA traffic leaves in a priority that is not lossless.", _WARNING, 4, 6, _STRONG, "restore traffic class and priority mapping of the NIC"),
@@ -99,17 +99,17 @@ _ROWS = [
     # GPUs
     ("gpu_lost", "GPU lost", "A GPU has fallen off the bus.", _CRITICAL, 1, 1, _HARD, "drain the node; reset or replace the GPU"),
     ("gpu_unresponsive", "GPU does not respond", "The driver does not answer about a GPU.", _CRITICAL, 3, 3, _HARD, "drain and restart the node"),
-    ("row_remap", "Memory row to be remapped", "A GPU waits for a memory row to be remapped, or could not remap it.", _WARNING, 2, 3, _HARD, "reset the GPU when its job has ended; replace it after a failure"),
+    ("row_remap", "Row remap pending or failed", "A GPU waits for a memory row to be remapped, or could not remap it.", _WARNING, 2, 3, _HARD, "reset the GPU when its job has ended; replace it after a failure"),
     ("ecc_uncorrectable", "Uncorrectable memory error", "A GPU has an uncorrectable memory error.", _CRITICAL, 2, 3, _HARD, "drain the node and reset the GPU"),
     ("nvlink_errors", "NVLink errors", "An NVLink of a GPU has errors.", _WARNING, 3, 4, _STRONG, "reset the GPU; check the NVLink connection"),
-    ("thermal_straggler", "Slowed by heat", "Heat lowers the clock of a GPU, a node or a rack below that of its peers.", _WARNING, 3, 5, _STRONG, "check fans, heat sink and inlet temperature"),
-    ("hw_slowdown", "Slowed by hardware", "Hardware forces GPUs to a low clock.", _WARNING, 3, 4, _STRONG, "check power supply and power limits of the chassis and the rack"),
+    ("thermal_straggler", "Thermal throttling", "Heat lowers the clock of a GPU, a node or a rack below that of its peers.", _WARNING, 3, 5, _STRONG, "check fans, heat sink and inlet temperature"),
+    ("hw_slowdown", "Hardware slowdown", "Hardware forces GPUs to a low clock.", _WARNING, 3, 4, _STRONG, "check power supply and power limits of the chassis and the rack"),
     ("gpu_straggler", "Slow GPU", "A GPU, or a node, computes more slowly than its peers, which wait for it.", _WARNING, 5, 6, _STRONG, "run a diagnostic on the GPUs; exclude them"),
     ("xid_event", "GPU error (Xid)", "The driver reports an error of a GPU.", _WARNING, 1, 1, _HARD, "follow the action of the Xid"),
     # Jobs, nodes, storage
     ("storage_bound", "Slow storage", "Storage answers too slowly.", _WARNING, 4, 6, _GROUP, "check load and health of the file server"),
     ("dataloader_stall", "Job waits for input", "The input of a job arrives too late; its GPUs wait.", _WARNING, 8, 9, _GROUP, "check the data loader and its processes"),
-    ("host_late", "Slow host", "A host launches work late; the GPUs of other nodes wait.", _WARNING, 5, 7, _STRONG, "check processes, control group limits and interrupts of the node"),
+    ("host_late", "Slow node", "A node launches work late; the GPUs of other nodes wait.", _WARNING, 5, 7, _STRONG, "check processes, control group limits and interrupts of the node"),
     ("nccl_hang", "Hung job", "A collective of a job does not end.", _CRITICAL, 11, 13, _GROUP, "collect the flight recorder; restart the job"),
     ("job_slowdown", "Slow job", "A job is slower than before, and no host shows the cause.", _INFO, 12, 14, _SYMPTOM, "compare the ranks with the collectives of the job"),
     ("node_down", "Node down", "A node does not respond, and its jobs wait for it.", _CRITICAL, 2, 2, _HARD, "check power and console of the node"),

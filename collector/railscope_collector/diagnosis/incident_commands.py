@@ -10,42 +10,51 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from railscope.api import EntityDocument, GpuDocument, NicDocument, NodeDocument
 
-_DRAIN = (
-    "scontrol update nodename={node} state=drain reason={reason}",
-    "kubectl drain {node} --ignore-daemonsets --delete-emptydir-data",
-)
+_DRAIN = "scontrol update nodename={node} state=drain reason={reason}"
+_WAIT = "squeue --nodelist={node}  # continue when it is empty"
+_EVICT = "kubectl drain {node} --ignore-daemonsets --delete-emptydir-data"
+_CORDON = "kubectl cordon {node}"
+_STOP_JOBS = (_DRAIN, _WAIT, _EVICT)
+_LET_JOBS_END = (_DRAIN, _WAIT, _CORDON)
+"""For a fault with which jobs go on: Slurm drains a node after its jobs, Kubernetes evicts pods at once."""
 _RETURN = (
     "railscope nodes {node}",
     "scontrol update nodename={node} state=resume",
     "kubectl uncordon {node}",
 )
-# nvidia-smi takes the PCI address, which stays when a lost GPU changes the indices of the others.
-_RESET_GPU = "ssh {node} nvidia-smi --gpu-reset -i {pci_address}"
+# nvidia-smi takes the PCI address, which stays when a lost GPU changes the indices of the others. It resets no GPU that a
+# process has open, as the agent, DCGM and nvidia-persistenced have: nvidia-smi(1).
+_RESET_GPU = (
+    "ssh {node} sudo systemctl stop railscope-agent nvidia-dcgm nvidia-persistenced",
+    "ssh {node} sudo nvidia-smi --gpu-reset -i {pci_address}",
+    "ssh {node} sudo systemctl start nvidia-persistenced nvidia-dcgm railscope-agent",
+)
 # Reloads the driver of the device alone: devlink-dev(8).
-_RELOAD_NIC = "ssh {node} devlink dev reload pci/{pci_address}"
-_REBOOT = "ssh {node} systemctl reboot"
-_SHOW_LINK = ("ssh {node} ethtool {interface}", "ssh {node} ethtool -m {interface}")
-_SHOW_PCIE = "ssh {node} lspci -vvs {pci_address}"
-_SHOW_AGENT = "ssh {node} journalctl -u railscope-agent -n 50"
+_RELOAD_NIC = "ssh {node} sudo devlink dev reload pci/{pci_address}"
+_REBOOT = "ssh {node} sudo systemctl reboot"
+_SHOW_LINK = ("ssh {node} ethtool {interface}", "ssh {node} sudo ethtool -m {interface}")
+_SHOW_PCIE = "ssh {node} sudo lspci -vvs {pci_address}"
+_SHOW_AGENT = "ssh {node} sudo journalctl -u railscope-agent -n 50"
 # For a return of the device to its vendor, which asks for the state before the reset.
-_RECORD = "ssh {node} nvidia-bug-report.sh"
+_RECORD = "ssh {node} sudo nvidia-bug-report.sh"
+_REMOTE = "ssh {node} "
 
 _COMMANDS: Mapping[str, Sequence[str]] = {
-    "gpu_lost": (*_DRAIN, _RECORD, _REBOOT, *_RETURN),
-    "gpu_unresponsive": (*_DRAIN, _RECORD, _REBOOT, *_RETURN),
-    "ecc_uncorrectable": (*_DRAIN, _RECORD, _RESET_GPU, *_RETURN),
-    "row_remap": (*_DRAIN, _RESET_GPU, *_RETURN),
-    "nvlink_errors": (*_DRAIN, "ssh {node} nvidia-smi nvlink -e -i {pci_address}", _RESET_GPU, *_RETURN),
-    "nic_lost": (*_DRAIN, "ssh {node} lspci -s {pci_address}", _REBOOT, *_RETURN),
-    "pfc_storm": (*_DRAIN, _RELOAD_NIC, *_RETURN),
-    "slow_receiver": (_SHOW_PCIE, *_DRAIN, _RELOAD_NIC, *_RETURN),
-    "pcie_bound_receiver": (_SHOW_PCIE, *_DRAIN),
-    "pcie_degraded": (_SHOW_PCIE, *_DRAIN),
+    "gpu_lost": (*_STOP_JOBS, _RECORD, _REBOOT, *_RETURN),
+    "gpu_unresponsive": (*_STOP_JOBS, _RECORD, _REBOOT, *_RETURN),
+    "ecc_uncorrectable": (*_STOP_JOBS, _RECORD, *_RESET_GPU, *_RETURN),
+    "row_remap": (*_LET_JOBS_END, *_RESET_GPU, *_RETURN),
+    "nvlink_errors": (*_LET_JOBS_END, "ssh {node} nvidia-smi nvlink -e -i {pci_address}", *_RESET_GPU, *_RETURN),
+    "nic_lost": (*_STOP_JOBS, "ssh {node} lspci -s {pci_address}", _REBOOT, *_RETURN),
+    "pfc_storm": (*_STOP_JOBS, _RELOAD_NIC, *_RETURN),
+    "slow_receiver": (_SHOW_PCIE, *_LET_JOBS_END, _RELOAD_NIC, *_RETURN),
+    "pcie_bound_receiver": (_SHOW_PCIE, *_LET_JOBS_END),
+    "pcie_degraded": (_SHOW_PCIE, *_LET_JOBS_END),
     "link_down": _SHOW_LINK,
     "link_flap": _SHOW_LINK,
     "link_speed_low": _SHOW_LINK,
     "transceiver_degraded": _SHOW_LINK,
-    "node_down": ("ping -c 3 {node}", "ssh {node} uptime", *_DRAIN),
+    "node_down": ("ping -c 3 {node}", "ssh {node} uptime", _DRAIN, _EVICT),
     "agent_partition": ("ssh {node} systemctl status railscope-agent", _SHOW_AGENT),
     "clock_skew": ("ssh {node} timedatectl", "ssh {node} chronyc tracking"),
 }  # fmt: skip
@@ -54,7 +63,8 @@ _COMMANDS: Mapping[str, Sequence[str]] = {
 def commands_of(incident_class: str, incident_id: str, cause: EntityDocument) -> Iterator[str]:
     """Yield the commands to type, in their order; those that need a name which is not known are left out.
 
-    Names come from agents: each is quoted for the shell. A name that a program would take for an option has no command.
+    Names come from agents: each is quoted for the shell, and once more in a command that ssh passes to the shell of the node.
+    A name that a program would take for an option has no command.
     """
     names = {"reason": f"railscope {incident_class} {incident_id}"}
     if isinstance(cause, NicDocument | GpuDocument):
@@ -70,6 +80,10 @@ def commands_of(incident_class: str, incident_id: str, cause: EntityDocument) ->
     }
     for command in _COMMANDS.get(incident_class, ()):
         try:
-            yield command.format_map(known)
+            line = command.format_map(known)
         except KeyError:
             continue
+        if command.startswith(_REMOTE):
+            remote = command.removeprefix(_REMOTE).format_map(known)
+            line = _REMOTE.format_map(known) + shlex.quote(remote)
+        yield line

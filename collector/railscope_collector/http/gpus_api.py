@@ -128,7 +128,7 @@ class FleetGpus:
 
     @cached_property
     def is_fresh(self) -> npt.NDArray[np.bool_]:
-        """Whether the node of each GPU reports."""
+        """True for each GPU whose node reports."""
         return np.array([self.fresh[node] for node in self.nodes], np.bool_)[self.node_of]
 
     @cached_property

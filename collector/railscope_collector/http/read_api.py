@@ -96,7 +96,7 @@ class ViewApi:
     """Time of views and incidents with their nodes: one value, as threads replace it while others read it."""
 
     def __post_init__(self) -> None:
-        """Create what is kept of the newest views, and the ends of links, which are those of this state."""
+        """Create the caches of the newest views and of the ends of links of this state."""
         self.gpus = gpus_api.GpusApi(self.core, self.views, self.incidents)
         cabling = self.switches.polling.cabling
         self.link_ends = switch_view.LinkEnds(self.core, cabling, self.wall_ns)

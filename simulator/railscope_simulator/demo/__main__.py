@@ -225,7 +225,7 @@ def _suspended_ns() -> int:
 
 
 def _fault_message(change: FaultChange, target: FaultTarget) -> tuple[str, str]:
-    """Return what happens, and the alerts that follow from it."""
+    """Return the description of a change, and the alerts that it raises."""
     fault = change.fault
     if not change.begins:
         return f"FAULT ENDS    {fault.node}: {fault.name}", "; its alerts resolve within minutes"

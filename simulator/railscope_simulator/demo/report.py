@@ -175,7 +175,7 @@ class DemoScreen:
         """Faults that have begun."""
 
     def summary(self, nodes: int, *, good: bool | None = None) -> str:
-        """Return what happened, in words; without checks after a stop by a signal."""
+        """Return the summary of the run; after a signal, without checks."""
         opened = len(self._incidents)
         ended = sum(state == "ended" for state in self._incidents.values())
         found = f"{_count(opened, 'incident')} {'were' if opened > 1 else 'was'} found"
