@@ -60,8 +60,8 @@ class Gpu(msgspec.Struct, frozen=True):
 
     @property
     def use(self) -> str:
-        """`held` by jobs, `unclaimed` (used without a claim), or `idle`."""
-        return "held" if self.holders else "unclaimed" if self.unclaimed_processes else "idle"
+        """`claimed`, `unclaimed` (used without a claim), or `idle`."""
+        return "claimed" if self.holders else "unclaimed" if self.unclaimed_processes else "idle"
 
 
 class GpuList(msgspec.Struct, frozen=True):

@@ -872,9 +872,9 @@ async def test_an_empty_collector_states_what_to_do(tmp_path: Path) -> None:
 async def test_the_overview_has_incidents_first_and_what_runs(tmp_path: Path) -> None:
     text, model = await page_of(fleet(tmp_path, ["a", "b"], [incident_at("a", 0)]), "overview")
     assert text.index('id="open"') < text.index('id="load"') < text.index('id="state"')
-    assert (model.load.gpus, model.load.use) == (16, {"held": 0, "unclaimed": 0, "idle": 16})
+    assert (model.load.gpus, model.load.use) == (16, {"claimed": 0, "unclaimed": 0, "idle": 16})
     assert (model.load.power_watts, model.load.max_pause_ratio) == (None, None)
-    assert "<b>0 of 16</b> GPUs held" in text
+    assert "<b>0 of 16</b> GPUs claimed" in text
     text, _ = await page_of(fleet(tmp_path, ["a"], []), "overview")
     assert text.index('id="load"') < text.index('id="state"') < text.index('id="open"')
     with_gaps = IncidentTable(NOW_NS, history=rail_history())

@@ -54,7 +54,7 @@ class GpusQuery(msgspec.Struct, frozen=True):
 
     page: PageNumber = 1
     state: Literal["all", "failed", "unknown", "degraded", "healthy"] = "all"
-    use: Literal["all", "held", "unclaimed", "idle"] = "all"
+    use: Literal["all", "claimed", "unclaimed", "idle"] = "all"
     sort: Literal[
         "",
         "node",

@@ -40,7 +40,7 @@ MAX_RAILS = 100
 _FAILED, _UNKNOWN, *_ = range(len(STATES))
 _UNLISTED = -(1 << 20)
 """First key of failed GPUs that the node does not list; those without a rail have keys nearer to zero."""
-USES = ("held", "unclaimed", "idle")
+USES = ("claimed", "unclaimed", "idle")
 _NIC_STREAMS = ("link", "nic", "rdma")
 _Marks = Mapping[str, entity_states.NodeMarks]
 _Pattern = Annotated[str, msgspec.Meta(max_length=100)]
@@ -67,7 +67,7 @@ class GpusQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limit: Annotated[int, msgspec.Meta(ge=1, le=MAX_LISTED)] = 100
     offset: Annotated[int, msgspec.Meta(ge=0, le=10_000_000)] = 0
     state: Literal["", "failed", "degraded", "unknown", "healthy"] = ""
-    use: Literal["", "held", "unclaimed", "idle"] = ""
+    use: Literal["", "claimed", "unclaimed", "idle"] = ""
     sort: Literal[
         "",
         "node",
@@ -136,7 +136,7 @@ class FleetGpus:
         """Position in USES of the use of each GPU."""
         unclaimed = self.values[gpu_list.LISTED_METRICS.index("railscope_gpu_unclaimed_processes")]
         uses = np.where(unclaimed > 0, USES.index("unclaimed"), USES.index("idle"))
-        uses[list(self.holders)] = USES.index("held")
+        uses[list(self.holders)] = USES.index("claimed")
         return uses
 
     @cached_property

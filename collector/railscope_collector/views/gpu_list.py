@@ -74,13 +74,13 @@ def _listed_columns(layout: schemas.SchemaLayout) -> ListedColumns:
     rails = layout.cell_rails[cell_of].tolist()
     for position, (number, rail) in enumerate(zip(key_of.tolist(), rails, strict=True)):
         metric, part = layout.keys[number]
+        if rail != NO_RAIL and metric.name in use:
+            use[metric.name][rail] = position
         is_other_throttle = metric.name == _THROTTLE and not part[0].endswith(_THERMAL)
         if rail != NO_RAIL and metric.name in LISTED_METRICS and not is_other_throttle:
             listed.append((position, LISTED_METRICS.index(metric.name), rail))
         elif rail != NO_RAIL and metric.name == _HEALTH_REASON:
             reasons.append((position, (rail, part[0])))
-        elif rail != NO_RAIL and metric.name in use:
-            use[metric.name][rail] = position
     positions, metrics, on_rails = np.array(listed, np.intp).reshape(-1, 3).T
     places = np.array([position for position, _ in reasons], np.intp)
     processes, claimed = use.values()
@@ -106,7 +106,7 @@ class ListedReadings:
     reasons: dict[tuple[str, int], list[str]] = field(default_factory=dict)
     """Active reasons of the health, by node and rail."""
     unclaimed: float | None = None
-    """GPUs, without the shares that claims hold, that processes use without a claim; None if no agent reports them."""
+    """GPUs that processes use without a claim, less their claimed shares; None if no agent reports them."""
     _parts: list[tuple[list[str], ListedColumns, Floats]] = field(default_factory=list)
 
     def add(self, fresh: FreshRows) -> None:
