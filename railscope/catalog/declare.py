@@ -227,7 +227,9 @@ class Metric:
         limits = self.valid or _VALID.get(self.unit)
         if self.kind is not MetricKind.GAUGE or limits is None:
             return range(-(1 << 63), BLANKS[1].start)
-        return range(int(limits[0] / self.scale), int(limits[1] / self.scale) + 1)
+        # Stored numbers have 64 bits, whatever the step.
+        highest = min(int(limits[1] / self.scale) + 1, BLANKS[1].start)
+        return range(max(int(limits[0] / self.scale), -(1 << 63)), highest)
 
     @property
     def has_limits(self) -> bool:

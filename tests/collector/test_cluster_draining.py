@@ -114,5 +114,5 @@ async def test_only_the_head_drains_and_the_next_one_respects_what_an_operator_r
         await until_true(lambda: len(slurm.queries) > queries + 10)
         assert slurm.changes[2:] == [("b", "n3")]
         assert slurm.states["n2"] == idle
-        states = {row.name: row.state for row in collectors["b"].collector.drainer.rows()}
+        states = {row.node: row.state for row in collectors["b"].collector.drainer.rows()}
         assert states["n2"] == "failed"

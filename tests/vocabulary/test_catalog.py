@@ -66,6 +66,8 @@ def test_sentinels_of_drivers_are_no_values() -> None:
     assert [m.name for m in counts if m.accepts(-1)] == []
     assert all(m.accepts(ALL_ONES[0]) for m in counters if m.wraps_at_bits == 32)
     assert all(m.accepts(0) for m in DECLARED)
+    # Compared as signed numbers of 64 bits (of counters, as unsigned ones).
+    assert all(m.valid_steps[0] >= -(1 << 63) and m.valid_steps[-1] < 1 << 63 for m in gauges)
     ratios = [m for m in gauges if m.unit is MetricUnit.RATIO and m.valid is None]
     assert [m.name for m in ratios if not m.accepts(int(1 / m.scale))] == []
     assert [m.name for m in ratios if m.accepts(int(1 / m.scale) + 1)] == []

@@ -180,7 +180,7 @@ def test_without_pyarrow_the_extra_is_named(tmp_path: Path):
     )
     assert not found.returncode, found.stderr
     problem, before, after = found.stdout.splitlines()
-    assert "railscope[parquet]" in problem
+    assert "[parquet]'" in problem
     assert (before, after) == ("0", "2")
 
 

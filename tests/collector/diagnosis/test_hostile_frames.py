@@ -153,7 +153,7 @@ def test_a_node_without_valid_frames_does_not_end_the_comparison_of_clocks(
         feed.items.append(ReceivedBatches("unknown", "run", feed.now_ns, SECOND_NS, []))
         feed.evaluate()
     causes = {each.title for each in feed.documents}
-    assert causes == {"clock_skew: node n3", "clock_skew: node unknown"}
+    assert causes == {"Wrong clock: node n3", "Wrong clock: node unknown"}
     assert feed.engine.failures == 0
 
 
@@ -167,7 +167,7 @@ def test_uneven_delays_of_a_busy_collector_leave_the_clocks_alone(feed: HostileF
         feed.evaluate()
         found |= {each.title for each in feed.documents}
         assert number >= 30 or not found
-    assert found == {"clock_skew: node n5"}
+    assert found == {"Wrong clock: node n5"}
 
 
 @pytest.mark.parametrize(("error_seconds", "needed_slots"), [(0.5, 4), (-0.5, 5)])
@@ -188,7 +188,7 @@ def test_a_clock_that_is_set_wrong_is_found_from_its_first_receipt_on(
     for _ in range(needed_slots):
         report(round(error_seconds * SECOND_NS))
     (found,) = feed.documents
-    assert found.title == "clock_skew: node n3"
+    assert found.title == "Wrong clock: node n3"
     assert found.onset == format_timestamp(since_ns)
 
 
