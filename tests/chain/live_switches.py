@@ -19,6 +19,8 @@ from tests.support import cumulus_pushes as cumulus, sonic_switch
 PORTS = 8
 PER_SECOND = 1000
 PUSH_SECONDS = 1.0
+CHASSIS = "9c:05:91:00:00:00"
+"""Chassis of leaf-1 as simulated nodes receive it by LLDP."""
 GROWING = (sonic_switch.PORTS, sonic_switch.QUEUES)
 
 
@@ -34,6 +36,7 @@ class GrowingTables(dict[tuple[str, ...], sonic_switch.Row]):
         tables = json.dumps([[*item] for item in sonic_switch.sonic_tables(PORTS).items()])
         for number in range(PORTS, 0, -1):
             tables = tables.replace(f'"etp{number}', f'"{alias(number)}')
+        tables = tables.replace("02:aa:00:00:00:07", CHASSIS)
         super().__init__((tuple(path), rows) for path, rows in json.loads(tables))
         self.monotonic, self.started = monotonic, monotonic()
 

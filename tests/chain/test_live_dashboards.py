@@ -59,6 +59,8 @@ TOO_COOL = "No GPU gets hot before its capture starts again."
 NO_LOSS = "No job is slower than before: captures are too short for its past."
 QUIET: Mapping[tuple[str, str], str] = {
     ("Audit", "Agents with a checkpoint conflict"): "No one has changed the audit log.",
+    ("Cluster overview", "Collector: rejected envelopes"): "No envelope is invalid.",
+    ("Self-monitoring", "Rejected envelopes"): "No envelope is invalid.",
     ("Faults and health matrix", "NVLink errors"): "No link has errors.",
     ("Faults and health matrix", "Throttled by temperature or power brake"): TOO_COOL,
     ("Jobs and stragglers", "Throttled GPUs"): TOO_COOL,
