@@ -347,12 +347,19 @@ def test_a_link_to_a_switch_that_never_came_up_is_down_if_it_is_up_at_a_peer(
     assert run.reasons(1) == (["nvlink_down"] if state == "failed" else [])
 
 
-@pytest.mark.parametrize(("switches", "state"), [(0, "healthy"), (6, "failed")])
+@pytest.mark.parametrize(
+    ("switches", "passed", "state"), [(0, 0, "healthy"), (6, 0, "failed"), (6, 1, "healthy")]
+)
 def test_links_that_never_came_up_are_down_if_the_node_has_nvswitches(
-    switches: int, state: str
+    switches: int, passed: int, state: str
 ) -> None:
-    """As without a fabric manager, which trains them: no GPU of the node has a link that is up."""
+    """As without a fabric manager, which trains them: no GPU of the node has a link that is up.
+
+    While a virtual machine has a GPU, the fabric is divided.
+    """
     run = verdict_sources(2)
+    for number in range(passed):
+        plug(run.host, f"0000:{0x40 + number:02x}:00.0", "vfio-pci")
     for gpu in range(2):
         set_field(run, 91, 4, gpu)
         for link in range(4):

@@ -47,6 +47,10 @@ _SOURCES_OF_EVERY_GPU = (rule.LOAD, rule.HEALTH)
 """Sources with columns for every GPU; a GPU may have no NVLink."""
 _METRICS = source_readings.metrics_of_rules(RULES, c.GPU_ENERGY)
 _, *_TAKEN_AWAY, _ = h.GPU_DEVICE_STATE.states
+_VIRTUAL_MACHINE = next(
+    code for code, name in h.GPU_DEVICE_STATE.states.items() if name == "virtual_machine"
+)
+"""While a GPU is passed through, the fabric is divided: links between its parts stay down."""
 _UNBOUND = next(code for code, name in h.GPU_DEVICE_STATE.states.items() if name == "unbound")
 _UNNAMED = x.Judgement(x.UNKNOWN, (rule.INSPECT,), "")
 """Judgement of a line that may be about this GPU, or about another one of the node."""
@@ -161,7 +165,7 @@ class FactCollector:
             self._init_failure(observed.address, observed.lifetime),
             *self._peer_facts(name),
             self._device_state(observed),
-            has_switches=self._has_switches,
+            has_switches=self._has_switches and _VIRTUAL_MACHINE not in self._devices.values(),
         )
 
     def _peer_facts(self, name: str) -> tuple[int, bool]:

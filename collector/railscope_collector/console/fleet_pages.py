@@ -52,7 +52,7 @@ class DataState(msgspec.Struct, frozen=True):
 
 
 class RunningLoad(msgspec.Struct, frozen=True):
-    """What runs now; null is not known. Traffic and pauses are those of all rails over the last five minutes."""
+    """Present load of the cluster; null is not known. Traffic and pauses cover all rails over the last five minutes."""
 
     gpus: int
     use: dict[str, int]

@@ -191,9 +191,9 @@ class ClusterDevices:
         for nic, (switch, _) in zip(self.nics, ends, strict=True):
             if nic.switch and not nic.is_placed:
                 names[switch][nic.switch] += 1
-        names_of = {switch: found.most_common(1)[0][0] for switch, found in names.items()}
+        switch_names = {switch: found.most_common(1)[0][0] for switch, found in names.items()}
         for nic, (switch, port) in zip(self.nics, ends, strict=True):
-            place = names_of.get(switch, switch) if switch else "", port
+            place = switch_names.get(switch, switch) if switch else "", port
             if (nic.is_placed or not nic.switch) and place != (nic.switch, nic.switch_port):
                 nic.switch, nic.switch_port = place
                 nic.is_placed = bool(switch)
