@@ -179,7 +179,7 @@ JOBS = FaultCluster((
 ADVICE = FaultCluster([Fault("late_marks", "info")], more_pods=1)
 CLUSTERS = [
     pytest.param(LEAVES, id="leaves"),
-    pytest.param(SHARED, id="shared", marks=pytest.mark.thorough),
+    pytest.param(SHARED, id="shared"),
     pytest.param(JOBS, id="jobs"),
     pytest.param(RECEIVERS, id="receivers"),
     pytest.param(WITH_SYMPTOMS, id="with-symptoms"),
