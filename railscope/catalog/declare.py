@@ -226,10 +226,10 @@ class Metric:
             return range(ALL_ONES[1])
         limits = self.valid or _VALID.get(self.unit)
         if self.kind is not MetricKind.GAUGE or limits is None:
-            return range(-(1 << 63), BLANKS[1].start)
+            return range(WHOLE[0], BLANKS[1].start)
         # Stored numbers have 64 bits, whatever the step.
-        highest = min(int(limits[1] / self.scale) + 1, BLANKS[1].start)
-        return range(max(int(limits[0] / self.scale), -(1 << 63)), highest)
+        lowest, highest = (int(limit / self.scale) for limit in limits)
+        return range(max(lowest, WHOLE[0]), min(highest, WHOLE[1]) + 1)
 
     @property
     def has_limits(self) -> bool:
