@@ -394,6 +394,8 @@ class EvidenceDocument(msgspec.Struct, frozen=True):
     threshold: float | None
     comparison: str
     window_seconds: float
+    text: str = ""
+    """All of it in words; empty in documents of earlier releases."""
 
 
 class GainDocument(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from railscope import timestamps
+from railscope import figures, timestamps
 from railscope.catalog.collector import NODE_STATES
 from railscope.client import answers, tables
 from railscope.client.cluster_reading import ClusterReading
@@ -28,7 +28,7 @@ FLEET_GPU_COLUMNS = (
     tables.TableColumn("node", "NODE", is_key=True),
     tables.TableColumn("index", "GPU"),
     tables.TableColumn("state", "STATE"),
-    tables.number("utilization_ratio", "BUSY", tables.show_percent),
+    tables.number("utilization_ratio", "BUSY", figures.percent),
     tables.number("rail", "RAIL"),
     tables.TableColumn("nic_state", "NIC"),
     tables.TableColumn("holder", "HOLDER", tables.show_list),
@@ -48,9 +48,9 @@ RAIL_COLUMNS = (
     tables.number("unknown", "UNKNOWN"),
     tables.number("degraded", "DEGRADED"),
     tables.number("healthy", "HEALTHY"),
-    tables.number("paused_ratio", "PAUSED", tables.show_percent),
-    tables.number("pausing_ratio", "PAUSING", tables.show_percent),
-    tables.number("utilization_ratio", "BUSY", tables.show_percent),
+    tables.number("paused_ratio", "PAUSED", figures.percent),
+    tables.number("pausing_ratio", "PAUSING", figures.percent),
+    tables.number("utilization_ratio", "BUSY", figures.percent),
     tables.number("receive_bytes_per_second", "IN Gb/s", tables.show_gigabits),
     tables.number("transmit_bytes_per_second", "OUT Gb/s", tables.show_gigabits),
     tables.number("temperature_celsius", "HOTTEST", lambda value: f"{value:.0f} C"),
@@ -78,7 +78,7 @@ JOB_COLUMNS = (
     tables.number("gpus", "GPUS"),
     tables.number("nodes", "NODES", wide=True),
     tables.number("runtime_seconds", "RUNTIME", tables.show_age),
-    tables.number("utilization_ratio", "BUSY", tables.show_percent),
+    tables.number("utilization_ratio", "BUSY", figures.percent),
     tables.number("step_seconds", "STEP", lambda value: f"{value:.2f} s"),
     tables.TableColumn("reason", "REASON"),
     tables.TableColumn("straggler", "SLOWEST GPU", is_wide=True),
@@ -103,7 +103,7 @@ TENANT_COLUMNS = (
     tables.number("gpus", "GPUS"),
     tables.number("jobs", "JOBS"),
     tables.number("held_gpu_seconds", "GPU-HOURS", tables.show_gpu_hours),
-    tables.number("utilization_ratio", "BUSY", tables.show_percent),
+    tables.number("utilization_ratio", "BUSY", figures.percent),
     tables.number("power_watts", "POWER", tables.show_watts),
     tables.number("incidents", "INCIDENTS"),
 )

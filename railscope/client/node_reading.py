@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from railscope import timestamps
+from railscope import figures, timestamps
 from railscope.catalog import METRICS
 from railscope.client import answers, tables
 
@@ -28,7 +28,7 @@ _NIC_VALUES = {"speed_bytes_per_second": "railscope_network_link_speed_bytes_per
 GPU_COLUMNS = (
     tables.TableColumn("index", "GPU", is_key=True),
     tables.TableColumn("health", "HEALTH"),
-    tables.number("utilization_ratio", "BUSY", tables.show_percent),
+    tables.number("utilization_ratio", "BUSY", figures.percent),
     tables.number("power_watts", "POWER", tables.show_watts),
     tables.number("temperature_celsius", "TEMP", lambda value: f"{value:.0f} C"),
     tables.TableColumn("holder", "HOLDER", tables.show_list),

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from railscope import timestamps
+from railscope import figures, timestamps
 from railscope.untrusted_text import printable
 
 Row: TypeAlias = dict[str, Any]
@@ -48,28 +48,9 @@ def show_number(value: Any) -> str:
     return f"{value:.0f}" if float(value).is_integer() else f"{value:.2f}"
 
 
-def show_percent(value: Any) -> str:
-    """Format a ratio."""
-    return f"{100 * value:.0f} %"
-
-
 def show_age(seconds: Any) -> str:
-    """Format a duration by its two largest units; a small negative one is a difference of clocks."""
-    if seconds < 10:  # noqa: PLR2004 - with a decimal below this
-        return f"{max(seconds, 0.0):.1f} s"
-    for limit, unit, size, lower, lower_size in _AGES:
-        if seconds < limit:
-            rest = int(seconds % size // lower_size)
-            return f"{int(seconds // size)} {unit}" + (f" {rest} {lower}" if lower and rest else "")
-    return f"{int(seconds // 86_400)} d"
-
-
-_AGES = (
-    (120, "s", 1, "", 1),
-    (3_600, "min", 60, "", 1),
-    (86_400, "h", 3_600, "min", 60),
-    (10 * 86_400, "d", 86_400, "h", 3_600),
-)
+    """Format a duration; a small negative one is a difference of clocks."""
+    return figures.duration(max(round(seconds, 1), 0.0))
 
 
 def show_gpu_hours(seconds: Any) -> str:
@@ -78,8 +59,8 @@ def show_gpu_hours(seconds: Any) -> str:
 
 
 def show_watts(value: Any) -> str:
-    """Format watts as kW above one."""
-    return f"{value / 1000:.1f} kW" if value >= 10_000 else f"{value:.0f} W"  # noqa: PLR2004 - five digits
+    """Format a power."""
+    return figures.quantity(value, "watts")
 
 
 def show_gigabits(value: Any) -> str:

@@ -17,6 +17,7 @@ from typing import ClassVar, TypeAlias
 from rich.text import Text
 from textual import app, binding, containers, events, message, screen, widgets
 
+from railscope import figures
 from railscope.client import cluster_tables, tables, top_views
 from railscope.client.connection import ClientError
 
@@ -337,7 +338,7 @@ class TopApp(app.App[None]):
     def _text(self, column: tables.TableColumn, row: tables.Row) -> str:
         """Return the text of a cell; a ratio has a bar where there is room."""
         text, value = tables.ClientTable("", ()).cell(column, row), row.get(column.key)
-        if column.form is not tables.show_percent or value is None:
+        if column.form is not figures.percent or value is None:
             return text
         return f"{_bar(value)} {text:>5}" if self.size.width >= BARS_FROM_WIDTH else text
 

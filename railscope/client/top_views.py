@@ -329,12 +329,10 @@ def incident_facts(reading: cluster.ClusterReading) -> tables.ClientTable:
         else tables.show_gpu_hours(row["lost_gpu_seconds"]),
     }
     facts["explained by"] = row["explained_by"]
-    for evidence in incident.evidence:
-        value, limit = evidence.get("value"), evidence.get("threshold")
-        shown_value = "no value" if value is None else f"{value}"
-        compared = f"{evidence.get('comparison') or ''}{'' if limit is None else f': {limit}'}"
-        name = f"{evidence.get('signal')} {evidence.get('device')}"
-        facts[name] = f"{shown_value} ({compared})" if compared else shown_value
+    for number, evidence in enumerate(incident.evidence, start=1):
+        # A collector of 0.3.0 sends no text.
+        earlier = f"{evidence.get('device')}: {evidence.get('signal')} {evidence.get('value')}"
+        facts[f"evidence {number}"] = evidence.get("text") or earlier
     return _facts_table("incident", facts)
 
 

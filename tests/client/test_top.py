@@ -391,7 +391,7 @@ async def test_incidents_are_above_the_nodes_and_not_above_other_views():
     async with top(content) as screen:
         await screen.shows("nodes", "n1")
         lines = screen.text("incidents").splitlines()
-        assert lines[0].split() == ["critical", "0.0", "s", "xid:", "GPU", "1", "of", "n1"]
+        assert lines[0].split() == ["critical", "0", "s", "xid:", "GPU", "1", "of", "n1"]
         assert [line.split()[0] for line in lines[1:5]] == ["warning"] * 4
         assert lines[5:] == ["and 2 more: key i"]
         await screen.press("r")
@@ -513,7 +513,7 @@ async def test_rails_lead_to_their_gpus_and_nics():
         await screen.shows("nodes", "n1")
         await screen.press("r")
         await screen.shows("rails", "1")
-        assert screen.rows()[0][:7] == ["1", "1", "0", "0", "1", "0 %", "-"]
+        assert screen.rows()[0][:7] == ["1", "1", "0", "0", "1", "0.1 %", "-"]
         assert "no fresh reading of the rail" in screen.text("foot")
         await screen.press("enter")
         await screen.shows("gpus  rail=1", "n1")

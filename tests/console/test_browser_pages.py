@@ -351,5 +351,5 @@ async def test_a_large_cluster_is_bounded(chromium: Browser, tmp_path: Path, cou
         view = View("node", now_ns, tuple(cells))
         collector.refresher.views = CollectorViews(now_ns, node=view, gpus=ListedReadings(gpus))
         collector.diagnosis.table = IncidentTable(now_ns, tuple(found))
-        assert f"{count} nodes" in (await visitor.visit("/")).text
+        assert f"{count:,} nodes" in (await visitor.visit("/")).text
         assert nodes[0] in (await visitor.visit("/nodes")).text

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
-from railscope import __version__
+from railscope import __version__, figures
 from railscope.reading import REASONS, Absent
 from railscope.settings import SettingsError
 from railscope.timestamps import SECOND_NS
@@ -25,7 +25,7 @@ from railscope_agent.health.nic_link_rules import findings_of_unused_ports
 from railscope_agent.health.nic_signals import MIN_PEERS
 from railscope_agent.health.node_facts import NIC_RULES, AbsentSources, NodeHealthFacts
 from railscope_agent.health.setting_rules import GPU_SETTING_RULES
-from railscope_agent.sampling.budget_keeper import create_governor, format_percent
+from railscope_agent.sampling.budget_keeper import create_governor
 from railscope_agent.sampling.governor import Governor
 from railscope_agent.sampling.meter import ThreadCost
 from railscope_agent.sampling.probe_result import ProbeFinding, ProbeVerdict, format_count
@@ -221,12 +221,12 @@ def _costs(agent: Agent) -> list[ProbeFinding]:
         for name in sorted(shares, key=shares.__getitem__, reverse=True)
         if shares[name]
     ]
-    detail = f"reads use {format_percent(whole)} of a core at the configured periods"
+    detail = f"reads use {figures.percent(whole)} of a core at the configured periods"
     verdict, remedy = ProbeVerdict.SUPPORTED, ""
     if not budget.cpu_ratio:
         detail, verdict = f"{detail}, no budget is set", ProbeVerdict.ABSENT
     else:
-        detail = f"{detail}, budget {format_percent(budget.cpu_ratio)}"
+        detail = f"{detail}, budget {figures.percent(budget.cpu_ratio)}"
         if whole > budget.cpu_ratio:
             detail += ": exceeded; periods are lengthened until reads fit the budget"
             remedy = "increase periods in [period_seconds], or increase budget.cpu_ratio"
@@ -238,7 +238,7 @@ def _cost(status: SourceState, share: float, governor: Governor) -> ProbeFinding
     cost = spent.read if spent else ThreadCost()
     period = status.source.period_seconds
     detail = (
-        f"{format_percent(share)} of a core: {cost.cpu_ns / _MS:.2f} ms of processor time in"
+        f"{figures.percent(share)} of a core: {cost.cpu_ns / _MS:.2f} ms of processor time in"
         f" {cost.wall_ns / _MS:.2f} ms every {period:g} s"
     )
     load = governor.loads[name]

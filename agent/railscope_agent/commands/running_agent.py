@@ -6,10 +6,10 @@ import re
 import ssl
 from http import HTTPStatus
 
+from railscope import figures
 from railscope.catalog import agent as catalog
 from railscope.settings import SettingsError
 from railscope_agent.config import AgentSettings
-from railscope_agent.sampling.budget_keeper import format_percent
 from railscope_agent.sampling.probe_result import ProbeFinding, ProbeVerdict
 from railscope_agent.shipping import (
     http_client,
@@ -88,9 +88,9 @@ def _metrics_findings(url: str, exposition: str) -> list[ProbeFinding]:
     if catalog.AGENT_MEMORY.name not in of_agent:
         detail = f"{url} is not the metrics endpoint of an agent"
         return [_running_finding(ProbeVerdict.BROKEN, detail)]
-    parts = ["not measured yet" if use is None else f"uses {format_percent(use)} of a core"]
+    parts = ["not measured yet" if use is None else f"uses {figures.percent(use)} of a core"]
     if budget:
-        parts.append(f"budget {format_percent(budget)}")
+        parts.append(f"budget {figures.percent(budget)}")
     parts += [
         f"{match['resource']} {match['state'].replace('_', ' ')}"
         for line in lines

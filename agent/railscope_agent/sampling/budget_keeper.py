@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from railscope import figures
 from railscope.catalog.agent import GOVERNOR_STATES
 from railscope.timestamps import SECOND_NS
 from railscope_agent.config import BudgetSettings
@@ -117,18 +118,13 @@ class BudgetKeeper:
     def describe_use(self) -> str:
         """Describe the use of the processor budget."""
         use, bound = self.governor.use, self.budget.cpu_ratio
-        use_text = "not measured yet" if use is None else f"{format_percent(use)} of a core"
+        use_text = "not measured yet" if use is None else f"{figures.percent(use)} of a core"
         if not bound:
             return f"{use_text}, no budget"
         state = GOVERNOR_STATES[self.governor.state].replace("_", " ")
-        return f"{use_text}, budget {format_percent(bound)}: {state}"
+        return f"{use_text}, budget {figures.percent(bound)}: {state}"
 
     def _release_memory(self) -> None:
         # First: memory that caches still refer to cannot be returned to the system.
         self.drop_caches()
         self.meter.release_memory()
-
-
-def format_percent(ratio: float) -> str:
-    """Format a ratio as percent."""
-    return f"{ratio * 100:.2g} %" if ratio < 1 else f"{ratio * 100:.0f} %"

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from railscope import figures
 from railscope.catalog import METRICS, MetricKind
 from railscope.timestamps import format_timestamp
 
@@ -201,37 +202,15 @@ def summarize(curve: HistoryCurve) -> CurveSummary | None:
     return CurveSummary(*last, *low, *high)
 
 
-_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-_UNIT_SYMBOLS = {
-    "watts": "W",
-    "celsius": "°C",
-    "hertz": "Hz",
-    "bytes per second": "B/s",
-    "seconds": "s",
-    "per second": "/s",
-}
-
-
-def format_value(value: float, unit: str) -> str:
-    """Return a value in words: with a prefix from a thousand on, and a ratio as a percentage."""
-    if unit == "ratio":
-        return f"{value * 100:.3g} %"
-    factor, prefix = next(((f, p) for f, p in _PREFIXES if abs(value) >= f), (1.0, ""))
-    if unit == "celsius":
-        factor, prefix = 1.0, ""
-    return f"{value / factor:.4g} {prefix}{_UNIT_SYMBOLS.get(unit, unit)}".rstrip()
-
-
 def caption(curve: HistoryCurve) -> str:
     """Return what a curve shows in words: last, smallest and largest value with their times, and the gaps."""
     summary = summarize(curve)
-    missing = f"{len(curve.gaps)} gaps" if len(curve.gaps) != 1 else "1 gap"
     reasons = "; ".join(dict.fromkeys(gap.reason for gap in curve.gaps[:MAX_GAPS]))
-    gaps = f" {missing}: {reasons}." if curve.gaps else ""
+    gaps = f" {figures.count(len(curve.gaps), 'gap')}: {reasons}." if curve.gaps else ""
     if summary is None:
         return f"{curve.label}: no value in this period.{gaps}"
     low, high, last = (
-        f"{format_value(value, curve.unit)} at {clock_text(ns)}"
+        f"{figures.quantity(value, curve.unit)} at {clock_text(ns)}"
         for value, ns in (
             (summary.minimum, summary.minimum_ns),
             (summary.maximum, summary.maximum_ns),

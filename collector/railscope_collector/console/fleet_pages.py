@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from railscope import api as resources
+from railscope import api as resources, figures
 from railscope.catalog import collector as catalog
 from railscope.catalog.agent import GOVERNOR_EVENT
 from railscope.catalog.incidents import EVALUATION_TIME
@@ -20,7 +20,6 @@ from railscope.timestamps import SECOND_NS
 from railscope_collector.access.credentials import ANYONE
 from railscope_collector.console import curves, incident_pages, page_table, rail_grid, recent_events
 from railscope_collector.diagnosis import entity_states
-from railscope_collector.diagnosis.incident_report import count_text
 from railscope_collector.diagnosis.incident_table import DiagnosisProgress, IncidentTable
 from railscope_collector.fleet.view_cells import ViewCell, label_names
 from railscope_collector.http import gpus_api, incidents_api, read_api
@@ -364,11 +363,11 @@ def _summary(model: OverviewModel, urgent: int) -> str:
     if model.nodes:
         counts = model.nodes.states
         states = ", ".join(f"{counts[s]} {s}" for s in entity_states.STATES[:-1] if counts[s])
-        parts.append(f"{count_text(model.nodes.found, 'node')}: {states or 'all healthy'}")
+        parts.append(f"{figures.count(model.nodes.found, 'node')}: {states or 'all healthy'}")
     if model.problem:
         parts.append(model.problem)
     else:
-        parts.append(count_text(urgent, "open incident") if urgent else "no open incident")
+        parts.append(figures.count(urgent, "open incident") if urgent else "no open incident")
     if model.touched_jobs:
-        parts.append(f"{count_text(model.touched_jobs, 'job')} touched")
+        parts.append(f"{figures.count(model.touched_jobs, 'job')} affected")
     return "; ".join(parts)

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from railscope import api as resources, timestamps
+from railscope import api as resources, figures, timestamps
 from railscope.device_names import DeviceKey, Names, choose_most_complete
 from railscope.service import run_in_thread
 from railscope.timestamps import SECOND_NS
@@ -230,7 +230,7 @@ def _group_models(
 def _cell(row: curves.TableRow, unit: str) -> str:
     if row.minimum != row.minimum:
         return "unknown"
-    low, high = (curves.format_value(value, unit) for value in (row.minimum, row.maximum))
+    low, high = (figures.quantity(value, unit) for value in (row.minimum, row.maximum))
     return low if low == high else f"{low} to {high}"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from railscope import api as resources
+from railscope import api as resources, figures
 from railscope.service import run_in_thread
 from railscope.timestamps import format_timestamp, parse_timestamp
 from railscope_collector.console import (
@@ -162,7 +162,7 @@ def evidence_figure(curve: diagnosis_curves.EvidenceCurve, onset_ns: int) -> Cur
 def _range_text(row: shapes.TableRow, unit: str) -> str:
     if not np.isfinite(row.minimum):
         return "unknown"
-    low, high = shapes.format_value(row.minimum, unit), shapes.format_value(row.maximum, unit)
+    low, high = figures.quantity(row.minimum, unit), figures.quantity(row.maximum, unit)
     return low if low == high else f"{low} to {high}"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,19 +13,18 @@ import jinja2
 import msgspec
 from markupsafe import Markup
 
+from railscope import figures
 from railscope.shipped_files import shipped_files
 from railscope.timestamps import SECOND_NS, format_timestamp, parse_timestamp
 from railscope_collector.console import curves, page_table
 from railscope_collector.diagnosis import incident_report as report
+from railscope_collector.diagnosis.evidence_words import evidence_text
 from railscope_collector.diagnosis.incident_classes import INCIDENT_RUNBOOK
 from railscope_collector.diagnosis.incident_table import cause_labels
 
 _DIRECTORY = Path(__file__).parent
 _DIGITS = 12
-_NONE = "\N{EN DASH}"
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-_PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
-_MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,67 +52,16 @@ STATIC_FILES: Mapping[str, StaticFile] = _read_static_files()
 _URLS = {Path(url).name: url for url in STATIC_FILES}
 
 
-def format_number(value: float | None, unit: str = "") -> str:
-    """Return three digits of a number with a decimal prefix, and its unit; a dash for none."""
-    if value is None or not math.isfinite(value):
-        return _NONE
-    if abs(value) < 1:
-        return f"{value:.3g} {unit}".strip()
-    size, prefix = next(each for each in _PREFIXES if abs(value) >= each[0])
-    scaled = value / size
-    decimals = 0 if float(scaled).is_integer() or abs(scaled) >= 100 else 1 + (abs(scaled) < 10)  # noqa: PLR2004 - three digits
-    return f"{scaled:.{decimals}f} {prefix}{unit}".strip()
-
-
-_SUFFIXES = {
-    "bytes_per_second": "B/s", "transmit": "B/s", "bytes": "B", "watts": "W", "hertz": "Hz", "clock": "Hz",
-    "celsius": "°C", "seconds": "s", "per_second": "/s",
-}  # fmt: skip
-"""Units by the end of a metric's name, or of a measure of stragglers."""
-
-
-def format_quantity(value: float | None, name: str) -> str:
-    """Return the value of a metric with its unit, which its name ends in; ratios as percentages."""
-    if value is not None and name.endswith(("_ratio", "activity")):
-        return f"{value * 100:.3g} %"
-    unit = next((unit for end, unit in _SUFFIXES.items() if name.endswith(end)), "")
-    return format_number(value, unit)
-
-
-def format_duration(seconds: float | None) -> str:
-    """Return a duration in its two largest units; a dash for none."""
-    if seconds is None:
-        return _NONE
-    rounded = round(abs(seconds))
-    if rounded < _MINUTE:
-        text = f"{abs(seconds):.1f} s" if abs(seconds) < 10 else f"{rounded} s"  # noqa: PLR2004 - one digit
-    elif rounded < _HOUR:
-        text = f"{rounded // _MINUTE} min {rounded % _MINUTE} s"
-    elif rounded < _DAY:
-        text = f"{rounded // _HOUR} h {rounded % _HOUR // _MINUTE} min"
-    else:
-        text = f"{rounded // _DAY} d {rounded % _DAY // _HOUR} h"
-    return f"-{text}" if round(seconds, 1) < 0 else text
-
-
-def _age(seconds: float) -> str:
-    """Return an age in its largest unit."""
-    for size, unit in ((_DAY, "d"), (_HOUR, "h"), (_MINUTE, "min")):
-        if seconds >= size:
-            return f"{seconds // size:.0f} {unit}"
-    return f"{seconds:.0f} s"
-
-
 def time_element(timestamp: int | str | None, now_ns: int = 0) -> Markup | str:
     """Return a `time` element in UTC, to the second; as the time since then, with a present. A dash for none."""
     if not timestamp:
-        return _NONE
+        return figures.NONE
     timestamp_ns = parse_timestamp(timestamp) if isinstance(timestamp, str) else timestamp
     text = format_timestamp(timestamp_ns // SECOND_NS * SECOND_NS, "seconds")
     shown = exact = text.replace("T", " ").removesuffix("Z")
     if now_ns:
         seconds = (now_ns - timestamp_ns) / SECOND_NS
-        shown = f"{_age(seconds)} ago" if seconds > 0 else "now"
+        shown = f"{figures.age(seconds)} ago" if seconds > 0 else "now"
         pattern = '<time datetime="{}" title="{} UTC">{}</time>'
         return Markup(pattern).format(text, exact, shown)  # noqa: S704 - format escapes
     return Markup('<time datetime="{}">{}</time>').format(text, shown)
@@ -144,20 +91,19 @@ _environment.globals |= {
     "short_periods": {"15 minutes": 15, "1 hour": 60},
 }
 _environment.filters |= {
-    "number": format_number,
-    "count": report.count_text,
+    "number": figures.quantity,
+    "count": figures.count,
     "pages": page_table.page_count,
     "entity": report.entity_text,
-    "evidence": report.evidence_text,
+    "evidence": evidence_text,
     "labels": cause_labels,
     "nanoseconds": parse_timestamp,
-    "duration": format_duration,
-    "quantity": format_quantity,
-    "in_unit": curves.format_value,
+    "duration": figures.duration,
+    "quantity": lambda value, name: figures.quantity(value, figures.unit_of(name)),
+    "in_unit": figures.quantity,
     "when": time_element,
     "clock": curves.clock_text,
     "picture": curves.picture,
-    "amount": curves.format_value,
 }
 
 

@@ -11,9 +11,9 @@ from itertools import groupby
 
 import msgspec
 
+from railscope import figures
 from railscope.api import Node
 from railscope_collector.diagnosis.entity_states import LETTERS
-from railscope_collector.diagnosis.incident_report import count_text
 
 MAX_NODES = 4096
 MAX_NAMED = 40
@@ -107,12 +107,12 @@ def make_grid(rows: Sequence[Node]) -> RailGrid:
     columns = next(width for largest, width in _WIDTHS if len(shown) <= largest)
     cells = tuple(row.rails[:rails] for row in shown)
     counts = {name: sum(cell.count(letter) for cell in cells) for letter, name in _NAMES.items()}
-    states = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    states = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
     return RailGrid(
         tuple(row.node for row in shown),
         cells,
         rails,
         min(columns, max(len(shown), 1)),
         len(rows) - len(shown),
-        f"{count_text(len(shown), 'node')} by {count_text(rails, 'rail')}, worst first: {states or 'no rails'}",
+        f"{figures.count(len(shown), 'node')} by {figures.count(rails, 'rail')}, worst first: {states or 'no rails'}",
     )

@@ -41,6 +41,8 @@ class Cause(NamedTuple):
 CHANGE = "change of peers"
 """Comparison of a value relative to the past, not of the signal itself."""
 EVENT = "event"
+OWN_PAST = "relative to its past"
+"""Comparison of a value that is a quotient, too."""
 OTHER_JOBS = "jobs in one pod"
 """Comparison with the devices of other jobs, which may be those of other tenants."""
 

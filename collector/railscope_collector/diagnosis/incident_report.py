@@ -10,6 +10,7 @@ from collections.abc import Container, Iterable, Iterator
 
 import msgspec
 
+from railscope import figures
 from railscope.api import (
     EntityDocument,
     EvidenceDocument,
@@ -26,8 +27,8 @@ from railscope.api import (
 from railscope.timestamps import SECOND_NS, format_timestamp
 from railscope.wire import RAIL_DIGITS
 from railscope_collector.diagnosis.devices import ClusterDevices
+from railscope_collector.diagnosis.evidence_words import evidence_text
 from railscope_collector.diagnosis.findings import (
-    EVENT,
     SLOT_NS,
     Cause,
     ExpectedGain,
@@ -226,7 +227,7 @@ def _number(text: str) -> int | None:
 
 
 def _evidence(evidence: FindingEvidence, window_seconds: float) -> EvidenceDocument:
-    return EvidenceDocument(
+    document = EvidenceDocument(
         evidence.signal,
         evidence.device,
         _finite(evidence.value),
@@ -234,6 +235,7 @@ def _evidence(evidence: FindingEvidence, window_seconds: float) -> EvidenceDocum
         evidence.comparison,
         _seconds(evidence.slots, window_seconds),
     )
+    return msgspec.structs.replace(document, text=evidence_text(document))
 
 
 def _seconds(slots: int | None, usual_seconds: float) -> float:
@@ -296,21 +298,6 @@ def entity_text(entity: EntityDocument) -> str:
     return place_text(entity) + (f" ({shown})" if shown else "")
 
 
-def count_text(count: int, noun: str) -> str:
-    """Return a number of things in words."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def evidence_text(evidence: EvidenceDocument) -> str:
-    """Return a value in words, with what it is compared with; without a value, or of an event, the reason."""
-    named, compared = f"{evidence.device}: {evidence.signal}", evidence.comparison
-    if evidence.comparison == EVENT:
-        return f"{named} ({compared})"
-    value = "no value" if evidence.value is None else f"{evidence.value:g}"
-    limit = "" if evidence.threshold is None else f": {evidence.threshold:g}"
-    return f"{named} {value} ({compared}{limit})"
-
-
 def describe(incident: IncidentDocument, paused_nics: int, job_count: int) -> Iterator[str]:
     """Yield the lines of an incident for a terminal; the document may list fewer NICs and jobs."""
     ended = f"from {incident.onset} to {incident.ended}"
@@ -326,12 +313,12 @@ def describe(incident: IncidentDocument, paused_nics: int, job_count: int) -> It
         speed += f", ended {job.ended}" if job.ended else ""
         yield f"  {entity_text(job)}{speed}"
     if job_count > len(incident.jobs):
-        yield f"  {count_text(job_count - len(incident.jobs), 'more job')}"
+        yield f"  {figures.count(job_count - len(incident.jobs), 'more job')}"
     if paused_nics:
-        yield f"  {count_text(paused_nics, 'NIC')} paused"
+        yield f"  {figures.count(paused_nics, 'NIC')} paused"
     if not incident.gain:
         lost = incident.lost_gpu_time_seconds
-        yield "  loss not known" if lost is None else f"  {count_text(lost, 'GPU-second')} lost"
+        yield "  loss not known" if lost is None else f"  {figures.count(lost, 'GPU-second')} lost"
     if incident.detail:
         yield f"  {incident.detail}"
     if incident.gain:

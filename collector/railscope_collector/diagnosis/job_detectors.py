@@ -62,7 +62,7 @@ def jobs_without_input(view: findings.DiagnosisView) -> Iterator[findings.Findin
         wait = _find_wait(view, job)
         if wait:
             values = wait.usual, wait.limit
-            evidence = _of_job(job, "utilization", values, "relative to its past", wait.slots)
+            evidence = _of_job(job, "utilization", values, findings.OWN_PAST, wait.slots)
             # Without counters of what a job exchanges, a phase of other work has the same readings.
             severity = "info" if np.isnan(wait.progress) or job_steps.may_serve(view, job) else ""
             slots = job_steps.waiting_slots(view, job, job_steps.MIN_INPUT, wait.limit)
@@ -523,6 +523,6 @@ def slow_jobs(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         works = findings.above(used, job_steps.MIN_BUSY_USE * usual).any()
         if works and job_steps.has_common_steps(view, state.job):
             values, slots = (state.speed, 1.0), findings.SLOTS_PER_MINUTE
-            evidence = _of_job(state.job, "send", values, "relative to its past", slots)
+            evidence = _of_job(state.job, "send", values, findings.OWN_PAST, slots)
             cause = findings.Cause("job", job=state.job.key)
             yield findings.Finding("job_slowdown", cause, (evidence,))

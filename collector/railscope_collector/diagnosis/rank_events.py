@@ -35,7 +35,7 @@ STRAGGLER_NS = 900 * SECOND_NS
 CONFIRM_NS, WINDOW_NS = 180 * SECOND_NS, 60 * SECOND_NS
 """Time after the report of such a rank within which its job must be slower than before, and the time that the report is about."""
 WAITING, STRAGGLER, SLOW_PATH = "collective_waiting", "collective_straggler", "collective_slow_path"
-_TEXTS = {
+RANK_TEXTS = {
     "nccl_process_dead": "is considered dead by NCCL",
     "nccl_rank_dead": "is considered dead by NCCL",
     "nccl_rank_failed": "has a communicator with an error",
@@ -46,8 +46,8 @@ _TEXTS = {
     "nccl_rank_mismatch": "launched another collective than the others",
 }
 """Events that name a rank, those first that explain the others."""
-_ORDER = tuple(_TEXTS)
-RANK_EVENTS = frozenset((*_TEXTS, WAITING, STRAGGLER, SLOW_PATH))
+_ORDER = tuple(RANK_TEXTS)
+RANK_EVENTS = frozenset((*RANK_TEXTS, WAITING, STRAGGLER, SLOW_PATH))
 """Events that the diagnosis uses."""
 _KEY_PARTS = {
     "collective_rank": 4, "communicator_rank": 4, "nccl_rank": 4, "nccl_job": 2, "collective_group": 3, "communicator_call": 5,
@@ -276,7 +276,7 @@ def _blamed_ranks(
 
     A late rank that waits in another collective is not the cause, unless all late ranks do.
     """
-    named = [node_event for node_event in events if node_event.event.name in _TEXTS]
+    named = [node_event for node_event in events if node_event.event.name in RANK_TEXTS]
     causes = [each for each in named if not each.event.facts.get("waits_in")] or named
     places = _RankPlaces.from_events(named, ranks)
     found: dict[str, tuple[NodeEvent, str]] = {}
@@ -286,7 +286,7 @@ def _blamed_ranks(
     for node_event, device in list(found.values())[:MAX_NAMED]:
         name = node_event.event.name
         collective = f"{_text(node_event, 'collective')} {_text(node_event, 'sequence')}".strip()
-        text = f"{_TEXTS[name]} {collective}" if name == "collective_late" else _TEXTS[name]
+        text = f"{RANK_TEXTS[name]} {collective}" if name == "collective_late" else RANK_TEXTS[name]
         evidence = findings.FindingEvidence(
             name, float(_lag(node_event)), 0.0, "collectives behind other ranks", device
         )

@@ -184,7 +184,7 @@ _NIC = [
     ("adaptive_retransmissions", "per second", "Adaptive retransmissions.", lambda w: w.rate("adaptive_retransmissions")),
     ("discards", "per second", "Packets that the NIC dropped on receipt [X].", lambda w: _sum_known(np.stack([w.rate(name) for name in _DISCARDS]))),
     ("write_stall", "ratio", "Share of time in which PCIe writes stall: the receive path [I].", lambda w: _stall_share(w, "write_stalled_seconds", "write_stall")),
-    ("bit_errors", "ratio", "Corrected bits, relative to received bits [B].", lambda w: divide(w.total("corrected_bits"), w.total("line_bytes") * BITS_PER_BYTE)),
+    ("bit_errors", "errors per bit", "Corrected bits, relative to received bits [B].", lambda w: divide(w.total("corrected_bits"), w.total("line_bytes") * BITS_PER_BYTE)),
     ("uncorrected_symbols", "per second", "Symbols or blocks beyond correction [U].", lambda w: np.fmax(w.rate("uncorrected_symbols"), w.rate("uncorrected_blocks"))),
     ("link_downs", "events", "Times that the link went down [D].", lambda w: np.fmax(w.total("link_downs"), np.fmax(w.total("port_link_downs"), np.floor(w.total("carrier_changes") / 2)))),
     ("link_up", "1 or 0", "1 if the link is up.", lambda w: _first_known(w.current("link_up"), w.current("port_up"))),

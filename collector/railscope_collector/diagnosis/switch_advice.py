@@ -248,7 +248,7 @@ def _paused_before_marked(name: str, sender: TrackedSender, now_ns: int) -> _Lat
     return _LateQueue(
         (
             findings.FindingEvidence(
-                "switch_pauses_sent", rate, MIN_PAUSES, "per second", place, slots=MARKS_SLOTS
+                "switch_pause_rate", rate, MIN_PAUSES, "limit", place, slots=MARKS_SLOTS
             ),
             findings.FindingEvidence(
                 "queue_marks", mark_rate, rate, "pause frames sent", place, slots=MARKS_SLOTS
@@ -335,12 +335,10 @@ def _lost_headroom(
         key=lambda each: -each.value / max(each.threshold, 1.0),
     )
     if found:
-        texts = [f"{each.device}: {each.value:.0f} {each.comparison}" for each in found[:MAX_NAMED]]
         yield findings.Finding(
             "headroom_low",
             findings.Cause("leaf", leaf, view.groups.leaf_names[leaf]),
             tuple(found[:MAX_NAMED]),
-            detail="; ".join(texts),
             subject=f"headroom of {name}",
             gain=findings.ExpectedGain(
                 "unknown", "headroom costs nothing until it is full; then packets are lost"
@@ -356,9 +354,10 @@ def _used_headroom(name: str, sender: TrackedSender) -> Iterator[findings.Findin
             size = sender.latest(label._replace(quantity="headroom_size"))
             used = sender.latest(label)
             if MIN_HEADROOM_SHARE * size < used < np.inf:
-                text = f"of {size:.0f} bytes of headroom used"
                 place = f"{name} {label.port} priority group {label.number}"
-                yield findings.FindingEvidence("headroom_used", used, size, text, place, slots=0)
+                yield findings.FindingEvidence(
+                    "headroom_used", used, size, "its headroom", place, slots=0
+                )
 
 
 def _dropped(name: str, sender: TrackedSender, now_ns: int) -> Iterator[findings.FindingEvidence]:
@@ -370,7 +369,6 @@ def _dropped(name: str, sender: TrackedSender, now_ns: int) -> Iterator[findings
             sent = sender.find(label._replace(quantity="pauses_sent"))
             if sent and any(sent[0].recent(now_ns, MARKS_NS, np.array([sent[1]]))):
                 place = f"{name} {label.port} priority group {label.number}"
-                text = f"packets dropped in {MARKS_NS // SECOND_NS} s"
                 yield findings.FindingEvidence(
-                    "headroom_drops", count, 0.0, text, place, slots=MARKS_SLOTS
+                    "headroom_drops", count, 0.0, "limit", place, slots=MARKS_SLOTS
                 )

@@ -238,7 +238,7 @@ class SwitchLinks:
                         "queue_drops",
                         rate,
                         MIN_ERRORS,
-                        "per second",
+                        "limit",
                         f"{queue.switch} {queue.port} queue {queue.queue}",
                         slots=WINDOW_SLOTS,
                     )
@@ -317,7 +317,7 @@ def _error_evidence(errors: _PortErrors, usual: float) -> findings.FindingEviden
         f"port_{quantity}",
         errors.rates[quantity],
         max(MIN_ERRORS, FACTOR * usual),
-        f"per second; at least {FACTOR:.0f} times the median of the other ports without a NIC",
+        f"{FACTOR:.0f} times the median of the other ports without a NIC",
         " ".join(errors.port),
         slots=WINDOW_SLOTS,
     )

@@ -15,15 +15,15 @@ from typing import Any
 import aiohttp
 import structlog
 
+from railscope import figures
 from railscope.api import IncidentDocument
 from railscope.settings import check_http_url, read_named_file
 from railscope.timestamps import format_timestamp
 from railscope_collector.config import CollectorSettings
+from railscope_collector.diagnosis.evidence_words import evidence_text
 from railscope_collector.diagnosis.incident_classes import INCIDENT_RUNBOOK, Severity
 from railscope_collector.diagnosis.incident_report import (
-    count_text,
     entity_text,
-    evidence_text,
 )
 from railscope_collector.diagnosis.incident_table import (
     IncidentTable,
@@ -201,8 +201,8 @@ def _description(document: IncidentDocument) -> str:
     parts = [
         f"{document.text} Confidence {document.confidence}",
         *map(evidence_text, document.evidence[:_MAX_LISTED]),
-        count_text(document.victim_count, "victim"),
+        figures.count(document.victim_count, "victim"),
         *map(entity_text, document.jobs[:_MAX_LISTED]),
-        *([f"{count_text(lost, 'GPU-second')} lost"] if lost else []),
+        *([f"{figures.count(lost, 'GPU-second')} lost"] if lost else []),
     ]
     return "; ".join(parts)

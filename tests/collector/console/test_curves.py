@@ -6,7 +6,6 @@ import json
 from itertools import pairwise
 
 import numpy as np
-import pytest
 from hypothesis import given, strategies as st
 
 from railscope_collector.console.curves import (
@@ -17,7 +16,6 @@ from railscope_collector.console.curves import (
     TimeRange,
     caption,
     clock_text,
-    format_value,
     summarize,
     table_rows,
     thin,
@@ -122,20 +120,6 @@ def test_the_rows_of_a_table_contain_each_value_once() -> None:
     rows = table_rows(curve(values), PERIOD, 5)
     assert [(row.minimum, row.maximum) for row in rows] == [(0, 1), (2, 3), (4, 5), (6, 7), (8, 10)]
     assert [row.from_ns for row in rows] == [0, 200_000_000, 400_000_000, 600_000_000, 800_000_000]
-
-
-@pytest.mark.parametrize(("value", "unit", "text"), [
-    (0.1234, "ratio", "12.3 %"),
-    (0.0, "ratio", "0 %"),
-    (49_999_999_999.0, "bytes per second", "50 GB/s"),
-    (1_980_000_000.0, "hertz", "1.98 GHz"),
-    (1200.0, "celsius", "1200 °C"),
-    (3.5, "frames per second", "3.5 frames per second"),
-    (-2500.0, "watts", "-2.5 kW"),
-    (7.0, "", "7"),
-])  # fmt: skip
-def test_values_have_prefixes_and_units(value: float, unit: str, text: str) -> None:
-    assert format_value(value, unit) == text
 
 
 def test_times_are_those_of_a_clock_in_utc() -> None:

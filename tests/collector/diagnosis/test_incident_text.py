@@ -7,7 +7,8 @@ import pytest
 from support.incidents import NIC, incident
 
 from railscope.api import EvidenceDocument, GainDocument, JobDocument
-from railscope_collector.diagnosis.incident_report import describe, evidence_text, lost_time
+from railscope_collector.diagnosis.evidence_words import evidence_text
+from railscope_collector.diagnosis.incident_report import describe, lost_time
 from railscope_collector.sinks.incident_webhook import FIRING, notification
 from railscope_collector.workloads.job_roster import JobKey
 
@@ -15,24 +16,35 @@ GONE = {
     "signal": "utilization", "device": "n1 GPU 3", "value": None, "threshold": None, "comparison": "gone",
     "window_seconds": 30.0,
 }  # fmt: skip
-GONE_TEXT = "n1 GPU 3: utilization no value (gone)"
+GONE_TEXT = (
+    "n1 GPU 3: share of time in which any kernel runs, waiting ones included: no value (gone)"
+)
 
 
 @pytest.mark.parametrize(
     ("signal", "value", "threshold", "comparison", "text"),
     [
-        ("pause", 0.9, 0.5, "limit", "n1 eth1: pause 0.9 (limit: 0.5)"),
-        ("utilization", None, None, "gone", "n1 eth1: utilization no value (gone)"),
-        ("link_up", None, 1.0, "before", "n1 eth1: link_up no value (before: 1)"),
-        ("xid 79", 1.0, 0.0, "event", "n1 eth1: xid 79 (event)"),
-        ("marked_share", 0.25, None, "jobs in one pod", "n1 eth1: marked_share 0.25 (jobs in one pod)"),
+        ("pausing_share", 0.9, 0.003, "peers and baseline", "share of time in which the NIC pauses its switch port: 90 % (peers and its past: 0.3 %)"),
+        ("activity", None, None, "gone", "share of multiprocessors with work: no value (gone)"),
+        ("link_up", 0.0, 1.0, "before", "the link is up: no (before: yes)"),
+        ("link_up", None, 1.0, "before", "the link is up: no value (before)"),
+        ("link_speed", 25e9, 50e9, "peers and past", "speed of the link: 200 Gb/s (peers and past: 400 Gb/s)"),
+        ("link_downs", 2.0, 0.0, "limit", "times that the link went down: 2"),
+        ("device_state", 4.0, 0.0, "limit", "owner of the device: missing"),
+        ("read_latency", 0.0123, 4.2, "times its past", "mean duration of a read: 12.3 ms (4.2 times its past)"),
+        ("activity", 1.12, 1.05, "change of peers", "share of multiprocessors with work: 112 % of what is usual"),
+        ("xid 79", 1.0, 0.0, "event", "Xid 79, the GPU cannot be reached over PCIe"),
+        ("collective_late", 3.0, 0.0, "collectives behind other ranks", "has not entered"),
+        ("trust", 8.0, 40.0, "trust pcp, 40 peers have dscp", "trust pcp, 40 peers have dscp"),
+        ("marked_share", 0.25, None, "jobs in one pod", "marked packets, relative to those received: 25 %"),
     ],
 )  # fmt: skip
 def test_text_of_evidence(
     signal: str, value: float | None, threshold: float | None, comparison: str, text: str
 ) -> None:
-    given = EvidenceDocument(signal, "n1 eth1", value, threshold, comparison, 30.0)
-    assert evidence_text(given) == text
+    window = 0.0 if "peers have" in comparison else 30.0
+    given = EvidenceDocument(signal, "n1 eth1", value, threshold, comparison, window)
+    assert evidence_text(given) == f"n1 eth1: {text}"
 
 
 def test_console_notification_and_terminal_state_the_same_reason_for_an_absent_value() -> None:

@@ -1,0 +1,110 @@
+"""Evidence in words: the quantity, its value as people write it, and what it is compared with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from railscope import figures
+from railscope.api import EvidenceDocument
+from railscope.catalog import METRICS, xids
+from railscope_collector.diagnosis import findings, rank_events
+from railscope_collector.diagnosis.quantities import QUANTITIES
+from railscope_collector.diagnosis.signals import SIGNALS
+
+_RATES = {
+    "queue_marks": "Packets that the queue marks",
+    "queue_drops": "Packets that the queue drops",
+    "queue_wred_drops": "Packets that the queue drops early",
+    "queue_buffer_drops": "Packets dropped for want of buffer",
+    "queue_pauses_received": "Pause frames that stop the queue",
+    "port_errors": "Damaged packets that the switch port received",
+    "port_fcs_errors": "Packets with a wrong checksum that the switch port received",
+    "port_symbol_errors": "Symbols that the switch port could not read",
+    "port_uncorrectable_frames": "Frames that the switch port could not correct",
+    "switch_pause_rate": "Pause frames that the switch port sends",
+    "losses": "Packets lost on the way to the NIC",
+}
+_REPORTED = {
+    **{name: ("per second", text) for name, text in _RATES.items()},
+    "queue_occupancy": ("bytes", "Highest fill of the queue"),
+    "queue_marked_share": ("ratio", "Packets that the queue marks, relative to those it sends"),
+    "port_up": ("1 or 0", "1 if the switch port is up"),
+    "watchdog_storms": ("events", "Pause storms that the PFC watchdog of the switch detected"),
+    "switch_pauses_sent": ("frames", "Pause frames that the switch port sent"),
+    "switch_pauses_received": ("frames", "Pause frames that the switch port received"),
+    "headroom_used": ("bytes", "Headroom in use"),
+    "headroom_drops": ("packets", "Packets dropped for want of headroom"),
+    "receipt_age_seconds": ("seconds", "Time since the last frame of the node"),
+    "clock_offset": ("seconds", "Difference of the clock"),
+    "nodes_waiting": ("nodes", "Nodes that wait"),
+    rank_events.SLOW_PATH: ("bytes per second", "Bandwidth between the ranks"),
+    rank_events.STRAGGLER: ("%", "Time that the rank arrives late"),
+}
+"""Unit and meaning of evidence that is no signal of a device."""
+MEANINGS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    _REPORTED | {each.name: (each.unit, each.text) for of_kind in SIGNALS.values() for each in of_kind.values()}
+)  # fmt: skip
+_REMARK = re.compile(r"\s*\[[^\]]*\]|[;:].*|\.$")
+"""Symbol of a formula in the meaning of a signal, a remark after it, and the full stop at its end."""
+_FLAG, _FLAG_WORDS, _STATE = "1 or 0", "1 if ", "state"
+_COUNTS = frozenset({"events", "errors", "frames", "packets", "nodes"})
+"""Units that the words contain."""
+_RELATIVE = frozenset({findings.CHANGE, findings.OWN_PAST})
+"""Comparisons of which the value is a quotient."""
+
+
+def evidence_text(evidence: EvidenceDocument) -> str:
+    """Return one piece of evidence as a line: device, quantity, value, and what is usual; or the reason for no value."""
+    return f"{evidence.device}: {_statement(evidence)}"
+
+
+def _statement(evidence: EvidenceDocument) -> str:
+    signal, comparison, value = evidence.signal, evidence.comparison, evidence.value
+    if comparison == findings.EVENT:
+        return _event_text(signal)
+    if signal in rank_events.RANK_TEXTS:
+        return rank_events.RANK_TEXTS[signal]
+    if signal not in MEANINGS and not evidence.window_seconds:
+        return comparison  # of a setting or a cable: names what the peers have
+    unit, meaning = MEANINGS.get(signal, ("", signal))
+    words = _lower(_REMARK.sub("", meaning).removeprefix(_FLAG_WORDS))
+    if value is None:
+        return f"{words}: no value ({comparison})"
+    if comparison in _RELATIVE:
+        return f"{words}: {figures.percent(value)} of what is usual"
+    return f"{words}: {_value_text(signal, unit, value)}{_compared(evidence, unit)}"
+
+
+def _event_text(signal: str) -> str:
+    kind, _, number = signal.partition(" ")
+    if kind != "xid" or not number.isdecimal():
+        return signal
+    return f"Xid {number}, {_lower(xids.xid(int(number)).meaning.removesuffix('.'))}"
+
+
+def _value_text(signal: str, unit: str, value: float) -> str:
+    if unit == _FLAG:
+        return "yes" if value else "no"
+    if unit == _STATE and signal in QUANTITIES:
+        states = METRICS[QUANTITIES[signal].metric].states
+        return states.get(int(value), "unknown").replace("_", " ")
+    if signal == "link_speed":
+        return figures.quantity(8 * value, "b/s")
+    return figures.quantity(value, "" if unit in _COUNTS else unit)
+
+
+def _compared(evidence: EvidenceDocument, unit: str) -> str:
+    """Return what a value is compared with, in brackets; nothing for a limit of zero."""
+    comparison, limit = evidence.comparison.replace("baseline", "its past"), evidence.threshold
+    if limit is None or (not limit and comparison == "limit"):
+        return ""
+    if comparison == "times its past":
+        return f" ({figures.digits(limit)} times its past)"
+    return f" ({comparison}: {_value_text(evidence.signal, unit, limit)})"
+
+
+def _lower(text: str) -> str:
+    """Return a text that continues a line; names and abbreviations retain their case."""
+    return text if text[1:2].isupper() else text[:1].lower() + text[1:]
