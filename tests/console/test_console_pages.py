@@ -259,8 +259,8 @@ async def test_the_verdict_of_an_agent_on_a_gpu_reaches_the_states(tmp_path: Pat
 @pytest.mark.parametrize(
     ("workloads", "figure"),
     [
-        (["7", "8"], "<b>1</b> of 2 running jobs touched</p>"),
-        (["8"], "<b>0</b> of 1 running jobs touched, and 1 job that ended</p>"),
+        (["7", "8"], "<b>1</b> of 2 running jobs affected</p>"),
+        (["8"], "<b>0</b> of 1 running job affected, and 1 job that ended</p>"),
     ],
 )
 async def test_a_touched_job_that_ended_is_not_running(
