@@ -21,6 +21,7 @@ from railscope_collector.diagnosis import (
     switch_queues,
 )
 from railscope_collector.diagnosis.incident_classes import CLASSES, IncidentClass
+from railscope_collector.diagnosis.incident_commands import general_commands
 from railscope_collector.diagnosis.incident_report import incident_schema
 from railscope_collector.diagnosis.node_detectors import NODE_CLASSES
 from railscope_collector.diagnosis.quantities import QUANTITIES
@@ -241,12 +242,14 @@ def runbook() -> str:
     head = (_ROOT / _RUNBOOK).read_text().partition("\n### ")[0].rstrip("\n")
     lines = [head, ""]
     for kind in CLASSES.values():
-        lines += [f"### {kind.name}", "", kind.text, "", *_action(kind), ""]
+        lines += [f"### {kind.name}", "", f"**{kind.title}.** {kind.text}", "", *_action(kind), ""]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
 def _action(kind: IncidentClass) -> Iterator[str]:
     yield f"Action: {kind.action}."
+    if commands := general_commands(kind.name):
+        yield from ("", "```sh", *commands, "```")
     explained = {
         name
         for source, target, _ in _inhibitions()

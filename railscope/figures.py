@@ -8,6 +8,7 @@ NONE = "\N{EN DASH}"
 """Stands in a cell for a number that is not known."""
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
+_WORDS = ((0.95, "certain"), (0.6, "likely"))
 _SYMBOLS = {
     "watts": "W", "celsius": "°C", "hertz": "Hz", "bytes": "B", "bytes per second": "B/s", "per second": "/s",
 }  # fmt: skip
@@ -47,6 +48,12 @@ def percent(ratio: float) -> str:
     if 0 < abs(value) < 0.001:  # noqa: PLR2004 - the smallest that is distinguished from none
         return "< 0.001 %" if value > 0 else "> -0.001 %"
     return f"{value:.0f} %" if abs(value) >= 10 else f"{value + 0.0:.2g} %"  # noqa: PLR2004 - two digits
+
+
+def likelihood(probability: float) -> str:
+    """Return a probability in a word and as a percentage."""
+    word = next((word for least, word in _WORDS if probability >= least), "possible")
+    return f"{word} ({percent(probability)})"
 
 
 def quantity(value: float | None, unit: str = "") -> str:

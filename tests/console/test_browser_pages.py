@@ -55,6 +55,7 @@ CLAIMS = f"""tenant,gpu,from,to,workload
 vision,n1,2026-01-01T00:00:00Z,,"{HOSTILE}"
 "{HOSTILE}",n2,2026-01-01T00:00:00Z,,
 """
+COMMANDS = ["ssh n1 ethtool eth0", "scontrol update nodename=n1 state=resume"]
 QUOTAS = "tenant,gpu_hours,period,gpus,from,to\nvision,40.5,month,32,2020-01-01T00:00:00Z,\n"
 
 
@@ -75,7 +76,15 @@ class VisitedSite:
 
 def incidents() -> IncidentTable:
     found = [
-        incident_at("n1", 0, number="I1", victims=["n2"], severity="critical", text=HOSTILE),
+        incident_at(
+            "n1",
+            0,
+            number="I1",
+            victims=["n2"],
+            severity="critical",
+            text=HOSTILE,
+            commands=COMMANDS,
+        ),
         incident_at(HOSTILE, 1, number="I2", action=HOSTILE),
     ]
     found[0] = replace(found[0], tenant_nodes={"vision": frozenset({"n1"})})
@@ -271,6 +280,20 @@ async def test_a_slash_moves_to_the_search_which_finds_all_that_a_reader_may_see
     assert not names_of_others(text)
     assert "GPU-n1-0" in text
     assert "Search" in (await site.visitors[Role.FINANCE].visit("/search")).text
+
+
+async def test_a_button_copies_the_commands_of_an_incident(site: VisitedSite) -> None:
+    operator = site.visitors[Role.OPERATOR]
+    await operator.open("/incidents/I1")
+    assert await operator.page.inner_text("pre.commands") == "\n".join(COMMANDS)
+    await operator.page.click("button.copy")
+    await operator.page.wait_for_function(
+        "() => ['Copied', 'Press Ctrl+C'].includes(document.querySelector('button.copy').textContent)"
+    )
+    await operator.page.keyboard.press("Control+C")
+    await operator.page.focus("#search")
+    await operator.page.keyboard.press("Control+V")
+    assert COMMANDS[0] in await operator.page.input_value("#search")
 
 
 async def test_a_statement_is_printed_without_the_frame(site: VisitedSite) -> None:

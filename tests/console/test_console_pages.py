@@ -190,7 +190,8 @@ async def test_states_follow_from_incidents_and_from_the_age_of_data(tmp_path: P
     states = {"failed": 1, "unknown": 1, "degraded": 1, "healthy": 2}
     assert (model.nodes.found, model.nodes.states, model.nodes.gpus) == (5, states, 40)
     assert (
-        model.summary == "5 nodes: 1 failed, 1 unknown, 1 degraded; 3 open incidents; 1 job affected"
+        model.summary
+        == "5 nodes: 1 failed, 1 unknown, 1 degraded; 3 open incidents; 1 job affected"
     )
     text, model = await page_of(pages, "nodes", state="unknown")
     assert [row.node for row in model.rows] == ["e"]

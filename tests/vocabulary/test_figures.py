@@ -43,6 +43,13 @@ def test_counts(number: int, text: str) -> None:
     assert figures.count(number, "node") == text
 
 
+@pytest.mark.parametrize(("probability", "text"), [
+    (0.793, "likely (79 %)"), (0.97, "certain (97 %)"), (0.3, "possible (30 %)"),
+])  # fmt: skip
+def test_likelihood(probability: float, text: str) -> None:
+    assert figures.likelihood(probability) == text
+
+
 @given(st.floats(0, 2))
 def test_a_percentage_is_0_or_100_only_if_the_ratio_is(ratio: float) -> None:
     text = figures.percent(ratio)

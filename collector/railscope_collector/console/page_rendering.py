@@ -93,6 +93,7 @@ _environment.globals |= {
 _environment.filters |= {
     "number": figures.quantity,
     "count": figures.count,
+    "likelihood": figures.likelihood,
     "pages": page_table.page_count,
     "entity": report.entity_text,
     "evidence": evidence_text,

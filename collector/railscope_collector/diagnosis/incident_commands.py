@@ -80,10 +80,21 @@ def commands_of(incident_class: str, incident_id: str, cause: EntityDocument) ->
     }
     for command in _COMMANDS.get(incident_class, ()):
         try:
-            line = command.format_map(known)
+            yield _filled(command, known)
         except KeyError:
             continue
-        if command.startswith(_REMOTE):
-            remote = command.removeprefix(_REMOTE).format_map(known)
-            line = _REMOTE.format_map(known) + shlex.quote(remote)
-        yield line
+
+
+def general_commands(incident_class: str) -> list[str]:
+    """Return the commands of a class with NODE, PCI_ADDRESS, INTERFACE and REASON in place of names."""
+    names = {name: name.upper() for name in ("node", "pci_address", "interface", "reason")}
+    return [_filled(command, names) for command in _COMMANDS.get(incident_class, ())]
+
+
+def _filled(command: str, names: Mapping[str, str]) -> str:
+    """Return a command with names, which are quoted already. Raises KeyError without one."""
+    line = command.format_map(names)
+    if not command.startswith(_REMOTE):
+        return line
+    remote = command.removeprefix(_REMOTE).format_map(names)
+    return _REMOTE.format_map(names) + shlex.quote(remote)

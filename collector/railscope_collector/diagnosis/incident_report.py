@@ -306,7 +306,7 @@ def describe(incident: IncidentDocument, paused_nics: int, job_count: int) -> It
     if (cause := entity_text(incident.cause)) != place_text(incident.cause):
         yield f"  {cause}"
     yield f"  {incident.text}"
-    yield f"  {lasting}, detected {incident.detected}, confidence {incident.confidence}"
+    yield f"  {lasting}, detected {incident.detected}, {figures.likelihood(incident.confidence)}"
     yield from (f"  {evidence_text(each)}" for each in incident.evidence)
     for job in incident.jobs:
         speed = "" if job.speed is None else f" at {job.speed:.0%} of its speed"

@@ -74,7 +74,7 @@ def test_the_terminal_shows_cost_runbook_and_id() -> None:
         "  incident: b41d",
     ]
     assert "  7 GPU-seconds lost" in lines
-    assert "  since 2026-01-01T00:00:00Z, detected 2026-01-01T00:00:40Z, confidence 0.8" in lines
+    assert "  since 2026-01-01T00:00:00Z, detected 2026-01-01T00:00:40Z, likely (80 %)" in lines
     ended = incident("b41d", ended="2026-01-01T01:00:00Z").document
     assert next(describe(ended, 0, 0)).startswith("warning")
     assert any(
