@@ -16,6 +16,7 @@ from railscope.catalog import rollups
 from railscope.catalog.declare import MetricDetail
 from railscope.catalog.xids import ERROR_CLASSES, xids
 from railscope_collector.diagnosis.incident_classes import CLASSES, INCIDENT_RUNBOOK
+from railscope_collector.diagnosis.incident_commands import general_commands
 from railscope_dashboards.build import dashboards
 from railscope_dashboards.promql import (
     detail_of,
@@ -366,7 +367,9 @@ def test_the_runbook_of_incidents_has_a_section_for_each_class():
     page = (RUNBOOKS / "RailscopeIncident.md").read_text()
     assert re.findall(r"^### (.*)$", page, re.MULTILINE) == list(CLASSES)
     for kind in CLASSES.values():
-        assert f"\n### {kind.name}\n\n{kind.text}\n\nAction: {kind.action}.\n" in page
+        head = f"\n### {kind.name}\n\n**{kind.title}.** {kind.text}\n\nAction: {kind.action}.\n"
+        commands = "\n".join(general_commands(kind.name))
+        assert head + (f"\n```sh\n{commands}\n```\n" if commands else "") in page
 
 
 def test_an_incident_has_the_runbook_of_its_alert():
