@@ -45,7 +45,8 @@ def parse_events(content: bytes) -> tuple[list[ReportedPeer], bytes]:
     """
     text = content.decode(errors="surrogateescape")
     dead: list[ReportedPeer] = []
-    decoder, position = json.JSONDecoder(), 0
+    # Not strict: NCCL does not escape control characters of names, and one must not look like an incomplete event.
+    decoder, position = json.JSONDecoder(strict=False), 0
     while position < len(text):
         if text[position].isspace():
             position += 1

@@ -65,6 +65,8 @@ class _JsonReport(msgspec.Struct, frozen=True):
 
 
 _decoder = msgspec.json.Decoder(_JsonReport)
+_WITHOUT_CONTROLS = bytes(byte if byte >= ord(" ") else ord(" ") for byte in range(256))
+"""Between values, control characters are white space; in a name, which NCCL does not escape, they are not valid JSON."""
 _communicator_decoder = msgspec.json.Decoder(_JsonCommunicator)
 
 
@@ -73,7 +75,7 @@ def parse_json(content: bytes) -> RasReport:
     if _OF_MALFORMED.match(content):
         content = _MISSING_COMMA.sub(rb"\1,\2", content)
     try:
-        answer = _decoder.decode(content)
+        answer = _decoder.decode(content.translate(_WITHOUT_CONTROLS))
     except DECODING_ERRORS as error:
         message = f"invalid report: {error}"
         raise CollectiveFormatError(message) from error

@@ -241,6 +241,16 @@ def test_events_are_the_same_however_the_stream_is_divided(names: list[str], dat
     assert not rest.strip()
 
 
+def test_a_control_character_in_a_name_damages_nothing() -> None:
+    name = "n\x011"
+    content = ras.event("PEER_DEAD", 1).replace(b'"event"', f'"note": "{name}", "event"'.encode())
+    dead, rest = parse_events(content + ras.event("PEER_DEAD", 2))
+    assert ([peer.pid for peer in dead], rest.strip()) == ([1, 2], b"")
+    report = ras.report(ras.communicator([ras.rank(0, 1, host=name)]))
+    (communicator,) = parse_report(report, is_json=True).communicators
+    assert [rank.host for rank in communicator.ranks] == ["n 1"]
+
+
 def test_a_damaged_event_loses_itself_only() -> None:
     content = ras.event("PEER_DEAD", 1) + b'7 {"event": 5} {"event": "PEER_DEAD", "peer": null}'
     dead, rest = parse_events(content + ras.event("PEER_DEAD", 2))
