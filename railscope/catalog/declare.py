@@ -66,6 +66,8 @@ POWER = 0, 100_000
 """Watts of any device: joules per second of its counter."""
 PORT_BYTES = 0, 10**12
 """Bytes per second of any port in one direction: a bond of eight ports of 800 Gb/s has 0.8 * 10**12."""
+NVLINK_BYTES = 0, 10**13
+"""Bytes per second of all NVLinks of a GPU in one direction: ten times those of NVLink 5."""
 ELAPSED = 0, 1
 """Seconds per second of a counter of the time in which something lasts."""
 _VALID: Mapping[MetricUnit, tuple[int, int]] = {
