@@ -113,18 +113,15 @@ cases: $(VENV)/.ready-to-test
 
 # The vendored files of the console and of gNMI, again from their packages, with their hashes.
 UPLOT := uplot@1.6.32
-GNMI := gnmi-proto==0.1.0a4
-GNMI_PROTOS := gnmi/proto/_legacy/gnmi_ext/gnmi_ext.proto gnmi/proto/_legacy/gnmi/gnmi.proto
+GNMI := gnmi-pb==0.11.0.1
 vendored: $(VENV)/.ready-to-test
 	cd collector/railscope_collector/console/static/vendor && npm pack --silent $(UPLOT) \
 		&& tar -xzf uplot-*.tgz --strip-components=2 package/dist/uPlot.iife.min.js package/dist/uPlot.min.css \
 		&& tar -xzf uplot-*.tgz --strip-components=1 --transform 's/LICENSE/uPlot.LICENSE/' package/LICENSE \
 		&& rm uplot-*.tgz && sha256sum uPlot.* > SHA256SUMS
-	$(PIP) 'grpcio-tools>=1.66'
 	cd collector/railscope_collector/switches/vendor && $(PY) -m pip download --quiet --no-deps --dest package $(GNMI) \
 		&& $(PY) -m zipfile --extract package/*.whl package \
-		&& $(PY) -m grpc_tools.protoc -I package --descriptor_set_out=gnmi.binpb $(GNMI_PROTOS) \
-		&& cp $(GNMI_PROTOS:%=package/%) . && cp package/gnmi_proto-*/LICENSE gnmi.LICENSE \
+		&& $(PY) $(CURDIR)/tests/vendor_gnmi.py package/gnmi_pb gnmi.binpb && cp package/gnmi_pb-*/LICENSE gnmi.LICENSE \
 		&& rm -r package && sha256sum gnmi* > SHA256SUMS
 
 # The servers, Helm and kubectl that the tests use; reports those that it cannot install.

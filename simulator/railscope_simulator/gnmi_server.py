@@ -14,7 +14,7 @@ import grpc
 
 from railscope import service
 from railscope.settings import SettingsError
-from railscope_collector.switches import gnmi_reader
+from railscope_collector.switches import gnmi_messages, gnmi_session
 from railscope_simulator.sonic_answers import FindAnswer, TablePath
 
 GetHandler: TypeAlias = Callable[[bytes, Any], Awaitable[bytes]]
@@ -24,7 +24,7 @@ PERIOD_SECONDS = 5
 
 def decode_path(body: bytes) -> TablePath:
     """Return the target and the path of a request. Raises ValueError unless it has one path."""
-    request = gnmi_reader.message_class("GetRequest").FromString(body)
+    request = gnmi_messages.decode("GetRequest", body)
     (path,) = request.path
     return (request.prefix.target, *(element.name for element in path.elem))
 
@@ -32,10 +32,9 @@ def decode_path(body: bytes) -> TablePath:
 def encode_answer(target: str, content: bytes, kind: str = "json_ietf_val") -> bytes:
     """Return the message of an answer with a value."""
     update = {"val": {kind: content}}
-    answer = gnmi_reader.message_class("GetResponse")(
-        notification=[{"prefix": {"target": target}, "update": [update]}]
+    return gnmi_messages.encode(
+        "GetResponse", notification=[{"prefix": {"target": target}, "update": [update]}]
     )
-    return bytes(answer.SerializeToString())
 
 
 def answer_requests(find: FindAnswer) -> GetHandler:
@@ -65,7 +64,7 @@ async def serve(
     if callable(handler):
         handler = grpc.unary_unary_rpc_method_handler(handler)
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-    name, _, method = gnmi_reader.GET.strip("/").partition("/")
+    name, _, method = gnmi_session.GET.strip("/").partition("/")
     handlers = grpc.method_handlers_generic_handler(name, {method: handler})
     server.add_generic_rpc_handlers((handlers,))
     try:

@@ -28,7 +28,7 @@ from railscope_collector.fleet.schemas import StoredSchemas
 from railscope_collector.framelog.segment_files import FrameRecord
 from railscope_collector.live_diagnosis.diagnosis_service import DiagnosisService
 from railscope_collector.state.collector_state import CollectorState
-from railscope_collector.switches import gnmi_reader, switch_frames
+from railscope_collector.switches import gnmi_session, sonic_reader, switch_frames
 from railscope_collector.switches.switch_settings import ConfiguredSwitch, GnmiAccess
 from railscope_collector.workloads.job_roster import JobGpu, JobHolding, JobKey, RunningJob
 from railscope_simulator.cluster.captures import SampledCluster
@@ -47,7 +47,7 @@ class _DirectSession:
     def __init__(self, find_answer: FindAnswer) -> None:
         self._find_answer = find_answer
 
-    async def get(self, target: str, path: gnmi_reader.TablePath) -> bytes | None:
+    async def get(self, target: str, path: gnmi_session.TablePath) -> bytes | None:
         found = self._find_answer((target, *path))
         return None if found is None else encode_answer(target, json.dumps(found).encode())
 
@@ -59,7 +59,7 @@ class _PolledSwitch:
         self.seconds = 0.0
 
         @contextlib.asynccontextmanager
-        async def connect(_: ConfiguredSwitch) -> AsyncIterator[gnmi_reader.GnmiSession]:
+        async def connect(_: ConfiguredSwitch) -> AsyncIterator[gnmi_session.GnmiSession]:
             yield _DirectSession(find_answer)
 
         switch = ConfiguredSwitch(
@@ -70,7 +70,7 @@ class _PolledSwitch:
             period_seconds=10.0,
             timeout_seconds=1.0,
         )
-        self._reader = gnmi_reader.GnmiReader(switch, lambda: self.seconds, connect)
+        self._reader = sonic_reader.SonicReader(switch, lambda: self.seconds, connect)
         self._frames = switch_frames.SwitchFrames(name, "run", has_narrow_counters=False)
 
     async def poll(self, wall_ns: int, offset_ns: int) -> FrameRecord:

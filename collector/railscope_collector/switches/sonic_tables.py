@@ -14,16 +14,12 @@ from dataclasses import dataclass, field
 from railscope import untrusted_text
 from railscope.catalog import declare, entities, switches as catalog
 from railscope.frame import Column, Entity
-from railscope.reading import UNSIGNED_RANGE, Absent, Reading, known_speed
+from railscope.reading import Absent, Reading, known_speed
 from railscope_collector.switches import switch_reading as base
 
-WATERMARKS, QUEUE_MARKS, WATCHDOG, POOLS = (
-    "switch_watermarks", "switch_queue_marks", "switch_queue_watchdog", "switch_pools",
-)  # fmt: skip
-"""Streams of the frames of a switch, besides those that SNMP has as well."""
+POOLS = "switch_pools"
+"""Stream of the frames of a switch that only SONiC has."""
 MAX_POOLS = 32
-_MAX_DIGITS = 20
-_ABSENT_TEXTS = frozenset({"", "N/A"})
 _DAMAGED = object()
 """Any value of a damaged row."""
 _STATUSES, _WATCHDOG_STATES = {"up": 1, "down": 0}, {"operational": 0, "stormed": 1}
@@ -66,7 +62,7 @@ class SonicTable:
 
     def number(self, row: str, name: str) -> Reading:
         """Return a value as a number of at most 64 bits."""
-        return self.failure or as_number(self._value(row, name))
+        return self.failure or base.as_number(self._value(row, name))
 
     def text(self, row: str, name: str) -> str:
         """Return a value as printable text of limited length; empty if there is none."""
@@ -83,14 +79,7 @@ class SonicTable:
 
     def total(self, row: str, names: Sequence[str]) -> Reading:
         """Return the sum of counters, which counts as they do, in 64 bits; absent if one of them is."""
-        total = 0
-        for name in names:
-            value = self.number(row, name)
-            if isinstance(value, Absent):
-                return value
-            total += value
-        # As the counters wrap at 64 bits, so does their sum; increments stay right.
-        return total % UNSIGNED_RANGE
+        return base.sum_counters(self.number(row, name) for name in names)
 
     def has_field(self, prefix: str) -> bool:
         """True if a row has a field that starts with this text."""
@@ -104,22 +93,6 @@ class SonicTable:
 
 
 _NOT_REQUESTED = SonicTable(failure=Absent.UNSUPPORTED)
-
-
-def as_number(value: object) -> Reading:
-    """Return a value as a number of at most 64 bits; switches return text, others may return integers."""
-    if isinstance(value, str):
-        text = value.strip()
-        if text in _ABSENT_TEXTS:
-            return Absent.UNSUPPORTED
-        # `isdecimal` also accepts digits of other scripts.
-        is_number = text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS
-        value = int(text) if is_number else -1
-    if value is None:
-        return Absent.UNSUPPORTED
-    if isinstance(value, bool) or not isinstance(value, int):
-        return Absent.ERROR
-    return value if 0 <= value < UNSIGNED_RANGE else Absent.ERROR
 
 
 @dataclass(slots=True)
@@ -194,19 +167,19 @@ def make_reading(switch: str, tables: SonicTables, found_before: SwitchFacts) ->
     if tables.queues:
         queues = _by_queue(tables.queues, states, keys)
         streams[base.QUEUES] = list(_readings(ports, queues, _QUEUE_FIELDS))
-        streams[QUEUE_MARKS] = list(_readings(ports, queues, _MARK_FIELDS))
-        streams[WATCHDOG] = list(_watchdog_readings(ports, queues))
+        streams[base.QUEUE_MARKS] = list(_readings(ports, queues, _MARK_FIELDS))
+        streams[base.WATCHDOG] = list(_watchdog_readings(ports, queues))
         if tables.groups and tables.pools:
             groups = _by_queue(tables.groups, states, keys)
             headroom = _headroom(_by_queue(tables.profile_names, states), tables.profiles, ports)
-            streams[WATERMARKS] = [
+            streams[base.WATERMARKS] = [
                 *_watermark_readings(ports, queues, groups),
                 *_headroom_readings(ports, headroom),
             ]
             streams[POOLS] = list(_pool_readings(switch, tables.pools))
     if tables.neighbours:
         streams[base.NEIGHBOURS] = list(_neighbour_readings(ports, tables.neighbours))
-    return base.SwitchReading(streams)
+    return base.SwitchReading(streams, dialect="sonic")
 
 
 def _switch(switch: str, found_before: SwitchFacts, port_count: int) -> base.StreamReadings:

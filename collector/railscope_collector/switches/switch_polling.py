@@ -78,6 +78,8 @@ class PolledSwitch:
     duration_ns: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     consecutive_failures: int = 0
+    dialect: str = ""
+    """Dialect of the last reading; empty before the first one."""
 
     def next_delay(self, random_share: float) -> float:
         """Return the seconds until the next poll: the period, doubled with each failure; `random_share` is 0 to 1."""
@@ -191,6 +193,9 @@ class SwitchPolling:
         started = self._now()
         reading = await switch.reader.read()
         ended = self._now()
+        if reading.dialect != switch.dialect:
+            switch.dialect = reading.dialect
+            log.info("switch_dialect_found", switch=switch.settings.name, dialect=switch.dialect)
         duration_ns = ended.boot_ns - started.boot_ns
         middle_ns = duration_ns // 2
         # Each value was read at some time of the poll.

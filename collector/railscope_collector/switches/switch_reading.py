@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
 from railscope import RailscopeError
 from railscope.frame import Column
-from railscope.reading import Reading
+from railscope.reading import UNSIGNED_RANGE, Absent, Reading
 
 MAX_PORTS = 512
 """Ports of one switch: a schema has at most 20,000 columns, and a port up to 32 in one stream."""
@@ -16,10 +16,17 @@ PRIORITIES = range(8)
 MAX_TEXT = 255
 """Characters of a text of a switch; longer ones are cut."""
 
-PORTS, PRIORITY, QUEUES, NEIGHBOURS, SWITCH = (
-    "switch_ports", "switch_priorities", "switch_queues", "switch_neighbours", "switch",
+PORTS, PRIORITY, QUEUES, NEIGHBOURS, SWITCH, WATERMARKS, QUEUE_MARKS, WATCHDOG = (
+    "switch_ports", "switch_priorities", "switch_queues", "switch_neighbours", "switch", "switch_watermarks",
+    "switch_queue_marks", "switch_queue_watchdog",
 )  # fmt: skip
 """Streams of the frames of a switch."""
+QUEUE_SECONDS, WATERMARK_SECONDS, NEIGHBOUR_SECONDS = 10.0, 60.0, 60.0
+"""Periods in which a switch itself reads its queues and watermarks by default (SONiC); that of its ports is 1 s."""
+_EARLY = 0.8
+"""Part of a period after which a group is due: polls have jitter."""
+_MAX_DIGITS = 20
+_ABSENT_TEXTS = frozenset({"", "N/A"})
 FailureReason: TypeAlias = Literal["timeout", "error", "limit"]
 
 
@@ -43,6 +50,8 @@ class SwitchReading:
     """Time since the switch started, as it states; None if it states none."""
     uptime_range_ns: int = 1 << 63
     """Time after which the stated uptime begins again at 0."""
+    dialect: str = ""
+    """Dialect in which the switch was read, as in the settings; empty for a protocol with one only."""
 
 
 class SwitchReader(Protocol):
@@ -55,3 +64,51 @@ class SwitchReader(Protocol):
 def cut_text(text: str) -> str:
     """Return a text of a switch without surrounding space, of limited length."""
     return text.strip()[:MAX_TEXT]
+
+
+def as_number(value: object) -> Reading:
+    """Return a value as a number of at most 64 bits; switches return text, others may return integers."""
+    if isinstance(value, str):
+        text = value.strip()
+        if text in _ABSENT_TEXTS:
+            return Absent.UNSUPPORTED
+        # `isdecimal` also accepts digits of other scripts.
+        is_number = text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS
+        value = int(text) if is_number else -1
+    if value is None:
+        return Absent.UNSUPPORTED
+    if isinstance(value, bool) or not isinstance(value, int):
+        return Absent.ERROR
+    return value if 0 <= value < UNSIGNED_RANGE else Absent.ERROR
+
+
+def sum_counters(parts: Iterable[Reading]) -> Reading:
+    """Return the sum of counters, which counts as they do, in 64 bits; absent if one of them is."""
+    total = 0
+    for part in parts:
+        if isinstance(part, Absent):
+            return part
+        total += part
+    # As the counters wrap at 64 bits, so does their sum; increments stay right.
+    return total % UNSIGNED_RANGE
+
+
+@dataclass(slots=True)
+class ReadTimes:
+    """Times at which groups of readings were read that have a period of their own."""
+
+    periods: Mapping[str, float]
+    """Seconds between two reads, by group."""
+    _read_at: dict[str, float] = field(default_factory=dict)
+
+    def due(self, now_seconds: float) -> set[str]:
+        """Return the groups that are due."""
+        return {
+            name
+            for name, period in self.periods.items()
+            if now_seconds >= self._read_at.get(name, -period) + period * _EARLY
+        }
+
+    def note(self, groups: Iterable[str], now_seconds: float) -> None:
+        """Record groups that were read."""
+        self._read_at.update(dict.fromkeys(groups, now_seconds))

@@ -15,6 +15,11 @@ A credential file has `community` for SNMP version 2c, or `user` with passwords 
 
 The one of gNMI has `user` and `password`; it is not required with a client certificate.
 
+    [leaf-10]
+    address = "leaf-10.example:6030"
+    protocol = "gnmi"
+    dialect = "openconfig"                      # auto by default: found in the models of the switch
+
     [leaf-09]
     address = "192.0.2.9"                       # IP address that its pushes come from
     protocol = "otlp"
@@ -40,6 +45,12 @@ from railscope_collector.switches.link_ends import CabledLink
 MAX_SWITCHES = 256
 SNMP_PORT, GNMI_PORT = 161, 50051
 MAX_NAME_SHOWN = 100
+DIALECTS = {
+    "snmp": ("auto", "snmp", "comware"),
+    "gnmi": ("auto", "sonic", "openconfig"),
+    "otlp": ("auto",),
+}
+"""Dialects of each protocol."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 CredentialT = TypeVar("CredentialT", bound=msgspec.Struct)
 _MIN_PASSWORD = 8
@@ -107,6 +118,8 @@ class SwitchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """Community or user of SNMP, which requires it; user of gNMI; OTLP has none."""
     protocol: Literal["snmp", "gnmi", "otlp"] = "snmp"
     """snmp, gnmi: the collector polls the switch. otlp: the switch pushes to the OTLP receiver."""
+    dialect: Literal["auto", "sonic", "openconfig", "comware", "snmp"] = "auto"
+    """Names of the readings: sonic or openconfig by gNMI, comware or snmp (standard MIBs) by SNMP. auto: found at the switch."""
     tables: Literal["standard", "cisco", "sonic", "onyx"] = "standard"
     """Tables of the manufacturer that are read besides the standard ones."""
     period_seconds: Annotated[float, msgspec.Meta(ge=5, le=3600)] | None = None
@@ -126,6 +139,10 @@ class SwitchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         """Return what is wrong; empty if nothing is."""
         of_gnmi = ("ca_file", "certificate_file", "key_file", "server_name", "plaintext")
         used = [name for name in of_gnmi if getattr(self, name)]
+        dialects = DIALECTS[self.protocol]
+        if self.dialect not in dialects:
+            names = ", ".join(dialects)
+            return f"dialect = {self.dialect!r}: expected {names} with protocol = {self.protocol!r}"
         if self.protocol == "snmp":
             if used:
                 return f"{used[0]}: expected with protocol = 'gnmi' only"
@@ -156,6 +173,7 @@ class ConfiguredSwitch(msgspec.Struct, frozen=True, kw_only=True):
     """Access by gNMI; None if the switch is read by SNMP, or pushes."""
     pushes: bool = False
     """True if the switch pushes by OTLP, and is not polled."""
+    dialect: str = "auto"
     tables: str = "standard"
     period_seconds: float
     timeout_seconds: float
@@ -247,6 +265,7 @@ def _configured(
         credential=credential,
         gnmi=access,
         pushes=pushes,
+        dialect=switch.dialect,
         tables=switch.tables,
         period_seconds=switch.period_seconds or settings.period_seconds,
         timeout_seconds=settings.timeout_seconds,

@@ -365,5 +365,5 @@ def test_vendored_definition_is_the_listed_one_and_is_named_in_the_notice() -> N
     notice = (ROOT / "NOTICE").read_text()
     assert all(name in notice for name in listed)
     assert "Apache License" in (VENDORED / "gnmi.LICENSE").read_text()
-    (version,) = [v for v in ("0.7.0",) if f'"{v}"' in (VENDORED / "gnmi.proto").read_text()]
-    assert f"gNMI {version}," in notice
+    assert b"0.10.0" in (VENDORED / "gnmi.binpb").read_bytes()
+    assert "gNMI 0.10.0," in notice

@@ -17,7 +17,12 @@ from railscope.catalog import switches as catalog
 from railscope.catalog.declare import MetricKind
 from railscope.frame import NodeTimestamp, Schema
 from railscope.reading import Absent, Reading
-from railscope_collector.switches import gnmi_reader, sonic_tables as tables, switch_frames
+from railscope_collector.switches import (
+    sonic_reader,
+    sonic_tables as tables,
+    switch_frames,
+    switch_reading as base,
+)
 from railscope_collector.switches.switch_reading import SwitchReadError, SwitchReading
 
 
@@ -31,10 +36,10 @@ def values(reading: SwitchReading) -> dict[tuple[str, ...], Reading]:
 
 @given(st.integers(0, (1 << 64) - 1))
 def test_numbers_are_exact(number: int):
-    assert tables.as_number(str(number)) == number
-    assert tables.as_number(number) == number
+    assert base.as_number(str(number)) == number
+    assert base.as_number(number) == number
     body = sonic.encode_answer("COUNTERS_DB", b'{"a":{"text":"%d","number":%d}}' % (number, number))
-    table = gnmi_reader.decode_answer(body, "COUNTERS_DB")
+    table = sonic_reader.decode_answer(body, "COUNTERS_DB")
     assert [table.number("a", name) for name in ("text", "number")] == [number, number]
 
 
@@ -50,18 +55,18 @@ def test_numbers_are_exact(number: int):
     )
 )
 def test_other_values_than_numbers_of_64_bits_are_errors(value: object):
-    assert tables.as_number(value) is Absent.ERROR
+    assert base.as_number(value) is Absent.ERROR
 
 
 @pytest.mark.parametrize("value", [None, "", " ", "N/A"])
 def test_what_is_not_counted_is_unsupported_and_never_zero(value: object):
-    assert tables.as_number(value) is Absent.UNSUPPORTED
+    assert base.as_number(value) is Absent.UNSUPPORTED
 
 
 @given(st.binary(max_size=300))
 def test_any_message_is_a_table_or_an_error_of_the_switch(body: bytes):
     try:
-        table = gnmi_reader.decode_answer(body, "COUNTERS_DB")
+        table = sonic_reader.decode_answer(body, "COUNTERS_DB")
     except SwitchReadError:
         return
     assert isinstance(table, tables.SonicTable)
@@ -137,7 +142,7 @@ def test_priority_groups_of_unknown_ports_take_no_memory():
         tracemalloc.stop()
     assert [
         value
-        for (metric, _), value in reading.streams[tables.WATERMARKS]
+        for (metric, _), value in reading.streams[base.WATERMARKS]
         if metric is catalog.GROUP_HEADROOM
     ] == [160_000] * 8
     assert peak_bytes < 10 << 20
