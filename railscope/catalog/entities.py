@@ -160,6 +160,8 @@ CABLING_FAULT = EntityKind("cabling_fault", ("kind",))
 SWITCH_LINK = EntityKind("switch_link", ("switch", "port"), ("node", "interface", "rail"), part_of=SWITCH)
 SWITCH_PRIORITY_GROUP = EntityKind("switch_priority_group", ("switch", "port", "priority_group"), part_of=SWITCH)
 """Buffers of what a port receives, by priority."""
+SWITCH_LANE = EntityKind("switch_lane", ("switch", "port", "lane"), part_of=SWITCH)
+"""Lane of a transceiver from 1; 0 is the whole transceiver, of which the switch reports no lanes."""
 SWITCH_POOL = EntityKind("switch_pool", ("switch", "pool"), part_of=SWITCH)
 SWITCH_FAILURE = EntityKind("switch_failure", ("switch", "reason"), part_of=SWITCH)
 SWITCH_POINTS = EntityKind("switch_points", ("switch", "result"), part_of=SWITCH)

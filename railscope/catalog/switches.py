@@ -86,6 +86,12 @@ GROUP_HEADROOM = _PROFILE.gauge("railscope_switch_priority_group_headroom_bytes"
 POOL_WATERMARK = _POOL.gauge("railscope_switch_pool_watermark_bytes", "Largest part of a buffer pool that was occupied since the switch last cleared the watermark.", "WATERMARK_BYTES")
 POOL_HEADROOM_WATERMARK = _POOL.gauge("railscope_switch_pool_headroom_watermark_bytes", "Largest part of the headroom of a buffer pool that was occupied since the switch last cleared the watermark.", "XOFF_ROOM_WATERMARK_BYTES")
 
+# Transceivers ---------------------------------------------------------------------------------------
+_LANE = declare.MetricTable(entities.SWITCH_LANE, "OpenConfig components/component/transceiver/physical-channels/channel/state/", detail=declare.BASIC)
+TRANSCEIVER_RECEIVE_POWER = _LANE.gauge("railscope_switch_transceiver_receive_power_watts", "Optical power that the transceiver of a switch port receives on this lane; lane 0 is the whole transceiver, of which the switch reports no lanes.", "input-power", scale=declare.NANO)
+TRANSCEIVER_TRANSMIT_POWER = _LANE.gauge("railscope_switch_transceiver_transmit_power_watts", "Optical power that the transceiver of a switch port sends on this lane; lanes as for the received power.", "output-power", scale=declare.NANO)
+TRANSCEIVER_BIAS = _LANE.gauge("railscope_switch_transceiver_bias_amperes", "Bias current of the laser of this lane of a switch port's transceiver; lanes as for the received power.", "laser-bias-current", scale=declare.MICRO)
+
 # Readings of switches that push them by OTLP -------------------------------------------------------
 PFC_RECEIVED_TIME = _CUMULUS_PRIORITY.counter("railscope_switch_port_receive_pfc_pause_seconds_total", "Time in which the server paused this priority of the switch port. Cumulus Linux does not document the unit: microseconds, as in ethtool of the same devices, are assumed.", "sp_rx_pause_duration", scale=declare.MICRO)
 PFC_SENT_TIME = _CUMULUS_PRIORITY.counter("railscope_switch_port_transmit_pfc_pause_seconds_total", "Time in which the switch port paused this priority of the server; the unit is assumed as for the received pauses.", "sp_tx_pause_duration", scale=declare.MICRO)

@@ -45,10 +45,15 @@ class PathNode:
     """Element of the paths of a table, such as `interface[name]`."""
 
     children: dict[str, PathNode] = field(default_factory=dict)
-    keys: Keys = ()
-    """Names of the keys, if it is an entry of a list."""
+    keys: tuple[Keys, ...] = ()
+    """Names of the keys, if it is an entry of a list; models may name the same number of keys differently."""
     leaf: str = ""
     """The whole path, if it is one of the table."""
+
+    def key_values(self, given: Mapping[str, object]) -> list[str | None]:
+        """Return the values of the keys, None for each one that is not given."""
+        found = [[_key(given.get(key)) for key in keys] for keys in self.keys]
+        return next((values for values in found if None not in values), found[0] if found else [])
 
     def leaves(self) -> Iterator[str]:
         """Yield the paths of the table at and below this element."""
@@ -68,7 +73,8 @@ def build_tree(paths: Iterable[str]) -> PathNode:
             assert matched, path  # noqa: S101 - a constant
             name, keys = matched.groups()
             node = node.children.setdefault(name, PathNode())
-            node.keys = tuple(keys.split("][")) if keys else ()
+            if keys:
+                node.keys = tuple(dict.fromkeys((*node.keys, tuple(keys.split("][")))))
         node.leaf = path
     return root
 
@@ -136,6 +142,8 @@ class Leaves:
     """Leaves of one poll: by the first key of their path (port, component), path, and further keys."""
 
     tree: Final[PathNode]
+    max_leaves: int = MAX_LEAVES
+    max_steps: int = MAX_STEPS
     newest_ns: int = 0
     """Time of the newest notification, by the clock of the switch."""
     _rows: _Rows = field(default_factory=dict)
@@ -163,7 +171,7 @@ class Leaves:
         """Apply deletions, then updates. Raises SwitchReadError at a bound, or if a text of JSON is invalid."""
         self.newest_ns = max(self.newest_ns, notification.timestamp)
         prefix = notification.prefix
-        if notification.atomic:
+        if notification.atomic and prefix.elem:
             # All below the prefix is replaced (gNMI specification, 2.1.1).
             self._delete(join_paths(prefix, gnmi_messages.message_class("Path")()))
         for path in notification.delete:
@@ -181,15 +189,13 @@ class Leaves:
             if child is None:
                 return
             node = child
-            keys = [given.get(key) for key in node.keys]
-            # The keys of the last element may be in the value.
-            is_last = position == len(elements) - 1
-            if None in keys and not is_last:
-                return
-            if None not in keys:
-                found += [_clean(key or "") for key in keys]
-            elif keys:
+            values = node.key_values(given)
+            if None not in values:
+                found += [value or "" for value in values]
+            elif position == len(elements) - 1:  # the keys may be in the value
                 self._store_entries(node, found, read_value(typed))
+                return
+            else:
                 return
         self._store(node, found, read_value(typed))
 
@@ -211,18 +217,17 @@ class Leaves:
             self._spend(1)
             if not isinstance(entry, dict):
                 continue
-            named = {local_name(name): inner for name, inner in entry.items()}
-            given = [named.get(key) for key in node.keys]
-            if all(isinstance(key, str | int) for key in given):
-                self._store(node, [*keys, *(_clean(str(key)) for key in given)], entry)
+            values = node.key_values({local_name(name): inner for name, inner in entry.items()})
+            if None not in values:
+                self._store(node, [*keys, *(value or "" for value in values)], entry)
 
     def _put(self, path: str, keys: list[str], leaf: Leaf) -> None:
         first, more = (keys[0], tuple(keys[1:])) if keys else ("", ())
         leaves = self._rows.setdefault(first, {}).setdefault(path, {})
         if more not in leaves:
             self._count += 1
-            if self._count > MAX_LEAVES:
-                text = f"too many values in a poll: expected at most {MAX_LEAVES}"
+            if self._count > self.max_leaves:
+                text = f"too many values in a poll: expected at most {self.max_leaves}"
                 raise base.SwitchReadError(text, "limit")
         leaves[more] = leaf
 
@@ -235,8 +240,7 @@ class Leaves:
             if child is None:
                 return
             node = child
-            found = [given.get(key) for key in node.keys]
-            wanted += [None if key in {None, "*"} else _clean(key or "") for key in found]
+            wanted += [None if value == "*" else value for value in node.key_values(given)]
         first = wanted[0] if wanted else None
         names = list(self._rows) if first is None else [first]
         paths = list(node.leaves())
@@ -263,10 +267,13 @@ class Leaves:
 
     def _spend(self, steps: int) -> None:
         self._steps += steps
-        if self._steps > MAX_STEPS:
-            text = f"too much data in a poll: expected at most {MAX_STEPS} elements"
+        if self._steps > self.max_steps:
+            text = f"too much data in a poll: expected at most {self.max_steps} elements"
             raise base.SwitchReadError(text, "limit")
 
 
-def _clean(key: str) -> str:
-    return base.cut_text(untrusted_text.printable(key[: base.MAX_TEXT]))
+def _key(value: object) -> str | None:
+    """Return a key as printable text of limited length; None if it is none."""
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        return None
+    return base.cut_text(untrusted_text.printable(str(value)[: base.MAX_TEXT]))

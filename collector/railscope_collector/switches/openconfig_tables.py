@@ -43,6 +43,10 @@ _NEIGHBOUR, _SRL_NEIGHBOUR = (
     "lldp/interfaces/interface[name]/neighbors/neighbor[id]/state/",
     "system/lldp/interface[name]/neighbor[id]/",
 )
+_CHANNEL, _SRL_CHANNEL = (
+    "components/component[name]/transceiver/physical-channels/channel[index]/state/",
+    f"{_SRL_PORT}transceiver/channel[index]/",
+)
 
 Paths = tuple[str, ...]
 """Paths of a fact, the first that the switch answers counts."""
@@ -105,6 +109,16 @@ _PRIORITY_WATCHDOG: Mapping[declare.Metric, Paths] = {
     catalog.WATCHDOG_RESTORED: (f"{_SRL_PFC}deadlock-recovery-occurrences",),
 }
 """By priority, which has the number of its queue."""
+_LANE_POWERS: Mapping[declare.Metric, Paths] = {
+    catalog.TRANSCEIVER_RECEIVE_POWER: (f"{_CHANNEL}input-power/instant", f"{_SRL_CHANNEL}input-power/latest-value"),
+    catalog.TRANSCEIVER_TRANSMIT_POWER: (f"{_CHANNEL}output-power/instant", f"{_SRL_CHANNEL}output-power/latest-value"),
+}  # fmt: skip
+"""In dBm."""
+_LANE_BIAS: Paths = (
+    f"{_CHANNEL}laser-bias-current/instant", f"{_SRL_CHANNEL}laser-bias-current/latest-value",
+)  # fmt: skip
+"""In milliamperes."""
+_TRANSCEIVER, _LANES_OF_PORT = f"{_STATE}transceiver", f"{_STATE}physical-channel"
 _STATUS: Paths = (f"{_STATE}oper-status", f"{_SRL_PORT}oper-state")
 _ENABLED: Paths = (f"{_STATE}admin-status", f"{_SRL_PORT}admin-state")
 _SPEED: Paths = (f"{_ETHERNET}port-speed", f"{_SRL_PORT}ethernet/port-speed")
@@ -131,10 +145,10 @@ _OWN_CHASSIS, _OWN_CHASSIS_KIND, _OWN_DESCRIPTION = (
 TREE = gnmi_updates.build_tree({
     *chain.from_iterable(chain.from_iterable(table.values() for table in (
         _PORT_COUNTERS, _PACKETS, _PACKET_KINDS, _PRIORITY_COUNTERS, _QUEUE_COUNTERS, _MARK_COUNTERS, _WATERMARKS,
-        _WATCHDOG_COUNTERS, _PRIORITY_WATCHDOG, _PORT_FACTS,
+        _WATCHDOG_COUNTERS, _PRIORITY_WATCHDOG, _PORT_FACTS, _LANE_POWERS,
     ))),
     *_STATUS, *_ENABLED, *_SPEED, *_TYPE, *_CHASSIS, *_CHASSIS_KIND, *_PORT_ID, *_PORT_KIND, *_DESCRIPTION,
-    *_SYSTEM_NAME, *_HOST_NAME, _QUEUE_ID, _QUEUE_TYPE, _BOOT_TIME, _OWN_CHASSIS, _OWN_CHASSIS_KIND, _OWN_DESCRIPTION,
+    *_SYSTEM_NAME, *_HOST_NAME, *_LANE_BIAS, _TRANSCEIVER, _LANES_OF_PORT, _QUEUE_ID, _QUEUE_TYPE, _BOOT_TIME, _OWN_CHASSIS, _OWN_CHASSIS_KIND, _OWN_DESCRIPTION,
 })  # fmt: skip
 """All paths of the table."""
 
@@ -154,6 +168,10 @@ _MAC = "MAC_ADDRESS"
 _DIGITS = re.compile(r"(\d+)")
 _DECIMAL_TEXT = re.compile(r"[+-]?\d{1,20}(?:\.\d{1,20})?")
 _FLOAT_FORMATS = {4: ">f", 8: ">d"}
+_CHANNELS = frozenset(map(str, range(17)))
+"""Numbers of the lanes of a transceiver; 16 is the largest count (OSFP-XD)."""
+_MAX_DBM = 60
+"""Beyond any laser, and below any receiver's noise."""
 _UPTIME_STEP_NS = int(SECOND_NS * catalog.UPTIME.scale)
 _MAX_UPTIME_NS = 100 * 366 * 86_400 * SECOND_NS
 
@@ -186,6 +204,7 @@ GROUPS: Sequence[Group] = (
     Group("PFC", "arista-intf-augments", ("interfaces/interface/ethernet/pfc",)),
     Group("system", "openconfig-system", ("system/state",)),
     Group("queues", "openconfig-qos", ("qos/interfaces/interface/output/queues/queue/state",), base.QUEUE_SECONDS),
+    Group("optics", "openconfig-platform-transceiver", ("components/component/transceiver/physical-channels",), base.NEIGHBOUR_SECONDS),
     Group("LLDP", "openconfig-lldp", ("lldp/interfaces/interface/neighbors/neighbor/state", "lldp/state"), base.NEIGHBOUR_SECONDS),
 )  # fmt: skip
 SRL_GROUPS: Sequence[Group] = (
@@ -194,6 +213,7 @@ SRL_GROUPS: Sequence[Group] = (
     Group("PFC", "srl_nokia-qos", ("qos/interfaces/interface/pfc/statistics",)),
     Group("system", "openconfig-system", ("system/state",)),
     Group("queues", "srl_nokia-qos", ("qos/interfaces/interface/output/queues/queue/queue-statistics/aggregate-statistics",), base.QUEUE_SECONDS),
+    Group("optics", "srl_nokia-interfaces", ("interface/transceiver/channel",), base.NEIGHBOUR_SECONDS),
     Group("LLDP", "srl_nokia-lldp", ("system/lldp/interface/neighbor",), base.NEIGHBOUR_SECONDS),
 )  # fmt: skip
 _FACTS_BY_NAME: Mapping[str, frozenset[str]] = {
@@ -206,10 +226,20 @@ _FACTS_BY_NAME: Mapping[str, frozenset[str]] = {
     "system": frozenset((_BOOT_TIME, *_HOST_NAME)),
     "queues": frozenset(_QUEUE_COUNTERS[catalog.QUEUE_PACKETS]),
     "ECN marks": frozenset(_MARK_COUNTERS[catalog.QUEUE_MARKED_PACKETS]),
+    "optics": frozenset(_LANE_POWERS[catalog.TRANSCEIVER_RECEIVE_POWER]),
     "LLDP": frozenset(_CHASSIS),
 }
 """Facts that a switch may not have, with their paths."""
 _GROUP_OF_FACT = {"FEC": "Ethernet counters", "PFC watchdog": "PFC", "ECN marks": "queues"}
+
+
+class Lane(NamedTuple):
+    """A lane of a transceiver, from 1."""
+
+    number: int
+    component: str
+    key: str
+    """Key in the paths of the component, or port."""
 
 
 class Queue(NamedTuple):
@@ -229,6 +259,8 @@ class SwitchFacts:
     identity: Mapping[str, str] = field(default_factory=dict)
     queues: dict[str, list[Queue]] = field(default_factory=dict)
     """Queues of each port."""
+    lanes: dict[str, list[Lane]] = field(default_factory=dict)
+    """Lanes of the transceiver of each port."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +280,14 @@ class OpenConfigAnswers:
             leaf = self.leaves.get(path, name, *more)
             if leaf is not None:
                 return as_count(leaf)
+        return self.failures.get(group, Absent.UNSUPPORTED)
+
+    def decimal(self, group: str, paths: Paths, name: str, *more: str) -> Decimal | Absent:
+        """Return a number with a fraction: the first of these paths that the switch answered."""
+        for path in paths:
+            leaf = self.leaves.get(path, name, *more)
+            if leaf is not None:
+                return as_decimal(leaf)
         return self.failures.get(group, Absent.UNSUPPORTED)
 
     def text(self, paths: Iterable[str], name: str = "", *more: str) -> str:
@@ -291,10 +331,17 @@ def as_decimal(leaf: gnmi_updates.Leaf) -> Decimal | Absent:
     return number if number.is_finite() and abs(number) < UNSIGNED_RANGE else Absent.ERROR
 
 
-def as_text(leaf: gnmi_updates.Leaf) -> str:
+def as_text(leaf: object) -> str:
     """Return a leaf as printable text of limited length; empty if it is none."""
     is_text = isinstance(leaf, str | int) and not isinstance(leaf, bool)
     return base.cut_text(untrusted_text.printable(str(leaf))) if is_text else ""
+
+
+def as_nanowatts(dbm: Decimal | Absent) -> Reading:
+    """Return an optical power; 0 dBm is a milliwatt."""
+    if isinstance(dbm, Absent):
+        return dbm
+    return round(10 ** (float(dbm) / 10) * 1e6) if abs(dbm) <= _MAX_DBM else Absent.ERROR
 
 
 def _state(answers: OpenConfigAnswers, paths: Paths, port: str) -> Reading:
@@ -348,6 +395,10 @@ def make_reading(
         streams[base.QUEUES] = list(_queue_readings(queues, answers, _QUEUE_COUNTERS))
         streams[base.QUEUE_MARKS] = list(_queue_readings(queues, answers, _MARK_COUNTERS))
         streams[base.WATERMARKS] = list(_queue_readings(queues, answers, _WATERMARKS))
+    if "optics" in answers.due:
+        if "optics" not in answers.failures:
+            found_before.lanes = {port.key[1]: _lanes(port.key[1], answers) for port in ports}
+        streams[base.LANES] = list(_lane_readings(ports, answers, found_before.lanes))
     if "LLDP" in answers.due:
         streams[base.NEIGHBOURS] = list(_neighbour_readings(ports, answers))
     return base.SwitchReading(streams, uptime_ns, dialect=answers.dialect)
@@ -490,6 +541,38 @@ def _queue_readings(
         entity = Entity(entities.SWITCH_QUEUE, (*port.key, queue.label))
         for metric, paths in counters.items():
             yield (metric, entity), answers.count("queues", paths, port.key[1], queue.key)
+
+
+def _lane_readings(
+    ports: Sequence[Entity], answers: OpenConfigAnswers, lanes: Mapping[str, Sequence[Lane]]
+) -> Iterator[tuple[Column, Reading]]:
+    for port in ports:
+        for lane in lanes.get(port.key[1], ()):
+            entity = Entity(entities.SWITCH_LANE, (*port.key, str(lane.number)))
+            for metric, paths in _LANE_POWERS.items():
+                power = answers.decimal("optics", paths, lane.component, lane.key)
+                yield (metric, entity), as_nanowatts(power)
+            bias = answers.decimal("optics", _LANE_BIAS, lane.component, lane.key)
+            microamperes = bias if isinstance(bias, Absent) else int(bias * 1000)
+            yield (catalog.TRANSCEIVER_BIAS, entity), microamperes
+
+
+def _lanes(port: str, answers: OpenConfigAnswers) -> list[Lane]:
+    """Return the lanes of a port. A transceiver with a channel 0 counts from 0."""
+    leaves = answers.leaves
+    # Of OpenConfig, the lanes are those of a component, which several ports may share.
+    component = answers.text([_TRANSCEIVER], port) or port
+    paths = (*chain.from_iterable(_LANE_POWERS.values()), *_LANE_BIAS)
+    found = {keys[0] for path in paths for keys in leaves.more_keys(path, component)}
+    numbers = sorted(int(key) for key in found & _CHANNELS)
+    first = 0 if "0" in found else 1
+    of_port = leaves.get(_LANES_OF_PORT, port)
+    own = {as_text(each) for each in of_port} & found if isinstance(of_port, tuple) else found
+    return [
+        Lane(number - first + 1, component, str(number))
+        for number in numbers
+        if str(number) in (own or found)
+    ]
 
 
 def _neighbour_readings(

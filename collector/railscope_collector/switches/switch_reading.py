@@ -16,9 +16,9 @@ PRIORITIES = range(8)
 MAX_TEXT = 255
 """Characters of a text of a switch; longer ones are cut."""
 
-PORTS, PRIORITY, QUEUES, NEIGHBOURS, SWITCH, WATERMARKS, QUEUE_MARKS, WATCHDOG = (
+PORTS, PRIORITY, QUEUES, NEIGHBOURS, SWITCH, WATERMARKS, QUEUE_MARKS, WATCHDOG, LANES = (
     "switch_ports", "switch_priorities", "switch_queues", "switch_neighbours", "switch", "switch_watermarks",
-    "switch_queue_marks", "switch_queue_watchdog",
+    "switch_queue_marks", "switch_queue_watchdog", "switch_lanes",
 )  # fmt: skip
 """Streams of the frames of a switch."""
 QUEUE_SECONDS, WATERMARK_SECONDS, NEIGHBOUR_SECONDS = 10.0, 60.0, 60.0
