@@ -1,13 +1,24 @@
-"""Server of gNMI for switches that are simulated or recorded: Get of one path, with the official messages.
+"""Server of gNMI for switches that are simulated or recorded, with the official messages.
 
-Each switch has a port of its own. A path that a switch does not have has the status NOT_FOUND, as in SONiC.
+Each switch has a port of its own, and answers Get of one path of SONiC; a path that it does not have has the status
+NOT_FOUND, as in SONiC. A simulated one also answers Capabilities and Subscribe ONCE, by the models of OpenConfig.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import time
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from itertools import groupby
 from typing import Any, TypeAlias
 
 import grpc
@@ -15,9 +26,12 @@ import grpc
 from railscope import service
 from railscope.settings import SettingsError
 from railscope_collector.switches import gnmi_messages, gnmi_session
+from railscope_simulator import openconfig_answers
 from railscope_simulator.sonic_answers import FindAnswer, TablePath
 
 GetHandler: TypeAlias = Callable[[bytes, Any], Awaitable[bytes]]
+SubscribeHandler: TypeAlias = Callable[[AsyncIterator[bytes], Any], AsyncIterator[bytes]]
+ENCODINGS = ("JSON", "JSON_IETF", "PROTO")
 PERIOD_SECONDS = 5
 """Seconds between two polls of a simulated switch: the fewest that a collector accepts."""
 
@@ -53,20 +67,78 @@ def answer_requests(find: FindAnswer) -> GetHandler:
     return answer
 
 
+def encode_leaves(
+    leaves: Iterable[openconfig_answers.StateLeaf], encoding: str, timestamp_ns: int
+) -> Iterator[bytes]:
+    """Yield a message of a subscription for the leaves of each container."""
+    for container, group in groupby(leaves, key=lambda leaf: leaf.container):
+        prefix = {"elem": [{"name": name, "key": keys} for name, keys in container]}
+        updates = [
+            {"path": {"elem": [{"name": leaf.name}]}, "val": _typed(leaf.value, encoding)}
+            for leaf in group
+        ]
+        notification = {"timestamp": timestamp_ns, "prefix": prefix, "update": updates}
+        yield gnmi_messages.encode("SubscribeResponse", update=notification)
+
+
+def _typed(value: openconfig_answers.LeafValue, encoding: str) -> dict[str, object]:
+    if encoding == "PROTO":
+        return {"uint_val" if isinstance(value, int) else "string_val": value}
+    # Numbers of 64 bits are text in JSON_IETF (RFC 7951), with quotes as every text here.
+    text = f'"{value}"' if encoding == "JSON_IETF" or isinstance(value, str) else str(value)
+    return {"json_ietf_val" if encoding == "JSON_IETF" else "json_val": text.encode()}
+
+
+def encode_capabilities(models: Iterable[str], encodings: Sequence[str] = ENCODINGS) -> bytes:
+    """Return the answer of a switch with these models."""
+    supported = [{"name": name, "organization": "railscope"} for name in models]
+    return gnmi_messages.encode(
+        "CapabilityResponse", supported_models=supported, supported_encodings=encodings
+    )
+
+
+def answer_subscriptions(find: openconfig_answers.FindState) -> SubscribeHandler:
+    """Return a handler of subscriptions ONCE that answers from this state."""
+
+    async def answer(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        request = gnmi_messages.decode("SubscribeRequest", await anext(requests)).subscribe
+        if request.mode != request.Mode.Value("ONCE"):
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "expected mode ONCE")
+        paths = [[element.name for element in each.path.elem] for each in request.subscription]
+        found = await service.run_in_thread(lambda: list(find()))
+        wanted = [
+            leaf
+            for leaf in found
+            if any(openconfig_answers.is_below(leaf.container, path) for path in paths)
+        ]
+        encoding = gnmi_messages.enumeration("Encoding")[request.encoding]
+        for message in encode_leaves(wanted, encoding, time.time_ns()):
+            yield message
+        yield gnmi_messages.encode("SubscribeResponse", sync_response=True)
+
+    return answer
+
+
+def openconfig_handlers(find: openconfig_answers.FindState) -> dict[str, Any]:
+    """Return the handlers of a switch with OpenConfig, by method."""
+
+    async def capabilities(_body: bytes, _context: Any) -> bytes:
+        return encode_capabilities(openconfig_answers.MODELS)
+
+    return {
+        "Capabilities": grpc.unary_unary_rpc_method_handler(capabilities),
+        "Subscribe": grpc.stream_stream_rpc_method_handler(answer_subscriptions(find)),
+    }
+
+
 @contextlib.asynccontextmanager
 async def serve(
-    handler: Any, address: str, credentials: grpc.ServerCredentials | None = None
+    handlers: dict[str, Any], address: str, credentials: grpc.ServerCredentials | None = None
 ) -> AsyncIterator[int]:
-    """Serve Get at an address, without TLS unless there are credentials; yield its port. Raises SettingsError.
-
-    `handler` is a function, or a handler of grpc.
-    """
-    if callable(handler):
-        handler = grpc.unary_unary_rpc_method_handler(handler)
+    """Serve methods at an address, without TLS unless there are credentials; yield its port. Raises SettingsError."""
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-    name, _, method = gnmi_session.GET.strip("/").partition("/")
-    handlers = grpc.method_handlers_generic_handler(name, {method: handler})
-    server.add_generic_rpc_handlers((handlers,))
+    name = gnmi_session.GET.split("/")[1]
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
     try:
         port = (
             server.add_secure_port(address, credentials)
@@ -85,19 +157,27 @@ async def serve(
 
 @contextlib.asynccontextmanager
 async def serve_switches(
-    switches: Mapping[str, FindAnswer], host: str, first_port: int
+    switches: Mapping[str, FindAnswer],
+    host: str,
+    first_port: int,
+    states: Mapping[str, openconfig_answers.FindState] = {},
 ) -> AsyncIterator[str]:
     """Serve switches at this port and those that follow, at any with port 0; yield the switches file for them.
 
-    Raises SettingsError.
+    Those with a state are also served by the models of OpenConfig. Raises SettingsError.
     """
     lines = []
     async with contextlib.AsyncExitStack() as stack:
         for number, (name, find) in enumerate(switches.items()):
             address = f"{host}:{first_port and first_port + number}"
-            port = await stack.enter_async_context(serve(answer_requests(find), address))
+            handlers: dict[str, Any] = {
+                "Get": grpc.unary_unary_rpc_method_handler(answer_requests(find))
+            }
+            if name in states:
+                handlers |= openconfig_handlers(states[name])
+            port = await stack.enter_async_context(serve(handlers, address))
             lines.append(
-                f'[{json.dumps(name)}]\naddress = "{host}:{port}"\nprotocol = "gnmi"\nplaintext = true\n'
+                f'[{json.dumps(name)}]\naddress = "{host}:{port}"\nprotocol = "gnmi"\ndialect = "sonic"\nplaintext = true\n'
                 f"period_seconds = {PERIOD_SECONDS}\n"
             )
         yield "\n".join(lines)

@@ -173,7 +173,8 @@ async def sonic_switch(
 ) -> AsyncIterator[SonicSwitch]:
     """Serve a switch on a free port of loopback; `handler` replaces the one of its answers."""
     switch = SonicSwitch()
-    async with gnmi_server.serve(handler or switch.answer, "127.0.0.1:0", credentials) as port:
+    handlers = {"Get": handler or grpc.unary_unary_rpc_method_handler(switch.answer)}
+    async with gnmi_server.serve(handlers, "127.0.0.1:0", credentials) as port:
         switch.port = port
         try:
             yield switch

@@ -6,6 +6,7 @@ Code generated from the definition would require one range of versions of protob
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,6 +33,15 @@ ShapeT = TypeVar("ShapeT")
 def message_class(name: str) -> type[Any]:
     """Return the class of a message."""
     return message_factory.GetMessageClass(_pool().FindMessageTypeByName(f"gnmi.{name}"))
+
+
+@functools.cache
+def enumeration(name: str) -> Mapping[int, str]:
+    """Return the names of an enumeration by their numbers."""
+    return {
+        number: value.name
+        for number, value in _pool().FindEnumTypeByName(f"gnmi.{name}").values_by_number.items()
+    }
 
 
 @functools.cache

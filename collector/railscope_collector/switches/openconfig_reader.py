@@ -49,13 +49,9 @@ class Capabilities:
     def decode(cls, body: bytes) -> Capabilities:
         """Return what an answer states. Raises SwitchReadError."""
         answer = gnmi_messages.decode("CapabilityResponse", body)
-        number_of = (
-            gnmi_messages.message_class("CapabilityResponse")
-            .DESCRIPTOR.fields_by_name["supported_encodings"]
-            .enum_type.values_by_name
-        )
-        known = frozenset(answer.supported_encodings)
-        found = [name for name in _ENCODINGS if number_of[name].number in known]
+        named = gnmi_messages.enumeration("Encoding")
+        supported = {named.get(number) for number in answer.supported_encodings}
+        found = [name for name in _ENCODINGS if name in supported]
         return cls(
             frozenset(model.name for model in answer.supported_models),
             found[0] if found else "JSON",  # each target supports JSON (gNMI specification, 2.3.1)
@@ -100,6 +96,7 @@ class OpenConfigReader:
     capabilities: Capabilities
     monotonic: Callable[[], float]
     open: Callable[[ConfiguredSwitch], AbstractAsyncContextManager[GnmiSession]] = open_session
+    max_answer_bytes: int = MAX_ANSWER_BYTES
     _facts: tables.SwitchFacts = field(default_factory=tables.SwitchFacts)
     _times: base.ReadTimes = field(init=False)
 
@@ -148,8 +145,8 @@ class OpenConfigReader:
             async for body in messages:
                 cost = len(body) + _MESSAGE_BYTES
                 size, batch_size = size + cost, batch_size + cost
-                if size > MAX_ANSWER_BYTES:
-                    text = f"answer of {group.name} too large: expected at most {MAX_ANSWER_BYTES} bytes"
+                if size > self.max_answer_bytes:
+                    text = f"answer of {group.name} too large: expected at most {self.max_answer_bytes} bytes"
                     raise base.SwitchReadError(text, "limit")
                 batch.append(body)
                 if not body.startswith(_UPDATE_TAG) and _is_complete(body):

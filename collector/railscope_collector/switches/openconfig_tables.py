@@ -216,6 +216,17 @@ SRL_GROUPS: Sequence[Group] = (
     Group("optics", "srl_nokia-interfaces", ("interface/transceiver/channel",), base.NEIGHBOUR_SECONDS),
     Group("LLDP", "srl_nokia-lldp", ("system/lldp/interface/neighbor",), base.NEIGHBOUR_SECONDS),
 )  # fmt: skip
+
+
+def is_requested(leaf: str, group: Group) -> bool:
+    """True if a path of the table is below one of a group."""
+    names = [element.partition("[")[0] for element in leaf.split("/")]
+    return any(names[: path.count("/") + 1] == path.split("/") for path in group.paths)
+
+
+_PORT_PATHS = frozenset(
+    leaf for leaf in TREE.leaves() if any(is_requested(leaf, each) for each in (PORTS, SRL_PORTS))
+)
 _FACTS_BY_NAME: Mapping[str, frozenset[str]] = {
     "Ethernet counters": frozenset((*_SPEED, *_PORT_COUNTERS[catalog.PAUSE_SENT])),
     "FEC": frozenset(_PORT_COUNTERS[catalog.FEC_CORRECTED]),
@@ -422,7 +433,7 @@ def _note(answers: OpenConfigAnswers, found: SwitchFacts) -> None:
 def _port_names(answers: OpenConfigAnswers) -> list[str]:
     """Return the names of the Ethernet ports: interfaces of that type, or those with a speed where none has a type."""
     leaves = answers.leaves
-    names = leaves.names(path for path in TREE.leaves() if path.startswith((_PORT, _SRL_PORT)))
+    names = leaves.names(_PORT_PATHS)
     if leaves.has(_TYPE):
         types = {name: gnmi_updates.local_name(answers.text(_TYPE, name)) for name in names}
         return [name for name, kind in types.items() if kind in _ETHERNET_TYPES]

@@ -16,6 +16,7 @@ import numpy as np
 from railscope_simulator import (
     fabric,
     lldp_neighbours,
+    openconfig_answers,
     port as port_model,
     sonic_answers,
     switch_ports,
@@ -88,6 +89,15 @@ class ClusterSwitches:
     def answers(self) -> dict[str, sonic_answers.FindAnswer]:
         """Return the function that answers for each switch."""
         return {name: partial(self.find_answer, name) for name in self.switches}
+
+    def find_state(self, switch: str) -> list[openconfig_answers.StateLeaf]:
+        """Return the leaves of a switch by the models of OpenConfig. Blocking."""
+        with self._lock:
+            return list(openconfig_answers.state_leaves(self.switches[switch]))
+
+    def states(self) -> dict[str, openconfig_answers.FindState]:
+        """Return the function that returns the leaves of each switch."""
+        return {name: partial(self.find_state, name) for name in self.switches}
 
     def count(self, span: TimeSpan) -> None:
         """Count the last step of the model."""

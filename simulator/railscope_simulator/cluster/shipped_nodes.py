@@ -301,7 +301,8 @@ class ShippedCluster:
         from railscope_simulator import gnmi_server  # noqa: PLC0415 - an extra: only switches need gRPC
 
         host, first = listen_address.split_address(self.switch_listen)
-        async with gnmi_server.serve_switches(self._switches.answers(), host, first) as text:
+        answers, states = self._switches.answers(), self._switches.states()
+        async with gnmi_server.serve_switches(answers, host, first, states) as text:
             durable_files.write_atomically(self.directory / "switches.toml", text.encode())
             yield
 

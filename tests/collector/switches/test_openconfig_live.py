@@ -1,0 +1,383 @@
+"""Polls of a switch with OpenConfig over real gRPC: subscriptions, their faults, and the choice of the dialect."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import grpc
+import pytest
+from running_collector import run_collector, settings_in
+from structlog.testing import capture_logs
+from support import openconfig_switch as server, sonic_switch
+from support.certificates import self_signed
+
+from railscope.reading import Absent, Reading
+from railscope_collector.config import IngestLimits, SwitchesSettings
+from railscope_collector.switches import (
+    gnmi_messages,
+    gnmi_reader,
+    gnmi_updates,
+    openconfig_reader,
+    openconfig_tables as tables,
+    switch_reading as base,
+    switch_settings,
+)
+from railscope_simulator import gnmi_server, openconfig_answers, sonic_answers
+
+SYNC = gnmi_messages.encode("SubscribeResponse", sync_response=True)
+
+
+def configured(file: Path, timeout_seconds: float = 2.0) -> switch_settings.ConfiguredSwitch:
+    settings = SwitchesSettings(file=str(file), timeout_seconds=timeout_seconds)
+    (switch,) = switch_settings.read_switches(settings)
+    return switch
+
+
+async def read(
+    switch: server.OpenConfigSwitch | sonic_switch.SonicSwitch,
+    directory: Path,
+    timeout_seconds: float = 2.0,
+    **more: object,
+) -> base.SwitchReading:
+    file = switch.write_switches(directory, **({"plaintext": True} | more))
+    return await gnmi_reader.GnmiReader(configured(file, timeout_seconds), time.monotonic).read()
+
+
+def values(reading: base.SwitchReading) -> dict[tuple[str, ...], Reading]:
+    return {
+        (metric.name.removeprefix("railscope_switch_"), *entity.key[1:]): value
+        for part in reading.streams.values()
+        for (metric, entity), value in part
+    }
+
+
+@pytest.mark.parametrize("encoding", ["PROTO", "JSON_IETF", "JSON"])
+async def test_each_encoding_gives_the_same_values(tmp_path: Path, encoding: str):
+    async with server.openconfig_switch() as switch:
+        switch.encodings = [encoding]
+        reading = await read(switch, tmp_path)
+    assert {each.encoding for each in switch.decoded} == {
+        number for number, name in gnmi_messages.enumeration("Encoding").items() if name == encoding
+    }
+    expected: dict[tuple[str, ...], Reading] = {
+        ("ports",): 2,
+        ("port_up", "Ethernet2/1"): 1,
+        ("port_speed_bytes_per_second", "Ethernet2/1"): 400_000,
+        ("port_receive_bytes_total", "Ethernet2/1"): 10**18 + 2,
+        ("port_transmit_pfc_pause_frames_total", "Ethernet2/1", "3"): 2000,
+        ("queue_ecn_marked_packets_total", "Ethernet2/1", "3"): 20,
+        ("neighbour_known", "Ethernet1/1"): 1,
+        ("port_receive_pause_frames_total", "Ethernet1/1"): Absent.UNSUPPORTED,
+    }
+    found = values(reading)
+    assert {key: found[key] for key in expected} == expected
+    assert reading.dialect == "openconfig"
+
+
+async def test_request_is_once_with_the_models_of_the_switch_and_their_origin(tmp_path: Path):
+    async with server.openconfig_switch() as switch:
+        switch.models = ["openconfig-interfaces", "openconfig-qos", "other"]
+        reading = await read(switch, tmp_path)
+    assert switch.requests == [server.PORTS, server.QUEUES]
+    for request in switch.decoded:
+        assert request.mode == request.Mode.Value("ONCE")
+        assert [each.path.origin for each in request.subscription] == ["openconfig"]
+    ((_, entity), _), *_ = reading.streams[base.SWITCH]
+    assert entity.facts["missing_tables"] == (
+        "Ethernet counters, FEC, PFC, PFC watchdog, system, optics, LLDP"
+    )
+
+
+async def test_each_group_is_read_in_its_period(tmp_path: Path):
+    now = [1000.0]
+    async with server.openconfig_switch() as switch:
+        file = switch.write_switches(tmp_path, plaintext=True)
+        reader = gnmi_reader.GnmiReader(configured(file), lambda: now[0])
+        first = await reader.read()
+        now[0] += 1
+        switch.requests.clear()
+        second = await reader.read()
+    assert server.QUEUES not in switch.requests
+    assert server.PORTS in switch.requests
+    assert set(first.streams) - set(second.streams) == {
+        base.QUEUES, base.QUEUE_MARKS, base.WATERMARKS, base.NEIGHBOURS, base.LANES,
+    }  # fmt: skip
+
+
+async def test_port_that_disappears_is_no_longer_read(tmp_path: Path):
+    async with server.openconfig_switch() as switch:
+        file = switch.write_switches(tmp_path, plaintext=True)
+        reader = gnmi_reader.GnmiReader(configured(file), time.monotonic)
+        assert ("port_up", "Ethernet2/1") in values(await reader.read())
+        switch.state.ports = {"": server.simulated_switch(3).ports["Ethernet12"]}
+        found = values(await reader.read())
+    assert found["ports",] == 1
+    assert {key[1] for key in found if len(key) > 1} == {"Ethernet3/1"}
+
+
+# The dialect -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("models", "dialect", "problem"),
+    [
+        (["sonic-db", "openconfig-interfaces"], "auto", "expected a switch with SONiC"),
+        ([], "auto", "expected a switch with SONiC"),
+        (openconfig_answers.MODELS, "sonic", "expected a switch with SONiC"),
+        (["ietf-interfaces"], "auto", "no model of ports in Capabilities"),
+        (["sonic-db"], "openconfig", "no model of ports in Capabilities"),
+    ],
+)
+async def test_models_decide_the_dialect(
+    tmp_path: Path, models: Sequence[str], dialect: str, problem: str
+):
+    async with server.openconfig_switch() as switch:
+        switch.models = models
+        with pytest.raises(base.SwitchReadError, match=problem):
+            await read(switch, tmp_path, dialect=dialect)
+
+
+async def test_models_of_sr_linux_are_preferred_and_requested_without_an_origin(tmp_path: Path):
+    async with server.openconfig_switch() as switch:
+        switch.models = ["openconfig-interfaces", "srl_nokia-interfaces"]
+        with pytest.raises(base.SwitchReadError, match="no Ethernet ports"):
+            await read(switch, tmp_path)
+    assert switch.requests[0] == "interface/statistics"
+    assert {each.path.origin for each in switch.decoded[0].subscription} == {""}
+
+
+async def test_switch_without_capabilities_is_one_with_sonic(tmp_path: Path):
+    async with sonic_switch.sonic_switch() as switch:
+        assert (await read(switch, tmp_path)).dialect == "sonic"
+
+
+async def test_switch_that_got_another_system_is_read_in_its_dialect(tmp_path: Path):
+    async with server.openconfig_switch() as switch:
+        file = switch.write_switches(tmp_path, plaintext=True)
+        reader = gnmi_reader.GnmiReader(configured(file), time.monotonic)
+        switch.models = ["sonic-db"]
+        with pytest.raises(base.SwitchReadError, match="SONiC"):
+            await reader.read()
+        switch.models = openconfig_answers.MODELS
+        assert (await reader.read()).dialect == "openconfig"
+
+
+async def test_same_leaf_in_both_dialects_has_equal_values(tmp_path: Path):
+    """The simulator serves one switch in both dialects; its ports have SONiC's names, or those of LLDP."""
+    state = server.simulated_switch()
+    answers = {"leaf-07": lambda path: sonic_answers.find_answer(state, path)}
+    states = {"leaf-07": lambda: openconfig_answers.state_leaves(state)}
+    found = {}
+    async with gnmi_server.serve_switches(answers, "127.0.0.1", 0, states) as text:
+        for dialect in ("sonic", "openconfig"):
+            file = tmp_path / f"{dialect}.toml"
+            file.write_text(text.replace('dialect = "sonic"', f'dialect = "{dialect}"'))
+            reader = gnmi_reader.GnmiReader(configured(file), time.monotonic)
+            found[dialect] = values(await reader.read())
+    aliases = {name: port.alias for name, port in state.ports.items()}
+    sonic = {
+        (key[0], *(aliases.get(part, part) for part in key[1:])): value
+        for key, value in found["sonic"].items()
+    }
+    openconfig = found["openconfig"]
+    both = {
+        key
+        for key in sonic.keys() & openconfig.keys()
+        if Absent.UNSUPPORTED not in (sonic[key], openconfig[key])
+    }
+    assert {key: sonic[key] for key in both} == {key: openconfig[key] for key in both}
+    only_sonic = {key[0] for key in sonic.keys() - both if sonic[key] is not Absent.UNSUPPORTED}
+    assert only_sonic == {
+        "port_receive_pfc_pauses_ended_total",
+        "port_receive_pfc_pause_estimated_seconds_total",
+        "priority_group_headroom_watermark_bytes",
+        "queue_occupancy_bytes",
+    }
+    only_openconfig = {
+        key[0] for key in openconfig.keys() - both if openconfig[key] is not Absent.UNSUPPORTED
+    }
+    assert not only_openconfig
+    assert len({key[0] for key in both}) > 20
+
+
+# Faults ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("messages", "problem", "reason"),
+    [
+        ([], "stream of ports closed before sync_response", "error"),
+        ([gnmi_messages.encode("SubscribeResponse", update={})], "closed before sync_response", "error"),
+        ([gnmi_messages.encode("SubscribeResponse", sync_response=False)], "closed before", "error"),
+        ([SYNC], "no Ethernet ports", "error"),
+        ([b"\xff\xff\xff"], "malformed answer", "error"),
+        ([b"\x0a\xff\xff", SYNC], "malformed answer", "error"),
+        ([gnmi_messages.encode("SubscribeResponse", error={"message": "no\nspace"}), SYNC], r"an error: 'no\\nspace'", "error"),
+        ([b"\x0a" + b" " * (9 << 20)], "RESOURCE_EXHAUSTED", "limit"),
+    ],
+    ids=["closed-at-once", "closed-early", "no-sync", "empty", "no-message", "no-notification", "error", "large-message"],
+)  # fmt: skip
+async def test_hostile_answers_end_in_a_reason(
+    tmp_path: Path, messages: Sequence[bytes], problem: str, reason: str
+):
+    async with server.openconfig_switch() as switch:
+        switch.messages[server.PORTS] = messages
+        with pytest.raises(base.SwitchReadError, match=problem) as failed:
+            await read(switch, tmp_path, timeout_seconds=20.0, period_seconds=3600)
+    assert failed.value.reason == reason
+    assert len(str(failed.value)) < 500
+
+
+async def test_endless_empty_messages_reach_the_limit(tmp_path: Path):
+    async with server.openconfig_switch() as switch:
+        switch.messages[server.PORTS] = [b""] * 2000
+        capabilities = openconfig_reader.Capabilities(
+            frozenset(switch.models), "PROTO", is_sonic=False
+        )
+        reader = openconfig_reader.OpenConfigReader(
+            configured(switch.write_switches(tmp_path, plaintext=True)),
+            capabilities,
+            time.monotonic,
+            max_answer_bytes=100_000,
+        )
+        with pytest.raises(base.SwitchReadError, match="answer of ports too large"):
+            await reader.read()
+
+
+async def test_answer_of_50_megabytes_is_a_limit_and_its_values_are_not_kept(tmp_path: Path):
+    update = {"path": {"elem": [{"name": "unknown"}]}, "val": {"string_val": "x" * (1 << 20)}}
+    message = gnmi_messages.encode("SubscribeResponse", update={"update": [update]})
+    async with server.openconfig_switch() as switch:
+        switch.messages[server.PORTS] = [message] * 50
+        with pytest.raises(base.SwitchReadError, match="answer of ports too large") as failed:
+            await read(switch, tmp_path, timeout_seconds=20.0)
+    assert failed.value.reason == "limit"
+
+
+def test_unknown_paths_are_not_kept():
+    update = {"path": {"elem": [{"name": "unknown"}]}, "val": {"string_val": "x"}}
+    message = gnmi_messages.encode("SubscribeResponse", update={"update": [update] * 1000})
+    leaves = gnmi_updates.Leaves(tables.TREE)
+    openconfig_reader.apply_messages([message], leaves)
+    assert not leaves.names(tables.TREE.leaves())
+
+
+async def test_switch_that_does_not_end_the_call_is_read_at_once(tmp_path: Path):
+    async with server.openconfig_switch() as switch:
+        switch.remains_open = True
+        async with asyncio.timeout(5):
+            assert values(await read(switch, tmp_path))["ports",] == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "reading"),
+    [
+        (grpc.StatusCode.NOT_FOUND, Absent.UNSUPPORTED),
+        (grpc.StatusCode.INVALID_ARGUMENT, Absent.UNSUPPORTED),
+        (grpc.StatusCode.INTERNAL, Absent.ERROR),
+    ],
+)
+async def test_failure_of_a_group_concerns_it_alone(
+    tmp_path: Path, code: grpc.StatusCode, reading: Absent
+):
+    async with server.openconfig_switch() as switch:
+        switch.failures["lldp/interfaces/interface/neighbors/neighbor/state"] = code
+        switch.failures["interfaces/interface/ethernet/pfc"] = code
+        found = values(await read(switch, tmp_path))
+    assert found["neighbour_known", "Ethernet1/1"] is reading
+    assert found["port_transmit_pfc_pause_frames_total", "Ethernet1/1", "3"] is reading
+    assert found["port_receive_bytes_total", "Ethernet1/1"] == 10**18 + 1
+
+
+async def test_after_a_timeout_no_further_group_is_requested(tmp_path: Path):
+    async with server.openconfig_switch() as switch:
+        switch.silent.add("interfaces/interface/ethernet/pfc")
+        found = values(await read(switch, tmp_path, timeout_seconds=0.1))
+    assert switch.requests[-1] == "interfaces/interface/ethernet/pfc"
+    assert found["port_transmit_pfc_pause_frames_total", "Ethernet1/1", "3"] is Absent.TIMEOUT
+    assert found["neighbour_known", "Ethernet1/1"] is Absent.TIMEOUT
+    assert found["port_receive_bytes_total", "Ethernet1/1"] == 10**18 + 1
+
+
+@pytest.mark.parametrize(
+    ("place", "code", "problem"),
+    [
+        (server.PORTS, grpc.StatusCode.NOT_FOUND, "gRPC status NOT_FOUND a status of the test"),
+        ("Capabilities", grpc.StatusCode.UNAUTHENTICATED, "credential not accepted"),
+        (server.PORTS, grpc.StatusCode.UNAVAILABLE, "gRPC status UNAVAILABLE"),
+    ],
+)
+async def test_failures_of_what_is_essential_are_named(
+    tmp_path: Path, place: str, code: grpc.StatusCode, problem: str
+):
+    async with server.openconfig_switch() as switch:
+        switch.failures[place] = code
+        with pytest.raises(base.SwitchReadError, match=problem):
+            await read(switch, tmp_path)
+
+
+async def test_tls_with_a_pinned_authority_a_client_certificate_and_a_password(tmp_path: Path):
+    certificate, key = self_signed(tmp_path / "switch")
+    own, own_key = self_signed(tmp_path / "own")
+    credentials = grpc.ssl_server_credentials(
+        [(key.read_bytes(), certificate.read_bytes())],
+        root_certificates=own.read_bytes(),
+        require_client_auth=True,
+    )
+    (tmp_path / "user.toml").write_text('user = "watcher"\npassword = "secret-text"\n')
+    files = {"certificate_file": str(own), "key_file": str(own_key), "plaintext": False}
+    trusted = {"ca_file": str(certificate), "credential_file": str(tmp_path / "user.toml")}
+    async with server.openconfig_switch(credentials) as switch:
+        assert values(await read(switch, tmp_path, **files, **trusted))["ports",] == 2
+        assert all(
+            {"username": "watcher", "password": "secret-text"}.items() <= each.items()
+            for each in switch.metadata
+        )
+        with pytest.raises(base.SwitchReadError, match="untrusted certificate"):
+            await read(switch, tmp_path, **files, ca_file=str(own))
+
+
+async def test_certificate_of_another_name_is_an_error(tmp_path: Path):
+    certificate, key = self_signed(tmp_path / "switch", "127.0.0.2")
+    credentials = grpc.ssl_server_credentials([(key.read_bytes(), certificate.read_bytes())])
+    trusted = {"ca_file": str(certificate), "plaintext": False}
+    async with server.openconfig_switch(credentials) as switch:
+        with pytest.raises(base.SwitchReadError, match="another name; fix: set server_name"):
+            await read(switch, tmp_path, **trusted)
+        assert (
+            values(await read(switch, tmp_path, **trusted, server_name="127.0.0.2"))["ports",] == 2
+        )
+
+
+async def test_polled_switch_is_in_metrics_and_its_dialect_in_the_log(tmp_path: Path):
+    async with server.openconfig_switch() as switch:
+        file = str(switch.write_switches(tmp_path, plaintext=True, period_seconds=5.0))
+        settings = settings_in(
+            tmp_path, limits=IngestLimits(), switches=SwitchesSettings(file=file)
+        )
+        async with run_collector(settings) as one:
+            await asyncio.sleep(0)
+            polling = one.collector.switches.polling
+            polled = polling.polled["leaf-07"]
+            with capture_logs() as logs:
+                await polling.poll(polled)
+                await polling.poll(polled)
+            assert polled.problem == ""
+            _, text = await one.get("/metrics")
+            switch.failures[server.PORTS] = grpc.StatusCode.UNAVAILABLE
+            await polling.poll(polled)
+            assert "UNAVAILABLE" in polling.problems()["leaf-07"]
+            assert polled.consecutive_failures == 1
+    found = [each for each in logs if each["event"] == "switch_dialect_found"]
+    assert [(each["switch"], each["dialect"]) for each in found] == [("leaf-07", "openconfig")]
+    port = 'switch="leaf-07",port="Ethernet2/1"'
+    for line in (
+        'railscope_switch_up{switch="leaf-07"} 1',
+        f"railscope_switch_port_receive_bytes_total{{{port}}} {10**18 + 2}",
+        f'railscope_switch_port_transmit_pfc_pause_frames_total{{{port},priority="3"}} 2000',
+        f'railscope_switch_queue_ecn_marked_packets_total{{{port},queue="3"}} 20',
+    ):
+        assert f"{line}\n" in text
