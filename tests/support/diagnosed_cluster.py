@@ -1,4 +1,4 @@
-"""A simulated cluster with its switches, diagnosed as a collector does: frames of nodes and polls of SONiC switches.
+"""A simulated cluster with its switches, diagnosed as a collector does: frames of nodes and polls of switches.
 
 Nodes and switches advance together in simulated time; the real reader of gNMI polls the switches, without a network.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import defaultdict
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from pathlib import Path
 
 from support.audit import audit_log
@@ -28,13 +28,14 @@ from railscope_collector.fleet.schemas import StoredSchemas
 from railscope_collector.framelog.segment_files import FrameRecord
 from railscope_collector.live_diagnosis.diagnosis_service import DiagnosisService
 from railscope_collector.state.collector_state import CollectorState
-from railscope_collector.switches import gnmi_session, sonic_reader, switch_frames
+from railscope_collector.switches import gnmi_reader, gnmi_session, switch_frames
 from railscope_collector.switches.switch_settings import ConfiguredSwitch, GnmiAccess
 from railscope_collector.workloads.job_roster import JobGpu, JobHolding, JobKey, RunningJob
+from railscope_simulator import gnmi_server
 from railscope_simulator.cluster.captures import SampledCluster
 from railscope_simulator.cluster.cluster_switches import ClusterSwitches
 from railscope_simulator.cluster.scenario import read_scenario
-from railscope_simulator.gnmi_server import encode_answer
+from railscope_simulator.openconfig_answers import MODELS, FindState
 from railscope_simulator.sonic_answers import FindAnswer
 
 _MAX_BYTES, _STEP_NS = 64 << 20, 10 * SECOND_NS
@@ -44,33 +45,47 @@ _DELAY_NS = SECOND_NS // 10
 class _DirectSession:
     """Answers of a simulated switch, as the reader of gNMI receives them."""
 
-    def __init__(self, find_answer: FindAnswer) -> None:
-        self._find_answer = find_answer
+    def __init__(self, find_answer: FindAnswer, find_state: FindState) -> None:
+        self._find_answer, self._find_state = find_answer, find_state
 
     async def get(self, target: str, path: gnmi_session.TablePath) -> bytes | None:
         found = self._find_answer((target, *path))
-        return None if found is None else encode_answer(target, json.dumps(found).encode())
+        return (
+            None if found is None else gnmi_server.encode_answer(target, json.dumps(found).encode())
+        )
+
+    async def capabilities(self) -> bytes | None:
+        return gnmi_server.encode_capabilities(MODELS)
+
+    async def subscribe(self, request: bytes) -> AsyncGenerator[bytes, None]:
+        async def requests() -> AsyncIterator[bytes]:
+            yield request
+
+        answer = gnmi_server.answer_subscriptions(self._find_state)
+        async for body in answer(requests(), None):
+            yield body
 
 
 class _PolledSwitch:
     """A simulated switch with its reader, and the frames of its polls."""
 
-    def __init__(self, name: str, find_answer: FindAnswer) -> None:
+    def __init__(self, name: str, session: _DirectSession, dialect: str) -> None:
         self.seconds = 0.0
 
         @contextlib.asynccontextmanager
         async def connect(_: ConfiguredSwitch) -> AsyncIterator[gnmi_session.GnmiSession]:
-            yield _DirectSession(find_answer)
+            yield session
 
         switch = ConfiguredSwitch(
             name=name,
             host="127.0.0.1",
             port=1,
             gnmi=GnmiAccess(),
+            dialect=dialect,
             period_seconds=10.0,
             timeout_seconds=1.0,
         )
-        self._reader = sonic_reader.SonicReader(switch, lambda: self.seconds, connect)
+        self._reader = gnmi_reader.GnmiReader(switch, lambda: self.seconds, connect)
         self._frames = switch_frames.SwitchFrames(name, "run", has_narrow_counters=False)
 
     async def poll(self, wall_ns: int, offset_ns: int) -> FrameRecord:
@@ -83,13 +98,16 @@ class _PolledSwitch:
 
 
 async def record_cluster(
-    scenario: Path, directory: Path, switches: Collection[str]
+    scenario: Path, directory: Path, switches: Collection[str], dialect: str = "sonic"
 ) -> list[FrameRecord]:
     """Return what a collector receives of the nodes of a scenario, and of those of its switches that it polls."""
     cluster = SampledCluster(read_scenario(scenario))
     fabric = ClusterSwitches(cluster.model)
-    answers = fabric.answers()
-    polled = [_PolledSwitch(name, answers[name]) for name in switches]
+    answers, states = fabric.answers(), fabric.states()
+    polled = [
+        _PolledSwitch(name, _DirectSession(answers[name], states[name]), dialect)
+        for name in switches
+    ]
     started_ns = cluster.model.specs[0].started_wall_ns
     records: list[FrameRecord] = []
     nodes = list(cluster.metadata())

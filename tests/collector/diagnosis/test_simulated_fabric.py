@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from support.diagnosed_cluster import diagnose_records, record_cluster
 from support.scenarios import SLOW_RECEIVER, UPLINK_DEGRADED
 
@@ -30,9 +31,12 @@ async def test_an_uplink_that_has_lost_capacity_is_named(tmp_path: Path) -> None
     assert not cause.port
 
 
-async def test_both_ends_of_a_link_confirm_a_slow_receiver(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dialect", ["sonic", "openconfig"])
+async def test_both_ends_of_a_link_confirm_a_slow_receiver(tmp_path: Path, dialect: str) -> None:
     (tmp_path / "scenario.toml").write_text(SLOW_RECEIVER)
-    records = await record_cluster(tmp_path / "scenario.toml", tmp_path / "captures", ("leaf-4",))
+    records = await record_cluster(
+        tmp_path / "scenario.toml", tmp_path / "captures", ("leaf-4",), dialect
+    )
     (document,) = await diagnose_records(records, tmp_path)
     assert document.incident_class == "slow_receiver"
     assert isinstance(document.cause, NicDocument)
