@@ -27,14 +27,14 @@ from urllib.parse import urlsplit
 import structlog
 from aiohttp import web
 
-from railscope import settings as setting_files
+from railscope import api, settings as setting_files
 from railscope.catalog import collector as catalog
 from railscope.service import run_in_thread
 from railscope_collector import config, record_exchange, view_refresh
 from railscope_collector.access.credentials import Credential
 from railscope_collector.account import account_cells
 from railscope_collector.account.live_account import LiveAccount
-from railscope_collector.diagnosis.incident_table import DiagnosisProgress, IncidentTable
+from railscope_collector.diagnosis.incident_table import IncidentTable
 from railscope_collector.finalization import day_writes, followed_account
 from railscope_collector.fleet import view_cells
 from railscope_collector.ledger import (
@@ -198,9 +198,9 @@ class ClusterHead:
         return self.diagnosis.table if self.diagnosis else IncidentTable()
 
     @property
-    def progress(self) -> DiagnosisProgress:
+    def progress(self) -> api.DiagnosisProgress:
         """Age of the incidents, and the process that evaluates them."""
-        return self.diagnosis.progress if self.diagnosis else DiagnosisProgress()
+        return self.diagnosis.progress if self.diagnosis else api.DiagnosisProgress()
 
     @property
     def notified(self) -> IncidentTable:

@@ -419,7 +419,7 @@ class Collector:
         self.cluster.prepare = prepare
         self.drainer = self.drainer.with_views(api, self.diagnosis.decisions.drains)
         routing = cluster_routing.ClusterRouting(self.cluster)
-        routed = routing.route(handlers, api.handlers(), CLUSTER_PAGES)
+        routed = routing.route(handlers, (*api.handlers(), *console.switches), CLUSTER_PAGES)
         max_bytes = self.settings.limits.body_bytes
         return make_application(authorizer, routed, max_bytes, console.routes)
 

@@ -172,23 +172,24 @@ async def test_a_tenant_has_its_account_quotas_and_holdings(
         while not (await twin(running, "/tenants/vision", TENANT))["until_ns"]:
             await running.collector.refresher.refresh()
         model = await twin(running, "/tenants/vision", TENANT)
-        assert model["quotas"][0]["gpu_hours"] == "40.500"
-        assert model["quotas"][0]["gpus"] == "32"
-        assert [gpu["share"] for gpu in model["holdings"]["gpus"]] == ["3/7", "3/7"]
-        assert [job["workload"] for job in model["holdings"]["jobs"]] == ["train"]
+        assert model["quotas"][0]["gpu_hours"] == 40.5
+        assert model["quotas"][0]["gpus"] == 32
+        shares = [each["held_ratio"] for gpu in model["gpus"]["rows"] for each in gpu["holders"]]
+        assert shares == pytest.approx([3 / 7, 3 / 7])
+        assert [job["workload"] for job in model["jobs"]["rows"]] == ["train"]
         newest = {statement["period"] for statement in model["statements"]}
         assert newest == {"2026-09", "2026-10"}
         operator = await twin(running, "/tenants/vision", OPERATOR)
-        assert operator["holdings"] == model["holdings"]
+        assert (operator["jobs"], operator["gpus"]) == (model["jobs"], model["gpus"])
         assert operator["statements"] is None, "operators read no statements"
         finance = await twin(running, "/tenants/vision", FINANCE)
-        assert (finance["holdings"], finance["incidents"]) == (None, None)
+        assert (finance["jobs"], finance["gpus"], finance["incidents"]) == (None, None, None)
         assert finance["statements"] == model["statements"]
         listed = await twin(running, "/tenants", OPERATOR)
-        (row,) = (row for row in listed["rows"] if row["tenant"] == "vision")
-        assert row["gpus"] == "0.857"
+        (row,) = (row for row in listed["tenants"] if row["tenant"] == "vision")
+        assert row["gpus"] == pytest.approx(6 / 7)
         own = await twin(running, "/tenants", TENANT)
-        assert [row["tenant"] for row in own["rows"]] == ["vision"]
+        assert [row["tenant"] for row in own["tenants"]] == ["vision"]
 
 
 BUDGETS = (

@@ -308,7 +308,10 @@ async def test_the_first_page_after_the_sign_in_is_one_that_the_role_may_read(
     tmp_path: Path,
 ) -> None:
     async with console(tmp_path) as running:
-        for role, path in {Role.OPERATOR: "/", Role.TENANT: "/", Role.FINANCE: "/tenants"}.items():
+        paths = {
+            Role.OPERATOR: "/", Role.AUDITOR: "/", Role.TENANT: "/tenants/vision", Role.FINANCE: "/billing",
+        }  # fmt: skip
+        for role, path in paths.items():
             async with browser(running.url) as reader:
                 answer = await reader.sign_in(TOKENS[role], "//evil.example/")
                 assert answer.headers["Location"] == path

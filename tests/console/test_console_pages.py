@@ -44,7 +44,6 @@ from railscope_collector.console.page_table import (
     parse_query,
 )
 from railscope_collector.console.rail_grid import make_grid
-from railscope_collector.console.recent_events import event_rows
 from railscope_collector.diagnosis import entity_states
 from railscope_collector.diagnosis.diagnosis_curves import (
     NAMES,
@@ -62,6 +61,7 @@ from railscope_collector.diagnosis.incident_table import (
 from railscope_collector.fleet.recent_events import SeenEvent
 from railscope_collector.fleet.schemas import StoredSchemas
 from railscope_collector.fleet.view_cells import View, ViewCell
+from railscope_collector.http.event_list import EventWriter
 from railscope_collector.http.read_api import ViewApi
 from railscope_collector.state.collector_state import CollectorState
 from railscope_collector.view_refresh import CollectorViews
@@ -345,7 +345,7 @@ async def test_a_job_has_the_events_about_its_ranks_and_those_of_no_other(tmp_pa
     text, model = await page_of(
         Fleet(FleetPages(api), page_models(api)), "job", own, tenant="vision", source="slurm", workload="7"
     )  # fmt: skip
-    assert [(row.node, row.area, row.device) for row in model.events] == [("a", "job", "rank 2")]
+    assert [(row.node, row.area, row.devices) for row in model.events] == [("a", "job", "rank 2")]
     shown = "collective all_reduce, sequence 417, waiting ranks 0-1 3, gpu index 2, stack "
     assert f"collective_late: {shown}{HOSTILE}" in html.unescape(text)
     assert "<img" not in text
@@ -540,11 +540,11 @@ async def test_hostile_names_stay_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("query", "text"),
     [
-        ({"page": "0"}, "invalid page '0': expected a number from 1 to 100000"),
-        ({"page": "x"}, "invalid page 'x': expected a number from 1 to 100000"),
+        ({"offset": "-1"}, "invalid offset '-1': expected a number from 0 to 10000000"),
+        ({"limit": "x"}, "invalid limit 'x': expected a number from 1 to 1000000"),
         (
             {"state": "good"},
-            "invalid state 'good': expected one of all, degraded, failed, healthy, unknown",
+            "invalid state 'good': expected one of degraded, failed, healthy, unknown",
         ),
         ({"name": "n" * 101}, f"invalid name '{'n' * 40}': expected at most 100 characters"),
     ],
@@ -578,9 +578,9 @@ async def test_twins_tags_and_static_files(tmp_path: Path) -> None:
         fragment = await reader.get("/nodes?fragment=1")
         assert "<html" not in fragment.text
         assert "data-live" in fragment.text
-        bad = await reader.get("/nodes?page=0")
+        bad = await reader.get("/nodes?limit=0")
         assert (bad.status, "expected a number" in bad.text) == (400, True)
-        bad = await reader.get("/api/v1/pages/nodes?page=0", Accept="*/*")
+        bad = await reader.get("/api/v1/pages/nodes?limit=0", Accept="*/*")
         assert (bad.status, "expected a number" in msgspec.json.decode(bad.text)["error"]) == (
             400,
             True,
@@ -742,12 +742,12 @@ async def test_a_tenant_reads_no_node_of_another_tenant_on_the_page_of_an_incide
     text, model = await page_of(
         running, "incident", Credential("board", Role.TENANT, "vision"), incident="I1"
     )
-    assert [(row.name, row.node, row.device) for row in model.timeline] == [
+    assert [(row.name, row.node, row.devices) for row in model.timeline] == [
         ("incident_opened", "", "")
     ]
     assert ("secret" in text, "NIC of another node (rail 1)" in text) == (False, True)
     _, whole = await page_of(running, "incident", incident="I1")
-    assert [(row.node, row.device) for row in whole.timeline] == [("secret", "eth1")]
+    assert [(row.node, row.devices) for row in whole.timeline] == [("secret", "eth1")]
 
 
 async def test_a_node_has_its_rails_with_readings_or_the_reasons_for_none(tmp_path: Path) -> None:
@@ -806,14 +806,15 @@ def test_events_of_several_devices_at_once_are_one_row() -> None:
 
     events = [event("claim_start", str(n % 3), 10) for n in range(6)]
     events += [event("claim_end", "0", 11), event("claim_start", "0", 5)]
-    rows = event_rows(events, {}, lambda _, entity: {"kind": "gpu", "index": entity.key[0]}, 10)
-    assert [(row.name, row.device, row.timestamp_ns) for row in rows] == [
+    writer = EventWriter({}, lambda _, entity: {"kind": "gpu", "index": entity.key[0]})
+    rows = writer.newest(events, 10)
+    assert [(row.name, row.devices, row.timestamp_ns) for row in rows] == [
         ("claim_end", "GPU 0", 11 * SECOND_NS),
         ("claim_start", "GPU 0, 1, 2", 10 * SECOND_NS),
         ("claim_start", "GPU 0", 5 * SECOND_NS),
     ]
     assert rows[0].text == "slurm 7 of vision"
-    assert [row.name for row in event_rows(events, {}, lambda *_: None, 1)] == ["claim_end"]
+    assert [row.name for row in writer.newest(events, 1)] == ["claim_end"]
 
 
 GPU_CAUSE = {"kind": "gpu", "node": "a", "index": 3, "uuid": "GPU-a-3", "pci_address": ""}

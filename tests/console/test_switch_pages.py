@@ -12,10 +12,11 @@ from console_site import TOKENS, Browser, browser, console, count_elements, repo
 from hypothesis import given, strategies as st
 from running_collector import RunningCollector
 
+from railscope.api import switches
 from railscope.timestamps import SECOND_NS
 from railscope_collector.access.credentials import ANYONE, Role
 from railscope_collector.config import IngestLimits, SwitchesSettings
-from railscope_collector.console import page_rendering, switch_models
+from railscope_collector.console import page_rendering
 from railscope_collector.console.counter_increases import (
     FELL,
     NO_END,
@@ -25,7 +26,7 @@ from railscope_collector.console.counter_increases import (
     StoredCounters,
 )
 from railscope_collector.console.curves import TimeRange
-from railscope_collector.console.page_table import PAGES_BY_NAME, PageRequest
+from railscope_collector.console.page_table import PAGES_BY_NAME, PageRequest, SwitchesQuery
 from railscope_collector.switches.switch_reading import MAX_PORTS
 from tests.support import switch_readings
 
@@ -104,7 +105,7 @@ async def test_both_ends_of_a_link_have_increases_over_one_interval(tmp_path: Pa
         assert page["queues"][3]["depth"] == {"value": 1009, "absent": ""}
         switch = await twin(reader, "/switches/leaf-07")
         port, other = switch["ports"]
-        assert (port["state"], other["state"], other["link"]) == ("up", "down", None)
+        assert (port["state"], other["state"], other.get("link")) == ("up", "down", None)
         assert (port["pauses_sent"]["value"], port["marks"]["value"], port["dropped"]["value"]) == (
             1000,
             8000,
@@ -125,7 +126,7 @@ async def test_switch_that_is_not_read_is_unknown_with_its_last_time(tmp_path: P
         await report_nic(running, (1000, 0), PORT)
         running.collector.switches.polling.polled["leaf-07"].problem = "no answer in time"
         await reader.sign_in(TOKENS[Role.OPERATOR])
-        rows = {row["name"]: row for row in (await twin(reader, "/switches"))["rows"]}
+        rows = {row["switch"]: row for row in (await twin(reader, "/switches"))["rows"]}
         last, never = rows["leaf-07"], rows["leaf-08"]
         assert (last["state"], last["reason"], last["ports"], last["ports_up"]) == (
             "unknown",
@@ -140,7 +141,7 @@ async def test_switch_that_is_not_read_is_unknown_with_its_last_time(tmp_path: P
         assert (never["state"], never["reason"], never["newest_ns"], never["age_seconds"]) == (
             "unknown",
             "not polled yet",
-            0,
+            None,
             None,
         )
         page = await twin(reader, path_of())
@@ -166,11 +167,11 @@ async def test_cabling_fault_is_on_the_pages_of_its_switch(tmp_path: Path) -> No
         await report_nic(running, (0, 0), PORT)
         await reader.sign_in(TOKENS[Role.OPERATOR])
         for path in ("/switches", "/switches/leaf-07", path_of()):
-            (fault,) = (await twin(reader, path))["faults"]
+            (fault,) = (await twin(reader, path))["cabling_faults"]
             assert (fault["kind"], fault["found"], fault["stated"]) == (
                 "file_differs",
-                ["n1", "eth0"],
-                ["n2", "eth0"],
+                {"node": "n1", "interface": "eth0"},
+                {"node": "n2", "interface": "eth0"},
             )
             assert "file_differs" in (await reader.get(path)).text
 
@@ -189,7 +190,7 @@ async def test_pages_of_a_large_switch_are_bounded(tmp_path: Path) -> None:
         for path in (
             "/switches",
             "/switches/leaf-07",
-            "/switches/leaf-07?page=6",
+            "/switches/leaf-07?offset=500",
             path_of(switch_readings.port_name(512)),
         ):
             answer = await reader.get(path)
@@ -198,8 +199,8 @@ async def test_pages_of_a_large_switch_are_bounded(tmp_path: Path) -> None:
             assert count_elements(answer.text).nodes < MAX_ELEMENTS, path
             assert HOSTILE not in answer.text
             assert len(msgspec.json.encode(await twin(reader, path))) < MAX_BYTES
-        page = await twin(reader, "/switches/leaf-07?page=6")
-        assert (page["pages"], len(page["ports"])) == (6, 12)
+        page = await twin(reader, "/switches/leaf-07?offset=500")
+        assert (page["found"], len(page["ports"])) == (512, 12)
 
 
 async def test_unknown_switches_and_ports_have_no_page(tmp_path: Path) -> None:
@@ -220,11 +221,16 @@ async def test_unknown_switches_and_ports_have_no_page(tmp_path: Path) -> None:
 
 
 def test_nic_on_a_leaf_of_another_rail_is_shown_with_the_leaves_of_its_own() -> None:
-    row = switch_models.CablingFaultRow(
-        "wrong_rail", "leaf-2", PORT, ("n1", "eth0"), ("", ""), ("leaf-1", "leaf-9")
+    row = switches.CablingFault(
+        "wrong_rail",
+        "leaf-2",
+        PORT,
+        switches.LinkEnd("n1", "eth0"),
+        switches.LinkEnd("", ""),
+        ("leaf-1", "leaf-9"),
     )
-    model = switch_models.SwitchesModel(0, (), 0, 1, 1, (row,), 1)
-    asked = PageRequest(PAGES_BY_NAME["switches"], ANYONE)
+    model = switches.SwitchList(0, (), (), 0, (row,), 1)
+    asked = PageRequest(PAGES_BY_NAME["switches"], ANYONE, query=SwitchesQuery())
     text = page_rendering.render("switches.html", model=model, request=asked)
     assert "leaf-1 or leaf-9" in text
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
+import msgspec
+
+from railscope.api import tenants as api
 from railscope.catalog import account as catalog, declare
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import HOUR_NS, SECOND_NS
@@ -78,42 +80,41 @@ def tenant_cells(
             yield ViewCell(catalog.QUOTA_GPUS_USED, (quota.tenant,), held_gpus)
 
 
-def account_json(account: account_sums.GpuTimeAccount) -> dict[str, Any]:
-    """Return an account in integers as strings: JSON readers that use doubles are exact to 104 days only.
-
-    All values are in nanoseconds of whole GPUs. Held, idle, unknown and the other states add up to
-    the capacity.
-    """
+def account_document(
+    account: account_sums.GpuTimeAccount, tenant: str | None = None
+) -> api.Account:
+    """Return an account; with a tenant only its part, without the size of the cluster and its free capacity."""
+    tenants = {
+        name: _tenant_account(account_sums.gpu_nanoseconds(of_tenant))
+        for name, of_tenant in account.tenants().items()
+        if tenant in {None, name}
+    }
+    document = api.Account(str(account.until_ns), tenants)
+    if tenant is not None:
+        return document
     states = account_sums.gpu_nanoseconds(account.states())
-    held_ns = sum(states[state] for state in tiling.HELD_STATES)
-    return {
-        "until_ns": str(account.until_ns),
-        "gpus": account.gpus,
-        "capacity_ns": str(account.capacity // GPU_CAPACITY),
-        "held_ns": str(held_ns),
-        "idle_ns": str(states[tiling.SlotState.IDLE]),
-        "unknown_ns": str(states[tiling.SlotState.UNKNOWN]),
-        "states": {state.value: str(ns) for state, ns in states.items()},
-        "balances": account.balances,
-        "clock_suspect": [
-            {"since_ns": str(step.since_ns), "delta_ns": str(step.delta_ns), "gpu_days": days}
+    return msgspec.structs.replace(
+        document,
+        gpus=account.gpus,
+        capacity_ns=str(account.capacity // GPU_CAPACITY),
+        held_ns=str(sum(states[state] for state in tiling.HELD_STATES)),
+        idle_ns=str(states[tiling.SlotState.IDLE]),
+        unknown_ns=str(states[tiling.SlotState.UNKNOWN]),
+        states={state.value: str(ns) for state, ns in states.items()},
+        balances=account.balances,
+        clock_suspect=tuple(
+            api.ClockStep(str(step.since_ns), str(step.delta_ns), days)
             for step, days in sorted(account.clock_suspect.items())
-        ],
-        "tenants": {
-            tenant: _tenant_json(account_sums.gpu_nanoseconds(tenant_account))
-            for tenant, tenant_account in account.tenants().items()
-        },
-    }
-
-
-def _tenant_json(states: Mapping[tiling.SlotState, int]) -> dict[str, Any]:
-    observed, inferred = (
-        states.get(tiling.SlotState.OBSERVED, 0),
-        states.get(tiling.SlotState.INFERRED, 0),
+        ),
     )
-    return {
-        "held_ns": str(observed + inferred),
-        "held_observed_ns": str(observed),
-        "held_unknown_ns": str(inferred),
-        "states": {state.value: str(ns) for state, ns in sorted(states.items())},
-    }
+
+
+def _tenant_account(states: Mapping[tiling.SlotState, int]) -> api.TenantAccount:
+    observed, inferred = (states.get(state, 0) for state in tiling.HELD_STATES)
+    return api.TenantAccount(
+        held_ns=str(observed + inferred),
+        held_observed_ns=str(observed),
+        held_unknown_ns=str(inferred),
+        states={state.value: str(ns) for state, ns in sorted(states.items())},
+        gpu_hours=(observed + inferred) / HOUR_NS,
+    )

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from importlib.util import find_spec
 
-import msgspec
-
+from railscope.api.billing import IssuedInvoice
 from railscope.settings import SettingsError
 from railscope.timestamps import DAY_NS, format_timestamp
 from railscope_collector.billing import (
     BillingError,
+    billing_store,
+    charges,
     closing_record,
     export,
     export_provenance,
@@ -45,15 +46,6 @@ STATEMENT_FORMATS: Mapping[str, Callable[[TenantStatement], bytes]] = {
 
 class BillingUnavailableError(BillingError, RuntimeError):
     """The ledger cannot be read now."""
-
-
-class IssuedInvoice(msgspec.Struct, frozen=True):
-    """An invoice that has a statement."""
-
-    tenant: str
-    period: str
-    invoice: str
-    void: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +93,7 @@ class BillingReader:
         ]
 
     def issued_invoices(self, tenant: str | None) -> list[IssuedInvoice]:
-        """Invoices of a tenant or of all, the oldest period first. Raises BillingUnavailableError.
+        """Invoices of a tenant or of all, the newest period first. Raises BillingUnavailableError.
 
         A tenant for which a closing has only undecided time has a statement with an empty invoice.
         """
@@ -109,19 +101,17 @@ class BillingReader:
             heads = self.books.store.heads(tenant=tenant, connection=connection)
             closings = self.books.store.closings(connection)
             undecided = self.books.store.undecided_closings(tenant, connection)
-        rows = [(head.period, head.tenant, head.invoice_id, head.void) for head in heads]
-        billed = {each[:2] for each in rows}
+        rows = [(head.period, issued_invoice(head)) for head in heads]
+        billed = {(head.period, head.tenant) for head in heads}
         for closing in closings:
             names = undecided.get(closing.number, set()) if not closing.tenant else set()
             rows += [
-                (closing.period, name, "", False)
+                (closing.period, IssuedInvoice(name, period_name(closing.period), "", void=False))
                 for name in names
                 if (closing.period, name) not in billed
             ]
-        return [
-            IssuedInvoice(name, period_name(period), invoice_id, void)
-            for period, name, invoice_id, void in sorted(rows, key=lambda each: each[:2])
-        ]
+        rows.sort(key=lambda each: each[1].tenant)
+        return [row for _, row in sorted(rows, key=lambda each: each[0], reverse=True)]
 
     def ledger_head(self) -> head_chain.ChainHead | None:
         """Version of days and prices: each write of them adds a head. Raises BillingUnavailableError."""
@@ -178,6 +168,20 @@ class BillingReader:
                 export_provenance.with_origins(order, self.books),
                 export.ExportFormat(form),
             )
+
+
+def issued_invoice(head: billing_store.InvoiceHead) -> IssuedInvoice:
+    """Return an invoice with its amount as text."""
+    return IssuedInvoice(
+        head.tenant,
+        period_name(head.period),
+        head.invoice_id,
+        head.void,
+        charges.format_decimal(head.payable, charges.currency_exponent(head.currency)),
+        head.currency,
+        head.issued_ns,
+        head.replaces,
+    )
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -14,6 +15,8 @@ from railscope_collector.metering import evidence, tiling, units
 
 _QUANTITY_PLACES = 6
 _PERCENT_PLACES = 3
+_JOB_CLAIM = re.compile(r"(slurm)/(.+)@\d+")
+"""Claim of a job: its name, and the second of its start."""
 _UNSEEN = "part of the time was not observed: it is billed as the scheduler reported it"
 
 
@@ -90,30 +93,37 @@ class TenantStatement:
 
     @property
     def facts(self) -> list[tuple[str, str]]:
-        """Named properties of the invoice and its evidence."""
+        """Named properties of the invoice."""
         invoice, period = self.invoice, self.invoice.period
         rows = [
             ("Billed by", self.seller),
             ("Tenant", invoice.tenant),
             (
                 "Service",
-                f"{format_timestamp(period.start_ns)} to {format_timestamp(period.end_ns)}",
+                f"{_show_time(period.start_ns)} to {_show_time(period.end_ns)}",
             ),
         ]
         if invoice.status is not invoices.InvoiceStatus.DRAFT:
             rows += [
                 ("Invoice", invoice.invoice_id),
-                ("Issued", format_timestamp(invoice.issued_ns or 0)),
+                ("Issued", _show_time(invoice.issued_ns or 0)),
                 ("Replaces", invoice.replaces),
-                ("Content hash", f"sha256 {invoice.content_hash}"),
-                ("Audit log", self._audit),
             ]
         if self.closed_ns is not None:
             rows += [
                 ("Invoice", "none: nothing is billed"),
-                ("Closed", format_timestamp(self.closed_ns)),
+                ("Closed", _show_time(self.closed_ns)),
             ]
-        rows += [("Observed", self.coverage), ("Ledger", self._ledger), *self.roots.items()]
+        rows.append(("Observed", self.coverage))
+        return [(name, text) for name, text in rows if text]
+
+    @property
+    def proof(self) -> list[tuple[str, str]]:
+        """Hashes and records by which the invoice is verified."""
+        rows = [("Ledger", self._ledger), *self.roots.items()]
+        if self.invoice.status is not invoices.InvoiceStatus.DRAFT:
+            hashed = f"sha256 {self.invoice.content_hash}"
+            rows = [("Content hash", hashed), ("Audit log", self._audit), *rows]
         rows.append(("Clock suspect", self._clock_suspect))
         return [(name, text) for name, text in rows if text]
 
@@ -262,12 +272,10 @@ def _summary_line(charges: Sequence[charge_types.Charge], amount: str) -> Summar
         item=f"{first.kind}, correction" if first.corrects else first.kind.replace("_", " "),
         product=" ".join(part for part in (first.sku, first.mig_profile, first.note) if part),
         state=first.state,
-        start=format_timestamp(min(charge.service_t0_ns for charge in charges)),
-        end=format_timestamp(max(charge.service_t1_ns for charge in charges)),
+        start=_show_time(min(charge.service_t0_ns for charge in charges)),
+        end=_show_time(max(charge.service_t1_ns for charge in charges)),
         gpus=str(len({charge.resource for charge in charges if charge.resource}) or ""),
-        quantity=charge_types.format_decimal(quantity / unit.size, _QUANTITY_PLACES)
-        if unit
-        else "",
+        quantity=_show_quantity(quantity / unit.size, _QUANTITY_PLACES) if unit else "",
         unit=unit.label if unit else "",
         price=unit_price(first.price_nano) if unit else "",
         amount=amount,
@@ -280,14 +288,25 @@ def _claim_summary(claim: str, charges: Sequence[charge_types.Charge], amount: s
     )
     energy = _hours(charges, charge_types.PriceUnit.KILOWATT_HOURS)
     return ClaimSummary(
-        claim,
+        _JOB_CLAIM.sub(r"job \2 of \1", claim),
         str(len({charge.resource for charge in charges})),
-        format_timestamp(min(charge.service_t0_ns for charge in charges)),
-        format_timestamp(max(charge.service_t1_ns for charge in charges)),
-        charge_types.format_decimal(hours, _PERCENT_PLACES),
-        charge_types.format_decimal(energy, _PERCENT_PLACES) if energy else "",
+        _show_time(min(charge.service_t0_ns for charge in charges)),
+        _show_time(max(charge.service_t1_ns for charge in charges)),
+        _show_quantity(hours, _PERCENT_PLACES),
+        _show_quantity(energy, _PERCENT_PLACES) if energy else "",
         amount,
     )
+
+
+def _show_time(timestamp_ns: int) -> str:
+    """Return a time for readers, without seconds that are zero."""
+    text = format_timestamp(timestamp_ns).removesuffix("Z").removesuffix(":00")
+    return f"{text.replace('T', ' ')} UTC"
+
+
+def _show_quantity(value: Fraction, places: int) -> str:
+    """Return a quantity without zeros at its end."""
+    return charge_types.format_decimal(value, places).rstrip("0").rstrip(".")
 
 
 def _hours(charges: Sequence[charge_types.Charge], unit: charge_types.PriceUnit) -> Fraction:

@@ -30,6 +30,7 @@ th, td { padding: .35rem .6rem; text-align: left; vertical-align: top; }
 thead th { border-bottom: 2px solid #1b1f24; } tbody tr + tr > * { border-top: 1px solid #d5dae0; }
 tbody th { font-weight: 500; }
 .number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+.total { font-size: 1.2rem; margin: 1rem 0; }
 tfoot th, tfoot td { border-top: 2px solid #1b1f24; font-weight: 700; font-size: 1rem; }
 .mark { border-left: 4px solid #a15c00; background: #fff6e6; padding: .5rem 1rem; margin: .5rem 0; }
 .void { border-color: #a40e26; background: #ffedef; }
@@ -43,7 +44,6 @@ def as_html(statement: TenantStatement) -> str:
     """The statement as an HTML page."""
     invoice = statement.invoice
     title = " ".join(statement.title.split())
-    facts = "".join(f"<dt>{escape(n)}</dt><dd>{escape(f)}</dd>\n" for n, f in statement.facts)
     kind = "mark void" if invoice.status is invoices.InvoiceStatus.VOID else "mark"
     marks = "".join(
         f'<p class="{kind}" role="note">{escape(mark)}</p>\n' for mark in statement.marks
@@ -57,10 +57,18 @@ def as_html(statement: TenantStatement) -> str:
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n"
-        f"<h1>{escape(title)}</h1>\n{marks}<dl>\n{facts}</dl>\n<h2>Charges</h2>\n"
+        f"<h1>{escape(title)}</h1>\n{marks}{_facts_html(statement.facts)}"
+        f'<p class="total">{escape(statement.total_label)}: <b>{statement.total} {escape(invoice.currency)}</b></p>\n'
+        "<h2>Charges</h2>\n"
         f"{_table(caption, _HTML_SUMMARY, statement.summary, total)}\n"
-        f"{_claims_html(statement)}{_undecided_html(statement)}</main>\n</body>\n</html>\n"
+        f"{_claims_html(statement)}{_undecided_html(statement)}"
+        f"<h2>Proof</h2>\n{_facts_html(statement.proof)}</main>\n</body>\n</html>\n"
     )
+
+
+def _facts_html(facts: Iterable[tuple[str, str]]) -> str:
+    rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(fact)}</dd>\n" for name, fact in facts)
+    return f"<dl>\n{rows}</dl>\n"
 
 
 def _claims_html(statement: TenantStatement) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from railscope_collector.billing.statement import (
     TenantStatement,
 )
@@ -19,15 +21,14 @@ _MAX_CLAIMS = 25
 def as_text(statement: TenantStatement) -> str:
     """The statement as text, limited to the most expensive claims."""
     invoice, summary = statement.invoice, statement.summary
-    width = max(len(name) for name, _ in statement.facts)
     lines = [
         statement.title,
-        *(f"  {name.ljust(width)}  {fact}" for name, fact in statement.facts),
+        *_fact_lines(statement.facts),
         *(f"  ! {mark}" for mark in statement.marks),
         "",
-        *(format_table([_SUMMARY, *summary], _SUMMARY_RIGHT) if summary else ["No charges."]),
-        "",
         f"{statement.total_label}: {statement.total} {invoice.currency}",
+        "",
+        *(format_table([_SUMMARY, *summary], _SUMMARY_RIGHT) if summary else ["No charges."]),
     ]
     claims = statement.claims
     if claims:
@@ -39,4 +40,11 @@ def as_text(statement: TenantStatement) -> str:
     if statement.undecided:
         lines += ["", "NOT BILLED until decided"]
         lines += [f"  {use}" for use in statement.undecided]
+    if statement.proof:
+        lines += ["", "PROOF", *_fact_lines(statement.proof)]
     return "\n".join(lines)
+
+
+def _fact_lines(facts: Sequence[tuple[str, str]]) -> Iterator[str]:
+    width = max(len(name) for name, _ in facts)
+    return (f"  {name.ljust(width)}  {fact}" for name, fact in facts)

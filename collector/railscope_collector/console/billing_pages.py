@@ -1,4 +1,4 @@
-"""Models of the pages about money: statements, periods, reconciliation. Amounts are the text of the statements."""
+"""Pages about money: statements, periods, reconciliation."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
+from railscope.api import billing as resources
 from railscope.timestamps import SECOND_NS, format_timestamp
 from railscope_collector.billing import (
     BillingError,
@@ -25,6 +26,7 @@ from railscope_collector.billing import (
 )
 from railscope_collector.console import PageProblemError, page_cache, page_table
 from railscope_collector.files import seller_file
+from railscope_collector.http import list_query
 from railscope_collector.http.read_pool import ReadPool
 from railscope_collector.ledger import audit_outbox, database, head_chain
 from railscope_collector.metering.units import Period, PeriodError, parse_period, period_name
@@ -41,122 +43,13 @@ _PERCENT_PLACES = 3
 ResultT = TypeVar("ResultT")
 
 
-class StatementsModel(msgspec.Struct, frozen=True):
-    """Statements, the newest period first."""
-
-    tenant: str
-    """The only tenant; empty for all."""
-    rows: tuple[billing_reader.IssuedInvoice, ...]
-    found: int
-    page: int
-    pages: int
-
-
-class StatementModel(msgspec.Struct, frozen=True):
-    """The statement of a tenant and period, as in its text: rounded lines that add up to the total."""
-
-    title: str
-    tenant: str
-    period: str
-    facts: tuple[tuple[str, str], ...]
-    marks: tuple[str, ...]
-    """Reasons why it may still change."""
-    summary: tuple[dict[str, str], ...]
-    summary_count: int
-    total_label: str
-    total: str
-    currency: str
-    claims: tuple[dict[str, str], ...]
-    """The most expensive ones."""
-    claim_count: int
-    undecided: tuple[str, ...]
-    undecided_count: int
-    forms: tuple[str, ...]
-    """Formats of the API."""
-
-
-class ClosedPeriodRow(msgspec.Struct, frozen=True):
-    """A closed period in the list."""
-
-    period: str
-    closings: int
-    invoices: int
-    void: int
-    totals: tuple[str, ...]
-    """Sum of the valid invoices, with its currency."""
-    is_provisional: bool
-
-
-class BillingModel(msgspec.Struct, frozen=True):
-    """Closed periods, the newest first."""
-
-    opening: str
-    """Start of the billed time, with its reason; empty if none is set."""
-    rows: tuple[ClosedPeriodRow, ...]
-    found: int
-    page: int
-    pages: int
-
-
-class PeriodInvoiceRow(msgspec.Struct, frozen=True):
-    """An invoice of a period."""
-
-    tenant: str
-    invoice: str
-    is_void: bool
-    total: str
-    currency: str
-    issued_ns: int
-    replaces: str
-
-
-class BillingPeriodModel(msgspec.Struct, frozen=True):
-    """One period: its closings as `railscope bill list` prints them, and one page of its invoices."""
-
-    period: str
-    closings: tuple[dict[str, object], ...]
-    totals: tuple[str, ...]
-    invoices: tuple[PeriodInvoiceRow, ...]
-    found: int
-    page: int
-    pages: int
-    undecided: tuple[str, ...]
-    undecided_count: int
-    export_forms: tuple[str, ...]
-
-
-class ReconciliationRow(msgspec.Struct, frozen=True):
-    """Result of one comparison; sums are exact."""
-
-    rule: str
-    title: str
-    parts: int
-    found: str
-    expected: str
-    difference: str
-    """Empty for a share that has a bound."""
-    result: str
-    """`equal`, `DIFFERS`, `within` or `ABOVE`, with the place or the bound."""
-    passes: bool
-
-
-class ReconciliationModel(msgspec.Struct, frozen=True):
-    """All comparisons of a period with the ledger."""
-
-    period: str
-    computed_ns: int
-    rows: tuple[ReconciliationRow, ...]
-    failed: int
-    above_bound: int
-
-
 @dataclass(slots=True)
 class BillingPages:
     """Models from the books; `open_books` blocks, and raises BillingUnavailableError."""
 
     open_books: Callable[[], billing_reader.BillingReader]
     read_pool: ReadPool
-    _reconciled: page_cache.PageCache[ReconciliationModel] = field(
+    _reconciled: page_cache.PageCache[resources.Reconciliation] = field(
         default_factory=page_cache.PageCache
     )
     _charges: billing_reader.MonthCharges | None = None
@@ -177,7 +70,7 @@ class BillingPages:
 
     async def issued(
         self, request: page_table.PageRequest, tenant: str | None
-    ) -> list[billing_reader.IssuedInvoice]:
+    ) -> list[resources.IssuedInvoice]:
         """Return the invoices of a tenant or of all, the oldest first. Raises PageProblemError."""
         return await self._read(request, lambda reader: reader.issued_invoices(tenant))
 
@@ -224,17 +117,23 @@ class BillingPages:
         except BillingError as error:
             raise PageProblemError(HTTPStatus.CONFLICT, str(error)) from error
 
-    async def _statements(self, request: page_table.PageRequest) -> StatementsModel:
+    async def _statements(self, request: page_table.PageRequest) -> resources.StatementList:
         tenant = request.tenant or request.query.tenant or None
-        newest = list(reversed(await self.issued(request, tenant)))
-        page = request.query.page
-        shown, pages = page_table.split_page(newest, page)
-        return StatementsModel(tenant or "", shown, len(newest), page, pages)
+        query = request.query
 
-    async def _statement(self, request: page_table.PageRequest) -> StatementModel:
+        def make(reader: billing_reader.BillingReader) -> resources.StatementList:
+            newest = list_query.sort_rows(reader.issued_invoices(tenant), query.sort)
+            forms = tuple(reader.statement_forms)
+            return resources.StatementList(
+                tuple(newest[request.part]), forms, len(newest), query.offset, tenant or ""
+            )
+
+        return await self._read(request, make)
+
+    async def _statement(self, request: page_table.PageRequest) -> resources.Statement:
         tenant, period = request.parts["tenant"], _parse_period(request)
 
-        def make(reader: billing_reader.BillingReader) -> StatementModel | None:
+        def make(reader: billing_reader.BillingReader) -> resources.Statement | None:
             found = reader.read_statement(tenant, period)
             return None if found is None else _statement_model(found, reader.statement_forms)
 
@@ -244,18 +143,17 @@ class BillingPages:
             raise PageProblemError(HTTPStatus.NOT_FOUND, text)
         return model
 
-    async def _billing(self, request: page_table.PageRequest) -> BillingModel:
-        def make(reader: billing_reader.BillingReader) -> BillingModel:
+    async def _billing(self, request: page_table.PageRequest) -> resources.ClosedPeriodList:
+        def make(reader: billing_reader.BillingReader) -> resources.ClosedPeriodList:
             store = reader.books.store
             opening, closings = store.opening(), store.closings()
             periods = sorted({closing.period for closing in closings}, reverse=True)
-            shown, pages = page_table.split_page(periods, request.query.page)
             rows = []
-            for period in shown:
+            for period in periods[request.part]:
                 of_period = [closing for closing in closings if closing.period == period]
                 heads = [head for head in store.heads(period) if head.period == period]
                 rows.append(
-                    ClosedPeriodRow(
+                    resources.ClosedPeriod(
                         period_name(period),
                         len(of_period),
                         len(heads),
@@ -267,37 +165,34 @@ class BillingPages:
             text = (
                 f"{format_timestamp(opening.opening_ns)[:10]}: {opening.reason}" if opening else ""
             )
-            return BillingModel(text, tuple(rows), len(periods), request.query.page, pages)
+            return resources.ClosedPeriodList(text, tuple(rows), len(periods), request.query.offset)
 
         return await self._read(request, make)
 
-    async def _period(self, request: page_table.PageRequest) -> BillingPeriodModel:
+    async def _period(self, request: page_table.PageRequest) -> resources.PeriodDetail:
         period = _parse_period(request)
 
-        def make(reader: billing_reader.BillingReader) -> BillingPeriodModel | None:
+        def make(reader: billing_reader.BillingReader) -> resources.PeriodDetail | None:
             store = reader.books.store
             closings = [closing for closing in store.closings() if closing.period == period]
             if not closings:
                 return None
             heads = [head for head in store.heads(period) if head.period == period]
-            page = request.query.page
-            shown, pages = page_table.split_page(heads, page)
             undecided = [
                 f"{use.tenant or 'no tenant'}: {use}"
                 for closing in closings
                 for use in store.reviews(closing.number)
             ]
-            return BillingPeriodModel(
+            return resources.PeriodDetail(
                 period_name(period),
                 tuple(map(billing_listing.closing_row, closings)),
                 _totals(heads),
-                tuple(map(_invoice_row, shown)),
+                tuple(map(billing_reader.issued_invoice, heads[request.part])),
                 len(heads),
-                page,
-                pages,
                 tuple(undecided[:MAX_UNDECIDED]),
                 len(undecided),
                 tuple(reader.export_forms),
+                request.query.offset,
             )
 
         model = await self._read(request, make)
@@ -306,7 +201,7 @@ class BillingPages:
             raise PageProblemError(HTTPStatus.NOT_FOUND, text)
         return model
 
-    async def _reconciliation(self, request: page_table.PageRequest) -> ReconciliationModel:
+    async def _reconciliation(self, request: page_table.PageRequest) -> resources.Reconciliation:
         """Compare a period once for each change of the ledger: every write of it adds a record to the outbox."""
         period = _parse_period(request)
 
@@ -317,12 +212,14 @@ class BillingPages:
                 number = audit_outbox.newest_number(connection)
             return reader.seller(sorted({head.tenant for head in heads})), number
 
-        def make(reader: billing_reader.BillingReader) -> ReconciliationModel:
+        def make(reader: billing_reader.BillingReader) -> resources.Reconciliation:
             checks = reconciliation.reconcile_period(reader.books, period, seller)
             rows = tuple(map(check_row, checks))
             above = sum(not check.is_within_bound for check in checks)
             failed = sum(not check.passes for check in checks)
-            return ReconciliationModel(period_name(period), reader.wall_ns(), rows, failed, above)
+            return resources.Reconciliation(
+                period_name(period), reader.wall_ns(), rows, failed, above
+            )
 
         seller, number = await self._read(request, read_version)
         slot = time.monotonic_ns() // RECONCILED_AGAIN_NS
@@ -339,13 +236,16 @@ def _parse_period(request: page_table.PageRequest) -> Period:
         raise PageProblemError(HTTPStatus.BAD_REQUEST, str(error)) from error
 
 
-def _statement_model(found: statements.TenantStatement, forms: Sequence[str]) -> StatementModel:
+def _statement_model(
+    found: statements.TenantStatement, forms: Sequence[str]
+) -> resources.Statement:
     summary, claims, undecided = found.summary, found.claims, found.undecided
-    return StatementModel(
+    return resources.Statement(
         title=found.title,
         tenant=found.invoice.tenant,
         period=period_name(found.invoice.period),
         facts=tuple(found.facts),
+        proof=tuple(found.proof),
         marks=tuple(found.marks),
         summary=tuple(line._asdict() for line in summary[:MAX_SUMMARY]),
         summary_count=len(summary),
@@ -372,20 +272,7 @@ def _totals(heads: Sequence[billing_store.InvoiceHead]) -> tuple[str, ...]:
     )
 
 
-def _invoice_row(head: billing_store.InvoiceHead) -> PeriodInvoiceRow:
-    places = charges.currency_exponent(head.currency)
-    return PeriodInvoiceRow(
-        tenant=head.tenant,
-        invoice=head.invoice_id,
-        is_void=head.void,
-        total=charges.format_decimal(head.payable, places),
-        currency=head.currency,
-        issued_ns=head.issued_ns,
-        replaces=head.replaces,
-    )
-
-
-def check_row(check: reconciliation_check.ReconciliationCheck) -> ReconciliationRow:
+def check_row(check: reconciliation_check.ReconciliationCheck) -> resources.Comparison:
     """Return the row of a comparison."""
     if check.bound is None:
         result = "equal" if check.passes else "DIFFERS"
@@ -396,7 +283,7 @@ def check_row(check: reconciliation_check.ReconciliationCheck) -> Reconciliation
     if check.place and not check.passes:
         result += f": {check.place}"
     parts, passes = check.parts, check.passes and check.is_within_bound
-    return ReconciliationRow(
+    return resources.Comparison(
         check.rule, check.title, parts, found, expected, difference, result, passes
     )
 

@@ -82,6 +82,8 @@ class Console:
     version: Callable[[], Hashable]
     """Identity of the current data: a page is made again when it changes."""
     wall_ns: Callable[[], int]
+    switches: route_table.RouteHandlers
+    """Handlers of the API's routes of switches, whose documents the pages show."""
     grafana_url: str = ""
     """Base URL of Grafana; empty for none."""
     extent: Callable[[], ClusterExtent | None] = lambda: None
@@ -111,19 +113,21 @@ class Console:
     ) -> Console:
         """Return the console of a collector: its pages show what its API returns."""
         history = history_pages.HistoryPages.from_api(api, billing.read_pool)
+        switches = switch_pages.SwitchPages(api, history.nodes, history.reading)
         statements = billing_pages.BillingPages(billing.billing, billing.read_pool)
         return cls(
             authorizer,
             {
                 **page_models(api),
                 **history.models(),
-                **switch_pages.SwitchPages(api, history.nodes, history.reading).models(),
+                **switches.models(),
                 **tenant_pages.TenantPages(api, statements).models(),
                 **statements.models(),
                 **audit_pages.AuditPages(audit.entries, audit.read_pool, audit_health).models(),
             },
             lambda: (api.views().timestamp_ns, api.incidents().timestamp_ns),
             api.wall_ns,
+            switches=switches.handlers(),
             extent=lambda: api.views().extent,
         )
 
@@ -139,6 +143,7 @@ class Console:
             "sign_in_form": self._sign_in_form,
             "sign_in": self._sign_in,
             "sign_out": self._sign_out,
+            **self.switches,
         }
         for page in page_table.PAGES:
             for route, respond in zip(page.routes(), (self._page, self._twin), strict=True):
@@ -359,8 +364,7 @@ class Console:
         authorizer.trail.record_session(credential, key, request.remote or "", "sign_in")
         # A browser has one session: the former one would stay open until it expires.
         authorizer.sessions.close(session_cookie.find_value(request))
-        first = page_table.first_page(credential.role)
-        target = page_table.local_target(form.get("next", "")) or (first.path if first else "/")
+        target = page_table.local_target(form.get("next", "")) or page_table.first_path(credential)
         response = _redirect(target)
         response.set_cookie(
             cookie,

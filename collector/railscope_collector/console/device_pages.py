@@ -12,7 +12,6 @@ from railscope_collector.console import (
     PageProblemError,
     incident_pages,
     page_table,
-    recent_events,
 )
 from railscope_collector.diagnosis import entity_states
 from railscope_collector.http import gpus_api, incidents_api, read_api
@@ -118,32 +117,21 @@ class DevicePages:
                 "sm_clock": sm_clock,
                 "ports": ports,
                 "incidents": incident_pages.documents_of(urgent),
-                "events": recent_events.event_rows(
-                    events, dict(core.fleet.nodes), core.names_of, _MAX_EVENTS
-                ),
+                "events": self.api.event_writer().newest(events, _MAX_EVENTS),
             }
             return page_table.PageContent(detail, shown)
 
         return await run_in_thread(make)
 
     async def _gpus(self, request: page_table.PageRequest) -> page_table.PageContent:
-        query, offset = request.query, (request.query.page - 1) * page_table.PAGE_ROWS
-        chosen = gpus_api.GpusQuery(
-            limit=page_table.PAGE_ROWS,
-            offset=offset,
-            state="" if query.state == "all" else query.state,
-            use="" if query.use == "all" else query.use,
-            node=f"*{query.name}*" if query.name else "",
-            sort=query.sort,
-        )
         gpus = self.api.gpus.newest()
         found = await run_in_thread(
-            self.api.gpus.select, gpus, self.api.incidents(), request.credential, chosen
+            self.api.gpus.select, gpus, self.api.incidents(), request.credential, request.query
         )
         return page_table.PageContent(found, {"columns": LIST_COLUMNS})
 
-    async def _rails(self, _: page_table.PageRequest) -> page_table.PageContent:
-        found = await run_in_thread(self.api.rail_list)
+    async def _rails(self, request: page_table.PageRequest) -> page_table.PageContent:
+        found = await run_in_thread(self.api.rail_list, request.query.sort)
         return page_table.PageContent(found, {"columns": RAIL_COLUMNS})
 
     async def _rail(self, request: page_table.PageRequest) -> page_table.PageContent:
@@ -155,8 +143,8 @@ class DevicePages:
         if rail is None:
             message = f"unknown rail {text[:20]!r}: expected one with a GPU or a NIC"
             raise PageProblemError(HTTPStatus.NOT_FOUND, message)
-        offset = (request.query.page - 1) * page_table.PAGE_ROWS
-        query = gpus_api.GpusQuery(limit=page_table.PAGE_ROWS, offset=offset, rail=rail.rail)
+        part = request.query
+        query = gpus_api.GpusQuery(limit=part.limit, offset=part.offset, rail=rail.rail)
         table = self.api.incidents()
         gpus = self.api.gpus.select(self.api.gpus.newest(), table, request.credential, query)
         touching = [

@@ -18,9 +18,9 @@ from railscope.catalog.incidents import EVALUATION_TIME
 from railscope.service import run_in_thread
 from railscope.timestamps import SECOND_NS
 from railscope_collector.access.credentials import ANYONE
-from railscope_collector.console import curves, incident_pages, page_table, rail_grid, recent_events
+from railscope_collector.console import curves, incident_pages, page_table, rail_grid
 from railscope_collector.diagnosis import entity_states
-from railscope_collector.diagnosis.incident_table import DiagnosisProgress, IncidentTable
+from railscope_collector.diagnosis.incident_table import IncidentTable
 from railscope_collector.fleet.view_cells import ViewCell, label_names
 from railscope_collector.http import gpus_api, incidents_api, read_api
 from railscope_collector.http.incidents_api import visible_incidents, visible_jobs
@@ -94,7 +94,7 @@ class OverviewModel(msgspec.Struct, frozen=True):
     """The worst nodes, and the number of all by state."""
     data: DataState | None = None
     grid: rail_grid.RailGrid | None = None
-    events: tuple[recent_events.EventRow, ...] = ()
+    events: tuple[resources.Event, ...] = ()
 
 
 class OwnValue(msgspec.Struct, frozen=True):
@@ -113,7 +113,7 @@ class OwnModel(msgspec.Struct, frozen=True):
 
     timestamp_ns: int
     diagnosis_ns: int
-    diagnosis: DiagnosisProgress
+    diagnosis: resources.DiagnosisProgress
     read_only: str
     """Reason why no frame is accepted; empty if frames are accepted."""
     refresh_seconds: float
@@ -128,7 +128,7 @@ class OwnModel(msgspec.Struct, frozen=True):
     """Nodes with the oldest data: ages in seconds."""
     rejected: tuple[OwnValue, ...]
     """Rejected envelopes by reason."""
-    governor: tuple[recent_events.EventRow, ...]
+    governor: tuple[resources.Event, ...]
     values: tuple[OwnValue, ...]
     omitted: int
     """Values beyond the largest number."""
@@ -204,19 +204,14 @@ class FleetPages:
             worst = self.api.select_nodes(read_api.NodesQuery(limit=MAX_WORST))
             ill = (row for row in worst.rows if row.state != entity_states.HEALTHY)
             worst = msgspec.structs.replace(worst, rows=tuple(ill))
-            events = recent_events.event_rows(
-                self.api.core.events,
-                dict(self.api.core.fleet.nodes),
-                self.api.core.names_of,
-                MAX_EVENTS,
-            )
+            events = self.api.event_writer().newest(self.api.core.events, MAX_EVENTS)
             model = msgspec.structs.replace(
                 model,
                 load=self._load(views, table, len(rows and max(rows, key=_rail_count).rails)),
                 nodes=worst,
                 data=_data_state(rows, views, missing),
                 grid=rail_grid.make_grid(rows),
-                events=tuple(events),
+                events=events,
             )
         return msgspec.structs.replace(model, summary=_summary(model, len(urgent)))
 
@@ -243,14 +238,7 @@ class FleetPages:
         )
 
     async def _nodes(self, request: page_table.PageRequest) -> resources.NodeList:
-        query = request.query
-        chosen = read_api.NodesQuery(
-            limit=page_table.PAGE_ROWS,
-            offset=(query.page - 1) * page_table.PAGE_ROWS,
-            state="" if query.state == "all" else query.state,
-            name=query.name,
-        )
-        return await run_in_thread(self.api.select_nodes, chosen)
+        return await run_in_thread(self.api.select_nodes, request.query)
 
     async def _railscope(self, _: page_table.PageRequest) -> OwnModel:
         views = self.api.views()
@@ -273,7 +261,6 @@ class FleetPages:
         ]
         ages.sort(key=lambda each: each[1], reverse=True)
         events = [each for each in core.events if each.event.name == GOVERNOR_EVENT.name]
-        nodes = dict(core.fleet.nodes)
         return OwnModel(
             timestamp_ns=views.timestamp_ns,
             diagnosis_ns=self.api.incidents().timestamp_ns,
@@ -288,7 +275,7 @@ class FleetPages:
             missing=tuple(missing.most_common(MAX_NAMED)),
             oldest=tuple(ages[:MAX_NAMED]),
             rejected=tuple(each for each in rejected if each.value),
-            governor=tuple(recent_events.event_rows(events, nodes, core.names_of, MAX_EVENTS)),
+            governor=self.api.event_writer().newest(events, MAX_EVENTS),
             values=tuple(values[:MAX_VALUES]),
             omitted=max(len(values) - MAX_VALUES, 0),
         )

@@ -19,7 +19,6 @@ from railscope_collector.console import (
     history_pages,
     page_rendering,
     page_table,
-    recent_events,
 )
 from railscope_collector.diagnosis import (
     diagnosis_curves,
@@ -76,7 +75,7 @@ class MomentModel(msgspec.Struct, frozen=True):
     """Period of the events."""
     incidents: tuple[resources.IncidentDocument, ...]
     found: int
-    events: tuple[recent_events.EventRow, ...] | None
+    events: tuple[resources.Event, ...] | None
     """Events around the time; null if the reader sees none."""
     gaps: tuple[str, ...]
     """Parts that are not known of the time, with the reason."""
@@ -208,9 +207,10 @@ class IncidentPages:
         at_ns = history_pages.parse_moment("at", query.at) if query.at else None
         chosen = incidents_api.IncidentsQuery(
             states=frozenset({query.state}) if query.state != "all" and at_ns is None else None,
-            severities=frozenset({query.severity}) if query.severity != "all" else None,
-            offset=(query.page - 1) * page_table.PAGE_ROWS,
-            limit=page_table.PAGE_ROWS,
+            severities=frozenset({query.severity}) if query.severity else None,
+            offset=query.offset,
+            limit=query.limit,
+            sort=query.sort,
         )
         found = self.api.listed_incidents.select(
             request.credential, chosen, lambda each: at_ns is None or was_open_at(each, at_ns)
@@ -258,7 +258,7 @@ class IncidentPages:
                 gaps.append("events before the oldest one that is kept in memory are not stored")
             of_page = [each for each in stored if parts.get("node", each.node) == each.node]
             around = [each for each in of_page if from_ns <= each.event.wall_ns <= to_ns]
-            events = tuple(recent_events.event_rows(around, nodes, core.names_of, MAX_TIMELINE))
+            events = self.api.event_writer().newest(around, MAX_TIMELINE)
         rows = documents_of(incidents_api.worst_first(found)[:MAX_TIMELINE])
         oldest_ns = self.api.wall_ns() - history_pages.MAX_GROUP_PERIOD_NS
         is_stored = at_ns > oldest_ns or bool(self.api.console.history_url)
@@ -309,7 +309,7 @@ class IncidentPages:
 
     def _timeline(
         self, request: page_table.PageRequest, incident: incident_table.ReportedIncident
-    ) -> list[recent_events.EventRow]:
+    ) -> list[resources.Event]:
         """Return the events about an incident; other events of its node only to readers of all nodes."""
         document = incident.document
         number, node = document.id, incident_table.cause_labels(document.cause)[1]
@@ -322,17 +322,18 @@ class IncidentPages:
             == ("incident", (number,))
             or (reads_nodes and node and seen_event.node == node)
         ]
-        found = recent_events.event_rows(
-            events, dict(core.fleet.nodes), core.names_of, MAX_TIMELINE * 4
-        )
+        found = self.api.event_writer().newest(events, MAX_TIMELINE * 4)
         if not reads_nodes:  # as the cause may be another tenant's
             device = incident_table.cause_labels(document.cause)[2]
-            found = [msgspec.structs.replace(each, node=node, device=device) for each in found]
+            found = tuple(
+                msgspec.structs.replace(each, node=node, devices=device, device=None, facts={})
+                for each in found
+            )
         margin_ns = history_pages.BEFORE_NS
         first_ns, last_ns = incident.onset_ns - margin_ns, until_ns + margin_ns
         return [
             each
             for each in found
             if each.incident in {"", number}
-            and (each.incident or first_ns <= each.timestamp_ns <= last_ns)
+            and (each.incident or first_ns <= (each.timestamp_ns or 0) <= last_ns)
         ][:MAX_TIMELINE]

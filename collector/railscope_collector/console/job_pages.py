@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 
+import msgspec
+
 from railscope import api as resources
 from railscope.service import run_in_thread
-from railscope_collector.console import PageProblemError, incident_pages, page_table, recent_events
-from railscope_collector.http import incidents_api, read_api
+from railscope_collector.console import PageProblemError, incident_pages, page_table
+from railscope_collector.http import event_list, incidents_api, list_query, read_api
 from railscope_collector.workloads import job_roster, job_view
 
 _MAX_INCIDENTS, _MAX_EVENTS = 10, 20
 UNKNOWN_CLAIMS = "the jobs are not known: the claims of GPUs cannot be determined"
-
-
-def straggler_text(stragglers: Sequence[resources.JobStraggler]) -> str:
-    """Return the straggler with the largest deviation in words, or the reason for none."""
-    known = [each for each in stragglers if each.deviation_ratio is not None]
-    if not known:
-        reasons = [each.unknown for each in stragglers if each.unknown]
-        return f"none: {reasons[0]}" if reasons else "none"
-    worst = min(known, key=lambda each: each.deviation_ratio or 0.0)
-    name = worst.index or worst.gpu
-    return f"{worst.node} GPU {name}: {worst.measure} {worst.deviation_ratio:+.1%}"
 
 
 @dataclass(slots=True)
@@ -49,12 +39,14 @@ class JobPages:
             if query.name.lower() in f"{job.key.tenant}/{job.key.workload}".lower()
         ]
         found.sort(key=lambda job: (job.key not in states.touching, -len(job.places), job.key))
-        shown, _ = page_table.split_page(found, query.page)
-        listed = api.list_of(view, shown, request.credential, len(found))
+        if query.sort:  # by a field of the row, which is made for all of them then
+            listed = api.list_of(view, found, request.credential, len(found))
+            rows = list_query.sort_rows(listed.rows, query.sort)[request.part]
+            listed = msgspec.structs.replace(listed, rows=tuple(rows))
+        else:
+            listed = api.list_of(view, found[request.part], request.credential, len(found))
         problem = "" if view.timestamp_ns else UNKNOWN_CLAIMS
-        return page_table.PageContent(
-            listed, {"problem": problem, "straggler_text": straggler_text}
-        )
+        return page_table.PageContent(listed, {"problem": problem})
 
     async def _job(self, request: page_table.PageRequest) -> page_table.PageContent:
         view, job = self.api.jobs_api.find(request.parts)
@@ -70,17 +62,15 @@ class JobPages:
     ) -> page_table.PageContent:
         states = self.api.jobs_api.states(request.credential)
         document = self.api.jobs_api.job_document(view, job, states)
-        places, pages = page_table.split_page(document.places, request.query.page)
         urgent = incidents_api.worst_first(states.touching.get(job.key, ()))[:_MAX_INCIDENTS]
         shown = {
-            "places": places,
-            "pages": pages,
+            "places": document.places[request.part],
             "open_incidents": incident_pages.documents_of(urgent),
             "events": self._rank_events(job),
         }
         return page_table.PageContent(document, shown)
 
-    def _rank_events(self, job: job_roster.RunningJob) -> list[recent_events.EventRow]:
+    def _rank_events(self, job: job_roster.RunningJob) -> tuple[resources.Event, ...]:
         """Return the events of its nodes about its collectives, whose holder is the one of its claim."""
         core, holder = self.api.core, job.key._asdict()
         nodes = {place.holding.node for place in job.places}
@@ -88,7 +78,7 @@ class JobPages:
             each
             for each in core.events
             if each.node in nodes
-            and each.event.name.startswith(recent_events.OF_COLLECTIVES)
+            and each.event.name.startswith(event_list.OF_COLLECTIVES)
             and all(each.event.facts.get(name, "") == text for name, text in holder.items())
         ]
-        return recent_events.event_rows(events, dict(core.fleet.nodes), core.names_of, _MAX_EVENTS)
+        return self.api.event_writer().newest(events, _MAX_EVENTS)

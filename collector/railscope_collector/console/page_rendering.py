@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -13,7 +13,7 @@ import jinja2
 import msgspec
 from markupsafe import Markup
 
-from railscope import figures
+from railscope import api, figures
 from railscope.shipped_files import shipped_files
 from railscope.timestamps import SECOND_NS, format_timestamp, parse_timestamp
 from railscope_collector.console import curves, page_table
@@ -50,6 +50,22 @@ def _read_static_files() -> dict[str, StaticFile]:
 STATIC_FILES: Mapping[str, StaticFile] = _read_static_files()
 """By URL."""
 _URLS = {Path(url).name: url for url in STATIC_FILES}
+
+
+def format_decimal(value: float) -> str:
+    """Return a number with at most three decimals."""
+    return f"{value:,.3f}".rstrip("0").removesuffix(".")
+
+
+def straggler_text(stragglers: Sequence[api.JobStraggler]) -> str:
+    """Return the straggler with the largest deviation in words, or the reason for none."""
+    known = [each for each in stragglers if each.deviation_ratio is not None]
+    if not known:
+        reasons = [each.unknown for each in stragglers if each.unknown]
+        return f"none: {reasons[0]}" if reasons else "none"
+    worst = min(known, key=lambda each: each.deviation_ratio or 0.0)
+    name = worst.index or worst.gpu
+    return f"{worst.node} GPU {name}: {worst.measure} {worst.deviation_ratio:+.1%}"
 
 
 def time_element(timestamp: int | str | None, now_ns: int = 0) -> Markup | str:
@@ -94,7 +110,8 @@ _environment.filters |= {
     "number": figures.quantity,
     "count": figures.count,
     "likelihood": figures.likelihood,
-    "pages": page_table.page_count,
+    "decimal": format_decimal,
+    "straggler": straggler_text,
     "entity": report.entity_text,
     "evidence": evidence_text,
     "labels": cause_labels,

@@ -7,11 +7,11 @@ Each page is two routes of the collector's application: HTML at its path, and it
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 from urllib.parse import quote, urlsplit
 
 import msgspec
@@ -20,14 +20,14 @@ from railscope.settings import SettingsError
 from railscope.timestamps import MILLISECOND_NS
 from railscope_collector.access.credentials import Credential, Role
 from railscope_collector.console import PageProblemError, curves
+from railscope_collector.http import gpus_api, read_api
+from railscope_collector.http.list_query import PartQuery, SearchText
 from railscope_collector.http.route_table import ROUTES, Route, TenantScope
 
 TWIN_PREFIX = "/api/v1/pages"
 PAGE_ROWS = 100
-RowT = TypeVar("RowT")
-PageNumber = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
+"""Rows of a page; the API returns more on request."""
 RecordIndex = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
-SearchText = Annotated[str, msgspec.Meta(max_length=100)]
 MomentText = Annotated[str, msgspec.Meta(max_length=40)]
 
 
@@ -35,11 +35,11 @@ class EmptyQuery(msgspec.Struct, frozen=True):
     """Query of a page without parameters."""
 
 
-class StatementsQuery(msgspec.Struct, frozen=True):
+class StatementsQuery(PartQuery, frozen=True):
     """Query of the list of statements."""
 
-    page: PageNumber = 1
     tenant: SearchText = ""
+    sort: Literal["", "tenant", "issued_ns", "void"] = ""
 
 
 class AuditQuery(msgspec.Struct, frozen=True):
@@ -49,40 +49,12 @@ class AuditQuery(msgspec.Struct, frozen=True):
     tenant: SearchText = ""
 
 
-class GpusQuery(msgspec.Struct, frozen=True):
-    """Query of the list of GPUs."""
-
-    page: PageNumber = 1
-    state: Literal["all", "failed", "unknown", "degraded", "healthy"] = "all"
-    use: Literal["all", "claimed", "unclaimed", "idle"] = "all"
-    sort: Literal[
-        "",
-        "node",
-        "utilization_ratio",
-        "power_watts",
-        "temperature_celsius",
-        "receive_bytes_per_second",
-        "pausing_ratio",
-    ] = ""
-    name: SearchText = ""
-    """Part of the name of the node."""
-
-
-class NodesQuery(msgspec.Struct, frozen=True):
-    """Query of the list of nodes."""
-
-    page: PageNumber = 1
-    state: Literal["all", "failed", "unknown", "degraded", "healthy"] = "all"
-    name: SearchText = ""
-    """Part of the name."""
-
-
-class IncidentsQuery(msgspec.Struct, frozen=True):
+class IncidentsQuery(PartQuery, frozen=True):
     """Query of the list of incidents."""
 
-    page: PageNumber = 1
     state: Literal["open", "closed", "all"] = "open"
-    severity: Literal["all", "critical", "warning", "info"] = "all"
+    severity: Literal["", "critical", "warning", "info"] = ""
+    sort: Literal["", "onset", "victim_count", "lost_gpu_time_seconds", "title"] = ""
     at: MomentText = ""
 
 
@@ -92,24 +64,38 @@ class SearchQuery(msgspec.Struct, frozen=True):
     q: SearchText = ""
 
 
-class PageQuery(msgspec.Struct, frozen=True):
-    """Query of a page that contains one list."""
-
-    page: PageNumber = 1
-
-
-class MomentQuery(PageQuery, frozen=True):
+class MomentQuery(PartQuery, frozen=True):
     """Query of a page of the present, or of the time `at`."""
 
     at: MomentText = ""
 
 
-class JobsQuery(msgspec.Struct, frozen=True):
+class RailsQuery(msgspec.Struct, frozen=True):
+    """Query of the list of rails."""
+
+    sort: Literal[
+        "", "failed", "degraded", "mean_utilization_ratio", "power_watts", "max_temperature_celsius", "max_pausing_ratio"
+    ] = ""  # fmt: skip
+
+
+class SwitchesQuery(PartQuery, frozen=True):
+    """Query of the list of switches."""
+
+    sort: Literal["", "switch", "age_seconds", "ports", "ports_up", "faults"] = ""
+
+
+class TenantsQuery(PartQuery, frozen=True):
+    """Query of the list of tenants."""
+
+    sort: Literal["", "tenant", "held_gpu_hours"] = ""
+
+
+class JobsQuery(PartQuery, frozen=True):
     """Query of the list of jobs."""
 
-    page: PageNumber = 1
     name: SearchText = ""
     """Part of the tenant and the name."""
+    sort: Literal["", "workload", "tenant", "start_ns", "gpus", "nodes", "stale_gpus"] = ""
 
 
 class HistoryQuery(msgspec.Struct, frozen=True, rename={"from_": "from"}):
@@ -169,13 +155,13 @@ PAGES: Collection[Page] = (
         TenantScope.OWN_DATA,
         in_menu=False,
     ),
-    Page("nodes", "/nodes", "Nodes", RUNNING, query=NodesQuery),
+    Page("nodes", "/nodes", "Nodes", RUNNING, query=read_api.NodesQuery),
     Page("node", "/nodes/{node}", "Node {node}", RUNNING, query=MomentQuery, in_menu=False),
-    Page("gpus", "/gpus", "GPUs", RUNNING, TenantScope.OWN_DATA, GpusQuery),
-    Page("rails", "/rails", "Rails", RUNNING),
+    Page("gpus", "/gpus", "GPUs", RUNNING, TenantScope.OWN_DATA, gpus_api.GpusQuery),
+    Page("rails", "/rails", "Rails", RUNNING, query=RailsQuery),
     Page("rail", "/rails/{rail}", "Rail {rail}", RUNNING, query=MomentQuery, in_menu=False),
-    Page("switches", "/switches", "Switches", RUNNING, query=PageQuery),
-    _detail("switch", "/switches/{switch}", "Switch {switch}", RUNNING, query=PageQuery),
+    Page("switches", "/switches", "Switches", RUNNING, query=SwitchesQuery),
+    _detail("switch", "/switches/{switch}", "Switch {switch}", RUNNING, query=PartQuery),
     _detail("switch_port", "/switches/{switch}/ports/{port}", "Port {port} of {switch}", RUNNING),
     Page("jobs", "/jobs", "Jobs", RUNNING, TenantScope.OWN_DATA, JobsQuery),
     Page(
@@ -187,14 +173,14 @@ PAGES: Collection[Page] = (
         MomentQuery,
         in_menu=False,
     ),
-    Page("tenants", "/tenants", "Tenants", READERS, TenantScope.OWN_DATA, PageQuery),
+    Page("tenants", "/tenants", "Tenants", READERS, TenantScope.OWN_DATA, TenantsQuery),
     Page(
         "tenant",
         "/tenants/{tenant}",
         "Tenant {tenant}",
         READERS,
         TenantScope.NAMED,
-        PageQuery,
+        PartQuery,
         in_menu=False,
         reads_storage=True,
     ),
@@ -220,11 +206,11 @@ PAGES: Collection[Page] = (
         "/billing",
         "Billing",
         BILLING,
-        query=PageQuery,
+        query=PartQuery,
         is_live=False,
         reads_storage=True,
     ),
-    _detail("billing_period", "/billing/{period}", "Billing of {period}", BILLING, query=PageQuery),
+    _detail("billing_period", "/billing/{period}", "Billing of {period}", BILLING, query=PartQuery),
     _detail(
         "reconciliation", "/billing/{period}/reconciliation", "Reconciliation of {period}", BILLING
     ),
@@ -273,7 +259,6 @@ PAGES: Collection[Page] = (
     ),
     Page("api", "/api", "API", READERS, TenantScope.SAME, is_live=False, in_menu=False),
 )
-"""The first page that a role may read is the one after its sign-in."""
 
 SIGN_IN, SIGN_OUT = "/sign-in", "/sign-out"
 _ANYONE = frozenset(Role) - {Role.TENANT}
@@ -319,6 +304,22 @@ class PageRequest:
         return f"{self.grafana_url}/d/{uid}?{'&'.join((*times, *chosen))}"
 
     @property
+    def part(self) -> slice:
+        """The part of the list of the page."""
+        return slice(self.query.offset, self.query.offset + self.query.limit)
+
+    def link(self, **changed: object) -> str:
+        """Return the path of this page with some values of its query changed, from the first row on."""
+        fields = _QUERY_FIELDS[type(self.query)].values()
+        kept = {
+            each.encode_name: getattr(self.query, each.name)
+            for each in fields
+            if each.name not in {"limit", "offset"}
+            and getattr(self.query, each.name) != each.default
+        }
+        return page_path(self.page.name, *self.parts.values(), **kept | changed)
+
+    @property
     def tenant(self) -> str | None:
         """The tenant whose data is shown; None for all."""
         return self.credential.tenant if self.credential.role is Role.TENANT else None
@@ -340,17 +341,6 @@ class PageRequest:
     def allows(self, page: str) -> bool:
         """True if there is another page that the reader may read, so that a link leads there."""
         return page in PAGES_BY_NAME and PAGES_BY_NAME[page].admits(self.credential.role)
-
-
-def split_page(rows: Sequence[RowT], page: int) -> tuple[tuple[RowT, ...], int]:
-    """Return the rows of a page, and the number of pages; a page beyond the last one is empty."""
-    start = (page - 1) * PAGE_ROWS
-    return tuple(rows[start : start + PAGE_ROWS]), page_count(len(rows))
-
-
-def page_count(found: int) -> int:
-    """Return the number of pages of a list."""
-    return max(-(-found // PAGE_ROWS), 1)
 
 
 _API_ROUTES = {route.name: route for route in ROUTES}
@@ -422,13 +412,15 @@ def parse_query(page: Page, values: Mapping[str, str]) -> msgspec.Struct:
             quoted, expected = f"{name} {text[:40]!r}", _expectation(fields[name].type, error)
             message = f"invalid {quoted}: expected {expected}"
             raise PageProblemError(HTTPStatus.BAD_REQUEST, message) from None
-    return msgspec.convert(values_by_name, page.query, strict=False)
+    query = msgspec.convert(values_by_name, page.query, strict=False)
+    limit = getattr(query, "limit", None)
+    return query if limit is None else msgspec.structs.replace(query, limit=min(limit, PAGE_ROWS))
 
 
 def _expectation(kind: object, error: msgspec.ValidationError) -> str:
     match msgspec.inspect.type_info(kind):
         case msgspec.inspect.LiteralType(values=values):
-            return f"one of {', '.join(map(str, values))}"
+            return f"one of {', '.join(map(str, filter(None, values)))}"
         case msgspec.inspect.IntType(ge=low, le=high):
             return f"a number from {low} to {high}"
         case msgspec.inspect.StrType(max_length=length):
@@ -462,9 +454,13 @@ def local_target(text: str) -> str:
     return text if is_local and is_page and "\\" not in text else ""
 
 
-def first_page(role: Role) -> Page | None:
-    """Return the first page that a role may read."""
-    return next(menu(role), None) or next((page for page in PAGES if page.admits(role)), None)
+def first_path(reader: Credential) -> str:
+    """Return the path of the page after the sign-in: of a tenant, its own page; of finance, the closed periods."""
+    if reader.role is Role.TENANT:
+        return page_path("tenant", reader.tenant)
+    if reader.role is Role.FINANCE:
+        return page_path("billing")
+    return next(menu(reader.role)).path
 
 
 def menu(role: Role) -> Iterator[Page]:

@@ -10,7 +10,7 @@ import msgspec
 
 from railscope.service import run_in_thread
 from railscope_collector.console import page_table
-from railscope_collector.http import gpus_api, incidents_api, read_api
+from railscope_collector.http import gpus_api, incidents_api, list_query, read_api
 
 MAX_HITS = 30
 """Hits of each kind."""
@@ -65,7 +65,7 @@ class SearchPage:
         if not request.allows("gpus"):
             return
         gpus, names_of = self.api.gpus.newest(), self.api.core.names_of_gpu
-        query = gpus_api.GpusQuery(limit=gpus_api.MAX_LISTED)
+        query = gpus_api.GpusQuery(limit=list_query.MAX_ROWS)
         owned = None
         if request.tenant is not None:
             found = self.api.gpus.select(gpus, self.api.incidents(), request.credential, query)

@@ -1,4 +1,4 @@
-"""Models of the pages of switches: the list, one switch with its ports, and both ends of the link of a port."""
+"""Switches in the API and in the console: the list, one switch with its ports, both ends of the link of a port."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import NamedTuple
+from itertools import islice
+from typing import Any, NamedTuple
 
-from railscope.catalog import nic, switches as catalog
-from railscope.catalog.declare import Metric
+import msgspec
+from aiohttp import web
+
+from railscope.api import switches as resources
+from railscope.catalog import entities, nic, switches as catalog
+from railscope.catalog.declare import EntityKind, Metric
 from railscope.reading import Absent, Reading
 from railscope.service import run_in_thread
 from railscope.timestamps import SECOND_NS
-from railscope_collector.console import PageProblemError, page_table, switch_models
+from railscope_collector.access.credentials import Credential
+from railscope_collector.console import PageProblemError, page_table
 from railscope_collector.console.counter_increases import (
     TOLERANCE_NS,
     StoredCounters,
@@ -23,12 +29,14 @@ from railscope_collector.console.curves import TimeRange
 from railscope_collector.console.history_pages import USUAL_PERIOD_NS
 from railscope_collector.console.node_history import NodeHistory
 from railscope_collector.fleet.fleet import SWITCH_PREFIX, FleetNode
-from railscope_collector.http import read_api
+from railscope_collector.http import list_query, read_api
+from railscope_collector.http.json_responses import json_error, tagged_response
 from railscope_collector.http.read_pool import ReadPool
+from railscope_collector.http.route_table import RouteHandlers
 from railscope_collector.switches import links, switch_reading, switch_view
 
-MAX_FAULTS = 100
-"""Cabling faults of one page."""
+MAX_FAULTS, MAX_LISTED = 100, 10_000
+"""Cabling faults of one page; links, and cabling faults, of the list of links."""
 READ, UNKNOWN = "read", "unknown"
 UP, DOWN, DISABLED = "up", "down", "disabled"
 NO_INTERVAL = "fewer than two readings of the switch are stored in the last 15 minutes"
@@ -40,9 +48,10 @@ _PORT_COUNTERS = (
 _UNSUPPORTED = Absent.UNSUPPORTED.label
 
 
-class ComparedCounter(NamedTuple):
+class CountedAtBothEnds(NamedTuple):
     """A quantity that both ends of a link count."""
 
+    name: str
     label: str
     at_switch: Metric
     at_nic: Metric
@@ -51,17 +60,17 @@ class ComparedCounter(NamedTuple):
 
 
 COMPARED = (
-    ComparedCounter("Bytes to the NIC", catalog.SENT, nic.RECEIVED),
-    ComparedCounter("Packets to the NIC", catalog.SENT_PACKETS, nic.RECEIVED_PACKETS),
-    ComparedCounter("Pause frames to the NIC", catalog.PFC_SENT, nic.PFC_RECEIVED),
-    ComparedCounter("Pause time of the NIC", catalog.PFC_SENT_TIME, nic.PFC_RECEIVED_TIME),
-    ComparedCounter("Bytes to the switch", catalog.RECEIVED, nic.SENT),
-    ComparedCounter("Packets to the switch", catalog.RECEIVED_PACKETS, nic.SENT_PACKETS),
-    ComparedCounter("Pause frames to the switch", catalog.PFC_RECEIVED, nic.PFC_SENT),
-    ComparedCounter("Pause time of the switch", catalog.PFC_RECEIVED_TIME, nic.PFC_SENT_TIME),
-    ComparedCounter("Pause time of the switch, its estimate", catalog.ESTIMATED_PAUSE, nic.PFC_SENT_TIME, is_same=False),
-    ComparedCounter("Drops on the way to the NIC", catalog.SENT_DISCARDS, nic.DISCARDS_RECEIVED, is_same=False),
-    ComparedCounter("Drops on the way to the switch", catalog.RECEIVED_DISCARDS, nic.DISCARDS_SENT, is_same=False),
+    CountedAtBothEnds("to_host_bytes", "Bytes to the NIC", catalog.SENT, nic.RECEIVED),
+    CountedAtBothEnds("to_host_packets", "Packets to the NIC", catalog.SENT_PACKETS, nic.RECEIVED_PACKETS),
+    CountedAtBothEnds("to_host_pfc_pause_frames", "Pause frames to the NIC", catalog.PFC_SENT, nic.PFC_RECEIVED),
+    CountedAtBothEnds("to_host_pfc_pause_seconds", "Pause time of the NIC", catalog.PFC_SENT_TIME, nic.PFC_RECEIVED_TIME),
+    CountedAtBothEnds("to_switch_bytes", "Bytes to the switch", catalog.RECEIVED, nic.SENT),
+    CountedAtBothEnds("to_switch_packets", "Packets to the switch", catalog.RECEIVED_PACKETS, nic.SENT_PACKETS),
+    CountedAtBothEnds("to_switch_pfc_pause_frames", "Pause frames to the switch", catalog.PFC_RECEIVED, nic.PFC_SENT),
+    CountedAtBothEnds("to_switch_pfc_pause_seconds", "Pause time of the switch", catalog.PFC_RECEIVED_TIME, nic.PFC_SENT_TIME),
+    CountedAtBothEnds("to_switch_estimated_pause_seconds", "Pause time of the switch, its estimate", catalog.ESTIMATED_PAUSE, nic.PFC_SENT_TIME, is_same=False),
+    CountedAtBothEnds("to_host_dropped_packets", "Drops on the way to the NIC", catalog.SENT_DISCARDS, nic.DISCARDS_RECEIVED, is_same=False),
+    CountedAtBothEnds("to_switch_dropped_packets", "Drops on the way to the switch", catalog.RECEIVED_DISCARDS, nic.DISCARDS_SENT, is_same=False),
 )  # fmt: skip
 _QUEUE_COUNTERS = {
     "marks": catalog.QUEUE_MARKED_PACKETS,
@@ -70,6 +79,10 @@ _QUEUE_COUNTERS = {
     "storms": catalog.WATCHDOG_DETECTED,
 }
 _QUEUE_GAUGES = {"depth": catalog.QUEUE_OCCUPANCY, "watermark": catalog.QUEUE_WATERMARK}
+_NIC_STREAM = "nic"
+_PORT_STREAMS = (
+    switch_reading.PORTS, switch_reading.PRIORITY, switch_reading.QUEUES, switch_reading.NEIGHBOURS,
+)  # fmt: skip
 _OF_QUEUES = frozenset((*_QUEUE_COUNTERS.values(), *_QUEUE_GAUGES.values()))
 
 
@@ -84,7 +97,7 @@ class _Values:
             for stream in readings.values()
             for metric, entity, found in stream.readings()
         }
-        self.facts: dict[str, dict[tuple[str, ...], Mapping[str, str]]] = defaultdict(dict)
+        self.facts: dict[str, dict[tuple[str, ...], dict[str, str]]] = defaultdict(dict)
         for stream in facts.values():
             for entity in stream.read_schema().entities:
                 self.facts[entity.kind][entity.key] = entity.facts
@@ -93,15 +106,16 @@ class _Values:
         """Return the names of the ports, in the order of the switch."""
         return [port for _, port in self.facts.get("switch_port", {})]
 
-    def fact(self, kind: str, key: tuple[str, ...], name: str) -> str:
-        """Return a fact; empty if the switch does not state it."""
-        return self.facts.get(kind, {}).get(key, {}).get(name, "")
+    def facts_of(self, kind: EntityKind, key: tuple[str, ...]) -> dict[str, Any]:
+        """Return the facts about an entity that the switch states."""
+        facts = self.facts.get(kind.name, {}).get(key, {})
+        return {name: facts[name] for name in kind.facts if name in facts}
 
-    def value(self, metric: Metric, key: tuple[str, ...]) -> switch_models.CountedValue:
+    def value(self, metric: Metric, key: tuple[str, ...]) -> resources.Counted:
         """Return a gauge."""
         return _counted(metric, self.readings.get((metric, key), Absent.UNSUPPORTED))
 
-    def highest(self, metric: Metric, port: tuple[str, ...]) -> switch_models.CountedValue:
+    def highest(self, metric: Metric, port: tuple[str, ...]) -> resources.Counted:
         """Return the highest value of the queues of a port."""
         of_port = [key for of, key in self.readings if of is metric and key[:2] == port]
         return _combined(max, [self.value(metric, key) for key in of_port])
@@ -118,43 +132,60 @@ class _Increases:
         for metric, key in stored.readings:
             self.keys[metric, key[:2]].append(key)
 
-    def value(self, metric: Metric, key: tuple[str, ...]) -> switch_models.CountedValue:
+    def value(self, metric: Metric, key: tuple[str, ...]) -> resources.Counted:
         """Return the increase of one counter."""
         if self.interval is None:
-            return switch_models.CountedValue(None, self.absent)
+            return resources.Counted(None, self.absent)
         found = self.stored.increase((metric.name, key), self.interval)
         if isinstance(found, str):
-            return switch_models.CountedValue(None, found)
-        return switch_models.CountedValue(switch_view.in_units(metric, found))
+            return resources.Counted(None, found)
+        return resources.Counted(switch_view.in_units(metric, found))
 
-    def total(self, metric: Metric, port: tuple[str, ...]) -> switch_models.CountedValue:
+    def total(self, metric: Metric, port: tuple[str, ...]) -> resources.Counted:
         """Return the increase of a counter of all parts of a port."""
         keys = self.keys.get((metric.name, port), [])
         return _combined(sum, [self.value(metric, key) for key in keys], self.absent)
 
 
-def _counted(metric: Metric, value: Reading) -> switch_models.CountedValue:
+def _counted(metric: Metric, value: Reading) -> resources.Counted:
     if isinstance(value, Absent):
-        return switch_models.CountedValue(None, value.label)
-    return switch_models.CountedValue(switch_view.in_units(metric, value))
+        return resources.Counted(None, value.label)
+    return resources.Counted(switch_view.in_units(metric, value))
 
 
 def _combined(
     combine: Callable[[Iterable[float]], float],
-    parts: Sequence[switch_models.CountedValue],
+    parts: Sequence[resources.Counted],
     absent: str = "",
-) -> switch_models.CountedValue:
+) -> resources.Counted:
     """Return the sum or the largest of parts; unsupported ones do not count, others that are absent are its reason."""
     numbers = [part.value for part in parts if part.value is not None]
     reasons = [part.absent for part in parts if part.absent not in {"", _UNSUPPORTED}]
     if reasons or not numbers:
-        return switch_models.CountedValue(None, (*reasons, absent, _UNSUPPORTED)[0] or _UNSUPPORTED)
-    return switch_models.CountedValue(combine(numbers))
+        return resources.Counted(None, (*reasons, absent, _UNSUPPORTED)[0] or _UNSUPPORTED)
+    return resources.Counted(combine(numbers))
+
+
+class _ReadSwitch(NamedTuple):
+    """Readings of a switch that its documents are made of."""
+
+    row: resources.Switch
+    values: _Values
+    increases: _Increases
+    interval: resources.ShownInterval
+    joined: links.JoinedLinks
+    faults: Sequence[links.CablingFault]
+    snapshot: switch_view.SwitchSnapshot
+
+    @property
+    def newest_ns(self) -> int | None:
+        """Time of the last frame of its ports."""
+        return _timestamp_ns(self.snapshot, switch_reading.PORTS)
 
 
 @dataclass(slots=True)
 class SwitchPages:
-    """Models of the pages of switches."""
+    """Handlers of the routes of switches, and models of their pages: the same documents."""
 
     api: read_api.ViewApi
     history: NodeHistory
@@ -164,30 +195,82 @@ class SwitchPages:
         """Return the functions by name of the page."""
         return {"switches": self._switches, "switch": self._switch, "switch_port": self._port}
 
-    async def _switches(self, request: page_table.PageRequest) -> switch_models.SwitchesModel:
+    def handlers(self) -> RouteHandlers:
+        """Return the handlers of the API by route name."""
+        return {
+            "switches": self._list,
+            "switch": self._answer,
+            "switch_port": self._answer,
+            "links": self._links,
+        }
+
+    async def _list(self, request: web.Request, _: Credential) -> web.Response:
+        listed = await self._select(slice(None))
+        return await tagged_response(request, lambda: listed)
+
+    async def _answer(self, request: web.Request, credential: Credential) -> web.Response:
+        name, port = request.match_info["switch"], request.match_info.get("port")
+        try:
+            found = await (
+                self._detail(credential, name, slice(None), with_readings=True)
+                if port is None
+                else self._port_detail(credential, name, port)
+            )
+        except PageProblemError as error:
+            return json_error(error.status, error.text)
+        return await tagged_response(request, lambda: found)
+
+    async def _links(self, request: web.Request, _: Credential) -> web.Response:
+        joined, now_ns = await run_in_thread(self.api.link_ends.take()), self.api.wall_ns()
+
+        def make() -> resources.LinkList:
+            found = [
+                resources.PortLink(*each.nic, each.rail, each.evidence, *each.port)
+                for each in islice(joined.links.values(), MAX_LISTED)
+            ]
+            faults = _fault_rows(joined.faults, MAX_LISTED)
+            return resources.LinkList(
+                now_ns, len(joined.links), tuple(found), len(joined.faults), faults
+            )
+
+        return await tagged_response(request, make)
+
+    async def _switches(self, request: page_table.PageRequest) -> resources.SwitchList:
+        return await self._select(request.part, request.query.sort)
+
+    async def _select(self, part: slice, sort: str = "") -> resources.SwitchList:
+        """Return a part of the switches, unknown ones first."""
         core, problems = self.api.core, self.api.switches.problems()
         nodes = {
             name.removeprefix(SWITCH_PREFIX): node for name, node in core.fleet.switches.items()
         }
         names = sorted({*nodes, *problems}, key=lambda name: (not problems.get(name, "?"), name))
-        shown, pages = page_table.split_page(names, request.query.page)
         streams = (switch_reading.SWITCH, switch_reading.PORTS)
         snapshots = {
-            name: switch_view.take_snapshot(core, nodes.get(name), streams) for name in shown
+            name: (
+                switch_view.take_snapshot(core, nodes.get(name), streams),
+                _newest_ns(nodes.get(name)),
+            )
+            for name in (names if sort else names[part])
         }
-        newest = {name: _newest_ns(nodes.get(name)) for name in shown}
         join = self.api.link_ends.take()
 
-        def make() -> switch_models.SwitchesModel:
+        def make() -> resources.SwitchList:
             joined = join()
             rows = tuple(
-                self._row(name, snapshots[name], newest[name], problems.get(name), joined)
-                for name in shown
+                self._row(name, *taken, problems.get(name), joined)
+                for name, taken in snapshots.items()
             )
-            faults = _fault_rows(joined.faults)
-            number, count = request.query.page, len(joined.faults)
-            return switch_models.SwitchesModel(
-                self.api.wall_ns(), rows, len(names), number, pages, faults, count
+            if sort:
+                rows = tuple(list_query.sort_rows(rows, sort)[part])
+            return resources.SwitchList(
+                self.api.wall_ns(),
+                rows,
+                rows,
+                len(names),
+                _fault_rows(joined.faults),
+                len(joined.faults),
+                part.start or 0,
             )
 
         return await run_in_thread(make)
@@ -196,40 +279,46 @@ class SwitchPages:
         self,
         name: str,
         snapshot: switch_view.SwitchSnapshot,
-        newest_ns: int,
+        newest_ns: int | None,
         problem: str | None,
         joined: links.JoinedLinks,
-    ) -> switch_models.SwitchRow:
+    ) -> resources.Switch:
         """Return the row of a switch. Blocking."""
         reason = "not in the file of switches" if problem is None else problem
-        ports, ports_up = None, None
+        ports, ports_up, uptime, facts = None, None, None, {}
         if stream := snapshot.get(switch_reading.SWITCH):
-            found = stream.readings_of(catalog.PORTS).get((name,), Absent.UNSUPPORTED)
-            ports = None if isinstance(found, Absent) else found
+            of_switch = _Values({switch_reading.SWITCH: stream}, {switch_reading.SWITCH: stream})
+            facts = of_switch.facts_of(entities.SWITCH, (name,))
+            ports = of_switch.value(catalog.PORTS, (name,)).value
+            uptime = of_switch.value(catalog.UPTIME, (name,)).value
         if stream := snapshot.get(switch_reading.PORTS):
             up = stream.readings_of(catalog.PORT_UP)
             ports = len(up) if ports is None else ports
             ports_up = None if reason else sum(value == 1 for value in up.values())
-        return switch_models.SwitchRow(
-            name,
-            UNKNOWN if reason else READ,
-            reason,
-            newest_ns,
-            (self.api.wall_ns() - newest_ns) / SECOND_NS if newest_ns else None,
-            ports,
-            ports_up,
-            sum(port[0] == name for port in joined.links),
-            sum(fault.port[0] == name for fault in joined.faults),
+        return resources.Switch(
+            switch=name,
+            state=UNKNOWN if reason else READ,
+            reason=reason,
+            newest_ns=newest_ns,
+            age_seconds=(self.api.wall_ns() - newest_ns) / SECOND_NS if newest_ns else None,
+            uptime_seconds=uptime,
+            uptime=uptime,
+            ports=None if ports is None else int(ports),
+            ports_up=ports_up,
+            links=sum(port[0] == name for port in joined.links),
+            faults=sum(fault.port[0] == name for fault in joined.faults),
+            **facts,
         )
 
     async def _read(
         self,
-        request: page_table.PageRequest,
+        credential: Credential,
+        name: str,
         metrics: Sequence[Metric],
         choose: Callable[[list[str]], Collection[str]],
     ) -> _ReadSwitch:
         """Return the readings of a switch, and increases of counters of chosen ports. Raises PageProblemError."""
-        core, name = self.api.core, request.parts["switch"]
+        core = self.api.core
         problem = self.api.switches.problems().get(name)
         node = core.fleet.switches.get(SWITCH_PREFIX + name)
         if node is None and problem is None:
@@ -257,50 +346,54 @@ class SwitchPages:
             absent = "" if interval else row.reason or NO_INTERVAL
             increases = _Increases(stored, interval, absent)
             shown = (
-                switch_models.ShownInterval(*interval)
+                resources.ShownInterval(*interval)
                 if interval
-                else switch_models.ShownInterval(absent=absent)
+                else resources.ShownInterval(absent=absent)
             )
             faults = [each for each in joined.faults if each.port[0] == name]
-            return _ReadSwitch(row, values, increases, shown, joined, faults)
+            return _ReadSwitch(row, values, increases, shown, joined, faults, snapshot)
 
-        return await self.reading.read(request.credential, make)
+        return await self.reading.read(credential, make)
 
-    async def _switch(self, request: page_table.PageRequest) -> switch_models.SwitchModel:
-        number = request.query.page
-        read = await self._read(
-            request, _PORT_COUNTERS, lambda ports: page_table.split_page(ports, number)[0]
-        )
-        name = read.row.name
+    async def _switch(self, request: page_table.PageRequest) -> resources.SwitchDetail:
+        return await self._detail(request.credential, request.parts["switch"], request.part)
 
-        def make() -> switch_models.SwitchModel:
-            shown, pages = page_table.split_page(read.values.ports(), number)
-            facts = read.values.facts.get("switch", {}).get((name,), {})
-            return switch_models.SwitchModel(
-                self.api.wall_ns(),
-                read.row,
-                facts.get("system_name", ""),
-                facts.get("description", ""),
-                facts.get("missing_tables", ""),
-                read.interval,
-                tuple(self._port_row(read, port) for port in shown),
-                len(read.values.ports()),
-                number,
-                pages,
-                _fault_rows(read.faults),
-                len(read.faults),
+    async def _detail(
+        self, credential: Credential, name: str, part: slice, *, with_readings: bool = False
+    ) -> resources.SwitchDetail:
+        """Return a switch with a part of its ports. Raises PageProblemError."""
+        read = await self._read(credential, name, _PORT_COUNTERS, lambda ports: ports[part])
+        linked = [link.nic[0] for port, link in read.joined.links.items() if port[0] == name]
+        hosts = {
+            node: switch_view.take_snapshot(self.api.core, self.api.core.fleet.nodes.get(node), (_NIC_STREAM,))
+            for node in (linked if with_readings else ())
+        }  # fmt: skip
+
+        def make() -> resources.SwitchDetail:
+            ports = read.values.ports()
+            rows = [self._port_row(read, port) for port in ports[part]]
+            if with_readings:
+                readings = _readings(read)
+                rows = [_with_readings(read, row, readings, hosts) for row in rows]
+            facts = msgspec.structs.asdict(read.row)
+            del facts["ports"]
+            return resources.SwitchDetail(
+                **facts,
+                timestamp_ns=self.api.wall_ns(),
+                interval=read.interval,
+                ports=tuple(rows),
+                found=len(ports),
+                offset=part.start or 0,
+                cabling_faults=_fault_rows(read.faults),
             )
 
         return await run_in_thread(make)
 
-    def _port_row(self, read: _ReadSwitch, port: str) -> switch_models.PortRow:
+    def _port_row(self, read: _ReadSwitch, port: str) -> resources.SwitchPort:
         """Return the row of a port. Blocking."""
-        key, values, increases = (read.row.name, port), read.values, read.increases
+        key, values, increases = (read.row.switch, port), read.values, read.increases
         up, enabled = values.value(catalog.PORT_UP, key), values.value(catalog.PORT_ENABLED, key)
         state = {1: UP, 0: DOWN}.get(int(up.value), UNKNOWN) if up.value is not None else UNKNOWN
-        neighbour = [
-            values.fact("switch_neighbour", key, fact) for fact in ("system_name", "neighbour_port")
-        ]
         sent, received = (
             _first_known(increases.total(by_priority, key), increases.value(together, key))
             for by_priority, together in (
@@ -309,41 +402,47 @@ class SwitchPages:
             )
         )
         drops = (catalog.SENT_DISCARDS, catalog.RECEIVED_DISCARDS)
-        return switch_models.PortRow(
-            port,
-            values.fact("switch_port", key, "alias"),
-            DISABLED if state == DOWN and enabled.value == 0 else state,
-            values.value(catalog.SPEED, key),
-            " ".join(filter(None, neighbour)),
-            self._linked_nic(read.joined.links.get(key)),
-            sent,
-            received,
-            _combined(sum, [increases.value(metric, key) for metric in drops]),
-            increases.total(catalog.QUEUE_MARKED_PACKETS, key),
-            values.highest(catalog.QUEUE_OCCUPANCY, key),
-            values.highest(catalog.QUEUE_WATERMARK, key),
+        return resources.SwitchPort(
+            port=port,
+            state=DISABLED if state == DOWN and enabled.value == 0 else state,
+            speed=values.value(catalog.SPEED, key),
+            pauses_sent=sent,
+            pauses_received=received,
+            dropped=_combined(sum, [increases.value(metric, key) for metric in drops]),
+            marks=increases.total(catalog.QUEUE_MARKED_PACKETS, key),
+            depth=values.highest(catalog.QUEUE_OCCUPANCY, key),
+            watermark=values.highest(catalog.QUEUE_WATERMARK, key),
+            neighbour=values.facts_of(entities.SWITCH_NEIGHBOUR, key),
+            link=self._linked_nic(read.joined.links.get(key)),
+            **values.facts_of(entities.SWITCH_PORT, key),
         )
 
-    def _linked_nic(self, link: links.PortLink | None) -> switch_models.LinkedNic | None:
+    def _linked_nic(self, link: links.PortLink | None) -> resources.PortLink | None:
         if link is None:
             return None
         node, interface = link.nic
         gpus = self.api.core.gpus_by_rail(node)
         uuid = gpus.get(int(link.rail)) if link.rail.isdecimal() else None
         gpu = self.api.core.names_of_gpu(node, uuid).get("index", "") if uuid else ""
-        return switch_models.LinkedNic(node, interface, link.rail, gpu, link.evidence)
+        return resources.PortLink(node, interface, link.rail, link.evidence, gpu=gpu)
 
-    async def _port(self, request: page_table.PageRequest) -> switch_models.SwitchPortModel:
+    async def _port(self, request: page_table.PageRequest) -> resources.SwitchPortDetail:
+        parts = request.parts
+        return await self._port_detail(request.credential, parts["switch"], parts["port"])
+
+    async def _port_detail(
+        self, credential: Credential, name: str, port: str
+    ) -> resources.SwitchPortDetail:
+        """Return a port with both ends of its link. Raises PageProblemError."""
         compared = [each.at_switch for each in COMPARED]
         metrics = (*compared, *_PORT_COUNTERS, *_QUEUE_COUNTERS.values())
-        port = request.parts["port"]
-        read = await self._read(request, metrics, lambda _: (port,))
+        read = await self._read(credential, name, metrics, lambda _: (port,))
         if port not in read.values.ports():
-            text = f"unknown port {port[:100]!r} of {read.row.name}: expected one that it reports"
+            text = f"unknown port {port[:100]!r} of {name}: expected one that it reports"
             raise PageProblemError(HTTPStatus.NOT_FOUND, text)
-        return await self.reading.read(request.credential, lambda: self._make_port(read, port))
+        return await self.reading.read(credential, lambda: self._make_port(read, port))
 
-    def _make_port(self, read: _ReadSwitch, port: str) -> switch_models.SwitchPortModel:
+    def _make_port(self, read: _ReadSwitch, port: str) -> resources.SwitchPortDetail:
         row, interval = self._port_row(read, port), read.increases.interval
         nic_counters, absent = StoredCounters(), NOT_LINKED
         if row.link:
@@ -358,7 +457,7 @@ class SwitchPages:
             if not absent and not nic_counters.readings:
                 absent = "no reading of the NIC is stored"
         at_nic = _Increases(nic_counters, None if absent else interval, absent)
-        return switch_models.SwitchPortModel(
+        return resources.SwitchPortDetail(
             self.api.wall_ns(),
             read.row,
             row,
@@ -370,24 +469,66 @@ class SwitchPages:
         )
 
 
-class _ReadSwitch(NamedTuple):
-    """Readings of a switch that its pages are made of."""
+def _readings(read: _ReadSwitch) -> dict[str, list[resources.PortReading]]:
+    """Return the readings of each port. Blocking."""
+    found = defaultdict(list)
+    for stream in _PORT_STREAMS:
+        of_stream = read.snapshot[stream].readings() if stream in read.snapshot else ()
+        for metric, entity, reading in of_stream:
+            if entity.kind != "switch_pool":
+                parts = dict(zip(metric.about.labels[2:], entity.key[2:], strict=True))
+                counted = _counted(metric, reading)
+                found[entity.key[1]].append(
+                    resources.PortReading(
+                        metric.name, **parts, value=counted.value, absent=counted.absent
+                    )
+                )
+    return found
 
-    row: switch_models.SwitchRow
-    values: _Values
-    increases: _Increases
-    interval: switch_models.ShownInterval
-    joined: links.JoinedLinks
-    faults: Sequence[links.CablingFault]
+
+def _with_readings(
+    read: _ReadSwitch,
+    row: resources.SwitchPort,
+    readings: Mapping[str, Sequence[resources.PortReading]],
+    hosts: Mapping[str, switch_view.SwitchSnapshot],
+) -> resources.SwitchPort:
+    """Return a port with its readings and with the counters of both ends of its link. Blocking."""
+    link = row.link
+    if link is not None:
+        of_node = hosts.get(link.node, {})
+        link = msgspec.structs.replace(
+            link,
+            switch_timestamp_ns=read.newest_ns,
+            host_timestamp_ns=_timestamp_ns(of_node, _NIC_STREAM),
+            counters=tuple(_totals(read, row.port, link.interface, _Values(of_node, of_node))),
+        )
+    return msgspec.structs.replace(row, link=link, readings=tuple(readings.get(row.port, ())))
+
+
+def _totals(
+    read: _ReadSwitch, port: str, interface: str, host: _Values
+) -> Iterator[resources.ComparedCounter]:
+    """Yield the counters of both ends of a link."""
+    at_port = _Values(read.snapshot, {})
+    for each in COMPARED:
+        for metric, key in at_port.readings:
+            if metric is each.at_switch and key[:2] == (read.row.switch, port):
+                ends = (
+                    at_port.value(metric, key),
+                    host.value(each.at_nic, (interface, *key[2:])),
+                )
+                at_switch, at_nic = (end.absent if end.value is None else end.value for end in ends)
+                priority = "".join(key[2:])
+                yield resources.ComparedCounter(each.name, at_switch, at_nic, priority)
 
 
 def _compared_rows(
-    read: _ReadSwitch, port: str, link: switch_models.LinkedNic | None, at_nic: _Increases
-) -> Iterator[switch_models.ComparedRow]:
+    read: _ReadSwitch, port: str, link: resources.PortLink | None, at_nic: _Increases
+) -> Iterator[resources.ComparedIncrease]:
     """Yield what both ends count; of priorities those that counted anything at either end."""
-    key = read.row.name, port
+    key = read.row.switch, port
     interface = link.interface if link else ""
-    for label, at_switch, of_nic, is_same in COMPARED:
+    for _, label, at_switch, of_nic, is_same in COMPARED:
         is_by_priority = len(at_switch.about.labels) > len(key)
         for part in map(str, switch_reading.PRIORITIES) if is_by_priority else ("",):
             parts = (part,) if part else ()
@@ -399,11 +540,11 @@ def _compared_rows(
             if is_same and switch.value is not None and host.value is not None:
                 difference = switch.value - host.value
             unit = at_switch.unit if at_switch.unit in {"bytes", "seconds"} else ""
-            yield switch_models.ComparedRow(label, part, unit, switch, host, difference)
+            yield resources.ComparedIncrease(label, part, unit, switch, host, difference)
 
 
-def _queue_rows(read: _ReadSwitch, port: str) -> Iterator[switch_models.QueueRow]:
-    key = read.row.name, port
+def _queue_rows(read: _ReadSwitch, port: str) -> Iterator[resources.SwitchQueue]:
+    key = read.row.switch, port
     queues = {each[2] for of, each in read.values.readings if each[:2] == key and of in _OF_QUEUES}
     for queue in sorted(queues, key=lambda name: (len(name), name)):
         increases = {
@@ -413,19 +554,32 @@ def _queue_rows(read: _ReadSwitch, port: str) -> Iterator[switch_models.QueueRow
         gauges = {
             name: read.values.value(metric, (*key, queue)) for name, metric in _QUEUE_GAUGES.items()
         }
-        yield switch_models.QueueRow(queue, **increases, **gauges)
+        yield resources.SwitchQueue(queue, **increases, **gauges)
 
 
-def _first_known(*values: switch_models.CountedValue) -> switch_models.CountedValue:
+def _first_known(*values: resources.Counted) -> resources.Counted:
     return next((each for each in values if each.value is not None), values[0])
 
 
-def _newest_ns(node: FleetNode | None) -> int:
-    return max((row.timestamp_ns for row in node.rows.values()), default=0) if node else 0
+def _newest_ns(node: FleetNode | None) -> int | None:
+    return max((row.timestamp_ns for row in node.rows.values()), default=None) if node else None
 
 
-def _fault_rows(faults: Sequence[links.CablingFault]) -> tuple[switch_models.CablingFaultRow, ...]:
+def _timestamp_ns(snapshot: switch_view.SwitchSnapshot, stream: str) -> int | None:
+    """Return the time of the last frame of a stream; None if there is none."""
+    return snapshot[stream].timestamp_ns if stream in snapshot else None
+
+
+def _fault_rows(
+    faults: Sequence[links.CablingFault], limit: int = MAX_FAULTS
+) -> tuple[resources.CablingFault, ...]:
     return tuple(
-        switch_models.CablingFaultRow(each.kind, *each.port, each.found, each.stated, each.expected)
-        for each in faults[:MAX_FAULTS]
+        resources.CablingFault(
+            each.kind,
+            *each.port,
+            resources.LinkEnd(*each.found),
+            resources.LinkEnd(*each.stated),
+            each.expected,
+        )
+        for each in faults[:limit]
     )

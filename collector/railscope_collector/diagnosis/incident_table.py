@@ -204,20 +204,6 @@ class DiagnosisState(msgspec.Struct, frozen=True, kw_only=True):
     steps: list[tuple[JobKey, StepTiming]] = []
 
 
-class DiagnosisProgress(msgspec.Struct, frozen=True):
-    """Age of the incidents, and the process that evaluates them."""
-
-    running: bool = False
-    age_seconds: float | None = None
-    """Time since the end of the last slot that was evaluated, or since the start; null before it."""
-    lag_seconds: float | None = None
-    """Age of the last record that was read, as the process last stated; null before it."""
-    lag_bytes: int | None = None
-    restarts: int = 0
-    problem: str = ""
-    """Reason of the last restart."""
-
-
 class DiagnosisLine(msgspec.Struct, frozen=True, omit_defaults=True):
     """A line of `railscope diagnose --follow`, with one of these: an incident that has changed, a change, curves, or the state."""
 

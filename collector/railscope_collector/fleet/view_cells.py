@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from railscope import api
 from railscope.catalog.declare import Metric, MetricKind
 
 
@@ -33,13 +34,13 @@ class View:
     timestamp_ns: int
     cells: tuple[ViewCell, ...] = field(default=())
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Return the cells as plain dictionaries, for JSON."""
-        return [
-            {
-                "metric": cell.metric.name,
-                "labels": dict(zip(cell.metric.about.labels, cell.labels, strict=True)),
-                "value": cell.value,
-            }
+    def rows(self) -> tuple[api.MetricValue, ...]:
+        """Return the cells as values of the API."""
+        return tuple(
+            api.MetricValue(
+                cell.metric.name,
+                dict(zip(cell.metric.about.labels, cell.labels, strict=True)),
+                cell.value,
+            )
             for cell in self.cells
-        ]
+        )

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from aiohttp import web
 
+from railscope.api.billing import StatementList
 from railscope_collector.access.access_trail import DeliveredExport
 from railscope_collector.access.credentials import Credential
 from railscope_collector.billing import billing_reader, period_closing
@@ -55,7 +56,8 @@ class BillingApi:
             selected_tenant(request, credential),
         )
         issued = await self._read(credential, lambda: billing.issued_invoices(tenant))
-        return json_response({"statements": issued, "forms": billing.statement_forms})
+        forms = tuple(billing.statement_forms)
+        return json_response(StatementList(tuple(issued), forms, len(issued), tenant=tenant or ""))
 
     async def _statement(self, request: web.Request, credential: Credential) -> web.Response:
         billing, period = await self._read(credential, self.billing), _requested_period(request)

@@ -28,13 +28,11 @@ from railscope_collector.access.credentials import ANYONE, Credential, Role
 from railscope_collector.diagnosis import entity_states
 from railscope_collector.diagnosis.entity_states import STATES
 from railscope_collector.diagnosis.incident_table import IncidentTable
-from railscope_collector.http import incidents_api, json_responses
+from railscope_collector.http import incidents_api, json_responses, list_query
 from railscope_collector.state.collector_state import CollectorState
 from railscope_collector.views import gpu_list
 from railscope_collector.workloads.job_roster import JobGpu
 
-MAX_LISTED = 1000
-"""GPUs of one response."""
 MAX_RAILS = 100
 """Rails of which a response has the number of GPUs."""
 _FAILED, _UNKNOWN, *_ = range(len(STATES))
@@ -43,7 +41,7 @@ _UNLISTED = -(1 << 20)
 USES = ("claimed", "unclaimed", "idle")
 _NIC_STREAMS = ("link", "nic", "rdma")
 _Marks = Mapping[str, entity_states.NodeMarks]
-_Pattern = Annotated[str, msgspec.Meta(max_length=100)]
+_Pattern = list_query.SearchText
 VALUES: Mapping[str, tuple[str, ...]] = {
     "utilization_ratio": ("railscope_gpu_utilization_ratio",),
     "power_watts": ("railscope_gpu_power_watts",),
@@ -61,11 +59,9 @@ VALUES: Mapping[str, tuple[str, ...]] = {
 """Metrics of each value of a row; the first one that is reported counts."""
 
 
-class GpusQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class GpusQuery(list_query.PartQuery, frozen=True, forbid_unknown_fields=True):
     """Query of the list: the part of the list, and patterns such as `gpu-*` without regard to case."""
 
-    limit: Annotated[int, msgspec.Meta(ge=1, le=MAX_LISTED)] = 100
-    offset: Annotated[int, msgspec.Meta(ge=0, le=10_000_000)] = 0
     state: Literal["", "failed", "degraded", "unknown", "healthy"] = ""
     use: Literal["", "claimed", "unclaimed", "idle"] = ""
     sort: Literal[
@@ -79,6 +75,8 @@ class GpusQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = ""
     """Order in place of worst first: by node and rail, or by a reading, the highest first."""
     rail: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] | None = None
+    name: _Pattern = ""
+    """Part of the name of the node."""
     node: _Pattern = ""
     gpu: _Pattern = ""
     """UUID."""
@@ -393,8 +391,11 @@ def _selected(
         selected &= gpus.uses == USES.index(query.use)
     if query.rail is not None:
         selected &= gpus.rail_of == query.rail
-    if query.node:
-        is_named = [_matches(node, query.node) for node in gpus.nodes]
+    if query.node or query.name:
+        is_named = [
+            _matches(node, query.node or "*") and query.name.lower() in node.lower()
+            for node in gpus.nodes
+        ]
         selected &= np.array(is_named, np.bool_)[gpus.node_of]
     if query.gpu:
         selected &= np.array([_matches(uuid, query.gpu) for *_, uuid in gpus.places], np.bool_)

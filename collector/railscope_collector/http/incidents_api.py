@@ -18,12 +18,9 @@ from railscope_collector.access.credentials import Credential, Role
 from railscope_collector.diagnosis import entity_states
 from railscope_collector.diagnosis.diagnosis_curves import EvidenceCurve
 from railscope_collector.diagnosis.incident_classes import CLASSES, Severity
-from railscope_collector.diagnosis.incident_table import (
-    DiagnosisProgress,
-    IncidentTable,
-    ReportedIncident,
-)
+from railscope_collector.diagnosis.incident_table import IncidentTable, ReportedIncident
 from railscope_collector.fleet.fleet import NamesOfGpu
+from railscope_collector.http import list_query
 from railscope_collector.http.json_responses import json_error, json_response, tagged_response
 from railscope_collector.http.route_table import RouteHandlers
 from railscope_collector.workloads.job_roster import JobKey, RunningJob
@@ -36,45 +33,6 @@ _FILTERS = {"state": ("open", "closed"), "class": tuple(CLASSES), "severity": tu
 """Values of the query; without any, all."""
 
 
-class CurvePointDocument(msgspec.Struct, frozen=True):
-    """Value of the cause, and the median of all devices of its kind; null is not known."""
-
-    timestamp_ns: int
-    value: float | None
-    peers: float | None
-
-
-class CurveDocument(msgspec.Struct, frozen=True):
-    """Curve of one signal."""
-
-    signal: str
-    unit: str
-    points: tuple[CurvePointDocument, ...]
-
-
-class IncidentList(msgspec.Struct, frozen=True):
-    """A part of the incidents that a query selects."""
-
-    timestamp_ns: int
-    diagnosis: DiagnosisProgress
-    rows: tuple[api.IncidentDocument, ...]
-    found: int
-    offset: int
-    suppressed: int
-    """Selected incidents after the last one of `rows`."""
-    counts: dict[str, int]
-    """All open incidents by severity, and the closed ones."""
-    view: str = "incidents"
-
-
-class IncidentDetail(api.IncidentDocument, frozen=True, kw_only=True):
-    """One incident with the curves of its evidence."""
-
-    timestamp_ns: int
-    diagnosis: DiagnosisProgress
-    curves: tuple[CurveDocument, ...]
-
-
 class IncidentsQuery(NamedTuple):
     """States, severities and classes of incidents (None for all), and the part of the list."""
 
@@ -85,6 +43,8 @@ class IncidentsQuery(NamedTuple):
     limit: int = MAX_LISTED
     newest_first: bool = False
     """Order in place of the most urgent one first."""
+    sort: str = ""
+    """Field of the document by which they are sorted then."""
 
 
 @dataclass(slots=True)
@@ -92,7 +52,7 @@ class IncidentsApi:
     """Handlers that use the latest table. A tenant reads the incidents that touch its jobs."""
 
     table: Callable[[], IncidentTable]
-    progress: Callable[[], DiagnosisProgress] = DiagnosisProgress
+    progress: Callable[[], api.DiagnosisProgress] = api.DiagnosisProgress
 
     def handlers(self) -> RouteHandlers:
         """Return the handlers by route name."""
@@ -123,7 +83,7 @@ class IncidentsApi:
         credential: Credential,
         query: IncidentsQuery,
         is_selected: Callable[[ReportedIncident], bool] = lambda _: True,
-    ) -> IncidentList:
+    ) -> api.IncidentList:
         """Return the part of the incidents that a query selects. Blocking."""
         table = self.table()
         visible = visible_incidents(table, credential)
@@ -136,19 +96,20 @@ class IncidentsApi:
             and is_selected(each)
         ]
         found = found if query.newest_first else worst_first(found)
-        rows = found[query.offset : query.offset + query.limit]
+        documents = list_query.sort_rows((each.document for each in found), query.sort)
+        rows = documents[query.offset : query.offset + query.limit]
         counts = Counter(each.document.severity if each.is_open else "closed" for each in visible)
-        return IncidentList(
+        return api.IncidentList(
             table.timestamp_ns,
+            tuple(rows),
             self.progress_for(credential),
-            tuple(each.document for each in rows),
             len(found),
             query.offset,
             max(len(found) - query.offset - len(rows), 0),
             dict(counts),
         )
 
-    def progress_for(self, credential: Credential) -> DiagnosisProgress:
+    def progress_for(self, credential: Credential) -> api.DiagnosisProgress:
         """Return how current the incidents are; without the reason of a restart for a tenant, as it may name files."""
         progress = self.progress()
         if credential.role is Role.TENANT:
@@ -168,10 +129,10 @@ class IncidentsApi:
 
 
 def incident_detail(
-    incident: ReportedIncident, timestamp_ns: int, progress: DiagnosisProgress
-) -> IncidentDetail:
+    incident: ReportedIncident, timestamp_ns: int, progress: api.DiagnosisProgress
+) -> api.IncidentDetail:
     """Return an incident with its curves."""
-    return IncidentDetail(
+    return api.IncidentDetail(
         **{name: getattr(incident.document, name) for name in incident.document.__struct_fields__},
         timestamp_ns=timestamp_ns,
         diagnosis=progress,
@@ -213,12 +174,12 @@ def _visible(incident: ReportedIncident, credential: Credential) -> ReportedInci
     return incident
 
 
-def _curve_document(curve: EvidenceCurve) -> CurveDocument:
-    return CurveDocument(
+def _curve_document(curve: EvidenceCurve) -> api.CurveDocument:
+    return api.CurveDocument(
         curve.signal,
         curve.unit,
         tuple(
-            CurvePointDocument(
+            api.CurvePointDocument(
                 point.timestamp_ns,
                 _finite(point.value),
                 _finite(point.peers) if curve.has_peers else None,

@@ -54,7 +54,8 @@ async def tagged_response(
 
 def _without_time(content: dict[str, object] | msgspec.Struct) -> object:
     if isinstance(content, msgspec.Struct):
-        return msgspec.structs.replace(content, timestamp_ns=0)
+        has_time = "timestamp_ns" in content.__struct_fields__
+        return msgspec.structs.replace(content, timestamp_ns=0) if has_time else content
     return content | {"timestamp_ns": 0}
 
 

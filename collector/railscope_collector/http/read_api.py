@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,28 +19,32 @@ import msgspec
 import numpy as np
 from aiohttp import web
 
-from railscope import api, exposition, service, timestamps
+from railscope import api, claim_terms, exposition, service, timestamps
+from railscope.api import tenants as tenant_api
 from railscope.catalog import declare
 from railscope.catalog.rollup import part_labels
 from railscope_collector import view_refresh
 from railscope_collector.access.credentials import Credential, Role
-from railscope_collector.account.account_cells import account_json
+from railscope_collector.account.account_cells import account_document
 from railscope_collector.config import ConsoleSettings
 from railscope_collector.diagnosis import entity_states
-from railscope_collector.diagnosis.incident_table import DiagnosisProgress, IncidentTable
+from railscope_collector.diagnosis.incident_table import IncidentTable
 from railscope_collector.fleet import view_cells
 from railscope_collector.fleet.fleet import FleetNode, StreamRow
 from railscope_collector.http import (
+    event_list,
     gpus_api,
     incidents_api,
     json_responses,
+    list_query,
     node_readings,
     route_table,
-    switches_api,
 )
 from railscope_collector.http.collector_metrics import CollectorMetrics, render
 from railscope_collector.http.write_probes import WriteProbe
 from railscope_collector.inventory.inventory_view import inventory_json
+from railscope_collector.metering.tiling import HELD_STATES, SlotState
+from railscope_collector.metering.units import Units, exact
 from railscope_collector.state.collector_state import CollectorState
 from railscope_collector.switches import all_switches, switch_view
 from railscope_collector.views.fresh_rows import find_fresh_rows
@@ -67,10 +71,12 @@ _RAIL_METRICS: Mapping[str, tuple[str, ...]] = {
 class NodesQuery(msgspec.Struct, frozen=True):
     """Query of the list of nodes: the part of the list, a state, and a part of the name without regard to case."""
 
-    limit: Annotated[int, msgspec.Meta(ge=0, le=MAX_NODES)] = MAX_NODES
-    offset: Annotated[int, msgspec.Meta(ge=0, le=MAX_NODES)] = 0
+    limit: Annotated[int, msgspec.Meta(ge=1, le=MAX_NODES)] = MAX_NODES
+    offset: list_query.Offset = 0
     state: Literal["", "failed", "degraded", "unknown", "healthy"] = ""
-    name: Annotated[str, msgspec.Meta(max_length=100)] = ""
+    name: list_query.SearchText = ""
+    sort: Literal["", "node", "since_ns", "age_seconds", "gpus"] = ""
+    """Order in place of worst first."""
 
 
 @dataclass(slots=True)
@@ -89,7 +95,7 @@ class ViewApi:
     console: ConsoleSettings = field(default_factory=ConsoleSettings)
     switches: all_switches.AllSwitches = field(default_factory=all_switches.AllSwitches)
     link_ends: switch_view.LinkEnds = field(init=False)
-    progress: Callable[[], DiagnosisProgress] = DiagnosisProgress
+    progress: Callable[[], api.DiagnosisProgress] = api.DiagnosisProgress
     """Returns how current the incidents are."""
     gpus: gpus_api.GpusApi = field(init=False)
     _nodes: tuple[tuple[int, int], tuple[api.Node, ...]] = field(init=False, default=((-1, -1), ()))
@@ -128,7 +134,6 @@ class ViewApi:
             "events": self._events,
             **self.jobs_api.handlers(),
             **self.listed_incidents.handlers(),
-            **switches_api.SwitchesApi(self.core, self.link_ends, self.wall_ns).handlers(),
         }
 
     @property
@@ -161,6 +166,7 @@ class ViewApi:
             for row in rows
             if query.state in {"", row.state} and query.name.lower() in row.node.lower()
         ]
+        found = list_query.sort_rows(found, query.sort)
         counts = Counter(row.state for row in rows)
         return api.NodeList(
             self.views().timestamp_ns,
@@ -202,17 +208,10 @@ class ViewApi:
             rollups=tuple(rollups),
         )
 
-    def rail_list(self) -> api.RailList:
+    def rail_list(self, sort: str = "") -> api.RailList:
         """Return all rails with their states and roll-ups. Blocking."""
         view, nodes = self.views().rail, self.node_rows()
-        rows = tuple(
-            api.MetricValue(
-                cell.metric.name,
-                dict(zip(cell.metric.about.labels, cell.labels, strict=True)),
-                cell.value,
-            )
-            for cell in view.cells
-        )
+        rows = view.rows()
         values = {(row.labels["rail"], row.metric): row.value for row in rows}
         letters = zip_longest(*(row.rails for row in nodes), fillvalue="")
         rails = []
@@ -225,7 +224,7 @@ class ViewApi:
             states = {state: counts[state] for state in entity_states.STATES}
             victims = of_rail.count(entity_states.LETTERS["victim"])
             rails.append(api.Rail(rail, **states, victims=victims, **readings))
-        return api.RailList(view.timestamp_ns, rows, tuple(rails))
+        return api.RailList(view.timestamp_ns, rows, tuple(list_query.sort_rows(rails, sort)))
 
     def _row(self, name: str) -> api.Node:
         """Return the row of a node, also of one that is in no view. Blocking."""
@@ -271,12 +270,38 @@ class ViewApi:
 
         return respond
 
-    async def _tenants(self, request: web.Request, credential: Credential) -> web.Response:
-        view, tenant = self.views().tenant, credential.tenant
-        if credential.role is Role.TENANT:
+    def tenant_list(self, tenant: str | None, part: slice, sort: str = "") -> tenant_api.TenantList:
+        """Return a part of the tenants, or one of them, those that hold most GPUs first. Blocking."""
+        views = self.views()
+        view, account = views.tenant, views.account
+        if tenant is not None:
             view = replace(view, cells=tuple(tenant_cells(view.cells, tenant)))
+        held_now = defaultdict[str, Units](int)
+        for job in views.jobs.jobs:
+            units = sum(place.holding.units for place in job.places)
+            held_now[job.key.tenant] = exact(held_now[job.key.tenant] + units)
+        sums = account.tenants() if account else {}
+        names = {*sums, *held_now} - {""} if tenant is None else {tenant}
+        rows = [
+            tenant_api.Tenant(
+                name,
+                float(held_now[name] / claim_terms.GPU_CAPACITY)
+                if views.jobs.timestamp_ns
+                else None,
+                held_gpu_hours(sums.get(name, {})) if account else None,
+            )
+            for name in sorted(names, key=lambda name: (-held_now[name], name))
+        ]
+        shown = list_query.sort_rows(rows, sort)[part]
+        return tenant_api.TenantList(
+            view.timestamp_ns, view.rows(), tuple(shown), len(rows), part.start or 0
+        )
+
+    async def _tenants(self, request: web.Request, credential: Credential) -> web.Response:
+        tenant = credential.tenant if credential.role is Role.TENANT else None
+        version = self.views().timestamp_ns, credential.tenant
         return await json_responses.tagged_response(
-            request, partial(_document, view), view.timestamp_ns, tenant
+            request, partial(self.tenant_list, tenant, slice(None)), *version
         )
 
     async def _rails(self, request: web.Request, _: Credential) -> web.Response:
@@ -325,25 +350,21 @@ class ViewApi:
                 text = f"the holders of GPUs are unknown: {reason}"
             return json_responses.json_error(HTTPStatus.SERVICE_UNAVAILABLE, text)
         found, tenant = views.account, credential.tenant
-        is_tenant = credential.role is Role.TENANT
+        owner = tenant if credential.role is Role.TENANT else None
+        return await json_responses.tagged_response(
+            request, partial(account_document, found, owner), views.timestamp_ns, tenant
+        )
 
-        def make() -> dict[str, Any]:
-            account = account_json(found)
-            return tenant_account(account, tenant) if is_tenant else account
-
-        return await json_responses.tagged_response(request, make, views.timestamp_ns, tenant)
+    def event_writer(self) -> event_list.EventWriter:
+        """Return the writer of events of the nodes as of now."""
+        return event_list.EventWriter(dict(self.core.fleet.nodes), self.core.names_of)
 
     async def _events(self, request: web.Request, _: Credential) -> web.Response:
         node = request.query.get("node")
         events = [seen_event for seen_event in self.core.events if node in (None, seen_event.node)]
 
-        def make() -> dict[str, Any]:
-            return {
-                "events": [
-                    {**each.to_json(), "device": self.core.names_of(each.node, each.event.entity)}
-                    for each in events[-MAX_EVENTS:]
-                ]
-            }
+        def make() -> api.EventList:
+            return api.EventList(tuple(map(self.event_writer().event, events[-MAX_EVENTS:])))
 
         return await json_responses.tagged_response(request, make)
 
@@ -361,6 +382,12 @@ class ViewApi:
         if problem:
             return web.Response(status=503, text=f"not ready: {problem}\n")
         return web.Response(text="ready\n")
+
+
+def held_gpu_hours(states: Mapping[SlotState, Units]) -> float:
+    """Return the GPU time of a tenant that it has held."""
+    held = sum(states.get(state, 0) for state in HELD_STATES)
+    return float(held / (claim_terms.GPU_CAPACITY * timestamps.HOUR_NS))
 
 
 def _first(values: Iterable[float | None]) -> float | None:
@@ -382,13 +409,6 @@ def tenant_cells(
                 yield cell
 
 
-def tenant_account(account: dict[str, Any], tenant: str) -> dict[str, Any]:
-    """Return the tenant's part of an account, without the size of the cluster and its free capacity."""
-    tenants = account["tenants"]
-    own_totals = {tenant: tenants[tenant]} if tenant in tenants else {}
-    return {"until_ns": account["until_ns"], "tenants": own_totals}
-
-
 def _rollup_rows(rows: Sequence[StreamRow]) -> list[dict[str, Any]]:
     """Return the catalog's rollups of a node: sums, means, extremes; counters as rates."""
     fresh = (find_fresh_rows(row.block, np.array([row.index])) for row in rows)
@@ -405,5 +425,5 @@ def _rollup_rows(rows: Sequence[StreamRow]) -> list[dict[str, Any]]:
     ]
 
 
-def _document(view: view_cells.View) -> dict[str, Any]:
-    return {"view": view.name, "timestamp_ns": view.timestamp_ns, "rows": view.rows()}
+def _document(view: view_cells.View) -> api.MetricList:
+    return api.MetricList(view.timestamp_ns, view.rows(), view.name)

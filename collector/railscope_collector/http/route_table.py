@@ -80,6 +80,7 @@ ROUTES: Collection[Route] = (
     Route("gpus", "/api/v1/gpus", _RUNNING, TenantScope.OWN_DATA),
     Route("switches", "/api/v1/switches", _RUNNING),
     Route("switch", "/api/v1/switches/{switch}", _RUNNING),
+    Route("switch_port", "/api/v1/switches/{switch}/ports/{port}", _RUNNING),
     Route("links", "/api/v1/links", _RUNNING),
     Route("inventory", "/api/v1/inventory", _RUNNING),
     Route("events", "/api/v1/events", _RUNNING),

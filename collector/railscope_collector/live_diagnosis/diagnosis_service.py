@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from railscope import durable_files, log_output, service, untrusted_text
+from railscope import api, durable_files, log_output, service, untrusted_text
 from railscope.audit.record import RecordActor, RecordData, RecordError, RecordSubject
 from railscope.catalog import incidents as catalog
 from railscope.timestamps import SECOND_NS
@@ -35,7 +35,6 @@ from railscope_collector.diagnosis.diagnosis_curves import GroupHistory
 from railscope_collector.diagnosis.incident_table import (
     ChangeRecord,
     DiagnosisLine,
-    DiagnosisProgress,
     DiagnosisState,
     IncidentTable,
     ReportedIncident,
@@ -441,10 +440,10 @@ class DiagnosisService:
     # Metrics ------------------------------------------------------------------------------------
 
     @property
-    def progress(self) -> DiagnosisProgress:
+    def progress(self) -> api.DiagnosisProgress:
         """Age of the incidents, and the process that evaluates them."""
         last_ns, state = self.table.timestamp_ns or self.opened_ns, self.state
-        return DiagnosisProgress(
+        return api.DiagnosisProgress(
             running=bool(self.pid),
             age_seconds=max(self.wall_ns() - last_ns, 0) / SECOND_NS if last_ns else None,
             lag_seconds=state.lag_seconds if state else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
@@ -11,7 +12,7 @@ from railscope.catalog import METRICS, account as catalog
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import DAY_NS, SECOND_NS
 from railscope_collector.account.account_cells import (
-    account_json,
+    account_document,
     cluster_cells,
     quota_days,
     tenant_cells,
@@ -56,7 +57,7 @@ def test_parts_of_gpus_are_rounded_so_that_they_add_up(parts):
 
 
 def test_an_account_in_json_adds_up_and_names_every_state():
-    page = account_json(an_account(alice=5, bob=3))
+    page = msgspec.to_builtins(account_document(an_account(alice=5, bob=3)))
     assert page["balances"]
     assert page["states"].keys() == {state.value for state in SlotState}
     assert sum(map(int, page["states"].values())) == int(page["capacity_ns"]) == 8 * HOUR

@@ -47,7 +47,7 @@ def test_a_statement_names_marked_days_and_why(ledger):
     closed = books.close(ONE, manager_after(ONE))
     issued = read_statement(books, "red", ONE)
     for one in (early, issued):
-        assert dict(one.facts)["Clock suspect"].startswith(f"1 GPU-day: {TERMS}; since 2024")
+        assert dict(one.proof)["Clock suspect"].startswith(f"1 GPU-day: {TERMS}; since 2024")
         assert TERMS in as_text(one)
         assert TERMS in as_html(one)
         lines = from_json(as_json(one)).lines
@@ -56,7 +56,7 @@ def test_a_statement_names_marked_days_and_why(ledger):
         assert {line.resource for line in lines if line.clock_suspect} == {"GPU-0"}
         rows = from_csv(as_csv(one))
         assert [row["clock_suspect"] for row in rows] == [line.clock_suspect for line in lines]
-    assert "Clock suspect" not in dict(read_statement(books, "green", ONE).facts)
+    assert "Clock suspect" not in dict(read_statement(books, "green", ONE).proof)
     assert not any(check.difference for check in evidence_checks(ledger, known, ONE))
     plain = [invoice.total_minor for invoice in closed.invoices]
     assert plain == [invoice.total_minor for invoice in books.store.invoices()]
@@ -72,7 +72,7 @@ def test_a_mark_changes_no_amount_and_corrects_nothing(ledger):
     assert revision_of(ledger, "GPU-0", FIRST_DAY + 1).number == number + 1
     assert [charge for _, some in books.find_pending().corrections for charge in some] == []
     assert exact_amounts(books.store.invoices()) == before
-    assert "Clock suspect" not in dict(read_statement(books, "red", ONE).facts), (
+    assert "Clock suspect" not in dict(read_statement(books, "red", ONE).proof), (
         "it rests on the first"
     )
 

@@ -304,7 +304,7 @@ def test_a_statement_names_its_record_in_the_audit_log(ledger):
         store_positions(connection, "log", [AuditPlace(name, 41, 50)])
     found = read_statement(books, "green", ONE)
     assert found.invoice.audit_seq == 41
-    assert ("Audit log", "record 41, under the checkpoint of size 50") in found.facts
+    assert ("Audit log", "record 41, under the checkpoint of size 50") in found.proof
 
 
 def test_reservations_and_unobserved_time(ledger):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import msgspec
 from core_queries import ALICE
 from msgspec.structs import replace
 from reports import HOUR, read_again, sample_envelopes, wrong_clock_envelopes
@@ -23,7 +24,7 @@ from support.story import (
     known_of,
 )
 
-from railscope_collector.account.account_cells import account_json
+from railscope_collector.account.account_cells import account_document
 from railscope_collector.evidence.node_intervals import MAX_DOUBTS, EvidenceInterval, SuspectPeriod
 from railscope_collector.finalization.day_writes import ENGINE_VERSION
 from railscope_collector.ledger.day_metering import MeteredGpu, MeteringComputation
@@ -66,8 +67,8 @@ async def test_days_with_evidence_of_a_suspect_time_are_marked_and_no_others(
     accept(site.core, [*mine, *sample_envelopes("GPU-9", until=2 * DAY_SECONDS + HOUR, node="n2")])
     await site.round(LAST, everything=True)
     assert marks(site) == {GpuDay("GPU-0", DAY + 1): (ClockDoubt(since_ns, 0),)}
-    account = account_json(await site.account(LAST))
-    expected = [{"since_ns": str(since_ns), "delta_ns": "0", "gpu_days": 1}]
+    account = msgspec.to_builtins(account_document(await site.account(LAST)))
+    expected = ({"since_ns": str(since_ns), "delta_ns": "0", "gpu_days": 1},)
     assert account["clock_suspect"] == expected
     assert account["balances"]
 
@@ -75,7 +76,9 @@ async def test_days_with_evidence_of_a_suspect_time_are_marked_and_no_others(
     await site.round(LAST, everything=True)
     accept(site.core, two_days()[:1])
     await site.round(LAST, everything=True)
-    assert account_json(await site.account(LAST))["clock_suspect"] == expected
+    assert (
+        msgspec.to_builtins(account_document(await site.account(LAST)))["clock_suspect"] == expected
+    )
 
 
 async def test_a_decision_keeps_the_mark_and_is_its_explanation(site: FinalizingCollector):
@@ -116,7 +119,12 @@ async def test_evidence_of_a_suspect_time_marks_a_day_that_is_finalized_already(
     await site.round(LAST + HOUR, everything=True)
     assert marks(site) == {GpuDay("GPU-0", DAY): (ClockDoubt(since_ns),)}
     assert site.stores.ledger.newest(DAY, DAY + 1) != before
-    assert account_json(await site.account(LAST + HOUR))["clock_suspect"][0]["gpu_days"] == 1
+    assert (
+        msgspec.to_builtins(account_document(await site.account(LAST + HOUR)))["clock_suspect"][0][
+            "gpu_days"
+        ]
+        == 1
+    )
 
 
 async def test_a_claim_marks_the_days_that_it_reaches_back_to_on_its_gpu_only(

@@ -175,6 +175,14 @@ class MetricValue(msgspec.Struct, frozen=True):
     value: float | None = None
 
 
+class MetricList(msgspec.Struct, frozen=True):
+    """Values of a view as metrics."""
+
+    timestamp_ns: int
+    rows: tuple[MetricValue, ...]
+    view: str = ""
+
+
 class Rail(msgspec.Struct, frozen=True):
     """A rail over all nodes: its cells (the GPU and the NIC of one node) by state, and readings over all of them."""
 
@@ -449,3 +457,91 @@ class IncidentDocument(msgspec.Struct, frozen=True):
     """Commands for the action, with the names of the cause, for Slurm and for Kubernetes; none for a tenant."""
     lost_gpu_time_seconds: int | None = None
     """GPU-seconds that jobs lost; null if it is not known: no job had a known speed, or the jobs have ended."""
+
+
+class DiagnosisProgress(msgspec.Struct, frozen=True):
+    """Age of the incidents, and the process that evaluates them."""
+
+    running: bool = False
+    age_seconds: float | None = None
+    """Time since the end of the last slot that was evaluated, or since the start; null before it."""
+    lag_seconds: float | None = None
+    """Age of the last record that was read, as the process last stated; null before it."""
+    lag_bytes: int | None = None
+    restarts: int = 0
+    problem: str = ""
+    """Reason of the last restart."""
+
+
+class IncidentList(msgspec.Struct, frozen=True):
+    """A part of the incidents that a query selects."""
+
+    timestamp_ns: int
+    rows: tuple[IncidentDocument, ...]
+    diagnosis: DiagnosisProgress = DiagnosisProgress()
+    found: int = 0
+    offset: int = 0
+    suppressed: int = 0
+    """Selected incidents after the last one of `rows`."""
+    counts: dict[str, int] = {}
+    """All open incidents by severity, and the closed ones."""
+    view: str = "incidents"
+
+
+class CurvePointDocument(msgspec.Struct, frozen=True):
+    """Value of the cause, and the median of all devices of its kind; null is not known."""
+
+    timestamp_ns: int
+    value: float | None
+    peers: float | None
+
+
+class CurveDocument(msgspec.Struct, frozen=True):
+    """Curve of one signal."""
+
+    signal: str
+    unit: str
+    points: tuple[CurvePointDocument, ...]
+
+
+class IncidentDetail(IncidentDocument, frozen=True, kw_only=True):
+    """One incident with the curves of its evidence."""
+
+    timestamp_ns: int
+    diagnosis: DiagnosisProgress = DiagnosisProgress()
+    curves: tuple[CurveDocument, ...] = ()
+
+
+# Events -------------------------------------------------------------------------------------------
+
+
+class Event(msgspec.Struct, frozen=True):
+    """An event of a node or of the collector."""
+
+    node: str
+    name: str
+    wall_ns: int
+    """Time on the clock of the node."""
+    boot_ns: int = 0
+    """Time since the boot of the node."""
+    entity: tuple[str, tuple[str, ...], dict[str, str]] = ("", (), {})
+    """Kind and key of the entity, and facts about it."""
+    facts: dict[str, str] = {}
+    device: Mapping[str, str] | None = None
+    """Names of the GPU or NIC; null for other entities."""
+    timestamp_ns: int | None = None
+    """Time on the clock of the collector."""
+    area: str = ""
+    severity: str = "info"
+    devices: str = ""
+    """Device in words; in a list of the console all that it happened to at once."""
+    text: str = ""
+    """Facts in words."""
+    incident: str = ""
+    """Identity of the incident that the event is about; empty for others."""
+
+
+class EventList(msgspec.Struct, frozen=True):
+    """The newest events, oldest first."""
+
+    events: tuple[Event, ...]

@@ -1,0 +1,119 @@
+"""Events of all nodes on the collector's clock, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from railscope import api
+from railscope.catalog import EVENTS
+from railscope.device_names import Names
+from railscope.timestamps import SECOND_NS
+from railscope.wire import WireEntity
+from railscope_collector.fleet.fleet import FleetNode
+from railscope_collector.fleet.recent_events import SeenEvent
+
+MAX_TEXT = 200
+_INCIDENT = "incident_"
+_SEVERITIES = {"critical": "error", "warning": "warning", "info": "info"}
+_AREAS = {
+    "xid": "GPU", "sxid": "GPU", "gpu": "GPU", "link": "link", "nic": "NIC", "port": "link", "pcie": "PCIe",
+    "slot": "PCIe", "claim": "claim", "unclaimed": "claim", "source": "agent", "governor": "agent",
+    "gap": "agent", "device": "agent", "audit": "audit", "incident": "incident", "out": "node", "peer": "GPU",
+    "collective": "job", "nccl": "job",
+}  # fmt: skip
+"""Area of an event by the first word of its name."""
+OF_COLLECTIVES = ("collective_", "nccl_")
+"""Prefixes of events about ranks and collectives of jobs."""
+_COMMON = ("node", "name", "severity", "text", "incident")
+_OF_RANKS = frozenset({"collective_rank", "communicator_rank", "nccl_rank"})
+_COLLECTIVE_FACTS = (
+    "collective", "sequence", "waiting_ranks", "waited_seconds", "waits_in", "gpu_index", "interface", "rails", "host",
+    "late_percent", "percent", "detail", "stack",
+)  # fmt: skip
+"""Facts of events about collectives in the order of their importance: long texts are cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventWriter:
+    """Makes events of the API; `nodes` and `names_of` are those of the collector's state."""
+
+    nodes: Mapping[str, FleetNode]
+    names_of: Callable[[str, WireEntity], Names | None]
+
+    def newest(self, events: Iterable[SeenEvent], limit: int) -> tuple[api.Event, ...]:
+        """Return the newest events, newest first; one for what happens to several devices of a node at once."""
+        made = sorted(
+            map(self.event, events), key=lambda each: each.timestamp_ns or 0, reverse=True
+        )
+        rows: list[api.Event] = []
+        for row in made:
+            if rows and _is_same(rows[-1], row):
+                devices = rows[-1].devices.removeprefix("GPU ").split(", ")
+                if (device := row.devices.removeprefix("GPU ")) not in devices:
+                    text = f"{rows[-1].devices}, {device}"[:MAX_TEXT]
+                    rows[-1] = msgspec.structs.replace(rows[-1], devices=text)
+            elif len(rows) < limit:
+                rows.append(row)
+            else:
+                break
+        return tuple(rows)
+
+    def event(self, seen_event: SeenEvent) -> api.Event:
+        """Return one event."""
+        event, facts, node = seen_event.event, seen_event.event.facts, seen_event.node
+        entity, sender = event.entity, self.nodes.get(node)
+        # Agents date events by the clock of their node; those of the collector itself have no position.
+        offset_ns = sender.clock_offset_ns if sender and seen_event.position else 0
+        declared, is_incident = EVENTS.get(event.name), event.name.startswith(_INCIDENT)
+        severity = declared.severity if declared else "info"
+        names = self.names_of(node, entity)
+        device = (names or {}).get("interface") or (names or {}).get("index", "")
+        if names and device and names.get("kind") == "gpu":
+            device = f"GPU {device}"
+        if entity.kind in _OF_RANKS and entity.key:
+            device = f"rank {entity.key[-1]}"
+        return api.Event(
+            node,
+            event.name,
+            event.wall_ns,
+            event.boot_ns,
+            (entity.kind, entity.key, entity.facts),
+            facts,
+            names,
+            event.wall_ns - offset_ns,
+            _AREAS.get(event.name.partition("_")[0], "node"),
+            _SEVERITIES.get(facts.get("severity", ""), severity) if is_incident else severity,
+            device or (", ".join(entity.key) if not is_incident else facts.get("device", "")),
+            _text(event.name, facts)[:MAX_TEXT],
+            entity.key[0] if is_incident and entity.key else "",
+        )
+
+
+def _is_same(newer: api.Event, older: api.Event) -> bool:
+    """True if two events differ by the device only: one thing that happened to several."""
+    is_alike = all(getattr(newer, each) == getattr(older, each) for each in _COMMON)
+    return is_alike and newer.wall_ns - older.wall_ns < SECOND_NS
+
+
+def _text(name: str, facts: Mapping[str, str]) -> str:
+    """Return the facts of an event in words."""
+    if name.startswith(_INCIDENT):
+        return f"{facts.get('class', '')} {facts.get('change', '')}"
+    if "before" in facts or "after" in facts:
+        subject = facts.get("setting") or facts.get("change", "")
+        change = f"{facts.get('before') or 'none'} → {facts.get('after') or 'none'}"
+        reason = facts.get("problem") or facts.get("why") or facts.get("reasons", "")
+        return " ".join(filter(None, (subject, change, f"({reason})" if reason else "")))
+    if name.startswith(OF_COLLECTIVES):
+        stated = [(fact.replace("_", " "), facts.get(fact)) for fact in _COLLECTIVE_FACTS]
+        return ", ".join(f"{words} {text}" for words, text in stated if text)
+    if workload := facts.get("workload"):
+        return f"{facts.get('source', '')} {workload} of {facts.get('tenant') or facts.get('owner') or 'no tenant'}"
+    for fact in ("meaning", "message"):
+        if facts.get(fact):
+            prefix = f"{facts['name']}: " if facts.get("name") else ""
+            return prefix + facts[fact]
+    return ", ".join(f"{key} {value}" for key, value in facts.items() if value)

@@ -1,0 +1,205 @@
+"""Switches, their ports, and the links between ports and NICs."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Counted(msgspec.Struct, frozen=True):
+    """Increase of a counter or value of a gauge in base units, or the reason for its absence."""
+
+    value: int | float | None = None
+    absent: str = ""
+
+
+class LinkEnd(msgspec.Struct, frozen=True):
+    """A NIC at the end of a link; empty for none."""
+
+    node: str
+    interface: str
+
+
+class CablingFault(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Contradicting evidence of a link: the NIC that it connects a port to, and the NIC that other evidence names."""
+
+    kind: str
+    switch: str
+    port: str
+    found: LinkEnd
+    stated: LinkEnd
+    expected_leaves: tuple[str, ...] = ()
+    """Leaves of the rail of a NIC that is on a leaf of another rail."""
+
+
+class ComparedCounter(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Total of a quantity at both ends of a link, each a number or the reason for its absence."""
+
+    quantity: str
+    switch: int | float | str
+    host: int | float | str
+    priority: str = ""
+
+
+class PortLink(msgspec.Struct, frozen=True):
+    """The NIC at the other end of a port, and the GPU on its rail."""
+
+    node: str
+    interface: str
+    rail: str
+    evidence: tuple[str, ...]
+    switch: str | msgspec.UnsetType = msgspec.UNSET
+    port: str | msgspec.UnsetType = msgspec.UNSET
+    """Switch and port, in the list of links only."""
+    gpu: str | msgspec.UnsetType = msgspec.UNSET
+    """Index of the GPU; empty if it is not known."""
+    switch_timestamp_ns: int | msgspec.UnsetType | None = msgspec.UNSET
+    host_timestamp_ns: int | msgspec.UnsetType | None = msgspec.UNSET
+    counters: tuple[ComparedCounter, ...] | msgspec.UnsetType = msgspec.UNSET
+
+
+class LinkList(msgspec.Struct, frozen=True):
+    """The first links of all switches and the first cabling faults, with the numbers of all."""
+
+    timestamp_ns: int
+    total: int
+    links: tuple[PortLink, ...]
+    total_cabling_faults: int
+    cabling_faults: tuple[CablingFault, ...]
+
+
+class PortReading(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A reading of a port, or of one of its priorities or queues: a value, or the reason for its absence."""
+
+    metric: str
+    priority: str = ""
+    priority_group: str = ""
+    queue: str = ""
+    value: int | float | None = None
+    absent: str = ""
+
+
+class SwitchPort(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A port of a switch; increases are those of the interval of the document."""
+
+    port: str
+    state: str
+    """`up`, `down`, `disabled`, or `unknown`."""
+    speed: Counted
+    """Bytes per second."""
+    pauses_sent: Counted
+    pauses_received: Counted
+    dropped: Counted
+    marks: Counted
+    depth: Counted
+    """Of its deepest queue, as `watermark`."""
+    watermark: Counted
+    index: str = ""
+    alias: str = ""
+    description: str = ""
+    mac_address: str = ""
+    lldp_port_id: str = ""
+    neighbour: dict[str, str] = {}
+    """Facts that the neighbour announces by LLDP."""
+    link: PortLink | None = None
+    readings: tuple[PortReading, ...] = ()
+    """All readings; a page of the console has none."""
+
+
+class _SwitchFacts(msgspec.Struct, frozen=True, kw_only=True):
+    switch: str
+    state: str
+    """`read`, or `unknown` with the reason: the readings are then as of `newest_ns`."""
+    reason: str = ""
+    newest_ns: int | None = None
+    """Time of its newest readings."""
+    age_seconds: float | None = None
+    uptime_seconds: float | None = None
+    uptime: float | None = None
+    """As `uptime_seconds`; removed in the release after the next one."""
+    ports_up: int | None = None
+    links: int = 0
+    faults: int = 0
+    system_name: str = ""
+    chassis: str = ""
+    description: str = ""
+    missing_tables: str = ""
+    """Tables that the switch does not have, whose readings are absent."""
+
+
+class Switch(_SwitchFacts, frozen=True, kw_only=True):
+    """A switch in a list."""
+
+    ports: int | None = None
+
+
+class SwitchList(msgspec.Struct, frozen=True):
+    """A part of the switches, unknown ones first."""
+
+    timestamp_ns: int
+    rows: tuple[Switch, ...]
+    switches: tuple[Switch, ...]
+    """As `rows`; removed in the release after the next one."""
+    found: int
+    cabling_faults: tuple[CablingFault, ...]
+    """The first ones."""
+    total_cabling_faults: int
+    offset: int = 0
+
+
+class ShownInterval(msgspec.Struct, frozen=True):
+    """Interval of increases, between two readings of the switch; the reason if there is none."""
+
+    from_ns: int | None = None
+    to_ns: int | None = None
+    absent: str = ""
+
+
+class SwitchDetail(_SwitchFacts, frozen=True, kw_only=True):
+    """One switch, with a part of its ports; `faults` is the number of all of its cabling faults."""
+
+    timestamp_ns: int
+    interval: ShownInterval
+    ports: tuple[SwitchPort, ...]
+    found: int
+    """Number of all ports."""
+    cabling_faults: tuple[CablingFault, ...]
+    offset: int = 0
+
+
+class ComparedIncrease(msgspec.Struct, frozen=True):
+    """Increase of a quantity at both ends of a link."""
+
+    quantity: str
+    priority: str
+    """Empty for the whole port."""
+    unit: str
+    switch: Counted
+    nic: Counted
+    difference: float | None
+    """Excess of the switch over the NIC; null if unknown, or if both do not count the same."""
+
+
+class SwitchQueue(msgspec.Struct, frozen=True):
+    """A queue towards the NIC."""
+
+    queue: str
+    marks: Counted
+    dropped: Counted
+    wred_dropped: Counted
+    storms: Counted
+    depth: Counted
+    watermark: Counted
+
+
+class SwitchPortDetail(msgspec.Struct, frozen=True):
+    """A port of a switch and the NIC at the other end, side by side."""
+
+    timestamp_ns: int
+    switch: Switch
+    port: SwitchPort
+    interval: ShownInterval
+    compared: tuple[ComparedIncrease, ...]
+    nic_absent: str
+    """Reason why the side of the NIC is absent; empty if it is there."""
+    queues: tuple[SwitchQueue, ...]
+    cabling_faults: tuple[CablingFault, ...]
