@@ -31,7 +31,7 @@ SERIES = {
     FULL: harness.Aim("<=", 9000),
 }
 """Goals: series of a node by detail."""
-PAGE = Path(__file__).parents[1] / "docs" / "costs.md"
+PAGE = Path(__file__).parents[1] / "docs" / "sizing.md"
 _BEGIN, _END = "<!-- figures -->", "<!-- end of figures -->"
 DAY_SECONDS = 86_400
 SNAPSHOT = "/api/v1/admin/tsdb/snapshot"
@@ -111,7 +111,7 @@ class OwnCost:
         )
 
 
-@click.option("--write", "is_written", is_flag=True, help="Write the tables to docs/costs.md.")
+@click.option("--write", "is_written", is_flag=True, help="Write the tables to docs/sizing.md.")
 @harness.benchmark("Cost of a fleet, by detail", full=FULL_SIZE, quick=QUICK_SIZE, on_disk=True)
 def main(
     report: harness.BenchReport, size: CardinalitySize, directory: Path, *, is_written: bool

@@ -59,73 +59,40 @@ audit log, billing and the collector are never inhibited by an incident.
 
 
 _SWITCH_EVIDENCE = f"""\
-Where the collector [reads switches](switches.md), the diagnosis of a running collector uses them; without them, and in
-`railscope diagnose`, only the readings of hosts count. A switch whose last sample is older than three periods and 30 seconds is unknown: it
-confirms, contradicts and localises nothing.
+Where a running collector [reads switches](switches.md), the diagnosis uses them. A switch whose last sample is older than three periods and 30 seconds is
+unknown: it confirms and contradicts nothing.
 
 - **Both ends of a link.** The classes {_listed(switch_evidence.PAUSING_CLASSES)} rest on pauses that a NIC counts as sent, the classes
-  {_listed(switch_evidence.PAUSED_CLASSES)} on those that it counts as received. Evidence `switch_pauses_received` or `switch_pauses_sent` is the
-  increase of the counter of the same priority at the switch port, over {switch_evidence.COMPARED_NS // SECOND_NS} to {switch_evidence.MAX_COMPARED_NS // SECOND_NS} seconds; the threshold is the greatest one of the NIC in
-  the same time, as their samples are at other times, a counter of a switch may be {switch_evidence.COUNTER_AGE_NS // SECOND_NS} seconds old when it is read, and the clock of a
-  node is uncertain. If both agree within these bounds, the confidence is that of the strongest evidence of the class; if one end counts more than
-  {switch_evidence.DIFFERENT:.0f} times as much, it is the lowest of the class. Between the two (some devices also count the ends of pauses), after a reset, and
-  for a link that is new, neither is concluded.
-- **Queues.** The cause of {_listed(switch_queues.LOCALISED)} is a leaf, or one of several. Its queues, and those of spines toward it, are compared with the queues of
-  the same number at ports of the same role, from the first finding on: marks, drops, pauses received per second, and occupancy. If exactly
-  one exceeds {switch_queues.FACTOR:.0f} times the median of at least {switch_queues.MIN_PEERS - 1} others and {switch_queues.RISE:.0f} times its own past, the cause is its leaf, with `port_switch`, `port` and
-  `queue`; otherwise the alternatives stay. A queue that the next switch pauses is explained by the queue of that switch, and a queue of a spine toward a leaf counts as one with
-  that of the leaf toward this spine. A quantity counts if all of the leaves report it. The role of a port is "host" if
-  a NIC is linked to it, and "uplink" if it receives LLDP from a device without an agent. The queue of a priority has its number.
-- An `incast_receiver` is confirmed if the queue toward it stands out in the same way.
-- **PFC watchdog.** A storm that it detects is evidence `watchdog_storms` of `pfc_storm`: of the NIC at the port, if the node itself or the cabling
-  file states the link and the NIC counts pauses as well; of the port, if the NIC is not known or its counters are not; for a port of a spine,
-  the cause is the leaf at the other end of its link. If the NIC
-  counts no pauses, there is no storm: a switch alone makes no NIC and no node the cause of an incident.
-- **Ports without a known NIC.** Faults that no host counts; the cause is the leaf of the switch, or the one at the other end of the link, with the port.
-  `switch_link_errors`: at least {switch_links.MIN_ERRORS:g} errors per second (packets with errors or a wrong checksum, symbol errors, frames that FEC could not correct), in
-  several samples of {switch_links.WINDOW_NS // SECOND_NS} seconds, and {switch_links.FACTOR:.0f} times the median of the other such ports. Packets that the neighbour received corrupted at
-  its other ports count as forwarded: cut-through switches forward them. `switch_link_down`: the port of a leaf is down that faced a switch that is read while it was up, unless the port
-  is disabled at one of its ends. If all links of a switch are down, that is one incident. `leaf_loss`: a queue drops at least {switch_links.MIN_ERRORS:g} packets per second of a priority
-  of which the switch counts pauses. Links between switches without NICs have no leaf, and raise no incident.
+  {_listed(switch_evidence.PAUSED_CLASSES)} on pauses that it counts as received. The counter of the switch port over {switch_evidence.COMPARED_NS // SECOND_NS} to {switch_evidence.MAX_COMPARED_NS // SECOND_NS} seconds is evidence
+  too. If both ends agree, the confidence is the highest of the class; if one end counts more than {switch_evidence.DIFFERENT:.0f} times as much, it is the lowest.
+- **Queues.** The cause of {_listed(switch_queues.LOCALISED)} is a leaf, or one of several. Marks, drops, pauses and occupancy of its queues are compared with the queues of
+  the same number at ports of the same role. If exactly one exceeds {switch_queues.FACTOR:.0f} times the median of at least {switch_queues.MIN_PEERS - 1} others and {switch_queues.RISE:.0f} times its own past, the cause is its leaf,
+  with `port_switch`, `port` and `queue`. An `incast_receiver` is confirmed in the same way.
+- **PFC watchdog.** A storm that it detects is evidence of `pfc_storm`, if the NIC at the port counts pauses as well or its counters are not known.
+- **Ports without a known NIC.** Faults that no host counts: `switch_link_errors` (at least {switch_links.MIN_ERRORS:g} errors per second, and {switch_links.FACTOR:.0f} times the median of other such ports),
+  `switch_link_down`, and `leaf_loss` (a lossless queue drops at least {switch_links.MIN_ERRORS:g} packets per second). The cause is the leaf of the switch, or the leaf at the other end.
 """
 
 
 _ADVICE = f"""\
-Advice is an incident about a state that lasts and costs, of severity `info`; `headroom_low` is a warning. `gain` states what following it should gain, as a share of the time of
-the affected jobs and as GPU-seconds per hour, and how this was derived. All devices that it concerns are victims. Advice can explain symptoms only, and the baselines include its devices.
+Advice is an incident about a state that lasts and costs, of severity `info`; `headroom_low` is a warning. `gain` states the share of the affected jobs' time and the GPU-seconds per
+hour that following it should gain. All devices that it concerns are victims.
 
-- `config_drift`: NICs with the same role, driver and board, GPUs with the same model and part number, and nodes are compared by their settings
-  and versions, NICs and nodes only with those of nodes with the same GPU models. A value is drift if at least {MIN_MAJORITY} peers and {_THRESHOLDS.majority:.0%} of them agree on another one. Settings that
-  differ by rail on most nodes are a design; a setting that changed on several nodes within {_THRESHOLDS.rollout_seconds / 60:.0f} minutes is a
-  rollout; NICs without a link are left out, as drivers report other settings then. One item of advice names all devices that deviate in the
-  same settings. Frames contain no PCIe settings (relaxed ordering, maximum read request size), and ring sizes only as a part
-  of the hash of all settings: a hash that deviates alone is reported as other settings. FEC, autonegotiation, MIG and compute modes are not compared, as cables
-  and jobs determine them. The gain is the share of time in which pause stops the NIC, or the deficit of the GPU's clock, relative to peers: an upper bound.
-- `switch_settings_mismatch`: switch ports announce their settings in LLDP frames (DCBX of IEEE 802.1Q). PFC priorities that differ, DSCPs that NIC and switch map to
-  different priorities, and an MTU beyond the largest frame of the port are reported, as one item of advice for all NICs with the same two
-  values. A largest frame that contradicts most NICs is regarded as a wrong announcement. Settings of switches that send no such frames, or whose frames the firmware consumes, and thresholds of queues are not detected. The gain is that of `config_drift`.
-- `cabling_fault`: the switches announce themselves to the servers by LLDP. A NIC whose leaf is that of another rail, compared with the other
-  nodes of its pod, is reported as in [Switches](switches.md#links-and-cabling-faults), while its link is up. Several NICs of a node are one item
-  of advice. Servers that receive no LLDP are not compared. The gain is unknown.
-- `ecn_late`: while a switch pauses a sender, its queue is longer than the PFC threshold. With a lower ECN threshold it would mark all packets
-  that leave this queue, so the receiver would see at least the share of marked packets that senders see as share of paused time. A
-  leaf is reported if {network_advice.MIN_LATE_NICS:.0%} of its NICs are paused {network_advice.PAUSED_PER_MARKED:.0f} times as much as the packets of any receiver of the rail are marked, and {network_advice.LATE_FACTOR:.0f} times
-  as much as on other rails, or for {network_advice.CERTAIN_LATE_PAUSED:.0%} of the time. If marks became rare below one leaf at its usual load when the pauses began, only receivers below it count. A receiver without an agent may be the reason instead if it receives from most NICs of the leaf. Without any marks it is `ecn_inactive`, or a site without ECN. The gain is the
-  share of paused time beyond that of other rails: an upper bound.
-  [Switches](#switches) show this themselves: over {switch_advice.MARKS_NS // SECOND_NS} seconds, a leaf sends at least {switch_advice.MIN_PAUSES:.0f} pause frames of a priority per second, and its queues
-  of this priority mark fewer packets. Or a queue has, in {switch_advice.MIN_DEEP_SHARE:.0%} of at least {switch_advice.MIN_DEEP_SAMPLES} samples, more than its port sends in
-  {switch_advice.DEEP_SECONDS * 1e6:.0f} µs (at the recommended thresholds, every packet is marked from there on), and marks less than {switch_advice.MARKS_PER_DEEP:.0%} of what this share implies. Depth, marks, packets and pauses
-  are those of the same switch and poll; marks that are not counted are unknown, not 0. The gain is the median share of time in which the leaf pauses its NICs: an upper bound.
-- `pause_counts_differ`: the two ends of a link count different numbers of pause frames, beyond what the times of their samples explain ([Switches](#switches)); one item of advice for each
-  switch, with both counts. The detector of pauses relies on these counters: a receiver that seems slow may be none, or one may be missed. The gain is unknown.
-- `headroom_low`: the watermark of the headroom of a priority group is above {switch_advice.MIN_HEADROOM_SHARE:.0%} of the size in its buffer profile, or a priority group dropped packets
-  although its port pauses the sender. A size that is not known gives no advice. A watermark lasts until the switch clears it. The gain is unknown: a full headroom loses packets.
-- `rail_imbalance`: rails that carry more than {network_advice.MAX_RAIL_RATIO} or less than {network_advice.MIN_RAIL_RATIO} of the median rail of a job, on {network_advice.AGREEING_NODES:.0%} of its nodes, in
-  {network_advice.BLOCKS} consecutive blocks of {network_advice.BLOCK_MINUTES} minutes. The gain is the time that the busiest rail needs at line rate, less that of the mean rail: an upper
-  bound. Unequal uplinks of a leaf do not show in the counters of hosts.
-- `placement_oversubscribed`: a job that would fit into one pod crosses pods, and its NICs are paused, or their packets marked, {network_advice.PLACED_FACTOR:.0f} times as much as those
-  of jobs in one pod, in the same blocks. Without a job in one pod to compare with, there is no advice: marks may be those of its own
-  receivers. The gain is the difference in paused time: a lower bound, as hosts do not see what rate control costs.
+- `config_drift`: settings and versions of NICs with the same role, driver and board, of GPUs with the same model, and of nodes. A value is drift if at least {MIN_MAJORITY} peers and {_THRESHOLDS.majority:.0%} of
+  them agree on another one. Settings that differ by rail on most nodes are a design; a change on several nodes within {_THRESHOLDS.rollout_seconds / 60:.0f} minutes is a rollout. Frames contain no
+  PCIe settings; FEC, autonegotiation, MIG and compute modes are not compared.
+- `switch_settings_mismatch`: PFC priorities, DSCP maps or MTU that a switch port announces (LLDP, DCBX of IEEE 802.1Q) differ from those of the NIC. Switches that send no such frames are not compared.
+- `cabling_fault`: the leaf of a NIC is the leaf of another rail, compared with the other nodes of its pod ([Switches](switches.md#links-and-cabling-faults)).
+- `ecn_late`: a switch pauses senders before it marks packets: its ECN threshold is too high. A leaf is reported if {network_advice.MIN_LATE_NICS:.0%} of its NICs are paused {network_advice.PAUSED_PER_MARKED:.0f} times as much as packets
+  are marked, and {network_advice.LATE_FACTOR:.0f} times as much as on other rails, or for {network_advice.CERTAIN_LATE_PAUSED:.0%} of the time. A switch shows it itself: over {switch_advice.MARKS_NS // SECOND_NS} seconds a leaf sends at least {switch_advice.MIN_PAUSES:.0f} pause
+  frames of a priority per second and marks fewer packets, or deep queues mark less than {switch_advice.MARKS_PER_DEEP:.0%} of what their depth implies. Without any marks it is `ecn_inactive`.
+- `pause_counts_differ`: the two ends of a link count different numbers of pause frames. Detectors of pauses rely on these counters.
+- `headroom_low`: the watermark of the headroom of a priority group is above {switch_advice.MIN_HEADROOM_SHARE:.0%} of its buffer profile, or a priority group dropped packets although its port pauses the sender.
+- `rail_imbalance`: rails that carry more than {network_advice.MAX_RAIL_RATIO} or less than {network_advice.MIN_RAIL_RATIO} of the median rail of a job, on {network_advice.AGREEING_NODES:.0%} of its nodes, in {network_advice.BLOCKS} consecutive blocks of
+  {network_advice.BLOCK_MINUTES} minutes.
+- `placement_oversubscribed`: a job that would fit into one pod crosses pods, and is paused or marked {network_advice.PLACED_FACTOR:.0f} times as much as jobs in one pod.
+
+The gain of settings, `ecn_late` and `rail_imbalance` is an upper bound, the gain of `placement_oversubscribed` a lower one; the others have none.
 """
 
 
@@ -137,7 +104,6 @@ def sections() -> dict[str, list[str]]:
             kind.text,
             str(kind.severity),
             f"{kind.min_evaluations} of {kind.of_evaluations}",
-            _explained_by(kind.name),
             kind.action,
         )
         for kind in CLASSES.values()
@@ -153,7 +119,7 @@ def sections() -> dict[str, list[str]]:
             f"one incident of the node: {_listed(NODE_CLASSES)}.",
             "",
             *_table(
-                ("class", "meaning", "severity", "persistence", "may be explained by", "action"),
+                ("class", "meaning", "severity", "persistence", "action"),
                 classes,
             ),
         ],
@@ -164,6 +130,18 @@ def sections() -> dict[str, list[str]]:
         ],
         "Switches": _SWITCH_EVIDENCE.splitlines(),
         "Advice": _ADVICE.splitlines(),
+        "Explanations": [
+            "While a finding of a class on the right may explain it, a finding of the class on the left waits. Both concern the same device, node, rail or job.",
+            "",
+            *_table(
+                ("class", "may be explained by"),
+                (
+                    (f"`{name}`", explained_by)
+                    for name in CLASSES
+                    if (explained_by := _explained_by(name))
+                ),
+            ),
+        ],
         "Signals": [
             "Each signal is computed from the sums of these metrics of the agents, of the first ones that a device reports. [Metrics](metrics/README.md) states where",
             "the agents read them.",

@@ -220,23 +220,17 @@ def _read_dashboards() -> Iterator[tuple[str, dict[str, Any]]]:
         yield path.stem, json.loads(path.read_text())
 
 
-def _dashboard_table(page: str = "") -> list[str]:
-    """Return a table of the dashboards, with links to their sections of a page."""
+def _dashboard_table() -> list[str]:
+    """Return a table of the dashboards, with links to their sections."""
     rows = (
         (
-            f"[{dashboard['title']}]({page}#{dashboard['title'].lower().replace(' ', '-')})",
+            f"[{dashboard['title']}](#{dashboard['title'].lower().replace(' ', '-')})",
             dashboard["description"],
             _READERS.get(name, "operator"),
         )
         for name, dashboard in _read_dashboards()
     )
     return _table(("dashboard", "question", "reader"), rows)
-
-
-def _dashboards_of_readme() -> list[str]:
-    page = "docs/dashboards.md"
-    text = f"Each Grafana [dashboard]({page}) answers one question, from the metrics in Prometheus:"
-    return [text, "", *_dashboard_table(page)]
 
 
 def dashboards() -> str:
@@ -381,7 +375,6 @@ def xid_rules() -> str:
 
 
 FILES: Mapping[str, Callable[[], str]] = {
-    "README.md": _with_sections("README.md", lambda: {"Dashboards": _dashboards_of_readme()}),
     "alerts/rules/gpu.yml": xid_rules,
     "alerts/runbooks/RailscopeIncident.md": diagnosis_page.runbook,
     "docs/configuration.md": configuration,

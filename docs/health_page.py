@@ -20,18 +20,16 @@ Table = Callable[[Iterable[str], Iterable[Iterable[str]]], list[str]]
 _SECOND_NS = 10**9
 
 INTRODUCTION = f"""\
-A running agent derives a health state for every GPU from the latest readings of its sources. `railscope agent check` judges
-GPUs, NICs and their settings by the rules below: it prints each device that is not healthy with the reasons and their values,
-and its exit status is 1 if one is degraded or has failed. Neither resets anything. [Health for schedulers](schedulers.md) describes `railscope health`, which answers
-from the readings of the running agent, and what may drain a node.
+Read which rules decide on the health of GPUs and NICs, and the action that each recommends.
 
-Metrics of a running agent:
+```sh
+railscope agent check     # GPUs, NICs and settings by the rules below; exit status 1 if one is degraded or has failed
+railscope health          # from the readings of the running agent, as schedulers read it
+```
 
-- `{h.GPU_HEALTH.name}` is the state.
-- `{h.GPU_HEALTH_REASON.name}` is 1 for each rule below with a detected fault, 0 without one, and absent if the rule
-  cannot be evaluated.
-- `{h.GPU_ACTION.name}` is the recommended action.
-- A change of the state is an event, `{h.GPU_HEALTH_EVENT.name}`.
+[Health for schedulers](schedulers.md) describes `railscope health`, and what may drain a node. Neither command resets anything. The metrics of a running agent are
+`{h.GPU_HEALTH.name}` (state), `{h.GPU_HEALTH_REASON.name}` (1 for each rule with a fault, absent if it cannot be evaluated) and
+`{h.GPU_ACTION.name}`. A change is an event, `{h.GPU_HEALTH_EVENT.name}`.
 
 | state | meaning |
 |---|---|
@@ -40,21 +38,15 @@ Metrics of a running agent:
 | `degraded` | the device is usable and needs attention |
 | `healthy` | all required readings are present and no fault is detected |
 
-A GPU exists if NVML counts it, if NVIDIA's driver owns it, or if its probe failed: it has a state and a reason, whatever NVML
-answers. Errors of a single poll leave its state as it was.
+Counters are compared over {WINDOW_NS // _SECOND_NS // 60} minutes; rates are those of the last minute. Errors of a single poll leave the state as it was.
 
-Readings that are too old for the metrics endpoint are not used. Counters are compared over {WINDOW_NS // _SECOND_NS // 60} minutes;
-rates are those of the last minute. A counter that falls to at most half of its value has been reset; one that falls less has
-not grown. After a start of the agent, rules that
-compare counters have no result until there are two readings; the state does not wait for them.
+An Xid counts until one of these:
 
-An Xid counts until the GPU is reset or the driver is loaded again (the energy counter falls, or the kernel log reports
-it), or until the driver reports, at least {SETTLED_NS // _SECOND_NS} seconds later, that no recovery is needed (field 230 or Xid 154).
-[Xids and SXids](xids.md) lists the action for each number. A line by which the driver declares a GPU lost, or to be reset, without
-an Xid counts as Xid 79 or 154. An SXid that is fatal for the whole fabric is a fault of every GPU of the node.
-A line that names no GPU, and any other fatal SXid, degrades every GPU of the node; the only GPU of
-a node has failed. A failure to start a GPU counts until a reading of the GPU succeeds. A number that the tables lack is at least a
-warning.
+- the GPU is reset or the driver is loaded again;
+- the driver reports, at least {SETTLED_NS // _SECOND_NS} seconds later, that no recovery is needed (field 230 or Xid 154).
+
+[Xids and SXids](xids.md) lists the action for each number. A fatal SXid of the whole fabric is a fault of every GPU of the node. A line that names no GPU degrades
+every GPU of the node. A number that the tables lack is at least a warning.
 
 The recommended action is the most severe action of all faults, in this order: {", ".join(ACTIONS_BY_SEVERITY[1:])}.
 `inspect` requires an operator: check slot, cooling, power, cables, fabric manager and driver.
@@ -63,16 +55,12 @@ Sources: {", ".join(f"`{name}`" for name in SOURCES)}.
 """
 
 NICS = f"""\
-`railscope agent check` reads the node twice, by default 10 seconds apart, or a capture at up to {MAX_READS} moments: only the
-increase of a counter in between counts. Rates cover at least {SHORTEST_RATE_NS // _SECOND_NS} seconds and the last
-minute; counts, such as link downs, cover up to {WINDOW_NS // _SECOND_NS // 60} minutes.
+`railscope agent check` reads the node twice, by default 10 seconds apart, or a capture at up to {MAX_READS} moments. Rates cover at least
+{SHORTEST_RATE_NS // _SECOND_NS} seconds and the last minute; counts, such as link downs, cover up to {WINDOW_NS // _SECOND_NS // 60} minutes.
 
-The peers of a NIC are the NICs of the node with the same role, model and PCI function. A comparison needs
-{MIN_PEERS} peers with the reading. NICs for management, bridges to NVSwitches and virtual functions are not judged. `check` also reports
-a NIC without a driver, if 3 NICs of its model have one and are in use, and lists NICs without a carrier and without evidence of a use.
-
-The rules are in the order of cause and effect: the remedy that `check` prints is that of the first reason. Diagnosis names
-[causes across nodes](diagnosis.md).
+The peers of a NIC are the NICs of the node with the same role, model and PCI function. A comparison needs {MIN_PEERS} peers with the reading. NICs for
+management, bridges to NVSwitches and virtual functions are not judged. The remedy that `check` prints is that of the first reason.
+[Diagnosis](diagnosis.md) finds causes across nodes.
 """
 
 GPU_SETTINGS = f"""\

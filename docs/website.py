@@ -21,24 +21,21 @@ from sphinx.application import Sphinx
 
 ROOT = Path(__file__).resolve().parent.parent
 NAVIGATION: Mapping[str, tuple[str, ...]] = {
-    "Introduction": ("docs/introduction", "Overview <README>", "docs/comparison", "docs/glossary"),
+    "Introduction": ("Overview <README>", "All pages <docs/README>", "docs/comparison", "docs/glossary"),
     "Install": (
-        "docs/operator", "docs/kubernetes", "docs/capacity", "docs/availability", "docs/compatibility", "docs/security",
+        "docs/operator", "docs/kubernetes", "docs/sizing", "docs/availability", "docs/security", "docs/access",
+        "docs/integrations", "docs/compatibility",
     ),
     "On call": (
-        "docs/on-call", "docs/terminal", "docs/console", "docs/diagnosis", "docs/alerts",
-        "alerts/runbooks/index",
+        "docs/on-call", "docs/console", "docs/terminal", "docs/jobs", "docs/collectives", "docs/switches",
+        "docs/schedulers", "alerts/runbooks/index",
     ),
-    "Finance": (
-        "docs/first-invoice", "docs/finance", "docs/billing", "docs/metering", "docs/metering-errors",
-    ),
+    "Finance": ("docs/first-invoice", "docs/finance", "docs/billing", "docs/metering", "docs/tenancy"),
     "Audit": ("docs/auditor", "docs/audit"),
     "Tenant": ("docs/tenant",),
     "Reference": (
-        "All pages <docs/README>", "docs/configuration", "docs/cli", "docs/files", "docs/access",
-        "docs/metrics/README", "docs/dcgm", "docs/dashboards", "docs/gpus", "docs/health", "docs/xids",
-        "docs/network", "docs/switches", "docs/host", "docs/topology", "docs/tenancy", "docs/schedulers",
-        "docs/collectives", "docs/jobs", "docs/costs",
+        "Contents <docs/reference>", "docs/metrics/README", "docs/configuration", "docs/cli", "docs/alerts",
+        "docs/dashboards", "docs/diagnosis", "docs/health", "docs/xids", "docs/readings", "docs/dcgm",
     ),
     "Develop": ("docs/developer", "docs/architecture", "bench/README", "CONTRIBUTING", "SECURITY", "CHANGELOG"),
 }  # fmt: skip
@@ -61,7 +58,7 @@ _LINK = re.compile(r"(?<=\]\()(?!https?:)[^)#\s]+(?=\))")
 
 
 def write_source(root: Path, to: Path) -> None:
-    """Copy all pages, with what they link to, and write the contents of the site."""
+    """Copy all pages, with what they link to, and write the first page: the head of README, and the contents of the site."""
     placed = {page for pages in NAVIGATION.values() for page in pages}
     for pattern in (*PAGES, *LISTED):
         for page in root.glob(pattern):
@@ -74,7 +71,8 @@ def write_source(root: Path, to: Path) -> None:
         "\n".join(["```{toctree}", f":caption: {reader}", ":maxdepth: 1", "", *pages, "```", ""])
         for reader, pages in NAVIGATION.items()
     )
-    _write(to / "index.md", "\n".join(["# Railscope", "", *contents]))
+    front = _with_linked_files(root / "README.md", root, to).partition("\n```")[0]
+    _write(to / "index.md", "\n".join([front, "", *contents]))
 
 
 def _with_linked_files(page: Path, root: Path, to: Path) -> str:

@@ -21,7 +21,7 @@ QUERIES = [
     if page.name != "developer.md"  # its example adds a metric
     for note, query in annotated_queries(page)
 ]
-NETWORK = [query for page, _, query in QUERIES if page == "network.md"]
+NETWORK = [query for page, _, query in QUERIES if page == "readings.md"]
 NODE_INFO = 'railscope_nic_info{node="n1", interface="ens4f0np0", rail="3"}'
 
 

@@ -81,7 +81,7 @@ async def test_a_search_finds_a_page_and_requests_nothing_from_another_host(url:
         await page.fill("input[name=q]", "retired GPU")
         await page.press("input[name=q]", "Enter")
         await page.click("#search-results a:has-text('Retired GPUs')")
-        await page.wait_for_url("**/docs/files.html*")
+        await page.wait_for_url("**/docs/tenancy.html*")
         assert "no longer belong to the cluster" in await page.inner_text("article")
     assert f"{url}/searchindex.js" in {each.partition("?")[0] for each in requested}
     assert [each for each in requested if not each.startswith((f"{url}/", "data:"))] == []

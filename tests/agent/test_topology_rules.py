@@ -229,7 +229,7 @@ def test_the_speed_of_a_link_is_that_of_its_name_or_else_of_its_role() -> None:
 
 
 def test_the_settings_of_the_page_are_right(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "topology.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "readings.md").read_text()
     file = tmp_path / "agent.toml"
     file.write_text(page.partition("```toml\n")[2].partition("```")[0])
     loaded = settings.load(AgentSettings, file=file, environment={}, prefix=PREFIX)
