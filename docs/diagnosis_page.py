@@ -62,8 +62,8 @@ _SWITCH_EVIDENCE = f"""\
 Where a running collector [reads switches](switches.md), the diagnosis uses them. A switch whose last sample is older than three periods and 30 seconds is
 unknown: it confirms and contradicts nothing.
 
-- **Both ends of a link.** The classes {_listed(switch_evidence.PAUSING_CLASSES)} rest on pauses that a NIC counts as sent, the classes
-  {_listed(switch_evidence.PAUSED_CLASSES)} on pauses that it counts as received. The counter of the switch port over {switch_evidence.COMPARED_NS // SECOND_NS} to {switch_evidence.MAX_COMPARED_NS // SECOND_NS} seconds is evidence
+- **Both ends of a link.** Pauses that a NIC counts as sent are the basis of {_listed(switch_evidence.PAUSING_CLASSES)}; pauses that it counts
+  as received, of {_listed(switch_evidence.PAUSED_CLASSES)}. The counter of the switch port over {switch_evidence.COMPARED_NS // SECOND_NS} to {switch_evidence.MAX_COMPARED_NS // SECOND_NS} seconds is evidence
   too. If both ends agree, the confidence is the highest of the class; if one end counts more than {switch_evidence.DIFFERENT:.0f} times as much, it is the lowest.
 - **Queues.** The cause of {_listed(switch_queues.LOCALISED)} is a leaf, or one of several. Marks, drops, pauses and occupancy of its queues are compared with the queues of
   the same number at ports of the same role. If exactly one exceeds {switch_queues.FACTOR:.0f} times the median of at least {switch_queues.MIN_PEERS - 1} others and {switch_queues.RISE:.0f} times its own past, the cause is its leaf,
@@ -81,11 +81,11 @@ hour that following it should gain. All devices that it concerns are victims.
 - `config_drift`: settings and versions of NICs with the same role, driver and board, of GPUs with the same model, and of nodes. A value is drift if at least {MIN_MAJORITY} peers and {_THRESHOLDS.majority:.0%} of
   them agree on another one. Settings that differ by rail on most nodes are a design; a change on several nodes within {_THRESHOLDS.rollout_seconds / 60:.0f} minutes is a rollout. Frames contain no
   PCIe settings; FEC, autonegotiation, MIG and compute modes are not compared.
-- `switch_settings_mismatch`: PFC priorities, DSCP maps or MTU that a switch port announces (LLDP, DCBX of IEEE 802.1Q) differ from those of the NIC. Switches that send no such frames are not compared.
+- `switch_settings_mismatch`: PFC priorities, DSCP maps or MTU that a switch port announces (LLDP, DCBX of IEEE 802.1Q) differ from the NIC's. Switches that send no such frames are not compared.
 - `cabling_fault`: the leaf of a NIC is the leaf of another rail, compared with the other nodes of its pod ([Switches](switches.md#links-and-cabling-faults)).
-- `ecn_late`: a switch pauses senders before it marks packets: its ECN threshold is too high. A leaf is reported if {network_advice.MIN_LATE_NICS:.0%} of its NICs are paused {network_advice.PAUSED_PER_MARKED:.0f} times as much as packets
-  are marked, and {network_advice.LATE_FACTOR:.0f} times as much as on other rails, or for {network_advice.CERTAIN_LATE_PAUSED:.0%} of the time. A switch shows it itself: over {switch_advice.MARKS_NS // SECOND_NS} seconds a leaf sends at least {switch_advice.MIN_PAUSES:.0f} pause
-  frames of a priority per second and marks fewer packets, or deep queues mark less than {switch_advice.MARKS_PER_DEEP:.0%} of what their depth implies. Without any marks it is `ecn_inactive`.
+- `ecn_late`: a switch pauses senders before it marks packets: its ECN threshold is too high. For this, {network_advice.MIN_LATE_NICS:.0%} of the NICs of a leaf are paused {network_advice.PAUSED_PER_MARKED:.0f} times as much as packets are marked.
+  They are also paused {network_advice.LATE_FACTOR:.0f} times as much as on other rails, or for {network_advice.CERTAIN_LATE_PAUSED:.0%} of the time. A switch shows it itself: a leaf sends at least {switch_advice.MIN_PAUSES:.0f} pause frames of a priority
+  per second for {switch_advice.MARKS_NS // SECOND_NS} seconds and marks fewer packets. Or deep queues mark less than {switch_advice.MARKS_PER_DEEP:.0%} of the packets that their depth implies. Without any marks it is `ecn_inactive`.
 - `pause_counts_differ`: the two ends of a link count different numbers of pause frames. Detectors of pauses rely on these counters.
 - `headroom_low`: the watermark of the headroom of a priority group is above {switch_advice.MIN_HEADROOM_SHARE:.0%} of its buffer profile, or a priority group dropped packets although its port pauses the sender.
 - `rail_imbalance`: rails that carry more than {network_advice.MAX_RAIL_RATIO} or less than {network_advice.MIN_RAIL_RATIO} of the median rail of a job, on {network_advice.AGREEING_NODES:.0%} of its nodes, in {network_advice.BLOCKS} consecutive blocks of

@@ -38,7 +38,7 @@ railscope health          # from the readings of the running agent, as scheduler
 | `degraded` | the device is usable and needs attention |
 | `healthy` | all required readings are present and no fault is detected |
 
-Counters are compared over {WINDOW_NS // _SECOND_NS // 60} minutes; rates are those of the last minute. Errors of a single poll leave the state as it was.
+Counters are compared over {WINDOW_NS // _SECOND_NS // 60} minutes; rates cover the last minute. Errors of a single poll leave the state as it was.
 
 An Xid counts until one of these:
 
@@ -59,13 +59,13 @@ NICS = f"""\
 {SHORTEST_RATE_NS // _SECOND_NS} seconds and the last minute; counts, such as link downs, cover up to {WINDOW_NS // _SECOND_NS // 60} minutes.
 
 The peers of a NIC are the NICs of the node with the same role, model and PCI function. A comparison needs {MIN_PEERS} peers with the reading. NICs for
-management, bridges to NVSwitches and virtual functions are not judged. The remedy that `check` prints is that of the first reason.
+management, bridges to NVSwitches and virtual functions are not judged. `check` prints the remedy of the first reason.
 [Diagnosis](diagnosis.md) finds causes across nodes.
 """
 
 GPU_SETTINGS = f"""\
-The peers of a GPU are those of its model. A setting differs if at least {MIN_PEERS} peers have one value, and more than twice as
-many as have that of the device. The same applies to the settings of NICs.
+The peers of a GPU are the GPUs of its model. A setting differs if at least {MIN_PEERS} peers have one other value, and more than twice as
+many as have the value of the device. The same applies to the settings of NICs.
 """
 
 

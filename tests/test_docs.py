@@ -30,7 +30,7 @@ DOCS = ROOT / "docs"
 PROJECT = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
 PAGES = [*PROJECT, ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
 RUNBOOKS = sorted((ROOT / "alerts" / "runbooks").glob("*.md"))
-UPGRADE_NOTES = re.compile(r"^## From .*?(?=^## (?!From))", re.DOTALL | re.MULTILINE)
+UPGRADE_NOTES = re.compile(r"^## From .*?(?=^## (?!From)|\Z)", re.DOTALL | re.MULTILINE)
 BY_HAND = [*PROJECT, *sorted(DOCS.glob("*.md")), *RUNBOOKS]
 EACH_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
