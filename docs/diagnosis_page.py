@@ -41,10 +41,10 @@ _RUNBOOK = "alerts/runbooks/RailscopeIncident.md"
 _MATCHER = re.compile(r'(\w+)(=~|!~|!=|=)"(.*)"')
 _SCOPES = {
     "cause": "the cause",
-    "port": "the ports that a network incident touches: of its nodes on its rails",
-    "rail": "the rails that a network incident touches",
+    "port": "the ports that a network incident affects: of its nodes on its rails",
+    "rail": "the rails that a network incident affects",
     "client": "the clients of the storage",
-    "job": "the jobs that an incident of a GPU, a node, storage or the job itself touches",
+    "job": "the jobs that an incident of a GPU, a node, storage or the job itself affects",
 }
 
 _SYMPTOMS = """\

@@ -1,4 +1,4 @@
-"""Recordings of real hardware through `railscope diagnose`: what it reports, and what it cannot (docs/diagnosis.md)."""
+"""Recordings of real hardware through `railscope diagnose`: what it reports, and what it cannot (bench/README.md)."""
 
 from __future__ import annotations
 
