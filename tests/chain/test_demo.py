@@ -32,6 +32,12 @@ PATIENCE_SECONDS = 120.0
 
 DEMO = [sys.executable, "-m", "railscope_simulator.demo", "--any-ports"]
 COMMAND = [sys.executable, "-m", "railscope", "demo", "--any-ports"]
+WITHOUT_GRPCIO = [
+    sys.executable,
+    "-c",
+    "import runpy, sys; sys.modules['grpc'] = None; runpy.run_module('railscope_simulator.demo', run_name='__main__')",
+    "--any-ports",
+]
 STARTED = "own-node is reporting"
 BEFORE_NS = 3600 * 10**9
 
@@ -134,10 +140,19 @@ def check_stopped(rest: str, number: signal.Signals, directory: Path) -> None:
     assert (directory / "collector/audit/key.pub").is_file()
 
 
-async def test_a_signal_stops_a_demo_that_is_still_starting(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("command", "last_line"),
+    [
+        pytest.param(DEMO, "Starting 4 simulated nodes", id="closing months"),
+        pytest.param(WITHOUT_GRPCIO, MISSING_SWITCHES, id="starting programs"),
+    ],
+)
+async def test_a_signal_stops_a_demo_that_is_still_starting(
+    tmp_path: Path, command: list[str], last_line: str
+):
     directory = tmp_path / "demo"
-    async with demo(directory) as process:
-        await read_until(process, "Starting 4 simulated nodes")
+    async with demo(directory, *command) as process:
+        await read_until(process, last_line)
         process.send_signal(signal.SIGINT)
         assert await process.wait() == 0
     assert not processes_in(directory)
@@ -237,10 +252,10 @@ def check_readers(directory: Path, text: str) -> None:
     assert f"{__version__}+simulated" in records
 
 
+@pytest.mark.thorough  # its start: test_a_signal_stops_a_demo_that_is_still_starting
 async def test_a_demo_without_grpcio_states_it_and_runs_without_switches(tmp_path: Path):
     directory = tmp_path / "demo"
-    start = "import runpy, sys; sys.modules['grpc'] = None; runpy.run_module('railscope_simulator.demo', run_name='__main__')"
-    async with demo(directory, sys.executable, "-c", start, "--any-ports") as process:
+    async with demo(directory, *WITHOUT_GRPCIO) as process:
         text = await read_until(process, STARTED)
         assert MISSING_SWITCHES in text
         assert len(processes_in(directory)) == 7
