@@ -65,7 +65,7 @@ class _JsonReport(msgspec.Struct, frozen=True):
 
 
 _decoder = msgspec.json.Decoder(_JsonReport)
-_WITHOUT_CONTROLS = bytes(byte if byte >= ord(" ") else ord(" ") for byte in range(256))
+_WITHOUT_CONTROLS = bytes(max(byte, ord(" ")) for byte in range(256))
 """Between values, control characters are white space; in a name, which NCCL does not escape, they are not valid JSON."""
 _communicator_decoder = msgspec.json.Decoder(_JsonCommunicator)
 
