@@ -28,6 +28,7 @@ UNITS: Mapping[MetricUnit, str] = {
     MetricUnit.VOLTS: "volt",
     MetricUnit.AMPERES: "amp",
     MetricUnit.REVOLUTIONS_PER_MINUTE: "rotrpm",
+    MetricUnit.FRAMES_PER_SECOND: "pps",
     MetricUnit.CELSIUS: "celsius",
     MetricUnit.HERTZ: "hertz",
 }

@@ -39,6 +39,7 @@ class MetricUnit(StrEnum):
     CELSIUS = "celsius"
     HERTZ = "hertz"
     TRANSFERS_PER_SECOND = "transfers_per_second"
+    FRAMES_PER_SECOND = "frames_per_second"
     LANES = "lanes"
     CYCLES = "cycles"
     REVOLUTIONS_PER_MINUTE = "rpm"
@@ -57,7 +58,7 @@ _UCUM = {
     MetricUnit.RATIO: "1", MetricUnit.WATTS: "W", MetricUnit.JOULES: "J", MetricUnit.VOLTS: "V",
     MetricUnit.AMPERES: "A", MetricUnit.CELSIUS: "Cel", MetricUnit.HERTZ: "Hz",
     MetricUnit.NONE: "", MetricUnit.BYTE_SECONDS: "", MetricUnit.REVOLUTIONS_PER_MINUTE: "",
-    MetricUnit.TRANSFERS_PER_SECOND: "",
+    MetricUnit.TRANSFERS_PER_SECOND: "", MetricUnit.FRAMES_PER_SECOND: "",
 }  # fmt: skip
 """The translation to Prometheus appends the word of a unit to a name without it. Empty are those for which it would add another one."""
 
@@ -74,8 +75,12 @@ _VALID: Mapping[MetricUnit, tuple[int, int]] = {
     MetricUnit.RATIO: (0, 1), MetricUnit.WATTS: POWER, MetricUnit.CELSIUS: (-100, 199),
     MetricUnit.HERTZ: (0, 10**12), MetricUnit.BYTES: (0, 1 << 60), MetricUnit.BYTES_PER_SECOND: (0, 10**15),
     MetricUnit.LANES: (0, 128), MetricUnit.REVOLUTIONS_PER_MINUTE: (0, 10**6), MetricUnit.NONE: (0, 1 << 62),
+    MetricUnit.FRAMES_PER_SECOND: (0, 2 * 10**9),
 }  # fmt: skip
-"""Lowest and highest value of a gauge in base units, beyond any device and node; DCGM, too, rejects 200 degrees Celsius."""
+"""Lowest and highest value of a gauge in base units, beyond any device and node; DCGM, too, rejects 200 degrees Celsius.
+
+A port of 800 Gb/s has 1.2 * 10**9 frames of the smallest size per second.
+"""
 ALL_ONES = 0xFFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF
 """What drivers return for an unknown value, as -1 of an unsigned type of 32 or 64 bits."""
 WHOLE = -(1 << 63), (1 << 63) - 1

@@ -86,11 +86,27 @@ GROUP_HEADROOM = _PROFILE.gauge("railscope_switch_priority_group_headroom_bytes"
 POOL_WATERMARK = _POOL.gauge("railscope_switch_pool_watermark_bytes", "Largest part of a buffer pool that was occupied since the switch last cleared the watermark.", "WATERMARK_BYTES")
 POOL_HEADROOM_WATERMARK = _POOL.gauge("railscope_switch_pool_headroom_watermark_bytes", "Largest part of the headroom of a buffer pool that was occupied since the switch last cleared the watermark.", "XOFF_ROOM_WATERMARK_BYTES")
 
+# Of H3C Comware by SNMP -----------------------------------------------------------------------------
+_HH3C_PRIORITY = declare.MetricTable(entities.SWITCH_PRIORITY, "HH3C-IF-EXT-MIB hh3cIfPfcDot1pTable ", detail=declare.BASIC)
+_HH3C_QUEUE = declare.MetricTable(entities.SWITCH_QUEUE, "HH3C-IF-EXT-MIB hh3cIfQueBufferTable ", detail=declare.BASIC)
+_HH3C_GROUP = declare.MetricTable(entities.SWITCH_PRIORITY_GROUP, "HH3C-IF-EXT-MIB hh3cIfQueBufferTable ", detail=declare.BASIC)
+PFC_RECEIVED_RATE = _HH3C_PRIORITY.gauge("railscope_switch_port_receive_pfc_pause_frames_per_second", "PFC pause frames of a priority that the port receives per second, as the switch averages them: the switch does not count them.", "hh3cIfPfcDot1pInPps")
+PFC_SENT_RATE = _HH3C_PRIORITY.gauge("railscope_switch_port_transmit_pfc_pause_frames_per_second", "PFC pause frames of a priority that the port sends per second, as the switch averages them: the switch does not count them.", "hh3cIfPfcDot1pOutPps")
+QUEUE_USED = _HH3C_QUEUE.gauge("railscope_switch_queue_buffer_used_ratio", "Part of the buffer of a queue that is occupied.", "hh3cIfQueOutUcastUsedRatio", scale=declare.CENTI)
+QUEUE_PEAK = _HH3C_QUEUE.gauge("railscope_switch_queue_buffer_peak_ratio", "Largest part of the buffer of a queue that was occupied since the switch last cleared the peak.", "hh3cIfQueOutUcastUsedPeak", scale=declare.CENTI)
+GROUP_USED = _HH3C_GROUP.gauge("railscope_switch_priority_group_buffer_used_ratio", "Part of the buffer of a priority group that received packets occupy.", "hh3cIfQueInUsedRatio", scale=declare.CENTI)
+GROUP_PEAK = _HH3C_GROUP.gauge("railscope_switch_priority_group_buffer_peak_ratio", "Largest part of the buffer of a priority group that received packets have occupied since the switch last cleared the peak.", "hh3cIfQueInUsedPeak", scale=declare.CENTI)
+GROUP_HEADROOM_USED = _HH3C_GROUP.gauge("railscope_switch_priority_group_headroom_used_ratio", "Part of the headroom of a priority group that is occupied; above 0, the port pauses its sender.", "hh3cIfQueInHeadRoomUsedRatio", scale=declare.CENTI)
+GROUP_HEADROOM_PEAK = _HH3C_GROUP.gauge("railscope_switch_priority_group_headroom_peak_ratio", "Largest part of the headroom of a priority group that was occupied since the switch last cleared the peak; above 0, the port had to pause its sender.", "hh3cIfQueInHeadRoomUsedPeak", scale=declare.CENTI)
+
 # Transceivers ---------------------------------------------------------------------------------------
+_TRANSCEIVER = declare.MetricTable(entities.SWITCH_PORT, "HH3C-TRANSCEIVER-INFO-MIB ", detail=declare.BASIC)
 _LANE = declare.MetricTable(entities.SWITCH_LANE, "OpenConfig components/component/transceiver/physical-channels/channel/state/", detail=declare.BASIC)
-TRANSCEIVER_RECEIVE_POWER = _LANE.gauge("railscope_switch_transceiver_receive_power_watts", "Optical power that the transceiver of a switch port receives on this lane; lane 0 is the whole transceiver, of which the switch reports no lanes.", "input-power", scale=declare.NANO)
-TRANSCEIVER_TRANSMIT_POWER = _LANE.gauge("railscope_switch_transceiver_transmit_power_watts", "Optical power that the transceiver of a switch port sends on this lane; lanes as for the received power.", "output-power", scale=declare.NANO)
-TRANSCEIVER_BIAS = _LANE.gauge("railscope_switch_transceiver_bias_amperes", "Bias current of the laser of this lane of a switch port's transceiver; lanes as for the received power.", "laser-bias-current", scale=declare.MICRO)
+TRANSCEIVER_TEMPERATURE = _TRANSCEIVER.gauge("railscope_switch_transceiver_temperature_celsius", "Temperature inside the transceiver of a switch port.", "hh3cTransceiverTemperature", scale=declare.MILLI)
+TRANSCEIVER_SUPPLY = _TRANSCEIVER.gauge("railscope_switch_transceiver_supply_volts", "Supply voltage inside the transceiver of a switch port.", "hh3cTransceiverVoltage", scale=declare.MICRO)
+TRANSCEIVER_RECEIVE_POWER = _LANE.gauge("railscope_switch_transceiver_receive_power_watts", "Optical power that the transceiver of a switch port receives on this lane; lane 0 is the whole transceiver, of which the switch reports no lanes.", "input-power; HH3C-TRANSCEIVER-INFO-MIB hh3cTransceiverChannelCurRXPower, hh3cTransceiverCurRXPower", scale=declare.NANO)
+TRANSCEIVER_TRANSMIT_POWER = _LANE.gauge("railscope_switch_transceiver_transmit_power_watts", "Optical power that the transceiver of a switch port sends on this lane; lanes as for the received power.", "output-power; HH3C-TRANSCEIVER-INFO-MIB hh3cTransceiverChannelCurTXPower, hh3cTransceiverCurTXPower", scale=declare.NANO)
+TRANSCEIVER_BIAS = _LANE.gauge("railscope_switch_transceiver_bias_amperes", "Bias current of the laser of this lane of a switch port's transceiver; lanes as for the received power.", "laser-bias-current; HH3C-TRANSCEIVER-INFO-MIB hh3cTransceiverChannelBiasCurrent, hh3cTransceiverBiasCurrent", scale=declare.MICRO)
 
 # Readings of switches that push them by OTLP -------------------------------------------------------
 PFC_RECEIVED_TIME = _CUMULUS_PRIORITY.counter("railscope_switch_port_receive_pfc_pause_seconds_total", "Time in which the server paused this priority of the switch port. Cumulus Linux does not document the unit: microseconds, as in ethtool of the same devices, are assumed.", "sp_rx_pause_duration", scale=declare.MICRO)

@@ -23,7 +23,14 @@ ROOTS = (
     "1.3.111",
     "1.3.6.1.4.1.9",
     "1.3.6.1.4.1.33049",
+    "1.3.6.1.4.1.25506",
 )
+SYSTEM = "1.3.6.1.2.1.1"
+_KINDS = {
+    "2": "integer", "4": "string", "6": "objectid", "65": "counter", "66": "gauge", "67": "timeticks",
+    "70": "counter64",
+}  # fmt: skip
+"""Types of snmprec files as snmpd names them; `x` behind them marks a value in hexadecimal."""
 
 
 def mac(text: str) -> str:
@@ -41,6 +48,18 @@ class SwitchObjects:
 
     def add(self, oid: str, kind: str, value: object) -> None:
         self.objects[oid] = kind, str(value)
+
+    @classmethod
+    def from_records(cls, text: str) -> SwitchObjects:
+        """Return the objects of an snmprec file; those of the system group, if any, in place of snmpd's own."""
+        found = cls(ports=0)
+        for line in text.splitlines():
+            oid, kind, value = line.split("|", 2)
+            if kind.endswith("x"):
+                found.add(oid, "octet", bytes.fromhex(value).hex(" "))
+            elif kind in _KINDS:
+                found.add(oid, _KINDS[kind], value)
+        return found
 
     def add_port(self, index: int, name: str, kind: int = 6) -> None:
         """Add an interface whose counters differ by its index."""
@@ -83,6 +102,12 @@ class SwitchObjects:
             (8, "string", "eth"), (9, "string", system),
         ):  # fmt: skip
             self.add(f"{LLDP}.4.1.1.{column}.{row}", of, value)
+
+    @property
+    def roots(self) -> tuple[str, ...]:
+        """Subtrees that are answered by these objects, and not by snmpd itself."""
+        has_system = any(oid.startswith(f"{SYSTEM}.") for oid in self.objects)
+        return (*ROOTS, SYSTEM) if has_system else ROOTS
 
     def write(self, path: Path) -> None:
         """Write the file in one step."""

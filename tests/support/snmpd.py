@@ -19,8 +19,9 @@ from tests.support import snmp_objects
 START_SECONDS = 30
 COMMUNITY, USER = "railscope-test", "watcher"
 PASSWORD, PRIVACY_PASSWORD = "authentication-password", "privacy-password"
-MODULES = "system_mib,pass_persist,usmConf,usmUser,snmpEngine,vacm_conf,vacm_context,snmp_mib"
+MODULES = "pass_persist,usmConf,usmUser,snmpEngine,vacm_conf,vacm_context,snmp_mib"
 """Modules without those of IF-MIB, which would answer for this machine."""
+SYSTEM_MODULE = "system_mib"
 
 
 class SwitchAgent:
@@ -60,7 +61,7 @@ def running(
     lines = [
         f"agentaddress udp:127.0.0.1:{port}", f"rocommunity {COMMUNITY} 127.0.0.1", "master no", f"sysName {name}",
         "sysDescr A switch of tests", f"createUser {USER} SHA-256 {PASSWORD} AES {PRIVACY_PASSWORD}", f"rouser {USER} priv",
-        *(f"pass_persist .{root} {answer}" for root in snmp_objects.ROOTS),
+        *(f"pass_persist .{root} {answer}" for root in objects.roots),
     ]  # fmt: skip
     (directory / "snmpd.conf").write_text("\n".join(lines) + "\n")
     environment = {
@@ -68,7 +69,9 @@ def running(
         "SNMP_PERSISTENT_DIR": str(directory / "state"),
         "MIBS": "",
     }
-    command = [program, "-f", "-C", "-c", "snmpd.conf", "-Lf", "snmpd.log", "-I", MODULES]
+    own = [] if snmp_objects.SYSTEM in objects.roots else [SYSTEM_MODULE]
+    modules = ",".join((*own, MODULES))
+    command = [program, "-f", "-C", "-c", "snmpd.conf", "-Lf", "snmpd.log", "-I", modules]
     process = subprocess.Popen(command, cwd=directory, env=environment)
     try:
         _await_answers(process, directory)

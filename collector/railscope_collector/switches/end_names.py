@@ -40,19 +40,24 @@ class DevicePorts:
     """Ports of one device, by what the device announces about one of them.
 
     The port ID has one of seven subtypes, and MAC addresses and aliases need not be unique (IEEE 802.1AB, LLDP-MIB): a
-    text that several ports have names none of them.
+    text that several ports have names none of them. The MAC address of the `chassis` names no port either: a switch may
+    give it to all ports, of which only one is listed with it.
     """
 
-    def __init__(self, device: Iterable[str], ports: Iterable[NamedPort]) -> None:
+    def __init__(
+        self, device: Iterable[str], ports: Iterable[NamedPort], chassis: str = ""
+    ) -> None:
         self._device = {each.lower() for name in device for each in (name, short_name(name))} - {""}
+        shared = mac_address(chassis)
         self._ports: list[dict[str, set[str]]] = []
         """Ports by text, for each kind of text: the port ID, then the names."""
         for port in ports:
             texts = (port.port_id, *port.names)
             self._ports += (defaultdict(set) for _ in texts[len(self._ports) :])
             for kind, text in enumerate(texts):
-                if text:
-                    self._ports[kind][mac_address(text) or text].add(port.port)
+                address = mac_address(text)
+                if text and (address != shared or not address):
+                    self._ports[kind][address or text].add(port.port)
 
     def find(self, port_id: str, description: str = "") -> str:
         """Return the port that these texts name; empty if they name none, or several.
@@ -100,6 +105,7 @@ class PortNames:
             switch: DevicePorts(
                 (switch, found[0].system_name),
                 (NamedPort(end.port, (end.port, *end.names), end.port_id) for end in found),
+                found[0].chassis,
             )
             for switch, found in of_switches.items()
         }

@@ -6,21 +6,26 @@ it forever, and if a poll has more rows or bytes than any switch needs. Texts ar
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
 
+import structlog
+
 from railscope import service
 from railscope.reading import Absent
-from railscope_collector.switches import snmp_tables as tables
+from railscope_collector.switches import snmp_columns as columns
+from railscope_collector.switches.snmp_readings import SwitchTables, make_reading
 from railscope_collector.switches.snmp_session import SnmpSession, open_session
-from railscope_collector.switches.snmp_tables import Index, Rows, SnmpValue
+from railscope_collector.switches.snmp_values import Index, Rows, SnmpValue, TableRows, as_text
 from railscope_collector.switches.switch_reading import SwitchReadError, SwitchReading
 from railscope_collector.switches.switch_settings import ConfiguredSwitch
 
-MAX_ROWS, MAX_BYTES = 60_000, 8 << 20
-"""Values of one poll, and their size: 512 ports have up to 38,000 values of 8 bytes, and some texts."""
+log = structlog.get_logger(__name__)
+
+MAX_ROWS, MAX_BYTES = 100_000, 8 << 20
+"""Values of one poll, and their size: 512 ports have up to 85,000 values of 8 bytes, and some texts."""
 MAX_INDEX = 32
 """Numbers in the index of a row."""
 
@@ -69,10 +74,13 @@ def _parse_index(text: str) -> Index:
 
 # The reader --------------------------------------------------------------------------------------
 
-NEIGHBOUR_SECONDS = 60.0
-"""Least time between two reads of neighbours, which change when cables do."""
+SLOW_SECONDS = 60.0
+"""Least time between two reads of neighbours, which change when cables do, and of transceivers."""
+PROBE_SECONDS = 600.0
+"""Time after which a table without rows is read again: a switch that is updated may have it."""
 MAX_EMPTY_POLLS = 3
 """Polls in which it is an error that a column has no rows which had some: the library returns none if the switch has an error."""
+AUTO = "auto"
 Walk: TypeAlias = Callable[[str], Awaitable[Rows]]
 
 
@@ -83,8 +91,13 @@ class SnmpReader:
     switch: ConfiguredSwitch
     monotonic: Callable[[], float]
     open: Callable[[ConfiguredSwitch], Awaitable[SnmpSession]] = open_session
-    _neighbours_at: float | None = None
-    """Time of the last read of neighbours."""
+    vendor: str = ""
+    """Manufacturer whose tables are read; empty before the first poll."""
+    _slow_at: float | None = None
+    """Time of the last read of slow tables."""
+    _probe_at: dict[tuple[str, ...], float] = field(default_factory=dict)
+    """Time of the next read of each table that never had rows, by its columns."""
+    _missing: dict[str, bool] = field(default_factory=dict)
     _empty_polls: dict[str, int] = field(default_factory=dict)
     """Polls since the last one with rows, by column that had some."""
 
@@ -92,29 +105,52 @@ class SnmpReader:
         """Return the current readings. Raises SwitchReadError."""
         session = await self.open(self.switch)
         walk = partial(walk_column, session, budget=WalkBudget())
-        scalars = await session.get(list(tables.SCALARS.values()))
-        named = {name: scalars[oid] for name, oid in tables.SCALARS.items() if oid in scalars}
-        interfaces = await self._read_fixed(walk, tables.IF_COLUMNS)
-        vendor = self.switch.tables
-        queues = tables.QUEUE_COLUMNS.get(vendor)
-        found = tables.SwitchTables(
-            named,
-            tables.TableRows(interfaces),
-            await _read_table(self._read_fixed(walk, tables.PFC_COLUMNS)),
-            await _read_table(self._read_fixed(walk, tables.PRIORITY_COLUMNS[vendor])),
-            await _read_table(self._read_fixed(walk, {"queues": queues} if queues else {})),
-        )
+        scalars = await session.get(list(columns.SCALARS.values()))
+        named = {name: scalars[oid] for name, oid in columns.SCALARS.items() if oid in scalars}
+        tables = self._find_tables(named)
+        interfaces = await self._read_fixed(walk, columns.IF_COLUMNS)
+        pfc = await _read_table(self._read_fixed(walk, columns.PFC_COLUMNS))
         now_seconds = self.monotonic()
-        if self._neighbours_at is None or now_seconds >= self._neighbours_at + NEIGHBOUR_SECONDS:
+        is_due = self._slow_at is None or now_seconds >= self._slow_at + SLOW_SECONDS
+        if is_due:
             # Before the read: a switch that fails it is not asked at each poll.
-            self._neighbours_at = now_seconds
-            found.neighbours = await _read_table(_read_columns(walk, tables.NEIGHBOUR_COLUMNS))
-        return await service.run_in_thread(tables.make_reading, self.switch.name, found)
+            self._slow_at = now_seconds
+        of_vendor = {
+            table: await _read_table(self._read_fixed(walk, table.columns))
+            if is_due or not table.changes_slowly
+            else None
+            for table in tables
+        }
+        neighbours = (
+            await _read_table(_read_columns(walk, columns.NEIGHBOUR_COLUMNS)) if is_due else None
+        )
+        found = SwitchTables(
+            named, TableRows(interfaces), pfc, of_vendor, neighbours, self._missing
+        )
+        return await service.run_in_thread(make_reading, self.switch.name, found)
 
-    async def _read_fixed(self, walk: Walk, columns: Mapping[str, str]) -> dict[str, Rows]:
+    def _find_tables(self, scalars: Mapping[str, SnmpValue]) -> Sequence[columns.VendorTable]:
+        """Return the tables of the manufacturer that is configured, or that the switch identifies itself with."""
+        object_id, vendor = scalars.get("sysObjectID"), self.switch.tables
+        if vendor == AUTO:
+            vendor = columns.find_vendor(object_id)
+            if vendor != self.vendor:
+                log.info(
+                    "switch_tables_detected",
+                    switch=self.switch.name,
+                    tables=vendor,
+                    object_id=as_text(object_id or ""),
+                )
+        self.vendor = vendor
+        return columns.VENDOR_TABLES[vendor]
+
+    async def _read_fixed(self, walk: Walk, names: Mapping[str, str]) -> dict[str, Rows]:
         """Return the rows of a table that usually keeps them. Raises SwitchReadError."""
-        rows, empty = await _read_columns(walk, columns), list[str]()
-        for name, oid in columns.items():
+        now_seconds, table = self.monotonic(), tuple(names.values())
+        if self._probe_at.get(table, now_seconds) > now_seconds:
+            return {}
+        rows, empty = await _read_columns(walk, names), list[str]()
+        for name, oid in names.items():
             if rows[name]:
                 self._empty_polls[oid] = 0
             elif oid in self._empty_polls:
@@ -123,18 +159,20 @@ class SnmpReader:
         if empty:
             message = f"no rows of {', '.join(empty)}: expected some, as before"
             raise SwitchReadError(message)
+        if not self._empty_polls.keys() & table:
+            self._probe_at[table] = now_seconds + PROBE_SECONDS
         return rows
 
 
-async def _read_columns(walk: Walk, columns: Mapping[str, str]) -> dict[str, Rows]:
+async def _read_columns(walk: Walk, names: Mapping[str, str]) -> dict[str, Rows]:
     """Return the rows of each column. Raises SwitchReadError."""
-    return {name: await walk(oid) for name, oid in columns.items()}
+    return {name: await walk(oid) for name, oid in names.items()}
 
 
-async def _read_table(rows: Awaitable[Mapping[str, Rows]]) -> tables.TableRows:
+async def _read_table(rows: Awaitable[Mapping[str, Rows]]) -> TableRows:
     """Return a table that is not essential: a failure concerns it alone."""
     try:
-        return tables.TableRows(await rows)
+        return TableRows(await rows)
     except SwitchReadError as error:
         is_timeout = error.reason == "timeout"
-        return tables.TableRows(failure=Absent.TIMEOUT if is_timeout else Absent.ERROR)
+        return TableRows(failure=Absent.TIMEOUT if is_timeout else Absent.ERROR)

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from railscope import extras
 from railscope.settings import SettingsError
-from railscope_collector.switches.snmp_tables import SnmpValue
+from railscope_collector.switches.snmp_values import SnmpValue
 from railscope_collector.switches.switch_reading import SwitchReadError
 from railscope_collector.switches.switch_settings import ConfiguredSwitch, SnmpCredential
 

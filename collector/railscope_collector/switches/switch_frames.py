@@ -8,9 +8,11 @@ passed between two polls unless the switch has restarted; the uptime may wrap me
 from __future__ import annotations
 
 from array import array
-from collections.abc import Awaitable, Callable, Sequence
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeAlias
 
 from railscope import __version__, batch_encoding, counter_unwrap, service, wire
 from railscope.catalog.declare import Metric, MetricKind
@@ -23,6 +25,7 @@ from railscope_collector.switches.switch_reading import StreamReadings, SwitchRe
 _TOLERANCE_NS, _TOLERANCE_SHARE = 10 * SECOND_NS, 100
 """Largest deviation of the uptime from the time that has passed without a restart: this, and one part in so many."""
 _NARROW_BITS = 32
+EntityKey: TypeAlias = tuple[str, ...]
 
 
 def has_restarted(before_ns: int, uptime_ns: int, elapsed_ns: int, range_ns: int = 1 << 63) -> bool:
@@ -34,10 +37,13 @@ def has_restarted(before_ns: int, uptime_ns: int, elapsed_ns: int, range_ns: int
 
 @dataclass(slots=True)
 class _SwitchStream:
-    """Schema of a stream as of its last frame, its sequence, and the narrow counters in it."""
+    """Schema of a stream as of its last frame, its sequence, and the narrow counters in it by port.
+
+    The counters of a port are cleared together, those of other ports continue.
+    """
 
     schema: Schema
-    unwrapper: counter_unwrap.CounterUnwrapper
+    unwrappers: Mapping[EntityKey, counter_unwrap.CounterUnwrapper]
     sequence: int = 0
 
 
@@ -70,7 +76,7 @@ class SwitchFrames:
                     self.boots += 1
                     # Counters begin again with the boot: a fall is no wrap.
                     for stream in self._streams.values():
-                        stream.unwrapper = self._unwrapper(stream.schema.columns, None)
+                        stream.unwrappers = self._unwrappers(stream.schema.columns, {})
             self._uptime = uptime_ns, boot_ns
         origin = FrameOrigin(SWITCH_PREFIX + self.switch, self.run, self.boot_id)
         streams = reading.streams.items()
@@ -85,20 +91,20 @@ class SwitchFrames:
         stream = self._streams.get(name)
         if stream is None:
             stream = self._streams[name] = _SwitchStream(
-                schema, self._unwrapper(schema.columns, None)
+                schema, self._unwrappers(schema.columns, {})
             )
         elif stream.schema != schema:
             stream.schema = schema
-            stream.unwrapper = self._unwrapper(schema.columns, stream.unwrapper.state)
+            stream.unwrappers = self._unwrappers(schema.columns, stream.unwrappers)
         stream.sequence += 1
-        values, reasons = self._encode([part[i] for i in order], stream.unwrapper)
+        values, reasons = self._encode([part[i] for i in order], stream.unwrappers.values())
         # The same object for all frames of a schema: its hash is computed once.
         return Frame(origin, stream.schema, stream.sequence, timestamp, values, reasons)
 
     def _encode(
         self,
         readings: Sequence[tuple[Column, Reading]],
-        unwrapper: counter_unwrap.CounterUnwrapper,
+        unwrappers: Iterable[counter_unwrap.CounterUnwrapper],
     ) -> tuple[array[int], bytes]:
         """Return stored values and reasons; a number that the quantity cannot have, or beyond its bits, is an error."""
         values, reasons = [0] * len(readings), bytearray(len(readings))
@@ -109,25 +115,34 @@ class SwitchFrames:
                 values[position] = reading
             else:
                 reasons[position] = Absent.ERROR.value
-        unwrapper.extend_values(values, reasons)
+        for unwrapper in unwrappers:
+            unwrapper.extend_values(values, reasons)
         return array("q", map(to_stored, values)), bytes(reasons) if any(reasons) else b""
 
     def _fits(self, metric: Metric, value: int) -> bool:
         bits = metric.wraps_at_bits if self.has_narrow_counters else 64
         return metric.accepts(value) and value < 1 << bits
 
-    def _unwrapper(
-        self, columns: Sequence[Column], before: counter_unwrap.CounterStates | None
-    ) -> counter_unwrap.CounterUnwrapper:
-        narrow: dict[str, int] = {}
-        wide: list[int] = []
+    def _unwrappers(
+        self,
+        columns: Sequence[Column],
+        before: Mapping[EntityKey, counter_unwrap.CounterUnwrapper],
+    ) -> dict[EntityKey, counter_unwrap.CounterUnwrapper]:
+        """Return the unwrappers of those entities that have narrow counters; known ones continue."""
+        narrow: dict[EntityKey, dict[str, int]] = defaultdict(dict)
+        wide: dict[EntityKey, list[int]] = defaultdict(list)
         for position, (metric, entity) in enumerate(columns):
             if metric.kind is MetricKind.COUNTER:
                 if self.has_narrow_counters and metric.wraps_at_bits == _NARROW_BITS:
-                    narrow["\n".join((metric.name, *entity.key))] = position
+                    narrow[entity.key][metric.name] = position
                 else:
-                    wide.append(position)
-        return counter_unwrap.CounterUnwrapper(narrow, wide, before)
+                    wide[entity.key].append(position)
+        return {
+            key: counter_unwrap.CounterUnwrapper(
+                counters, wide[key], before[key].state if key in before else None
+            )
+            for key, counters in narrow.items()
+        }
 
 
 def pack_frames(

@@ -120,8 +120,8 @@ class SwitchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """snmp, gnmi: the collector polls the switch. otlp: the switch pushes to the OTLP receiver."""
     dialect: Literal["auto", "sonic", "openconfig", "comware", "snmp"] = "auto"
     """Names of the readings: sonic or openconfig by gNMI, comware or snmp (standard MIBs) by SNMP. auto: found at the switch."""
-    tables: Literal["standard", "cisco", "sonic", "onyx"] = "standard"
-    """Tables of the manufacturer that are read besides the standard ones."""
+    tables: Literal["auto", "standard", "cisco", "sonic", "onyx"] = "auto"
+    """Tables of the manufacturer that are read besides the standard ones. auto: found by sysObjectID of the switch."""
     period_seconds: Annotated[float, msgspec.Meta(ge=5, le=3600)] | None = None
     """Seconds between two polls, or pushes at most; those of the section if absent."""
     ca_file: str = ""
@@ -144,15 +144,20 @@ class SwitchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             names = ", ".join(dialects)
             return f"dialect = {self.dialect!r}: expected {names} with protocol = {self.protocol!r}"
         if self.protocol == "snmp":
-            if used:
-                return f"{used[0]}: expected with protocol = 'gnmi' only"
-            return "" if self.credential_file else "expected credential_file"
-        if self.tables != "standard":
+            return self._find_snmp_problem(used)
+        if self.tables != "auto":
             return "tables: expected with protocol = 'snmp' only"
         if self.protocol == "otlp":
             unused = used or (["credential_file"] if self.credential_file else [])
             return f"{unused[0]}: expected none with protocol = 'otlp'" if unused else ""
         return self._find_gnmi_problem(used)
+
+    def _find_snmp_problem(self, used: list[str]) -> str:
+        if used:
+            return f"{used[0]}: expected with protocol = 'gnmi' only"
+        if self.dialect == "comware" and self.tables != "auto":
+            return "tables: expected none with dialect = 'comware'"
+        return "" if self.credential_file else "expected credential_file"
 
     def _find_gnmi_problem(self, used: list[str]) -> str:
         if self.key_file and not self.certificate_file:
@@ -174,7 +179,7 @@ class ConfiguredSwitch(msgspec.Struct, frozen=True, kw_only=True):
     pushes: bool = False
     """True if the switch pushes by OTLP, and is not polled."""
     dialect: str = "auto"
-    tables: str = "standard"
+    tables: str = "auto"
     period_seconds: float
     timeout_seconds: float
 

@@ -258,6 +258,23 @@ def test_mac_address_of_a_switch_port_is_a_name_of_it():
     assert found.links[PORT].evidence == ("host_lldp",)
 
 
+def test_mac_address_of_the_chassis_names_no_port_although_one_alone_is_listed_with_it():
+    ends = [
+        end()._replace(names=("", CHASSIS, "")),
+        *(end(port=f"Ethernet{n}")._replace(names=("", "", "")) for n in (4, 8)),
+    ]
+    hosts = [
+        host("leaf-07", CHASSIS, CHASSIS),
+        host("leaf-07", CHASSIS, CHASSIS, OTHER),
+        host("leaf-07", CHASSIS, CHASSIS, ("gpu-0003", "eth0"))._replace(
+            port_description="Ethernet8"
+        ),
+    ]
+    found = joined(hosts, ends)
+    assert {port[1]: link.nic[0] for port, link in found.links.items()} == {"Ethernet8": "gpu-0003"}
+    assert found.faults == []
+
+
 def test_default_settings_of_a_server_and_its_interface_names_are_joined_by_the_chassis():
     """lldpd announces the MAC address of the first interface as its chassis."""
     first = with_addresses(("gpu-0001", "mgmt0"), "02:bb:00:00:00:00")

@@ -9,7 +9,7 @@ from railscope.catalog import entities, switches as catalog
 from railscope.frame import Entity, Frame, NodeTimestamp
 from railscope.reading import Absent, Reading
 from railscope.timestamps import DAY_NS, SECOND_NS
-from railscope_collector.switches.snmp_tables import UPTIME_RANGE_NS
+from railscope_collector.switches.snmp_readings import UPTIME_RANGE_NS
 from railscope_collector.switches.switch_frames import SwitchFrames, has_restarted, pack_frames
 from railscope_collector.switches.switch_reading import PORTS, SwitchReading
 
@@ -107,3 +107,31 @@ def test_changed_fact_is_another_schema_and_continues_the_sequence_and_wraps():
     assert made[0].schema is made[1].schema
     assert made[1].schema != made[2].schema
     assert made[2].schema is made[3].schema
+
+
+def test_counters_of_a_port_that_were_cleared_leave_those_of_other_ports():
+    other = Entity(entities.SWITCH_PORT, ("leaf-07", "Ethernet4"), {})
+    frames = SwitchFrames("leaf-07", "run")
+    polls = [
+        {PORT: (900, 4_294_967_000), other: (50, 4_294_967_200)},
+        {PORT: (20, 3), other: (60, 40)},
+        {PORT: (30, 4), other: (70, 45)},
+    ]
+    made = []
+    for poll, ports in enumerate(polls):
+        at = poll * PERIOD_NS
+        columns = [
+            ((metric, port), value)
+            for port, values in ports.items()
+            for metric, value in zip(
+                (catalog.RECEIVED, catalog.RECEIVED_ERRORS), values, strict=True
+            )
+        ]
+        (frame,) = frames.frames(
+            SwitchReading({PORTS: columns}, DAY_NS + at), NodeTimestamp(10**18 + at, DAY_NS + at)
+        )
+        made.append({e.key[1]: r for m, e, r in frame.readings() if m is catalog.RECEIVED_ERRORS})
+    assert [each["Ethernet0"] for each in made] == [4_294_967_000, 3, 4], "cleared, no wrap"
+    assert [each["Ethernet4"] for each in made] == [
+        4_294_967_200, (1 << 32) + 40, (1 << 32) + 45,
+    ], "136 more"  # fmt: skip

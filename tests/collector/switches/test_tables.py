@@ -9,7 +9,8 @@ from railscope import envelopes, wire
 from railscope.catalog import switches as catalog
 from railscope.frame import Schema
 from railscope.reading import Absent
-from railscope_collector.switches import snmp_tables as tables
+from railscope_collector.switches import snmp_columns, snmp_readings as tables
+from railscope_collector.switches.snmp_values import TableRows
 from railscope_collector.switches.switch_reading import (
     MAX_PORTS,
     MAX_TEXT,
@@ -28,11 +29,11 @@ ROWS = st.dictionaries(
 )
 
 
-def of(columns: dict[str, dict[tuple[int, ...], object]]) -> tables.TableRows:
-    return tables.TableRows(columns)
+def of(columns: dict[str, dict[tuple[int, ...], object]]) -> TableRows:
+    return TableRows(columns)
 
 
-def ports(count: int, **more: object) -> tables.TableRows:
+def ports(count: int, **more: object) -> TableRows:
     columns: dict[str, dict[tuple[int, ...], object]] = {
         "ifType": {(n,): 6 for n in range(1, count + 1)},
         "ifName": {(n,): f"Ethernet{n}".encode() for n in range(1, count + 1)},
@@ -41,19 +42,22 @@ def ports(count: int, **more: object) -> tables.TableRows:
 
 
 @given(
-    st.dictionaries(st.sampled_from(list(tables.IF_COLUMNS)), ROWS),
-    st.dictionaries(st.sampled_from(list(tables.NEIGHBOUR_COLUMNS)), ROWS),
+    st.dictionaries(st.sampled_from(list(snmp_columns.IF_COLUMNS)), ROWS),
+    st.dictionaries(st.sampled_from(list(snmp_columns.NEIGHBOUR_COLUMNS)), ROWS),
     st.dictionaries(st.sampled_from(["sent", "received"]), ROWS),
-    ROWS,
-    st.dictionaries(st.sampled_from(list(tables.SCALARS)), VALUES),
+    st.sampled_from(sorted(snmp_columns.VENDOR_TABLES)),
+    st.data(),
+    st.dictionaries(st.sampled_from(list(snmp_columns.SCALARS)), VALUES),
 )
-def test_any_rows_are_schemas_within_the_bounds_or_an_error(
-    interfaces, neighbours, priorities, queues, scalars
+def test_any_rows_are_schemas_within_the_bounds_or_an_error(  # noqa: PLR0913, PLR0917 - all tables
+    interfaces, neighbours, pfc, vendor, data, scalars
 ):
     interfaces["ifType"] = {(1,): 6, (2,): 6} | interfaces.get("ifType", {})
-    found = tables.SwitchTables(
-        scalars, of(interfaces), of(priorities), of(priorities), of({"queues": queues}), of(neighbours)
-    )  # fmt: skip
+    of_vendor = {
+        table: of(data.draw(st.dictionaries(st.sampled_from(list(table.columns)), ROWS)))
+        for table in snmp_columns.VENDOR_TABLES[vendor]
+    }
+    found = tables.SwitchTables(scalars, of(interfaces), of(pfc), of_vendor, of(neighbours))
     try:
         reading = tables.make_reading("leaf-07", found)
     except SwitchReadError:
@@ -114,8 +118,9 @@ def test_state_of_a_port(status, value):
 
 
 def test_table_that_failed_has_its_reason_and_is_not_missing():
-    failed = tables.TableRows(failure=Absent.TIMEOUT)
-    found = tables.SwitchTables({}, ports(1), failed, failed, failed, failed)
+    failed = TableRows(failure=Absent.TIMEOUT)
+    vendor = dict.fromkeys(snmp_columns.VENDOR_TABLES["sonic"], failed)
+    found = tables.SwitchTables({}, ports(1), failed, vendor, failed)
     reading = tables.make_reading("leaf-07", found)
     assert {value for _, value in reading.streams[PRIORITY]} == {Absent.TIMEOUT}
     assert {value for _, value in reading.streams[NEIGHBOURS]} == {Absent.TIMEOUT}
@@ -163,6 +168,8 @@ IN_ORDER, SECOND_AND_FIRST, NONE = {1: 1, 2: 2, 3: 3}, {1: 2, 2: 1, 3: 3}, {}
         (ALIKE, OWN_MACS, 1, NUMBERS, ("Ethernet2", "Ethernet1", "a port that was deleted"), SECOND_AND_FIRST),
         (ALIKE, OWN_MACS, 2, (b"Ethernet1", b"deleted", b"Ethernet2"), (), {1: 1, 3: 2}),
         (ALIKE, OWN_MACS, 2, (b"Ethernet1", b"deleted", b"deleted, too"), (), {1: 1}),
+        (ALIKE, (ONE_MAC, b"", b""), 1001, (ONE_MAC,) * 3, ALIKE, NONE),
+        (ALIKE, (ONE_MAC, b"", b""), 1001, (ONE_MAC,) * 3, ("x", "Ethernet2", "Ethernet3"), {2: 2, 3: 3}),
         (("Ethernet2", "Ethernet1", "c"), OWN_MACS, 1001, (b"Ethernet2", b"Ethernet1", b"c"), ("Ethernet1", "Ethernet2", "Ethernet3"), IN_ORDER),
     ],
 )  # fmt: skip

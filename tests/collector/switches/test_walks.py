@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 
 from railscope_collector.switches.snmp_reader import MAX_ROWS, WalkBudget, walk_column
 from railscope_collector.switches.snmp_session import open_session
-from railscope_collector.switches.snmp_tables import SnmpValue
+from railscope_collector.switches.snmp_values import SnmpValue
 from railscope_collector.switches.switch_reading import SwitchReadError
 from railscope_collector.switches.switch_settings import ConfiguredSwitch, SnmpCredential
 

@@ -1,0 +1,92 @@
+"""Values of SNMP objects as readings and texts, and the rows of a table in one poll."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from railscope.reading import UNSIGNED_RANGE, Absent, Reading
+from railscope.untrusted_text import printable
+from railscope_collector.switches.switch_reading import cut_text
+
+SnmpValue: TypeAlias = object
+"""Value of an object as the library returns it: an integer, bytes, or the text of an OID or address."""
+Index: TypeAlias = tuple[int, ...]
+Rows: TypeAlias = dict[Index, SnmpValue]
+"""Values of one column of a table, by the index of their row."""
+MAC_BYTES = 6
+_NO_ROWS: Rows = {}
+_LINE_BREAK = re.compile(r"\s*[\r\n]+\s*")
+_NO_VALUE = (1 << 31) - 1
+"""Largest Integer32: what Comware returns for optics that the transceiver does not report."""
+_POWERS = range(-10_000, 3_001)
+"""Hundredths of dBm from no light to one watt: transceivers measure -40 to 8 dBm (SFF-8636, 16 bits of 0.1 microwatts)."""
+_DECADE, _NANOWATT_DECADES = 1000, 6
+"""Hundredths of dBm in a factor of ten, and factors of ten between 0 dBm and a nanowatt."""
+
+
+@dataclass(slots=True)
+class TableRows:
+    """Columns of a table that were read; or the reason why they could not be."""
+
+    columns: Mapping[str, Rows] = field(default_factory=dict)
+    failure: Absent | None = None
+
+    def column(self, name: str) -> Rows:
+        """Return the rows of a column."""
+        return self.columns.get(name, _NO_ROWS)
+
+    @property
+    def is_missing(self) -> bool:
+        """True if the switch does not have the table."""
+        return self.failure is None and not any(self.columns.values())
+
+    def number(self, name: str, index: Index) -> Reading:
+        """Return a number; unsupported if the switch does not have it, an error if it is none."""
+        if self.failure:
+            return self.failure
+        return as_number(self.column(name).get(index))
+
+    def text(self, name: str, index: Index) -> str:
+        """Return a text; empty if there is none."""
+        return as_text(self.column(name).get(index, b""))
+
+
+def as_number(value: SnmpValue | None) -> Reading:
+    """Return a value as a number of at most 64 bits without a sign."""
+    if value is None:
+        return Absent.UNSUPPORTED
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return value if is_number and 0 <= value < UNSIGNED_RANGE else Absent.ERROR  # type: ignore[return-value, operator]  # checked
+
+
+def as_signed(value: SnmpValue | None) -> Reading:
+    """Return an Integer32 of a transceiver; its largest value stands for none."""
+    if value is None or value == _NO_VALUE:
+        return Absent.UNSUPPORTED
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return value if is_number and -_NO_VALUE <= value <= _NO_VALUE else Absent.ERROR  # type: ignore[return-value, operator]  # checked
+
+
+def as_nanowatts(value: SnmpValue | None) -> Reading:
+    """Return an optical power in hundredths of dBm, usually negative, in nanowatts."""
+    power = as_signed(value)
+    if isinstance(power, Absent):
+        return power
+    return round(10 ** (power / _DECADE + _NANOWATT_DECADES)) if power in _POWERS else Absent.ERROR
+
+
+def as_text(value: SnmpValue) -> str:
+    """Return a value as printable text of limited length."""
+    # A text that is not UTF-8 must not end the poll: its bytes are shown escaped.
+    text = value.decode(errors="surrogateescape") if isinstance(value, bytes) else str(value)
+    return cut_text(printable(_LINE_BREAK.sub(" ", text.rstrip("\0"))))
+
+
+def as_identifier(value: SnmpValue, *, is_mac: bool) -> str:
+    """Return the identifier of a chassis or port; a MAC address as aa:bb:cc:dd:ee:ff."""
+    if is_mac and isinstance(value, bytes) and len(value) == MAC_BYTES:
+        return value.hex(":")
+    return as_text(value)
