@@ -16,6 +16,7 @@ IF, IFX = "1.3.6.1.2.1.2.2.1", "1.3.6.1.2.1.31.1.1.1"
 LLDP = "1.0.8802.1.1.2.1"
 PFC, CISCO_PFC = "1.3.111.2.802.1.1.21.1.1.1", "1.3.6.1.4.1.9.9.813.1.2.1"
 QUEUES, MELLANOX = "1.3.6.1.4.1.9.9.580.1.5.5.1.4", "1.3.6.1.4.1.33049.15.1.1.1"
+HH3C = "1.3.6.1.4.1.25506.2"
 ROOTS = (
     "1.3.6.1.2.1.2",
     "1.3.6.1.2.1.31",
@@ -91,6 +92,19 @@ class SwitchObjects:
                 for statistic in (1, 2, 5, 6):
                     value = index * 1000 + queue * 10 + statistic
                     self.add(f"{QUEUES}.{index}.2.{queue}.{statistic}", "counter64", value)
+
+    def add_comware(self, ports: int, first: int = 0) -> None:
+        """Add sysObjectID of H3C, and the counts of `add_queues` in the tables of Comware, with queue 0 as `first`."""
+        self.add(f"{SYSTEM}.2.0", "objectid", f"{HH3C.rpartition('.')[0]}.1.4242")
+        self.add(f"{SYSTEM}.3.0", "timeticks", 8_640_000)
+        self.add(f"{SYSTEM}.5.0", "string", "leaf-07")
+        for index in range(1, ports + 1):
+            for queue in range(8):
+                for column, statistic in ((1, 1), (3, 2), (2, 5), (6, 6)):
+                    value = index * 1000 + (queue + 1) * 10 + statistic
+                    self.add(
+                        f"{HH3C}.65.1.1.2.1.1.{column}.{index}.{queue + first}", "counter64", value
+                    )
 
     def add_neighbour(self, port: int, system: str, address: str, time_mark: int = 0) -> None:
         """Add a neighbour that announces a MAC address as its chassis and its port."""

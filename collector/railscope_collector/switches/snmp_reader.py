@@ -109,14 +109,14 @@ class SnmpReader:
         named = {name: scalars[oid] for name, oid in columns.SCALARS.items() if oid in scalars}
         tables = self._find_tables(named)
         interfaces = await self._read_fixed(walk, columns.IF_COLUMNS)
-        pfc = await _read_table(self._read_fixed(walk, columns.PFC_COLUMNS))
+        pfc = await self._read_optional(walk, columns.PFC_COLUMNS)
         now_seconds = self.monotonic()
         is_due = self._slow_at is None or now_seconds >= self._slow_at + SLOW_SECONDS
         if is_due:
             # Before the read: a switch that fails it is not asked at each poll.
             self._slow_at = now_seconds
         of_vendor = {
-            table: await _read_table(self._read_fixed(walk, table.columns))
+            table: await self._read_optional(walk, table.columns)
             if is_due or not table.changes_slowly
             else None
             for table in tables
@@ -133,7 +133,9 @@ class SnmpReader:
         """Return the tables of the manufacturer that is configured, or that the switch identifies itself with."""
         object_id, vendor = scalars.get("sysObjectID"), self.switch.tables
         if vendor == AUTO:
-            vendor = columns.find_vendor(object_id)
+            # An answer without the object is no other switch.
+            is_known = object_id is None and self.vendor
+            vendor = self.vendor if is_known else columns.find_vendor(object_id)
             if vendor != self.vendor:
                 log.info(
                     "switch_tables_detected",
@@ -144,11 +146,18 @@ class SnmpReader:
         self.vendor = vendor
         return columns.VENDOR_TABLES[vendor]
 
+    async def _read_optional(self, walk: Walk, names: Mapping[str, str]) -> TableRows:
+        """Return a table that a switch need not have: a failure concerns it alone."""
+        now_seconds, oids = self.monotonic(), tuple(names.values())
+        if self._probe_at.get(oids, now_seconds) > now_seconds:
+            return TableRows()
+        table = await _read_table(self._read_fixed(walk, names))
+        if table.is_missing and not self._empty_polls.keys() & oids:
+            self._probe_at[oids] = now_seconds + PROBE_SECONDS
+        return table
+
     async def _read_fixed(self, walk: Walk, names: Mapping[str, str]) -> dict[str, Rows]:
         """Return the rows of a table that usually keeps them. Raises SwitchReadError."""
-        now_seconds, table = self.monotonic(), tuple(names.values())
-        if self._probe_at.get(table, now_seconds) > now_seconds:
-            return {}
         rows, empty = await _read_columns(walk, names), list[str]()
         for name, oid in names.items():
             if rows[name]:
@@ -159,8 +168,6 @@ class SnmpReader:
         if empty:
             message = f"no rows of {', '.join(empty)}: expected some, as before"
             raise SwitchReadError(message)
-        if not self._empty_polls.keys() & table:
-            self._probe_at[table] = now_seconds + PROBE_SECONDS
         return rows
 
 
