@@ -20,10 +20,7 @@ from railscope_collector.switches.snmp_values import (
     as_number,
     as_signed,
 )
-from railscope_collector.switches.sonic_tables import QUEUE_MARKS, WATERMARKS
 
-TRANSCEIVERS = "switch_transceivers"
-"""Stream of the frames of a switch."""
 _IF, _IFX = "1.3.6.1.2.1.2.2.1.", "1.3.6.1.2.1.31.1.1.1."
 IF_COLUMNS: Mapping[str, str] = {
     "ifDescr": f"{_IF}2", "ifType": f"{_IF}3", "ifPhysAddress": f"{_IF}6", "ifAdminStatus": f"{_IF}7",
@@ -59,6 +56,9 @@ SCALARS: Mapping[str, str] = {
     "sysName": "1.3.6.1.2.1.1.5.0", "chassis_kind": f"{_LLDP}3.1.0", "chassis": f"{_LLDP}3.2.0",
 }  # fmt: skip
 
+
+STANDARD, COMWARE = "standard", "comware"
+"""Manufacturers by whose names the reader decides."""
 
 # Tables of manufacturers -------------------------------------------------------------------------
 
@@ -176,7 +176,7 @@ _COMWARE = (
     ),
     VendorTable(
         "WRED drops and depth of queues",
-        QUEUE_MARKS,
+        base.QUEUE_MARKS,
         entities.SWITCH_QUEUE,
         (
             Fact(catalog.QUEUE_WRED_DROPPED_PACKETS, f"{_QOS}17"),
@@ -187,14 +187,14 @@ _COMWARE = (
     # The amounts in this table have no stated unit; their shares have one.
     VendorTable(
         "buffers of queues",
-        QUEUE_MARKS,
+        base.QUEUE_MARKS,
         entities.SWITCH_QUEUE,
         (Fact(catalog.QUEUE_USED, f"{_BUFFERS}4"), Fact(catalog.QUEUE_PEAK, f"{_BUFFERS}5")),
         first=1,
     ),
     VendorTable(
         "buffers of priority groups",
-        WATERMARKS,
+        base.WATERMARKS,
         entities.SWITCH_PRIORITY_GROUP,
         (
             Fact(catalog.GROUP_USED, f"{_BUFFERS}10"),
@@ -206,7 +206,7 @@ _COMWARE = (
     ),
     VendorTable(
         "transceivers",
-        TRANSCEIVERS,
+        base.LANES,
         entities.SWITCH_PORT,
         (
             Fact(catalog.TRANSCEIVER_TEMPERATURE, f"{_MODULE}15", convert=_MILLIDEGREES),
@@ -216,7 +216,7 @@ _COMWARE = (
     ),
     VendorTable(
         "power of transceivers",
-        TRANSCEIVERS,
+        base.LANES,
         entities.SWITCH_LANE,
         (
             Fact(catalog.TRANSCEIVER_RECEIVE_POWER, f"{_CHANNEL}3", convert=as_nanowatts),
@@ -232,11 +232,11 @@ _COMWARE = (
     ),
 )
 VENDOR_TABLES: Mapping[str, Sequence[VendorTable]] = {
-    "standard": (),
+    STANDARD: (),
     "cisco": _CISCO,
     "sonic": _CISCO,
     "onyx": (_priorities(f"{_MELLANOX}15", f"{_MELLANOX}8"),),
-    "comware": _COMWARE,
+    COMWARE: _COMWARE,
 }
 DEFAULT_FACTS: Mapping[str, tuple[str, Sequence[declare.Metric], declare.EntityKind]] = {
     table.stream: (table.name, [fact.metric for fact in table.facts], table.about)
@@ -244,7 +244,7 @@ DEFAULT_FACTS: Mapping[str, tuple[str, Sequence[declare.Metric], declare.EntityK
 }
 """Facts of priorities and queues that are absent, not omitted, by stream: name of their table, metrics, and kind of entity."""
 _ENTERPRISES = "1.3.6.1.4.1."
-_VENDOR_OF_ENTERPRISE = {9: "cisco", 8072: "sonic", 25506: "comware", 33049: "onyx"}
+_VENDOR_OF_ENTERPRISE = {9: "cisco", 8072: "sonic", 25506: COMWARE, 33049: "onyx"}
 """Numbers of IANA in sysObjectID. 8072 is Net-SNMP, which SONiC runs; of other systems with it the tables have no rows."""
 
 
@@ -253,4 +253,4 @@ def find_vendor(object_id: SnmpValue | None) -> str:
     text = object_id if isinstance(object_id, str) else ""
     number = text.removeprefix(".").removeprefix(_ENTERPRISES).partition(".")[0]
     enterprise = int(number) if number.isascii() and number.isdecimal() else 0
-    return _VENDOR_OF_ENTERPRISE.get(enterprise, "standard")
+    return _VENDOR_OF_ENTERPRISE.get(enterprise, STANDARD)

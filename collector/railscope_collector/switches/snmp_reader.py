@@ -6,23 +6,19 @@ it forever, and if a poll has more rows or bytes than any switch needs. Texts ar
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
-
-import structlog
 
 from railscope import service
 from railscope.reading import Absent
 from railscope_collector.switches import snmp_columns as columns
 from railscope_collector.switches.snmp_readings import SwitchTables, make_reading
 from railscope_collector.switches.snmp_session import SnmpSession, open_session
-from railscope_collector.switches.snmp_values import Index, Rows, SnmpValue, TableRows, as_text
+from railscope_collector.switches.snmp_values import Index, Rows, SnmpValue, TableRows
 from railscope_collector.switches.switch_reading import SwitchReadError, SwitchReading
 from railscope_collector.switches.switch_settings import ConfiguredSwitch
-
-log = structlog.get_logger(__name__)
 
 MAX_ROWS, MAX_BYTES = 100_000, 8 << 20
 """Values of one poll, and their size: 512 ports have up to 85,000 values of 8 bytes, and some texts."""
@@ -80,7 +76,7 @@ PROBE_SECONDS = 600.0
 """Time after which a table without rows is read again: a switch that is updated may have it."""
 MAX_EMPTY_POLLS = 3
 """Polls in which it is an error that a column has no rows which had some: the library returns none if the switch has an error."""
-AUTO = "auto"
+AUTO, STANDARD_DIALECT = "auto", "snmp"
 Walk: TypeAlias = Callable[[str], Awaitable[Rows]]
 
 
@@ -107,7 +103,7 @@ class SnmpReader:
         walk = partial(walk_column, session, budget=WalkBudget())
         scalars = await session.get(list(columns.SCALARS.values()))
         named = {name: scalars[oid] for name, oid in columns.SCALARS.items() if oid in scalars}
-        tables = self._find_tables(named)
+        self.vendor = self._find_vendor(named.get("sysObjectID"))
         interfaces = await self._read_fixed(walk, columns.IF_COLUMNS)
         pfc = await self._read_optional(walk, columns.PFC_COLUMNS)
         now_seconds = self.monotonic()
@@ -119,7 +115,7 @@ class SnmpReader:
             table: await self._read_optional(walk, table.columns)
             if is_due or not table.changes_slowly
             else None
-            for table in tables
+            for table in columns.VENDOR_TABLES[self.vendor]
         }
         neighbours = (
             await _read_table(_read_columns(walk, columns.NEIGHBOUR_COLUMNS)) if is_due else None
@@ -127,24 +123,20 @@ class SnmpReader:
         found = SwitchTables(
             named, TableRows(interfaces), pfc, of_vendor, neighbours, self._missing
         )
-        return await service.run_in_thread(make_reading, self.switch.name, found)
+        dialect = columns.COMWARE if self.vendor == columns.COMWARE else STANDARD_DIALECT
+        return await service.run_in_thread(make_reading, self.switch.name, found, dialect)
 
-    def _find_tables(self, scalars: Mapping[str, SnmpValue]) -> Sequence[columns.VendorTable]:
-        """Return the tables of the manufacturer that is configured, or that the switch identifies itself with."""
-        object_id, vendor = scalars.get("sysObjectID"), self.switch.tables
-        if vendor == AUTO:
-            # An answer without the object is no other switch.
-            is_known = object_id is None and self.vendor
-            vendor = self.vendor if is_known else columns.find_vendor(object_id)
-            if vendor != self.vendor:
-                log.info(
-                    "switch_tables_detected",
-                    switch=self.switch.name,
-                    tables=vendor,
-                    object_id=as_text(object_id or ""),
-                )
-        self.vendor = vendor
-        return columns.VENDOR_TABLES[vendor]
+    def _find_vendor(self, object_id: SnmpValue | None) -> str:
+        """Return the manufacturer of the settings, or else the one that the switch identifies itself with."""
+        dialect, tables = self.switch.dialect, self.switch.tables
+        if dialect == columns.COMWARE:
+            return columns.COMWARE
+        if tables != AUTO:
+            return tables
+        # An answer without the object is no other switch.
+        is_known = object_id is None and self.vendor
+        found = self.vendor if is_known else columns.find_vendor(object_id)
+        return columns.STANDARD if dialect == STANDARD_DIALECT else found
 
     async def _read_optional(self, walk: Walk, names: Mapping[str, str]) -> TableRows:
         """Return a table that a switch need not have: a failure concerns it alone."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from railscope.catalog import entities, switches as catalog
 from railscope.frame import Column, Entity
-from railscope.reading import UNSIGNED_RANGE, Absent, Reading, known_speed
+from railscope.reading import Absent, Reading, known_speed
 from railscope.timestamps import SECOND_NS
 from railscope_collector.switches import snmp_columns as columns, switch_reading as base
 from railscope_collector.switches.snmp_neighbours import CHASSIS_MAC, neighbour_readings
@@ -59,7 +59,7 @@ class SwitchTables:
         return as_identifier(self.scalars.get("chassis", b""), is_mac=is_mac)
 
 
-def make_reading(switch: str, tables: SwitchTables) -> base.SwitchReading:
+def make_reading(switch: str, tables: SwitchTables, dialect: str = "") -> base.SwitchReading:
     """Return the readings of a switch. Raises SwitchReadError if it has no Ethernet ports."""
     found = dict(_ports(switch, tables.interfaces))
     ports = dict(list(found.items())[: base.MAX_PORTS])
@@ -81,7 +81,7 @@ def make_reading(switch: str, tables: SwitchTables) -> base.SwitchReading:
         streams[base.NEIGHBOURS] = neighbour_readings(ports, tables.neighbours, tables.chassis)
     ticks = as_number(tables.scalars.get("sysUpTime"))
     uptime_ns = None if isinstance(ticks, Absent) else ticks * TICK_NS
-    return base.SwitchReading(streams, uptime_ns, UPTIME_RANGE_NS)
+    return base.SwitchReading(streams, uptime_ns, UPTIME_RANGE_NS, dialect)
 
 
 def _note_missing(tables: SwitchTables) -> None:
@@ -170,14 +170,10 @@ def _status(value: Reading) -> Reading:
 
 
 def _packets(interfaces: TableRows, direction: str, index: Index) -> Reading:
-    """Return the sum of the packets of all kinds, which counts as the parts do, in 64 bits."""
-    total = 0
-    for kind in columns.PACKET_KINDS:
-        value = interfaces.number(f"{direction}{kind}Pkts", index)
-        if isinstance(value, Absent):
-            return value
-        total += value
-    return total % UNSIGNED_RANGE
+    """Return the sum of the packets of all kinds."""
+    return base.sum_counters(
+        interfaces.number(f"{direction}{kind}Pkts", index) for kind in columns.PACKET_KINDS
+    )
 
 
 # Tables of manufacturers -------------------------------------------------------------------------

@@ -18,12 +18,13 @@ from railscope.reading import Absent
 from railscope.timestamps import SECOND_NS
 from railscope_collector.config import IngestLimits, SwitchesSettings
 from railscope_collector.switches import switch_settings
-from railscope_collector.switches.snmp_columns import TRANSCEIVERS, VENDOR_TABLES, find_vendor
+from railscope_collector.switches.snmp_columns import VENDOR_TABLES, find_vendor
 from railscope_collector.switches.snmp_reader import PROBE_SECONDS, SLOW_SECONDS, SnmpReader
 from railscope_collector.switches.snmp_readings import SwitchTables, make_reading
 from railscope_collector.switches.snmp_values import TableRows, as_nanowatts
 from railscope_collector.switches.switch_frames import SwitchFrames
 from railscope_collector.switches.switch_reading import (
+    LANES,
     NEIGHBOURS,
     PORTS,
     SWITCH,
@@ -85,7 +86,7 @@ def facts(reading: SwitchReading, stream: str) -> dict[str, dict[str, str]]:
 async def test_comware_has_rates_queues_buffers_and_optics(tmp_path: Path, version: int):
     with reader(tmp_path, recorded(f"{LOSSLESS}-t0"), version=version) as (one, _):
         found = await one.read()
-    assert one.vendor == "comware"
+    assert (one.vendor, found.dialect) == ("comware", "comware")
     got = values(found)
     expected = {
         ("ports",): 5,
@@ -225,7 +226,7 @@ async def test_optics_without_values_are_absent_and_a_switch_without_ports_is_an
         agent.write()
         found = await SnmpReader(one.switch, time.monotonic).read()
         assert (await one.read()).streams[PORTS], "read at the next poll"
-    optics = {value for (_, _), value in found.streams[TRANSCEIVERS]}
+    optics = {value for (_, _), value in found.streams[LANES]}
     assert optics == {Absent.UNSUPPORTED}
     (switch,) = facts(found, SWITCH).values()
     assert "7.1.045" in switch["description"]
@@ -321,7 +322,7 @@ async def test_tables_without_rows_and_slow_tables_are_read_less_often(tmp_path:
             objects.add(f"{snmp_objects.HH3C}.{table}.{column}.{suffix}", "integer", 7)
         agent.write()
         second = await one.read()
-        assert TRANSCEIVERS not in second.streams
+        assert LANES not in second.streams
         assert NEIGHBOURS not in second.streams
         assert facts(second, SWITCH) == facts(first, SWITCH), "not due is not missing"
         now = PROBE_SECONDS
@@ -334,6 +335,21 @@ async def test_tables_without_rows_and_slow_tables_are_read_less_often(tmp_path:
     ]
     assert values(third)["transceiver_receive_power_watts", port, "0"] == 1_016_249
     assert "PFC rate" not in facts(third, SWITCH)["leaf-07"]["missing_tables"]
+
+
+@pytest.mark.parametrize(
+    ("dialect", "tables", "found"),
+    [
+        ("auto", "auto", "comware"), ("comware", "auto", "comware"), ("snmp", "auto", "snmp"), ("auto", "standard", "snmp"),
+        ("snmp", "cisco", "snmp"),
+    ]
+)  # fmt: skip
+async def test_settings_decide_before_the_switch(
+    tmp_path: Path, dialect: str, tables: str, found: str
+):
+    with reader(tmp_path, recorded(f"{COMWARE}/comware5-a5500-cut")) as (one, _):
+        one.switch = msgspec.structs.replace(one.switch, dialect=dialect, tables=tables)
+        assert (await one.read()).dialect == found
 
 
 @pytest.mark.parametrize(
@@ -364,7 +380,7 @@ def test_table_of_lanes_that_failed_has_its_reason_at_each_port():
     interfaces = TableRows({"ifType": {(1,): 6}, "ifName": {(1,): b"Ethernet1"}})
     failed = dict.fromkeys(VENDOR_TABLES["comware"], TableRows(failure=Absent.TIMEOUT))
     found = make_reading("leaf-07", SwitchTables({}, interfaces, vendor=failed))
-    assert {value for _, value in found.streams[TRANSCEIVERS]} == {Absent.TIMEOUT}
+    assert {value for _, value in found.streams[LANES]} == {Absent.TIMEOUT}
     missing = facts(found, SWITCH)["leaf-07"]["missing_tables"]
     assert missing == "IEEE8021-PFC-MIB, PFC by priority"
 
