@@ -116,9 +116,7 @@ def _input_wait(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> _In
     limit = _input_limit(view, job, usual)
     if not job_steps.MIN_INPUT < usual < limit:
         return None
-    if not are_alike(changes, usual, _readings(view, job, slots)) and (
-        is_usual_shown or not _work_alike(view, job, slots)
-    ):
+    if not are_alike(changes, usual, _readings(view, job, slots)):
         return None
     progress = job_steps.progress(view, job, slots)
     # Two slots show a part of long steps, with or without their exchange.
@@ -154,22 +152,6 @@ def _input_limit(view: findings.DiagnosisView, job: ActiveJob, usual: float) -> 
     is_loss_of_gaps = MIN_GAP_SPEED * usual < speed < MAX_STARVED_SPEED
     is_loss_of_gaps &= bool(spins.mean() > MAJORITY)
     return MAX_SMALL_INPUT if is_loss_of_gaps else MAX_INPUT
-
-
-def _work_alike(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> bool:
-    """True if counters show that all ranks worked less than before, and alike.
-
-    If a step takes about one period of the samples, the utilization of a node is read in its gaps each time, or never.
-    """
-    for name in ("activity", "power"):
-        now = view.signals.table(DeviceKind.GPU, slots)[name][job.gpus]
-        changes = now / view.base(DeviceKind.GPU, name)[job.gpus]
-        changes = changes[~np.isnan(changes)]
-        if len(changes) >= MAJORITY * len(job.gpus):
-            usual = slot_sums.median(changes)
-            alike = are_alike(changes, usual, np.inf)
-            return usual < MAX_STARVED_SPEED and alike
-    return False
 
 
 def _exchanges_evenly(view: findings.DiagnosisView, job: ActiveJob) -> bool:
@@ -293,7 +275,7 @@ def late_hosts(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         is_alone &= job_steps.is_steady(view, job, "utilization") and _shows_late_nodes(view, job)
         hit &= has_reason | is_alone
         yield from _late_nodes(view, gaps, np.flatnonzero(hit).tolist(), has_reason)
-        hit = ~hit & has_reason & _have_rare_gaps(view, lasting) & _stand_out(lasting)
+        hit = ~hit & has_reason & _have_rare_gaps(view, lasting)
         hit &= job_steps.explain_speed(speed, lasting.mean)
         yield from _late_nodes(view, lasting, np.flatnonzero(hit).tolist(), has_reason)
 
@@ -328,14 +310,8 @@ GAP_FACTOR, PRESSED_GAP_SHARE = 1.5, 0.5
 """A late host is this many times its usual variation below its usual utilization. This share of `MIN_GAP` suffices for a node with
 tasks that wait for processors.
 """
-MIN_LATE_USE = 0.05
-"""Utilization above which a late host still works."""
-LATE_SHARE, LATE_ALONE_SHARE = 0.8, 0.6
-"""Share of the readings of a minute that must show a late host. The second is for a job whose other nodes have no gap: some
-readings miss the gap of a long step.
-"""
-LATE_DEVIATIONS = 4.0
-"""Utilization of a late host below that of the other nodes, in standard errors."""
+LATE_SHARE = 0.6
+"""Share of the readings of a minute that must show a late host: some readings miss the gap of a long step."""
 
 
 def _have_gaps(
@@ -350,20 +326,11 @@ def _have_gaps(
     limit = np.where(has_reason, -min_gap, np.fmin(own_limit, -min_gap))
     # Readings during which the others do not work either, as in a checkpoint, show no gap.
     differences = np.where(gaps.usual > MIN_OTHERS_USE, gaps.used - gaps.usual, np.nan)
-    late = (differences < limit) & (gaps.used > MIN_LATE_USE)
+    late = differences < limit
     if np.isnan(differences).all():
         return np.zeros(len(gaps.nodes), np.bool_)
     count, late_count = (~np.isnan(differences)).sum(axis=0), late.sum(axis=0)
-    # In long steps some readings of moments miss the gap: fewer suffice where no other node has one.
-    is_alone = (late_count == late_count.sum()) & (late_count >= LATE_SLOTS / 2)
-    share = np.where(is_alone, LATE_ALONE_SHARE, LATE_SHARE)
-    hit = (count >= LATE_SLOTS / 2) & (late_count >= share * count)
-    # Readings of moments vary: the mean of few of them must differ by more.
-    means = slot_sums.means_known(differences)
-    with np.errstate(invalid="ignore"):
-        deviation = float(np.nanstd(differences - means))
-    noise = LATE_DEVIATIONS * deviation / np.sqrt(np.fmax(count, 1))
-    found: findings.Flags = hit & (means < -np.fmax(min_gap, noise))
+    found: findings.Flags = (count >= LATE_SLOTS / 2) & (late_count >= LATE_SHARE * count)
     return found
 
 

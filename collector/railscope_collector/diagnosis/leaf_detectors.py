@@ -58,18 +58,14 @@ def faulty_leaves(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
             continue
         other_leaves = np.delete(np.arange(len(frames)), leaf)
         cause = findings.Cause("leaf", leaf, view.groups.leaf_names[leaf])
-        notifies = nic["notifications_sent"][positions]
         usual = np.fmax(
             or_zero(median_known(frames[other_leaves])) * PAUSE_FACTOR,
             MIN_PAUSE_FRAMES,
         )
         usual = np.fmax(usual, PAUSE_FACTOR * or_zero(base[leaf]))
-        no_marks = marks[leaf] == 0 and not or_zero(notifies).any()
         # Fewer packets have fewer marks: only at the usual load does their end show a changed setting.
-        ended = (
-            usual_marks[leaf] > MIN_MARKS and loads[leaf] > USUAL_LOAD * usual_loads[leaf]
-        ) or (len(other_leaves) >= MIN_MEMBERS and (marks[other_leaves] > MIN_MARKS).all())
-        if no_marks and (frames[leaf] > usual or ended) and (marks[other_leaves] > 0).any():
+        ended = usual_marks[leaf] > MIN_MARKS and loads[leaf] > USUAL_LOAD * usual_loads[leaf]
+        if marks[leaf] == 0 and (frames[leaf] > usual or ended) and (marks[other_leaves] > 0).any():
             limit = float(or_zero(median_known(frames[other_leaves])))
             pause = findings.FindingEvidence(
                 "pause_frames", float(frames[leaf]), limit, "other leaves", cause.name
@@ -165,8 +161,6 @@ class _NicLosses(NamedTuple):
 
 MIN_OUT_OF_ORDER, MIN_TIMEOUTS = 0.2, 0.02
 """Packets out of order, and acknowledgement timeouts, per second and NIC: with more timeouts, the fabric loses packets."""
-LOSS_SHARE = 0.3
-"""Share of the NICs in use below a leaf that lose packets if the leaf does."""
 
 
 def _losses(
@@ -200,9 +194,7 @@ def _losses(
     affected = positions[hit]
     if (
         len(affected) >= MIN_MEMBERS
-        and len(affected) >= LOSS_SHARE * len(positions)
         and _lasts(view, affected)
-        and _is_lost(view, affected)
         and not _has_one_sender(view, affected)
     ):
         of_nics = tuple(
@@ -224,21 +216,6 @@ def _lasts(view: findings.DiagnosisView, affected: Positions) -> bool:
     slots = view.signals.slots(DeviceKind.NIC, LOSS_SLOTS)
     losses = np.fmax(slots["out_of_order"], slots["naks"])[:, affected]
     return bool(np.median(findings.above(losses, 0.0).sum(axis=0)) > 1)
-
-
-MIN_REPORTED = 0.1
-"""Packets that receivers reported missing, relative to those out of order; spraying reorders without a loss."""
-
-
-def _is_lost(view: findings.DiagnosisView, affected: Positions) -> bool:
-    """True unless packets are out of order and hardly any is reported missing, as where switches spray them."""
-    nic, rails = view.signals.nic, view.groups.nic_rail
-    of_rails = np.isin(rails, rails[affected])
-    naks = nic["naks"][of_rails]
-    if np.isnan(naks).all():
-        return True
-    reordered = float(np.nansum(nic["out_of_order"][of_rails]))
-    return float(np.nansum(naks)) >= MIN_REPORTED * reordered
 
 
 SENDER_SHARE = 0.8

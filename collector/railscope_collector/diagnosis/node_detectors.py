@@ -16,7 +16,6 @@ from railscope_collector.diagnosis import findings, job_steps, storage_detectors
 from railscope_collector.diagnosis.leaf_detectors import MIN_TIMEOUTS
 from railscope_collector.diagnosis.quantities import DeviceKind
 from railscope_collector.diagnosis.slot_sums import mean_known
-from railscope_collector.workloads.job_roster import JobKey
 
 ACTIVE_SLOTS = 12
 """Slots before the last receipt of a node in which its job must have exchanged data, to show by its end that it waits."""
@@ -131,11 +130,6 @@ def stale_nodes(
     if len(stale) > max(1, MAX_STALE_NODES * len(contacts)):
         return
     stopped = {name: _stopped_jobs(view, name, contacts[name]) for name in stale}
-    first_ns: dict[JobKey, int] = {}
-    for name, states in stopped.items():
-        for state in states:
-            last_ns = contacts[name].last_received_ns
-            first_ns[state.job.key] = min(first_ns.get(state.job.key, last_ns), last_ns)
     for name in stale:
         contact = contacts[name]
         period_ns = round(contact.period_seconds * SECOND_NS)
@@ -151,12 +145,8 @@ def stale_nodes(
         cause = findings.Cause("node", name=name)
         # The first receipt that is missing was due one period after the last.
         onset_ns = contact.last_received_ns + period_ns
-        # A node that stops well after another one of its job did not stop the job.
         may_be_cause = (
-            state
-            for state in stopped[name]
-            if contact.last_received_ns <= first_ns[state.job.key] + 2 * period_ns
-            and not _stopped_by_other(view, state, name)
+            state for state in stopped[name] if not _stopped_by_other(view, state, name)
         )
         if any(_hangs(view, state, _stale_slot(view, contact)) for state in may_be_cause):
             yield findings.Finding(

@@ -16,7 +16,6 @@ from railscope_collector.diagnosis.baselines import GAP_MINUTES
 from railscope_collector.diagnosis.gpu_detectors import MIN_LIMITED, UNEXPLAINED_CLOCK
 from railscope_collector.diagnosis.job_steps import (
     MAX_GAP_SPREAD,
-    MIN_BUSY_USE,
     has_common_steps,
     is_steady_for_half,
     medians_of_others,
@@ -85,18 +84,16 @@ def _slower_clocks(
     usual = np.minimum(view.base(DeviceKind.GPU, "clock")[job.gpus], median_known(clocks))
     use = gpu["utilization"][job.gpus]
     usual = usual * np.fmin(use / view.base(DeviceKind.GPU, "utilization")[job.gpus], 1.0)
-    # An idle GPU may lower its clock.
-    works = ~(use < MIN_BUSY_USE * median_known(use))
     limit = UNEXPLAINED_CLOCK * usual
-    is_slower = (clocks < limit) & works
+    is_slower = clocks < limit
     if not is_slower.any():
         return
     readings = view.signals.slots(DeviceKind.GPU, CLOCK_SLOTS)["clock"][:, job.gpus]
     is_slower &= ((readings < limit) | np.isnan(readings)).all(axis=0)
-    slower = job.gpus[is_slower & ((~np.isnan(readings)).sum(axis=0) > 1)]
+    slower = job.gpus[is_slower]
     shares = [gpu[name][slower] for name in _LIMITS]
     is_limited = np.any([findings.above(share, MIN_LIMITED) for share in shares])
-    if is_limited or not _are_few(view, job, slower):
+    if is_limited:
         return
     for position in slower.tolist():
         values, name = (
@@ -111,19 +108,6 @@ def _slower_clocks(
 
 
 _LIMITS = ("thermal_share", "power_brake_share", "slowdown_share")
-MAX_STRAGGLERS = 0.25
-"""Share of the GPUs of a job that may be stragglers at once."""
-
-
-def _are_few(view: findings.DiagnosisView, job: ActiveJob, gpus: Positions) -> bool:
-    """True if so few GPUs of a job may be stragglers at once: on few nodes, or none that has the part of all nodes."""
-    max_gpus = max(1, MAX_STRAGGLERS * len(job.gpus))
-    nodes = len(np.unique(view.groups.gpu_node[gpus]))
-    indices = {view.devices.gpus[position].index for position in gpus.tolist()}
-    is_by_chance = len(gpus) == len(indices) or len(gpus) <= 2 < len(job.nodes)  # noqa: PLR2004 - a pair
-    is_one_node = nodes == 1 and len(job.nodes) >= MIN_PEERS
-    is_few = nodes <= max_straggling_nodes(job) or is_by_chance
-    return is_one_node or (len(gpus) <= max_gpus and is_few)
 
 
 def _fell_alike(view: findings.DiagnosisView, job: ActiveJob, slots: Floats) -> bool:
@@ -181,7 +165,7 @@ def _outliers(
         return
     limit = max(limit, EXTREME_RATIO * _past_excess(view, job, signal))
     hit = np.flatnonzero(findings.above(excess, limit))
-    if not len(hit) or not _are_few(view, job, gpus[hit]):
+    if not len(hit):
         return
     worst = float(excess[hit].max())
     # It waits nearly as much as the others: for something else, unless that is known and adds to its own delay.

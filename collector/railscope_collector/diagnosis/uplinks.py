@@ -91,7 +91,7 @@ class Uplinks:
             )
         )
         slot = view.signals.slot
-        lasting = _lasting(view, np.any(~(beyond < 1), axis=0))
+        lasting = _lasting(view)
         for rail, leaves in (_congested(view, crossing, affected) | lasting).items():
             first, last = self._seen.get(rail, (slot, slot))
             first = first if slot - last <= MAX_GAP_SLOTS else slot
@@ -222,14 +222,11 @@ def _is_slow(view: findings.DiagnosisView, key: JobKey) -> bool:
     return spins and bool(np.sum(speeds < UPLINK_SPEED) >= MIN_SLOW_SLOTS)
 
 
-def _lasting(view: findings.DiagnosisView, differs: findings.Flags) -> dict[int, list[int]]:
-    """Return the leaves of each rail with an incident whose job is still slow, unless its NICs are as before.
-
-    Under a load that was not seen before nothing is known of them, also not that the uplinks carry as much as before.
-    """
+def _lasting(view: findings.DiagnosisView) -> dict[int, list[int]]:
+    """Return the leaves of each rail with an incident whose job is still slow."""
     found = {}
     for (name, cause), fault in view.open_faults.items():
-        if name != "uplink_congested" or cause.position < 0 or not differs[[*fault.parts]].any():
+        if name != "uplink_congested" or cause.position < 0:
             continue
         keys = fault.reach.jobs & view.states.keys()
         if any(view.states[key].speed < UPLINK_SPEED for key in keys):
