@@ -120,7 +120,19 @@ def run_tests(tree: Path, built: Path, epoch: str) -> None:
     """Run the tests of the packages on what was built. Raises ClickException."""
     if (helm := ROOT / ".helm").exists():  # git ignores it, so the working tree lacks it
         (tree / ".helm").symlink_to(helm)
-    command = [sys.executable, "-P", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *TESTS]
+    # All, also those of the collector and the image, which `make test` leaves to `make thorough`.
+    selected = ["-m", "", *TESTS]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-p",
+        "no:cacheprovider",
+        *selected,
+    ]
     environment = {
         "PYTHONPATH": import_path(tree),
         "RAILSCOPE_PACKAGES": str(built),

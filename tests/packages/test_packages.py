@@ -22,11 +22,12 @@ from support.packages import EPOCH, ROOT, FreshRoot, build_packages, dependencie
 pytestmark = pytest.mark.timeout(900)  # the first of these tests builds all packages
 CAPTURE = ROOT / "tests/captures/hgx-h100-idle"
 COLLECTOR_COMMANDS = (("bill",), ("collector", "run"), ("simulate",))
-FORMS = ("railscope-*.whl", "railscope-*.tar.gz", "railscope-*.tgz", "railscope-*-oci.tar", "railscope*.cdx.json",
-         *(f"railscope-{name}{end}" for name in ("agent", "collector", "common") for end in ("_*.deb", "-*.rpm")))  # fmt: skip
+FORMS = ("railscope-*.whl", "railscope-*.tar.gz", "railscope-*.tgz", "railscope*.cdx.json",
+         *(f"railscope-{name}{end}" for name in ("agent", "common") for end in ("_*.deb", "-*.rpm")))  # fmt: skip
+FORMS_OF_COLLECTOR = ("railscope-*-oci.tar", "railscope-collector_*.deb", "railscope-collector-*.rpm",
+                      "railscope-collector-*.cdx.json", "railscope-image-*.cdx.json")  # fmt: skip
 BUILD = runpy.run_path(str(ROOT / "deploy/packages/build.py"), run_name="packages_build")
 SITE = BUILD["SITE"]
-LARGE = re.compile(r"railscope-(?:collector|image)|.*-oci\.tar$|SHA256SUMS")
 
 
 def one(directory: Path, pattern: str) -> Path:
@@ -34,43 +35,86 @@ def one(directory: Path, pattern: str) -> Path:
     return path
 
 
-def test_the_source_distribution_builds_the_same_files(built: Path, tmp_path: Path):
+def unpack_source(built: Path, directory: Path) -> Path:
+    """Return the tree of the source distribution."""
     with tarfile.open(one(built, "*.tar.gz")) as archive:
-        archive.extractall(tmp_path, filter="data")
-    (source,) = tmp_path.iterdir()
-    before = {path: path.stat().st_mtime_ns for path in source.rglob("*")}
-    build_packages(source, tmp_path / "again", "--without-collector")
-    assert {path: path.stat().st_mtime_ns for path in source.rglob("*")} == before, (
-        "a build leaves nothing in the source tree"
-    )
-    first = {path.name for path in built.iterdir() if not LARGE.match(path.name)}
-    assert {path.name for path in (tmp_path / "again").iterdir()} == {*first, "SHA256SUMS"}
-    for name in first:
-        assert (tmp_path / "again" / name).read_bytes() == (built / name).read_bytes(), name
+        archive.extractall(directory, filter="data")
+    (source,) = directory.iterdir()
+    return source
+
+
+def modified_times(tree: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in tree.rglob("*")}
+
+
+def test_the_source_distribution_builds_the_same_wheel_and_itself(built: Path, tmp_path: Path):
+    source = unpack_source(built, tmp_path / "unpacked")
+    before = modified_times(source)
+    command = [sys.executable, "-m", "hatchling", "build", "--directory", str(tmp_path / "again")]
+    environment = os.environ | {"SOURCE_DATE_EPOCH": EPOCH, "PYTHONHASHSEED": "0"}
+    subprocess.run(command, cwd=source, env=environment, capture_output=True, check=True)
+    assert modified_times(source) == before, "a build leaves nothing in the source tree"
+    for pattern in ("*.whl", "*.tar.gz"):
+        again = one(tmp_path / "again", pattern)
+        assert again.read_bytes() == (built / again.name).read_bytes(), again.name
 
 
 @pytest.mark.thorough
-def test_a_second_build_of_all_packages_is_equal(built: Path, tmp_path: Path):
+def test_the_source_distribution_builds_all_packages_again(built_all: Path, tmp_path: Path):
+    source = unpack_source(built_all, tmp_path / "unpacked")
+    before = modified_times(source)
+    build_packages(source, tmp_path / "again")
+    assert modified_times(source) == before, "a build leaves nothing in the source tree"
+    for path in built_all.iterdir():
+        # The image names the commit, which a source distribution does not know.
+        if "oci" not in path.name and path.name != "SHA256SUMS":
+            assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+@pytest.mark.thorough
+def test_a_second_build_of_all_packages_is_equal(built_all: Path, tmp_path: Path):
     build_packages(ROOT, tmp_path / "again")
     sums = (tmp_path / "again/SHA256SUMS").read_text()
-    assert sums == (built / "SHA256SUMS").read_text()
+    assert sums == (built_all / "SHA256SUMS").read_text()
 
 
-def test_the_checksums_are_those_of_all_files(built: Path):
+def check_checksums(built: Path, forms: tuple[str, ...]) -> None:
+    """Check that SHA256SUMS has each file, and that there is one of each form."""
     lines = (built / "SHA256SUMS").read_text().splitlines()
     sums = {name: digest for digest, name in (line.split("  ") for line in lines)}
     files = {path.name: path for path in built.iterdir() if path.name != "SHA256SUMS"}
-    assert all(any(path.match(form) for path in files.values()) for form in FORMS)
+    assert all(any(path.match(form) for path in files.values()) for form in forms)
     assert sums == {
         name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()
     }
 
 
+def test_the_checksums_are_those_of_all_files(built: Path):
+    check_checksums(built, FORMS)
+
+
+@pytest.mark.thorough
+def test_the_checksums_are_those_of_all_files_with_the_collector(built_all: Path):
+    check_checksums(built_all, (*FORMS, *FORMS_OF_COLLECTOR))
+
+
+@pytest.fixture(name="files")
+def _files(request: pytest.FixtureRequest, name: str) -> Path:
+    """Return the build that has a package."""
+    is_collector = name in {"collector", "railscope-collector"}
+    found: Path = request.getfixturevalue("built_all" if is_collector else "built")
+    return found
+
+
 @pytest.mark.parametrize(
-    ("name", "lock"), [("railscope", "agent"), ("railscope-collector", "extras")]
+    ("name", "lock"),
+    [
+        ("railscope", "agent"),
+        pytest.param("railscope-collector", "extras", marks=pytest.mark.thorough),
+    ],
 )
-def test_the_bill_of_materials_has_every_locked_package(built: Path, name: str, lock: str):
-    bill = json.loads(one(built, f"{name}-[0-9]*.cdx.json").read_text())
+def test_the_bill_of_materials_has_every_locked_package(files: Path, name: str, lock: str):
+    bill = json.loads(one(files, f"{name}-[0-9]*.cdx.json").read_text())
     found = {
         (part["name"].replace("_", "-").replace(".", "-").lower(), part["version"])
         for part in bill["components"]
@@ -182,42 +226,40 @@ EACH_PACKAGE = pytest.mark.parametrize(
 
 
 @EACH_PACKAGE
-def test_lintian_finds_nothing_but_what_is_listed(built: Path, name: str):
+def test_lintian_finds_nothing_but_what_is_listed(files: Path, name: str):
     require("lintian", "lintian")
     command = ["lintian", "--allow-root", "--fail-on", "error,warning"]
-    file = str(one(built, f"railscope-{name}_*.deb"))
+    file = str(one(files, f"railscope-{name}_*.deb"))
     outcome = subprocess.run([*command, file], capture_output=True, text=True, check=False)
     assert (outcome.returncode, outcome.stdout) == (0, "")
 
 
 @EACH_PACKAGE
-def test_rpmlint_finds_nothing_but_what_is_listed(built: Path, name: str):
+def test_rpmlint_finds_nothing_but_what_is_listed(files: Path, name: str):
     require("rpmlint", "rpmlint")
     settings = str(ROOT / "deploy/packages/rpmlint.toml")
-    command = ["rpmlint", "--config", settings, str(one(built, f"railscope-{name}-*.rpm"))]
+    command = ["rpmlint", "--config", settings, str(one(files, f"railscope-{name}-*.rpm"))]
     outcome = subprocess.run(command, capture_output=True, text=True, check=False)
     assert outcome.returncode == 0, outcome.stdout
     assert " 0 errors, 0 warnings" in outcome.stdout
 
 
-def test_the_rpm_packages_have_the_files_of_the_debian_packages(built: Path):
+@EACH_PACKAGE
+def test_the_rpm_package_has_the_files_of_the_debian_package(files: Path, name: str):
     def paths(*command: str) -> set[str]:
         return set(
             subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
         )
 
-    for name in ("agent", "collector", "common"):
-        listing = paths("dpkg-deb", "--contents", str(one(built, f"railscope-{name}_*.deb")))
-        in_deb = {line.split(maxsplit=5)[5].partition(" -> ")[0].lstrip(".") for line in listing}
-        in_deb = {path for path in in_deb if not path.endswith("/")}
-        in_rpm = paths(
-            "rpm", "--query", "--package", "--list", str(one(built, f"railscope-{name}-*.rpm"))
-        )
-        own = {
-            path for path in in_deb if "/lintian/" in path or path.endswith("changelog.Debian.gz")
-        }
-        assert {path.replace(*BUILD["ZSH_DIRECTORIES"]) for path in in_deb - own} <= in_rpm
-        assert len(own) == 2
+    listing = paths("dpkg-deb", "--contents", str(one(files, f"railscope-{name}_*.deb")))
+    in_deb = {line.split(maxsplit=5)[5].partition(" -> ")[0].lstrip(".") for line in listing}
+    in_deb = {path for path in in_deb if not path.endswith("/")}
+    in_rpm = paths(
+        "rpm", "--query", "--package", "--list", str(one(files, f"railscope-{name}-*.rpm"))
+    )
+    own = {path for path in in_deb if "/lintian/" in path or path.endswith("changelog.Debian.gz")}
+    assert {path.replace(*BUILD["ZSH_DIRECTORIES"]) for path in in_deb - own} <= in_rpm
+    assert len(own) == 2
 
 
 def test_the_command_has_man_pages_and_completion(built: Path):
@@ -260,21 +302,44 @@ def later(deb: Path, directory: Path) -> Path:
     return file
 
 
+@pytest.fixture(
+    name="names",
+    scope="module",
+    params=[
+        pytest.param(("common", "agent"), id="agent"),
+        pytest.param(("common", "agent", "collector"), id="all", marks=pytest.mark.thorough),
+    ],
+)
+def _names(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """Packages that are installed together."""
+    names: tuple[str, ...] = request.param
+    return names
+
+
+@pytest.fixture(name="installed_files", scope="module")
+def _installed_files(request: pytest.FixtureRequest, names: tuple[str, ...]) -> Path:
+    found: Path = request.getfixturevalue("built_all" if "collector" in names else "built")
+    return found
+
+
 @pytest.fixture(name="root", scope="module")
-def _root(built: Path, tmp_path_factory: pytest.TempPathFactory) -> FreshRoot:
+def _root(
+    installed_files: Path, names: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> FreshRoot:
     """A root with exactly what the packages depend on; each test leaves it as it was."""
     if os.geteuid() != 0:
         pytest.skip("only root may install packages")
     require("mmdebstrap", "mmdebstrap")
-    needed = {name for deb in built.glob("*.deb") for name in dependencies(deb)}
+    debs = [one(installed_files, f"railscope-{name}_*.deb") for name in names]
+    needed = {package for deb in debs for package in dependencies(deb)}
     path = tmp_path_factory.mktemp("fresh") / "root"
     return FreshRoot(path, *needed, "dash", "coreutils", "systemd")
 
 
 def test_debian_packages_are_installed_upgraded_removed_and_purged(
-    built: Path, root: FreshRoot, tmp_path: Path
+    installed_files: Path, names: tuple[str, ...], root: FreshRoot, tmp_path: Path
 ):
-    debs = [one(built, f"railscope-{name}_*.deb") for name in ("common", "agent", "collector")]
+    debs = [one(installed_files, f"railscope-{name}_*.deb") for name in names]
     fresh = root.paths()
 
     other = root.path / "opt/railscope/pyvenv.cfg"
@@ -294,7 +359,8 @@ def test_debian_packages_are_installed_upgraded_removed_and_purged(
         return outcome.stdout
 
     assert "railscope, version" in railscope("--version")
-    railscope("collector", "check")
+    if "collector" in names:
+        railscope("collector", "check")
     shutil.copytree(CAPTURE, root.path / "capture")
     assert "railscope_gpu_info{" in railscope("agent", "once", "--replay", "/capture")
     shutil.rmtree(root.path / "capture")
@@ -308,7 +374,7 @@ def test_debian_packages_are_installed_upgraded_removed_and_purged(
     for path in named:
         assert (root.path / path.lstrip("/")).exists(), path
         assert root.run("test", "-x", path).returncode == 0, path
-    for unit in ("railscope-agent", "railscope-collector"):
+    for unit in (f"railscope-{name}" for name in names[1:]):
         assert root.run("systemctl", "is-enabled", unit).stdout == "disabled\n"
 
     settings = root.path / "etc/railscope/agent.toml"
@@ -318,8 +384,9 @@ def test_debian_packages_are_installed_upgraded_removed_and_purged(
     (root.path / "etc/railscope/collector.token").write_text("secret\n")
     root.run("systemctl", "enable", "railscope-agent")
     root.dpkg("--install", *(later(deb, tmp_path) for deb in debs[:2]))
-    root.dpkg("--remove", "railscope-collector")
-    assert (root.path / MOVED).read_text() == "moved\n"
+    if "collector" in names:
+        root.dpkg("--remove", "railscope-collector")
+        assert (root.path / MOVED).read_text() == "moved\n"
     assert settings.read_text() == 'node = "mine"\n'
     assert state.is_dir()
     assert root.run("systemctl", "is-enabled", "railscope-agent").stdout == "enabled\n"
@@ -330,28 +397,28 @@ def test_debian_packages_are_installed_upgraded_removed_and_purged(
     assert settings.exists()
     assert state.is_dir()
     assert not list((root.path / "etc/systemd/system").rglob("railscope*"))
-    root.dpkg("--purge", "railscope-agent", "railscope-collector", "railscope-common")
+    root.dpkg("--purge", *(f"railscope-{name}" for name in names))
     left = root.paths() - fresh
     assert {path for path in left if "railscope" in path} == set()
 
 
 def test_rpm_packages_are_installed_upgraded_and_removed(
-    built: Path, root: FreshRoot, tmp_path: Path
+    installed_files: Path, names: tuple[str, ...], root: FreshRoot, tmp_path: Path
 ):
     fresh = root.paths()
-    files = [one(built, f"railscope-{name}-*.rpm") for name in ("common", "agent", "collector")]
-    root.rpm("--install", *files)
-    assert root.run("railscope", "collector", "check").returncode == 0
+    root.rpm("--install", *(one(installed_files, f"railscope-{name}-*.rpm") for name in names))
+    command = ("collector", "check") if "collector" in names else ("--version",)
+    assert root.run("railscope", *command).returncode == 0
     assert root.run("systemctl", "is-enabled", "railscope-agent").stdout == "disabled\n"
     root.run("systemctl", "enable", "railscope-agent")
-    names = [f"railscope-{name}" for name in ("agent", "collector", "common")]
-    root.rpm("--verify", *names)
+    installed = [f"railscope-{name}" for name in names]
+    root.rpm("--verify", *installed)
 
     settings = root.path / "etc/railscope/agent.toml"
     settings.write_text('node = "mine"\n')
     state = root.path / "var/lib/private/railscope-agent/spool"
     state.mkdir(parents=True)
-    tree = extract(one(built, "railscope-agent_*.deb"), tmp_path)
+    tree = extract(one(installed_files, "railscope-agent_*.deb"), tmp_path)
     shutil.rmtree(tree / "DEBIAN")
     BUILD["write_rpm"](BUILD["AGENT"], tree, "99.0.0", tmp_path, int(EPOCH))
     root.rpm("--upgrade", one(tmp_path, "*.rpm"))
@@ -360,7 +427,7 @@ def test_rpm_packages_are_installed_upgraded_and_removed(
     assert new.read_text().endswith("# of the next version\n")
     assert root.run("systemctl", "is-enabled", "railscope-agent").stdout == "enabled\n"
 
-    root.rpm("--erase", *names)
+    root.rpm("--erase", *installed)
     assert state.is_dir()
     assert not list((root.path / "etc/systemd/system").rglob("railscope*"))
     settings.with_name("agent.toml.rpmsave").unlink()
