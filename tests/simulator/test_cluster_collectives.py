@@ -35,7 +35,7 @@ fault = partial(
 )
 
 
-def scenario(*jobs: JobPlan, faults: tuple[Any, ...] = (), seconds: int = 300) -> ClusterScenario:
+def scenario(*jobs: JobPlan, faults: tuple[Any, ...] = (), seconds: int = 220) -> ClusterScenario:
     size = SimulatedClusterSize(nodes_per_pod=2, filers=0)
     return ClusterScenario(
         seconds, step_seconds=5.0, seed=5, cluster=size, jobs=[*jobs], faults=[*faults]
@@ -143,10 +143,14 @@ def test_a_slow_path_lowers_the_bandwidth_of_its_communicator_on_all_nodes() -> 
     ("plan", "seconds"),
     [
         (job(checkpoint_period_seconds=60.0, checkpoint_seconds=20.0), 400),
-        (job(evaluation_period_seconds=90.0, evaluation_seconds=60.0), 400),
+        pytest.param(
+            job(evaluation_period_seconds=90.0, evaluation_seconds=60.0),
+            400,
+            marks=pytest.mark.thorough,  # slower for a minute, as at a checkpoint
+        ),
         (job(uneven=0.3, pattern="pipeline"), 400),
         (job(breaks=[(300.0, 40.0)]), 400),
-        (job(breaks=[(100.0, 40.0)]), 200),
+        pytest.param(job(breaks=[(100.0, 40.0)]), 200, marks=pytest.mark.thorough),
         (job(exchange=0.05), 200),
     ],
 )
@@ -176,15 +180,16 @@ def test_a_slow_path_or_host_makes_no_rank_of_a_node_the_last_one(slow: Any) -> 
 
 
 def test_a_job_that_starts_again_has_new_logs_of_a_new_communicator() -> None:
+    restarted = scenario(job(breaks=[(60.0, 40.0)]), seconds=140)
     listings = [
         calls["job_files.list_inspector(/run/railscope/nccl-inspector)"]["files"]
-        for calls in moments(scenario(job(breaks=[(100.0, 40.0)]), seconds=200))
+        for calls in moments(restarted)
         if "job_files.list_inspector(/run/railscope/nccl-inspector)" in calls
     ]
     inodes = [files[0]["inode"] for files in listings]
     assert len(set(inodes)) == 2
     assert inodes == sorted(inodes)
-    found = replay(scenario(job(breaks=[(100.0, 40.0)]), seconds=200))
+    found = replay(restarted)
     assert found.numbers["railscope_nccl_inspector_replaced_logs_total"] == 16
 
 
