@@ -11,6 +11,8 @@ from support.drawn_cluster import DrawnCluster, DrawnFeed, Row
 from railscope_collector.diagnosis.incidents import Incident
 
 SLOTS, ONSET = 84, 50
+MAX_SLOTS = 160
+"""Slots that a feed has room for, if a test needs no more."""
 NODES = 6
 
 
@@ -19,7 +21,7 @@ Change = Callable[[DrawnCluster, Row, int], None]
 
 
 def drawn_feed(
-    pods: int = 1, job_nodes: int = NODES, nodes: int = NODES, slots: int = 160
+    pods: int = 1, job_nodes: int = NODES, nodes: int = NODES, slots: int = MAX_SLOTS
 ) -> DrawnFeed:
     """Return a cluster without harmless events, whose first job has at most some nodes."""
     cluster = DrawnCluster(9, pods, nodes, benign=False)
@@ -29,15 +31,15 @@ def drawn_feed(
 
 
 @cache
-def _healthy(pods: int, job_nodes: int, slots: int) -> DrawnFeed:
-    feed = drawn_feed(pods, job_nodes, slots=slots)
-    run(feed, lambda _cluster, _row, _since: None, ONSET)
+def _healthy(pods: int, job_nodes: int, onset: int) -> DrawnFeed:
+    feed = drawn_feed(pods, job_nodes)
+    run(feed, lambda _cluster, _row, _since: None, onset)
     return feed
 
 
-def healthy_feed(pods: int = 1, job_nodes: int = NODES, slots: int = 160) -> DrawnFeed:
+def healthy_feed(pods: int = 1, job_nodes: int = NODES, onset: int = ONSET) -> DrawnFeed:
     """Return a cluster without a change until the onset: half of the time of most tests, which share it."""
-    return copy.deepcopy(_healthy(pods, job_nodes, slots))
+    return copy.deepcopy(_healthy(pods, job_nodes, onset))
 
 
 def run(feed: DrawnFeed, change: Change, slots: int) -> list[Incident]:
@@ -58,7 +60,7 @@ def incidents_of(
     changes_past: bool = False,
 ) -> list[Incident]:
     """Return the incidents of a cluster whose readings are changed, from the onset on unless its past is, too."""
-    feed = (drawn_feed if changes_past else healthy_feed)(pods, job_nodes, slots=slots)
+    feed = (drawn_feed if changes_past else healthy_feed)(pods, job_nodes)
     return run(feed, change, slots)
 
 

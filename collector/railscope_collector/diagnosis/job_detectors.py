@@ -253,8 +253,9 @@ def late_hosts(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         # Without steps, as between phases of training, nodes may do different work.
         speed = view.states[job.key].speed
         has_steps = not speed < MIN_LATE_SPEED
-        is_steady_job = job_steps.is_steady_for_half(view, job, "utilization")
-        if len(job.nodes) < 2 or not has_steps or not is_steady_job:  # noqa: PLR2004 - other nodes to compare with
+        if len(job.nodes) < 2 or not has_steps:  # noqa: PLR2004 - other nodes to compare with
+            continue
+        if not job_steps.is_steady_for_half(view, job, "utilization"):
             continue
         nodes, before = job_steps.node_means(view, job, past)
         used, usual = job_steps.uses_of_nodes(view, job, slots)
@@ -267,17 +268,23 @@ def late_hosts(view: findings.DiagnosisView) -> Iterator[findings.Finding]:
         hit = _have_gaps(view, gaps, has_reason)
         # All ranks wait for a late host, so the job slows down as much; replicas of a service do not.
         hit &= job_steps.explain_speed(speed, gaps.mean)
-        past_of_others = job_steps.medians_of_others(before)
-        is_alone = findings.above(past_of_others, MIN_OTHERS_USE)
-        is_alone &= ~(speed > 1 + MIN_GAP_LOSS * gaps.mean)
-        is_alone &= job_steps.has_exchanged(view, job)
-        is_alone &= _stand_out(lasting)
-        is_alone &= job_steps.is_steady(view, job, "utilization") and _shows_late_nodes(view, job)
-        hit &= has_reason | is_alone
-        yield from _late_nodes(view, gaps, np.flatnonzero(hit).tolist(), has_reason)
-        hit = ~hit & has_reason & _have_rare_gaps(view, lasting)
-        hit &= job_steps.explain_speed(speed, lasting.mean)
-        yield from _late_nodes(view, lasting, np.flatnonzero(hit).tolist(), has_reason)
+        # Usually no node is late: the rest of the conditions cost most of the time.
+        if hit.any():
+            past_of_others = job_steps.medians_of_others(before)
+            is_alone = findings.above(past_of_others, MIN_OTHERS_USE)
+            is_alone &= ~(speed > 1 + MIN_GAP_LOSS * gaps.mean)
+            is_alone &= job_steps.has_exchanged(view, job)
+            is_alone &= _stand_out(lasting)
+            is_alone &= job_steps.is_steady(view, job, "utilization") and _shows_late_nodes(
+                view, job
+            )
+            hit &= has_reason | is_alone
+            yield from _late_nodes(view, gaps, np.flatnonzero(hit).tolist(), has_reason)
+        hit = ~hit & has_reason
+        if hit.any():
+            hit &= _have_rare_gaps(view, lasting)
+            hit &= job_steps.explain_speed(speed, lasting.mean)
+            yield from _late_nodes(view, lasting, np.flatnonzero(hit).tolist(), has_reason)
 
 
 MIN_GAP = 0.035

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from support.drawn_cluster import DrawnCluster, Row
-from support.drawn_readings import SLOTS, drawn_feed, run
+from support.drawn_readings import SLOTS, healthy_feed, run
 
 from railscope_collector import diagnosis
 from railscope_collector.config import CollectorSettings
@@ -40,7 +40,7 @@ def test_a_threshold_of_the_settings_changes_the_result(
     settings = msgspec.convert(
         {"diagnosis": {"thresholds": {"jobs": thresholds}}}, CollectorSettings
     )
-    feed = drawn_feed(slots=SLOTS)
+    feed = healthy_feed()
     feed.diagnosis.thresholds = settings.diagnosis.thresholds
     run(feed, slow_down, SLOTS)
     assert [each.class_name for each in feed.diagnosis.tracker.incidents] == expected

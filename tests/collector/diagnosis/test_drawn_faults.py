@@ -11,6 +11,7 @@ import pytest
 from support.cases import third_of
 from support.drawn_cluster import START_NS, DrawnCluster, DrawnFeed
 from support.drawn_faults import FAULTS, DrawnFault
+from support.drawn_readings import ONSET, healthy_feed
 
 from railscope.timestamps import SECOND_NS
 from railscope.wire import WireEntity, WireEvent
@@ -96,10 +97,10 @@ def test_a_healthy_cluster_has_no_incident() -> None:
 
 
 def test_two_faults_are_two_incidents() -> None:
-    cluster = DrawnCluster(SEED, 1, 6, benign=False)
+    feed = healthy_feed()
+    cluster = feed.cluster
     first, second = FAULTS["gpu_lost"](cluster), FAULTS["transceiver_degraded"](cluster)
-    feed = DrawnFeed(cluster, 90)
-    for slot in range(90):
+    for slot in range(ONSET, 90):
         row = cluster.draw()
         if slot >= 50:
             first.effect(cluster, row, slot - 50)
@@ -110,9 +111,10 @@ def test_two_faults_are_two_incidents() -> None:
 
 
 def test_a_failure_lasts_while_its_device_shows_it() -> None:
-    cluster = DrawnCluster(SEED, 1, 6, benign=False)
-    feed, ended = DrawnFeed(cluster, 170), []
-    for slot in range(170):
+    feed = healthy_feed()
+    cluster = feed.cluster
+    ended = []
+    for slot in range(ONSET, 170):
         row = cluster.draw()
         if slot == 50:
             entity = WireEntity("xid", ("0000:02:00.0", "95"))
@@ -123,7 +125,7 @@ def test_a_failure_lasts_while_its_device_shows_it() -> None:
         ended.append([incident.ended_ns for incident in feed.diagnosis.tracker.incidents])
     (incident,) = feed.diagnosis.tracker.incidents
     assert (incident.class_name, incident.symptoms) == ("ecc_uncorrectable", {"row_remap"})
-    assert ended[148] == [0]
+    assert ended[148 - ONSET] == [0]
     assert incident.ended_ns > 0
 
 
@@ -132,9 +134,9 @@ def test_a_failure_lasts_while_its_device_shows_it() -> None:
     [("48", "ecc_uncorrectable"), ("94", "ecc_uncorrectable"), ("63", "row_remap")],
 )
 def test_an_error_with_its_remap_is_one_incident(xid: str, found: str) -> None:
-    cluster = DrawnCluster(SEED, 1, 6, benign=False)
-    feed = DrawnFeed(cluster, 80)
-    for slot in range(80):
+    feed = healthy_feed()
+    cluster = feed.cluster
+    for slot in range(ONSET, 80):
         row = cluster.draw()
         if slot == 50:
             entity = WireEntity("xid", ("0000:02:00.0", xid))
@@ -147,9 +149,10 @@ def test_an_error_with_its_remap_is_one_incident(xid: str, found: str) -> None:
 
 def test_a_job_that_hangs_after_an_error_of_its_gpu_is_a_victim() -> None:
     """No counter shows a link that is down: the report of the driver explains what begins well after it."""
-    cluster = DrawnCluster(SEED, 1, 6, benign=False)
-    hang, feed = FAULTS["nccl_hang"](cluster), DrawnFeed(cluster, 100)
-    for slot in range(100):
+    feed = healthy_feed()
+    cluster = feed.cluster
+    hang = FAULTS["nccl_hang"](cluster)
+    for slot in range(ONSET, 100):
         row = cluster.draw()
         if slot == 50:
             entity = WireEntity("xid", ("0000:02:00.0", "74"))
@@ -279,9 +282,9 @@ def test_the_only_two_leaves_of_a_job_lose_alike_where_one_of_them_drops() -> No
 
 
 def test_a_nic_that_stops_receiving_is_not_slow_before_it_is_a_storm() -> None:
-    cluster = DrawnCluster(SEED, 1, 6, benign=False)
-    feed = DrawnFeed(cluster, 70)
-    for slot in range(70):
+    feed = healthy_feed()
+    cluster = feed.cluster
+    for slot in range(ONSET, 70):
         row = cluster.draw()
         if slot >= 50:  # a frame of the first slot is from the time before, or late
             row.nic["pausing"][1, 2] = 0.3 if slot == 50 else 0.95
@@ -321,9 +324,9 @@ def test_a_slow_file_server_is_not_the_reason_for_a_late_host() -> None:
 
 
 def test_pause_without_a_cause_is_reported_as_such() -> None:
-    cluster = DrawnCluster(SEED, 1, 6, benign=False)
-    feed = DrawnFeed(cluster, 90)
-    for slot in range(90):
+    feed = healthy_feed()
+    cluster = feed.cluster
+    for slot in range(ONSET, 90):
         row = cluster.draw()
         if slot >= 50:
             row.nic["paused"][cluster.jobs[0].nodes, 2] = 0.2
@@ -373,11 +376,11 @@ def test_classes_explain_only_known_classes() -> None:
 
 def test_a_node_without_readings_is_unknown() -> None:
     """A node whose capture ends while its job goes on is neither down nor idle."""
-    cluster = DrawnCluster(SEED, 1, 6, benign=False)
-    feed = DrawnFeed(cluster, 80)
+    feed = healthy_feed()
+    cluster = feed.cluster
     feed.diagnosis.has_receipts = False
     node = cluster.jobs[0].nodes[0]
-    for slot in range(80):
+    for slot in range(ONSET, 80):
         row = replace(cluster.draw())
         if slot >= 50:
             row.stale_nodes.add(node)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.drawn_cluster import DrawnCluster, DrawnFeed, Row
 from support.drawn_faults import hang
-from support.drawn_readings import ONSET, Change, drawn_feed, run
+from support.drawn_readings import ONSET, Change, healthy_feed, run
 
 from railscope_collector.diagnosis.findings import EVENT, Cause, Finding, FindingEvidence
 from railscope_collector.diagnosis.incident_report import (
@@ -63,7 +63,7 @@ def paused(cluster: DrawnCluster, row: Row, since: int) -> None:
 def test_evidence_states_the_window_that_its_detector_uses(
     change: Change, class_name: str, seconds: float, uncertainty_seconds: float
 ) -> None:
-    feed = drawn_feed(slots=ONSET + 24)
+    feed = healthy_feed()
     (found,) = (each for each in run(feed, change, ONSET + 24) if each.class_name == class_name)
     shown = document(feed, found)
     assert shown.evidence[0].window_seconds == seconds
@@ -71,7 +71,7 @@ def test_evidence_states_the_window_that_its_detector_uses(
 
 
 def test_a_hang_may_have_begun_with_the_wait_of_the_job() -> None:
-    feed = drawn_feed(slots=ONSET + 40)
+    feed = healthy_feed()
     (found,) = (each for each in run(feed, hung, ONSET + 40) if each.class_name == "nccl_hang")
     shown = document(feed, found)
     began_ns = feed.diagnosis.end_of(ONSET)
@@ -84,7 +84,7 @@ def test_a_report_has_no_window_and_an_onset_within_a_slot() -> None:
     evidence = FindingEvidence("xid 79", 1.0, 0.0, EVENT, "n1 GPU 0", slots=0)
     finding = Finding("gpu_lost", Cause("gpu", 0), (evidence,), onset_ns=1)
     assert finding.uncertain_slots == 0
-    feed = drawn_feed(slots=ONSET + 24)
+    feed = healthy_feed()
     (found,) = (e for e in run(feed, paused, ONSET + 24) if e.class_name == "slow_receiver")
     found.evidence, found.onset_slots = (evidence,), finding.uncertain_slots
     shown = document(feed, found)

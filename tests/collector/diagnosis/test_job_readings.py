@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 from support.drawn_cluster import START_NS, DrawnCluster, DrawnFeed, Row
 from support.drawn_faults import hang as hung_job
-from support.drawn_readings import NODES, ONSET, SLOTS, classes_of, drawn_feed, incidents_of, run
+from support.drawn_readings import (
+    NODES,
+    ONSET,
+    SLOTS,
+    classes_of,
+    drawn_feed,
+    healthy_feed,
+    incidents_of,
+    run,
+)
 
 from railscope_collector.diagnosis.findings import SLOT_NS, JobState, JobWait
 from railscope_collector.diagnosis.job_detectors import are_alike
@@ -581,7 +590,7 @@ def test_a_job_of_two_nodes_of_which_one_has_gaps_is_slow() -> None:
 
 
 def test_traffic_of_others_on_the_nodes_of_a_job_is_no_progress_of_it() -> None:
-    feed = drawn_feed(slots=ONSET + 20)
+    feed = healthy_feed()
 
     def slow_down(cluster: DrawnCluster, row: Row, since: int) -> None:
         if since >= 0:

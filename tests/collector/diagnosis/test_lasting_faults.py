@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from support.drawn_cluster import RAILS, DrawnCluster, DrawnFeed, Row
-from support.drawn_readings import ONSET, classes_of, drawn_feed, run
+from support.drawn_readings import ONSET, classes_of, drawn_feed, healthy_feed, run
 
 from railscope.reading import Absent
 from railscope.wire import WireEntity, WireEvent
@@ -26,7 +26,7 @@ def hot(row: Row, index: int = 2) -> None:
 
 def test_a_fault_that_outlasts_its_explanation_is_an_incident_of_its_own_again() -> None:
     explained = set[str]()
-    feed = drawn_feed()
+    feed = healthy_feed()
 
     def change(_: DrawnCluster, row: Row, since: int) -> None:
         if since >= 0:
@@ -53,7 +53,7 @@ def test_an_error_that_explains_a_remap_lasts_until_the_remap() -> None:
         if since == 14:
             row.gpu["ecc"][NODE, 2] = 1
 
-    found = run(drawn_feed(), change, ONSET + 50)
+    found = run(healthy_feed(), change, ONSET + 50)
     roots = {each.class_name for each in found if not each.explained_by and not each.ended_ns}
     assert roots == {"ecc_uncorrectable"}
 
@@ -71,7 +71,7 @@ def test_a_fault_of_many_nics_of_a_node_is_one_incident(name: str, devices: int)
         elif since >= 0:
             row.nic["speed"][NODE, :devices] /= 2
 
-    found = [each for each in run(drawn_feed(), change, ONSET + 20) if not each.explained_by]
+    found = [each for each in run(healthy_feed(), change, ONSET + 20) if not each.explained_by]
     assert classes_of(found) == {(name, "node")}
     (incident,) = found
     assert len(incident.parts) == devices
@@ -88,7 +88,7 @@ def test_a_node_that_loses_its_gpus_is_one_incident_with_the_reports_of_the_driv
             row.absent |= {(NODE, index): Absent.GONE.value for index in range(4)}
             cluster.slow_job(row, cluster.job_of(NODE), 0.0)
 
-    found = [each for each in run(drawn_feed(), change, ONSET + 20) if not each.explained_by]
+    found = [each for each in run(healthy_feed(), change, ONSET + 20) if not each.explained_by]
     assert classes_of(found) == {("gpu_lost", "node")}
     signals = {each.signal: each.comparison for each in found[0].evidence}
     assert signals == {"utilization": "gone", "xid 79": "event"}
@@ -101,7 +101,7 @@ def test_a_device_with_an_incident_keeps_it_when_others_of_its_node_follow() -> 
         if since >= 10:
             row.nic["bit_errors"][NODE, 1:5] = 1e-4
 
-    found = run(drawn_feed(), change, ONSET + 30)
+    found = run(healthy_feed(), change, ONSET + 30)
     assert open_of(found) == {("transceiver_degraded", "nic"), ("transceiver_degraded", "node")}
     assert len(found) == 2
 
@@ -132,7 +132,7 @@ def test_a_port_that_was_never_up_does_not_fail() -> None:
 
 
 def test_a_lost_nic_does_not_hide_a_link_of_its_node_that_is_down() -> None:
-    feed = drawn_feed()
+    feed = healthy_feed()
 
     def change(cluster: DrawnCluster, row: Row, since: int) -> None:
         if since >= 0:
@@ -158,7 +158,7 @@ def test_an_incident_of_a_silent_node_is_open_until_the_node_reports_again() -> 
         if 8 <= since < 60:
             row.stale_nodes.add(5)
 
-    feed = drawn_feed()
+    feed = healthy_feed()
     assert open_of(run(feed, change, ONSET + 58)) == {("transceiver_degraded", "nic")}
     (incident,) = run(feed, change, ONSET + 75)
     assert incident.ended_ns == feed.diagnosis.end_of(ONSET + 9)
@@ -172,9 +172,9 @@ def test_links_of_a_node_that_go_down_again_and_again_flap() -> None:
             row.nic["downs"][NODE] = 1
 
     often: set[int] = set()
-    assert run(drawn_feed(), change, ONSET + 20) == []
+    assert run(healthy_feed(), change, ONSET + 20) == []
     often = {4, 8, 12}
-    assert classes_of(run(drawn_feed(), change, ONSET + 20)) == {("link_flap", "node")}
+    assert classes_of(run(healthy_feed(), change, ONSET + 20)) == {("link_flap", "node")}
 
 
 def test_a_checkpoint_of_a_job_with_a_slow_client_shows_no_slow_server() -> None:
@@ -221,7 +221,7 @@ def test_a_job_loses_time_from_the_onset_on() -> None:
         if since >= 0:
             slow_receiver(cluster, row, 1, 2, 0.6)
 
-    feed = drawn_feed(job_nodes=4)
+    feed = healthy_feed(job_nodes=4)
     incident = only(run(feed, change, ONSET + 36), "slow_receiver")
     ((key, speed),) = incident.job_speeds.items()
     gpus = 8 * len(feed.cluster.jobs[0].nodes)
@@ -264,7 +264,7 @@ def test_a_checkpoint_does_not_count_as_the_effect_of_a_fault() -> None:
         if since in {20, 21, 22}:
             cluster.slow_job(row, cluster.jobs[0], 0.05)
 
-    incident = only(run(drawn_feed(job_nodes=4), change, ONSET + 40), "transceiver_degraded")
+    incident = only(run(healthy_feed(job_nodes=4), change, ONSET + 40), "transceiver_degraded")
     assert incident.job_speeds == {}
     assert sum(incident.lost_gpu_seconds.values()) < 1
 
@@ -278,7 +278,7 @@ def test_the_incident_of_a_jobs_own_nic_is_charged_with_its_loss() -> None:
         if since >= 12:
             slow_receiver(cluster, row, cluster.jobs[1].nodes[0], 3, 0.7)
 
-    feed = drawn_feed()
+    feed = healthy_feed()
     found = run(feed, change, ONSET + 36)
     by_node = {
         feed.diagnosis.devices.nics[each.cause.position].node: each
@@ -299,7 +299,7 @@ def test_a_fault_on_its_rail_is_not_charged_with_a_wait_of_a_job_that_is_found_l
             for device, name in ((row.gpu, "utilization"), (row.gpu, "nvlink"), (row.nic, "send")):
                 device[name][nodes] *= 0.6
 
-    found = run(drawn_feed(), change, ONSET + 36)
+    found = run(healthy_feed(), change, ONSET + 36)
     receiver, stall = only(found, "slow_receiver"), only(found, "dataloader_stall")
     assert receiver.detected_ns < stall.detected_ns
     assert receiver.lost_gpu_seconds.keys() <= {"tenant-101"}

@@ -585,7 +585,7 @@ def test_repeated_timeouts_of_one_nic_are_a_symptom(
         if 0 <= since < slots:
             row.nic["timeouts"][1, 2] = 1.0
 
-    feed = drawn_feed()
+    feed = healthy_feed()
     run(feed, time_out, ONSET + 20)
     incidents = feed.diagnosis.tracker.incidents
     assert [(i.class_name, str(i.severity), i.cause.position) for i in incidents] == found

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 from hypothesis import given, strategies as st
-from support.drawn_cluster import START_NS, DrawnCluster, DrawnFeed, Row, gpu_uuid, node_name
+from support.drawn_cluster import START_NS, DrawnCluster, Row, gpu_uuid, node_name
 from support.drawn_faults import hang
+from support.drawn_readings import drawn_feed, healthy_feed
 
 from railscope.timestamps import SECOND_NS
 from railscope.wire import WireEntity, WireEvent
@@ -64,9 +65,9 @@ def incidents(
     slot: int = REPORTED,
 ) -> dict[str, Incident]:
     """Return the incidents of a faulty cluster by class, with events of its nodes."""
-    cluster = DrawnCluster(9, 1, 6, benign=False)
-    feed = DrawnFeed(cluster, SLOTS)
-    for number in range(SLOTS):
+    feed = healthy_feed(onset=ONSET) if slot >= ONSET else drawn_feed()
+    cluster = feed.cluster
+    for number in range(cluster.slot, SLOTS):
         row = cluster.draw()
         if number >= ONSET:
             effect(cluster, row, number - ONSET)

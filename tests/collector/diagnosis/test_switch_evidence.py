@@ -216,7 +216,9 @@ def test_an_uplink_is_named_if_just_one_stands_out(
     assert bool(document.limits) == (not named)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(1, 4))]
+)
 def test_the_order_and_delay_of_polls_change_neither_class_nor_cause(
     pods: ArrivingFrames, tmp_path: Path, seed: int
 ) -> None:

@@ -13,7 +13,7 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 from support.drawn_cluster import DrawnCluster, Row, node_name
 from support.drawn_faults import hang
-from support.drawn_readings import ONSET, drawn_feed, run
+from support.drawn_readings import ONSET, healthy_feed, run
 from support.incidents import NIC, incident
 
 from railscope.catalog.incidents import ONSET as ONSET_METRIC
@@ -201,7 +201,7 @@ def no_schema(_: bytes) -> WireSchema:
 def test_the_detectors_of_jobs_state_the_job_of_their_evidence(
     change: Callable[[DrawnCluster, Row, int], None], class_name: str, tmp_path: Path
 ) -> None:
-    feed = drawn_feed(slots=ONSET + 24)
+    feed = healthy_feed()
     found = {each.class_name: each for each in run(feed, change, ONSET + 24)}
     engine = DiagnosisEngine(tmp_path, no_schema)
     whole = engine._report_of(feed.diagnosis, found[class_name])  # noqa: SLF001 - without frames
