@@ -10,7 +10,7 @@ DEFAULT = 10
 """Examples of a property in a full run; the profile `thorough` sets more."""
 _THOROUGH_FACTOR = 25
 _THOROUGH_FACTOR_OF_FEWER = 10
-_SHARE = 5
+_SHARE, _SHARE_OF_FEWER = 5, 10
 
 
 # Built rather than filtered: of all characters too few are printable for `filter(str.isprintable)`.
@@ -34,9 +34,11 @@ def few_examples(count: int) -> settings:
 
 
 def fewer_examples(count: int) -> settings:
-    """A fifth of `count` examples, and ten times `count` with the profile `thorough`: each is slow."""
+    """A tenth of `count` examples, and ten times `count` with the profile `thorough`: each is slow."""
     return settings(
-        max_examples=(count * _THOROUGH_FACTOR_OF_FEWER if _is_thorough() else -(-count // _SHARE))
+        max_examples=(
+            count * _THOROUGH_FACTOR_OF_FEWER if _is_thorough() else -(-count // _SHARE_OF_FEWER)
+        )
     )
 
 
