@@ -140,6 +140,7 @@ SLOW = {
     "collector",
     "console",
     "dashboards",
+    "diagnosis",
     "failover",
     "scale",
 }
