@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 from ledger_days import HOURS, a_day
 from sqlalchemy import func, select
 from support.finalizing import FinalizingCollector
-from support.story import DAY, DAY_SECONDS, NodeReporter, accept, at, gpus_of
+from support.story import DAY, DAY_SECONDS, Envelopes, NodeReporter, accept, at, gpus_of
 
 from railscope_collector.audit.ledger_check import compare_ledger, read_outbox_records
 from railscope_collector.config import ArchiveSettings, CollectorSettings, MeteringSettings
@@ -114,10 +115,20 @@ async def reported(site: FinalizingCollector, *nodes: NodeReporter) -> None:
     await site.round(NOW, everything=True)
 
 
+@cache
+def days_of_a_node() -> Envelopes:
+    """Five days of a node with a GPU: a quarter of the time of most tests, which share it."""
+    node = NodeReporter()
+    first_day = a_day(node)
+    further = node.envelopes_of(gpus_of("GPU-0"), range(DAY_SECONDS + HOURS, NOW, 30), each=200)
+    return [*first_day, *further]
+
+
 @pytest.fixture
 async def archiving(url: str, tmp_path: Path) -> AsyncIterator[ArchivingCollector]:
     """Five days of a node; its evidence can be archived."""
     site = FinalizingCollector(tmp_path / "one", url, METERING)
-    await reported(site, NodeReporter())
+    accept(site.core, days_of_a_node())
+    await site.round(NOW, everything=True)
     yield ArchivingCollector(site, tmp_path / "archive")
     site.finalizer.close()
