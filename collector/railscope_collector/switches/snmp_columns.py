@@ -244,7 +244,12 @@ DEFAULT_FACTS: Mapping[str, tuple[str, Sequence[declare.Metric], declare.EntityK
 }
 """Facts of priorities and queues that are absent, not omitted, by stream: name of their table, metrics, and kind of entity."""
 _ENTERPRISES = "1.3.6.1.4.1."
-_VENDOR_OF_ENTERPRISE = {9: "cisco", 8072: "sonic", 25506: COMWARE, 33049: "onyx"}
+_VENDOR_OF_ENTERPRISE = {
+    9: "cisco",
+    8072: "sonic",
+    25506: COMWARE,
+    33049: "onyx",
+}
 """Numbers of IANA in sysObjectID. 8072 is Net-SNMP, which SONiC runs; of other systems with it the tables have no rows."""
 
 
