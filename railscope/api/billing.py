@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 
@@ -83,7 +85,7 @@ class PeriodDetail(msgspec.Struct, frozen=True):
     """One period: its closings as `railscope bill list` prints them, and a part of its invoices."""
 
     period: str
-    closings: tuple[dict[str, object], ...]
+    closings: tuple[dict[str, Any], ...]
     totals: tuple[str, ...]
     invoices: tuple[IssuedInvoice, ...]
     found: int

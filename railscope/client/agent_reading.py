@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from railscope import timestamps
-from railscope.client import answers, tables
+from railscope import api, timestamps
+from railscope.client import tables
 from railscope.client.connection import ClientError, ReadClient
 from railscope.client.node_reading import (
     HEALTH,
@@ -166,12 +166,12 @@ def _add_source(
 
 def _add_gpu(devices: DeviceReadings, name: str, labels: dict[str, str], value: float) -> None:
     gpu = labels["gpu"]
-    facts = devices.gpus.setdefault(gpu, answers.GpuItem(gpu))
+    facts = devices.gpus.setdefault(gpu, api.Gpu(gpu))
     if name == "railscope_gpu_info":
         rail = labels.get("rail", "")
         number = int(rail) if rail.isdecimal() and len(rail) < 6 else None  # noqa: PLR2004 - digits of a rail
         names = labels.get("index", ""), labels.get("pci_address", "")
-        devices.gpus[gpu] = answers.GpuItem(gpu, *names, number)
+        devices.gpus[gpu] = api.Gpu(gpu, *names, number)
     elif name == HEALTH and value:
         devices.values[name, gpu] = _STATES.get(labels.get("state", ""), 0)
     elif name == HEALTH_REASON and value:

@@ -14,9 +14,10 @@ from functools import cached_property
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
-from railscope import timestamps
+from railscope import api, timestamps
+from railscope.api import inventory, tenants
 from railscope.catalog.incidents import MAX_DIAGNOSIS_AGE_SECONDS
-from railscope.client import answers, tables
+from railscope.client import tables
 from railscope.client.connection import ClientError, ReadClient
 
 MAX_VIEW_AGE_SECONDS = 60.0
@@ -36,40 +37,38 @@ class DocumentRequest(NamedTuple):
 
 DOCUMENTS: Mapping[str, DocumentRequest] = {
     READY: DocumentRequest("/-/ready", bytes),
-    "cluster": DocumentRequest("/api/v1/cluster", answers.ViewAnswer),
-    "rails": DocumentRequest("/api/v1/rails", answers.ViewAnswer),
-    "nodes": DocumentRequest("/api/v1/nodes", answers.NodesAnswer),
-    "inventory": DocumentRequest("/api/v1/inventory", answers.InventoryAnswer),
-    "incidents": DocumentRequest("/api/v1/incidents", answers.IncidentsAnswer, (("state", "open"),)),
-    "jobs": DocumentRequest("/api/v1/jobs", answers.JobsAnswer),
-    "tenants": DocumentRequest("/api/v1/tenants", answers.ViewAnswer),
-    "account": DocumentRequest("/api/v1/account", answers.AccountAnswer),
-    "events": DocumentRequest("/api/v1/events", answers.EventsAnswer),
+    "cluster": DocumentRequest("/api/v1/cluster", api.MetricList),
+    "rails": DocumentRequest("/api/v1/rails", api.MetricList),
+    "nodes": DocumentRequest("/api/v1/nodes", api.NodeList),
+    "inventory": DocumentRequest("/api/v1/inventory", inventory.Inventory),
+    "incidents": DocumentRequest("/api/v1/incidents", api.IncidentList, (("state", "open"),)),
+    "jobs": DocumentRequest("/api/v1/jobs", api.JobList),
+    "tenants": DocumentRequest("/api/v1/tenants", api.MetricList),
+    "account": DocumentRequest("/api/v1/account", tenants.Account),
+    "events": DocumentRequest("/api/v1/events", api.EventList),
 }  # fmt: skip
 
 
 def gpus_request(query: Mapping[str, str]) -> DocumentRequest:
     """Return the request for a part of the GPUs of all nodes, worst first."""
-    return DocumentRequest("/api/v1/gpus", answers.GpusAnswer, tuple(query.items()))
+    return DocumentRequest("/api/v1/gpus", api.GpuList, tuple(query.items()))
 
 
 def node_request(node: str) -> DocumentRequest:
     """Return the request for the GPUs and NICs of a node."""
     path = f"/api/v1/nodes/{_quoted(node)}"
-    return DocumentRequest(
-        path, answers.NodeAnswer, tuple(("stream", name) for name in _NODE_SOURCES)
-    )
+    return DocumentRequest(path, api.NodeDetail, tuple(("stream", name) for name in _NODE_SOURCES))
 
 
 def job_request(tenant: str, source: str, workload: str) -> DocumentRequest:
     """Return the request for a job with its GPUs."""
     path = "/".join(map(_quoted, (tenant, source, workload)))
-    return DocumentRequest(f"/api/v1/jobs/{path}", answers.JobItem)
+    return DocumentRequest(f"/api/v1/jobs/{path}", api.Job)
 
 
 def incident_request(number: str) -> DocumentRequest:
     """Return the request for one incident, also an ended one."""
-    return DocumentRequest(f"/api/v1/incidents/{_quoted(number)}", answers.IncidentItem)
+    return DocumentRequest(f"/api/v1/incidents/{_quoted(number)}", api.IncidentDocument)
 
 
 def _quoted(name: str) -> str:
@@ -119,7 +118,7 @@ class ClusterReading:
         return self.is_denied("nodes") and "jobs" in self.documents
 
     @cached_property
-    def open_incidents(self) -> list[answers.IncidentItem]:
+    def open_incidents(self) -> list[api.IncidentDocument]:
         """Open incidents, worst first, those that another one explains last."""
         document = self.document("incidents")
         rows = [row for row in document.rows if row.ended is None] if document else []

@@ -7,9 +7,10 @@ from typing import Any
 
 import msgspec
 
-from railscope import figures, timestamps
+from railscope import api, figures, timestamps
+from railscope.api import inventory, tenants
 from railscope.catalog.collector import NODE_STATES
-from railscope.client import answers, tables
+from railscope.client import tables
 from railscope.client.cluster_reading import ClusterReading
 
 NEVER_REPORTED = "in the inventory, but never reported"
@@ -118,16 +119,16 @@ EVENT_COLUMNS = (
 
 def node_table(reading: ClusterReading) -> tables.ClientTable:
     """Return the nodes, worst first."""
-    document: answers.NodesAnswer | None = reading.document("nodes")
+    document: api.NodeList | None = reading.document("nodes")
     if document is None or not document.timestamp_ns:
         return tables.ClientTable("nodes", NODE_COLUMNS, absence=reading.absence("nodes"))
     stale = reading.absence("nodes")
     rows = [_node_row(facts, stale) for facts in document.rows]
     reported = {facts.node for facts in document.rows}
-    inventory: answers.InventoryAnswer | None = reading.document("inventory")
+    expected: inventory.Inventory | None = reading.document("inventory")
     rows += [
         {"node": node.node, "state": "unknown", "reason": NEVER_REPORTED, "is_reporting": False}
-        for node in (inventory.nodes if inventory and inventory.nodes else ())
+        for node in (expected.nodes if expected and expected.nodes else ())
         if node.state == "missing" and node.node not in reported
     ]
     rows.sort(key=lambda row: (NODE_STATES.index(row["state"]), row["node"]))
@@ -139,7 +140,7 @@ def node_table(reading: ClusterReading) -> tables.ClientTable:
     return tables.ClientTable("nodes", NODE_COLUMNS, rows, notes=notes, reasons=reasons)
 
 
-def _node_row(facts: answers.NodeItem, stale: str) -> tables.Row:
+def _node_row(facts: api.Node, stale: str) -> tables.Row:
     state, reason = _decided_state("nodes", facts, stale)
     return {
         "node": facts.node,
@@ -155,9 +156,7 @@ def _node_row(facts: answers.NodeItem, stale: str) -> tables.Row:
     }
 
 
-def _decided_state(
-    things: str, facts: answers.NodeItem | answers.JobItem, stale: str
-) -> tuple[str, str]:
+def _decided_state(things: str, facts: api.Node | api.Job, stale: str) -> tuple[str, str]:
     """Return the state that the collector decided on with its reason, unless its views are stale."""
     if stale:
         return "unknown", f"the views are {stale}"
@@ -168,7 +167,7 @@ def _decided_state(
 
 def fleet_gpu_table(reading: ClusterReading) -> tables.ClientTable:
     """Return a part of the GPUs of all nodes, in their order."""
-    document: answers.GpusAnswer | None = reading.document("gpus")
+    document: api.GpuList | None = reading.document("gpus")
     stale, none_fresh = reading.absence("gpus"), "no fresh reading"
     if document is None or not document.timestamp_ns:
         return tables.ClientTable("gpus", FLEET_GPU_COLUMNS, absence=stale)
@@ -182,7 +181,7 @@ def fleet_gpu_table(reading: ClusterReading) -> tables.ClientTable:
     return tables.ClientTable("gpus", FLEET_GPU_COLUMNS, rows, notes=tuple(notes), reasons=reasons)
 
 
-def _fleet_gpu_row(gpu: answers.FleetGpuItem, stale: str) -> tables.Row:
+def _fleet_gpu_row(gpu: api.Gpu, stale: str) -> tables.Row:
     """Return the values as in the API, and those of columns that combine them."""
     nics = ", ".join(gpu.nics)
     values: tables.Row = msgspec.to_builtins(gpu)
@@ -201,8 +200,8 @@ def _fleet_gpu_row(gpu: answers.FleetGpuItem, stale: str) -> tables.Row:
 
 def rail_table(reading: ClusterReading) -> tables.ClientTable:
     """Return the rails, those with most failed GPUs first, then those that pause most."""
-    gpus: answers.GpusAnswer | None = reading.document("gpus")
-    document: answers.ViewAnswer | None = reading.document("rails")
+    gpus: api.GpuList | None = reading.document("gpus")
+    document: api.MetricList | None = reading.document("rails")
     if gpus is None or reading.absence("gpus"):
         absence = f"the states of GPUs: {reading.absence('gpus')}"
         return tables.ClientTable("rails", RAIL_COLUMNS, absence=absence)
@@ -231,7 +230,7 @@ def _rail_values(rail: str, values: Mapping[tuple[str, str], float | None]) -> t
 
 def job_table(reading: ClusterReading) -> tables.ClientTable:
     """Return the running jobs, worst first."""
-    document: answers.JobsAnswer | None = reading.document("jobs")
+    document: api.JobList | None = reading.document("jobs")
     if document is None or not document.timestamp_ns:
         return tables.ClientTable("jobs", JOB_COLUMNS, absence=reading.absence("jobs"))
     stale = reading.absence("jobs")
@@ -248,7 +247,7 @@ def job_table(reading: ClusterReading) -> tables.ClientTable:
     return tables.ClientTable("jobs", JOB_COLUMNS, rows, notes=tuple(notes), reasons=reasons)
 
 
-def _job_row(reading: ClusterReading, job: answers.JobItem, stale: str) -> tables.Row:
+def _job_row(reading: ClusterReading, job: api.Job, stale: str) -> tables.Row:
     state, reason = _decided_state("jobs", job, stale)
     values = {row.metric: row.value for row in job.rollups if not row.labels}
     slowest = min(
@@ -279,7 +278,7 @@ def _job_row(reading: ClusterReading, job: answers.JobItem, stale: str) -> table
 
 def incident_table(reading: ClusterReading, *, closed: bool = False) -> tables.ClientTable:
     """Return the open incidents, worst first; with `closed` also the ended ones, newest first."""
-    document: answers.IncidentsAnswer | None = reading.document("incidents")
+    document: api.IncidentList | None = reading.document("incidents")
     if document is None:
         return tables.ClientTable(
             "incidents", INCIDENT_COLUMNS, absence=reading.absence("incidents")
@@ -296,7 +295,7 @@ def incident_table(reading: ClusterReading, *, closed: bool = False) -> tables.C
     return tables.ClientTable("incidents", INCIDENT_COLUMNS, rows, notes=tuple(notes))
 
 
-def incident_row(reading: ClusterReading, incident: answers.IncidentItem) -> tables.Row:
+def incident_row(reading: ClusterReading, incident: api.IncidentDocument) -> tables.Row:
     """Return the row of an incident."""
     try:
         age = (reading.sent_ns - timestamps.parse_timestamp(incident.onset)) / timestamps.SECOND_NS
@@ -313,16 +312,25 @@ def incident_row(reading: ClusterReading, incident: answers.IncidentItem) -> tab
         "ended": incident.ended,
         "age_seconds": age,
         "victims": incident.victim_count,
-        "nodes": sorted(incident.nodes()),
+        "nodes": sorted(_nodes_of(incident)),
         "jobs": [f"{job.tenant}/{job.workload}" for job in incident.jobs],
         "tenant": sorted({job.tenant for job in incident.jobs}),
-        "lost_gpu_seconds": incident.lost_gpu_seconds
-        if incident.lost_gpu_time_seconds is msgspec.UNSET
+        # Collectors of 0.3.0 send the second one alone, with 0 for a loss that is not known.
+        "lost_gpu_seconds": incident.lost_gpu_seconds or None
+        if incident.lost_gpu_time_seconds is None
         else incident.lost_gpu_time_seconds,
         "action": incident.action,
-        "names": [str(name) for key in _CAUSE_NAMES if (name := incident.cause.get(key))],
+        "names": [name for key in _CAUSE_NAMES if (name := getattr(incident.cause, key, ""))],
         "explained_by": incident.explained_by,
     }
+
+
+def _nodes_of(incident: api.IncidentDocument) -> set[str]:
+    """Return the nodes of the cause and of the victims."""
+    named = set[str]()
+    for entity in (incident.cause, *incident.victims):
+        named |= {getattr(entity, "node", ""), *getattr(entity, "nodes", ())}
+    return named - {""}
 
 
 _CAUSE_NAMES = ("uuid", "device", "pci_address", "switch", "switch_port")
@@ -347,9 +355,9 @@ def incident_lines(rows: Sequence[tables.Row], width: int) -> Iterator[str]:
 
 def tenant_table(reading: ClusterReading) -> tables.ClientTable:
     """Return the tenants with their GPUs and GPU time."""
-    view: answers.ViewAnswer | None = reading.document("tenants")
-    account: answers.AccountAnswer | None = reading.document("account")
-    jobs: answers.JobsAnswer | None = reading.document("jobs")
+    view: api.MetricList | None = reading.document("tenants")
+    account: tenants.Account | None = reading.document("account")
+    jobs: api.JobList | None = reading.document("jobs")
     if view is None or not view.timestamp_ns:
         return tables.ClientTable("tenants", TENANT_COLUMNS, absence=reading.absence("tenants"))
     values: dict[str, dict[str, float | None]] = {}
@@ -405,7 +413,7 @@ def _tenant_row(
 
 def event_table(reading: ClusterReading) -> tables.ClientTable:
     """Return the events, newest first."""
-    document: answers.EventsAnswer | None = reading.document("events")
+    document: api.EventList | None = reading.document("events")
     if document is None:
         return tables.ClientTable("events", EVENT_COLUMNS, absence=reading.absence("events"))
     rows = [

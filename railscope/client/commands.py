@@ -15,10 +15,10 @@ from http import HTTPStatus
 from typing import Any
 
 import click
+import msgspec
 
-from railscope import extras
+from railscope import api, extras
 from railscope.client import (
-    answers,
     cluster_reading as cluster,
     cluster_tables,
     status as state,
@@ -157,7 +157,7 @@ def nodes(*, node: str, of_state: str, name: str, **options: Any) -> None:
 
 
 def _gpus_of(reading: cluster.ClusterReading) -> tables.ClientTable:
-    document: answers.NodeAnswer | None = reading.document("node")
+    document: api.NodeDetail | None = reading.document("node")
     if document is None:
         return replace(gpu_table(()), absence=reading.absence("node"))
     return gpu_table(gpu_rows(of_document(document)), with_rates=False)
@@ -262,7 +262,7 @@ def incidents(
 def _print_incident(incident_id: str, options: dict[str, Any]) -> None:
     """Print one incident. Raises ClientError if there is none with this ID."""
     reading = _read_cluster(options, incident=cluster.incident_request(incident_id))
-    incident: answers.IncidentItem | None = reading.document("incident")
+    incident: api.IncidentDocument | None = reading.document("incident")
     if incident is None:
         message = reading.absence("incident")
         if reading.errors["incident"].status == HTTPStatus.NOT_FOUND:
@@ -272,7 +272,10 @@ def _print_incident(incident_id: str, options: dict[str, Any]) -> None:
         raise ClientError(message)
     row = cluster_tables.incident_row(reading, incident)
     if options["as_json"]:
-        shown = row | {"evidence": incident.evidence, "commands": incident.commands}
+        shown = row | {
+            "evidence": msgspec.to_builtins(incident.evidence),
+            "commands": incident.commands,
+        }
         click.echo(json.dumps({"incidents": [shown]}, indent=1))
         return
     for fact in incident_facts(reading).rows:

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from railscope import figures, timestamps
+from railscope import api, figures, timestamps
 from railscope.catalog import METRICS
-from railscope.client import answers, tables
+from railscope.client import tables
 
 HEALTH, HEALTH_REASON = "railscope_gpu_health", "railscope_gpu_health_reason_active"
 HEALTH_STATES = METRICS[HEALTH].states
@@ -65,7 +65,7 @@ class DeviceReadings:
 
     values: dict[tuple[str, str], float] = field(default_factory=dict)
     absences: dict[tuple[str, str], str] = field(default_factory=dict)
-    gpus: dict[str, answers.GpuItem] = field(default_factory=dict)
+    gpus: dict[str, api.Gpu] = field(default_factory=dict)
     nics: dict[str, str] = field(default_factory=dict)
     """NIC by rail."""
     health_reasons: dict[str, list[str]] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class DeviceReadings:
     node: str = ""
 
 
-def of_document(document: answers.NodeAnswer) -> DeviceReadings:
+def of_document(document: api.NodeDetail) -> DeviceReadings:
     """Return the readings of a collector's document."""
     found = DeviceReadings(node=document.node, gpus={gpu.gpu: gpu for gpu in document.gpus})
     for name, stream in document.streams.items():
@@ -85,7 +85,7 @@ def of_document(document: answers.NodeAnswer) -> DeviceReadings:
     return found
 
 
-def _add_reading(found: DeviceReadings, reading: answers.ReadingValue) -> None:
+def _add_reading(found: DeviceReadings, reading: api.Reading) -> None:
     if not reading.entity:
         return
     device, key = str(reading.entity[0]), (reading.metric, str(reading.entity[0]))
@@ -93,7 +93,7 @@ def _add_reading(found: DeviceReadings, reading: answers.ReadingValue) -> None:
         found.nics.setdefault(rail, reading.device.get("interface") or device)
     if reading.device.get("kind") == "gpu" and device not in found.gpus:
         index, address = (reading.device.get(name, "") for name in ("index", "pci_address"))
-        found.gpus[device] = answers.GpuItem(device, index, address)
+        found.gpus[device] = api.Gpu(device, index, address)
     if reading.metric == HEALTH_REASON:
         if reading.value and len(reading.entity) > 1:
             found.health_reasons.setdefault(device, []).append(str(reading.entity[1]))
@@ -126,9 +126,7 @@ class GpuRates:
         return gpu_rows(devices, self._before)
 
 
-def _gpu_row(
-    found: DeviceReadings, before: DeviceReadings | None, gpu: answers.GpuItem
-) -> tables.Row:
+def _gpu_row(found: DeviceReadings, before: DeviceReadings | None, gpu: api.Gpu) -> tables.Row:
     health = HEALTH_STATES.get(int(found.values.get((HEALTH, gpu.gpu), 0)), "unknown")
     nic = found.nics.get(str(gpu.rail)) if gpu.rail is not None else None
     link = found.values.get((LINK_UP, nic)) if nic else None

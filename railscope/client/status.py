@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
-from railscope import timestamps
-from railscope.client import answers, cluster_tables, tables
+from railscope import api, timestamps
+from railscope.client import cluster_tables, tables
 from railscope.client.agent_reading import AgentReading
 from railscope.client.cluster_reading import READY, ClusterReading
 
@@ -250,7 +250,7 @@ def _node_reasons(nodes: tables.ClientTable) -> Iterator[StatusReason]:
         yield StatusReason(OverallStatus.UNKNOWN, f"nodes: {no_state}")
 
 
-def _job_reasons(jobs: Sequence[answers.JobItem]) -> Iterator[StatusReason]:
+def _job_reasons(jobs: Sequence[api.Job]) -> Iterator[StatusReason]:
     for job in jobs:
         if job.stale_gpus:
             text = f"job {job.workload}: {job.stale_gpus} of {tables.show_number(job.gpus)} GPUs are on stale nodes"

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
+from railscope import api
 from railscope.client import (
     agent_reading,
-    answers,
     cluster_reading as cluster,
     cluster_tables,
     node_reading,
@@ -160,7 +160,7 @@ class ClusterPages:
         if reading.is_denied("nodes"):  # a tenant reads the list of its own GPUs
             table = cluster_tables.fleet_gpu_table(reading)
             return _row_facts(table) if view.name == "gpu" else table
-        document: answers.NodeAnswer | None = reading.document("node")
+        document: api.NodeDetail | None = reading.document("node")
         if document is None:
             return replace(node_reading.gpu_table(()), absence=reading.absence("node"))
         rows = self._rates.rows(node_reading.of_document(document))
@@ -210,7 +210,7 @@ def _nodes_of_job(reading: cluster.ClusterReading) -> tables.ClientTable:
     return replace(table, rows=[row for row in table.rows if row["node"] in nodes])
 
 
-def _named_node(table: tables.ClientTable, document: answers.NodeAnswer) -> tables.ClientTable:
+def _named_node(table: tables.ClientTable, document: api.NodeDetail) -> tables.ClientTable:
     """Note the node and the age of its GPUs: a stale node still has its last readings."""
     ages = [stream.age_seconds for name, stream in document.streams.items() if name == "gpu"]
     age = next((tables.show_age(seconds) for seconds in ages if seconds is not None), "unknown")
@@ -262,7 +262,7 @@ def _fleet_gpu_page(
     view: TopView, head: str, reading: cluster.ClusterReading, age: float | None
 ) -> TopPage:
     """Return a part of the GPUs; the collector selects by all filters but words in any column."""
-    document: answers.GpusAnswer | None = reading.document("gpus")
+    document: api.GpuList | None = reading.document("gpus")
     table, count = cluster_tables.fleet_gpu_table(reading), document.found if document else 0
     if words := view.filters.get(tables.ANY_TEXT):
         read, table = len(table.rows), table.filtered({tables.ANY_TEXT: words})
@@ -314,7 +314,7 @@ def _coverage(nodes: Mapping[str, int]) -> str:
 
 def incident_facts(reading: cluster.ClusterReading) -> tables.ClientTable:
     """Return an incident with its evidence, as facts."""
-    incident: answers.IncidentItem | None = reading.document("incident")
+    incident: api.IncidentDocument | None = reading.document("incident")
     if incident is None:
         return tables.ClientTable("incident", FACT_COLUMNS, absence=reading.absence("incident"))
     row = cluster_tables.incident_row(reading, incident)
@@ -329,10 +329,9 @@ def incident_facts(reading: cluster.ClusterReading) -> tables.ClientTable:
         else tables.show_gpu_hours(row["lost_gpu_seconds"]),
     }
     facts["explained by"] = row["explained_by"]
-    for number, evidence in enumerate(incident.evidence, start=1):
+    for number, each in enumerate(incident.evidence, start=1):
         # A collector of 0.3.0 sends no text.
-        earlier = f"{evidence.get('device')}: {evidence.get('signal')} {evidence.get('value')}"
-        facts[f"evidence {number}"] = evidence.get("text") or earlier
+        facts[f"evidence {number}"] = each.text or f"{each.device}: {each.signal} {each.value}"
     return _facts_table("incident", facts)
 
 

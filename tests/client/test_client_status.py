@@ -43,12 +43,20 @@ NODE = {"gpus": 8, "state": "healthy", "reason": "", "incidents": [], "agent_ver
 JOB = {"tenant": "vision", "source": "slurm", "workload": "7", "start_ns": NOW_NS - 90 * SECOND_NS,
        "state": "healthy", "reason": "", "incidents": [], "gpus": 8.0, "nodes": 1, "stale_gpus": 0, "shared_gpus": 0, "rollups": [], "stragglers": [],
        "step": None}  # fmt: skip
+JOB_OF_INCIDENT = {
+    "kind": "job",
+    "tenant": "vision",
+    "source": "slurm",
+    "workload": "7",
+    "speed": 0.5,
+}
 INCIDENT = {
     "id": "abc", "class": "link_down", "text": "A link is down.", "title": "link_down: NIC eth0 of n1",
-    "cause": {"kind": "nic", "node": "n1", "interface": "eth0"}, "onset": format_timestamp(NOW_NS - 60 * SECOND_NS),
+    "cause": {"kind": "nic", "node": "n1", "interface": "eth0", "device": "mlx5_0", "pci_address": "", "rail": 0, "switch": "", "switch_port": ""},
+    "onset": format_timestamp(NOW_NS - 60 * SECOND_NS), "onset_uncertainty_seconds": 10.0, "runbook": "/runbooks/RailscopeIncident#link_down",
     "detected": format_timestamp(NOW_NS), "ended": None, "severity": "critical", "confidence": 0.9,
     "victims": [{"kind": "rack", "rack": "r", "nodes": ["n3"]}], "victim_count": 1,
-    "jobs": [{"kind": "job", "tenant": "vision", "source": "slurm", "workload": "7", "speed": 0.5}],
+    "jobs": [JOB_OF_INCIDENT],
     "evidence": [], "symptoms": [], "lost_gpu_seconds": 9, "action": "check cable", "detail": "",
     "limits": "", "explained_by": None,
 }  # fmt: skip
@@ -280,12 +288,18 @@ def test_a_name_or_state_that_nothing_has_is_an_error_that_lists_what_there_is(
 
 def test_a_node_is_shown_with_its_gpus_and_an_incident_with_its_evidence():
     gpus = [{"gpu": "GPU-a", "index": "0", "rail": 0}]
-    evidence = [{"signal": "link", "device": "eth0", "value": 0.0}]
+    evidence = [
+        {"signal": "link", "device": "eth0", "value": 0.0, "threshold": None, "comparison": "", "window_seconds": 0.0}
+    ]  # fmt: skip
     content = with_incident() | {
         "/api/v1/nodes/n1": {"node": "n1", "timestamp_ns": NOW_NS, "gpus": gpus, "streams": {}},
         "/api/v1/incidents/abc": INCIDENT | {"evidence": evidence},
         "/api/v1/incidents/def": INCIDENT
-        | {"lost_gpu_time_seconds": None, "commands": ["ssh n1 ethtool eth0"]},
+        | {
+            "lost_gpu_seconds": 0,
+            "lost_gpu_time_seconds": None,
+            "commands": ["ssh n1 ethtool eth0"],
+        },
     }
     with collector(content) as server:
         here = ("--collector", server.url)
@@ -368,8 +382,9 @@ def test_hostile_names_stay_text(command: str):
     names = {"tenant": HOSTILE, "workload": HOSTILE}
     content["/api/v1/jobs"]["rows"] = [JOB | names]
     content["/api/v1/incidents"]["rows"] = [
-        INCIDENT | {"id": HOSTILE, "title": HOSTILE, "action": HOSTILE, "jobs": [names], "onset": HOSTILE,
-                    "severity": HOSTILE, "cause": {"node": HOSTILE}, "victims": [{"nodes": [HOSTILE]}]}
+        INCIDENT | {"id": HOSTILE, "title": HOSTILE, "action": HOSTILE, "jobs": [JOB_OF_INCIDENT | names],
+                    "onset": HOSTILE, "severity": HOSTILE, "cause": {"kind": "node", "node": HOSTILE},
+                    "victims": [{"kind": "rack", "rack": "r", "nodes": [HOSTILE]}]}
     ]  # fmt: skip
     content["/api/v1/account"]["tenants"][HOSTILE] = {"held_ns": HOSTILE}
     with scripted_server(by_path(content)) as server:

@@ -102,8 +102,13 @@ def documents(names: tuple[str, ...] = ("n1", "n2")) -> dict[str, Any]:
     }
     incident = {
         "id": "abc", "class": "xid", "title": f"xid: GPU 1 of {names[0]}", "severity": "critical",
-        "cause": {"kind": "gpu", "node": names[0]}, "onset": format_timestamp(NOW_NS), "ended": None,
-        "action": "reset the GPU", "evidence": [{"signal": "xid 79", "device": "GPU 1", "value": 1.0}],
+        "cause": {"kind": "gpu", "node": names[0], "index": 1, "uuid": "", "pci_address": ""}, "text": "", "detail": "", "limits": "",
+        "onset": format_timestamp(NOW_NS), "onset_uncertainty_seconds": 10.0, "detected": format_timestamp(NOW_NS), "ended": None,
+        "confidence": 0.9, "victims": [], "victim_count": 0, "jobs": [], "symptoms": [], "lost_gpu_seconds": 0, "runbook": "", "explained_by": None,
+        "action": "reset the GPU",
+        "evidence": [
+            {"signal": "xid 79", "device": "GPU 1", "value": 1.0, "threshold": None, "comparison": "", "window_seconds": 0.0}
+        ],
     }  # fmt: skip
     event = {
         "node": names[0],

@@ -157,9 +157,9 @@ async def find_own_record(running: RunningCollector) -> int:
     collector = running.collector
     while True:
         await collector.trail.log.sign()
-        entries = collector.entries.select(EntrySelection(0, 1, "vision"))["entries"]
+        entries = collector.entries.select(EntrySelection(0, 1, "vision")).entries
         if entries:
-            return int(entries[0]["index"])
+            return entries[0].index
         await asyncio.sleep(0.05)
 
 

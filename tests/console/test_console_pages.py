@@ -18,10 +18,10 @@ import pytest
 from console_site import TOKENS, browser, console, count_elements, incident_at
 from makers import FrameSender, gpu_schema
 
+from railscope import api as api_documents
 from railscope.catalog import collector as catalog
 from railscope.catalog.gpu_health import GPU_HEALTH
 from railscope.claim_terms import GPU_CAPACITY
-from railscope.client import answers
 from railscope.client.cluster_reading import ClusterReading
 from railscope.client.cluster_tables import job_table
 from railscope.frame import Schema
@@ -310,7 +310,7 @@ async def test_console_api_and_terminal_have_the_same_states_of_jobs(
         for job in jobs
     ]
     document = msgspec.json.encode({"timestamp_ns": NOW_NS, "rows": rows})
-    answer = msgspec.json.decode(document, type=answers.JobsAnswer)
+    answer = msgspec.json.decode(document, type=api_documents.JobList)
     terminal = job_table(ClusterReading(NOW_NS, {"jobs": answer}, {})).rows
     for reader in (ANYONE, own):
         _, model = await page_of(site, "jobs", reader)

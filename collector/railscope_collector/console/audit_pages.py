@@ -6,10 +6,11 @@ import base64
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
+from railscope.api import audit as api
 from railscope.audit import log_checkpoint, record as audit_record, signed_note
 from railscope.timestamps import SECOND_NS
 from railscope_collector.audit import tiles
@@ -145,8 +146,8 @@ class AuditPages:
                 checkpoint=note,
                 key=str(self.entries.key),
                 start=start,
-                rows=tuple(map(_row, selected["entries"])),
-                newer=selected["next"],
+                rows=tuple(map(_row, selected.entries)),
+                newer=selected.next,
                 older=max(0, start - PAGE_RECORDS) if start else None,
                 tenant=tenant or "",
                 health=None if is_own else self.health(),
@@ -167,16 +168,16 @@ class AuditPages:
             is_own = request.tenant is not None
             selection = signed_entries.EntrySelection(index, 1, request.tenant, is_own)
             selected = self.entries.select(selection)
-            entry = next((each for each in selected["entries"] if each["index"] == index), None)
+            entry = next((each for each in selected.entries if each.index == index), None)
             if entry is None:
                 return None
             return AuditRecordModel(
                 index=index,
-                size=selected["size"],
+                size=selected.size,
                 row=_row(entry),
-                record=msgspec.json.format(msgspec.json.encode(entry["record"]), indent=2).decode(),
-                leaf=entry["leaf"],
-                withheld=tuple(entry.get("withheld", ())),
+                record=msgspec.json.format(bytes(entry.record), indent=2).decode(),
+                leaf=entry.leaf,
+                withheld=entry.withheld,
                 proof=self.entries.make_proof(index, request.tenant) or "",
                 key=str(self.entries.key),
             )
@@ -187,11 +188,11 @@ class AuditPages:
         return model
 
 
-def _row(entry: Mapping[str, Any]) -> AuditRecordRow:
-    record = msgspec.convert(_plain(entry["record"]), audit_record.AuditRecord)
+def _row(entry: api.AuditEntry) -> AuditRecordRow:
+    record = audit_record.decode_audit_record(bytes(entry.record))
     subject = " ".join(filter(None, (record.obj.node, record.obj.gpu, record.obj.slot)))
     return AuditRecordRow(
-        index=entry["index"],
+        index=entry.index,
         time_ns=int(record.t),
         type=record.type,
         actor=f"{record.actor.kind} {record.actor.id}",
@@ -199,10 +200,6 @@ def _row(entry: Mapping[str, Any]) -> AuditRecordRow:
         subject=subject,
         tenant=signed_entries.sole_tenant(record),
     )
-
-
-def _plain(record: object) -> object:
-    return msgspec.json.decode(record) if isinstance(record, msgspec.Raw) else record
 
 
 def witness_rows(

@@ -23,6 +23,7 @@ from railscope_collector.console import (
     history_pages,
     incident_pages,
     job_pages,
+    openapi,
     page_rendering,
     page_table,
     search_page,
@@ -144,6 +145,7 @@ class Console:
             "sign_in": self._sign_in,
             "sign_out": self._sign_out,
             **self.switches,
+            "openapi": self._openapi,
         }
         for page in page_table.PAGES:
             for route, respond in zip(page.routes(), (self._page, self._twin), strict=True):
@@ -226,6 +228,10 @@ class Console:
             return RenderedContent.from_body(text)
 
         return await run_in_thread(render)
+
+    async def _openapi(self, _request: web.Request, _: access.Credential) -> web.Response:
+        body = await run_in_thread(openapi.openapi_document)
+        return web.Response(body=body, content_type="application/json")
 
     async def _static(self, request: web.Request, _: access.Credential) -> web.Response:
         found = page_rendering.STATIC_FILES.get(request.path)
@@ -404,8 +410,9 @@ def page_models(api: read_api.ViewApi) -> page_table.PageModels:
         **job_pages.JobPages(api).models(),
         **search_page.SearchPage(api).models(),
     }
-    names = ("overview", "node", "rail", "job")
-    past = {name: partial(incidents.at_moment, models[name]) for name in names}
+    past = {
+        name: partial(incidents.at_moment, models[name]) for name in incident_pages.MOMENT_PAGES
+    }
     return models | past
 
 

@@ -31,6 +31,8 @@ from railscope_collector.switches import links
 _MAX_SHOWN = 3
 MAX_TIMELINE, MAX_VICTIMS = 40, 100
 _CURVE_WIDTH = 640
+MOMENT_PAGES = ("overview", "node", "rail", "job")
+"""Pages that show the present, or what is stored of a time in the past."""
 
 
 class RunbookModel(msgspec.Struct, frozen=True):

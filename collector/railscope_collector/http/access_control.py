@@ -86,9 +86,8 @@ class RequestAuthorizer:
         except web.HTTPException as error:
             status, text = HTTPStatus(error.status), (error.text or error.reason).strip()
             page = self.browser_page(request, status, text, admitted)
-            is_unknown = text == f"{error.status}: {error.reason}"  # as aiohttp states it
-            if page is None and is_unknown and request.path.startswith("/api/"):
-                page = _unknown_path(error)
+            if page is None and request.path.startswith("/api/"):
+                page = _error_document(error, text)
             if page is None:
                 error.headers.update(_PRIVATE)
                 raise
@@ -228,10 +227,12 @@ def make_application(
     return application
 
 
-def _unknown_path(error: web.HTTPException) -> web.Response:
-    """Return the error of an unknown path or method of the API as JSON, without the path: it may name what a tenant must not see."""
-    text = f"{error.reason}: expected a path and method of the API such as GET /api/v1/nodes"
-    headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
+def _error_document(error: web.HTTPException, text: str) -> web.Response:
+    """Return an error of the API as JSON; of an unknown path without the path, which may name what a tenant must not see."""
+    if text == f"{error.status}: {error.reason}":  # as aiohttp states it
+        text = f"{error.reason}: expected a path and method of the API such as GET /api/v1/nodes"
+    kept = ("Allow", "Retry-After")
+    headers = {name: error.headers[name] for name in kept if name in error.headers}
     return json_error(HTTPStatus(error.status), text, headers)
 
 

@@ -25,7 +25,7 @@ from railscope_collector.metering.units import PeriodError, parse_period
 
 BillingResultT = TypeVar("BillingResultT")
 
-_MEDIA = {
+MEDIA = {
     "json": "application/json",
     "text": "text/plain; charset=utf-8",
     "html": "text/html; charset=utf-8",
@@ -119,7 +119,7 @@ def _requested_format(request: web.Request, formats: Sequence[str]) -> str:
 def _document_response(
     content: bytes, form: str, extra_headers: dict[str, str] | None = None
 ) -> web.Response:
-    headers = {"Content-Type": _MEDIA[form], **(_SAFE_PAGE if form == "html" else {})}
+    headers = {"Content-Type": MEDIA[form], **(_SAFE_PAGE if form == "html" else {})}
     return web.Response(body=content, headers=headers | (extra_headers or {}))
 
 

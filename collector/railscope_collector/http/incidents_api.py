@@ -29,7 +29,7 @@ from railscope_collector.workloads.job_view import RunningJobs
 MAX_LISTED = 200
 """Incidents of one response, newest first."""
 _RANKS = {"critical": 0, "warning": 1, "info": 2}
-_FILTERS = {"state": ("open", "closed"), "class": tuple(CLASSES), "severity": tuple(Severity)}
+FILTERS = {"state": ("open", "closed"), "class": tuple(CLASSES), "severity": tuple(Severity)}
 """Values of the query; without any, all."""
 
 
@@ -63,7 +63,7 @@ class IncidentsApi:
         if not table.timestamp_ns:
             return json_error(HTTPStatus.SERVICE_UNAVAILABLE, "nothing has been diagnosed yet")
         selected = {}
-        for name, values in _FILTERS.items():
+        for name, values in FILTERS.items():
             selected[name] = set(request.query.getall(name, values))
             for unknown in sorted(selected[name] - set(values)):
                 text = f"unknown {name} {unknown[:40]!r}: expected one of {', '.join(values)}"

@@ -42,7 +42,7 @@ from railscope_collector.http import (
 )
 from railscope_collector.http.collector_metrics import CollectorMetrics, render
 from railscope_collector.http.write_probes import WriteProbe
-from railscope_collector.inventory.inventory_view import inventory_json
+from railscope_collector.inventory.inventory_view import inventory_document
 from railscope_collector.metering.tiling import HELD_STATES, SlotState
 from railscope_collector.metering.units import Units, exact
 from railscope_collector.state.collector_state import CollectorState
@@ -339,7 +339,7 @@ class ViewApi:
         if not result.timestamp_ns:
             return json_responses.json_error(HTTPStatus.SERVICE_UNAVAILABLE, _NOT_COMPUTED)
         return await json_responses.tagged_response(
-            request, partial(inventory_json, result, self.core.names_of)
+            request, partial(inventory_document, result, self.core.names_of)
         )
 
     async def _account(self, request: web.Request, credential: Credential) -> web.Response:

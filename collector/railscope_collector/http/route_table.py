@@ -56,6 +56,8 @@ class Route:
 
 
 _NOT_A_TENANT = frozenset(set(access.Role) - {access.Role.TENANT, access.Role.COLLECTOR})
+READING_ROLES = frozenset(set(access.Role) - {access.Role.NODE, access.Role.COLLECTOR})
+"""Roles of people and of their programs."""
 _RUNNING = frozenset({access.Role.OPERATOR, access.Role.AUDITOR})
 _BILLING = frozenset({access.Role.FINANCE, access.Role.AUDITOR})
 _AUDIT = frozenset({access.Role.AUDITOR})
@@ -73,6 +75,7 @@ ROUTES: Collection[Route] = (
     Route("copies", wire.COPIES_PATH, _NODE, method="POST"),
     Route("records", "/v1/records", frozenset({access.Role.COLLECTOR})),
     Route("metrics", "/metrics", _RUNNING, TenantScope.OWN_DATA),
+    Route("openapi", "/api/v1/openapi.json", _RUNNING | _BILLING, TenantScope.SAME),
     Route("cluster", "/api/v1/cluster", _RUNNING),
     Route("rails", "/api/v1/rails", _RUNNING),
     Route("nodes", "/api/v1/nodes", _RUNNING),

@@ -21,12 +21,12 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote
 
 import msgspec
 import structlog
 
+from railscope.api import audit as api
 from railscope.audit import log_checkpoint, merkle, signed_note
 from railscope.audit.record import AuditRecord, decode_audit_record
 from railscope.service import run_in_thread
@@ -128,17 +128,17 @@ class SignedEntries:
         size = log_checkpoint.read_checkpoint(note, self.key).tree.size
         return note, Tiles(self.directory, size, self._limited)
 
-    def select(self, selection: EntrySelection) -> dict[str, Any]:
+    def select(self, selection: EntrySelection) -> api.AuditEntries:
         """Return entries from an index on, with their proofs. Raises IndexBehindError, OSError, ValueError."""
         note, tiles = self.read_checkpoint()
         sequences = self._select_sequences(tiles, selection)
-        entries = [
+        entries = tuple(
             self._entry(tiles, index, selection) for index in sequences[: selection.max_entries]
-        ]
+        )
         following = (
             sequences[selection.max_entries] if len(sequences) > selection.max_entries else None
         )
-        return {"checkpoint": note, "size": tiles.size, "entries": entries, "next": following}
+        return api.AuditEntries(note, tiles.size, entries, following)
 
     def make_proof(self, index: int, tenant: str | None) -> str | None:
         """Return one record with its proof, in the format of `railscope audit check-proof`.
@@ -159,7 +159,7 @@ class SignedEntries:
                 return None
         return make_proof(tiles, index, note)
 
-    def make_consistency_proof(self, old: int) -> dict[str, Any] | None:
+    def make_consistency_proof(self, old: int) -> api.ConsistencyProof | None:
         """Return the consistency proof between the log of `old` records and the current one.
 
         None if the current one is smaller. Raises OSError, ValueError.
@@ -168,7 +168,7 @@ class SignedEntries:
         if old > tiles.size:
             return None
         proof = merkle.consistency_proof(tiles.node, old, tiles.size)
-        return {"old": old, "size": tiles.size, "proof": _base64_texts(proof), "checkpoint": note}
+        return api.ConsistencyProof(old, tiles.size, tuple(_base64_texts(proof)), note)
 
     def _select_sequences(self, tiles: Tiles, selection: EntrySelection) -> Sequence[int]:
         """Return the selected sequence numbers, up to one more than the limit."""
@@ -229,21 +229,20 @@ class SignedEntries:
         self.problem = ""
         return True
 
-    def _entry(self, tiles: Tiles, index: int, selection: EntrySelection) -> dict[str, Any]:
+    def _entry(self, tiles: Tiles, index: int, selection: EntrySelection) -> api.AuditEntry:
         raw = tiles.record(index)
-        entry: dict[str, Any] = {
-            "index": index,
-            "leaf": _base64_text(merkle.leaf_hash(raw)),
-            "proof": _base64_texts(merkle.inclusion_proof(tiles.node, index, tiles.size)),
-        }
         record = decode_audit_record(raw)
+        withheld: tuple[str, ...] = ()
         if selection.is_of_tenant_only and _names_other_party(record):
-            entry["record"] = msgspec.to_builtins(msgspec.structs.replace(record, ref=[]))
-            entry["withheld"] = ["ref"]
-        else:
-            # The bytes as they were hashed: encoded again, they might differ.
-            entry["record"] = msgspec.Raw(raw)
-        return entry
+            raw, withheld = msgspec.json.encode(msgspec.structs.replace(record, ref=[])), ("ref",)
+        # Otherwise the bytes as they were hashed: encoded again, they might differ.
+        return api.AuditEntry(
+            index,
+            _base64_text(merkle.leaf_hash(tiles.record(index))),
+            tuple(_base64_texts(merkle.inclusion_proof(tiles.node, index, tiles.size))),
+            msgspec.Raw(raw),
+            withheld,
+        )
 
 
 def sole_tenant(record: AuditRecord) -> str:

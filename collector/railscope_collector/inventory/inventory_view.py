@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
+from railscope.api import inventory as api
 from railscope.catalog import collector as catalog, declare
 from railscope.device_names import Names
 from railscope.timestamps import FOREVER_NS, SECOND_NS
@@ -47,56 +48,50 @@ def inventory_cells(found: InventoryComparison) -> Iterator[view_cells.ViewCell]
         yield view_cells.ViewCell(catalog.RETIRED_GPU_REPORTING, labels, bool(node))
 
 
-def inventory_json(found: InventoryComparison, names_of: NamesOf) -> dict[str, Any]:
-    """Return the same with names and reasons. `nodes` is null without an inventory."""
+def inventory_document(found: InventoryComparison, names_of: NamesOf) -> api.Inventory:
+    """Return the same with names and reasons."""
 
-    def names(node: str | None, gpu: str) -> dict[str, str]:
+    def names(node: str | None, gpu: str) -> tuple[str, str]:
         device_names = names_of(node or "", WireEntity(schema_columns.GPU, (gpu,))) or {}
-        return {name: device_names.get(name, "") for name in ("index", "pci_address")}
+        return device_names.get("index", ""), device_names.get("pci_address", "")
 
-    comparisons = found.comparisons
-    return {
-        "view": "inventory",
-        "timestamp_ns": found.timestamp_ns,
-        "nodes": None
-        if comparisons is None
-        else [_node_document(comparison, names_of) for comparison in comparisons],
-        "gone_gpus": [
-            {"node": gpu.node, "gpu": gpu.gpu, **names(gpu.node, gpu.gpu), "seen_ns": gpu.seen_ns}
-            for gpu in found.gone
-        ],
-        "retired_gpus": [
-            {
-                "gpu": retirement.gpu,
-                **names(found.reporting.get(retirement.gpu), retirement.gpu),
-                "from_ns": retirement.start_ns,
-                "to_ns": None if retirement.end_ns == FOREVER_NS else retirement.end_ns,
-                "reason": retirement.reason,
-                "reported_by": found.reporting.get(retirement.gpu),
-            }
-            for retirement in found.retired
-        ],
-    }
+    nodes = found.comparisons
+    return api.Inventory(
+        None if nodes is None else tuple(_expected_node(each, names_of) for each in nodes),
+        found.timestamp_ns,
+        tuple(
+            api.GoneGpu(each.node, each.gpu, *names(each.node, each.gpu), each.seen_ns)
+            for each in found.gone
+        ),
+        tuple(
+            api.RetiredGpu(
+                each.gpu,
+                *names(found.reporting.get(each.gpu), each.gpu),
+                each.start_ns,
+                None if each.end_ns == FOREVER_NS else each.end_ns,
+                each.reason,
+                found.reporting.get(each.gpu),
+            )
+            for each in found.retired
+        ),
+    )
 
 
-def _node_document(comparison: NodeComparison, names_of: NamesOf) -> dict[str, Any]:
+def _expected_node(comparison: NodeComparison, names_of: NamesOf) -> api.ExpectedNode:
     reported = comparison.reported
-    answer: dict[str, Any] = {
-        "node": comparison.node,
-        "state": comparison.state.value,
-        "heard_ns": reported.timestamp_ns or None if reported else None,
-    }
+    devices = {}
     for kind, name in _NAMES.items():
         shown = reported.devices.get(kind) if reported else None
         counts = comparison.counts.get(kind)
-        answer[name] = {
-            "expected": counts.expected if counts else None,
+        devices[name] = api.ExpectedDevices(
+            counts.expected if counts else None,
             **(counts._asdict() if counts else {}),
-            "reason": comparison.reasons.get(kind),
-            "names": _device_names(shown),
-            "devices": _device_documents(comparison.node, kind, shown, names_of),
-        }
-    return answer
+            reason=comparison.reasons.get(kind),
+            names=_device_names(shown),
+            devices=_device_documents(comparison.node, kind, shown, names_of),
+        )
+    heard_ns = reported.timestamp_ns or None if reported else None
+    return api.ExpectedNode(comparison.node, comparison.state.value, heard_ns, **devices)
 
 
 def _device_documents(

@@ -16,6 +16,7 @@ from support.agent_events import AgentEvents
 from support.audit import KEY, NOON_NS, audit_log, running_log
 from support.examples import fewer_examples
 
+from railscope.api.audit import AuditEntries
 from railscope.audit.log_checkpoint import read_checkpoint
 from railscope.audit.merkle import TreeHead, consistent, includes, leaf_hash
 from railscope.audit.record import RecordActor, RecordData, RecordSource, encode_audit_record
@@ -93,10 +94,10 @@ def log_of(directory: Path, *groups: list[RecordDraft]) -> list[TreeHead]:
     return asyncio.run(write())
 
 
-def check(page: dict[str, Any]) -> list[Any]:
+def check(page: AuditEntries) -> list[Any]:
     """The numbers of a page's entries, once all of its proofs have been checked."""
-    tree = read_checkpoint(page["checkpoint"], KEY.public).tree
-    assert tree.size == page["size"]
+    tree = read_checkpoint(page.checkpoint, KEY.public).tree
+    assert tree.size == page.size
     numbers = []
     for entry in json.loads(msgspec.json.encode(page))["entries"]:
         proof = [base64.b64decode(one) for one in entry["proof"]]
@@ -135,9 +136,9 @@ def test_a_tenant_pages_through_its_own_entries(
             page = entries.select(
                 EntrySelection(at, most, tenant, is_of_tenant_only=tenant is not None)
             )
-            assert len(page["entries"]) <= most
+            assert len(page.entries) <= most
             found += check(page)
-            at = page["next"]
+            at = page.next
         assert found == own
 
 
@@ -167,7 +168,7 @@ def test_a_reference_that_could_name_another_party_is_withheld_from_a_tenant(
     assert check(own) == [0, 1]
     shown = msgspec.json.encode(own)
     assert claim.encode() not in shown
-    assert own["entries"][1]["withheld"] == ["ref"]
+    assert own.entries[1].withheld == ("ref",)
     assert base64.b64encode(claim.encode())[:-4] not in shown
     assert entries.make_proof(1, "vision") is None
     assert claim.encode() in msgspec.json.encode(entries.select(EntrySelection(0, 100, "vision")))
@@ -199,8 +200,8 @@ def test_consistency_proofs_cover_the_growth_of_a_log(tmp_path: Path) -> None:
     for tree in signed:
         found = entries.make_consistency_proof(tree.size)
         assert found
-        now = read_checkpoint(found["checkpoint"], KEY.public).tree
-        proof = [base64.b64decode(one) for one in found["proof"]]
+        now = read_checkpoint(found.checkpoint, KEY.public).tree
+        proof = [base64.b64decode(one) for one in found.proof]
         assert consistent(tree, now, proof)
     assert entries.make_consistency_proof(signed[-1].size + 1) is None
 

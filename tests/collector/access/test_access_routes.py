@@ -33,6 +33,7 @@ EVERYTHING = {  # roles of each route and their responses; repeated here by hand
     ("GET", "/api/v1/cluster"): ("operator auditor", 200),
     ("GET", "/api/v1/rails"): ("operator auditor", 200),
     ("GET", "/api/v1/nodes"): ("operator auditor", 200),
+    ("GET", "/api/v1/openapi.json"): ("operator finance auditor tenant", 200),
     ("GET", "/api/v1/nodes/n1"): ("operator auditor", 200),
     ("GET", "/api/v1/nodes/n9"): ("operator auditor", 404),
     ("GET", "/api/v1/gpus"): ("operator auditor tenant", 200),

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
@@ -26,7 +27,7 @@ from railscope_collector.fleet.schema_columns import (
     find_device_columns,
 )
 from railscope_collector.inventory.comparison import DeviceCounts, NodeInventoryState
-from railscope_collector.inventory.inventory_view import inventory_cells, inventory_json
+from railscope_collector.inventory.inventory_view import inventory_cells, inventory_document
 from railscope_collector.inventory.inventory_watch import InventoryComparison, InventoryWatch
 from railscope_collector.state.collector_state import CollectorState
 
@@ -190,7 +191,7 @@ async def test_cells_without_an_inventory_omit_it(core: CollectorState):
     accept(core, NodeReporter().envelopes_of(gpus_of("GPU-0"), range(10)))
     found = await compare(core, 10)
     assert list(inventory_cells(found)) == []
-    assert inventory_json(found, lambda *_: None)["nodes"] is None
+    assert inventory_document(found, lambda *_: None).nodes is None
 
 
 async def test_cells_and_json_of_an_inventory(core: CollectorState):
@@ -206,7 +207,7 @@ async def test_cells_and_json_of_an_inventory(core: CollectorState):
     assert values["railscope_inventory_node", "n2", "present"] == 0
     nodes = {state: values["railscope_inventory_nodes", state] for state in NodeInventoryState}
     assert nodes == {"present": 1, "stale": 0, "missing": 1, "unexpected": 1}
-    n1, n2, n9 = inventory_json(found, lambda *_: None)["nodes"]
+    n1, n2, n9 = msgspec.to_builtins(inventory_document(found, lambda *_: None))["nodes"]
     assert n1["gpus"]["names"] == {"present": ["GPU-0"], "gone": [], "unknown": []}
     assert (n1["gpus"]["expected"], n1["gpus"]["missing"]) == (2, 1)
     assert (n2["state"], n2["gpus"]["expected"]) == ("unexpected", None)
