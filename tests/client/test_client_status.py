@@ -23,6 +23,7 @@ from support.scripted_server import (
 from railscope.client.agent_reading import parse_metrics, read_metrics
 from railscope.client.tables import (
     ANY_TEXT,
+    MAX_KNOWN,
     ClientTable,
     TableColumn,
     cell_width,
@@ -481,6 +482,12 @@ def test_columns_shrink_and_names_are_cut_last():
     narrow = ClientTable("rows", columns, rows).as_text(20).splitlines()
     assert max(map(cell_width, narrow)) <= 20
     assert "b" * 300 in ClientTable("rows", columns, rows).as_text(60, wide=True)
+
+
+def test_the_known_values_of_an_unknown_name_are_bounded():
+    rows = [{"name": f"n{number}"} for number in range(MAX_KNOWN + 3)]
+    text = ClientTable("rows", (), rows).unmatched("name", "x")
+    assert text.endswith("n0, n1, n2, n3, n4 and 3 more")
 
 
 @pytest.mark.parametrize(

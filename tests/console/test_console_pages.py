@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import html
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
@@ -30,7 +31,12 @@ from railscope.timestamps import SECOND_NS, format_timestamp
 from railscope.wire import WireEntity, WireEvent
 from railscope_collector.access.credentials import ANYONE, Credential, Role
 from railscope_collector.config import DiagnosisSettings
-from railscope_collector.console import PageProblemError, incident_pages, page_rendering
+from railscope_collector.console import (
+    PageProblemError,
+    incident_pages,
+    page_rendering,
+    search_page,
+)
 from railscope_collector.console.console_server import page_models
 from railscope_collector.console.fleet_pages import FleetPages
 from railscope_collector.console.page_cache import PageCache, RenderedContent
@@ -155,6 +161,48 @@ async def test_pages_are_bounded_whatever_the_size_of_the_fleet(tmp_path: Path, 
         # A document of the API lists 200 victims of each incident.
         size = len(msgspec.json.encode(model.resource))
         assert size < MAX_BYTES * (10 if name == "incidents" else 1)
+
+
+async def test_a_search_has_a_bounded_number_of_hits_of_each_kind(tmp_path: Path) -> None:
+    nodes = [f"n{number:03}" for number in range(search_page.MAX_HITS + 5)]
+    incidents = [
+        incident_at(node, 0, number=str(number)) for number, node in enumerate([*nodes, *nodes])
+    ]
+    pages = fleet(tmp_path, nodes, incidents)
+    _, model = await page_of(pages, "search", q="n0")
+    kinds = Counter(hit.kind for hit in model.hits)
+    assert kinds["node"] == kinds["incident"] == search_page.MAX_HITS
+
+
+async def test_lists_are_sorted_by_links(tmp_path: Path) -> None:
+    nodes = ["a", "b", "c"]
+    found = [
+        incident_at("b", 3, victims=["c"], lost_gpu_time_seconds=5),
+        incident_at("c", 4, number="I2", victim_count=9, lost_gpu_time_seconds=None),
+    ]
+    pages = fleet(tmp_path, nodes, found)
+    for name, sort, field, expected in (
+        ("nodes", "", "node", ["c", "b", "a"]),
+        ("nodes", "node", "node", ["a", "b", "c"]),
+        ("incidents", "victim_count", "victim_count", [9, 1]),
+        ("incidents", "lost_gpu_time_seconds", "lost_gpu_time_seconds", [5, None]),
+    ):
+        text, model = await page_of(pages, name, sort=sort)
+        assert [getattr(row, field) for row in model.rows] == expected, sort
+        assert (f"/{name}" if sort else "/nodes?sort=node") in count_elements(text).links
+    _, model = await page_of(pages, "rails", sort="degraded")
+    assert [rail.rail for rail in model.rails[:3]] == [3, 4, 0]
+    text, _ = await page_of(pages, "nodes", sort="node", state="healthy", limit="1")
+    links = count_elements(text).links
+    assert "/nodes?state=healthy&sort=gpus" in links, "the order keeps the filter"
+
+
+async def test_a_node_has_a_bounded_number_of_rails() -> None:
+    view = View("node", NOW_NS, (ViewCell(catalog.NODE_UP, ("n1",), 1.0),))
+    gpus = {rail: f"GPU-{rail}" for rail in range(entity_states.MAX_RAILS + 9)}
+    facts = {"n1": entity_states.NodeFacts(gpus, dict.fromkeys(gpus, "healthy"))}
+    (row,) = entity_states.node_rows(view, IncidentTable(NOW_NS), facts)
+    assert (row.gpus, row.rails) == (len(gpus), "." * entity_states.MAX_RAILS)
 
 
 async def test_a_checkered_grid_is_bounded(tmp_path: Path) -> None:

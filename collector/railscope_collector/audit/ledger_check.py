@@ -254,8 +254,8 @@ def summarize_differences(comparison: LedgerComparison) -> str:
 
 def compare_database_url(
     url: str, tables: MetaData, recorded: ledger_records.LedgerRecords
-) -> list[str]:
-    """Compare the database of a URL; return the findings that need an explanation. Raises LogVerificationError."""
+) -> LedgerComparison:
+    """Compare the database of a URL; without differences, return the outcome. Raises LogVerificationError."""
     try:
         database = Database(url, tables, make=False)
         try:
@@ -271,8 +271,10 @@ def compare_database_url(
         raise LogVerificationError(VerifyOutcome.UNREADABLE, str(error)) from error
 
 
-def compare_database(database: Database, recorded: ledger_records.LedgerRecords) -> list[str]:
-    """Compare a database; return the findings that need an explanation. Raises LogVerificationError, UnusableLedgerError."""
+def compare_database(
+    database: Database, recorded: ledger_records.LedgerRecords
+) -> LedgerComparison:
+    """Compare a database; without differences, return the outcome. Raises LogVerificationError, UnusableLedgerError."""
     with database.transaction() as connection:
         comparison = compare_ledger(connection, recorded)
     if comparison.differences:
@@ -280,7 +282,7 @@ def compare_database(database: Database, recorded: ledger_records.LedgerRecords)
             VerifyOutcome.ALTERED,
             f"ledger {database.name} does not match its records: {summarize_differences(comparison)}",
         )
-    return comparison.unrecorded
+    return comparison
 
 
 def check_outbox(connection: Connection) -> None:

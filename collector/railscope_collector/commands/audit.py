@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 from unicodedata import normalize
 
 import click
@@ -25,6 +26,9 @@ from railscope_collector.audit import cosigners, journal, log_secrets, verificat
 from railscope_collector.audit.entry_proof import ProofError, check_proof, make_proof
 from railscope_collector.audit.tiles import AlteredEntriesError, TileError, Tiles
 from railscope_collector.config import ArchiveSettings, CollectorSettings
+
+if TYPE_CHECKING:
+    from railscope_collector.audit.ledger_check import LedgerComparison
 
 
 def read_checkpoint_note(directory: Path) -> str:
@@ -205,7 +209,7 @@ def verify_command(
         verified = verification.verify_log(
             directory, public, [_read_anchor(anchor) for anchor in anchors], archive
         )
-        unrecorded = _compare_ledger(ledger, verified) if ledger else []
+        compared = _compare_ledger(ledger, verified) if ledger else None
     except verify_outcome.LogVerificationError as error:
         for line in f"{error.outcome.name.lower().replace('_', ' ')}: {error}".split("\n"):
             click.echo(escape_line(line), err=True)
@@ -217,15 +221,18 @@ def verify_command(
     )
     for line in _format_cosigners(verified.witnesses):
         click.echo(line)
-    for finding in (*verified.findings, *unrecorded):
+    if compared:
+        heads = compared.rows["head"]
+        click.echo(f"database: {compared.rows.total() - heads} rows, {heads} heads, equal")
+    for finding in (*verified.findings, *(compared.unrecorded if compared else ())):
         click.echo(escape_line(f"to explain: {finding}"))
     if verified.unchecked:
         click.echo(f"{verified.unchecked} records archived, not checked; fix: use --archive")
         sys.exit(verify_outcome.VerifyOutcome.UNCHECKED)
 
 
-def _compare_ledger(url: str, verified: verification.VerifiedLog) -> list[str]:
-    """Compare with the ledger; return the findings to explain. Raises LogVerificationError."""
+def _compare_ledger(url: str, verified: verification.VerifiedLog) -> LedgerComparison:
+    """Compare with the ledger. Raises LogVerificationError."""
     if verified.unchecked:
         message = f"cannot compare the ledger: {verified.unchecked} records are archived; fix: use --archive"
         raise verify_outcome.LogVerificationError(verify_outcome.VerifyOutcome.UNREADABLE, message)
@@ -278,13 +285,22 @@ def prove(
 @click.argument("file", type=click.File("rb"))
 @_KEY
 def check_proof_command(file: BinaryIO, key: str) -> None:
-    """Check a proof printed by `prove`; needs only the public key."""
+    """Check a proof printed by `prove`, and print its record; needs only the public key."""
+    public = _parse_public_key(key)
     try:
-        record = check_proof(file.read().decode(), _parse_public_key(key))
+        proof = file.read().decode()
+        raw = check_proof(proof, public)
     except (ProofError, signed_note.NoteError, UnicodeDecodeError) as error:
         click.echo(f"not proven: {error}", err=True)
         sys.exit(verify_outcome.VerifyOutcome.ALTERED)
-    click.echo(record.decode())
+    record, note = decode_shown_record(raw), proof.partition("\n\n")[2]
+    size, time = (
+        log_checkpoint.read_checkpoint(note, public).tree.size,
+        format_record_time(int(record.t)),
+    )
+    # Standard output is the record alone, for programs.
+    click.echo(f"proven: record {record.seq} of {size}, signed by {public.name}, {time}", err=True)
+    click.echo(raw.decode())
 
 
 @audit.command()
@@ -295,6 +311,7 @@ def check_proof_command(file: BinaryIO, key: str) -> None:
     "--from", "first", type=click.IntRange(min=0), default=0, help="First sequence number."
 )
 @_JSON
+@click.option("--wide", is_flag=True, help="Whole lines, also in a narrow terminal.")
 @click.option("--person", help="Only records with a commitment to this name.")
 @_SALTS
 @_ARCHIVE
@@ -304,6 +321,7 @@ def show(  # noqa: PLR0913, PLR0917 - its options
     node: str | None,
     first: int,
     as_json: bool,  # noqa: FBT001 - a flag
+    wide: bool,  # noqa: FBT001 - a flag
     person: str | None,
     salts: Path,
     archive: archive_stores.ArchiveReader | None,
@@ -318,7 +336,14 @@ def show(  # noqa: PLR0913, PLR0917 - its options
         if commitment and commitment not in decode_shown_record(raw).pii.values():
             continue
         if is_selected(raw, kind, node):
-            click.echo(format_record(raw, as_json=as_json))
+            line = format_record(raw, as_json=as_json)
+            click.echo(line if as_json or wide else _cut_line(line))
+
+
+def _cut_line(line: str) -> str:
+    """Return a line that fits the terminal, if there is one."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else len(line)
+    return line if len(line) <= width else f"{line[: width - 1]}…"
 
 
 @audit.command()

@@ -173,7 +173,9 @@ def reconcile_command(
             for line in format_checks(checks):
                 click.echo(line)
             if books.evidence is None:
-                click.echo("R1, R2, R4 not compared: this ledger has no evidence")
+                click.echo(
+                    "R1, R2, R4 not compared, and unknown time (R6) is expected: this ledger has no evidence of agents"
+                )
             passed = passed and all(check.passes for check in checks)
             if compare is not None:
                 compared = compare(books.ledger, closed_period)

@@ -202,7 +202,8 @@ def test_a_record_is_proven_with_the_key_only(good: Path, tmp_path: Path) -> Non
     code, proof, _ = railscope("prove", good, "417", "--key", key)
     assert code == 0
     (tmp_path / "proof").write_text(proof)
-    code, output, _ = railscope("check-proof", tmp_path / "proof", "--key", key)
+    code, output, stated = railscope("check-proof", tmp_path / "proof", "--key", key)
+    assert stated.startswith(f"proven: record 417 of {SIZE}, signed by {KEY.public.name}, ")
     assert (code, output.strip().encode()) == (0, Tiles(good, SIZE).record(417))
     for old, new in (("index 417", "index 416"), ("extra ", "extra AAAA"), ("\n\n", "\nAAAA\n\n")):
         (tmp_path / "forged").write_text(proof.replace(old, new, 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 from collections.abc import Callable
 from fractions import Fraction
@@ -188,7 +189,9 @@ async def test_any_change_of_a_row_is_found(
     await log_of(tmp_path / "log", ledger.database)
     with ledger.database.transaction() as connection:
         kinds = list(changes(connection, name))
-    assert checked(tmp_path / "log", url)[0] == VerifyOutcome.CONSISTENT
+    status, output = checked(tmp_path / "log", url)
+    assert status == VerifyOutcome.CONSISTENT
+    assert re.search(r"^database: \d+ rows, \d+ heads, equal$", output, re.MULTILINE)
     assert reconciled(books) == (True, "")
     recorded = verify_log(tmp_path / "log", KEY.public).ledger
     for kind in kinds:

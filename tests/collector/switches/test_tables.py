@@ -10,6 +10,7 @@ from railscope.catalog import switches as catalog
 from railscope.frame import Schema
 from railscope.reading import Absent
 from railscope_collector.switches import snmp_columns, snmp_readings as tables
+from railscope_collector.switches.link_ends import LIST_SEPARATOR
 from railscope_collector.switches.snmp_values import TableRows
 from railscope_collector.switches.switch_reading import (
     MAX_PORTS,
@@ -139,6 +140,14 @@ def test_newest_neighbour_of_a_port_counts():
     assert known == 1
     assert entity.facts["system_name"] == "n2"
     assert (entity.facts["other_system_names"], entity.facts["other_chassis"]) == ("n1", "old")
+
+
+def test_other_neighbours_of_a_port_are_bounded():
+    received = {(time, 1, 1): f"chassis-{time}".encode() for time in range(1, 101)}
+    found = tables.SwitchTables({}, ports(1), neighbours=of({"chassis": received}))
+    ((_, entity), _), *_ = tables.make_reading("leaf-07", found).streams[NEIGHBOURS]
+    others = entity.facts["other_chassis"].split(LIST_SEPARATOR)
+    assert others == [f"chassis-{time}" for time in range(99, 92, -1)], "the newest seven"
 
 
 def test_an_earlier_announcement_of_the_same_chassis_is_no_other_neighbour():
