@@ -191,6 +191,17 @@ def plain_decimal(value: Fraction, places: int) -> str:
     return format_decimal(value, places).replace(",", "")
 
 
+def show_time(timestamp_ns: int) -> str:
+    """Return a time for readers, without seconds that are zero."""
+    text = timestamps.format_timestamp(timestamp_ns).removesuffix("Z").removesuffix(":00")
+    return f"{text.replace('T', ' ')} UTC"
+
+
+def show_quantity(value: Fraction, places: int) -> str:
+    """Return a quantity without zeros at its end."""
+    return format_decimal(value, places).rstrip("0").rstrip(".")
+
+
 def format_amount(value: Fraction, currency: str) -> str:
     """An amount with the decimals of its currency, for programs: -12.50."""
     return plain_decimal(value, currency_exponent(currency))

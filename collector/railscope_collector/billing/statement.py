@@ -100,19 +100,19 @@ class TenantStatement:
             ("Tenant", invoice.tenant),
             (
                 "Service",
-                f"{_show_time(period.start_ns)} to {_show_time(period.end_ns)}",
+                f"{charge_types.show_time(period.start_ns)} to {charge_types.show_time(period.end_ns)}",
             ),
         ]
         if invoice.status is not invoices.InvoiceStatus.DRAFT:
             rows += [
                 ("Invoice", invoice.invoice_id),
-                ("Issued", _show_time(invoice.issued_ns or 0)),
+                ("Issued", charge_types.show_time(invoice.issued_ns or 0)),
                 ("Replaces", invoice.replaces),
             ]
         if self.closed_ns is not None:
             rows += [
                 ("Invoice", "none: nothing is billed"),
-                ("Closed", _show_time(self.closed_ns)),
+                ("Closed", charge_types.show_time(self.closed_ns)),
             ]
         rows.append(("Observed", self.coverage))
         return [(name, text) for name, text in rows if text]
@@ -272,10 +272,10 @@ def _summary_line(charges: Sequence[charge_types.Charge], amount: str) -> Summar
         item=f"{first.kind}, correction" if first.corrects else first.kind.replace("_", " "),
         product=" ".join(part for part in (first.sku, first.mig_profile, first.note) if part),
         state=first.state,
-        start=_show_time(min(charge.service_t0_ns for charge in charges)),
-        end=_show_time(max(charge.service_t1_ns for charge in charges)),
+        start=charge_types.show_time(min(charge.service_t0_ns for charge in charges)),
+        end=charge_types.show_time(max(charge.service_t1_ns for charge in charges)),
         gpus=str(len({charge.resource for charge in charges if charge.resource}) or ""),
-        quantity=_show_quantity(quantity / unit.size, _QUANTITY_PLACES) if unit else "",
+        quantity=charge_types.show_quantity(quantity / unit.size, _QUANTITY_PLACES) if unit else "",
         unit=unit.label if unit else "",
         price=unit_price(first.price_nano) if unit else "",
         amount=amount,
@@ -290,23 +290,12 @@ def _claim_summary(claim: str, charges: Sequence[charge_types.Charge], amount: s
     return ClaimSummary(
         _JOB_CLAIM.sub(r"job \2 of \1", claim),
         str(len({charge.resource for charge in charges})),
-        _show_time(min(charge.service_t0_ns for charge in charges)),
-        _show_time(max(charge.service_t1_ns for charge in charges)),
-        _show_quantity(hours, _PERCENT_PLACES),
-        _show_quantity(energy, _PERCENT_PLACES) if energy else "",
+        charge_types.show_time(min(charge.service_t0_ns for charge in charges)),
+        charge_types.show_time(max(charge.service_t1_ns for charge in charges)),
+        charge_types.show_quantity(hours, _PERCENT_PLACES),
+        charge_types.show_quantity(energy, _PERCENT_PLACES) if energy else "",
         amount,
     )
-
-
-def _show_time(timestamp_ns: int) -> str:
-    """Return a time for readers, without seconds that are zero."""
-    text = format_timestamp(timestamp_ns).removesuffix("Z").removesuffix(":00")
-    return f"{text.replace('T', ' ')} UTC"
-
-
-def _show_quantity(value: Fraction, places: int) -> str:
-    """Return a quantity without zeros at its end."""
-    return charge_types.format_decimal(value, places).rstrip("0").rstrip(".")
 
 
 def _hours(charges: Sequence[charge_types.Charge], unit: charge_types.PriceUnit) -> Fraction:

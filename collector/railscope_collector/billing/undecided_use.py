@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from railscope.timestamps import format_timestamp
 from railscope_collector.billing import price_book
-from railscope_collector.billing.charges import format_decimal
+from railscope_collector.billing.charges import show_quantity, show_time
 from railscope_collector.billing.rating import UsageReview
 from railscope_collector.metering.units import GPU_HOUR, Units
 
@@ -35,8 +34,8 @@ class UndecidedUse:
 
     def __str__(self) -> str:
         claim = f", claim {self.claim}" if self.claim else ""
-        span = f"{format_timestamp(self.start_ns)} to {format_timestamp(self.end_ns)}"
-        quantity = f", {format_decimal(self.gpu_hours, 6)} GPU-hours" if self.units else ""
+        span = f"{show_time(self.start_ns)} to {show_time(self.end_ns)}"
+        quantity = f", {show_quantity(self.gpu_hours, 6)} GPU-hours" if self.units else ""
         return f"{self.resource}{claim}, {span}{quantity}: {self.reason}"
 
 

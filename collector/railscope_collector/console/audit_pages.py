@@ -189,7 +189,7 @@ class AuditPages:
 
 
 def _row(entry: api.AuditEntry) -> AuditRecordRow:
-    record = audit_record.decode_audit_record(bytes(entry.record))
+    record = msgspec.json.decode(entry.record, type=audit_record.AuditRecord)
     subject = " ".join(filter(None, (record.obj.node, record.obj.gpu, record.obj.slot)))
     return AuditRecordRow(
         index=entry.index,

@@ -43,43 +43,15 @@ class Operation(NamedTuple):
     answer: Answer
     query: type[msgspec.Struct] | None = None
     names: Mapping[str, Sequence[str]] = {}
-    """Further parameters of the query, which may be repeated, with their values; none for any text."""
+    """Further parameters of the query with their values, of which several select any; none for one text."""
     other_forms: Sequence[str] = ()
     """Media types beside JSON."""
     has_moment: bool = False
     """True if it has another document for a time in the past."""
 
 
-class TenantQuery(msgspec.Struct, frozen=True):
-    """Query of routes that a tenant reads its own part of."""
-
-    tenant: str = ""
-
-
-class FormQuery(msgspec.Struct, frozen=True):
-    """Query of a document with several formats."""
-
-    format: str = ""
-
-
-class ExportQuery(FormQuery, frozen=True):
-    """Query of an export, of all tenants or of one."""
-
-    tenant: str = ""
-
-
-class EntriesQuery(msgspec.Struct, frozen=True, rename={"from_": "from"}):
-    """Query of entries of the audit log."""
-
-    from_: int = 0
-    limit: int = 100
-    tenant: str = ""
-
-
-class SizeQuery(msgspec.Struct, frozen=True):
-    """Query of a proof: the number of records of the earlier log."""
-
-    old: int = 0
+def _one(*names: str) -> dict[str, Sequence[str]]:
+    return dict.fromkeys(names, ())
 
 
 _MEDIA = tuple(billing_api.MEDIA.values())
@@ -88,27 +60,29 @@ OPERATIONS: Mapping[str, Operation] = {
     "cluster": Operation(api.MetricList),
     "rails": Operation(api.RailList),
     "nodes": Operation(api.NodeList, read_api.NodesQuery),
-    "node": Operation(api.NodeDetail, names={"stream": ()}),
+    "node": Operation(api.NodeDetail, names=_one("stream")),
     "gpus": Operation(api.GpuList, gpus_api.GpusQuery),
     "switches": Operation(switches.SwitchList),
     "switch": Operation(switches.SwitchDetail),
     "switch_port": Operation(switches.SwitchPortDetail),
     "links": Operation(switches.LinkList),
     "inventory": Operation(inventory.Inventory),
-    "events": Operation(api.EventList, names={"node": ()}),
+    "events": Operation(api.EventList, names=_one("node")),
     "incidents": Operation(api.IncidentList, names=FILTERS),
     "incident": Operation(api.IncidentDetail),
-    "jobs": Operation(api.JobList, names={"tenant": ()}),
+    "jobs": Operation(api.JobList, names=_one("tenant")),
     "job": Operation(api.Job),
     "tenants": Operation(tenants.TenantList),
     "account": Operation(tenants.Account),
-    "statements": Operation(billing.StatementList, TenantQuery),
-    "statement": Operation(statement_rows.StatementDocument, FormQuery, other_forms=_MEDIA),
-    "export": Operation(_MEDIA, ExportQuery),
-    "audit": Operation(audit.AuditEntries, EntriesQuery),
+    "statements": Operation(billing.StatementList, names=_one("tenant")),
+    "statement": Operation(
+        statement_rows.StatementDocument, names=_one("format"), other_forms=_MEDIA
+    ),
+    "export": Operation(_MEDIA, names=_one("format", "tenant")),
+    "audit": Operation(audit.AuditEntries, names=_one("from", "limit", "tenant")),
     "audit_entry": Operation(("text/plain",)),
     "audit_checkpoint": Operation(("text/plain",)),
-    "audit_consistency": Operation(audit.ConsistencyProof, SizeQuery),
+    "audit_consistency": Operation(audit.ConsistencyProof, names=_one("old")),
 }
 """Operations of the routes of /api/v1 but those of pages."""
 PAGES: Mapping[str, Answer] = {
@@ -177,8 +151,8 @@ def openapi_document() -> bytes:
             schema = of_queries[str(each.type)] | {"default": each.default}
             parameters.append(_parameter(each.encode_name, "query", schema))
         for name, values in operation.names.items():
-            item = {"type": "string"} | ({"enum": list(values)} if values else {})
-            parameters.append(_parameter(name, "query", {"type": "array", "items": item}))
+            several = {"type": "array", "items": {"type": "string", "enum": list(values)}}
+            parameters.append(_parameter(name, "query", several if values else None))
         paths[route.path] = {"get": _operation(route, operation, parameters, answers)}
     document = {
         "openapi": "3.1.0",

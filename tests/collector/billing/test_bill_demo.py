@@ -216,7 +216,7 @@ def test_statements_that_are_not_there(url: str) -> None:
 def test_the_demo_prints_it_and_writes_what_others_read(tmp_path: Path) -> None:
     result = run("demo", "--focus", str(tmp_path))
     assert result.exit_code == 0
-    assert "GPU-7, claim pid-4711, 2026-09-08T14:00:00Z to 2026-09-08T16:00:00Z" in result.output
+    assert "GPU-7, claim pid-4711, 2026-09-08 14:00 UTC to 2026-09-08 16:00 UTC" in result.output
     rows = parse_csv((tmp_path / "focus-1.2.csv").read_text())
     assert billed_cost(rows) == Fraction(643_741 + 273_168 + 16_382 - 15_016, 100)
     with (tmp_path / "focus-1.2.parquet").open("rb") as file:
@@ -263,7 +263,7 @@ def test_months_go_through_the_commands(tmp_path: Path) -> None:
     assert "name on it" in old
     reconciled = run("reconcile", *place)
     assert reconciled.exit_code == 0
-    assert "not compared: this ledger has no evidence" in reconciled.output
+    assert "this ledger has no evidence of agents" in reconciled.output
 
 
 ADDED = """
