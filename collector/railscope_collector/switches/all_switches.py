@@ -1,4 +1,4 @@
-"""All switches of the collector: those that it polls, those that push to its OTLP receiver, and their cabling."""
+"""All switches of the collector: those that it polls, those that push to its receivers, and their cabling."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import structlog
 
 from railscope.catalog import switches as catalog
 from railscope.service import run_in_thread
-from railscope_collector.config import CollectorSettings, OtlpReceiverSettings
+from railscope_collector.config import CollectorSettings
 from railscope_collector.fleet.view_cells import ViewCell
 from railscope_collector.state.collector_state import CollectorState
 from railscope_collector.switches import links, switch_view
+from railscope_collector.switches.dialout_receiver import DialoutReceiver
 from railscope_collector.switches.otlp_receiver import OtlpReceiver
 from railscope_collector.switches.switch_frames import Submit
 from railscope_collector.switches.switch_polling import SwitchPolling
@@ -66,9 +67,8 @@ class AllSwitches:
     """Polling, receiver and cabling, as one part of the collector."""
 
     polling: SwitchPolling = field(default_factory=lambda: SwitchPolling((), time.time_ns))
-    receiver: OtlpReceiver = field(
-        default_factory=lambda: OtlpReceiver(OtlpReceiverSettings(), {}, time.time_ns)
-    )
+    receiver: OtlpReceiver = field(default_factory=lambda: OtlpReceiver({}, time.time_ns))
+    dialout: DialoutReceiver = field(default_factory=lambda: DialoutReceiver({}, time.time_ns))
     take_links: TakeLinks = lambda: lambda: links.JoinedLinks({}, ())
     cabling_log: CablingLog = field(default_factory=CablingLog)
     compare_seconds: float = COMPARE_SECONDS
@@ -81,6 +81,7 @@ class AllSwitches:
         return cls(
             SwitchPolling.from_settings(settings.switches, wall_ns, leads),
             OtlpReceiver.from_settings(settings, wall_ns, leads),
+            DialoutReceiver.from_settings(settings, wall_ns, leads),
         )
 
     @property
@@ -90,12 +91,17 @@ class AllSwitches:
 
     @submit.setter
     def submit(self, submit: Submit) -> None:
-        self.polling.submit = self.receiver.submit = submit
+        self.polling.submit = self.receiver.submit = self.dialout.submit = submit
 
     async def run(self) -> None:
         """Poll, receive and compare the cabling until cancelled."""
         async with asyncio.TaskGroup() as group:
-            for work in (self.polling.run(), self.receiver.run(), self._watch_cabling()):
+            for work in (
+                self.polling.run(),
+                self.receiver.run(),
+                self.dialout.run(),
+                self._watch_cabling(),
+            ):
                 group.create_task(work)
 
     async def _watch_cabling(self) -> None:
@@ -110,15 +116,19 @@ class AllSwitches:
     def cells(self) -> Iterator[ViewCell]:
         """Return the state of polls, of the receiver and of the cabling log."""
         not_logged = ViewCell(catalog.CABLING_NOT_LOGGED, (), self.cabling_log.not_logged)
-        return chain(self.polling.cells(), self.receiver.cells(), [not_logged])
+        return chain(
+            self.polling.cells(), self.receiver.cells(), self.dialout.cells(), [not_logged]
+        )
 
     def problems(self) -> dict[str, str]:
         """Return the reason why each switch is not read, by name; empty for one that is read."""
-        return self.polling.problems() | self.receiver.problems()
+        return self.polling.problems() | self.receiver.problems() | self.dialout.problems()
 
     def reading_cells(self, core: CollectorState, ends: switch_view.LinkEnds) -> Iterator[ViewCell]:
         """Return the readings and links of all switches that report, and cabling faults; iterating over them may block."""
-        snapshots, join = self.polling.snapshots(core) | self.receiver.snapshots(core), ends.take()
+        readers = self.polling, self.receiver, self.dialout
+        snapshots = {name: each for of in readers for name, each in of.snapshots(core).items()}
+        join = ends.take()
         return chain(
             switch_view.reading_cells(snapshots.values()),
             switch_view.link_cells(join, snapshots),

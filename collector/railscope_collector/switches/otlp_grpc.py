@@ -9,24 +9,22 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from http import HTTPStatus
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 
-from railscope import listen_address, otlp_metrics, otlp_receiving, server_connections, service
-from railscope.settings import SettingsError
-from railscope_collector import config
-from railscope_collector.switches import switch_settings
+from railscope import otlp_metrics, otlp_receiving, server_connections, service
+from railscope_collector.switches.grpc_listener import (
+    grpc_listener,
+    peer_address,
+    server_credentials,
+)
 
 if TYPE_CHECKING:
     from railscope_collector.switches.otlp_receiver import OtlpReceiver
 
-MAX_CALLS = switch_settings.MAX_SWITCHES
-"""Calls of all senders: an exporter does not repeat one that is rejected because of this limit."""
 _DETAILS = "grpc-status-details-bin"
 _CODES = {
     HTTPStatus.FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
@@ -34,59 +32,27 @@ _CODES = {
     HTTPStatus.SERVICE_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
 }
 """Codes by status; others are INVALID_ARGUMENT. With RetryInfo, RESOURCE_EXHAUSTED is repeated as well."""
-_OPTIONS = (
-    ("grpc.max_receive_message_length", otlp_metrics.MAX_PROTOBUF_BYTES),
-    ("grpc.max_concurrent_streams", 8),
-    ("grpc.max_metadata_size", 16 << 10),
-    ("grpc.so_reuseport", 0),  # an address in use is an error, not a shared one
-    ("grpc.keepalive_time_ms", 60_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
-    ("grpc.max_connection_idle_ms", 300_000),
-)
 
 
 @asynccontextmanager
-async def grpc_listener(receiver: OtlpReceiver, max_connections: int) -> AsyncIterator[int]:
+async def serve_metrics(receiver: OtlpReceiver, max_connections: int) -> AsyncIterator[int]:
     """Serve on the configured address; the value is the port. Raises SettingsError."""
     settings = receiver.settings
-    listen_address.split_address(settings.grpc_listen)
-    # Anyone may open connections: they must not take the file descriptors of the collector.
-    connections = server_connections.ServerConnections.within_descriptors(max_connections, 1)
-    handshake_seconds = server_connections.HANDSHAKE_SECONDS
-    limits = (
-        ("grpc.max_allowed_incoming_connections", connections.max_connections),
-        ("grpc.server_handshake_timeout_ms", round(handshake_seconds * 1000)),
-    )
-    server = grpc.aio.server(maximum_concurrent_rpcs=MAX_CALLS, options=(*_OPTIONS, *limits))
     name, _, method = otlp_metrics.METRICS_METHOD.strip("/").partition("/")
     handler: grpc.RpcMethodHandler[bytes, bytes]
     handler = grpc.stream_unary_rpc_method_handler(_Export(receiver).handle)
-    server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler(name, {method: handler}),)
+    handlers = (grpc.method_handlers_generic_handler(name, {method: handler}),)
+    credentials = await service.run_in_thread(
+        server_credentials, settings.certificate_file, settings.key_file
     )
-    credentials = await service.run_in_thread(_credentials, settings)
-    try:
-        port = (
-            server.add_secure_port(settings.grpc_listen, credentials)
-            if credentials
-            else server.add_insecure_port(settings.grpc_listen)
-        )
-    except RuntimeError as error:
-        message = f"cannot listen on {settings.grpc_listen}: {error}"
-        raise SettingsError(message) from error
-    await server.start()
-    try:
+    async with grpc_listener(
+        settings.grpc_listen,
+        handlers,
+        credentials,
+        otlp_metrics.MAX_PROTOBUF_BYTES,
+        max_connections,
+    ) as port:
         yield port
-    finally:
-        await server.stop(None)
-
-
-def _credentials(settings: config.OtlpReceiverSettings) -> grpc.ServerCredentials | None:
-    """Return the certificate; None without TLS. Blocking; raises OSError."""
-    if not settings.certificate_file:
-        return None
-    certificate, key = settings.certificate_file, settings.key_file or settings.certificate_file
-    return grpc.ssl_server_credentials([(Path(key).read_bytes(), Path(certificate).read_bytes())])
 
 
 class _Export:
@@ -126,11 +92,6 @@ class _Export:
             message = "no message: expected one"
             raise otlp_metrics.OtlpRejectedError(message, HTTPStatus.BAD_REQUEST, "format")
         return body
-
-
-def peer_address(peer: str) -> str:
-    """Return the address of a peer as gRPC states it, such as ipv4:192.0.2.8:4317 or ipv6:%5B::1%5D:4317."""
-    return unquote(peer.partition(":")[2].rpartition(":")[0]).strip("[]")
 
 
 def _retry_details(code: grpc.StatusCode, problem: str) -> tuple[tuple[str, bytes], ...]:

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 from railscope.catalog import declare, entities, switches as catalog
-from railscope.reading import Absent, Reading
+from railscope.reading import Reading
 from railscope_collector.switches import switch_reading as base
 from railscope_collector.switches.snmp_values import (
     Index,
     SnmpValue,
     as_nanowatts,
     as_number,
-    as_signed,
+    microamperes,
+    microvolts,
+    millidegrees,
 )
 
 _IF, _IFX = "1.3.6.1.2.1.2.2.1.", "1.3.6.1.2.1.31.1.1.1."
@@ -128,19 +129,11 @@ _CISCO = (
 )
 
 
-def _steps(size: int, value: SnmpValue | None) -> Reading:
-    """Return a signed value, of which one is so many stored steps."""
-    number = as_signed(value)
-    return number if isinstance(number, Absent) else number * size
-
-
 _HH3C = "1.3.6.1.4.1.25506.2."
 _RATES, _BUFFERS, _ETHER, _QOS = (
     f"{_HH3C}{table}." for table in ("40.2.2.5.1", "40.2.2.6.1", "40.5.1.1.1", "65.1.1.2.1.1")
 )
 _MODULE, _CHANNEL = f"{_HH3C}70.1.1.1.", f"{_HH3C}70.1.2.1."
-_MILLIDEGREES, _MICROVOLTS, _MICROAMPERES = (partial(_steps, size) for size in (1_000, 10_000, 10))
-"""From degrees, hundredths of a volt, and hundredths of a milliampere."""
 _COMWARE = (
     VendorTable(
         "frame errors and pauses",
@@ -209,8 +202,8 @@ _COMWARE = (
         base.LANES,
         entities.SWITCH_PORT,
         (
-            Fact(catalog.TRANSCEIVER_TEMPERATURE, f"{_MODULE}15", convert=_MILLIDEGREES),
-            Fact(catalog.TRANSCEIVER_SUPPLY, f"{_MODULE}16", convert=_MICROVOLTS),
+            Fact(catalog.TRANSCEIVER_TEMPERATURE, f"{_MODULE}15", convert=millidegrees),
+            Fact(catalog.TRANSCEIVER_SUPPLY, f"{_MODULE}16", convert=microvolts),
         ),
         changes_slowly=True,
     ),
@@ -221,12 +214,12 @@ _COMWARE = (
         (
             Fact(catalog.TRANSCEIVER_RECEIVE_POWER, f"{_CHANNEL}3", convert=as_nanowatts),
             Fact(catalog.TRANSCEIVER_TRANSMIT_POWER, f"{_CHANNEL}2", convert=as_nanowatts),
-            Fact(catalog.TRANSCEIVER_BIAS, f"{_CHANNEL}5", convert=_MICROAMPERES),
+            Fact(catalog.TRANSCEIVER_BIAS, f"{_CHANNEL}5", convert=microamperes),
         ),
         of_ports=(
             Fact(catalog.TRANSCEIVER_RECEIVE_POWER, f"{_MODULE}12", convert=as_nanowatts),
             Fact(catalog.TRANSCEIVER_TRANSMIT_POWER, f"{_MODULE}9", convert=as_nanowatts),
-            Fact(catalog.TRANSCEIVER_BIAS, f"{_MODULE}17", convert=_MICROAMPERES),
+            Fact(catalog.TRANSCEIVER_BIAS, f"{_MODULE}17", convert=microamperes),
         ),
         changes_slowly=True,
     ),

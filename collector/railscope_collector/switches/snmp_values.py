@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeAlias
 
 from railscope.reading import UNSIGNED_RANGE, Absent, Reading
@@ -76,6 +77,16 @@ def as_nanowatts(value: SnmpValue | None) -> Reading:
     if isinstance(power, Absent):
         return power
     return round(10 ** (power / _DECADE + _NANOWATT_DECADES)) if power in _POWERS else Absent.ERROR
+
+
+def _steps(size: int, value: SnmpValue | None) -> Reading:
+    """Return a signed value, of which one is so many stored steps."""
+    number = as_signed(value)
+    return number if isinstance(number, Absent) else number * size
+
+
+millidegrees, microvolts, microamperes = (partial(_steps, size) for size in (1_000, 10_000, 10))
+"""From degrees, hundredths of a volt, and hundredths of a milliampere."""
 
 
 def as_text(value: SnmpValue) -> str:

@@ -110,7 +110,7 @@ class SwitchPolling:
         cls, settings: SwitchesSettings, wall_ns: Callable[[], int], may_poll: Callable[[], bool]
     ) -> SwitchPolling:
         """Return the polling of the switches in the settings. Blocking; raises SettingsError."""
-        configured = [switch for switch in read_switches(settings) if not switch.pushes]
+        configured = [switch for switch in read_switches(settings) if not switch.push_protocol]
         if any(switch.gnmi is None for switch in configured):
             snmp_session.check_library()
         for switch in configured:

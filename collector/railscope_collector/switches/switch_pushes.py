@@ -1,4 +1,4 @@
-"""Pushes of a switch: data points by OTLP, and the readings and frames that they become.
+"""Pushes of a switch: values by OTLP or of a protocol of a manufacturer, and the readings that they become.
 
 A push may have a part of the columns that the switch has sent before; the others have the reason "not due". A column
 that has not been sent for an hour ends, a neighbour after five minutes: a cable may have been moved. Values have the time at which they arrived; the switch's own time orders them,
@@ -8,6 +8,7 @@ so that a repeated request, or one that was overtaken, changes nothing.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -47,6 +48,18 @@ class PushedColumn(NamedTuple):
     boot_ns: int
 
 
+class PushedValues(NamedTuple):
+    """Values of one request as its protocol states them, with the counts of those that are not values."""
+
+    columns: Sequence[PushedColumn]
+    results: Counter[PointResult]
+    unmapped: Counter[str]
+    newest_ns: int
+    """Newest time of the sender; 0 without one."""
+    names: frozenset[str] = frozenset()
+    """Names that the sender states of itself."""
+
+
 class DecodedPush(NamedTuple):
     """Readings of one request, which `SwitchPushes.keep` adds to what is known once they are stored."""
 
@@ -81,69 +94,41 @@ class SwitchPushes:
     """Time of the last push with readings that were stored."""
 
     def decode(self, request: otlp_metrics.MetricsRequest, now: NodeTimestamp) -> DecodedPush:
-        """Return the readings of a request; nothing is changed."""
-        unmapped = Counter[str]()
-        results = Counter({
-            PointResult.LIMIT: request.excessive,
-            PointResult.INVALID: request.invalid,
-            PointResult.DELTA: request.increments,
-        })  # fmt: skip
+        """Return the readings of a request by OTLP; nothing is changed."""
+        return self.accept(_otlp_values(self.name, request, now), now)
+
+    def accept(self, values: PushedValues, now: NodeTimestamp) -> DecodedPush:
+        """Return the readings of values that are new; nothing is changed."""
+        results = Counter(values.results)
         found: dict[ColumnKey, list[PushedColumn]] = {}
-        newest_ns, widths = 0, Counter(pushed.stream for pushed in self.columns.values())
-        for resource in request.resources:
-            for point in resource.points:
-                rule = cumulus.RULES.get(point.name)
-                if rule is None or point.kind not in otlp_metrics.NUMBER_KINDS:
-                    results[PointResult.UNMAPPED] += 1
-                    unmapped[point.name] += 1
+        widths = Counter(pushed.stream for pushed in self.columns.values())
+        for pushed in values.columns:
+            key = pushed.column[0].name, pushed.column[1].key
+            before = self.columns.get(key)
+            if before and _is_old(pushed, before, now):
+                results[PointResult.OLD] += 1
+                continue
+            if key not in found and before is None:
+                # A switch invents ports and queues at no cost: without the bound it would fill the memory.
+                if widths[pushed.stream] >= MAX_COLUMNS:
+                    results[PointResult.LIMIT] += 1
                     continue
-                newest_ns = max(newest_ns, point.timestamp_ns)
-                decoded = self._decode_point(rule, point, now)
-                if isinstance(decoded, PointResult):
-                    results[decoded] += 1
-                    continue
-                key, pushed = decoded
-                if key not in found and key not in self.columns:
-                    # A switch invents ports and queues at no cost: without the bound it would fill the memory.
-                    if widths[rule.stream] >= MAX_COLUMNS:
-                        results[PointResult.LIMIT] += 1
-                        continue
-                    widths[rule.stream] += 1
+                widths[pushed.stream] += 1
+            if before and before.column == pushed.column:
+                # An identical one makes comparisons of schemas fast.
+                found.setdefault(key, []).append(pushed._replace(column=before.column))
+            else:
                 found.setdefault(key, []).append(pushed)
         columns = self._merge(found, results)
-        hosts = {each.attributes.get(cumulus.HOST_NAME, "") for each in request.resources} - {""}
-        offset_ns = newest_ns - now.wall_ns if newest_ns else None
+        offset_ns = values.newest_ns - now.wall_ns if values.newest_ns else None
         return DecodedPush(
             self._reading(columns, offset_ns, now),
             columns,
             results,
-            unmapped,
+            values.unmapped,
             offset_ns,
             has_reset=any(map(self._has_fallen, columns.items())),
-            has_other_name=bool(hosts - {self.name}),
-        )
-
-    def _decode_point(
-        self, rule: cumulus.MetricRule, point: otlp_metrics.MetricPoint, now: NodeTimestamp
-    ) -> tuple[ColumnKey, PushedColumn] | PointResult:
-        column = cumulus.find_column(self.name, rule, point.attributes)
-        if column is None:
-            return PointResult.INVALID
-        key = column[0].name, column[1].key
-        before = self.columns.get(key)
-        value = cumulus.read_value(rule, point)
-        if isinstance(value, PointResult):
-            return value
-        if (
-            before
-            and 0 < point.timestamp_ns <= before.timestamp_ns  # 0: the sender states no time
-            and now.boot_ns < before.boot_ns + _REPLACED_NS
-        ):
-            return PointResult.OLD
-        if before and before.column == column:
-            column = before.column  # an identical one makes comparisons of schemas fast
-        return key, PushedColumn(
-            point.name, column, rule.stream, value, point.timestamp_ns, now.boot_ns
+            has_other_name=bool(values.names - {self.name}),
         )
 
     def _merge(
@@ -212,6 +197,43 @@ class SwitchPushes:
         if push.columns:
             self.offset_ns, self.last_ns = push.offset_ns, now.wall_ns
         return added
+
+
+def _otlp_values(
+    switch: str, request: otlp_metrics.MetricsRequest, now: NodeTimestamp
+) -> PushedValues:
+    """Return the values of a request by OTLP."""
+    unmapped = Counter[str]()
+    results = Counter({
+        PointResult.LIMIT: request.excessive,
+        PointResult.INVALID: request.invalid,
+        PointResult.DELTA: request.increments,
+    })  # fmt: skip
+    columns: list[PushedColumn] = []
+    newest_ns = 0
+    for point in (each for resource in request.resources for each in resource.points):
+        rule = cumulus.RULES.get(point.name)
+        if rule is None or point.kind not in otlp_metrics.NUMBER_KINDS:
+            results[PointResult.UNMAPPED] += 1
+            unmapped[point.name] += 1
+            continue
+        newest_ns = max(newest_ns, point.timestamp_ns)
+        column = cumulus.find_column(switch, rule, point.attributes)
+        value = cumulus.read_value(rule, point) if column else PointResult.INVALID
+        if column is None or isinstance(value, PointResult):
+            results[value if isinstance(value, PointResult) else PointResult.INVALID] += 1
+            continue
+        columns.append(
+            PushedColumn(point.name, column, rule.stream, value, point.timestamp_ns, now.boot_ns)
+        )
+    names = {each.attributes.get(cumulus.HOST_NAME, "") for each in request.resources} - {""}
+    return PushedValues(columns, results, unmapped, newest_ns, frozenset(names))
+
+
+def _is_old(pushed: PushedColumn, before: PushedColumn, now: NodeTimestamp) -> bool:
+    """True if a value is not newer than the one before; 0: the sender states no time."""
+    is_replaced = now.boot_ns >= before.boot_ns + _REPLACED_NS
+    return 0 < pushed.timestamp_ns <= before.timestamp_ns and not is_replaced
 
 
 def _is_kept(pushed: PushedColumn, now: NodeTimestamp) -> bool:

@@ -22,7 +22,7 @@ The one of gNMI has `user` and `password`; it is not required with a client cert
 
     [leaf-09]
     address = "192.0.2.9"                       # IP address that its pushes come from
-    protocol = "otlp"
+    protocol = "otlp"                           # or "dialout": gRPC dial-out of H3C
 """
 
 from __future__ import annotations
@@ -45,10 +45,12 @@ from railscope_collector.switches.link_ends import CabledLink
 MAX_SWITCHES = 256
 SNMP_PORT, GNMI_PORT = 161, 50051
 MAX_NAME_SHOWN = 100
+PUSH_PROTOCOLS = "otlp", "dialout"
 DIALECTS = {
     "snmp": ("auto", "snmp", "comware"),
     "gnmi": ("auto", "sonic", "openconfig"),
     "otlp": ("auto",),
+    "dialout": ("auto", "comware"),
 }
 """Dialects of each protocol."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -116,8 +118,8 @@ class SwitchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     address: str
     credential_file: str = ""
     """Community or user of SNMP, which requires it; user of gNMI; OTLP has none."""
-    protocol: Literal["snmp", "gnmi", "otlp"] = "snmp"
-    """snmp, gnmi: the collector polls the switch. otlp: the switch pushes to the OTLP receiver."""
+    protocol: Literal["snmp", "gnmi", "otlp", "dialout"] = "snmp"
+    """snmp, gnmi: the collector polls the switch. otlp, dialout: the switch pushes to the receiver of this protocol."""
     dialect: Literal["auto", "sonic", "openconfig", "comware", "snmp"] = "auto"
     """Names of the readings: sonic or openconfig by gNMI, comware or snmp (standard MIBs) by SNMP. auto: found at the switch."""
     tables: Literal["auto", "standard", "cisco", "sonic", "onyx"] = "auto"
@@ -131,7 +133,7 @@ class SwitchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     key_file: str = ""
     """Private key of that certificate. Empty: in its file."""
     server_name: str = ""
-    """Name in the certificate of the switch, if it is not the one in the address."""
+    """Name in the certificate of the switch, if it is not the one in the address. With dialout, it identifies the switch."""
     plaintext: bool = False
     """Connect by gNMI without TLS. Accepted with a user for an address of the loopback interface only."""
 
@@ -147,9 +149,11 @@ class SwitchSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             return self._find_snmp_problem(used)
         if self.tables != "auto":
             return "tables: expected with protocol = 'snmp' only"
-        if self.protocol == "otlp":
+        if self.protocol in PUSH_PROTOCOLS:
+            if self.protocol == "dialout":
+                used = [name for name in used if name != "server_name"]
             unused = used or (["credential_file"] if self.credential_file else [])
-            return f"{unused[0]}: expected none with protocol = 'otlp'" if unused else ""
+            return f"{unused[0]}: expected none with protocol = {self.protocol!r}" if unused else ""
         return self._find_gnmi_problem(used)
 
     def _find_snmp_problem(self, used: list[str]) -> str:
@@ -176,8 +180,10 @@ class ConfiguredSwitch(msgspec.Struct, frozen=True, kw_only=True):
     credential: SnmpCredential = SnmpCredential()
     gnmi: GnmiAccess | None = None
     """Access by gNMI; None if the switch is read by SNMP, or pushes."""
-    pushes: bool = False
-    """True if the switch pushes by OTLP, and is not polled."""
+    push_protocol: str = ""
+    """Protocol by which the switch pushes; empty if it is polled."""
+    certificate_name: str = ""
+    """Name in the client certificate of a switch that pushes, which identifies it; empty: its address does."""
     dialect: str = "auto"
     tables: str = "auto"
     period_seconds: float
@@ -242,7 +248,7 @@ def _configured(
 ) -> ConfiguredSwitch:
     try:
         switch = untrusted_text.convert_json(table, SwitchSettings)
-        is_gnmi, pushes = switch.protocol == "gnmi", switch.protocol == "otlp"
+        is_gnmi, pushes = switch.protocol == "gnmi", switch.protocol in PUSH_PROTOCOLS
         default_port = GNMI_PORT if is_gnmi else SNMP_PORT
         host, port = (
             (_push_address(switch.address), 0)
@@ -269,7 +275,8 @@ def _configured(
         port=port,
         credential=credential,
         gnmi=access,
-        pushes=pushes,
+        push_protocol=switch.protocol if pushes else "",
+        certificate_name=switch.server_name if pushes else "",
         dialect=switch.dialect,
         tables=switch.tables,
         period_seconds=switch.period_seconds or settings.period_seconds,

@@ -39,7 +39,7 @@ from railscope_collector.config import (
     SwitchesSettings,
 )
 from railscope_collector.service import Collector
-from railscope_collector.switches import otlp_receiver
+from railscope_collector.switches import otlp_receiver, push_receiver
 
 TABLE = '[leaf-08]\naddress = "127.0.0.1"\nprotocol = "otlp"\nperiod_seconds = 5\n'
 
@@ -274,7 +274,7 @@ async def test_rate_is_limited_with_the_time_to_wait(tmp_path):
 
 
 async def test_requests_that_take_long_to_decode_count_as_several(tmp_path, monkeypatch):
-    monkeypatch.setattr(otlp_receiver, "MAX_SHARE", 1e-6)
+    monkeypatch.setattr(push_receiver, "MAX_SHARE", 1e-6)
     async with receiving(tmp_path) as (_, receiver):
         assert (await post(receiver, cumulus.protobuf_body(value())))[0] == 200
         assert (await post(receiver, cumulus.protobuf_body(value())))[0] == 429

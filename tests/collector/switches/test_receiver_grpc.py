@@ -23,7 +23,7 @@ from test_otlp_receiver import SERIES, TABLE, settings_with, wait_for_failure
 
 from railscope import otlp_metrics, server_connections
 from railscope.otlp_receiving import MAX_WAITING
-from railscope_collector.switches import otlp_grpc, otlp_receiver
+from railscope_collector.switches import grpc_listener, otlp_receiver
 
 
 @asynccontextmanager
@@ -180,4 +180,4 @@ async def test_address_in_use_is_reported_and_the_collector_runs(tmp_path, capsy
 @given(st.ip_addresses(), st.integers(1, 65_535))
 def test_addresses_of_peers(address, port):
     text = f"ipv4:{address}:{port}" if address.version == 4 else f"ipv6:%5B{address}%5D:{port}"
-    assert otlp_grpc.peer_address(text) == str(address)
+    assert grpc_listener.peer_address(text) == str(address)

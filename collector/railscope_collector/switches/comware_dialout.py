@@ -1,0 +1,321 @@
+"""Telemetry that H3C switches push by gRPC dial-out: messages with rows as JSON text, and the values that they become.
+
+Every number is a value of one field of a row, a list of eight by priority or queue as text, or such a list for each
+slice, a part of the chip's buffer. This table specifies what each field is; what is not in it is not stored. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import NamedTuple
+
+import msgspec
+
+from railscope.catalog import declare, entities, switches as catalog
+from railscope.frame import Entity
+from railscope.otlp_metrics import OtlpRejectedError
+from railscope.reading import Absent, Reading, known_speed
+from railscope.timestamps import MILLISECOND_NS
+from railscope_collector.switches import switch_reading as base
+from railscope_collector.switches.cumulus_metrics import MAX_PORT_NAME, PointResult
+from railscope_collector.switches.snmp_values import (
+    as_nanowatts,
+    microamperes,
+    microvolts,
+    millidegrees,
+)
+from railscope_collector.switches.switch_pushes import PushedColumn, PushedValues
+
+MAX_TEXT_BYTES = 8 << 20
+"""Size of a text of one or several messages: 512 ports with lists of 16 slices are 4 MiB."""
+MAX_PARTS, MAX_INCOMPLETE = 256, 4
+"""Parts of a text, and texts of a connection that are not complete."""
+MAX_OBJECTS, MAX_VALUES = 20_000, 400_000
+"""Opening brackets and commas of a text: 512 ports with 16 slices have 17,000 lists and 80,000 values."""
+MAX_PATH = 128
+FORMAT = "format"
+_UP = 1
+_LANES = range(1, 9)
+_KILOBITS_PER_MEGABIT = 1000
+
+
+def malformed(problem: str) -> OtlpRejectedError:
+    """Return the error of a message that is malformed."""
+    return OtlpRejectedError(problem, HTTPStatus.BAD_REQUEST, FORMAT)
+
+
+def _state(value: object) -> Reading:
+    number = base.as_number(value)
+    return number if isinstance(number, Absent) else int(number == _UP)
+
+
+def _speed(value: object) -> Reading:
+    """Return a speed in kilobits per second in megabits per second."""
+    number = base.as_number(value)
+    return number if isinstance(number, Absent) else known_speed(number // _KILOBITS_PER_MEGABIT)
+
+
+class FieldRule(NamedTuple):
+    """Meaning of one field of the rows of a table."""
+
+    name: str
+    metric: declare.Metric
+    convert: Callable[[object], Reading] = base.as_number
+
+
+@dataclass(frozen=True, slots=True)
+class DialoutTable:
+    """The rows of a sensor path: a stream of its own, as each message has one table."""
+
+    stream: str
+    rules: Sequence[FieldRule]
+    about: Sequence[declare.EntityKind] = (entities.SWITCH_PORT,)
+    """Kinds of entity of the rules, by their number; the last one counts for those behind it."""
+    number: str = ""
+    """Field with the number of a lane; empty for a table of ports, or of lists by priority or queue."""
+
+
+_PRIORITIES, _QUEUES = (entities.SWITCH_PRIORITY,), (entities.SWITCH_QUEUE,)
+TABLES: Mapping[str, DialoutTable] = {
+    "ifmgr/interfaces": DialoutTable(
+        base.PORTS,
+        (
+            FieldRule("OperStatus", catalog.PORT_UP, _state),
+            FieldRule("AdminStatus", catalog.PORT_ENABLED, _state),
+            FieldRule("Actual64Bandwidth", catalog.SPEED, _speed),
+        ),
+    ),
+    "ifmgr/statistics": DialoutTable(
+        "switch_port_counters",
+        (
+            FieldRule("InOctets", catalog.RECEIVED),
+            FieldRule("OutOctets", catalog.SENT),
+            FieldRule("InPkts", catalog.RECEIVED_PACKETS),
+            FieldRule("OutPkts", catalog.SENT_PACKETS),
+            FieldRule("InErrors", catalog.RECEIVED_ERRORS),
+            FieldRule("OutErrors", catalog.SENT_ERRORS),
+            FieldRule("InDiscards", catalog.RECEIVED_DISCARDS),
+            FieldRule("OutDiscards", catalog.SENT_DISCARDS),
+        ),
+    ),
+    "ifmgr/ethportstatistics": DialoutTable(
+        "switch_port_pauses",
+        (
+            FieldRule("InPauses", catalog.PAUSE_RECEIVED),
+            FieldRule("OutPauses", catalog.PAUSE_SENT),
+        ),
+    ),
+    "ifmgr/iffecdata": DialoutTable(
+        "switch_port_fec",
+        (
+            FieldRule("Correctable", catalog.FEC_CORRECTED),
+            FieldRule("Uncorrectable", catalog.FEC_UNCORRECTABLE),
+        ),
+    ),
+    "buffermonitor/pfcstatistics": DialoutTable(
+        base.PRIORITY,
+        (
+            FieldRule("PfcSend", catalog.PFC_SENT),
+            FieldRule("PfcRecv", catalog.PFC_RECEIVED),
+            FieldRule("PfcDeadlockCounters", catalog.WATCHDOG_DETECTED),
+            FieldRule("PfcDeadlockRecoverCounters", catalog.WATCHDOG_RESTORED),
+        ),
+        (*_PRIORITIES, *_PRIORITIES, *_QUEUES),
+    ),
+    "buffermonitor/pfcspeeds": DialoutTable(
+        "switch_priority_rates",
+        (
+            FieldRule("PfcOutPps", catalog.PFC_SENT_RATE),
+            FieldRule("PfcInPps", catalog.PFC_RECEIVED_RATE),
+        ),
+        _PRIORITIES,
+    ),
+    "buffermonitor/ecnandwredstatistics": DialoutTable(
+        "switch_port_marks",
+        (
+            FieldRule("EcnMarked", catalog.PORT_MARKED_PACKETS),
+            FieldRule("WredDropped", catalog.PORT_WRED_DROPPED_PACKETS),
+        ),
+    ),
+    "buffermonitor/ingressdrops": DialoutTable(
+        "switch_port_drops", (FieldRule("NoBufferPkts", catalog.PORT_NO_BUFFER_DROPPED),)
+    ),
+    "buffermonitor/egressdrops": DialoutTable(
+        base.QUEUES,
+        (
+            FieldRule("UnicastDroppedPkts", catalog.QUEUE_DROPPED_PACKETS),
+            FieldRule("UnicastDroppedBytes", catalog.QUEUE_DROPPED_BYTES),
+        ),
+        _QUEUES,
+    ),
+    "buffermonitor/commbufferusages": DialoutTable(
+        base.QUEUE_MARKS, (FieldRule("UnicastQueLenInBytes", catalog.QUEUE_OCCUPANCY),), _QUEUES
+    ),
+    "buffermonitor/commheadroomusages": DialoutTable(
+        base.WATERMARKS,
+        (FieldRule("HeadroomQueLenInBytes", catalog.GROUP_HEADROOM_OCCUPANCY),),
+        (entities.SWITCH_PRIORITY_GROUP,),
+    ),
+    "device/transceivers": DialoutTable(
+        "switch_transceivers",
+        (
+            FieldRule("Temperature", catalog.TRANSCEIVER_TEMPERATURE, millidegrees),
+            FieldRule("Voltage", catalog.TRANSCEIVER_SUPPLY, microvolts),
+        ),
+    ),
+    "device/transceiverschannels": DialoutTable(
+        base.LANES,
+        (
+            FieldRule("ChannelCurRXPower", catalog.TRANSCEIVER_RECEIVE_POWER, as_nanowatts),
+            FieldRule("ChannelCurTXPower", catalog.TRANSCEIVER_TRANSMIT_POWER, as_nanowatts),
+            FieldRule("ChannelBiasCurrent", catalog.TRANSCEIVER_BIAS, microamperes),
+        ),
+        (entities.SWITCH_LANE,),
+        number="ChannelIndex",
+    ),
+}
+"""Tables by sensor path in lower case.
+
+Not `qstat/queuestat`, whose codes of the direction of a queue are not documented, and no table of events.
+"""
+
+
+class DialoutMessage(NamedTuple):
+    """A message as received: its table, its text or a part of it, and the name that the switch states."""
+
+    path: str
+    text: str
+    name: str = ""
+    part: int = 1
+    parts: int = 1
+
+
+@dataclass(slots=True)
+class TextParts:
+    """Texts of one connection that arrive in parts, with other messages between them."""
+
+    _texts: dict[str, dict[int, str]] = field(default_factory=dict)
+
+    def join(self, message: DialoutMessage) -> str | None:
+        """Return the text of a message, or of its parts once they are complete. Raises OtlpRejectedError."""
+        if message.parts == 1:
+            return message.text
+        if not 1 <= message.part <= message.parts <= MAX_PARTS:
+            error = f"invalid part {message.part} of {message.parts}: expected at most {MAX_PARTS}"
+            raise malformed(error)
+        path = message.path.lower()
+        # A part that begins again belongs to the next text: the rest of the last one was lost.
+        found = {} if message.part == 1 else self._texts.pop(path, {})
+        self._texts.pop(path, None)
+        found[message.part] = message.text
+        if sum(map(len, found.values())) > MAX_TEXT_BYTES:
+            error = f"too many bytes in parts: expected at most {MAX_TEXT_BYTES}"
+            raise malformed(error)
+        if len(found) == message.parts:
+            return "".join(found[part] for part in sorted(found))
+        if len(self._texts) >= MAX_INCOMPLETE:
+            del self._texts[next(iter(self._texts))]
+        self._texts[path] = found
+        return None
+
+
+def decode_rows(switch: str, message: DialoutMessage, text: str, boot_ns: int) -> PushedValues:
+    """Return the values of the rows of a message. Raises OtlpRejectedError."""
+    results, path = Counter[PointResult](), message.path.lower()
+    table = TABLES.get(path)
+    names = frozenset({message.name} - {""})
+    if table is None:
+        shown = path if path.isprintable() and len(path) <= MAX_PATH else "(invalid)"
+        results[PointResult.UNMAPPED] += 1
+        return PushedValues((), results, Counter({shown: 1}), 0, names)
+    timestamp_ns, rows = _unpack(path, text)
+    columns: list[PushedColumn] = []
+    for row in rows:
+        port = row.get("IfName", row.get("Name"))
+        if (
+            not isinstance(port, str)
+            or not port
+            or len(port) > MAX_PORT_NAME
+            or not port.isprintable()
+        ):
+            results[PointResult.INVALID] += 1
+            continue
+        for position, rule in enumerate(table.rules):
+            about = table.about[min(position, len(table.about) - 1)]
+            for number, reading in _values(table, rule, row):
+                if reading is Absent.ERROR:
+                    results[PointResult.INVALID] += 1
+                    continue
+                column = rule.metric, Entity(about, (switch, port, *number))
+                columns.append(
+                    PushedColumn(rule.name, column, table.stream, reading, timestamp_ns, boot_ns)
+                )
+    return PushedValues(columns, results, Counter(), timestamp_ns, names)
+
+
+def _unpack(path: str, text: str) -> tuple[int, list[Mapping[str, object]]]:
+    """Return the time of a text and the rows of its table. Raises OtlpRejectedError."""
+    if sum(map(text.count, "{[")) > MAX_OBJECTS or text.count(",") > MAX_VALUES:
+        message = (
+            f"too many values: expected at most {MAX_VALUES} in {MAX_OBJECTS} lists and objects"
+        )
+        raise malformed(message)
+    try:
+        document = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        message = f"invalid JSON: {error}"
+        raise malformed(message) from error
+    content = _lower_names(document)
+    notification = _lower_names(content.get("notification"))
+    milliseconds = base.as_number(notification.get("timestamp", content.get("timestamp")))
+    module, _, table = path.partition("/")
+    rows = next(
+        iter(_lower_names(_lower_names(notification.get(module)).get(table)).values()), None
+    )
+    # An object that is alone is one row.
+    found = [rows] if isinstance(rows, dict) else rows
+    if isinstance(milliseconds, Absent) or not isinstance(found, list):
+        message = f"invalid text: expected a notification with rows of {path} and a timestamp"
+        raise malformed(message)
+    return milliseconds * MILLISECOND_NS, [row for row in found if isinstance(row, dict)]
+
+
+def _lower_names(value: object) -> dict[str, object]:
+    """Return an object with its names in lower case, as switches write them in either; empty if it is none."""
+    return (
+        {str(name).lower(): each for name, each in value.items()} if isinstance(value, dict) else {}
+    )
+
+
+def _values(
+    table: DialoutTable, rule: FieldRule, row: Mapping[str, object]
+) -> Iterator[tuple[tuple[str, ...], Reading]]:
+    """Yield the values of a field with the number of their priority, queue or lane; nothing if the row lacks it."""
+    value = row.get(rule.name)
+    if value is None:
+        return
+    if table.number:
+        lane = base.as_number(row.get(table.number))
+        is_lane = isinstance(lane, int) and lane in _LANES
+        yield (str(lane),), rule.convert(value) if is_lane else Absent.ERROR
+    elif table.about == (entities.SWITCH_PORT,):
+        yield (), rule.convert(value)
+    else:
+        lists = list(value.values()) if isinstance(value, dict) else [value]
+        numbers = [_numbers(each) for each in lists]
+        for position in base.PRIORITIES:
+            parts = (of[position] for of in numbers)
+            total = base.sum_counters(map(rule.convert, parts)) if all(numbers) else Absent.ERROR
+            yield (str(position),), total if numbers else Absent.ERROR
+
+
+def _numbers(value: object) -> Sequence[object]:
+    """Return a list of eight, which is text; empty if it is none."""
+    try:
+        found = msgspec.json.decode(value) if isinstance(value, str) else value
+    except (msgspec.DecodeError, RecursionError):
+        return ()
+    return found if isinstance(found, list) and len(found) == len(base.PRIORITIES) else ()
