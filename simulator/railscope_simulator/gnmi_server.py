@@ -93,7 +93,10 @@ def encode_capabilities(models: Iterable[str], encodings: Sequence[str] = ENCODI
     """Return the answer of a switch with these models."""
     supported = [{"name": name, "organization": "railscope"} for name in models]
     return gnmi_messages.encode(
-        "CapabilityResponse", supported_models=supported, supported_encodings=encodings
+        "CapabilityResponse",
+        supported_models=supported,
+        supported_encodings=encodings,
+        gNMI_version=gnmi_messages.VERSION,
     )
 
 

@@ -22,6 +22,8 @@ from google.protobuf import (
 
 from railscope_collector.switches.switch_reading import SwitchReadError
 
+VERSION = "0.10.0"
+"""Version of the definition."""
 MAX_VALUES = 400_000
 """Colons in a text of JSON, which precede each of its values: 512 ports of 20 queues with 16 values have 174,000."""
 MAX_DETAILS = 200

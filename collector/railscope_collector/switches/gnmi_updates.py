@@ -81,7 +81,7 @@ def build_tree(paths: Iterable[str]) -> PathNode:
 
 def local_name(name: str) -> str:
     """Return a name without its module."""
-    matched = _MODULE.match(name)
+    matched = _MODULE.match(name) if ":" in name else None
     return name if not matched or ":" in name[matched.end() :] else name[matched.end() :]
 
 
@@ -189,7 +189,7 @@ class Leaves:
             if child is None:
                 return
             node = child
-            values = node.key_values(given)
+            values = node.key_values(given) if node.keys else []
             if None not in values:
                 found += [value or "" for value in values]
             elif position == len(elements) - 1:  # the keys may be in the value

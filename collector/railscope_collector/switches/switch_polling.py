@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import structlog
 
@@ -44,7 +45,7 @@ log = structlog.get_logger(__name__)
 
 MAX_CONCURRENT_POLLS = 16
 MAX_NAMED = 8
-"""Switches that a message of a probe names."""
+"""Switches that the result of a probe names."""
 MAX_BACK_OFF_SECONDS = 300.0
 MAX_FIRST_SECONDS = 60.0
 # Switches that were configured together would otherwise be polled at the same moment forever.
@@ -62,6 +63,14 @@ def make_reader(switch: ConfiguredSwitch) -> switch_reading.SwitchReader:
         message = f"missing grpcio, which protocol = 'gnmi' requires; fix: {extras.install_command('switches')}"
         raise SettingsError(message) from error
     return gnmi_reader.GnmiReader(switch, time.monotonic)
+
+
+class _ProbeResult(NamedTuple):
+    """Summary of one reading of a switch, or the problem of it."""
+
+    switch: str
+    summary: str = ""
+    problem: str = ""
 
 
 @dataclass(slots=True)
@@ -137,18 +146,26 @@ class SwitchPolling:
 
     async def probe(self) -> str:
         """Read all switches once, and return a summary. Raises SettingsError."""
-        results = await asyncio.gather(*map(self._find_problem, self.configured))
-        if problems := [problem for problem in results if problem]:
+        results = await asyncio.gather(*map(self._probe_switch, self.configured))
+        problems = [f"{each.switch}: {each.problem}" for each in results if each.problem]
+        if problems:
             raise SettingsError("; ".join(problems[:MAX_NAMED]))
-        return f"switches that answer: {len(results)}" if results else "off: no switches.file"
+        if not results:
+            return "off: no switches.file"
+        found = [f"{each.switch}: {each.summary}" for each in results[:MAX_NAMED]]
+        if more := len(results) - len(found):
+            found.append(f"and {more} more that answer")
+        return "; ".join(found)
 
-    async def _find_problem(self, switch: ConfiguredSwitch) -> str:
+    async def _probe_switch(self, switch: ConfiguredSwitch) -> _ProbeResult:
         try:
             async with asyncio.timeout(switch.period_seconds):
-                await self.make_reader(switch).read()
+                reading = await self.make_reader(switch).read()
         except (switch_reading.SwitchReadError, TimeoutError) as error:
-            return f"{switch.name}: {error or 'poll not completed within its period'}"
-        return ""
+            return _ProbeResult(
+                switch.name, problem=str(error) or "poll not completed within its period"
+            )
+        return _ProbeResult(switch.name, switch_reading.summarize(reading))
 
     async def _follow(self, switch: PolledSwitch, turns: asyncio.Semaphore) -> None:
         # The first polls of all switches are spread over time.

@@ -7,12 +7,15 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
 from railscope import RailscopeError
+from railscope.catalog import switches as catalog
+from railscope.catalog.declare import Metric
 from railscope.frame import Column
 from railscope.reading import UNSIGNED_RANGE, Absent, Reading
 
 MAX_PORTS = 512
 """Ports of one switch: a schema has at most 20,000 columns, and a port up to 32 in one stream."""
 PRIORITIES = range(8)
+_MAX_SUMMARY = 80
 MAX_TEXT = 255
 """Characters of a text of a switch; longer ones are cut."""
 
@@ -52,6 +55,26 @@ class SwitchReading:
     """Time after which the stated uptime begins again at 0."""
     dialect: str = ""
     """Dialect in which the switch was read, as in the settings; empty for a protocol with one only."""
+
+
+def summarize(reading: SwitchReading) -> str:
+    """Return dialect, description, ports and missing facts of a switch, for people."""
+    switch = next((entity for (_, entity), _ in reading.streams.get(SWITCH, ())), None)
+    facts = switch.facts if switch else {}
+    ports = _values(reading, SWITCH, catalog.PORTS)
+    known = _values(reading, NEIGHBOURS, catalog.NEIGHBOUR_KNOWN)
+    description = facts.get("description", "")[:_MAX_SUMMARY]
+    parts = [reading.dialect + (f" ({description})" if description else "")]
+    parts.append(f"{sum(ports)} ports")
+    parts.append(f"{sum(known)} with a neighbour")
+    if missing := facts.get("missing_tables", ""):
+        parts.append(f"without {missing}")
+    return ", ".join(filter(None, parts))
+
+
+def _values(reading: SwitchReading, stream: str, metric: Metric) -> list[int]:
+    part = reading.streams.get(stream, ())
+    return [value for (each, _), value in part if each is metric and isinstance(value, int)]
 
 
 class SwitchReader(Protocol):

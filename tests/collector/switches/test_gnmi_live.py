@@ -18,7 +18,7 @@ from support.certificates import self_signed
 from railscope.reading import Absent, Reading
 from railscope.settings import SettingsError
 from railscope_collector.config import IngestLimits, SwitchesSettings
-from railscope_collector.switches import gnmi_reader, switch_settings
+from railscope_collector.switches import gnmi_messages, gnmi_reader, switch_settings
 from railscope_collector.switches.switch_polling import SwitchPolling
 from railscope_collector.switches.switch_reading import SwitchReadError, SwitchReading
 
@@ -349,7 +349,10 @@ async def test_check_reads_each_switch_and_names_those_that_fail(tmp_path: Path)
         file = str(switch.write_switches(tmp_path, plaintext=True))
         settings = SwitchesSettings(file=file, timeout_seconds=0.1)
         polling = SwitchPolling.from_settings(settings, time.time_ns, lambda: True)
-        assert await polling.probe() == "switches that answer: 1"
+        assert (
+            await polling.probe()
+            == "leaf-07: sonic (SONiC Software Version: SONiC.202505), 2 ports, 1 with a neighbour"
+        )
         switch.failures[sonic.PORTS] = grpc.StatusCode.UNAUTHENTICATED
         with pytest.raises(SettingsError, match="leaf-07: credential not accepted"):
             await polling.probe()
@@ -365,5 +368,5 @@ def test_vendored_definition_is_the_listed_one_and_is_named_in_the_notice() -> N
     notice = (ROOT / "NOTICE").read_text()
     assert all(name in notice for name in listed)
     assert "Apache License" in (VENDORED / "gnmi.LICENSE").read_text()
-    assert b"0.10.0" in (VENDORED / "gnmi.binpb").read_bytes()
-    assert "gNMI 0.10.0," in notice
+    assert gnmi_messages.VERSION.encode() in (VENDORED / "gnmi.binpb").read_bytes()
+    assert f"gNMI {gnmi_messages.VERSION}," in notice

@@ -107,6 +107,13 @@ async def test_each_group_is_read_in_its_period(tmp_path: Path):
     }  # fmt: skip
 
 
+async def test_summary_names_dialect_ports_and_the_facts_that_are_missing(tmp_path: Path):
+    async with server.openconfig_switch() as switch:
+        assert base.summarize(await read(switch, tmp_path)) == (
+            "openconfig, 2 ports, 2 with a neighbour, without FEC, PFC watchdog, optics"
+        )
+
+
 async def test_port_that_disappears_is_no_longer_read(tmp_path: Path):
     async with server.openconfig_switch() as switch:
         file = switch.write_switches(tmp_path, plaintext=True)
