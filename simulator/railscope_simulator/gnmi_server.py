@@ -101,12 +101,12 @@ def encode_capabilities(models: Iterable[str], encodings: Sequence[str] = ENCODI
 
 
 def answer_subscriptions(find: openconfig_answers.FindState) -> SubscribeHandler:
-    """Return a handler of subscriptions ONCE that answers from this state."""
+    """Return a handler of subscriptions that answers with this state; a STREAM ends after its first pass."""
 
     async def answer(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         request = gnmi_messages.decode("SubscribeRequest", await anext(requests)).subscribe
-        if request.mode != request.Mode.Value("ONCE"):
-            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "expected mode ONCE")
+        if request.mode == request.Mode.Value("POLL"):
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "expected mode ONCE or STREAM")
         paths = [[element.name for element in each.path.elem] for each in request.subscription]
         found = await service.run_in_thread(lambda: list(find()))
         wanted = [

@@ -47,6 +47,7 @@ class OpenConfigSwitch:
     """Messages that replace the answer for a path."""
     failures: dict[str, grpc.StatusCode] = field(default_factory=dict)
     silent: set[str] = field(default_factory=set)
+    has_once: bool = True
     remains_open: bool = False
     """True for a switch that does not end a call after its last message."""
     requests: list[str] = field(default_factory=list)
@@ -69,6 +70,8 @@ class OpenConfigSwitch:
         self.requests.append(path)
         self.decoded.append(request.subscribe)
         self.metadata.append(dict(context.invocation_metadata()))
+        if not self.has_once and request.subscribe.mode == request.subscribe.Mode.Value("ONCE"):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no mode ONCE")
         if path in self.silent:
             await self.ended.wait()
         if path in self.failures:

@@ -41,8 +41,7 @@ class GnmiReader:
         async with self.open(self.switch) as session:
             body = await session.capabilities()
         found = await service.run_in_thread(Capabilities.decode, body) if body else None
-        # Older images of SONiC have no Capabilities, or name no models.
-        is_sonic = found is None or found.is_sonic or not found.models
+        is_sonic = found is None or found.is_sonic  # older images of SONiC have no Capabilities
         if self.switch.dialect == "auto" and is_sonic:
             return self._sonic_reader()
         if found is None or not found.ports:

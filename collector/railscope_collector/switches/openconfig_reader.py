@@ -1,6 +1,6 @@
 """Reader of switches with OpenConfig, or the models of Nokia SR Linux: a subscription ONCE for each group of facts.
 
-ONCE returns what the switch has now and ends with `sync_response`, so a value is never older than its poll: nothing
+A switch without ONCE is subscribed to by SAMPLE, and the call ends with the first pass, which is the state. ONCE returns what the switch has now and ends with `sync_response`, so a value is never older than its poll: nothing
 has to be remembered between polls of a stream that closes, falls silent, or deletes what was sent before. A rate is
 computed from the times of the polls, which samples at times of the switch's own would falsify.
 """
@@ -14,6 +14,7 @@ from typing import ClassVar
 
 from railscope import service, untrusted_text
 from railscope.reading import Absent
+from railscope.timestamps import SECOND_NS
 from railscope_collector.switches import (
     gnmi_messages,
     gnmi_updates,
@@ -29,6 +30,9 @@ _BATCH_BYTES = 1 << 20
 """Messages that are decoded together: a switch may send one for each leaf."""
 _MESSAGE_BYTES = 64
 """Memory of a message beside its content: an endless stream of empty ones reaches the limit as well."""
+ONCE, STREAM = "ONCE", "STREAM"
+_SAMPLE_NS = 60 * SECOND_NS
+"""Interval of samples; the call ends before the second pass."""
 _UPDATE_TAG = b"\x0a"
 """First byte of a message with a notification (field 1 of SubscribeResponse)."""
 _ENCODINGS = ("PROTO", "JSON_IETF", "JSON")
@@ -37,11 +41,12 @@ _ENCODINGS = ("PROTO", "JSON_IETF", "JSON")
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """Models and encodings of a switch."""
+    """Models of a switch that the table uses, and the encoding to request."""
 
     models: frozenset[str]
     encoding: str
     is_sonic: bool
+    """True if the switch names SONiC, or no models at all, as older images of SONiC do."""
 
     EXPECTED: ClassVar[str] = "openconfig-interfaces or srl_nokia-interfaces"
 
@@ -53,9 +58,10 @@ class Capabilities:
         supported = {named.get(number) for number in answer.supported_encodings}
         found = [name for name in _ENCODINGS if name in supported]
         return cls(
-            frozenset(model.name for model in answer.supported_models),
+            tables.MODELS.intersection(model.name for model in answer.supported_models),
             found[0] if found else "JSON",  # each target supports JSON (gNMI specification, 2.3.1)
-            any(
+            not answer.supported_models
+            or any(
                 model.name.startswith("sonic-") or model.organization == "SONiC"
                 for model in answer.supported_models
             ),
@@ -74,17 +80,21 @@ class Capabilities:
         return tables.SRL_GROUPS if self.ports is tables.SRL_PORTS else tables.GROUPS
 
 
-def encode_subscription(group: tables.Group, encoding: str) -> bytes:
+def encode_subscription(group: tables.Group, encoding: str, mode: str = ONCE) -> bytes:
     """Return the request for the present leaves of a group."""
     origin = "openconfig" if group.model.startswith("openconfig-") else ""
     paths = [
         {"origin": origin, "elem": [{"name": name} for name in path.split("/")]}
         for path in group.paths
     ]
-    subscriptions = [{"path": path} for path in paths]
+    sampled = {} if mode == ONCE else {"mode": "SAMPLE", "sample_interval": _SAMPLE_NS}
     return gnmi_messages.encode(
         "SubscribeRequest",
-        subscribe={"subscription": subscriptions, "mode": "ONCE", "encoding": encoding},
+        subscribe={
+            "subscription": [{"path": path, **sampled} for path in paths],
+            "mode": mode,
+            "encoding": encoding,
+        },
     )
 
 
@@ -97,6 +107,7 @@ class OpenConfigReader:
     monotonic: Callable[[], float]
     open: Callable[[ConfiguredSwitch], AbstractAsyncContextManager[GnmiSession]] = open_session
     max_answer_bytes: int = MAX_ANSWER_BYTES
+    _mode: str = ONCE
     _facts: tables.SwitchFacts = field(default_factory=tables.SwitchFacts)
     _times: base.ReadTimes = field(init=False)
 
@@ -121,8 +132,9 @@ class OpenConfigReader:
                 try:
                     await self._subscribe(session, group, leaves)
                 except PathNotFoundError:
+                    # Every switch of the model has ports: one that refuses them does not have the mode.
                     if group is self.capabilities.ports:
-                        raise
+                        await self._subscribe_otherwise(session, group, leaves)
                 except base.SwitchReadError as error:
                     if group is self.capabilities.ports or error.reason == "limit":
                         raise
@@ -135,11 +147,22 @@ class OpenConfigReader:
             tables.make_reading, self.switch.name, answers, self._facts
         )
 
+    async def _subscribe_otherwise(
+        self, session: GnmiSession, group: tables.Group, leaves: gnmi_updates.Leaves
+    ) -> None:
+        """Take the leaves of a group in the other mode, and keep it if the switch has it. Raises SwitchReadError."""
+        before, self._mode = self._mode, STREAM if self._mode == ONCE else ONCE
+        try:
+            await self._subscribe(session, group, leaves)
+        except base.SwitchReadError:
+            self._mode = before
+            raise
+
     async def _subscribe(
         self, session: GnmiSession, group: tables.Group, leaves: gnmi_updates.Leaves
     ) -> None:
         """Take the leaves of a group. Raises SwitchReadError if the switch does not send them completely."""
-        request = encode_subscription(group, self.capabilities.encoding)
+        request = encode_subscription(group, self.capabilities.encoding, self._mode)
         size, batch, batch_size, is_complete = 0, list[bytes](), 0, False
         async with aclosing(session.subscribe(request)) as messages:
             async for body in messages:

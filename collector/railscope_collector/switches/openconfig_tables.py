@@ -168,8 +168,10 @@ _MAC = "MAC_ADDRESS"
 _DIGITS = re.compile(r"(\d+)")
 _DECIMAL_TEXT = re.compile(r"[+-]?\d{1,20}(?:\.\d{1,20})?")
 _FLOAT_FORMATS = {4: ">f", 8: ">d"}
-_CHANNELS = frozenset(map(str, range(17)))
-"""Numbers of the lanes of a transceiver; 16 is the largest count (OSFP-XD)."""
+_MAX_LANES = 8
+"""Lanes of a port: 512 ports with more would exceed the columns of a stream."""
+_CHANNELS = frozenset(map(str, range(2 * _MAX_LANES + 1)))
+"""Numbers of the lanes of a transceiver, from 0 or 1; several ports may share it."""
 _MAX_DBM = 60
 """Beyond any laser, and below any receiver's noise."""
 _UPTIME_STEP_NS = int(SECOND_NS * catalog.UPTIME.scale)
@@ -216,6 +218,8 @@ SRL_GROUPS: Sequence[Group] = (
     Group("optics", "srl_nokia-interfaces", ("interface/transceiver/channel",), base.NEIGHBOUR_SECONDS),
     Group("LLDP", "srl_nokia-lldp", ("system/lldp/interface/neighbor",), base.NEIGHBOUR_SECONDS),
 )  # fmt: skip
+MODELS = frozenset(group.model for group in (*GROUPS, *SRL_GROUPS))
+"""Models that this table uses."""
 
 
 def is_requested(leaf: str, group: Group) -> bool:
@@ -540,7 +544,7 @@ def _queues(port: Entity, answers: OpenConfigAnswers) -> list[Queue]:
         matched = _NUMBERED_QUEUE.fullmatch(key)
         label = answers.text([_QUEUE_ID], name, key) or (matched[1] if matched else key)
         found.setdefault(label, Queue(label, key))
-    return [found[label] for label in sorted(found)[:MAX_QUEUES]]
+    return [found[label] for label in sorted(found, key=_natural_order)[:MAX_QUEUES]]
 
 
 def _queue_readings(
@@ -575,15 +579,11 @@ def _lanes(port: str, answers: OpenConfigAnswers) -> list[Lane]:
     component = answers.text([_TRANSCEIVER], port) or port
     paths = (*chain.from_iterable(_LANE_POWERS.values()), *_LANE_BIAS)
     found = {keys[0] for path in paths for keys in leaves.more_keys(path, component)}
-    numbers = sorted(int(key) for key in found & _CHANNELS)
     first = 0 if "0" in found else 1
     of_port = leaves.get(_LANES_OF_PORT, port)
     own = {as_text(each) for each in of_port} & found if isinstance(of_port, tuple) else found
-    return [
-        Lane(number - first + 1, component, str(number))
-        for number in numbers
-        if str(number) in (own or found)
-    ]
+    numbers = sorted(int(key) for key in (own or found) & _CHANNELS)
+    return [Lane(number - first + 1, component, str(number)) for number in numbers[:_MAX_LANES]]
 
 
 def _neighbour_readings(

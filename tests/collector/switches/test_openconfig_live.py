@@ -91,6 +91,23 @@ async def test_request_is_once_with_the_models_of_the_switch_and_their_origin(tm
     )
 
 
+async def test_switch_without_once_is_read_by_the_first_pass_of_samples(tmp_path: Path):
+    async with server.openconfig_switch() as switch:
+        switch.has_once, switch.remains_open = False, True
+        file = switch.write_switches(tmp_path, plaintext=True)
+        reader = gnmi_reader.GnmiReader(configured(file), time.monotonic)
+        assert values(await reader.read())["port_receive_bytes_total", "Ethernet1/1"] == 10**18 + 1
+        assert switch.requests[:2] == [server.PORTS, server.PORTS]
+        assert switch.requests.count(server.QUEUES) == 1
+        switch.requests.clear()
+        await reader.read()
+        assert switch.requests.count(server.PORTS) == 1
+    sampled = switch.decoded[-1]
+    assert sampled.mode == sampled.Mode.Value("STREAM")
+    (mode,) = {each.mode for each in sampled.subscription}
+    assert gnmi_messages.enumeration("SubscriptionMode")[mode] == "SAMPLE"
+
+
 async def test_each_group_is_read_in_its_period(tmp_path: Path):
     now = [1000.0]
     async with server.openconfig_switch() as switch:
