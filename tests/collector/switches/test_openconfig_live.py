@@ -11,7 +11,7 @@ import grpc
 import pytest
 from running_collector import run_collector, settings_in
 from structlog.testing import capture_logs
-from support import openconfig_switch as server, sonic_switch
+from support import gnmi_captures as captures, openconfig_switch as server, sonic_switch
 from support.certificates import self_signed
 
 from railscope.reading import Absent, Reading
@@ -171,6 +171,21 @@ async def test_models_of_sr_linux_are_preferred_and_requested_without_an_origin(
             await read(switch, tmp_path)
     assert switch.requests[0] == "interface/statistics"
     assert {each.path.origin for each in switch.decoded[0].subscription} == {""}
+
+
+async def test_sr_linux_is_read_by_its_native_models(tmp_path: Path):
+    """The capture answers the first request, the others are empty: the path of an answer decides."""
+    state = captures.until_sync(captures.capture_messages("nokia-srl-native-derived"))
+    async with server.openconfig_switch() as switch:
+        switch.models = [group.model for group in tables.SRL_GROUPS]
+        switch.encodings = ["JSON_IETF"]
+        switch.messages = {group.paths[0]: [SYNC] for group in tables.SRL_GROUPS}
+        switch.messages[tables.SRL_PORTS.paths[0]] = state
+        found = values(await read(switch, tmp_path))
+    assert found["port_transmit_pfc_pause_frames_total", "ethernet-1/1", "3"] == 771_000
+    assert found["queue_ecn_marked_packets_total", "ethernet-1/1", "3"] == 88_000
+    assert found["transceiver_receive_power_watts", "ethernet-1/1", "1"] == 831_764
+    assert found["neighbour_known", "ethernet-1/1"] == 1
 
 
 async def test_switch_without_capabilities_is_one_with_sonic(tmp_path: Path):
