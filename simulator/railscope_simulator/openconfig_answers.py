@@ -40,7 +40,7 @@ FindState: TypeAlias = Callable[[], Iterable[StateLeaf]]
 
 
 def state_leaves(switch: SimulatedSwitch) -> Iterator[StateLeaf]:
-    """Yield the leaves of a switch, those of a container together."""
+    """Yield the leaves of a switch; the leaves of a container follow each other."""
     yield from _leaves(_path("system/state"), {"hostname": switch.name})
     own = {
         "chassis-id": switch.chassis,
@@ -56,7 +56,7 @@ def state_leaves(switch: SimulatedSwitch) -> Iterator[StateLeaf]:
 
 
 def _path(text: str, **keys: Mapping[str, str]) -> tuple[PathElement, ...]:
-    """Return a path; `keys` are those of its elements of the same name."""
+    """Return a path with the keys of its elements, by their name."""
     return tuple(PathElement(name, keys.get(name, {})) for name in text.split("/"))
 
 

@@ -18,7 +18,7 @@ OpenSession = Callable[[ConfiguredSwitch], AbstractAsyncContextManager[GnmiSessi
 
 @dataclass(slots=True)
 class GnmiReader:
-    """Reads one switch by gNMI, in the dialect of the settings or in the one that the switch has."""
+    """Reads one switch by gNMI, in the dialect that the settings name or the switch has."""
 
     switch: ConfiguredSwitch
     monotonic: Callable[[], float]

@@ -86,7 +86,7 @@ def local_name(name: str) -> str:
 
 
 def join_paths(prefix: Any, path: Any) -> list[Element]:
-    """Return the elements of a prefix and a path. An element without a name has keys of the one before it (Junos)."""
+    """Return the elements of a prefix and a path. An element without a name has keys of its predecessor (Junos)."""
     elements: list[Element] = []
     for element in (*prefix.elem, *path.elem):
         if element.name or not elements:

@@ -1,8 +1,8 @@
 """Table of OpenConfig facts: paths of the public models and of native ones, and the readings that their leaves become.
 
-Pure: leaves in, readings out. Each fact names its paths, the first that the switch answers counts: those of OpenConfig,
-which Arista EOS extends, and those of Nokia SR Linux. A fact of which the switch answers none is unsupported; it has the
-reason of the failure if the request for it failed.
+Pure: leaves in, readings out. Each fact names its paths in OpenConfig, which Arista EOS extends, and in Nokia SR Linux:
+the first one that the switch answers counts. A fact without an answer is unsupported. If its request failed, it has the
+reason of the failure.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from railscope import untrusted_text
 from railscope.catalog import declare, entities, switches as catalog
@@ -26,7 +26,7 @@ from railscope_collector.switches import gnmi_updates, switch_reading as base
 from railscope_collector.switches.link_ends import LIST_SEPARATOR
 
 MAX_QUEUES = 8
-"""Queues of a port: those of unicast packets, one for each priority."""
+"""Queues of a port for unicast packets, one for each priority."""
 _MAX_OTHERS = 7
 """Maximum of further neighbours of a port; behind a device that forwards LLDP there are a few."""
 _PORT, _SRL_PORT = "interfaces/interface[name]/", "interface[name]/"
@@ -48,8 +48,8 @@ _CHANNEL, _SRL_CHANNEL = (
     f"{_SRL_PORT}transceiver/channel[index]/",
 )
 
-Paths = tuple[str, ...]
-"""Paths of a fact, the first that the switch answers counts."""
+Paths: TypeAlias = tuple[str, ...]
+"""Paths of a fact; the first one that the switch answers counts."""
 _PORT_COUNTERS: Mapping[declare.Metric, Paths] = {
     catalog.RECEIVED: (f"{_COUNTERS}in-octets", f"{_SRL_COUNTERS}in-octets"),
     catalog.SENT: (f"{_COUNTERS}out-octets", f"{_SRL_COUNTERS}out-octets"),
@@ -575,7 +575,7 @@ def _lane_readings(
 def _lanes(port: str, answers: OpenConfigAnswers) -> list[Lane]:
     """Return the lanes of a port. A transceiver with a channel 0 counts from 0."""
     leaves = answers.leaves
-    # Of OpenConfig, the lanes are those of a component, which several ports may share.
+    # In OpenConfig, lanes belong to a component, which several ports may share.
     component = answers.text([_TRANSCEIVER], port) or port
     paths = (*chain.from_iterable(_LANE_POWERS.values()), *_LANE_BIAS)
     found = {keys[0] for path in paths for keys in leaves.more_keys(path, component)}

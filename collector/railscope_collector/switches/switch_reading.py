@@ -25,7 +25,7 @@ PORTS, PRIORITY, QUEUES, NEIGHBOURS, SWITCH, WATERMARKS, QUEUE_MARKS, WATCHDOG, 
 )  # fmt: skip
 """Streams of the frames of a switch."""
 QUEUE_SECONDS, WATERMARK_SECONDS, NEIGHBOUR_SECONDS = 10.0, 60.0, 60.0
-"""Periods in which a switch itself reads its queues and watermarks by default (SONiC); that of its ports is 1 s."""
+"""Periods in which a switch itself reads its queues and watermarks by default (SONiC); it reads its ports every second."""
 _EARLY = 0.8
 """Part of a period after which a group is due: polls have jitter."""
 _MAX_DIGITS = 20

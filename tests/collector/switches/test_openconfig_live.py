@@ -205,7 +205,7 @@ async def test_switch_that_got_another_system_is_read_in_its_dialect(tmp_path: P
 
 
 async def test_same_leaf_in_both_dialects_has_equal_values(tmp_path: Path):
-    """The simulator serves one switch in both dialects; its ports have SONiC's names, or those of LLDP."""
+    """The simulator serves one switch in both dialects; its ports have SONiC's names, or the names that LLDP announces."""
     state = server.simulated_switch()
     answers = {"leaf-07": lambda path: sonic_answers.find_answer(state, path)}
     states = {"leaf-07": lambda: openconfig_answers.state_leaves(state)}
