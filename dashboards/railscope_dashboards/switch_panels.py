@@ -42,6 +42,13 @@ def each_rate(name: str, parts: tuple[str, ...] = (), selector: str = "") -> str
     return f"max by ({', '.join((PORT, *parts))}) ({rate})"
 
 
+def pause_frames(way: str, selector: str = "") -> str:
+    """Return the PFC frames of each port per second: counts, or the averages of switches that have no counts."""
+    counted = port_rate(f"port_{way}_pfc_pause_frames", PRIORITY, selector)
+    gauge = f"railscope_switch_port_{way}_pfc_pause_frames_per_second{selector}"
+    return f"({counted} or sum by ({PORT}) (max by ({PORT}, priority) ({gauge})))"
+
+
 def with_nic(expression: str, selector: str = ON_RAIL) -> str:
     """Add node, interface and rail to each series of a switch port; ports without a link are omitted."""
     info = f"group by ({PORT}, {NIC}, rail) (topk by ({PORT}) (1, {_INFO}{selector}))"
@@ -133,11 +140,11 @@ def _by_queue(name: str) -> str:
 def _nodes() -> Iterator[panels.Panel]:
     for ident, title, about, expression in (
         (604, "Pause frames to NICs, sent by switches", "The switch pauses the NIC: congestion behind the switch.",
-         with_nic(port_rate("port_transmit_pfc_pause_frames", PRIORITY))),
+         with_nic(pause_frames("transmit"))),
         (605, "Pause frames to NICs, received by NICs", "The other end of the links beside: both count the same.",
          with_port(_nic_rate("receive_pfc_pause_frames"))),
         (606, "Pause frames to switches, received by switches", "The NIC pauses the switch: its node is slow.",
-         with_nic(port_rate("port_receive_pfc_pause_frames", PRIORITY))),
+         with_nic(pause_frames("receive"))),
         (607, "Pause frames to switches, sent by NICs", "The other end of the links beside: both count the same.",
          with_port(_nic_rate("transmit_pfc_pause_frames"))),
     ):  # fmt: skip

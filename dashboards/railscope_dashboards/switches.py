@@ -8,7 +8,15 @@ from functools import partial
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from railscope_dashboards import dashboard_parts, panels, query, switch_panels
-from railscope_dashboards.switch_panels import GROUP, PORT, PRIORITY, QUEUE, each_rate, port_rate
+from railscope_dashboards.switch_panels import (
+    GROUP,
+    PORT,
+    PRIORITY,
+    QUEUE,
+    each_rate,
+    pause_frames,
+    port_rate,
+)
 
 HERE = '{switch="$switch"}'
 CHOICES = (dashboard_parts.DashboardVariable("switch", "Switch", "railscope_switch_up"),)
@@ -90,13 +98,11 @@ def _highest(expression: str, legend: str = "{{port}}", unit: str = "") -> query
 
 
 def _ports() -> Iterator[panels.Panel]:
-    sent, received, all_sent, all_received = (
-        port_rate(f"port_{priorities}{way}_pfc_pause_frames", () if priorities else PRIORITY, HERE)
-        for priorities in ("", "all_priorities_")
+    # A switch without counters by priority may have those of all priorities.
+    sent, received = (
+        f"{pause_frames(way, HERE)} or {port_rate(f'port_all_priorities_{way}_pfc_pause_frames', (), HERE)}"
         for way in ("transmit", "receive")
     )
-    # A switch without counters by priority may have those of all priorities.
-    sent, received = f"{sent} or {all_sent}", f"{received} or {all_received}"
     dropped, dropped_in, wrong = (
         port_rate(f"port_{name}", (), HERE)
         for name in ("transmit_discarded_packets", "receive_discarded_packets", "receive_errors")

@@ -22,6 +22,7 @@ from railscope.timestamps import MILLISECOND_NS
 from railscope_collector.switches import switch_reading as base
 from railscope_collector.switches.cumulus_metrics import MAX_PORT_NAME, PointResult
 from railscope_collector.switches.snmp_values import (
+    LANES,
     as_nanowatts,
     microamperes,
     microvolts,
@@ -38,7 +39,6 @@ MAX_OBJECTS, MAX_VALUES = 20_000, 400_000
 MAX_PATH = 128
 FORMAT = "format"
 _UP = 1
-_LANES = range(1, 9)
 _KILOBITS_PER_MEGABIT = 1000
 
 
@@ -66,19 +66,13 @@ class FieldRule(NamedTuple):
     convert: Callable[[object], Reading] = base.as_number
 
 
-@dataclass(frozen=True, slots=True)
-class DialoutTable:
+class DialoutTable(NamedTuple):
     """The rows of a sensor path: a stream of its own, as each message has one table."""
 
     stream: str
     rules: Sequence[FieldRule]
-    about: Sequence[declare.EntityKind] = (entities.SWITCH_PORT,)
-    """Kinds of entity of the rules, by their number; the last one counts for those behind it."""
-    number: str = ""
-    """Field with the number of a lane; empty for a table of ports, or of lists by priority or queue."""
 
 
-_PRIORITIES, _QUEUES = (entities.SWITCH_PRIORITY,), (entities.SWITCH_QUEUE,)
 TABLES: Mapping[str, DialoutTable] = {
     "ifmgr/interfaces": DialoutTable(
         base.PORTS,
@@ -123,7 +117,6 @@ TABLES: Mapping[str, DialoutTable] = {
             FieldRule("PfcDeadlockCounters", catalog.WATCHDOG_DETECTED),
             FieldRule("PfcDeadlockRecoverCounters", catalog.WATCHDOG_RESTORED),
         ),
-        (*_PRIORITIES, *_PRIORITIES, *_QUEUES),
     ),
     "buffermonitor/pfcspeeds": DialoutTable(
         "switch_priority_rates",
@@ -131,7 +124,6 @@ TABLES: Mapping[str, DialoutTable] = {
             FieldRule("PfcOutPps", catalog.PFC_SENT_RATE),
             FieldRule("PfcInPps", catalog.PFC_RECEIVED_RATE),
         ),
-        _PRIORITIES,
     ),
     "buffermonitor/ecnandwredstatistics": DialoutTable(
         "switch_port_marks",
@@ -149,15 +141,13 @@ TABLES: Mapping[str, DialoutTable] = {
             FieldRule("UnicastDroppedPkts", catalog.QUEUE_DROPPED_PACKETS),
             FieldRule("UnicastDroppedBytes", catalog.QUEUE_DROPPED_BYTES),
         ),
-        _QUEUES,
     ),
     "buffermonitor/commbufferusages": DialoutTable(
-        base.QUEUE_MARKS, (FieldRule("UnicastQueLenInBytes", catalog.QUEUE_OCCUPANCY),), _QUEUES
+        base.QUEUE_MARKS, (FieldRule("UnicastQueLenInBytes", catalog.QUEUE_OCCUPANCY),)
     ),
     "buffermonitor/commheadroomusages": DialoutTable(
         base.WATERMARKS,
         (FieldRule("HeadroomQueLenInBytes", catalog.GROUP_HEADROOM_OCCUPANCY),),
-        (entities.SWITCH_PRIORITY_GROUP,),
     ),
     "device/transceivers": DialoutTable(
         "switch_transceivers",
@@ -173,8 +163,6 @@ TABLES: Mapping[str, DialoutTable] = {
             FieldRule("ChannelCurTXPower", catalog.TRANSCEIVER_TRANSMIT_POWER, as_nanowatts),
             FieldRule("ChannelBiasCurrent", catalog.TRANSCEIVER_BIAS, microamperes),
         ),
-        (entities.SWITCH_LANE,),
-        number="ChannelIndex",
     ),
 }
 """Tables by sensor path in lower case.
@@ -243,13 +231,12 @@ def decode_rows(switch: str, message: DialoutMessage, text: str, boot_ns: int) -
         ):
             results[PointResult.INVALID] += 1
             continue
-        for position, rule in enumerate(table.rules):
-            about = table.about[min(position, len(table.about) - 1)]
-            for number, reading in _values(table, rule, row):
+        for rule in table.rules:
+            for number, reading in _values(rule, row):
                 if reading is Absent.ERROR:
                     results[PointResult.INVALID] += 1
                     continue
-                column = rule.metric, Entity(about, (switch, port, *number))
+                column = rule.metric, Entity(rule.metric.about, (switch, port, *number))
                 columns.append(
                     PushedColumn(rule.name, column, table.stream, reading, timestamp_ns, boot_ns)
                 )
@@ -291,25 +278,27 @@ def _lower_names(value: object) -> dict[str, object]:
 
 
 def _values(
-    table: DialoutTable, rule: FieldRule, row: Mapping[str, object]
+    rule: FieldRule, row: Mapping[str, object]
 ) -> Iterator[tuple[tuple[str, ...], Reading]]:
     """Yield the values of a field with the number of their priority, queue or lane; nothing if the row lacks it."""
-    value = row.get(rule.name)
+    value, about = row.get(rule.name), rule.metric.about
     if value is None:
         return
-    if table.number:
-        lane = base.as_number(row.get(table.number))
-        is_lane = isinstance(lane, int) and lane in _LANES
+    if about is entities.SWITCH_LANE:
+        lane = base.as_number(row.get("ChannelIndex"))
+        is_lane = isinstance(lane, int) and lane in LANES
         yield (str(lane),), rule.convert(value) if is_lane else Absent.ERROR
-    elif table.about == (entities.SWITCH_PORT,):
+    elif about is entities.SWITCH_PORT:
         yield (), rule.convert(value)
     else:
-        lists = list(value.values()) if isinstance(value, dict) else [value]
-        numbers = [_numbers(each) for each in lists]
-        for position in base.PRIORITIES:
-            parts = (of[position] for of in numbers)
-            total = base.sum_counters(map(rule.convert, parts)) if all(numbers) else Absent.ERROR
-            yield (str(position),), total if numbers else Absent.ERROR
+        slices = value.values() if isinstance(value, dict) else [value]
+        lists = [_numbers(each) for each in slices]
+        is_whole = bool(lists) and all(lists)
+        for position in base.PRIORITIES if is_whole else ():
+            parts = (rule.convert(of[position]) for of in lists)
+            yield (str(position),), base.sum_counters(parts)
+        if not is_whole:
+            yield (), Absent.ERROR
 
 
 def _numbers(value: object) -> Sequence[object]:

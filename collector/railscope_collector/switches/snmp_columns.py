@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from railscope.catalog import declare, entities, switches as catalog
+from railscope.catalog import declare, switches as catalog
 from railscope.reading import Reading
 from railscope_collector.switches import switch_reading as base
 from railscope_collector.switches.snmp_values import (
@@ -82,7 +82,6 @@ class VendorTable:
     name: str
     """Name in `missing_tables`."""
     stream: str
-    about: declare.EntityKind
     facts: Sequence[Fact]
     of_ports: Sequence[Fact] = ()
     """Facts of lanes that are read by interface alone, for ports without rows of lanes: those of lane 0."""
@@ -92,6 +91,11 @@ class VendorTable:
     """Number of priority or queue 0; None if only the rows show it, as they begin with 0 or end with 8."""
     changes_slowly: bool = False
     """True for a table that is read once per minute: a transceiver measures by itself, and its bus is slow."""
+
+    @property
+    def about(self) -> declare.EntityKind:
+        """Kind of entity of all facts."""
+        return self.facts[0].metric.about
 
     @property
     def columns(self) -> Mapping[str, str]:
@@ -107,7 +111,7 @@ _PRIORITIES, _QUEUES = "PFC by priority", "queues"
 
 def _priorities(sent: str, received: str) -> VendorTable:
     facts = Fact(catalog.PFC_RECEIVED, received), Fact(catalog.PFC_SENT, sent)
-    return VendorTable(_PRIORITIES, base.PRIORITY, entities.SWITCH_PRIORITY, facts)
+    return VendorTable(_PRIORITIES, base.PRIORITY, facts)
 
 
 _CISCO = (
@@ -115,7 +119,6 @@ _CISCO = (
     VendorTable(
         _QUEUES,
         base.QUEUES,
-        entities.SWITCH_QUEUE,
         # Statistics of unicast packets (csqIfQosGroupStats)
         (
             Fact(catalog.QUEUE_PACKETS, _CISCO_QUEUES, (1,)),
@@ -138,7 +141,6 @@ _COMWARE = (
     VendorTable(
         "frame errors and pauses",
         base.PORTS,
-        entities.SWITCH_PORT,
         (
             Fact(catalog.FCS_ERRORS, f"{_ETHER}8"),
             Fact(catalog.PAUSE_RECEIVED, f"{_ETHER}9"),
@@ -148,7 +150,6 @@ _COMWARE = (
     VendorTable(
         "PFC rate by priority",
         base.PRIORITY,
-        entities.SWITCH_PRIORITY,
         (
             Fact(catalog.PFC_RECEIVED_RATE, f"{_RATES}2"),
             Fact(catalog.PFC_SENT_RATE, f"{_RATES}3"),
@@ -158,7 +159,6 @@ _COMWARE = (
     VendorTable(
         _QUEUES,
         base.QUEUES,
-        entities.SWITCH_QUEUE,
         (
             Fact(catalog.QUEUE_PACKETS, f"{_QOS}1"),
             Fact(catalog.QUEUE_BYTES, f"{_QOS}3"),
@@ -170,7 +170,6 @@ _COMWARE = (
     VendorTable(
         "WRED drops and depth of queues",
         base.QUEUE_MARKS,
-        entities.SWITCH_QUEUE,
         (
             Fact(catalog.QUEUE_WRED_DROPPED_PACKETS, f"{_QOS}17"),
             Fact(catalog.QUEUE_OCCUPANCY, f"{_QOS}10"),
@@ -181,14 +180,12 @@ _COMWARE = (
     VendorTable(
         "buffers of queues",
         base.QUEUE_MARKS,
-        entities.SWITCH_QUEUE,
         (Fact(catalog.QUEUE_USED, f"{_BUFFERS}4"), Fact(catalog.QUEUE_PEAK, f"{_BUFFERS}5")),
         first=1,
     ),
     VendorTable(
         "buffers of priority groups",
         base.WATERMARKS,
-        entities.SWITCH_PRIORITY_GROUP,
         (
             Fact(catalog.GROUP_USED, f"{_BUFFERS}10"),
             Fact(catalog.GROUP_PEAK, f"{_BUFFERS}11"),
@@ -200,7 +197,6 @@ _COMWARE = (
     VendorTable(
         "transceivers",
         base.LANES,
-        entities.SWITCH_PORT,
         (
             Fact(catalog.TRANSCEIVER_TEMPERATURE, f"{_MODULE}15", convert=millidegrees),
             Fact(catalog.TRANSCEIVER_SUPPLY, f"{_MODULE}16", convert=microvolts),
@@ -210,7 +206,6 @@ _COMWARE = (
     VendorTable(
         "power of transceivers",
         base.LANES,
-        entities.SWITCH_LANE,
         (
             Fact(catalog.TRANSCEIVER_RECEIVE_POWER, f"{_CHANNEL}3", convert=as_nanowatts),
             Fact(catalog.TRANSCEIVER_TRANSMIT_POWER, f"{_CHANNEL}2", convert=as_nanowatts),
@@ -231,11 +226,8 @@ VENDOR_TABLES: Mapping[str, Sequence[VendorTable]] = {
     "onyx": (_priorities(f"{_MELLANOX}15", f"{_MELLANOX}8"),),
     COMWARE: _COMWARE,
 }
-DEFAULT_FACTS: Mapping[str, tuple[str, Sequence[declare.Metric], declare.EntityKind]] = {
-    table.stream: (table.name, [fact.metric for fact in table.facts], table.about)
-    for table in _CISCO
-}
-"""Facts of priorities and queues that are absent, not omitted, by stream: name of their table, metrics, and kind of entity."""
+DEFAULT_TABLES: Sequence[VendorTable] = _CISCO
+"""Tables whose facts are absent, not omitted, where a manufacturer has none of them."""
 _ENTERPRISES = "1.3.6.1.4.1."
 _VENDOR_OF_ENTERPRISE = {
     9: "cisco",

@@ -17,6 +17,7 @@ from railscope.timestamps import SECOND_NS
 from railscope_collector.switches import snmp_columns as columns, switch_reading as base
 from railscope_collector.switches.snmp_neighbours import CHASSIS_MAC, neighbour_readings
 from railscope_collector.switches.snmp_values import (
+    LANES,
     Index,
     Rows,
     SnmpValue,
@@ -33,7 +34,6 @@ _ETHERNET = frozenset({6, 62, 69, 117})
 """ethernetCsmacd, and the former types of fast and gigabit Ethernet (IANAifType-MIB)."""
 _IS_UP = {1: 1, 2: 0, 3: 0, 5: 0, 6: 0, 7: 0}
 """Statuses of an interface (RFC 2863) as 1 for up and 0 for down; 4 is unknown."""
-_LANES = range(1, 9)
 _WHOLE = "0"
 """Lane that stands for the whole transceiver."""
 _NUMBERED = 2
@@ -88,8 +88,8 @@ def _note_missing(tables: SwitchTables) -> None:
     """Update the tables that the switch does not have; a failure of this poll changes nothing."""
     of_vendor = {table.name: rows for table, rows in tables.vendor.items()}
     found: dict[str, TableRows | None] = {"IEEE8021-PFC-MIB": tables.pfc}
-    for name, *_ in columns.DEFAULT_FACTS.values():
-        found[name] = of_vendor.pop(name, TableRows())
+    for table in columns.DEFAULT_TABLES:
+        found[table.name] = of_vendor.pop(table.name, TableRows())
     for name, rows in (found | of_vendor | {"LLDP-MIB": tables.neighbours}).items():
         tables.missing.setdefault(name, False)
         if rows is not None and not rows.failure:
@@ -184,7 +184,9 @@ def _vendor_readings(
 ) -> Iterator[tuple[Column, Reading]]:
     if table.about is entities.SWITCH_PORT:
         for index, port in ports.items():
-            yield from _readings(port, table.facts, rows, index)
+            # The facts of a port are those of one stream: each stream with them has a series of the info metric.
+            entity = port if table.stream == base.PORTS else Entity(table.about, port.key)
+            yield from _readings(entity, table.facts, rows, index)
     elif table.about is entities.SWITCH_LANE:
         yield from _lane_readings(ports, table, rows)
     else:
@@ -228,7 +230,7 @@ def _lane_readings(
     lanes: dict[Index, set[int]] = defaultdict(set)
     for fact in table.facts:
         for index in rows.column(fact.column):
-            if len(index) == _NUMBERED and index[1] in _LANES:
+            if len(index) == _NUMBERED and index[1] in LANES:
                 lanes[index[:1]].add(index[1])
     for index, port in ports.items():
         for lane in sorted(lanes.get(index, ())):
@@ -241,13 +243,13 @@ def _lane_readings(
 
 def _add_defaults(streams: dict[str, base.StreamReadings], ports: Mapping[Index, Entity]) -> None:
     """Add those facts of priorities and queues that no table of the manufacturer has: they are unsupported."""
-    for stream, (_, metrics, about) in columns.DEFAULT_FACTS.items():
-        part = streams.setdefault(stream, [])
+    for table in columns.DEFAULT_TABLES:
+        part = streams.setdefault(table.stream, [])
         present = {metric for (metric, _), _ in part}
         part += [
-            ((metric, Entity(about, (*port.key, str(number)))), Absent.UNSUPPORTED)
+            ((fact.metric, Entity(table.about, (*port.key, str(number)))), Absent.UNSUPPORTED)
             for port in ports.values()
             for number in base.PRIORITIES
-            for metric in metrics
-            if metric not in present
+            for fact in table.facts
+            if fact.metric not in present
         ]

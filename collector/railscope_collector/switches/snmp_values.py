@@ -18,6 +18,8 @@ Index: TypeAlias = tuple[int, ...]
 Rows: TypeAlias = dict[Index, SnmpValue]
 """Values of one column of a table, by the index of their row."""
 MAC_BYTES = 6
+LANES = range(1, 9)
+"""Lanes of a transceiver, as Comware numbers them."""
 _NO_ROWS: Rows = {}
 _LINE_BREAK = re.compile(r"\s*[\r\n]+\s*")
 _NO_VALUE = (1 << 31) - 1

@@ -128,6 +128,25 @@ async def test_comware_has_rates_queues_buffers_and_optics(tmp_path: Path, versi
     assert "Release 9999P01 H3C S9825-64D Copyright" in switch["description"]
 
 
+async def test_each_series_of_a_switch_is_exposed_once(tmp_path: Path):
+    with snmpd.running(tmp_path / "snmpd", recorded(f"{LOSSLESS}-t0")) as agent:
+        file = str(agent.write_switches(period_seconds=60.0))
+        settings = settings_in(
+            tmp_path, limits=IngestLimits(), switches=SwitchesSettings(file=file)
+        )
+        async with run_collector(settings, poll_on_request) as one:
+            polling = one.collector.switches.polling
+            await polling.poll(polling.polled["leaf-07"])
+            _, text = await one.get("/metrics")
+    lines = [line for line in text.splitlines() if line.startswith("railscope_switch_")]
+    series = [line.rpartition(" ")[0] for line in lines]
+    assert len(series) == len(set(series))
+    port = f'switch="leaf-07",port="{LEAF}"'
+    power = f'railscope_switch_transceiver_receive_power_watts{{{port},lane="1"}} 0.000831764'
+    sent = f'railscope_switch_port_transmit_pfc_pause_frames_per_second{{{port},priority="3"}} 830'
+    assert {power, sent} <= set(lines)
+
+
 async def test_comware_neighbours_are_at_the_port_that_their_local_port_names(tmp_path: Path):
     found = await read(tmp_path, f"{LOSSLESS}-t0")
     known = facts(found, NEIGHBOURS)
