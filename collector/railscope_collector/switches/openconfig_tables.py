@@ -170,7 +170,7 @@ _DECIMAL_TEXT = re.compile(r"[+-]?\d{1,20}(?:\.\d{1,20})?")
 _FLOAT_FORMATS = {4: ">f", 8: ">d"}
 _MAX_LANES = 8
 """Lanes of a port: 512 ports with more would exceed the columns of a stream."""
-_CHANNELS = frozenset(map(str, range(2 * _MAX_LANES + 1)))
+_CHANNELS = range(2 * _MAX_LANES + 1)
 """Numbers of the lanes of a transceiver, from 0 or 1; several ports may share it."""
 _MAX_DBM = 60
 """Beyond any laser, and below any receiver's noise."""
@@ -578,12 +578,16 @@ def _lanes(port: str, answers: OpenConfigAnswers) -> list[Lane]:
     # In OpenConfig, lanes belong to a component, which several ports may share.
     component = answers.text([_TRANSCEIVER], port) or port
     paths = (*chain.from_iterable(_LANE_POWERS.values()), *_LANE_BIAS)
-    found = {keys[0] for path in paths for keys in leaves.more_keys(path, component)}
-    first = 0 if "0" in found else 1
+    found = [
+        number
+        for number in _CHANNELS
+        if any(leaves.get(path, component, str(number)) is not None for path in paths)
+    ]
     of_port = leaves.get(_LANES_OF_PORT, port)
-    own = {as_text(each) for each in of_port} & found if isinstance(of_port, tuple) else found
-    numbers = sorted(int(key) for key in (own or found) & _CHANNELS)
-    return [Lane(number - first + 1, component, str(number)) for number in numbers[:_MAX_LANES]]
+    named = {as_text(each) for each in of_port} if isinstance(of_port, tuple) else set()
+    own = [number for number in found if str(number) in named] or found
+    first = 0 if 0 in found else 1
+    return [Lane(number - first + 1, component, str(number)) for number in own[:_MAX_LANES]]
 
 
 def _neighbour_readings(

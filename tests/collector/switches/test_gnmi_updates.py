@@ -5,17 +5,22 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from decimal import Decimal
 from typing import Any
 
 import pytest
+from hypothesis import given, settings, strategies as st
 from support import gnmi_captures as captures
 
+from railscope.frame import NodeTimestamp
 from railscope.reading import Absent
 from railscope_collector.switches import (
+    gnmi_messages,
     gnmi_updates,
     openconfig_reader,
     openconfig_tables as tables,
+    switch_frames,
 )
 from railscope_collector.switches.switch_reading import SwitchReadError
 
@@ -266,3 +271,56 @@ def test_long_texts_and_keys_are_cut():
     assert isinstance(leaf, str)
     assert len(leaf) <= 256
     assert tables.as_count(leaf) is Absent.ERROR
+
+
+SCALARS = st.one_of(
+    st.builds(lambda value: {"string_val": value}, st.text(max_size=30)),
+    st.builds(lambda value: {"int_val": value}, st.integers(-(1 << 63), (1 << 63) - 1)),
+    st.builds(lambda value: {"uint_val": value}, st.integers(0, (1 << 64) - 1)),
+    st.builds(lambda value: {"double_val": value}, st.floats()),
+    st.builds(lambda value: {"bytes_val": value}, st.binary(max_size=9)),
+    st.builds(
+        lambda digits, precision: {"decimal_val": {"digits": digits, "precision": precision}},
+        st.integers(-(1 << 63), (1 << 63) - 1),
+        st.integers(0, (1 << 32) - 1),
+    ),
+    st.builds(lambda value: {"json_ietf_val": value}, st.sampled_from([b"1", b'"x"', b"{", b"[1]", b"1e999", b'{"state": 1}'])),
+)  # fmt: skip
+KEYS = st.dictionaries(
+    st.sampled_from(["name", "index", "interface-id", "id", "queue-type"]),
+    st.sampled_from(["e1", "1", "*", "", "\n", "UNICAST"]),
+)
+NAMES = st.sampled_from(sorted({part.partition("[")[0] for leaf in tables.TREE.leaves() for part in leaf.split("/")} | {""}))  # fmt: skip
+
+
+@st.composite
+def drawn_paths(draw: st.DrawFn) -> dict[str, Any]:
+    """A path of the table with drawn keys, which may end early or in another name."""
+    leaf = draw(st.sampled_from(sorted(tables.TREE.leaves())))
+    names = [part.partition("[")[0] for part in leaf.split("/")]
+    if draw(st.booleans()):
+        names = [*names[: draw(st.integers(0, len(names)))], draw(NAMES)]
+    return {"elem": [{"name": name, "key": draw(KEYS)} for name in names]}
+
+
+UPDATES = st.builds(lambda path, value: {"path": path, "val": value}, drawn_paths(), SCALARS)
+NOTIFICATIONS = st.fixed_dictionaries(
+    {"update": st.lists(UPDATES, max_size=4)},
+    optional={"delete": st.lists(drawn_paths(), max_size=2), "prefix": drawn_paths(), "atomic": st.booleans(), "timestamp": st.integers(-(1 << 63), (1 << 63) - 1)},
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=150)
+@given(notifications=st.lists(NOTIFICATIONS, max_size=4))
+def test_any_notifications_are_readings_or_an_error_of_the_switch(
+    notifications: list[dict[str, Any]],
+):
+    messages = [gnmi_messages.encode("SubscribeResponse", update=each) for each in notifications]
+    groups = {group.name for group in tables.GROUPS}
+    with suppress(SwitchReadError):
+        leaves = captures.leaves_of(messages, tables.TREE)
+        answers = tables.OpenConfigAnswers(leaves, groups)
+        reading = tables.make_reading("leaf-07", answers, tables.SwitchFacts())
+        stamp = NodeTimestamp(1, 1, 0)
+        frames = switch_frames.SwitchFrames("leaf-07", "run", has_narrow_counters=False)
+        switch_frames.pack_frames(frames.frames(reading, stamp), stamp, with_schemas=True)
