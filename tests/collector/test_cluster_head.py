@@ -44,7 +44,7 @@ SPLIT = {"a": ("n1", "n4"), "b": ("n2", "n6"), "c": ("n3", "n5")}
 """Nodes of each collector; the job has GPUs of n1 (a), n2 (b) and n3 (c)."""
 IN_JOB = {"n1", "n2", "n3"}
 PATIENCE_SECONDS = 60
-_VARYING = ("age_seconds", "offset_seconds", "_ns", "gpu_time_seconds")
+_VARYING = ("age_seconds", "offset_seconds", "_ns", "gpu_time_seconds", "gpu_hours")
 
 
 @pytest.fixture
