@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple, TypeAlias
 
 Nic: TypeAlias = tuple[str, str]
@@ -11,6 +12,22 @@ Port: TypeAlias = tuple[str, str]
 NO_NIC: Nic = ("", "")
 LIST_SEPARATOR = ", "
 """Between the names and the chassis of the other neighbours of a switch port."""
+MAX_OTHERS = 7
+"""Maximum of further neighbours of a port; behind a device that forwards LLDP there are a few."""
+
+
+def other_neighbours(others: Iterable[Mapping[str, str]], newest: str) -> dict[str, str]:
+    """Return names and chassis of other neighbours that a port still receives, in the same order.
+
+    An older one with the chassis of the newest is an earlier announcement of it.
+    """
+    found = [each for each in others if each["chassis"] != newest][:MAX_OTHERS]
+    if not found:
+        return {}
+    return {
+        "other_system_names": LIST_SEPARATOR.join(each["system_name"] for each in found),
+        "other_chassis": LIST_SEPARATOR.join(each["chassis"] for each in found),
+    }
 
 
 class HostEnd(NamedTuple):

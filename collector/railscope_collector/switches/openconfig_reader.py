@@ -1,8 +1,9 @@
 """Reader of switches with OpenConfig, or the models of Nokia SR Linux: a subscription ONCE for each group of facts.
 
-A switch without ONCE is subscribed to by SAMPLE, and the call ends with the first pass, which is the state. ONCE returns what the switch has now and ends with `sync_response`, so a value is never older than its poll: nothing
-has to be remembered between polls of a stream that closes, falls silent, or deletes what was sent before. A rate is
-computed from the times of the polls, which samples at times of the switch's own would falsify.
+ONCE returns what the switch has now and ends with `sync_response`, so a value is never older than its poll: nothing has to be
+remembered between polls of a stream that closes, falls silent, or deletes what was sent before. A rate is computed from the times of
+the polls, which samples at times of the switch's own would falsify. A switch without ONCE is subscribed to by SAMPLE, and the call
+ends with the first pass, which is the state.
 """
 
 from __future__ import annotations

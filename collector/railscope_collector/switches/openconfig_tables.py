@@ -23,12 +23,10 @@ from railscope.frame import Column, Entity
 from railscope.reading import UNSIGNED_RANGE, Absent, Reading, known_speed
 from railscope.timestamps import SECOND_NS
 from railscope_collector.switches import gnmi_updates, switch_reading as base
-from railscope_collector.switches.link_ends import LIST_SEPARATOR
+from railscope_collector.switches.link_ends import other_neighbours
 
 MAX_QUEUES = 8
 """Queues of a port for unicast packets, one for each priority."""
-_MAX_OTHERS = 7
-"""Maximum of further neighbours of a port; behind a device that forwards LLDP there are a few."""
 _PORT, _SRL_PORT = "interfaces/interface[name]/", "interface[name]/"
 _STATE, _ETHERNET = f"{_PORT}state/", f"{_PORT}ethernet/state/"
 _COUNTERS, _SRL_COUNTERS = f"{_STATE}counters/", f"{_SRL_PORT}statistics/"
@@ -172,8 +170,6 @@ _MAX_LANES = 8
 """Lanes of a port: 512 ports with more would exceed the columns of a stream."""
 _CHANNELS = range(2 * _MAX_LANES + 1)
 """Numbers of the lanes of a transceiver, from 0 or 1; several ports may share it."""
-_MAX_DBM = 60
-"""Beyond any laser, and below any receiver's noise."""
 _UPTIME_STEP_NS = int(SECOND_NS * catalog.UPTIME.scale)
 _MAX_UPTIME_NS = 100 * 366 * 86_400 * SECOND_NS
 
@@ -350,13 +346,6 @@ def as_text(leaf: object) -> str:
     """Return a leaf as printable text of limited length; empty if it is none."""
     is_text = isinstance(leaf, str | int) and not isinstance(leaf, bool)
     return base.cut_text(untrusted_text.printable(str(leaf))) if is_text else ""
-
-
-def as_nanowatts(dbm: Decimal | Absent) -> Reading:
-    """Return an optical power; 0 dBm is a milliwatt."""
-    if isinstance(dbm, Absent):
-        return dbm
-    return round(10 ** (float(dbm) / 10) * 1e6) if abs(dbm) <= _MAX_DBM else Absent.ERROR
 
 
 def _state(answers: OpenConfigAnswers, paths: Paths, port: str) -> Reading:
@@ -566,7 +555,10 @@ def _lane_readings(
             entity = Entity(entities.SWITCH_LANE, (*port.key, str(lane.number)))
             for metric, paths in _LANE_POWERS.items():
                 power = answers.decimal("optics", paths, lane.component, lane.key)
-                yield (metric, entity), as_nanowatts(power)
+                yield (
+                    (metric, entity),
+                    power if isinstance(power, Absent) else base.as_nanowatts(float(power)),
+                )
             bias = answers.decimal("optics", _LANE_BIAS, lane.component, lane.key)
             microamperes = bias if isinstance(bias, Absent) else int(bias * 1000)
             yield (catalog.TRANSCEIVER_BIAS, entity), microamperes
@@ -600,9 +592,9 @@ def _neighbour_readings(
             keys for path in _CHASSIS for keys in answers.leaves.more_keys(path, name)
         })  # fmt: skip
         facts = _neighbour(answers, name, keys[0]) if keys else {}
-        if others := [_neighbour(answers, name, key) for key in keys[1 : 1 + _MAX_OTHERS]]:
-            facts["other_system_names"] = LIST_SEPARATOR.join(x["system_name"] for x in others)
-            facts["other_chassis"] = LIST_SEPARATOR.join(each["chassis"] for each in others)
+        if keys:
+            others = (_neighbour(answers, name, key) for key in keys[1:])
+            facts |= other_neighbours(others, facts["chassis"])
         presence: Reading = int(bool(keys))
         if is_missing or (not keys and "LLDP" in answers.failures):
             presence = answers.failures.get("LLDP", Absent.UNSUPPORTED)

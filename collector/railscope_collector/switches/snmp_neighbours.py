@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from railscope.catalog import entities, switches as catalog
 from railscope.frame import Entity
 from railscope.reading import Absent, Reading
 from railscope_collector.switches import end_names, switch_reading as base
-from railscope_collector.switches.link_ends import LIST_SEPARATOR
+from railscope_collector.switches.link_ends import other_neighbours
 from railscope_collector.switches.snmp_values import (
     MAC_BYTES,
     Index,
@@ -21,8 +21,6 @@ from railscope_collector.switches.snmp_values import (
 
 CHASSIS_MAC, _PORT_MAC = 4, 3
 """Subtypes of a chassis and of a port that are identified by a MAC address (LLDP-MIB)."""
-_MAX_OTHERS = 7
-"""Maximum of further neighbours of a port; behind a device that forwards LLDP there are a few."""
 _NEIGHBOUR_INDEX = 3
 """Time of the last change, local port, number."""
 
@@ -42,7 +40,8 @@ def neighbour_readings(
         newest, *others = sorted(received.get(port.key, ()), reverse=True) or [()]
         facts = _neighbour(rows, newest) if newest else {}
         if others:
-            facts |= _other_neighbours(rows, others[:_MAX_OTHERS], facts["chassis"])
+            found = (_neighbour(rows, index) for index in others)
+            facts |= other_neighbours(found, facts["chassis"])
         presence: Reading = int(bool(newest))
         if rows.failure or rows.is_missing:
             presence = rows.failure or Absent.UNSUPPORTED
@@ -59,19 +58,6 @@ def _neighbour(rows: TableRows, index: Index) -> dict[str, str]:
         "chassis": as_identifier(rows.column("chassis")[index], is_mac=is_chassis_mac),
         "neighbour_port": as_identifier(rows.column("port").get(index, b""), is_mac=is_port_mac),
         "port_description": rows.text("port_description", index),
-    }
-
-
-def _other_neighbours(rows: TableRows, others: Sequence[Index], newest: str) -> dict[str, str]:
-    """Return names and chassis of other neighbours that a port still receives, in the same order.
-
-    An older row with the chassis of the newest one is an earlier announcement of it.
-    """
-    found = [_neighbour(rows, index) for index in others]
-    found = [each for each in found if each["chassis"] != newest]
-    return {
-        "other_system_names": LIST_SEPARATOR.join(each["system_name"] for each in found),
-        "other_chassis": LIST_SEPARATOR.join(each["chassis"] for each in found),
     }
 
 

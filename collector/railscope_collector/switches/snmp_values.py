@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from railscope.reading import UNSIGNED_RANGE, Absent, Reading
 from railscope.untrusted_text import printable
-from railscope_collector.switches.switch_reading import cut_text
+from railscope_collector.switches import switch_reading as base
 
 SnmpValue: TypeAlias = object
 """Value of an object as the library returns it: an integer, bytes, or the text of an OID or address."""
@@ -24,10 +24,6 @@ _NO_ROWS: Rows = {}
 _LINE_BREAK = re.compile(r"\s*[\r\n]+\s*")
 _NO_VALUE = (1 << 31) - 1
 """Largest Integer32: what Comware returns for optics that the transceiver does not report."""
-_POWERS = range(-10_000, 3_001)
-"""Hundredths of dBm from no light to one watt: transceivers measure -40 to 8 dBm (SFF-8636, 16 bits of 0.1 microwatts)."""
-_DECADE, _NANOWATT_DECADES = 1000, 6
-"""Hundredths of dBm in a factor of ten, and factors of ten between 0 dBm and a nanowatt."""
 
 
 @dataclass(slots=True)
@@ -74,11 +70,9 @@ def as_signed(value: SnmpValue | None) -> Reading:
 
 
 def as_nanowatts(value: SnmpValue | None) -> Reading:
-    """Return an optical power in hundredths of dBm, usually negative, in nanowatts."""
+    """Return an optical power in hundredths of dBm in nanowatts."""
     power = as_signed(value)
-    if isinstance(power, Absent):
-        return power
-    return round(10 ** (power / _DECADE + _NANOWATT_DECADES)) if power in _POWERS else Absent.ERROR
+    return power if isinstance(power, Absent) else base.as_nanowatts(power / 100)
 
 
 def _steps(size: int, value: SnmpValue | None) -> Reading:
@@ -95,7 +89,7 @@ def as_text(value: SnmpValue) -> str:
     """Return a value as printable text of limited length."""
     # A text that is not UTF-8 must not end the poll: its bytes are shown escaped.
     text = value.decode(errors="surrogateescape") if isinstance(value, bytes) else str(value)
-    return cut_text(printable(_LINE_BREAK.sub(" ", text.rstrip("\0"))))
+    return base.cut_text(printable(_LINE_BREAK.sub(" ", text.rstrip("\0"))))
 
 
 def as_identifier(value: SnmpValue, *, is_mac: bool) -> str:

@@ -105,6 +105,16 @@ def as_number(value: object) -> Reading:
     return value if 0 <= value < UNSIGNED_RANGE else Absent.ERROR
 
 
+NO_LIGHT_DBM, ONE_WATT_DBM = -100, 30
+"""Transceivers measure -40 to 8 dBm (SFF-8636, 16 bits of 0.1 microwatts)."""
+
+
+def as_nanowatts(dbm: float) -> Reading:
+    """Return an optical power in dBm, usually negative, in nanowatts; 0 dBm is a milliwatt."""
+    is_possible = NO_LIGHT_DBM <= dbm <= ONE_WATT_DBM
+    return round(10 ** (dbm / 10) * 1e6) if is_possible else Absent.ERROR
+
+
 def sum_counters(parts: Iterable[Reading]) -> Reading:
     """Return the sum of counters, which counts as they do, in 64 bits; absent if one of them is."""
     total = 0
