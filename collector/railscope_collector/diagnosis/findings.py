@@ -228,6 +228,8 @@ class JobHistory:
 
 MAX_LOSING_SPEED = 0.95
 """Speed relative to its past below which a job loses time: beyond the noise of a minute."""
+MORE_WORK_FACTOR = 1.05
+"""A job whose GPUs have more than this many times their past activity, or else power, does other work and is not slow."""
 
 
 @dataclass(slots=True)
@@ -256,9 +258,15 @@ class JobState:
         return float(np.fmax(self.exchange_change, self.nvlink_change))  # what slows lowers both
 
     @property
+    def works_more(self) -> bool:
+        """True if its GPUs work more than before: it exchanges less as its work is other, as with longer sequences."""
+        change = self.power_change if np.isnan(self.activity_change) else self.activity_change
+        return bool(change > MORE_WORK_FACTOR)
+
+    @property
     def is_slow(self) -> bool:
         """True if the job progresses more slowly than before."""
-        return bool(self.speed < self.slow_speed)
+        return bool(self.speed < self.slow_speed) and not self.works_more
 
     @property
     def losing_speed(self) -> float:
@@ -268,7 +276,7 @@ class JobState:
     @property
     def loses_time(self) -> bool:
         """True if the job loses time to a fault."""
-        return bool(self.speed < self.losing_speed)
+        return bool(self.speed < self.losing_speed) and not self.works_more
 
 
 class FaultReach(Protocol):

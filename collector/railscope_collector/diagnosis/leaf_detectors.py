@@ -195,6 +195,7 @@ def _losses(
     if (
         len(affected) >= MIN_MEMBERS
         and _lasts(view, affected)
+        and _is_lost(view, affected)
         and not _has_one_sender(view, affected)
     ):
         of_nics = tuple(
@@ -216,6 +217,21 @@ def _lasts(view: findings.DiagnosisView, affected: Positions) -> bool:
     slots = view.signals.slots(DeviceKind.NIC, LOSS_SLOTS)
     losses = np.fmax(slots["out_of_order"], slots["naks"])[:, affected]
     return bool(np.median(findings.above(losses, 0.0).sum(axis=0)) > 1)
+
+
+MIN_REPORTED = 0.1
+"""Packets that receivers reported missing, relative to those out of order; spraying reorders without a loss."""
+
+
+def _is_lost(view: findings.DiagnosisView, affected: Positions) -> bool:
+    """True unless packets are out of order and hardly any is reported missing, as where switches spray them."""
+    nic, rails = view.signals.nic, view.groups.nic_rail
+    of_rails = np.isin(rails, rails[affected])
+    naks = nic["naks"][of_rails]
+    if np.isnan(naks).all():
+        return True
+    reordered = float(np.nansum(nic["out_of_order"][of_rails]))
+    return float(np.nansum(naks)) >= MIN_REPORTED * reordered
 
 
 SENDER_SHARE = 0.8

@@ -106,6 +106,7 @@ def _is_delayed(view: findings.DiagnosisView, job: ActiveJob, slots: int) -> boo
     limit = state.losing_speed * float(np.fmin(earlier, 1.0))
     if (
         not state.speed < limit
+        or state.works_more
         or np.sum(since >= limit) > MAX_UNHARMED_SLOTS
         or state.history.restarts(view.signals.slot)
         or state.utilization_now < job_steps.MIN_INPUT
