@@ -39,9 +39,6 @@ def run(directory: Path, *options: str) -> list[str]:
     return ended.stdout.splitlines()
 
 
-# A minute of 15 programs; tests/chain/test_failover.py, tests/collector/evidence/test_lost_collectors.py and
-# test_finalization_lease.py lose a collector, its disk and its lease with fewer.
-@pytest.mark.thorough
 @pytest.mark.timeout(600)
 def test_ledger_and_statements_are_those_of_one_collector_that_received_everything(tmp_path: Path):
     lines = run(tmp_path, "--send-to", "2")
