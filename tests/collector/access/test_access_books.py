@@ -161,7 +161,7 @@ async def test_an_unavailable_ledger_is_reported(tmp_path: Path, path: str) -> N
     away = f"sqlite:///{tmp_path}/nowhere/ledger.sqlite"
     async with served(tmp_path, ledger=False, url=away) as ask:
         status, content, _ = await ask(Credential("x", Role.FINANCE), path)
-        assert (status, content) == (503, "the ledger is unavailable\n")
+        assert (status, content) == (503, '{"error":"the ledger is unavailable"}')
 
 
 async def test_an_export_is_in_the_audit_log_with_its_hash(tmp_path: Path) -> None:
