@@ -140,7 +140,7 @@ def nodes(*, node: str, of_state: str, name: str, **options: Any) -> None:
     With a NAME, the node and its GPUs; or the nodes that match it, such as gpu-1*.
 
     failed: the cause of a critical incident, or a GPU that has failed, is on the node. degraded: the cause
-    of a warning, or a victim. unknown: the node or its diagnosis is stale, or it never reported.
+    of a warning is on the node, or a GPU is degraded; a victim keeps its own state. unknown: the node or its diagnosis is stale, or it never reported.
     """
     client = connect(chosen_address(options))
     if client.address.is_agent:

@@ -15,7 +15,8 @@ _WAIT = "squeue --nodelist={node}  # continue when it is empty"
 _EVICT = "kubectl drain {node} --ignore-daemonsets --delete-emptydir-data"
 _CORDON = "kubectl cordon {node}"
 _STOP_JOBS = (_DRAIN, _WAIT, _EVICT)
-_LET_JOBS_END = (_DRAIN, _WAIT, _CORDON)
+_WAIT_FOR_PODS = "kubectl get pods --all-namespaces --field-selector spec.nodeName={node}  # continue when no job is left"
+_LET_JOBS_END = (_DRAIN, _WAIT, _CORDON, _WAIT_FOR_PODS)
 """For a fault with which jobs go on: Slurm drains a node after its jobs, Kubernetes evicts pods at once."""
 _RETURN = (
     "railscope nodes {node}",
