@@ -458,14 +458,14 @@ def test_the_source_that_the_page_adds_stops_in_order(followed: Path, tmp_path: 
 def test_the_switch_vendor_that_the_page_adds_is_found_and_read(followed: Path):
     lines = (
         "from railscope.catalog import switches as catalog",
-        "from railscope_collector.switches import snmp_columns, snmp_readings",
+        "from railscope_collector.switches import snmp_columns, snmp_tables",
         "from railscope_collector.switches.snmp_values import TableRows",
         "(table,) = snmp_columns.VENDOR_TABLES[snmp_columns.find_vendor('.1.3.6.1.4.1.32473.1')]",
         "sent, received = '1.3.6.1.4.1.32473.1.1.2', '1.3.6.1.4.1.32473.1.1.3'",
         "ports = TableRows({'ifType': {(1,): 6}, 'ifName': {(1,): b'Ethernet1'}})",
         "rows = {table: TableRows({received: {(1, 3): 7}, sent: {(1, 3): 5}})}",
-        "found = snmp_readings.SwitchTables({}, ports, vendor=rows)",
-        "streams = snmp_readings.make_reading('leaf-1', found).streams",
+        "found = snmp_tables.SwitchTables({}, ports, vendor=rows)",
+        "streams = snmp_tables.make_reading('leaf-1', found).streams",
         "values = {(metric, entity.key[-1]): value for (metric, entity), value in streams[table.stream]}",
         "assert values[catalog.PFC_RECEIVED, '3'] == 7, values",
         "assert values[catalog.PFC_SENT, '3'] == 5, values",

@@ -14,8 +14,8 @@ from typing import TypeAlias
 from railscope import service
 from railscope.reading import Absent
 from railscope_collector.switches import snmp_columns as columns
-from railscope_collector.switches.snmp_readings import SwitchTables, make_reading
 from railscope_collector.switches.snmp_session import SnmpSession, open_session
+from railscope_collector.switches.snmp_tables import SwitchTables, make_reading
 from railscope_collector.switches.snmp_values import Index, Rows, SnmpValue, TableRows
 from railscope_collector.switches.switch_reading import SwitchReadError, SwitchReading
 from railscope_collector.switches.switch_settings import ConfiguredSwitch

@@ -20,7 +20,7 @@ from railscope_collector.config import IngestLimits, SwitchesSettings
 from railscope_collector.switches import switch_settings
 from railscope_collector.switches.snmp_columns import VENDOR_TABLES, find_vendor
 from railscope_collector.switches.snmp_reader import PROBE_SECONDS, SLOW_SECONDS, SnmpReader
-from railscope_collector.switches.snmp_readings import SwitchTables, make_reading
+from railscope_collector.switches.snmp_tables import SwitchTables, make_reading
 from railscope_collector.switches.snmp_values import TableRows, as_nanowatts
 from railscope_collector.switches.switch_frames import SwitchFrames
 from railscope_collector.switches.switch_reading import (

@@ -9,7 +9,7 @@ from railscope.catalog import entities, switches as catalog
 from railscope.frame import Entity, Frame, NodeTimestamp
 from railscope.reading import Absent, Reading
 from railscope.timestamps import DAY_NS, SECOND_NS
-from railscope_collector.switches.snmp_readings import UPTIME_RANGE_NS
+from railscope_collector.switches.snmp_tables import UPTIME_RANGE_NS
 from railscope_collector.switches.switch_frames import SwitchFrames, has_restarted, pack_frames
 from railscope_collector.switches.switch_reading import PORTS, SwitchReading
 

@@ -9,7 +9,7 @@ from railscope import envelopes, wire
 from railscope.catalog import switches as catalog
 from railscope.frame import Schema
 from railscope.reading import Absent
-from railscope_collector.switches import snmp_columns, snmp_readings as tables
+from railscope_collector.switches import snmp_columns, snmp_tables as tables
 from railscope_collector.switches.link_ends import LIST_SEPARATOR
 from railscope_collector.switches.snmp_values import TableRows
 from railscope_collector.switches.switch_reading import (

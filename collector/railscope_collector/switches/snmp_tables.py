@@ -15,6 +15,9 @@ from railscope.frame import Column, Entity
 from railscope.reading import Absent, Reading, known_speed
 from railscope.timestamps import SECOND_NS
 from railscope_collector.switches import snmp_columns as columns, switch_reading as base
+from railscope_collector.switches.snmp_columns import (
+    NEIGHBOUR_COLUMNS,  # noqa: F401 - names of the columns of `SwitchTables.neighbours`
+)
 from railscope_collector.switches.snmp_neighbours import CHASSIS_MAC, neighbour_readings
 from railscope_collector.switches.snmp_values import (
     LANES,
