@@ -388,3 +388,13 @@ def test_settings_that_cannot_work_are_an_error(tmp_path, table, more, problem):
     settings = settings_with(tmp_path, table, **more)
     with pytest.raises(SettingsError, match=problem):
         DialoutReceiver.from_settings(settings, lambda: 0, lambda: True)
+
+
+@pytest.mark.parametrize(
+    ("path", "shown"),
+    [("x" * 128, "x" * 128), ("x" * 129, "(invalid)"), ("a\nb", "(invalid)")],
+)
+def test_an_unknown_path_is_named_if_it_is_short_and_printable(path: str, shown: str):
+    message = comware_dialout.DialoutMessage(path, "{}")
+    values = comware_dialout.decode_rows("leaf-09", message, "{}", 0)
+    assert values.unmapped == {shown: 1}
