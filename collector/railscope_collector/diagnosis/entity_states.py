@@ -40,8 +40,6 @@ _MAX_INCIDENTS = 20
 """Incidents that the row of a node or of a job has."""
 _RANKS = {state: rank for rank, state in enumerate(STATES)}
 NOT_DIAGNOSED = "nothing has been diagnosed yet, or the diagnosis is disabled"
-NO_DATA = frozenset({"agent_partition"})
-"""Classes whose cause is a node that may be well: its data is missing."""
 GpuRails = Mapping[str, Mapping[int, str]]
 """UUID of the GPU on each rail by node; GPUs without a rail have a negative key."""
 
@@ -107,9 +105,7 @@ def marks_of(
         if not incident.is_open or document.severity == Severity.INFO:
             continue
         is_critical = incident.is_root and document.severity == Severity.CRITICAL
-        # An incident about missing data shows nothing about the devices.
-        is_failed = is_critical and document.incident_class not in NO_DATA
-        caused, part = FAILED if is_failed else DEGRADED, "cause" if incident.is_root else "symptom"
+        caused, part = FAILED if is_critical else DEGRADED, "cause" if incident.is_root else "symptom"
         for node, place in _places(incident, gpu_rails):
             of_node = marks[node]
             of_node.state = worst(of_node.state, caused)

@@ -60,6 +60,8 @@ class IncidentClass:
     is_symptom: bool = False
     is_advice: bool = False
     """True for a state that lasts and costs: no fault, and nothing that a baseline should leave out."""
+    slows_jobs: bool = True
+    """False if only the knowledge about a node suffers, not its work: such an incident is no reason why a job is slow."""
 
     @property
     def runbook(self) -> str:
@@ -129,9 +131,15 @@ _ADVICE_ROWS = [
 ]  # fmt: skip
 
 _SYMPTOMS = frozenset({"paused_unlocalised", "job_slowdown"})
+_OF_KNOWLEDGE = frozenset({"agent_partition", "clock_skew"})
 
 CLASSES = MappingProxyType(
-    {row[0]: IncidentClass(*row, is_symptom=row[0] in _SYMPTOMS) for row in _ROWS}
+    {
+        row[0]: IncidentClass(
+            *row, is_symptom=row[0] in _SYMPTOMS, slows_jobs=row[0] not in _OF_KNOWLEDGE
+        )
+        for row in _ROWS
+    }
     | {row[0]: IncidentClass(*row, is_advice=True) for row in _ADVICE_ROWS}
     | {
         limit.incident: IncidentClass(

@@ -24,7 +24,7 @@ from railscope_collector.diagnosis.findings import (
     Finding,
     above,
 )
-from railscope_collector.diagnosis.incident_classes import part_kind
+from railscope_collector.diagnosis.incident_classes import CLASSES, part_kind
 from railscope_collector.diagnosis.jobs import ActiveJob
 from railscope_collector.diagnosis.quantities import DeviceKind
 from railscope_collector.workloads.job_roster import JobKey
@@ -113,7 +113,7 @@ REFUTED = {"agent_partition": "node_down", "node_down": "agent_partition"}
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Device, nodes, rails and jobs that a cause affects."""
+    """Device, nodes and rails that a cause affects, and jobs that it may slow down."""
 
     device: tuple[str, int, str]
     nodes: frozenset[str]
@@ -175,6 +175,8 @@ def reach_of(view: DiagnosisView, finding: Finding) -> Reach:
         jobs |= {job.key for job in view.jobs if _uses(view, job, cause, nodes)}
     if cause.kind == "node" and finding.incident_class in _SPREADING:
         jobs |= {key for position in parts for key in _jobs_on_rail(view, position)}
+    if not CLASSES[finding.incident_class].slows_jobs:
+        jobs = set()
     device = (cause.kind, cause.position, cause.name)
     devices_of_cause = frozenset((part_kind(finding.incident_class), part, "") for part in parts)
     rails = frozenset(devices.nics[position].rail for position in nics)

@@ -103,6 +103,24 @@ def test_a_node_whose_agent_restarts_in_an_evaluation_is_not_down() -> None:
     assert incidents_of(evaluate) == []
 
 
+def test_a_separated_node_is_no_reason_why_its_job_is_slow() -> None:
+    """Its agent is cut off, and later the storage becomes slow: the job waits for the storage."""
+
+    def cut(cluster: DrawnCluster, row: Row, since: int) -> None:
+        if since >= 0:
+            row.cut_nodes.add(cluster.jobs[0].nodes[1])
+        if since >= 6:
+            row.mount["latency"] *= 25
+            for job in cluster.jobs:
+                row.gpu["utilization"][job.nodes] *= 0.6
+                cluster.slow_job(row, job, 0.6)
+
+    found = {each.class_name: each for each in incidents_of(cut, ONSET + 30)}
+    assert found.keys() == {"agent_partition", "storage_bound"}
+    assert not found["agent_partition"].job_speeds
+    assert found["storage_bound"].job_speeds
+
+
 def pause(cluster: DrawnCluster, row: Row, since: int, *, slots: int) -> None:
     """All GPUs of the first job spin for some slots, as in a checkpoint, and miss no acknowledgement."""
     if 0 <= since < slots:
