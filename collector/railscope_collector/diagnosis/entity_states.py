@@ -105,7 +105,10 @@ def marks_of(
         if not incident.is_open or document.severity == Severity.INFO:
             continue
         is_critical = incident.is_root and document.severity == Severity.CRITICAL
-        caused, part = FAILED if is_critical else DEGRADED, "cause" if incident.is_root else "symptom"
+        caused, part = (
+            FAILED if is_critical else DEGRADED,
+            "cause" if incident.is_root else "symptom",
+        )
         for node, place in _places(incident, gpu_rails):
             of_node = marks[node]
             of_node.state = worst(of_node.state, caused)

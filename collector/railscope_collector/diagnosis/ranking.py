@@ -149,7 +149,6 @@ def reach_of(view: DiagnosisView, finding: Finding) -> Reach:
     """Return the reach of a finding. A leaf affects the rail in all pods with traffic to its own: that crosses the spines."""
     cause, parts = finding.cause, finding.parts
     devices, nodes = view.devices, set[str]()
-    jobs: set[JobKey] = {cause.job} if cause.job else set()
     nics: Iterable[int] = ()
     if cause.kind == "nic":
         nics = [cause.position]
@@ -169,19 +168,27 @@ def reach_of(view: DiagnosisView, finding: Finding) -> Reach:
         nodes = _clients(view, cause.name)
     elif cause.job:
         nodes = {name for job in view.jobs if job.key == cause.job for name in job.nodes}
-    if cause.kind == "nic" and finding.incident_class not in {*_OWN_LINK, "transport_retry"}:
-        jobs |= _jobs_on_rail(view, cause.position)
-    else:
-        jobs |= {job.key for job in view.jobs if _uses(view, job, cause, nodes)}
-    if cause.kind == "node" and finding.incident_class in _SPREADING:
-        jobs |= {key for position in parts for key in _jobs_on_rail(view, position)}
-    if not CLASSES[finding.incident_class].slows_jobs:
-        jobs = set()
     device = (cause.kind, cause.position, cause.name)
     devices_of_cause = frozenset((part_kind(finding.incident_class), part, "") for part in parts)
     rails = frozenset(devices.nics[position].rail for position in nics)
     pods = view.pods_around(view.groups.nic_pod[list(nics)]) if rails else frozenset[int]()
+    jobs = _slowed_jobs(view, finding, nodes)
     return Reach(device, frozenset(nodes), rails, frozenset(jobs), devices_of_cause, pods)
+
+
+def _slowed_jobs(view: DiagnosisView, finding: Finding, nodes: set[str]) -> set[JobKey]:
+    """Return the jobs that a cause on some nodes may slow down."""
+    cause, name = finding.cause, finding.incident_class
+    if not CLASSES[name].slows_jobs:
+        return set()
+    jobs: set[JobKey] = {cause.job} if cause.job else set()
+    if cause.kind == "nic" and name not in {*_OWN_LINK, "transport_retry"}:
+        jobs |= _jobs_on_rail(view, cause.position)
+    else:
+        jobs |= {job.key for job in view.jobs if _uses(view, job, cause, nodes)}
+    if cause.kind == "node" and name in _SPREADING:
+        jobs |= {key for position in finding.parts for key in _jobs_on_rail(view, position)}
+    return jobs
 
 
 def _uses(view: DiagnosisView, job: ActiveJob, cause: Cause, nodes: set[str]) -> bool:
