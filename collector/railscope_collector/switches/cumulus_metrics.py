@@ -91,10 +91,6 @@ RULES: Mapping[str, MetricRule] = {
         "pg_rx_shared_buffer_discard": _group(catalog.GROUP_SHARED_DROPPED),
     }.items()
 } | {"nvswitch_lldp_neighbor_info": MetricRule(catalog.NEIGHBOUR_KNOWN, NEIGHBOURS)}  # fmt: skip
-PARTS: Mapping[str, int] = {
-    rule.metric.name: rule.parts for rule in RULES.values() if rule.parts > 1
-}
-"""Number of pushed metrics whose sum a metric is."""
 _KINDS = {PORTS: entities.SWITCH_PORT, PRIORITY: entities.SWITCH_PRIORITY, QUEUES: entities.SWITCH_QUEUE, GROUPS: entities.SWITCH_PRIORITY_GROUP, NEIGHBOURS: entities.SWITCH_NEIGHBOUR}  # fmt: skip
 _NEIGHBOUR = {"system_name": "system_name", "chassis": "chassis_id", "neighbour_port": "port_id", "port_description": "port_description"}  # fmt: skip
 """Attributes with the facts of a neighbour."""

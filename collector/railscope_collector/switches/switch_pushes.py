@@ -46,6 +46,8 @@ class PushedColumn(NamedTuple):
     value: Reading
     timestamp_ns: int
     boot_ns: int
+    parts: int = 1
+    """Values of one time whose sum is the value of the column."""
 
 
 class PushedValues(NamedTuple):
@@ -140,7 +142,7 @@ class SwitchPushes:
             newest_ns = max(each.timestamp_ns for each in pushed)
             # Parts of one time only: a sum of values of different times is no value of the counter.
             newest = [each for each in pushed if each.timestamp_ns == newest_ns]
-            parts = cumulus.PARTS.get(key[0], 1)
+            parts = newest[0].parts
             results[PointResult.OLD] += len(pushed) - len(newest)
             if parts == 1:
                 merged[key] = newest[-1]
@@ -223,9 +225,8 @@ def _otlp_values(
         if column is None or isinstance(value, PointResult):
             results[value if isinstance(value, PointResult) else PointResult.INVALID] += 1
             continue
-        columns.append(
-            PushedColumn(point.name, column, rule.stream, value, point.timestamp_ns, now.boot_ns)
-        )
+        times = point.timestamp_ns, now.boot_ns
+        columns.append(PushedColumn(point.name, column, rule.stream, value, *times, rule.parts))
     names = {each.attributes.get(cumulus.HOST_NAME, "") for each in request.resources} - {""}
     return PushedValues(columns, results, unmapped, newest_ns, frozenset(names))
 

@@ -102,6 +102,7 @@ def test_messages_are_the_values_of_their_tables():
         ("port_speed_bytes_per_second", LEAF): 400_000,
         ("port_speed_bytes_per_second", SPLIT): 200_000,
         ("port_receive_bytes_total", LEAF): 9_102_400_000_000_000,
+        ("port_receive_packets_total", LEAF): 6_001_600_000_000,
         ("port_transmit_discarded_packets_total", LEAF): 1_500,
         sent: 820_800,
         ("port_receive_pfc_pause_frames_total", SPLIT, "3"): 5_000_750_000,
