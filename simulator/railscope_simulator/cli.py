@@ -100,7 +100,7 @@ def simulate() -> None:
 @click.option(
     "--switches",
     default="",
-    help="Serve the switches of the fabric by gNMI at HOST:PORT and the ports that follow, while frames are sent in real time.",
+    help="Serve the switches of the fabric by gNMI and SNMP at HOST:PORT and the ports that follow, while frames are sent in real time.",
 )
 @config_option
 def cluster(

@@ -26,7 +26,7 @@ import grpc
 from railscope import service
 from railscope.settings import SettingsError
 from railscope_collector.switches import gnmi_messages, gnmi_session
-from railscope_simulator import openconfig_answers
+from railscope_simulator import openconfig_answers, snmp_server
 from railscope_simulator.sonic_answers import FindAnswer, TablePath
 
 GetHandler: TypeAlias = Callable[[bytes, Any], Awaitable[bytes]]
@@ -164,10 +164,12 @@ async def serve_switches(
     host: str,
     first_port: int,
     states: Mapping[str, openconfig_answers.FindState] = {},
+    communities: Mapping[str, snmp_server.Communities] = {},
 ) -> AsyncIterator[str]:
     """Serve switches at this port and those that follow, at any with port 0; yield the switches file for them.
 
-    Those with a state are also served by the models of OpenConfig. Raises SettingsError.
+    Those with a state are also served by the models of OpenConfig, those with communities by SNMP at the same port
+    (UDP). Raises SettingsError.
     """
     lines = []
     async with contextlib.AsyncExitStack() as stack:
@@ -179,6 +181,9 @@ async def serve_switches(
             if name in states:
                 handlers |= openconfig_handlers(states[name])
             port = await stack.enter_async_context(serve(handlers, address))
+            if name in communities:
+                agent = snmp_server.serve(communities[name], host, port)
+                await stack.enter_async_context(agent)
             lines.append(
                 f'[{json.dumps(name)}]\naddress = "{host}:{port}"\nprotocol = "gnmi"\ndialect = "sonic"\nplaintext = true\n'
                 f"period_seconds = {PERIOD_SECONDS}\n"

@@ -18,6 +18,7 @@ from railscope_simulator import (
     lldp_neighbours,
     openconfig_answers,
     port as port_model,
+    snmp_answers,
     sonic_answers,
     switch_ports,
 )
@@ -43,8 +44,10 @@ class ClusterSwitches:
     def __init__(self, model: ClusterModel) -> None:
         self._model = model
         self._lock = threading.Lock()
+        self._objects: dict[tuple[str, str], list[snmp_answers.SnmpObject]] = {}
+        """Objects of SNMP by switch and community, since the last step: a walk has many requests."""
         self._leaves = switch_ports.LeafSwitches(model.nodes)
-        self.switches = dict(self._leaves.switches)
+        self.switches = self._leaves.switches
         ports = model.nodes[0].machine.ports
         self._gigabits = [port.gigabits for port in ports if port.rail is not None]
         self._uplinks = [
@@ -99,9 +102,27 @@ class ClusterSwitches:
         """Return the function that returns the leaves of each switch."""
         return {name: partial(self.find_state, name) for name in self.switches}
 
+    def find_objects(self, switch: str, tables: str) -> list[snmp_answers.SnmpObject]:
+        """Return the objects of a switch by SNMP. Blocking."""
+        with self._lock:
+            key = switch, tables
+            if key not in self._objects:
+                self._objects[key] = snmp_answers.find_objects(self.switches[switch], tables)
+            return self._objects[key]
+
+    def communities(self) -> dict[str, dict[str, snmp_answers.FindObjects]]:
+        """Return the functions that return the objects of each switch, by community."""
+        return {
+            name: {
+                tables: partial(self.find_objects, name, tables) for tables in snmp_answers.TABLES
+            }
+            for name in self.switches
+        }
+
     def count(self, span: TimeSpan) -> None:
         """Count the last step of the model."""
         with self._lock:
+            self._objects.clear()
             self._leaves.advance(span, self._effects)
             for uplink in self._uplinks:
                 self._count_uplink(span, uplink)
