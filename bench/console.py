@@ -23,7 +23,7 @@ import click
 from bench import harness, http_requests, load
 from bench.collector_servers import start_collector, wait_for_refreshes
 from bench.load_sender import Sender, sending
-from railscope_collector.console.console_server import REFRESH_SECONDS
+from railscope_collector.console.page_shell import REFRESH_SECONDS
 from railscope_collector.console.page_table import page_path
 
 NODES_PER_JOB, TENANTS = 8, 20

@@ -100,6 +100,15 @@ class AdministratorFiles:
         recorded_files = (*self._metering, self.inventory)
         return {f.kind: f.text for f in recorded_files if f.path and f.is_known}
 
+    def set_decisions(self, decisions: review_rules.ReviewDecisions) -> None:
+        """Set the decisions; equal ones change nothing, so that `evidence` remains the same object."""
+        if decisions != self.decisions:
+            self.decisions = decisions
+
+    def find_tenant(self, source: str, owner: str, timestamp_ns: int) -> str:
+        """Return the tenant of an owner, by the present content of the tenants file."""
+        return self.tenants.content.find_tenant(source, owner, timestamp_ns)
+
     def refresh(self) -> None:
         """Read the files that have changed. Blocking."""
         for file in self.all_files:

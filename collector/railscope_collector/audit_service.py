@@ -20,6 +20,7 @@ from railscope_collector.audit import (
     audit_trail,
     entry_retention,
     event_recorder,
+    event_records,
     ledger_watch,
     log_secrets,
     log_writer,
@@ -28,6 +29,7 @@ from railscope_collector.audit import (
     tiles,
 )
 from railscope_collector.audit.periodic_verification import PeriodicVerification
+from railscope_collector.clock import CollectorClock
 from railscope_collector.config import CollectorSettings
 from railscope_collector.console.audit_pages import AuditHealth, witness_rows
 from railscope_collector.fleet.view_cells import ViewCell
@@ -59,12 +61,14 @@ class AuditService:
     entries: signed_entries.SignedEntries
 
     @classmethod
-    def from_directory(
+    def from_directory(  # noqa: PLR0913, PLR0917 - parts of the floors below
         cls,
         settings: CollectorSettings,
         checkpointer: StateCheckpointer,
         nodes: Callable[[], set[str]],
         database: Callable[[], Database],
+        tenant_of: event_records.TenantOf,
+        clock: CollectorClock,
     ) -> AuditService:
         """Return the components of a state directory; `nodes` have credentials, `database` is the ledger's.
 
@@ -85,6 +89,7 @@ class AuditService:
             log_secrets.PersonalSalts(directory / log_secrets.SALTS_DIRECTORY),
             directory / RECORDER_STATE_FILE,
             checkpointer.read_events,
+            tenant_of=tenant_of,
         )
         # Before the state is restored: events of the frame log that were not recorded yet must not be lost.
         core.listeners.append(observed.queue_event)
@@ -118,6 +123,7 @@ class AuditService:
             settings.audit.keep_entries_days,
             settings.archive.period_seconds,
             lambda: guard.required_checkpoints,
+            clock,
         )
         entries = signed_entries.SignedEntries(audit.directory, key.public, archive=audit.archive)
         return cls(

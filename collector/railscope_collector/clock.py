@@ -101,9 +101,9 @@ class CollectorClock:
     """The one clock for everything that is stored, finalized or billed."""
 
     directory: Path
-    offsets_ns: Callable[[], Collection[int]] = tuple
-    """Lead of the wall clock of each reporting node over this clock, in nanoseconds."""
-    on_change: Callable[[ClockState], None] = lambda _state: None
+    offsets_ns: Callable[[int], Collection[int]] = lambda _now_ns: ()
+    """Lead of the wall clock of each node that reports at a time over this clock, in nanoseconds."""
+    on_change: list[Callable[[ClockState], None]] = field(default_factory=list)
     """Called when the clock becomes suspect and when it recovers."""
     wall_ns: Callable[[], int] = time.time_ns
     boot_ns: Callable[[], int] = boot_clock_ns
@@ -113,7 +113,7 @@ class CollectorClock:
     _state: ClockState | None = None
     is_replaced: bool = False
     """True if a restart of the collector must assign frames new timestamps."""
-    defect: str = ""
+    defect: str = field(init=False, default="")
     """Defect of the stored file; while it is set, the file is not overwritten."""
     _polled_ns: int = 0
     _stored_ns: int = 0
@@ -121,11 +121,12 @@ class CollectorClock:
     _lock: Lock = field(default_factory=Lock)
     """Held while the file is written: a step is stored at once, the reference periodically in a thread."""
 
-    def open(self, newest_ns: int = 0) -> None:
+    def open(self, newest_ns: int = 0, defect: str = "") -> None:
         """Read the stored reference, or initialize it from the wall clock. Blocking; raises OSError.
 
-        `newest_ns` is the receipt time of the newest durable frame.
+        `newest_ns` is the receipt time of the newest durable frame, `defect` that of the stored file.
         """
+        self.defect = defect
         boot_ns = self.boot_ns()
         try:
             state = read_state(self.directory)
@@ -196,7 +197,7 @@ class CollectorClock:
 
     def _compare(self, state: ClockState, drift_ns: int, passed_ns: int, boot_ns: int) -> None:
         """Follow the wall clock, or check if the reason to suspect it still applies."""
-        offsets_ns = list(self.offsets_ns())
+        offsets_ns = list(self.offsets_ns(state.reference_ns + boot_ns))
         contradicted = _find_contradiction(offsets_ns, is_unconfirmed=state.is_unconfirmed)
         contradicted = contradicted or _find_peer_contradiction(offsets_ns, self.peer_offsets_ns())
         # An administrator's decision stands while the same nodes contradict it, and no longer.
@@ -248,14 +249,17 @@ class CollectorClock:
         # A doubt that began earlier keeps its start, by which its frames are found.
         state.since_ns = state.since_ns or state.reference_ns + boot_ns
         log.error("clock_suspected", problem=problem, advice=_ADVICE)
-        self._store(boot_ns)
-        self.on_change(state)
+        self._store_change(state, boot_ns)
 
     def _trust(self, state: ClockState, reason: str, boot_ns: int) -> None:
         log.warning("clock_trusted", reason=reason, previous_problem=state.problem)
         state.problem, state.since_ns = "", 0
+        self._store_change(state, boot_ns)
+
+    def _store_change(self, state: ClockState, boot_ns: int) -> None:
         self._store(boot_ns)
-        self.on_change(state)
+        for listener in self.on_change:
+            listener(state)
 
     def _store(self, boot_ns: int) -> None:
         with self._lock:

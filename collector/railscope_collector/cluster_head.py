@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -66,10 +66,12 @@ class HeadState:
     """State, views and diagnosis of all nodes, during one term of the head."""
 
     core: collector_state.CollectorState
-    live: LiveAccount
-    refresher: view_refresh.ViewRefresher
-    diagnosis: diagnosis_service.DiagnosisService
-    account: followed_account.FollowedAccount
+    own_refresher: InitVar[view_refresh.ViewRefresher]
+    own_diagnosis: InitVar[diagnosis_service.DiagnosisService]
+    directory: InitVar[Path]
+    live: LiveAccount = field(init=False)
+    refresher: view_refresh.ViewRefresher = field(init=False)
+    diagnosis: diagnosis_service.DiagnosisService = field(init=False)
     followed: dict[str, record_exchange.FollowedCollector] = field(default_factory=dict)
     owners: dict[str, str] = field(default_factory=dict)
     """Collector that reported each node last."""
@@ -82,6 +84,41 @@ class HeadState:
     stored: dict[str, int] | None = None
     """Files of the diagnosis that the database has, with the times of their changes; None until they were read."""
     task: asyncio.Task[None] | None = None
+
+    def __post_init__(
+        self,
+        own_refresher: view_refresh.ViewRefresher,
+        own_diagnosis: diagnosis_service.DiagnosisService,
+        directory: Path,
+    ) -> None:
+        """Create account, views and diagnosis like the collector's own ones."""
+        own_live, watch = own_refresher.live, own_refresher.watch
+        # Not ready until the account has read the ledger.
+        self.live = live = LiveAccount(
+            self.core.evidence,
+            own_live.files,
+            is_ready=False,
+            pod_job_pattern=own_live.pod_job_pattern,
+        )
+        self.refresher = replace(
+            own_refresher,
+            core=self.core,
+            live=live,
+            views=view_refresh.CollectorViews(),
+            # This state computes it; the own one exports it (`ClusterRole.quota_use`).
+            quota_use=None,
+            watch=replace(watch, core=self.core) if watch else None,
+            averages=MeasureAverages(own_refresher.averages.time_constant_seconds),
+            extent=self.extent,
+        )
+        self.diagnosis = replace(
+            own_diagnosis,
+            core=self.core,
+            directory=directory,
+            jobs=lambda: live.roster.jobs() if live.is_ready else (),
+            has_log=False,
+            unknown_nodes=self.unknown_nodes,
+        )
 
     def extent(self) -> cluster_extent.ClusterExtent:
         """Return the collectors with their nodes; those of a collector that is unknown count where they are now."""
@@ -120,10 +157,50 @@ RequestHandler = Callable[[web.Request, Credential], Awaitable[web.StreamRespons
 
 
 @dataclass(slots=True)
+class ClusterRole:
+    """Role of a collector among those of a database."""
+
+    settings: config.ClusterSettings
+    lease: leases.Lease = field(default_factory=lambda: leases.Lease(membership.HEAD))
+    members: membership.ClusterMembers = field(
+        default_factory=lambda: membership.ClusterMembers((), None)
+    )
+    """All collectors, as of the last exchange."""
+    state: HeadState | None = None
+    """None while another collector is the head."""
+
+    @property
+    def is_enabled(self) -> bool:
+        """True if this collector is one of several."""
+        return bool(self.settings.advertised_url)
+
+    @property
+    def name(self) -> str:
+        """Name of this collector: two on one machine differ in their ports."""
+        return self.settings.name or urlsplit(self.settings.advertised_url).netloc
+
+    def leads(self) -> bool:
+        """True if this collector does what only one of several does: it is alone, or holds the lease of the head."""
+        return not self.is_enabled or self.lease.is_valid
+
+    def peer_offsets_ns(self) -> list[int]:
+        """Return the lead of the clock of each other collector over this one's, in nanoseconds."""
+        return self.members.leads_over(self.name)
+
+    def quota_use(self) -> list[view_cells.ViewCell]:
+        """Return the use of quotas on all nodes; nothing if another collector is the head."""
+        if not (self.state and self.lease.is_valid):
+            return []
+        cells = self.state.refresher.views.tenant.cells
+        return [cell for cell in cells if cell.metric in account_cells.QUOTA_USE]
+
+
+@dataclass(slots=True)
 class ClusterHead:
     """Takes the lease of the head, and shows all nodes while it holds it."""
 
     settings: config.CollectorSettings
+    role: ClusterRole
     directory: Path
     core: collector_state.CollectorState
     """State of this collector's own nodes."""
@@ -132,16 +209,10 @@ class ClusterHead:
     """Diagnosis of a collector that is alone."""
     open: Callable[[], databases.Database]
     open_stores: Callable[[], day_writes.MeteringStores]
-    prepare: Callable[[HeadState], None] = lambda _state: None
-    """Adds the handlers of API and console to a state, and further work."""
+    on_term: list[Callable[[HeadState], None]] = field(default_factory=list)
+    """Called with the state of each term before it begins, to add handlers and further work."""
     records: record_exchange.RecordServer = field(init=False)
     access: record_exchange.PeerAccess = field(init=False)
-    lease: leases.Lease = field(default_factory=lambda: leases.Lease(membership.HEAD))
-    state: HeadState | None = None
-    """None while another collector is the head."""
-    members: membership.ClusterMembers = field(
-        default_factory=lambda: membership.ClusterMembers((), None)
-    )
     _written_nodes: set[str] = field(default_factory=set)
     _written_at: float = 0.0
     _problem: str = ""
@@ -153,7 +224,7 @@ class ClusterHead:
         self.records = record_exchange.RecordServer(
             record_feed.RecordFeed(self.core, self.refresher.wall_ns)
         )
-        if not self.is_enabled:
+        if not self.role.is_enabled:
             return
         setting_files.check_http_url("cluster.advertised_url", cluster.advertised_url)
         if database_location.ledger_url(self.settings.ledger, self.directory).startswith("sqlite"):
@@ -163,34 +234,18 @@ class ClusterHead:
             )
             raise setting_files.SettingsError(message)
         self.access = record_exchange.PeerAccess.from_settings(cluster)
-        self.refresher.quota_use = self._quota_use
-
-    @property
-    def is_enabled(self) -> bool:
-        """True if this collector is one of several."""
-        return bool(self.settings.cluster.advertised_url)
-
-    @property
-    def name(self) -> str:
-        """Name of this collector: two on one machine differ in their ports."""
-        cluster = self.settings.cluster
-        return cluster.name or urlsplit(cluster.advertised_url).netloc
 
     @property
     def diagnoses_alone(self) -> bool:
         """True if this collector diagnoses its own nodes, because there are no others."""
-        return self.settings.diagnosis.enabled and not self.is_enabled
-
-    def leads(self) -> bool:
-        """True if this collector does what only one of several does: it is alone, or holds the lease of the head."""
-        return not self.is_enabled or self.lease.is_valid
+        return self.settings.diagnosis.enabled and not self.role.is_enabled
 
     @property
     def diagnosis(self) -> diagnosis_service.DiagnosisService | None:
         """Diagnosis that runs here; None if another collector is the head."""
-        if not self.is_enabled:
+        if not self.role.is_enabled:
             return self.own_diagnosis
-        return self.state.diagnosis if self.state else None
+        return self.role.state.diagnosis if self.role.state else None
 
     @property
     def incidents(self) -> IncidentTable:
@@ -205,20 +260,25 @@ class ClusterHead:
     @property
     def notified(self) -> IncidentTable:
         """Incidents of which this collector notifies: none once its lease has expired."""
-        return self.incidents if self.lease.is_valid else IncidentTable()
+        return self.incidents if self.role.leads() else IncidentTable()
+
+    @property
+    def decisions(self) -> diagnosis_service.IncidentDecisions:
+        """Decisions about incidents; none if another collector is the head."""
+        return self.diagnosis.decisions if self.diagnosis else diagnosis_service.IncidentDecisions()
 
     def cells(self) -> Iterator[view_cells.ViewCell]:
         """Yield the metrics of the diagnosis that runs here, and of the collectors."""
         if self.settings.diagnosis.enabled and self.diagnosis:
             yield from self.diagnosis.cells()
-        if not self.is_enabled:
+        if not self.role.is_enabled:
             return
-        yield view_cells.ViewCell(catalog.CLUSTER_HEAD, (), int(self.lease.is_valid))
-        yield view_cells.ViewCell(catalog.CLUSTER_HEAD_CHANGES, (), self.lease.changes)
+        yield view_cells.ViewCell(catalog.CLUSTER_HEAD, (), int(self.role.lease.is_valid))
+        yield view_cells.ViewCell(catalog.CLUSTER_HEAD_CHANGES, (), self.role.lease.changes)
         for reason in ("disconnected", "rejected"):
             count = getattr(self.records, reason)
             yield view_cells.ViewCell(catalog.CLUSTER_READERS, (reason,), count)
-        followed = list(self.state.followed.values()) if self.state else []
+        followed = list(self.role.state.followed.values()) if self.role.state else []
         for each in (collector.extent_member(0) for collector in followed):
             label = (each.name,)
             yield view_cells.ViewCell(catalog.CLUSTER_INCLUDED, label, int(each.is_included))
@@ -226,18 +286,11 @@ class ClusterHead:
             if each.lag_seconds is not None:
                 yield view_cells.ViewCell(catalog.CLUSTER_LAG, label, each.lag_seconds)
 
-    def _quota_use(self) -> list[view_cells.ViewCell]:
-        """Return the use of quotas on all nodes; nothing if another collector is the head."""
-        if not (self.state and self.lease.is_valid):
-            return []
-        cells = self.state.refresher.views.tenant.cells
-        return [cell for cell in cells if cell.metric in account_cells.QUOTA_USE]
-
     # Records for the head -----------------------------------------------------------------------
 
     async def serve(self, request: web.Request, _: Credential) -> web.StreamResponse:
         """Send the records of this collector, until the reader closes the connection."""
-        if not self.is_enabled:
+        if not self.role.is_enabled:
             return web.json_response(
                 {"error": "not one of several collectors: expected cluster.advertised_url"},
                 status=HTTPStatus.NOT_FOUND,
@@ -248,9 +301,9 @@ class ClusterHead:
 
     async def run(self) -> None:
         """Exchange membership, and be the head while the lease is held, until cancelled."""
-        if not self.is_enabled:
+        if not self.role.is_enabled:
             return
-        renewing = asyncio.create_task(self.lease.run())
+        renewing = asyncio.create_task(self.role.lease.run())
         try:
             while True:
                 await self.attempt()
@@ -260,7 +313,7 @@ class ClusterHead:
             self.records.feed.close()
             await self._end_term()
             renewing.cancel()
-            await databases.call_database(self.lease.release)
+            await databases.call_database(self.role.lease.release)
 
     async def attempt(self) -> bool:
         """Exchange once; false if it failed, which is logged when the problem changes."""
@@ -274,9 +327,9 @@ class ClusterHead:
             problem = str(fault) if is_expected else f"{type(fault).__name__}: {fault}"
             # Another collector may be able to be the head: this one does not wait until its lease expires.
             await self._end_term()
-            await databases.call_database(self.lease.release)
+            await databases.call_database(self.role.lease.release)
         if problem and problem != self._problem:
-            log.error("cluster_exchange_failed", collector=self.name, problem=problem)
+            log.error("cluster_exchange_failed", collector=self.role.name, problem=problem)
         self._problem = problem
         return not problem
 
@@ -285,28 +338,30 @@ class ClusterHead:
 
         Raises UnusableLedgerError, NameInUseError.
         """
-        is_held, self.members = await databases.call_database(self._exchange, self._own_nodes())
-        if self.state and self.state.task and self.state.task.done():
-            task = self.state.task
+        is_held, self.role.members = await databases.call_database(
+            self._exchange, self._own_nodes()
+        )
+        if self.role.state and self.role.state.task and self.role.state.task.done():
+            task = self.role.state.task
             problem = "cancelled" if task.cancelled() else repr(task.exception())
             advice = "this or another collector begins the next one"
             log.error("head_term_failed", problem=problem, advice=advice)
             # The failed term is not continued: its state may be incomplete.
             await self._end_term()
-            await databases.call_database(self.lease.release)
+            await databases.call_database(self.role.lease.release)
             return
-        if is_held and self.state is None:
+        if is_held and self.role.state is None:
             await self._begin_term()
-        elif not is_held and self.state is not None:
+        elif not is_held and self.role.state is not None:
             await self._end_term()
-        if self.state is not None:
-            self._follow(self.state)
+        if self.role.state is not None:
+            self._follow(self.role.state)
 
     @property
     def other_head(self) -> membership.ClusterMember | None:
         """The other collector that is the head; None while there is none, or while this one begins."""
-        head = self.members.head
-        return head if head and head.name != self.name else None
+        head = self.role.members.head
+        return head if head and head.name != self.role.name else None
 
     def _own_nodes(self) -> dict[str, int] | None:
         """Return the nodes to be written; None if they were written before."""
@@ -321,14 +376,17 @@ class ClusterHead:
     def _exchange(self, nodes: dict[str, int] | None) -> tuple[bool, membership.ClusterMembers]:
         database = self.open()
         own_member = membership.ClusterMember(
-            self.name, self.settings.cluster.advertised_url.rstrip("/"), self.lease.holder, 0.0
+            self.role.name,
+            self.settings.cluster.advertised_url.rstrip("/"),
+            self.role.lease.holder,
+            0.0,
         )
         try:
             content = None if nodes is None else membership.encode_nodes(nodes)
             exchange = partial(membership.exchange, database, own_member)
-            is_head = self.state is not None
+            is_head = self.role.state is not None
             members = exchange(content, self.refresher.wall_ns, reads_nodes=is_head)
-            is_held = self.lease.take(database) is not None
+            is_held = self.role.lease.take(database) is not None
             # Only the head needs the nodes of the others, which are many: a new one reads them at once.
             is_new = is_held and not is_head
             return is_held, exchange(None, self.refresher.wall_ns) if is_new else members
@@ -339,7 +397,7 @@ class ClusterHead:
 
     def _store_files(self) -> None:
         """Store the incidents for the next head."""
-        term, state = self.lease.term, self.state
+        term, state = self.role.lease.term, self.role.state
         if term and state and state.stored is not None:
             # Stored again after the next period; after a term, the next head begins with what was stored last.
             with contextlib.suppress(leases.LostLeaseError, databases.UnusableLedgerError, OSError):
@@ -358,38 +416,12 @@ class ClusterHead:
         """Begin with an empty state."""
         directory = self.directory / "head"
         core = await run_in_thread(collector_state.open_empty_state, directory)
-        own_live, watch = self.refresher.live, self.refresher.watch
-        pattern = own_live.pod_job_pattern
-        # Not ready until the account has read the ledger.
-        live = LiveAccount(core.evidence, own_live.files, is_ready=False, pod_job_pattern=pattern)
-        time_constant_seconds = self.settings.straggler_time_constant_seconds
-        refresher = replace(
-            self.refresher,
-            core=core,
-            live=live,
-            views=view_refresh.CollectorViews(),
-            # This state computes it; the own one exports it (`_quota_use`).
-            quota_use=None,
-            watch=replace(watch, core=core) if watch else None,
-            averages=MeasureAverages(time_constant_seconds),
-        )
-        diagnosis = replace(
-            self.own_diagnosis,
-            core=core,
-            directory=directory / "diagnosis",
-            jobs=lambda: live.roster.jobs() if live.is_ready else (),
-            has_log=False,
-        )
-        account = followed_account.FollowedAccount(
-            core.evidence, live, self.open_stores, self.settings.metering, self.refresher.wall_ns
-        )
-        state = HeadState(core, live, refresher, diagnosis, account)
-        refresher.extent = state.extent
-        diagnosis.unknown_nodes = state.unknown_nodes
-        self.prepare(state)
+        state = HeadState(core, self.refresher, self.own_diagnosis, directory / "diagnosis")
+        for listener in self.on_term:
+            listener(state)
         state.task = asyncio.create_task(self._run_term(state))
-        self.state = state
-        log.info("head_term_started", collector=self.name, epoch=self.lease.epoch)
+        self.role.state = state
+        log.info("head_term_started", collector=self.role.name, epoch=self.role.lease.epoch)
 
     async def _run_term(self, state: HeadState) -> None:
         if self.settings.diagnosis.enabled:
@@ -398,17 +430,23 @@ class ClusterHead:
             # Only from here on: before, an empty directory would replace the files of the former head.
             state.stored = {}
             await run_in_thread(state.diagnosis.open)
-            state.work.append(self._run_storing)
+            state.work += (state.diagnosis.run, self._run_storing)
+        account = followed_account.FollowedAccount(
+            state.core.evidence,
+            state.live,
+            self.open_stores,
+            self.settings.metering,
+            self.refresher.wall_ns,
+        )
         async with asyncio.TaskGroup() as group:
             group.create_task(state.refresher.run())
-            group.create_task(state.account.run())
-            if self.settings.diagnosis.enabled:
-                for run in (state.diagnosis.run, *state.work):
-                    group.create_task(run())
+            group.create_task(account.run())
+            for run in state.work:
+                group.create_task(run())
 
     async def _end_term(self) -> None:
         """End the term. A failure is logged: another term begins with an empty state."""
-        state = self.state
+        state = self.role.state
         if state is None:
             return
         tasks = [state.task, *(each.task for each in state.followed.values())]
@@ -422,13 +460,13 @@ class ClusterHead:
                 await databases.call_database(self._store_files)
             except Exception as fault:  # noqa: BLE001 - see above
                 log.error("head_term_end_failed", problem=f"{type(fault).__name__}: {fault}")
-        self.state = None
-        log.info("head_term_ended", collector=self.name)
+        self.role.state = None
+        log.info("head_term_ended", collector=self.role.name)
 
     def _follow(self, state: HeadState) -> None:
         """Follow all collectors that are present; a collector with another URL is followed there."""
         wall_ns = self.refresher.wall_ns
-        present = {member.name: member for member in self.members.members}
+        present = {member.name: member for member in self.role.members.members}
         for name in [*state.followed]:
             each = state.followed[name]
             # At another URL there may be another state: it is read from its beginning.
@@ -443,7 +481,7 @@ class ClusterHead:
             each = state.followed[name] = record_exchange.FollowedCollector(
                 member, partial(self._follower, state, name), state.add_last_known, wall_ns
             )
-            is_own = name == self.name
+            is_own = name == self.role.name
             read = each.read_own(self.records.feed) if is_own else each.read_other(self.access)
             each.task = asyncio.create_task(read)
         state.add_last_known()
@@ -454,6 +492,6 @@ class ClusterHead:
             self.settings.limits,
             name,
             state.owners,
-            lambda: self.members.lead_ns(self.name, name),
+            lambda: self.role.members.lead_ns(self.role.name, name),
             state.copies,
         )

@@ -41,8 +41,8 @@ SMALL = IngestLimits(
 class RunningCollector:
     """A collector on a free port, and requests to it."""
 
-    def __init__(self, settings: CollectorSettings) -> None:
-        self.collector = Collector(settings)
+    def __init__(self, settings: CollectorSettings, **more: Any) -> None:
+        self.collector = Collector(settings, **more)
         self.url = ""
 
     async def post(
@@ -95,10 +95,12 @@ def settings_in(directory: Path, **more: Any) -> CollectorSettings:
 
 @contextlib.asynccontextmanager
 async def run_collector(
-    settings: CollectorSettings, ready: Callable[[RunningCollector], None] = lambda _one: None
+    settings: CollectorSettings,
+    ready: Callable[[RunningCollector], None] = lambda _one: None,
+    **more: Any,
 ) -> AsyncIterator[RunningCollector]:
     """A collector until the end; `ready` may prepare it before it starts."""
-    one = RunningCollector(settings)
+    one = RunningCollector(settings, **more)
     ready(one)
     listening = asyncio.Event()
 

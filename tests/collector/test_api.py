@@ -268,7 +268,6 @@ def api_of(one: RunningCollector, views: Callable[[], CollectorViews], **more: A
         collector.log,
         collector.files,
         collector.finalizer,
-        collector.sink,
         collector.trail,
         collector.tokens,
         collector.connections,

@@ -187,7 +187,7 @@ async def checkpointed(directory: Path) -> None:
     files = StateFiles(directory)
     files.open()
     files.begin(log.number, log.offset)
-    keeping = CheckpointSchedule(StateCheckpointer(directory, core), log, SECOND, files=files)
+    keeping = CheckpointSchedule(StateCheckpointer(directory, core), log, SECOND)
     await keeping._make_checkpoint(log.number)  # noqa: SLF001 - as its task does
     files.close()
 
@@ -209,7 +209,7 @@ async def test_a_checkpoint_that_is_lost_is_named_and_none_is_written_over_it(
     assert list(files.damage) == ["checkpoint"]
     frames = FrameLog(tmp_path / "frames", 500, 1, files=files)
     before = segment_numbers(tmp_path / "frames")
-    await CheckpointSchedule(restart, frames, SECOND, files=files)._make_checkpoint(99)  # noqa: SLF001 - as its task does
+    await CheckpointSchedule(restart, frames, SECOND)._make_checkpoint(99)  # noqa: SLF001 - as its task does
     assert (path.read_bytes() if path.exists() else None) == content
     assert segment_numbers(tmp_path / "frames") == before
 

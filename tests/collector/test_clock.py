@@ -37,14 +37,13 @@ class MachineClocks:
     def started(self, newest_ns: int = 0, lost: str = "") -> CollectorClock:
         one = CollectorClock(
             self.directory,
-            lambda: self.offsets,
-            self._changed,
+            lambda _: self.offsets,
+            [self._changed],
             lambda: self.right_ns + self.error_ns,
             lambda: self.boot_ns,
             self.boot,
         )
-        one.defect = lost
-        one.open(newest_ns)
+        one.open(newest_ns, lost)
         return one
 
     def _changed(self, state: ClockState) -> None:

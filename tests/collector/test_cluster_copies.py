@@ -85,7 +85,7 @@ async def test_the_head_shows_the_nodes_of_a_lost_collector_by_their_copies(
                 await same_views(head, alone)
                 _, text = await second.get("/metrics")
                 assert "railscope_cluster_nodes 2\n" in text, "a sum over collectors is correct"
-            state = head.collector.cluster.state
+            state = head.collector.cluster.role.state
             assert state
             await until_text(head, "2 of 3 collectors, 4 of 6 nodes")
             waiting = []
@@ -119,7 +119,7 @@ async def test_a_node_whose_records_are_missing_while_its_collector_responds(
     async with running(tmp_path, database, ["a", "b", "c"]) as three:
         await report(nodes, by_node(three))
         await until_text(three["a"], "3 of 3 collectors, 6 of 6 nodes")
-        state = three["a"].collector.cluster.state
+        state = three["a"].collector.cluster.role.state
         assert state
         for count in range(1, MIN_COPIES + 1):
             for sent in next_envelopes(nodes):

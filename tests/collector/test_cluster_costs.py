@@ -71,7 +71,7 @@ async def test_a_collector_reads_no_more_rows_with_more_nodes_of_others(
             assert status == 200
             await one.collector.finalizer.round(everything=True)
             running.append(one)
-        (head,) = (one for one in running if one.collector.cluster.state)
+        (head,) = (one for one in running if one.collector.cluster.role.state)
         (at,) = (one for one in running if one is not head)
         reader = at.collector
         await call_database(reader.finalizer.lease.release)
@@ -97,7 +97,7 @@ async def test_a_collector_reads_no_more_rows_with_more_nodes_of_others(
         for each in running:
             with counted_rows(each.collector, MEMBERS) as exchanged:
                 assert await each.collector.cluster.attempt()
-            is_head = each.collector.cluster.state is not None
+            is_head = each.collector.cluster.role.state is not None
             assert any("collector_member.nodes" in text for text in exchanged) == is_head
     server.drop(url)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -57,17 +57,11 @@ class SharedSlurm:
         """Return what makes a collector drain nodes here, ten times per second."""
 
         def ready(one: RunningCollector) -> None:
-            one.collector.drainer = replace(
-                one.collector.drainer,
-                settings=SlurmSettings(
-                    drain=True,
-                    failed_seconds=0,
-                    max_drained_ratio_per_hour=1,
-                    max_drained_ratio=1,
-                ),
-                run_program=self.run_by(name),
-                period_seconds=0.1,
+            drainer = one.collector.drainer
+            drainer.settings = SlurmSettings(
+                drain=True, failed_seconds=0, max_drained_ratio_per_hour=1, max_drained_ratio=1
             )
+            drainer.run_program, drainer.period_seconds = self.run_by(name), 0.1
 
         return ready
 

@@ -152,7 +152,7 @@ async def until_head(cluster: ClusterHead) -> None:
     await until_true(
         lambda: (
             cluster.other_head
-            or (cluster.state is not None and cluster.state.refresher.views.timestamp_ns)
+            or (cluster.role.state is not None and cluster.role.state.refresher.views.timestamp_ns)
         )
     )
 
@@ -256,7 +256,7 @@ async def test_the_head_shows_what_one_collector_shows_that_received_everything(
     ):
         alone, everything = single["alone"], dict.fromkeys(NODES, single["alone"])
         await report(nodes, everything, by_node(three))
-        assert three["a"].collector.cluster.state, "the first one is the head"
+        assert three["a"].collector.cluster.role.state, "the first one is the head"
         await report(nodes, everything, by_node(three))
         await until_text(three["a"], "3 of 3 collectors, 6 of 6 nodes")
         await same_views(three["a"], alone)
@@ -374,7 +374,7 @@ async def test_another_head_has_the_same_views_when_the_first_one_ends(
             await report(nodes, everything, by_node(three))
         await until_text(three["a"], "3 of 3 collectors, 6 of 6 nodes")
         await same_views(three["a"], single["alone"])
-        diagnosis = one["a"].collector.cluster.state.diagnosis
+        diagnosis = one["a"].collector.cluster.role.state.diagnosis
         await until_true(lambda: diagnosis.table.timestamp_ns)
         await first.aclose()  # releases the lease
         files = Path(one["a"].collector.directory / "head" / "diagnosis")
@@ -387,7 +387,9 @@ async def test_another_head_has_the_same_views_when_the_first_one_ends(
         # The agents of its nodes continue with another collector; the slow ones have not reported yet.
         moved = by_node(others) | {"n1": others["c"]}
         head = await until_true(
-            lambda: next((each for each in others.values() if each.collector.cluster.state), None)
+            lambda: next(
+                (each for each in others.values() if each.collector.cluster.role.state), None
+            )
         )
         await report({"n1": nodes["n1"]}, {"n1": single["alone"]}, moved)
 
@@ -413,7 +415,7 @@ async def test_another_collector_becomes_the_head_if_all_terms_of_one_fail(
 ):
     async with running(tmp_path, database, ["a", "b"]) as two:
         first, second = two["a"].collector.cluster, two["b"].collector.cluster
-        prepare, state = first.prepare, first.state
+        state = first.role.state
         assert state, "the first one is the head"
         assert state.task
 
@@ -421,13 +423,12 @@ async def test_another_collector_becomes_the_head_if_all_terms_of_one_fail(
             message = "invalid"
             raise ArithmeticError(message)
 
-        def prepare_a_failure(state: HeadState) -> None:
-            prepare(state)
+        def add_failure(state: HeadState) -> None:
             state.work.append(fail)
 
-        first.prepare = prepare_a_failure
+        first.on_term.append(add_failure)
         state.task.cancel()
-        await until_true(lambda: second.state)
+        await until_true(lambda: second.role.state)
 
 
 async def test_the_part_of_a_collector_that_ends_is_unknown_and_stated(
@@ -446,7 +447,7 @@ async def test_the_part_of_a_collector_that_ends_is_unknown_and_stated(
         assert all(part["problem"] for part in unknown)
         page = await until_page(one["a"], "Contains 1 of 3 collectors, 2 of 6 nodes.")
         assert "Unknown: 2 nodes of b: " in page
-        state = one["a"].collector.cluster.state
+        state = one["a"].collector.cluster.role.state
         assert state
         assert state.unknown_nodes() == {"n2", "n6", "n3", "n5"}
         status, text = await one["a"].get("/api/v1/jobs", "token-red")

@@ -37,7 +37,7 @@ async def exposed(*collectors: RunningCollector) -> list[str]:
 
 def polls_received(head: RunningCollector) -> list[int]:
     """Return a list of the polls that the diagnosis of the head gets from now on, by the time of their receipt."""
-    state, found = head.collector.cluster.state, list[int]()
+    state, found = head.collector.cluster.role.state, list[int]()
     assert state
     take = state.diagnosis.forward
 
@@ -68,7 +68,7 @@ async def test_the_head_alone_polls_and_another_one_continues_when_it_ends(
         await until_head(head.collector.cluster)
         other = await stack.enter_async_context(run_collector(settings("b")))
         await until_head(other.collector.cluster)
-        assert head.collector.cluster.state, "the first one is the head"
+        assert head.collector.cluster.role.state, "the first one is the head"
 
         polls = await until_true(lambda: switch.requests.count(sonic_switch.PORTS))
         await until_true(lambda: switch.requests.count(sonic_switch.PORTS) > polls)
@@ -76,17 +76,17 @@ async def test_the_head_alone_polls_and_another_one_continues_when_it_ends(
         assert (polled_by(other).polled_ns, polled_by(other).problem) == (0, "")
         assert await exposed(head, other) == [RECEIVED]
         assert other.collector.core.fleet.switches == {}
-        of_head = head.collector.cluster.state.diagnosis
+        of_head = head.collector.cluster.role.state.diagnosis
         await until_true(lambda: of_head.pid)
         received = polls_received(head)
         await until_true(lambda: received)
         assert len(set(received)) == len(received)
 
         await first.aclose()
-        await until_true(lambda: other.collector.cluster.state)
+        await until_true(lambda: other.collector.cluster.role.state)
         await until_true(lambda: polled_by(other).polled_ns)
         assert await exposed(other) == [RECEIVED]
-        of_other = other.collector.cluster.state.diagnosis  # type: ignore[union-attr] # it is the head now
+        of_other = other.collector.cluster.role.state.diagnosis  # type: ignore[union-attr] # it is the head now
         await until_true(lambda: of_other.pid)
         continued = polls_received(other)
         await until_true(lambda: continued)

@@ -71,7 +71,7 @@ async def test_segments_rotate_and_the_oldest_go(tmp_path: Path):
         ]
         assert [r.received_wall_ns for r in before] == state, "all before the new segment is taken"
 
-    log = FrameLog(tmp_path, 500, 1500, on_rotate=on_rotate)
+    log = FrameLog(tmp_path, 500, 1500, on_rotate=[on_rotate])
     async with running(log):
         for n in range(30):
             await log.append(record(n, 100), partial(state.append, n))

@@ -74,8 +74,8 @@ async def connected(advertised_url: str = "", **settings: Any) -> AsyncIterator[
     try:
         async with aiohttp.ClientSession() as session:
             cluster = ClusterSettings(advertised_url=advertised_url)
-            found = CollectorSettings(diagnosis=diagnosis, cluster=cluster)
-            webhook = IncidentWebhook(found, lambda: pair.table, {})
+            found, delivered = CollectorSettings(diagnosis=diagnosis, cluster=cluster), {}
+            webhook = IncidentWebhook(found, lambda: pair.table, lambda: delivered)
             pair = Pair(receiver, webhook, session)
             yield pair
     finally:
@@ -201,7 +201,7 @@ async def test_a_receiver_that_is_not_there_is_a_failure() -> None:
         await pair.session.close()
         async with aiohttp.ClientSession() as session:
             absent = collector_settings(webhook_url="http://127.0.0.1:1/")
-            webhook = IncidentWebhook(absent, lambda: IncidentTable(1, (incident("a"),)), {})
+            webhook = IncidentWebhook(absent, lambda: IncidentTable(1, (incident("a"),)), dict)
             assert not await webhook.deliver(session)
             assert webhook.failures == 1
 
@@ -220,10 +220,10 @@ async def test_the_token_is_sent(tmp_path: Path) -> None:
 @pytest.mark.parametrize("url", ["ftp://host/", "//host", "host:80", "http://"])
 def test_an_invalid_url_is_rejected(url: str) -> None:
     with pytest.raises(SettingsError, match="expected http://HOST/PATH"):
-        IncidentWebhook(collector_settings(webhook_url=url), IncidentTable, {})
+        IncidentWebhook(collector_settings(webhook_url=url), IncidentTable, dict)
 
 
 def test_a_missing_token_file_is_rejected(tmp_path: Path) -> None:
     settings = collector_settings(webhook_token_file=str(tmp_path / "none"))
     with pytest.raises(SettingsError, match="webhook_token_file"):
-        IncidentWebhook(settings, IncidentTable, {})
+        IncidentWebhook(settings, IncidentTable, dict)

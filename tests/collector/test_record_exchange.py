@@ -132,7 +132,9 @@ def test_two_collectors_on_one_machine_have_different_names(tmp_path: Path):
     for own in ("a", "b"):
         settings = settings_of(tmp_path, own, "postgresql://db/ledger")
         unnamed = msgspec.structs.replace(settings.cluster, name="")
-        names.append(Collector(msgspec.structs.replace(settings, cluster=unnamed)).cluster.name)
+        names.append(
+            Collector(msgspec.structs.replace(settings, cluster=unnamed)).cluster.role.name
+        )
         assert names[-1] == settings.listen
     assert names[0] != names[1]
 
@@ -231,18 +233,18 @@ async def test_a_failure_ends_the_term_and_is_logged_once(tmp_path: Path, databa
         open_database, failures = cluster.open, []
 
         def fail() -> databases.Database:
-            failures.append(cluster.state)
+            failures.append(cluster.role.state)
             message = "defect"
             raise RuntimeError(message)
 
-        cluster.state.diagnosis.directory.joinpath("incidents").write_bytes(b"changed")
+        cluster.role.state.diagnosis.directory.joinpath("incidents").write_bytes(b"changed")
         with capture_logs() as logs:
             cluster.open = fail
             # The third exchange begins after the second one was logged.
             await until_true(lambda: failures.count(None) > 1)
-            assert cluster.state is None, "its own failure does not keep the term"
+            assert cluster.role.state is None, "its own failure does not keep the term"
             cluster.open = open_database
-            await until_true(lambda: cluster.state)
+            await until_true(lambda: cluster.role.state)
         assert [each["event"] for each in logs].count("cluster_exchange_failed") == 1
 
 
@@ -251,8 +253,8 @@ async def test_a_collector_that_begins_to_be_the_head_does_not_refer_to_itself(
 ):
     async with running(tmp_path, database, ["a"]) as one:
         cluster = one["a"].collector.cluster
-        await until_true(lambda: cluster.members.head)
-        assert cluster.members.head.name == "a"
+        await until_true(lambda: cluster.role.members.head)
+        assert cluster.role.members.head.name == "a"
         assert cluster.other_head is None
 
 
@@ -260,17 +262,17 @@ async def test_a_large_diagnosis_delays_no_renewal_of_the_lease(tmp_path: Path, 
     """While the files are being written to the database, exchange and renewal continue."""
     async with running(tmp_path, database, ["a"]) as one:
         cluster = one["a"].collector.cluster
-        term = cluster.lease.term
+        term = cluster.role.lease.term
         shared = databases.SharedDatabase(database, metadata)
         with shared.open().transaction(writes=True) as connection:
             connection.exec_driver_sql("LOCK TABLE collector_head_file IN SHARE MODE")
-            cluster.state.diagnosis.directory.joinpath("baselines").write_bytes(b"new")
+            cluster.role.state.diagnosis.directory.joinpath("baselines").write_bytes(b"new")
             # The head cannot store it before this transaction ends.
             for _ in range(3):
-                exchanged = cluster.members
-                await until_true(lambda: cluster.members is not exchanged)  # noqa: B023
-            assert cluster.lease.term == term
-            assert cluster.lease.is_valid
+                exchanged = cluster.role.members
+                await until_true(lambda: cluster.role.members is not exchanged)  # noqa: B023
+            assert cluster.role.lease.term == term
+            assert cluster.role.lease.is_valid
         shared.close()
 
 

@@ -423,7 +423,7 @@ async def test_the_oldest_samples_are_dropped_above_the_limit():
         await until(lambda: sink.writer.overflowed == 8)
         assert sink.writer.waiting == 2
         assert sink.writer.written == sink.writer.rejected == 0
-        cells = {(cell.metric.name, *cell.labels): cell.value for cell in sink.own_cells()}
+        cells = {(cell.metric.name, *cell.labels): cell.value for cell in sink.cells()}
     assert cells["railscope_collector_remote_write_dropped_samples_total", "overflow"] == 8
 
 

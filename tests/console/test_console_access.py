@@ -23,7 +23,7 @@ from railscope_collector.access.authentication import (
 )
 from railscope_collector.access.credentials import CredentialKey, Role, digest_token
 from railscope_collector.config import CollectorTlsSettings, DiagnosisSettings
-from railscope_collector.console.console_server import SECURITY_HEADERS
+from railscope_collector.console.page_shell import SECURITY_HEADERS
 from railscope_collector.console.page_table import CONSOLE_ROUTES, PAGES, local_target
 from railscope_collector.http.route_table import ROUTES
 

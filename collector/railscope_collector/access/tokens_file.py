@@ -28,7 +28,7 @@ class TokensFile:
     """Credentials in force: the last that could be read. Raises SettingsError at the start."""
 
     path: Path
-    on_change: Callable[[credential_types.Credentials], None] = lambda _credentials: None
+    on_change: list[Callable[[credential_types.Credentials], None]] = field(default_factory=list)
     credentials: credential_types.Credentials = field(init=False)
     is_valid: bool = True
     """True if the current content of the file could be read."""
@@ -45,7 +45,8 @@ class TokensFile:
             if credentials is not None and credentials != self.credentials:
                 self.credentials = credentials
                 log.info("tokens_loaded", file=str(self.path), entries=len(credentials.entries))
-                self.on_change(credentials)
+                for listener in self.on_change:
+                    listener(credentials)
             await asyncio.sleep(_WATCH_SECONDS)
 
     def read(self) -> credential_types.Credentials | None:

@@ -31,7 +31,7 @@ class ClockRecords:
 
     def __post_init__(self) -> None:
         """Follow the clock."""
-        self.clock.on_change = self._add
+        self.clock.on_change.append(self._add)
 
     def _add(self, state: ClockState) -> None:
         data: record.RecordData = {

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
-from urllib.parse import parse_qsl, quote, urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 from aiohttp import web
 
-from railscope import __version__
 from railscope.service import run_in_thread
-from railscope_collector.access import authentication, credentials as access, trial_access
+from railscope_collector.access import authentication, credentials as access
 from railscope_collector.console import (
     PageProblemError,
     audit_pages,
@@ -25,6 +24,7 @@ from railscope_collector.console import (
     job_pages,
     openapi,
     page_rendering,
+    page_shell,
     page_table,
     search_page,
     switch_pages,
@@ -44,19 +44,12 @@ from railscope_collector.http import (
 )
 from railscope_collector.ledger.cluster_extent import ClusterExtent
 
-REFRESH_SECONDS = 5
 MAX_FORM_BYTES = 8192
-SECURITY_HEADERS: Mapping[str, str] = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
-    " connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none';"
-    " require-trusted-types-for 'script'; trusted-types railscope",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-}
 # The path of a static file contains the digest of its content.
-_STATIC_HEADERS = {**SECURITY_HEADERS, "Cache-Control": "public, max-age=31536000, immutable"}
-_PRIVATE = {**SECURITY_HEADERS, "Cache-Control": "no-store"}
-_MACHINE_PATHS = ("/api/v1/", "/v1/", "/metrics", "/-/", "/static/")
+_STATIC_HEADERS = {
+    **page_shell.SECURITY_HEADERS,
+    "Cache-Control": "public, max-age=31536000, immutable",
+}
 _LOCAL_PAGES = frozenset({
     "statements", "statement", "billing", "billing_period", "reconciliation", "audit", "audit_record", "railscope",
     "runbook", "api",
@@ -79,6 +72,7 @@ class Console:
     """Handlers of the console. `models` makes the content of each page."""
 
     authorizer: access_control.RequestAuthorizer
+    shell: page_shell.PageShell
     models: page_table.PageModels
     version: Callable[[], Hashable]
     """Identity of the current data: a page is made again when it changes."""
@@ -96,12 +90,11 @@ class Console:
     """Limits the sign-ins of one credential, each of which is a record."""
 
     def __post_init__(self) -> None:
-        """Let the authorizer answer browsers with pages. Raises ValueError for a page without a model."""
+        """Raise ValueError for a page without a model."""
         names = {page.name for page in page_table.PAGES}
         if names != set(self.models):
             message = f"pages without a model, or models without a page: {sorted(names ^ set(self.models))}"
             raise ValueError(message)
-        self.authorizer.browser_page = self.browser_page
 
     @classmethod
     def from_api(
@@ -112,12 +105,13 @@ class Console:
         audit: audit_api.AuditApi,
         audit_health: Callable[[], audit_pages.AuditHealth],
     ) -> Console:
-        """Return the console of a collector: its pages show what its API returns."""
+        """Return the console of a collector: its pages show what its API returns. Raises SettingsError."""
         history = history_pages.HistoryPages.from_api(api, billing.read_pool)
         switches = switch_pages.SwitchPages(api, history.nodes, history.reading)
         statements = billing_pages.BillingPages(billing.billing, billing.read_pool)
         return cls(
             authorizer,
+            page_shell.PageShell.of(authorizer.sessions, authorizer.trial),
             {
                 **page_models(api),
                 **history.models(),
@@ -129,6 +123,7 @@ class Console:
             lambda: (api.views().timestamp_ns, api.incidents().timestamp_ns),
             api.wall_ns,
             switches=switches.handlers(),
+            grafana_url=page_table.check_grafana_url(api.console.grafana_url),
             extent=lambda: api.views().extent,
         )
 
@@ -164,12 +159,12 @@ class Console:
             asked = self._parse_request(page, request, credential)
             content = await self._content(asked, "html")
         except PageProblemError as error:
-            return self._message(request, error.status, error.text, credential)
+            return self.shell.message(request, error.status, error.text, credential)
         if "fragment" in request.query:
             return _respond(request, content)
         twin = page_table.TWIN_PREFIX + str(request.rel_url)
         is_live = page.is_live and not getattr(asked.query, "at", "")
-        shell = self._shell(request, credential, asked.title, twin=twin, is_live=is_live)
+        shell = self.shell.values(request, credential, asked.title, twin=twin, is_live=is_live)
         shell["dashboard"] = asked.dashboard()
         shell["content"] = content.body
 
@@ -184,7 +179,7 @@ class Console:
         try:
             content = await self._content(self._parse_request(page, request, credential), "json")
         except PageProblemError as error:
-            return json_responses.json_error(error.status, error.text, SECURITY_HEADERS)
+            return json_responses.json_error(error.status, error.text, page_shell.SECURITY_HEADERS)
         return _respond(request, content, "application/json")
 
     def _parse_request(
@@ -236,80 +231,15 @@ class Console:
     async def _static(self, request: web.Request, _: access.Credential) -> web.Response:
         found = page_rendering.STATIC_FILES.get(request.path)
         if found is None:
-            return web.Response(status=404, text="unknown file\n", headers=_PRIVATE)
+            return web.Response(
+                status=404, text="unknown file\n", headers=page_shell.PRIVATE_HEADERS
+            )
         return web.Response(
             body=found.content,
             content_type=found.content_type,
             charset="utf-8",
             headers=_STATIC_HEADERS,
         )
-
-    def _shell(
-        self,
-        request: web.Request,
-        credential: access.Credential | None,
-        title: str,
-        *,
-        twin: str = "",
-        is_live: bool = False,
-    ) -> dict[str, object]:
-        """Return the values of the frame around each page."""
-        sessions = self.authorizer.sessions
-        has_session = sessions.find(session_cookie.find_value(request)) is not None
-        query = {name: text for name, text in request.query.items() if name != "at"}
-        return {
-            "title": title,
-            "menu": list(page_table.menu(credential.role)) if credential else [],
-            "here": request.path,
-            "label": credential.label if credential and credential is not access.ANYONE else "",
-            "is_anonymous": credential is access.ANYONE,
-            "has_session": has_session,
-            "twin": twin,
-            "dashboard": "",
-            "fragment": str(request.rel_url.with_query(query | {"fragment": "1"}))
-            if is_live
-            else "",
-            "refresh_seconds": REFRESH_SECONDS,
-            "can_search": bool(
-                credential and page_table.PAGES_BY_NAME["search"].admits(credential.role)
-            ),
-            "banner": trial_access.BANNER if self.authorizer.trial else "",
-            "version": __version__,
-        }
-
-    def _message(
-        self,
-        request: web.Request,
-        status: HTTPStatus,
-        text: str,
-        credential: access.Credential | None,
-    ) -> web.Response:
-        """Return a page that states a problem."""
-        shell = self._shell(request, credential, status.phrase)
-        content = page_rendering.render("message.html", status=status, text=text)
-        body = page_rendering.render("shell.html", **shell, content=content)
-        return web.Response(status=status, text=body, content_type="text/html", headers=_PRIVATE)
-
-    def browser_page(
-        self,
-        request: web.Request,
-        status: HTTPStatus,
-        text: str,
-        credential: access.Credential | None,
-    ) -> web.Response | None:
-        """Return the page for a browser of an answer without content; None for other clients."""
-        is_page = not request.path.startswith(_MACHINE_PATHS)
-        if not is_page or "text/html" not in request.headers.get("Accept", ""):
-            return None
-        if status is not HTTPStatus.UNAUTHORIZED:
-            return self._message(request, status, text, credential)
-        target = page_table.local_target(str(request.rel_url))
-        if request.headers.get("Sec-Fetch-Site") == "cross-site" and target:
-            # After a link on another site the browser omits the session's cookie, until this page follows it.
-            body = page_rendering.render("follow.html", target=target)
-            return web.Response(text=body, content_type="text/html", headers=_PRIVATE)
-        query = f"?next={quote(target, safe='')}" if target not in {"", "/"} else ""
-        return _redirect(page_table.SIGN_IN + query)
 
     # Sign-in --------------------------------------------------------------------------------------
 
@@ -325,9 +255,11 @@ class Console:
             is_possible=is_possible,
             is_open=self.authorizer.allow_anonymous_read,
         )
-        shell = self._shell(request, None, "Sign in")
+        shell = self.shell.values(request, None, "Sign in")
         body = page_rendering.render("shell.html", **shell, content=content)
-        return web.Response(status=status, text=body, content_type="text/html", headers=_PRIVATE)
+        return web.Response(
+            status=status, text=body, content_type="text/html", headers=page_shell.PRIVATE_HEADERS
+        )
 
     async def _sign_in(self, request: web.Request, _: access.Credential) -> web.Response:
         authorizer, cookie = self.authorizer, session_cookie.choose_name(request)
@@ -371,7 +303,7 @@ class Console:
         # A browser has one session: the former one would stay open until it expires.
         authorizer.sessions.close(session_cookie.find_value(request))
         target = page_table.local_target(form.get("next", "")) or page_table.first_path(credential)
-        response = _redirect(target)
+        response = page_shell.redirect(target)
         response.set_cookie(
             cookie,
             authorizer.sessions.open(key),
@@ -385,14 +317,14 @@ class Console:
     async def _sign_out(self, request: web.Request, _: access.Credential) -> web.Response:
         if not _is_same_origin(request):
             text = NOT_SAME_ORIGIN
-            return self._message(request, HTTPStatus.FORBIDDEN, text, None)
+            return self.shell.message(request, HTTPStatus.FORBIDDEN, text, None)
         authorizer, cookie = self.authorizer, session_cookie.choose_name(request)
         key = authorizer.sessions.close(session_cookie.find_value(request))
         entry = authorizer.credentials().entries.get(key) if key else None
         if key and entry:
             address = request.remote or ""
             authorizer.trail.record_session(entry.credential, key, address, "sign_out")
-        response = _redirect(page_table.SIGN_IN)
+        response = page_shell.redirect(page_table.SIGN_IN)
         if cookie:
             response.del_cookie(
                 cookie, path="/", secure=request.secure, httponly=True, samesite="Strict"
@@ -420,17 +352,13 @@ def _respond(
     request: web.Request, content: RenderedContent, content_type: str = "text/html"
 ) -> web.Response:
     """Return a content, or 304 if the client has it."""
-    headers = {**_PRIVATE, "ETag": content.tag}
+    headers = {**page_shell.PRIVATE_HEADERS, "ETag": content.tag}
     if content.tag in request.headers.get("If-None-Match", ""):
         return web.Response(status=HTTPStatus.NOT_MODIFIED, headers=headers)
     body = content.encoded
     if content.compressed and json_compression.accepts_gzip(request):
         body, headers["Content-Encoding"] = content.compressed, "gzip"
     return web.Response(body=body, content_type=content_type, charset="utf-8", headers=headers)
-
-
-def _redirect(target: str) -> web.Response:
-    return web.Response(status=HTTPStatus.SEE_OTHER, headers={**_PRIVATE, "Location": target})
 
 
 def _is_same_origin(request: web.Request) -> bool:

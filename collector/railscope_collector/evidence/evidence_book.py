@@ -170,6 +170,10 @@ class EvidenceBook:
                 self.changed |= receipts.gpus.keys() & self.gpus.keys()
                 self.version += 1
 
+    def await_reports(self) -> None:
+        """Trust younger reports only, until those of other collectors are merged."""
+        self.first_age_ns = node_intervals.LATE_NS
+
     def merge_reports(self, ends_ns: Mapping[str, int]) -> None:
         """Merge the ends of the newest reports of nodes in the database, perhaps of another collector."""
         for node, end_ns in ends_ns.items():

@@ -91,6 +91,11 @@ class Fleet:
         for sheet in list(self._sheets.values()):
             yield from sheet.blocks
 
+    def clock_offsets_ns(self, from_ns: int) -> list[int]:
+        """Return the lead of the wall clock of each node that has reported since a time."""
+        nodes = self.nodes.values()
+        return [node.clock_offset_ns for node in nodes if node.timestamp_ns >= from_ns]
+
     def schemas(self) -> set[bytes]:
         """Return the schemas of the current state."""
         nodes = (*self.nodes.values(), *self.switches.values(), *self.standby.values())

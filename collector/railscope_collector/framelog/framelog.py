@@ -59,15 +59,15 @@ class _PendingAppend:
 class FrameLog:
     """Appends records in groups.
 
-    When a segment is full and all of it has been applied to the state, `on_rotate` is called with
-    the number of the next segment.
+    When a segment is full and all of it has been applied to the state, each function of `on_rotate`
+    is called with the number of the next segment.
     """
 
     directory: Path
     segment_bytes: int
     max_bytes: int
     stats: segment_files.FrameLogStats = field(default_factory=segment_files.FrameLogStats)
-    on_rotate: Callable[[int], None] | None = None
+    on_rotate: list[Callable[[int], None]] = field(default_factory=list)
     files: state_manifest.StateFiles | None = None
     """Records the segments, to detect later losses."""
     offset: int = field(default=0, init=False)
@@ -182,8 +182,8 @@ class FrameLog:
         if cancelled:
             raise asyncio.CancelledError
         # After the group was applied: a checkpoint must contain every record of the full segment.
-        if self.number != number and self.on_rotate:
-            self.on_rotate(self.number)
+        for listener in self.on_rotate if self.number != number else ():
+            listener(self.number)
 
     async def _write_group(self, group: list[_PendingAppend]) -> tuple[OSError | None, bool]:
         """Write a group off the loop. Return its error, and true if the task was cancelled.

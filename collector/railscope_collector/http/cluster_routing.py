@@ -31,7 +31,7 @@ class ClusterRouting:
         self, own_handlers: route_table.RouteHandlers, api: Iterable[str], pages: Iterable[str]
     ) -> route_table.RouteHandlers:
         """Return handlers for all routes; `api` and `pages` are the names of those about all nodes."""
-        if not self.cluster.is_enabled:
+        if not self.cluster.role.is_enabled:
             return own_handlers
         names = set(api) - _OWN_ROUTES
         names |= {f"page_{page}{twin}" for page in pages for twin in ("", "_json")}
@@ -47,12 +47,12 @@ class ClusterRouting:
         request: web.Request,
         credential: Credential,
     ) -> web.StreamResponse:
-        cluster, state = self.cluster, self.cluster.state
+        cluster, state = self.cluster, self.cluster.role.state
         if name in _HISTORY_ROUTES:
             # The collector that received the frames of a node has them.
             node = request.match_info["node"]
             owner = state.followed.get(state.find_collector(node)) if state else None
-            if owner and owner.member.name != cluster.name:
+            if owner and owner.member.name != cluster.role.name:
                 return _refer(request, owner.member)
             # A collector that is not the head still has the frames of its own nodes.
             if state is None and node in cluster.core.fleet.nodes:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 
 from railscope import exposition, log_output, server_connections, timestamps
 from railscope.catalog import collector as catalog, declare
@@ -15,7 +16,6 @@ from railscope_collector.finalization.day_finalizer import DayFinalizer
 from railscope_collector.fleet import view_cells
 from railscope_collector.framelog import framelog
 from railscope_collector.http.identity_conflicts import IdentityConflictDetector
-from railscope_collector.sinks.influx import InfluxSink
 from railscope_collector.state import record_quarantine
 from railscope_collector.state.collector_state import CollectorState
 
@@ -28,7 +28,6 @@ class CollectorMetrics:
     log: framelog.FrameLog
     files: administrator_files.AdministratorFiles
     finalizer: DayFinalizer
-    sink: InfluxSink
     trail: AuditTrail
     tokens: TokensFile
     connections: server_connections.ServerConnections
@@ -36,8 +35,8 @@ class CollectorMetrics:
     quarantine: record_quarantine.RecordQuarantine
     limits: Sequence[log_output.LogRateLimit] = ()
     """All rate limits of log lines."""
-    audit: Callable[[], list[view_cells.ViewCell]] = list
-    """Returns the cells of the audit log's components."""
+    parts: list[Callable[[], Iterable[view_cells.ViewCell]]] = field(default_factory=list)
+    """Return the cells of further parts."""
 
     @property
     def unknown_reason(self) -> str:
@@ -89,8 +88,6 @@ class CollectorMetrics:
             (catalog.LOG_LINES_SUPPRESSED, sum(limit.suppressed for limit in self.limits)),
             (catalog.LOG_LINES_LOST, log_output.LOG_STREAM.lost),
             (catalog.CLOCK_SUSPECT, int(bool(self.finalizer.hold_reason()))),
-            (catalog.SINK_WRITTEN, self.sink.writer.written),
-            (catalog.SINK_DROPPED, self.sink.writer.dropped),
         ]
         files = [
             (file.kind, int(file.is_valid and file.kind not in self.finalizer.rejected_files))
@@ -112,7 +109,7 @@ class CollectorMetrics:
         )
         return [
             *(view_cells.ViewCell(metric, (), value) for metric, value in plain),
-            *self.audit(),
+            *chain.from_iterable(cells() for cells in self.parts),
             *(cluster_cells(views.account) if views.account else ()),
             *(
                 view_cells.ViewCell(metric, (label,), n)

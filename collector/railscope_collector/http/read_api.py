@@ -106,7 +106,6 @@ class ViewApi:
         self.gpus = gpus_api.GpusApi(self.core, self.views, self.incidents)
         cabling = self.switches.polling.cabling
         self.link_ends = switch_view.LinkEnds(self.core, cabling, self.wall_ns)
-        self.switches.take_links = self.link_ends.take  # of the head: that of all nodes
 
     def with_state(
         self,

@@ -101,7 +101,7 @@ class DiagnosisService:
     jobs: Callable[[], Iterable[RunningJob]]
     """Running jobs; none while they are unknown."""
     thresholds: DetectorThresholds = DetectorThresholds()
-    cabling: Callable[[], Sequence[CabledLink]] = tuple
+    cabling: Sequence[CabledLink] = ()
     has_log: bool = True
     """False if the child gets the received records from here, as there is no log of them."""
     unknown_nodes: Callable[[], Iterable[str]] = tuple
@@ -142,7 +142,7 @@ class DiagnosisService:
 
     def __post_init__(self) -> None:
         """Create the reader of links."""
-        self._ends = LinkEnds(self.core, wall_ns=self.wall_ns)
+        self._ends = LinkEnds(self.core, self.cabling, self.wall_ns)
 
     # Decisions ----------------------------------------------------------------------------------
 
@@ -320,8 +320,7 @@ class DiagnosisService:
 
     def _take_links(self) -> Callable[[], JoinedLinks] | None:
         """Return a function that joins the links as of now; None without switches and a cabling file."""
-        self._ends.cabling = self.cabling()
-        return self._ends.take() if self.core.fleet.switches or self._ends.cabling else None
+        return self._ends.take() if self.core.fleet.switches or self.cabling else None
 
     def forward(self, record: FrameRecord, _: Envelope, __: Sequence[Batch]) -> None:
         """Queue a record for the child."""

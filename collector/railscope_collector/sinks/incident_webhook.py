@@ -17,6 +17,7 @@ import structlog
 
 from railscope import figures
 from railscope.api import IncidentDocument
+from railscope.catalog.incidents import WEBHOOK_FAILURES
 from railscope.settings import check_http_url, read_named_file
 from railscope.timestamps import format_timestamp
 from railscope_collector.config import CollectorSettings
@@ -30,6 +31,7 @@ from railscope_collector.diagnosis.incident_table import (
     ReportedIncident,
     cause_labels,
 )
+from railscope_collector.fleet.view_cells import ViewCell
 
 log = structlog.get_logger(__name__)
 
@@ -49,8 +51,8 @@ class IncidentWebhook:
 
     settings: CollectorSettings
     table: Callable[[], IncidentTable]
-    delivered: MutableMapping[str, str]
-    """State of which the receiver was notified, by incident: `resolved`, or `firing` with the severity."""
+    delivered: Callable[[], MutableMapping[str, str]]
+    """Returns the state of which the receiver was notified, by incident: `resolved`, or `firing` with the severity."""
     timeout_seconds: float = TIMEOUT_SECONDS
     period_seconds: float = PERIOD_SECONDS
     failures: int = 0
@@ -68,6 +70,10 @@ class IncidentWebhook:
         if file:
             token = read_named_file("diagnosis.webhook_token_file", file, "ascii")
             self.headers = {"Authorization": f"Bearer {token}"}
+
+    def cells(self) -> Iterator[ViewCell]:
+        """Yield the number of notifications that failed."""
+        yield ViewCell(WEBHOOK_FAILURES, (), self.failures)
 
     async def run(self) -> None:
         """Send until cancelled; return immediately if no URL is configured.
@@ -113,16 +119,16 @@ class IncidentWebhook:
                     log.warning("incident_notification_failed", url=url, problem=problem)
             else:
                 # After the receiver has accepted it: a crash before repeats the notification rather than losing it.
-                self.delivered[incident.document.id] = _state(incident, status)
+                self.delivered()[incident.document.id] = _state(incident, status)
             self._problem = problem
         return not self._failed
 
     def _due(self) -> Iterator[tuple[ReportedIncident, str]]:
         """Yield incidents whose state differs from the delivered one; a resolved one only after its opening."""
-        order = list(Severity)
+        order, delivered = list(Severity), self.delivered()
         threshold = order.index(Severity(self.settings.diagnosis.webhook_min_severity))
         for incident in self.table().incidents:
-            before = self.delivered.get(incident.document.id, "")
+            before = delivered.get(incident.document.id, "")
             was_firing = before.startswith(FIRING)
             is_sent = order.index(Severity(incident.document.severity)) >= threshold
             status = FIRING if incident.is_root and is_sent else RESOLVED

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from railscope.catalog import collector as catalog
 from railscope.http_responses import bound_responses
 from railscope.service import run_in_thread
 from railscope.settings import SettingsError, read_named_file
@@ -82,6 +83,11 @@ class InfluxSink:
         self._token = read_token(self.settings)
         url, limit = self.settings.url, self.settings.max_buffered_lines
         self.writer = QueuedWriter("influx", url, limit)
+
+    def cells(self) -> Iterator[ViewCell]:
+        """Yield the metrics of the sink itself."""
+        yield ViewCell(catalog.SINK_WRITTEN, (), self.writer.written)
+        yield ViewCell(catalog.SINK_DROPPED, (), self.writer.dropped)
 
     async def run(self) -> None:
         """Write until cancelled; return immediately if no server is configured."""

@@ -57,12 +57,20 @@ Send = Callable[[bytes], Awaitable[int]]
 """Writes one request, and returns the number of its samples or events that were rejected. Raises SinkError."""
 
 
+CellsSource = Callable[[], tuple[int, Iterable[ViewCell]]]
+
+
+def no_cells() -> tuple[int, Iterable[ViewCell]]:
+    """Return no cells of no time."""
+    return 0, ()
+
+
 @dataclass(slots=True)
 class RemoteWriteSink:
     """Writes the collector's metrics periodically, as long as it runs. Raises SettingsError for invalid settings."""
 
     settings: RemoteWriteSettings
-    cells: Callable[[], tuple[int, Iterable[ViewCell]]] = lambda: (0, ())
+    views: CellsSource = no_cells
     """Returns the timestamp of the views in nanoseconds, 0 before there are any, and all cells."""
     instance: str = ""
     """Label of all series, as in a scrape of this collector."""
@@ -78,12 +86,15 @@ class RemoteWriteSink:
 
     @classmethod
     def from_settings(
-        cls, configured: CollectorSettings, core: CollectorState | None = None
+        cls,
+        configured: CollectorSettings,
+        core: CollectorState | None = None,
+        cells: CellsSource = no_cells,
     ) -> RemoteWriteSink:
         """Return a sink whose series have host name and port as `instance`, as in a scrape of the listen address."""
         port = configured.listen.rpartition(":")[2]
         instance = f"{socket.gethostname()}:{port}"
-        return cls(configured.remote_write, instance=instance, core=core)
+        return cls(configured.remote_write, cells, instance, core=core)
 
     def __post_init__(self) -> None:
         """Check the settings, and read the files that they name."""
@@ -124,14 +135,14 @@ class RemoteWriteSink:
             tasks.create_task(self.writer.run(send))
             while True:
                 await asyncio.sleep(self.settings.period_seconds)
-                timestamp_ns, cells = self.cells()
+                timestamp_ns, cells = self.views()
                 # Views that were not refreshed have been written with this timestamp: a store would reject them as
                 # duplicates.
                 if timestamp_ns != last_ns:
                     self.writer.add(await run_in_thread(encoder.encode, timestamp_ns, cells))
                 last_ns = timestamp_ns
 
-    def own_cells(self) -> list[ViewCell]:
+    def cells(self) -> list[ViewCell]:
         """Return the metrics of the sink itself."""
         writer = self.writer
         return [

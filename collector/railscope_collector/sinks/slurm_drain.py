@@ -14,7 +14,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import structlog
@@ -225,11 +225,14 @@ class SlurmDrainer:
     """Numbers of failed nodes that are not drained, and of healthy ones that are not resumed, by reason."""
     _problem: str = ""
 
-    def with_views(self, api: NodeViews, drains: MutableMapping[str, int]) -> SlurmDrainer:
-        """Return one that decides from these views, and continues with the drains of the collector before it."""
-        return replace(
-            self, rows=api.node_rows, verdicts=lambda: api.views().gpu_verdicts, drains=drains
-        )
+    def decide_from(self, api: NodeViews, drains: MutableMapping[str, int]) -> None:
+        """Decide from these views from now on, with the drains of the collector before it; nothing else of before counts."""
+        self.rows, self.verdicts = api.node_rows, lambda: api.views().gpu_verdicts
+        self.drains = drains
+        for memory in (self._since, self._usable_ns, self._gpus, self._drained_ns, self._waiting):
+            memory.clear()
+        for changes in (self._rejected, self._unrecorded, self._other_lines):
+            changes.clear()
 
     async def run(self) -> None:
         """Decide periodically until cancelled; return immediately if draining is not enabled."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from railscope.service import run_in_thread
-from railscope_collector.framelog import framelog, state_manifest
+from railscope_collector.framelog import framelog
 from railscope_collector.state.state_checkpointer import StateCheckpointer
 from railscope_collector.work_limits import return_free_memory
 
@@ -25,17 +25,20 @@ A restart reads somewhat more, and a large fleet is not written continuously.
 
 @dataclass(slots=True)
 class CheckpointSchedule:
-    """Makes checkpoints; `run` it concurrently with the frame log, which calls `rotated`."""
+    """Makes checkpoints; `run` it concurrently with the frame log."""
 
     checkpointer: StateCheckpointer
     frames: framelog.FrameLog
     max_frame_age_ns: int
     """Maximum age of accepted frames."""
     monotonic_ns: Callable[[], int] = time.monotonic_ns
-    files: state_manifest.StateFiles | None = None
     _number: int = 0
     _rests_until_ns: int = 0
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        """Follow the frame log."""
+        self.frames.on_rotate.append(self.note_rotation)
 
     def note_rotation(self, number: int) -> None:
         """Record that all segments before this one are full, and in the state."""
@@ -61,10 +64,11 @@ class CheckpointSchedule:
         Skipped if the state lacks content lost before the start: a checkpoint would make the loss
         permanent.
         """
-        if self.files and self.files.is_incomplete:
+        files = self.frames.files
+        if files and files.is_incomplete:
             log.warning(
                 "checkpoint_withheld",
-                reason=f"{len(self.files.damage)} files of the state directory are lost",
+                reason=f"{len(files.damage)} files of the state directory are lost",
                 advice="restore the lost files, or run `railscope collector accept-loss`",
             )
             return
@@ -79,9 +83,8 @@ class CheckpointSchedule:
             try:
                 await run_in_thread(core.schemas.delete, unused)
                 # Before the segments are deleted: from then on, a start reports a missing or older checkpoint.
-                if self.files:
-                    record_checkpoint = self.files.record_checkpoint
-                    await run_in_thread(record_checkpoint, first_segment)
+                if files:
+                    await run_in_thread(files.record_checkpoint, first_segment)
                 await run_in_thread(self.frames.delete_before, first_segment)
             # The checkpoint is valid; what was not deleted is deleted after the next one.
             except OSError as error:

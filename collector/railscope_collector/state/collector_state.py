@@ -88,6 +88,10 @@ class CollectorState:
     is_draining: bool = False
     """True if no frames are accepted, so that agents send to another collector."""
 
+    def drain(self) -> None:
+        """Accept no more frames."""
+        self.is_draining = True
+
     def count_new_frames(self, envelope: Envelope) -> int:
         """Return the number of frames of an envelope that have not been received before."""
         streams = self.received.run_streams(envelope.node, envelope.run)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import token_hex
+from types import MappingProxyType
 
 import structlog
 from msgspec import Struct
@@ -22,7 +23,7 @@ from railscope.service import run_in_thread
 from railscope_collector.config import IngestLimits
 from railscope_collector.evidence import evidence_memory, waiting_evidence
 from railscope_collector.fleet.recent_events import SeenEvent, events_of
-from railscope_collector.framelog import segment_files
+from railscope_collector.framelog import segment_files, state_manifest
 from railscope_collector.state import StateError, collector_state, envelope_cost, state_checkpoint
 from railscope_collector.state.record_quarantine import RecordQuarantine
 from railscope_collector.work_limits import TimeSlices
@@ -37,6 +38,7 @@ MIN_REPLAYED_BYTES = 64 << 20
 
 IDENTITY = "acknowledgements"
 """File in the state directory, with a shared database only."""
+NO_CORRECTIONS: Mapping[int, int] = MappingProxyType({})
 _POSITIONS_OF_A_START = 1 << 40
 """More positions than one start uses: those of the next start are all higher."""
 
@@ -59,8 +61,6 @@ class StateCheckpointer:
     directory: Path
     core: collector_state.CollectorState
     first_segment: int = 0
-    corrections: Mapping[int, int] = field(default_factory=dict)
-    """Shift of receipts to later times, by the start of the clock's doubt."""
     reason_to_withhold: Callable[[], str] = lambda: ""
     """The reason for which no checkpoint may be made now, or an empty text."""
     companion_files: dict[Path, Callable[[int], bytes | None]] = field(default_factory=dict)
@@ -69,8 +69,12 @@ class StateCheckpointer:
     Called with a timestamp: older events are dropped. None while no segment may be deleted.
     """
     limits: IngestLimits = field(default_factory=IngestLimits)
+    state_files: state_manifest.StateFiles | None = None
+    """Records the files of the waiting evidence, to detect later losses."""
     quarantine: RecordQuarantine = field(init=False)
     waiting: waiting_evidence.WaitingEvidence = field(init=False)
+    corrections: Mapping[int, int] = field(init=False, default_factory=dict)
+    """Shift of receipts to later times, by the start of the clock's doubt."""
     skipped: int = 0
     """Records that the restart skipped: the database has none of their evidence."""
 
@@ -78,11 +82,14 @@ class StateCheckpointer:
         """Place the quarantine and the waiting evidence next to the frame log."""
         self.quarantine = RecordQuarantine(self.directory / "quarantine")
         self.waiting = waiting_evidence.WaitingEvidence(
-            self.directory / waiting_evidence.DIRECTORY, self.limits
+            self.directory / waiting_evidence.DIRECTORY, self.limits, self.state_files
         )
 
-    def restore(self, stats: segment_files.FrameLogStats) -> None:
+    def restore(
+        self, stats: segment_files.FrameLogStats, corrections: Mapping[int, int] = NO_CORRECTIONS
+    ) -> None:
         """Read the checkpoint and the later segments into the core. Blocking; raises OSError."""
+        self.corrections = corrections
         # Of a collector that was killed: it would fill the disk.
         self._drop_partial()
         self.quarantine.open()

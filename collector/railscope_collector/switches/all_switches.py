@@ -26,8 +26,6 @@ log = structlog.get_logger(__name__)
 COMPARE_SECONDS = 60.0
 MAX_LOGGED = 32
 """Log lines of one comparison."""
-TakeLinks = Callable[[], Callable[[], links.JoinedLinks]]
-"""Returns a function that joins the links as of now, and may block."""
 
 
 @dataclass(slots=True)
@@ -69,47 +67,37 @@ class AllSwitches:
     polling: SwitchPolling = field(default_factory=lambda: SwitchPolling((), time.time_ns))
     receiver: OtlpReceiver = field(default_factory=lambda: OtlpReceiver({}, time.time_ns))
     dialout: DialoutReceiver = field(default_factory=lambda: DialoutReceiver({}, time.time_ns))
-    take_links: TakeLinks = lambda: lambda: links.JoinedLinks({}, ())
     cabling_log: CablingLog = field(default_factory=CablingLog)
     compare_seconds: float = COMPARE_SECONDS
 
     @classmethod
     def from_settings(
-        cls, settings: CollectorSettings, wall_ns: Callable[[], int], leads: Callable[[], bool]
+        cls,
+        settings: CollectorSettings,
+        wall_ns: Callable[[], int],
+        leads: Callable[[], bool],
+        submit: Submit,
     ) -> AllSwitches:
-        """Return the switches in the settings. Blocking; raises SettingsError."""
+        """Return the switches in the settings; `submit` stores what is read. Blocking; raises SettingsError."""
         return cls(
-            SwitchPolling.from_settings(settings.switches, wall_ns, leads),
-            OtlpReceiver.from_settings(settings, wall_ns, leads),
-            DialoutReceiver.from_settings(settings, wall_ns, leads),
+            SwitchPolling.from_settings(settings.switches, wall_ns, leads, submit),
+            OtlpReceiver.from_settings(settings, wall_ns, leads, submit),
+            DialoutReceiver.from_settings(settings, wall_ns, leads, submit),
         )
 
-    @property
-    def submit(self) -> Submit:
-        """Function that stores what is read."""
-        return self.polling.submit
-
-    @submit.setter
-    def submit(self, submit: Submit) -> None:
-        self.polling.submit = self.receiver.submit = self.dialout.submit = submit
-
     async def run(self) -> None:
-        """Poll, receive and compare the cabling until cancelled."""
+        """Poll and receive until cancelled."""
         async with asyncio.TaskGroup() as group:
-            for work in (
-                self.polling.run(),
-                self.receiver.run(),
-                self.dialout.run(),
-                self._watch_cabling(),
-            ):
+            for work in (self.polling.run(), self.receiver.run(), self.dialout.run()):
                 group.create_task(work)
 
-    async def _watch_cabling(self) -> None:
+    async def watch_cabling(self, ends: switch_view.LinkEnds) -> None:
+        """Compare the cabling of these ends periodically, until cancelled."""
         while True:
             await asyncio.sleep(self.compare_seconds)
             try:
                 if self.polling.may_poll():
-                    self.cabling_log.compare(await run_in_thread(self.take_links()))
+                    self.cabling_log.compare(await run_in_thread(ends.take()))
             except OSError as error:
                 log.warning("links_not_joined", problem=str(error))
 

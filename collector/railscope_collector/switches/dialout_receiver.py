@@ -23,7 +23,12 @@ from railscope.otlp_metrics import OtlpRejectedError
 from railscope.settings import SettingsError, read_named_file
 from railscope_collector import config
 from railscope_collector.fleet.view_cells import ViewCell
-from railscope_collector.switches import comware_dialout, switch_pushes, switch_settings
+from railscope_collector.switches import (
+    comware_dialout,
+    switch_frames,
+    switch_pushes,
+    switch_settings,
+)
 from railscope_collector.switches.push_receiver import (
     MAX_CONNECTIONS,
     PushingSwitch,
@@ -66,6 +71,7 @@ class DialoutReceiver(PushReceiver):
         settings: config.CollectorSettings,
         wall_ns: Callable[[], int],
         may_receive: Callable[[], bool],
+        submit: switch_frames.Submit = switch_frames.reject_envelope,
     ) -> DialoutReceiver:
         """Return the receiver for the switches in the settings. Blocking; raises SettingsError."""
         receiver, run = settings.dialout_receiver, secrets.token_hex(8)
@@ -99,6 +105,7 @@ class DialoutReceiver(PushReceiver):
             may_receive,
             receiver.messages_per_second,
             "dialout_table_not_stored",
+            submit=submit,
             settings=receiver,
             by_certificate={
                 each.settings.certificate_name: each

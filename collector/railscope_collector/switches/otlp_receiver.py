@@ -28,7 +28,7 @@ from railscope.frame import NodeTimestamp
 from railscope.settings import SettingsError
 from railscope_collector import config
 from railscope_collector.fleet.view_cells import ViewCell
-from railscope_collector.switches import switch_pushes, switch_settings
+from railscope_collector.switches import switch_frames, switch_pushes, switch_settings
 from railscope_collector.switches.push_receiver import (
     MAX_CONNECTIONS,
     PushingSwitch,
@@ -84,6 +84,7 @@ class OtlpReceiver(PushReceiver):
         settings: config.CollectorSettings,
         wall_ns: Callable[[], int],
         may_receive: Callable[[], bool],
+        submit: switch_frames.Submit = switch_frames.reject_envelope,
     ) -> OtlpReceiver:
         """Return the receiver for the switches in the settings. Blocking; raises SettingsError."""
         receiver, run = settings.otlp_receiver, secrets.token_hex(8)
@@ -108,6 +109,7 @@ class OtlpReceiver(PushReceiver):
             wall_ns,
             may_receive,
             receiver.requests_per_second,
+            submit=submit,
             settings=receiver,
         )
 

@@ -116,7 +116,11 @@ class SwitchPolling:
 
     @classmethod
     def from_settings(
-        cls, settings: SwitchesSettings, wall_ns: Callable[[], int], may_poll: Callable[[], bool]
+        cls,
+        settings: SwitchesSettings,
+        wall_ns: Callable[[], int],
+        may_poll: Callable[[], bool],
+        submit: switch_frames.Submit = switch_frames.reject_envelope,
     ) -> SwitchPolling:
         """Return the polling of the switches in the settings. Blocking; raises SettingsError."""
         configured = [switch for switch in read_switches(settings) if not switch.push_protocol]
@@ -126,7 +130,7 @@ class SwitchPolling:
             make_reader(switch)  # its library must be installed
             if switch.gnmi and switch.gnmi.plaintext and not is_loopback(switch.host):
                 log.warning("switch_connection_unencrypted", switch=switch.name)
-        return cls(configured, wall_ns, may_poll, read_cabling(settings))
+        return cls(configured, wall_ns, may_poll, read_cabling(settings), submit)
 
     async def run(self) -> None:
         """Poll until cancelled, while permitted."""

@@ -58,7 +58,7 @@ async def served(directory: Path, *, ledger: bool = True, url: str = "") -> Asyn
     (directory / "tokens.toml").write_text("".join(lines))
     collector = Collector(settings)
     await write_audit_log(collector, [])
-    runner = web.AppRunner(collector.application(), access_log=None)
+    runner = web.AppRunner(collector.application, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     url = f"http://127.0.0.1:{runner.addresses[0][1]}/api/v1/"

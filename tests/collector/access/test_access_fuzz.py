@@ -62,7 +62,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         collector.live.is_ready = True
         collector.log.directory.mkdir(parents=True)  # readiness writes to it
         await write_audit_log(collector, DRAFTS)
-        server = web_server.WebServer(collector.application(), collector.connections)
+        server = web_server.WebServer(collector.application, collector.connections)
         listening.append((await server.start("127.0.0.1:0", None))[1])
         stop.append(asyncio.Event())
         ready.set()

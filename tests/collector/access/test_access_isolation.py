@@ -238,7 +238,7 @@ async def obtained(
     for node in cluster.nodes:
         collector.core.fleet.get_or_add_node(node)
     size = await write_audit_log(collector, cluster.drafts)
-    runner = web.AppRunner(collector.application(), access_log=None)
+    runner = web.AppRunner(collector.application, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     base = f"http://127.0.0.1:{runner.addresses[0][1]}"

@@ -192,7 +192,7 @@ async def site(directory: Path) -> AsyncIterator[RoutesCollector]:
         diagnosis=DiagnosisSettings(enabled=False),
     )
     (directory / "tokens.toml").write_text(tokens_text(digest_bytes(made["revoked"].der)))
-    async with run_collector(settings, ready=lambda running: booked(running.collector)) as running:
+    async with run_collector(settings, billing=BOOKED) as running:
         found = RoutesCollector(running, authority, server, made)
         sender = FrameSender()
         frames = sender.frames(gpu_schema("n1"), [[50, 60, 1000, 2000, 10, 20]], at=0)
@@ -214,10 +214,7 @@ async def site(directory: Path) -> AsyncIterator[RoutesCollector]:
         yield found
 
 
-def booked(collector: Any) -> None:
-    collector.billing = BookedRows(
-        {("vision", "2026-01"): [("gpu", 7)], ("speech", "2026-01"): [("gpu", 11)]}
-    )
+BOOKED = BookedRows({("vision", "2026-01"): [("gpu", 7)], ("speech", "2026-01"): [("gpu", 11)]})
 
 
 def text_without_own_paths(path: str, text: str) -> str:

@@ -278,8 +278,8 @@ async def test_nothing_is_archived_while_the_clock_is_suspect(tmp_path: Path) ->
     boot_ns = 1000 * SECOND_NS
     collector_clock = CollectorClock(
         tmp_path,
-        list,
-        lambda _: None,
+        lambda _: (),
+        [],
         lambda: LATER_NS + boot_ns + error_ns,
         lambda: boot_ns,
         "boot",

@@ -26,7 +26,6 @@ from railscope_collector.diagnosis.incident_report import JobDocument, NicDocume
 from railscope_collector.diagnosis.incidents import IncidentChange
 from railscope_collector.live_diagnosis import diagnosis_engine
 from railscope_collector.live_diagnosis.diagnosis_engine import DiagnosisEngine
-from railscope_collector.live_diagnosis.diagnosis_service import DiagnosisService
 from railscope_collector.workloads.job_roster import JobGpu, JobHolding, JobKey, RunningJob
 
 
@@ -176,12 +175,8 @@ async def diagnosed(frames: ArrivingFrames, directory: Path) -> AsyncIterator[Ru
     ]
 
     def replace_diagnosis(one: RunningCollector) -> None:
-        of = one.collector
-        path = directory / "state" / "diagnosis"
-        of.diagnosis = DiagnosisService(
-            of.core, path, of.trail, lambda: now_ns, lambda: jobs, has_log=False
-        )
-        of.cluster.own_diagnosis = of.diagnosis
+        diagnosis = one.collector.diagnosis
+        diagnosis.wall_ns, diagnosis.jobs, diagnosis.has_log = lambda: now_ns, lambda: jobs, False
 
     async with run_collector(settings, replace_diagnosis) as one:
         service = one.collector.diagnosis

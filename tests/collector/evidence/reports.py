@@ -66,7 +66,7 @@ def _read_again(
     for _, envelope in envelopes:
         for schema in envelope.schemas:
             core.schemas.put(schema)
-    restart = StateCheckpointer(directory, core, corrections=corrections)
-    restart.restore(FrameLogStats())
+    restart = StateCheckpointer(directory, core)
+    restart.restore(FrameLogStats(), corrections)
     assert not restart.quarantine.records
     return core

@@ -1,0 +1,462 @@
+"""Parts of a collector, floor by floor: each function takes only floors below it.
+
+A part that informs later ones has a list of listeners, to which they add themselves.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from aiohttp.web import Application
+
+from railscope import listen_address, server_connections, tls_contexts
+from railscope.catalog.collector import DAMAGED_EVIDENCE, LOST_FILES
+from railscope.settings import state_directory
+from railscope.timestamps import DAY_NS, SECOND_NS
+from railscope_collector import (
+    administrator_files,
+    audit_service,
+    clock as collector_clock,
+    cluster_head,
+    config,
+    tables,
+    view_refresh,
+)
+from railscope_collector.access import trial_access
+from railscope_collector.access.access_trail import AccessTrail
+from railscope_collector.access.authentication import BrowserSessions
+from railscope_collector.access.credentials import Role
+from railscope_collector.access.tokens_file import RecordedCredentials, TokensFile
+from railscope_collector.account.live_account import LiveAccount
+from railscope_collector.audit import clock_records
+from railscope_collector.billing import billing_reader
+from railscope_collector.console.console_server import CLUSTER_PAGES, Console
+from railscope_collector.console.page_shell import PageShell
+from railscope_collector.evidence import evidence_records, evidence_store
+from railscope_collector.files.seller_file import find_seller
+from railscope_collector.finalization import day_finalizer, day_writes, evidence_retention
+from railscope_collector.fleet import schemas
+from railscope_collector.fleet.view_cells import ViewCell
+from railscope_collector.framelog import framelog, state_manifest
+from railscope_collector.http import (
+    audit_api,
+    billing_api,
+    cluster_routing,
+    collector_metrics,
+    identity_conflicts,
+    ingest,
+    read_api,
+    write_probes,
+)
+from railscope_collector.http.access_control import RequestAuthorizer, make_application
+from railscope_collector.http.read_pool import ReadPool
+from railscope_collector.http.route_table import Route
+from railscope_collector.inventory.inventory_watch import InventoryWatch
+from railscope_collector.ledger import ledger_store
+from railscope_collector.ledger.database import SharedDatabase
+from railscope_collector.ledger.database_location import ledger_url
+from railscope_collector.live_diagnosis.diagnosis_service import DiagnosisService
+from railscope_collector.sinks import incident_webhook, influx, remote_write, slurm_drain
+from railscope_collector.state.checkpoint_schedule import CheckpointSchedule
+from railscope_collector.state.collector_state import CollectorState
+from railscope_collector.state.state_checkpointer import StateCheckpointer
+from railscope_collector.switches import all_switches, switch_polling
+from railscope_collector.workloads import measure_averages, pod_jobs
+
+
+@dataclass(frozen=True, slots=True)
+class StorageFloor:
+    """State, frame log, clock and database."""
+
+    settings: config.CollectorSettings
+    directory: Path
+    core: CollectorState
+    role: cluster_head.ClusterRole
+    clock: collector_clock.CollectorClock
+    state_files: state_manifest.StateFiles
+    log: framelog.FrameLog
+    checkpointer: StateCheckpointer
+    checkpoints: CheckpointSchedule
+    identity_conflicts: identity_conflicts.IdentityConflictDetector
+    database: SharedDatabase
+    quarantine: evidence_records.EvidenceQuarantine
+    probes: list[write_probes.WriteProbe]
+
+    def open_stores(self) -> day_writes.MeteringStores:
+        """Return the ledger and the evidence in its database. Blocking; raises UnusableLedgerError."""
+        database = self.database.open()
+        self.core.receipts.open(database)
+        return day_writes.MeteringStores(
+            ledger_store.Ledger(database), evidence_store.EvidenceStore(database, self.quarantine)
+        )
+
+    def cells(self) -> Iterator[ViewCell]:
+        """Yield the metrics of damaged files and rows."""
+        yield ViewCell(LOST_FILES, (), len(self.state_files.damage))
+        yield ViewCell(DAMAGED_EVIDENCE, (), len(self.quarantine.rows))
+
+
+def build_storage(
+    settings: config.CollectorSettings,
+    wall_ns: Callable[[], int],
+    find_write_problem: Callable[[Path], str],
+) -> StorageFloor:
+    """Return the floor of all others. Raises SettingsError."""
+    directory, limits, sizes = state_directory(settings), settings.limits, settings.frame_log
+    core = CollectorState(
+        schemas.StoredSchemas(directory / "schemas"), is_draining=settings.draining
+    )
+    role = cluster_head.ClusterRole(settings.cluster)
+    stale_ns = round(settings.stale_seconds * SECOND_NS)
+    clock = collector_clock.CollectorClock(
+        directory,
+        lambda now_ns: core.fleet.clock_offsets_ns(now_ns - stale_ns),
+        wall_ns=wall_ns,
+        peer_offsets_ns=role.peer_offsets_ns,
+    )
+    state_files = state_manifest.StateFiles(directory)
+    log = framelog.FrameLog(
+        directory / "frames", sizes.segment_bytes, sizes.max_bytes, files=state_files
+    )
+    checkpointer = StateCheckpointer(
+        directory,
+        core,
+        reason_to_withhold=lambda: clock.hold_reason,
+        limits=limits,
+        state_files=state_files,
+    )
+    database = SharedDatabase(ledger_url(settings.ledger, directory), tables.metadata)
+    conflicts = identity_conflicts.IdentityConflictDetector(core.evidence.problems.report)
+    core.on_envelope.append(conflicts.check)
+    return StorageFloor(
+        settings,
+        directory,
+        core,
+        role,
+        clock,
+        state_files,
+        log,
+        checkpointer,
+        CheckpointSchedule(checkpointer, log, (limits.max_frame_age_days + 1) * DAY_NS),
+        conflicts,
+        database,
+        evidence_records.EvidenceQuarantine(),
+        write_probes.make_probes(database.open, find_write_problem, log.directory),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class AccessFloor:
+    """Credentials, administrators' files and the audit log."""
+
+    storage: StorageFloor
+    tokens: TokensFile
+    trial: trial_access.TrialAccess | None
+    files: administrator_files.AdministratorFiles
+    audit: audit_service.AuditService
+    access: AccessTrail
+    clock_records: clock_records.ClockRecords
+
+
+def build_access(storage: StorageFloor, reload: Callable[[], None]) -> AccessFloor:
+    """Return the credentials, and the audit log, which records their changes. Raises SettingsError."""
+    settings = storage.settings
+    tokens = TokensFile(Path(settings.tokens_file))
+    trial = trial_access.TrialAccess.from_file(settings.trial_token_file, storage.directory)
+
+    def listed_nodes() -> set[str]:
+        """Return the nodes that have a credential."""
+        listed = (entry.credential for entry in tokens.credentials.entries.values())
+        nodes = {credential.name for credential in listed if credential.role is Role.NODE}
+        return nodes.union(trial.nodes if trial else ())
+
+    files = administrator_files.AdministratorFiles.from_settings(settings)
+    audit = audit_service.AuditService.from_directory(
+        settings,
+        storage.checkpointer,
+        listed_nodes,
+        storage.database.open,
+        files.find_tenant,
+        storage.clock,
+    )
+    access = AccessTrail(audit.trail, RecordedCredentials(storage.directory / "identities"))
+    tokens.on_change.append(access.set_credentials)
+    records = clock_records.ClockRecords(audit.trail, storage.clock, reload)
+    return AccessFloor(storage, tokens, trial, files, audit, access, records)
+
+
+@dataclass(frozen=True, slots=True)
+class MeteringFloor:
+    """Account, days of the ledger, and deletion of old evidence."""
+
+    live: LiveAccount
+    finalizer: day_finalizer.DayFinalizer
+    retention: evidence_retention.EvidenceRetention
+
+
+def build_metering(access: AccessFloor) -> MeteringFloor:
+    """Return the writers of the ledger. Raises SettingsError."""
+    storage, files, check = access.storage, access.files, access.audit.watch.check
+    settings, core, clock = storage.settings, storage.core, storage.clock
+    live = LiveAccount(
+        core.evidence,
+        lambda: files.evidence,
+        is_ready=False,
+        pod_job_pattern=pod_jobs.compile_pattern(settings.pod_job_pattern),
+    )
+    finalizer = day_finalizer.DayFinalizer(
+        core.evidence,
+        live,
+        storage.open_stores,
+        files.texts,
+        settings.metering,
+        storage.directory / "evidence.seen",
+        clock.now_ns,
+        lambda: clock.hold_reason,
+        check,
+        files.set_decisions,
+        storage.checkpointer.waiting,
+    )
+    open_database = storage.database.open
+    retention = evidence_retention.EvidenceRetention(settings, open_database, clock, check)
+    return MeteringFloor(live, finalizer, retention)
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivingFloor:
+    """Authorization and receipt of frames, and the switches, whose frames are received like those of agents."""
+
+    receiver: ingest.Ingest
+    authorizer: RequestAuthorizer
+    connections: server_connections.ServerConnections
+    switches: all_switches.AllSwitches
+
+
+def build_receiving(access: AccessFloor, read_only: str) -> ReceivingFloor:
+    """Return what accepts data. Blocking; raises SettingsError."""
+    storage, tokens, settings = access.storage, access.tokens, access.storage.settings
+    core, clock, limits = storage.core, storage.clock, settings.limits
+    receiver = ingest.Ingest(
+        core,
+        storage.log,
+        limits,
+        access.audit.trail.record_denial,
+        clock.now_ns,
+        lambda: clock.doubted_since_ns,
+        lambda: bool(clock.problem),
+        closed_reason=read_only,
+    )
+    shell = PageShell.of(BrowserSessions(), access.trial)
+
+    def count_rejection(route: Route | None, reason: str) -> None:
+        """Count a denied sender among the rejected envelopes."""
+        if route and route.name in {"frames", "copies"}:
+            core.counts.reject(reason)
+
+    authorizer = RequestAuthorizer(
+        lambda: tokens.credentials,
+        access.access,
+        settings.allow_anonymous_read,
+        trial=access.trial,
+        on_denial=count_rejection,
+        sessions=shell.sessions,
+        browser_page=shell.browser_page,
+    )
+    connections = server_connections.ServerConnections.within_descriptors(
+        limits.connections, limits.connections_per_address
+    )
+    switches = all_switches.AllSwitches.from_settings(
+        settings, clock.now_ns, storage.role.leads, receiver.receive_own
+    )
+    return ReceivingFloor(receiver, authorizer, connections, switches)
+
+
+@dataclass(frozen=True, slots=True)
+class ViewsFloor:
+    """Views and diagnosis of the own nodes, and the head, which has those of all collectors."""
+
+    refresher: view_refresh.ViewRefresher
+    diagnosis: DiagnosisService
+    cluster: cluster_head.ClusterHead
+
+
+def build_views(
+    access: AccessFloor, metering: MeteringFloor, polling: switch_polling.SwitchPolling
+) -> ViewsFloor:
+    """Return what follows from the state. Raises SettingsError."""
+    storage, files, live = access.storage, access.files, metering.live
+    settings, core, role = storage.settings, storage.core, storage.role
+    refresher = view_refresh.ViewRefresher(
+        core,
+        live,
+        settings.stale_seconds,
+        settings.view_refresh_seconds,
+        is_known=lambda: not files.unknown,
+        quotas=lambda: files.quotas.content,
+        quota_use=role.quota_use if role.is_enabled else None,
+        watch=InventoryWatch(core, files.desired_state, lambda: files.retired.content),
+        max_jobs=settings.max_jobs,
+        averages=measure_averages.MeasureAverages(settings.straggler_time_constant_seconds),
+        wall_ns=storage.clock.now_ns,
+    )
+    diagnosis = DiagnosisService(
+        core,
+        storage.directory / "diagnosis",
+        access.audit.trail,
+        storage.clock.now_ns,
+        lambda: live.roster.jobs() if live.is_ready else (),
+        settings.diagnosis.thresholds,
+        polling.cabling,
+    )
+    cluster = cluster_head.ClusterHead(
+        settings,
+        role,
+        storage.directory,
+        core,
+        refresher,
+        diagnosis,
+        storage.database.open,
+        storage.open_stores,
+    )
+    return ViewsFloor(refresher, diagnosis, cluster)
+
+
+def build_api(
+    access: AccessFloor, metering: MeteringFloor, receiving: ReceivingFloor, views: ViewsFloor
+) -> read_api.ViewApi:
+    """Return the API of the own nodes, with the metrics of all parts so far."""
+    storage, refresher, cluster = access.storage, views.refresher, views.cluster
+    settings, core, switches = storage.settings, storage.core, receiving.switches
+    metrics = collector_metrics.CollectorMetrics(
+        core,
+        storage.log,
+        access.files,
+        metering.finalizer,
+        access.audit.trail,
+        access.tokens,
+        receiving.connections,
+        storage.identity_conflicts,
+        storage.checkpointer.quarantine,
+        (core.log_limit, receiving.receiver.log_limit, receiving.authorizer.log_limit),
+        [
+            access.audit.cells,
+            metering.retention.cells,
+            cluster.cells,
+            switches.cells,
+            storage.cells,
+        ],
+    )
+    return read_api.ViewApi(
+        core,
+        metrics,
+        lambda: refresher.views,
+        lambda: cluster.incidents,
+        settings.stale_seconds,
+        wall_ns=storage.clock.now_ns,
+        write_probes=storage.probes,
+        read_only=receiving.receiver.closed_reason,
+        console=settings.console,
+        switches=switches,
+        progress=lambda: cluster.progress,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SinksFloor:
+    """What sends views, metrics and incidents to other programs."""
+
+    api: read_api.ViewApi
+    influx: influx.InfluxSink
+    remote_write: remote_write.RemoteWriteSink
+    webhook: incident_webhook.IncidentWebhook
+    drainer: slurm_drain.SlurmDrainer
+
+
+def build_sinks(
+    access: AccessFloor, cluster: cluster_head.ClusterHead, api: read_api.ViewApi
+) -> SinksFloor:
+    """Return the sinks, and add their metrics to those of the API. Raises SettingsError."""
+    storage, settings = access.storage, access.storage.settings
+    slurm_drain.check_settings(settings)
+    sinks = SinksFloor(
+        api,
+        influx.InfluxSink(settings.influx, api.views),
+        remote_write.RemoteWriteSink.from_settings(settings, storage.core, api.cells),
+        incident_webhook.IncidentWebhook(
+            settings, lambda: cluster.notified, lambda: cluster.decisions.notified
+        ),
+        slurm_drain.SlurmDrainer(
+            settings.slurm,
+            access.audit.trail,
+            storage.clock.now_ns,
+            api.node_rows,
+            lambda: api.views().gpu_verdicts,
+            cluster.own_diagnosis.decisions.drains,
+            storage.role.leads,
+        ),
+    )
+    members = sinks.influx, sinks.remote_write, sinks.webhook, sinks.drainer
+    api.metrics.parts.extend(member.cells for member in members)
+    return sinks
+
+
+@dataclass(frozen=True, slots=True)
+class HttpFloor:
+    """The application with all routes, behind the authorizer."""
+
+    application: Application
+    reading: ReadPool
+    tls: ssl.SSLContext | None
+
+
+def build_http(
+    access: AccessFloor,
+    receiving: ReceivingFloor,
+    cluster: cluster_head.ClusterHead,
+    sinks: SinksFloor,
+    open_books: Callable[[], billing_reader.BillingReader] | None,
+) -> HttpFloor:
+    """Return the surface; in each term of the head it shows the nodes of all collectors. Raises SettingsError."""
+    storage, settings, api = access.storage, access.storage.settings, sinks.api
+    listen_address.split_address(settings.listen)
+    find_seller(settings.billing.seller_file, ())
+    tls, reading = settings.tls, ReadPool()
+    context = tls_contexts.server_tls(tls.certificate_file, tls.key_file, tls.client_ca_file)
+    books = billing_api.LedgerBooks(storage.database.open, settings.billing.seller_file)
+    billing = billing_api.BillingApi(open_books or books.open, reading, access.access.record_export)
+    audit = audit_api.AuditApi(access.audit.entries, reading)
+    authorizer, receiver = receiving.authorizer, receiving.receiver
+
+    def console_of(shown: read_api.ViewApi) -> Console:
+        return Console.from_api(authorizer, shown, billing, audit, access.audit.health)
+
+    def show_term(state: cluster_head.HeadState) -> None:
+        all_nodes = api.with_state(
+            state.core, lambda: state.refresher.views, lambda: state.diagnosis.table
+        )
+        state.handlers.update(console_of(all_nodes).handlers())
+        state.handlers.update(all_nodes.handlers())
+        sinks.drainer.decide_from(all_nodes, state.diagnosis.decisions.drains)
+        state.work.append(partial(receiving.switches.watch_cabling, all_nodes.link_ends))
+        if settings.diagnosis.enabled:
+            state.work += (sinks.webhook.run, sinks.drainer.run)
+
+    cluster.on_term.append(show_term)
+    console = console_of(api)
+    handlers = {
+        **console.handlers(),
+        **dict.fromkeys(("frames", "copies"), receiver.handle),
+        "records": cluster.serve,
+        **api.handlers(),
+        **audit.handlers(),
+        **access.audit.witness_api.handlers(),
+        **billing.handlers(),
+    }
+    routing = cluster_routing.ClusterRouting(cluster)
+    routed = routing.route(handlers, (*api.handlers(), *console.switches), CLUSTER_PAGES)
+    application = make_application(authorizer, routed, settings.limits.body_bytes, console.routes)
+    return HttpFloor(application, reading, context)
