@@ -24,6 +24,7 @@ import dcgm_page
 import diagnosis_page
 import health_page
 import man_pages
+import runbook_pages
 import yaml
 from click.testing import CliRunner
 
@@ -167,12 +168,13 @@ def alerts() -> str:
         "A rule with a detail never fires while the agents expose less: see",
         "[Choose the detail of the metrics](operator.md#choose-the-detail-of-the-metrics).",
         "",
-        "Every alert links to a dashboard and a runbook at railscope.example; alerts on incidents also link to the console. Replace these addresses with your own:",
+        "Every alert links to a dashboard and a runbook at railscope.example; alerts on incidents also link to the console,",
+        "which serves the runbooks too. Replace these addresses with your own:",
         "",
         "```sh",
         "sed -i -e 's|https://railscope.example/d/|https://grafana.example.com/d/|' \\",
         "  -e 's|https://railscope.example/incidents/|https://collector.example.com:9470/incidents/|' \\",
-        "  -e 's|https://railscope.example/runbooks/\\(\\w*\\)|https://wiki.example.com/\\1|' rules/*.yml",
+        "  -e 's|https://railscope.example/runbooks/|https://collector.example.com:9470/runbooks/|' rules/*.yml",
         "```",
         "",
     ]
@@ -180,7 +182,7 @@ def alerts() -> str:
     rules = [rule for rule in all_rules if "alert" in rule]
     for name in sorted({rule["alert"] for rule in rules}):
         same = [rule for rule in rules if rule["alert"] == name]
-        runbook = f"[Runbook](../alerts/runbooks/{name}.md)"
+        runbook = f"[Runbook](../{runbook_pages.DIRECTORY}/{runbook_pages.link(name)})"
         summary = same[0]["annotations"]["summary"]
         if "{{" in summary:
             summary = "The summary is the title of the incident."
@@ -404,6 +406,7 @@ def files() -> dict[str, Callable[[], str]]:
     pages = reference.pages()
     return {
         **FILES,
+        **{name: partial(runbook_pages.page, name) for name in runbook_pages.names()},
         **{f"{METRICS}/{name}": partial(pages.__getitem__, name) for name in pages},
     }
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from runbook_pages import DIRECTORY, link
+
 from railscope.catalog import gpu_health as h
 from railscope_agent.commands.capture_walk import MAX_READS
 from railscope_agent.health import RULES
@@ -88,7 +90,7 @@ def _nvidia_codes(rule: HealthRule) -> str:
 
 
 def _runbook(rule: HealthRule) -> str:
-    return f"[{rule.alert}](../alerts/runbooks/{rule.alert}.md)" if rule.alert else ""
+    return f"[{rule.alert}](../{DIRECTORY}/{link(rule.alert)})" if rule.alert else ""
 
 
 def _readings(rule: HealthRule) -> str:

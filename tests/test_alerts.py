@@ -291,9 +291,11 @@ def test_xids_alert_by_the_class_that_the_catalog_gives_them():
 
 @EACH_ALERT
 def test_an_alert_links_to_its_runbook(rule: dict[str, Any]):
-    page, _, section = rule["annotations"]["runbook_url"].partition("#")
-    assert page == f"{SITE}/runbooks/{rule['alert']}"
-    assert section in {"", "{{ $labels.class }}"}
+    name = rule["alert"]
+    (path,) = {path for path in RULES if rule in rules_of(path)}
+    section = f"{path.stem}#{name.lower()}"
+    expected = f"{name}#{{{{ $labels.class }}}}" if name == INCIDENT_RUNBOOK else section
+    assert rule["annotations"]["runbook_url"] == f"{SITE}/runbooks/{expected}"
 
 
 @EACH_ALERT
@@ -352,15 +354,36 @@ def test_the_notation_of_promtool_is_understood(values: str, reported: list[floa
     assert samples(values) == reported
 
 
+def section_of(name: str) -> str:
+    """The section of an alert in the page of its rules; all of the page of incidents."""
+    url = next(rule["annotations"]["runbook_url"] for rule in ALERTS if rule["alert"] == name)
+    page, _, _ = url.removeprefix(f"{SITE}/runbooks/").partition("#")
+    text = (RUNBOOKS / f"{page}.md").read_text()
+    if page == name:
+        return text
+    return re.split(rf"^## {name}$", text, flags=re.MULTILINE)[1].partition("\n## ")[0]
+
+
 @EACH_NAME
-def test_a_runbook_has_its_four_parts(name: str):
-    page = (RUNBOOKS / f"{name}.md").read_text()
-    headings = re.findall(
-        r"^(##? .*)$", re.sub(r"```.*?```", "", page, flags=re.DOTALL), re.MULTILINE
-    )
-    parts = ["## Meaning", "## Impact", "## Diagnosis", "## Action"]
-    assert headings == [f"# {name}", *parts]
-    assert "```" in page, "diagnosis has commands"
+def test_a_runbook_has_queries_and_commands(name: str):
+    section = section_of(name)
+    assert "```promql\n" in section
+    assert "```sh\n" in section
+
+
+OF_NODES = re.compile("Gpu|Nv|Pcie|Rdma|Host|Bond|Drive")
+"""Alerts on devices, whose nodes are drained before a repair."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    sorted({r["alert"] for r in ALERTS if r["labels"]["severity"] == "critical" and OF_NODES.search(r["alert"])} - {"RailscopeRdmaRetransmission"}),
+)  # fmt: skip
+def test_the_runbook_of_a_page_drains_verifies_and_returns_in_this_order(name: str):
+    lines = section_of(name).splitlines()
+    drained = lines.index("scontrol update nodename=NODE state=drain reason=REASON")
+    verified = lines.index("railscope nodes NODE")
+    assert drained < verified < lines.index("scontrol update nodename=NODE state=resume")
 
 
 def test_the_runbook_of_incidents_has_a_section_for_each_class():
@@ -382,19 +405,31 @@ def test_an_incident_has_the_runbook_of_its_alert():
 
 
 def test_there_is_no_runbook_without_an_alert():
-    assert sorted(page.stem for page in RUNBOOKS.glob("*.md")) == NAMES
+    pages = sorted(RUNBOOKS.glob("*.md"))
+    sections = [
+        name
+        for page in pages
+        for name in re.findall(r"^## (Railscope\w+)$", page.read_text(), re.MULTILINE)
+    ]
+    assert sorted([*sections, INCIDENT_RUNBOOK]) == NAMES
+    assert {page.stem for page in pages} <= {path.stem for path in RULES} | {INCIDENT_RUNBOOK}
 
 
-@EACH_NAME
-def test_queries_of_a_runbook_are_made_of_what_the_catalog_declares(name: str):
-    queries = queries_in(RUNBOOKS / f"{name}.md")
+EACH_PAGE = pytest.mark.parametrize(
+    "page", sorted(RUNBOOKS.glob("*.md")), ids=lambda page: page.stem
+)
+
+
+@EACH_PAGE
+def test_queries_of_a_runbook_are_made_of_what_the_catalog_declares(page: Path):
+    queries = queries_in(page)
     assert queries
     assert [problem for query in queries for problem in problems(query)] == []
 
 
-@EACH_NAME
-def test_a_query_of_a_runbook_states_the_detail_that_it_needs(name: str):
-    for note, query in annotated_queries(RUNBOOKS / f"{name}.md"):
+@EACH_PAGE
+def test_a_query_of_a_runbook_states_the_detail_that_it_needs(page: Path):
+    for note, query in annotated_queries(page):
         assert note == detail_note(query), query
 
 
@@ -406,10 +441,9 @@ def test_prometheus_understands_the_queries_of_the_runbooks(tmp_path: Path):
     promtool("check", "rules", str(path))
 
 
-@EACH_NAME
-def test_commands_of_a_runbook_are_those_of_the_command_line(name: str):
-    page = (RUNBOOKS / f"{name}.md").read_text()
+@EACH_PAGE
+def test_commands_of_a_runbook_are_those_of_the_command_line(page: Path):
     known = set(re.findall(r"^## (railscope[a-z -]*)$", COMMAND_LINE.read_text(), re.MULTILINE))
-    for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL):
+    for block in re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL):
         for command in re.findall(r"^railscope(?: [a-z-]+(?= |$))+", block, re.MULTILINE):
             assert command.split(" --")[0] in known

@@ -91,9 +91,10 @@ def test_grafana_finds_dashboards_and_the_prometheus_that_is_started(tmp_path: P
     assert source["url"] == f"http://127.0.0.1:{left.ports.prometheus}"
 
 
-def test_an_alert_leads_to_a_dashboard_and_a_runbook_that_are_there(tmp_path: Path):
+def test_an_alert_leads_to_a_dashboard_and_to_pages_of_the_console(tmp_path: Path):
     left = Watchers(tmp_path)
     left.write()
+    left.point_at("127.0.0.1:19470", {})
     rules = [
         rule
         for path in (tmp_path / "prometheus/rules").glob("*.yml")
@@ -103,9 +104,10 @@ def test_an_alert_leads_to_a_dashboard_and_a_runbook_that_are_there(tmp_path: Pa
     ]
     assert len(rules) > 100
     for links in (rule["annotations"] for rule in rules):
-        runbook, _, section = links["runbook_url"].removeprefix("file://").partition("#")
-        assert Path(runbook).is_file()
-        assert section in {"", "{{ $labels.class }}"}
+        assert links["runbook_url"].startswith("http://127.0.0.1:19470/runbooks/")
+        assert links.get("console_url", "http://127.0.0.1:19470/incidents/").startswith(
+            "http://127.0.0.1:19470/incidents/"
+        )
         assert links["dashboard_url"].startswith(f"http://127.0.0.1:{left.ports.grafana}/d/")
 
 

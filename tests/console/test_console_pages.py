@@ -421,7 +421,7 @@ async def test_incidents_link_to_the_section_of_their_class_in_the_runbook(tmp_p
         await page_of(pages, "runbook", runbook="../../LICENSE")
 
 
-@pytest.mark.parametrize("name", page_rendering.RUNBOOKS)
+@pytest.mark.parametrize("name", page_rendering.RUNBOOK_FILES)
 def test_every_runbook_is_rendered_whole(name: str) -> None:
     model = incident_pages.read_runbook(name)
     rendered = page_rendering.render("runbook.html", model=model)

@@ -44,8 +44,8 @@ class RunbookModel(msgspec.Struct, frozen=True):
 
 def read_runbook(name: str) -> RunbookModel:
     """Return a runbook. Blocking; raises PageProblemError."""
-    if name not in page_rendering.RUNBOOKS:
-        message = f"unknown runbook {name[:100]!r}: expected the name of an alert"
+    if name not in page_rendering.RUNBOOK_FILES:
+        message = f"unknown runbook {name[:100]!r}: expected one of {', '.join(page_rendering.RUNBOOK_FILES)}"
         raise PageProblemError(HTTPStatus.NOT_FOUND, message)
     text = page_rendering.RUNBOOK_FILES[name].read_text()
     return RunbookModel(name, page_rendering.parse_markdown(text, page_rendering.RUNBOOKS))

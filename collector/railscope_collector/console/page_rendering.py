@@ -86,8 +86,14 @@ def time_element(timestamp: int | str | None, now_ns: int = 0) -> Markup | str:
 RUNBOOK_FILES = {
     path.stem: path for path in shipped_files().values() if path.parent.name == "runbooks"
 }
+_SECTION = re.compile(r"^## (\w+)$", re.MULTILINE)
 RUNBOOKS = {name: page_table.page_path("runbook", name) for name in RUNBOOK_FILES}
-"""Paths of the runbooks that are installed, by name."""
+RUNBOOKS |= {
+    alert: f"{RUNBOOKS[name]}#{alert.lower()}"
+    for name, file in RUNBOOK_FILES.items()
+    for alert in _SECTION.findall(file.read_text())
+}
+"""Paths of the runbooks that are installed, by the name of a page and of an alert with a section."""
 
 # Read at the start, as the modules are: files that an upgrade replaces later do not fit a running collector.
 _TEMPLATES = {path.name: path.read_text() for path in (_DIRECTORY / "templates").iterdir()}
@@ -134,7 +140,7 @@ def render(template: str, **values: object) -> Markup:
 
 
 class TextSpan(msgspec.Struct, frozen=True):
-    """Part of a text: plain, `code`, or the text of a link."""
+    """Part of a text: plain, `code`, `strong`, or the text of a link."""
 
     kind: str
     text: str
@@ -159,7 +165,7 @@ _KINDS = (
     ("list", re.compile(r"- +")),
     ("table", re.compile(r"\|")),
 )
-_SPANS = re.compile(r"`([^`]+)`|\[([^\]]+)\]\(([^)\s]+)\)")
+_SPANS = re.compile(r"`([^`]+)`|\*\*([^*]+)\*\*|\[([^\]]+)\]\(([^)\s]+)\)")
 _RULE = re.compile(r"[|\-: ]+")
 
 
@@ -210,8 +216,15 @@ def _spans(text: str, targets: Mapping[str, str]) -> tuple[TextSpan, ...]:
     end = 0
     for match in _SPANS.finditer(text):
         found.append(TextSpan("text", text[end : match.start()]))
-        code, label, target = match.groups()
-        name = Path(target or code).name.removesuffix(".md")
-        found.append(TextSpan("code" if code else "text", code or label, targets.get(name, "")))
+        code, strong, label, target = match.groups()
+        if strong:
+            found.append(TextSpan("strong", strong))
+        else:
+            file, _, section = (target or code).partition("#")
+            path = targets.get(Path(file).name.removesuffix(".md"), "")
+            kind = "code" if code else "text"
+            found.append(
+                TextSpan(kind, code or label, f"{path}#{section}" if path and section else path)
+            )
         end = match.end()
     return tuple(each for each in (*found, TextSpan("text", text[end:])) if each.text)

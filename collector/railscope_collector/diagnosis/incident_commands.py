@@ -92,6 +92,19 @@ def general_commands(incident_class: str) -> list[str]:
     return [_filled(command, names) for command in _COMMANDS.get(incident_class, ())]
 
 
+def general_repair() -> list[str]:
+    """Return the commands before and after a repair at the node, with NODE and REASON in place of names."""
+    names = {"node": "NODE", "reason": "REASON"}
+    before, after = (
+        [_filled(command, names) for command in part] for part in (_LET_JOBS_END, _RETURN)
+    )
+    return [
+        *before,
+        "# repair the node, start it again, then verify and return it to service",
+        *after,
+    ]
+
+
 def _filled(command: str, names: Mapping[str, str]) -> str:
     """Return a command with names, which are quoted already. Raises KeyError without one."""
     line = command.format_map(names)

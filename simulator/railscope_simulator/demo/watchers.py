@@ -22,7 +22,6 @@ HOST = "127.0.0.1"
 _ALERTMANAGERS = ("alertmanager", "prometheus-alertmanager")
 """Name of the program upstream, and in Debian."""
 _MESSAGES = re.compile(r"    webhook_configs:\n(?:      .*\n)+")
-_RUNBOOK = re.compile(r"https://railscope\.example/runbooks/(\w+)")
 _PACKAGES = {"prometheus": "prometheus", "prometheus-alertmanager": "prometheus-alertmanager"}
 """Debian packages, by the program that they install."""
 
@@ -72,8 +71,6 @@ class Watchers:
         try:
             for name, source, replacements in self._copies():
                 self._write(name, _replace_addresses(source, replacements))
-            for source in sorted((CHECKOUT / "alerts" / "rules").glob("*.yml")):
-                self._write(f"prometheus/rules/{source.name}", self._link_rules(source))
             alertmanager = (CHECKOUT / "deploy/alertmanager.yml").read_text(encoding="utf-8")
             self._write("alertmanager/alertmanager.yml", _MESSAGES.sub("", alertmanager))
             grafana = data.read_text("grafana.ini").format(
@@ -103,12 +100,12 @@ class Watchers:
             source = provisioning / kind / "railscope.yml"
             yield f"grafana/provisioning/{kind}/railscope.yml", source, replacements
 
-    def _link_rules(self, rules: Path) -> str:
-        """Return the rules, with alerts that link to the local dashboards and runbooks."""
+    def _link_rules(self, rules: Path, collector: str) -> str:
+        """Return the rules, with alerts that link to the local dashboards, and to runbooks and incidents of the console."""
         text = rules.read_text(encoding="utf-8")
-        grafana, runbooks = f"http://{HOST}:{self.ports.grafana}", CHECKOUT / "alerts" / "runbooks"
+        grafana = f"http://{HOST}:{self.ports.grafana}"
         text = text.replace("https://railscope.example/d/", f"{grafana}/d/")
-        return _RUNBOOK.sub(rf"file://{runbooks}/\1.md", text)
+        return text.replace("https://railscope.example/", f"http://{collector}/")
 
     def point_at(self, collector: str, metrics_endpoints: Mapping[str, str]) -> None:
         """Write the programs' addresses, as `host:port`; metrics endpoints by node. Blocking.
@@ -117,6 +114,8 @@ class Watchers:
         """
         try:
             self._targets("collectors", {"": collector})
+            for source in sorted((CHECKOUT / "alerts" / "rules").glob("*.yml")):
+                self._write(f"prometheus/rules/{source.name}", self._link_rules(source, collector))
             for source in DASHBOARDS.glob("*.json"):
                 text = _replace_addresses(source, {"http://localhost:9470": f"http://{collector}"})
                 self._write(f"grafana/dashboards/{source.name}", text)

@@ -1,0 +1,132 @@
+"""Runbooks of alerts: a page for each file of rules, with a section for each alert.
+
+A section begins with a generated paragraph: the summary of the alert and its severities. Sections of alerts that page end
+with generated commands, if an incident of some class has the same remedy. All between them is written by hand.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from railscope_collector.diagnosis.incident_classes import INCIDENT_RUNBOOK
+from railscope_collector.diagnosis.incident_commands import (
+    general_commands,
+    general_repair,
+)
+
+_ROOT = Path(__file__).resolve().parent.parent
+_RULES = _ROOT / "alerts/rules"
+DIRECTORY = "alerts/runbooks"
+_COMMANDS = (
+    "The commands, in order; of Slurm and Kubernetes, type the lines of the one that you run:"
+)
+_HEADING = re.compile(r"^## (\w+)$", re.MULTILINE)
+_COMMANDS_PART = re.compile(rf"\n+{re.escape(_COMMANDS)}\n.*", re.DOTALL)
+
+_SAME_REMEDY: Mapping[str, str] = {
+    "RailscopeContinuousPause": "pfc_storm",
+    "RailscopeFecErrors": "transceiver_degraded",
+    "RailscopeGpuDriverStuck": "gpu_unresponsive",
+    "RailscopeGpuEccUncorrected": "ecc_uncorrectable",
+    "RailscopeGpuHealth": "gpu_lost",
+    "RailscopeGpuLost": "gpu_lost",
+    "RailscopeGpuMissing": "gpu_lost",
+    "RailscopeGpuXid": "gpu_lost",
+    "RailscopeLinkDown": "link_down",
+    "RailscopeNvlinkDown": "nvlink_errors",
+    "RailscopeNvlinkErrors": "nvlink_errors",
+    "RailscopeNvlinkFabric": "nvlink_errors",
+    "RailscopeNvswitchSxid": "gpu_lost",
+    "RailscopePcieAer": "nic_lost",
+    "RailscopePcieDeviceGone": "nic_lost",
+    "RailscopePfcStorm": "pfc_storm",
+    "RailscopeRdmaPortMissing": "nic_lost",
+}
+"""Class of incidents with the same commands, by the alert that pages."""
+
+_REPAIRED_BY_HAND = frozenset({
+    "RailscopeBondDegraded", "RailscopeDriveFailing", "RailscopeGpuMemoryFailed", "RailscopeGpuPowerBrake",
+    "RailscopeGpuThermalThrottle", "RailscopeHostMemoryErrors",
+})  # fmt: skip
+"""Alerts that page, with a remedy that a person carries out at the node."""
+
+
+@cache
+def rules() -> list[tuple[str, dict[str, Any]]]:
+    """Return each rule of an alert with the page of its runbook: RailscopeIncident has a page of its own."""
+    return [
+        (path.stem if rule["alert"] != INCIDENT_RUNBOOK else INCIDENT_RUNBOOK, rule)
+        for path in sorted(_RULES.glob("*.yml"))
+        for group in yaml.load(path.read_text(), yaml.CSafeLoader)["groups"]
+        for rule in group["rules"]
+        if "alert" in rule
+    ]
+
+
+def link(alert: str) -> str:
+    """Return the file of a runbook with its section."""
+    page = next(page for page, rule in rules() if rule["alert"] == alert)
+    return f"{page}.md" if page == alert else f"{page}.md#{alert.lower()}"
+
+
+def names() -> list[str]:
+    """Return the files of all pages with sections."""
+    return sorted(
+        {f"{DIRECTORY}/{page}.md" for page, _ in rules()} - {f"{DIRECTORY}/{INCIDENT_RUNBOOK}.md"}
+    )
+
+
+def page(name: str) -> str:
+    """Return a page as it is, with its generated paragraphs and commands again; raises ValueError without a section."""
+    text = (_ROOT / name).read_text()
+    head, *parts = _HEADING.split(text)
+    written = dict(zip(parts[::2], parts[1::2], strict=True))
+    by_name: dict[str, list[dict[str, Any]]] = {}
+    for file, rule in rules():
+        if f"{DIRECTORY}/{file}.md" == name:
+            by_name.setdefault(rule["alert"], []).append(rule)
+    if missing := by_name.keys() - written.keys():
+        message = f"writing {name} failed: no section for {', '.join(sorted(missing))}; fix: add a heading ## ALERT"
+        raise ValueError(message)
+    sections = (_section(alert, same, written[alert]) for alert, same in by_name.items())
+    return head.rstrip("\n") + "\n\n" + "\n\n".join(sections) + "\n"
+
+
+def _section(alert: str, same: list[dict[str, Any]], written: str) -> str:
+    by_hand = _COMMANDS_PART.sub("", written.strip("\n")).partition("\n\n")[2]
+    parts = [f"## {alert}", f"{same[0]['annotations']['summary']} {_severities(same)}", by_hand]
+    if commands := _commands(alert, same):
+        parts += [_COMMANDS, "\n".join(("```sh", *commands, "```"))]
+    return "\n\n".join(filter(None, parts))
+
+
+def _severities(same: list[dict[str, Any]]) -> str:
+    """Return the severities of an alert in words: with the delays, and the labels that distinguish its rules."""
+    found: dict[str, list[str]] = {}
+    for rule in same:
+        other = {
+            key: text for key, text in rule["labels"].items() if key not in {"severity", "detail"}
+        }
+        delay = "at once" if rule["for"].startswith("0") else f"after {rule['for']}"
+        found.setdefault(f"{rule['labels']['severity']} {delay}", []).extend(
+            f"{key} `{text}`" for key, text in other.items()
+        )
+    shown = (
+        severity + (f" ({', '.join(labels)})" if labels else "")
+        for severity, labels in found.items()
+    )
+    return f"Severity: {'; '.join(shown)}."
+
+
+def _commands(alert: str, same: list[dict[str, Any]]) -> list[str]:
+    if all(rule["labels"]["severity"] != "critical" for rule in same):
+        return []
+    if alert in _REPAIRED_BY_HAND:
+        return general_repair()
+    return general_commands(_SAME_REMEDY[alert]) if alert in _SAME_REMEDY else []
