@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +21,10 @@ PICTURES = Path(__file__).resolve().parent / "pictures"
 MARGIN = 12
 
 
+WIDTH = 1200
+"""Of the pictures: the navigation of the console has one line."""
+
+
 class Picture(NamedTuple):
     """Page of a picture, from its top to the end of an element; `link` is the text of a link to follow first."""
 
@@ -30,15 +34,19 @@ class Picture(NamedTuple):
     link: str = ""
 
 
-SHOWN = (
-    Picture("overview", "/", "#open"),
+FIRST = (Picture("overview", "/", "#where figure"),)
+"""Taken while two incidents are open, which fit into one row."""
+LATER = (
     Picture("incident", "/incidents", "figure >> nth=0", link="NIC"),
     Picture("rail", "/rails/0/history?from={begin}&to={end}", "figure >> nth=3"),
     Picture("job", "/jobs", "#open", link="train"),
 )
+"""Taken when the first fault ends: the curves of the second incident are two minutes long."""
+SHOWN = {"FAULT BEGINS  gpu-node-4": FIRST, "FAULT ENDS": LATER}
+"""Pictures, by the line of the demo after which they are taken."""
 
 
-def take(url: str, begin: float, directory: Path) -> Iterator[Path]:
+def take(pictures: Sequence[Picture], url: str, begin: float, directory: Path) -> Iterator[Path]:
     """Save the pictures of the console at a URL, with curves from a time on; yield their paths."""
     program = shutil.which("chromium")
     if program is None:
@@ -48,15 +56,15 @@ def take(url: str, begin: float, directory: Path) -> Iterator[Path]:
     with sync_api.sync_playwright() as playwright:
         sandbox = [] if os.geteuid() else ["--no-sandbox"]
         browser = playwright.chromium.launch(executable_path=program, args=sandbox)
-        page = browser.new_page(viewport={"width": 1100, "height": 900})
-        for picture in SHOWN:
+        page = browser.new_page(viewport={"width": WIDTH, "height": 900})
+        for picture in pictures:
             page.goto(url + picture.path.format(**times), wait_until="networkidle")
             if picture.link:
                 page.locator("main a").filter(has_text=picture.link).first.click()
                 page.wait_for_load_state("networkidle")
             last = page.locator(picture.last).bounding_box() or {"y": 0, "height": 900}
             height = last["y"] + last["height"] + MARGIN
-            clip = sync_api.FloatRect(x=0, y=0, width=1100, height=height)
+            clip = sync_api.FloatRect(x=0, y=0, width=WIDTH, height=height)
             path = directory / f"{picture.name}.png"
             page.screenshot(path=path, full_page=True, clip=clip)
             yield path
@@ -82,15 +90,16 @@ def demo_output() -> Iterator[Iterator[str]]:
 def main(to: Path) -> None:
     """Run the demo until its first fault ends, after six minutes, and take pictures of its web console."""
     to.mkdir(parents=True, exist_ok=True)
-    url, begin = "", 0.0
+    url, begin, left = "", 0.0, dict(SHOWN)
     with demo_output() as lines:
         for line in lines:
             click.echo(line, nl=False)
             if line.rstrip().endswith("web console"):
                 url, begin = line.split()[0].rstrip("/"), time.time()
-            if "FAULT ENDS" in line:  # its incident is still open, as are those of two other faults
-                for path in take(url, begin, to):
+            for announced in [text for text in left if text in line]:
+                for path in take(left.pop(announced), url, begin, to):
                     click.echo(f"{path}: {path.stat().st_size} bytes")
+            if not left:
                 return
     message = "taking pictures failed: the demo ended: expected a fault that ends; fix: see its output above"
     raise click.ClickException(message)

@@ -50,6 +50,12 @@ def percent(ratio: float) -> str:
     return f"{value:.0f} %" if abs(value) >= 10 else f"{value + 0.0:.2g} %"  # noqa: PLR2004 - two digits
 
 
+def deviation(ratio: float) -> str:
+    """Return a deviation from a median as a percentage with its sign; without one if it rounds to zero."""
+    text = f"{100 * ratio:+.1f} %"
+    return "0 %" if float(text[1:-2]) == 0 else text
+
+
 def likelihood(probability: float) -> str:
     """Return a probability in a word and as a percentage."""
     word = next((word for least, word in _WORDS if probability >= least), "possible")

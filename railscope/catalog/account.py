@@ -77,13 +77,14 @@ Few, as every job of a cluster has all of them.
 class StragglerMeasure(NamedTuple):
     """Quantity by which GPUs of a job are compared."""
 
+    title: str
     metric: declare.Metric
     part: tuple[str, ...] = ()
 
 
 STRAGGLER_MEASURES: Mapping[str, StragglerMeasure] = {
-    "sm_activity": StragglerMeasure(gpu.GPU_SM_ACTIVITY),
-    "sm_clock": StragglerMeasure(gpu.GPU_CLOCK_SPEED, ("sm",)),
-    "rdma_transmit": StragglerMeasure(RDMA_SENT),
+    "sm_activity": StragglerMeasure("SM busy", gpu.GPU_SM_ACTIVITY),
+    "sm_clock": StragglerMeasure("SM clock", gpu.GPU_CLOCK_SPEED, ("sm",)),
+    "rdma_transmit": StragglerMeasure("RDMA sent", RDMA_SENT),
 }
 """Ranks in lockstep wait for the slowest, and are then no busier than it: its clock reveals it, too."""

@@ -1,4 +1,4 @@
-"""Models of the pages about the whole: overview, list of nodes, Railscope itself, list of the API's routes."""
+"""Models of the pages about the whole: overview, list of nodes, self-monitoring, list of the API's routes."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class OwnValue(msgspec.Struct, frozen=True):
 
 
 class OwnModel(msgspec.Struct, frozen=True):
-    """Railscope itself: its cost, the ages of its data, its gaps, and what the governors of agents did.
+    """Self-monitoring: the cost of Railscope, the ages of its data, its gaps, and what the governors of agents did.
 
     Of a value that is not known there is none: null.
     """

@@ -23,6 +23,7 @@ from railscope_collector.console import (
 from railscope_collector.diagnosis import (
     diagnosis_curves,
     entity_states,
+    evidence_words,
     incident_table,
 )
 from railscope_collector.http import incidents_api, read_api
@@ -151,7 +152,7 @@ def evidence_figure(curve: diagnosis_curves.EvidenceCurve, onset_ns: int) -> Cur
         for rows in zip(*parts, strict=True)
     ]
     return CurveFigure(
-        curve.signal,
+        evidence_words.quantity_text(curve.signal),
         *period,
         onset_ns,
         [shapes.to_json(each, period, _CURVE_WIDTH) for each in both],

@@ -14,6 +14,7 @@ import msgspec
 from markupsafe import Markup
 
 from railscope import api, figures
+from railscope.catalog.account import STRAGGLER_MEASURES
 from railscope.shipped_files import shipped_files
 from railscope.timestamps import SECOND_NS, format_timestamp, parse_timestamp
 from railscope_collector.console import curves, page_table
@@ -57,6 +58,12 @@ def format_decimal(value: float) -> str:
     return f"{value:,.3f}".rstrip("0").removesuffix(".")
 
 
+def measure_title(name: str) -> str:
+    """Return a measure of stragglers in words; its name where a newer collector wrote one that is not known."""
+    measure = STRAGGLER_MEASURES.get(name)
+    return measure.title if measure else name
+
+
 def straggler_text(stragglers: Sequence[api.JobStraggler]) -> str:
     """Return the straggler with the largest deviation in words, or the reason for none."""
     known = [each for each in stragglers if each.deviation_ratio is not None]
@@ -65,7 +72,7 @@ def straggler_text(stragglers: Sequence[api.JobStraggler]) -> str:
         return f"none: {reasons[0]}" if reasons else "none"
     worst = min(known, key=lambda each: each.deviation_ratio or 0.0)
     name = worst.index or worst.gpu
-    return f"{worst.node} GPU {name}: {worst.measure} {worst.deviation_ratio:+.1%}"
+    return f"{worst.node} GPU {name}: {measure_title(worst.measure)} {figures.deviation(worst.deviation_ratio or 0.0)}"
 
 
 def time_element(timestamp: int | str | None, now_ns: int = 0) -> Markup | str:
@@ -118,6 +125,8 @@ _environment.filters |= {
     "likelihood": figures.likelihood,
     "decimal": format_decimal,
     "straggler": straggler_text,
+    "measure": measure_title,
+    "deviation": figures.deviation,
     "entity": report.entity_text,
     "evidence": evidence_text,
     "labels": cause_labels,

@@ -225,7 +225,7 @@ PAGES: Collection[Page] = (
         reads_storage=True,
     ),
     _detail("audit_record", "/audit/{index}", "Audit record {index}", AUDIT, TenantScope.OWN_DATA),
-    Page("railscope", "/railscope", "Railscope itself", RUNNING),
+    Page("railscope", "/railscope", "Self-monitoring", RUNNING),
     *(
         _detail(
             name,

@@ -60,6 +60,16 @@ def evidence_text(evidence: EvidenceDocument) -> str:
     return f"{evidence.device}: {_statement(evidence)}"
 
 
+def quantity_text(signal: str) -> str:
+    """Return the quantity of a signal as a title; its name where there is no meaning."""
+    words = _words(MEANINGS.get(signal, ("", signal))[1])
+    return words[:1].upper() + words[1:]
+
+
+def _words(meaning: str) -> str:
+    return _REMARK.sub("", meaning).removeprefix(_FLAG_WORDS)
+
+
 def _statement(evidence: EvidenceDocument) -> str:
     signal, comparison, value = evidence.signal, evidence.comparison, evidence.value
     if comparison == findings.EVENT:
@@ -69,7 +79,7 @@ def _statement(evidence: EvidenceDocument) -> str:
     if signal not in MEANINGS and not evidence.window_seconds:
         return comparison  # of a setting or a cable: names what the peers have
     unit, meaning = MEANINGS.get(signal, ("", signal))
-    words = _lower(_REMARK.sub("", meaning).removeprefix(_FLAG_WORDS))
+    words = _lower(_words(meaning))
     if value is None:
         return f"{words}: no value ({comparison})"
     if comparison in _RELATIVE:

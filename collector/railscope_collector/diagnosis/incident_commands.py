@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
-from railscope.api import EntityDocument, GpuDocument, NicDocument, NodeDocument
+from railscope.api import EntityDocument, GpuDocument, JobDocument, NicDocument, NodeDocument
 
 _DRAIN = "scontrol update nodename={node} state=drain reason={reason}"
 _WAIT = "squeue --nodelist={node}  # continue when it is empty"
@@ -55,6 +55,11 @@ _COMMANDS: Mapping[str, Sequence[str]] = {
     "link_flap": _SHOW_LINK,
     "link_speed_low": _SHOW_LINK,
     "transceiver_degraded": _SHOW_LINK,
+    # The claim of a pod is NAMESPACE/POD, that of a Slurm job its number.
+    "nccl_hang": (
+        "scontrol show job {job}", "scontrol requeue {job}",
+        "kubectl --namespace {namespace} describe pod {pod}", "kubectl --namespace {namespace} delete pod {pod}",
+    ),
     "node_down": ("ping -c 3 {node}", "ssh {node} uptime", _DRAIN, _EVICT),
     "agent_partition": ("ssh {node} systemctl status railscope-agent", _SHOW_AGENT),
     "clock_skew": ("ssh {node} timedatectl", "ssh {node} chronyc tracking"),
@@ -74,6 +79,8 @@ def commands_of(incident_class: str, incident_id: str, cause: EntityDocument) ->
         names["interface"] = cause.interface
     if isinstance(cause, NodeDocument):
         names["node"] = cause.node
+    if isinstance(cause, JobDocument):
+        names |= _job_names(cause)
     known = {
         name: shlex.quote(text)
         for name, text in names.items()
@@ -86,9 +93,19 @@ def commands_of(incident_class: str, incident_id: str, cause: EntityDocument) ->
             continue
 
 
+def _job_names(job: JobDocument) -> dict[str, str]:
+    if job.source == "slurm":
+        return {"job": job.workload}
+    namespace, _, pod = job.workload.partition("/")
+    return {"namespace": namespace, "pod": pod} if job.source == "kubernetes" else {}
+
+
+_NAMES = ("node", "pci_address", "interface", "reason", "job", "namespace", "pod")
+
+
 def general_commands(incident_class: str) -> list[str]:
-    """Return the commands of a class with NODE, PCI_ADDRESS, INTERFACE and REASON in place of names."""
-    names = {name: name.upper() for name in ("node", "pci_address", "interface", "reason")}
+    """Return the commands of a class with NODE, PCI_ADDRESS, INTERFACE, REASON, JOB, NAMESPACE and POD in place of names."""
+    names = {name: name.upper() for name in _NAMES}
     return [_filled(command, names) for command in _COMMANDS.get(incident_class, ())]
 
 

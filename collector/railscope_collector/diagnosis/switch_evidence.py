@@ -287,7 +287,7 @@ def pause_evidence(compared: ComparedPauses) -> FindingEvidence:
         f"switch_pauses_{ends[0]}",
         compared.at_switch,
         compared.high,
-        f"pause frames that the NIC counts as {ends[1]} in {compared.seconds:.0f} s, at least {compared.low:.0f}",
+        f"the NIC {ends[1]} in {compared.seconds:.0f} s",
         compared.place,
         slots=slots_of(round(compared.seconds * SECOND_NS)),
     )

@@ -3,28 +3,106 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import PurePath
 
 import pytest
 from hypothesis import given, strategies as st
 
-from railscope.api import EntityDocument, GpuDocument, LeafDocument, NicDocument, NodeDocument
-from railscope_collector.diagnosis.incident_classes import CLASSES
+from railscope.api import (
+    EntityDocument,
+    GpuDocument,
+    JobDocument,
+    LeafDocument,
+    NicDocument,
+    NodeDocument,
+)
+from railscope_collector.diagnosis.incident_classes import AREAS, CLASSES
 from railscope_collector.diagnosis.incident_commands import commands_of
+from railscope_collector.diagnosis.quantities import LIMITS
+from railscope_simulator import NodeSpec, simulate
 
 GPU = GpuDocument("gpu-node-1", 4, "GPU-1b98b982", "0000:9d:00.0")
 NIC = NicDocument("gpu-node-1", "ens4f0np0", "mlx5_3", "0000:5e:00.0", 3, "leaf-3", "Ethernet8")
 NODE = NodeDocument("gpu-node-1")
-NEEDS_NO_DEVICE = {"nccl_hang"}
-
-
-@pytest.mark.parametrize(
-    "name", [name for name, each in CLASSES.items() if each.severity == "critical"]
+JOBS = (
+    JobDocument("language", "slurm", "60937"),
+    JobDocument("vision", "kubernetes", "research/train-0"),
 )
-def test_each_class_that_pages_has_commands(name: str) -> None:
-    found = [list(commands_of(name, "b1d0ed7ec447", cause)) for cause in (GPU, NIC, NODE)]
-    assert any(found) or name in NEEDS_NO_DEVICE
-    words = [word for commands in found for command in commands for word in shlex.split(command)]
-    assert not any("{" in word for word in words)
+PAGING = sorted(
+    {name for name, each in CLASSES.items() if each.severity == "critical"}
+    | {limit.incident for limit in LIMITS if limit.severity == "critical"}
+)
+
+
+class SimulatedNames:
+    """Names of a simulated node as its capture has them: what a shell on the node would accept."""
+
+    def __init__(self) -> None:
+        moment = simulate(NodeSpec("gpu-node-1"), 1).moments[0]
+        bus = [moment.calls[f"nvml.nvmlDeviceGetPciInfo({index})"] for index in range(8)]
+        gpus = [each["busIdLegacy"].lower() for each in bus]
+        devices = {PurePath(link).name for link in moment.links.values() if isinstance(link, str)}
+        node = {"gpu-node-1"}
+        self.of_program: dict[str, set[str]] = {
+            "nvidia-smi": set(gpus),
+            "devlink": devices,
+            "lspci": devices,
+            "ethtool": set(moment.names["/sys/class/net"]),
+            "scontrol": node | {"60937"},
+            "kubectl": node | {"pods"},
+            "kubectl pod": {"research/train-0"},
+            **dict.fromkeys(("railscope", "ping", "squeue"), node),
+        }
+        port = "/sys/class/infiniband/mlx5_0/device"
+        (interface,) = moment.names[f"{port}/net"]
+        nic = PurePath(moment.links[port]).name
+        self.causes: dict[str, tuple[EntityDocument, ...]] = {
+            "gpu": (GpuDocument("gpu-node-1", 4, "", gpus[4]),),
+            "network": (NicDocument("gpu-node-1", interface, "mlx5_0", nic, 0, "", ""),),
+            "node": (NODE,),
+            "job": JOBS,
+        }
+
+
+@pytest.fixture(scope="module")
+def names() -> SimulatedNames:
+    return SimulatedNames()
+
+
+def checked_programs(command: str, names: SimulatedNames) -> set[str]:
+    """Programs of a command, after its subject was compared with the node and its jobs."""
+    program, *words = [word for word in shlex.split(command, comments=True) if word != "sudo"]
+    if program == "ssh":
+        assert words[0] == "gpu-node-1"
+        return {"ssh", *checked_programs(words[1], names)}
+    assigned = [
+        word.rpartition("=")[2] for word in words if word.startswith(("nodename", "--nodelist"))
+    ]
+    options = [word for word in words if word.startswith("-")]
+    plain = [word for word in words if not word.startswith("-") and "=" not in word]
+    if program in SCRIPTS:
+        return {program}
+    subject = assigned[0] if assigned else plain[-1]
+    if program == "kubectl" and options[:1] == ["--namespace"]:
+        program, subject = "kubectl pod", f"{plain[0]}/{subject}"
+    assert subject.removeprefix("pci/") in names.of_program[program], command
+    return {program}
+
+
+SCRIPTS = {"nvidia-bug-report.sh", "systemctl", "uptime"}
+"""Programs without a name of a device."""
+
+
+@pytest.mark.parametrize("name", PAGING)
+def test_commands_of_a_class_that_pages_are_valid_on_a_simulated_node(
+    name: str, names: SimulatedNames
+) -> None:
+    for cause in names.causes[AREAS.get(name, "network")]:
+        used: set[str] = set()
+        for command in commands_of(name, "b1d0ed7ec447", cause):
+            assert "{" not in command
+            used |= checked_programs(command, names)
+        assert used & {"scontrol", "kubectl pod", "ethtool"}
 
 
 def test_commands_name_the_device_and_the_incident() -> None:
