@@ -11,6 +11,16 @@ from typing import Any
 
 import pytest
 import yaml
+from support.alert_rules import (
+    CASES,
+    ROOT,
+    RULES,
+    proofs,
+    rules_of,
+    samples,
+    situations,
+)
+from support.query_notes import annotated_queries, detail_note
 
 from railscope.catalog import rollups
 from railscope.catalog.declare import MetricDetail
@@ -28,16 +38,6 @@ from railscope_dashboards.promql import (
     recorded_expressions,
     recorded_in,
 )
-from tests.support.alert_rules import (
-    CASES,
-    ROOT,
-    RULES,
-    proofs,
-    rules_of,
-    samples,
-    situations,
-)
-from tests.support.query_notes import annotated_queries, detail_note
 
 RUNBOOKS = ROOT / "alerts/runbooks"
 PROMETHEUS = ROOT / "deploy/prometheus/prometheus.yml"

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from support.dashboards import DASHBOARDS, PANELS, QUERIES, VARIABLE
 
 from railscope_collector.console import group_curves
 from railscope_collector.diagnosis.diagnosis_curves import GroupKey
@@ -17,7 +18,6 @@ from railscope_collector.workloads.job_roster import JobKey
 from railscope_dashboards.panels import MAX_POINTS
 from railscope_dashboards.promql import expand, fill_variables, labels_in, problems, recorded_in
 from railscope_dashboards.query import at_end, highest, lowest
-from tests.support.dashboards import DASHBOARDS, PANELS, QUERIES, VARIABLE
 
 ROOT = Path(__file__).parent.parent
 

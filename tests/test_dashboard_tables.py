@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import yaml
+from support.dashboards import DASHBOARDS, TABLES
 
 from railscope_dashboards.panels import Column, rows
 from railscope_dashboards.promql import labels_in, metric_named, metrics_in
 from railscope_dashboards.query import build_query, joins_for, with_device_names
-from tests.support.dashboards import DASHBOARDS, TABLES
 
 
 def test_rows_and_columns_of_a_grid_are_in_order():

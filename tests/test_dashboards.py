@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 import yaml
+from support.dashboards import DASHBOARDS, PANELS, TABLES, VARIABLE
+from support.grafana_schema import mistakes
 
 from railscope_collector.access.credentials import ANYONE
 from railscope_collector.console import page_table
 from railscope_dashboards import CONSOLE_URL
 from railscope_dashboards.build import GENERATED
 from railscope_dashboards.promql import labels_in, problems
-from tests.support.dashboards import DASHBOARDS, PANELS, TABLES, VARIABLE
-from tests.support.grafana_schema import mistakes
 
 ROOT = Path(__file__).parent.parent
 PROVISIONING = ROOT / "dashboards" / "provisioning"

@@ -9,6 +9,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from support.alert_rules import RULES
+from support.demo_alerts import (
+    AlertFiring,
+    RecordedFault,
+    alert_mismatches,
+    faults_in,
+    firings_in,
+)
 
 from railscope_collector.diagnosis.incident_classes import CLASSES
 from railscope_simulator.demo.faults import (
@@ -22,14 +30,6 @@ from railscope_simulator.demo.faults import (
 )
 from railscope_simulator.live import LiveNode
 from railscope_simulator.node_hardware import build_node_hardware
-from tests.support.alert_rules import RULES
-from tests.support.demo_alerts import (
-    AlertFiring,
-    RecordedFault,
-    alert_mismatches,
-    faults_in,
-    firings_in,
-)
 
 EACH_FAULT = pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 NODE = LiveNode("gpu-node-1", 0, "slurm", 0, 10**18, 10**12, round_seconds=ROUND_SECONDS)

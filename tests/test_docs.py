@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -274,7 +275,13 @@ def test_the_packages_that_are_listed_are_those_of_the_import_contracts(package:
     assert first == sorted(first)
 
 
-SETTINGS = {key for kind, _ in man_pages.PROGRAMS.values() for key, _ in settings.fields(kind)}
+@cache
+def known_settings() -> frozenset[str]:
+    """Return the settings of all programs."""
+    kinds = (kind for kind, _ in man_pages.PROGRAMS.values())
+    return frozenset(key for kind in kinds for key, _ in settings.fields(kind))
+
+
 NOT_SETTINGS = re.compile(
     r"(tenancy|billing)\.(?!\w+_(file|url|seconds)$)"  # types of audit records
     r"|audit\.key$|ledger\.(known|sqlite)$"  # files
@@ -285,12 +292,12 @@ NOT_SETTINGS = re.compile(
 def test_settings_that_are_named_are_known(page: Path):
     """Names in code style: a section with a key, or the key of a file."""
     text = re.sub(r"^ *```.*?^ *```$", "", present(page), flags=re.DOTALL | re.MULTILINE)
-    sections = {key.rpartition(".")[0] for key in SETTINGS} - {""}
+    sections = {key.rpartition(".")[0] for key in known_settings()} - {""}
     dotted = re.findall(r"`(\w+\.\w+)(?=[` ])", text)
     named = {name for name in dotted if name.partition(".")[0] in sections}
     of_chart = {value.key for value in chart_page.values()}
-    assert {name for name in named if not NOT_SETTINGS.match(name)} <= SETTINGS | of_chart
-    keys = {key.rpartition(".")[2] for key in SETTINGS}
+    assert {name for name in named if not NOT_SETTINGS.match(name)} <= known_settings() | of_chart
+    keys = {key.rpartition(".")[2] for key in known_settings()}
     assert set(re.findall(r"`(\w+_file)(?=[` ])", text)) <= keys
 
 

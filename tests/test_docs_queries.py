@@ -8,9 +8,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from support.query_notes import annotated_queries, detail_note
 
 from railscope_dashboards.promql import problems
-from tests.support.query_notes import annotated_queries, detail_note
 
 DOCS = Path(__file__).parents[1] / "docs"
 GENERATED = "alerts.md"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
+from support.alert_rules import ROOT, rules_of
 from support.evaluated_alerts import inhibitions, notified_alerts
 from support.incidents import NIC, incident
 
@@ -14,7 +15,6 @@ from railscope.catalog import incidents as catalog
 from railscope_collector.diagnosis.incident_classes import CLASSES
 from railscope_collector.diagnosis.incident_report import GpuDocument
 from railscope_collector.diagnosis.incident_table import IncidentTable
-from tests.support.alert_rules import ROOT, rules_of
 
 GPU = {"kind": "gpu", "node": "n1", "index": 4, "uuid": "GPU-4", "pci_address": "0000:43:00.0"}
 NIC_AT = {**NIC, "pci_address": "0000:5e:00.0"}

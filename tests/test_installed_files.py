@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import yaml
+from support.alert_rules import ROOT, RULES
 
 from railscope import settings
 from railscope_collector.config import PREFIX, CollectorSettings
-from tests.support.alert_rules import ROOT, RULES
 
 USUAL = ("/opt/railscope", "/etc/railscope", "/var/lib/grafana/dashboards/railscope")
 

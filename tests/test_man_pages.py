@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import click
@@ -33,16 +34,19 @@ def plain(text: str) -> str:
     return text
 
 
-PAGES = {name: plain(text) for name, text in man_pages.pages().items()}
+@cache
+def pages() -> dict[str, str]:
+    """Return each page without its escapes."""
+    return {name: plain(text) for name, text in man_pages.pages().items()}
 
 
 def test_every_command_and_each_of_its_options_has_an_entry():
     commands = man_pages.commands()
     assert {f"{name.replace(' ', '-')}.1" for name in commands} == {
-        name for name in PAGES if name.endswith(".1")
+        name for name in pages() if name.endswith(".1")
     }
     for name, command in commands.items():
-        page = PAGES[f"{name.replace(' ', '-')}.1"]
+        page = pages()[f"{name.replace(' ', '-')}.1"]
         assert f"\n.SH SYNOPSIS\n{name}" in page
         assert "\n.TP\n-h, --help\n" in page
         for option in command.params:
@@ -58,13 +62,13 @@ def test_every_command_and_each_of_its_options_has_an_entry():
 
 def test_every_setting_metric_and_event_has_an_entry():
     for program, (kind, _) in man_pages.PROGRAMS.items():
-        page = PAGES[f"railscope-{program}.toml.5"]
+        page = pages()[f"railscope-{program}.toml.5"]
         for key, _ in settings.fields(kind):
             section, _, name = key.rpartition(".")
             head = f"\n.SS [{section}]" if section else "\n.SH SETTINGS"
             entries = page.partition(head)[2].partition("\n.S")[0]
             assert f"\n.TP\n{name}\n" in entries, key
-    assert all(f"\n.TP\n{name}\n" in PAGES["railscope-metrics.7"] for name in (*METRICS, *EVENTS))
+    assert all(f"\n.TP\n{name}\n" in pages()["railscope-metrics.7"] for name in (*METRICS, *EVENTS))
 
 
 @pytest.fixture(name="target", scope="module")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from support.agent_hours import RARELY_NS, node_of_1970, scraped_series
+from support.alert_rules import RULES, rules_of
 from support.evaluated_alerts import (
     ALERTMANAGER,
     InhibitionRule,
@@ -23,7 +24,6 @@ from support.evaluated_alerts import (
 
 from railscope_agent.sampling.source_reader import REPROBE_NS
 from railscope_simulator import SCENARIOS
-from tests.support.alert_rules import RULES, rules_of
 
 MINUTES, SLOW_MINUTES = 28, 44
 """Faults begin at half time, and no rule that they concern waits for longer than the rest."""

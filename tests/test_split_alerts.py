@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from support.alert_rules import CASES, minutes
+from support.split_cluster import EQUAL, LOWEST, OF_COLLECTORS
 
 from railscope.catalog import Rollup, rollups
-from tests.support.alert_rules import CASES, minutes
-from tests.support.split_cluster import EQUAL, LOWEST, OF_COLLECTORS
 
 INSTANCES = ("c0:9470", "c1:9470")
 OF_ONE_COLLECTOR = {"instance", "incident", "job"}

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
+from support.dashboards import DASHBOARDS
 
 from railscope_dashboards.promql import fill_variables
-from tests.support.dashboards import DASHBOARDS
 
 LINK = 'node="n1", interface="eth0", rail="3", switch="leaf-07", port="Ethernet0"'
 VARIABLES = {

@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, strategies as st
 from support.machine import FakeHost
+from support.rdma_nics import add_nic
 from support.reading import ORIGIN
 from support.sampling import PATIENCE_SECONDS
 
@@ -17,7 +18,6 @@ from railscope_agent.sampling.sampler import ReadLimits, Sampler
 from railscope_agent.sampling.status import OK
 from railscope_agent.sources.rdma import RdmaSource
 from tests.agent.test_hung_call import BlockedAnswer
-from tests.support.rdma_nics import add_nic
 
 STALL_SECONDS = 30.0
 CALL_SECONDS = 2.0

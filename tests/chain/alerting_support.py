@@ -20,9 +20,9 @@ from chain_support import (
     debian_server,
     wait_until,
 )
+from support.alert_rules import ROOT, RULES
 
 from railscope_simulator.demo.process import Program, free_port
-from tests.support.alert_rules import ROOT, RULES
 
 SCRAPES_PER_MINUTE = 3
 """Scrapes in place of the minutes of a rule's range, for tests that cannot wait for minutes."""

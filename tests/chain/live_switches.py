@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
+from support import cumulus_pushes as cumulus, sonic_switch
 
 from railscope_simulator.demo.process import free_port
-from tests.support import cumulus_pushes as cumulus, sonic_switch
 
 PORTS = 8
 PER_SECOND = 1000

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from chain_support import debian_server
 from support.command_line import run
+from support.demo_alerts import AlertFiring, alert_mismatches, alerts_since, faults_in
 
 from railscope import __version__
 from railscope.service import run_in_thread
@@ -26,7 +27,6 @@ from railscope_collector.access.tokens_format import load_credentials
 from railscope_simulator.demo.cluster import MISSING_SWITCHES
 from railscope_simulator.demo.process import free_port
 from railscope_simulator.demo.watchers import WatcherPorts, Watchers
-from tests.support.demo_alerts import AlertFiring, alert_mismatches, alerts_since, faults_in
 
 PATIENCE_SECONDS = 120.0
 
@@ -285,7 +285,7 @@ async def test_a_later_demo_starts_empty_and_ends_with_the_program_that_started_
 
 @pytest.mark.thorough  # minutes of five programs; tests/chain/test_alerting.py has the same alerts
 async def test_the_first_fault_raises_its_alerts_and_nothing_else_is_raised(tmp_path: Path):
-    """The first minutes of the longer check by hand with `python -m tests.support.demo_alerts`."""
+    """The first minutes of the longer check by hand with `python -m support.demo_alerts`."""
     directory = tmp_path / "demo"
     watchers = Watchers(directory, WatcherPorts(free_port(), free_port(), free_port()))
     record = directory / "faults.jsonl"

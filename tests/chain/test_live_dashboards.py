@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
@@ -17,15 +16,14 @@ import yaml
 from chain_support import ProgramDirectory, wait_until
 from live_switches import LiveSwitches
 from prometheus_support import RunningPrometheus, running_prometheus
+from support.dashboards import DASHBOARDS
 
 from railscope.catalog.declare import BASIC, FULL, MetricDetail
-from railscope_dashboards.build import dashboards
 from railscope_dashboards.promql import RULES, detail_of, fill_variables
 from railscope_simulator import NodeSpec
 from railscope_simulator.demo.process import Program, free_port
 from railscope_simulator.node_hardware import build_node_hardware
 
-DASHBOARDS: dict[str, dict[str, Any]] = {name: json.loads(text) for name, text in dashboards()}
 CAPTURE_SECONDS = 24
 """Faults start at half of it; the replay starts again at its end."""
 SPECS = [

@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import jsonschema
 import msgspec
 import pytest
 from console_site import TOKENS, console, incident_at, report_nic
-from openapi_spec_validator import validate
 from running_collector import RunningCollector
 from support import switch_readings
 from support.demo_months import copy_demo_months
@@ -39,6 +37,8 @@ PARTS = {
 
 
 def test_the_document_is_valid_and_has_each_route_of_the_server() -> None:
+    from openapi_spec_validator import validate  # noqa: PLC0415 - two seconds of each worker
+
     validate(DOCUMENT)
     routes = (*ROUTES, *page_table.CONSOLE_ROUTES)
     of_api = {route.path for route in routes if route.path.startswith("/api/v1/")}
@@ -63,6 +63,8 @@ def test_a_query_has_its_bounds_and_values() -> None:
 
 def check(path: str, status: int, text: str) -> None:
     """Compare an answer with its description; the components are found by their references."""
+    import jsonschema  # noqa: PLC0415 - two seconds of each worker
+
     responses = DOCUMENT["paths"][path]["get"]["responses"]
     described = responses[str(status)]["content"]
     is_json = "application/json" in described and not path.startswith("/api/v1/exports/")

@@ -11,6 +11,7 @@ import pytest
 from console_site import TOKENS, Browser, browser, console, count_elements, report_nic
 from hypothesis import given, strategies as st
 from running_collector import RunningCollector
+from support import switch_readings
 
 from railscope.api import switches
 from railscope.timestamps import SECOND_NS
@@ -28,7 +29,6 @@ from railscope_collector.console.counter_increases import (
 from railscope_collector.console.curves import TimeRange
 from railscope_collector.console.page_table import PAGES_BY_NAME, PageRequest, SwitchesQuery
 from railscope_collector.switches.switch_reading import MAX_PORTS
-from tests.support import switch_readings
 
 MAX_BYTES, MAX_ELEMENTS = 600_000, 6_000
 PORT = switch_readings.port_name(1)

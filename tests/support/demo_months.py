@@ -7,11 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from support.once_per_run import once_per_run
 
 from railscope_collector.billing import billing_demo
 from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.tables import metadata
-from tests.support.once_per_run import once_per_run
 
 FILE = "months.sqlite"
 

@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 import yaml
 from support.agent_hours import SCRAPE_SECONDS, UP_SECONDS, Samples
+from support.alert_rules import ROOT, RULES, rules_of
 
 from railscope_dashboards.promql import expand, metrics_in
-from tests.support.alert_rules import ROOT, RULES, rules_of
 
 Labels = Mapping[str, str]
 

@@ -15,13 +15,13 @@ from urllib.parse import quote
 
 import psycopg
 import pytest
+from support.disk import memory_directory
 
 from tests.failover.database_pair import (
     DatabaseServerError,
     find_program,
     server_identity,
 )
-from tests.support.disk import memory_directory
 
 START_SECONDS = 60
 USER = "railscope"

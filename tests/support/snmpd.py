@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from support import snmp_objects
 
 from railscope_simulator.demo.process import free_port
-from tests.support import snmp_objects
 
 START_SECONDS = 30
 COMMUNITY, USER = "railscope-test", "watcher"

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, strategies as st
 from support.alibaba_trace import jobs_of_trace, nic_evidence, read_trace, units_of_share
 from support.job_books import job_days, with_placeholders, write_jobs
+from support.shared import capture_path
 
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import FOREVER_NS
@@ -22,7 +23,6 @@ from railscope_collector.jobs.job_reconciliation import compare_jobs
 from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.metering.units import Tiling
 from railscope_collector.tables import metadata
-from tests.support.shared import capture_path
 
 NS = 1e9
 

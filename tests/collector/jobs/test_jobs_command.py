@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from support.shared import capture_path
 
 from railscope.cli import root as railscope
 from railscope_collector.jobs.job_report import format_hours
-from tests.support.shared import capture_path
 
 S = 1_000_000_000
 GPU = "00000000:01:00.0"

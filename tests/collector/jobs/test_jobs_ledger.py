@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 from support.job_books import job_days, with_placeholders, write_jobs
 from support.metered import revision_of
+from support.shared import capture_path
 
 from railscope.claim_terms import GPU_CAPACITY
 from railscope.timestamps import FOREVER_NS
@@ -23,7 +24,6 @@ from railscope_collector.ledger.ledger_store import Ledger
 from railscope_collector.metering.tiling import SlotState
 from railscope_collector.metering.units import Tiling
 from railscope_collector.tables import metadata
-from tests.support.shared import capture_path
 
 S = 1_000_000_000
 

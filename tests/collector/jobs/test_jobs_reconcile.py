@@ -10,17 +10,7 @@ from fractions import Fraction
 import msgspec
 import pytest
 from hypothesis import assume, given, strategies as st
-
-from railscope.claim_terms import GPU_CAPACITY
-from railscope.slurm.sacct import COLUMNS
-from railscope.slurm.scontrol import parse_text
-from railscope_collector.jobs.clustercockpit import read_clustercockpit
-from railscope_collector.jobs.job_list import ListedGpu, ListedGpuPart, ListedJob, UnnamedGpus
-from railscope_collector.jobs.job_list_reader import read_sacct
-from railscope_collector.jobs.job_reconciliation import DifferenceKind, JobComparison, compare_jobs
-from railscope_collector.metering.tiling import SlotState
-from railscope_collector.metering.units import Period, Tiling
-from tests.support.job_books import (
+from support.job_books import (
     GPUS,
     SEEDS,
     START,
@@ -32,7 +22,17 @@ from tests.support.job_books import (
     queues,
     with_unnamed_gpus,
 )
-from tests.support.shared import capture_path
+from support.shared import capture_path
+
+from railscope.claim_terms import GPU_CAPACITY
+from railscope.slurm.sacct import COLUMNS
+from railscope.slurm.scontrol import parse_text
+from railscope_collector.jobs.clustercockpit import read_clustercockpit
+from railscope_collector.jobs.job_list import ListedGpu, ListedGpuPart, ListedJob, UnnamedGpus
+from railscope_collector.jobs.job_list_reader import read_sacct
+from railscope_collector.jobs.job_reconciliation import DifferenceKind, JobComparison, compare_jobs
+from railscope_collector.metering.tiling import SlotState
+from railscope_collector.metering.units import Period, Tiling
 
 # Without a difference ------------------------------------------------------------------------------
 

@@ -10,12 +10,12 @@ from itertools import groupby
 import msgspec
 import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings, strategies as st
+from support.job_books import GPUS, SEEDS, TOLERANCE, S, in_fractions, ledger, queues
 
 from railscope_collector.jobs.job_list import ListedJob, UnnamedGpus
 from railscope_collector.jobs.job_reconciliation import DifferenceKind, JobComparison, compare_jobs
 from railscope_collector.metering.tiling import TilingEntry
 from railscope_collector.metering.units import Tiling
-from tests.support.job_books import GPUS, SEEDS, TOLERANCE, S, in_fractions, ledger, queues
 
 Compare = Callable[[Iterable[TilingEntry], Iterable[ListedJob], int], JobComparison]
 

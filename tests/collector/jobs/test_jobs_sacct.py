@@ -9,13 +9,13 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from hypothesis import given, strategies as st
+from support.shared import capture_path
 
 from railscope.slurm.sacct import COLUMNS
 from railscope_collector.jobs.bad_lines import JobListError
 from railscope_collector.jobs.job_list import JobList, ListedJob, UnnamedGpus
 from railscope_collector.jobs.job_list_reader import SACCT_UNNAMED, read_sacct
 from railscope_collector.jobs.job_metering import meter_jobs
-from tests.support.shared import capture_path
 
 S = 1_000_000_000
 BERLIN = ZoneInfo("Europe/Berlin")

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import given, strategies as st
 from support.job_books import job_days
+from support.shared import capture_path
 
 from railscope.claim_terms import GPU_CAPACITY
 from railscope_collector.billing.ledger_usage import usages_of_days
@@ -21,7 +22,6 @@ from railscope_collector.jobs.job_metering import job_evidence, meter_jobs, time
 from railscope_collector.metering.evidence import NodeEvidence
 from railscope_collector.metering.tiling import SlotState
 from railscope_collector.metering.units import Tiling
-from tests.support.shared import capture_path
 
 S = 1_000_000_000
 

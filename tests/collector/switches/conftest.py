@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from tests.support import snmp_objects, snmpd
+from support import snmp_objects, snmpd
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from google.protobuf import json_format
 from hypothesis import given, strategies as st
 from running_collector import RunningCollector, run_collector, settings_in
 from support import certificates
+from support.shared import capture_path
 
 from railscope.frame import NodeTimestamp
 from railscope.otlp_metrics import OtlpRejectedError
@@ -38,7 +39,6 @@ from railscope_collector.switches.cumulus_metrics import PointResult
 from railscope_collector.switches.dialout_receiver import DialoutReceiver
 from railscope_collector.switches.switch_frames import SwitchFrames
 from railscope_collector.switches.switch_pushes import PushedValues, SwitchPushes
-from tests.support.shared import capture_path
 
 TABLE = '[leaf-01]\naddress = "127.0.0.1"\nprotocol = "dialout"\nperiod_seconds = 30\n'
 LEAF, SPLIT = "FourHundredGigE1/0/1", "TwoHundredGigE1/0/2:1"

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from running_collector import RunningCollector, logged_envelopes, run_collector, settings_in
+from support import snmp_objects, snmpd
 
 from railscope.catalog.collector import NODES
 from railscope.reading import Absent
@@ -16,7 +17,6 @@ from railscope_collector.config import IngestLimits, SwitchesSettings
 from railscope_collector.switches import switch_settings
 from railscope_collector.switches.snmp_reader import MAX_EMPTY_POLLS, SnmpReader
 from railscope_collector.switches.switch_reading import PORTS, SwitchReadError, SwitchReading
-from tests.support import snmp_objects, snmpd
 
 
 def configured(agent: snmpd.SwitchAgent, **more: str) -> switch_settings.ConfiguredSwitch:

@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 from running_collector import RunningCollector, run_collector, settings_in
+from support import snmp_objects, snmpd
+from support.shared import capture_path
 
 from railscope.catalog import switches as catalog
 from railscope.frame import NodeTimestamp
@@ -31,8 +33,6 @@ from railscope_collector.switches.switch_reading import (
     SwitchReadError,
     SwitchReading,
 )
-from tests.support import snmp_objects, snmpd
-from tests.support.shared import capture_path
 
 COMWARE, OPENCONFIG = "switch/comware", "switch/openconfig"
 LOSSLESS = f"{COMWARE}/comware7-lossless-derived"

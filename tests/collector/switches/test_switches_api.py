@@ -10,6 +10,7 @@ from typing import Any
 from makers import FrameSender
 from running_collector import RunningCollector, run_collector, settings_in
 from structlog.testing import capture_logs
+from support import snmpd
 
 from railscope.catalog import cabling, entities, nic
 from railscope.frame import Entity, Schema
@@ -17,7 +18,6 @@ from railscope.timestamps import HOUR_NS
 from railscope_collector.access.credentials import digest_token
 from railscope_collector.config import IngestLimits, SwitchesSettings
 from railscope_collector.switches import all_switches, links, switch_view
-from tests.support import snmpd
 
 ADDRESS = "02:bb:00:00:00:01"
 """MAC address of each NIC, as its switch port receives it."""
