@@ -11,144 +11,73 @@ import base64
 import binascii
 import re
 import struct
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from decimal import Decimal, InvalidOperation
 from itertools import chain
-from typing import NamedTuple, TypeAlias
+from typing import ClassVar, NamedTuple, TypeAlias
 
-from railscope import untrusted_text
 from railscope.catalog import declare, entities, switches as catalog
 from railscope.frame import Column, Entity
-from railscope.reading import UNSIGNED_RANGE, Absent, Reading, known_speed
+from railscope.reading import UNSIGNED_RANGE, Absent, Reading
 from railscope.timestamps import SECOND_NS
-from railscope_collector.switches import gnmi_updates, switch_reading as base
-from railscope_collector.switches.link_ends import other_neighbours
+from railscope_collector.switches import gnmi_updates, switch_facts as facts, switch_reading as base
+from railscope_collector.switches.fact_readings import (
+    EIGHT,
+    KnownSwitch,
+    PortPart,
+    SwitchAnswers,
+    as_identifier,
+    clean_text,
+    fact_readings,
+    neighbour_reading,
+)
+from railscope_collector.switches.switch_facts import (
+    OC_ETHERNET,
+    OC_NEIGHBOUR,
+    OC_QUEUE,
+    OC_STATE,
+    SRL_NEIGHBOUR,
+    SRL_PORT,
+)
 
 MAX_QUEUES = 8
 """Queues of a port for unicast packets, one for each priority."""
-_PORT, _SRL_PORT = "interfaces/interface[name]/", "interface[name]/"
-_STATE, _ETHERNET = f"{_PORT}state/", f"{_PORT}ethernet/state/"
-_COUNTERS, _SRL_COUNTERS = f"{_STATE}counters/", f"{_SRL_PORT}statistics/"
-_PFC, _WATCHDOG = (
-    f"{_PORT}ethernet/pfc/priorities/priority[index]/state/",
-    f"{_PORT}ethernet/pfc/watchdog/tx-queues/tx-queue[index][queue-type]/state/",
-)
-_SRL_PFC = "qos/interfaces/interface[interface-id]/pfc/statistics/pfc-priority[index]/"
-_QUEUE = "qos/interfaces/interface[interface-id]/output/queues/queue[name]/state/"
-_SRL_QUEUE = "qos/interfaces/interface[interface-id]/output/queues/queue[queue-name]/queue-statistics/aggregate-statistics/"
-_NEIGHBOUR, _SRL_NEIGHBOUR = (
-    "lldp/interfaces/interface[name]/neighbors/neighbor[id]/state/",
-    "system/lldp/interface[name]/neighbor[id]/",
-)
-_CHANNEL, _SRL_CHANNEL = (
-    "components/component[name]/transceiver/physical-channels/channel[index]/state/",
-    f"{_SRL_PORT}transceiver/channel[index]/",
-)
-
 Paths: TypeAlias = tuple[str, ...]
-"""Paths of a fact; the first one that the switch answers counts."""
-_PORT_COUNTERS: Mapping[declare.Metric, Paths] = {
-    catalog.RECEIVED: (f"{_COUNTERS}in-octets", f"{_SRL_COUNTERS}in-octets"),
-    catalog.SENT: (f"{_COUNTERS}out-octets", f"{_SRL_COUNTERS}out-octets"),
-    catalog.RECEIVED_ERRORS: (f"{_COUNTERS}in-errors", f"{_SRL_COUNTERS}in-error-packets"),
-    catalog.SENT_ERRORS: (f"{_COUNTERS}out-errors", f"{_SRL_COUNTERS}out-error-packets"),
-    catalog.RECEIVED_DISCARDS: (f"{_COUNTERS}in-discards", f"{_SRL_COUNTERS}in-discarded-packets"),
-    catalog.SENT_DISCARDS: (f"{_COUNTERS}out-discards", f"{_SRL_COUNTERS}out-discarded-packets"),
-    catalog.FCS_ERRORS: (f"{_COUNTERS}in-fcs-errors", f"{_ETHERNET}counters/in-crc-errors"),
-    catalog.FEC_CORRECTED: (f"{_ETHERNET}counters/fec-corrected-blocks",),
-    catalog.FEC_UNCORRECTABLE: (f"{_ETHERNET}counters/fec-uncorrectable-blocks",),
-    catalog.PAUSE_RECEIVED: (
-        f"{_ETHERNET}counters/in-mac-pause-frames", f"{_SRL_PORT}ethernet/statistics/in-mac-pause-frames",
-    ),
-    catalog.PAUSE_SENT: (
-        f"{_ETHERNET}counters/out-mac-pause-frames", f"{_SRL_PORT}ethernet/statistics/out-mac-pause-frames",
-    ),
-}  # fmt: skip
-_PACKETS: Mapping[declare.Metric, Paths] = {
-    catalog.RECEIVED_PACKETS: (f"{_COUNTERS}in-pkts", f"{_SRL_COUNTERS}in-packets"),
-    catalog.SENT_PACKETS: (f"{_COUNTERS}out-pkts", f"{_SRL_COUNTERS}out-packets"),
-}
-_PACKET_KINDS: Mapping[declare.Metric, Sequence[str]] = {
-    metric: [f"{_COUNTERS}{direction}-{kind}-pkts" for kind in ("unicast", "multicast", "broadcast")]
-    for metric, direction in ((catalog.RECEIVED_PACKETS, "in"), (catalog.SENT_PACKETS, "out"))
-}  # fmt: skip
-"""Parts of the packets of switches without a total of all kinds."""
-_PRIORITY_COUNTERS: Mapping[declare.Metric, Paths] = {
-    catalog.PFC_RECEIVED: (f"{_PFC}in-frames", f"{_SRL_PFC}pfc-pause-frames-received"),
-    catalog.PFC_SENT: (f"{_PFC}out-frames", f"{_SRL_PFC}pfc-pause-frames-generated"),
-}
-_ALL_PRIORITIES: Mapping[declare.Metric, declare.Metric] = {
-    catalog.ALL_PFC_RECEIVED: catalog.PFC_RECEIVED,
-    catalog.ALL_PFC_SENT: catalog.PFC_SENT,
-}
-_QUEUE_COUNTERS: Mapping[declare.Metric, Paths] = {
-    catalog.QUEUE_PACKETS: (f"{_QUEUE}transmit-pkts", f"{_SRL_QUEUE}transmitted-packets"),
-    catalog.QUEUE_BYTES: (f"{_QUEUE}transmit-octets", f"{_SRL_QUEUE}transmitted-octets"),
-    catalog.QUEUE_DROPPED_PACKETS: (f"{_QUEUE}dropped-pkts", f"{_SRL_QUEUE}dropped-packets"),
-    catalog.QUEUE_DROPPED_BYTES: (f"{_QUEUE}dropped-octets", f"{_SRL_QUEUE}dropped-octets"),
-}
-_MARK_COUNTERS: Mapping[declare.Metric, Paths] = {
-    catalog.QUEUE_MARKED_PACKETS: (f"{_QUEUE}ecn-marked-pkts", f"{_SRL_QUEUE}ecn-marked-packets"),
-    catalog.QUEUE_MARKED_BYTES: (f"{_QUEUE}ecn-marked-octets",),
-    catalog.QUEUE_WRED_DROPPED_PACKETS: (f"{_QUEUE}wred-dropped-pkts",),
-}
-_WATERMARKS: Mapping[declare.Metric, Paths] = {
-    # A gauge, though its type is counter64 (openconfig-qos-interfaces: "Maximum observed queue length", bytes).
-    catalog.QUEUE_WATERMARK: (f"{_QUEUE}max-queue-len",),
-}
-_WATCHDOG_COUNTERS: Mapping[declare.Metric, Paths] = {
-    catalog.WATCHDOG_DETECTED: (f"{_WATCHDOG}stuck-count",),
-    catalog.WATCHDOG_RESTORED: (f"{_WATCHDOG}recovery-count",),
-}
-"""By queue and its type."""
-_PRIORITY_WATCHDOG: Mapping[declare.Metric, Paths] = {
-    catalog.WATCHDOG_DETECTED: (),
-    catalog.WATCHDOG_RESTORED: (f"{_SRL_PFC}deadlock-recovery-occurrences",),
-}
-"""By priority, which has the number of its queue."""
-_LANE_POWERS: Mapping[declare.Metric, Paths] = {
-    catalog.TRANSCEIVER_RECEIVE_POWER: (f"{_CHANNEL}input-power/instant", f"{_SRL_CHANNEL}input-power/latest-value"),
-    catalog.TRANSCEIVER_TRANSMIT_POWER: (f"{_CHANNEL}output-power/instant", f"{_SRL_CHANNEL}output-power/latest-value"),
-}  # fmt: skip
-"""In dBm."""
-_LANE_BIAS: Paths = (
-    f"{_CHANNEL}laser-bias-current/instant", f"{_SRL_CHANNEL}laser-bias-current/latest-value",
-)  # fmt: skip
-"""In milliamperes."""
-_TRANSCEIVER, _LANES_OF_PORT = f"{_STATE}transceiver", f"{_STATE}physical-channel"
-_STATUS: Paths = (f"{_STATE}oper-status", f"{_SRL_PORT}oper-state")
-_ENABLED: Paths = (f"{_STATE}admin-status", f"{_SRL_PORT}admin-state")
-_SPEED: Paths = (f"{_ETHERNET}port-speed", f"{_SRL_PORT}ethernet/port-speed")
-_TYPE: Paths = (f"{_STATE}type",)
+"""Paths of a text; the first one that the switch answers counts."""
+_FACTS = facts.select(lambda fact: fact.openconfig, lambda fact: fact.srlinux)
+_TRANSCEIVER, _LANES_OF_PORT = f"{OC_STATE}transceiver", f"{OC_STATE}physical-channel"
+_TYPE: Paths = (f"{OC_STATE}type",)
 _PORT_FACTS: Mapping[str, Paths] = {
-    "index": (f"{_STATE}ifindex", f"{_SRL_PORT}ifindex"),
-    "description": (f"{_STATE}description", f"{_SRL_PORT}description"),
-    "mac_address": (f"{_ETHERNET}hw-mac-address", f"{_SRL_PORT}ethernet/hw-mac-address"),
+    "index": (f"{OC_STATE}ifindex", f"{SRL_PORT}ifindex"),
+    "description": (f"{OC_STATE}description", f"{SRL_PORT}description"),
+    "mac_address": (f"{OC_ETHERNET}hw-mac-address", f"{SRL_PORT}ethernet/hw-mac-address"),
 }
-_QUEUE_ID, _QUEUE_TYPE = f"{_QUEUE}id", f"{_QUEUE}queue-type"
-_CHASSIS, _PORT_ID, _DESCRIPTION, _SYSTEM_NAME = (
-    (f"{_NEIGHBOUR}{name}", f"{_SRL_NEIGHBOUR}{name}")
-    for name in ("chassis-id", "port-id", "port-description", "system-name")
-)
-_CHASSIS_KIND, _PORT_KIND = (
-    (f"{_NEIGHBOUR}{name}-id-type", f"{_SRL_NEIGHBOUR}{name}-id-type")
-    for name in ("chassis", "port")
-)
+_QUEUE_ID, _QUEUE_TYPE = f"{OC_QUEUE}id", f"{OC_QUEUE}queue-type"
+_CHASSIS, _CHASSIS_KIND, _PORT_ID, _PORT_KIND, _DESCRIPTION, _SYSTEM_NAME = (
+    (f"{OC_NEIGHBOUR}{name}", f"{SRL_NEIGHBOUR}{name}")
+    for name in ("chassis-id", "chassis-id-type", "port-id", "port-id-type", "port-description", "system-name")
+)  # fmt: skip
 _BOOT_TIME = "system/state/boot-time"
 _HOST_NAME: Paths = ("system/state/hostname", "lldp/state/system-name")
 _OWN_CHASSIS, _OWN_CHASSIS_KIND, _OWN_DESCRIPTION = (
     f"lldp/state/{name}" for name in ("chassis-id", "chassis-id-type", "system-description")
 )
+
+
+def _paths(*streams: str) -> Iterator[str]:
+    """Yield the paths of all facts of some streams."""
+    for stream in streams:
+        for names in _FACTS[stream].values():
+            yield from chain.from_iterable(names)
+
+
 TREE = gnmi_updates.build_tree({
-    *chain.from_iterable(chain.from_iterable(table.values() for table in (
-        _PORT_COUNTERS, _PACKETS, _PACKET_KINDS, _PRIORITY_COUNTERS, _QUEUE_COUNTERS, _MARK_COUNTERS, _WATERMARKS,
-        _WATCHDOG_COUNTERS, _PRIORITY_WATCHDOG, _PORT_FACTS, _LANE_POWERS,
-    ))),
-    *_STATUS, *_ENABLED, *_SPEED, *_TYPE, *_CHASSIS, *_CHASSIS_KIND, *_PORT_ID, *_PORT_KIND, *_DESCRIPTION,
-    *_SYSTEM_NAME, *_HOST_NAME, *_LANE_BIAS, _TRANSCEIVER, _LANES_OF_PORT, _QUEUE_ID, _QUEUE_TYPE, _BOOT_TIME, _OWN_CHASSIS, _OWN_CHASSIS_KIND, _OWN_DESCRIPTION,
+    *_paths(*_FACTS), *chain.from_iterable(_PORT_FACTS.values()), *_TYPE, *_CHASSIS, *_CHASSIS_KIND, *_PORT_ID, *_PORT_KIND,
+    *_DESCRIPTION, *_SYSTEM_NAME, *_HOST_NAME, _TRANSCEIVER, _LANES_OF_PORT, _QUEUE_ID, _QUEUE_TYPE, _BOOT_TIME, _OWN_CHASSIS,
+    _OWN_CHASSIS_KIND, _OWN_DESCRIPTION,
 })  # fmt: skip
-"""All paths of the table."""
+"""All paths that are kept."""
 
 _STATUSES: Mapping[str, Reading] = {
     "UP": 1, "ENABLE": 1, "UNKNOWN": Absent.UNSUPPORTED,
@@ -227,55 +156,53 @@ def is_requested(leaf: str, group: Group) -> bool:
 _PORT_PATHS = frozenset(
     leaf for leaf in TREE.leaves() if any(is_requested(leaf, each) for each in (PORTS, SRL_PORTS))
 )
+_GROUPS_OF_FACTS: Mapping[declare.Metric, str] = {
+    metric: next(group.name for group in (*GROUPS, *SRL_GROUPS) if is_requested(names[0][0], group))
+    for names_of in _FACTS.values()
+    for metric, names in names_of.items()
+}
+
+
+def _paths_of(*metrics: declare.Metric) -> frozenset[str]:
+    """Return the paths of facts."""
+    names = (_FACTS[stream].get(metric, ()) for stream in _FACTS for metric in metrics)
+    return frozenset(chain.from_iterable(chain.from_iterable(names)))
+
+
 _FACTS_BY_NAME: Mapping[str, frozenset[str]] = {
-    "Ethernet counters": frozenset((*_SPEED, *_PORT_COUNTERS[catalog.PAUSE_SENT])),
-    "FEC": frozenset(_PORT_COUNTERS[catalog.FEC_CORRECTED]),
-    "PFC": frozenset(_PRIORITY_COUNTERS[catalog.PFC_SENT]),
-    "PFC watchdog": frozenset(
-        chain.from_iterable((*_WATCHDOG_COUNTERS.values(), *_PRIORITY_WATCHDOG.values()))
-    ),
+    "Ethernet counters": _paths_of(catalog.SPEED, catalog.PAUSE_SENT),
+    "FEC": _paths_of(catalog.FEC_CORRECTED),
+    "PFC": _paths_of(catalog.PFC_SENT),
+    "PFC watchdog": frozenset(_paths(base.WATCHDOG)),
     "system": frozenset((_BOOT_TIME, *_HOST_NAME)),
-    "queues": frozenset(_QUEUE_COUNTERS[catalog.QUEUE_PACKETS]),
-    "ECN marks": frozenset(_MARK_COUNTERS[catalog.QUEUE_MARKED_PACKETS]),
-    "optics": frozenset(_LANE_POWERS[catalog.TRANSCEIVER_RECEIVE_POWER]),
+    "queues": _paths_of(catalog.QUEUE_PACKETS),
+    "ECN marks": _paths_of(catalog.QUEUE_MARKED_PACKETS),
+    "optics": _paths_of(catalog.TRANSCEIVER_RECEIVE_POWER),
     "LLDP": frozenset(_CHASSIS),
 }
 """Facts that a switch may not have, with their paths."""
-_GROUP_OF_FACT = {"FEC": "Ethernet counters", "PFC watchdog": "PFC", "ECN marks": "queues"}
+_GROUP_OF_NAME = {"FEC": "Ethernet counters", "PFC watchdog": "PFC", "ECN marks": "queues"}
 
 
 class Lane(NamedTuple):
-    """A lane of a transceiver, from 1."""
+    """Keys of a lane in the paths of a transceiver, or of a port."""
 
-    number: int
     component: str
     key: str
-    """Key in the paths of the component, or port."""
-
-
-class Queue(NamedTuple):
-    """A queue of unicast packets."""
-
-    label: str
-    key: str
-    """Key in the paths."""
 
 
 @dataclass(slots=True)
-class SwitchFacts:
-    """Findings of earlier polls, since not all groups are due in each."""
+class SwitchFacts(KnownSwitch):
+    """Findings of earlier polls, with the parts of the ports."""
 
-    missing: dict[str, bool] = field(default_factory=dict)
-    """Facts that the switch has (false) or does not have (true)."""
-    identity: Mapping[str, str] = field(default_factory=dict)
-    queues: dict[str, list[Queue]] = field(default_factory=dict)
+    queues: dict[str, list[PortPart]] = field(default_factory=dict)
     """Queues of each port."""
-    lanes: dict[str, list[Lane]] = field(default_factory=dict)
+    lanes: dict[str, list[PortPart]] = field(default_factory=dict)
     """Lanes of the transceiver of each port."""
 
 
 @dataclass(frozen=True, slots=True)
-class OpenConfigAnswers:
+class OpenConfigAnswers(SwitchAnswers[str, str]):
     """Leaves of one poll, and the groups that were due."""
 
     leaves: gnmi_updates.Leaves
@@ -284,22 +211,34 @@ class OpenConfigAnswers:
     failures: Mapping[str, Absent] = field(default_factory=dict)
     """Reasons of the groups whose request failed; a leaf that arrived before counts."""
     dialect: str = "openconfig"
+    known: SwitchFacts = field(default_factory=SwitchFacts)
 
-    def count(self, group: str, paths: Paths, name: str, *more: str) -> Reading:
-        """Return a number of at most 64 bits: the first of these paths that the switch answered."""
-        for path in paths:
-            leaf = self.leaves.get(path, name, *more)
-            if leaf is not None:
-                return as_count(leaf)
-        return self.failures.get(group, Absent.UNSUPPORTED)
+    units: ClassVar = facts.UNITS[facts.OPENCONFIG]
 
-    def decimal(self, group: str, paths: Paths, name: str, *more: str) -> Decimal | Absent:
-        """Return a number with a fraction: the first of these paths that the switch answered."""
-        for path in paths:
-            leaf = self.leaves.get(path, name, *more)
-            if leaf is not None:
-                return as_decimal(leaf)
-        return self.failures.get(group, Absent.UNSUPPORTED)
+    def read(self, metric: declare.Metric, name: str, port: str, part: object) -> Reading | Decimal:
+        """Return a number at a path; the one of a port at a path by priority is the sum of all of them."""
+        keys = _keys(name, port, part)
+        if len(keys) < name.count("["):
+            return base.sum_counters(
+                self.read(metric, name, port, number) for number in base.PRIORITIES
+            )
+        leaf = self.leaves.get(name, *keys)
+        if leaf is None:
+            return Absent.UNSUPPORTED
+        convert = _CONVERSIONS.get(metric, as_count)
+        return as_decimal(leaf) if metric in self.units else convert(leaf)
+
+    def absence(self, metric: declare.Metric) -> Absent:
+        """Return the reason of the group of a fact."""
+        return self.failures.get(_GROUPS_OF_FACTS[metric], Absent.UNSUPPORTED)
+
+    def parts(self, stream: str, kind: declare.EntityKind, port: str) -> Iterable[PortPart]:
+        """Return the queues and lanes that the switch has; the watchdog counts by priority."""
+        if kind is entities.SWITCH_LANE:
+            return self.known.lanes.get(port, ())
+        if kind is entities.SWITCH_QUEUE and stream != base.WATCHDOG:
+            return self.known.queues.get(port, ())
+        return EIGHT
 
     def text(self, paths: Iterable[str], name: str = "", *more: str) -> str:
         """Return a text; empty if there is none."""
@@ -310,10 +249,17 @@ class OpenConfigAnswers:
         return ""
 
 
+def _keys(path: str, port: str, part: object) -> tuple[str, ...]:
+    if isinstance(part, Lane):
+        return part.component, part.key
+    keys = (port,) if part is None else (port, str(part))
+    return (*keys, "UNICAST") if "[queue-type]" in path else keys
+
+
 # Values ------------------------------------------------------------------------------------------
 
 
-def as_count(leaf: gnmi_updates.Leaf) -> Reading:
+def as_count(leaf: object) -> Reading:
     """Return a leaf as an unsigned number: JSON_IETF has 64-bit numbers as text, some switches as floating point."""
     if isinstance(leaf, bool):
         return Absent.ERROR
@@ -325,7 +271,7 @@ def as_count(leaf: gnmi_updates.Leaf) -> Reading:
     return base.as_number(int(number)) if number == number.to_integral_value() else Absent.ERROR
 
 
-def as_decimal(leaf: gnmi_updates.Leaf) -> Decimal | Absent:
+def as_decimal(leaf: object) -> Decimal | Absent:
     """Return a leaf as a number with a fraction; also one of 4 or 8 bytes, as Junos sends it, in base64 in JSON_IETF."""
     if isinstance(leaf, Absent):
         return leaf
@@ -345,81 +291,76 @@ def as_decimal(leaf: gnmi_updates.Leaf) -> Decimal | Absent:
 def as_text(leaf: object) -> str:
     """Return a leaf as printable text of limited length; empty if it is none."""
     is_text = isinstance(leaf, str | int) and not isinstance(leaf, bool)
-    return base.cut_text(untrusted_text.printable(str(leaf))) if is_text else ""
+    return clean_text(str(leaf)) if is_text else ""
 
 
-def _state(answers: OpenConfigAnswers, paths: Paths, port: str) -> Reading:
-    text = gnmi_updates.local_name(answers.text(paths, port)).upper()
-    if not text:
-        is_damaged = any(answers.leaves.get(path, port) is not None for path in paths)
-        return Absent.ERROR if is_damaged else answers.failures.get("ports", Absent.UNSUPPORTED)
-    return _STATUSES.get(text, Absent.ERROR)
+def _state(leaf: object) -> Reading:
+    return _STATUSES.get(gnmi_updates.local_name(as_text(leaf)).upper(), Absent.ERROR)
 
 
-def _speed(answers: OpenConfigAnswers, port: str) -> Reading:
-    text = gnmi_updates.local_name(answers.text(_SPEED, port))
+def _speed(leaf: object) -> Reading:
+    text = gnmi_updates.local_name(as_text(leaf))
     if not text or text == "SPEED_UNKNOWN":
-        return answers.failures.get("Ethernet counters", Absent.UNSUPPORTED)
+        return Absent.UNSUPPORTED
     matched = _PORT_SPEED.fullmatch(text)
-    return known_speed(int(matched[1]) * _MEGABITS[matched[2]]) if matched else Absent.ERROR
+    return int(matched[1]) * _MEGABITS[matched[2]] if matched else Absent.ERROR
 
 
-def _identifier(text: str, kind: str) -> str:
-    """Return the identifier of a chassis or port; a MAC address as aa:bb:cc:dd:ee:ff."""
-    is_mac = gnmi_updates.local_name(kind) == _MAC
-    return text.lower().replace("-", ":") if is_mac else text
+_CONVERSIONS: Mapping[declare.Metric, Callable[[object], Reading]] = {
+    catalog.PORT_UP: _state,
+    catalog.PORT_ENABLED: _state,
+    catalog.SPEED: _speed,
+}
+
+
+def _identifier(answers: OpenConfigAnswers, paths: Paths, kinds: Paths, *keys: str) -> str:
+    """Return the identifier of a chassis or port."""
+    is_mac = gnmi_updates.local_name(answers.text(kinds, *keys)) == _MAC
+    return as_identifier(answers.text(paths, *keys), is_mac=is_mac)
 
 
 # Readings ----------------------------------------------------------------------------------------
 
 
-def make_reading(
-    switch: str, answers: OpenConfigAnswers, found_before: SwitchFacts
-) -> base.SwitchReading:
+def make_reading(switch: str, answers: OpenConfigAnswers, known: SwitchFacts) -> base.SwitchReading:
     """Return the readings of a switch, and update what is known. Raises SwitchReadError if it has no ports."""
-    _note(answers, found_before)
+    _note(answers, known)
     found = sorted(_port_names(answers), key=_natural_order)
     if not found:
         message = "no Ethernet ports: expected interfaces with a state"
         raise base.SwitchReadError(message)
-    ports = [_port(switch, name, answers) for name in found[: base.MAX_PORTS]]
-    uptime_ns = _uptime_ns(answers)
-    streams = {
-        base.SWITCH: _switch(switch, found_before, len(found), uptime_ns),
-        base.PORTS: list(_port_readings(ports, answers)),
-        base.PRIORITY: list(_priority_readings(ports, answers)),
-        base.WATCHDOG: list(_watchdog_readings(ports, answers)),
-    }
+    ports = {name: _port(switch, name, answers) for name in found[: base.MAX_PORTS]}
+    streams = [base.PORTS, base.PRIORITY, base.WATCHDOG]
     if "queues" in answers.due:
+        streams += [base.QUEUES, base.QUEUE_MARKS, base.WATERMARKS]
         if "queues" not in answers.failures:
-            found_before.queues = {port.key[1]: _queues(port, answers) for port in ports}
-        queues = [
-            (port, queue) for port in ports for queue in found_before.queues.get(port.key[1], ())
-        ]
-        streams[base.QUEUES] = list(_queue_readings(queues, answers, _QUEUE_COUNTERS))
-        streams[base.QUEUE_MARKS] = list(_queue_readings(queues, answers, _MARK_COUNTERS))
-        streams[base.WATERMARKS] = list(_queue_readings(queues, answers, _WATERMARKS))
+            known.queues = {port: _queues(port, answers) for port in ports}
     if "optics" in answers.due:
+        streams.append(base.LANES)
         if "optics" not in answers.failures:
-            found_before.lanes = {port.key[1]: _lanes(port.key[1], answers) for port in ports}
-        streams[base.LANES] = list(_lane_readings(ports, answers, found_before.lanes))
+            known.lanes = {port: _lanes(port, answers) for port in ports}
+    readings = fact_readings(
+        {stream: _FACTS[stream] for stream in streams}, ports, replace(answers, known=known)
+    )
+    uptime_ns = _uptime_ns(answers)
+    uptime = Absent.UNSUPPORTED if uptime_ns is None else uptime_ns // _UPTIME_STEP_NS
+    readings[base.SWITCH] = known.readings(switch, len(found), uptime)
     if "LLDP" in answers.due:
-        streams[base.NEIGHBOURS] = list(_neighbour_readings(ports, answers))
-    return base.SwitchReading(streams, uptime_ns, dialect=answers.dialect)
+        readings[base.NEIGHBOURS] = list(_neighbour_readings(ports.values(), answers))
+    return base.SwitchReading(readings, uptime_ns, dialect=answers.dialect)
 
 
-def _note(answers: OpenConfigAnswers, found: SwitchFacts) -> None:
+def _note(answers: OpenConfigAnswers, known: SwitchFacts) -> None:
     for name, paths in _FACTS_BY_NAME.items():
-        group = _GROUP_OF_FACT.get(name, name)
+        group = _GROUP_OF_NAME.get(name, name)
         # A failure of this poll changes nothing.
         if group in answers.due and group not in answers.failures:
-            found.missing[name] = not answers.leaves.has(paths)
-    if "LLDP" in answers.due or not found.identity:
-        chassis = answers.text([_OWN_CHASSIS])
-        found.identity = {
+            known.missing[name] = not answers.leaves.has(paths)
+    if "LLDP" in answers.due or not known.identity:
+        known.identity = {
             "system_name": answers.text(_HOST_NAME),
             "description": answers.text([_OWN_DESCRIPTION]),
-            "chassis": _identifier(chassis, answers.text([_OWN_CHASSIS_KIND])),
+            "chassis": _identifier(answers, (_OWN_CHASSIS,), (_OWN_CHASSIS_KIND,)),
         }
 
 
@@ -430,7 +371,7 @@ def _port_names(answers: OpenConfigAnswers) -> list[str]:
     if leaves.has(_TYPE):
         types = {name: gnmi_updates.local_name(answers.text(_TYPE, name)) for name in names}
         return [name for name, kind in types.items() if kind in _ETHERNET_TYPES]
-    with_speed = frozenset(leaves.names(_SPEED))
+    with_speed = frozenset(leaves.names(_paths_of(catalog.SPEED)))
     return [name for name in names if name in with_speed] if with_speed else names
 
 
@@ -443,147 +384,56 @@ def _natural_order(name: str) -> list[tuple[bool, int, str]]:
 
 def _port(switch: str, name: str, answers: OpenConfigAnswers) -> Entity:
     """Return a port. LLDP of these systems announces the name of the interface as port ID."""
-    facts = {fact: answers.text(paths, name) for fact, paths in _PORT_FACTS.items()}
-    facts |= {"alias": "", "mac_address": facts["mac_address"].lower(), "lldp_port_id": name}
-    return Entity(entities.SWITCH_PORT, (switch, name), facts)
+    texts = {fact: answers.text(paths, name) for fact, paths in _PORT_FACTS.items()}
+    texts |= {"alias": "", "mac_address": texts["mac_address"].lower(), "lldp_port_id": name}
+    return Entity(entities.SWITCH_PORT, (switch, name), texts)
 
 
 def _uptime_ns(answers: OpenConfigAnswers) -> int | None:
     """Return the time since the switch started, both times by its own clock."""
-    started = answers.count("system", (_BOOT_TIME,), "")
+    started = as_count(answers.leaves.get(_BOOT_TIME))
     if isinstance(started, Absent):
         return None
     uptime_ns = answers.leaves.newest_ns - started
     return uptime_ns if 0 <= uptime_ns < _MAX_UPTIME_NS else None
 
 
-def _switch(
-    switch: str, found: SwitchFacts, port_count: int, uptime_ns: int | None
-) -> base.StreamReadings:
-    missing = ", ".join(name for name, is_missing in found.missing.items() if is_missing)
-    entity = Entity(entities.SWITCH, (switch,), {**found.identity, "missing_tables": missing})
-    uptime = Absent.UNSUPPORTED if uptime_ns is None else uptime_ns // _UPTIME_STEP_NS
-    return [((catalog.UPTIME, entity), uptime), ((catalog.PORTS, entity), port_count)]
-
-
-def _port_readings(
-    ports: Sequence[Entity], answers: OpenConfigAnswers
-) -> Iterator[tuple[Column, Reading]]:
-    for port in ports:
-        name = port.key[1]
-        yield (catalog.PORT_UP, port), _state(answers, _STATUS, name)
-        yield (catalog.PORT_ENABLED, port), _state(answers, _ENABLED, name)
-        yield (catalog.SPEED, port), _speed(answers, name)
-        for metric, paths in _PACKETS.items():
-            yield (metric, port), _packets(answers, metric, paths, name)
-        for metric, of_priority in _ALL_PRIORITIES.items():
-            paths = _PRIORITY_COUNTERS[of_priority]
-            parts = (answers.count("PFC", paths, name, str(each)) for each in base.PRIORITIES)
-            yield (metric, port), base.sum_counters(parts)
-        for metric, paths in _PORT_COUNTERS.items():
-            group = "Ethernet counters" if paths[0].startswith(_ETHERNET) else "ports"
-            yield (metric, port), answers.count(group, paths, name)
-
-
-def _packets(
-    answers: OpenConfigAnswers, metric: declare.Metric, paths: Paths, port: str
-) -> Reading:
-    total = answers.count("ports", paths, port)
-    if total is not Absent.UNSUPPORTED:
-        return total
-    kinds = _PACKET_KINDS[metric]
-    return base.sum_counters(answers.count("ports", (kind,), port) for kind in kinds)
-
-
-def _priority_readings(
-    ports: Sequence[Entity], answers: OpenConfigAnswers
-) -> Iterator[tuple[Column, Reading]]:
-    for port in ports:
-        for priority in map(str, base.PRIORITIES):
-            entity = Entity(entities.SWITCH_PRIORITY, (*port.key, priority))
-            for metric, paths in _PRIORITY_COUNTERS.items():
-                yield (metric, entity), answers.count("PFC", paths, port.key[1], priority)
-
-
-def _watchdog_readings(
-    ports: Sequence[Entity], answers: OpenConfigAnswers
-) -> Iterator[tuple[Column, Reading]]:
-    for port in ports:
-        for queue in map(str, base.PRIORITIES):
-            entity = Entity(entities.SWITCH_QUEUE, (*port.key, queue))
-            for metric, paths in _WATCHDOG_COUNTERS.items():
-                reading = answers.count("PFC", paths, port.key[1], queue, "UNICAST")
-                if reading is Absent.UNSUPPORTED:
-                    by_priority = _PRIORITY_WATCHDOG[metric]
-                    reading = answers.count("PFC", by_priority, port.key[1], queue)
-                yield (metric, entity), reading
-
-
-def _queues(port: Entity, answers: OpenConfigAnswers) -> list[Queue]:
+def _queues(port: str, answers: OpenConfigAnswers) -> list[PortPart]:
     """Return the queues of unicast packets of a port by their number, or by their name if the switch states none."""
-    name, leaves = port.key[1], answers.leaves
-    paths = chain.from_iterable(
-        (*_QUEUE_COUNTERS.values(), *_MARK_COUNTERS.values(), *_WATERMARKS.values())
-    )
-    keys = sorted({keys[0] for path in paths for keys in leaves.more_keys(path, name)})
-    found: dict[str, Queue] = {}
+    paths = _paths(base.QUEUES, base.QUEUE_MARKS, base.WATERMARKS)
+    keys = sorted({keys[0] for path in paths for keys in answers.leaves.more_keys(path, port)})
+    found: dict[str, PortPart] = {}
     for key in keys:
-        if answers.text([_QUEUE_TYPE], name, key) not in _UNICAST or key.startswith("multicast-"):
+        if answers.text([_QUEUE_TYPE], port, key) not in _UNICAST or key.startswith("multicast-"):
             continue
         matched = _NUMBERED_QUEUE.fullmatch(key)
-        label = answers.text([_QUEUE_ID], name, key) or (matched[1] if matched else key)
-        found.setdefault(label, Queue(label, key))
+        label = answers.text([_QUEUE_ID], port, key) or (matched[1] if matched else key)
+        found.setdefault(label, PortPart(label, key))
     return [found[label] for label in sorted(found, key=_natural_order)[:MAX_QUEUES]]
 
 
-def _queue_readings(
-    queues: Iterable[tuple[Entity, Queue]],
-    answers: OpenConfigAnswers,
-    counters: Mapping[declare.Metric, Paths],
-) -> Iterator[tuple[Column, Reading]]:
-    for port, queue in queues:
-        entity = Entity(entities.SWITCH_QUEUE, (*port.key, queue.label))
-        for metric, paths in counters.items():
-            yield (metric, entity), answers.count("queues", paths, port.key[1], queue.key)
-
-
-def _lane_readings(
-    ports: Sequence[Entity], answers: OpenConfigAnswers, lanes: Mapping[str, Sequence[Lane]]
-) -> Iterator[tuple[Column, Reading]]:
-    for port in ports:
-        for lane in lanes.get(port.key[1], ()):
-            entity = Entity(entities.SWITCH_LANE, (*port.key, str(lane.number)))
-            for metric, paths in _LANE_POWERS.items():
-                power = answers.decimal("optics", paths, lane.component, lane.key)
-                yield (
-                    (metric, entity),
-                    power if isinstance(power, Absent) else base.as_nanowatts(float(power)),
-                )
-            bias = answers.decimal("optics", _LANE_BIAS, lane.component, lane.key)
-            microamperes = bias if isinstance(bias, Absent) else int(bias * 1000)
-            yield (catalog.TRANSCEIVER_BIAS, entity), microamperes
-
-
-def _lanes(port: str, answers: OpenConfigAnswers) -> list[Lane]:
-    """Return the lanes of a port. A transceiver with a channel 0 counts from 0."""
+def _lanes(port: str, answers: OpenConfigAnswers) -> list[PortPart]:
+    """Return the lanes of a port from 1. A transceiver with a channel 0 counts from 0."""
     leaves = answers.leaves
     # In OpenConfig, lanes belong to a component, which several ports may share.
     component = answers.text([_TRANSCEIVER], port) or port
-    paths = (*chain.from_iterable(_LANE_POWERS.values()), *_LANE_BIAS)
     found = [
         number
         for number in _CHANNELS
-        if any(leaves.get(path, component, str(number)) is not None for path in paths)
+        if any(leaves.get(path, component, str(number)) is not None for path in _paths(base.LANES))
     ]
     of_port = leaves.get(_LANES_OF_PORT, port)
     named = {as_text(each) for each in of_port} if isinstance(of_port, tuple) else set()
     own = [number for number in found if str(number) in named] or found
     first = 0 if 0 in found else 1
-    return [Lane(number - first + 1, component, str(number)) for number in own[:_MAX_LANES]]
+    return [
+        PortPart(str(number - first + 1), Lane(component, str(number)))
+        for number in own[:_MAX_LANES]
+    ]
 
 
 def _neighbour_readings(
-    ports: Sequence[Entity], answers: OpenConfigAnswers
+    ports: Iterable[Entity], answers: OpenConfigAnswers
 ) -> Iterator[tuple[Column, Reading]]:
     is_missing = not answers.leaves.has(_CHASSIS)
     for port in ports:
@@ -591,22 +441,16 @@ def _neighbour_readings(
         keys = sorted({
             keys for path in _CHASSIS for keys in answers.leaves.more_keys(path, name)
         })  # fmt: skip
-        facts = _neighbour(answers, name, keys[0]) if keys else {}
-        if keys:
-            others = (_neighbour(answers, name, key) for key in keys[1:])
-            facts |= other_neighbours(others, facts["chassis"])
-        presence: Reading = int(bool(keys))
+        absence = None
         if is_missing or (not keys and "LLDP" in answers.failures):
-            presence = answers.failures.get("LLDP", Absent.UNSUPPORTED)
-        entity = Entity(entities.SWITCH_NEIGHBOUR, port.key, facts)
-        yield (catalog.NEIGHBOUR_KNOWN, entity), presence
+            absence = answers.failures.get("LLDP", Absent.UNSUPPORTED)
+        yield neighbour_reading(port, [_neighbour(answers, name, each) for each in keys], absence)
 
 
 def _neighbour(answers: OpenConfigAnswers, port: str, keys: gnmi_updates.Keys) -> dict[str, str]:
-    chassis, port_id = (answers.text(paths, port, *keys) for paths in (_CHASSIS, _PORT_ID))
     return {
         "system_name": answers.text(_SYSTEM_NAME, port, *keys),
-        "chassis": _identifier(chassis, answers.text(_CHASSIS_KIND, port, *keys)),
-        "neighbour_port": _identifier(port_id, answers.text(_PORT_KIND, port, *keys)),
+        "chassis": _identifier(answers, _CHASSIS, _CHASSIS_KIND, port, *keys),
+        "neighbour_port": _identifier(answers, _PORT_ID, _PORT_KIND, port, *keys),
         "port_description": answers.text(_DESCRIPTION, port, *keys),
     }

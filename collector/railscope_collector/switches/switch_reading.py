@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Literal, Protocol, TypeAlias
 
 from railscope import RailscopeError
@@ -115,13 +116,13 @@ def as_nanowatts(dbm: float) -> Reading:
     return round(10 ** (dbm / 10) * 1e6) if is_possible else Absent.ERROR
 
 
-def sum_counters(parts: Iterable[Reading]) -> Reading:
+def sum_counters(parts: Iterable[Reading | Decimal]) -> Reading:
     """Return the sum of counters, which counts as they do, in 64 bits; absent if one of them is."""
     total = 0
     for part in parts:
         if isinstance(part, Absent):
             return part
-        total += part
+        total += int(part)
     # As the counters wrap at 64 bits, so does their sum; increments stay right.
     return total % UNSIGNED_RANGE
 
