@@ -1,13 +1,13 @@
 """Telemetry that H3C switches push by gRPC dial-out: messages with rows as JSON text, and the values that they become.
 
 Every number is a value of one field of a row, a list of eight by priority or queue as text, or such a list for each
-slice, a part of the chip's buffer. This table specifies what each field is; what is not in it is not stored. Pure.
+slice, a part of the chip's buffer. What the table of facts does not name is not stored. Pure.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import NamedTuple
@@ -17,17 +17,11 @@ import msgspec
 from railscope.catalog import declare, entities, switches as catalog
 from railscope.frame import Entity
 from railscope.otlp_metrics import OtlpRejectedError
-from railscope.reading import Absent, Reading, known_speed
+from railscope.reading import Absent, Reading
 from railscope.timestamps import MILLISECOND_NS
-from railscope_collector.switches import switch_reading as base
+from railscope_collector.switches import switch_facts as facts, switch_reading as base
 from railscope_collector.switches.cumulus_metrics import MAX_PORT_NAME, PointResult
-from railscope_collector.switches.snmp_values import (
-    LANES,
-    as_nanowatts,
-    microamperes,
-    microvolts,
-    millidegrees,
-)
+from railscope_collector.switches.snmp_values import LANES, as_signed
 from railscope_collector.switches.switch_pushes import PushedColumn, PushedValues
 
 MAX_TEXT_BYTES = 8 << 20
@@ -39,7 +33,8 @@ MAX_OBJECTS, MAX_VALUES = 20_000, 400_000
 MAX_PATH = 128
 FORMAT = "format"
 _UP = 1
-_KILOBITS_PER_MEGABIT = 1000
+_STATES = {catalog.PORT_UP, catalog.PORT_ENABLED}
+_UNITS = facts.UNITS[facts.DIALOUT]
 
 
 def malformed(problem: str) -> OtlpRejectedError:
@@ -47,23 +42,21 @@ def malformed(problem: str) -> OtlpRejectedError:
     return OtlpRejectedError(problem, HTTPStatus.BAD_REQUEST, FORMAT)
 
 
-def _state(value: object) -> Reading:
-    number = base.as_number(value)
-    return number if isinstance(number, Absent) else int(number == _UP)
-
-
-def _speed(value: object) -> Reading:
-    """Return a speed in kilobits per second in megabits per second."""
-    number = base.as_number(value)
-    return number if isinstance(number, Absent) else known_speed(number // _KILOBITS_PER_MEGABIT)
-
-
 class FieldRule(NamedTuple):
     """Meaning of one field of the rows of a table."""
 
     name: str
     metric: declare.Metric
-    convert: Callable[[object], Reading] = base.as_number
+
+    def convert(self, value: object) -> Reading:
+        """Return a value in the steps of the metric; those of transceivers are as in the MIB."""
+        if self.metric in facts.UNITS[facts.COMWARE]:
+            number = as_signed(value)
+        else:
+            number = base.as_number(value)
+        if self.metric in _STATES and isinstance(number, int):
+            return int(number == _UP)
+        return facts.as_stored(self.metric, number, _UNITS.get(self.metric))
 
 
 class DialoutTable(NamedTuple):
@@ -73,97 +66,25 @@ class DialoutTable(NamedTuple):
     rules: Sequence[FieldRule]
 
 
+_STREAMS = {
+    "ifmgr/interfaces": base.PORTS, "ifmgr/statistics": "switch_port_counters",
+    "ifmgr/ethportstatistics": "switch_port_pauses", "ifmgr/iffecdata": "switch_port_fec",
+    "buffermonitor/pfcstatistics": base.PRIORITY, "buffermonitor/pfcspeeds": "switch_priority_rates",
+    "buffermonitor/ecnandwredstatistics": "switch_port_marks", "buffermonitor/ingressdrops": "switch_port_drops",
+    "buffermonitor/egressdrops": base.QUEUES, "buffermonitor/commbufferusages": base.QUEUE_MARKS,
+    "buffermonitor/commheadroomusages": base.WATERMARKS, "device/transceivers": "switch_transceivers",
+    "device/transceiverschannels": base.LANES,
+}  # fmt: skip
+_FIELDS = [
+    (*name.rpartition("/")[::2], metric)
+    for names_of in facts.select(lambda fact: fact.dialout).values()
+    for metric, ((name,),) in names_of.items()
+]
 TABLES: Mapping[str, DialoutTable] = {
-    "ifmgr/interfaces": DialoutTable(
-        base.PORTS,
-        (
-            FieldRule("OperStatus", catalog.PORT_UP, _state),
-            FieldRule("AdminStatus", catalog.PORT_ENABLED, _state),
-            FieldRule("Actual64Bandwidth", catalog.SPEED, _speed),
-        ),
-    ),
-    "ifmgr/statistics": DialoutTable(
-        "switch_port_counters",
-        (
-            FieldRule("InOctets", catalog.RECEIVED),
-            FieldRule("OutOctets", catalog.SENT),
-            FieldRule("InPkts", catalog.RECEIVED_PACKETS),
-            FieldRule("OutPkts", catalog.SENT_PACKETS),
-            FieldRule("InErrors", catalog.RECEIVED_ERRORS),
-            FieldRule("OutErrors", catalog.SENT_ERRORS),
-            FieldRule("InDiscards", catalog.RECEIVED_DISCARDS),
-            FieldRule("OutDiscards", catalog.SENT_DISCARDS),
-        ),
-    ),
-    "ifmgr/ethportstatistics": DialoutTable(
-        "switch_port_pauses",
-        (
-            FieldRule("InPauses", catalog.PAUSE_RECEIVED),
-            FieldRule("OutPauses", catalog.PAUSE_SENT),
-        ),
-    ),
-    "ifmgr/iffecdata": DialoutTable(
-        "switch_port_fec",
-        (
-            FieldRule("Correctable", catalog.FEC_CORRECTED),
-            FieldRule("Uncorrectable", catalog.FEC_UNCORRECTABLE),
-        ),
-    ),
-    "buffermonitor/pfcstatistics": DialoutTable(
-        base.PRIORITY,
-        (
-            FieldRule("PfcSend", catalog.PFC_SENT),
-            FieldRule("PfcRecv", catalog.PFC_RECEIVED),
-            FieldRule("PfcDeadlockCounters", catalog.WATCHDOG_DETECTED),
-            FieldRule("PfcDeadlockRecoverCounters", catalog.WATCHDOG_RESTORED),
-        ),
-    ),
-    "buffermonitor/pfcspeeds": DialoutTable(
-        "switch_priority_rates",
-        (
-            FieldRule("PfcOutPps", catalog.PFC_SENT_RATE),
-            FieldRule("PfcInPps", catalog.PFC_RECEIVED_RATE),
-        ),
-    ),
-    "buffermonitor/ecnandwredstatistics": DialoutTable(
-        "switch_port_marks",
-        (
-            FieldRule("EcnMarked", catalog.PORT_MARKED_PACKETS),
-            FieldRule("WredDropped", catalog.PORT_WRED_DROPPED_PACKETS),
-        ),
-    ),
-    "buffermonitor/ingressdrops": DialoutTable(
-        "switch_port_drops", (FieldRule("NoBufferPkts", catalog.PORT_NO_BUFFER_DROPPED),)
-    ),
-    "buffermonitor/egressdrops": DialoutTable(
-        base.QUEUES,
-        (
-            FieldRule("UnicastDroppedPkts", catalog.QUEUE_DROPPED_PACKETS),
-            FieldRule("UnicastDroppedBytes", catalog.QUEUE_DROPPED_BYTES),
-        ),
-    ),
-    "buffermonitor/commbufferusages": DialoutTable(
-        base.QUEUE_MARKS, (FieldRule("UnicastQueLenInBytes", catalog.QUEUE_OCCUPANCY),)
-    ),
-    "buffermonitor/commheadroomusages": DialoutTable(
-        base.WATERMARKS,
-        (FieldRule("HeadroomQueLenInBytes", catalog.GROUP_HEADROOM_OCCUPANCY),),
-    ),
-    "device/transceivers": DialoutTable(
-        "switch_transceivers",
-        (
-            FieldRule("Temperature", catalog.TRANSCEIVER_TEMPERATURE, millidegrees),
-            FieldRule("Voltage", catalog.TRANSCEIVER_SUPPLY, microvolts),
-        ),
-    ),
-    "device/transceiverschannels": DialoutTable(
-        base.LANES,
-        (
-            FieldRule("ChannelCurRXPower", catalog.TRANSCEIVER_RECEIVE_POWER, as_nanowatts),
-            FieldRule("ChannelCurTXPower", catalog.TRANSCEIVER_TRANSMIT_POWER, as_nanowatts),
-            FieldRule("ChannelBiasCurrent", catalog.TRANSCEIVER_BIAS, microamperes),
-        ),
-    ),
+    path: DialoutTable(
+        stream, [FieldRule(name, metric) for table, name, metric in _FIELDS if table == path]
+    )
+    for path, stream in _STREAMS.items()
 }
 """Tables by sensor path in lower case.
 

@@ -1,7 +1,7 @@
 """Metrics that NVIDIA Cumulus Linux pushes by OTLP, and the readings that they become.
 
-Cumulus sends every number as a gauge with a floating-point value, counters included: this table specifies what each is.
-What is not in it is not stored. Pure.
+Cumulus sends every number as a gauge with a floating-point value, counters included: the table of facts specifies what
+each is. What is not in it is not stored. Pure.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import NamedTuple
 from railscope import otlp_metrics
 from railscope.catalog import declare, entities, switches as catalog
 from railscope.frame import Column, Entity
-from railscope.reading import Absent, Reading, known_speed
+from railscope.reading import Absent, Reading
+from railscope_collector.switches import switch_facts as facts
 from railscope_collector.switches.switch_reading import NEIGHBOURS, PORTS, PRIORITY, QUEUES
 
 HOST_NAME = "net.host.name"
@@ -23,7 +24,7 @@ TRAFFIC_CLASSES, PRIORITY_NUMBERS = (frozenset(map(str, range(count))) for count
 MAX_EXACT = 1 << 53
 """Integers from here on are not exact as floating-point numbers."""
 MAX_PORT_NAME = 64
-_MEGABIT_BITS = 10**6
+_UNITS = facts.UNITS[facts.CUMULUS]
 _UP, _NOT_UP = 1, 2 | 4 | 8
 """Bits of oper_state: Up; Down, Invalid and Error (Cumulus Linux, Open Telemetry Export). It is not ifOperStatus of RFC 2863."""
 
@@ -52,46 +53,20 @@ class PointResult(StrEnum):
     LIMIT = "limit"
 
 
-def _priority(metric: declare.Metric) -> MetricRule:
-    return MetricRule(metric, PRIORITY, "sp", PRIORITY_NUMBERS)
-
-
-def _queue(metric: declare.Metric) -> MetricRule:
-    return MetricRule(metric, QUEUES, "tc", TRAFFIC_CLASSES)
-
-
-def _group(metric: declare.Metric) -> MetricRule:
-    return MetricRule(metric, GROUPS, "pg", PRIORITY_NUMBERS)
-
-
-_RECEIVED, _SENT = (
-    MetricRule(metric, parts=3) for metric in (catalog.RECEIVED_PACKETS, catalog.SENT_PACKETS)
-)
-_PREFIX = "nvswitch_interface_"
+_STREAMS: Mapping[declare.EntityKind, tuple[str, str, frozenset[str]]] = {
+    entities.SWITCH_PORT: (PORTS, "", frozenset()),
+    entities.SWITCH_PRIORITY: (PRIORITY, "sp", PRIORITY_NUMBERS),
+    entities.SWITCH_QUEUE: (QUEUES, "tc", TRAFFIC_CLASSES),
+    entities.SWITCH_PRIORITY_GROUP: (GROUPS, "pg", PRIORITY_NUMBERS),
+    entities.SWITCH_NEIGHBOUR: (NEIGHBOURS, "", frozenset()),
+}
+"""Stream, attribute and numbers by kind."""
 RULES: Mapping[str, MetricRule] = {
-    f"{_PREFIX}{name}": rule
-    for name, rule in {
-        "oper_state": MetricRule(catalog.PORT_UP), "oper_aggregate_speed": MetricRule(catalog.SPEED),
-        "if_in_octets": MetricRule(catalog.RECEIVED), "if_out_octets": MetricRule(catalog.SENT),
-        "if_in_errors": MetricRule(catalog.RECEIVED_ERRORS), "if_out_errors": MetricRule(catalog.SENT_ERRORS),
-        "if_in_discards": MetricRule(catalog.RECEIVED_DISCARDS), "if_out_discards": MetricRule(catalog.SENT_DISCARDS),
-        "if_in_ucast_pkts": _RECEIVED, "if_in_multicast_pkts": _RECEIVED, "if_in_broadcast_pkts": _RECEIVED,
-        "if_out_ucast_pkts": _SENT, "if_out_multicast_pkts": _SENT, "if_out_broadcast_pkts": _SENT,
-        "dot3_in_pause_frames": MetricRule(catalog.PAUSE_RECEIVED), "dot3_out_pause_frames": MetricRule(catalog.PAUSE_SENT),
-        "dot3_stats_fcs_errors": MetricRule(catalog.FCS_ERRORS), "dot3_stats_symbol_errors": MetricRule(catalog.SYMBOL_ERRORS),
-        "phy_stats_phy_corrected_bits": MetricRule(catalog.CORRECTED),
-        "phy_stats_phy_symbol_errors": MetricRule(catalog.UNCORRECTED_SYMBOLS),
-        "sp_rx_pause": _priority(catalog.PFC_RECEIVED), "sp_tx_pause": _priority(catalog.PFC_SENT),
-        "sp_rx_pause_duration": _priority(catalog.PFC_RECEIVED_TIME), "sp_tx_pause_duration": _priority(catalog.PFC_SENT_TIME),
-        "sp_rx_pause_transition": _priority(catalog.PFC_RECEIVED_TRANSITIONS),
-        "tc_tx_uc_frames": _queue(catalog.QUEUE_PACKETS), "tc_tx_ecn_marked_tc": _queue(catalog.QUEUE_MARKED_PACKETS),
-        "tc_tx_wred_discard": _queue(catalog.QUEUE_WRED_DROPPED_PACKETS),
-        "tc_tx_no_buffer_discard_uc": _queue(catalog.QUEUE_NO_BUFFER_DROPPED),
-        "pg_rx_buffer_discard": _group(catalog.GROUP_DROPPED),
-        "pg_rx_shared_buffer_discard": _group(catalog.GROUP_SHARED_DROPPED),
-    }.items()
-} | {"nvswitch_lldp_neighbor_info": MetricRule(catalog.NEIGHBOUR_KNOWN, NEIGHBOURS)}  # fmt: skip
-_KINDS = {PORTS: entities.SWITCH_PORT, PRIORITY: entities.SWITCH_PRIORITY, QUEUES: entities.SWITCH_QUEUE, GROUPS: entities.SWITCH_PRIORITY_GROUP, NEIGHBOURS: entities.SWITCH_NEIGHBOUR}  # fmt: skip
+    f"nvswitch_{name}": MetricRule(metric, *_STREAMS[metric.about], len(names))
+    for names_of in facts.select(lambda fact: fact.cumulus).values()
+    for metric, (names,) in names_of.items()
+    for name in names
+}
 _NEIGHBOUR = {"system_name": "system_name", "chassis": "chassis_id", "neighbour_port": "port_id", "port_description": "port_description"}  # fmt: skip
 """Attributes with the facts of a neighbour."""
 
@@ -109,7 +84,7 @@ def find_column(switch: str, rule: MetricRule, attributes: Mapping[str, str]) ->
         key.append(number)
     facts = {fact: attributes.get(name, "") for fact, name in _NEIGHBOUR.items()}
     is_neighbour = rule.stream == NEIGHBOURS
-    return rule.metric, Entity(_KINDS[rule.stream], tuple(key), facts if is_neighbour else {})
+    return rule.metric, Entity(rule.metric.about, tuple(key), facts if is_neighbour else {})
 
 
 def read_value(rule: MetricRule, point: otlp_metrics.MetricPoint) -> Reading | PointResult:
@@ -125,7 +100,6 @@ def read_value(rule: MetricRule, point: otlp_metrics.MetricPoint) -> Reading | P
     number = int(value)
     if rule.metric is catalog.PORT_UP:
         return int(bool(number & _UP) and not number & _NOT_UP)
-    if rule.metric is catalog.SPEED:
-        speed = known_speed(number)
-        return speed if isinstance(speed, Absent) else known_speed(speed // _MEGABIT_BITS)
-    return number if number >= 0 else PointResult.INVALID
+    if number < 0 and rule.metric is not catalog.SPEED:
+        return PointResult.INVALID
+    return facts.as_stored(rule.metric, number, _UNITS.get(rule.metric))

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from railscope.catalog import entities, switches as catalog
 from railscope.frame import Entity
-from railscope.reading import Absent, Reading
+from railscope.reading import Absent
 from railscope_collector.switches import end_names, switch_reading as base
-from railscope_collector.switches.link_ends import other_neighbours
+from railscope_collector.switches.fact_readings import neighbour_reading
 from railscope_collector.switches.snmp_values import (
     MAC_BYTES,
     Index,
@@ -37,16 +36,9 @@ def neighbour_readings(
             received.setdefault(port.key, []).append(index)
     for port in ports.values():
         # The first part of an index is the time of the announcement (LLDP-MIB lldpRemTimeMark).
-        newest, *others = sorted(received.get(port.key, ()), reverse=True) or [()]
-        facts = _neighbour(rows, newest) if newest else {}
-        if others:
-            found = (_neighbour(rows, index) for index in others)
-            facts |= other_neighbours(found, facts["chassis"])
-        presence: Reading = int(bool(newest))
-        if rows.failure or rows.is_missing:
-            presence = rows.failure or Absent.UNSUPPORTED
-        entity = Entity(entities.SWITCH_NEIGHBOUR, port.key, facts)
-        part.append(((catalog.NEIGHBOUR_KNOWN, entity), presence))
+        newest = sorted(received.get(port.key, ()), reverse=True)
+        absence = rows.failure or (Absent.UNSUPPORTED if rows.is_missing else None)
+        part.append(neighbour_reading(port, [_neighbour(rows, index) for index in newest], absence))
     return part
 
 

@@ -17,6 +17,7 @@ from railscope_collector.switches import snmp_columns as columns
 from railscope_collector.switches.snmp_session import SnmpSession, open_session
 from railscope_collector.switches.snmp_tables import SwitchTables, make_reading
 from railscope_collector.switches.snmp_values import Index, Rows, SnmpValue, TableRows
+from railscope_collector.switches.switch_facts import COMWARE, STANDARD
 from railscope_collector.switches.switch_reading import SwitchReadError, SwitchReading
 from railscope_collector.switches.switch_settings import ConfiguredSwitch
 
@@ -105,14 +106,13 @@ class SnmpReader:
         named = {name: scalars[oid] for name, oid in columns.SCALARS.items() if oid in scalars}
         self.vendor = self._find_vendor(named.get("sysObjectID"))
         interfaces = await self._read_fixed(walk, columns.IF_COLUMNS)
-        pfc = await self._read_optional(walk, columns.PFC_COLUMNS)
         now_seconds = self.monotonic()
         is_due = self._slow_at is None or now_seconds >= self._slow_at + SLOW_SECONDS
         if is_due:
             # Before the read: a switch that fails it is not asked at each poll.
             self._slow_at = now_seconds
-        of_vendor = {
-            table: await self._read_optional(walk, table.columns)
+        optional = {
+            table: await self._read_optional(walk, columns.TABLE_COLUMNS[table])
             if is_due or not table.changes_slowly
             else None
             for table in columns.VENDOR_TABLES[self.vendor]
@@ -120,23 +120,21 @@ class SnmpReader:
         neighbours = (
             await _read_table(_read_columns(walk, columns.NEIGHBOUR_COLUMNS)) if is_due else None
         )
-        found = SwitchTables(
-            named, TableRows(interfaces), pfc, of_vendor, neighbours, self._missing
-        )
-        dialect = columns.COMWARE if self.vendor == columns.COMWARE else STANDARD_DIALECT
+        found = SwitchTables(named, TableRows(interfaces), optional, neighbours, self._missing)
+        dialect = COMWARE if self.vendor == COMWARE else STANDARD_DIALECT
         return await service.run_in_thread(make_reading, self.switch.name, found, dialect)
 
     def _find_vendor(self, object_id: SnmpValue | None) -> str:
         """Return the manufacturer of the settings, or else the one that the switch identifies itself with."""
         dialect, tables = self.switch.dialect, self.switch.tables
-        if dialect == columns.COMWARE:
-            return columns.COMWARE
+        if dialect == COMWARE:
+            return COMWARE
         if tables != AUTO:
             return tables
         # An answer without the object is no other switch.
         is_known = object_id is None and self.vendor
         found = self.vendor if is_known else columns.find_vendor(object_id)
-        return columns.STANDARD if dialect == STANDARD_DIALECT else found
+        return STANDARD if dialect == STANDARD_DIALECT else found
 
     async def _read_optional(self, walk: Walk, names: Mapping[str, str]) -> TableRows:
         """Return a table that a switch need not have: a failure concerns it alone."""

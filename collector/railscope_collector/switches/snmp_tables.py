@@ -9,12 +9,21 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-from railscope.catalog import entities, switches as catalog
-from railscope.frame import Column, Entity
-from railscope.reading import Absent, Reading, known_speed
+from railscope.catalog import declare, entities, switches as catalog
+from railscope.frame import Entity
+from railscope.reading import Absent, Reading
 from railscope.timestamps import SECOND_NS
 from railscope_collector.switches import snmp_columns as columns, switch_reading as base
+from railscope_collector.switches.fact_readings import (
+    EIGHT,
+    KnownSwitch,
+    Names,
+    PortPart,
+    SwitchAnswers,
+    fact_readings,
+)
 from railscope_collector.switches.snmp_columns import (
     NEIGHBOUR_COLUMNS,  # noqa: F401 - names of the columns of `SwitchTables.neighbours`
 )
@@ -27,7 +36,17 @@ from railscope_collector.switches.snmp_values import (
     TableRows,
     as_identifier,
     as_number,
+    as_signed,
     as_text,
+)
+from railscope_collector.switches.switch_facts import (
+    CISCO,
+    COMWARE,
+    FACTS,
+    INTERFACES,
+    UNITS,
+    Oid,
+    SnmpTable,
 )
 
 TICK_NS = SECOND_NS // 100
@@ -37,7 +56,8 @@ _ETHERNET = frozenset({6, 62, 69, 117})
 """ethernetCsmacd, and the former types of fast and gigabit Ethernet (IANAifType-MIB)."""
 _IS_UP = {1: 1, 2: 0, 3: 0, 5: 0, 6: 0, 7: 0}
 """Statuses of an interface (RFC 2863) as 1 for up and 0 for down; 4 is unknown."""
-_WHOLE = "0"
+_STATES = {catalog.PORT_UP, catalog.PORT_ENABLED}
+_WHOLE = PortPart("0", "whole")
 """Lane that stands for the whole transceiver."""
 _NUMBERED = 2
 """Numbers in the index of a row: interface, and priority, queue or lane."""
@@ -49,8 +69,7 @@ class SwitchTables:
 
     scalars: Mapping[str, SnmpValue]
     interfaces: TableRows
-    pfc: TableRows = field(default_factory=TableRows)
-    vendor: Mapping[columns.VendorTable, TableRows | None] = field(default_factory=dict)
+    optional: Mapping[SnmpTable, TableRows | None] = field(default_factory=dict)
     neighbours: TableRows | None = None
     missing: dict[str, bool] = field(default_factory=dict)
     """Tables that the switch does not have (true) or has (false), as of this and earlier polls."""
@@ -72,44 +91,37 @@ def make_reading(switch: str, tables: SwitchTables, dialect: str = "") -> base.S
         )
         raise base.SwitchReadError(message)
     _note_missing(tables)
-    streams = {
-        base.SWITCH: _switch(switch, tables, len(found)),
-        base.PORTS: _port_readings(ports, tables),
-    }
-    for table, rows in tables.vendor.items():
-        if rows is not None:
-            streams.setdefault(table.stream, []).extend(_vendor_readings(ports, table, rows))
-    _add_defaults(streams, ports)
+    due = {INTERFACES: tables.interfaces}
+    due |= {table: rows for table, rows in tables.optional.items() if rows is not None}
+    uptime = as_number(tables.scalars.get("sysUpTime"))
+    streams = fact_readings(_select(due), ports, _SnmpAnswers(due))
+    streams[base.SWITCH] = KnownSwitch(tables.missing, _identity(tables)).readings(
+        switch, len(found), uptime
+    )
     if tables.neighbours is not None:
         streams[base.NEIGHBOURS] = neighbour_readings(ports, tables.neighbours, tables.chassis)
-    ticks = as_number(tables.scalars.get("sysUpTime"))
-    uptime_ns = None if isinstance(ticks, Absent) else ticks * TICK_NS
+    uptime_ns = None if isinstance(uptime, Absent) else uptime * TICK_NS
     return base.SwitchReading(streams, uptime_ns, UPTIME_RANGE_NS, dialect)
 
 
 def _note_missing(tables: SwitchTables) -> None:
     """Update the tables that the switch does not have; a failure of this poll changes nothing."""
-    of_vendor = {table.name: rows for table, rows in tables.vendor.items()}
-    found: dict[str, TableRows | None] = {"IEEE8021-PFC-MIB": tables.pfc}
-    for table in columns.DEFAULT_TABLES:
-        found[table.name] = of_vendor.pop(table.name, TableRows())
-    for name, rows in (found | of_vendor | {"LLDP-MIB": tables.neighbours}).items():
+    found: dict[str, TableRows | None] = {
+        table.name: TableRows() for table in columns.VENDOR_TABLES[CISCO]
+    }
+    found |= {table.name: rows for table, rows in tables.optional.items()}
+    for name, rows in (found | {"LLDP-MIB": tables.neighbours}).items():
         tables.missing.setdefault(name, False)
         if rows is not None and not rows.failure:
             tables.missing[name] = rows.is_missing
 
 
-def _switch(switch: str, tables: SwitchTables, port_count: int) -> base.StreamReadings:
-    scalars = tables.scalars
-    facts = {
-        "system_name": as_text(scalars.get("sysName", b"")),
-        "description": as_text(scalars.get("sysDescr", b"")),
+def _identity(tables: SwitchTables) -> dict[str, str]:
+    return {
+        "system_name": as_text(tables.scalars.get("sysName", b"")),
+        "description": as_text(tables.scalars.get("sysDescr", b"")),
         "chassis": tables.chassis,
-        "missing_tables": ", ".join(name for name, missing in tables.missing.items() if missing),
     }
-    entity = Entity(entities.SWITCH, (switch,), facts)
-    uptime = as_number(scalars.get("sysUpTime"))
-    return [((catalog.UPTIME, entity), uptime), ((catalog.PORTS, entity), port_count)]
 
 
 def _ports(switch: str, interfaces: TableRows) -> Iterator[tuple[Index, Entity]]:
@@ -146,76 +158,71 @@ def _check_last_row(name: str, rows: Rows, expected: Collection[Index]) -> None:
         raise base.SwitchReadError(message)
 
 
-def _port_readings(ports: Mapping[Index, Entity], tables: SwitchTables) -> base.StreamReadings:
-    interfaces = tables.interfaces
-    part: base.StreamReadings = []
-    for index, port in ports.items():
-        part += [
-            ((catalog.PORT_UP, port), _status(interfaces.number("ifOperStatus", index))),
-            ((catalog.PORT_ENABLED, port), _status(interfaces.number("ifAdminStatus", index))),
-            ((catalog.SPEED, port), known_speed(interfaces.number("ifHighSpeed", index))),
-            ((catalog.RECEIVED_PACKETS, port), _packets(interfaces, "ifHCIn", index)),
-            ((catalog.SENT_PACKETS, port), _packets(interfaces, "ifHCOut", index)),
-            ((catalog.ALL_PFC_RECEIVED, port), tables.pfc.number("received", index)),
-            ((catalog.ALL_PFC_SENT, port), tables.pfc.number("sent", index)),
-        ]
-        part += [
-            ((metric, port), interfaces.number(name, index))
-            for metric, name in columns.COUNTERS.items()
-        ]
-    return part
+# Facts -------------------------------------------------------------------------------------------
 
 
-def _status(value: Reading) -> Reading:
-    if isinstance(value, Absent):
-        return value
-    return _IS_UP.get(value, Absent.ERROR)
+def _select(tables: Collection[SnmpTable]) -> dict[str, dict[declare.Metric, Names[Oid]]]:
+    """Return the facts of these tables, and those that each manufacturer has, also without a table."""
+    found: dict[str, dict[declare.Metric, Names[Oid]]] = defaultdict(dict)
+    for stream, facts in FACTS.items():
+        for fact in facts if stream != base.NEIGHBOURS else ():
+            oids = [oid for oid in fact.snmp.values() if oid.table in tables]
+            if oids or fact.snmp.keys() & columns.DEFAULT_COLUMNS:
+                found[stream][fact.metric] = tuple(
+                    tuple(oid._replace(name=name) for name in oid.name.split(" + ")) for oid in oids
+                )
+    return found
 
 
-def _packets(interfaces: TableRows, direction: str, index: Index) -> Reading:
-    """Return the sum of the packets of all kinds."""
-    return base.sum_counters(
-        interfaces.number(f"{direction}{kind}Pkts", index) for kind in columns.PACKET_KINDS
-    )
+@dataclass(slots=True)
+class _SnmpAnswers(SwitchAnswers[Index, Oid]):
+    """Rows of the tables of one poll."""
 
+    tables: Mapping[SnmpTable, TableRows]
+    _first: dict[SnmpTable, int | None] = field(default_factory=dict)
+    """Number of priority or queue 0; None if the numbers are ambiguous."""
+    _lanes: dict[Index, set[int]] = field(default_factory=lambda: defaultdict(set))
+    """Lanes of the ports that have rows of lanes."""
 
-# Tables of manufacturers -------------------------------------------------------------------------
+    units: ClassVar = UNITS[COMWARE]
 
+    def __post_init__(self) -> None:
+        """Read the numbers of queues and lanes from the rows."""
+        for table, rows in self.tables.items():
+            self._first[table] = _first_number(rows) if table.first is None else table.first
+        for fact in FACTS[base.LANES]:
+            for oid in fact.snmp.values():
+                if oid.whole and oid.table in self.tables:
+                    for index in self.tables[oid.table].column(oid.name):
+                        if len(index) == _NUMBERED and index[1] in LANES:
+                            self._lanes[index[:1]].add(index[1])
 
-def _vendor_readings(
-    ports: Mapping[Index, Entity], table: columns.VendorTable, rows: TableRows
-) -> Iterator[tuple[Column, Reading]]:
-    if table.about is entities.SWITCH_PORT:
-        for index, port in ports.items():
-            # The facts of a port are those of one stream: each stream with them has a series of the info metric.
-            entity = port if table.stream == base.PORTS else Entity(table.about, port.key)
-            yield from _readings(entity, table.facts, rows, index)
-    elif table.about is entities.SWITCH_LANE:
-        yield from _lane_readings(ports, table, rows)
-    else:
-        yield from _numbered_readings(ports, table, rows)
+    def parts(self, _stream: str, kind: declare.EntityKind, port: Index) -> Iterable[PortPart]:
+        """Return the lanes that have rows, or else the whole transceiver; eight priorities and queues."""
+        if kind is not entities.SWITCH_LANE:
+            return EIGHT
+        lanes = [PortPart(str(lane), lane) for lane in sorted(self._lanes.get(port, ()))]
+        return lanes or [_WHOLE]
 
-
-def _readings(
-    entity: Entity, facts: Iterable[columns.Fact], rows: TableRows, index: Index
-) -> Iterator[tuple[Column, Reading]]:
-    for fact in facts:
-        value = rows.column(fact.column).get((*index, *fact.after))
-        yield (fact.metric, entity), rows.failure or fact.convert(value)
-
-
-def _numbered_readings(
-    ports: Mapping[Index, Entity], table: columns.VendorTable, rows: TableRows
-) -> Iterator[tuple[Column, Reading]]:
-    """Yield the facts of eight priorities or queues of each port; an error where their numbers are ambiguous."""
-    first = _first_number(rows) if table.first is None else table.first
-    if first is None:
-        rows = TableRows(failure=Absent.ERROR)
-    for index, port in ports.items():
-        for number in base.PRIORITIES:
-            entity = Entity(table.about, (*port.key, str(number)))
-            row = (*index, *table.before, number + (first or 0))
-            yield from _readings(entity, table.facts, rows, row)
+    def read(self, metric: declare.Metric, name: Oid, port: Index, part: object) -> Reading:
+        """Return the value of a row; an error where the numbers of queues are ambiguous."""
+        rows, column, row = self.tables[name.table], name.name, port
+        if part == _WHOLE.key:
+            column = name.whole
+        elif isinstance(part, int):
+            first = self._first[name.table]
+            if first is None:
+                return Absent.ERROR
+            row = (*port, *name.table.before, part + first)
+        value = rows.column(column).get((*row, *name.after))
+        if rows.failure:
+            return rows.failure
+        if metric in self.units:
+            return as_signed(value)
+        number = as_number(value)
+        if isinstance(number, int) and metric in _STATES:
+            return _IS_UP.get(number, Absent.ERROR)
+        return number
 
 
 def _first_number(rows: TableRows) -> int | None:
@@ -224,35 +231,3 @@ def _first_number(rows: TableRows) -> int | None:
     if not numbers or 0 in numbers:
         return 0
     return 1 if len(base.PRIORITIES) in numbers else None
-
-
-def _lane_readings(
-    ports: Mapping[Index, Entity], table: columns.VendorTable, rows: TableRows
-) -> Iterator[tuple[Column, Reading]]:
-    """Yield the facts of the lanes of each port that has rows of lanes, or else of the whole transceiver."""
-    lanes: dict[Index, set[int]] = defaultdict(set)
-    for fact in table.facts:
-        for index in rows.column(fact.column):
-            if len(index) == _NUMBERED and index[1] in LANES:
-                lanes[index[:1]].add(index[1])
-    for index, port in ports.items():
-        for lane in sorted(lanes.get(index, ())):
-            entity = Entity(table.about, (*port.key, str(lane)))
-            yield from _readings(entity, table.facts, rows, (*index, lane))
-        if index not in lanes:
-            entity = Entity(table.about, (*port.key, _WHOLE))
-            yield from _readings(entity, table.of_ports, rows, index)
-
-
-def _add_defaults(streams: dict[str, base.StreamReadings], ports: Mapping[Index, Entity]) -> None:
-    """Add those facts of priorities and queues that no table of the manufacturer has: they are unsupported."""
-    for table in columns.DEFAULT_TABLES:
-        part = streams.setdefault(table.stream, [])
-        present = {metric for (metric, _), _ in part}
-        part += [
-            ((fact.metric, Entity(table.about, (*port.key, str(number)))), Absent.UNSUPPORTED)
-            for port in ports.values()
-            for number in base.PRIORITIES
-            for fact in table.facts
-            if fact.metric not in present
-        ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TypeAlias
 
 from railscope.reading import UNSIGNED_RANGE, Absent, Reading
@@ -67,22 +66,6 @@ def as_signed(value: SnmpValue | None) -> Reading:
         return Absent.UNSUPPORTED
     is_number = isinstance(value, int) and not isinstance(value, bool)
     return value if is_number and -_NO_VALUE <= value <= _NO_VALUE else Absent.ERROR  # type: ignore[return-value, operator]  # checked
-
-
-def as_nanowatts(value: SnmpValue | None) -> Reading:
-    """Return an optical power in hundredths of dBm in nanowatts."""
-    power = as_signed(value)
-    return power if isinstance(power, Absent) else base.as_nanowatts(power / 100)
-
-
-def _steps(size: int, value: SnmpValue | None) -> Reading:
-    """Return a signed value, of which one is so many stored steps."""
-    number = as_signed(value)
-    return number if isinstance(number, Absent) else number * size
-
-
-millidegrees, microvolts, microamperes = (partial(_steps, size) for size in (1_000, 10_000, 10))
-"""From degrees, hundredths of a volt, and hundredths of a milliampere."""
 
 
 def as_text(value: SnmpValue) -> str:

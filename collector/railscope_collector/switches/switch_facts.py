@@ -52,8 +52,8 @@ class Oid(NamedTuple):
     """Column by interface alone, for ports without rows of lanes: it is about the whole transceiver."""
 
 
-INTERFACES = SnmpTable("IF-MIB")
-"""Its columns have names, since texts are read from it as well."""
+INTERFACES, LLDP = SnmpTable("IF-MIB"), SnmpTable("LLDP-MIB")
+"""Tables of each switch, from which texts are read as well; the columns of interfaces have names."""
 _PFC = SnmpTable("IEEE8021-PFC-MIB")
 _CISCO_PFC, _ONYX_PFC = (SnmpTable("PFC by priority") for _ in range(2))
 _CISCO_QUEUES = SnmpTable("queues", before=(2,), first=1)
@@ -182,8 +182,22 @@ FACTS: Mapping[str, Sequence[Fact]] = {
         Fact(catalog.PORT_NO_BUFFER_DROPPED, dialout=f"{_BUFFERS}ingressdrops/NoBufferPkts"),
     ),
     base.PRIORITY: (
-        Fact(catalog.PFC_RECEIVED, {CISCO: Oid(_CISCO_PFC, f"{_CISCO_IF}3"), ONYX: Oid(_ONYX_PFC, f"{_MELLANOX}8")}, f"{_SAI_PFC}RX_PKTS", f"{_OC_PFC}in-frames", f"{_SRL_PFC}pfc-pause-frames-received", "interface_sp_rx_pause", f"{_BUFFERS}pfcstatistics/PfcRecv"),
-        Fact(catalog.PFC_SENT, {CISCO: Oid(_CISCO_PFC, f"{_CISCO_IF}2"), ONYX: Oid(_ONYX_PFC, f"{_MELLANOX}15")}, f"{_SAI_PFC}TX_PKTS", f"{_OC_PFC}out-frames", f"{_SRL_PFC}pfc-pause-frames-generated", "interface_sp_tx_pause", f"{_BUFFERS}pfcstatistics/PfcSend"),
+        Fact(
+            catalog.PFC_RECEIVED,
+            {
+                CISCO: Oid(_CISCO_PFC, f"{_CISCO_IF}3"),
+                ONYX: Oid(_ONYX_PFC, f"{_MELLANOX}8"),
+            },
+            f"{_SAI_PFC}RX_PKTS", f"{_OC_PFC}in-frames", f"{_SRL_PFC}pfc-pause-frames-received", "interface_sp_rx_pause", f"{_BUFFERS}pfcstatistics/PfcRecv",
+        ),
+        Fact(
+            catalog.PFC_SENT,
+            {
+                CISCO: Oid(_CISCO_PFC, f"{_CISCO_IF}2"),
+                ONYX: Oid(_ONYX_PFC, f"{_MELLANOX}15"),
+            },
+            f"{_SAI_PFC}TX_PKTS", f"{_OC_PFC}out-frames", f"{_SRL_PFC}pfc-pause-frames-generated", "interface_sp_tx_pause", f"{_BUFFERS}pfcstatistics/PfcSend",
+        ),
         Fact(catalog.PFC_RECEIVED_RATE, _comware(_HH3C_RATES, f"{_RATE}2"), dialout=f"{_BUFFERS}pfcspeeds/PfcInPps"),
         Fact(catalog.PFC_SENT_RATE, _comware(_HH3C_RATES, f"{_RATE}3"), dialout=f"{_BUFFERS}pfcspeeds/PfcOutPps"),
         Fact(catalog.PAUSES_ENDED, {}, f"{_SAI_PFC}ON2OFF_RX_PKTS"),
@@ -239,7 +253,7 @@ FACTS: Mapping[str, Sequence[Fact]] = {
         Fact(catalog.TRANSCEIVER_BIAS, _comware(_HH3C_LANES, f"{_CHANNEL}5", f"{_MODULE}17"), (), f"{_OC_LANE}laser-bias-current/instant", f"{_SRL_LANE}laser-bias-current/latest-value", dialout=f"{_LANE}BiasCurrent"),
     ),
     base.NEIGHBOURS: (
-        Fact(catalog.NEIGHBOUR_KNOWN, {STANDARD: Oid(SnmpTable("LLDP-MIB"), "1.0.8802.1.1.2.1.4.1.1.5")}, "LLDP_ENTRY_TABLE/lldp_rem_chassis_id", f"{OC_NEIGHBOUR}chassis-id", f"{SRL_NEIGHBOUR}chassis-id", "lldp_neighbor_info"),
+        Fact(catalog.NEIGHBOUR_KNOWN, {STANDARD: Oid(LLDP, "1.0.8802.1.1.2.1.4.1.1.5")}, "LLDP_ENTRY_TABLE/lldp_rem_chassis_id", f"{OC_NEIGHBOUR}chassis-id", f"{SRL_NEIGHBOUR}chassis-id", "lldp_neighbor_info"),
     ),
 }
 # fmt: on

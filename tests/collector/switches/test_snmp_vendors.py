@@ -14,7 +14,7 @@ from running_collector import RunningCollector, run_collector, settings_in
 from support import snmp_objects, snmpd
 from support.shared import capture_path
 
-from railscope.catalog import switches as catalog
+from railscope.catalog import declare, switches as catalog
 from railscope.frame import NodeTimestamp
 from railscope.reading import Absent
 from railscope.timestamps import SECOND_NS
@@ -23,7 +23,8 @@ from railscope_collector.switches import switch_settings
 from railscope_collector.switches.snmp_columns import VENDOR_TABLES, find_vendor
 from railscope_collector.switches.snmp_reader import PROBE_SECONDS, SLOW_SECONDS, SnmpReader
 from railscope_collector.switches.snmp_tables import SwitchTables, make_reading
-from railscope_collector.switches.snmp_values import TableRows, as_nanowatts
+from railscope_collector.switches.snmp_values import TableRows, as_signed
+from railscope_collector.switches.switch_facts import as_stored
 from railscope_collector.switches.switch_frames import SwitchFrames
 from railscope_collector.switches.switch_reading import (
     LANES,
@@ -392,16 +393,17 @@ def test_manufacturer_follows_from_the_enterprise_in_sysobjectid(object_id, vend
     ]
 )  # fmt: skip
 def test_optical_power_in_dbm_is_a_number_of_nanowatts_or_a_reason(hundredths, nanowatts):
-    assert as_nanowatts(hundredths) == nanowatts
+    power = as_signed(hundredths)
+    assert as_stored(catalog.TRANSCEIVER_RECEIVE_POWER, power, declare.CENTI) == nanowatts
 
 
 def test_table_of_lanes_that_failed_has_its_reason_at_each_port():
     interfaces = TableRows({"ifType": {(1,): 6}, "ifName": {(1,): b"Ethernet1"}})
     failed = dict.fromkeys(VENDOR_TABLES["comware"], TableRows(failure=Absent.TIMEOUT))
-    found = make_reading("leaf-07", SwitchTables({}, interfaces, vendor=failed))
+    found = make_reading("leaf-07", SwitchTables({}, interfaces, failed))
     assert {value for _, value in found.streams[LANES]} == {Absent.TIMEOUT}
     missing = facts(found, SWITCH)["leaf-07"]["missing_tables"]
-    assert missing == "IEEE8021-PFC-MIB, PFC by priority"
+    assert missing == "PFC by priority"
 
 
 # Other manufacturers -----------------------------------------------------------------------------

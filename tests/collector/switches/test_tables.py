@@ -45,20 +45,23 @@ def ports(count: int, **more: object) -> TableRows:
 @given(
     st.dictionaries(st.sampled_from(list(snmp_columns.IF_COLUMNS)), ROWS),
     st.dictionaries(st.sampled_from(list(snmp_columns.NEIGHBOUR_COLUMNS)), ROWS),
-    st.dictionaries(st.sampled_from(["sent", "received"]), ROWS),
     st.sampled_from(sorted(snmp_columns.VENDOR_TABLES)),
     st.data(),
     st.dictionaries(st.sampled_from(list(snmp_columns.SCALARS)), VALUES),
 )
-def test_any_rows_are_schemas_within_the_bounds_or_an_error(  # noqa: PLR0913, PLR0917 - all tables
-    interfaces, neighbours, pfc, vendor, data, scalars
+def test_any_rows_are_schemas_within_the_bounds_or_an_error(
+    interfaces, neighbours, vendor, data, scalars
 ):
     interfaces["ifType"] = {(1,): 6, (2,): 6} | interfaces.get("ifType", {})
-    of_vendor = {
-        table: of(data.draw(st.dictionaries(st.sampled_from(list(table.columns)), ROWS)))
+    optional = {
+        table: of(
+            data.draw(
+                st.dictionaries(st.sampled_from(list(snmp_columns.TABLE_COLUMNS[table])), ROWS)
+            )
+        )
         for table in snmp_columns.VENDOR_TABLES[vendor]
     }
-    found = tables.SwitchTables(scalars, of(interfaces), of(pfc), of_vendor, of(neighbours))
+    found = tables.SwitchTables(scalars, of(interfaces), optional, of(neighbours))
     try:
         reading = tables.make_reading("leaf-07", found)
     except SwitchReadError:
@@ -120,8 +123,8 @@ def test_state_of_a_port(status, value):
 
 def test_table_that_failed_has_its_reason_and_is_not_missing():
     failed = TableRows(failure=Absent.TIMEOUT)
-    vendor = dict.fromkeys(snmp_columns.VENDOR_TABLES["sonic"], failed)
-    found = tables.SwitchTables({}, ports(1), failed, vendor, failed)
+    optional = dict.fromkeys(snmp_columns.VENDOR_TABLES["sonic"], failed)
+    found = tables.SwitchTables({}, ports(1), optional, failed)
     reading = tables.make_reading("leaf-07", found)
     assert {value for _, value in reading.streams[PRIORITY]} == {Absent.TIMEOUT}
     assert {value for _, value in reading.streams[NEIGHBOURS]} == {Absent.TIMEOUT}
