@@ -78,6 +78,11 @@ def quantity(value: float | None, unit: str = "") -> str:
     return f"{digits(value / scale[0])}{'' if symbol.startswith('/') else ' '}{symbol}".rstrip()
 
 
+def optical_power(watts: float) -> str:
+    """Return an optical power in dBm, the unit of transceivers."""
+    return f"{10 * math.log10(1000 * watts):.1f} dBm" if watts > 0 else "no light"
+
+
 def duration(seconds: float | None) -> str:
     """Return a duration in its two largest units; a dash for none."""
     if seconds is None or not math.isfinite(seconds):

@@ -68,12 +68,13 @@ class LinkList(msgspec.Struct, frozen=True):
 
 
 class PortReading(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A reading of a port, or of one of its priorities or queues: a value, or the reason for its absence."""
+    """A reading of a port, or of one of its priorities, queues or lanes: a value, or the reason for its absence."""
 
     metric: str
     priority: str = ""
     priority_group: str = ""
     queue: str = ""
+    lane: str = ""
     value: int | float | None = None
     absent: str = ""
 
@@ -186,9 +187,48 @@ class SwitchQueue(msgspec.Struct, frozen=True):
     marks: Counted
     dropped: Counted
     wred_dropped: Counted
+    no_buffer_dropped: Counted
     storms: Counted
+    ended_storms: Counted
     depth: Counted
     watermark: Counted
+    used_share: Counted
+    """Of its buffer, as `peak_share`: some switches report no bytes."""
+    peak_share: Counted
+
+
+class PriorityGroup(msgspec.Struct, frozen=True):
+    """Buffer of what a port receives in a priority."""
+
+    priority_group: str
+    dropped: Counted
+    headroom: Counted
+    """Size of the headroom, in bytes."""
+    headroom_used: Counted
+    headroom_watermark: Counted
+    headroom_used_share: Counted
+    headroom_peak_share: Counted
+    """Of the headroom: some switches report no bytes."""
+
+
+class TransceiverLane(msgspec.Struct, frozen=True):
+    """A lane of the transceiver of a port; lane 0 is the whole transceiver."""
+
+    lane: str
+    receive_power: Counted
+    """Watts, as `transmit_power`."""
+    transmit_power: Counted
+    bias_current: Counted
+    """Amperes."""
+
+
+class PortFact(msgspec.Struct, frozen=True):
+    """A further quantity of a port: the increase of a counter, or the highest value of a gauge of its priorities."""
+
+    quantity: str
+    metric: str
+    unit: str
+    value: Counted
 
 
 class SwitchPortDetail(msgspec.Struct, frozen=True):
@@ -202,4 +242,7 @@ class SwitchPortDetail(msgspec.Struct, frozen=True):
     nic_absent: str
     """Reason why the side of the NIC is absent; empty if it is there."""
     queues: tuple[SwitchQueue, ...]
+    priority_groups: tuple[PriorityGroup, ...]
+    lanes: tuple[TransceiverLane, ...]
+    facts: tuple[PortFact, ...]
     cabling_faults: tuple[CablingFault, ...]

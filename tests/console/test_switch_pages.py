@@ -14,6 +14,9 @@ from running_collector import RunningCollector
 from support import switch_readings
 
 from railscope.api import switches
+from railscope.catalog import entities, switches as catalog
+from railscope.frame import Entity
+from railscope.reading import Absent
 from railscope.timestamps import SECOND_NS
 from railscope_collector.access.credentials import ANYONE, Role
 from railscope_collector.config import IngestLimits, SwitchesSettings
@@ -28,6 +31,7 @@ from railscope_collector.console.counter_increases import (
 )
 from railscope_collector.console.curves import TimeRange
 from railscope_collector.console.page_table import PAGES_BY_NAME, PageRequest, SwitchesQuery
+from railscope_collector.switches import switch_reading
 from railscope_collector.switches.switch_reading import MAX_PORTS
 
 MAX_BYTES, MAX_ELEMENTS = 600_000, 6_000
@@ -174,6 +178,62 @@ async def test_cabling_fault_is_on_the_pages_of_its_switch(tmp_path: Path) -> No
                 {"node": "n2", "interface": "eth0"},
             )
             assert "file_differs" in (await reader.get(path)).text
+
+
+async def test_facts_of_a_port_are_on_its_page_or_the_reason_for_their_absence(
+    tmp_path: Path,
+) -> None:
+    def extended(grown: int) -> switch_reading.SwitchReading:
+        found = switch_readings.reading("leaf-07", 1, grown)
+        key = "leaf-07", PORT
+        of_port, lane = Entity(entities.SWITCH_PORT, key), Entity(entities.SWITCH_LANE, (*key, "1"))
+        group = Entity(entities.SWITCH_PRIORITY_GROUP, (*key, "3"))
+        priority = Entity(entities.SWITCH_PRIORITY, (*key, "3"))
+        streams = dict(found.streams) | {
+            switch_reading.WATERMARKS: [((catalog.GROUP_HEADROOM_PEAK, group), 55)],
+            switch_reading.LANES: [
+                ((catalog.TRANSCEIVER_RECEIVE_POWER, lane), 831_764),
+                ((catalog.TRANSCEIVER_TEMPERATURE, of_port), 52_000),
+            ],
+            "switch_priority_rates": [((catalog.PFC_SENT_RATE, priority), 830)],
+            "switch_port_fec": [
+                ((catalog.FEC_CORRECTED, of_port), 7 + grown),
+                ((catalog.FEC_UNCORRECTABLE, of_port), Absent.ERROR),
+            ],
+        }  # fmt: skip
+        return switch_reading.SwitchReading(streams)
+
+    async with (
+        console(tmp_path, prepare, **settings(tmp_path)) as running,
+        browser(running.url) as reader,
+    ):
+        for seconds_ago, grown in ((60, 0), (0, 1000)):
+            await switch_readings.poll(running, "leaf-07", extended(grown), seconds_ago)
+        await reader.sign_in(TOKENS[Role.OPERATOR])
+        page = await twin(reader, path_of())
+        (group,) = page["priority_groups"]
+        assert group["priority_group"] == "3"
+        assert group["headroom_peak_share"] == {"value": 0.55, "absent": ""}
+        assert group["headroom"] == {"value": None, "absent": "unsupported"}
+        (lane,) = page["lanes"]
+        assert lane["receive_power"]["value"] == pytest.approx(0.000831764)
+        facts = {
+            each["metric"].removeprefix("railscope_switch_"): each["value"]
+            for each in page["facts"]
+        }
+        assert facts["port_receive_fec_corrected_frames_total"]["value"] == 1000
+        assert facts["port_receive_fec_uncorrectable_frames_total"]["absent"] == "error"
+        assert facts["port_receive_symbol_errors_total"]["absent"] == "unsupported"
+        assert facts["port_transmit_pfc_pause_frames_per_second"]["value"] == 830
+        assert facts["transceiver_temperature_celsius"]["value"] == 52
+        text = (await reader.get(path_of())).text
+        for shown in ("55 %", "-0.8 dBm", "52 °C", "830/s"):
+            assert shown in text, shown
+        answer = await reader.get("/api/v1/switches/leaf-07")
+        (port,) = msgspec.json.decode(answer.text)["ports"]
+        metrics = {(each["metric"], each.get("lane")) for each in port["readings"]}
+        assert (catalog.TRANSCEIVER_RECEIVE_POWER.name, "1") in metrics
+        assert (catalog.GROUP_HEADROOM_PEAK.name, None) in metrics
 
 
 async def test_pages_of_a_large_switch_are_bounded(tmp_path: Path) -> None:

@@ -134,6 +134,7 @@ _environment.filters |= {
     "duration": figures.duration,
     "quantity": lambda value, name: figures.quantity(value, figures.unit_of(name)),
     "in_unit": figures.quantity,
+    "optical_power": figures.optical_power,
     "when": time_element,
     "clock": curves.clock_text,
     "picture": curves.picture,

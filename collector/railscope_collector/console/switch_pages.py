@@ -7,20 +7,21 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from http import HTTPStatus
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from aiohttp import web
 
 from railscope.api import switches as resources
 from railscope.catalog import entities, nic, switches as catalog
-from railscope.catalog.declare import EntityKind, Metric
+from railscope.catalog.declare import EntityKind, Metric, MetricKind
 from railscope.reading import Absent, Reading
 from railscope.service import run_in_thread
 from railscope.timestamps import SECOND_NS
 from railscope_collector.access.credentials import Credential
 from railscope_collector.console import PageProblemError, page_table
 from railscope_collector.console.counter_increases import (
+    NOT_READ,
     TOLERANCE_NS,
     StoredCounters,
     read_counters,
@@ -43,7 +44,7 @@ NO_INTERVAL = "fewer than two readings of the switch are stored in the last 15 m
 NOT_LINKED = "no NIC is known at the other end"
 _PORT_COUNTERS = (
     catalog.SENT, catalog.PFC_SENT, catalog.PFC_RECEIVED, catalog.ALL_PFC_SENT, catalog.ALL_PFC_RECEIVED, catalog.SENT_DISCARDS,
-    catalog.RECEIVED_DISCARDS, catalog.QUEUE_MARKED_PACKETS,
+    catalog.RECEIVED_DISCARDS, catalog.QUEUE_MARKED_PACKETS, catalog.PORT_MARKED_PACKETS,
 )  # fmt: skip
 _UNSUPPORTED = Absent.UNSUPPORTED.label
 
@@ -72,18 +73,55 @@ COMPARED = (
     CountedAtBothEnds("to_host_dropped_packets", "Drops on the way to the NIC", catalog.SENT_DISCARDS, nic.DISCARDS_RECEIVED, is_same=False),
     CountedAtBothEnds("to_switch_dropped_packets", "Drops on the way to the switch", catalog.RECEIVED_DISCARDS, nic.DISCARDS_SENT, is_same=False),
 )  # fmt: skip
-_QUEUE_COUNTERS = {
+_OF_QUEUES: Mapping[str, Metric] = {
     "marks": catalog.QUEUE_MARKED_PACKETS,
     "dropped": catalog.QUEUE_DROPPED_PACKETS,
     "wred_dropped": catalog.QUEUE_WRED_DROPPED_PACKETS,
+    "no_buffer_dropped": catalog.QUEUE_NO_BUFFER_DROPPED,
     "storms": catalog.WATCHDOG_DETECTED,
+    "ended_storms": catalog.WATCHDOG_RESTORED,
+    "depth": catalog.QUEUE_OCCUPANCY,
+    "watermark": catalog.QUEUE_WATERMARK,
+    "used_share": catalog.QUEUE_USED,
+    "peak_share": catalog.QUEUE_PEAK,
 }
-_QUEUE_GAUGES = {"depth": catalog.QUEUE_OCCUPANCY, "watermark": catalog.QUEUE_WATERMARK}
+_OF_GROUPS: Mapping[str, Metric] = {
+    "dropped": catalog.GROUP_DROPPED,
+    "headroom": catalog.GROUP_HEADROOM,
+    "headroom_used": catalog.GROUP_HEADROOM_OCCUPANCY,
+    "headroom_watermark": catalog.GROUP_HEADROOM_WATERMARK,
+    "headroom_used_share": catalog.GROUP_HEADROOM_USED,
+    "headroom_peak_share": catalog.GROUP_HEADROOM_PEAK,
+}
+_OF_LANES: Mapping[str, Metric] = {
+    "receive_power": catalog.TRANSCEIVER_RECEIVE_POWER,
+    "transmit_power": catalog.TRANSCEIVER_TRANSMIT_POWER,
+    "bias_current": catalog.TRANSCEIVER_BIAS,
+}
+_OF_PORTS: Mapping[str, Metric] = {
+    "PFC frames sent per second, as the switch averages them": catalog.PFC_SENT_RATE,
+    "PFC frames received per second, as the switch averages them": catalog.PFC_RECEIVED_RATE,
+    "Pause frames of the whole link, sent": catalog.PAUSE_SENT,
+    "Pause frames of the whole link, received": catalog.PAUSE_RECEIVED,
+    "Packets received with errors": catalog.RECEIVED_ERRORS,
+    "Packets received with a wrong checksum": catalog.FCS_ERRORS,
+    "Symbol errors": catalog.SYMBOL_ERRORS,
+    "FEC frames corrected": catalog.FEC_CORRECTED,
+    "FEC frames not corrected": catalog.FEC_UNCORRECTABLE,
+    "Bits that FEC corrected": catalog.CORRECTED,
+    "Symbols that FEC could not correct": catalog.UNCORRECTED_SYMBOLS,
+    "Packets dropped by WRED, of all queues": catalog.PORT_WRED_DROPPED_PACKETS,
+    "Packets received and dropped for lack of a buffer": catalog.PORT_NO_BUFFER_DROPPED,
+    "Temperature of the transceiver": catalog.TRANSCEIVER_TEMPERATURE,
+    "Supply voltage of the transceiver": catalog.TRANSCEIVER_SUPPLY,
+}
+"""Further quantities of a port, by their name on its page."""
+_DETAILS = tuple(
+    metric for table in (_OF_QUEUES, _OF_GROUPS, _OF_LANES, _OF_PORTS) for metric in table.values()
+)
 _NIC_STREAM = "nic"
-_PORT_STREAMS = (
-    switch_reading.PORTS, switch_reading.PRIORITY, switch_reading.QUEUES, switch_reading.NEIGHBOURS,
-)  # fmt: skip
-_OF_QUEUES = frozenset((*_QUEUE_COUNTERS.values(), *_QUEUE_GAUGES.values()))
+_ONE_SWITCH = frozenset({entities.SWITCH.name, entities.SWITCH_POOL.name})
+"""Kinds of entities that are of a whole switch."""
 
 
 class _Values:
@@ -176,6 +214,18 @@ class _ReadSwitch(NamedTuple):
     joined: links.JoinedLinks
     faults: Sequence[links.CablingFault]
     snapshot: switch_view.SwitchSnapshot
+
+    def increase(self, metric: Metric, key: tuple[str, ...]) -> resources.Counted:
+        """Return the increase of a counter; the reason of the switch for one that it never had."""
+        found, reading = self.increases.value(metric, key), self.values.readings.get((metric, key))
+        if found.absent == NOT_READ and (reading is None or isinstance(reading, Absent)):
+            return resources.Counted(None, (reading or Absent.UNSUPPORTED).label)
+        return found
+
+    def value(self, metric: Metric, key: tuple[str, ...]) -> resources.Counted:
+        """Return the increase of a counter, or the value of a gauge."""
+        is_counter = metric.kind is MetricKind.COUNTER
+        return self.increase(metric, key) if is_counter else self.values.value(metric, key)
 
     @property
     def newest_ns(self) -> int | None:
@@ -409,7 +459,10 @@ class SwitchPages:
             pauses_sent=sent,
             pauses_received=received,
             dropped=_combined(sum, [increases.value(metric, key) for metric in drops]),
-            marks=increases.total(catalog.QUEUE_MARKED_PACKETS, key),
+            marks=_first_known(
+                increases.total(catalog.QUEUE_MARKED_PACKETS, key),
+                increases.value(catalog.PORT_MARKED_PACKETS, key),
+            ),
             depth=values.highest(catalog.QUEUE_OCCUPANCY, key),
             watermark=values.highest(catalog.QUEUE_WATERMARK, key),
             neighbour=values.facts_of(entities.SWITCH_NEIGHBOUR, key),
@@ -435,7 +488,8 @@ class SwitchPages:
     ) -> resources.SwitchPortDetail:
         """Return a port with both ends of its link. Raises PageProblemError."""
         compared = [each.at_switch for each in COMPARED]
-        metrics = (*compared, *_PORT_COUNTERS, *_QUEUE_COUNTERS.values())
+        counters = (each for each in _DETAILS if each.kind is MetricKind.COUNTER)
+        metrics = (*compared, *_PORT_COUNTERS, *counters)
         read = await self._read(credential, name, metrics, lambda _: (port,))
         if port not in read.values.ports():
             text = f"unknown port {port[:100]!r} of {name}: expected one that it reports"
@@ -464,7 +518,10 @@ class SwitchPages:
             read.interval,
             tuple(_compared_rows(read, port, row.link, at_nic)),
             absent,
-            tuple(_queue_rows(read, port)),
+            tuple(_part_rows(read, port, _OF_QUEUES, resources.SwitchQueue)),
+            tuple(_part_rows(read, port, _OF_GROUPS, resources.PriorityGroup)),
+            tuple(_part_rows(read, port, _OF_LANES, resources.TransceiverLane)),
+            tuple(_fact_rows(read, port)),
             _fault_rows([each for each in read.faults if each.port[1] == port]),
         )
 
@@ -472,10 +529,9 @@ class SwitchPages:
 def _readings(read: _ReadSwitch) -> dict[str, list[resources.PortReading]]:
     """Return the readings of each port. Blocking."""
     found = defaultdict(list)
-    for stream in _PORT_STREAMS:
-        of_stream = read.snapshot[stream].readings() if stream in read.snapshot else ()
-        for metric, entity, reading in of_stream:
-            if entity.kind != "switch_pool":
+    for stream in read.snapshot.values():
+        for metric, entity, reading in stream.readings():
+            if entity.kind not in _ONE_SWITCH:
                 parts = dict(zip(metric.about.labels[2:], entity.key[2:], strict=True))
                 counted = _counted(metric, reading)
                 found[entity.key[1]].append(
@@ -532,7 +588,7 @@ def _compared_rows(
         is_by_priority = len(at_switch.about.labels) > len(key)
         for part in map(str, switch_reading.PRIORITIES) if is_by_priority else ("",):
             parts = (part,) if part else ()
-            switch = read.increases.value(at_switch, (*key, *parts))
+            switch = read.increase(at_switch, (*key, *parts))
             host = at_nic.value(of_nic, (interface, *parts))
             if part and not (switch.value or host.value):
                 continue
@@ -543,18 +599,29 @@ def _compared_rows(
             yield resources.ComparedIncrease(label, part, unit, switch, host, difference)
 
 
-def _queue_rows(read: _ReadSwitch, port: str) -> Iterator[resources.SwitchQueue]:
+PartRow = TypeVar("PartRow")
+
+
+def _part_rows(
+    read: _ReadSwitch, port: str, table: Mapping[str, Metric], make: Callable[..., PartRow]
+) -> Iterator[PartRow]:
+    """Yield a row for each part of a port of which any quantity of a table is read."""
+    key, metrics = (read.row.switch, port), frozenset(table.values())
+    parts = {each[2] for of, each in read.values.readings if each[:2] == key and of in metrics}
+    for part in sorted(parts, key=lambda name: (len(name), name)):
+        values = {name: read.value(metric, (*key, part)) for name, metric in table.items()}
+        yield make(part, **values)
+
+
+def _fact_rows(read: _ReadSwitch, port: str) -> Iterator[resources.PortFact]:
+    """Yield the further quantities of a port; those by priority as their highest."""
     key = read.row.switch, port
-    queues = {each[2] for of, each in read.values.readings if each[:2] == key and of in _OF_QUEUES}
-    for queue in sorted(queues, key=lambda name: (len(name), name)):
-        increases = {
-            name: read.increases.value(metric, (*key, queue))
-            for name, metric in _QUEUE_COUNTERS.items()
-        }
-        gauges = {
-            name: read.values.value(metric, (*key, queue)) for name, metric in _QUEUE_GAUGES.items()
-        }
-        yield resources.SwitchQueue(queue, **increases, **gauges)
+    for name, metric in _OF_PORTS.items():
+        if len(metric.about.labels) == len(key):
+            value = read.value(metric, key)
+        else:
+            value = read.values.highest(metric, key)
+        yield resources.PortFact(name, metric.name, metric.unit, value)
 
 
 def _first_known(*values: resources.Counted) -> resources.Counted:
