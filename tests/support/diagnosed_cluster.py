@@ -6,17 +6,16 @@ Nodes and switches advance together in simulated time; the real reader of gNMI p
 from __future__ import annotations
 
 import contextlib
-import json
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Collection
+from collections.abc import Collection
 from pathlib import Path
 
 from support.audit import audit_log
 from support.fed_diagnosis import FedDiagnosis
+from support.switch_dialects import PolledSwitch
 
 from railscope.capture import CaptureWriter
 from railscope.envelopes import open_body
-from railscope.frame import NodeTimestamp
 from railscope.timestamps import SECOND_NS
 from railscope.wire import SentAt, pack
 from railscope_agent.commands.replay import CaptureReplay
@@ -28,86 +27,22 @@ from railscope_collector.fleet.schemas import StoredSchemas
 from railscope_collector.framelog.segment_files import FrameRecord
 from railscope_collector.live_diagnosis.diagnosis_service import DiagnosisService
 from railscope_collector.state.collector_state import CollectorState
-from railscope_collector.switches import gnmi_reader, gnmi_session, switch_frames
-from railscope_collector.switches.switch_settings import ConfiguredSwitch, GnmiAccess
 from railscope_collector.workloads.job_roster import JobGpu, JobHolding, JobKey, RunningJob
-from railscope_simulator import gnmi_server
 from railscope_simulator.cluster.captures import SampledCluster
 from railscope_simulator.cluster.cluster_switches import ClusterSwitches
 from railscope_simulator.cluster.scenario import read_scenario
-from railscope_simulator.openconfig_answers import MODELS, FindState
-from railscope_simulator.sonic_answers import FindAnswer
 
 _MAX_BYTES, _STEP_NS = 64 << 20, 10 * SECOND_NS
 _DELAY_NS = SECOND_NS // 10
 
 
-class _DirectSession:
-    """Answers of a simulated switch, as the reader of gNMI receives them."""
-
-    def __init__(self, find_answer: FindAnswer, find_state: FindState) -> None:
-        self._find_answer, self._find_state = find_answer, find_state
-
-    async def get(self, target: str, path: gnmi_session.TablePath) -> bytes | None:
-        found = self._find_answer((target, *path))
-        return (
-            None if found is None else gnmi_server.encode_answer(target, json.dumps(found).encode())
-        )
-
-    async def capabilities(self) -> bytes | None:
-        return gnmi_server.encode_capabilities(MODELS)
-
-    async def subscribe(self, request: bytes) -> AsyncGenerator[bytes, None]:
-        async def requests() -> AsyncIterator[bytes]:
-            yield request
-
-        answer = gnmi_server.answer_subscriptions(self._find_state)
-        async for body in answer(requests(), None):
-            yield body
-
-
-class _PolledSwitch:
-    """A simulated switch with its reader, and the frames of its polls."""
-
-    def __init__(self, name: str, session: _DirectSession, dialect: str) -> None:
-        self.seconds = 0.0
-
-        @contextlib.asynccontextmanager
-        async def connect(_: ConfiguredSwitch) -> AsyncIterator[gnmi_session.GnmiSession]:
-            yield session
-
-        switch = ConfiguredSwitch(
-            name=name,
-            host="127.0.0.1",
-            port=1,
-            gnmi=GnmiAccess(),
-            dialect=dialect,
-            period_seconds=10.0,
-            timeout_seconds=1.0,
-        )
-        self._reader = gnmi_reader.GnmiReader(switch, lambda: self.seconds, connect)
-        self._frames = switch_frames.SwitchFrames(name, "run", has_narrow_counters=False)
-
-    async def poll(self, wall_ns: int, offset_ns: int) -> FrameRecord:
-        """Return the record of a poll at a time."""
-        self.seconds = offset_ns / SECOND_NS
-        stamp = NodeTimestamp(wall_ns, SECOND_NS + offset_ns, SECOND_NS // 100)
-        frames = self._frames.frames(await self._reader.read(), stamp)
-        body, sent = switch_frames.pack_frames(frames, stamp, with_schemas=True)
-        return FrameRecord(frames[0].origin.node, wall_ns, sent, body)
-
-
 async def record_cluster(
-    scenario: Path, directory: Path, switches: Collection[str], dialect: str = "sonic"
+    scenario: Path, directory: Path, switches: Collection[str]
 ) -> list[FrameRecord]:
     """Return what a collector receives of the nodes of a scenario, and of those of its switches that it polls."""
     cluster = SampledCluster(read_scenario(scenario))
     fabric = ClusterSwitches(cluster.model)
-    answers, states = fabric.answers(), fabric.states()
-    polled = [
-        _PolledSwitch(name, _DirectSession(answers[name], states[name]), dialect)
-        for name in switches
-    ]
+    polled = [PolledSwitch(fabric.switches[name], "sonic") for name in switches]
     started_ns = cluster.model.specs[0].started_wall_ns
     records: list[FrameRecord] = []
     nodes = list(cluster.metadata())
@@ -124,7 +59,8 @@ async def record_cluster(
                     writer.write(moment)
             for switch in polled:
                 wall_ns = started_ns + offset_ns + _DELAY_NS
-                records.append(await switch.poll(wall_ns, offset_ns))
+                envelope = await switch.poll(wall_ns, offset_ns)
+                records.append(FrameRecord(envelope.node, wall_ns, envelope.sent, envelope.body))
     for about in nodes:
         for envelope in _replay(directory / about.node).envelopes(1):
             batch = envelope.batches[0]

@@ -251,7 +251,7 @@ class ClusterDiagnosis:
         with np.errstate(invalid="ignore", divide="ignore"):
             self.switches.prepare(view)
             whole = node_detectors.merge_into_nodes(view, self._findings(view))
-            found = self.switches.refine(list(self.ranks.name_paths(view, whole)))
+            found = self.switches.refine(view, list(self.ranks.name_paths(view, whole)))
             changed = self.tracker.update(view, self._queues.refine(view, found))
             incident_effects.update_effects(view, self.tracker.open)
         if slot % findings.SLOTS_PER_MINUTE == findings.SLOTS_PER_MINUTE - 1:

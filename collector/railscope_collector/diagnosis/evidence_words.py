@@ -35,6 +35,7 @@ _REPORTED = {
     "switch_pauses_sent": ("frames", "Pause frames that the switch port sent"),
     "switch_pauses_received": ("frames", "Pause frames that the switch port received"),
     "headroom_used": ("bytes", "Headroom in use"),
+    "headroom_share": ("ratio", "Highest share of the headroom in use"),
     "headroom_drops": ("packets", "Packets dropped for want of headroom"),
     "receipt_age_seconds": ("seconds", "Time since the last frame of the node"),
     "clock_offset": ("seconds", "Difference of the clock"),

@@ -41,6 +41,8 @@ class Cause(NamedTuple):
 CHANGE = "change of peers"
 """Comparison of a value relative to the past, not of the signal itself."""
 EVENT = "event"
+NOT_PROVIDED = "the switch does not provide it"
+"""Comparison of a value that would support a finding, and that its switch does not have."""
 OWN_PAST = "relative to its past"
 """Comparison of a value that is a quotient, too."""
 OTHER_JOBS = "jobs in one pod"

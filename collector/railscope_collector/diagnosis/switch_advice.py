@@ -112,17 +112,18 @@ class _DetectedStorm(NamedTuple):
 
 
 def _storms(name: str, sender: TrackedSender, now_ns: int) -> list[_DetectedStorm]:
-    """Return the queues in which a watchdog detected storms recently."""
-    found = []
+    """Return the queues in which a watchdog detected storms recently, or ended them: some switches count the ends only."""
+    found: dict[SwitchQueue, float] = defaultdict(float)
     for track in sender.tracks():
-        positions = track.positions_of("watchdog_storms")
-        if len(positions):
-            for position, count in track.recent(now_ns, WATCHDOG_NS, positions):
+        for quantity in ("watchdog_storms", "watchdog_restored"):
+            positions = track.positions_of(quantity)
+            recent = track.recent(now_ns, WATCHDOG_NS, positions) if len(positions) else ()
+            for position, count in recent:
                 label = track.columns.labels[position]
                 if count <= MAX_STORMS:
                     queue = SwitchQueue(name, label.port, label.number)
-                    found.append(_DetectedStorm(queue, count))
-    return sorted(found)
+                    found[queue] = max(found[queue], count)
+    return [_DetectedStorm(queue, count) for queue, count in sorted(found.items())]
 
 
 def _watchdog(
@@ -165,10 +166,9 @@ def _watchdog(
 
 
 def _storm_evidence(storm: _DetectedStorm) -> findings.FindingEvidence:
-    text = f"{storm.queue.switch} {storm.queue.port} queue {storm.queue.queue}"
     slots = findings.slots_of(WATCHDOG_NS)
     return findings.FindingEvidence(
-        "watchdog_storms", storm.storms, 0.0, "limit", text, slots=slots
+        "watchdog_storms", storm.storms, 0.0, "limit", storm.queue.place, slots=slots
     )
 
 
@@ -235,15 +235,19 @@ def _paused_before_marked(name: str, sender: TrackedSender, now_ns: int) -> _Lat
     if sent is None or marked is None:
         return None
     (pauses, pause_seconds), (marks, mark_seconds) = sent, marked
+    # Marks of whole ports are those of all priorities: of one there are no more.
+    mark_rates = {
+        number: marks.get(number, marks.get("", np.inf)) / mark_seconds for number in pauses
+    }
     found = [
         (count / pause_seconds, number)
         for number, count in pauses.items()
-        if count / pause_seconds >= max(MIN_PAUSES, marks.get(number, np.inf) / mark_seconds)
+        if count / pause_seconds >= max(MIN_PAUSES, mark_rates[number])
     ]
     if not found:
         return None
     rate, number = max(found)
-    mark_rate = marks[number] / mark_seconds
+    mark_rate = mark_rates[number]
     place = f"{name} priority {number}"
     return _LateQueue(
         (
@@ -288,7 +292,7 @@ def _deep_without_marks(name: str, sender: TrackedSender, now_ns: int) -> _LateQ
 def _deep(
     queue: SwitchQueue, highest: float, limit: float, share: float, marked: float
 ) -> _LateQueue:
-    place = f"{queue.switch} {queue.port} queue {queue.queue}"
+    place = queue.place
     comparison = f"bytes that the port sends in {DEEP_SECONDS * 1e6:.0f} µs"
     return _LateQueue(
         (
@@ -347,8 +351,16 @@ def _lost_headroom(
 
 
 def _used_headroom(name: str, sender: TrackedSender) -> Iterator[findings.FindingEvidence]:
-    """Yield the priority groups whose watermark is close to the size of their headroom."""
+    """Yield the priority groups whose watermark is close to the size of their headroom, or whose highest share is."""
     for track in sender.tracks():
+        for position in track.positions_of("headroom_share").tolist():
+            label = track.columns.labels[position]
+            share = sender.latest(label)
+            if MIN_HEADROOM_SHARE < share < np.inf:
+                place = f"{name} {label.port} priority group {label.number}"
+                yield findings.FindingEvidence(
+                    "headroom_share", share, MIN_HEADROOM_SHARE, "limit", place, slots=0
+                )
         for position in track.positions_of("headroom").tolist():
             label = track.columns.labels[position]
             size = sender.latest(label._replace(quantity="headroom_size"))
@@ -361,14 +373,26 @@ def _used_headroom(name: str, sender: TrackedSender) -> Iterator[findings.Findin
 
 
 def _dropped(name: str, sender: TrackedSender, now_ns: int) -> Iterator[findings.FindingEvidence]:
-    """Yield the priority groups that dropped packets although the port pauses its sender: their headroom was full."""
+    """Yield the priority groups, or ports, that dropped packets although they pause their sender: their headroom was full."""
+    paused = _pausing(sender, now_ns)
     for track in sender.tracks():
         positions = track.positions_of("group_drops")
         for position, count in track.recent(now_ns, MARKS_NS, positions) if len(positions) else ():
             label = track.columns.labels[position]
-            sent = sender.find(label._replace(quantity="pauses_sent"))
-            if sent and any(sent[0].recent(now_ns, MARKS_NS, np.array([sent[1]]))):
-                place = f"{name} {label.port} priority group {label.number}"
+            if (label.port, label.number) in paused:
+                group = f" priority group {label.number}" if label.number else ""
+                place = f"{name} {label.port}{group}"
                 yield findings.FindingEvidence(
                     "headroom_drops", count, 0.0, "limit", place, slots=MARKS_SLOTS
                 )
+
+
+def _pausing(sender: TrackedSender, now_ns: int) -> set[tuple[str, str]]:
+    """Return the ports that have sent pauses recently, each with the priority and as a whole."""
+    found = set()
+    for track in sender.tracks():
+        positions = track.positions_of("pauses_sent")
+        for position, _ in track.recent(now_ns, MARKS_NS, positions) if len(positions) else ():
+            label = track.columns.labels[position]
+            found |= {(label.port, label.number), (label.port, "")}
+    return found

@@ -38,15 +38,20 @@ SWITCH_QUANTITIES: Mapping[str, str] = {
     catalog.PFC_SENT.name: "pauses_sent",
     catalog.QUEUE_PACKETS.name: "packets",
     catalog.QUEUE_MARKED_PACKETS.name: "marks",
+    catalog.PORT_MARKED_PACKETS.name: "marks",
     catalog.QUEUE_DROPPED_PACKETS.name: "drops",
     catalog.QUEUE_WRED_DROPPED_PACKETS.name: "wred_drops",
+    catalog.PORT_WRED_DROPPED_PACKETS.name: "wred_drops",
     catalog.QUEUE_NO_BUFFER_DROPPED.name: "buffer_drops",
     catalog.QUEUE_OCCUPANCY.name: "occupancy",
     catalog.QUEUE_WATERMARK.name: "watermark",
     catalog.WATCHDOG_DETECTED.name: "watchdog_storms",
+    catalog.WATCHDOG_RESTORED.name: "watchdog_restored",
     catalog.GROUP_HEADROOM_WATERMARK.name: "headroom",
     catalog.GROUP_HEADROOM.name: "headroom_size",
+    catalog.GROUP_HEADROOM_PEAK.name: "headroom_share",
     catalog.GROUP_DROPPED.name: "group_drops",
+    catalog.PORT_NO_BUFFER_DROPPED.name: "group_drops",
     catalog.SPEED.name: "speed",
     catalog.PORT_UP.name: "up",
     catalog.PORT_ENABLED.name: "enabled",
@@ -77,6 +82,11 @@ class SwitchQueue(NamedTuple):
     switch: str
     port: str
     queue: str = ""
+
+    @property
+    def place(self) -> str:
+        """Switch, port and queue in words."""
+        return f"{self.switch} {self.port}" + (f" queue {self.queue}" if self.queue else "")
 
 
 class SampleSteps(NamedTuple):
@@ -155,6 +165,8 @@ class CounterTrack:
         """Times of two successive samples each, the newest last."""
         self.uncertainty_ns = 0
         self._values = np.zeros(count, np.int64)
+        self._codes = np.full(count, Absent.UNSUPPORTED.value, np.uint8)
+        """Last reason of each column that was due, or that it was present."""
         self._steps: deque[SampleSteps] = deque()
         self._step_count = 0
         self._run = ""
@@ -202,6 +214,8 @@ class CounterTrack:
         self.since_ns[present & ~follows] = timestamp_ns
         self.since_ns[~present & (codes != Absent.NOT_DUE.value)] = _NEVER
         self.last_ns[present], self._values[present] = timestamp_ns, values[present]
+        is_due = codes != Absent.NOT_DUE.value
+        self._codes[is_due] = codes[is_due]
         if self._newest_ns:
             self.samples.append((self._newest_ns, timestamp_ns))
         self._newest_ns = timestamp_ns
@@ -262,6 +276,10 @@ class CounterTrack:
             return np.inf
         return float(self._values[position] * self.columns.scales[position])
 
+    def is_unsupported(self, position: int) -> bool:
+        """True if the switch states that it does not have a quantity."""
+        return bool(self._codes[position] == Absent.UNSUPPORTED.value)
+
     def values_of(self, position: int, from_ns: int) -> list[float]:
         """Return the values of a gauge, or the increases of a counter, in the samples since a time."""
         found: dict[int, float] = defaultdict(float)
@@ -312,6 +330,15 @@ class TrackedSender:
             if position is not None:
                 return track, position
         return None
+
+    def lacks(self, quantity: str, port: str = "") -> bool:
+        """True if a switch does not provide a quantity, of a port or of any."""
+        return all(
+            track.is_unsupported(position)
+            for track in self.tracks()
+            for position in track.positions_of(quantity).tolist()
+            if port in {"", track.columns.labels[position].port}
+        )
 
     def latest(self, label: PartLabel) -> float:
         """Return the newest value of a gauge; infinite if it is unknown."""

@@ -11,9 +11,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
+import numpy as np
+
 from railscope.timestamps import SECOND_NS
 from railscope_collector.diagnosis import switch_counters as counters
-from railscope_collector.diagnosis.findings import DiagnosisView, Finding, FindingEvidence, slots_of
+from railscope_collector.diagnosis.findings import (
+    NOT_PROVIDED,
+    DiagnosisView,
+    Finding,
+    FindingEvidence,
+    slots_of,
+)
 
 SwitchPort: TypeAlias = tuple[str, str]
 
@@ -174,14 +182,52 @@ class SwitchEvidence:
         """Compare the ends of all links for an evaluation."""
         self.compared = list(self._compare(view)) if self.is_used else ()
 
-    def refine(self, found: list[Finding]) -> list[Finding]:
+    def refine(self, view: DiagnosisView, found: list[Finding]) -> list[Finding]:
         """Return findings with the counts of the other ends of links; the same ones without switches."""
         if not self.is_used:
             return found
         by_nic: dict[tuple[int, bool], list[ComparedPauses]] = defaultdict(list)
         for each in self.compared:
             by_nic[each.nic, each.is_from_nic].append(each)
-        return [_confirm(each, by_nic) for each in found]
+        return [self._confirm(view, each, by_nic) for each in found]
+
+    def _confirm(
+        self,
+        view: DiagnosisView,
+        finding: Finding,
+        by_nic: Mapping[tuple[int, bool], Sequence[ComparedPauses]],
+    ) -> Finding:
+        """Return a finding that rests on pauses with the counts of the other ends of its links, or why they are missing."""
+        is_from_nic = finding.incident_class in PAUSING_CLASSES
+        if not is_from_nic and finding.incident_class not in PAUSED_CLASSES:
+            return finding
+        cause = finding.cause
+        nics = finding.parts or ((cause.position,) if cause.kind == "nic" else ())
+        found = [each for nic in nics for each in by_nic.get((nic, is_from_nic), ())]
+        found = [each for each in found if max(each.high, each.at_switch) > MIN_FRAMES]
+        if not found:
+            missing = self._lacking_pauses(view, nics, is_from_nic=is_from_nic)
+            return replace(finding, evidence=finding.evidence + missing)
+        found.sort(key=lambda each: (not each.differs, -each.at_switch))
+        is_confirmed = None
+        if any(each.differs for each in found):
+            is_confirmed = False
+        elif any(each.agrees for each in found):
+            is_confirmed = True
+        evidence = tuple(pause_evidence(each) for each in found[:MAX_NAMED])
+        return replace(finding, evidence=finding.evidence + evidence, is_confirmed=is_confirmed)
+
+    def _lacking_pauses(
+        self, view: DiagnosisView, nics: Sequence[int], *, is_from_nic: bool
+    ) -> tuple[FindingEvidence, ...]:
+        """Return which switches do not count the pauses of these NICs; one port stands for all of a switch."""
+        quantity = "pauses_received" if is_from_nic else "pauses_sent"
+        found: dict[str, FindingEvidence] = {}
+        for port in filter(None, (self.port_of(view, nic) for nic in nics)):
+            is_known = port[0] in found or not self.is_fresh(port[0], view.timestamp_ns)
+            if not is_known and self.readings.senders[port[0]].lacks(quantity, port[1]):
+                found[port[0]] = not_provided(f"switch_{quantity}", " ".join(port))
+        return tuple(found.values())[:MAX_NAMED]
 
     # Both ends of a link -----------------------------------------------------------------------
 
@@ -257,27 +303,9 @@ def compare_counts(
     return None
 
 
-def _confirm(
-    finding: Finding, by_nic: Mapping[tuple[int, bool], Sequence[ComparedPauses]]
-) -> Finding:
-    """Return a finding that rests on pauses with the counts of the other ends of its links."""
-    is_from_nic = finding.incident_class in PAUSING_CLASSES
-    if not is_from_nic and finding.incident_class not in PAUSED_CLASSES:
-        return finding
-    cause = finding.cause
-    nics = finding.parts or ((cause.position,) if cause.kind == "nic" else ())
-    found = [each for nic in nics for each in by_nic.get((nic, is_from_nic), ())]
-    found = [each for each in found if max(each.high, each.at_switch) > MIN_FRAMES]
-    if not found:
-        return finding
-    found.sort(key=lambda each: (not each.differs, -each.at_switch))
-    is_confirmed = None
-    if any(each.differs for each in found):
-        is_confirmed = False
-    elif any(each.agrees for each in found):
-        is_confirmed = True
-    evidence = tuple(pause_evidence(each) for each in found[:MAX_NAMED])
-    return replace(finding, evidence=finding.evidence + evidence, is_confirmed=is_confirmed)
+def not_provided(signal: str, place: str) -> FindingEvidence:
+    """Return that a switch does not have a value that would support a finding."""
+    return FindingEvidence(signal, np.nan, np.nan, NOT_PROVIDED, place, slots=0)
 
 
 def pause_evidence(compared: ComparedPauses) -> FindingEvidence:

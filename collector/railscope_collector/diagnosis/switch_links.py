@@ -239,7 +239,7 @@ class SwitchLinks:
                         rate,
                         MIN_ERRORS,
                         "limit",
-                        f"{queue.switch} {queue.port} queue {queue.queue}",
+                        queue.place,
                         slots=WINDOW_SLOTS,
                     )
                     for rate, queue in found[:MAX_NAMED]

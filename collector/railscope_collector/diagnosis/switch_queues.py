@@ -23,7 +23,13 @@ from railscope_collector.diagnosis.switch_counters import (
     SwitchQueue,
     TrackedSender,
 )
-from railscope_collector.diagnosis.switch_evidence import SwitchEvidence, SwitchPort, short_name
+from railscope_collector.diagnosis.switch_evidence import (
+    MAX_NAMED,
+    SwitchEvidence,
+    SwitchPort,
+    not_provided,
+    short_name,
+)
 
 HOST, UPLINK = "host", "uplink"
 MIN_PEERS, FACTOR, RISE = 3, 4.0, 3.0
@@ -44,7 +50,7 @@ LOCALISED: Mapping[str, tuple[Sequence[str], Sequence[str]]] = MappingProxyType(
     "leaf_loss": ((UPLINK, HOST), _LOSSES),
     "paused_unlocalised": ((UPLINK, HOST), tuple(MEASURES)),
 })  # fmt: skip
-"""Classes whose cause is a leaf: roles of the ports that may be the cause, and the quantities that show it."""
+"""Classes whose cause is a leaf: roles of the ports that may be the cause, and the quantities that show it, the clearest first."""
 
 
 class _QueueValue(NamedTuple):
@@ -140,7 +146,10 @@ class QueueLocaliser:
         fabric, origins = self._fabric or _Fabric(), _origins(found)
         queues = [queue for queue in origins if not fabric.is_other_end(queue, origins)]
         if len(queues) != 1:
-            return finding
+            senders = self.evidence.readings.senders
+            lacking = (name for name in names if senders[name].lacks(measures[0]))
+            missing = tuple(not_provided(f"queue_{measures[0]}", name) for name in lacking)
+            return replace(finding, evidence=finding.evidence + missing[:MAX_NAMED])
         queue = queues[0]
         leaf_switch = queue.switch if queue.switch in names else fabric.facing[queue[:2]]
         leaf = next(leaf for leaf in leaves if leaf_switch in switches[leaf])
@@ -213,7 +222,7 @@ class QueueLocaliser:
                             value.now,
                             usual,
                             f"median of {peers - 1} other {role} ports",
-                            f"{value.queue.switch} {value.queue.port} queue {value.queue.queue}",
+                            value.queue.place,
                             slots=slots,
                         )
                     )

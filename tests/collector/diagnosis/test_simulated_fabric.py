@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from support.diagnosed_cluster import diagnose_records, record_cluster
-from support.scenarios import SLOW_RECEIVER, UPLINK_DEGRADED
+from support.scenarios import UPLINK_DEGRADED
 
-from railscope_collector.diagnosis.incident_report import LeafDocument, NicDocument
+from railscope_collector.diagnosis.incident_report import LeafDocument
 
 
 async def test_an_uplink_that_has_lost_capacity_is_named(tmp_path: Path) -> None:
@@ -32,19 +31,3 @@ async def test_an_uplink_that_has_lost_capacity_is_named(tmp_path: Path) -> None
     assert isinstance(cause, LeafDocument)
     assert cause.alternatives
     assert not cause.port
-
-
-@pytest.mark.parametrize("dialect", ["sonic", "openconfig"])
-async def test_both_ends_of_a_link_confirm_a_slow_receiver(tmp_path: Path, dialect: str) -> None:
-    (tmp_path / "scenario.toml").write_text(SLOW_RECEIVER)
-    records = await record_cluster(
-        tmp_path / "scenario.toml", tmp_path / "captures", ("leaf-4",), dialect
-    )
-    (document,) = await diagnose_records(records, tmp_path)
-    assert document.incident_class == "slow_receiver"
-    assert isinstance(document.cause, NicDocument)
-    assert document.cause.node == "gpu-node-2"
-    (row,) = (each for each in document.evidence if each.signal == "switch_pauses_received")
-    assert row.value is not None
-    assert row.value > 1000
-    assert document.confidence >= 0.8 * 0.9

@@ -276,9 +276,13 @@ def detected(port: tuple[str, str]) -> Amounts:
         (detected(PORT), [("nic", "gpu-node-2")]),
         (detected(("leaf-4", "Ethernet1/1")), []),
         (detected(("leaf-4", "Ethernet9/1")), [("leaf", "leaf-4")]),
+        (
+            {(catalog.WATCHDOG_RESTORED, PORT, PRIORITY): lambda seconds: int(seconds > 350)},
+            [("nic", "gpu-node-2")],
+        ),
         ({(catalog.WATCHDOG_DETECTED, PORT, PRIORITY): lambda seconds: int(1e9 * seconds)}, []),
     ],
-    ids=["the NIC pauses", "the NIC does not pause", "no NIC", "nonsense"],
+    ids=["the NIC pauses", "the NIC does not pause", "no NIC", "ends only", "nonsense"],
 )
 def test_a_watchdog_is_evidence_of_a_storm_at_its_link(
     frames: ArrivingFrames, tmp_path: Path, amounts: Amounts, storms: list[tuple[str, str]]
@@ -329,6 +333,11 @@ QUEUES: dict[str, tuple[Amounts, str, str]] = {
     "headroom is nearly used": (queue_amounts(headroom=always(95_000), size=always(100_000)), "headroom_low", "leaf-2 Ethernet9/1 priority group 3: 95000"),
     "headroom is left": (queue_amounts(headroom=always(80_000), size=always(100_000)), "", ""),
     "headroom of unknown size": (queue_amounts(headroom=always(95_000)), "", ""),
+    "headroom is nearly used, as a share": (queue_amounts() | {(catalog.GROUP_HEADROOM_PEAK, UPLINK, PRIORITY): always(95)}, "headroom_low", "leaf-2 Ethernet9/1 priority group 3: 1"),
+    "headroom is left, as a share": (queue_amounts() | {(catalog.GROUP_HEADROOM_PEAK, UPLINK, PRIORITY): always(85)}, "", ""),
+    "drops of a port that pauses": (queue_amounts(pauses=partial(counted, 1)) | {(catalog.PORT_NO_BUFFER_DROPPED, UPLINK, ""): partial(counted, 2)}, "headroom_low", "leaf-2 Ethernet9/1: 240"),
+    "drops of a port that does not pause": (queue_amounts() | {(catalog.PORT_NO_BUFFER_DROPPED, UPLINK, ""): partial(counted, 2)}, "", ""),
+    "pauses and no marks of the whole port": (queue_amounts(pauses=partial(counted, 100)) | {(catalog.PORT_MARKED_PACKETS, UPLINK, ""): always(0)}, "ecn_late", "leaf-2 sends 100 pause frames of priority 3 per second, and its queues mark 0 packets: the ECN thresholds are above the PFC threshold"),
     "drops of a lossless group": (queue_amounts(drops=partial(counted, 2), pauses=partial(counted, 1)), "headroom_low", "leaf-2 Ethernet9/1 priority group 3: 240"),
     "drops of a lossy group": (queue_amounts(drops=partial(counted, 2)), "", ""),
 }  # fmt: skip
